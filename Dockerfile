@@ -22,8 +22,8 @@
 #    unless --supervise is given, and then reaps them.
 # 4. A step that costs minutes (the kernels) lies before what changes often (the server).
 
-# The driver of the nodes decides: CUDA 13 wants 580 or newer, CUDA 12.9 (CUDA_VERSION=12.9.1) 575.
-# A registry mirror, a digest or another distribution goes into the two *_IMAGE arguments.
+# The driver on the nodes decides: CUDA 13 needs driver 580 or newer, CUDA 12.9 (CUDA_VERSION=12.9.1) needs 575.
+# The two *_IMAGE arguments may name a registry mirror, a digest or another distribution.
 ARG CUDA_VERSION=13.0.1
 ARG CUDA_IMAGE=nvidia/cuda:${CUDA_VERSION}-devel-ubuntu24.04
 ARG BASE_IMAGE=ubuntu:24.04
@@ -48,13 +48,13 @@ RUN make CUDA=0 build/attnd \
  && strip -o /attnd build/attnd
 
 FROM cpu-build AS test
-# Targets of the Makefile.
+# targets of the Makefile that the stage `test` runs
 ARG TESTS="unit fuzz-replay http-all"
 COPY . .
 RUN sh tests/setup.sh test \
  && make CUDA=0 ${TESTS}
 
-# What both images have. libmicrohttpd12 is libmicrohttpd12t64 in newer releases, which apt knows.
+# The packages that both images have. In newer releases libmicrohttpd12 is named libmicrohttpd12t64, which apt resolves.
 FROM ${BASE_IMAGE} AS runtime
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends libmicrohttpd12 libuv1 libcjson1 zlib1g \
@@ -66,13 +66,14 @@ LABEL org.opencontainers.image.title="attnd" \
       org.opencontainers.image.licenses="MIT" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
-# A container is reached through its published port, so every address; options are given as ATTND_... or after the image's name.
+# A container is reached through its published port, so attnd listens on every address. Options are given as ATTND_...
+# variables or after the image's name.
 ENV ATTND_LISTEN=0.0.0.0:8080
 EXPOSE 8080
 USER 10001:10001
 WORKDIR /
 STOPSIGNAL SIGTERM
-# Asks /readyz at the first address of ATTND_LISTEN. Kubernetes has probes of its own and ignores it.
+# Asks /readyz at the first address of ATTND_LISTEN. Kubernetes has its own probes and ignores this check.
 HEALTHCHECK --interval=10s --timeout=6s --start-period=30s --retries=3 CMD ["/usr/local/bin/attnd", "healthcheck"]
 ENTRYPOINT ["/usr/local/bin/attnd"]
 
@@ -87,10 +88,11 @@ RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
         g++ gcc make libc6-dev libmicrohttpd-dev libuv1-dev libcjson-dev zlib1g-dev \
  && rm -rf /var/lib/apt/lists/*
-# The kernels are packed as small as nvcc can (12.8 and later): a sixth of what it makes by itself.
+# nvcc 12.8 and later can compress the kernels to a sixth of their usual size.
 ENV PATH=/usr/local/cuda/bin:${PATH} \
     NVCC_APPEND_FLAGS=--compress-mode=size
-# Compute capabilities to make machine code for; others from 8.0 on compile the PTX that is always included at their first use.
+# Compute capabilities with machine code. Other GPUs from 8.0 on compile the PTX, which is always included, at their
+# first use.
 ARG CUDA_ARCHS="80 89 90"
 WORKDIR /src
 COPY Makefile ./
@@ -105,6 +107,7 @@ RUN make CUDA=1 CUDA_ARCHS="${CUDA_ARCHS}" build/attnd \
 FROM runtime AS gpu
 COPY LICENSE /usr/share/doc/attnd/LICENSE
 COPY --from=gpu-build /attnd /usr/local/bin/attnd
-# Read by the NVIDIA Container Toolkit. Without the first no GPU is brought in, without "compute" no driver library.
+# The NVIDIA Container Toolkit reads these. Without the first the container gets no GPU, and without "compute" no driver
+# library.
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility

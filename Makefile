@@ -34,9 +34,10 @@ FUZZ_SRC    := $(wildcard tests/fuzz/fuzz_*.c)
 BENCH_SRC   := $(wildcard tests/bench/attn-bench.c)
 LOAD_SRC    := $(wildcard tests/load/*.c)
 
-# CUDA is in when nvcc is found. Machine code for the compute capabilities of CUDA_ARCHS and, for what comes after them, PTX; the
-# folder sm90 uses instructions of Hopper alone. C++ in a kernel's host part needs a few functions of libstdc++, linked statically.
-# What takes long to compile (CUDA_LONG) is begun first, or the last of it would be compiled alone.
+# CUDA is included if nvcc is found: machine code for the compute capabilities of CUDA_ARCHS, and PTX for later ones.
+# The folder sm90 uses instructions that only Hopper has. C++ in a kernel's host part needs a few functions of
+# libstdc++, which are linked statically.
+# Files that take long to compile (CUDA_LONG) are started first, so that none of them is compiled alone at the end.
 CUDA      ?= $(if $(shell command -v $(NVCC) 2>/dev/null),1,0)
 CUDA_LONG := $(wildcard kernels/cuda/sm80/decode.cu kernels/cuda/sm80/*ward.cu kernels/cuda/sm90/forward/*.cu)
 CUDA_SRC  := $(if $(filter 1,$(CUDA)),$(CUDA_LONG) $(filter-out $(CUDA_LONG),$(wildcard kernels/cuda/*/*.cu kernels/cuda/*/*/*.cu)))
@@ -44,7 +45,8 @@ CUDA_HOME ?= $(if $(CUDA_SRC),$(abspath $(dir $(realpath $(shell command -v $(NV
 CUDA_LD   := $(if $(CUDA_SRC),-L$(CUDA_HOME)/lib64 -lcudart_static -l:libstdc++.a -ldl -lrt -lpthread -static-libgcc)
 CUDA_ARCHS ?= 80 89 90
 CUDA_PTX   ?= 80
-# A GPU without nvcc is told about, for the program then computes on the CPU: by its driver's files, or by its maker and class on the bus.
+# If there is a GPU but no nvcc, make says so, because attnd then computes on the CPU. A GPU is recognised by its
+# driver's files, or by vendor and class on the PCI bus.
 GPU_FILES ?= /dev/nvidia0 /dev/nvidiactl /dev/dxg /proc/driver/nvidia/version
 gpu_here    = $(or $(wildcard $(GPU_FILES)),$(shell cat $$(grep -ls '^0x10de' /sys/bus/pci/devices/*/vendor | sed 's|vendor$$|class|') /dev/null | grep '^0x030[02]'))
 no_nvcc   := make: there is a GPU here but no nvcc, so attnd is built for the CPU alone. Install the CUDA toolkit (12 or later), or say where nvcc is: make NVCC=/opt/cuda/bin/nvcc. CUDA=0 says that the CPU is meant.
@@ -58,34 +60,35 @@ CFLAGS   ?= -O2 -g
 WARN     := -Wall -Wextra -Wshadow -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla -Walloca -Wformat=2 $(if $(CI),-Werror)
 HARDEN   := $(if $(SAN)$(TSAN),,-D_FORTIFY_SOURCE=2 -fstack-protector-strong)
 SANFLAGS := $(if $(SAN),-fsanitize=address$(comma)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer) $(if $(TSAN),-fsanitize=thread -fno-omit-frame-pointer)
-# What nobody reads at run time is left out: tables for unwinding (C has no exceptions; gdb reads those of -g), and a line
-# for each pointer in a table that the loader adjusts (packed: glibc 2.36, binutils 2.38 for x86-64). A tenth of the program.
+# The program omits data that nothing reads at run time: tables for unwinding (C has no exceptions; gdb reads those of
+# -g), and a line for each pointer in a table that the loader adjusts (packed; needs glibc 2.36, and binutils 2.38 for
+# x86-64). That saves a tenth of the program.
 SMALL_C  := $(if $(SAN)$(TSAN),,-fno-asynchronous-unwind-tables)
 SMALL_LD  = $(if $(x86),$(if $(SAN)$(TSAN),,-Wl$(comma)-z$(comma)pack-relative-relocs))
-# A product and a sum are rounded one by one, as they are written. On x86-64 the basic instructions have no fused form.
+# A product and a sum are rounded separately, as they are written. On x86-64 the basic instructions have no fused form.
 UNFUSED   = $(if $(x86),, -ffp-contract=off)
 ALL_C     = -std=c11 -D_GNU_SOURCE -I. -DATTND_VERSION='"$(VERSION)"' -DATTND_DATE='"$(DATE)"' $(if $(CUDA_SRC),-DATTN_CUDA) -fPIC -pthread -MMD -MP $(WARN) $(HARDEN) $(SMALL_C)$(UNFUSED) $(SANFLAGS) $(CFLAGS)
 LIBS     := -lmicrohttpd -luv -lcjson -lz -ldl
 ALL_LD    = -pthread $(SANFLAGS) -Wl,-z,relro,-z,now $(SMALL_LD) $(LDFLAGS)
 NVFLAGS   = -std=c++17 -O3 -lineinfo -I. -DATTN_CUDA --expt-relaxed-constexpr -Xcompiler -fPIC,-Wall$(if $(CI),$(comma)-Werror) $(if $(CI),-Werror all-warnings)
 
-# The compiler's target decides, which may be another than this machine: make CC=aarch64-linux-gnu-gcc CUDA=0.
+# The compiler's target decides, which may differ from this machine: make CC=aarch64-linux-gnu-gcc CUDA=0.
 machine    := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine 2>/dev/null)))
 x86        := $(filter x86_64,$(machine))
 arm64      := $(filter aarch64,$(machine))
 
-# The ending of a file name says which instructions it may use; the others run on any x86-64 or arm64.
+# The ending of a file's name says which instructions the file may use. All other files run on any x86-64 or arm64.
 ISA_avx2   := $(if $(x86),-mavx2 -mfma -mf16c -mbmi2)
 ISA_avx512 := $(if $(x86),-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vbmi -mavx2 -mfma -mf16c -mbmi2)
 ISA_bf16   := $(if $(x86),$(ISA_avx512) -mavx512bf16)$(if $(arm64),-march=armv8.2-a+bf16)
 ISA_amx    := $(if $(x86),$(ISA_bf16) -mamx-tile -mamx-bf16)
 isa         = $(ISA_$(lastword $(subst _, ,$(basename $(notdir $1)))))
 
-# What ThreadSanitizer does not watch: the textbook loops, which have no threads and in which the tests would spend most of their time;
-# and what is loaded before ThreadSanitizer is ready.
+# ThreadSanitizer does not watch two files. In the simple loops of reference.c, which have no threads, the tests would
+# spend most of their time. shim.c is loaded before ThreadSanitizer is ready.
 unwatched   = $(if $(TSAN),$(if $(filter kernels/cpu/reference.c tests/http/shim.c,$1),-fno-sanitize=thread))
 
-# The flags of this build are a file that every object depends on: it is rewritten only when they differ.
+# Every object depends on a file with the flags of this build, which is rewritten only if the flags change.
 FLAGS := $(CC) $(ALL_C) $(ISA_amx)$(call unwatched,kernels/cpu/reference.c) $(if $(CUDA_SRC),$(NVCC) $(NVFLAGS) $(gencode) $(sm90))
 ifneq ($(FLAGS),$(file <$B/flags))
 $(shell mkdir -p $B)$(file >$B/flags,$(FLAGS))
@@ -95,10 +98,11 @@ endif
 
 OBJ = $(patsubst %,$B/%.o,$(basename $(filter %.c,$1))) $(patsubst %,$B/%.o,$(filter %.cu,$1))
 
-# A step is shown by its verb and its file, and which of STEPS it is where these were counted; with V=1 by its command.
+# A build step is shown by its verb and its file, with its number of STEPS if make counted them; with V=1 by its
+# command.
 say = $(if $(V),,@echo "  $(if $(STEPS),$(eval begun += .)$(words $(begun)) of $(STEPS)  )$1 $(@:$B/%=%)" &&)
 
-# Builds $1 with all cores, unless -j was given, and says how far it is: what make would do is counted first.
+# Builds $1 with all cores, unless -j was given, and shows the progress: make first counts the steps.
 jobs  = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell nproc))
 build = +@todo=$$($(MAKE) --no-print-directory -n V= STEPS= $1 2>/dev/null | grep '^echo "  '); \
 	case $$todo in *'"  nvcc '*) echo "The CUDA kernels take minutes to compile; CUDA=0 leaves them out, for a server that computes on the CPU."; esac; \
@@ -107,7 +111,7 @@ build = +@todo=$$($(MAKE) --no-print-directory -n V= STEPS= $1 2>/dev/null | gre
 all: $B/attnd $B/libattn.a $(if $(BENCH_SRC),$B/attn-bench) ## build everything (the default)
 	@$(cuda_advice)
 
-# clang takes ten minutes for the vector kernels with libFuzzer's counters, and no target of tests/fuzz computes anything.
+# clang takes ten minutes for the vector kernels with libFuzzer's counters, and no fuzz target computes attention.
 ifneq ($(findstring fuzzer-no-link,$(SANFLAGS)),)
 $B/kernels/cpu/simd%.o: override SANFLAGS :=
 endif
@@ -123,7 +127,7 @@ $B/%.cu.o: %.cu $B/flags
 $B/server/routes/page.o: server/routes/index.html server/routes/docs.html
 $B/server/routes/openapi.o: server/routes/openapi.json
 
-# Kernels of Hopper's own: spilled registers and serialised products fail the build.
+# Kernels of sm90/: spilled registers and serialised products fail the build.
 $B/kernels/cuda/sm90/%.cu.o: kernels/cuda/sm90/%.cu kernels/cuda/sm90/check-ptxas.sh $B/flags
 	@mkdir -p $(@D)
 	$(call say,nvcc)sh kernels/cuda/sm90/check-ptxas.sh $@ $(NVCC) $(NVFLAGS) $(sm90) -Xptxas -v -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
@@ -143,7 +147,8 @@ $B/attnd: $(call OBJ,server/main.c) $B/libserver.a $B/libproto.a $B/libattn.a
 $B/attn-bench: $(call OBJ,$(BENCH_SRC)) $B/libproto.a $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) -lcjson -lm
 
-# A page of the manual, a file for bash, and one for pkg-config. A program that links a static library links what that needs, too.
+# Makes the manual page, the bash completion and the file for pkg-config. A program that links a static library also
+# links what that library needs.
 $B/share/attnd.1 $B/share/attnd.bash: $B/share/attnd.%: $B/attnd
 	$(call say,gen)mkdir -p $(@D) && $< --help-$(if $(filter 1,$*),man,bash) >$@
 
@@ -166,21 +171,21 @@ Cflags: -I$${includedir}
 Libs: $(strip -L$${libdir} -lattn $(SANFLAGS) $(CUDA_LD) -pthread -lm)
 endef
 
-# What is installed: the mode, the file, and where to.
+# Installs one file; the arguments are its mode, the file, and the place.
 install_one = echo "  install $(DESTDIR)$(word 3,$1)" && install -D -m $(word 1,$1) $(word 2,$1) "$(DESTDIR)$(word 3,$1)"
 INSTALLED = 755:$B/attnd:$(bindir)/attnd 644:$B/libattn.a:$(libdir)/libattn.a 644:kernels/attention.h:$(includedir)/attn/attention.h \
             644:$B/share/attn.pc:$(libdir)/pkgconfig/attn.pc 644:$B/share/attnd.1:$(mandir)/man1/attnd.1 644:$B/share/attnd.bash:$(completions)/attnd
 
-# The vector kernels of the CPU by themselves: build/simd-bench --only gemm amx
+# Benchmarks only the vector kernels of the CPU: build/simd-bench --only gemm amx
 $B/simd-bench: $(call OBJ,tests/bench/simd-bench.c) $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) -lm
 
-# What problems take beside what they were expected to: build/cost-bench --device cpu
+# Compares the measured time of problems with the estimate: build/cost-bench --device cpu
 $B/cost-bench: $(call OBJ,tests/bench/cost-bench.c) $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) -lm
 
-# The daemon with devices that fail as they are told (kernels/fake/fake.c), for tests/http/test_faults.py. Its own dispatch.o has the
-# backend in its list and is linked before the library's, which is then not wanted.
+# The daemon with devices that fail as a script says (kernels/fake/fake.c), for tests/http/test_faults.py. It has its
+# own dispatch.o with that backend, which is linked before the library and so replaces the library's dispatch.o.
 FAKE := $(patsubst %,$B/fake/%.o,kernels/dispatch kernels/fake/fake)
 $B/fake/%.o: %.c $B/flags
 	@mkdir -p $(@D)
@@ -189,7 +194,7 @@ $B/fake/%.o: %.c $B/flags
 $B/tests/attnd-fake: $(call OBJ,server/main.c) $(FAKE) $B/libserver.a $B/libproto.a $B/libattn.a
 	$(call say,ld)mkdir -p $(@D) && $(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) $(LIBS) -lm
 
-# What cannot be provoked from outside: see its head.
+# Causes faults that tests cannot cause from outside; the head of shim.c describes them.
 $B/tests/shim.so: $B/tests/http/shim.o
 	$(call say,ld)mkdir -p $(@D) && $(CC) -shared -o $@ $^ -ldl
 
@@ -198,38 +203,40 @@ UNIT := $(patsubst %.c,$B/%,$(UNIT_SRC))
 $B/tests/unit/%: $B/tests/unit/%.o $B/tests/unit/libtesting.a $B/libserver.a $B/libproto.a $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) $(LD_$(@F)) -o $@ $(filter %.o,$^) $(filter %.a,$^) -lcmocka $(CUDA_LD) $(LIBS) -lm
 
-# What the tests of kernels share. An archive: a program that does not call it does not hold it.
+# Code that the tests of kernels share. It is an archive, so that a program contains only what it calls.
 $B/tests/unit/libtesting.a: $B/tests/unit/testing.o
 	$(call say,ar)rm -f $@ && ar rcs $@ $^
 
-# One program of several files.
+# One test program that consists of several files.
 BACKENDS := $(patsubst %.c,$B/%.o,$(wildcard tests/unit/kernels/backends_*.c))
 $B/tests/unit/kernels/test_backends: $(BACKENDS)
 
-# There is no connection in test_answer: what libmicrohttpd is handed goes to functions of the test.
+# test_answer has no connection: what libmicrohttpd would receive goes to functions of the test.
 LD_test_answer := $(addprefix -Wl$(comma)--wrap=,MHD_queue_response MHD_create_response_from_buffer MHD_create_response_from_callback)
 
-# They say when there is no memory, and how late it is.
+# These tests replace functions, to make memory fail and to change the time.
 LD_test_loop   := -Wl$(comma)--wrap=calloc
 LD_test_caches := -Wl$(comma)--wrap=calloc -Wl$(comma)--wrap=clock_gettime
 
-# With devices that fail as they are told.
+# These tests have devices that fail as a script says.
 UNIT_FAKE := kernels/test_fake server/test_devices server/test_loop server/test_memory server/test_prepare server/test_regions
 $(UNIT_FAKE:%=$B/tests/unit/%): $B/tests/unit/%: $B/tests/unit/%.o $(FAKE) $B/libserver.a $B/libproto.a $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) $(LD_$(@F)) -o $@ $^ -lcmocka $(CUDA_LD) $(LIBS) -lm
 
-# Do copies and kernels overlap on a GPU? See its head.
+# Do copies and kernels overlap on a GPU? The head of overlap.c has details.
 $B/tests/gpu/overlap $B/tests/gpu/rates: $B/tests/gpu/%: $B/tests/gpu/%.o $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) -lm
 
-# Do the building blocks of the CUDA kernels work, each by itself? See its head. For Hopper alone, as the folder sm90 is.
+# Do the building blocks of the CUDA kernels work, each by itself? The head of blocks.cu has details. Built only for
+# Hopper, like the folder sm90.
 BLOCKS := $(wildcard tests/gpu/blocks*.cu)
 $(BLOCKS:%=$B/%.o): gencode = $(sm90)
 $B/tests/gpu/blocks: $(BLOCKS:%=$B/%.o)
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) -lm
 
-# The CUDA kernels without a GPU: their own sources, translated to C++ that a host's compiler reads (see tests/emulator/emulator.h). A build
-# of 80 leaves out what compute capability 9.0 has. The C part is this Makefile's with CUDA=0, but for the list of backends.
+# The CUDA kernels without a GPU: their sources, translated to C++ for the host's compiler (see
+# tests/emulator/emulator.h). A build for 80 omits what only compute capability 9.0 has. The C part is compiled as with
+# CUDA=0, except for the list of backends.
 COMPUTE      := $(or $(ATTN_EMULATOR_COMPUTE),90)
 EMU          := $B/$(COMPUTE)
 EMU_SRC      := $(wildcard kernels/cuda/*/*.cu kernels/cuda/*/*/*.cu)
@@ -268,7 +275,8 @@ $(EMU)/test_backends: $B/tests/unit/kernels/test_backends.o $(BACKENDS) $B/tests
 $B/tests/load/%: $B/tests/load/%.o
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ -lmicrohttpd -lm
 
-# Fuzz targets, twice: with libFuzzer (clang, $B/fuzz, see `make fuzz`), and with replay.c's main, which feeds the corpus.
+# Fuzz targets, built twice: with libFuzzer (clang, $B/fuzz, see `make fuzz`), and with replay.c's main(), which runs
+# the corpus.
 REPLAY := $(patsubst tests/fuzz/%.c,$B/tests/fuzz/replay_%,$(FUZZ_SRC))
 $B/tests/fuzz/replay_%: $B/tests/fuzz/%.o $B/tests/fuzz/replay.o $B/libserver.a $B/libproto.a $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) $(LIBS) -lm
@@ -282,10 +290,10 @@ $B/tests/fuzz/libfuzzer_%: $B/tests/fuzz/%.o $B/libserver.a $B/libproto.a $B/lib
 # Each begins by installing what it needs and lacks (tests/setup.sh), so it works on a machine that has only make.
 
 PYTHON = $(shell sh tests/setup.sh python)
-# What the Python tests are told: the program to test, and how much slower than usual it may be. A server whose device hangs ends without
-# its thread, on purpose.
+# Environment of the Python tests: the program to test, and how much slower than usual it may be. A server whose device
+# hangs ends without joining its thread, on purpose.
 TESTENV = ATTND_BINARY=$(abspath $B/attnd) ATTND_FAKE=$(abspath $B/tests/attnd-fake) ATTND_SHIM=$(abspath $B/tests/shim.so) ATTND_BUILD=$(abspath build) ATTND_SLOWER=$(if $(SAN)$(TSAN),10,1)$(if $(TSAN), TSAN_OPTIONS=report_thread_leaks=0) PYTHONDONTWRITEBYTECODE=1$(if $(ATTND_SEEDS), ATTND_SEEDS=$(ATTND_SEEDS))
-# PARTS=2: in two processes at once (run_parts.sh).
+# PARTS=2 runs the tests in two processes at the same time (run_parts.sh).
 PARTS  ?= 1
 PYTEST  = cd tests && $(TESTENV) sh run_parts.sh $(PARTS) $(PYTHON) -m pytest $(PYTEST_ARGS)
 
@@ -314,13 +322,13 @@ http-all: $B/attnd $B/tests/attnd-fake $B/tests/shim.so $B/attn-bench
 unit: $(UNIT) ## the C unit tests alone
 	@sh tests/run_unit.sh $(call halves,$(filter %/test_backends,$(UNIT))) $(filter-out %/test_backends,$(UNIT))
 	@$(if $(SAN)$(TSAN),,$(foreach program,$(filter %/test_backends,$(UNIT)),ATTN_BACKEND=paper sh tests/run_unit.sh $(call halves,$(program))))
-# One that takes as long as all others is run as two at once.
+# A test program that takes as long as all others together is run as two halves at the same time.
 halves = $(foreach n,1 2,$(1:%=%@$n/2))
 
 http: $B/attnd $B/tests/attnd-fake $B/tests/shim.so $B/attn-bench ## the tests over HTTP alone (PYTEST_ARGS="-k limits")
 	$(PYTEST) http
 
-# The same program with another libmicrohttpd: 1.0.1 where 0.9.75 is installed, or the reverse.
+# The same program with another libmicrohttpd: 1.0.1 if 0.9.75 is installed, otherwise 0.9.75.
 OTHER_MHD  = $(abspath build/tools/libmicrohttpd)
 http-other: PARTS := 4
 http-other: PYTEST_ARGS ?= -k "framing or headers or refused_bodies or fuzz or shutdown"

@@ -95,7 +95,7 @@ typedef enum attn_dtype {
 /* The bit of a dtype in a set of dtypes, and the set that q may have in attn_check(). */
 #define ATTN_DTYPE_BIT(id)   (1u << ATTN_##id)
 #define ATTN_DTYPES_BACKWARD (ATTN_DTYPE_BIT(F32) | ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16))
-#define ATTN_DTYPES_FORWARD  (ATTN_DTYPES_BACKWARD | ATTN_DTYPE_BIT(F8E4M3)) /* and of an observe */
+#define ATTN_DTYPES_FORWARD  (ATTN_DTYPES_BACKWARD | ATTN_DTYPE_BIT(F8E4M3)) /* dtypes of a forward and of an observe */
 
 size_t attn_dtype_bytes(attn_dtype dtype);
 const char *attn_dtype_name(attn_dtype dtype);              /* the wire name */
@@ -174,7 +174,7 @@ typedef enum attn_axes_kind {
 typedef struct attn_axes {
     /* letters of the axes in layout bshd, and when packed; packed "": not possible with cu_seqlens */
     const char *plain, *packed;
-    const char *paged; /* letters of the axes where page_table is given; NULL: the same as without it */
+    const char *paged; /* letters of the axes where page_table is given; NULL: page_table changes nothing */
     attn_axes_kind kind;
     int like; /* the tensor that has the same axes; ATTN_TENSOR_COUNT: this tensor's axes are its own */
 } attn_axes;
@@ -356,10 +356,11 @@ typedef struct attn_problem {
         };
         attn_tensor tensor[ATTN_TENSOR_COUNT]; /* the same tensors as an array, by attn_tensor_id */
     };
-    attn_layout layout;       /* order of the axes of q k v out and their gradients */
-    attn_alignment alignment; /* for causal and window: bottom right (i' = i + Sk - Sq), or top left (i' = i) */
-    bool has_scale;           /* false: scale is 1/sqrt(D) */
-    double scale;             /* any number that float32 can hold, also 0 or a negative one */
+    attn_layout layout; /* order of the axes of q k v out and their gradients */
+    /* tells where causal masks and windows begin: bottom right (i' = i + Sk - Sq), or top left (i' = i) */
+    attn_alignment alignment;
+    bool has_scale; /* false: scale is 1/sqrt(D) */
+    double scale;   /* may be any number that float32 can hold, also 0 or a negative one */
 #define X(name, id, least, most, rule, meaning) double name;
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
@@ -594,7 +595,7 @@ typedef struct attn_lse_row {
 typedef struct attn_lse_look {
     int count; /* number of rows */
     attn_lse_row row[ATTN_LSE_ROWS];
-    /* for each row: the lse by each variant of the scores, then the mean size of the products */
+    /* each row has the lse by each variant of the scores, then the mean size of the products */
     double found[ATTN_LSE_ROWS][ATTN_LSE_NUMBERS];
 } attn_lse_look;
 void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look *look);
@@ -606,9 +607,9 @@ typedef struct attn_device attn_device;
 typedef struct attn_stream attn_stream;
 
 typedef struct attn_device_options {
-    int threads;          /* for "cpu": number of worker threads; 0: one for each core that the process may run on */
+    int threads; /* backend "cpu": number of worker threads; 0: one for each core that the process may run on */
     int64_t memory_bytes; /* upper bound on device memory in bytes; 0: a share of the memory that the device has */
-    const char *script;   /* for the fake backend: its scripted faults */
+    const char *script;   /* fake backend: the faults that its script requests */
 } attn_device_options;
 
 typedef struct attn_device_info {
@@ -679,9 +680,9 @@ void attn_host_unpin(attn_device *device, void *memory);
 typedef struct attn_kernel {
     const char *name; /* "avx512", "sm90", "generic" */
     attn_op op;
-    uint32_t dtypes;   /* dtypes of q, bits of ATTN_DTYPE_BIT() */
+    uint32_t dtypes;   /* dtypes that q may have: bits of ATTN_DTYPE_BIT() */
     int head_dim;      /* the largest D and Dv that it supports */
-    uint64_t features; /* attn_features() bits that it supports */
+    uint64_t features; /* features that it supports: bits of attn_features() */
     bool in_place;     /* true: it reads each number about once, so it may read from staging memory (reads_staging) */
 } attn_kernel;
 
@@ -915,8 +916,8 @@ typedef struct attn_truth {
 } attn_truth;
 
 typedef struct attn_truth_cost {
-    size_t workspace_bytes; /* beside the results */
-    double seconds;         /* estimate, on a device that has nothing else to do */
+    size_t workspace_bytes; /* bytes of memory that are needed beside the results */
+    double seconds;         /* the expected time on a device that has nothing else to do */
 } attn_truth_cost;
 
 /* What the truth of a checked problem takes. Index tensors must be in host memory; no other tensor is read. Errors:

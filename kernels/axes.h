@@ -41,7 +41,7 @@ char *attn_axes_put(char *at, const char *letters, bool packed, attn_axes_kind k
 /* The size that a letter stands for. */
 int64_t attn_axis_size(const attn_dims *d, char letter);
 
-/* The same with the letters of an observe's outputs. */
+/* Like attn_axis_size(), but knows also the letters that stand for axes of an observe's outputs. */
 int64_t attn_size_of(const attn_problem *p, const attn_dims *d, char letter);
 
 /* The dtypes that a rule (attn_dtype_rule) allows. */

@@ -19,7 +19,7 @@ typedef struct attn_backend attn_backend;
 struct attn_device {
     const attn_backend *backend;
     int index;
-    attn_capabilities can; /* open() fills in all of it except `backend` */
+    attn_capabilities can; /* open() fills in every member of it except `backend` */
 };
 
 struct attn_stream {
@@ -66,7 +66,7 @@ struct attn_backend {
                         attn_error *err);
     attn_status (*moves)(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err);
     attn_status (*run)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
-    /* called only for merges that have rows */
+    /* is called only for merges that have rows */
     attn_status (*merge)(attn_stream *stream, const attn_merge_plan *plan, attn_error *err);
     attn_status (*mark)(attn_stream *stream, int slot, attn_error *err);
     double (*elapsed_us)(attn_stream *stream, int from_slot, int to_slot);

@@ -69,7 +69,7 @@ static const char *tensor_member(char member[MEMBER_BYTES], attn_tensor_id id, c
 }
 
 /* Writes an index or a shape as text: "[0, 3, 17]". */
-/* for each number: the digits and sign of an int64_t, a comma and a space */
+/* room for the numbers of an index, each with the digits and sign of an int64_t, a comma and a space */
 enum { INDEX_BYTES = ATTN_MAX_RANK * 22 + 3 };
 static const char *index_text(char text[INDEX_BYTES], int rank, const int64_t *index)
 {
@@ -466,7 +466,7 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* The region of weights and map on one axis. `size`: queries or keys that there are. */
+/* Checks the region of weights and map on one axis, which has `size` queries or keys. */
 static attn_status check_side(const char *name, const int64_t side[2], int64_t size, const char *of, attn_error *err)
 {
     char member[MEMBER_BYTES];
@@ -481,7 +481,7 @@ static attn_status check_side(const char *name, const int64_t side[2], int64_t s
     return ATTN_OK;
 }
 
-/* What an observe adds. Reads the lengths of a sequence, which have been checked. */
+/* Checks the members that only an observe has. Reads the lengths of a sequence, which have been checked. */
 static attn_status check_observe(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const attn_observe *const o = &p->observe;

@@ -51,7 +51,7 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 struct rate {
     const char *kernel;
     attn_op op;
-    unsigned dtypes; /* dtypes of q, bits of ATTN_DTYPE_BIT() */
+    unsigned dtypes; /* dtypes that q may have: bits of ATTN_DTYPE_BIT() */
     enum family family;
     /* cost of each head of each sequence, whatever its size; for GPU kernels, cost of each block (see struct work) */
     double head;
@@ -217,7 +217,8 @@ static double call_seconds(const struct rate *r)
     return r->op == ATTN_OP_FORWARD ? GPU_FORWARD_S : GPU_BACKWARD_S;
 }
 
-/* An observe makes its scores as the forward of the same name does, and has that one's rates: see scores_made(). */
+/* The operation whose measured rates estimate `op`. An observe makes its scores as a forward does, and uses that one's
+ * rates: see scores_made(). */
 static attn_op op_of_rates(attn_op op)
 {
     return op == ATTN_OP_OBSERVE ? ATTN_OP_FORWARD : op;
@@ -252,11 +253,11 @@ enum {
 
 /* The sizes that the rates multiply. */
 struct work {
-    double heads, columns, numbers, triples; /* heads: the number that rate.head multiplies */
+    double heads, columns, numbers, triples; /* `heads` is the number that rate.head multiplies */
     /* triples and columns that blocks compute in whole tiles, padding included */
     double tiled, tile_columns;
     double key_blocks;   /* keys of all blocks that copy odd head dims, summed; see ODD_FORWARD */
-    double by[ROWS + 1]; /* for each value of enum by: how many units of the device have work */
+    double by[ROWS + 1]; /* the number of units of the device that have work, for each value of enum by */
 };
 
 static double at_most(double x, double most)

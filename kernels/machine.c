@@ -17,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { CPUINFO_LINES = 64 }; /* the first core's part of /proc/cpuinfo has 28 */
+enum { CPUINFO_LINES = 64 }; /* at most this many lines are read; the first core's part of /proc/cpuinfo has 28 */
 
 /* Reads the first line of a file, or its beginning if it is long. Returns "" where there is no file. */
 static const char *read_line(const char *directory, const char *name, char line[128])

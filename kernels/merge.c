@@ -147,13 +147,13 @@ void attn_merge_all(const attn_merge_plan *m)
 /* A tensor of a merge, and the properties that it must have. */
 struct expected {
     const attn_tensor *tensor;
-    int part;         /* -1: it is not a part's */
+    int part;         /* number of the part that has the tensor; -1: no part has it */
     const char *of;   /* "parts", or "gradients" of the parts */
     const char *name; /* "lse" */
     unsigned dtypes;  /* attn_dtype bits */
     int rank;         /* number of axes, whose sizes follow */
     int64_t shape[ATTN_MAX_RANK];
-    const char *axes[ATTN_MAX_RANK]; /* what the sizes are */
+    const char *axes[ATTN_MAX_RANK]; /* for each axis, what its size is called in messages */
     bool has_memory;                 /* it must have memory, unless it has no elements */
 };
 
@@ -225,7 +225,7 @@ struct shape {
     int rank; /* of out */
     int64_t out[ATTN_MAX_RANK], lse[ATTN_MAX_RANK];
     const char *out_axes[ATTN_MAX_RANK], *lse_axes[ATTN_MAX_RANK];
-    bool has_memory; /* all tensors have */
+    bool has_memory; /* all tensors of the merge have memory */
 };
 
 static attn_status shape_of(const attn_merge_problem *m, struct shape *s, attn_error *err)
@@ -332,7 +332,7 @@ static attn_view out_view(const attn_tensor *t, attn_layout layout)
 static attn_view lse_view(const attn_tensor *t)
 {
     if (t->rank == 0) return (attn_view){ 0 };
-    const int axis = t->rank - 2; /* of the heads */
+    const int axis = t->rank - 2; /* the axis of the heads */
     return (attn_view){ t->data, ATTN_F32, axis ? t->stride[0] : 0, t->stride[axis], t->stride[axis + 1] };
 }
 

@@ -47,7 +47,7 @@ typedef struct attn_merge_plan {
     const float *sinks;                 /* NULL: there are no sinks */
     float *dsinks;                      /* NULL: not wanted */
     attn_view out_of_part, lse_of_part; /* views of a part; their data is NULL, because each part has its own memory */
-    attn_view dout_of_part, dlse_of_part; /* the same for the gradients of a part */
+    attn_view dout_of_part, dlse_of_part; /* gradients of one part: of its out and of its lse */
     attn_view dout, dlse;                 /* views of inputs; data is NULL where the input is not given */
     attn_view out, lse;                   /* views of the results; data is NULL where the result is not wanted */
 } attn_merge_plan;

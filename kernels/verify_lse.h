@@ -27,7 +27,7 @@ enum lse_part {
 /* One way to compute scores: with the given options, or with others. */
 typedef struct lse_variant {
     double scale;
-    unsigned without; /* bits of enum lse_part */
+    unsigned without; /* the parts of a score that are left out: bits of enum lse_part */
     bool applies;     /* true where this variant differs from the given options */
 } lse_variant;
 

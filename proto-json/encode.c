@@ -49,7 +49,7 @@ enum {
      * 168 bytes). */
     TENSOR_BYTES = 256,
     ITEM_BYTES = ENCODE_PROBLEM_BYTES + TENSOR_BYTES * ATTN_TENSOR_COUNT,
-    REPORT_BYTES = 64 << 10, /* of a check's answer to one problem, with escapes */
+    REPORT_BYTES = 64 << 10, /* room for a check's answer to one problem, with its escapes */
 };
 
 /* One element of an array with the brackets and comma before it, or the brackets at the end. */

@@ -22,7 +22,7 @@ struct format_body {
     int extract_count;
     uint8_t *memory; /* the caller's memory, in which the extracted values lie */
     size_t memory_bytes;
-    struct scan_room *room; /* the same memory, which can be made larger */
+    struct scan_room *room; /* makes `memory` larger */
     /* KServe: copied to proto_call for the answer. The reader owns the id. */
     const proto_model *model;
     const char *id;

@@ -263,7 +263,7 @@ static void locate(const proto_call *call, attn_error *err)
         else if (input->shared && !strcmp(rest, "/data")) rest = "/parameters/" REGION_SIZE;
         else if (!strcmp(rest, "/dtype")) rest = "/datatype";
         if (input->place) snprintf(pointer, sizeof pointer, "/inputs/%d%s", input->place - 1, rest);
-        /* a tensor that may be a number is never missing: it is a parameter */
+        /* an input that may be a number is not missing, because it may be a parameter */
         else if (proto_may_be_number(proto_tensor_id(number)))
             snprintf(pointer, sizeof pointer, "/parameters%s", err->member);
         else snprintf(pointer, sizeof pointer, "/inputs"); /* the input is missing */
@@ -273,7 +273,7 @@ static void locate(const proto_call *call, attn_error *err)
     snprintf(err->member, sizeof err->member, "%.*s", (int)sizeof err->member - 1, pointer);
 }
 
-enum { REPORT_BYTES = 64 << 10 }; /* at most, without escapes */
+enum { REPORT_BYTES = 64 << 10 }; /* the longest report of a check, before its characters are escaped */
 
 /* ---- Answers ----------------------------------------------------------------------------------------------------- */
 
@@ -283,7 +283,7 @@ static void put_parameters(struct text *t, const proto_item *item, const proto_r
 {
     struct encode_fact facts[ENCODE_FACTS];
     proto_result without = *result;
-    without.report = NULL; /* it is an output */
+    without.report = NULL; /* the report is sent as an output tensor, so it is no parameter here */
     const int count = encode_facts(item, &without, facts);
     text_put_string(t, "\"parameters\":{");
     for (int i = 0; i < count; i++) {

@@ -33,7 +33,7 @@ struct kserve_reader {
     proto_limits limits;
     const proto_model *model;
     int64_t json_bytes; /* JSON_BYTES_UNKNOWN: the whole body */
-    attn_error error;   /* once set, every call returns it */
+    attn_error error;   /* the first error; once it is set, every call returns it */
     uint64_t offset;    /* number of bytes of the body so far */
     scan *json;
     int values; /* values in the JSON, with those inside strings of parameters */
@@ -45,7 +45,7 @@ struct kserve_reader {
     int input_count;
     /* The scanner's values, and behind them the binary inputs. Their .bytes counts the bytes that have arrived. */
     scan_extract *extracts;
-    int64_t *sizes; /* for each binary input, the bytes that must arrive */
+    int64_t *sizes; /* the bytes that must arrive for each binary input */
     int first_binary, extract_count;
     int now;             /* index of the first extracted value that is not complete */
     uint64_t body_bytes; /* length that the body must have */

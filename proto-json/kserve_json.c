@@ -346,7 +346,8 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
     if (slot->binary || slot->shared) {
         slot->extract = r->extract_count++;
         r->extracts[slot->extract] = (scan_extract){ .kind = SCAN_BYTES };
-        r->sizes[slot->extract] = slot->shared ? 0 : size; /* its size in the body */
+        /* the length of the input in the body: none if it is in shared memory */
+        r->sizes[slot->extract] = slot->shared ? 0 : size;
         place.id = id;
         if (slot->shared) r->shared[r->shared_count++] = place;
         if (!cJSON_AddNumberToObject(input, "data", slot->extract)) return no_memory(r);
@@ -497,7 +498,8 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
         return ATTN_OK;
     }
     if (!cJSON_IsArray(outputs)) return must_be(r, "/outputs", "outputs", outputs, "an array of {\"name\": ...}");
-    const bool judges = proto_operations[r->model->op].judges; /* its one output is the report, which is JSON */
+    /* a model that judges has one output, the report, which is JSON */
+    const bool judges = proto_operations[r->model->op].judges;
     const char *const asks = proto_operations[r->model->op].asks, *const member = asks ? asks : "outputs";
     names = cJSON_GetObjectItemCaseSensitive(r->root, member); /* what a parameter names already */
     if (!names && !judges) names = cJSON_AddArrayToObject(r->root, member);

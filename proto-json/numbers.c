@@ -239,7 +239,8 @@ static double magnitude(const struct decimal *d)
     uint64_t grid = (bits + GUARD) & ~off_grid;
     uint32_t m = (uint32_t)((grid & BELOW(52)) >> GRID_SHIFT) | 1u << 24;
     int q = (int)(grid >> 52) - 1023 - 24;
-    return bits_double(grid + (uint64_t)(int64_t)compare(d, m, q)); /* one unit up or down, or the grid point */
+    /* the grid point itself, or the next number above or below it */
+    return bits_double(grid + (uint64_t)(int64_t)compare(d, m, q));
 }
 
 /* Rounds a double from 0 to HUGE_NUMBER to the nearest code, ties to even. False: the result is beyond the largest
@@ -248,7 +249,7 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
 {
     uint64_t bits = double_bits(x);
     int exponent = (int)(bits >> 52) - 1023;
-    /* a subnormal number has so many places fewer */
+    /* a subnormal number has this many binary places fewer */
     int below = exponent < f->min_exponent ? f->min_exponent - exponent : 0;
     int shift = 52 - f->fraction_bits + below;
     if (bits == 0 || shift > 54) { /* less than half of the smallest number */
@@ -312,7 +313,7 @@ static const char *put_floating(numbers_type type, bool negative, double x, void
 {
     const struct format *f = &formats[type];
     uint32_t code;
-    if (type == NUMBERS_F32 && x < 0x1.ffffffp127) { /* for these the processor rounds as narrow() does */
+    if (type == NUMBERS_F32 && x < 0x1.ffffffp127) { /* the processor rounds these numbers as narrow() does */
         float value = negative ? (float)-x : (float)x;
         memcpy(&code, &value, sizeof code);
         put(out, index, sizeof code, code);
@@ -352,7 +353,7 @@ static bool is_digit(char c)
 static inline uint64_t sum_eight(uint64_t v)
 {
     const uint64_t every_fourth = UINT64_C(0x000000FF000000FF);
-    v = v * 10 + (v >> 8); /* pairs, in bytes 0 2 4 6 */
+    v = v * 10 + (v >> 8); /* sums of pairs of digits, in bytes 0, 2, 4 and 6 */
     return ((v & every_fourth) * (100 + (UINT64_C(1000000) << 32)) +
             (v >> 16 & every_fourth) * (1 + (UINT64_C(10000) << 32))) >>
            32;
@@ -820,7 +821,8 @@ static inline void in_number(struct feed *f, char c)
         f->full = true;
     } else {
         r->text[r->held] = ',';
-        quick(r->text, r->text + r->held + 1, &d); /* cannot fail, because the state machine has checked the text */
+        /* quick() cannot fail, because the state machine has checked the text */
+        quick(r->text, r->text + r->held + 1, &d);
         if ((f->error = put_decimal(r, &d, f->out, done_here(f), r->elements))) f->at_token = true;
         else count_element(r);
     }
@@ -942,9 +944,9 @@ static uint32_t multiply_to_odd(uint64_t power, uint32_t c)
  * nearest one, ties to even. `narrow_below`: c is a power of two, so the next value below is only half as far away. */
 static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
 {
-    bool even = (c & 1) == 0; /* then the boundaries themselves also round to c */
+    bool even = (c & 1) == 0; /* true: the boundaries themselves also round to c */
     int k = narrow_below ? log10_three_quarters_pow2(q) : log10_pow2(q);
-    int h = q + log2_pow10(-k) + 1; /* a shift by 1 to 4 bits */
+    int h = q + log2_pow10(-k) + 1; /* h is from 1 to 4 */
     uint64_t power = powers_of_ten[-k - POWER_MIN];
     /* The value and its boundaries, multiplied by four, in units of 10^k. */
     uint32_t lower = multiply_to_odd(power, (4 * c - 2 + narrow_below) << h) + !even;

@@ -43,12 +43,13 @@ typedef struct proto_operation {
     const char *path; /* path of the route, such as "/v1/attention/decode" */
     attn_op op;       /* the op of its problems, which attn_check() and the kernels see */
 
-    bool computes;        /* a device computes the problem */
-    bool merges;          /* a device merges `parts` (attn_merge()); the problem holds no more than the other tensors */
-    bool takes_caches;    /* keys and values are in caches of the server, and the request is a cache transaction */
-    bool may_take_caches; /* the same where the member `caches` is given: proto_uses_caches() */
-    bool cache_in_path;   /* the path names the one cache; otherwise the member `caches` names all caches */
-    bool envelope;        /* one body may hold several problems: {"requests": [...]} */
+    bool computes;     /* true if a device computes the problem */
+    bool merges;       /* a device merges `parts` (attn_merge()); the problem holds no more than the other tensors */
+    bool takes_caches; /* keys and values are in caches of the server, and the request is a cache transaction */
+    /* keys and values are in caches only if the request has the member `caches`: see proto_uses_caches() */
+    bool may_take_caches;
+    bool cache_in_path; /* the path names the one cache; otherwise the member `caches` names all caches */
+    bool envelope;      /* one body may hold several problems: {"requests": [...]} */
 
     bool judges; /* the processor computes the problem in float64 and judges results (kernels/judge/judge.h) */
 
@@ -56,7 +57,7 @@ typedef struct proto_operation {
     uint64_t needs;   /* inputs that a problem must have; with the member `context` only those with role IN_BACK */
     uint64_t appends; /* inputs that are appended to the caches */
     uint64_t gives;   /* outputs that the member `outputs` may name */
-    uint64_t judged;  /* of `takes`, the results that are judged; a problem needs at least one */
+    uint64_t judged;  /* those tensors of `takes` that are results to be judged; a problem needs at least one */
     uint64_t usual;   /* outputs of a problem that does not have the member `outputs` */
     const char *asks; /* NULL: `outputs`; else the member that stands in its place, and must be there. It may also name
                        * numbers of PROTO_COUNT_MAP */

@@ -72,7 +72,7 @@ attn_status parse_parts(const struct parse_reader *r, const cJSON *value, proto_
 
 /* Is it the name of a tensor of a part? */
 bool parse_parts_has(const char *name);
-/* Reads a member of such a name, which `object` has. */
+/* Reads `member` of `object`, whose name parse_parts_has() knows. */
 attn_status parse_parts_named(const struct parse_reader *r, const cJSON *object, const cJSON *member, proto_item *item,
                               attn_error *err);
 

@@ -200,7 +200,7 @@ static attn_status data(const struct parse_reader *r, attn_tensor_id id, const c
     char quote[TREE_QUOTE_BYTES], is[SHAPE_BYTES], must[SHAPE_BYTES], suggestion[TREE_SUGGESTION_BYTES];
     const scan_extract *extract;
     int64_t bytes, elements;
-    if (!cJSON_IsNumber(value)) /* in this tree, only the index of an extracted value is a number */
+    if (!cJSON_IsNumber(value)) /* a number in this tree is always the index of an extracted value */
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
                          "%s: data is %s, must be base64 in a string or an array of numbers%s%s", name,
                          tree_describe(value, quote), cJSON_IsObject(value) || cJSON_IsNull(value) ? "; " : "",

@@ -205,10 +205,11 @@ typedef struct proto_item {
      * append, and the caller sets its other tensors. */
     char (*caches)[PROTO_CONTEXT_BYTES];
     int cache_count;
-    unsigned counts;         /* observe: a bit for each proto_count_id that is wanted */
-    int64_t tile_size[2];    /* of `tiles`: queries, keys; 0: not given */
-    int64_t head_dim_v;      /* of flops_forward and flops_backward; 0: D */
-    proto_parts *parts;      /* merge: the parts; NULL: there are none. The proto_call owns them */
+    unsigned counts; /* observe: a bit for each proto_count_id that is wanted */
+    /* the counts of `tiles` are for tiles of this many queries and this many keys; 0: not given */
+    int64_t tile_size[2];
+    int64_t head_dim_v; /* length of a row of V, for flops_forward and flops_backward; 0: the same as that of Q and K */
+    proto_parts *parts; /* merge: the parts; NULL: there are none. The proto_call owns them */
     int lse_base, empty_lse; /* merge: 0, or 1 where lse of the parts has base 2; where that of an empty part is +inf */
     attn_tensor *results;    /* check: the results to judge, by attn_tensor_id; the proto_call owns them */
     attn_op asked;           /* check: member operation */
@@ -262,7 +263,7 @@ typedef struct proto_option {
     size_t offset;     /* offset of the value in proto_item */
     size_t given;      /* offset of the bool in proto_item that says that the option was given; 0: there is none */
     int64_t minimum, maximum;
-    const char *const *choices; /* ends with NULL; of PROTO_TYPE_PAIR one: its form, for messages */
+    const char *const *choices; /* the words, then NULL. For PROTO_TYPE_PAIR: one word, which is its form in messages */
     const char *otherwise;      /* the default, as JSON; NULL: it varies, as `help` explains */
     const char *help;
 } proto_option;
@@ -287,7 +288,7 @@ typedef struct proto_shared {
     char region[PROTO_REGION_BYTES]; /* the name under which the region was registered */
     int64_t offset, bytes; /* the range in the region, each up to 2^53; `bytes` of an output is the room for it */
     bool kernels_only;     /* only kernels read or write the tensor */
-    void *to;              /* for an input: the destination of its bytes, set by proto_parser_shared_room() */
+    void *to;              /* destination of an input's bytes, set by proto_parser_shared_room() */
     /* The tensor in a GPU's memory. The caller sets this before proto_parser_shared_room(). */
     void *device;
 } proto_shared;
@@ -305,9 +306,9 @@ typedef struct proto_sequence {
 
 /* KServe: the place of a tensor in the body. */
 typedef struct proto_input {
-    int place;   /* its number among the inputs, counted from 1; 0: the body does not have it */
-    bool binary; /* its bytes are behind the JSON */
-    bool shared; /* its bytes are in shared memory */
+    int place;   /* number of the tensor among the inputs, counted from 1; 0: the body does not have it */
+    bool binary; /* true: the bytes of the tensor are behind the JSON */
+    bool shared; /* true: the bytes of the tensor are in shared memory */
 } proto_input;
 
 /* A decoded body. The caller owns it and frees it with proto_call_free(). */
@@ -322,8 +323,9 @@ typedef struct proto_call {
     const proto_model *model; /* the model of the request; NULL in other formats */
     char *id;                 /* the request's id, which the answer repeats; NULL: none */
     uint64_t binary;          /* bits of attn_tensor_id: outputs written as bytes behind the JSON */
-    uint64_t binary_parts[2]; /* the same of gradients of parts, a bit for each part: dout, dlse */
-    uint64_t shared;          /* bits of attn_tensor_id: outputs that go into shared memory and not into the answer */
+    /* gradients of parts that are written as bytes behind the JSON: [0] has a bit for each dout, [1] for each dlse */
+    uint64_t binary_parts[2];
+    uint64_t shared; /* bits of attn_tensor_id: outputs that go into shared memory and not into the answer */
     proto_sequence sequence;
     const proto_format *format; /* format of the body */
     proto_input inputs[PROTO_TENSORS];
@@ -479,7 +481,7 @@ typedef struct proto_result {
     int length_count;
     bool verified;
     proto_verification verification;
-    attn_counts counts;   /* where the item wants any */
+    attn_counts counts;   /* set if the item asks for counts */
     judge_result *report; /* check: from malloc(), freed with the job; NULL: none */
 } proto_result;
 
@@ -495,7 +497,7 @@ attn_status proto_encoder_new(const proto_call *call, const proto_result *result
 /* Measures at most `elements` more numbers of arrays, at some 0.1 to 0.3 us each. Returns true when all are
  * measured. */
 bool proto_encoder_measure(proto_encoder *encoder, int64_t elements);
-uint64_t proto_encoder_length(proto_encoder *encoder); /* first measures the rest */
+uint64_t proto_encoder_length(proto_encoder *encoder); /* measures what is not yet measured */
 /* Returns the bytes of the answer before the first tensor that is written as raw bytes, or of the whole answer if there
  * is no such tensor. */
 uint64_t proto_encoder_head_bytes(proto_encoder *encoder);

@@ -43,7 +43,7 @@ struct slot {
 
 struct reader {
     proto_limits limits;
-    attn_error error; /* once set, every call returns it */
+    attn_error error; /* the first error; once it is set, every call returns it */
     uint64_t offset;  /* number of bytes of the body so far */
 
     /* The state of reading the header. */
@@ -247,14 +247,15 @@ static attn_status option(struct reader *r, const char *name, const char *text)
  * for all names with that beginning. */
 /* clang-format off */
 static const char *const foreign[] = {
-    "format", "framework", "library_name", "library_version", /* of PyTorch, transformers, mlx: {"format": "pt"} */
+    /* names that PyTorch, transformers and mlx write, for example {"format": "pt"} */
+    "format", "framework", "library_name", "library_version",
     "total_size", "total_parameters", "total_shards",         /* the index of a file in several parts */
     "torch_version", "transformers_version", "diffusers_version", "safetensors_version", "mlx_version", "mflux_version",
     "_class_name", "_diffusers_version", "lora_adapter_metadata", "quantization_level", "_quantization_metadata",
     "DCP_VERSION", "DCP_SHARDING_INFO",                       /* of torch.distributed.checkpoint */
-    /* of programs that train or quantize models */
+    /* names that programs write that train or quantize models */
     "modelspec.*", "ss_*", "sshs_*", "sd_merge_*", "ot_*", "gptq_*", "auto_gptq_version",
-    "prompt", "workflow", "software", "training_info",        /* of programs that make images */
+    "prompt", "workflow", "software", "training_info",        /* names that programs write that make images */
     "title", "description", "author", "license", "created_at", "tags", "base_model",
 };
 /* clang-format on */

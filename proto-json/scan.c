@@ -74,7 +74,7 @@ struct scan {
     proto_limits limits;
     bool plain;       /* the scanner extracts nothing */
     bool kserve;      /* the body is JSON as KServe's clients write it */
-    attn_error error; /* once set, every call returns it */
+    attn_error error; /* the first error; once it is set, every call returns it */
     uint64_t offset;  /* bytes of the body in earlier pieces */
 
     /* The state of the grammar: see invariant 1. */
@@ -82,7 +82,7 @@ struct scan {
     int depth; /* number of frames in use */
     struct frame frames[PROTO_MAX_DEPTH];
     int values;
-    const char *literal; /* the rest of true, false or null that must follow */
+    const char *literal; /* the letters of true, false or null that must still follow */
     bool is_name;        /* the string is a member's name */
     enum name name;      /* meaning of the name before the next value */
     int hex_left;        /* digits of \u that must still follow */
@@ -92,7 +92,7 @@ struct scan {
 
     /* The state of the sinks: see the comment at the top of this file. */
     enum sink sink;
-    int mute_depth;        /* if not 0: the bytes of this frame and of inner ones go NOWHERE */
+    int mute_depth;        /* not 0: the bytes of the frame at this depth and of all inner frames go NOWHERE */
     char word[WORD_BYTES]; /* the beginning of the string, decoded, with a NUL */
     int word_length;       /* WORD_BYTES: the string is longer than every word that matters, or not ASCII */
 

@@ -723,7 +723,7 @@ static const struct {
     { A_NAME, "'", QUOTES },
     { A_NAME, "},", COMMA },
     { SUGGESTION_END, 0, "{", " (several problems go into one {\"requests\": [...]})" },
-    { ANYWHERE, "I", " (" NOT_FINITE ")" }, /* for Infinity, also behind a minus sign */
+    { ANYWHERE, "I", " (" NOT_FINITE ")" }, /* begins Infinity, also behind a minus sign */
     { ANYWHERE, "/#", " (JSON has no comments, and no fractions such as 1/8)" },
 };
 

@@ -21,7 +21,8 @@ struct tree_memory {
 };
 void tree_enter(struct tree_memory *memory);
 void tree_leave(void);
-void tree_forget(struct tree_memory *memory); /* frees all trees made in the memory, which is empty afterwards */
+/* frees all trees that were made in `memory`, which is empty afterwards */
+void tree_forget(struct tree_memory *memory);
 
 /* Parses a rest of `bytes` characters into a tree. A memory must be entered. NULL: out of memory; there is no other
  * error. */

@@ -22,13 +22,13 @@
 
 enum { EXIT_WRONG = 1, EXIT_USAGE_ERROR = 64, EXIT_NOT_UNDERSTOOD = 65 };
 enum {
-    LENGTH_BYTES = 8,   /* of a header's length */
-    CHECK_SECONDS = 60, /* the judge plans for so many */
+    LENGTH_BYTES = 8,   /* bytes of the number that gives a header's length */
+    CHECK_SECONDS = 60, /* the judge may take this many seconds for a check */
     LINES_WORST = 3,    /* elements that are printed */
     LINES_REASONS = 3,  /* explanations that are printed */
     LINES_WHERE = 3,
 };
-#define MEMBERS_BYTES ((size_t)1 << 20) /* of the file of --members */
+#define MEMBERS_BYTES ((size_t)1 << 20) /* largest size of the file that --members names */
 #define FILE_BYTES    ((size_t)1 << 40)
 #define METADATA      "__metadata__"
 
@@ -58,7 +58,7 @@ static int refuse(int status, const char *format, ...)
     return status;
 }
 
-/* False: they are wrong, and that was said. */
+/* Reads the arguments. False: they are wrong, and a message was printed. */
 static bool read_arguments(int argc, char **argv, struct arguments *a)
 {
     *a = (struct arguments){ 0 };

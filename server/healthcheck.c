@@ -77,8 +77,8 @@ static bool parse_target(const char *text, struct target *t)
     const size_t length = strcspn(text, "/?#");
     if (text[length] == '/' && text[length + 1] != '\0') {
         if ((size_t)snprintf(t->path, sizeof t->path, "%s", text + length) >= sizeof t->path) return false;
-        for (const char *c = t->path; *c; c++)
-            if ((unsigned char)*c <= 0x20 || *c == 0x7f) return false; /* it may not stand in a request line */
+        for (const char *c = t->path; *c; c++) /* white space and control characters may not stand in a request line */
+            if ((unsigned char)*c <= 0x20 || *c == 0x7f) return false;
     } else if (text[length] != '\0' && text[length] != '/') return false;
 
     /* HOST, HOST:PORT, [IPV6], [IPV6]:PORT */
@@ -93,7 +93,8 @@ static bool parse_target(const char *text, struct target *t)
         if (end[1] == ':') port = end + 2;
         *end = '\0';
     } else if ((port = strrchr(host, ':')) != NULL) *port++ = '\0';
-    if (port == NULL && !scheme) return false; /* a bare word is more likely a mistake than a host */
+    /* a word without scheme and port is more likely a mistake than the name of a host */
+    if (port == NULL && !scheme) return false;
     if (port == NULL) port = t->tls ? "443" : "80";
     uint64_t number;
     if (strlen(port) > 5 || !text_is_number(port, 65535, &number) || *host == '\0') return false;
@@ -257,7 +258,8 @@ static bool ask_tls(int fd, int64_t deadline_ms, const char **why)
         *why = strerror(errno);
         return false;
     }
-    for (size_t used = 0; used < sizeof record;) { /* not read_line(): a record may contain a line feed */
+    /* does not use read_line(), because a record may contain a line feed */
+    for (size_t used = 0; used < sizeof record;) {
         const ssize_t n = recv(fd, record + used, sizeof record - used, 0);
         if (n > 0) used += (size_t)n;
         else if (n == 0) {

@@ -64,7 +64,8 @@ static _Noreturn void become_server(const struct listener *listeners, int count,
 
 static pid_t start_server(struct listener *listeners, int count, char **argv, const sigset_t *mask)
 {
-    char numbers[(CONFIG_MAX_LISTEN + 1) * 12]; /* an int and a comma each; one more for --metrics-listen */
+    /* room for an int and a comma for each listener; one more listener for --metrics-listen */
+    char numbers[(CONFIG_MAX_LISTEN + 1) * 12];
     struct text list = text_in(numbers, sizeof numbers);
     for (int i = 0; i < count; i++) text_printf(&list, "%s%d", i ? "," : "", listeners[i].fd);
     assert(list.failure == TEXT_FINE);

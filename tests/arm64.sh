@@ -41,7 +41,7 @@ make_arm64 -j"$(nproc)" build/arm64/attnd $unit $replay || exit 1
 
 failed=0
 UNIT_UNDER=$qemu sh tests/run_unit.sh $unit || failed=1
-# Pages of 64 KiB, as some Linux kernels for arm64 have.
+# Emulates an arm64 kernel whose memory pages have 64 KiB, as some Linux distributions configure it.
 UNIT_UNDER="$qemu -p 65536" sh tests/run_unit.sh build/arm64/tests/unit/server/test_staging || failed=1
 UNIT_UNDER=$qemu sh tests/run_fuzz.sh replay $replay || failed=1
 

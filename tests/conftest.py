@@ -1,4 +1,5 @@
-"""Fixtures for everything that crosses a socket: a server for all, servers with options of their own, a time limit."""
+"""Fixtures for all tests that use sockets: a server that tests share, servers with options of their own, and a time
+limit."""
 import os
 import random
 import shutil
@@ -32,12 +33,13 @@ def limit_of(item):
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """ATTND_PART=1/2 is the first of two shares (run_parts.sh). Those that may take longest are dealt out first."""
+    """ATTND_PART=1/2 selects the first of two shares of the tests (run_parts.sh). Tests with the longest time limits
+    are distributed first."""
     part = service.SETTINGS.get('ATTND_PART')
     if not part:
         return
     n, count = (int(x) for x in part.split('/'))
-    # To and fro, so that the first share does not have the longer one of every two.
+    # The order alternates (1 2 2 1 ...), so that the first share does not get the longer one of every two tests.
     mine = {id(item) for i, item in enumerate(sorted(items, key=limit_of, reverse=True)) if (i % count if i // count % 2 == 0 else count - 1 - i % count) == n - 1}
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in mine])
     items[:] = [item for item in items if id(item) in mine]
@@ -45,7 +47,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item):
-    """No test hangs: 60 seconds each, or what @pytest.mark.limit says, longer by ATTND_SLOWER."""
+    """Ends a test that hangs: after 60 seconds, or what @pytest.mark.limit says, multiplied by ATTND_SLOWER."""
     seconds = limit_of(item) * service.SLOWER
 
     def too_long(signum, frame):
@@ -69,8 +71,8 @@ def shared_server():
 
 @pytest.fixture
 def server(shared_server):
-    """The server that tests share. Each test leaves it as it was; one that kills it fails,
-    and the next gets a new one."""
+    """The server that tests share. Each test must leave it unchanged. If a test kills it, that test fails and the next
+    gets a new server."""
     if shared_server.process.poll() is not None:
         shared_server.start()
     mark = len(shared_server.log_bytes())
@@ -114,7 +116,7 @@ def gate(tmp_path):
     gate = under_way.Gate(tmp_path / 'gate')
     yield gate
     if os.path.exists(gate.path):
-        gate.open()  # or a server that failed its test could not end well
+        gate.open()  # if the gate stayed shut, a server that failed its test could not end well
 
 
 def pytest_configure(config):
@@ -128,8 +130,8 @@ def pytest_report_header(config):
 
 @pytest.fixture(scope='session')
 def clone(tmp_path_factory):
-    """A checkout of its own: what git knows, as it stands here, and nothing else.
-    (Without git: everything but build/.)"""
+    """A checkout of its own: the files that git tracks, with their present contents, and nothing else. Without git: all
+    files except build/."""
     root, copy = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'), tmp_path_factory.mktemp('clone')
     listed = shutil.which('git') and subprocess.run(['git', '-C', root, 'ls-files', '-z'], capture_output=True)
     if not listed or listed.returncode != 0:
@@ -137,6 +139,7 @@ def clone(tmp_path_factory):
         return copy
     for name in filter(None, listed.stdout.decode().split('\0')):
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        if os.path.exists(os.path.join(root, name)):  # one that was removed and not committed yet
-            shutil.copy2(os.path.join(root, name), copy / name)  # with its time, by which make goes
+        if os.path.exists(os.path.join(root, name)):  # git may list a file that was removed and not committed yet
+            # copies the modification time too, because make uses it
+            shutil.copy2(os.path.join(root, name), copy / name)
     return copy

@@ -14,8 +14,8 @@ import re
 import subprocess
 import sys
 
-# A folder, and the folders whose headers its files may include besides its own. `kernels/attention.h` and
-# `kernels/dtype.h` are the vocabulary of the whole program, so kernels stands everywhere but in itself.
+# Each folder, and the folders whose headers its files may include besides its own. `kernels/attention.h` and
+# `kernels/dtype.h` are used by the whole program, so every other folder may include kernels.
 LAYERS = {
     "kernels": [],
     "text": [],
@@ -29,18 +29,18 @@ LAYERS = {
 for above, folder in (("server/device", "server/intake"), ("server/intake", "server/sched"), ("server/sched", "server/routes"),
                       ("server/routes", "server/http"), ("server/http", "server")):
     LAYERS[folder] = [above] + LAYERS[above]
-# Headers of libraries that one room hides from the others, and the beginnings of the paths that may include them.
+# Headers of libraries that only one part of the program may include, and the prefixes of the paths that may.
 LIBRARIES = {
     "microhttpd.h": ("server/http/",),
     "uv.h": ("server/sched/", "server/base/mailbox."),
 }
-# Circles that are one design in several files: the reason stands beside each.
+# Circles that are one design in several files. Each has its reason beside it.
 ALLOWED_CIRCLES = [
 ]
 
 
 def layer_of(path):
-    """The longest folder of LAYERS that holds the path."""
+    """Returns the longest folder of LAYERS that contains the path."""
     folder = os.path.dirname(path)
     while folder and folder not in LAYERS:
         folder = os.path.dirname(folder)
@@ -60,7 +60,7 @@ def unit(path):
 
 
 def includes(path):
-    """The project's headers that a source includes, as paths from the top."""
+    """Returns the project's headers that a source includes, as paths from the top."""
     for line in open(path, encoding="utf-8"):
         match = re.match(r'\s*#\s*include\s+"([^"]+)"', line)
         if match:
@@ -72,7 +72,7 @@ def includes(path):
 
 
 def libraries(path):
-    """The headers outside the project that a source includes."""
+    """Returns the headers outside the project that a source includes."""
     for line in open(path, encoding="utf-8"):
         match = re.match(r"\s*#\s*include\s+<([^>]+)>", line)
         if match:
@@ -80,7 +80,7 @@ def libraries(path):
 
 
 def circles(graph):
-    """The strongly connected components of more than one node (Tarjan's algorithm, without recursion)."""
+    """Returns the strongly connected components of more than one node (Tarjan's algorithm, without recursion)."""
     index, low, on_stack, stack, found, counter = {}, {}, set(), [], [], 0
     for root in sorted(graph):
         if root in index:
@@ -120,8 +120,8 @@ def circles(graph):
 
 
 def object_graph(build):
-    """Reads the object files of the program: which unit uses a symbol that another unit defines. Also returns how many
-    files were looked at, and how many are older than their sources."""
+    """Reads the program's object files: which source uses a symbol that another defines. Also returns how many files
+    were read, and how many are older than their sources."""
     defined, wanted, looked_at, old = {}, collections.defaultdict(set), 0, 0
     for folder, _, files in os.walk(build):
         for name in files:
@@ -132,7 +132,7 @@ def object_graph(build):
             path = os.path.join(build, path)
             there = [source + ending for ending in (".c", ".cu") if os.path.exists(source + ending)]
             if not there:
-                continue  # of a file that has gone
+                continue  # the object belongs to a file that no longer exists
             if os.path.getmtime(path) < os.path.getmtime(there[0]):
                 old += 1
                 continue

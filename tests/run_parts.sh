@@ -1,7 +1,8 @@
 #!/bin/sh
-# run_parts.sh COUNT COMMAND...: runs pytest COUNT times at once, each with its share of the tests (ATTND_PART=1/2 and
-# ATTND_PART=2/2, see conftest.py), which wait more than they compute. What the first prints is shown as it comes, what
-# the others print when all have ended. The status is 0 if all had 0; a share without a test is none.
+# run_parts.sh COUNT COMMAND...: runs pytest COUNT times in parallel, each with its share of the tests (ATTND_PART=1/2
+# and ATTND_PART=2/2, see conftest.py), because tests wait more than they compute. The first run's output appears at
+# once, and that of the others when all have ended. The status is 0 if each run's status was 0; a share without a test
+# does not count.
 set -u
 count=$1
 shift
@@ -18,7 +19,7 @@ for n in $(seq 2 "$count"); do
     cat "$folder/$n"
     case $(cat "$folder/$n.status") in
     0) ;;
-    5) ;; # no tests: the first has at least as many
+    5) ;; # status 5 means no tests; the first share has at least as many tests as the others
     *) status=1 ;;
     esac
 done

@@ -7,7 +7,7 @@
 # both).
 set -u
 
-# run_unit.sh --one FOLDER PROGRAM: one of them; its counts go to FOLDER.
+# run_unit.sh --one FOLDER PROGRAM: runs one program and writes its counts to FOLDER.
 if [ "${1:-}" = --one ]; then
     program=${3%@*} part=${3#"${3%@*}"}
     name=$(basename "$program")$(echo "$part" | tr / -)
@@ -16,7 +16,7 @@ if [ "${1:-}" = --one ]; then
     status=$?
     p=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) test(s)\.$/\1/p; s/^\([0-9]*\) passed, [0-9]* failed$/\1/p' "$log" | awk '{ n += $1 } END { print n + 0 }')
     f=$(sed -n 's/^\[  FAILED  \] \([0-9]*\) test(s), listed below:$/\1/p; s/^[0-9]* passed, \([0-9]*\) failed$/\1/p' "$log" | awk '{ n += $1 } END { print n + 0 }')
-    # A crash, a sanitizer's report, a time-out or a program without a single test is a failure of its own.
+    # A crash, a sanitizer's report, a time-out, or a program without a single test counts as one failure.
     if [ $status -ne 0 ] && [ "$f" = 0 ] || [ "$p" = 0 ] && [ "$f" = 0 ]; then f=1; fi
     echo "$p $f" >"$2/$name.counts"
     if [ "$f" = 0 ] && [ -z "${UNIT_VERBOSE:-}" ]; then : >"$log"; fi
@@ -28,7 +28,7 @@ fi
 folder=$(mktemp -d) || exit 1
 trap 'rm -rf "$folder"' EXIT
 printf '%s\n' "$@" | xargs -P "$(nproc)" -n 1 sh "$0" --one "$folder"
-# One that left no counts was killed, and has failed.
+# A program that left no counts was killed, and counts as failed.
 missing=$(($# - $(ls "$folder" | grep -c '\.counts$')))
 cat "$folder"/*.counts 2>/dev/null | awk -v missing="$missing" '
     { passed += $1; failed += $2 }

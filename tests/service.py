@@ -1,13 +1,12 @@
-"""A real attnd on a free port, and the clients that the tests talk to it with.
+"""A real attnd on a free port, and the clients with which the tests use it.
 
     with Server('--queue-depth', '4') as server:
         answer = server.post('/v1/attention/forward', {...})
         answer.status, answer.headers['x-request-id'], answer.json()
 
-A Server that is stopped must have exited with 0 and without a sanitizer's report; its log goes into the failure
-otherwise. The program tested is ATTND_BINARY (default build/attnd). ATTND_SLOWER says how many times slower than usual
-it may be: time limits are multiplied with it (the Makefile sets 10 for the sanitizer builds).
-"""
+A Server that is stopped must exit with status 0 and without a sanitizer's report; otherwise the failure shows its log.
+The program under test is ATTND_BINARY (default build/attnd). ATTND_SLOWER says how many times slower than usual it may
+be, and multiplies time limits (the Makefile sets 10 for the sanitizer builds)."""
 import base64
 import glob
 import http.client
@@ -30,19 +29,21 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 SETTINGS = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith('ATTND_')}
 BUILD = SETTINGS.get('ATTND_BUILD', os.path.join(HERE, '..', 'build'))
 BINARY = SETTINGS.get('ATTND_BINARY', os.path.join(HERE, '..', 'build', 'attnd'))
-FAKE = SETTINGS.get('ATTND_FAKE', os.path.join(HERE, '..', 'build', 'tests', 'attnd-fake'))  # its devices fail as told
-SHIM = SETTINGS.get('ATTND_SHIM', os.path.join(HERE, '..', 'build', 'tests', 'shim.so'))  # tests/http/shim.c, for shimmed()
+# the daemon whose devices fail as a script says
+FAKE = SETTINGS.get('ATTND_FAKE', os.path.join(HERE, '..', 'build', 'tests', 'attnd-fake'))
+# tests/http/shim.c as a library, for shimmed()
+SHIM = SETTINGS.get('ATTND_SHIM', os.path.join(HERE, '..', 'build', 'tests', 'shim.so'))
 SLOWER = float(SETTINGS.get('ATTND_SLOWER', '1'))
 SANITIZED = re.compile(rb'ERROR: (Address|Leak|Thread)Sanitizer|WARNING: ThreadSanitizer|runtime error:')
 
 
-# What tests/setup.sh fetched from PyPI. Behind the packages of the Python that runs the tests: only what that lacks
-# comes from there.
+# Packages that tests/setup.sh fetched from PyPI. They come last in the search path, so that only those missing from
+# this Python are used.
 FETCHED = (glob.glob(os.path.join(BUILD, 'venv/lib/python3*/site-packages')) or [''])[0]
 
 
 def optional(name):
-    """The module, where it is to be had."""
+    """Imports the module, or returns None if it is not installed."""
     if FETCHED and FETCHED not in sys.path:
         sys.path.append(FETCHED)
     try:
@@ -59,7 +60,7 @@ def free_port(family=socket.AF_INET):
 
 
 def eventually(condition, seconds=10.0, every=0.01):
-    """Waits until condition() is true, and returns what it returned last."""
+    """Waits until condition() is true or the time is up, and returns the last result."""
     end = time.monotonic() + seconds * SLOWER
     while True:
         value = condition()
@@ -69,7 +70,8 @@ def eventually(condition, seconds=10.0, every=0.01):
 
 
 def shimmed(**variables):
-    """The environment of a server to which that happens, by tests/http/shim.c: serve(env=shimmed(NO_POOL=file))."""
+    """Environment variables that make tests/http/shim.c cause these faults in a server:
+    serve(env=shimmed(NO_POOL=file))."""
     options = os.environ.get('ASAN_OPTIONS', '')
     return {'LD_PRELOAD': os.path.abspath(SHIM), 'ASAN_OPTIONS': options + ':verify_asan_link_order=0',
             **{'SHIM_' + name: str(value) for name, value in variables.items()}}
@@ -79,7 +81,7 @@ class Answer:
     def __init__(self, status, headers, body):
         self.status, self.body = status, body
         self.headers = {}
-        for name, value in headers:  # several of one name are joined, as RFC 9110 section 5.3 has it
+        for name, value in headers:  # several headers of one name are joined, as RFC 9110 section 5.3 says
             name = name.lower()
             self.headers[name] = self.headers[name] + ', ' + value if name in self.headers else value
 
@@ -98,7 +100,7 @@ class Answer:
 
 
 class Connection(http.client.HTTPConnection):
-    """One keep-alive connection to TCP, TLS or a unix socket."""
+    """One keep-alive connection over TCP, TLS or a unix socket."""
 
     def __init__(self, address, timeout, tls=None):
         super().__init__('localhost', timeout=timeout)
@@ -126,11 +128,11 @@ class Connection(http.client.HTTPConnection):
 
 
 class Upload(threading.Thread):
-    """All of a request but its end, of which a byte leaves every half second until finish(), whatever else is done
-    meanwhile: what stands still for 2 s is cut while the server drains."""
+    """Sends all of a request except its end. Until finish(), one byte of the end is sent every half second, because a
+    draining server closes a connection that sends nothing for 2 s."""
 
     def __init__(self, server, request, tail=200):
-        """tail: bytes kept back, enough for half as many seconds."""
+        """tail: number of bytes kept back, enough for half as many seconds."""
         super().__init__(daemon=True)
         self.socket, self.left, self.enough = server.raw(), request[-tail:], threading.Event()
         self.socket.sendall(request[:-tail])
@@ -141,7 +143,7 @@ class Upload(threading.Thread):
             try:
                 self.socket.sendall(self.left[:1])
             except OSError:
-                return  # cut: finish() sees it
+                return  # the server closed the connection; finish() notices that
             self.left = self.left[1:]
 
     def leave(self):
@@ -163,7 +165,7 @@ class Server:
         self.options, self.extra_env, self.want_ready, self.tls = options, env or {}, ready, tls
         self.listen, self.binary = listen, binary or BINARY
         self.process = None
-        self.page_headers = ()  # for /metrics, where that wants a token
+        self.page_headers = ()  # headers for /metrics, if it needs a token
         self.log_file = tempfile.TemporaryFile()
 
     # ---- life ----
@@ -207,7 +209,7 @@ class Server:
         return False
 
     def stop(self, sig=signal.SIGTERM, seconds=40):
-        """Ends the server, and fails unless it ended well."""
+        """Ends the server, and fails unless it ended with status 0 and without a report."""
         if self.process is None:
             return
         process, self.process = self.process, None
@@ -293,7 +295,7 @@ class Server:
     # ---- what the server says about itself ----
 
     def metrics(self):
-        """{'name{label="value"}': number} of /metrics."""
+        """Returns /metrics as {'name{label="value"}': number}."""
         values = {}
         for line in self.get('/metrics', self.page_headers).body.decode().splitlines():
             if line and not line.startswith('#'):
@@ -302,7 +304,7 @@ class Server:
         return values
 
     def metric(self, name, **labels):
-        """The sum of a metric's series that have these labels."""
+        """Returns the sum of a metric's series that have these labels."""
         total = 0.0
         for series, value in self.metrics().items():
             if series.split('{')[0] == name and all(f'{k}="{v}"' in series for k, v in labels.items()):
@@ -310,8 +312,8 @@ class Server:
         return total
 
     def inflight(self):
-        """Requests that hold a place. One that is only being answered does not: the scrape itself is one. All states are
-        read from one page, because the requests of two pages differ."""
+        """Returns the number of requests that hold a slot. A request whose answer is being sent holds none; the scrape
+        itself is one. All states come from one scrape, because they change between scrapes."""
         states = {series: n for series, n in self.metrics().items() if series.startswith('attnd_inflight_requests{')}
         return sum(states.values()) - states['attnd_inflight_requests{state="answering"}']
 
@@ -327,19 +329,20 @@ class Server:
 
 
 class Probe:
-    """Asks for /livez all the time, each time on a connection of its own, from a process of its own. After the block
-    `longest` is the longest wait of them all.
+    """Asks for /livez all the time from a separate process, each time on a new connection. After the block `longest` is
+    the longest wait.
 
-    On a machine with other work every process waits for a core now and then. So the probe has a control: before each
-    question it sends a byte to another process that only sends it back, and `control` is the longest wait of these. A
-    question is handed on twice in the server (the thread that accepts, the thread that answers) where the control hands
-    on once, so check() takes away twice the control and holds the rest against 100 ms (times ATTND_SLOWER): on an idle
-    machine the control is a few milliseconds.
+    On a busy machine every process waits for a core now and then, so the probe has a control: before each question it
+    sends a byte to another process, which sends it back. `control` is the longest of these waits. A question changes
+    threads twice in the server (the thread that accepts, the thread that answers), and the control once. check()
+    therefore subtracts twice the control and compares the rest with 100 ms (times ATTND_SLOWER). On an idle machine the
+    control is a few milliseconds.
 
-    Of a stall in the middle of a question the control knows nothing. So from each question is taken away first what the
-    system says that the probe was ready to run meanwhile and had no core, and the same of the thread of the server that
-    had none for the longest time; `unexplained` is the longest rest. A thread that waits for another of the server is
-    not ready to run, and one that keeps another waiting has a core: such a stall is the server's own and stays."""
+    The control does not see a stall in the middle of a question. So two times are subtracted from each question first:
+    the time that the probe was ready to run but had no core, and the same of the server's thread that lacked a core
+    longest; the system reports both. `unexplained` is the longest rest. A thread that waits for another thread of the
+    server is not ready to run, and one that makes another wait has a core. Such a stall is the server's own and is not
+    subtracted."""
     BOUND = 0.1
     HOPS = 2
 
@@ -355,13 +358,14 @@ class Probe:
 
     @staticmethod
     def _coreless(pid):
-        """{thread: seconds in which it was ready to run and others ran}"""
+        """Returns {thread: seconds in which it was ready to run but had no core}."""
         threads = {}
-        for path in glob.glob(f'/proc/{pid}/task/*/schedstat'):  # none, where the system does not tell
+        # there are no such files if the system does not count this
+        for path in glob.glob(f'/proc/{pid}/task/*/schedstat'):
             try:
                 with open(path) as f:
                     threads[path] = int(f.read().split()[1]) / 1e9
-            except OSError:  # it has just ended
+            except OSError:  # the thread has just ended
                 pass
         return threads
 
@@ -437,7 +441,7 @@ class RawReader:
         return bool(piece)
 
     def answer(self, method='POST'):
-        """The next answer; None where the peer closed (or reset) instead of beginning one."""
+        """Returns the next answer, or None if the peer closed or reset the connection before an answer."""
         try:
             while b'\r\n\r\n' not in self.buffer:
                 if not self.fill():
@@ -459,7 +463,7 @@ class RawReader:
                 if not self.fill():
                     raise AssertionError(f'closed {length - len(self.buffer)} bytes before the end of a body')
             body, self.buffer = self.buffer[:length], self.buffer[length:]
-        else:  # until the end
+        else:  # the body lasts until the connection closes
             try:
                 while self.fill():
                     pass
@@ -469,7 +473,7 @@ class RawReader:
         return Answer(status, headers, body)
 
     def closed(self):
-        """True when the peer closes and sends nothing more."""
+        """Returns True if the peer closes and sends nothing more."""
         try:
             while True:
                 if self.buffer:
@@ -490,7 +494,7 @@ def request_bytes(path, body=b'', method='POST', headers=(), host=True):
 
 
 def self_signed(folder):
-    """(certificate, key) files for localhost, made by openssl."""
+    """Makes (certificate, key) files for localhost with openssl."""
     cert, key = os.path.join(folder, 'cert.pem'), os.path.join(folder, 'key.pem')
     subprocess.run(['openssl', 'req', '-x509', '-newkey', 'rsa:2048', '-nodes', '-keyout', key, '-out', cert, '-days', '2',
                     '-subj', '/CN=localhost', '-addext', 'subjectAltName=DNS:localhost,IP:127.0.0.1'],

@@ -18,7 +18,8 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
-# group, package, how to see that it is there: a file or folder, a command (no slash), or py: a Python module
+# group, package, and how to see that it is installed: a file or folder, a command (no slash), or py: and a Python
+# module
 needs='
 run  gcc                 gcc
 run  make                make
@@ -44,7 +45,8 @@ arm64 gcc-aarch64-linux-gnu aarch64-linux-gnu-gcc
 arm64 qemu-user-static   qemu-aarch64-static
 '
 
-# The first Python that has what the tests import; Debian's own where none has yet, since apt installs for that one.
+# The first Python that has the modules that the tests import. If none has them yet, Debian's own, for which apt
+# installs them.
 find_python() {
     for p in ${ATTND_PYTHON:-} python3 /usr/bin/python3; do
         if "$p" -c 'import pytest, numpy' 2>/dev/null; then echo "$p"; return; fi
@@ -56,7 +58,7 @@ have() {
     case $1 in
     /*) [ -e "$1" ] ;;
     py:*) "$python" -c "import ${1#py:}" 2>/dev/null ;;
-    gcc) cc=${CC:-gcc}; command -v "${cc%% *}" >/dev/null ;; # it may be two words: ccache gcc
+    gcc) cc=${CC:-gcc}; command -v "${cc%% *}" >/dev/null ;; # CC may be two words, such as ccache gcc
     sanitizers) echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' |
         clang -fsanitize=fuzzer,address,undefined -x c -o /dev/null - 2>/dev/null ;;
     *) command -v "$1" >/dev/null ;;
@@ -89,21 +91,21 @@ install() {
     $as env DEBIAN_FRONTEND=noninteractive $command || exit 1
 }
 
-# promtool for tests/http/test_metrics.py
+# promtool, which tests/http/test_metrics.py uses
 fetch_promtool() {
     command -v promtool >/dev/null || [ -x build/tools/usr/bin/promtool ] && return
     command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || return
     mkdir -p build/tools
     echo "Fetching promtool (its package is unpacked into build/tools, not installed)"
-    # In Debian 12 and Ubuntu 24.04 it is part of the package prometheus, in Debian 13 a package of its own.
+    # Debian 12 and Ubuntu 24.04 have promtool in the package prometheus, Debian 13 has a package for it.
     (cd build/tools && { apt-get download -q promtool || apt-get download -q prometheus; } >download.log 2>&1 &&
         for package in *.deb; do dpkg-deb -x "$package" . && rm -f "$package"; done && [ -x usr/bin/promtool ]) ||
         echo "promtool is not to be had: the test that uses it will be skipped (build/tools/download.log)"
 }
 
 # schemathesis and the generators of clients (tests/http/test_operations.py, test_generated.py), safetensors
-# (test_safetensors.py), ml_dtypes (bfloat16 in test_readme.py), axe-core (test_pages.py), tritonclient (test_kserve.py),
-# Dask and Ray (test_clusters.py), and the clang-format that decides about layout
+# (test_safetensors.py), ml_dtypes (bfloat16 in test_readme.py), axe-core (test_pages.py), tritonclient
+# (test_kserve.py), Dask and Ray (test_clusters.py), and clang-format, which defines the layout of the code
 fetch_python_tools() {
     [ -x build/venv/bin/st ] && [ -x build/venv/bin/clang-format ] && [ -x build/venv/bin/openapi-python-client ] &&
         [ -x build/venv/bin/datamodel-codegen ] && (cd build/venv/lib/python3*/site-packages && ls safetensors ml_dtypes tritonclient/http axe_core_python distributed ray) >/dev/null 2>&1 && return
@@ -114,7 +116,7 @@ fetch_python_tools() {
         echo "not all of it is to be had: what uses it will be skipped (build/venv.log)"
 }
 
-# unpack PROGRAM PACKAGE: a daemon for the tests of deploy/, which would be started on every boot if its package were
+# unpack PROGRAM PACKAGE: unpacks a daemon for the tests of deploy/, which would start on every boot if its package were
 # installed
 unpack() {
     command -v "$1" >/dev/null || [ -x "/usr/sbin/$1" ] || [ -x "build/tools/usr/bin/$1" ] || [ -x "build/tools/usr/sbin/$1" ] && return
@@ -172,7 +174,7 @@ fetch_arm64() {
         $apt update && $apt install -y --no-install-recommends --download-only \
             libc6-dev libmicrohttpd-dev libuv1-dev libcjson-dev zlib1g-dev libcmocka-dev &&
         for package in archives/*.deb; do dpkg-deb -x "$package" root || exit 1; done &&
-        # Links that begin with / point into the root.
+        # Absolute links are changed to point into the root.
         find root -lname '/*' | while read -r link; do ln -sfn "$PWD/root$(readlink "$link")" "$link"; done &&
         touch root/complete && rm -rf lists archives) >build/tools/arm64.log 2>&1 ||
         echo "libraries for arm64 are not to be had: make arm64 will be skipped (build/tools/arm64.log)"

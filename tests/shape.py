@@ -1,20 +1,21 @@
-"""shape.py: how long functions, files and lines of comments are, and how much of a kernel stands in its sibling too.
-Fails beyond the bounds below.
+"""shape.py measures how long functions, files and lines of comments are, and how much code a kernel shares with its
+sibling. It fails beyond the bounds below.
 
-A function counts from the first line of its head to its closing brace. Files are those of the program: kernels,
-proto-json, server. An echo is a run of three lines or more of code (no comments, braces, includes or pragmas) that
-another file has as well."""
+A function counts from the first line of its head to its closing brace. The files are those of the program: kernels,
+proto-json, server. An echo is a run of at least three lines of code (without comments, braces, includes or pragmas)
+that another file has as well."""
 import collections
 import os
 import re
 import statistics
 import sys
 
-MOST_LINES = {"C": 100, "CUDA": 200, "kernels": 200}  # of a function; CUDA: what runs on the GPU, or is in a file beside it
-MEDIAN = 10                 # of functions in C
-LONG_FILE = 700             # lines: counted, not refused
-MOST_COLUMNS = 120          # of a line that ends in a comment: clang-format sees to the others
-MOST_ECHO = 5.0             # per cent of the lines of code of either sibling
+# lines of a function; CUDA: code that runs on the GPU, or is in a file beside such code
+MOST_LINES = {"C": 100, "CUDA": 200, "kernels": 200}
+MEDIAN = 10                 # the median of the lines of C functions
+LONG_FILE = 700             # longer files are counted, not refused
+MOST_COLUMNS = 120          # the longest line that ends in a comment; clang-format checks the others
+MOST_ECHO = 5.0             # percentage of the code of either sibling
 SIBLINGS = [
     ("sm80/forward.cu", "sm80/f32_forward.cu"),
     ("sm80/backward.cu", "sm80/f32_backward.cu"),
@@ -40,7 +41,8 @@ def without_comments(text):
 
 
 def functions(text):
-    """(first line, lines, head) of each function: its opening brace stands on a line of its own, where `}` ends it."""
+    """Yields (first line, lines, head) of each function. Its opening brace is on a line of its own, and `}` at the
+    start of a line ends it."""
     lines = without_comments(text).split("\n")
     for n, line in enumerate(lines):
         if line.strip() != "{" or n == 0 or not re.search(r"\)( const)?$|\\$|^\s*: .*\)$", lines[n - 1].rstrip()):
@@ -54,7 +56,7 @@ def functions(text):
 
 
 def long_comments(text):
-    """The lines with a comment that ends behind MOST_COLUMNS."""
+    """Returns the lines with a comment that extends beyond MOST_COLUMNS."""
     for comment in re.finditer(r"/\*.*?\*/", text, flags=re.S):
         first = text.count("\n", 0, comment.start()) + 1
         lines = (text[text.rfind("\n", 0, comment.start()) + 1:comment.start()] + comment[0]).split("\n")
@@ -68,7 +70,7 @@ def code(path):
 
 
 def echo(a, b):
-    """How many per cent of a's lines stand in runs of three that b has."""
+    """Returns the percentage of a's lines that are in runs of three lines which b has too."""
     runs = set(zip(b, b[1:], b[2:]))
     hit = {i + n for i, run in enumerate(zip(a, a[1:], a[2:])) if run in runs for n in range(3)}
     return 100 * len(hit) / len(a)

@@ -1,5 +1,5 @@
-"""Requests that are under way while a test does something else, and what holds them there: the gate of a scripted device
-(kernels/fake/fake.c), a body whose end is still to come, work that would take for ever."""
+"""Requests that are under way while a test does something else. What keeps them there is the gate of a scripted device
+(kernels/fake/fake.c), a body whose end is still missing, or work that would take for ever."""
 import contextlib
 import os
 import subprocess
@@ -13,7 +13,7 @@ FORWARD = '/v1/attention/forward'
 
 
 class Gate:
-    """hold=PATH in a script: what runs ends when the gate is opened. (The fixture `gate` is one.)"""
+    """A file for hold=PATH in a script: running work ends when the gate is opened. The fixture `gate` is one."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -27,7 +27,7 @@ class Gate:
 
 
 class Asking(threading.Thread):
-    """One request, under way. answer is its answer, or the exception."""
+    """One request that is under way. `answer` is its answer, or the exception."""
 
     def __init__(self, server, body=None, headers=()):
         super().__init__()
@@ -51,20 +51,20 @@ class Asking(threading.Thread):
 
 
 class Upload(service.Upload):
-    """Of the small request, which the server has begun to receive."""
+    """Uploads the small request, which the server has begun to receive."""
 
     def __init__(self, server):
         super().__init__(server, request_bytes(FORWARD, wire.small_bytes()))
         assert eventually(lambda: server.inflight() >= 1)
 
 
-GUESTS = 6  # DEVICE_GUESTS of server/base/limits.h: short requests that a device takes beside its streams
+GUESTS = 6  # DEVICE_GUESTS of server/base/limits.h: short requests that a device runs beside its streams
 
 
 @contextlib.contextmanager
 def occupied(server, body, headers=(), queued=0):
-    """Meanwhile a device of one thread has two requests, which is all that it takes of long ones, and `queued` more wait.
-    Their clients leave in the end, so that nobody waits for a body that is as good as endless."""
+    """During the block a device of one thread runs two requests, the most long ones that it takes, and `queued` more
+    wait. Their clients leave at the end, so that no client waits for a body that is practically endless."""
     with contextlib.ExitStack() as clients:
         for n in range(1, 3 + queued):
             clients.enter_context(server.raw()).sendall(request_bytes(FORWARD, body, headers=headers))
@@ -74,7 +74,7 @@ def occupied(server, body, headers=(), queued=0):
 
 
 def dies(server, status, seconds=15):
-    """The process ends with that status within the bound."""
+    """Checks that the process ends with that status in time."""
     process, server.process = server.process, None
     try:
         got = process.wait(seconds * service.SLOWER)

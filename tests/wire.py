@@ -1,4 +1,4 @@
-"""Tensors as attnd's JSON has them, and back: the few lines a client needs, and problems to send."""
+"""Converts tensors to attnd's JSON and back, in the few lines that a client needs, and makes problems to send."""
 import base64
 import json
 
@@ -9,7 +9,7 @@ BYTES = {'float32': 4, 'float16': 2, 'bfloat16': 2, 'float8_e4m3fn': 1, 'int32':
 
 
 def bf16_bits(x):
-    """float32 to bfloat16, to nearest even."""
+    """Converts float32 to bfloat16, to nearest even."""
     u = np.ascontiguousarray(x, np.float32).view(np.uint32)
     return ((u + 0x7FFF + ((u >> 16) & 1)) >> 16).astype(np.uint16)
 
@@ -18,7 +18,8 @@ def bf16_value(bits):
     return (np.asarray(bits).astype(np.uint32) << 16).view(np.float32)
 
 
-# Every float8_e4m3fn by its byte: sign, 4 bits of exponent with bias 7, 3 of mantissa; no infinity, NaN is 0x7f.
+# The value of every float8_e4m3fn byte: sign, 4 exponent bits with bias 7, 3 mantissa bits; there are no infinities,
+# and NaN is 0x7f.
 E4M3 = np.zeros(256, np.float32)
 for byte in range(256):
     e, m = (byte >> 3) & 15, byte & 7
@@ -27,7 +28,7 @@ for byte in range(256):
 
 
 def e4m3_bits(x):
-    """float32 to the nearest e4m3, saturating at 448."""
+    """Converts float32 to the nearest e4m3, saturating at 448."""
     x = np.clip(np.asarray(x, np.float32), -448, 448)
     finite = np.array([b for b in range(256) if b & 127 != 127], np.uint8)
     order = np.argsort(E4M3[finite], kind='stable')
@@ -46,7 +47,7 @@ def raw(x, dtype):
 
 
 def rounded(x, dtype):
-    """The values that the tensor really holds, as float64."""
+    """Returns the values as the dtype holds them, as float64."""
     if dtype == 'bfloat16':
         return bf16_value(bf16_bits(x)).reshape(np.shape(x)).astype(np.float64)
     if dtype == 'float8_e4m3fn':
@@ -62,7 +63,7 @@ NUMBER = {'NaN': np.nan, 'Infinity': np.inf, '-Infinity': -np.inf}
 
 
 def value(t):
-    """A tensor of an answer as a float64 array, from base64 or from numbers."""
+    """Converts a tensor of an answer, from base64 or from numbers, to a float64 array."""
     shape, dtype, data = t['shape'], t['dtype'], t['data']
     if isinstance(data, list):
         flat = []
@@ -84,7 +85,7 @@ def value(t):
 
 
 def random_problem(rng, B=1, Sq=5, Sk=None, H=2, Hk=None, D=8, Dv=None, dtype='float32', back=False, layout='bshd', **options):
-    """({member: JSON}, {'q': float64 [B, S, H, D], ...}) of a random forward or backward."""
+    """Returns ({member: JSON}, {'q': float64 [B, S, H, D], ...}) of a random forward or backward."""
     Sk, Hk, Dv = Sq if Sk is None else Sk, Hk or H, Dv or D
     shapes = {'q': (B, Sq, H, D), 'k': (B, Sk, Hk, D), 'v': (B, Sk, Hk, Dv)}
     if back:

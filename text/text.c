@@ -257,7 +257,7 @@ void text_consider(struct text_nearest *nearest, const char *name)
     const bool same = is_same_name(nearest->unknown, strlen(nearest->unknown), name, strlen(name));
     const int distance = same ? 0 : text_distance(nearest->unknown, name);
     if (distance >= nearest->distance || 3 * distance > (int)strlen(name))
-        return; /* the name is too short: so many mistakes could turn it into any other */
+        return; /* the name is too short: this number of mistakes could turn it into any other name */
     nearest->name = name;
     nearest->distance = distance;
 }

@@ -2,13 +2,13 @@
  *
  *   make install && cc attention.c $(pkg-config --cflags --libs attn) -o attention && ./attention
  *
- * Two queries over two keys, causal: the first query sees the first key alone, so its row of out is the first row of v.
- * Then the same with heads that do not fit, to show what a refusal says. */
+ * Two queries over two keys, causal: the first query sees only the first key, so its row of out is the first row of v.
+ * Then the same with numbers of heads that do not fit together, to show the message of a refusal. */
 #include <attn/attention.h>
 #include <stdio.h>
 
-/* Computes p on the CPU, which computes where the tensors are. (A GPU, "cuda", computes in memory of its own:
- * attn_device_alloc() and attn_copy().) */
+/* Computes p on the CPU, which uses the tensors in place. A GPU ("cuda") computes in its own memory:
+ * attn_device_alloc() and attn_copy(). */
 static attn_status compute(const attn_problem *p, attn_error *err)
 {
     attn_device *device = NULL;

@@ -1,9 +1,10 @@
-"""Keys and values in pages of your own, as vLLM (block_tables) and FlashInfer (kv_indptr, kv_indices, kv_last_page_len) keep them.
+"""Keys and values in pages of your own, as vLLM (block_tables) and FlashInfer (kv_indptr, kv_indices, kv_last_page_len)
+store them.
 
     python3 block_tables.py [http://127.0.0.1:8080]
 
-Sends two pools of pages and tables that say which sequence has which page, and holds the answer against attention over the same keys
-side by side. `table_of` turns FlashInfer's three arrays into attnd's two."""
+Sends two pools of pages and tables that say which sequence has which page, and compares the answer with attention over
+the same keys stored contiguously. `table_of` turns FlashInfer's three arrays into attnd's two."""
 import base64
 import json
 import sys
@@ -14,7 +15,8 @@ import numpy as np
 
 
 class Refused(Exception):
-    """What the server says: one sentence. `code` is stable, `pointer` the member of the request that is meant."""
+    """The server's reason for a refusal, in one sentence. `code` is stable, and `pointer` names the member of the
+    request that is wrong."""
 
     def __init__(self, problem):
         super().__init__(problem['detail'])
@@ -22,7 +24,7 @@ class Refused(Exception):
 
 
 def table_of(kv_indptr, kv_indices, kv_last_page_len, page_size):
-    """page_table [B, most] and seqlens_k [B]. What lies behind a sequence's last page is not read."""
+    """Returns page_table [B, most] and seqlens_k [B]. Entries behind a sequence's last page are not read."""
     counts = np.diff(kv_indptr)
     table = np.zeros((len(counts), counts.max()), np.int32)
     for b, count in enumerate(counts):
@@ -45,10 +47,10 @@ def forward(url, **members):
 def main(url='http://127.0.0.1:8080'):
     rng = np.random.default_rng(0)
     page_size, Hk, H, D = 64, 2, 8, 64
-    k, v = rng.standard_normal((2, 20, page_size, Hk, D)).astype(np.float32)  # [pages, page_size, Hk, D] each
-    q = rng.standard_normal((3, 1, H, D)).astype(np.float32)  # a query for each of three sequences
+    k, v = rng.standard_normal((2, 20, page_size, Hk, D)).astype(np.float32)  # both are [pages, page_size, Hk, D]
+    q = rng.standard_normal((3, 1, H, D)).astype(np.float32)  # one query for each of three sequences
 
-    free = rng.permutation(20).astype(np.int32)  # pages lie anywhere in the pools
+    free = rng.permutation(20).astype(np.int32)  # the pages are in random order in the pools
     table, lengths = table_of(np.array([0, 3, 4, 9]), free[:9], np.array([64, 1, 17]), page_size)
     out, backend = forward(url, q=q, k=k, v=v, page_table=table, seqlens_k=lengths, outputs=['out'])
 
@@ -60,7 +62,7 @@ def main(url='http://127.0.0.1:8080'):
         worst = max(worst, np.abs(out[b, 0] - np.einsum('hk,khd->hd', weights / weights.sum(-1, keepdims=True), values)).max())
     print(f'{backend}: lengths {lengths.tolist()}, the largest error is {worst:.1e}')
     assert worst < 1e-5, 'float32'
-    table[1, 0] = 20  # pages are 0 to 19
+    table[1, 0] = 20  # an invalid page: the pools have pages 0 to 19
     try:
         forward(url, q=q, k=k, v=v, page_table=table, seqlens_k=lengths)
     except Refused as refused:

@@ -1,10 +1,10 @@
-"""Decoding from NumPy: keys and values stay at the server, and each step sends only what is new.
+"""Decoding from NumPy: keys and values stay at the server, and each step sends only the new ones.
 
     python3 cache_client.py [http://127.0.0.1:8080]
 
-Makes a cache, fills it with a prompt, decodes a few steps, forks it so that two continuations share the prompt, verifies a tree of
-guessed tokens and keeps one path of it, goes back to an earlier position, and holds every answer against attention over all keys
-computed here. `Attnd` is what to copy."""
+Makes a cache, fills it with a prompt and decodes a few steps. Forks the cache so that two continuations share the
+prompt. Verifies a tree of guessed tokens and keeps one path of it. Rolls back to an earlier position. Compares every
+answer with attention over all keys computed here. Copy `Attnd` into your program."""
 import base64
 import json
 import sys
@@ -15,7 +15,8 @@ import numpy as np
 
 
 class Refused(Exception):
-    """What the server says: one sentence. `code` is stable, `pointer` the member of the request that is meant."""
+    """The server's reason for a refusal, in one sentence. `code` is stable, and `pointer` names the member of the
+    request that is wrong."""
 
     def __init__(self, problem):
         super().__init__(problem['detail'])
@@ -48,20 +49,20 @@ class Attnd:
         return self.ask('POST', '/v1/caches', **shape)['id']
 
     def append(self, cache, k, v):
-        """k [S, Hk, D], v [S, Hk, Dv]: S positions more."""
+        """Appends S positions: k [S, Hk, D], v [S, Hk, Dv]."""
         return self.ask('POST', f'/v1/caches/{cache}/append', k=k, v=v)['lengths'][0]
 
     def decode(self, caches, q, **members):
-        """q [B, Sq, H, D], a row for each cache; k and v [B, S, Hk, ...], where given, are appended first."""
+        """Decodes q [B, Sq, H, D], one row per cache. k and v [B, S, Hk, ...], if given, are appended first."""
         return self.ask('POST', '/v1/attention/decode', caches=caches, q=q, **members)
 
     def truncate(self, cache, length):
-        """Keeps the first `length` positions: a rollback."""
+        """Rolls back to the first `length` positions."""
         return self.ask('POST', f'/v1/caches/{cache}/truncate', length=length)['length']
 
 
 def attention(q, k, v):
-    """One row, causal: q [Sq, H, D], k and v [Sk, Hk, D]."""
+    """Causal attention of one row: q [Sq, H, D], k and v [Sk, Hk, D]."""
     group = q.shape[1] // k.shape[1]
     q, k, v = q.astype(float), k.astype(float).repeat(group, 1), v.astype(float).repeat(group, 1)
     scores = np.einsum('qhd,khd->hqk', q, k) / q.shape[-1]**0.5
@@ -88,7 +89,7 @@ def main(url='http://127.0.0.1:8080'):
     print(f'{answer["backend"]}: 5 steps, {answer["lengths"][0]} positions, the largest error is {worst:.1e}')
     assert worst < 2e-3, 'float16 has 11 bits'
 
-    fork = attnd.ask('POST', f'/v1/caches/{cache}/fork', length=500)['id']  # shares the prompt's pages
+    fork = attnd.ask('POST', f'/v1/caches/{cache}/fork', length=500)['id']  # the fork shares the prompt's pages
     q, k1, v1 = new(2, 3, 8, 64), new(2, 3, 2, 64), new(2, 3, 2, 64)
     answer = attnd.decode([cache, fork], q, k=k1, v=v1, causal=True)
     for row, length in enumerate((505, 500)):
@@ -97,7 +98,7 @@ def main(url='http://127.0.0.1:8080'):
     print('two continuations:', answer['lengths'])
     k, v = np.concatenate([k, k1[0]]), np.concatenate([v, v1[0]])
 
-    # Guessed tokens, as a tree: each has a parent, and attends to what is in the cache, to its ancestors and to itself.
+    # Guessed tokens form a tree: each has a parent, and attends to the cache, to its ancestors and to itself.
     parents = [None, 0, 0, 1, 2, 2]
     sees = np.eye(len(parents), dtype=np.uint8)
     for node, parent in enumerate(parents):
@@ -105,13 +106,14 @@ def main(url='http://127.0.0.1:8080'):
             sees[node] |= sees[parent]
     q, kt, vt = new(1, 6, 8, 64), new(1, 6, 2, 64), new(1, 6, 2, 64)
     before = len(k)
-    answer = attnd.decode([cache], q, k=kt, v=vt, keep_mask=sees[None, None])  # keep_mask is of the last keys; all before them are seen
+    # keep_mask covers the last keys; all keys before them are seen
+    answer = attnd.decode([cache], q, k=kt, v=vt, keep_mask=sees[None, None])
     for node in range(len(parents)):
         path = np.flatnonzero(sees[node])
         want = attention(q[0, node:node + 1], np.concatenate([k, kt[0, path]]), np.concatenate([v, vt[0, path]]))
         assert np.abs(answer['out'][0, node:node + 1] - want).max() < 2e-3
-    # The path 0, 2, 5 is right. Its positions are not side by side, so all guesses are removed and the path is sent again, together
-    # with the next position.
+    # The path 0, 2, 5 is right. Its positions are not contiguous, so all guesses are removed and the path is sent
+    # again, together with the next position.
     path = [0, 2, 5]
     attnd.truncate(cache, before)
     q, k1, v1 = new(1, 4, 8, 64), np.concatenate([kt[:, path], new(1, 1, 2, 64)], 1), np.concatenate([vt[:, path], new(1, 1, 2, 64)], 1)
@@ -120,7 +122,7 @@ def main(url='http://127.0.0.1:8080'):
     assert np.abs(answer['out'][0] - attention(q[0], k, v)).max() < 2e-3
     print('a tree of 6 guesses, 3 of them kept:', answer['lengths'])
 
-    # A rollback to position 500, and another continuation from there.
+    # Rolls back to position 500 and continues differently from there.
     attnd.truncate(cache, 500)
     k, v = np.concatenate([k[:500], k1[0]]), np.concatenate([v[:500], v1[0]])
     answer = attnd.decode([cache], q, k=k1, v=v1, causal=True)

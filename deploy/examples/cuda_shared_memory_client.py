@@ -1,11 +1,13 @@
-"""Attention on tensors that lie in the GPU's memory, where the server's kernels read them: nothing is sent or copied.
+"""Attention on tensors in the GPU's memory, which the server's kernels read in place: nothing is sent or copied.
 
-    attnd --allow-cuda-shm                     (on the same machine; in containers both need one PID namespace, `docker run --pid`)
+    attnd --allow-cuda-shm                     (on the same machine; in containers both need one PID namespace,
+    `docker run --pid`)
     python3 cuda_shared_memory_client.py [http://127.0.0.1:8080]
 
-Puts random tensors into memory of the first GPU, has the results written behind them, and holds them against softmax(q k^T / sqrt(D)) v
-computed here. `Region` is what to copy: CUDA's runtime by ctypes, and Triton's cuda_shared_memory extension by http.client. Tensors
-of PyTorch or CuPy are copied there within the GPU (cudaMemcpy), with their stream synchronized before the request is sent."""
+Puts random tensors into memory of the first GPU, lets the server write the results behind them, and compares these with
+softmax(q k^T / sqrt(D)) v computed here. Copy `Region` into your program: it uses CUDA's runtime by ctypes, and
+Triton's cuda_shared_memory extension by http.client. Tensors of PyTorch or CuPy are copied into it within the GPU
+(cudaMemcpy); synchronize their stream before you send the request."""
 import base64
 import ctypes
 import http.client
@@ -15,16 +17,16 @@ from math import prod
 
 import numpy as np
 
-DATATYPE = {'float16': 'FP16', 'float32': 'FP32'}  # bfloat16 is BF16; NumPy has none
-LEAST = 2 << 20  # CUDA lends whole blocks: smaller allocations may lie in one with others
+DATATYPE = {'float16': 'FP16', 'float32': 'FP32'}  # bfloat16 would be BF16, but NumPy has no bfloat16
+LEAST = 2 << 20  # CUDA shares whole blocks of memory, in which smaller allocations may lie side by side
 
 
 class Refused(Exception):
-    """What the server says: one sentence."""
+    """The server's reason for a refusal, in one sentence."""
 
 
 class Cuda:
-    """The runtime: every call returns 0, or an error."""
+    """CUDA's runtime. Every call returns 0 or an error code."""
 
     def __init__(self):
         for name in ('libcudart.so', 'libcudart.so.13', 'libcudart.so.12'):
@@ -44,7 +46,7 @@ class Cuda:
 
 
 class Region:
-    """Memory of a GPU, registered with the server: tensors are placed one behind the other."""
+    """Memory of a GPU that is registered with the server. Tensors are placed one after the other."""
 
     def __init__(self, connection, name, byte_size, device=0):
         self.connection, self.name, self.byte_size, self.end = connection, name, max(byte_size, LEAST), 0
@@ -68,12 +70,13 @@ class Region:
         return json.loads(text or '{}')
 
     def place(self, name, byte_size):
-        at, self.end = self.end, (self.end + byte_size + 255) // 256 * 256  # aligned, kernels are faster
+        at, self.end = self.end, (self.end + byte_size + 255) // 256 * 256  # kernels are faster with aligned tensors
         assert at + byte_size <= self.byte_size, 'the region is too small'
         return {'name': name, 'parameters': {'shared_memory_region': self.name, 'shared_memory_byte_size': byte_size, 'shared_memory_offset': at}}
 
     def copy(self, to, source, byte_size):
-        self.cuda.cudaMemcpy(to, source, ctypes.c_size_t(byte_size), ctypes.c_int(4))  # CUDA sees which is where
+        # cudaMemcpyDefault: CUDA finds out which side is on the GPU
+        self.cuda.cudaMemcpy(to, source, ctypes.c_size_t(byte_size), ctypes.c_int(4))
 
     def address(self, placed):
         return ctypes.c_void_p(self.memory.value + placed['parameters']['shared_memory_offset'])
@@ -87,7 +90,7 @@ class Region:
         return self.place(name, np.dtype(dtype).itemsize * prod(shape))
 
     def array(self, placed, dtype, shape):
-        """What the server has written, copied from the GPU."""
+        """Returns what the server has written, copied from the GPU."""
         array = np.empty(shape, dtype)
         self.copy(array.ctypes.data_as(ctypes.c_void_p), self.address(placed), array.nbytes)
         return array
@@ -96,7 +99,7 @@ class Region:
         return self.post(f'/v2/models/{model}/infer', {'inputs': inputs, 'outputs': outputs, 'parameters': parameters})
 
     def close(self):
-        """When every request that uses it is answered. Unregistered, it may be freed."""
+        """Call it when every request that uses the region was answered. It unregisters the memory and frees it."""
         self.post(f'/v2/cudasharedmemory/region/{self.name}/unregister', {})
         self.cuda.cudaFree(self.memory)
 

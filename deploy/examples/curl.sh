@@ -1,13 +1,13 @@
 #!/bin/sh
-# curl.sh: a request typed by hand, one with base64, what attention looks at, and a refusal.
+# curl.sh: a request with readable numbers, one with base64, an observe, and a refusal.
 #
 #   sh curl.sh [http://127.0.0.1:8080]
 #
-# curl says nothing of a body's type here, or that it is a form: attnd takes it for JSON.
+# curl sends no content type here, or that of a form; attnd reads both as JSON.
 set -eu
 url=${1:-http://127.0.0.1:8080}/v1/attention
 
-# Prints the answer; where the server refuses, its reason, and fails.
+# Prints the answer. If the server refuses, prints the reason and fails.
 post() {
     answer=$(curl -sS -w '\n%{http_code}' "$url/${2:-forward}" -d "$1")
     case $answer in
@@ -20,7 +20,7 @@ post() {
     esac
 }
 
-# Two queries over two keys, causal: the first query sees the first key alone, so its row of out is the first row of v.
+# Two queries over two keys, causal: the first query sees only the first key, so its row of out is the first row of v.
 identity='{"shape": [1, 2, 1, 2], "dtype": "float32", "data": [1, 0, 0, 1]}'
 values='{"shape": [1, 2, 1, 2], "dtype": "float32", "data": [1, 2, 3, 4]}'
 numbers=$(post '{"q": '"$identity"', "k": '"$identity"', "v": '"$values"', "causal": true, "encoding": "array"}')
@@ -29,16 +29,17 @@ case $numbers in
 *) echo "not what was expected: $numbers" >&2; exit 1 ;;
 esac
 
-# The bytes of a file: little-endian, in C order, in base64 without line breaks (base64 -w0; openssl base64 -A).
+# The bytes of a file in base64 without line breaks (base64 -w0; openssl base64 -A): little-endian, in C order.
 bytes=$(mktemp)
 trap 'rm -f "$bytes"' EXIT
-printf '\000\000\200\077\000\000\000\100\000\000\100\100\000\000\200\100' >"$bytes" # 1 2 3 4 as float32
+printf '\000\000\200\077\000\000\000\100\000\000\100\100\000\000\200\100' >"$bytes" # the numbers 1 2 3 4 as float32
 values='{"shape": [1, 2, 1, 2], "dtype": "float32", "data": "'$(base64 -w0 "$bytes")'"}'
 encoded=$(post '{"q": '"$identity"', "k": '"$identity"', "v": '"$values"', "causal": true, "encoding": "array"}')
 [ "${encoded%%,\"backend*}" = "${numbers%%,\"backend*}" ]
 echo "base64: the same out and lse"
 
-# How many pairs of query and key a causal mask lets through, and which key each query looks at most: without v.
+# How many pairs of query and key a causal mask lets through, and which key has the most weight for each query. This
+# needs no v.
 looks=$(post '{"q": '"$identity"', "k": '"$identity"', "causal": true, "observe": ["pairs", "top_keys"], "top": 1, "encoding": "array"}' observe)
 case $looks in
 '{"top_keys":{"shape":[1,1,2,1],"dtype":"int32","data":[[[[0],[1]]]]}'*'"pairs":3,'*) echo "observe: 3 pairs, the queries look at keys 0 and 1" ;;

@@ -1,17 +1,18 @@
-"""Checks what a solution of FlashInfer-Bench computed, by attnd: is it right, and if not, what is wrong with it?
+"""Checks with attnd what a solution of FlashInfer-Bench computed: is it right, and if not, what is wrong with it?
 
     python3 flashinfer_bench.py TRACE_SET DEFINITION UUID TENSORS.safetensors [http://127.0.0.1:8080]
     python3 flashinfer_bench.py --example [http://127.0.0.1:8080]
 
-TRACE_SET is a folder with definitions/*/DEFINITION.json and workloads/*/DEFINITION.jsonl, and UUID is a workload of that
-definition. FlashInfer-Bench stores no outputs, so the program that runs the solution saves them: TENSORS.safetensors has
-the outputs by the definition's names ("output", "lse", or one of them), and those inputs that the workload calls random.
+TRACE_SET is a folder with definitions/*/DEFINITION.json and workloads/*/DEFINITION.jsonl, and UUID is a workload of
+that definition. FlashInfer-Bench stores no outputs, so the program that runs the solution saves them:
+TENSORS.safetensors has the outputs under the definition's names ("output", "lse", or one of them), and the inputs that
+the workload calls random.
 
     save_file({'output': output, 'lse': lse, 'q': q, 'k': k, 'v': v}, 'TENSORS.safetensors')   # safetensors.torch
 
-Definitions of op_type gqa_ragged, gqa_paged and mla_paged are known, prefill and decode. The exit status is 0 where the
-results are right, 1 where they are not, 2 where something is missing. --example makes a small trace set, a right and a
-wrong result, and checks both. Needs Python 3 and NumPy. ATTND_TOKEN is the server's token, where it wants one."""
+Definitions of op_type gqa_ragged, gqa_paged and mla_paged are supported, prefill and decode. The exit status is 0 if
+the results are right, 1 if they are not, 2 if something is missing. --example makes a small trace set with a right and
+a wrong result, and checks both. Needs Python 3 and NumPy. ATTND_TOKEN is the server's token, if it needs one."""
 import json
 import math
 import os
@@ -23,12 +24,13 @@ import urllib.request
 
 import numpy as np
 
-# The bytes of a tensor as NumPy holds them. It has no bfloat16, and needs none: nothing computes with those.
+# The NumPy type that holds the bytes of each dtype. NumPy has no bfloat16, but nothing here computes with these
+# numbers.
 RAW = {'F32': np.float32, 'F16': np.float16, 'BF16': np.uint16, 'F8_E4M3': np.uint8, 'I32': np.int32, 'I64': np.int64}
 
 
 class Wrong(Exception):
-    """Something is missing, or not as the format says."""
+    """Raised if something is missing, or does not follow the format."""
 
 
 # ---- safetensors: {name: (dtype, array)} -----------------------------------------------------------------------------
@@ -67,7 +69,7 @@ def only(paths, what):
 
 
 def read_workload(root, name, uuid):
-    """The definition, and the workload of that uuid."""
+    """Returns the definition, and the workload with that uuid."""
     definition = json.loads(only((root / 'definitions').rglob(name + '.json'), f'{root}/definitions/*/{name}.json').read_text())
     for line in only((root / 'workloads').rglob(name + '.jsonl'), f'{root}/workloads/*/{name}.jsonl').read_text().splitlines():
         workload = json.loads(line)['workload'] if line.strip() else {}
@@ -77,7 +79,8 @@ def read_workload(root, name, uuid):
 
 
 def read_inputs(root, workload, saved):
-    """{name: (dtype, array) or number} of all inputs: those in the workload's files, and the random ones as saved."""
+    """Returns {name: (dtype, array) or number} of all inputs: those in the workload's files, and the random ones as
+    they were saved."""
     found = {}
     for name, spec in workload['inputs'].items():
         if spec['type'] == 'scalar':
@@ -95,12 +98,12 @@ def read_inputs(root, workload, saved):
 
 
 def join(a, b):
-    """Two tensors, one behind the other along the last axis."""
+    """Joins two tensors along the last axis."""
     return a[0], np.concatenate((a[1], b[1]), -1)
 
 
 def pages(x):
-    """page_table [B, most] and seqlens_k [B] from kv_indptr, kv_indices and kv_last_page_len."""
+    """Makes page_table [B, most] and seqlens_k [B] from kv_indptr, kv_indices and kv_last_page_len."""
     starts, indices = x['kv_indptr'][1].astype(np.int64), x['kv_indices'][1]
     count = np.diff(starts)
     table = np.zeros((len(count), max(int(count.max(initial=0)), 1)), np.int32)
@@ -111,7 +114,7 @@ def pages(x):
 
 
 def to_check(definition, x, outputs):
-    """Tensors and options of the request."""
+    """Makes the tensors and options of the request."""
     kind = definition['op_type']
     if kind == 'mla_paged':
         # One head of keys, whose first columns are the values.
@@ -123,7 +126,7 @@ def to_check(definition, x, outputs):
         raise Wrong(f'op_type {kind} is not one of gqa_ragged, gqa_paged, mla_paged')
     tensors, options = {n: x[n] for n in 'qkv'}, {'scale': repr(float(x['sm_scale']))}
     if 'causal' in definition['name']:
-        options['causal'] = 'true'  # bottom right, which is attnd's default
+        options['causal'] = 'true'  # the last query sees the last key, which is attnd's default
     decode = 'qo_indptr' not in x
     if not decode:
         tensors['cu_seqlens_q'] = x['qo_indptr']
@@ -136,9 +139,9 @@ def to_check(definition, x, outputs):
             tensors['out' if name == 'output' else name] = outputs[name]
     if not {'out', 'lse'} & set(tensors):
         raise Wrong('neither "output" nor "lse" is among the saved tensors')
-    if 'lse' in tensors:  # [total_q, H] in base 2 there, [H, total_q] and natural here
+    if 'lse' in tensors:  # FlashInfer-Bench has [total_q, H] in base 2, attnd [H, total_q] in natural logarithms
         tensors['lse'] = 'F32', (tensors['lse'][1].astype(np.float32) * np.float32(math.log(2))).swapaxes(0, 1)
-    if decode:  # one query for each row: [B, H, D] there, [B, 1, H, D] here
+    if decode:  # one query per row: FlashInfer-Bench has [B, H, D], attnd [B, 1, H, D]
         for name in ('q', 'out'):
             if name in tensors:
                 tensors[name] = tensors[name][0], tensors[name][1][:, None]
@@ -171,7 +174,7 @@ def run(root, name, uuid, saved, url):
     for w in answer['where']:
         print(f'  where: {w["tensor"]}, {w["what"]}')
     for e in answer['explanations']:
-        codes = ' and '.join(e[n] for n in ('code', 'and') if n in e)  # one mistake, or two at once
+        codes = ' and '.join(e[n] for n in ('code', 'and') if n in e)  # one mistake, or two together
         print(f'  because ({codes}): {e["detail"]}\n  to fix: {e["fix"]}')
     return answer['verdict'] != 'mismatch'
 
@@ -180,8 +183,8 @@ def run(root, name, uuid, saved, url):
 
 
 def make_example(root):
-    """A definition and a workload as FlashInfer-Bench has them: a decode step of two rows over pages of 4 tokens, with a
-    right and a wrong result. Returns the arguments of run()."""
+    """Makes a definition and a workload in FlashInfer-Bench's format: a decode step of two rows over pages of 4 tokens,
+    with a right and a wrong result. Returns the arguments of run()."""
     name, H, Hk, D, size = 'gqa_paged_decode_h4_kv2_d16_ps4', 4, 2, 16, 4
     axes = {'batch_size': 'var', 'num_pages': 'var', 'len_indptr': 'var', 'num_kv_indices': 'var', 'num_qo_heads': H, 'num_kv_heads': Hk, 'head_dim': D, 'page_size': size}
     pool = {'shape': ['num_pages', 'page_size', 'num_kv_heads', 'head_dim'], 'dtype': 'float16'}

@@ -1,6 +1,6 @@
-// go_client.go: attention from Go, with its standard library alone.
+// go_client.go: attention from Go, using only its standard library.
 //
-//	go run go_client.go [http://127.0.0.1:8080]
+//   go run go_client.go [http://127.0.0.1:8080]
 package main
 
 import (
@@ -17,7 +17,7 @@ import (
 type Tensor struct {
 	Shape []int  `json:"shape"`
 	Dtype string `json:"dtype"`
-	Data  []byte `json:"data"` // encoding/json writes and reads it as base64
+	Data  []byte `json:"data"` // encoding/json writes and reads a []byte as base64
 }
 
 func tensor(shape []int, numbers ...float32) *Tensor {
@@ -32,8 +32,8 @@ func (t *Tensor) numbers() []float32 {
 	return numbers
 }
 
-// Problem has its options as pointers: an option that is nil is left out, and has the server's default. Without pointers Go would send
-// zero values, and a scale of 0 or a window of [0, 0] is not the default.
+// Problem has pointers as options: an option that is nil is not sent, and the server uses its default. Without pointers
+// Go would send zero values, but a scale of 0 or a window of [0, 0] is not the default.
 type Problem struct {
 	Q      *Tensor  `json:"q"`
 	K      *Tensor  `json:"k"`
@@ -49,7 +49,8 @@ type Result struct {
 	Hints    []string // what looks wrong in the problem
 }
 
-// Refusal is what the server answers instead of a result: Detail is one sentence, Code stable, Pointer the member that is meant.
+// Refusal is what the server answers instead of a result. Detail is one sentence, Code is stable, and Pointer names the
+// member that is wrong.
 type Refusal struct{ Detail, Code, Pointer string }
 
 func (r *Refusal) Error() string { return fmt.Sprintf("%s (%s at %s)", r.Detail, r.Code, r.Pointer) }
@@ -80,7 +81,7 @@ func main() {
 	if len(os.Args) > 1 {
 		url = os.Args[1]
 	}
-	// Two queries over two keys, causal: the first query sees the first key alone, so its row of out is the first row of v.
+	// Two queries over two keys, causal: the first query sees only the first key, so its row of out is the first row of v.
 	shape := []int{1, 2, 1, 2} // [B, S, H, D]
 	q, v := tensor(shape, 1, 0, 0, 1), tensor(shape, 1, 2, 3, 4)
 	result, err := forward(url, Problem{Q: q, K: q, V: v, Causal: true})
@@ -90,14 +91,14 @@ func main() {
 	for _, hint := range result.Hints {
 		log.Print("hint: ", hint)
 	}
-	weight := 1 / (1 + math.Exp(-1/math.Sqrt2)) // of the second key for the second query
+	weight := 1 / (1 + math.Exp(-1/math.Sqrt2)) // weight of the second key for the second query
 	for i, want := range []float64{1, 2, 1 + 2*weight, 2 + 2*weight} {
 		if got := float64(result.Out.numbers()[i]); math.Abs(got-want) > 1e-5 {
 			log.Fatalf("out[%d] is %g, not %g", i, got, want)
 		}
 	}
 	fmt.Printf("%s: out %.4f is right\n", result.Backend, result.Out.numbers())
-	zero := 0.0 // a scale of 0 that is wanted, and therefore sent: all keys weigh the same
+	zero := 0.0 // with pointers, a scale of 0 can be sent: then all keys have the same weight
 	if result, err = forward(url, Problem{Q: q, K: q, V: v, Scale: &zero}); err != nil || result.Out.numbers()[0] != 2 || len(result.Hints) != 1 {
 		log.Fatal("a scale of 0 is not 0, or has no hint: ", err)
 	}

@@ -1,4 +1,4 @@
-// merge.mjs: two parts of the keys become the whole, from Node (18 or later).
+// merge.mjs: merges the results over two parts of the keys, in Node (18 or later).
 //
 //   node merge.mjs [http://127.0.0.1:8080]
 const url = process.argv[2] ?? 'http://127.0.0.1:8080';
@@ -20,8 +20,8 @@ async function attention(op, members) {
   return body;
 }
 
-// One query over four keys, which are in two places. Each place answers with its part, and out and lse of its answer
-// are what the merge takes.
+// One query over four keys, which are stored in two places. Each place answers for its part of the keys, and the merge
+// takes out and lse of these answers.
 const q = tensor([1, 1, 1, 2], [1, 2]); // [B, S, H, D]
 const keys = [1, 0, 0, 1, 1, 1, -1, 0], values = [1, 2, 3, 4, 5, 6, 7, 8];
 const of = (a, b) => ({q, k: tensor([1, b - a, 1, 2], keys.slice(2 * a, 2 * b)), v: tensor([1, b - a, 1, 2], values.slice(2 * a, 2 * b))});

@@ -1,11 +1,11 @@
 #!/bin/sh
-# merge.sh: two parts of the keys become the whole, by curl. Forward's out and lse go into the merge as they come.
+# merge.sh: merges the results over two parts of the keys with curl. It sends out and lse of each forward unchanged.
 #
 #   sh merge.sh [http://127.0.0.1:8080]
 set -eu
 url=${1:-http://127.0.0.1:8080}/v1/attention
 
-# Prints the answer of an operation; where the server refuses, its reason, and fails.
+# Prints the answer of an operation. If the server refuses, prints the reason and fails.
 post() {
     answer=$(curl -sS -w '\n%{http_code}' "$url/$1" -d "$2")
     case $answer in
@@ -18,7 +18,8 @@ post() {
     esac
 }
 
-# A forward of one query over the key and the value that are given: its answer up to the sizes is a part.
+# Sends a forward of one query over the given key and value. The beginning of its answer, up to the sizes, is a part of
+# the merge.
 part() {
     answer=$(post forward '{"q": {"shape": [1, 1, 1, 1], "dtype": "float32", "data": [1]},
         "k": {"shape": [1, 1, 1, 1], "dtype": "float32", "data": ['"$1"']},
@@ -26,7 +27,7 @@ part() {
     echo "${answer%%,\"sizes*}}"
 }
 
-# Both keys weigh the same, so the whole is the mean of both values.
+# Both keys have the same weight, so the result is the mean of both values.
 first=$(part 0.5 2) second=$(part 0.5 4)
 whole=$(post merge '{"parts": ['"$first"', '"$second"'], "encoding": "array"}')
 case $whole in

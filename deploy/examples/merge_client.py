@@ -1,9 +1,10 @@
-"""Attention whose keys are in several places: each place computes its part, and one merge makes the whole of them.
+"""Attention whose keys are stored in several places: each place computes the result over its part, and one merge
+combines them.
 
     python3 merge_client.py [http://127.0.0.1:8080]
 
-Splits the keys in three, and holds out, lse and all gradients against those of one request with all keys. The gradients
-of the merge go to a backward of each part: its dk and dv are final, and the dq of all parts add up."""
+Splits the keys in three, and compares out, lse and all gradients with those of one request over all keys. The gradients
+of the merge go to a backward of each part: dk and dv of a part are then final, and dq is the sum over the parts."""
 import sys
 
 import numpy as np
@@ -17,7 +18,8 @@ def main(url='http://127.0.0.1:8080'):
     whole = attention(url, 'forward', q=q, k=k, v=v)
     gradients = attention(url, 'backward', q=q, k=k, v=v, dout=dout)
 
-    inputs = [{'q': q, 'k': k[:, a:b], 'v': v[:, a:b]} for a, b in ((0, 20), (20, 50), (50, 90))]  # a place each
+    # one problem for each place
+    inputs = [{'q': q, 'k': k[:, a:b], 'v': v[:, a:b]} for a, b in ((0, 20), (20, 50), (50, 90))]
     parts = [attention(url, 'forward', **part) for part in inputs]
     parts = [{name: tensor(part[name]) for name in ('out', 'lse')} for part in parts]
     merged = attention(url, 'merge', parts=parts, dout=dout)

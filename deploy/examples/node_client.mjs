@@ -1,4 +1,4 @@
-// node_client.mjs: attention from Node (18 or later, whose fetch is all that it needs), or from any JavaScript.
+// node_client.mjs: attention from Node (18 or later; only fetch is needed), or from any other JavaScript.
 //
 //   node node_client.mjs [http://127.0.0.1:8080]
 const url = process.argv[2] ?? 'http://127.0.0.1:8080';
@@ -20,18 +20,19 @@ async function attention(op, members) {
   return body;
 }
 
-// Two queries over two keys, causal: the first query sees the first key alone, so its row of out is the first row of v.
+// Two queries over two keys, causal: the first query sees only the first key, so its row of out is the first row of v.
 const shape = [1, 2, 1, 2]; // [B, S, H, D]
 const q = tensor(shape, [1, 0, 0, 1]), v = tensor(shape, [1, 2, 3, 4]);
 const {out, backend} = await attention('forward', {q, k: q, v, causal: true});
-const weight = 1 / (1 + Math.exp(-1 / Math.sqrt(2))); // of the second key for the second query
+const weight = 1 / (1 + Math.exp(-1 / Math.sqrt(2))); // weight of the second key for the second query
 const want = [1, 2, 1 + 2 * weight, 2 + 2 * weight];
 const error = Math.max(...numbers(out).map((x, i) => Math.abs(x - want[i])));
 console.log(`${backend}: out ${numbers(out).map(x => x.toFixed(4)).join(' ')}, the largest error is ${error.toExponential(1)}`);
 if (!(error < 1e-5)) throw new Error(`wanted ${want}`);
 
-const looks = await attention('observe', {q, k: q, causal: true, observe: ['entropy', 'pairs']}); // v is not sent
-const entropy = -weight * Math.log(weight) - (1 - weight) * Math.log(1 - weight); // of the second query
+// an observe needs no v
+const looks = await attention('observe', {q, k: q, causal: true, observe: ['entropy', 'pairs']});
+const entropy = -weight * Math.log(weight) - (1 - weight) * Math.log(1 - weight); // entropy of the second query
 if (!(Math.abs(numbers(looks.entropy)[1] - entropy) < 1e-5)) throw new Error(`wanted ${entropy}`);
 console.log(`observe: ${looks.pairs} pairs, entropy ${numbers(looks.entropy).map(x => x.toFixed(4)).join(' ')}`);
 

@@ -1,9 +1,10 @@
-"""Attention from NumPy, with nothing but the standard library beside it.
+"""Attention from NumPy, with only the standard library besides.
 
     python3 numpy_client.py [http://127.0.0.1:8080]
 
-Sends random tensors, and holds the answer against softmax(q k^T / sqrt(D)) v computed here. `attention` is what to copy.
-After `import ml_dtypes` (a package of PyPI) it takes bfloat16 too."""
+Sends random tensors, and compares the answer with softmax(q k^T / sqrt(D)) v computed here. Copy `attention` into your
+program.
+After `import ml_dtypes` (a package of PyPI) it accepts bfloat16 too."""
 import base64
 import json
 import sys
@@ -14,7 +15,8 @@ import numpy as np
 
 
 class Refused(Exception):
-    """What the server says: one sentence. `code` is stable, `pointer` the member of the request that is meant."""
+    """The server's reason for a refusal, in one sentence. `code` is stable, and `pointer` names the member of the
+    request that is wrong."""
 
     def __init__(self, problem):
         super().__init__(problem['detail'])
@@ -26,7 +28,8 @@ def tensor(a):
 
 
 def attention(url, op, **members):
-    """op is forward, backward, observe or merge; arrays among the members are sent as tensors, and tensors of the answer are arrays."""
+    """op is forward, backward, observe or merge. Arrays among the members are sent as tensors, and tensors of the
+    answer become arrays."""
     body = json.dumps({name: tensor(m) if isinstance(m, np.ndarray) else m for name, m in members.items()}).encode()
     try:
         with urllib.request.urlopen(urllib.request.Request(f'{url}/v1/attention/{op}', body, {'Content-Type': 'application/json'})) as answer:
@@ -50,7 +53,8 @@ def main(url='http://127.0.0.1:8080'):
     print(f'{answer["backend"]}: out {answer["out"].shape}, the largest error is {error:.1e}')
     assert error < 2e-3, 'float16 has 11 bits'
 
-    looks = attention(url, 'observe', q=q, k=k, causal=True, observe=['entropy', 'key_mass', 'pairs'])  # v is not sent
+    # an observe needs no v
+    looks = attention(url, 'observe', q=q, k=k, causal=True, observe=['entropy', 'key_mass', 'pairs'])
     p = weights / weights.sum(-1, keepdims=True)
     entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(-1)
     assert np.allclose(looks['entropy'], entropy, atol=1e-4) and np.allclose(looks['key_mass'], p.sum(2), atol=1e-4)
@@ -58,7 +62,8 @@ def main(url='http://127.0.0.1:8080'):
     print(f'observe: mean entropy {looks["entropy"].mean():.2f} nats, the first key has {looks["key_mass"][..., 0].mean():.1f} of 100 queries')
 
     gradients = attention(url, 'backward', q=q, k=k, v=v, dout=np.ones_like(q), causal=True)
-    total = gradients['dv'].astype(float).sum((0, 1))  # of dout = 1: the weights of each query sum to 1
+    # for dout = 1 this is 1 per query, because the weights of each query sum to 1
+    total = gradients['dv'].astype(float).sum((0, 1))
     assert np.allclose(total, 200, atol=0.5), total
     print('dq', gradients['dq'].shape, 'dk', gradients['dk'].shape, 'dv', gradients['dv'].shape)
     try:

@@ -1,4 +1,4 @@
-"""pytest: hold what an attention kernel computes against attnd, which says what is wrong with it.
+"""Compares in pytest what an attention kernel computes with attnd, which says what is wrong with it.
 
     def test_my_kernel(assert_attention):
         out, lse = my_kernel(q, k, v, causal=True)
@@ -6,12 +6,12 @@
         assert_attention(dq=dq, dk=dk, dv=dv, q=q, k=k, v=v, dout=dout, causal=True)
 
 Run pytest with `-p pytest_attnd` and this file's folder in PYTHONPATH, or write `pytest_plugins = ['pytest_attnd']` in
-conftest.py. ATTND_URL is the server (default http://127.0.0.1:8080), ATTND_TOKEN its token, where it wants one.
+conftest.py. ATTND_URL is the server (default http://127.0.0.1:8080), ATTND_TOKEN its token, if it needs one.
 
 Tensors are NumPy arrays (with ml_dtypes also bfloat16 and float8_e4m3fn) or PyTorch tensors on any device. All other
-members are those of POST /v1/attention/forward by their names: layout='bhsd' for [B, H, S, D], as
-scaled_dot_product_attention has it, and alignment='top_left' for its is_causal. Run as a program, this file checks a
-right and a wrong result: python3 pytest_attnd.py [http://127.0.0.1:8080]"""
+members have their names of POST /v1/attention/forward: layout='bhsd' for [B, H, S, D], as in
+scaled_dot_product_attention, and alignment='top_left' for its is_causal. Run as a program, this file checks a right and
+a wrong result: python3 pytest_attnd.py [http://127.0.0.1:8080]"""
 import base64
 import json
 import os
@@ -25,7 +25,7 @@ RESULTS = ('out', 'lse', 'dq', 'dk', 'dv', 'dbias', 'dsinks', 'dalibi_slopes')
 
 
 def to_wire(name, x):
-    if hasattr(x, 'detach'):  # PyTorch. NumPy has no bfloat16: the bytes are taken as they are.
+    if hasattr(x, 'detach'):  # A PyTorch tensor. NumPy has no bfloat16, so the bytes are used as they are.
         import torch
         x = x.detach().cpu().contiguous()
         dtype, data = str(x.dtype).removeprefix('torch.'), x.reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -37,7 +37,7 @@ def to_wire(name, x):
 
 
 def check(out=None, **members):
-    """The answer of POST /v1/attention/check, a dict."""
+    """Returns the answer of POST /v1/attention/check as a dict."""
     members = {n: x for n, x in {'out': out, **members}.items() if x is not None}
     if not any(n in members for n in RESULTS):
         raise TypeError('no result to check: give one of ' + ', '.join(RESULTS))
@@ -51,13 +51,14 @@ def check(out=None, **members):
             return json.load(answer)
     except urllib.error.HTTPError as e:
         problem = json.load(e)
-        raise ValueError(f'attnd refused to check: {problem["detail"]}') from None  # one sentence: what, where, and the rule
+        # the reason is one sentence: what, where, and the rule
+        raise ValueError(f'attnd refused to check: {problem["detail"]}') from None
     except urllib.error.URLError as e:
         raise ConnectionError(f'attnd does not answer at {url}: {e.reason}. Set ATTND_URL, or start it.') from None
 
 
 def in_words(answer):
-    """The verdict for people: what is wrong, where, why, and how to mend it."""
+    """Returns the verdict in words: what is wrong, where, why, and how to fix it."""
     lines = [f'{answer["verdict"]}: {answer["operation"]} of attention']
     for name, e in answer['errors'].items():
         lines.append(f'  {name}: {e["wrong"]} of {e["of"]} are wrong by more than {e["limit"]:.1e}; the largest error is {e["max_abs"]}' +
@@ -65,7 +66,7 @@ def in_words(answer):
     lines += [f'  where: {w["tensor"]}, {w["what"]}: {w["wrong"]} of the {w["of_wrong"]} that are wrong' for w in answer['where']]
     lines += [f'  worst: {w["tensor"]}{w["index"]} is {w["got"]}, must be {w["want"]}' for w in answer['worst'][:3]]
     for e in answer['explanations']:
-        codes = ' and '.join(e[n] for n in ('code', 'and') if n in e)  # one mistake, or two at once
+        codes = ' and '.join(e[n] for n in ('code', 'and') if n in e)  # one mistake, or two together
         lines += [f'  because ({codes}): {e["detail"]}', f'  to fix: {e["fix"]}']
     if not answer['explanations']:
         lines.append('  no mistake that attnd knows explains it')
@@ -76,7 +77,7 @@ def in_words(answer):
 
 def compare(out=None, **members):
     """Fails unless the results are those of a correct kernel of their dtype. Returns the answer."""
-    __tracebackhide__ = True  # pytest shows the line that called
+    __tracebackhide__ = True  # pytest then shows the line that called this function
     answer = check(out, **members)
     if answer['verdict'] == 'mismatch':
         pytest.fail(in_words(answer), pytrace=True)
@@ -88,7 +89,7 @@ def assert_attention_fixture():
     return compare
 
 
-assert_attention = compare  # from pytest_attnd import assert_attention
+assert_attention = compare  # the name that tests import
 
 
 def main():

@@ -1,9 +1,11 @@
-"""Attention from NumPy with the package safetensors: a request and an answer are files of tensors, and nothing is turned into text.
+"""Attention from NumPy with the package safetensors: a request and an answer are files of tensors, without conversion
+to text.
 
     python3 safetensors_client.py [http://127.0.0.1:8080]
 
-Sends random tensors, and holds the answer against softmax(q k^T / sqrt(D)) v computed here. `load` and `attention` are what to copy;
-for PyTorch import save and load from safetensors.torch. After `import ml_dtypes` (a package of PyPI) they take bfloat16 too."""
+Sends random tensors, and compares the answer with softmax(q k^T / sqrt(D)) v computed here. Copy `load` and `attention`
+into your program; for PyTorch import save and load from safetensors.torch. After `import ml_dtypes` (a package of PyPI)
+they accept bfloat16 too."""
 import json
 import sys
 import urllib.error
@@ -22,7 +24,8 @@ def load(file):
 
 
 class Refused(Exception):
-    """What the server says: one sentence. `code` is stable, `pointer` the member of the request that is meant."""
+    """The server's reason for a refusal, in one sentence. `code` is stable, and `pointer` names the member of the
+    request that is wrong."""
 
     def __init__(self, problem):
         super().__init__(problem['detail'])
@@ -30,7 +33,7 @@ class Refused(Exception):
 
 
 def attention(url, op, tensors, **options):
-    """op is forward or backward. The tensors of the answer by their names, and what it says beside them."""
+    """op is forward or backward. Returns the tensors of the answer by name, and the other members of the answer."""
     body = save(tensors, {name: json.dumps(value) for name, value in options.items()})
     try:
         with urllib.request.urlopen(urllib.request.Request(f'{url}/v1/attention/{op}', body, {'Content-Type': 'application/x-safetensors'})) as answer:
@@ -56,7 +59,8 @@ def main(url='http://127.0.0.1:8080'):
     assert error < 2e-3, 'float16 has 11 bits'
 
     gradients, _ = attention(url, 'backward', {**tensors, **answer, 'dout': np.ones_like(tensors['q'])}, causal=True)
-    total = gradients['dv'].astype(float).sum((0, 1))  # of dout = 1: the weights of each query sum to 1
+    # for dout = 1 this is 1 per query, because the weights of each query sum to 1
+    total = gradients['dv'].astype(float).sum((0, 1))
     assert np.allclose(total, 200, atol=0.5), total
     print('dq', gradients['dq'].shape, 'dk', gradients['dk'].shape, 'dv', gradients['dv'].shape)
     try:

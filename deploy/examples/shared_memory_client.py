@@ -1,11 +1,12 @@
-"""Attention without sending a tensor: Triton's client, unchanged, and memory that it shares with attnd on the same machine.
+"""Attention without sending a tensor: Triton's unmodified client uses memory that it shares with attnd on the same
+machine.
 
     attnd --allow-shm attn_                                  (in containers both need the same /dev/shm)
     pip install 'tritonclient[http]'
     python3 shared_memory_client.py [http://127.0.0.1:8080]
 
-Puts random tensors into one object of /dev/shm, has the results written behind them, and holds them against softmax(q k^T / sqrt(D)) v
-computed here. `Region` is what to copy."""
+Puts random tensors into one object of /dev/shm, lets the server write the results behind them, and compares these with
+softmax(q k^T / sqrt(D)) v computed here. Copy `Region` into your program."""
 import os
 import sys
 
@@ -16,7 +17,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 
 class Region:
-    """An object of shared memory, registered with the server: arrays are placed one behind the other."""
+    """An object of shared memory that is registered with the server. Arrays are placed one after the other."""
 
     def __init__(self, client, name, key, byte_size):
         self.client, self.name, self.byte_size, self.end = client, name, byte_size, 0
@@ -42,7 +43,7 @@ class Region:
         return made
 
     def array(self, output, dtype, shape):
-        """What the server has written; a copy, for the memory may be used again."""
+        """Returns what the server has written, as a copy, because the memory may be used again."""
         return np.array(shm.get_contents_as_numpy(self.handle, dtype, shape, offset=output.at))
 
     def close(self):

@@ -2,9 +2,10 @@
 
     python3 torch_client.py [http://127.0.0.1:8080]
 
-`attention` is what to copy, with all above it. It takes [B, H, S, D], as scaled_dot_product_attention does, and every member of
-POST /v1/attention/forward by its name, tensors as tensors: attention(q, k, v, causal=True, window=[128, 0], bias=bias). Gradients
-go to q, k, v, bias, alibi_slopes and sinks. Run as a program, this file compares its results with PyTorch's own."""
+Copy `attention` and everything above it into your program. It takes [B, H, S, D], as scaled_dot_product_attention does,
+and every member of POST /v1/attention/forward by its name, tensors as tensors: attention(q, k, v, causal=True,
+window=[128, 0], bias=bias). Gradients go to q, k, v, bias, alibi_slopes and sinks. Run as a program, this file compares
+its results with PyTorch's own."""
 import ast
 import base64
 import json
@@ -18,12 +19,13 @@ import torch
 URL = 'http://127.0.0.1:8080'
 FORWARD_ONLY = {'out_dtype', 'verify'}  # options that a backward does not take
 BACKWARD_ONLY = {'deterministic', 'grad_dtype'}  # options that a forward does not take
-LEARNT = {'q', 'k', 'v', 'bias', 'alibi_slopes', 'sinks'}  # tensors with a gradient, whose name is "d" and theirs
+# tensors with a gradient, which is named "d" plus the tensor's name
+LEARNT = {'q', 'k', 'v', 'bias', 'alibi_slopes', 'sinks'}
 
 
 def to_wire(t):
     t = t.detach().cpu().contiguous()
-    # NumPy has no bfloat16: the bytes are taken as they are.
+    # NumPy has no bfloat16, so the bytes are used as they are.
     return {'shape': list(t.shape), 'dtype': str(t.dtype).removeprefix('torch.'), 'data': base64.b64encode(t.flatten().view(torch.uint8).numpy().tobytes()).decode()}
 
 
@@ -32,20 +34,21 @@ def from_wire(m, like):
 
 
 def post(op, problems):
-    """The answers to the problems, in one request."""
+    """Returns the answers to the problems, which are sent in one request."""
     body = json.dumps({'requests': problems}).encode()
     try:
         with urllib.request.urlopen(urllib.request.Request(f'{URL}/v1/attention/{op}', body, {'Content-Type': 'application/json'})) as answer:
             answers = json.load(answer)['responses']
     except urllib.error.HTTPError as e:
-        raise ValueError(json.load(e)['detail']) from None  # one sentence: what, where, and the rule
+        raise ValueError(json.load(e)['detail']) from None  # the reason is one sentence: what, where, and the rule
     for answer in answers:
         if 'error' in answer:
             raise ValueError(answer['error']['detail'])
     return answers
 
 
-# Operators take only tensors and text: `names` has the names of the tensors with spaces between them, `options` is the repr() of the options.
+# PyTorch's operators take only tensors and text: `names` has the names of the tensors, separated by spaces, and
+# `options` is the repr() of the options.
 
 
 def forward_all(problems, names, options):
@@ -61,7 +64,7 @@ def backward_all(problems, names, options, wanted):
         members = {**dict(zip(names.split(), tensors)), 'out': out, 'lse': lse, 'dout': dout, 'dlse': dlse}
         bodies.append({**{n: to_wire(t) for n, t in members.items()}, **options, 'outputs': wanted.split()})
         if options.get('dropout_p'):
-            bodies[-1]['seed'] = int(seed)  # the backward then drops what the forward has dropped
+            bodies[-1]['seed'] = int(seed)  # with the same seed the backward drops the same elements as the forward
     return [[from_wire(answer[n], p[1]) for n in wanted.split()] for answer, p in zip(post('backward', bodies), problems)]
 
 
@@ -76,7 +79,7 @@ def backward(tensors: list[torch.Tensor], out: torch.Tensor, lse: torch.Tensor, 
     return backward_all([(tensors, out, lse, seed, dout, dlse)], names, options, wanted)[0]
 
 
-# torch.compile needs the shapes of the results, without the numbers.
+# torch.compile needs the shapes of the results without their numbers.
 
 
 @forward.register_fake
@@ -99,7 +102,7 @@ def _(tensors, out, lse, seed, dout, dlse, names, options, wanted):
     return found
 
 
-# autograd. torch.func needs setup_context() and generate_vmap_rule for vmap(), grad() and both together.
+# For autograd. torch.func needs setup_context() and generate_vmap_rule for the combination of vmap() and grad().
 
 
 class Gradients(torch.autograd.Function):
@@ -139,7 +142,7 @@ class Attention(torch.autograd.Function):
         return None, None, *(found.get('d' + name) for name in ctx.names.split())
 
 
-# vmap sends all problems in one request.
+# With vmap, all problems are sent in one request.
 
 
 def one_of(x, dim, i):
@@ -164,7 +167,7 @@ def attention(q, k, v, **members):
     """Returns out and lse."""
     tensors = {'q': q, 'k': k, 'v': v, **{n: x for n, x in members.items() if isinstance(x, torch.Tensor)}}
     options = {n: x for n, x in members.items() if n not in tensors and x is not None}
-    if 'cu_seqlens_q' not in tensors:  # packed tensors have only one order
+    if 'cu_seqlens_q' not in tensors:  # packed tensors have only one layout
         options = {'layout': 'bhsd', 'alignment': 'top_left', **options}
     return Attention.apply(' '.join(tensors), repr(options), *tensors.values())[:2]
 
@@ -203,7 +206,8 @@ def main():
     (dv,) = torch.autograd.grad(dropped, eye, ones)
     assert torch.allclose(dropped.sum(-2), dv[..., 0], atol=1e-5) and (dropped == 0).any()
 
-    # float32 has 24 bits: steps and tolerances of gradcheck are larger than those for float64, which it warns of.
+    # float32 has 24 bits, so steps and tolerances of gradcheck are larger than its defaults for float64. gradcheck
+    # warns of float32.
     warnings.filterwarnings('ignore', message='.*double precision')
     small = [torch.randn(1, 2, 3, 4, requires_grad=True) for _ in range(3)] + [torch.randn(*shape, requires_grad=True) for shape in ((1, 1, 3, 3), (2,), (2,))]
     assert torch.autograd.gradcheck(lambda q, k, v, bias, slopes, sinks: attention(q, k, v, bias=bias, alibi_slopes=slopes, sinks=sinks, causal=True, softcap=5),
@@ -212,10 +216,11 @@ def main():
 
     def loss(q, k, v):
         return attention(q, k, v, causal=True)[0].square().sum()
-    compiled = torch.compile(loss, backend='aot_eager', fullgraph=True)  # the default backend gives the same, but needs a C++ compiler
+    # the default backend gives the same results, but needs a C++ compiler
+    compiled = torch.compile(loss, backend='aot_eager', fullgraph=True)
     q, k, v = (torch.randn(3, 2, 4, 10, 8, requires_grad=True) for _ in range(3))
     assert torch.allclose(compiled(q[0], k[0], v[0]), loss(q[0], k[0], v[0]))
-    each = torch.func.vmap(torch.func.grad(loss))(q, k, v)  # for three problems
+    each = torch.func.vmap(torch.func.grad(loss))(q, k, v)  # gradients for three problems
     right = torch.stack([torch.autograd.grad(loss(*(t[i] for t in (q, k, v))), q)[0][i] for i in range(3)])
     assert torch.allclose(each, right, atol=1e-5)
     print('compiled in one graph, and mapped over three problems')

@@ -1,9 +1,10 @@
-"""Attention by Triton's own client, unchanged: attnd speaks KServe v2 with binary tensors.
+"""Attention with Triton's own, unmodified client: attnd implements KServe v2 with binary tensors.
 
     pip install 'tritonclient[http]'
     python3 triton_client.py [http://127.0.0.1:8080]
 
-Sends random tensors, and holds the answer against softmax(q k^T / sqrt(D)) v computed here. `attention` is what to copy."""
+Sends random tensors, and compares the answer with softmax(q k^T / sqrt(D)) v computed here. Copy `attention` into your
+program."""
 import sys
 
 import numpy as np
@@ -12,7 +13,8 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 
 def attention(client, model, tensors, **parameters):
-    """model is attention_forward or attention_backward. The arrays of the answer by their names, and what it says beside them."""
+    """model is attention_forward or attention_backward. Returns the arrays of the answer by name, and its
+    parameters."""
     inputs = []
     for name, a in tensors.items():
         inputs.append(triton.InferInput(name, list(a.shape), np_to_triton_dtype(a.dtype)))
@@ -38,7 +40,8 @@ def main(url='http://127.0.0.1:8080'):
     assert error < 2e-3, 'float16 has 11 bits'
 
     gradients, _ = attention(client, 'attention_backward', {**tensors, **answer, 'dout': np.ones_like(tensors['q'])}, causal=True)
-    total = gradients['dv'].astype(float).sum((0, 1))  # of dout = 1: the weights of each query sum to 1
+    # for dout = 1 this is 1 per query, because the weights of each query sum to 1
+    total = gradients['dv'].astype(float).sum((0, 1))
     assert np.allclose(total, 200, atol=0.5), total
     print('dq', gradients['dq'].shape, 'dk', gradients['dk'].shape, 'dv', gradients['dv'].shape)
     try:

@@ -1,10 +1,11 @@
-"""Decoding by Triton's own client and its sequences: keys and values stay at the server, and a step sends only what is new.
+"""Decoding with Triton's own client and its sequences: keys and values stay at the server, and a step sends only the
+new ones.
 
     pip install 'tritonclient[http]'
     python3 triton_sequence.py [http://127.0.0.1:8080]
 
-The first request of a sequence brings the prompt, the last one ends it. Every answer is held against attention over all keys computed
-here. `step` is what to copy."""
+The first request of a sequence contains the prompt, and the last one ends the sequence. Every answer is compared with
+attention over all keys computed here. Copy `step` into your program."""
 import sys
 
 import numpy as np
@@ -13,7 +14,8 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 
 def step(client, sequence, q, k, v, start=False, end=False):
-    """Appends k and v [1, S, Hk, D] to the sequence, and lets q [1, Sq, H, D] attend to all of it, each query to what is before it."""
+    """Appends k and v [1, S, Hk, D] to the sequence. Each query of q [1, Sq, H, D] attends to its own position and all
+    before it."""
     inputs = []
     for name, a in ('q', q), ('k', k), ('v', v):
         inputs.append(triton.InferInput(name, list(a.shape), np_to_triton_dtype(a.dtype)))
@@ -24,7 +26,7 @@ def step(client, sequence, q, k, v, start=False, end=False):
 
 def attention(q, k, v):
     Sq, Sk = q.shape[1], k.shape[1]
-    k, v = (np.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))  # a key/value head serves several of q
+    k, v = (np.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))  # several heads of q share a key/value head
     scores = np.einsum('bqhd,bkhd->bhqk', q, k) / q.shape[3]**0.5
     scores[..., np.triu(np.ones((Sq, Sk), bool), 1 + Sk - Sq)] = -np.inf
     weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -36,7 +38,7 @@ def main(url='http://127.0.0.1:8080'):
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, 305, heads, 64)).astype(np.float32) for heads in (8, 2, 2))
     at, worst = 0, 0.0
-    for count in (300, 1, 1, 1, 1, 1):  # the prompt, then a token at a time
+    for count in (300, 1, 1, 1, 1, 1):  # first the prompt of 300 tokens, then one token at a time
         part = slice(at, at + count)
         out = step(client, 7, q[:, part], k[:, part], v[:, part], start=at == 0, end=at == 304)
         at += count

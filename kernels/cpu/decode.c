@@ -28,7 +28,7 @@ enum {
 struct head {
     struct flash_tile t;
     struct visible_block block;
-    bool seen; /* the head sees some of the keys, so `block` is valid */
+    bool seen; /* true: the head sees some of the keys, so `block` is valid */
     float *Q, *S, *O, *m, *l;
 };
 

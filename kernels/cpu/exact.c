@@ -49,7 +49,7 @@ struct row {
 /* Up to KEYS keys [j, j + n) of a row, with their masks, bias and scores. */
 struct keys {
     int64_t j;
-    int n, seen;                 /* n keys, of which the row sees `seen` */
+    int n, seen;                 /* number of keys, and number of those that the row sees */
     uint8_t sees[KEYS];          /* 1: the row sees the key; 0: it does not */
     float bias[KEYS];            /* the bias of each key, where the problem has a bias */
     double z[KEYS], slope[KEYS]; /* the score of each visible key, and its derivative by scale q . k (score.h) */

@@ -126,7 +126,7 @@ struct flash_tile {
     int64_t index;   /* index of the tile among those of its key/value head */
     int64_t h, i0;   /* first query head and first query */
     int heads, n;    /* number of heads, and queries of each head */
-    int rows;        /* heads * n */
+    int rows;        /* number of rows: heads * n */
     int64_t row0;    /* index of its first row in the arrays by row; a multiple of FLASH_UNIT */
     attn_range keys; /* keys that at least one query of the tile sees, by causal, window and lengths */
     attn_range all;  /* keys that every query of the tile sees, by causal, window and lengths */
@@ -166,7 +166,7 @@ struct flash {
     /* Operands that FLASH_PREPARE packs, for each key tile K^T and then V, both in B form. */
     char *kv;
     uint8_t *kv_values;           /* enum flash_values of each key tile */
-    int64_t kv_key_bytes;         /* bytes of kv for each key */
+    int64_t kv_key_bytes;         /* bytes that `kv` has for each key */
     attn_mask_extremes *extremes; /* extremes of FlashMask's bounds: [B][mask heads][mask_blocks] */
     int64_t mask_heads, mask_blocks;
     _Atomic float *most; /* [B][Hk][2] largest |k| and |v|, see exact.c; negative: not computed yet */
@@ -179,7 +179,8 @@ struct flash {
     char *Qat, *dOat;              /* Q and dO as transposed A operands, one row tile after the other */
     float *lse2, *delta, *dQ;      /* lse2 is NaN where `strange` holds the row's lse */
     struct flash_strange *strange; /* lse of rows that lse2 cannot hold, see exact.c; written only for these rows */
-    uint8_t *row_values; /* for each row tile, at row0 / FLASH_UNIT: enum flash_values of Q (WILD) and of dO (UNREAL) */
+    /* values of Q (WILD) and of dO (UNREAL) in each row tile, at row0 / FLASH_UNIT: enum flash_values */
+    uint8_t *row_values;
     /* the unit sizes are bytes of FLASH_UNIT rows of Qat and dOat */
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld;
 
@@ -198,8 +199,8 @@ struct flash {
     /* number of slices in which FLASH_ROWS zeroes dbias, and slices of each [Sq, Sk] matrix */
     int64_t dbias_slices, dbias_blocks;
 
-    int64_t items[FLASH_PHASES], first[FLASH_PHASES]; /* for each phase: items of this problem, and items of all
-                                                       * problems before it */
+    /* number of items of this problem in each phase, and of all problems before it */
+    int64_t items[FLASH_PHASES], first[FLASH_PHASES];
 };
 
 /* How far a chunk of keys has come: it has finished all row tiles before `tile`. The struct fills a cache line, so
@@ -402,18 +403,18 @@ struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, in
 
 /* The largest scores of a row, in descending order. */
 struct flash_top {
-    int most, count; /* how many are wanted, and there */
+    int most, count; /* number of scores that are wanted; number that is kept now */
     int32_t key[ATTN_MAX_TOP];
     double z[ATTN_MAX_TOP];
 };
 
-/* A score must be above this to be among them. */
+/* The bound that a score must exceed to be among the largest. */
 static inline double flash_top_least(const struct flash_top *top)
 {
     return top->count < top->most ? -INFINITY : top->z[top->count - 1];
 }
 
-/* Adds one that is. */
+/* Adds a score that exceeds flash_top_least(). */
 static inline void flash_top_add(struct flash_top *top, double z, int32_t key)
 {
     int n = top->count < top->most ? top->count++ : top->count - 1;

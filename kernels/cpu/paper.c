@@ -67,7 +67,7 @@ static void scores(struct head *a, int64_t i, int64_t j, int64_t rows, int64_t c
 /* Algorithm 1. Reads Q K V, writes O and L. */
 static void forward(struct head *a)
 {
-    for (int64_t i = 0; i < a->N && !attn_is_cancelled(a->cancel); i += Br) { /* 1, 3, 4 */
+    for (int64_t i = 0; i < a->N && !attn_is_cancelled(a->cancel); i += Br) { /* lines 1, 3 and 4 of the algorithm */
         const int64_t rows = attn_min64(Br, a->N - i);
         double m[Br], l[Br];
         for (int64_t r = 0; r < rows; r++) {
@@ -106,7 +106,7 @@ static void backward(struct head *a)
     const double scale = a->g.scale;
     for (int64_t n = 0; n < a->N; n++) /* 4 */
         a->D[n] = dot(a->dO + n * a->dv, a->O + n * a->dv, a->dv);
-    /* lines 5 and 6; dQ, dK and dV are zeros already, as lines 3 and 7 say */
+    /* lines 5 and 6 of the algorithm; dQ, dK and dV are zeros already, as its lines 3 and 7 say */
     for (int64_t j = 0; j < a->M && !attn_is_cancelled(a->cancel); j += Bc) {
         const int64_t columns = attn_min64(Bc, a->M - j);
         for (int64_t i = 0; i < a->N; i += Br) { /* 8, 9 */

@@ -60,7 +60,7 @@ struct worker {
 struct pool {
     pthread_mutex_t lock;
     pthread_cond_t posted_cond; /* signalled when a loop was linked, or the pool closes */
-    pthread_cond_t left_cond;   /* signalled when a worker left a loop */
+    pthread_cond_t left_cond;   /* is signalled when a worker left a loop */
     pthread_cond_t turn_cond;   /* signalled when a thread that pauses may go on */
     struct parallel_for *loops;
     struct pool_part *parts; /* parts that have begun: at most as many as the device has streams */

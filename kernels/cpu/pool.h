@@ -40,7 +40,7 @@ int pool_threads(const struct pool *pool);
 struct pool_part {
     struct pool_part *next;
     struct pool_part *outer; /* the part that this thread began before this one and has not ended; NULL: none */
-    const void *owner;       /* a pointer that is compared and never followed */
+    const void *owner;       /* is only compared with other pointers, and never followed */
     /* the flag for attn_is_cancelled(), which ends a pause of the calling thread; NULL: never */
     const int *cancel;
     int computing; /* threads that compute for this part now */

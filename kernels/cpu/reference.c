@@ -50,12 +50,12 @@ struct reference {
     double *dK, *dV;            /* in a backward: gradients of K and V, summed over the group */
     double *q, *dq;             /* q and dq of row i: [D] */
     double *out, *dout;         /* out and dout of row i: [Dv] */
-    bool *sees;                 /* for each key j: may query i see it? */
-    double *z, *derivative, *P; /* for each key: its score, the derivative of the score by scale q . k, and P */
-    double *mass, *map;         /* in an observe, of head h: key_mass, and the cells of map */
+    bool *sees;                 /* says for each key j whether query i may see it */
+    double *z, *derivative, *P; /* the score of each key, the derivative of the score by scale q . k, and P */
+    double *mass, *map;         /* in an observe: key_mass and the cells of map, of head h */
     struct seen {
         double most, entropy; /* over the rows of head h: the largest row_max, the sum of their entropies */
-        int64_t rows;         /* how many of them see a key */
+        int64_t rows;         /* number of rows of head h that see a key */
     } seen;
     /* gradients that are summed over all axes of broadcast; NULL where not requested */
     double *dbias, *dsinks, *dslopes;
@@ -160,7 +160,7 @@ static struct lse lse_of_row(const struct reference *r)
         if (isnan(r->z[j])) return (struct lse){ NAN, 0 };
         m = fmax(m, r->z[j]);
     }
-    if (m == -INFINITY) return (struct lse){ -INFINITY, 0 }; /* here -inf - -inf would give NaN */
+    if (m == -INFINITY) return (struct lse){ -INFINITY, 0 }; /* -inf - -inf below would give NaN */
     for (int64_t j = 0; j < r->s.Sk; j++)
         if (r->sees[j]) sum += exp(r->z[j] - m);
     if (sink) sum += exp(sink_logit - m);

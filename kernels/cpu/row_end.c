@@ -86,7 +86,7 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
     for (int head = 0; head < t->heads; head++) {
         const int r0 = head * t->n;
         const int64_t h = t->h + head;
-        if (f->backward) /* for delta: the dot products of rows of O and dO, not yet divided by l */
+        if (f->backward) /* computes what delta needs: the dot products of rows of O and dO, not yet divided by l */
             flash_deltas(f, t->b, h, first, t->n, O + r0 * ldo, ATTN_F32, ldo, f->delta + t->row0 + r0);
         float *const to = f->p->lse.rank ? flash_at(lse, t->b, h, first) : NULL;
         const bool plain = !f->backward && !f->p->sinks.rank;

@@ -50,7 +50,7 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
         }
     }
     const float c = (float)(scale * M_LOG2E);
-    /* infinities become NaN, which later steps keep until flash_exact_mend_scores() replaces them */
+    /* turns infinities into NaN, which later steps keep until flash_exact_mend_scores() replaces it */
     for (int r = 0; wild && r < t->rows; r++)
         for (int x = 0; x < cols; x++) S[r * lds + x] += 0 * S[r * lds + x];
     if (f->plain && !wild && c >= FLT_MIN &&

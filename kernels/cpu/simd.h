@@ -104,11 +104,12 @@ struct simd_score {
     int64_t distance; /* i + Sk - Sq - j of element (0, 0); where a tile has distances beyond 2^24, they are rounded
                        * to float */
 
-    const uint8_t *keep; /* NULL, or keep_mask of element (0, 0), where 0 hides a key; rows as for bias */
+    /* address of element (0, 0) of keep_mask, where 0 hides a key; NULL: no mask. Rows are as in `bias` */
+    const uint8_t *keep;
     int64_t keep_stride;
 
-    const int *lo, *hi; /* both NULL, or [rows]: row r sees columns lo[r] <= c < hi[r]; any integers, also an empty
-                         * range */
+    const int *lo, *hi; /* [rows]: row r sees columns lo[r] <= c < hi[r], which may be an empty range. Both NULL: rows
+                         * see all columns */
 
     /* NULL, or FlashMask's bounds [cols]: column c is hidden from rows hide_lo[x][c] <= row0 + r < hide_hi[x][c],
      * for x = 0 and 1. */

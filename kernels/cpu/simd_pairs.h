@@ -35,7 +35,7 @@ struct pair {
 
 VEC void put_row(uint16_t *A, int64_t lda, const vf *x, int n)
 {
-    (void)lda, (void)n; /* columns from n on are zero, in the row's padding */
+    (void)lda, (void)n; /* `n` is not needed: columns from n on are the row's padding, which is zero */
     vh_store(A, vh_of(x[0], x[1]));
 }
 
@@ -58,7 +58,7 @@ VEC void put_pair_a(uint16_t *A, int64_t lda, struct pair p, int n, int rows)
 
 VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair p, int rows)
 {
-    (void)ldb, (void)rows; /* where there is no second row, zeros go to the padding of k */
+    (void)ldb, (void)rows; /* `rows` is not needed: where there is no second row, zeros go to the padding of k */
     vh_store(B, vh_halves(p.rows));
 }
 

@@ -138,7 +138,7 @@ VEC vm v_zero_bytes_n(const uint8_t *p, int n) /* lanes whose byte is 0; bytes b
 VEC vf v_exp2(vf x)
 {
     const vf low = v_set(-126.0f);
-    const vm below = v_less(x, low); /* false for NaN, so that NaN stays NaN */
+    const vm below = v_less(x, low); /* is false for NaN, so that NaN stays NaN */
     x = v_max(low, v_min(v_set(128.0f), x));
     const vf rounded = vrndnq_f32(x), r = v_sub(x, rounded);
     vf q = v_fma(r, v_set(0x1.5bba14p-10f), v_set(0x1.3cea88p-7f));

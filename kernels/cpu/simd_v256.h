@@ -127,7 +127,7 @@ VEC v4 v_hmax4(vf a, vf b, vf c, vf d)
 VEC vf v_exp2(vf x)
 {
     const __m256 low = _mm256_set1_ps(-126.0f);
-    const __m256 normal = _mm256_cmp_ps(x, low, _CMP_NLT_UQ); /* true for NaN, so that NaN stays NaN */
+    const __m256 normal = _mm256_cmp_ps(x, low, _CMP_NLT_UQ); /* is true for NaN, so that NaN stays NaN */
     x = v_max(low, v_min(_mm256_set1_ps(128.0f), x));
     const __m256 rounded = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const __m256 r = _mm256_sub_ps(x, rounded);

@@ -127,7 +127,7 @@ struct block {
 struct lent {
     struct lent *next;
     char handle[ATTN_HANDLE_BYTES];
-    int imports; /* how often the handle was imported; the memory is mapped once */
+    int imports; /* number of imports of the handle; the memory is mapped once */
     size_t bytes;
     char *memory;
 };
@@ -156,14 +156,14 @@ enum command_kind { COMMAND_COPY, COMMAND_MOVE, COMMAND_RUN, COMMAND_LSE, COMMAN
 /* A command on a stream. */
 struct command {
     enum command_kind kind;
-    void *to; /* of COPY and MOVE */
+    void *to; /* target of a COPY or MOVE */
     const void *from;
     size_t bytes;
     attn_direction direction;
-    attn_problem *problems; /* of RUN and LSE: copies of the problems, which the command owns, and their plans */
+    attn_problem *problems; /* for RUN and LSE: copies of the problems and of their plans, which the command owns */
     attn_plan *plans;
-    attn_lse_look *look;    /* of LSE: a copy that the command owns; the sums go to `to` */
-    attn_merge_plan *merge; /* of MERGE: a copy that the command owns */
+    attn_lse_look *look;    /* for LSE: a copy that the command owns; the sums are written to `to` */
+    attn_merge_plan *merge; /* for MERGE: a copy that the command owns */
     int count;
     void *workspace;
     bool nan, left;
@@ -183,7 +183,7 @@ struct fake_stream {
     int64_t until_ns;
     const char *hold;
     int64_t marks_ns[ATTN_MARKS];
-    bool every_row, left_rows; /* what attn_run_some() and attn_stream_left_rows() read */
+    bool every_row, left_rows; /* see attn_run_some() and attn_stream_left_rows() */
 };
 
 static int64_t now_ns(void)
@@ -734,7 +734,7 @@ static attn_status run(attn_stream *base, const attn_plan *plans, int count, voi
     struct fake_device *device = device_of(base->device);
     struct command command = { .kind = COMMAND_RUN, .count = count, .workspace = workspace };
     if (attn_is_cancelled(base->cancel))
-        return attn_given_up(err); /* as on a GPU, a cancelled run stops only before it has started */
+        return attn_given_up(err); /* a run that has started is not stopped, as on a GPU */
     pthread_mutex_lock(&device->lock);
     attn_status status = enter(device, "launch", err);
     if (status == ATTN_OK) status = meet_faults(device, stream_of(base), &command, err);
@@ -925,9 +925,8 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
         stream->left_rows |= c->left;
         for (int n = 0; n < c->count && c->nan; n++)
             for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-                if (is_output(&c->problems[n], id))
-                    memset(c->problems[n].tensor[id].data, 0xff, /* all of it: outputs have no gaps */
-                           span(&c->problems[n].tensor[id]));
+                if (is_output(&c->problems[n], id)) /* fills the tensor in one go, because outputs have no gaps */
+                    memset(c->problems[n].tensor[id].data, 0xff, span(&c->problems[n].tensor[id]));
     }
     return 0;
 }

@@ -31,7 +31,7 @@ void caller_release(struct caller *caller)
 {
     if (caller == NULL || caller_is_anonymous(caller)) return;
     if (atomic_fetch_sub_explicit(&caller->references, 1, memory_order_acq_rel) != 1) return;
-    /* The last reference is gone, so all counts of this account must be 0. */
+    /* When the last reference is gone, all counts of this account must be 0. */
     for (int place = 0; place < CALLER_PLACES; place++) assert(atomic_load(&caller->places[place]) == 0);
     assert(caller->staging_bytes == 0 && caller->context_bytes == 0 && caller->contexts == 0);
     assert(caller->regions == 0 && caller->region_bytes == 0);

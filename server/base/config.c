@@ -172,7 +172,7 @@ static bool devices_ok(const char *text)
     if (word_in("auto|all|cpu|reference|paper", text)) return true;
     uint64_t seen = 0;
     static_assert(CONFIG_MAX_DEVICES <= 64, "each has a bit in `seen`");
-    for (;;) { /* the list of device numbers; a number may not come twice */
+    for (;;) { /* reads the list of device numbers, in which a number may not come twice */
         uint64_t number;
         if ((text = text_read_number(text, &number)) == NULL || number >= CONFIG_MAX_DEVICES || (seen >> number & 1))
             return false;
@@ -478,7 +478,7 @@ static bool was_given(const struct reading *r, const char *flag)
 {
     for (size_t i = 0; i < config_option_count; i++)
         if (strcmp(config_options[i].flag, flag) == 0) return r->given[i];
-    abort(); /* a name is misspelt in this file */
+    abort(); /* a name in this file is misspelt */
 }
 
 /* Tells whether two listening addresses are equal. Port 0 differs from itself: it means any free port. */

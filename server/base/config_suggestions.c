@@ -72,7 +72,7 @@ const struct config_suggestion *config_suggestion(const char *name)
 const char *config_size_hint(const char *value, int64_t min, int64_t max, char hint[CONFIG_HINT_BYTES])
 {
     static const struct {
-        const char *names;  /* in lower case */
+        const char *names;  /* names of the unit, in lower case */
         int64_t unit, step; /* a fraction of the unit is rounded to a multiple of the step */
     } units[] = {
         { "b byte bytes", 1, 1 },    { "k kb kib ki", KIB, 1 },          { "m mb mib mi", MIB, KIB },

@@ -17,7 +17,7 @@ struct deadlines {
     int count, capacity;
 };
 
-bool deadlines_add(struct deadlines *all, struct deadline *deadline); /* false when out of memory */
+bool deadlines_add(struct deadlines *all, struct deadline *deadline); /* returns false when out of memory */
 /* Does nothing if the deadline is in no heap. */
 void deadlines_remove(struct deadlines *all, struct deadline *deadline);
 struct deadline *deadlines_next(const struct deadlines *all); /* the earliest deadline; NULL if the heap is empty */

@@ -71,11 +71,12 @@ enum {
 /* ---- Heads and bodies (http/) ------------------------------------------------------------------------------------ */
 
 enum {
-    /* Memory of one connection in libmicrohttpd: it holds the head, and one recv() reads half of it. All of it is
-     * zeroed between two requests, and a larger buffer leaves less of the body in the CPU's cache. 80 KiB is just
-     * enough for three recv() calls per body of 131 KB. In versions before 1.0 (measured: 0.9.75) a step larger than
-     * the buffer makes each further recv() read an eighth of the remaining space more; from 1.0 on it would keep the
-     * buffer from growing. */
+    /* libmicrohttpd gives each connection this much memory. It holds the head of a request, and one recv() of the body
+     * fills half of it. With 80 KiB a body of 131 KB needs three calls of recv(). More memory would be slower: all of
+     * it is set to zero between two requests, and it drives the body out of the CPU's cache.
+     * HTTP_CONNECTION_STEP is how much libmicrohttpd adds when the head needs more room. In versions before 1.0
+     * (measured: 0.9.75) a step larger than the memory makes each later recv() read another eighth of what is still
+     * free; from 1.0 on such a step would keep the buffer from growing. */
     HTTP_CONNECTION_BYTES = 80 << 10,
     HTTP_CONNECTION_STEP = 60 << 10,
     /* Memory of connections that attnd_connection_bytes counts; tensors are staging memory instead. An open connection
@@ -136,8 +137,8 @@ enum {
     LOOP_TICK_MS = 10, /* interval between two searches for requests that have waited long enough to be watched */
     LOOP_WATCH_AFTER_MS = 20, /* a request that waits this long is watched for a client that leaves */
     LOOP_SWEEP_MS = 40,       /* a client that leaves in the middle of a request is noticed within two sweeps */
-    LOOP_CROWD = 512,         /* after so many were open and most are closed, memory is returned to the system */
-    LOOP_STOP_MS = 2000,      /* time after a drain for the last answers to be sent */
+    LOOP_CROWD = 512, /* if this many connections were open and most are closed now, memory is returned to the system */
+    LOOP_STOP_MS = 2000, /* time after a drain for the last answers to be sent */
 
     /* A body whose text without tensor data is longer than this is checked on another thread: 2 ms. */
     CHECK_LONG_SKELETON_BYTES = 32 << 10,
@@ -156,7 +157,7 @@ enum {
     PREPARE_MEASURE_AT_ONCE = 4096,
 
     QUEUE_SCAN_MAX = 512,     /* requests examined to join the first one in a batch; the queue may have a million */
-    QUEUE_PASS_MAX = 1 << 16, /* requests passed over because they wait for something else: 3 ms */
+    QUEUE_PASS_MAX = 1 << 16, /* waiting requests that a search for the next one skips; skipping this many takes 3 ms */
     /* Caches examined when waiting transactions are tested: 30 ms when hundreds
      * have a thousand caches each. */
     QUEUE_STEP_ROWS = 1 << 19,
@@ -178,11 +179,12 @@ enum {
     CACHES_PAGE_SIZE = 128,      /* positions in a page, unless page_size is given */
     CACHES_PAGE_SIZE_LEAST = 64, /* the only other page size */
     CACHES_PAGE_SIZE_MOST = 128,
-    CACHES_HEADS = 1024,         /* key/value heads of a cache at most */
-    CACHES_ROWS = 1024,          /* caches in one cache transaction at most */
-    CACHES_STEP_PAGES = 1 << 20, /* entries in the page table of one cache transaction: a millisecond to write */
-    CACHES_LIST = 1000,          /* caches in one answer of GET /v1/caches */
-    CACHES_EXPIRE_LOOKS = 4096,  /* caches that one sweep for expired caches examines */
+    CACHES_HEADS = 1024, /* key/value heads of a cache at most */
+    CACHES_ROWS = 1024,  /* caches in one cache transaction at most */
+    /* entries in the page table of one cache transaction, which take a millisecond to write */
+    CACHES_STEP_PAGES = 1 << 20,
+    CACHES_LIST = 1000,         /* caches in one answer of GET /v1/caches */
+    CACHES_EXPIRE_LOOKS = 4096, /* caches that one sweep for expired caches examines */
 };
 
 /* Largest work of a batch, in operations: its members should wait for some ten milliseconds at most on a CPU. */
@@ -209,7 +211,7 @@ enum {
  * them. The search takes a hundredth of the problem's time. For few rows of queries it takes more, but there the
  * slow-down is smaller than PREPARE_STRANGE. */
 #define PREPARE_CLOSER_S 0.05
-/* A check is counted with so many seconds at most: with less time it looks at fewer rows. */
+/* A check adds at most this many seconds to the estimate: with less time than it wants, it looks at fewer rows. */
 #define PREPARE_JUDGE_S   1.0
 #define PREPARE_STRANGE_S 1.0
 #define PREPARE_STRANGE   8
@@ -257,10 +259,11 @@ enum {
     INLINE_STEP_WAIT_NS = 2000000, /* INLINE_WAIT_NS for a cache transaction, which has the GPU to itself */
     /* The polling thread reads a word that the GPU writes, and once in this interval it also asks the driver. */
     INLINE_ASK_NS = 20000,
-    INLINE_HEADS = 128, /* heads of all sequences: each costs up to 2 us, however few numbers it has */
+    /* most heads of all sequences together; each head takes up to 2 us, however few numbers it has */
+    INLINE_HEADS = 128,
 };
 
-/* How a thread polls while it waits for a device (base/polling_sleep.h). */
+/* A thread that waits for a device polls with short sleeps (base/polling_sleep.h). These are their lengths. */
 enum {
     NAP_NS = 50000,    /* one sleep (a nap), which the kernel doubles; in that time a core does not sleep deeply */
     NAPS_NS = 2000000, /* a thread polls for this long; after a longer wait a late end does not matter */
@@ -297,7 +300,7 @@ enum {
     STAGING_WARM_MS = 30000, /* warm staging memory that is unused for this long goes back to the system */
     /* Longest document about this server; /openapi.json, today's longest, is less than a hundredth of it. */
     JSON_DOCUMENT_BYTES = 16 << 20,
-    METRICS_PAGE_BYTES = 64 << 20, /* far above what METRICS_MAX_SERIES of every metric take */
+    METRICS_PAGE_BYTES = 64 << 20, /* upper bound of the page, far above what METRICS_MAX_SERIES of every metric take */
     METRICS_MAX_SERIES = 192,      /* series of one metric; later ones count as "other" */
     METRICS_LABEL_BYTES = 64,      /* with the NUL; longer labels are cut */
 };
@@ -318,7 +321,8 @@ enum {
 #define REGIONS_MAX_BYTES (INT64_C(1) << 40)
 /* Largest region to pin: pinning takes the driver 0.1 ms per MiB or more. */
 #define REGIONS_PINNED_REGION (INT64_C(1) << 30)
-#define REGIONS_PINNED_BYTES  (INT64_C(8) << 30) /* bound for all regions together: pinned pages cannot be moved */
+/* bound for the pinned bytes of all regions together, because the system cannot move pinned pages */
+#define REGIONS_PINNED_BYTES (INT64_C(8) << 30)
 
 /* Staging memory that is kept warm for the next request while it is not leased. */
 #define STAGING_WARM_BYTES (INT64_C(1) << 30)
@@ -330,7 +334,8 @@ enum {
     LOG_PAIRS_BYTES = 1024,      /* a line's key=value pairs, with the NUL */
     LOG_NAME_BYTES = 128,        /* longest request id or event name in a line */
     LOG_CLEAN_INPUT_BYTES = 128, /* longest string of a client in a line */
-    LOG_REPEATS_PER_SECOND = 20, /* lines of one event from WARN on: a stream of them cannot fill a disk */
+    /* lines of one event from WARN on that are written in a second, so that a stream of them cannot fill a disk */
+    LOG_REPEATS_PER_SECOND = 20,
     LOG_REPEAT_SLOTS = 64, /* events with a counter of their own; if there are more, they share counters in turn */
     LOG_GATHER_MS = 5,     /* the writer waits this long for more lines, and thus makes at most 200 calls per second */
     LOG_CLOSE_TIMEOUT_MS = 1000, /* time that log_close() gives a stuck sink */

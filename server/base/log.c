@@ -69,7 +69,7 @@ static struct {
     bool repeats_left_out; /* some entry has left_out > 0 */
 } the = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-/* This one is read without the mutex. */
+/* min_level is read without the mutex. */
 static atomic_int min_level = LOG_INFO;
 static atomic_bool as_json;
 static atomic_uint_fast64_t dropped;
@@ -136,7 +136,7 @@ static const char *put_quoted_as_json(struct text *t, const char *s)
 {
     while (*s != '\0' && *s != '"') {
         if (*s == '\\' && (s[1] == '"' || s[1] == '\\')) s++;
-        const char *piece = s++; /* one byte, taken as it is */
+        const char *piece = s++; /* one byte that is taken as it is */
         while (*s != '\0' && *s != '"' && *s != '\\') s++;
         put_json(t, piece, (size_t)(s - piece));
     }
@@ -429,7 +429,7 @@ void log_open(const char *format, const char *level)
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_mutex_lock(&the.lock);
-    if (the.done) the.stuck = false; /* the stuck writer returned from write() after all */
+    if (the.done) the.stuck = false; /* the writer counted as stuck, but has returned from write() */
     if (!the.open && !the.stuck) {
         the.closing = the.done = false;
         the.open = pthread_create(&the.writer, NULL, writer_main, NULL) ==

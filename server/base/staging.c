@@ -59,7 +59,8 @@ struct staging_pool {
     pthread_mutex_t lock;
     struct staging_source source;
     int64_t limit, warm_limit, leased, warm;
-    _Atomic int64_t ahead; /* part of `leased`; grows under the lock, shrinks without it */
+    /* the part of `leased` that was leased ahead; it grows under the lock, and shrinks without it */
+    _Atomic int64_t ahead;
     struct staging_block *classes[CLASS_COUNT];
     struct staging_block *oldest, *newest;
 };

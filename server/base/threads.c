@@ -102,7 +102,7 @@ static attn_status refuse(int number, int count, size_t stack, attn_error *err)
 
 /* ---- The test of all threads ------------------------------------------------------------------------------------- */
 
-static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER; /* locked until all are started */
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER; /* is locked until all threads are started */
 
 static void *wait_at_gate(void *unused)
 {
@@ -143,7 +143,8 @@ attn_status threads_try(int count, attn_error *err)
     pthread_attr_setstacksize(&attributes, stack);
     pthread_mutex_lock(&gate);
     while (started < count && pthread_create(&threads[started], &attributes, wait_at_gate, NULL) == 0) started++;
-    if (started < count) status = refuse(started + 1, count, stack, err); /* while the started threads still exist */
+    /* asked while the started threads still exist, because they count */
+    if (started < count) status = refuse(started + 1, count, stack, err);
     pthread_mutex_unlock(&gate);
     while (started > 0) pthread_join(threads[--started], NULL);
     wait_for_ends(before);

@@ -29,7 +29,7 @@ struct unpacker {
     uint64_t limit_bytes;
     uint64_t in_bytes, out_bytes;
     bool ended;       /* the stream's end was reached */
-    attn_error error; /* once set, every call returns it */
+    attn_error error; /* the first error; once it is set, every call returns it */
     uint8_t magic[MAGIC_BYTES];
     char piece[UNPACK_PIECE_BYTES];
 };
@@ -48,7 +48,8 @@ bool unpack_coding_of(const char *text, enum unpack_coding *coding)
     if (text == NULL) return true;
     text += strspn(text, between);
     const size_t length = strcspn(text, between);
-    if (text[length + strspn(text + length, between)] != '\0') return false; /* there are several codings */
+    /* anything behind the first coding is another coding, which is refused */
+    if (text[length + strspn(text + length, between)] != '\0') return false;
     for (size_t i = 0; i < sizeof codings / sizeof *codings; i++)
         if (strlen(codings[i].name) == length && strncasecmp(text, codings[i].name, length) == 0) {
             *coding = codings[i].coding;

@@ -126,7 +126,7 @@ struct cache_step {
     char (*ids)[CACHE_ID_BYTES]; /* [rows], owned by the code that made the step */
     int rows;
     int64_t append;    /* positions that each row gains; 0: none */
-    bool of_path;      /* the path names the one cache, so errors say "this cache" and not `caches` */
+    bool of_path;      /* true: the path names the one cache, so errors say "this cache" and not `caches` */
     const char *k, *v; /* new keys and values, row by row, set by the step's maker before it begins; v NULL: latent */
     int64_t k_row_bytes, v_row_bytes; /* bytes of one row of k and v */
 
@@ -143,14 +143,14 @@ struct cache_step {
     int32_t *table; /* [rows, most]: page numbers, in the memory given to caches_begin(), like the arrays below */
     int32_t *table_lengths;   /* [rows]: a copy of the lengths */
     int32_t *prefix_keys;     /* [rows]: positions in pages that the row before also has: see attn_problem */
-    bool shares;              /* some row shares enough of them for a device to use it */
+    bool shares;              /* some row shares so many pages that a device uses this */
     float *k_scale, *v_scale; /* [rows, kv_heads], or NULL; until the step has begun they are in `scales` */
     attn_move *moves;         /* copies that the device makes before it computes */
     int64_t move_count;
     bool ends;             /* a commit deletes the caches, because their sequence ends */
     struct cache_row *row; /* used by server/caches only */
     uint64_t burials; /* caches->burials when row[].cache was found; the pointers are valid while it is unchanged */
-    float *scales;    /* the step's own memory */
+    float *scales;    /* memory that belongs to the step */
 };
 
 /* Fills in *step, a transaction on the caches `ids`: checks that they exist and have one shape and one device. `rows`

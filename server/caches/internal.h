@@ -29,7 +29,7 @@ struct pool {
 };
 
 struct cache {
-    char id[CACHE_ID_BYTES];     /* as text: lookups compare 64 characters at a time */
+    char id[CACHE_ID_BYTES];     /* the id as text, because lookups compare 64 characters at a time */
     struct cache *chain;         /* next cache in its bucket */
     struct cache *older, *newer; /* list of all caches */
     struct caller *caller;       /* a reference to the cache's owner */
@@ -57,7 +57,7 @@ struct caches {
     char process[PROCESS_CHARS + 1]; /* first characters of the ids of this process */
     int max_count, count;
     int64_t expired, lost_ids;
-    bool lost_pool; /* there was a pool that was lost */
+    bool lost_pool; /* true if there was a pool that was lost */
     uint64_t looks;
     uint64_t burials; /* caches deleted so far: pointers found at the same count are valid */
     struct pool pools[CONFIG_MAX_DEVICES];

@@ -33,7 +33,7 @@ size_t pages_used(const struct pages *pages);  /* bytes in pages; each page coun
 int64_t pages_count(const struct pages *pages);
 int64_t pages_shared(const struct pages *pages); /* pages with several references, and those of pages_share_more() */
 
-/* Number of granules in a page of so many bytes; 0: more than the pool has. */
+/* Number of granules that a page of `bytes` bytes takes; 0: more than the pool has. */
 int32_t pages_run(const struct pages *pages, size_t bytes);
 
 /* Takes a page of `run` granules, with one reference and no owner; -1: there is no room. Its memory still holds its

@@ -115,7 +115,7 @@ int64_t caches_held_bytes(struct caches *caches)
  * pool's table of pages is made first: without a table, memory that the device gave would be lost. */
 static attn_status open_pool(struct caches *caches, struct pool *pool, attn_error *err)
 {
-    const char *const device = pool->device; /* a copy, as the pool loses its name when the device is lost */
+    const char *const device = pool->device; /* kept here, because the pool loses its name when the device is lost */
     attn_error why = { 0 };
     void *memory = NULL;
     if (pool->opening) {

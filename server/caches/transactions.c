@@ -301,7 +301,7 @@ static attn_status take_pages(struct cache_step *step, attn_error *err)
     int64_t count = 0;
     for (int row = 0; row < step->rows; row++) {
         count += count_pages(step, row);
-        step->row[row].cache->users++; /* keeps the cache: one in use does not expire */
+        step->row[row].cache->users++; /* a cache that is in use does not expire */
     }
     attn_status status = check_room(step, count, NULL);
     if (status != ATTN_OK) {
@@ -379,7 +379,7 @@ static void write_table(struct cache_step *step, int index)
     copy_scales(cache, index, step->k_scale, step->v_scale);
 }
 
-/* True if another step uses one of its caches, or an older step waits for one. */
+/* True if another step uses one of the caches of `step`, or an older step waits for one of them. */
 static bool is_blocked(const struct cache_step *step, uint64_t scan)
 {
     for (int row = 0; row < step->rows; row++) {

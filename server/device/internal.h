@@ -53,7 +53,7 @@ struct slot {
     /* The arrays below are indexed by the batch's jobs. */
     /* The number of the job whose problem this job joins, or its own number if it joins none. */
     int16_t leader[CONFIG_MAX_BATCH];
-    int16_t members[CONFIG_MAX_BATCH]; /* for a leader: the number of jobs in its problem, itself included */
+    int16_t members[CONFIG_MAX_BATCH]; /* number of jobs in the merged problem of a leader, itself included */
     int16_t place[CONFIG_MAX_BATCH];   /* the job's position among the members */
     /* Moves copy the job's tensors to the leader's problem and back, and the job has no mirrors. */
     bool moved[CONFIG_MAX_BATCH];
@@ -200,8 +200,8 @@ struct guest_others {
     int64_t oldest_ns, youngest_ns; /* times when the first and the last batch began */
 };
 void batch_guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
-/* Returns how long a guest of so many expected seconds must still wait; 0 or less: it may begin. others->count must be
- * at least 1. */
+/* Returns how long a guest must still wait whose work is expected to take `seconds`; 0 or less: it may begin.
+ * others->count must be at least 1. */
 int64_t batch_guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns);
 
 /* Names the device and the kernel of a result: "cpu avx512bf16". */

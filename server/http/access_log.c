@@ -47,7 +47,7 @@ static proto_error refusal_of(const struct request *request, int status)
 enum {
     /* A run of more hexadecimal digits than this is taken for a secret id. */
     SECRET_DIGITS = 16,
-    /* The log shows so many digits of a secret id. They tell ids apart, and 112 random bits of a cache's id stay
+    /* The log shows only this many digits of a secret id. They tell ids apart, and 112 random bits of a cache's id stay
      * secret. */
     SHOWN_DIGITS = 12,
     PATH_BYTES = LOG_CLEAN_INPUT_BYTES + SECRET_DIGITS + 2,
@@ -148,7 +148,7 @@ void access_log_request(struct request *request, enum MHD_RequestTerminationCode
         if (!request->gone && status != 400 && t->head_ns != 0)
             metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
     }
-    /* no answer was queued, so it is counted here */
+    /* no answer was queued, so the request is counted here */
     if (t->answer_ns == 0) kserve_count(request, status, now - t->began_ns);
     const proto_error refusal = refusal_of(request, status);
     if (refusal != PROTO_ERROR_COUNT) metrics_add(METRIC_REJECTED, proto_errors[refusal].code, NULL, 1);

@@ -57,7 +57,7 @@ size_t answer_server_timing(const struct request *request, char *text, size_t ca
 static void add(struct MHD_Response *response, const char *name, const char *value)
 {
     (void)MHD_add_response_header(response, name,
-                                  value); /* fails only when memory is short; the body still carries what matters */
+                                  value); /* this fails only when memory is short; the body still has what matters */
 }
 
 static void add_common_headers(struct request *request, struct MHD_Response *response, int status,
@@ -98,7 +98,7 @@ static void add_common_headers(struct request *request, struct MHD_Response *res
 /* The state of a large answer while it is sent. */
 struct stream {
     proto_encoder *encoder;
-    struct job *job; /* a reference: it keeps the tensors until they are sent */
+    struct job *job; /* a reference to the job, which keeps the tensors until they are sent */
     struct connection *connection;
 };
 
@@ -143,7 +143,7 @@ static bool encode_all(proto_encoder *encoder, char *to, size_t length)
 static struct MHD_Response *small_response(struct request *request, proto_encoder *encoder, size_t length)
 {
     struct job *const job = request->job;
-    const bool ours = atomic_load(&job->references) == 1; /* false: a context holds the job too */
+    const bool ours = atomic_load(&job->references) == 1; /* false if a context holds the job too */
     if (ours && job->inputs && job->inputs->bytes < ANSWER_LARGE_INPUTS && length <= job->inputs_used) {
         /* Persistent: libmicrohttpd does not free this memory. It goes back with the job when the request is
          * completed. */

@@ -166,7 +166,7 @@ size_t body_piece(struct request *request, const char *bytes, size_t count)
     struct exchange *const exchange = exchange_of(request);
     const uint64_t limit = (uint64_t)request->server->config->max_body_bytes;
     size_t left = 0;
-    if (exchange->received_bytes + count > limit) { /* only a body in chunks can get here */
+    if (exchange->received_bytes + count > limit) { /* only a body that is sent in chunks can be too long here */
         exchange->received_bytes += count;
         request->failed = false; /* an earlier error is replaced: this one ends the connection */
         request_fail(request, PROTO_E_TOO_LARGE, NULL,

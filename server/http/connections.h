@@ -52,7 +52,8 @@ struct connection {
     _Atomic bool known;    /* a request on this connection has shown one of the tokens */
     _Atomic int phase;
     _Atomic int64_t since_ms;
-    _Atomic uint64_t progress_bytes; /* bytes of the body or the answer that moved since the phase began */
+    /* bytes of the body or the answer that were received or sent since the phase began */
+    _Atomic uint64_t progress_bytes;
     /* Content type of a refusal on this connection, a constant; NULL: no request line has arrived. */
     _Atomic(const char *) error_media;
     struct connection *previous, *next;
@@ -145,7 +146,7 @@ bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t 
 
 /* Shorter limits that apply while the server drains. */
 struct connection_drain_limits {
-    int64_t silent_ms;      /* OPENED, IDLE: neither this nor any other connection sent anything for this time */
+    int64_t silent_ms;      /* OPENED, IDLE: neither this connection nor any other has sent anything for this time */
     int64_t stalled_ms;     /* HEAD, BODY, SEND: no byte moved for this time */
     int64_t quiet_since_ms; /* time since which no connection has sent anything */
 };

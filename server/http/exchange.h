@@ -20,7 +20,7 @@ enum exchange_step {
     STEP_DECODE, /* the body goes to the parser */
     /* the body is read and dropped: the request was refused, or the route takes no body */
     STEP_DISCARD,
-    STEP_WAIT,   /* suspended: the next call means that an answer is ready */
+    STEP_WAIT,   /* the connection is suspended; the next call means that an answer is ready */
     STEP_ANSWER, /* the answer has been queued */
 };
 
@@ -43,7 +43,7 @@ struct exchange {
     bool bad_line;                 /* the request line is malformed */
     bool has_query;                /* the target contains '?' */
     bool cors;                     /* the page that sent the request may read the answer */
-    bool preflight;                /* an OPTIONS request of CORS, from a page of an allowed origin */
+    bool preflight;                /* the request is an OPTIONS request of CORS, from a page of an allowed origin */
     bool done;                     /* the route's handler has finished its work */
     int http_status;               /* status of the answer; 0: none yet */
     uint64_t sent_bytes;           /* bytes of the answer's body */

@@ -3,7 +3,7 @@
  * Neither libmicrohttpd nor GnuTLS reports which bytes it could not understand. Both call recv(), and the linker binds
  * these calls to the recv() of this file. This recv() looks at the first bytes that each connection receives. For all
  * later bytes it only reads one byte of a table. */
-#undef _FORTIFY_SOURCE /* its inline recv() would conflict with the definition here */
+#undef _FORTIFY_SOURCE /* the inline recv() of fortified headers would conflict with the definition here */
 #include "server/http/first_bytes.h"
 
 #include <pthread.h>

@@ -11,7 +11,7 @@
 struct frontend {
     struct server *server;
     struct connections connections;
-    struct http_server main_http, metrics_http; /* metrics_http only with --metrics-listen */
+    struct http_server main_http, metrics_http; /* metrics_http is used only with --metrics-listen */
     struct listener *listeners;                 /* owned by main.c: open sockets, those of --listen first */
     int listener_count;
     struct loop_watch *lingering_close_watch;

@@ -184,7 +184,8 @@ bool http_head_end(struct http_head *f)
         if (!*length) http_head_fault(f, "Content-Length is empty");
         else if (length[strspn(length, "0123456789")] != '\0')
             http_head_fault(f, "Content-Length must be decimal digits");
-        else if (text_read_number(length, &value) == NULL) value = UINT64_MAX; /* too many digits: over any limit */
+        /* a number with too many digits is over any limit */
+        else if (text_read_number(length, &value) == NULL) value = UINT64_MAX;
         if (f->fault[0]) return false;
         f->has_length = true;
         f->length = value;

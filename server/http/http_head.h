@@ -56,10 +56,10 @@ struct http_head {
     bool chunked;
     bool has_length;
     uint64_t length;                  /* the value of Content-Length */
-    char fault[128];                  /* what is wrong; empty: nothing so far */
+    char fault[128];                  /* what is wrong with the head; empty: nothing so far */
     size_t used;                      /* the number of bytes of `room` in use */
     char list[HTTP_HEAD_LIST_BYTES];  /* the joined lines of a LIST header */
-    char room[HTTP_CONNECTION_BYTES]; /* for values with white space behind them */
+    char room[HTTP_CONNECTION_BYTES]; /* values that needed a copy because white space follows them in the request */
 };
 
 void http_head_begin(struct http_head *head, const char *version);

@@ -157,7 +157,7 @@ void http_threads_balance(struct http_threads *threads, int64_t now_ms)
         hold(threads, false);
         if (load == HTTP_THREADS_UNEVEN) threads->free_until_ms = now_ms + FREE_MS;
     } else if (threads->held || (load == HTTP_THREADS_EVEN && now_ms >= threads->free_until_ms))
-        hold(threads, true); /* also threads that were idle before and have no thread id until now */
+        hold(threads, true); /* holds also those threads that were idle before and had no thread id until now */
 }
 
 /* ---- How a thread waits ------------------------------------------------------------------------------------------ */

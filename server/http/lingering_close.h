@@ -24,14 +24,14 @@
 
 enum lingering_close_why {
     LINGER_DELIVER, /* deliver the end of the answer */
-    LINGER_DROP,    /* as DELIVER, and also drop what the client still sends */
-    LINGER_CUT,     /* as DELIVER, but the socket was shut down for reading too: see reset_on_close() */
+    LINGER_DROP,    /* like DELIVER, and also drops what the client still sends */
+    LINGER_CUT,     /* like DELIVER, but the socket was shut down for reading too: see reset_on_close() */
 };
 
 struct lingering {
     pthread_mutex_t lock;
     int epoll_fd; /* readable when one of the sockets is, except those that were cut; -1: none could be made */
-    int most;     /* most sockets that the table takes, at most LINGER_MOST */
+    int most;     /* the largest number of sockets that the table takes, at most LINGER_MOST */
     int end_fd;   /* descriptors from this number on are reserved for connections */
     int64_t drop_bytes, drop_ms;
     int count;
@@ -40,7 +40,7 @@ struct lingering {
         enum lingering_close_why why;
         int64_t until_ms;
         int64_t left_bytes; /* number of bytes that may still be dropped before the socket is closed */
-    } sockets[LINGER_MOST]; /* ordered by arrival */
+    } sockets[LINGER_MOST]; /* the sockets in lingering close, in order of arrival */
 };
 
 void lingering_close_init(struct lingering *linger);

@@ -411,7 +411,7 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
     const size_t used = (call->memory_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     const size_t found = job->lse ? (sizeof job->lse->found + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : 0;
     char *at = NULL;
-    bytes += found; /* a few KB, so the sum cannot overflow */
+    bytes += found; /* each size is a few KB, so the sum cannot overflow */
     if (bytes > 0) {
         if (job->inputs && used <= job->inputs->bytes && bytes <= job->inputs->bytes - used)
             at = (char *)job->inputs->memory + used;

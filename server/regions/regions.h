@@ -105,16 +105,16 @@ struct region_use {
     int64_t bytes;   /* size; for an output before region_uses_bind(), the size of its buffer */
     int64_t done;    /* number of bytes copied so far */
     char *memory;    /* the other end of the copy, in staging memory */
-    char *in_place;  /* address in a GPU's memory; NULL: it is copied */
+    char *in_place;  /* address of the tensor in a GPU's memory, where kernels use it; NULL: the tensor is copied */
     char *pinned;    /* address of the pinned pages for copies by devices; NULL: the CPU copies */
     struct pin *pin; /* a reference to the pin of `pinned` */
-    void *mirror;    /* the device's copy of it while a batch runs; used by the device's thread */
+    void *mirror;    /* the device's copy of the tensor while a batch runs; used by the device's thread */
 };
 
 /* All tensors of a request in regions. The owner of the request owns them, and later its job. */
 struct region_uses {
     int64_t input_bytes, output_bytes; /* bytes that the CPU copies */
-    int64_t pinned_bytes;              /* bytes that devices copy; an output counts with its room */
+    int64_t pinned_bytes;              /* bytes that devices copy; an output counts with the size of its buffer */
     bool placed;                       /* `memory` of the inputs has been set */
     bool writes;                       /* the CPU copies some outputs */
     int home;                          /* number of the device whose memory has tensors used in place; -1: none */

@@ -123,7 +123,7 @@ static attn_status cannot_open(const char *key, int error, proto_error *code, at
         { EPERM, "it is sealed, or its mode does not let the server read and write it" },
         { ELOOP, "it is a symbolic link, which is not followed" },
         { EISDIR, "it is a directory" },
-        { EINVAL, "it is a directory" }, /* as glibc's shm_open() reports it */
+        { EINVAL, "it is a directory" }, /* glibc's shm_open() reports a directory so */
         { ENXIO, "it is not a regular file" },
         { EWOULDBLOCK, "another process has a lease on it" },
     };

@@ -131,7 +131,8 @@ static void put_tensors(struct json *j, const proto_model *model, bool config)
         if (is_listed(model, (attn_tensor_id)id)) put_tensor(j, model, (attn_tensor_id)id, config);
     const proto_operation *const operation = &proto_operations[model->op];
     const uint64_t outputs = operation->usual ? operation->usual : operation->gives;
-    for (int which = 0; which < 2 && proto_operations[model->op].merges; which++) /* of the part that all merges have */
+    /* the tensors of a part that every merge has */
+    for (int which = 0; which < 2 && proto_operations[model->op].merges; which++)
         put_tensor(j, model, ATTN_TENSOR_COUNT + which, config);
     json_put(j, config ? "],'output':[" : "],'outputs':[");
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
@@ -313,7 +314,7 @@ void kserve_count(const struct request *request, int status, int64_t ns)
         add(&s->batch[size - 1].count, 1);
         for (int p = 0; p < BATCH_PARTS; p++) add(&s->batch[size - 1].ns[p], of_batch[p]);
     }
-    count_part(s, PART_success, ns); /* counted last: a reader that sees it sees the other parts too */
+    count_part(s, PART_success, ns); /* is counted last: a reader that sees this part sees the other parts too */
 }
 
 static void put_statistics(struct json *j, const proto_model *model)

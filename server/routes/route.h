@@ -61,12 +61,12 @@ struct route_parameter {
 struct route_doc {
     const char *tag, *summary, *description;
     const char *answer, *media,
-        /* Of the 200 answer: its description, its content type, its schema (JSON with ' for "). NULL: the answer is
-         * empty. */
+        /* Texts about the successful answer: its description, its content type, and its schema (JSON with ' for "). All
+         * are NULL if that answer is empty. */
         *schema;
     int status;       /* status of a successful answer; 0: 200 */
     const char *body; /* name of the body's schema in components/schemas: "ForwardRequest" */
-    struct route_parameter parameters[REQUEST_PARAMETERS]; /* in the order of the pattern */
+    struct route_parameter parameters[REQUEST_PARAMETERS]; /* the parameters of the path, in the order of the pattern */
     uint64_t errors; /* errors of this route alone: ROUTE_ERROR(NOT_FOUND) | ... */
     bool plain_503;  /* a 503 of this route may be a line of text instead of a problem document */
 };
@@ -85,7 +85,7 @@ struct route {
     bool quiet;     /* logged at level debug, because probes come every second */
     /* The first parameter of the path is a model's name, the second its version (routes/kserve.h). */
     bool model;
-    bool hidden; /* not in the OpenAPI document: another spelling, or not offered */
+    bool hidden; /* the route is not in the OpenAPI document, because it is another spelling, or not offered */
     /* The option that offers the route. Without the option, the OpenAPI document leaves the route out too. */
     enum route_shm shm;
 

@@ -229,7 +229,8 @@ static int64_t judges_bytes(const struct job *job, double seconds)
     for (int i = 0; i < job->call->count; i++) {
         const proto_item *const item = &job->call->items[i];
         const int64_t bytes = item->error.status == ATTN_OK ? judge_bytes(&item->problem, seconds) : 0;
-        if (bytes > most && bytes != INT64_MAX) most = bytes; /* more than a judge may have: judge_open() says so */
+        /* more memory than a judge may have: judge_open() will say so */
+        if (bytes > most && bytes != INT64_MAX) most = bytes;
     }
     return most;
 }

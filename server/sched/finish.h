@@ -31,7 +31,7 @@ struct finishing {
     /* The thread that runs a piece uses the members below; between two pieces, the loop does. */
     int item; /* the item being verified */
     attn_verifier *verifier;
-    int64_t judge_until_ns; /* a check: when it stops */
+    int64_t judge_until_ns; /* the time at which the judge of a check stops */
     struct judging judging;
     int counted; /* the item whose pairs are being counted */
     attn_problem count_of;

@@ -96,7 +96,7 @@ struct job {
     attn_lse_look *lse; /* rows that a device sums for a backward, if only it can read q or k; NULL: none */
     void *lse_found;    /* where the sums of `lse` arrive, among the outputs */
     bool wants_verify, wants_save, wants_count;
-    bool wants_judge; /* a check: no device computes it, a judge does (sched/finish.h) */
+    bool wants_judge; /* the request is a check, which a judge computes and not a device (sched/finish.h) */
     /* The answer contains many numbers as text, whose length is measured in pieces before the answer is encoded. */
     bool wants_measure;
     bool holds_contexts;                 /* the job took or reserved contexts: contexts_finish_job() must be called */
@@ -113,7 +113,7 @@ struct job {
     int parts_out;                      /* parts that are in batches and not yet back */
     struct job_links in_queue, in_flow; /* links in the list of all waiting jobs, and in that of its flow */
     int64_t queued_ns;
-    bool blocked;  /* its cache transaction cannot begin yet: the job must not leave the queue */
+    bool blocked;  /* true if the job's cache transaction cannot begin yet: the job must then stay in the queue */
     bool scanned;  /* the loop has tried to begin its transaction */
     bool given_up; /* the job's request is held only until its batch ends */
 

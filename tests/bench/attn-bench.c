@@ -37,42 +37,46 @@
 
 enum { WARM_RUNS = 2, MOST_REPS = 1000, PATTERN = 1000003, MOST_COPIES = 64, MOST_SEQUENCES = 256 };
 
-/* A run of calls on a GPU lasts at least so long; K and V with their copies are at least so large. */
+/* A timed run of calls on a GPU lasts at least RUN_MS. K, V and their copies together have at least this size. */
 static const double RUN_MS = 2;
 static const int64_t COPIES_BYTES = INT64_C(512) << 20;
 
-/* Gradients of options. They are computed only where --grads names them. */
+/* Gradients of options, which are computed only if --grads names them. */
 #define BIT(id)          (UINT64_C(1) << (id))
 #define OPTION_GRADIENTS (BIT(ATTN_T_dsinks) | BIT(ATTN_T_dbias) | BIT(ATTN_T_dalibi_slopes))
 
 struct options {
     bool forward, backward, json, causal, codec, top_left;
-    bool no_lse;   /* a forward gives out alone */
-    bool reading;  /* K and V are what takes the time: say GB/s, and take turns with copies of them */
-    int sequences; /* packed: that many, of these lengths; then B, Sq and Sk say nothing */
+    bool no_lse; /* a forward computes only out */
+    /* reading K and V dominates the time: the report shows GB/s, and calls use several copies of K and V in turn */
+    bool reading;
+    int sequences; /* packed sequences: their number and their lengths; B, Sq and Sk are then ignored */
     int32_t lengths[MOST_SEQUENCES];
-    int64_t documents; /* FlashMask: so many equal documents, each seen by itself alone; 0: no mask */
-    int64_t page_size; /* K and V are pools of pages of so many keys, in no order; 0: they are whole */
-    bool forks;        /* all pages of the rows but their last are the same */
-    bool latent;       /* V is the first Dv columns of K, the same memory */
+    int64_t documents; /* FlashMask of this many equal documents, each of which sees only itself; 0: no mask */
+    /* K and V are in pools of pages with this many keys each, in random order; 0: K and V are contiguous */
+    int64_t page_size;
+    bool forks;  /* the rows share all their pages except the last */
+    bool latent; /* V is the first Dv columns of K, in the same memory */
     bool deterministic, alibi, sinks;
-    bool truth; /* time attn_truth_some() instead */
+    bool truth; /* time attn_truth_some() instead of the kernels */
     double softcap, scale, dropout;
     double keep;        /* the share of keys that a keep_mask of [1, 1, Sq, Sk] keeps; 0: no mask */
     bool biased;        /* a bias of [1, 1, Sq, Sk] */
     bool each_head;     /* bias and keep_mask are [B, H, Sq, Sk] */
-    bool forward_first; /* a backward is not given out and lse */
-    bool bias_is_mask; /* the bias is hidden_bias for later keys and for the first `padded`, and 0 for others, as in 4-D
-                         * masks of Hugging Face (hidden_bias: the least float32). Else the bias is random */
+    bool forward_first; /* a backward computes out and lse itself instead of receiving them */
+    /* The bias is hidden_bias (the lowest float32) for later keys and for the first `padded` keys, and 0 for others, as
+     * in
+     * 4-D masks of Hugging Face. Otherwise the bias is random. */
+    bool bias_is_mask;
     int64_t padded;
     double hidden_bias;
     uint64_t observed;  /* outputs of an observe */
-    uint64_t gradients; /* of options, of a backward: bits of dsinks, dbias and dalibi_slopes */
+    uint64_t gradients; /* gradients of options in a backward: bits of dsinks, dbias and dalibi_slopes */
     enum { NO_SWEEP, SWEEP_PAPER, SWEEP_DECODE, SWEEP_MASKS, SWEEP_OBSERVE } sweep;
-    attn_dtype dtype, key_dtype, grad_dtype, bias_dtype; /* of q; of k and v; of dq, dk and dv; of bias */
+    attn_dtype dtype, key_dtype, grad_dtype, bias_dtype; /* dtypes of q; of k and v; of dq, dk and dv; of bias */
     int64_t B, H, Hk, Sq, Sk, D, Dv, window_left, window_right, tokens;
     const char *device;
-    int index, threads, reps; /* 0: as many as fit into a second, at least 5 */
+    int index, threads, reps; /* reps: timed runs; 0: as many as fit into a second, at least 5 */
 };
 
 static void die(const char *what, const char *why)
@@ -101,8 +105,8 @@ static double median(double *times, int count)
 
 /* ---- Data -------------------------------------------------------------------------------------------------------- */
 
-/* PATTERN numbers near N(0, 1), the sum of uniform ones; tensors repeat it, which no kernel can notice (its length is
- * prime). */
+/* Number of random numbers near N(0, 1), each a sum of uniform ones, that tensors repeat. The number is prime, so that
+ * no kernel can benefit from the repetition. */
 static void fill_random(void *data, attn_dtype dtype, int64_t count)
 {
     static uint64_t state = 88172645463325252u;
@@ -112,7 +116,7 @@ static void fill_random(void *data, attn_dtype dtype, int64_t count)
         double sum = 0;
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;
         for (int part = 0; part < 4; part++) sum += (double)(state >> 16 * part & 0xffff) / 65536 - 0.5;
-        attn_store(dtype, data, n, sum * 1.7320508); /* variance 4 / 12 becomes 1 */
+        attn_store(dtype, data, n, sum * 1.7320508); /* scales the variance from 4 / 12 to 1 */
     }
     for (int64_t n = fresh; n < count; n += fresh)
         memcpy((char *)data + (size_t)n * bytes, data, (size_t)(count - n < fresh ? count - n : fresh) * bytes);
@@ -132,7 +136,7 @@ struct block {
     int64_t bytes;
 };
 
-/* Of a problem: its tensors, and prefix_keys. */
+/* The memory blocks of a problem: one for each tensor, and one for prefix_keys. */
 enum { PREFIX_KEYS = ATTN_TENSOR_COUNT, BLOCKS };
 
 static attn_error err; /* every failure ends the program */
@@ -154,7 +158,7 @@ static void give_memory(struct machine *m, attn_tensor *t, struct block *b)
     t->data = b->host;
 }
 
-/* Is every element of an output a number? */
+/* Checks that every element of an output is a number. */
 static void look_at(struct machine *m, attn_tensor_id id, const attn_tensor *t, const struct block *b)
 {
     int64_t elements = 0;
@@ -169,7 +173,7 @@ static void look_at(struct machine *m, attn_tensor_id id, const attn_tensor *t, 
         }
 }
 
-/* An int32 tensor of these values. */
+/* Makes an int32 tensor of these values. */
 static void give_indices(struct machine *m, attn_tensor *t, struct block *b, const int32_t *values)
 {
     give_memory(m, t, b);
@@ -183,13 +187,14 @@ static int64_t entries_of(const struct options *o)
     return (o->Sk + o->page_size - 1) / o->page_size;
 }
 
-/* Of the pool. Forks have all pages but their last in common. */
+/* The number of pages in the pool. Forks share all their pages except the last. */
 static int64_t pages_of(const struct options *o)
 {
     return o->forks ? entries_of(o) - 1 + o->B : o->B * entries_of(o);
 }
 
-/* Each row's keys lie in pages of its own, or in those of the first, which are anywhere in the pool. */
+/* Fills the page table: each row's keys lie in the row's own pages, or in those of the first row. The order of pages in
+ * the pool is random. */
 static void give_pages(struct machine *m, const struct options *o, attn_problem *p, struct block *blocks)
 {
     const int64_t entries = entries_of(o), pages = pages_of(o), shared = o->forks ? entries - 1 : 0;
@@ -197,7 +202,7 @@ static void give_pages(struct machine *m, const struct options *o, attn_problem 
     int32_t *order = malloc((size_t)pages * sizeof *order);
     int32_t *values = malloc((size_t)(o->B * entries) * sizeof *values);
     if (!order || !values) die("out of memory", NULL);
-    for (int64_t n = 0; n < pages; n++) { /* a shuffle (Fisher and Yates) */
+    for (int64_t n = 0; n < pages; n++) { /* shuffles the pages (Fisher and Yates) */
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;
         const int64_t other = (int64_t)(state % (uint64_t)(n + 1));
         order[n] = order[other];
@@ -220,7 +225,7 @@ static void give_pages(struct machine *m, const struct options *o, attn_problem 
     free(order);
 }
 
-/* A tensor with a number for each pair of a query and a key. */
+/* Returns a tensor with one number for each pair of a query and a key. */
 static attn_tensor pairs_tensor(const struct options *o, attn_dtype dtype)
 {
     return attn_tensor_make(NULL, dtype, 4,
@@ -239,7 +244,7 @@ static void give_bias(struct machine *m, const struct options *o, attn_tensor *t
     must(attn_stream_wait(m->stream, &err));
 }
 
-/* Keys are kept at random, the same ones each time. Each row keeps its first key. */
+/* Keeps a random choice of keys, which is the same each time. Each row keeps its first key. */
 static void give_keep_mask(struct machine *m, const struct options *o, attn_tensor *t, struct block *b)
 {
     uint64_t state = 88172645463325252u;
@@ -253,7 +258,7 @@ static void give_keep_mask(struct machine *m, const struct options *o, attn_tens
     must(attn_stream_wait(m->stream, &err));
 }
 
-/* q, k, v and what says who may see whom. */
+/* Gives q, k, v and the masks or lengths that say which query sees which key. */
 static void give_inputs(struct machine *m, const struct options *o, attn_problem *p, struct block *blocks)
 {
     const int64_t sizes[] = { o->H, o->D, o->Hk, o->D, o->Hk, o->Dv };
@@ -295,7 +300,8 @@ static void give_inputs(struct machine *m, const struct options *o, attn_problem
         p->alibi_slopes = attn_tensor_make(NULL, ATTN_F32, 1, (int64_t[]){ o->H });
         give_memory(m, &p->alibi_slopes, &blocks[ATTN_T_alibi_slopes]);
     }
-    if (o->documents) { /* hidden from the rows from the document's end on, and from those before its start */
+    /* a key is hidden from the rows behind its document's end, and from the rows before the document's start */
+    if (o->documents) {
         int32_t *bounds = malloc((size_t)(o->B * o->Sk * 2) * sizeof *bounds);
         const int64_t length = (o->Sk + o->documents - 1) / o->documents;
         if (!bounds) die("out of memory", NULL);
@@ -318,7 +324,7 @@ static void use(attn_problem *p, const struct options *o, struct block *blocks, 
     if (o->forks) p->prefix_keys = on_device ? blocks[PREFIX_KEYS].device : blocks[PREFIX_KEYS].host;
 }
 
-/* ,"outputs":["out","lse"]: what a call writes. */
+/* Prints ,"outputs":["out","lse"]: the results that a call writes. */
 static void put_outputs(const attn_problem *p)
 {
     const char *before = ",\"outputs\":[";
@@ -340,7 +346,7 @@ struct truth {
     attn_truth to;
 };
 
-/* The problem is in host memory. */
+/* Allocates the results. The problem's tensors are in host memory. */
 static void truth_open(struct machine *m, const attn_problem *p, struct truth *t)
 {
     attn_truth_cost cost;
@@ -355,7 +361,7 @@ static void truth_open(struct machine *m, const attn_problem *p, struct truth *t
     t->to = (attn_truth){ t->memory[0], t->memory[1], t->memory[2], t->memory[3], t->memory[4] };
 }
 
-/* Is every result a number? */
+/* Checks that every result is a number, and frees the memory. */
 static void truth_close(struct machine *m, struct truth *t)
 {
     for (int n = 0; n < TRUTH_RESULTS; n++) {
@@ -372,7 +378,7 @@ static void truth_close(struct machine *m, struct truth *t)
     attn_device_free(m->device, t->workspace);
 }
 
-/* Queues a call of what is timed. */
+/* Queues one call of the operation that is timed. */
 static void queue_call(struct machine *m, const attn_plan *plan, void *workspace, const struct truth *t)
 {
     int64_t step = 0;
@@ -382,11 +388,11 @@ static void queue_call(struct machine *m, const attn_plan *plan, void *workspace
             must(attn_truth_some(m->stream, plan->problem, &t->to, t->workspace, &step, &err));
 }
 
-/* Milliseconds of one call. */
+/* Returns the milliseconds that one call takes. */
 static double time_shape(struct machine *m, const struct options *o, attn_op op)
 {
     static double times[MOST_REPS], queueing[MOST_REPS];
-    static attn_problem turns[MOST_COPIES]; /* the problem, with a copy of K and V each */
+    static attn_problem turns[MOST_COPIES]; /* copies of the problem, each with its own copy of K and V */
     static attn_plan plans[MOST_COPIES];
     void *copies[MOST_COPIES][2] = { 0 };
     struct block blocks[BLOCKS] = { 0 };
@@ -409,7 +415,8 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
     p.observe.map[1] = o->Sk < ATTN_MAX_MAP ? o->Sk : ATTN_MAX_MAP;
     p.observe.top = o->observed & BIT(ATTN_T_top_keys) ? 8 : 0;
     attn_observe_region(&p);
-    for (int back = 0; back <= (op == ATTN_OP_BACKWARD); back++) { /* a backward has the out and lse of a forward */
+    /* a backward reads the out and lse of a forward, which therefore runs first */
+    for (int back = 0; back <= (op == ATTN_OP_BACKWARD); back++) {
         p.op = op == ATTN_OP_OBSERVE ? op : back ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
             if (!attn_writes(&p, (attn_tensor_id)id) || (op == ATTN_OP_OBSERVE && !(o->observed >> id & 1))) continue;
@@ -421,7 +428,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
             if (is == ATTN_NOT_FOUND) continue;
             must(is);
             give_memory(m, &p.tensor[id], &blocks[id]);
-            memset(blocks[id].host, 0xff, (size_t)blocks[id].bytes); /* NaN in every type */
+            memset(blocks[id].host, 0xff, (size_t)blocks[id].bytes); /* bytes of 0xff are NaN in every dtype */
             must(attn_copy(m->stream, blocks[id].device, blocks[id].host, (size_t)blocks[id].bytes, ATTN_TO_DEVICE,
                            &err));
         }
@@ -468,7 +475,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
         must(attn_stream_mark(m->stream, 1, &err));
         must(attn_stream_wait(m->stream, &err));
     }
-    if (!m->info.unified) { /* see the head of this file */
+    if (!m->info.unified) { /* the head of this file says why a run consists of several calls */
         const double one = attn_stream_elapsed_us(m->stream, 0, 1) / 1000;
         calls = one >= RUN_MS ? 1 : one > RUN_MS / 500 ? (int)(RUN_MS / one) + 1 : 500;
     }
@@ -507,7 +514,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
                tflops, gigabytes, m->info.name, kernel);
     fflush(stdout);
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        if (o->truth) continue; /* it writes none of the problem's tensors */
+        if (o->truth) continue; /* attn_truth_some() writes none of the problem's tensors */
         if (p.tensor[id].rank && attn_writes(&p, (attn_tensor_id)id) && attn_dtype_floating(p.tensor[id].dtype))
             look_at(m, (attn_tensor_id)id, &p.tensor[id], &blocks[id]);
     }
@@ -527,7 +534,7 @@ static void time_ops(struct machine *m, const struct options *o)
     if (o->backward && o->dtype != ATTN_F8E4M3) time_shape(m, o, ATTN_OP_BACKWARD);
 }
 
-/* B * S = tokens, H * D = 2048, D 64 128 256, S 512 to 16384: the figures of the FlashAttention papers. */
+/* The cells of the FlashAttention papers' figures: B * S = tokens, H * D = 2048, D 64, 128 and 256, S 512 to 16384. */
 static void sweep_paper(struct machine *m, const struct options *given)
 {
     static const int64_t head_sizes[] = { 64, 128, 256 };
@@ -547,7 +554,8 @@ static void sweep_paper(struct machine *m, const struct options *given)
                 }
 }
 
-/* One query, and a few, over many keys. Where memory is shared with the host (a CPU) the largest are left out. */
+/* Times one query, and a few queries, over many keys. The largest sizes are left out if the device shares the host's
+ * memory (a CPU). */
 static void sweep_decode(struct machine *m, const struct options *given)
 {
     static const struct {
@@ -572,7 +580,8 @@ static void remark(const struct options *o, const char *what, double value)
     fflush(o->json ? stderr : stdout);
 }
 
-/* What masks and lengths cost, each beside what it is compared with. Lengths are as long as --tokens allow. */
+/* Times masks and lengths, each beside the plain problem that it is compared with. Lengths are as long as --tokens
+ * allows. */
 static void sweep_masks(struct machine *m, const struct options *given, attn_op op)
 {
     const int64_t longest = given->tokens < 16384 ? given->tokens : 16384, half = longest / 2, total = longest * 4;
@@ -594,7 +603,7 @@ static void sweep_masks(struct machine *m, const struct options *given, attn_op 
         remark(&o, "deterministic, causal: rate, of that in any order", plain / masked);
     }
 
-    o.H = o.Hk = 16; /* packed lengths, and one length with as many pairs */
+    o.H = o.Hk = 16; /* packed sequences, and one sequence with as many pairs */
     for (o.sequences = 0; left > 0 && o.sequences < MOST_SEQUENCES; o.sequences++) {
         int64_t length;
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;
@@ -625,7 +634,7 @@ static void sweep_masks(struct machine *m, const struct options *given, attn_op 
     remark(&o, "FlashMask of 16 documents: times as fast as without", plain / masked);
 }
 
-/* A forward, and an observe of each kind beside it. */
+/* Times a forward, and then an observe of each kind. */
 static void sweep_observe(struct machine *m, const struct options *given)
 {
     static const attn_tensor_id kinds[] = { ATTN_T_max_logit, ATTN_T_entropy, ATTN_T_key_mass, ATTN_T_map,
@@ -643,7 +652,7 @@ static void sweep_observe(struct machine *m, const struct options *given)
 
 /* ---- The codec --------------------------------------------------------------------------------------------------- */
 
-/* Grows by moving, 64-byte aligned, as a staging arena would. */
+/* Memory that grows by reallocation and is 64-byte aligned, as in a staging arena of the server. */
 struct arena {
     void *base;
     size_t bytes, used;
@@ -705,7 +714,8 @@ static char *make_body(int64_t keys, size_t *length)
 
 static void time_codec(const struct options *o)
 {
-    const size_t sizes[] = { 96 * 1024, 24 * 1024 * 1024 }; /* inside a core's cache, and not */
+    /* the first size fits into a core's cache, the second does not */
+    const size_t sizes[] = { 96 * 1024, 24 * 1024 * 1024 };
     double seconds[CODEC_REPS];
     if (!o->json) printf("%-14s  %-8s  %10s  %10s  %8s\n", "what", "variant", "text", "ms", "GB/s");
     for (size_t n = 0; n < sizeof sizes / sizeof *sizes; n++) {
@@ -740,7 +750,8 @@ static void time_codec(const struct options *o)
         base64_use(NULL);
         free(data), free(back), free(text);
     }
-    for (int large = 0; large < 2; large++) { /* a whole body: scanner, base64, skeleton, check */
+    /* measures a whole body: scanner, base64, the JSON without tensors, and the checks */
+    for (int large = 0; large < 2; large++) {
         size_t length;
         char *body = make_body(large ? 16384 : 64, &length);
         struct arena arena = { 0 };
@@ -838,7 +849,7 @@ static bool is_number(const char *text)
     return *text && *end == 0;
 }
 
-/* A real number above `low`, at most `high`. */
+/* Reads a real number above `low` and at most `high`. */
 static double between(const char *option, const char *text, double low, double high)
 {
     char what[128];
@@ -849,7 +860,7 @@ static double between(const char *option, const char *text, double low, double h
     return x;
 }
 
-/* Names of OPTION_GRADIENTS, with commas between them. */
+/* Reads names of OPTION_GRADIENTS, separated by commas, into a set of bits. */
 static uint64_t gradients(const char *text)
 {
     uint64_t bits = 0;
@@ -866,7 +877,7 @@ static uint64_t gradients(const char *text)
     }
 }
 
-/* Each gradient is that of an option which is there. */
+/* Checks that each requested gradient belongs to an option that the problem has. */
 static void check_gradients(const struct options *o)
 {
     const struct {
@@ -1002,7 +1013,7 @@ int main(int argc, char **argv)
         case SINKS: o.sinks = true; break;
         case SCALE: o.scale = real("--scale", optarg); break;
         case DROPOUT: o.dropout = real("--dropout", optarg); break;
-        case BIAS: /* its number may be the next argument: -3.4e38 is no option */
+        case BIAS: /* the next argument may be its number, although -3.4e38 looks like an option */
             o.biased = true;
             if (!optarg && optind < argc && is_number(argv[optind])) optarg = argv[optind++];
             if (optarg) o.bias_is_mask = true, o.hidden_bias = real("--bias", optarg);
@@ -1093,7 +1104,7 @@ int main(int argc, char **argv)
     if (!o.Dv) o.Dv = o.D;
     if (o.latent && o.Dv > o.D) die("--latent: --dv is larger than -D", NULL);
 
-    { /* figures travel with the command that made them; JSON readers take them from stderr */
+    { /* the command is printed with its figures; in JSON mode the command goes to stderr */
         FILE *to = o.json ? stderr : stdout;
         fputs("#", to);
         for (int n = 0; n < argc; n++) fprintf(to, " %s", argv[n]);

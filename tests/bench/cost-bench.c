@@ -43,12 +43,12 @@ static const struct problem {
     const char *name;
     attn_op op;
     attn_dtype dtype;
-    int64_t B, H, Hk, Sq, Sk, D; /* Hk, Sk: 0 is H, Sq */
+    int64_t B, H, Hk, Sq, Sk, D; /* Hk and Sk of 0 mean H and Sq */
     unsigned with;
-    double scale, softcap, dropout; /* scale: 0 is the usual */
-    double hidden; /* bias: of what the causal mask hides, and of all keys in `padded` rows; 0: none is hidden */
+    double scale, softcap, dropout; /* a scale of 0 means the default */
+    double hidden; /* bias of the pairs that the causal mask hides, and of all keys in `padded` rows; 0: no bias */
     int64_t padded;
-    double v_size, lse; /* v is so many times larger; each lse is this; 0: as they are */
+    double v_size, lse; /* v_size multiplies v, and each lse has the value lse; 0: unchanged */
 } problems[] = {
 #define P(n, o, type, b, h, hk, sq, sk, d) \
     .name = n, .op = o, .dtype = type, .B = b, .H = h, .Hk = hk, .Sq = sq, .Sk = sk, .D = d
@@ -131,7 +131,7 @@ struct machine {
     attn_device *device;
     attn_stream *stream;
     attn_device_info info;
-    bool by_processor; /* time is processor time */
+    bool by_processor; /* the time is processor time */
 };
 
 /* Each tensor of a problem: on the host, and on the device. */
@@ -195,7 +195,8 @@ static int32_t *give_indices(attn_tensor *t, struct block *b, int rank, const in
     return b->host;
 }
 
-/* As Hugging Face writes it: float, one for all heads, a large negative number where a key is hidden. */
+/* Hides keys by a bias as Hugging Face writes it: float, one for all heads, a large negative number for each hidden
+ * key. */
 static void hide_by_bias(const struct problem *spec, attn_problem *p)
 {
     const int64_t Sq = p->bias.shape[2], Sk = p->bias.shape[3];
@@ -222,7 +223,7 @@ static void give_masks(const struct problem *spec, attn_problem *p, struct block
     }
     if (spec->with & ALIBI) give_floats(&p->alibi_slopes, &blocks[ATTN_T_alibi_slopes], ATTN_F32, 1, &spec->H, 0.1);
     if (spec->with & SINKS) give_floats(&p->sinks, &blocks[ATTN_T_sinks], ATTN_F32, 1, &spec->H, 1);
-    if (spec->with & DOCUMENTS) { /* 16 of them, each seen by itself alone */
+    if (spec->with & DOCUMENTS) { /* 16 documents, each of which sees only itself */
         int32_t *bounds = give_indices(&p->mask_startend_rows, &blocks[ATTN_T_mask_startend_rows], 4,
                                        (int64_t[]){ spec->B, 1, Sk, 2 });
         for (int64_t n = 0; n < spec->B * Sk; n++) {
@@ -300,7 +301,7 @@ static void make_backward(const struct problem *spec, attn_problem *p, struct bl
 
 /* ---- Time -------------------------------------------------------------------------------------------------------- */
 
-/* The problem as the device knows it. */
+/* Returns the problem with its tensors in the device's memory. */
 static attn_problem place(const struct machine *m, const attn_problem *p, struct block *blocks)
 {
     attn_problem placed = *p;
@@ -352,7 +353,7 @@ static attn_cost expected(const struct machine *m, const attn_problem *p)
     return attn_cost_closer(&m->info, &plan, ATTN_EVERYTHING, 1);
 }
 
-/* Prints the line of a problem. Is its estimate good? */
+/* Prints the line of a problem. Returns whether its estimate is good. */
 static bool look_at(const struct machine *m, const struct problem *spec)
 {
     struct block blocks[ATTN_TENSOR_COUNT] = { 0 };

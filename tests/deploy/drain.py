@@ -1,16 +1,15 @@
-"""Sends SIGTERM to an attnd under load and counts what became of every request: drain.py --pid N --grace S URL
+"""Sends SIGTERM to an attnd under load and counts what happened to every request: drain.py --pid N --grace S URL
 
-Threads ask without pause on connections that they keep. After a while the signal is sent. A thread ends when it can
-connect no more. A request counts as accepted when the server may have read its first byte: it was sent, whole or in
-part, on a connection that was established. Each of these must get a complete answer, 200 or 503, with one exception
-that HTTP leaves open: a kept connection that the server closes while the next request is on its way. While draining,
-attnd says `Connection: close` in every answer, so that it must not come to that here: none is allowed. What is allowed
-once, where the kernel is older than 5.7, is a connection made after the signal whose handshake the kernel completed in
-the instant in which the listener was being closed; it was reset before the server saw it,
-and is counted as "at the door".
+Threads send requests without pause on connections that they keep. After a while the script sends the signal. A thread
+ends when it can no longer connect. A request counts as accepted when the server may have read its first byte: it was
+sent, whole or in part, on an established connection. Each accepted request must get a complete answer, 200 or 503.
 
-Exit status 0: all accepted requests were answered, and the process was gone within the grace period.
-"""
+HTTP leaves one exception open: a kept connection that the server closes while the next request is on its way. While
+draining, attnd says `Connection: close` in every answer, so this must not happen here. Kernels before 5.7 have another
+exception: a connection made after the signal, whose handshake the kernel completed while the listener was being closed.
+It is reset before the server sees it. It is counted as "at the door" and allowed once.
+
+The exit status is 0 if all accepted requests were answered and the process was gone within the grace period."""
 import argparse
 import base64
 import collections
@@ -26,8 +25,8 @@ import urllib.parse
 
 
 def body(B, S, H, D):
-    """A forward of float16 tensors; the numbers are small and not random: this is about answers,
-    not about arithmetic."""
+    """A forward of float16 tensors. The numbers are small and not random, because this script checks only that answers
+    arrive."""
     data = base64.b64encode(bytes([0x00, 0x38, 0x66, 0x2E]) * (B * S * H * D // 2)).decode()
     tensor = {'shape': [B, S, H, D], 'dtype': 'float16', 'data': data}
     return json.dumps({'q': tensor, 'k': tensor, 'v': tensor, 'causal': True}).encode()
@@ -37,7 +36,8 @@ class Load:
     def __init__(self, host, port):
         self.host, self.port = host, port
         self.lock = threading.Lock()
-        self.before, self.after = collections.Counter(), collections.Counter()  # status: answers, by when the request was sent
+        # counts of answers by status, for requests sent before and after the signal
+        self.before, self.after = collections.Counter(), collections.Counter()
         self.lost, self.at_the_door, self.signalled, self.stop = [], 0, False, False
 
     def run(self, sent_body):
@@ -74,7 +74,7 @@ class Load:
 
 
 def hides():
-    """Can a listener let in those at the door and nobody else? (server/http/listen.c)"""
+    """Can a listener accept pending connections while it refuses new ones? server/http/listen.c explains this."""
     return tuple(int(n) for n in re.findall(r'\d+', os.uname().release)[:2]) >= (5, 7)
 
 

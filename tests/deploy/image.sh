@@ -26,8 +26,8 @@ dir=${IMAGE_DIR:-/var/tmp/attnd-image-$suite}
 context=${IMAGE_CONTEXT:-$top}
 tests=${IMAGE_TESTS-unit fuzz-replay}
 archs=${IMAGE_CUDA_ARCHS:-90}
-limit_bytes=60000000 # of an image, without its base
-grace_s=45           # what deploy/ gives a container to end, compose.yaml and k8s alike
+limit_bytes=60000000 # limit for an image without its base
+grace_s=45           # the seconds that deploy/ gives a container to end, the same in compose.yaml and k8s
 nvcc=$(command -v nvcc || true)
 targets=${*:-cpu test${nvcc:+ gpu}}
 
@@ -50,7 +50,7 @@ done
 
 mkdir -p "$dir"
 passed=0 failed=0
-check() { # what, command...: one line, counted
+check() { # check NAME COMMAND...: prints one line and counts the result
     local what=$1
     shift
     if "$@"; then passed=$((passed + 1)) && echo "  ok      $what"; else failed=$((failed + 1)) && echo "  FAILED  $what"; fi
@@ -59,11 +59,11 @@ equals() { [ "$1" = "$2" ] || { echo "          is '$1', must be '$2'" && false;
 
 buildah() { command buildah --root "$dir/storage" --runroot "$dir/run" --storage-driver vfs "$@"; }
 
-container= # the pid of the process 1 that runs now, as this machine counts
+container= # the pid of the running process 1, as the host numbers it
 cleanup() {
     [ -z "$container" ] || kill -KILL "$container" 2>/dev/null || true
     buildah umount --all >/dev/null 2>&1 || true
-    # Nothing may be mounted any more: rm would follow it.
+    # Nothing may still be mounted here, because rm would delete the files of the mounted system.
     if [ -z "${IMAGE_KEEP:-}" ] && ! grep -q " $dir/" /proc/mounts; then
         buildah rm --all >/dev/null 2>&1 || true
         rm -rf --one-file-system "$dir"
@@ -80,15 +80,16 @@ make_base() {
     noble) mirror=${IMAGE_MIRROR:-http://archive.ubuntu.com/ubuntu} components=main,universe ;;
     *) mirror=${IMAGE_MIRROR:-http://deb.debian.org/debian} ;;
     esac
-    # An older debootstrap does not know a newer release's name; the script of an older one does,
-    # and without its keyring too.
+    # An older debootstrap does not know a newer release. The script of an older release works for it, without that
+    # release's keyring.
     [ -e "$scripts/$suite" ] || script=$scripts/$([ "$suite" = noble ] && echo jammy || echo sid)
     [ "$suite" != noble ] || [ -e /usr/share/keyrings/ubuntu-archive-keyring.gpg ] || verify=--no-check-gpg
     echo "== a base of debootstrap --variant=minbase $suite"
     rm -rf --one-file-system "$dir/base"
     debootstrap --variant=minbase --components=$components $verify "$suite" "$dir/base" "$mirror" $script >"$dir/base.log" 2>&1 ||
         { tail -20 "$dir/base.log" && return 1; }
-    # As the registry's image: without package lists. How this machine's apt reaches the network is carried over.
+    # Makes the system like the registry's image: without package lists. This machine's proxy settings of apt are
+    # copied.
     rm -rf "$dir/base/var/lib/apt/lists"/* "$dir/base/var/cache/apt"/*.bin "$dir/base/var/cache/apt/archives"/*.deb
     apt-config dump 2>/dev/null | grep -E '^Acquire::https?::' >"$dir/base/etc/apt/apt.conf.d/99host" || true
     commit_base base:"$suite" "$dir/base"
@@ -128,7 +129,7 @@ build() { # target
         -t localhost/attnd:"$1" -f "$context/Dockerfile" "$context" >"$dir/$1.log" 2>&1
 }
 
-# What the image's configuration says, as lines "user 10001:10001"; lists are JSON.
+# Prints the image's configuration in lines such as "user 10001:10001"; lists are JSON.
 configuration() {
     buildah inspect --type image localhost/attnd:"$1" | python3 -c '
 import json, sys
@@ -142,8 +143,8 @@ print("port", " ".join(c["ExposedPorts"]))
 for e in c["Env"]: print("env", e)'
 }
 
-# Bytes of the layers that the image has and the base has not: as they lie on a disk,
-# and compressed as a registry sends them.
+# Prints the bytes of the layers that the image adds to its base: as stored on disk, and compressed as a registry sends
+# them.
 sizes() {
     rm -rf "$dir/oci"
     buildah push -q localhost/attnd:"$1" "oci:$dir/oci:$1" >/dev/null 2>&1
@@ -163,7 +164,8 @@ print(plain, sum(l["size"] for l in layers))' "$dir/oci"
 
 # ---- Running ---------------------------------------------------------------------------------------------------------
 
-# start ROOT VARIABLE... -- ARGUMENT...: process 1, by the image's user and entrypoint. Its output is in $dir/run.log.
+# start ROOT VARIABLE... -- ARGUMENT...: starts the image's entrypoint as process 1 and as the image's user. Output goes
+# to $dir/run.log.
 start() {
     local root=$1 vars=()
     shift
@@ -190,7 +192,7 @@ healthy() { # the image's own health check, as its user in its root
     within chroot "$1" /usr/bin/setpriv --reuid "${user%:*}" --regid "${user#*:}" --clear-groups env -i "${environment[@]}" "${health[@]}" >/dev/null 2>&1
 }
 ready() { for _ in $(seq 300); do if healthy "$1"; then return 0; fi && kill -0 "$container" 2>/dev/null && sleep 0.1 || break; done; cat "$dir/run.log" && false; }
-ended() { # waits for process 1; true if its status is $1
+ended() { # waits for process 1, and succeeds if its exit status is $1
     local status=0
     wait "$unshared" || status=$?
     container=
@@ -198,12 +200,12 @@ ended() { # waits for process 1; true if its status is $1
 }
 answers() {
     local got
-    # One query of [1, 0] over the keys [1, 0] and [0, 2] with scale 1: a known answer.
+    # A query of [1, 0] over the keys [1, 0] and [0, 2] with scale 1, whose answer is known.
     got=$(within curl -sS --max-time 20 http://127.0.0.1:8080/v1/attention/forward -d '{"scale":1,"encoding":"array","q":{"shape":[1,1,1,2],"dtype":"float32","data":[1,0]},
         "k":{"shape":[1,2,1,2],"dtype":"float32","data":[1,0,0,2]},"v":{"shape":[1,2,1,2],"dtype":"float32","data":[1,2,3,4]}}')
     case $got in *'[1.5378'*',2.5378'*) ;; *) echo "          $got" && false ;; esac
 }
-# No program of the image may be able to write anywhere, not even root in this mount namespace.
+# No program of the image may write anywhere, not even as root in this mount namespace.
 read_only() { ! within chroot "$1" /bin/sh -c ': >/probe' 2>/dev/null && ! within chroot "$1" /bin/sh -c ': >/tmp/probe' 2>/dev/null; }
 process_one() { equals "$(awk '/^NSpid:/ { print $NF }' "/proc/$container/status")" 1; }
 capabilities() { equals "$(awk '/^Cap(Inh|Prm|Eff|Bnd|Amb):/ { print $2 }' "/proc/$container/status" | sort -u)" 0000000000000000; }
@@ -214,7 +216,7 @@ no_compiler() {
     done
 }
 all_linked() { ! chroot "$1" ldd /usr/local/bin/attnd | grep -E 'not found|libstdc|libcuda|libgcc'; }
-packages() { # those that the image adds to the base
+packages() { # lists the packages that the image adds to its base
     comm -13 <(chroot "$base_root" dpkg-query -f '${Package}\n' -W | sort) <(chroot "$1" dpkg-query -f '${Package}\n' -W | sort) | paste -sd ' '
 }
 

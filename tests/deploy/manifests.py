@@ -1,8 +1,8 @@
-"""What no validator knows about deploy/: that its files agree with attnd and with each other. manifests.py [FOLDER]
+"""Checks what no validator knows about deploy/: that its files agree with attnd and with each other. manifests.py
+[FOLDER]
 
-FOLDER holds what `kubectl kustomize` made of the overlays, NAME.yaml (check.sh puts it there); without it that part is
-left out. The last line is "manifests: N passed, N failed".
-"""
+FOLDER holds the output of `kubectl kustomize` for each overlay as NAME.yaml, which check.sh writes there. Without
+FOLDER that part is skipped. The last line is "manifests: N passed, N failed"."""
 import glob
 import json
 import os
@@ -13,7 +13,8 @@ import yaml
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 DEPLOY = os.path.join(ROOT, 'deploy')
-ANSWERS_S = 3  # of the daemon, after --drain-ms: LOOP_STOP_MS and MAIN_STOP_WAIT_MS in server/base/limits.h
+# seconds that the daemon takes after --drain-ms: LOOP_STOP_MS and MAIN_STOP_WAIT_MS in server/base/limits.h
+ANSWERS_S = 3
 passed = failed = 0
 
 
@@ -38,7 +39,7 @@ def source_number(path, name):
 
 
 def drain_ms(environment):
-    """What --drain-ms is where these variables are set."""
+    """The value of --drain-ms under these environment variables."""
     default = int(re.search(r'"drain-ms", "ATTND_DRAIN_MS", TYPE_INT64, "N", AT\(drain_ms\), (\d+)', text('server/base/config_table.c')).group(1))
     return int(environment.get('ATTND_DRAIN_MS', default))
 
@@ -48,11 +49,12 @@ def seconds(duration):
 
 
 def check_names():
-    """Every ATTND_ variable and every attnd_ metric that is written down anywhere exists."""
+    """Checks that every ATTND_ variable and every attnd_ metric that deploy/ mentions exists."""
     options = set(re.findall(r'"(ATTND_[A-Z_]+)"', text('server/base/config_table.c')))
     flags = set(re.findall(r'^    \{ "([a-z-]+)", "ATTND_', text('server/base/config_table.c'), re.M)) | {'help', 'version'}
     metrics = set(re.findall(r'"(attnd_[a-z_]+)"', text('server/base/metrics.h')))
-    compose_only = {'ATTND_PUBLISH', 'ATTND_URL', 'ATTND_TOKEN'}  # and what examples read
+    # variables of compose.yaml and of the examples, which are not options of attnd
+    compose_only = {'ATTND_PUBLISH', 'ATTND_URL', 'ATTND_TOKEN'}
     names, unknown, count = {}, [], 0
     for path in ['Dockerfile'] + sorted(glob.glob('deploy/**/*', root_dir=ROOT, recursive=True)):
         if os.path.isfile(os.path.join(ROOT, path)) and not path.endswith('.png'):
@@ -60,14 +62,14 @@ def check_names():
     for path, content in names.items():
         for name in set(re.findall(r'\bATTND_[A-Z_]+\b', content)):
             count += 1
-            # Kubernetes' own variables, which deployment.yaml warns of
+            # variables that Kubernetes sets by itself, against which deployment.yaml warns
             if name not in options | compose_only | ({'ATTND_PORT', 'ATTND_SERVICE_HOST'} if 'deployment' in path else set()):
                 unknown.append(f'{path}: {name}')
         for name in set(re.findall(r'\battnd_[a-z_]+\b', content)) - {'attnd_by_session'}:
             count += 1
             base = re.sub(r'_(bucket|sum|count)$', '', name)
-            # Names that begin so may be an upstream's or a recorded series' in a proxy's file: only those that look
-            # like metrics there.
+            # In a proxy's file a name with this prefix may be an upstream or a recorded series, so only names that look
+            # like metrics are checked there.
             if name not in metrics and base not in metrics and path.split('/')[1] not in ('nginx', 'envoy'):
                 unknown.append(f'{path}: {name}')
     check(f'{count} names of options and metrics in deploy/ exist', not unknown and count > 50, '; '.join(unknown))

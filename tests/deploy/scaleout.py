@@ -33,8 +33,9 @@ from service import Server, eventually, free_port
 
 SERVERS = 3
 CONNECTIONS = 16
-RECOVERED_S = 4.0  # fail_timeout (NGINX) and the health check's interval (Envoy) are 2 s, plus what a loaded machine adds
-RETURNED_S = 15.0  # the same intervals, one question after the other; how long it was is printed
+# NGINX's fail_timeout and the interval of Envoy's health check are 2 s; the rest allows for a loaded machine
+RECOVERED_S = 4.0
+RETURNED_S = 15.0  # the same intervals, one after the other; the measured time is printed
 FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
 SMALL_LUA = os.path.join(checks.ROOT, 'tests', 'load', 'small.lua')
 
@@ -54,7 +55,7 @@ def problem(S=2, **more):
 
 
 class Proxy:
-    """A child process that serves on self.port; clients as service.Server has them."""
+    """A child process that serves on self.port. Clients use it like service.Server."""
     url = property(lambda self: f'http://127.0.0.1:{self.port}')
 
     def __init__(self, ports, folder):
@@ -103,7 +104,7 @@ def replace_once_or_more(text, pattern, new):
 
 class Nginx(Proxy):
     name = 'nginx'
-    may_stray = 0  # share of the sessions of living servers that may move when another one dies
+    may_stray = 0  # share of the sessions of living servers that may move to another server when one dies
 
     def configure(self, ports):
         with open(os.path.join(DEPLOY, 'nginx', 'attnd.conf')) as f:
@@ -128,7 +129,7 @@ class Nginx(Proxy):
         return run.returncode == 0 and 'warn' not in run.stderr, run.stderr.strip().splitlines()[-1]
 
     def failures(self):
-        """The lines of the access log of the requests that got a 502 or 504."""
+        """The lines of the access log for requests that got a 502 or 504."""
         with open(os.path.join(self.folder, 'access.log')) as f:
             return [line.rstrip() for line in f if re.search(r' status=50[24] ', line)]
 
@@ -141,7 +142,7 @@ class Nginx(Proxy):
 
 class Envoy(Proxy):
     name = 'envoy'
-    may_stray = 0.1  # Maglev's tables promise "few"
+    may_stray = 0.1  # Maglev's tables promise that only few sessions move
 
     def configure(self, ports):
         with open(os.path.join(DEPLOY, 'envoy', 'envoy.yaml')) as f:
@@ -163,22 +164,22 @@ class Envoy(Proxy):
         return run.returncode == 0 and not any('deprecated' in line.lower() for line in said), said[-1]
 
     def knows_all(self):
-        """It has asked each server of both clusters for its health."""
+        """Returns whether Envoy has asked each server of both clusters for its health."""
         connection = service.Connection(self.admin, 10)
         page = connection.ask('GET', '/clusters').body.decode()
         connection.close()
         return len(re.findall(r'^attnd\w*::127\.0\.0\.1:\d+::health_flags::healthy$', page, re.M)) == 2 * SERVERS
 
     def failures(self):
-        """Their flags say why: UC: the server closed the connection, UF: there was none, UH: no server is well, UO,
-        URX: a limit of ours."""
+        """Returns log lines of failed requests. Envoy's flags say why: UC: the server closed the connection; UF: no
+        connection; UH: no healthy server; UO, URX: a limit of the configuration."""
         return [line for line in self.log().splitlines() if re.search(r' status=50[234] ', line)]
 
     def servers_of_failures(self):
         return collections.Counter(re.search(r' server=(\S*)', line).group(1) for line in self.failures())
 
     def stored_bodies(self):
-        return 0  # it has no files to store them in
+        return 0  # Envoy stores no bodies in files
 
 
 # ---- What is tested --------------------------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ def forwards(servers):
 
 
 def process_of(proxy, servers, session, times=1):
-    """Which servers answered, by their own counters: a list of indexes, one an answer."""
+    """Returns which server answered each of several requests, as indexes, from the servers' own counters."""
     before = forwards(servers)
     for _ in range(times):
         answer = proxy.ask('POST', FORWARD, problem(), {'X-Session-Id': session})
@@ -199,7 +200,7 @@ def process_of(proxy, servers, session, times=1):
 
 
 def settle(servers):
-    """Waits for the requests that wrk left behind when its time was over."""
+    """Waits for requests that wrk left unfinished at the end of its time."""
     def still():
         before = forwards(servers)
         time.sleep(0.2)
@@ -247,7 +248,7 @@ def test_sessions(tally, proxy, servers):
 
 
 def test_bodies(tally, proxy):
-    big = problem(S=400_000)  # 3 tensors of 8.5 MB in base64
+    big = problem(S=400_000)  # three tensors of 8.5 MB each in base64
     big = {**big, 'q': tensor([1, 1, 1, 8])}
     answer = proxy.ask('POST', FORWARD, big, {'X-Request-Id': 'scaleout-1'})
     body = len(json.dumps(big))
@@ -255,7 +256,8 @@ def test_bodies(tally, proxy):
                 answer.status == 200 and answer.headers.get('x-request-id') == 'scaleout-1', answer.status)
     tally.check(f'{proxy.name}: bodies are not stored on the way', proxy.stored_bodies() == 0)
 
-    with service.socket.create_connection(proxy.address) as s:  # over 1 GiB, by its length: no byte of it is sent
+    # Content-Length says more than 1 GiB; no byte of the body is sent
+    with service.socket.create_connection(proxy.address) as s:
         s.settimeout(20)
         s.sendall(service.request_bytes(FORWARD, b'', headers=['Content-Type: application/json', f'Content-Length: {3 << 30}', 'Connection: close']))
         answer = service.RawReader(s).answer()
@@ -267,7 +269,7 @@ def test_bodies(tally, proxy):
 
 
 def test_end_one(tally, proxy, servers, sig, seconds):
-    """wrk for `seconds`, a signal for the last server after a third of it. Returns when it was."""
+    """Runs wrk for `seconds` and signals the last server after a third of that time. Returns the time of the signal."""
     name, victim = signal.Signals(sig).name, servers[-1]
     before, failed_before = forwards(servers), len(proxy.failures())
     wrk = start_wrk(proxy.url, seconds)
@@ -278,7 +280,7 @@ def test_end_one(tally, proxy, servers, sig, seconds):
     if sig == signal.SIGKILL:
         victim.kill()
     else:
-        victim.stop(sig)  # fails unless it ends with status 0
+        victim.stop(sig)  # fails unless the server ends with status 0
         drained_ms = time.time() * 1000 - at_ms
     result = wrk_result(wrk)
     left = [b - a for a, b in zip(before, forwards(servers[:-1]))]
@@ -303,13 +305,13 @@ def test_end_one(tally, proxy, servers, sig, seconds):
 
 
 def again(servers):
-    """The last server once more, on its address."""
+    """Starts the last server again on the same address."""
     old = servers[-1]
     servers[-1] = Server(*old.options, listen=f'127.0.0.1:{old.port}').start()
 
 
 def has_work(proxy, server):
-    """Requests without a session are sent until one has reached it, a few at most."""
+    """Sends a few requests without a session until one has reached the server."""
     for _ in range(2 * SERVERS):
         proxy.ask('POST', FORWARD, problem())
     return server.metric('attnd_requests_total', endpoint='forward') > 0
@@ -319,7 +321,7 @@ def test_proxy(tally, make, seconds):
     options = ['--cpu-threads', '1', '--http-threads', '2', '--log-level', 'warn']
     servers = [Server(*options).start() for _ in range(SERVERS)]
     with tempfile.TemporaryDirectory(prefix='attnd-scaleout-') as folder:
-        os.chmod(folder, 0o755)  # NGINX's workers may be another user
+        os.chmod(folder, 0o755)  # NGINX's workers may run as another user
         proxy = make([s.port for s in servers], folder)
         try:
             if not tally.check(f'{proxy.name}: serves', eventually(proxy.up, 15) and eventually(proxy.knows_all, 10)):

@@ -52,19 +52,21 @@ import numpy as np
 import oracle
 
 SIGMAS = 4
-BLUR = 2.0 ** -22  # four roundings: of the product, of its sum with bias and distance, to base 2, and of the difference with lse
-DROWNS = 1e37      # a bias of this size is exact: no product changes it, or its row is computed in double
-MOST = 200.0       # e to the power of this is beyond float32, and the square of that is not beyond float64
+# four roundings: of the product, of its sum with bias and distance, of the conversion to base 2, and of the difference
+# with lse
+BLUR = 2.0 ** -22
+DROWNS = 1e37  # a bias above this size has no rounding error: no product changes it, or its row is computed in double
+MOST = 200.0       # e to this power exceeds float32, and the square of that is still within float64
 UNIT = {'float32': 2.0 ** -24, 'float16': 2.0 ** -11, 'bfloat16': 2.0 ** -8}
 
 
 def grown(x):
-    """e^x - 1, or what is beyond float32 too."""
+    """Returns e^x - 1, or a number that exceeds float32."""
     return np.expm1(np.minimum(x, MOST))
 
 
 def blur_of_scores(p, x, b, h, exact):
-    """b_ij without lse. `exact`: products have no rounding."""
+    """Returns the error b_ij of the scores without that of lse. With `exact`, products have no rounding."""
     parts = np.zeros_like(x.z) if exact else np.abs(x.q) @ np.abs(x.k).T * abs(x.scale)
     if p.get('softcap', 0) > 0:
         parts = np.minimum(parts, 8 * p['softcap'])
@@ -72,7 +74,7 @@ def blur_of_scores(p, x, b, h, exact):
 
 
 def added(p, x, b, h):
-    """|bias| + slope distance."""
+    """Returns |bias| + slope * distance."""
     parts = np.zeros_like(x.z)
     if 'bias' in p:
         bias = np.abs(oracle.of_head(p['bias'], b, h, *x.z.shape))
@@ -84,7 +86,7 @@ def added(p, x, b, h):
 
 
 def of_lse(p, exact):
-    """SIGMAS sigma of each lse."""
+    """Returns SIGMAS sigma of each lse."""
     bound = np.zeros_like(oracle.empty_answer(p)[1])
     for b, h, x in oracle.heads(p):
         if exact:
@@ -100,7 +102,7 @@ def of_lse(p, exact):
 
 
 class Errors:
-    """r, t and their parts, for the rows of one head."""
+    """The errors r and t of the head comment and their parts, for the rows of one head."""
 
     def __init__(self, p, x, b, h, dtype, out_dtype, given, exact):
         out, self.P, top, rest, empty = x.statistics(p)
@@ -110,7 +112,7 @@ class Errors:
         blur = blur_of_scores(p, x, b, h, exact) + lse_blur[:, None]
         self.sink = np.where(empty | (x.sink == -np.inf), 0, np.exp(np.where(empty, 0, x.sink - top - rest)))
         sink_blur = lse_blur + BLUR * (abs(x.sink) if abs(x.sink) < DROWNS else 0)
-        own = ~(given & (np.abs(lse) < oracle.LSE_MOST))  # rows whose lse is the kernel's
+        own = ~(given & (np.abs(lse) < oracle.LSE_MOST))  # rows whose lse the kernel computes itself
         beta = np.where(own, np.log1p((P * grown(blur)).sum(1) + self.sink * grown(sink_blur)), 0)
         most = np.where(own, np.exp(lse_blur), np.inf)
         self.r = np.where(P > 0, np.minimum(P * grown(blur + beta[:, None]), most[:, None]), 0)
@@ -129,7 +131,8 @@ class Errors:
 
 
 def of_gradients(p, dtype, out_dtype, given, exact):
-    """{gradient: SIGMAS sigma of each number}. `given`: the caller gave out and lse; else the kernel computed them."""
+    """Returns {gradient: SIGMAS sigma of each number}. `given`: the request contains out and lse; otherwise the kernel
+    computes them."""
     g = {n: np.zeros(p[n[1:]].shape) for n in ('dq', 'dk', 'dv')}
     g.update({'d' + n: np.zeros(p[n].shape) for n in ('sinks', 'bias', 'alibi_slopes') if n in p})
     for b, h, x in oracle.heads(p):

@@ -30,7 +30,7 @@ import wire  # noqa: E402
 import bounds  # noqa: E402
 import oracle  # noqa: E402
 
-#              out   dq dk dv  sums  noise least
+# columns: limits of out and of dq dk dv, noise of sums, least noise
 LIMITS = {
     'float32': (1e-5, 3e-5, 1e-4, 1e-6, 1e-45),
     'float16': (1e-3, 3e-3, 5e-3, 1e-5, 6e-8),
@@ -39,15 +39,18 @@ LIMITS = {
 }
 LENGTHS = (0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129)
 HEAD_SIZES = (1, 3, 8, 16, 24, 31, 32, 40, 64, 64, 64, 65, 72, 80, 96, 128, 160, 192, 256)
-LOWEST = [float(np.finfo(np.float32).min), float(wire.bf16_value(np.uint16([0xFF7F]))[0]), -65504.0]  # finfo.min of each dtype
+# the lowest number of each dtype
+LOWEST = [float(np.finfo(np.float32).min), float(wire.bf16_value(np.uint16([0xFF7F]))[0]), -65504.0]
 LOG2_E = float(np.log2(np.e))
-LEVELS = np.array([-3.38e38, -2.4e38, -1e38, 1e38, 2.4e38, 3.38e38])  # a score of ordinary size is lost beside any of them
+# beside any of these, a score of ordinary size is lost to rounding
+LEVELS = np.array([-3.38e38, -2.4e38, -1e38, 1e38, 2.4e38, 3.38e38])
 
 
 # ---- A problem -------------------------------------------------------------------------------------------------------
 
 class Case:
-    """members: what is sent; problem: the same for the oracle; back, dtype, out_dtype (in a backward dout's), grad_dtype, layout."""
+    """One random case. members: what is sent; problem: the same for oracle.py; back, dtype, out_dtype (of a backward:
+    the dtype of dout), grad_dtype, layout."""
 
     def __init__(self, seed, number):
         self.seed, self.number = seed, number
@@ -60,7 +63,7 @@ class Case:
         def pick(options):
             return options[int(r.integers(len(options)))]
 
-        # Of its own, so that all other cases are what they were before there was this one.
+        # A generator of its own, so that this addition does not change the random numbers of other cases.
         self.more = np.random.default_rng([seed, number, 1])
         self.back = back = chance(0.5)
         self.dtype = dtype = pick(('float32', 'float16', 'bfloat16')) if back or not chance(0.12) else 'float8_e4m3fn'
@@ -93,7 +96,8 @@ class Case:
             Sq, Sk, B = sum(room_q), sum(room_k), n
         lead = () if packed else (B,)
         shapes = {'q': lead + (Sq, H, D), 'k': lead + (Sk, Hk, D), 'v': lead + (Sk, Hk, Dv)}
-        if packed and 'cu_seqlens_k' not in self.problem:  # rows of keys
+        # k and v have padded rows [B, Sk, Hk, D], although q is packed
+        if packed and 'cu_seqlens_k' not in self.problem:
             shapes.update(k=(n, room_k[0], Hk, D), v=(n, room_k[0], Hk, Dv))
         elif not packed and self.more.random() < 0.2:
             self.add('seqlens_q', self.more.integers(0, Sq + 1, B), 'int32')
@@ -114,7 +118,7 @@ class Case:
         if extreme == 'softcap':
             self.members['softcap'] = self.problem['softcap'] = pick((2e-38, 1e-30, 1e30, 3e38))
         if extreme == 'scale':
-            huge = (1e20, -1e9)  # noise times such a scale leaves what gradients of its dtype can be
+            huge = (1e20, -1e9)  # with such a scale the noise may overflow the dtype of a backward's gradients
             scale = pick((1e-37, 1e-20) + (huge[1:] if back and dtype != 'float16' else (50.0,) if back else huge))
             self.members['scale'] = self.problem['scale'] = scale
 
@@ -207,7 +211,8 @@ class Case:
         self.cells = [int(n) for n in self.more.integers(1, 9, 2)]
 
     def rooms(self, lq, lk):
-        """Adds cu_seqlens, and seqlens where a sequence has more room than rows. Returns the rows from each sequence to the next, of q and k."""
+        """Adds cu_seqlens, and seqlens if a sequence has padding rows. Returns the rows from each sequence's start to
+        the next, for q and for k."""
         gaps, rows = self.more.random() < 0.3, self.more.random() < 0.25
         room_q, room_k = ([n + int(self.more.integers(0, 40)) * gaps for n in lengths] for lengths in (lq, lk))
         if rows:
@@ -222,7 +227,7 @@ class Case:
         return room_q, room_k
 
     def poison_padding(self, x):
-        """Puts NaN into rows that do not exist."""
+        """Puts NaN into padding rows."""
         exist = {n: np.zeros(a.shape[:-2], bool) for n, a in x.items()}
         for b, q0, Sq, k0, Sk in oracle.sequences(self.problem):
             for n, a in exist.items():
@@ -232,17 +237,18 @@ class Case:
             a[~exist[n]] = np.nan
 
     def beyond_float32(self, x, packed):
-        """Makes the problem one whose scores, or parts of them, leave float32. Returns what kind of problem that is, '' for none."""
+        """Makes the problem one whose scores, or parts of them, overflow float32. Returns the kind of that problem, or
+        ''."""
         r, p = self.more, self.problem
         if not packed and r.random() < 0.5:
             self.mask_of_lowest(p, x['q'].shape, x['k'].shape[1])
             return 'lowest'
-        if self.dtype in ('float32', 'bfloat16') and r.random() < 0.6:  # q k is beyond float32, and scale q k is ordinary
+        if self.dtype in ('float32', 'bfloat16') and r.random() < 0.6:  # q k overflows float32, but scale q k does not
             for n, most in (('q', 2e19), ('k', 1.8e19)):
                 x[n] = most * (1 - 2 * r.random(x[n].shape))
             self.members['scale'] = p['scale'] = (1e-38, -1e-38, 3e-38)[int(r.integers(3))]
             return 'beyond'
-        if not self.back and self.dtype != 'float8_e4m3fn':  # scale q k is beyond float32, and without an error before
+        if not self.back and self.dtype != 'float8_e4m3fn':  # scale q k overflows float32 without an earlier error
             for n in 'qk':
                 x[n] = r.integers(-1, 2, x[n].shape) * (r.random(x[n].shape[-1]) < 4 / x[n].shape[-1]).astype(float)
             self.members['scale'] = p['scale'] = (3e38, -3e38)[int(r.integers(2))]
@@ -251,8 +257,8 @@ class Case:
         return ''
 
     def mask_of_lowest(self, p, shape, Sk):
-        """A 4-D mask as Hugging Face makes it: finfo.min for keys to come, and for those of the padding on the left. The queries of
-        the padding see nothing but such keys."""
+        """A 4-D mask as Hugging Face makes it: finfo.min for later keys and for the padding on the left. The queries of
+        the padding see only such keys."""
         r, (B, Sq) = self.more, shape[:2]
         kind = self.dtype if self.dtype != 'float8_e4m3fn' and r.random() < 0.5 else 'float32'
         lowest = {'float16': LOWEST[2], 'bfloat16': LOWEST[1]}.get(kind) or LOWEST[int(r.integers(3))]
@@ -275,7 +281,7 @@ class Case:
         if self.layout == 'bhsd' and name in ('q', 'k', 'v', 'dout'):
             x = x.swapaxes(1, 2)
         self.members[name] = wire.tensor(x, dtype)
-        if dtype == 'float8_e4m3fn':  # wire.e4m3_bits() knows no NaN
+        if dtype == 'float8_e4m3fn':  # wire.e4m3_bits() cannot encode NaN
             bits = wire.e4m3_bits(np.nan_to_num(x))
             bits = np.where(np.isnan(x), 0x7F, bits).astype(np.uint8)
             self.members[name]['data'] = base64.b64encode(bits.tobytes()).decode()
@@ -284,7 +290,7 @@ class Case:
                 self.problem[name] = self.problem[name].swapaxes(1, 2)
 
     def poison(self, x, r):
-        """NaN and infinities in keys and values that no query sees."""
+        """Puts NaN and infinities into keys and values that no query sees."""
         p = self.problem
         H, Hk = p['q'].shape[-2], p['k'].shape[-2]
         for b, q0, Sq, k0, Sk in oracle.sequences(p):
@@ -312,7 +318,7 @@ def largest(x):
 
 
 def blur_of(case, size):
-    """Rounding error of the largest score in float32; `size` is that of its products."""
+    """Returns the rounding error of the largest score in float32; `size` is that of its products."""
     p = case.problem
     if case.exact and not p.get('softcap'):
         size = 0
@@ -321,7 +327,7 @@ def blur_of(case, size):
 
 
 def tolerances(case, size):
-    """{name: (relative, absolute)}, without bounds.py."""
+    """Returns {name: (relative, absolute)} without the bounds of bounds.py."""
     p, limit, as_out, as_grad = case.problem, LIMITS[case.dtype], LIMITS[case.out_dtype], LIMITS[case.grad_dtype]
     Sq, Sk = p['q'].shape[-3], p['k'].shape[-3]
     scale = abs(p['scale']) if 'scale' in p else 1 / np.sqrt(p['q'].shape[-1])
@@ -347,7 +353,8 @@ MOST = {'float32': oracle.MOST, 'float16': 65504.0, 'bfloat16': float(wire.bf16_
 
 
 def overflowed(want, got, dtype, relative):
-    """The truth as its dtype has it: infinite beyond the largest number; within the limit of that, as it came."""
+    """Returns the true results in their dtype: infinite beyond the largest number. Within the limit of that number, the
+    answer's own value counts as true."""
     most = MOST[dtype]
     want = np.where(np.abs(want) > most * (1 + relative), np.copysign(np.inf, want), want)
     if want.shape != got.shape:
@@ -362,7 +369,7 @@ def rounded_to(x, dtype):
 
 
 def differs(name, got, want, bound, tolerance):
-    """What is wrong with a tensor, or ''; `bound` is a number, or one for each of the tensor's."""
+    """Returns what is wrong with a tensor, or ''. `bound` is one number, or one per element."""
     if got.shape != want.shape:
         return f'{name}: shape {got.shape}, must be {want.shape}'
     if want.size == 0:
@@ -370,7 +377,7 @@ def differs(name, got, want, bound, tolerance):
     finite = np.isfinite(want)
     if np.isnan(bound).any():
         return f'{name}: bounds.py gives NaN'
-    known = bound < oracle.MOST  # beyond it the answer may be anything, infinite too
+    known = bound < oracle.MOST  # beyond this bound the answer may be anything, even infinite
     strange = known & (~finite & ~((got == want) | (np.isnan(got) & np.isnan(want))) | finite & ~np.isfinite(got))
     if strange.any():
         at = tuple(int(n) for n in np.argwhere(strange)[0])
@@ -381,7 +388,7 @@ def differs(name, got, want, bound, tolerance):
     relative, absolute = tolerance
     with np.errstate(over='ignore'):
         allowed = np.maximum(relative * np.abs(truth).max(), bound) + absolute
-    def norm(x):  # of numbers whose squares may be beyond float64
+    def norm(x):  # the norm of numbers whose squares may overflow float64
         top = float(np.abs(x).max()) or 1.0
         return float(np.linalg.norm(x / top)) * top
     worst = tuple(int(n) for n in np.unravel_index(np.argmax(error - allowed), error.shape))
@@ -397,9 +404,10 @@ class Refused(Exception):
 
 
 def check_base_2(case, members, exact, size, post):
-    """A backward whose lse is in base 2: what is wrong with the answer, or ''. It must be refused where that shows in every row, and
-    differs between rows by more than kernels/verify_lse.c tolerates: an lse of equal scores may be one of more keys. Of a small body
-    few rows are looked at: 8 multiply-adds for each byte (PROTOCOL.md), and a key takes D + 32."""
+    """Sends a backward whose lse is in base 2, and returns what is wrong with the answer, or ''. The server must refuse
+    if the base is visible in every row and the rows differ by more than kernels/verify_lse.c tolerates: an lse of equal
+    scores may also be one over more keys. For a small body few rows are checked: 8 multiply-adds per byte
+    (PROTOCOL.md), and a key takes D + 32."""
     lse, D = exact['lse'], case.problem['q'].shape[-1]
     sent = sum(int(np.prod(t['shape'])) * wire.BYTES[t['dtype']] for t in members.values() if isinstance(t, dict) and 'dtype' in t)
     rows = 8 * sent // (max(1, case.problem['k'].shape[-3]) * (D + 32))
@@ -414,7 +422,7 @@ def check_base_2(case, members, exact, size, post):
 
 
 def check_observe(case, size, post):
-    """Asks what the queries of a forward look at: what is wrong with the answer, or ''."""
+    """Sends an observe of the forward's problem. Returns what is wrong with the answer, or ''."""
     p = case.problem
     want = oracle.observe(p, case.cells)
     if not p['q'].size or not p['k'].size:
@@ -443,7 +451,8 @@ def check_observe(case, size, post):
 
 
 def check(case, ask):
-    """Sends the case with ask(path, members) -> (status, answer), and compares. Returns what is wrong, or ''."""
+    """Sends the case with ask(path, members) -> (status, answer) and compares the answer. Returns what is wrong, or
+    ''."""
     p = case.problem
     swap = (lambda name, x: x.swapaxes(1, 2) if case.layout == 'bhsd' and name in ('out', 'dq', 'dk', 'dv') else x)
 
@@ -506,7 +515,7 @@ def check(case, ask):
 # ---- The command -----------------------------------------------------------------------------------------------------
 
 def client(url, token=None):
-    """ask(path, members) over one connection that is opened again where it was closed."""
+    """Returns ask(path, members), which uses one connection and opens it again if it was closed."""
     parts = urllib.parse.urlsplit(url)
     state = {}
 
@@ -528,7 +537,7 @@ def client(url, token=None):
 
 
 def run(seed, numbers, ask, seconds=None, say=print):
-    """Cases of a seed until the numbers or the seconds are used up. (passed, failed)."""
+    """Runs cases of a seed until the numbers or the seconds are used up. Returns (passed, failed)."""
     passed = failed = 0
     end = time.monotonic() + seconds if seconds else None
     kinds = {}

@@ -11,13 +11,13 @@ whole matrices: nothing is tiled.
 import numpy as np
 
 MOST = float(np.finfo(np.float32).max)
-LSE_MOST = 2.0 ** 24  # a given lse of this size says nothing: backward takes it from the scores
+LSE_MOST = 2.0 ** 24  # a given lse of this size says nothing, so a backward computes lse from the scores
 
 
 # ---- Dropout: PROTOCOL.md, "Dropout" --------------------------------------------------------------------------------
 
 def philox(counter, key):
-    """Philox4x32-10 of counters [4, ...] under a key of two words; returns [4, ...] words."""
+    """Philox4x32-10 of counters [4, ...] with a key of two words. Returns [4, ...] words."""
     c = [np.asarray(x, np.uint64) for x in counter]
     k0, k1 = key
     low = np.uint64(0xFFFFFFFF)
@@ -29,10 +29,10 @@ def philox(counter, key):
 
 
 def kept(seed, head, Sq, Sk, p):
-    """Boolean [Sq, Sk]: which elements of a head (b * H + h) dropout keeps."""
+    """Returns a boolean [Sq, Sk]: which elements of one head (number b * H + h) dropout keeps."""
     groups = (Sk + 7) // 8
     words = philox((np.arange(groups)[None, :], np.arange(Sq)[:, None], head, 0), (seed & 0xFFFFFFFF, seed >> 32))
-    lanes = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], 1)  # [word, half, Sq, groups]
+    lanes = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], 1)  # its axes are [word, half, Sq, groups]
     lanes = np.moveaxis(lanes, (0, 1), (2, 3)).reshape(Sq, groups * 8)[:, :Sk]
     return lanes >= np.floor(p * 65536 + 0.5)
 
@@ -40,7 +40,7 @@ def kept(seed, head, Sq, Sk, p):
 # ---- Which pairs count -----------------------------------------------------------------------------------------------
 
 def sequences(p):
-    """(b, first query, queries that exist, first key, keys that exist) of every sequence."""
+    """Yields (b, first query, number of queries, first key, number of keys) of every sequence, without padding."""
     B = len(p['cu_seqlens_q']) - 1 if 'cu_seqlens_q' in p else p['q'].shape[0]
 
     def of(x, b):
@@ -51,12 +51,12 @@ def sequences(p):
 
 
 def keys_are_packed(p):
-    """Packed queries may be beside k [B, Sk, Hk, D]."""
+    """Returns whether keys are packed. Packed queries may also be used with k [B, Sk, Hk, D]."""
     return p['k'].ndim == 3
 
 
 def visible(p, b, h, Sq, Sk):
-    """Boolean [Sq, Sk] of one head of one sequence."""
+    """Returns a boolean [Sq, Sk]: what one head of one sequence may see."""
     H, Hk = p['q'].shape[-2], p['k'].shape[-2]
     i, j = np.arange(Sq)[:, None], np.arange(Sk)[None, :]
     at = i if p.get('alignment') == 'top_left' else i + Sk - Sq
@@ -87,7 +87,7 @@ def visible(p, b, h, Sq, Sk):
 
 
 def of_head(x, b, h, Sq, Sk):
-    """[1 or Sq, Sk] of a tensor whose axes of 1 are broadcast."""
+    """Returns the [1 or Sq, Sk] part of a tensor for one head; axes of 1 are broadcast."""
     return x[b if x.shape[0] > 1 else 0, h if x.shape[1] > 1 else 0][:Sq if x.shape[2] > 1 else 1, :Sk]
 
 
@@ -109,12 +109,13 @@ class Head:
         self.sees = sees = visible(p, b, h, Sq, Sk)
         D = p['q'].shape[-1]
         self.scale = p['scale'] if 'scale' in p else 1 / np.sqrt(D)
-        # What nobody sees may be NaN: it is not computed with. (What somebody sees is finite here.)
+        # A key that no query sees may be NaN, so it is not used. Keys that some query sees are finite here.
         seen = sees.any(0)
         self.k, self.v = np.where(seen[:, None], self.k, 0), np.where(seen[:, None], self.v, 0)
         s = self.q @ self.k.T * self.scale
-        self.size = float(np.max(np.abs(self.q) @ np.abs(self.k).T, initial=0)) * abs(self.scale)  # before anything cancels
-        self.slope = 1.0  # of the cap
+        # size of the largest score before terms cancel
+        self.size = float(np.max(np.abs(self.q) @ np.abs(self.k).T, initial=0)) * abs(self.scale)
+        self.slope = 1.0  # derivative of the softcap
         cap = p.get('softcap', 0)
         if cap > 0:
             t = np.tanh(s / cap)
@@ -143,7 +144,8 @@ class Head:
         self.out = (self.P * self.M) @ self.v
 
     def statistics(self, p):
-        """out, P, lse in two parts, and the rows that see nothing. Where p has out and lse, these are taken as they are."""
+        """Returns out, P, lse in two parts, and the rows that see nothing. If p contains out and lse, these are used
+        unchanged."""
         if 'out' not in p:
             return self.out, np.where(self.empty[:, None], 0, self.P), self.top, self.rest, self.empty
         lse = p['lse'][self.lse_at]
@@ -175,12 +177,13 @@ def forward(p):
 
 
 def observe(p, cells):
-    """PROTOCOL.md, "Observe"; `cells` is [m, n] of a map, which packed problems have not."""
+    """PROTOCOL.md, "Observe". `cells` is the [m, n] of a map, which packed problems do not have."""
     H, N, packed = p['q'].shape[-2], len(sequences(p)), 'cu_seqlens_q' in p
     lse = empty_answer(p)[1]
     g = {'row_max': lse, 'lse': lse.copy(), 'entropy': np.zeros(lse.shape), 'max_logit': np.full((N, H), -np.inf),
          'mean_entropy': np.zeros((N, H)), 'pairs': 0}
-    rows = 0 if keys_are_packed(p) else p['k'].shape[1]  # of each sequence's keys, which are one after the other where q is packed
+    # key rows from one sequence to the next; packed keys follow each other directly
+    rows = 0 if keys_are_packed(p) else p['k'].shape[1]
     mass = np.zeros((H, p['k'].shape[0] if keys_are_packed(p) else N * rows))
     if not packed:
         g['map'] = np.zeros((N, H, *cells))
@@ -203,7 +206,7 @@ def observe(p, cells):
 
 
 def backward(p):
-    """Gradients. p['out'] and p['lse'] are used as they are where they are given."""
+    """Returns the gradients. If p contains out and lse, these are used unchanged."""
     g = {n: np.zeros(p[n[1:]].shape) for n in ('dq', 'dk', 'dv')}
     g.update({'d' + n: np.zeros(p[n].shape) for n in ('sinks', 'bias', 'alibi_slopes') if n in p})
     for b, h, x in heads(p):

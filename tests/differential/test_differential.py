@@ -1,5 +1,6 @@
-"""The short form of differential.py: a fixed number of cases of a fixed seed, so that neither chance nor speed decides
-what is tested; that its judge can say no; and that PROTOCOL.md suffices to know what dropout drops."""
+"""The short form of differential.py: a fixed number of cases with a fixed seed, so that neither chance nor speed
+decides what is tested. Further tests show that its judge can reject, and that PROTOCOL.md suffices to know what dropout
+drops."""
 import json
 import os
 import re
@@ -28,7 +29,7 @@ def test_random_problems_over_the_whole_contract_agree_with_float64(server, grou
 
 
 def test_the_judge_can_say_no(server):
-    """Every tensor of an answer, changed in one number, is noticed; and so is one that is missing."""
+    """The judge notices a change of one number in each tensor of an answer, and a missing tensor."""
     ask = differential.client(f'http://127.0.0.1:{server.port}')
     noticed = set()
     for number in range(60):
@@ -69,7 +70,8 @@ def test_the_new_kinds_are_among_the_cases_and_the_judge_knows_what_an_lse_in_ba
 
 
 def test_an_lse_in_base_2_need_not_be_refused_where_the_body_is_too_small_to_look_at_its_rows():
-    """Heads of one number in bfloat16: a row of 128 keys takes 4224 multiply-adds, the body of 1746 bytes has 13,968."""
+    """Heads of one bfloat16 number: the check of a row of 128 keys takes 4224 multiply-adds, and the body of 1746 bytes
+    allows 13,968."""
     case = differential.Case(202, 5662)
     assert case.base_2 and case.problem['k'].shape == (3, 128, 1, 1)
     assert differential.check(case, lambda path, members: (200, {})) == ''
@@ -77,14 +79,14 @@ def test_an_lse_in_base_2_need_not_be_refused_where_the_body_is_too_small_to_loo
 
 @pytest.mark.parametrize('seed, number', [(101, 6024), (101, 6113), (7, 2219), (7, 2552)])
 def test_gradients_that_cancel_are_held_to_the_roundings_of_what_was_added(server, seed, number):
-    """The cases: dalibi_slopes of keys that are 119 away, with a bias of -65504; a given lse, with scores of 1e9 that cancel; dv of 16
-    rows in bfloat16; dalibi_slopes in bfloat16."""
+    """Four cases: dalibi_slopes of keys at distance 119 with a bias of -65504; a given lse with scores of 1e9 that
+    cancel; dv of 16 rows in bfloat16; dalibi_slopes in bfloat16."""
     case = differential.Case(seed, number)
     assert differential.check(case, differential.client(f'http://127.0.0.1:{server.port}')) == ''
 
 
 def test_an_lse_is_held_to_the_roundings_of_products_that_are_added_one_after_the_other(server):
-    """With 256 products and scores of 255, lse is 3.6e-4 off."""
+    """With 256 products and scores of 255, lse has an error of 3.6e-4."""
     assert differential.check(differential.Case(201, 4095), differential.client(f'http://127.0.0.1:{server.port}')) == ''
 
 
@@ -93,7 +95,8 @@ def test_dropout_leaves_no_gradient_to_a_row_of_one_key_in_bfloat16(server):
 
 
 def with_roundings(p, dtype, out_dtype, given):
-    """Gradients of the plainest kernel. Scores and lse are in float32, P and dS are rounded to dtype, out to out_dtype; all else is float64."""
+    """Gradients of the simplest kernel. Scores and lse are in float32; P and dS are rounded to dtype and out to
+    out_dtype; all else is float64."""
     rounded = (lambda x: differential.rounded_to(x, dtype))
     single = (lambda x: differential.rounded_to(x, 'float32'))
     g = {n: np.zeros(p[n[1:]].shape) for n in ('dq', 'dk', 'dv')}
@@ -125,15 +128,15 @@ def test_the_bound_of_gradients_is_neither_passed_by_a_plain_kernel_nor_far_abov
         bound = bounds.of_gradients(p, case.dtype, case.out_dtype, case.give, case.exact)
         for name in got:
             error = np.abs(got[name] - want[name])
-            least = 1e-6 * np.abs(want[name]).max()  # a P below float16's normal numbers
+            least = 1e-6 * np.abs(want[name]).max()  # allows for a P below float16's normal numbers
             assert (error <= bound[name] + least).all(), (number, name)
             nearest.setdefault((case.dtype, name), []).append(float((error / np.maximum(bound[name], 1e-30)).max()))
-    # In float32 the errors of products matter, and this kernel does not round them.
+    # In float32 the errors of products matter, and this simple kernel does not round them.
     assert len(nearest) == 9 and all(np.median(ratios) > 0.15 for of, ratios in nearest.items() if of[0] != 'float32'), nearest
 
 
 def test_what_dropout_drops_is_what_the_protocol_says(server):
-    """The example of PROTOCOL.md, sent, and computed from the rules above it."""
+    """Sends the example of PROTOCOL.md, and computes it from the rules above the example."""
     text = open(os.path.join(os.path.dirname(__file__), '..', '..', 'proto-json', 'PROTOCOL.md')).read()
     section = text[text.index('## Dropout'):text.index('## Backward')]
     request, answer = (json.loads(block) for block in re.findall(r'```json \S+\n(.*?)```', section, re.S))

@@ -6,7 +6,7 @@ namespace {
 
 typedef float word[128];
 
-/* Loads 16 bytes per thread, and reads them back by another warp's lanes. */
+/* Loads 16 bytes per thread by an asynchronous copy; lanes of another warp read them back. */
 template <bool WAIT, bool BARRIER> __global__ void copies(const float *from)
 {
     char *const memory = emu::dynamic_shared(1024);
@@ -66,7 +66,7 @@ __global__ void reads_nothing()
 
 int wrong;
 
-/* `expected`: a part of the message; NULL: none. */
+/* Runs a kernel. `expected` is a part of the message that the emulator must print; NULL: none. */
 template <class... P, class... A> void check(const char *expected, void (*kernel)(P...), int threads, A... args)
 {
     cudaGetLastError();
@@ -87,7 +87,8 @@ int main()
     cudaMalloc(&memory, 4096);
     float *const x = (float *)memory;
     check(nullptr, copies<true, true>, 64, x);
-    check("", copies<true, false>, 64, x); /* not waited for, not written, or a race: as it comes */
+    /* read without a wait, without a write, or in a race: any outcome is accepted */
+    check("", copies<true, false>, 64, x);
     check("cp.async", copies<false, true>, 64, x);
     check("was written while a cp.async", stores_under_a_copy, 32, x);
     check(nullptr, neighbours<true>, 64, x);

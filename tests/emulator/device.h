@@ -14,7 +14,7 @@
 
 #include "tests/emulator/emulator.h"
 
-/* CUDA's headers are read: from here on the code is a kernel's, for this compute capability. */
+/* CUDA's headers end here. From here on the compiler sees kernel code, for this compute capability. */
 #define __CUDA_ARCH__ EMULATED_ARCH
 #undef __launch_bounds__
 #define __launch_bounds__(...)
@@ -27,7 +27,7 @@
 #undef __forceinline__
 #define __forceinline__ inline
 #define __noinline__    __attribute__((noinline))
-#define __log2f         log2f /* the C library has a function of the name */
+#define __log2f         log2f /* the C library has a function of this name */
 
 #define threadIdx (emu::self->index)
 #define blockIdx  (emu::block_index())
@@ -67,7 +67,7 @@ template <class T> T shuffle(const char *name, T x, int from)
     return mine.from_lane;
 }
 
-/* `how` makes one value of two; all get the value of all. */
+/* Combines the lanes' values with `how`; every lane gets the result over all lanes. */
 template <class T> T reduce(const char *name, T x, T (*how)(T, T))
 {
     struct value {
@@ -151,7 +151,7 @@ static inline size_t __cvta_generic_to_shared(const void *p)
     return emu::shared_address(p);
 }
 
-template <class T> T atomicAdd(T *to, T x) /* one fiber runs at a time */
+template <class T> T atomicAdd(T *to, T x) /* a plain addition suffices, because one fiber runs at a time */
 {
     const T before = *to;
     *to = before + x;
@@ -163,7 +163,7 @@ template <class T> T atomicMax(T *to, T x)
     if (x > before) *to = x;
     return before;
 }
-/* Not watched: warps may change the same word between two barriers. */
+/* Not watched for races: warps may change the same word between two barriers. */
 template <class T> __attribute__((no_sanitize("thread"))) T atomicOr(T *to, T x)
 {
     const T before = *to;
@@ -226,7 +226,8 @@ static inline float __fdividef(float x, float y)
 {
     return x / y;
 }
-/* The translated sources are compiled without contraction, so each of these rounds. */
+/* The translated sources are compiled without contraction to fused multiply-adds, so each of these operations
+ * rounds. */
 static inline float __fadd_rn(float x, float y)
 {
     return x + y;

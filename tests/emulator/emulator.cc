@@ -1,4 +1,4 @@
-/* emulator.cc: fibers, who goes on next, and shared memory; see emulator.h. */
+/* emulator.cc: the fibers, the choice of the fiber that runs next, and shared memory; see emulator.h. */
 #include "emulator.h"
 
 #include <algorithm>
@@ -26,29 +26,29 @@ enum {
     SHARED_STEP = (SHARED_MOST + 4095) / 4096 * 4096,
     STACK_BYTES = 64 << 10,
     PAGE = 4096,
-    PIECE = 16 /* bytes of a cp.async */
+    PIECE = 16 /* bytes of one cp.async */
 };
 
-/* bar.sync and bar.arrive with a number of threads. */
+/* A barrier of bar.sync and bar.arrive, with its number of threads. */
 struct named_barrier {
     int arrived, expected;
     unsigned round;
-    bool objected[2]; /* has somebody said no, in this round and in the one before? */
-    clocks clock;     /* of those that have arrived */
+    bool objected[2]; /* whether a thread objected, in this round and in the round before */
+    clocks clock;     /* epochs of the warps that have arrived */
 };
 
-/* A cp.async on its way. */
+/* A cp.async that is under way. */
 struct copy {
     uint32_t to;
     const char *from; /* NULL: zeros */
     int thread, group;
     size_t bytes;
     bool late, done;
-    char there[PIECE]; /* what lies at `to` until the wait unless somebody else writes there */
+    char there[PIECE]; /* what `to` contains until the wait, unless somebody else writes there */
 };
 
 struct copies {
-    std::vector<copy> list; /* from `first` on; those before have been waited for */
+    std::vector<copy> list; /* copies from group `first` on; earlier groups have been waited for */
     size_t first = 0;
     int group = 0;
 };
@@ -58,7 +58,7 @@ struct static_place {
     char *memory;
 };
 
-/* A place for a block that runs. */
+/* A place for a block that is running. */
 struct block {
     bool running;
     int64_t number;
@@ -68,16 +68,16 @@ struct block {
     warp_state warps[WARPS];
     team groups[GROUPS], all;
     named_barrier barriers[BARRIERS];
-    void *brought[3][THREADS]; /* to warps, groups, all */
+    void *brought[3][THREADS]; /* pointers that threads bring to collectives of a warp, a warpgroup and the block */
     char *stacks[THREADS];
     copies queues[THREADS];
     agent *work;
     char *shared;   /* SHARED_MOST */
-    uint32_t bytes; /* of it in use */
+    uint32_t bytes; /* bytes of shared memory in use */
     std::vector<static_place> places;
-    uint32_t pattern; /* of shared memory that nobody has written */
+    uint32_t pattern; /* the pattern that fills shared memory that nobody has written */
     race_watch races;
-    uint8_t in_flight[SHARED_MOST / PIECE]; /* copies not waited for, a 16-byte piece */
+    uint8_t in_flight[SHARED_MOST / PIECE]; /* for each 16-byte piece: the number of copies that were not waited for */
 };
 
 fiber *self;
@@ -86,27 +86,27 @@ char failure[1024];
 
 namespace {
 
-/* The launch that runs. */
+/* The launch that is running. */
 struct {
     const char *name, *where;
     int64_t number;
     launch_shape shape;
     void (*body)(void *);
     void *context;
-    int longest;       /* log2 of the most collectives of a warp before another's turn */
-    unsigned lateness; /* of 4 copies, so many happen at the last moment */
-    bool starves;      /* some warps go on only when no other can */
+    int longest;       /* log2 of the largest number of collectives that a warp runs before another warp's turn */
+    unsigned lateness; /* how many of 4 copies happen at the last possible moment */
+    bool starves;      /* some warps run only when no other warp can */
 } now;
 
 block *resident[RESIDENT];
-char *all_shared; /* of all resident blocks, SHARED_STEP bytes each */
+char *all_shared; /* shared memory of all resident blocks, SHARED_STEP bytes each */
 void *main_stack;
 void *launch_failed_at[5]; /* in run() */
 uint64_t state;
-uint64_t starved;       /* a bit a warp: go on only when no other can */
-uint32_t starved_lanes; /* these of their lanes */
-int starved_for;        /* so many choices */
-int burst;              /* collectives until another warp's turn */
+uint64_t starved;       /* one bit per warp: the warp runs only when no other can */
+uint32_t starved_lanes; /* these lanes of starved warps run only when no other can */
+int starved_for;        /* the starved set stays for this many choices */
+int burst;              /* collectives left until another warp's turn */
 
 } // namespace
 
@@ -148,7 +148,8 @@ agent *&block_agent()
     return self->block->work;
 }
 
-/* Saves what a function must keep on the stack, leaves its pointer at *from and goes on where `to` was left. */
+/* Saves on the stack what a function must preserve, stores the stack pointer at *from, and continues where `to`
+ * stopped. */
 extern "C" void emu_switch(void **from, void *to);
 asm(".text\n"
     ".globl emu_switch\n"
@@ -158,7 +159,7 @@ asm(".text\n"
     "mov %rsp, (%rdi)\n"
     "mov %rsi, %rsp\n"
     "pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n"
-    "pop %rcx\n jmp *%rcx\n" /* not ret, which would be predicted to return to another fiber */
+    "pop %rcx\n jmp *%rcx\n" /* a jump instead of ret, which the processor would predict to return to another fiber */
     ".size emu_switch, .-emu_switch\n");
 
 /* ---- Errors ------------------------------------------------------------------------------------------------------ */
@@ -200,7 +201,7 @@ static void on_fault(int, siginfo_t *info, void *)
     fail("an access to address %p, which is nobody's", info->si_addr);
 }
 
-/* Every fiber waits. */
+/* Called before rows are computed again one by one. Fails if ATTN_EMULATOR_REPAIRS is "none". */
 void repair_begins()
 {
     const char *allowed = getenv("ATTN_EMULATOR_REPAIRS");
@@ -246,20 +247,20 @@ static void mark_ready(fiber *f)
     f->waits_on = nullptr;
 }
 
-/* The lanes that are starved now. */
+/* Returns the lanes that are starved now. */
 static uint32_t asleep(const warp_state *w)
 {
     return starved >> w->first->thread / 32 & 1 ? starved_lanes : 0;
 }
 
-/* Of these lanes, that which goes on next: from `turn` on, which is drawn at random, around. */
+/* Returns the next of these lanes to run: the first from a random lane `turn` on, cyclically. */
 static fiber *lane_of(const warp_state *w, uint32_t lanes)
 {
     const uint32_t ready = w->ready & lanes, turned = ready >> w->turn | ready << (32 - w->turn) % 32;
     return w->first + (__builtin_ctz(turned) + w->turn) % 32;
 }
 
-/* Copies that need not be late, of some threads. */
+/* Performs the copies of some threads that need not be late. */
 static void perform(block *b, copy &c);
 static void let_copies_happen(block *b)
 {
@@ -287,7 +288,7 @@ static bool agents_step(bool must)
     return something;
 }
 
-/* A fiber that may go on, of those that are (not) starved; NULL: none. */
+/* Returns a fiber that may run, among the starved ones (`hungry`) or the others; NULL: none. */
 static fiber *choose(bool hungry)
 {
     warp_state *open[RESIDENT * WARPS];
@@ -306,7 +307,7 @@ static fiber *choose(bool hungry)
     return nullptr;
 }
 
-/* Any fiber of any block that may go on. */
+/* Returns any fiber of any block that may run. */
 static fiber *schedule()
 {
     burst = 1 << random() % (unsigned)(now.longest + 1);
@@ -320,7 +321,7 @@ static fiber *schedule()
     }
     for (;;) {
         fiber *f = choose(false);
-        /* What is asynchronous goes on while they sleep. */
+        /* Asynchronous work goes on while threads are starved. */
         if (!f && starved && !chance(8) && agents_step(true)) continue;
         if (!f && starved) f = choose(true);
         if (f) return f;
@@ -380,13 +381,13 @@ void release(team &t)
     t.name = nullptr;
     for (int n = 0; n < t.size; n += 32) {
         warp_state &w = *t.first[n].warp;
-        w.ready = w.alive; /* all have come */
+        w.ready = w.alive; /* all lanes have arrived */
         w.turn = random() % 32;
     }
     if (--burst < 0) yield();
 }
 
-/* A thread has ended: those who wait may be complete now. */
+/* A thread has ended, so a collective that waits in its team may now be complete. */
 static void leave(team &t)
 {
     t.live--;
@@ -499,7 +500,7 @@ void poll(bool (*condition)(void *), void *context, const char *what, uint32_t n
 
 /* ---- Races ------------------------------------------------------------------------------------------------------- */
 
-/* The source's line that a return address belongs to, where there is a program that tells it. */
+/* Returns the source line of a return address, if a program that finds it is installed. */
 static const char *line_of(const void *where)
 {
     static char line[256];
@@ -515,7 +516,7 @@ static const char *line_of(const void *where)
     return line;
 }
 
-/* `what`: an instruction's name; NULL: an ordinary load or store, of `where`. */
+/* Checks an access for races. `what` is an instruction's name; NULL: an ordinary load or store at `where`. */
 static void watch(int thread, size_t at, size_t bytes, bool store, const char *what, const void *where = nullptr)
 {
     const int other = watch_access(self->block->races, thread, at, bytes, store);
@@ -534,8 +535,8 @@ static __attribute__((noinline)) void access_shared(const void *p, size_t bytes,
     if (self->block->work) self->block->work->accessed(p, bytes, store);
 }
 
-/* What the compiler puts before loads and stores, see races.h: few of them are of shared memory. Volatile ones race
- * with nothing. */
+/* The compiler calls this before each load and store (see races.h). Few of these are of shared memory. Volatile
+ * accesses do not count as races. */
 static inline void access(const void *p, size_t bytes, bool store, bool is_volatile, const void *where)
 {
     if (__builtin_expect((size_t)((const char *)p - all_shared) < (size_t)RESIDENT * SHARED_STEP, 0))
@@ -562,7 +563,7 @@ ACCESSES(4)
 ACCESSES(8)
 ACCESSES(16)
 
-/* The launchers' own atomics, on the host. */
+/* Atomics of the host code of launchers. */
 #define ATOMICS(bits, T)                                                                                \
     extern "C" T __tsan_atomic##bits##_load(const volatile T *p, int)                                   \
     {                                                                                                   \
@@ -703,7 +704,7 @@ void cp_async_commit()
     self->copies->group++;
 }
 
-/* All copies of the thread before `group` are done now. */
+/* Performs all copies of the thread before `group`. */
 static void finish_copies(int group)
 {
     block *b = self->block;
@@ -720,13 +721,13 @@ static void finish_copies(int group)
 
 void cp_async_wait(int newest)
 {
-    if (chance(4)) yield(); /* others may see what they must not */
+    if (chance(4)) yield(); /* lets other threads run, which may then see what they must not see yet */
     finish_copies(self->copies->group - newest);
 }
 
 /* ---- Blocks and launches ----------------------------------------------------------------------------------------- */
 
-/* Where a fiber begins. It never returns: its last switch leaves it. */
+/* The first function of a fiber. It never returns: its last switch leaves the fiber. */
 static void fiber_main()
 {
     now.body(now.context);
@@ -770,7 +771,7 @@ static void begin(block *b, int64_t number)
     watch_begin(b->races);
     b->places.clear();
     b->bytes = (uint32_t)now.shape.shared;
-    /* NaN, or a number of moderate size in float16, bfloat16 and float32. */
+    /* The pattern is NaN, or a number of moderate size in float16, bfloat16 and float32. */
     const uint32_t half = (uint32_t)(chance(4) ? 0xffc0 | random() % 63
                                                : 0x3c00 + random() % 0x1c00 + (random() % 2 << 15));
     b->pattern = half << 16 | half;
@@ -801,9 +802,11 @@ static void begin(block *b, int64_t number)
         f.copies->list.clear();
         f.copies->first = 0;
         f.copies->group = 0;
-        /* Stacks begin at different offsets of a page: at the same one they would share few lines of the cache. */
+        /* Stacks begin at different offsets of a page. At the same offset they would compete for few lines of the
+         * cache. */
         void **top = (void **)(b->stacks[t] + STACK_BYTES + PAGE - 128 - t % 32 * 128);
-        top[0] = (void *)fiber_main; /* entered as by a call: 8 bytes off 16 */
+        /* the function is entered as by a call: the stack is 8 bytes off a multiple of 16 */
+        top[0] = (void *)fiber_main;
         top[1] = nullptr;
         f.stack_pointer = top - 6;
     }
@@ -812,7 +815,7 @@ static void begin(block *b, int64_t number)
 static void end(block *b)
 {
     if (b->work) {
-        self = b->fibers; /* whose block it is */
+        self = b->fibers; /* any fiber of the block tells the functions below which block runs */
         b->work->block_ends();
         self = nullptr;
     }
@@ -820,7 +823,7 @@ static void end(block *b)
     b->running = false;
 }
 
-/* The launch itself. */
+/* Runs the blocks of a launch. */
 static void run_blocks(const void *kernel)
 {
     if (gridDim.x == 0 || gridDim.y == 0 || gridDim.z == 0 || gridDim.y > 65535 || gridDim.z > 65535 ||

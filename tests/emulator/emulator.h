@@ -40,7 +40,7 @@
 #include <stdio.h>
 #include <string.h>
 
-extern dim3 gridDim, blockDim; /* of the launch that runs */
+extern dim3 gridDim, blockDim; /* built-in variables of the running launch */
 
 namespace emu {
 
@@ -49,31 +49,31 @@ namespace emu {
 struct fiber;
 struct block;
 
-/* Some neighbouring threads of a block that do something together: a warp, a warpgroup, the block. */
+/* Neighbouring threads of a block that act together: a warp, a warpgroup, or the block. */
 struct team {
     fiber *first;
-    int size, live, arrived; /* threads; those that have not ended; those that are in `name` */
+    int size, live, arrived; /* number of threads; of those that have not ended; of those that have arrived at `name` */
     unsigned round;
     const char *name;
-    void **brought; /* by thread of the team */
+    void **brought; /* what each thread of the team brought */
 };
 
 struct warp_state : team {
-    uint32_t alive, ready, polling; /* a bit a lane */
+    uint32_t alive, ready, polling; /* one bit per lane */
     unsigned turn;
 };
 
 struct fiber {
-    void *stack_pointer; /* while it does not run */
+    void *stack_pointer; /* valid while the fiber does not run */
     uint3 index;         /* threadIdx */
-    int thread;          /* the same, linear */
+    int thread;          /* the thread's linear index */
     bool ended;
     struct block *block;
     warp_state *warp;
-    const char *what; /* it waits for, NULL: nothing; and a number for the message */
+    const char *what; /* what the fiber waits for (NULL: nothing), and a number for the message */
     uint32_t number;
-    const void *waits_on;      /* team or named barrier */
-    bool (*condition)(void *); /* of a polling fiber */
+    const void *waits_on;      /* a team or a named barrier */
+    bool (*condition)(void *); /* the condition of a polling fiber */
     void *context;
     struct copies *copies; /* of cp.async */
 };
@@ -88,17 +88,17 @@ static inline int thread()
 {
     return self->thread;
 }
-int threads();          /* of a block */
-int64_t block_number(); /* of the block that runs, linear */
+int threads();          /* number of threads of a block */
+int64_t block_number(); /* linear number of the running block */
 uint3 block_index();
 
-/* Names the kernel, block and thread, says what is wrong, and ends the launch: the device is lost then, as after an
+/* Prints the kernel, the block, the thread and what is wrong, and ends the launch. The device is then lost, as after an
  * illegal address. */
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
-extern char failure[1024]; /* the last one's text */
-extern bool quiet;         /* for tests of the emulator: it is not printed */
+extern char failure[1024]; /* the text of the last failure */
+extern bool quiet;         /* for tests of the emulator: failures are not printed */
 
-/* From ATTN_EMULATOR_SEED and the number of the launch. */
+/* Random numbers that depend on ATTN_EMULATOR_SEED and the number of the launch. */
 uint64_t random();
 static inline bool chance(unsigned one_in)
 {
@@ -116,12 +116,12 @@ template <class To, class From> To bits(From x)
 /* ---- What waits -------------------------------------------------------------------------------------------------- */
 
 team &warp_team();
-team &group_team(); /* the 128 threads of a warpgroup */
+team &group_team(); /* the 128 threads of the calling thread's warpgroup */
 team &block_team();
 
 void arrive(team &t, const char *name, void *mine);
 bool all_here(const team &t, const char *name, bool whole);
-void await(team &t, const char *name); /* something has changed: look again */
+void await(team &t, const char *name); /* waits until the team's state changes; the caller then checks it again */
 void release(team &t);
 
 /* Every thread of the team brings `mine`; when the last has come, one calls leader(all), where all[n] is what the
@@ -151,35 +151,35 @@ void sync_warp();
 void sync_block();
 bool sync_block_or(bool x);
 
-/* bar.sync and bar.arrive. */
+/* The instructions bar.sync and bar.arrive. */
 void barrier_sync(int id, int threads);
 bool barrier_all(int id, int threads, bool x); /* bar.red.and */
 void barrier_arrive(int id, int threads);
 
-/* Until condition() holds. `what` and `number` are for messages; what must live as long. */
+/* Waits until condition() holds. `what` and `number` appear in messages; `what` must stay valid meanwhile. */
 void poll(bool (*condition)(void *), void *context, const char *what, uint32_t number);
 template <class Condition> void wait_until(Condition condition, const char *what, uint32_t number = 0)
 {
     poll([](void *c) -> bool { return (*(Condition *)c)(); }, &condition, what, number);
 }
-void yield(); /* others may go on */
+void yield(); /* lets other fibers run */
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
-/* 32-bit addresses of the block's shared memory start at 0x400, as on the hardware, and so do its pointers, modulo
- * 1024. */
+/* 32-bit addresses of the block's shared memory start at 0x400, as on the hardware. Its pointers have the same value
+ * modulo 1024. */
 enum : uint32_t { SHARED_BEGIN = 0x400 };
 uint32_t shared_address(const void *pointer);
 uint32_t shared_bytes();
-/* Fails where not all of it lies in the block's shared memory, or not on a multiple of `align`. */
+/* Fails unless all bytes lie in the block's shared memory and the address is a multiple of `align`. */
 char *shared_pointer(uint32_t address, size_t bytes, size_t align, const char *what);
-/* Fails where not all of it lies in one allocation of the device. */
+/* Fails unless all bytes lie in one allocation of the device. */
 /* Fails where ATTN_EMULATOR_REPAIRS is "none". */
 void repair_begins();
 void check_global(const void *pointer, size_t bytes, size_t align, const char *what);
 
 char *dynamic_shared(size_t align);
-/* The same memory for every thread of the block; `place` tells one from another. */
+/* Returns the same memory to every thread of the block; `place` distinguishes the variables. */
 void *static_shared(const void *place, size_t bytes, size_t align);
 template <class T> T &static_shared()
 {
@@ -187,30 +187,30 @@ template <class T> T &static_shared()
     return *(T *)static_shared(&place, sizeof(T), alignof(T));
 }
 
-void cp_async(uint32_t to, const void *from, bool valid, size_t bytes = 16); /* zeros where not valid */
+void cp_async(uint32_t to, const void *from, bool valid, size_t bytes = 16); /* writes zeros if not valid */
 void cp_async_commit();
 void cp_async_wait(int newest);
-/* 16 bytes of shared memory that `thread` reads by an instruction: fails where they are not there yet, or others
- * write them.
- * */
+/* Returns 16 bytes of shared memory that `thread` reads by an instruction. Fails if a copy there is not complete, or if
+ * other threads write there. */
 const char *shared_row(int thread, uint32_t address, const char *what);
-/* `thread` writes there by an instruction: fails where others read or write it. */
+/* Records that `thread` writes there by an instruction. Fails if others read or write there. */
 void shared_written(int thread, uint32_t address, size_t bytes);
 
 /* ---- Asynchronous work of other kinds ---------------------------------------------------------------------------- */
 
-/* Of a block; who needs one makes it with new, at its first use. */
+/* Does the asynchronous work of one block. Code that needs an agent creates it with new at first use. */
 struct agent {
-    /* Called now and then, between fibers; must: no fiber can go on. True: something was done. */
+    /* Called at times between fibers; must: no fiber can run. Returns true if work was done. */
     virtual bool step(bool must) = 0;
     virtual void thread_ends(int) {}
     virtual void accessed(const void *, size_t, bool) {
-    }                            /* an ordinary load, or store, of the block's shared memory by the thread that runs */
-    virtual void block_ends() {} /* all threads have ended, shared memory is still there; the agent is deleted next */
-    virtual void describe(FILE *) {} /* for the message when all wait */
+    } /* an ordinary load or store of the block's shared memory by the running thread */
+    /* all threads have ended and shared memory still exists; the agent is deleted afterwards */
+    virtual void block_ends() {}
+    virtual void describe(FILE *) {} /* prints state for the message when all fibers wait */
     virtual ~agent() {}
 };
-agent *&block_agent(); /* of the block that runs; NULL at first */
+agent *&block_agent(); /* the agent of the running block; NULL at first */
 
 /* ---- Launches ---------------------------------------------------------------------------------------------------- */
 
@@ -222,7 +222,7 @@ struct launch_shape {
 void run(const char *name, const char *where, const void *kernel, const launch_shape &shape, void (*body)(void *),
          void *context);
 
-/* What translate.py makes of kernel<<<grid, block, shared, stream>>>(...). `where` is the function that launches,
+/* translate.py replaces kernel<<<grid, block, shared, stream>>>(...) by this. `where` is the function that launches,
  * with its template arguments. */
 template <class... P> struct launcher {
     const char *name, *where;
@@ -241,7 +241,7 @@ launcher<P...> launch(const char *name, const char *where, void (*kernel)(P...),
 {
     return { name, where, kernel, { blocks, threads, shared } };
 }
-/* Launched at once: the kernel before has ended, so its attributes mean nothing. */
+/* The kernel before has always ended, so the launch attributes have no effect. */
 template <class... P, class... A>
 cudaError_t launch_ex(const char *name, const char *where, const cudaLaunchConfig_t *c, void (*kernel)(P...),
                       A &&...args)
@@ -251,7 +251,7 @@ cudaError_t launch_ex(const char *name, const char *where, const cudaLaunchConfi
 }
 
 /* runtime.cc */
-size_t shared_allowed(const void *kernel); /* by cudaFuncSetAttribute, or 48 KB */
+size_t shared_allowed(const void *kernel); /* as set by cudaFuncSetAttribute, or 48 KB */
 void launch_failed();
 
 } // namespace emu

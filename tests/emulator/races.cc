@@ -19,7 +19,8 @@ void watch_begin(race_watch &w)
         memset(w.records, 0, bytes);
         w.now = clocks();
     }
-    for (int warp = 0; warp < WARPS; warp++) w.after[warp] = w.now; /* all of the block before */
+    /* every warp now comes after all accesses of the previous block */
+    for (int warp = 0; warp < WARPS; warp++) w.after[warp] = w.now;
     for (int warp = 0; warp < WARPS; warp++) w.now.epoch[warp]++;
 }
 

@@ -26,24 +26,25 @@ struct clocks {
     uint32_t epoch[WARPS];
 };
 
-/* A thread, shifted, and its warp's epoch; 0: nobody. */
+/* A thread, shifted, and its warp's epoch; 0 means that nobody has accessed the bytes. */
 struct access_record {
     uint32_t stored, loaded[2];
 };
 
 struct race_watch {
-    clocks now;          /* the epoch of each warp */
-    clocks after[WARPS]; /* of each warp: what it comes after */
+    clocks now;          /* the present epoch of each warp */
+    clocks after[WARPS]; /* for each warp: the last epoch of every warp that a barrier has ordered before it */
     access_record *records;
 };
 
-void watch_begin(race_watch &w);          /* a block begins */
+void watch_begin(race_watch &w);          /* a block begins: forget earlier accesses */
 void watch_warp(race_watch &w, int warp); /* __syncwarp */
 void watch_barrier(race_watch &w, const bool *warps,
-                   clocks *arrived);                         /* these warps go on together, after what has arrived */
-void watch_arrive(race_watch &w, int warp, clocks *arrived); /* and goes on */
+                   clocks *arrived); /* these warps continue together, after the epochs in `arrived` */
+void watch_arrive(race_watch &w, int warp, clocks *arrived); /* the warp arrives and goes on without waiting */
 void watch_everything(race_watch &w, int warp);
-/* Of thread `thread`, `bytes` at offset `at` of shared memory. Where a race is: the other thread, else -1. */
+/* Records an access by `thread` of `bytes` at offset `at` of shared memory. Returns the other thread of a race, or
+ * -1. */
 int watch_access(race_watch &w, int thread, size_t at, size_t bytes, bool store);
 
 } // namespace emu

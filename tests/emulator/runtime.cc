@@ -13,14 +13,15 @@
 #include <sys/mman.h>
 #include <time.h>
 
-extern "C" CUresult emu_cuTensorMapEncodeTiled(); /* with its real arguments; sm90.cc or no_sm90.cc */
+/* emu_cuTensorMapEncodeTiled() with its real arguments; it is in sm90.cc or no_sm90.cc */
+extern "C" CUresult emu_cuTensorMapEncodeTiled();
 
 namespace {
 
 const size_t MEMORY = (size_t)141 << 30, POISON_MOST = (size_t)64 << 20, GUARD = 4096;
 
-std::map<const char *, size_t> allocations; /* of the device, by address */
-std::map<const void *, size_t> allowed;     /* shared memory, by kernel */
+std::map<const char *, size_t> allocations; /* sizes of the device's allocations, by address */
+std::map<const void *, size_t> allowed;     /* allowed shared memory, by kernel */
 size_t memory_used;
 cudaError_t last = cudaSuccess;
 
@@ -32,7 +33,7 @@ struct moment {
 
 void emu::check_global(const void *pointer, size_t bytes, size_t align, const char *what)
 {
-    static const char *begin, *end; /* where the last one lay */
+    static const char *begin, *end; /* the last allocation that was found */
     const char *p = (const char *)pointer;
     if ((uintptr_t)p % align) fail("%s: %p is not a multiple of %zu", what, pointer, align);
     if (p >= begin && p + bytes <= end) return;
@@ -84,7 +85,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
     return cudaSuccess;
 }
 
-/* The clocks of an H200. */
+/* The clock rates of an H200. */
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr which, int)
 {
     *value = which == cudaDevAttrClockRate              ? 1980000
@@ -99,7 +100,7 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
     return *free_bytes = MEMORY - memory_used, *total = MEMORY, cudaSuccess;
 }
 
-/* The last byte is followed by a page that nobody may touch. */
+/* The last byte is followed by a page without access rights. */
 cudaError_t cudaMalloc(void **memory, size_t bytes)
 {
     const size_t whole = (bytes + GUARD - 1) / GUARD * GUARD + GUARD;
@@ -125,7 +126,7 @@ cudaError_t cudaFree(void *memory)
     return cudaSuccess;
 }
 
-/* There is no other process. */
+/* The emulator has no other process whose memory it could open. */
 cudaError_t cudaIpcOpenMemHandle(void **memory, cudaIpcMemHandle_t, unsigned)
 {
     return *memory = nullptr, last = cudaErrorInvalidResourceHandle;
@@ -141,7 +142,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *, const void *)
 
 cudaError_t cudaHostRegister(void *, size_t, unsigned)
 {
-    return cudaSuccess; /* all memory is the host's */
+    return cudaSuccess; /* nothing to register, because all memory is the host's */
 }
 
 cudaError_t cudaHostUnregister(void *)

@@ -29,7 +29,7 @@ void ldmatrix_x4(uint32_t (&r)[4], uint32_t row)
 {
     matrix_rows mine = { row, r };
     warp<matrix_rows>("ldmatrix", mine, [](matrix_rows *const *all) {
-        for (int n = 0; n < 32; n++) { /* row n % 8 of matrix n / 8: two elements for each of four lanes */
+        for (int n = 0; n < 32; n++) { /* row n % 8 of matrix n / 8 is in four lanes, two elements each */
             uint32_t pairs[4];
             memcpy(pairs, shared_row(thread() / 32 * 32 + n, all[n]->row, "ldmatrix"), sizeof pairs);
             for (int q = 0; q < 4; q++) all[n % 8 * 4 + q]->r[n / 8] = pairs[q];
@@ -58,7 +58,7 @@ struct mma_operands {
     uint32_t b[2];
 };
 
-/* Eight elements that four neighbouring lanes hold in one register each. */
+/* Converts eight elements, which four neighbouring lanes hold in one register each, to float. */
 static __m256 widen(bool bf16, const uint32_t *pairs)
 {
     const __m128i x = _mm_loadu_si128((const __m128i *)pairs);

@@ -10,14 +10,14 @@ namespace emu {
 void ldmatrix_x4(uint32_t (&r)[4], uint32_t row);
 void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row);
 
-/* Products exact, sums in float32, in the order of k. */
+/* Products are exact. Sums are float32, in the order of k. */
 void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 
-/* m16n8k16 of doubles, each term fused, in the order of k. */
+/* m16n8k16 of doubles: each term is a fused multiply-add, in the order of k. */
 void mma_f64(double (&c)[4], const double (&a)[8], const double (&b)[4]);
 
-/* Two floats rounded to nearest even, `low` in the low half. */
+/* Rounds two floats to nearest even; `low` goes into the low half. */
 uint32_t pack_f16(float low, float high);
 uint32_t pack_bf16(float low, float high);
 

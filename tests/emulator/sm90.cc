@@ -39,8 +39,8 @@ bool overlap(const span &a, const span &b)
     return a.from < b.to && b.from < a.to;
 }
 
-/* The piece of 16 bytes that the swizzle of `width` bytes puts in this one's place: address bits from 7 on go into
- * those from 4 on. */
+/* Returns the address to which the swizzle of `width` bytes moves a 16-byte piece: address bits from 7 on are xor-ed
+ * into those from 4 on. */
 uint32_t swizzled(uint32_t address, uint32_t width)
 {
     return address ^ ((address >> 7 & (width / 16 - 1)) << 4);
@@ -50,12 +50,12 @@ uint32_t swizzled(uint32_t address, uint32_t width)
 
 const uint64_t MAP_MAGIC = UINT64_C(0x70616d726f736e65);
 
-struct tensor_map { /* what lies in a CUtensorMap */
+struct tensor_map { /* the contents of a CUtensorMap */
     uint64_t magic;
     char *address;
     uint64_t dims[5], strides[4];
     uint16_t box[5];
-    uint8_t rank, element, width; /* bytes of an element; of the swizzle, 16: none */
+    uint8_t rank, element, width; /* element: bytes of an element; width: bytes of the swizzle, 16: no swizzle */
 };
 static_assert(sizeof(tensor_map) <= sizeof(CUtensorMap), "the driver's size");
 
@@ -82,37 +82,37 @@ uint32_t box_rows(const tensor_map &m)
 
 /* ---- The engine -------------------------------------------------------------------------------------------------- */
 
-/* Plus the address: what an initialised barrier's word holds. */
+/* The word of an initialised barrier holds this value plus its address. */
 const uint64_t BARRIER_WORD = UINT64_C(0xb0a771e5) << 32;
 
 struct barrier {
     uint32_t address, count, pending;
-    int64_t bytes; /* announced and not yet copied */
+    int64_t bytes; /* bytes announced and not yet copied */
     uint64_t phase;
-    bool fenced; /* the copy engine may use it */
+    bool fenced; /* the copy engine may use the barrier */
 };
 
 struct copy {
-    bool load, late, add; /* add: a store of floats that are added */
+    bool load, late, add; /* add: the store adds floats to memory */
     uint32_t shared;
     tensor_map map;
     int at[5];
-    barrier *bar; /* of a load */
+    barrier *bar; /* barrier of a load */
     int thread;
-    int64_t group; /* of a store: of the thread's bulk groups */
+    int64_t group; /* of a store: the bulk group of its thread to which it belongs */
     span where() const { return { shared, shared + row_bytes(map) * box_rows(map) }; }
 };
 
-/* 64 x N sums that a product in flight writes. A thread is in it from its first product to the wait that covers its
- * last. */
+/* The 64 x N sums that products in flight write. A thread takes part from its first product to the wait that covers its
+ * last one. */
 struct accumulator {
     int N, users;
     int64_t last_group;
-    float *d[GROUP]; /* NULL: not in it */
+    float *d[GROUP]; /* each thread's registers; NULL: the thread does not take part */
     float values[ROWS * MOST_N];
 };
 
-/* A in registers. */
+/* An operand A in registers. */
 struct register_operand {
     float values[ROWS * MOST_K];
     const uint32_t *registers[GROUP];
@@ -124,54 +124,55 @@ const char *const instruction_names[] = { "wgmma.mma_async", "wgmma.fence", "wgm
 
 struct entry {
     instruction kind;
-    int number = 0;              /* of a wait: groups left */
-    int arrived = 0, waited = 0; /* threads that issued it; that have waited for it */
-    int lanes[4] = {};           /* arrived, by warp */
-    /* Of a product: */
+    int number = 0;              /* of a wait: the number of groups that may stay in flight */
+    int arrived = 0, waited = 0; /* threads that issued the instruction, and that have waited for it */
+    int lanes[4] = {};           /* threads that have arrived, by warp */
+    /* The following members are of a product: */
     int64_t group;
-    bool late;         /* not before all wait */
-    bool eager;        /* a warp's rows at once when the warp has issued it */
-    unsigned rows = 0; /* carried out, a bit a warp */
-    wgmma_operation x; /* the first thread's */
+    bool late;         /* the product is carried out only when all threads wait */
+    bool eager;        /* a warp's rows are computed as soon as that warp has issued the product */
+    unsigned rows = 0; /* rows that are computed, one bit per warp */
+    wgmma_operation x; /* the operation as the first thread issued it */
     accumulator *sums = nullptr;
     std::unique_ptr<register_operand> A;
     int spans = 0;
-    span reads[4 * (MOST_N + ROWS) / 64]; /* of shared memory */
+    span reads[4 * (MOST_N + ROWS) / 64]; /* spans of shared memory that the product reads */
 };
 
-struct share {                     /* a thread's */
-    int64_t next = 0, covered = 0; /* in the log: its next instruction; products before it were waited for */
+struct share { /* a thread's */
+    /* a thread's place in the log: its next instruction; products before `covered` were waited for */
+    int64_t next = 0, covered = 0;
     int64_t commits = 0;
-    bool fenced = false; /* since its last wait */
+    bool fenced = false; /* the thread has fenced since its last wait */
     std::vector<accumulator *> held;
 };
 
 struct warpgroup {
     std::deque<entry> log;
-    int64_t base = 0;          /* of the log's first entry */
-    int64_t done = 0;          /* entries before it are carried out */
-    int64_t groups = 0;        /* commits among them */
-    int64_t rows_done[4] = {}; /* like done, by warp: of eager products */
+    int64_t base = 0;          /* number of the log's first entry */
+    int64_t done = 0;          /* entries before this number are carried out */
+    int64_t groups = 0;        /* commits among these entries */
+    int64_t rows_done[4] = {}; /* for eager products: like `done`, for each warp */
     share shares[GROUP];
     entry &at(int64_t n) { return log[(size_t)(n - base)]; }
     int64_t end() const { return base + (int64_t)log.size(); }
 };
 
-std::vector<std::unique_ptr<accumulator>> free_sums; /* kept for the next */
+std::vector<std::unique_ptr<accumulator>> free_sums; /* accumulators kept for later use */
 std::vector<std::unique_ptr<register_operand>> free_operands;
 
 struct engine : agent {
-    char *memory; /* of shared address 0 */
+    char *memory; /* the host's address of shared address 0 */
     uint32_t memory_end;
     std::deque<barrier> barriers;
-    std::vector<uint16_t> barrier_at; /* by word of shared memory: index + 1 */
+    std::vector<uint16_t> barrier_at; /* for each word of shared memory: the index of its barrier + 1 */
     std::vector<copy> copies;         /* in flight */
-    std::vector<int64_t> bulk_groups; /* by thread: committed */
+    std::vector<int64_t> bulk_groups; /* committed groups of each thread */
     std::deque<warpgroup> groups;
-    uint32_t stores = 0, fenced = 0; /* ordinary stores; those before the last fence */
-    /* By 16 bytes of shared memory: the number of the last store; 0: none since a TMA load. */
+    uint32_t stores = 0, fenced = 0; /* number of ordinary stores, and of those before the last fence */
+    /* For each 16 bytes of shared memory: the number of the last store; 0: none since a TMA load. */
     std::vector<uint32_t> written;
-    int pool = 0;               /* registers that no warp has */
+    int pool = 0;               /* registers that no warp owns (setmaxnreg) */
     std::vector<int> registers; /* by warp */
 
     engine();
@@ -192,7 +193,7 @@ struct engine : agent {
     void check_fenced(const span &all, const char *what);
 };
 
-/* The block's, made at first use. */
+/* Returns the running block's engine, which is made at first use. */
 engine &here()
 {
     agent *&a = block_agent();
@@ -212,7 +213,7 @@ engine::engine()
     registers.assign((size_t)(threads() + 31) / 32, 65536 / threads() / 8 * 8);
 }
 
-/* Does one piece of work. Early pieces now and then; late ones only when nobody can go on. */
+/* Does one piece of work. Early work is done at random moments; late work is done only when no thread can run. */
 bool engine::step(bool must)
 {
     size_t count = 0;
@@ -228,7 +229,7 @@ bool engine::step(bool must)
     for (warpgroup &g : groups)
         if (ready(g, must) && n-- == 0) {
             const int64_t group = g.at(g.done).group;
-            /* All that are ready, or a batch would cost a round of the scheduler a product. */
+            /* Carries out all that are ready, because one product per call would cost a round of the scheduler each. */
             do carry_out(g);
             while (must && ready(g, must) && g.at(g.done).group == group);
             return true;
@@ -343,13 +344,13 @@ void mbarrier_wait(uint32_t bar, uint32_t parity)
 
 namespace {
 
-/* Copies the box between shared memory and what of it is inside the tensor. */
+/* Copies between shared memory and the part of the box that lies inside the tensor. */
 void engine::perform(const copy &c)
 {
     const tensor_map &m = c.map;
     const uint32_t pitch = row_bytes(m), rows = box_rows(m);
     if (!c.load) check_fenced(c.where(), "a TMA store reads");
-    /* Columns [first, last) of the box are inside. */
+    /* Columns [first, last) of the box are inside the tensor. */
     const int64_t first = std::min<int64_t>(std::max<int64_t>(-(int64_t)c.at[0], 0), m.box[0]);
     const int64_t last = std::max<int64_t>(std::min<int64_t>((int64_t)m.dims[0] - c.at[0], m.box[0]), first);
     for (uint32_t r = 0; r < rows; r++) {
@@ -384,7 +385,7 @@ void engine::perform(const copy &c)
     }
 }
 
-/* Ordinary stores are seen by the asynchronous proxy when a fence has come after them. */
+/* Fails if an ordinary store was not followed by a fence: only then does the asynchronous proxy see it. */
 void engine::check_fenced(const span &all, const char *what)
 {
     for (uint32_t n = all.from / 16; n < (all.to + 15) / 16; n++)
@@ -401,7 +402,7 @@ void engine::accessed(const void *pointer, size_t bytes, bool store)
             fail("an ordinary %s of shared 0x%x, where a TMA %s of thread %d is under way", store ? "store" : "load",
                  all.from, c.load ? "load" : "store", c.thread);
     if (!store) return;
-    /* Another warpgroup may: it may have to write what is there already. */
+    /* Another warpgroup may write there: its store may have the value that is there already. */
     for (const entry &p : groups[(size_t)thread() / GROUP].log)
         for (int n = 0; n < p.spans && !p.waited; n++)
             if (overlap(all, p.reads[n]))
@@ -418,7 +419,7 @@ void engine::perform_and_drop(size_t n)
     perform(c);
 }
 
-/* c has its map and its place there. */
+/* Begins the copy `c`, whose map and coordinates have been set. */
 void begin_copy(engine &e, copy &c, uint32_t shared, int alignment, const char *what)
 {
     c.shared = shared;
@@ -442,7 +443,7 @@ copy copy_of(engine &e, const CUtensorMap *map, const int *at, int rank, uint32_
     return c;
 }
 
-/* Bytes that lie together, as a tensor of one axis. */
+/* Makes a copy of contiguous bytes, as of a tensor with one axis. */
 copy copy_of_bytes(engine &e, const void *global, uint32_t bytes, uint32_t shared, const char *what)
 {
     copy c = {};
@@ -549,7 +550,7 @@ void bulk_wait(int groups_left)
 
 namespace {
 
-/* An operand in shared memory: `lines` rows or columns (M or N) by 32 bytes of k. */
+/* An operand in shared memory: `lines` rows or columns (M or N), each with 32 bytes along k. */
 struct operand {
     uint32_t start, lbo, sbo, width;
 };
@@ -568,7 +569,7 @@ operand operand_of(uint64_t descriptor, const char *name)
     return x;
 }
 
-/* Appends what of shared memory the operand takes. */
+/* Appends the spans of shared memory that the operand occupies. */
 void add_spans(entry &e, const operand &x, int lines, int element, bool mn, uint32_t memory_end, const char *name)
 {
     const int before = e.spans;
@@ -594,7 +595,7 @@ int k_of(wgmma_type type)
     return type == WGMMA_E4M3 ? 32 : 16;
 }
 
-/* 16 bytes to floats: 8 of 16 bits, 16 of 8 bits. */
+/* Converts 16 bytes to floats: 8 numbers of 16 bits or 16 of 8 bits. */
 void widen(wgmma_type type, const char *piece, float *to)
 {
     static const float *const e4m3 = [] {
@@ -611,7 +612,7 @@ void widen(wgmma_type type, const char *piece, float *to)
     else _mm256_storeu_ps(to, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)));
 }
 
-/* to[line * K + k], or transposed to[k * lines + line]. */
+/* Writes to[line * K + k], or if transposed to[k * lines + line]. */
 template <bool TRANSPOSED>
 void read_operand(const char *memory, const operand &x, wgmma_type type, uint32_t lines, bool mn, float *to)
 {
@@ -637,7 +638,7 @@ void read_operand(const char *memory, const operand &x, wgmma_type type, uint32_
 
 typedef float vector __attribute__((vector_size(32), aligned(4)));
 
-/* Columns of d[rows x N] = (accumulate ? d : 0) + A[rows x K] B[K x N], 8 WIDTH of them. */
+/* Computes 8 * WIDTH columns of d[rows x N] = (accumulate ? d : 0) + A[rows x K] B[K x N]. */
 template <int WIDTH>
 void multiply_columns(float *d, const float *A, const float *B, int rows, int N, int K, bool accumulate)
 {
@@ -673,7 +674,7 @@ void multiply_columns_short(float *d, const float *A, const float *B, int rows, 
         }
         const __m256i power = _mm256_and_si256(_mm256_castps_si256((__m256)largest), _mm256_set1_epi32(0x7f800000));
         const vector unit = (vector)_mm256_castsi256_ps(_mm256_sub_epi32(power, _mm256_set1_epi32(13 << 23)));
-        /* How many of them are in 1. */
+        /* Number of units in 1. */
         const vector units = (vector)_mm256_castsi256_ps(_mm256_sub_epi32(_mm256_set1_epi32(267 << 23), power));
         vector sum = (vector)_mm256_round_ps((__m256)(before * units), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
         for (int k = 0; k < K; k++) {
@@ -681,7 +682,7 @@ void multiply_columns_short(float *d, const float *A, const float *B, int rows, 
             sum += (vector)_mm256_round_ps((__m256)(p * units), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
         }
         sum *= unit;
-        /* Where the largest is too small for a unit, or something is not finite, the plain sum. */
+        /* If the largest addend is too small for a unit, or something is not finite, the plain sum is used. */
         const __m256i small = _mm256_cmpgt_epi32(_mm256_set1_epi32(14 << 23), power);
         const __m256 infinite = _mm256_cmp_ps((__m256)(whole - whole), _mm256_setzero_ps(), _CMP_NEQ_UQ);
         *to = (vector)_mm256_blendv_ps((__m256)sum, (__m256)whole, _mm256_or_ps(_mm256_castsi256_ps(small), infinite));
@@ -699,7 +700,7 @@ void multiply(float *d, const float *A, const float *B, int rows, int N, wgmma_t
     for (; n < N; n += 8) multiply_columns<1>(d + n, A, B + n, rows, N, k_of(type), accumulate);
 }
 
-/* Has the log something to carry out now? */
+/* Returns whether the log has something to carry out now. */
 bool engine::ready(warpgroup &g, bool must)
 {
     while (g.done < g.end() && g.at(g.done).kind != PRODUCT) {
@@ -711,7 +712,7 @@ bool engine::ready(warpgroup &g, bool must)
     return e.arrived == GROUP && (must || !e.late);
 }
 
-/* The rows of some warps, a bit each. */
+/* Carries out the rows of some warps; `warps` has one bit per warp. */
 void engine::carry_out_rows(entry &e, unsigned warps)
 {
     static thread_local float A[ROWS * MOST_K], B[MOST_N * MOST_K];
@@ -732,10 +733,11 @@ void engine::carry_out(warpgroup &g)
     entry &e = g.at(g.done);
     if (e.rows != 15) carry_out_rows(e, 15 & ~e.rows);
     g.done++;
-    ready(g, true); /* past what follows */
+    ready(g, true); /* skips the entries behind that are not products */
 }
 
-/* A warp has issued what may be eager: its rows, unless those of an earlier product are still to come. */
+/* A warp has issued products up to `until`. Computes the warp's rows of those that may be eager, unless rows of an
+ * earlier product are missing. */
 void engine::carry_out_early(warpgroup &g, int w, int64_t until)
 {
     int64_t &n = g.rows_done[w];
@@ -747,9 +749,10 @@ void engine::carry_out_early(warpgroup &g, int w, int64_t until)
     }
 }
 
-const uint32_t POISON = 0x7fa5a000; /* and the register's number: a signalling NaN, which arithmetic makes quiet */
+/* A signalling NaN to which the register's number is added. Arithmetic would make it quiet. */
+const uint32_t POISON = 0x7fa5a000;
 
-/* Where register i of a thread is in 64 x N. */
+/* Returns the place in 64 x N of a thread's register i. */
 int place_of(int thread, int i, int N)
 {
     return (thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8) * N + i / 4 * 8 + thread % 4 * 2 + i % 2;
@@ -780,7 +783,7 @@ void leave(accumulator &a, int t)
     a.users--;
 }
 
-/* A's elements of a thread: 4 registers of 2 or 4, see the fragments of the PTX ISA. */
+/* Stores a thread's elements of A: 4 registers of 2 or 4 elements. The PTX ISA shows the layout of fragments. */
 void take_registers(register_operand &A, int t, const uint32_t *registers, wgmma_type type)
 {
     const int K = k_of(type), in_register = K / 8;
@@ -795,7 +798,8 @@ void take_registers(register_operand &A, int t, const uint32_t *registers, wgmma
                values + n * in_register, (size_t)in_register * 4);
 }
 
-/* The entry of this thread's next instruction, which all threads of the warpgroup must have in common. */
+/* Returns the log entry of this thread's next instruction. All threads of the warpgroup must issue the same
+ * instruction. */
 entry &next_entry(engine &e, instruction kind, int number, bool &first)
 {
     const int t = thread() % GROUP;
@@ -816,7 +820,7 @@ entry &next_entry(engine &e, instruction kind, int number, bool &first)
     return x;
 }
 
-/* Entries that nobody wants any more. */
+/* Removes entries that no thread needs any more. */
 void shorten(warpgroup &g)
 {
     while (!g.log.empty() && g.base < g.done && g.log[0].arrived == GROUP &&
@@ -842,7 +846,7 @@ void wgmma_issue(const wgmma_operation &x)
         p.group = s.commits;
         p.late = chance(2);
         p.eager = chance(4);
-        if (g.log.size() > 1 && g.at(g.end() - 2).kind == PRODUCT) /* of the same group */
+        if (g.log.size() > 1 && g.at(g.end() - 2).kind == PRODUCT) /* the product belongs to the same group */
             p.late = g.at(g.end() - 2).late, p.eager = g.at(g.end() - 2).eager;
         if (x.N % 8 || x.N < 8 || x.N > MOST_N) fail("wgmma: N = %d", x.N);
         if (element == 1 && (x.A_mn || x.B_mn)) fail("wgmma: operands of 8 bits are K-major");
@@ -979,7 +983,7 @@ void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
     shared_written(thread(), row, 16);
     here().accessed(mine.row, 16, true);
     warp<matrix_rows>("stmatrix", mine, [](matrix_rows *const *all) {
-        for (int n = 0; n < 32; n++) /* row n % 8 of block n / 8: two elements of each of four lanes */
+        for (int n = 0; n < 32; n++) /* row n % 8 of block n / 8 is in four lanes, two elements each */
             for (int c = 0; c < 4; c++) memcpy(all[n]->row + c * 4, &all[n % 8 * 4 + c]->r[n / 8], 4);
     });
 }
@@ -990,7 +994,7 @@ void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4])
     shared_written(thread(), row, 16);
     here().accessed(mine.row, 16, true);
     warp<matrix_rows>("stmatrix.trans", mine, [](matrix_rows *const *all) {
-        /* Element c of row n % 8 of block n / 8: of lane c * 4 + n % 8 / 2, its half n % 2. */
+        /* Element c of row n % 8 of block n / 8 is in lane c * 4 + n % 8 / 2, in its half n % 2. */
         for (int n = 0; n < 32; n++)
             for (int c = 0; c < 8; c++) {
                 const uint16_t x = (uint16_t)(all[c * 4 + n % 8 / 2]->r[n / 8] >> n % 2 * 16);
@@ -1005,8 +1009,8 @@ static uint32_t e4m3_of(float x)
     memcpy(&bits, &x, 4);
     const uint32_t sign = bits >> 24 & 0x80, size = bits & 0x7fffffff;
     if (x != x) return 0x7f;
-    if (size >= 0x43e80000) return sign | 0x7e; /* 464 and more: 448 */
-    /* Below 2^-6 all have the same unit. */
+    if (size >= 0x43e80000) return sign | 0x7e; /* 464 and more become 448 */
+    /* Below 2^-6 all numbers are multiples of 2^-9. */
     if (size < 0x3c800000) return sign | (uint32_t)(int)nearbyintf(fabsf(x) * 512);
     return sign | std::min<uint32_t>((size + 0x7ffff + (size >> 20 & 1) - (120 << 23)) >> 20, 0x7e);
 }
@@ -1035,7 +1039,7 @@ extern "C" CUresult emu_cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapData
                                                CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
                                                CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill)
 {
-    static const uint8_t elements[] = { 1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4 }; /* bytes, by type */
+    static const uint8_t elements[] = { 1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4 }; /* bytes of an element, by type */
     static const uint8_t widths[] = { 16, 32, 64, 128 };
     const CUresult wrong = CUDA_ERROR_INVALID_VALUE;
     if (emu::refuse_maps) return wrong;
@@ -1043,7 +1047,7 @@ extern "C" CUresult emu_cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapData
         return wrong;
     if (!address || (uintptr_t)address % 16 || !dims || !box || !element_strides || (rank > 1 && !strides))
         return wrong;
-    /* Other kinds of interleaving, swizzling and filling are right for the driver, but not modelled. */
+    /* The driver accepts other kinds of interleaving, swizzling and filling, but the emulator does not model them. */
     if (interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || (unsigned)swizzle > CU_TENSOR_MAP_SWIZZLE_128B) return wrong;
     if ((unsigned)promotion > CU_TENSOR_MAP_L2_PROMOTION_L2_256B || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
         return wrong;
@@ -1055,7 +1059,8 @@ extern "C" CUresult emu_cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapData
     m.width = widths[swizzle];
     for (cuuint32_t n = 0; n < rank; n++) {
         if (dims[n] == 0 || dims[n] > UINT64_C(1) << 32 || box[n] == 0 || box[n] > 256) return wrong;
-        if (n && element_strides[n] != 1) return wrong; /* up to 8 are allowed, but not modelled */
+        /* the driver allows strides up to 8, which the emulator does not model */
+        if (n && element_strides[n] != 1) return wrong;
         m.dims[n] = dims[n];
         m.box[n] = (uint16_t)box[n];
         if (n == 0) continue;

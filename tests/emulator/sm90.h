@@ -63,14 +63,14 @@ void mbarrier_wait(uint32_t bar, uint32_t parity);
 void tma_check_map(const CUtensorMap *map);
 void tma_load(uint32_t to, const CUtensorMap *map, const int *at, int rank, uint32_t bar);
 void tma_store(const CUtensorMap *map, const int *at, int rank, uint32_t from);
-/* Without a map: bytes from global memory, and to it; floats that are added to those there. */
+/* Copies bytes without a tensor map: from global memory, to global memory, or adding floats to those there. */
 void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar);
 void bulk_store(void *to, uint32_t from, uint32_t bytes);
 void bulk_add(float *to, uint32_t from, uint32_t bytes);
 void bulk_commit();
 void bulk_wait(int groups_left);
 
-/* Ordinary stores to shared memory before it are seen by products and TMA. */
+/* Ordinary stores to shared memory before this fence become visible to products and TMA. */
 void fence_proxy_async();
 
 /* ---- wgmma ------------------------------------------------------------------------------------------------------- */
@@ -82,10 +82,10 @@ struct wgmma_operation {
     wgmma_type type;
     int N;
     float *d;                    /* N / 2 accumulators of this thread */
-    const uint32_t *A_registers; /* 4 of this thread; NULL: A is in shared memory */
+    const uint32_t *A_registers; /* 4 registers of this thread; NULL: A is in shared memory */
     uint64_t A, B;               /* descriptors */
     bool accumulate;
-    bool A_mn, B_mn; /* MN-major: its k axis runs down the rows */
+    bool A_mn, B_mn; /* the operand is MN-major: its k axis runs along the rows */
 };
 
 void wgmma_issue(const wgmma_operation &x);
@@ -102,16 +102,16 @@ void setmaxnreg(int registers, bool increase);
 void stmatrix_x4(uint32_t row, const uint32_t (&r)[4]);
 void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4]);
 
-/* Four float8_e4m3, x0 in the lowest byte; what is larger than 448 becomes 448. */
+/* Packs four float8_e4m3, x0 in the lowest byte. Numbers above 448 become 448. */
 uint32_t pack_e4m3(float x0, float x1, float x2, float x3);
 
 } // namespace emu
 
-/* For tests: loads by the copy engine so far; and maps are refused from here on, or made again. */
+/* For tests: the number of loads by the copy engine so far; and a switch that makes the driver refuse tensor maps. */
 extern "C" unsigned long emu_tma_loads();
 extern "C" void emu_refuse_maps(int refuse);
 
-/* What the runtime's cudaGetDriverEntryPointByVersion gives for "cuTensorMapEncodeTiled". */
+/* The function that cudaGetDriverEntryPointByVersion returns for "cuTensorMapEncodeTiled". */
 extern "C" CUresult emu_cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapDataType type, cuuint32_t rank,
                                                void *address, const cuuint64_t *dims, const cuuint64_t *strides,
                                                const cuuint32_t *box, const cuuint32_t *element_strides,

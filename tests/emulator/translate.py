@@ -23,8 +23,8 @@ def die(path, text, at, what):
 
 
 def launches(path, text):
-    """The kernel's name with its template arguments stands before <<<, on its line or the one above: those are found by
-    counting brackets back."""
+    """A kernel's name with its template arguments stands before <<<, on the same line or the line above. The name is
+    found by counting brackets backwards."""
     while (at := text.find("<<<")) >= 0:
         ends = len(text[:at].rstrip())
         begin, depth = ends, 0
@@ -64,7 +64,7 @@ def translate(path, text):
     for word in ("<<<", "cudaLaunchKernelEx", "__shared__", "__grid_constant__"):
         for match in re.finditer(re.escape(word), text):
             line = text[text.rfind("\n", 0, match.start()) + 1:match.start()]
-            if "*" not in line and "//" not in line: # not in a comment
+            if "*" not in line and "//" not in line: # skips comments
                 die(path, text, match.start(), f"{word} that translate.py cannot read")
     return f'#line 1 "{path}"\n{text}'
 
@@ -79,7 +79,7 @@ def main(to, files):
         result = os.path.join(to, source)
         os.makedirs(os.path.dirname(result), exist_ok=True)
         if os.path.exists(result) and open(result).read() == text:
-            continue # its objects need not be made again
+            continue # unchanged, so that its objects need not be compiled again
         with open(result, "w") as file:
             file.write(text)
 

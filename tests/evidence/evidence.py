@@ -1,19 +1,21 @@
-"""Can `POST /v1/attention/check` be trusted? Thousands of results of kernels that are right, or wrong in a known way,
-are checked by a server, and its verdicts are counted.
+"""Can `POST /v1/attention/check` be trusted? A server checks thousands of results of kernels that are right, or wrong
+in a known way, and this script counts its verdicts.
 
-    make evidence                    a part of some hundred problems, in CI
-    make evidence EVIDENCE=all       all of them; minutes
+    make evidence                    some hundred problems, as in CI
+    make evidence EVIDENCE=all       all of them; takes minutes
     make evidence ARGS="--only alignment:7 --show"    one problem, and the whole answer
 
-| kind | what the kernel does | what must be answered |
+| kind | what the kernel does | right answer |
 |---|---|---|
-| table | one mistake that has a code (known_mistakes.py) | never match; its code, or one that computes the same here, first |
+| table | one mistake that has a code (known_mistakes.py) | never match; first its code, or one that computes the same
+here |
 | right | nothing wrong; four dtypes, tiles of 32 to 256 keys | never mismatch |
 | invented | one mistake that has no code (inventions.py) | mismatch; where it is; no explanation |
-| pair | two mistakes of the ten most frequent | both codes |
+| pair | two of the ten most frequent mistakes | both codes |
 
-A mistake counts where its error exceeds ten times `explained`: smaller ones are drawn again. Whether another code
-computes the same is decided by computing both. Seeds are fixed. The exit status is 1 where a bound of BOUNDS breaks."""
+A mistake counts if its error exceeds ten times `explained`; smaller ones are drawn again. The script finds out whether
+another code computes the same by computing both. Seeds are fixed. The exit status is 1 if a bound of BOUNDS is
+broken."""
 import argparse
 import collections
 import http.client
@@ -39,21 +41,23 @@ import problems  # noqa: E402
 from kernel import Kernel, planted  # noqa: E402
 
 SEED = 20261127
-EXCEEDS = 10  # times `explained`: mistakes below may pass for rounding
-SAME = 1.01  # times the error that the first explanation leaves: explanations that leave no more share its place
-SHOWN = 100  # cases that are not as they should be
-DRAWS = 60  # problems drawn until a mistake matters in one
-FEWEST_COUNTED = 0.9  # of the problems of all codes
-UNIT = {'float32': 6e-8, 'float16': 4.9e-4, 'bfloat16': 3.9e-3}  # half the distance of two numbers, relative
+EXCEEDS = 10  # a mistake counts if its error exceeds `explained` times this; smaller ones may pass for rounding
+SAME = 1.01  # explanations whose remaining error is within this factor of the first one's share the first place
+SHOWN = 100  # the most failed cases that are printed
+DRAWS = 60  # problems drawn at most until the mistake matters in one
+FEWEST_COUNTED = 0.9  # the least share of problems that must count, over all codes
+# half the relative distance of two neighbouring numbers
+UNIT = {'float32': 6e-8, 'float16': 4.9e-4, 'bfloat16': 3.9e-3}
 ATOL = {'float32': 1e-6, 'float16': 1e-5, 'bfloat16': 1e-4, problems.FLOAT8: 1e-4}
-# A limit of more than WIDE times the error of the kernel here would hide mistakes.
-# In tensors of fewer than MANY elements chance decides.
+# A limit above WIDE times the error of the kernel here would hide mistakes. Tensors of fewer than MANY elements are
+# exempt, because there chance decides.
 WIDE, MANY = 10, 64
-COVERED = 0.99  # share of the wrong elements that lie in the places of `where`
-TIMEOUT_MS = 60000  # enough for every hypothesis on every problem here
-# Their errors may be below ten times `explained`.
+COVERED = 0.99  # the least share of the wrong elements that `where` must cover
+TIMEOUT_MS = 60000  # enough time for every hypothesis on every problem here
+# Mistakes whose errors may be below ten times `explained`.
 PRECISION = ('accumulated_in_16_bit', 'scores_in_16_bit', 'tf32_products', 'truncated')
-PAIR_OPPOSES = ({'alignment', 'causal_missing'},)  # without causal there is no alignment
+# pairs that exclude each other: without a causal mask there is no alignment
+PAIR_OPPOSES = ({'alignment', 'causal_missing'},)
 
 # (kind, what is counted, 'at most' or 'at least', share)
 BOUNDS = (
@@ -71,7 +75,7 @@ BOUNDS = (
 # ---- Cases -----------------------------------------------------------------------------------------------------------
 
 def cases(everything):
-    """(kind, name, number) of all."""
+    """Yields (kind, name, number) of all cases."""
     def of(kind, names, all_of, part_of):
         return [(kind, name, n) for name in names for n in range(all_of if everything else part_of)]
     pairs = ['+'.join(p) for p in itertools.combinations(mistakes.FREQUENT, 2) if set(p) not in PAIR_OPPOSES]
@@ -82,14 +86,14 @@ def cases(everything):
 
 
 def error(got, want):
-    """The largest difference: infinite where one is NaN or infinite and the other is not."""
+    """Returns the largest difference, infinite if one number is NaN or infinite and the other is not."""
     with np.errstate(invalid='ignore'):
         d = np.abs(np.where(got == want, 0, got - want))
     return float(np.nan_to_num(d, nan=np.inf).max(initial=0))
 
 
 class Case:
-    """A problem, and what a kernel with the mistakes of `name` hands in."""
+    """A problem, and the results of a kernel with the mistakes that `name` lists."""
 
     def __init__(self, kind, name, number):
         self.kind, self.name, self.number = kind, name, number
@@ -125,7 +129,7 @@ class Case:
         return any(error(self.sent[n], self.truth[n]) > EXCEEDS * max(error(self.right[n], self.truth[n]), 1e-12) for n in self.sent)
 
     def matters(self, code):
-        """Would a kernel with the other mistake alone hand in something else?"""
+        """Would a kernel with only the other mistake give different results?"""
         others = [m for m in self.mistakes if m.__name__ != code]
         without = planted(*others)(self.problem, tile=self.tile, variant=self.variant).run()
         return any(error(self.sent[n], without[n]) > EXCEEDS * max(error(self.right[n], self.truth[n]), 1e-12) for n in self.sent)
@@ -134,7 +138,7 @@ class Case:
         return {**problems.members(self.problem, self.sent, self.kernel.result_dtype), 'timeout_ms': TIMEOUT_MS}
 
     def computes_the_same(self, code, answer):
-        """Does a kernel with this code's mistake, in any of its forms, hand in the same as this one?"""
+        """Does a kernel with this code's mistake, in any of its variants, give the same results as this case?"""
         if code not in mistakes.TABLE:
             return False
         other = mistakes.TABLE[code]
@@ -143,14 +147,15 @@ class Case:
         for form in other.variants:
             try:
                 that = planted(other)(self.problem, exact=exact, tile=self.tile, variant={code: form}).run()
-            except (ValueError, KeyError, IndexError):  # it cannot be made on this problem: no softcap, D is not Dv
+            # the mistake is impossible on this problem: for example no softcap, or D is not Dv
+            except (ValueError, KeyError, IndexError):
                 continue
             if all(that[n].shape == this[n].shape and error(that[n], this[n]) <= answer['errors'][n]['limit'] for n in self.sent):
                 return True
         return False
 
     def wrong(self, name, limit):
-        """Which elements of a result are beyond the limit."""
+        """Returns which elements of a result are beyond the limit."""
         got, want = self.sent[name], self.truth[name]
         with np.errstate(invalid='ignore'):
             return ~((got == want) | (np.abs(got - want) <= limit))
@@ -163,13 +168,13 @@ def codes_of(explanation):
 
 
 def first_codes(explanations):
-    """The codes of the first place: those that explain as much as the first, but for rounding."""
+    """Returns the codes that share first place: those that explain as much as the first, except for rounding."""
     best = explanations[0]['error_if_so'] if explanations else 0
     return [c for e in explanations if e['error_if_so'] <= SAME * best or e is explanations[0] for c in codes_of(e)]
 
 
 def judge(case, answer):
-    """What is counted about one case, and what went wrong with it."""
+    """Returns what is counted for one case, and what went wrong with it."""
     f = types.SimpleNamespace(kind=case.kind, name=case.name, number=case.number, counted=True, why='', flags=set(), first='')
     verdict, explanations, errors = answer['verdict'], answer.get('explanations', []), answer['errors']
     f.first = '+'.join(codes_of(explanations[0])) if explanations else '-'
@@ -178,7 +183,7 @@ def judge(case, answer):
         if verdict == 'mismatch':
             f.flags.add('mismatch')
         for n, e in errors.items():
-            # The limit comes from the error that the server expects of a right kernel.
+            # The limit is derived from the error that the server expects of a right kernel.
             least = UNIT[case.kernel.result_dtype(n)] * np.abs(np.nan_to_num(case.truth[n], posinf=0, neginf=0)).max(initial=0)
             fair = max(error(case.right[n], case.truth[n]), least) + ATOL[case.problem.dtype] + (2e-5 if n == 'lse' else 0)
             if case.truth[n].size >= MANY and e['limit'] > WIDE * fair:
@@ -207,7 +212,7 @@ def judge(case, answer):
 
 
 def misplaced(case, answer):
-    """Why `worst` and `where` do not say where the mistake is; nothing, if they do."""
+    """Returns why `worst` and `where` do not locate the mistake, or nothing if they do."""
     for n, e in answer['errors'].items():
         wrong = case.wrong(n, e['limit'])
         if not wrong.any():
@@ -269,7 +274,7 @@ def one(identity):
 
 
 def report(found, say=print):
-    """Prints what was counted, a line for each code, and returns the broken bounds."""
+    """Prints the counts, one line per code, and returns the broken bounds."""
     rows = collections.OrderedDict()
     for f in found:
         rows.setdefault((f.kind, f.name), []).append(f)

@@ -1,7 +1,7 @@
-"""Mistakes of kernels that no code names: indices, races, widths, stale values. A check must call each a mismatch, say
-where it is, and not explain it by something else.
+"""Mistakes of kernels that have no code: wrong indices, races, widths, stale values. A check must answer mismatch, say
+where the mistake is, and not explain it by another mistake.
 
-They are classes as in known_mistakes.py. `self.rng` draws where the mistake strikes: which head, row or tile."""
+The classes are written as in known_mistakes.py. `self.rng` draws where the mistake strikes: which head, row or tile."""
 import numpy as np
 
 from kernel import Kernel, as_dtype
@@ -24,7 +24,7 @@ class Invention(Kernel):
         self.sequence = 0
 
     def sequences(self):
-        """The mistake strikes one sequence, drawn here."""
+        """The mistake affects one sequence, which is drawn here."""
         found = super().sequences()
         self.struck = self.rng.integers(len(found))
         return found
@@ -36,7 +36,7 @@ class Invention(Kernel):
         return int(self.rng.integers(n))
 
     def stretch(self, n, length):
-        """A tile of `length` among n, whole or the last part of one."""
+        """Draws a tile of `length` among n elements; the last tile may be shorter."""
         a = self.some(-(-n // length)) * length
         return slice(a, min(a + length, n))
 
@@ -51,7 +51,7 @@ heads = dict(Hk=lambda r: int(r.integers(2, 5)))
 
 @invented(**forward)
 class row_of_v_is_the_next(Invention):
-    """In one tile of keys, each row of v is read one too far."""
+    """In one tile of keys the kernel reads row j + 1 of v instead of row j."""
 
     def read_sequence(self, *sequence):
         s = super().read_sequence(*sequence)
@@ -76,7 +76,7 @@ class tile_of_k_starts_one_row_late(Invention):
 
 @invented(**forward)
 class last_chunk_of_the_head_is_not_multiplied(Invention):
-    """The product over D leaves out its last 8 terms."""
+    """The product over D omits its last 8 terms."""
 
     def read_sequence(self, *sequence):
         s = super().read_sequence(*sequence)
@@ -96,7 +96,7 @@ class last_head_of_k_is_that_before_it(Invention):
 
 @invented(**{**forward, 'B': lambda r: int(r.integers(2, 4))})
 class v_of_the_first_row_of_the_batch(Invention):
-    """The offset of the batch is left out where v is read."""
+    """The offset of the batch row is missing where v is read."""
 
     def read_sequence(self, *sequence):
         s = super().read_sequence(*sequence)
@@ -106,7 +106,7 @@ class v_of_the_first_row_of_the_batch(Invention):
 
 @invented(**forward)
 class q_has_8_bits(Invention):
-    """q is rounded to three bits of mantissa on the way into the product."""
+    """q is rounded to three mantissa bits before the product."""
 
     def read(self, name):
         x = super().read(name)
@@ -115,7 +115,7 @@ class q_has_8_bits(Invention):
 
 @invented(**forward)
 class block_of_v_is_transposed(Invention):
-    """A block of 8 x 8 of v is loaded with rows and columns exchanged."""
+    """A block of 8 x 8 numbers of v is loaded with rows and columns exchanged."""
 
     def read_sequence(self, *sequence):
         s = super().read_sequence(*sequence)
@@ -142,7 +142,7 @@ class slope_of_the_next_head(Invention):
 
 @invented(**{**forward, 'causal': True, 'alignment': 'top_left', 'window': False})
 class diagonal_tile_is_not_masked(Invention):
-    """Tiles above the diagonal are skipped, and those on it are taken for whole."""
+    """Tiles above the diagonal are skipped, but tiles on the diagonal are not masked."""
 
     def sees(self, s):
         sees = super().sees(s)
@@ -152,7 +152,7 @@ class diagonal_tile_is_not_masked(Invention):
 
 @invented(**{**forward, 'window': True, 'window_is': lambda r: 1, 'causal': True})
 class window_ends_with_its_tile(Invention):
-    """The left end of the window is kept for tiles of 16 keys alone."""
+    """The left end of the window is rounded to tiles of 16 keys."""
 
     def window(self):
         return None, super().window()[1]
@@ -173,7 +173,7 @@ class tanh_is_a_polynomial(Invention):
 
 @invented(**{**forward, 'dropout': True, 'B': lambda r: int(r.integers(2, 4))})
 class dropout_forgets_the_batch(Invention):
-    """Every row of the batch drops what the first drops."""
+    """Every batch row drops the same elements as the first."""
 
     def kept(self, s):
         b, s.b = s.b, 0
@@ -187,7 +187,7 @@ class dropout_forgets_the_batch(Invention):
 
 @invented(**forward)
 class exp_is_a_short_series(Invention):
-    """exp is 2^n times a polynomial of too low a degree."""
+    """exp is computed as 2^n times a polynomial of too low a degree."""
 
     def scores(self, s):
         z = super().scores(s)
@@ -232,7 +232,7 @@ class tile_is_counted_twice(Invention):
 
 @invented(**forward)
 class sum_of_one_head_misses_a_key(Invention):
-    """The denominator, and not out, leaves out one key."""
+    """The denominator omits one key, and the sum for out does not."""
 
     def softmax(self, s, z):
         self.missed = (self.some(s.H), self.some(s.Sk)) if self.strikes(s) else None
@@ -247,7 +247,7 @@ class sum_of_one_head_misses_a_key(Invention):
 
 @invented(**{**forward, 'sinks': True})
 class sink_without_the_maximum(Invention):
-    """exp(sink) is added to sums from which the maximum is subtracted."""
+    """exp(sink) is added without subtracting the row's maximum, which the other terms subtract."""
 
     def with_sink(self, s, acc, l, m):
         sinks = self.sinks(s)[:, None].astype(self.float)
@@ -325,7 +325,7 @@ class rows_of_a_tile_move_down_by_one(Invention):
 
 @invented(**backward)
 class an_update_of_dk_is_lost(Invention):
-    """Two tiles of queries add to dk at once, and what one adds is lost."""
+    """Two tiles of queries add to dk at the same time, and one addition is lost."""
 
     def finish_gradients(self, s, dq, dk, dv):
         if self.strikes(s):
@@ -357,7 +357,7 @@ class rows_of_dq_move_down_by_one(Invention):
 
 @invented(**{**backward, 'Hk': lambda r: int(r.integers(1, 4)), 'group': 3})
 class a_group_misses_one_head(Invention):
-    """dk and dv are summed over all heads of a group but the first."""
+    """dk and dv are summed over all heads of a group except the first."""
 
     def sum_of_groups(self, s, x):
         x = x.copy()

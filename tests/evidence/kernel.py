@@ -17,12 +17,13 @@ import numpy as np
 import oracle
 import wire
 
-OUT_DTYPE = {'float8_e4m3fn': 'bfloat16'}  # a result of such inputs; others have the dtype of their inputs
-P_SCALE = 256.0  # probabilities in float8 are stored times this
+# dtype of the results, by the dtype of the inputs; other inputs have results of their own dtype
+OUT_DTYPE = {'float8_e4m3fn': 'bfloat16'}
+P_SCALE = 256.0  # probabilities are multiplied by this before they are stored in float8
 
 
 def as_dtype(x, dtype):
-    """x rounded to the nearest value of the dtype, in x's own type."""
+    """Rounds x to the nearest value of the dtype and returns it in x's own type."""
     if dtype == 'float32':
         return x.astype(np.float32).astype(x.dtype)
     with np.errstate(over='ignore', invalid='ignore'):
@@ -30,7 +31,7 @@ def as_dtype(x, dtype):
 
 
 def other_layout(x):
-    """The memory of x [B, S, H, D], read as if it were [B, H, S, D]; the result is [B, S, H, D] again."""
+    """Reads the memory of x [B, S, H, D] as if it were [B, H, S, D]. The result is [B, S, H, D] again."""
     B, S, H, D = x.shape
     return np.ascontiguousarray(x).reshape(B, H, S, D).swapaxes(1, 2)
 
@@ -41,31 +42,31 @@ def back_from_other_layout(x):
 
 
 class Kernel:
-    """Attention of one problem (problems.py)."""
+    """A kernel that computes attention of one problem (problems.py)."""
 
     def __init__(self, problem, exact=False, tile=64, variant=None):
-        """tile: keys of a tile. variant: {name of a mistake: which of its variants}."""
+        """tile: keys per tile. variant: {name of a mistake: which of its variants}."""
         self.p, self.exact, self.tile, self.variant = problem, exact, tile, variant or {}
         self.float = np.float64 if exact else np.float32
 
     # ---- Reading -----------------------------------------------------------------------------------------------------
 
     def read(self, name):
-        """q, k, v or dout, [B, S, H, D] or packed [total, H, D], times the factors of float8."""
+        """Returns q, k, v or dout as [B, S, H, D] or packed [total, H, D], multiplied by the scales of float8."""
         return self.times_factor(name, self.p.tensors[name]).astype(self.float)
 
     def times_factor(self, name, x):
-        factor = self.p.tensors.get(name + '_scale')  # [Hk], of the key/value heads
+        factor = self.p.tensors.get(name + '_scale')  # [Hk], one factor per key/value head
         if factor is None:
             return x
         return x * np.repeat(factor, x.shape[-2] // len(factor))[:, None]
 
     def sequences(self):
-        """(b, first query, queries that exist, first key, keys that exist)"""
+        """Yields (b, first query, number of queries, first key, number of keys), without padding."""
         return oracle.sequences(self.p.tensors)
 
     def read_sequence(self, b, q0, Sq, k0, Sk):
-        """What all steps below share about one sequence; heads come first."""
+        """Returns the values of one sequence that all steps below share. The head axis comes first."""
         packed = self.p.packed
         rows = slice(q0, q0 + Sq) if packed else (b, slice(0, Sq))
         keys = slice(k0, k0 + Sk) if packed else (b, slice(0, Sk))
@@ -79,7 +80,7 @@ class Kernel:
         return s
 
     def kv_head(self, H, Hk):
-        """Which head of k and v each head of q reads."""
+        """Returns which head of k and v each head of q reads."""
         return np.arange(H) // (H // Hk)
 
     # ---- Scores ------------------------------------------------------------------------------------------------------
@@ -94,7 +95,7 @@ class Kernel:
         return np.matmul(a, b)
 
     def scores(self, s):
-        """Scaled, capped, biased and masked, [H, Sq, Sk]. s.slope: the derivative of the cap."""
+        """Returns scores [H, Sq, Sk]: scaled, capped, biased and masked. s.slope becomes the derivative of the cap."""
         z = self.capped(s, self.product(s.q, s.kk.swapaxes(1, 2)))
         z = self.biased(s, z)
         if 'alibi_slopes' in self.p.tensors:
@@ -115,12 +116,12 @@ class Kernel:
         return z + self.bias(s).astype(self.float)
 
     def bias(self, s):
-        """[H, 1 or Sq, Sk], 0 where it hides."""
+        """Returns the bias as [H, 1 or Sq, Sk], 0 where it hides a pair."""
         bias = self.of_heads(s, self.p.tensors['bias'])
         return np.where(np.isfinite(bias), bias, 0)
 
     def of_heads(self, s, x):
-        """[H, 1 or Sq, Sk] of a tensor whose axes of 1 are broadcast."""
+        """Returns the [H, 1 or Sq, Sk] part of a tensor; axes of 1 are broadcast."""
         x = x[s.b if x.shape[0] > 1 else 0]
         x = x if x.shape[0] == s.H else np.repeat(x, s.H, 0)
         return x[:, :s.Sq if x.shape[1] > 1 else 1, :s.Sk]
@@ -138,15 +139,15 @@ class Kernel:
         return self.p.options.get('alignment', 'bottom_right')
 
     def causal(self):
-        """How many keys behind its own position a query sees (None: all)."""
+        """Returns how many keys behind its own position a query sees (None: all)."""
         return 0 if self.p.options.get('causal') else None
 
     def window(self):
-        """Keys seen to the left and to the right (None: all)."""
+        """Returns how many keys a query sees to the left and to the right (None: all)."""
         return tuple(None if x < 0 else x for x in self.p.options.get('window', (-1, -1)))
 
     def keep(self, s):
-        """keep_mask, true where a query may attend."""
+        """Returns keep_mask, true where a query may attend."""
         return self.of_heads(s, self.p.tensors['keep_mask']) != 0
 
     def sees(self, s):
@@ -174,7 +175,7 @@ class Kernel:
         return [(a, min(a + self.tile, Sk)) for a in range(0, Sk, self.tile)]
 
     def dropped(self, s):
-        """Factors of the probabilities: 0, or 1 / (1 - dropout_p)."""
+        """Returns the factors of the probabilities: 0, or 1 / (1 - dropout_p)."""
         if not self.p.options.get('dropout_p'):
             return None
         return (self.kept(s) / (1 - self.p.options['dropout_p'])).astype(self.float)
@@ -186,7 +187,7 @@ class Kernel:
         return self.p.options['seed']
 
     def softmax(self, s, z):
-        """Unnormalised out [H, Sq, Dv], sums and maxima [H, Sq]."""
+        """Returns the unnormalised out [H, Sq, Dv], and the sums and maxima [H, Sq]."""
         m = np.full(z.shape[:2], -np.inf, self.float)
         l, acc = np.zeros_like(m), np.zeros(z.shape[:2] + (s.vv.shape[2],), self.float)
         for n, (a, b) in enumerate(self.key_tiles(s.Sk)):
@@ -194,7 +195,7 @@ class Kernel:
         return self.with_sink(s, acc, l, m)
 
     def step(self, s, z, a, b, acc, l, m):
-        """One tile of keys a to b."""
+        """Processes one tile, keys a to b."""
         new, safe = self.new_max(z, m)
         P = np.exp(z - self.subtracted(safe, m, a)[..., None])
         factor = np.where(m == -np.inf, 0, np.exp(np.where(m == -np.inf, 0, m) - safe)).astype(self.float)
@@ -204,12 +205,12 @@ class Kernel:
         return acc, l, new
 
     def new_max(self, z, m):
-        """The running maximum, and the one to subtract: while a row sees nothing, 0."""
+        """Returns the new running maximum, and the maximum to subtract, which is 0 while a row sees no key."""
         new = np.maximum(m, z.max(-1, initial=-np.inf))
         return new, np.where(new == -np.inf, 0, new).astype(self.float)
 
     def subtracted(self, safe, m, a):
-        """What exp subtracts in the tile of key a. m: the maximum before this tile."""
+        """Returns what exp subtracts in the tile that begins at key a. m is the maximum before this tile."""
         return safe
 
     def tile_sum(self, s, P, safe, a, b):
@@ -222,7 +223,7 @@ class Kernel:
         return acc + more
 
     def rounded(self, x, factor=1.0):
-        """P and dS as they enter a product. factor: what brings them into the range of float8."""
+        """Rounds P or dS as it enters a product. `factor` scales it into the range of float8."""
         dtype = self.p.dtype
         if self.exact or dtype == 'float32':
             return x
@@ -231,7 +232,7 @@ class Kernel:
         return as_dtype(x * self.float(factor), dtype) / self.float(factor)
 
     def sinks(self, s):
-        """[H]: the logits without a value, or None."""
+        """Returns [H] logits that have no value row, or None."""
         return self.p.tensors['sinks'] if 'sinks' in self.p.tensors else None
 
     def with_sink(self, s, acc, l, m):
@@ -258,7 +259,7 @@ class Kernel:
         return s.out, s.lse
 
     def finish_rows(self, s, out, lse):
-        """A place for what goes wrong when rows are written. [H, Sq, Dv], [H, Sq]"""
+        """Mistakes in writing rows override this. Arguments are [H, Sq, Dv] and [H, Sq]."""
         return out, lse
 
     # ---- Backward ----------------------------------------------------------------------------------------------------
@@ -273,7 +274,7 @@ class Kernel:
         dP = M * self.product(dout, s.vv.swapaxes(1, 2))
         dZ = P * (dP - delta[..., None])
         dS = self.rounded(self.capped_derivative(s, dZ))
-        # Not in place: with two heads on one row of dv a fancy index would lose one of them.
+        # Not added in place: if two heads share a row of dv, a fancy index would lose one of them.
         dq = self.dq(s, dS) * self.float(self.scale_of_dq())
         dk = self.product(dS.swapaxes(1, 2), s.q) * self.float(self.scale_of_dk())
         dv = self.product(self.rounded(self.P_of_dv(s, P) * M).swapaxes(1, 2), dout)
@@ -316,11 +317,11 @@ class Kernel:
         return P
 
     def finish_gradients(self, s, dq, dk, dv):
-        """A place for what goes wrong when gradients are written. All [H, S, D], before the sum over groups."""
+        """Mistakes in writing gradients override this. All are [H, S, D], before the sum over groups."""
         return dq, dk, dv
 
     def sum_of_groups(self, s, x):
-        """[H, Sk, D] to [Hk, Sk, D]."""
+        """Sums [H, Sk, D] over groups to [Hk, Sk, D]."""
         total = np.zeros((s.Hk,) + x.shape[1:], self.float)
         for h in range(s.H):
             total[s.group[h]] += x[h]
@@ -337,7 +338,7 @@ class Kernel:
     # ---- All of it ---------------------------------------------------------------------------------------------------
 
     def run(self):
-        """{name: result}, float64 arrays of values of the results' dtypes (of float64 where exact)."""
+        """Returns {name: result}: float64 arrays whose values are rounded to the results' dtypes, unless `exact`."""
         t = self.p.tensors
         with np.errstate(over='ignore', invalid='ignore', divide='ignore'):
             self.q, self.k, self.v = self.read('q'), self.read('k'), self.read('v')
@@ -370,10 +371,10 @@ class Kernel:
         return as_dtype(x, self.result_dtype(name))
 
     def finish(self, found):
-        """A place for what goes wrong when whole tensors are written."""
+        """Mistakes in writing whole tensors override this."""
         return found
 
 
 def planted(*mistakes):
-    """A kernel that makes all these mistakes. The first is asked first."""
+    """Returns a kernel that makes all these mistakes. The first class overrides the later ones."""
     return type('_and_'.join(m.__name__ for m in mistakes), (*mistakes, Kernel), {})

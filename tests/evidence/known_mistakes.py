@@ -1,8 +1,8 @@
-"""The mistakes of kernels that a check names, one class for each code. Each overrides the place of kernel.py where an
-author makes that mistake. The text of a class says what the kernel does.
+"""The mistakes of kernels that a check names, one class per code. Each class overrides the method of kernel.py in which
+an author makes that mistake. The docstring of a class says what the kernel does.
 
-`needs` is what a problem must have for the mistake to matter (arguments of problems.draw). `variants` are the forms
-that a mistake comes in, such as sizes of tiles: one is drawn for each problem. The same code is right for all."""
+`needs` is what a problem must have for the mistake to matter (arguments of problems.draw). `variants` are forms of a
+mistake, such as sizes of tiles; one is drawn for each problem. The same code is right for all variants."""
 import numpy as np
 
 import oracle
@@ -14,7 +14,7 @@ TABLE = {}  # code: class
 
 
 def code(*variants, **needs):
-    """variants may be empty: the mistake has one form."""
+    """Registers a mistake. Without variants the mistake has one form."""
     def add(mistake):
         mistake.variants, mistake.needs = variants or (None,), needs
         TABLE[mistake.__name__] = mistake
@@ -28,7 +28,7 @@ class Mistake(Kernel):
 
     @staticmethod
     def fits(problem, form):
-        """Can a kernel make this mistake, in this form, on the problem?"""
+        """Returns whether a kernel can make this mistake, in this form, on the problem."""
         return True
 
 
@@ -48,7 +48,7 @@ class Misread(Mistake):
     def read(self, name):
         if name not in self.misread:
             return super().read(name)
-        # The memory is in the problem's layout and is walked in the other one.
+        # The memory has the problem's layout and is read in the other layout.
         walk = other_layout if self.p.layout == 'bshd' else back_from_other_layout
         return self.times_factor(name, walk(self.p.tensors[name])).astype(self.float)
 
@@ -152,7 +152,7 @@ class softcap_missing(Mistake):
 
 @code(softcap=True, softcap_is=lambda r: float(r.uniform(0.5, 5)), **spread)
 class softcap_before_scale(Mistake):
-    """The products are capped first and scaled then."""
+    """The products are capped before they are scaled."""
 
     def capped(self, s, raw):
         cap = self.float(self.softcap())
@@ -175,7 +175,7 @@ class bias_missing(Mistake):
 
 @code(softcap=False, **bias, **spread)
 class bias_before_scale(Mistake):
-    """The bias is added to the products and scaled with them."""
+    """The bias is added to the products before they are scaled."""
 
     def bias(self, s):
         return super().bias(s) * self.scale()
@@ -245,7 +245,7 @@ keep_mask = dict(keep_mask=True, packed=False)
 
 @code(**keep_mask, **spread)
 class mask_inverted(Mistake):
-    """keep_mask is taken for a mask of what is hidden."""
+    """keep_mask is read as a mask of hidden keys."""
 
     def keep(self, s):
         return ~super().keep(s)
@@ -259,7 +259,7 @@ class mask_ignored(Mistake):
 
 @code(seqlens_k=True, packed=False, seqlens_q=False, alibi=False, dropout=False, **spread)
 class padding_attended(Mistake):
-    """seqlens_k is not looked at: all keys for which there is room are seen."""
+    """seqlens_k is ignored: all keys are seen, including padding."""
 
     def sequences(self):
         return [(b, q0, Sq, k0, self.p.tensors['k'].shape[1]) for b, q0, Sq, k0, Sk in super().sequences()]
@@ -267,7 +267,7 @@ class padding_attended(Mistake):
 
 @code(packed=True, back=False, alibi_per_row=False, N=lambda r: int(r.integers(2, 5)))
 class sequences_mixed(Mistake):
-    """Packed sequences are one long sequence."""
+    """Packed sequences are treated as one long sequence."""
 
     def sequences(self):
         t = self.p.tensors
@@ -285,7 +285,7 @@ class alibi_missing(Mistake):
 
 @code(causal=False, **alibi, **spread)
 class alibi_corner(Mistake):
-    """Distances are counted from the other corner."""
+    """ALiBi's distances are counted from the other corner."""
 
     def distance(self, s):
         return np.abs(np.arange(s.Sq)[:, None] - np.arange(s.Sk)[None, :]).astype(self.float)
@@ -316,7 +316,7 @@ class heads_reversed(Mistake):
 
 @code(back=True, dtype=lambda r: str(r.choice(('float32', 'float16', 'bfloat16'))), **grouped, **spread)
 class group_not_summed(Mistake):
-    """Each head of a group writes dk and dv, and the last one stays."""
+    """Each head of a group writes dk and dv, and only the last one's remain."""
 
     def sum_of_groups(self, s, x):
         last = np.zeros((s.Hk,) + x.shape[1:], self.float)
@@ -343,7 +343,7 @@ class lse_without_max(Mistake):
 
 
 def empty_rows(rng):
-    """More queries than keys, of which the first see none."""
+    """A problem with more queries than keys, whose first queries see no key."""
     return int(rng.integers(60, 130))
 
 
@@ -352,7 +352,7 @@ empty = dict(back=False, causal=True, alignment='bottom_right', Sq=empty_rows, S
 
 @code(**empty)
 class empty_rows_inf(Mistake):
-    """A row that sees nothing has lse +inf."""
+    """A row that sees no key gets lse +inf."""
 
     def lse(self, l, m):
         return np.where(l > 0, super().lse(l, m), np.inf)
@@ -360,7 +360,7 @@ class empty_rows_inf(Mistake):
 
 @code(**empty)
 class empty_rows_nan(Mistake):
-    """-inf is subtracted from -inf."""
+    """In a row that sees no key, -inf is subtracted from -inf."""
 
     def normalize(self, acc, l):
         return np.where((l > 0)[..., None], super().normalize(acc, l), np.nan)
@@ -388,7 +388,7 @@ class Tiled(Mistake):
 
 @code(*TILES, **tiled(sinks=False))
 class not_rescaled(Tiled):
-    """Where the maximum grows, the sum is rescaled and out is not. (Without a sink, which may come first or last.)"""
+    """When the maximum grows, the sum is rescaled and out is not. There is no sink, which may come first or last."""
 
     def rescale(self, acc, factor, a):
         return acc
@@ -397,7 +397,7 @@ class not_rescaled(Tiled):
 class TileDropped(Tiled):
     @staticmethod
     def fits(problem, tile):
-        return problem.tensors['k'].shape[1] > tile  # another tile is left
+        return problem.tensors['k'].shape[1] > tile  # true if another tile follows
 
 
 @code(*TILES, **tiled())
@@ -414,14 +414,14 @@ class first_tile_dropped(TileDropped):
 
 @code(*TILES, **tiled(causal=False, window=False, keep_mask=False, bias=False))
 class tail_unmasked(Tiled):
-    """The last tile is filled up with zeros, and these keys count as score 0."""
+    """The last tile is filled with zeros, and these keys count with score 0."""
 
     def tile_sum(self, s, P, safe, a, b):
         return super().tile_sum(s, P, safe, a, b) + (a + self.tile - b) * np.exp(-safe)
 
     def new_max(self, z, m):
         new = np.maximum(m, z.max(-1, initial=-np.inf))
-        if z.shape[-1] < self.tile:  # the zeros are scores like others
+        if z.shape[-1] < self.tile:  # the zeros are used as scores
             new = np.maximum(new, 0)
         return new, np.where(new == -np.inf, 0, new).astype(self.float)
 
@@ -437,7 +437,7 @@ class sink_missing(Mistake):
 
 @code(*SPLITS, back=False, packed=False, seqlens_k=False, sinks=True, **spread)
 class sink_per_split(Mistake):
-    """Each split over the keys counts the sink in its sum."""
+    """Each split of the keys counts the sink in its sum."""
 
     def with_sink(self, s, acc, l, m):
         acc, l, m = super().with_sink(s, acc, l, m)
@@ -447,7 +447,7 @@ class sink_per_split(Mistake):
 
 @code(*SPLITS, back=False, packed=False, seqlens_k=False, sinks=False, Sk=lambda r: int(r.choice((64, 128, 160, 256))), causal=False, window=False)
 class splits_unweighted(Mistake):
-    """The results of splits over the keys are averaged, whatever their sums."""
+    """The results of splits of the keys are averaged without weights."""
 
     def softmax(self, s, z):
         n = self.form(splits_unweighted)
@@ -466,13 +466,13 @@ class splits_unweighted(Mistake):
 
 class Narrow(Mistake):
     def narrow(self, x):
-        """x in 16 bits: those of the inputs, or, beside float32, either kind."""
+        """Rounds x to 16 bits: to the inputs' dtype, or for float32 inputs to either 16-bit dtype."""
         return as_dtype(x, self.form(TABLE[self.code]) if self.p.dtype == 'float32' else self.p.dtype)
 
 
 @code('float16', 'bfloat16', back=False, Sk=many_keys)
 class accumulated_in_16_bit(Narrow):
-    """out is kept in 16 bits from one tile of 16 keys to the next."""
+    """out is stored in 16 bits between tiles of 16 keys."""
     code = 'accumulated_in_16_bit'
 
     def __init__(self, problem, exact=False, tile=64, variant=None):
@@ -496,7 +496,7 @@ class scores_in_16_bit(Narrow):
 
 @code(dtype='float32', **spread)
 class tf32_products(Mistake):
-    """Float32 tensors enter all products with 10 bits of mantissa."""
+    """Float32 tensors enter all products with 10 mantissa bits."""
 
     def product(self, a, b):
         return super().product(tf32(a), tf32(b))
@@ -510,7 +510,7 @@ def tf32(x):
 
 @code(back=False, dtype='bfloat16', **spread)
 class truncated(Mistake):
-    """out is cut to its dtype, not rounded."""
+    """out is truncated to its dtype instead of rounded."""
 
     def round_result(self, name, x):
         if name != 'out':
@@ -531,7 +531,7 @@ class dropout_missing(Mistake):
 
 @code(**dropout, **spread)
 class dropout_unscaled(Mistake):
-    """What is kept is not divided by 1 - dropout_p."""
+    """Kept elements are not divided by 1 - dropout_p."""
 
     def dropped(self, s):
         return super().dropped(s) * self.float(1 - self.p.options['dropout_p'])
@@ -552,7 +552,7 @@ class dropout_other_seed(Mistake):
 
 @code(same_length=True, Sq=lambda r: int(r.integers(5, 130)), seqlens_k=False, seqlens_q=False, **dropout)
 class dropout_mask_transposed(Mistake):
-    """Row and column are exchanged where the mask is drawn."""
+    """Row and column are exchanged in the random mask."""
 
     def kept(self, s):
         p = self.p.options['dropout_p']
@@ -602,7 +602,7 @@ class scale_twice_in_dk(Mistake):
 
 @code(**back, **spread)
 class dv_of_unnormalized_p(Mistake):
-    """dv is summed from exp(z - max), which no sum has divided."""
+    """dv is summed from exp(z - max), not divided by the sum."""
 
     def P_of_dv(self, s, P):
         safe = np.where(s.m == -np.inf, 0, s.m)[..., None]
@@ -617,13 +617,13 @@ class softcap_derivative_missing(Mistake):
 
 @code(*TILES, packed=False, seqlens_k=False, Sk=many_keys, **back)
 class dq_last_tile_only(Tiled):
-    """Each tile of keys writes dq, and the last one stays."""
+    """Each tile of keys writes dq, and only the last one's remains."""
 
     def add_to_dq(self, dq, more, last):
         return more
 
 
 OF_TILES = ('not_rescaled', 'last_tile_dropped', 'first_tile_dropped', 'tail_unmasked', 'dq_last_tile_only')
-# The ten that are met most often, for mistakes in twos.
+# The ten most frequent mistakes, used for pairs of mistakes.
 FREQUENT = ('layout_v', 'alignment', 'scale_missing', 'causal_missing', 'padding_attended', 'heads_interleaved', 'lse_base2',
             'window_off_by_one', 'bias_missing', 'dropout_unscaled')

@@ -1,15 +1,15 @@
-"""Which elements a sentence of `where` means.
+"""Finds the elements that a sentence of `where` means.
 
     mask('queries 128 to 255, columns 0, 8 of head 3', 'out', (1, 256, 4, 64))     boolean, of that shape
 
 Shapes are [B, S, H, D] of out, dq, dk and dv, [B, H, Sq] of lse, and those of the input for dbias and other sums. An
-axis that the sentence does not name is meant as a whole. A range with right elements between ("9 queries between 3 and
-40") means all of its range."""
+axis that the sentence does not name is meant as a whole. A range with right elements inside ("9 queries between 3 and
+40") means its whole range."""
 import re
 
 import numpy as np
 
-AXIS = {'batch row': 0, 'sequence': 0, 'query': 1, 'key': 1, 'head': 2, 'column': 3}  # of [B, S, H, D]
+AXIS = {'batch row': 0, 'sequence': 0, 'query': 1, 'key': 1, 'head': 2, 'column': 3}  # axes of [B, S, H, D]
 LSE_AXIS = {'batch row': 0, 'sequence': 0, 'head': 1, 'query': 2}
 NAME = r'(batch rows?|sequences?|quer(?:y|ies)|keys?|heads?|columns?|axis \d from the end:)'
 STEPS = re.compile(rf'every (\d+)th of the {NAME} from (\d+) to (\d+)')
@@ -22,7 +22,7 @@ def singular(name):
 
 
 def ranges(text):
-    """[(name of an axis, its indices)] and what of the text says nothing that is known here."""
+    """Returns [(name of an axis, its indices)] and the words of the text that are not understood."""
     found = []
 
     def take(pattern, of):
@@ -40,7 +40,7 @@ def ranges(text):
 
 
 def mask(text, tensor, shape):
-    """Raises ValueError for a sentence that it does not understand."""
+    """Raises ValueError for a sentence that is not understood."""
     found, rest = ranges(text)
     if rest:
         raise ValueError(f'{text!r}: {rest!r} is no place')
@@ -59,7 +59,7 @@ def mask(text, tensor, shape):
 
 
 def bounding_box(wrong):
-    """The smallest block that holds all true elements."""
+    """Returns the smallest block that contains all true elements."""
     box = np.zeros(wrong.shape, bool)
     if wrong.any():
         box[np.ix_(*[np.arange(at.min(), at.max() + 1) for at in np.nonzero(wrong)])] = True

@@ -2,8 +2,9 @@
 
     problem = draw(np.random.default_rng(5), causal=True, back=False)
 
-draws what is not given. `problem.tensors` are float64 arrays [B, S, H, D] (packed: [total, H, D]) with values of their
-dtype, `problem.options` have their names on the wire, `problem.results` names what the kernel under test hands in."""
+draw() chooses at random what is not given. `problem.tensors` are float64 arrays [B, S, H, D] (packed: [total, H, D])
+with values of their dtype, `problem.options` have their names of the protocol, and `problem.results` names the results
+of the kernel under test."""
 import types
 
 import numpy as np
@@ -16,7 +17,7 @@ FLOAT8 = 'float8_e4m3fn'
 
 
 class Wants:
-    """What is given, a value or a function of the generator, or else drawn."""
+    """Returns what was given (a value, or a function of the generator), or draws it."""
     NAMES = set('''back dtype packed B Hk group D Dv Sq Sk same_length size N same_lengths dlse scale scale_is causal window window_is
                    alignment softcap softcap_is alibi alibi_per_row sinks bias bias_per_row bias_per_head bias_per_query bias_hides keep_mask
                    mask_per_row mask_per_head mask_per_query kept hidden_rows seqlens_k seqlens_q dropout layout results'''.split())
@@ -37,7 +38,7 @@ class Wants:
 
 
 def lengths(rng, N, most):
-    """N random lengths from 1 to most, and their sums from 0 on."""
+    """Returns N random lengths from 1 to `most`, and their cumulative sums from 0 on."""
     n = rng.integers(1, most + 1, N)
     return n, np.concatenate(([0], np.cumsum(n))).astype(np.int64)
 
@@ -60,7 +61,8 @@ def draw(rng, **given):
     if w.chance('same_length', 0):
         Sk = Sq
     H = Hk * group
-    size = w('size', lambda: float(rng.choice((1.0, 1.0, 2.0, 3.0))))  # of q: how far scores are from each other
+    # size of q, which decides how far scores are apart
+    size = w('size', lambda: float(rng.choice((1.0, 1.0, 2.0, 3.0))))
     t = {}
 
     def tensor(name, shape, dtype=dtype, factor=1.0):
@@ -137,12 +139,12 @@ def dtype_of(problem, name):
 
 
 def in_layout(problem, name, x):
-    """The array as it lies in memory."""
+    """Returns the array as it lies in memory."""
     return x.swapaxes(1, 2) if problem.layout == 'bhsd' and name in LAYOUT_TENSORS else x
 
 
 def members(problem, found, dtype_of_result):
-    """The JSON of a check: the problem and the results."""
+    """Returns the JSON of a check: the problem and the results."""
     m = {n: wire.tensor(in_layout(problem, n, x), dtype_of(problem, n)) for n, x in problem.tensors.items()}
     m.update({n: wire.tensor(in_layout(problem, n, x), dtype_of_result(n)) for n, x in found.items()})
     if problem.layout != 'bshd':

@@ -1,5 +1,5 @@
-"""The short form of evidence.py; that the kernel which is broken on purpose is right before; and that evidence.py can
-say no."""
+"""The short form of evidence.py. Further tests show that the kernel is right before it is broken on purpose, and that
+evidence.py can reject."""
 import numpy as np
 import pytest
 
@@ -29,7 +29,8 @@ def test_the_kernel_without_a_mistake_computes_what_the_oracle_does(dtype):
 
 @pytest.mark.parametrize('code', mistakes.TABLE)
 def test_a_planted_mistake_changes_a_result(code):
-    """In the first problems of its own; and no problem without what it needs is drawn."""
+    """A mistake changes a result in one of the first problems drawn for it. No problem is drawn without what the
+    mistake needs."""
     mistake, changed = mistakes.TABLE[code], 0
     for number in range(4):
         case = evidence.Case('table', code, number)
@@ -39,7 +40,7 @@ def test_a_planted_mistake_changes_a_result(code):
 
 
 def answer_of(case, verdict, code=None, limit=1e-3):
-    """An answer as a server would give it."""
+    """Makes an answer as a server would give it."""
     errors = {n: {'max_abs': 1.0, 'explained': 1e-9, 'limit': limit, 'wrong': int(case.wrong(n, limit).sum()), 'of': case.sent[n].size, 'nan': 0} for n in case.sent}
     explanations = [{**dict(zip(('code', 'and'), code.split('+'))), 'error_if_so': 0.0, 'error_now': 1.0}] if code else []
     return {'verdict': verdict, 'errors': errors, 'explanations': explanations, 'worst': [], 'where': []}
@@ -100,7 +101,7 @@ def test_a_sentence_of_where_is_understood(text, tensor, count):
         places.mask('heads 2 to 900', tensor, shape)
 
 
-@pytest.mark.limit(900)  # half a minute on two idle cores
+@pytest.mark.limit(900)  # takes half a minute on two idle cores
 def test_the_check_is_right_about_the_short_list(server, capsys):
-    """112 problems, with all bounds of the long list."""
+    """Runs 112 problems with all bounds of the long list."""
     assert evidence.main(['--url', server.url, '--jobs', '2']) == 0, capsys.readouterr().out

@@ -29,15 +29,15 @@ cleanup() {
     for m in dev/shm dev/pts dev proc; do
         if mountpoint -q "$dir/$m"; then umount "$dir/$m" || umount -l "$dir/$m"; fi
     done
-    # Nothing may be mounted any more: rm would follow it.
+    # Nothing may still be mounted here, because rm would delete the files of the mounted system.
     if [ -z "${FRESH_KEEP:-}" ] && ! grep -q " $dir/" /proc/mounts; then rm -rf --one-file-system "$dir"; fi
 }
 trap cleanup EXIT
 
 if [ ! -e "$dir/usr/bin/make" ]; then
     echo "== debootstrap --variant=minbase --include=git,make $suite"
-    # An older debootstrap does not know a newer suite's name; the script of an older one does,
-    # and without its keyring too.
+    # An older debootstrap does not know a newer release. The script of an older release works for it, without that
+    # release's keyring.
     scripts=/usr/share/debootstrap/scripts script=
     [ -e "$scripts/$suite" ] || script=$scripts/$([ "$suite" = noble ] && echo jammy || echo sid)
     check=$([ "$suite" != noble ] || [ -e /usr/share/keyrings/ubuntu-archive-keyring.gpg ] || echo --no-check-gpg)
@@ -84,7 +84,7 @@ until curl -sf "http://127.0.0.1:$port/readyz" >/dev/null; do
     sleep 0.5
 done
 echo "   serves after $((SECONDS - start)) s"
-# One query of [1, 0] over the keys [1, 0] and [0, 2] with scale 1: a known answer.
+# A query of [1, 0] over the keys [1, 0] and [0, 2] with scale 1, whose answer is known.
 answer=$(curl -sf "http://127.0.0.1:$port/v1/attention/forward" -d '{"scale":1,"encoding":"array","q":{"shape":[1,1,1,2],"dtype":"float32","data":[1,0]},
     "k":{"shape":[1,2,1,2],"dtype":"float32","data":[1,0,0,2]},"v":{"shape":[1,2,1,2],"dtype":"float32","data":[1,2,3,4]}}')
 echo "   $answer"

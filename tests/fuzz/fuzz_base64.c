@@ -1,9 +1,8 @@
-/* fuzz_base64.c: every variant of base64 takes the same characters of any text, gives the same bytes and stops at
- * the same offset, in whatever pieces the text comes; and what it encodes it decodes.
+/* fuzz_base64.c: every variant of the base64 decoder must accept the same characters of any text, give the same bytes
+ * and stop at the same offset, however the text is cut into pieces. What a variant encodes it must decode.
  *
  * An input is one byte of choices, one byte that seeds the pieces, and the text:
- *   bit 0  the text stands behind 5000 legal characters of a stream that is far along, which is where bytes are stored
- *          past the caches
+ *   bit 0  the text follows 5000 legal characters; a stream this long stores bytes past the caches
  *   bit 1  pieces are short */
 #include "proto-json/base64.h"
 
@@ -26,7 +25,7 @@ static void must(bool holds)
     if (!holds) abort();
 }
 
-/* A copy that ends where its memory ends, so that a sanitizer sees a read or write too far. */
+/* Returns a copy whose memory ends with its last byte, so that a sanitizer sees a read or write beyond it. */
 static char *exact_copy(const char *text, size_t count)
 {
     char *copy = malloc(count ? count : 1);
@@ -35,7 +34,7 @@ static char *exact_copy(const char *text, size_t count)
     return copy;
 }
 
-/* Pieces: of `longest` characters or, where seed is not 0, of pseudo-random lengths up to that. */
+/* Decodes in pieces of `longest` characters, or with a seed other than 0 in pseudo-random lengths up to that. */
 static struct outcome decode(const char *text, size_t count, uint64_t start, size_t longest, uint32_t seed)
 {
     struct outcome o = { 0 };
@@ -50,7 +49,8 @@ static struct outcome decode(const char *text, size_t count, uint64_t start, siz
         }
         if (now > count - o.stop) now = count - o.stop;
         char *piece = exact_copy(text + o.stop, now);
-        uint8_t *out = malloc(BASE64_DECODED_MAX(now)); /* this one ends where it may end, too */
+        /* this buffer, too, has exactly the size that the decoder may fill */
+        uint8_t *out = malloc(BASE64_DECODED_MAX(now));
         must(out != NULL);
         taken = base64_decode_until(&d, piece, now, out, &written);
         must(taken <= now && written <= (taken + 3) / 4 * 3 + 3);
@@ -74,7 +74,7 @@ static void must_agree(const struct outcome *a, const struct outcome *b)
     must(a->padded == b->padded && memcmp(a->out, b->out, a->bytes) == 0);
 }
 
-/* Bytes to text and back, and the text is the same in every variant. */
+/* Encodes bytes and decodes the text. Every variant must give the same text. */
 static void encode(const uint8_t *bytes, size_t count)
 {
     size_t chars = (size_t)BASE64_ENCODED(count);
@@ -124,7 +124,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         free(pieces.out);
     }
 
-    /* Strict: what was taken and is complete is the one text of its bytes. */
+    /* Strict base64: a complete text is the only one that decodes to its bytes. */
     if (truth.finished) {
         char *again = malloc(truth.stop + 4);
         must(again != NULL && BASE64_ENCODED(truth.bytes) == truth.stop);

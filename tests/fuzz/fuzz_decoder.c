@@ -37,7 +37,8 @@ static void parses(const char *text, size_t length)
 static void check_answer(proto_call *call, uint32_t seed)
 {
     proto_result *results = calloc((size_t)call->count, sizeof *results);
-    uint8_t *outputs = calloc(1, OUTPUT_BYTES); /* all outputs share it: what they hold does not matter here */
+    /* all outputs share this memory, because their values do not matter here */
+    uint8_t *outputs = calloc(1, OUTPUT_BYTES);
     must(results && outputs);
     for (size_t i = 0; i < OUTPUT_BYTES; i++) outputs[i] = (uint8_t)(seed >> i % 25);
     for (int i = 0; i < call->count; i++) {
@@ -47,7 +48,7 @@ static void check_answer(proto_call *call, uint32_t seed)
                  memchr(item->error.member, 0, sizeof item->error.member));
             continue;
         }
-        if (item->context[0]) { /* what it names is not here: such a problem has no outputs yet */
+        if (item->context[0]) { /* the saved context does not exist here, so the problem has no outputs yet */
             item->error.status = ATTN_NOT_FOUND;
             continue;
         }

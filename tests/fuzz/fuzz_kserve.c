@@ -40,7 +40,7 @@ static const proto_model models[] = { { "attention_forward", ATTN_OP_FORWARD, fa
 
 static const proto_model merges = { "attention_merge", PROTO_OP_MERGE, false, false, ATTN_F32 };
 
-/* The body that the input stands for; *json: how much of it is JSON. To be freed. */
+/* Returns the body that the input describes; *json is the length of its JSON. The caller frees the body. */
 static uint8_t *body_of(bool problem, const uint8_t *data, size_t size, size_t *json, size_t *bytes)
 {
     const uint8_t *const line = memchr(data, '\n', size);
@@ -63,7 +63,7 @@ static uint8_t *body_of(bool problem, const uint8_t *data, size_t size, size_t *
     return body;
 }
 
-/* What the answer's head says of the bytes behind it. */
+/* Returns how many bytes behind the JSON the answer's head announces. */
 static size_t announced(const proto_call *call, const cJSON *json)
 {
     size_t bytes = 0;
@@ -77,7 +77,8 @@ static size_t announced(const proto_call *call, const cJSON *json)
         must(name != NULL && proto_tensor_named(name, true) < PROTO_TENSORS);
         const int number = proto_tensor_named(name, true);
         must(has ==
-             !(number < ATTN_TENSOR_COUNT && call->shared >> number & 1)); /* what is in shared memory has neither */
+             /* an output in shared memory has neither numbers nor bytes in the answer */
+             !(number < ATTN_TENSOR_COUNT && call->shared >> number & 1));
         if (parameters)
             bytes += (size_t)cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(parameters, "binary_data_size"));
     }
@@ -87,10 +88,11 @@ static size_t announced(const proto_call *call, const cJSON *json)
 static void check_answer(proto_call *call, uint32_t seed)
 {
     proto_result result = { .backend = "fuzz", .context = "c-1", .verified = true };
-    uint8_t *outputs = calloc(1, OUTPUT_BYTES); /* all outputs share it: zeros, which JSON has a number for */
+    /* all outputs share this memory; its zeros are numbers that JSON can express */
+    uint8_t *outputs = calloc(1, OUTPUT_BYTES);
     proto_item *item = call->items;
     must(outputs && call->count == 1 && !call->envelope && item->error.status == ATTN_OK && call->model != NULL);
-    /* What a context names is not here: such a problem has no outputs yet. */
+    /* The saved context does not exist here, so the problem has no outputs yet. */
     if (!item->context[0] && give_outputs(item, outputs)) {
         size_t length, head;
         char *answer = answer_of(call, &result, &seed, &length, &head);
@@ -120,7 +122,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         limits.tensor_bytes = 300;
     }
     whole.has_regions = pieces.has_regions = data[0] & 32;
-    whole.memory.limit = pieces.memory.limit = 1 << 20; /* what is named need not come */
+    whole.memory.limit = pieces.memory.limit = 1 << 20; /* a tensor that the JSON names may be missing from the body */
     uint8_t *body = body_of(data[0] & 16, data + 2, size - 2, &json, &bytes);
     const int64_t said = data[0] & 8 ? -1 : (int64_t)json;
     decode_kserve(&whole, model, said, &limits, body, bytes, NULL, NULL);

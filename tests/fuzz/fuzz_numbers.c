@@ -1,7 +1,7 @@
-/* fuzz_numbers.c: an array of numbers means the same in whatever pieces and with whatever room it is read, the C
- * library agrees about every value, and what is written reads back.
+/* fuzz_numbers.c: an array of numbers must mean the same however it is cut into pieces and however much room there is
+ * for it. The C library must agree about every value, and what is written must read back.
  *
- * An input is one byte for the dtype, one byte that seeds the pieces, and the text; the text's bytes also serve as
+ * An input is one byte for the dtype, one byte that seeds the pieces, and the text. The text's bytes also serve as
  * values to write. */
 #include "proto-json/numbers.h"
 
@@ -23,8 +23,8 @@ struct outcome {
     uint8_t *values; /* owned */
 };
 
-/* Reads all of a text, in one piece with all the room, or (seed not 0) in pieces and with room of pseudo-random
- * sizes. */
+/* Reads a whole text: in one piece with enough room, or with a seed other than 0 in pieces and with room of
+ * pseudo-random sizes. */
 static struct outcome read_text(const char *text, size_t count, numbers_type type, uint32_t seed)
 {
     struct outcome o = { .status = NUMBERS_MORE };
@@ -40,7 +40,8 @@ static struct outcome read_text(const char *text, size_t count, numbers_type typ
             if (now > (seed >> 8) % longest) now = (seed >> 8) % longest;
             if (room > (seed >> 16) % 5) room = (seed >> 16) % 5;
         }
-        char *piece = malloc(now ? now : 1); /* it ends where its memory ends, for the sanitizer */
+        /* the memory ends with the piece, so that a sanitizer sees a read beyond it */
+        char *piece = malloc(now ? now : 1);
         uint8_t *out = malloc(room * bytes > 0 ? room * bytes : 1);
         must(piece && out);
         memcpy(piece, text + o.taken, now);
@@ -67,7 +68,7 @@ static void must_agree(const struct outcome *a, const struct outcome *b)
     must(memcmp(a->reader.shape, b->reader.shape, (size_t)a->reader.rank * sizeof a->reader.shape[0]) == 0);
 }
 
-/* The shape holds the elements, and the C library reads the same float32. */
+/* Checks that the shape matches the number of elements, and that the C library reads the same float32. */
 static void must_be_true(const struct outcome *o, const char *text)
 {
     int64_t product = 1;
@@ -97,7 +98,7 @@ static void must_be_true(const struct outcome *o, const char *text)
     free(copy);
 }
 
-/* Read without a dtype first, converted then: the same as read with the dtype. */
+/* Reading without a dtype and converting afterwards must give the same as reading with the dtype. */
 static void must_convert(const char *text, size_t count, const struct outcome *typed)
 {
     struct outcome o = read_text(text, count, NUMBERS_UNTYPED, 0);
@@ -114,7 +115,7 @@ static void must_convert(const char *text, size_t count, const struct outcome *t
     free(o.values);
 }
 
-/* Values as a JSON array. Room: count * (NUMBERS_TEXT_MAX + 1) + 2. Returns the length. */
+/* Writes values as a JSON array. `text` needs room for count * (NUMBERS_TEXT_MAX + 1) + 2 bytes. Returns the length. */
 static size_t put_array(attn_dtype dtype, const void *values, size_t count, char *text)
 {
     char *end = text;
@@ -127,7 +128,7 @@ static size_t put_array(attn_dtype dtype, const void *values, size_t count, char
     return (size_t)(end - text);
 }
 
-/* Values to text and back. A NaN comes back as some NaN. */
+/* Writes values as text and reads them back. A NaN may become another NaN. */
 static void must_come_back(const uint8_t *values, size_t count, attn_dtype dtype)
 {
     size_t bytes = numbers_bytes((numbers_type)dtype), room = count * (NUMBERS_TEXT_MAX + 1) + 2;
@@ -156,7 +157,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     struct outcome whole = read_text(text, count, (numbers_type)dtype, 0);
     struct outcome pieces = read_text(text, count, (numbers_type)dtype, data[1] + 1u);
-    struct outcome single = { 0 }; /* room for nothing but what is asked for, another walk through the states */
+    /* with exactly the room that is asked for, the reader takes other paths through its states */
+    struct outcome single = { 0 };
     single = read_text(text, count, (numbers_type)dtype, data[1] * 2654435761u + 77u);
     must_agree(&whole, &pieces);
     must_agree(&whole, &single);

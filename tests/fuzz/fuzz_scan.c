@@ -37,7 +37,7 @@ struct outcome {
     attn_error err;
 };
 
-/* Pieces of pseudo-random lengths; `seed` 0: the whole at once. */
+/* Scans in pieces of pseudo-random lengths. A seed of 0 means the whole body at once. */
 static void run(struct outcome *o, const proto_limits *limits, size_t room, const uint8_t *body, size_t bytes,
                 uint32_t seed)
 {
@@ -95,14 +95,14 @@ static void same(const struct outcome *a, const struct outcome *b)
     }
 }
 
-/* Is the number's text, read by cJSON's way (strtod), the value that cJSON found in the body? */
+/* Returns whether the number's text, read with strtod as cJSON does, is the value that cJSON found in the body. */
 static bool same_number(const char *text, double value)
 {
     const double x = strtod(text, NULL);
     return x == value || (isnan(x) && isnan(value));
 }
 
-/* Walks both trees side by side, without recursion: at every step the two nodes correspond. */
+/* Walks both trees at the same time, without recursion. At every step the two nodes correspond. */
 static void same_tree(const cJSON *body, const cJSON *rest, const scan_extract *extracts, int extract_count)
 {
     struct {
@@ -160,7 +160,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (data[0] & 2) room = PROTO_MEMORY_STEP;
     run(&whole, &limits, room, data + 2, size - 2, 0);
     run(&pieces, &limits, room, data + 2, size - 2, 1 + data[1]);
-    /* With memory that ends, pieces may ask for less ahead and get further; without, nothing may differ. */
+    /* If memory ends early, pieces may lease less ahead and therefore get further. Otherwise both runs must agree. */
     if (!room) same(&whole, &pieces);
     if (whole.status == ATTN_OK) {
         size_t length;

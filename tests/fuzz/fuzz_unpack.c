@@ -65,7 +65,7 @@ static char *pack(uint8_t choices, uint8_t how, const uint8_t *bytes, size_t cou
     return to;
 }
 
-/* As http/body.c does: unpacked, and each piece decoded. */
+/* Unpacks the body and decodes each piece, as http/body.c does. */
 static void decode(struct decoded *d, uint8_t choices, uint8_t json_bytes, const char *body, size_t count,
                    uint32_t *seed)
 {
@@ -77,7 +77,7 @@ static void decode(struct decoded *d, uint8_t choices, uint8_t json_bytes, const
     d->status = ATTN_OK;
     while (count > 0 && d->status == ATTN_OK) {
         const size_t part = seed ? some_bytes(seed, count) : count;
-        char *const copy = malloc(part); /* of its own size, so that a sanitizer sees a read past its end */
+        char *const copy = malloc(part); /* memory of exactly this size, so that a sanitizer sees a read beyond it */
         must(copy != NULL);
         memcpy(copy, body, part);
         const char *bytes = copy, *piece;

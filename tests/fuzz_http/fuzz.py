@@ -1,6 +1,6 @@
 """An HTTP fuzzer: requests that are right, then a little wrong, over raw sockets, to a server of its own.
 
-    make fuzz-http SECONDS=600          ten minutes;  COUNT=3000: so many rounds;  SEED=7: the same again;  ONLY=7:2:413: one round
+    make fuzz-http SECONDS=600          ten minutes;  COUNT=3000: 3000 rounds;  SEED=7: the same again;  ONLY=7:2:413: one round
     SAN=1 make fuzz-http                under the sanitizers
 
 A round is a connection. Its requests (forward, backward, envelopes, saved contexts, arrays, pages, HEAD, OPTIONS; as
@@ -43,13 +43,13 @@ PATHS = {False: '/v1/attention/forward', True: '/v1/attention/backward'}
 MODELS = {False: '/v2/models/attention_forward/infer', True: '/v2/models/attention_backward/infer'}
 SAFETENSORS = {'float32': 'F32', 'float16': 'F16', 'bfloat16': 'BF16', 'int32': 'I32', 'uint8': 'U8'}
 KSERVE = {'float32': 'FP32', 'float16': 'FP16', 'bfloat16': 'BF16', 'int32': 'INT32', 'uint8': 'UINT8'}
-# What GET and HEAD of a page are answered.
+# The status that GET and HEAD of each page return.
 PAGES = {'/livez': 200, '/readyz': 200, '/healthz': 200, '/v1/info': 200, '/openapi.json': 200, '/metrics': 200, '/': 200, '/docs': 200, '/nothing': 404, '/v2/health/live': 200,
          '*': 404, 'http://x/livez': 200, '/%6civez': 200, '/livez%00': 404, '/livez?a=1&b': 200, '/v1%2finfo': 404, PATHS[False]: 405}
 STATUSES = {100, 200, 204, 400, 401, 404, 405, 408, 413, 414, 415, 417, 422, 431, 500, 501, 503, 504, 505, 507}
-ITS_OWN = {500, 505}  # libmicrohttpd's own answers: it has no memory, or does not know the version of HTTP
+ITS_OWN = {500, 505}  # statuses of libmicrohttpd's own answers: no memory, or an unknown version of HTTP
 GOLDEN = 100
-# A server of this file stalls and waits briefly: a round that is cut short must not hold the others up.
+# The server gives up early on stalled bodies, so that a round that is cut short does not delay others.
 OPTIONS = ['--body-stall-ms', '700', '--body-timeout-ms', '3000', '--staging-bytes', '256M', '--max-body-bytes', '16M', '--log-level', 'warn',
            '--drain-ms', '5000']
 RSS_KB = 48 << 10
@@ -64,8 +64,8 @@ class Finding(Exception):
 
 
 def beyond_float32(r, rng, members, back):
-    """Makes a problem one whose scores leave float32: by its scale, by q and k, or by a mask of finfo.min as Hugging Face's 4-D masks are,
-    with padding on the left whose queries see nothing else; or gives a backward an lse in base 2."""
+    """Makes a problem's scores overflow float32: by its scale, by q and k, or by a mask of finfo.min as in Hugging
+    Face's 4-D masks, with padding on the left whose queries see nothing else. Or gives a backward an lse in base 2."""
     (B, Sq, H, D), (_, Sk, Hk, _) = (wire.value(members[n]).shape if members.get('layout') != 'bhsd' else wire.value(members[n]).swapaxes(1, 2).shape for n in 'qk')
     what, dtype = r.randrange(4), members['q']['dtype']
     if what == 0:
@@ -87,7 +87,8 @@ def beyond_float32(r, rng, members, back):
 
 
 def problem(r, back, small=False, beyond=True):
-    """`beyond`: now and then one that beyond_float32() makes, which the oracle cannot always follow."""
+    """Makes a random problem. With `beyond` it may be one of beyond_float32(), for which the oracle does not always
+    know the answer."""
     rng = np.random.default_rng(r.getrandbits(63))
     B, H, Hk = r.choice([1, 1, 2]), *r.choice([(1, 1), (2, 2), (4, 2), (3, 1)])
     Sq, Sk, D = r.randint(1, 9), r.randint(1, 12), r.choice([1, 2, 4, 8, 17, 24])
@@ -124,7 +125,7 @@ def problem(r, back, small=False, beyond=True):
     members, _ = wire.random_problem(rng, B, Sq, Sk, H, Hk, D, r.choice([None, D, 5]), dtype, back, r.choice(['bshd', 'bshd', 'bhsd']), **options)
     if beyond and r.random() < 0.08:
         beyond_float32(r, rng, members, back)
-    for name, t in list(members.items()):  # some tensors as numbers
+    for name, t in list(members.items()):  # sends some tensors as lists of numbers
         if isinstance(t, dict) and r.random() < 0.15 and np.prod(t['shape']) < 2000:
             x = wire.value(t)
             if t['dtype'] in ('int32', 'uint8'):
@@ -134,7 +135,7 @@ def problem(r, back, small=False, beyond=True):
 
 
 def raw_of(t):
-    """The bytes of a tensor that may be numbers."""
+    """Returns the bytes of a tensor, which may be written as numbers."""
     if isinstance(t['data'], str):
         return base64.b64decode(t['data'])
     return wire.raw(np.array(t['data'], np.float64).reshape(t['shape']), t['dtype'])
@@ -145,7 +146,7 @@ def is_tensor(x):
 
 
 def safetensors_of(r, members):
-    """(tree of the header, data)"""
+    """Returns (tree of the header, data)."""
     tree, data = {}, b''
     names = list(members)
     r.shuffle(names)
@@ -162,7 +163,7 @@ def safetensors_of(r, members):
 
 
 def kserve_of(r, members):
-    """(tree of the JSON, bytes behind it)"""
+    """Returns (tree of the JSON, bytes behind the JSON)."""
     inputs, tail = [], b''
     for name, t in members.items():
         if not is_tensor(t):
@@ -189,11 +190,11 @@ def kserve_of(r, members):
 
 
 class Raw(str):
-    """Text that stands in a JSON document as it is."""
+    """Text that a JSON document contains unchanged."""
 
 
 def dump(x, r):
-    """JSON with the spaces that JSON allows."""
+    """Writes JSON with random white space where JSON allows it."""
     space = (lambda: '') if r.random() < 0.6 else (lambda: r.choice(['', '', ' ', '\n', '\t ']))
 
     def put(x):
@@ -211,7 +212,7 @@ def dump(x, r):
 
 
 class Pairs:
-    """An object that may have a member twice."""
+    """A JSON object that may contain a member twice."""
 
     def __init__(self, pairs):
         self.list = pairs
@@ -230,7 +231,7 @@ def nodes(x, path=()):
 
 
 def change_json(r, x):
-    """A copy that differs in one place or a few."""
+    """Returns a copy that differs in one place or in a few."""
     x = copy.deepcopy(x)
     for _ in range(r.choice([1, 1, 1, 2, 3])):
         paths = [p for p in nodes(x) if p]
@@ -266,7 +267,7 @@ def change_json(r, x):
         elif what == 8 and isinstance(parent, dict):
             other = r.choice(list(parent))
             parent[key], parent[other] = parent[other], parent[key]
-        elif what == 9 and isinstance(value, str) and len(value) > 8:  # other bits, still base64
+        elif what == 9 and isinstance(value, str) and len(value) > 8:  # changes bits of valid base64
             try:
                 raw = bytearray(base64.b64decode(value, validate=True))
             except ValueError:
@@ -337,7 +338,7 @@ def change_head(r, head):
 
 
 def chunks(r, body, wrong):
-    """The body in chunks; `wrong`: one of them has a fault."""
+    """Returns the body in chunks. With `wrong`, one chunk has a fault."""
     pieces = []
     while body:
         n = r.choice([1, 2, 7, 50, 400, 5000, 70000])
@@ -382,7 +383,7 @@ class Round:
         raise Finding(f'{text}\n  answer: {answer!r}'[:3000])
 
     def message(self, last):
-        """(bytes, what they are): one request, changed in one way or in none."""
+        """Returns (bytes, a description) of one request, unchanged or changed in one way."""
         r = self.r
         id_ = f'r{r.getrandbits(40):x}'
         if r.random() < 0.15:
@@ -461,7 +462,7 @@ class Round:
                 if r.random() < 0.4:
                     time.sleep(r.random() * 0.02)
         except OSError:
-            pass  # refused while we were sending: the answer tells
+            pass  # the server refused the request while this client was sending; its answer is read below
 
     def answer(self, method):
         try:
@@ -476,7 +477,8 @@ class Round:
             return None
 
     def check(self, a, sent, candidates):
-        """One answer. `sent`: to this request; None: to one of the candidates, as far as can be said."""
+        """Checks one answer. `sent` is the request that it answers; None: it answers one of `candidates`, as far as
+        this can be known."""
         self.count(f'answers {a.status}')
         if a.status not in STATUSES:
             self.fail('a status that nobody knows', a)
@@ -498,7 +500,7 @@ class Round:
             if of is None or of.method != 'POST' or b'"' not in a.body[:30] or 'html' in a.headers.get('content-type', ''):
                 return
             wrong, verified = oracle.judge(of.path, of.body, a.body, self.contexts, of.how, a.headers)
-            if wrong and not of.clean:  # its framing was changed: the body may be another one
+            if wrong and not of.clean:  # the framing was changed, so the server may have read another body
                 others = [b for b in bodies_of(self.log) if not oracle.judge(of.path, b, a.body, self.contexts, of.how, a.headers)[0]]
                 wrong = '' if others or not a.body.startswith(b'{"out"') else wrong
             if wrong:
@@ -536,11 +538,11 @@ class Round:
                         return
                 if all(s.clean for s in sent):
                     continue
-                # Nobody can say how many answers a malformed message has: all that come within a moment.
+                # A malformed message may have any number of answers, so all that arrive within a moment are read.
                 if r.random() < 0.3:
                     self.send(b'GET /livez HTTP/1.1\r\nHost: x\r\n\r\n')
                 self.socket.settimeout(r.choice([0.05, 0.05, 0.3, 2.5]) * min(service.SLOWER, 2))
-                if b'HEAD' in self.log:  # whose answer has a body, then, cannot be said
+                if b'HEAD' in self.log:  # with a HEAD in the pipeline it is not known which answers have a body
                     return
                 for _ in range(10):
                     a = self.answer('POST')
@@ -553,8 +555,8 @@ class Round:
 
 
 def bodies_of(log):
-    """Bodies that a lenient reader may find in these bytes: from each end of a head on,
-    by every length named there, and chunks."""
+    """Returns bodies that a lenient reader may find in these bytes: from the end of each head on, by every length that
+    a head names, and from chunks."""
     for match in re.finditer(rb'\r?\n\r?\n', log):
         rest = log[match.end():]
         for length in set(re.findall(rb'(?i)content-length[ \t]*:[ \t]*(\d+)', log)):
@@ -615,7 +617,7 @@ def begin(server, seed, workers, count, end):
         if child == 0:
             try:
                 work(server, seed, worker, workers, count, end, theirs)
-            except BaseException:  # of this file itself
+            except BaseException:  # an error in this fuzzer itself
                 theirs.send(({}, [(f'{seed}:{worker}:?', traceback.format_exc(), b'')]))
             os._exit(0)
         theirs.close()
@@ -624,7 +626,7 @@ def begin(server, seed, workers, count, end):
 
 
 def fuzz(seed, count=None, seconds=None, workers=3, only=None, out=print):
-    """A list of findings: (round, what, bytes)."""
+    """Returns a list of findings: (round, what, bytes)."""
     server = service.Server(*OPTIONS, env={'ASAN_OPTIONS': os.environ.get('ASAN_OPTIONS', '') + ':quarantine_size_mb=16'}).start()
     findings, counts = [], {}
     try:

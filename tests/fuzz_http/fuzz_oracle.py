@@ -1,14 +1,13 @@
-"""What a request means, read independently of the server: Python's json, and attention in float64 (conformance/ref.py).
+"""Reads a request independently of the server, with Python's json, and computes attention in float64
+(conformance/ref.py).
 
     verdict = judge(path, body, answer, contexts, sent, headers)      '' or what is wrong with a 200
 
-Safetensors, KServe and compressed bodies are first read as what they would be in JSON (struct and zlib),
-and so are their answers.
+Safetensors, KServe and compressed bodies, and their answers, are first converted to JSON members (struct and zlib).
 
-Three readings: a request is sound and its numbers are known; it is not one (Invalid), and a 200 is a finding; or this
-file does not know (Unsure: dropout, packed sequences, float8, values that overflow),
-and only the form of the answer is looked at.
-"""
+There are three results. The request is valid and its numbers are known. Or it is not valid (Invalid), and a 200 is a
+finding. Or this file does not know (Unsure: dropout, packed sequences, float8, values that overflow), and only the form
+of the answer is checked."""
 import base64
 import json
 import os
@@ -31,10 +30,11 @@ TENSORS = ('q', 'k', 'v', 'alibi_slopes', 'bias', 'keep_mask', 'sinks', 'cu_seql
 OPTIONS = ('layout', 'scale', 'causal', 'window', 'alignment', 'keep_mask_at_end', 'softcap', 'dropout_p', 'seed', 'out_dtype', 'outputs', 'encoding', 'verify',
            'save', 'timeout_ms', 'deterministic', 'grad_dtype', 'context')
 UNSURE = ('cu_seqlens_q', 'cu_seqlens_k', 'seqlens_q', 'page_table', 'mask_startend_rows', 'q_scale', 'k_scale', 'v_scale')
-RTOL = {'float32': 1e-5, 'float16': 1e-3, 'bfloat16': 8e-3}  # golden.py's, of the largest value here
-WILD = 1e4       # inputs beyond it overflow somewhere, or leave nothing of a difference; of q and k, what counts is their product
-LOWEST = -1e38   # a bias below it leaves nothing of a score: keys that are hidden by finfo.min, and rows that see no others
-STEEP = 500.0    # scores beyond it: the error of exp() is that of their last bits
+# tolerances of golden.py, here relative to the largest value
+RTOL = {'float32': 1e-5, 'float16': 1e-3, 'bfloat16': 8e-3}
+WILD = 1e4       # larger inputs overflow somewhere, or leave nothing of a difference; for q and k their product counts
+LOWEST = -1e38  # a bias below this leaves nothing of a score: keys hidden by finfo.min, and rows that see no other keys
+STEEP = 500.0    # for larger scores the error of exp() is that of the scores' last bits
 
 
 class Invalid(Exception):
@@ -53,11 +53,11 @@ class MinusZero(int):
 
 
 class Twice(dict):
-    """An object with a member twice: wrong where it stands, which may be in one problem of many."""
+    """An object that contains a member twice. It is invalid where it stands, which may be in one problem of many."""
 
 
 def parse(body):
-    """The value of a JSON text, to the letter of RFC 8259."""
+    """Returns the value of a JSON text, strictly by RFC 8259."""
     def unique(pairs):
         return (dict if len({name for name, _ in pairs}) == len(pairs) else Twice)(pairs)
 
@@ -75,7 +75,7 @@ def parse(body):
 
 
 def unpack(body, coding):
-    """What a compressed body holds: one stream, whole, and nothing behind it."""
+    """Unpacks a compressed body, which must be one complete stream with nothing behind it."""
     if coding is None:
         return body
     stream = zlib.decompressobj(15 if coding == 'deflate' else 31)
@@ -96,7 +96,7 @@ WORDS = ('layout', 'alignment', 'encoding', 'out_dtype', 'grad_dtype', 'context'
 
 
 def option_of(name, text):
-    """What a string that holds JSON stands for."""
+    """Returns the value of an option whose string contains JSON."""
     if name in WORDS and not text.startswith('"'):
         return text
     try:
@@ -112,7 +112,7 @@ def sound_object(x, what):
 
 
 def members_of_safetensors(body):
-    """A file as a problem of JSON."""
+    """Converts a safetensors file to the members of a problem in JSON."""
     if len(body) < 8:
         raise Invalid('no length of a header')
     length, = struct.unpack('<Q', body[:8])
@@ -143,12 +143,12 @@ def members_of_safetensors(body):
         if not isinstance(text, str) or name in members or name not in OPTIONS:
             raise Invalid(f'__metadata__: {name!r}')
         members[name] = option_of(name, text)
-    members.pop('encoding', None)  # of a JSON answer
+    members.pop('encoding', None)  # `encoding` concerns only JSON answers
     return members
 
 
 def members_of_kserve(body, json_bytes):
-    """(a request as a problem of JSON, {output: is it binary}, its id)"""
+    """Returns (a request as a problem in JSON, {output: is it binary}, its id)."""
     text, tail = (body, b'') if json_bytes is None else (body[:json_bytes], body[json_bytes:])
     try:
         request = sound_object(parse(text), 'the JSON')
@@ -251,7 +251,7 @@ def numbers(data, shape, dtype):
 
 
 def tensor(name, t):
-    """(values as float64, dtype)"""
+    """Returns (values as float64, dtype)."""
     if not isinstance(t, dict) or isinstance(t, Twice) or set(t) != {'shape', 'dtype', 'data'}:
         raise Invalid(f'{name}: shape, dtype and data')
     shape, dtype, data = t['shape'], t['dtype'], t['data']
@@ -284,7 +284,7 @@ def need(condition, text):
 
 
 class Problem:
-    """One problem, read; `contexts`: what was saved before, by id."""
+    """One problem that was read. `contexts` has the saved problems by id."""
 
     def __init__(self, members, back, contexts=()):
         need(isinstance(members, dict) and not isinstance(members, Twice), 'not an object, or one with a member twice')
@@ -339,7 +339,7 @@ class Problem:
         self.q, self.k, self.v = q, k, v
 
     def compute(self):
-        """{name: (values, largest magnitude that its sums have met)}"""
+        """Returns {name: (values, largest magnitude that its sums contain)}."""
         o, q, k, v = self.options, self.q, self.k, self.v
         B, Sq, H, D = q.shape
         Sk = k.shape[1]
@@ -418,7 +418,7 @@ class Problem:
 
 
 def check_tensor(name, t, problem, want):
-    """'' or what is wrong with this tensor of an answer."""
+    """Returns '' or what is wrong with this tensor of an answer."""
     if not isinstance(t, dict) or list(t) != ['shape', 'dtype', 'data']:
         return f'{name}: {str(t)[:200]}'
     if isinstance(t['data'], list) != problem.array:
@@ -447,7 +447,7 @@ def check_tensor(name, t, problem, want):
 
 
 def judge_one(members, answer, back, contexts):
-    """('' or what is wrong, whether the numbers were verified)"""
+    """Returns ('' or what is wrong, whether the numbers were verified)."""
     unsure = None
     problem = want = None
     try:
@@ -510,16 +510,16 @@ def answer_of_kserve(text, headers, is_binary, id_):
 
 
 class As:
-    """How a request was sent: its form ('json', 'safetensors', 'kserve'), its Content-Encoding,
-    and how much of it is JSON (KServe)."""
+    """How a request was sent: its form ('json', 'safetensors', 'kserve'), its Content-Encoding, and the length of its
+    JSON (KServe)."""
 
     def __init__(self, form='json', coding=None, json_bytes=None):
         self.form, self.coding, self.json_bytes = form, coding, json_bytes
 
 
 def judge(path, body, text, contexts, sent=None, headers=None):
-    """('' or what is wrong with this 200, problems whose numbers were verified). contexts: {id: Problem}, added to.
-    sent: an As; headers: of the answer."""
+    """Returns ('' or what is wrong with this 200, problems whose numbers were verified). New contexts are added to
+    contexts {id: Problem}. sent: an As; headers: those of the answer."""
     back = 'backward' in path
     sent, headers = sent or As(), headers or {}
     is_binary, id_, answer = None, None, None
@@ -546,7 +546,8 @@ def judge(path, body, text, contexts, sent=None, headers=None):
         if sent.form == 'kserve':
             answer = answer_of_kserve(text, headers, is_binary, id_)
         elif isinstance(members, dict) and headers.get('content-type') == 'application/x-safetensors':
-            members = {name: value for name, value in members.items() if name != 'encoding'}  # has no say there
+            # `encoding` has no effect there
+            members = {name: value for name, value in members.items() if name != 'encoding'}
         if isinstance(members, dict) and 'requests' in members:
             if isinstance(members, Twice) or set(members) != {'requests'} or not isinstance(members['requests'], list):
                 return '200 to an envelope with more than requests', 0
@@ -573,8 +574,9 @@ REFUSAL = re.compile(r'^urn:attnd:[a-z-]+$')
 
 
 def is_problem(status, headers, text):
-    """'' or why this is no problem document of that status."""
-    if headers.get('content-type') not in ('application/problem+json', 'application/json'):  # the second under /v2: test_kserve.py
+    """Returns '' or why this is not a problem document of that status."""
+    # errors under /v2 are application/json (test_kserve.py)
+    if headers.get('content-type') not in ('application/problem+json', 'application/json'):
         return f'content type {headers.get("content-type")}'
     try:
         p = json.loads(text)

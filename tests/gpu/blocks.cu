@@ -1,20 +1,20 @@
-/* blocks.cu: does a GPU do what the kernels' building blocks rely on, each by itself?
+/* blocks.cu: does a GPU do what the kernels' building blocks rely on? Each is tested alone.
  *
  *   build/tests/gpu/blocks [SECTION]        all checks, or those of one section (the table at the end)
  *
- * test_backends says that a kernel's numbers are wrong; this says which of its assumptions is: where TMA and its
- * swizzle put an element, which accumulator a product leaves it in, in what order an operand wants its keys,
- * whether a barrier's phases hold a ring together. Every check goes through the functions that the kernels use
- * (ptx.cuh, tma.cuh, products.cuh, pipeline.cuh, scheduler.cuh and epilogue.cuh of sm90 here; ptx.cuh, tile.cuh and
- * split.cuh of sm80 in blocks_sm80.cu) and through their layouts.
+ * test_backends shows that a kernel's numbers are wrong. This program shows which of the kernel's assumptions is wrong:
+ * where TMA and its swizzle put an element, which accumulator a product leaves it in, in what order an operand wants
+ * its keys, whether a barrier's phases keep a ring of stages in order. Every check goes through the functions that the
+ * kernels use (ptx.cuh, tma.cuh, products.cuh, pipeline.cuh, scheduler.cuh and epilogue.cuh of sm90 here; ptx.cuh,
+ * tile.cuh and split.cuh of sm80 in blocks_sm80.cu) and through their layouts.
  *
  *   1. Inputs are random integers, so small that every product and sum is exact in every type: results are compared
  *      with ==. Conversions are compared with the host's, and 2^x with a bound.
- *   2. Outputs, shared memory that is to be filled, and accumulators that a product is to overwrite hold NaN before.
- *   3. No address is ever out of range. A ring that is stuck would wait for ever: the program ends after HANG_SECONDS.
+ *   2. Outputs, shared memory that is to be filled, and accumulators that a product overwrites hold NaN before.
+ *   3. No address is ever out of range. A stuck ring would wait for ever: the program ends after HANG_SECONDS.
  *
- * The last line counts. Without a GPU of compute capability 9.0 nothing is run, and it says so. `make emulate` runs
- * it without one. */
+ * The last line has the counts. Without a GPU of compute capability 9.0 the program says so and runs nothing. `make
+ * emulate` runs it without a GPU. */
 #include <unistd.h>
 
 #include "kernels/cuda/sm90/layer/epilogue.cuh"
@@ -34,8 +34,8 @@ enum { HANG_SECONDS = 300 };
 
 /* ---- Tensor maps ------------------------------------------------------------------------------------------------- */
 
-/* A map of a dense tensor [B, rows, H, columns], of 16 bits or bytes, as the launchers of forward.cu and
- * f8_forward.cu make it. */
+/* A tensor map of a dense tensor [B, rows, H, columns] of 16-bit numbers or bytes, made as the launchers of forward.cu
+ * and f8_forward.cu make it. */
 struct tensor {
     const void *data;
     int element; /* bytes */
@@ -56,7 +56,7 @@ template <class T> CUtensorMap map_of(const array<T> &x, int rows, int columns, 
     return map_of(tensor{ x.device, (int)sizeof(T), 1, rows, 1, columns }, box_rows);
 }
 
-/* Where byte b of row r lies in a tile of rows of 128 bytes that is swizzled. */
+/* Returns the offset of byte b of row r in a swizzled tile whose rows have 128 bytes. */
 int swizzled(int r, int b)
 {
     return r * 128 + ((b / 16 ^ r % 8) * 16) + b % 16;
@@ -68,7 +68,7 @@ struct place {
     int column, row, head, batch;
 };
 
-/* `chunks` boxes side by side, as they lie in shared memory. */
+/* Loads `chunks` boxes, which lie side by side in shared memory. */
 __global__ void load_boxes(const __grid_constant__ CUtensorMap map, place from, int chunks, int chunk_columns,
                            int chunk_bytes, uint4 *out)
 {
@@ -94,7 +94,7 @@ __global__ void load_boxes(const __grid_constant__ CUtensorMap map, place from, 
     for (int n = threadIdx.x; n < bytes / 16; n += blockDim.x) out[n] = tile[n];
 }
 
-/* The other way: what is outside of the tensor is dropped. */
+/* Stores the boxes. Elements outside the tensor must be dropped. */
 __global__ void store_boxes(const __grid_constant__ CUtensorMap map, place to, int chunks, int chunk_columns,
                             int chunk_bytes, const uint4 *from)
 {
@@ -129,7 +129,7 @@ const struct tma_case {
 };
 /* clang-format on */
 
-/* The element of the tensor that is byte b of row r of chunk c; -1: none. */
+/* Returns which element of the tensor is byte b of row r of chunk c; -1: none. */
 int64_t source_of(const tma_case &x, int c, int r, int b)
 {
     const int column = (c * 128 + b) / x.element, row = x.row + r;
@@ -145,8 +145,8 @@ void check_tma()
         const int tile_bytes = x.chunks * chunk_bytes, columns = 128 / x.element;
         const place at = { 0, x.row, x.head, x.batch };
         std::vector<uint8_t> data(bytes), expected(tile_bytes);
-        for (uint8_t &b : data)
-            b = (uint8_t)(1 + random_bits() % 254); /* neither 0, which fills, nor 0xff, which was there before */
+        for (uint8_t &b : data) /* neither 0, with which TMA fills, nor 0xff, which was there before */
+            b = (uint8_t)(1 + random_bits() % 254);
         array<uint8_t> source(data), out(tile_bytes);
         const CUtensorMap from = map_of(tensor{ source.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
         load_boxes<<<1, 128, tile_bytes + 8>>>(from, at, x.chunks, columns, chunk_bytes, (uint4 *)out.device);
@@ -161,7 +161,7 @@ void check_tma()
         snprintf(name, sizeof name, "TMA load: %s", x.name);
         judge(name, compare(out.fetch(), expected));
 
-        /* Other numbers, from the same place of a tile to a tensor that has none. */
+        /* Stores other numbers from the same place of a tile to a tensor that is empty. */
         array<uint8_t> back(bytes);
         const CUtensorMap to = map_of(tensor{ back.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
         for (uint8_t &b : expected) b = (uint8_t)(1 + random_bits() % 254);
@@ -181,7 +181,7 @@ void check_tma()
 
 /* ---- wgmma of 16 bits: S = Q K^T, P in registers, O += P V ------------------------------------------------------- */
 
-/* An accumulator's place in 64 x N, see wgmma in ptx.cuh. */
+/* The place in 64 x N of an accumulator; see wgmma in ptx.cuh. */
 DEVICE int row_of(int i)
 {
     return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
@@ -197,7 +197,7 @@ template <int N> DEVICE void write_accumulators(float *to, const float (&d)[N / 
     for (int i = 0; i < N / 2; i++) to[row_of(i) * N + column_of(i)] = d[i];
 }
 
-/* What a product must overwrite, and what it must add to. */
+/* Accumulators that a product must overwrite hold NaN first. begin_sums() fills those that a product must add to. */
 template <int N> DEVICE void poison(float (&d)[N])
 {
 #pragma unroll
@@ -213,7 +213,7 @@ float begun(int row, int column)
     return (float)(column - row);
 }
 
-/* forward.cu's: D of q and k, BN keys, DV of v. */
+/* Tile sizes as in forward.cu: D of q and k, BN keys, DV of v. */
 template <int D_, int BN_, int DV_> struct shape {
     static const int D = D_, BN = BN_, DV = DV_, CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64;
 };
@@ -224,7 +224,7 @@ template <class X> struct shared {
     alignas(8) uint64_t full;
 };
 
-/* Attention less the softmax: P = S. */
+/* Attention without the softmax: P = S. */
 template <typename T, class X>
 __global__ void __launch_bounds__(128)
     attend(const __grid_constant__ CUtensorMap map_Q, const __grid_constant__ CUtensorMap map_K,
@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(128)
 template <typename T, class X> void check_attend()
 {
     const int D = X::D, BN = X::BN, DV = X::DV;
-    /* |S| <= 256: exact as P. */
+    /* |S| <= 256, so P holds it exactly. */
     const std::vector<float> Q = random_ints(64 * D, 1), K = random_ints(BN * D, 1), V = random_ints(BN * DV, 8);
     array<uint16_t> gQ(bits_of<T>(Q)), gK(bits_of<T>(K)), gV(bits_of<T>(V));
     array<float> S(64 * BN), O(64 * DV);
@@ -283,7 +283,7 @@ template <typename T, class X> void check_attend()
     judge(name, compare(O.fetch(), expected));
 }
 
-/* The shapes of forward.cu. */
+/* The tile shapes that forward.cu uses. */
 template <typename T> void check_wgmma_16()
 {
     check_attend<T, shape<64, 128, 64>>();
@@ -304,13 +304,14 @@ void check_wgmma()
 
 template <int D> struct shared_sums {
     alignas(1024) uint16_t K[64 * D];
-    alignas(1024) uint16_t dS[64 * 64]; /* rows are queries */
+    alignas(1024) uint16_t dS[64 * 64]; /* each row of dS is a query */
     alignas(128) float sums[64 * D];
     alignas(16) float more[64];
     alignas(8) uint64_t full;
 };
 
-/* sums += 2 (dS K + more): dS^T comes as accumulators have it, rows are 64 keys; `more` of each of the 64 queries. */
+/* sums += 2 (dS K + more). dS^T has the layout of accumulators, with 64 keys as rows; `more` has a number for each of
+ * the 64 queries. */
 template <typename T, int D>
 __global__ void __launch_bounds__(128)
     add_sums(const float *dS_transposed, const __grid_constant__ CUtensorMap map_K, const float *more, float *sums)
@@ -389,11 +390,11 @@ template <int D_, int BN_> struct shape_8 {
 template <class X> struct shared_8 {
     alignas(1024) uint8_t Q[64 * 128 * X::CHUNKS];
     alignas(1024) uint8_t K[X::BN * 128 * X::CHUNKS];
-    alignas(1024) uint8_t V[X::D * 128 * X::CHUNKS_V]; /* V^T: rows are head dims */
+    alignas(1024) uint8_t V[X::D * 128 * X::CHUNKS_V]; /* V^T: the rows are the columns of V */
     alignas(8) uint64_t full;
 };
 
-/* The key at place n of a row of V^T. */
+/* Returns which key is at place n of a row of V^T. */
 int key_at(int n)
 {
     return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2;
@@ -432,7 +433,8 @@ __global__ void __launch_bounds__(128)
     write_accumulators<X::D>(O_out, O);
 }
 
-/* Sums stay below 2^13, so that the 14 bits that they keep are all. P is S rounded to e4m3, which is an integer too. */
+/* Sums stay below 2^13, so the 14 bits that the tensor core keeps are exact. P is S rounded to e4m3, also an
+ * integer. */
 template <class X> void check_attend_8()
 {
     const int D = X::D, BN = X::BN, PITCH = X::CHUNKS_V * 128;
@@ -460,8 +462,8 @@ template <class X> void check_attend_8()
     judge(name, compare(O.fetch(), expected));
 }
 
-/* A step cuts its products, and the sum so far, at 2^-13 of the largest of them: beside 2^13, which the first
- * product is, products of 1 must count, each of them. */
+/* A step truncates its products, and the sum so far, at 2^-13 of the largest addend. The first product is 2^13, and
+ * each of the products of 1 beside it must still count. */
 void check_sums_of_e4m3()
 {
     typedef shape_8<256, 128> X;
@@ -494,8 +496,8 @@ void check_wgmma_8()
 
 enum { TILES = 50 };
 
-/* C consumers of BLOCKS times 64 rows, tiles of N rows; registers as in forward.cu and f8_forward.cu. A consumer's
- * accumulators are at least as many as the registers that a thread has when the block begins. */
+/* C consumers of BLOCKS times 64 rows, tiles of N rows; registers as in forward.cu and f8_forward.cu. A consumer has at
+ * least as many accumulators as a thread has registers when the block begins. */
 template <int C_, int BLOCKS_, int N_, int STAGES_, int PRODUCER_, int CONSUMER_> struct team {
     static const int C = C_, BLOCKS = BLOCKS_, N = N_, STAGES = STAGES_, PRODUCER = PRODUCER_, CONSUMER = CONSUMER_;
     static const int THREADS = 128 * (C + 1), ROWS = C * BLOCKS * 64;
@@ -508,13 +510,14 @@ template <class X> struct shared_ring {
     int taken, turns[TILES * X::C];
 };
 
-/* A consumer has no product for some tiles: then it passes its turn, as for keys that none of its rows sees. */
+/* A consumer has no product for some tiles. It passes its turn for these, as a kernel does for keys that none of its
+ * rows sees. */
 ATTN_HD bool sees(int w, int tile)
 {
     return (tile * 7 + w * 3) % 5 != 0;
 }
 
-/* out[ROWS x N] = the sum over the tiles that a row's consumer sees of A tile^T. */
+/* out[ROWS x N] is the sum of A tile^T over the tiles that a row's consumer sees. */
 template <class X>
 __global__ void __launch_bounds__(X::THREADS, 1)
     run_ring(const __grid_constant__ CUtensorMap map_A, const __grid_constant__ CUtensorMap map_tiles,
@@ -678,7 +681,7 @@ __global__ void __launch_bounds__(32 * (READERS + 1)) hand_over(bool slow_writer
                 mbarrier_arrive(smem_addr(&sm.full));
             }
             mbarrier_wait(smem_addr(&sm.empty), n & 1);
-            __syncwarp(); /* nobody may fall a phase behind */
+            __syncwarp(); /* keeps every lane in the same phase of the barrier */
         }
         return;
     }
@@ -721,7 +724,8 @@ __global__ void walk(const __grid_constant__ ending_order order, int2 *places)
     }
 }
 
-/* Each tile comes once, a head's in their order, and the last ones are the short tiles of the last heads. */
+/* Checks that each tile comes once, that a head's tiles come in order, and that the short tiles of the last heads come
+ * last. */
 void check_order()
 {
     static const struct {
@@ -740,7 +744,7 @@ void check_order()
         walk<<<1, 128>>>(order, places.device);
         finish("walk");
         std::vector<int> next(c.heads, 0), in_order(tiles, 0);
-        int end = 0; /* tiles behind the last one that is not short */
+        int end = 0; /* number of tiles before the short ones at the end */
         const std::vector<int2> got = places.fetch();
         for (int t = 0; t < tiles; t++) {
             const bool there = got[t].x >= 0 && got[t].x < c.heads;
@@ -813,7 +817,7 @@ template <typename T, int D> __global__ void __launch_bounds__(128) store(const 
                      threadIdx.x % 32);
 }
 
-/* Of either sign and of all sizes between 2^-20 and 2^12. */
+/* Random numbers of either sign and of all sizes between 2^-20 and 2^12. */
 std::vector<float> random_floats(size_t n)
 {
     std::vector<float> x(n);
@@ -866,9 +870,11 @@ __global__ void raise(const float *x, int count, float *y)
 void check_conversions()
 {
     std::vector<float> x = random_floats(CONVERTED), widened(256);
-    for (size_t n = 0; n < x.size(); n += 5) x[n] = ldexpf((float)(int)(random_bits() % 64), -8); /* ties, and zeros */
+    /* some numbers are ties of rounding, and some are zeros */
+    for (size_t n = 0; n < x.size(); n += 5) x[n] = ldexpf((float)(int)(random_bits() % 64), -8);
     std::vector<uint8_t> narrow(256);
-    for (int n = 0; n < 256; n++) narrow[n] = (n & 0x7f) == 0x7f ? 0 : (uint8_t)n; /* NaN has no one pattern */
+    /* NaN has several bit patterns, so it is left out */
+    for (int n = 0; n < 256; n++) narrow[n] = (n & 0x7f) == 0x7f ? 0 : (uint8_t)n;
     for (int n = 0; n < 256; n++) widened[n] = attn_e4m3_to_f32(narrow[n]);
     array<float> gX(x);
     array<uint8_t> gNarrow(narrow);
@@ -922,7 +928,7 @@ int main(int argc, char **argv)
 {
     int devices = 0;
     cudaDeviceProp chip;
-    setvbuf(stdout, nullptr, _IOLBF, 0); /* a line that was printed is seen, whatever comes */
+    setvbuf(stdout, nullptr, _IOLBF, 0); /* line buffering shows every printed line, even if the program crashes */
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 ||
         cudaGetDeviceProperties(&chip, 0) != cudaSuccess || chip.major != 9 || chip.minor != 0) {
         printf("blocks: no GPU of compute capability 9.0 here: skipped\n0 passed, 0 failed\n");

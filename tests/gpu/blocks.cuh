@@ -1,7 +1,6 @@
-/* blocks.cuh: what blocks.cu and blocks_sm80.cu have in common: counting, numbers on host and device, plain
- * products, pauses.
+/* blocks.cuh: what blocks.cu and blocks_sm80.cu share: counting, numbers on host and device, simple products, pauses.
  *
- * Each of the two includes the ptx.cuh of one folder of kernels, for those have the same names. */
+ * Each of the two includes the ptx.cuh of one kernel folder, because both folders use the same names. */
 #ifndef TESTS_GPU_BLOCKS_CUH
 #define TESTS_GPU_BLOCKS_CUH
 
@@ -29,7 +28,7 @@ inline int passed, failed;
     exit(failed != 0 || passed == 0);
 }
 
-/* After an error of CUDA nothing else can run. */
+/* Ends the program after an error of CUDA, because nothing else can run then. */
 inline void must(cudaError_t code, const char *what)
 {
     if (code == cudaSuccess) return;
@@ -39,7 +38,7 @@ inline void must(cudaError_t code, const char *what)
 }
 #define MUST(call) must(call, #call)
 
-/* The kernels that were launched have ended. */
+/* Waits until the launched kernels have ended. */
 inline void finish(const char *what)
 {
     must(cudaPeekAtLastError(), what);
@@ -48,10 +47,10 @@ inline void finish(const char *what)
 
 struct outcome {
     size_t count = 0, wrong = 0, first = 0;
-    double got = 0, expected = 0; /* of the first that is wrong */
+    double got = 0, expected = 0; /* the first wrong element */
 };
 
-/* `off` is how far apart they may be. NaN is equal to nothing. */
+/* Compares. `off` is the allowed difference. NaN differs from everything. */
 template <class Got, class Expected>
 outcome compare(const std::vector<Got> &got, const std::vector<Expected> &expected, const std::vector<double> &off = {})
 {
@@ -86,7 +85,7 @@ inline uint32_t random_bits()
     random_state ^= random_state >> 17;
     return random_state ^= random_state << 5;
 }
-/* From -most to most. */
+/* Returns a random integer from -most to most. */
 inline float random_int(int most)
 {
     return (float)((int)(random_bits() % (2u * (unsigned)most + 1)) - most);
@@ -98,7 +97,7 @@ inline std::vector<float> random_ints(size_t n, int most)
     return x;
 }
 
-/* A type's stored form. */
+/* The form in which a type is stored. */
 template <typename T> struct stored;
 template <> struct stored<__nv_bfloat16> {
     typedef uint16_t bits;
@@ -113,7 +112,7 @@ template <> struct stored<__half> {
     static bits of(float x) { return attn_f16_from_f32(x); }
 };
 
-/* Numbers on the host and on the device, where they begin as NaN. */
+/* Numbers on the host and on the device; those on the device begin as NaN. */
 template <class T> struct array {
     std::vector<T> host;
     T *device = nullptr;
@@ -147,7 +146,7 @@ template <typename T> std::vector<typename stored<T>::bits> bits_of(const std::v
     return y;
 }
 
-/* C[M x N] = A[M x K] B[K x N], where a(i, k) and b(k, j) are the elements. */
+/* C[M x N] = A[M x K] B[K x N], where a(i, k) and b(k, j) return the elements. */
 template <class A, class B> std::vector<float> multiply(int M, int N, int K, A a, B b)
 {
     std::vector<float> C((size_t)M * N), line(N);
@@ -162,7 +161,7 @@ template <class A, class B> std::vector<float> multiply(int M, int N, int K, A a
     return C;
 }
 
-/* Numbers in the order in which they are packed, the first lowest. */
+/* Packs numbers into words, the first in the lowest bits. */
 template <class Bits> std::vector<uint32_t> packed(const std::vector<Bits> &x)
 {
     const size_t each = 4 / sizeof(Bits);
@@ -173,7 +172,7 @@ template <class Bits> std::vector<uint32_t> packed(const std::vector<Bits> &x)
 
 /* ---- Pauses ------------------------------------------------------------------------------------------------------ */
 
-/* Of a thread, where they are wanted: each warp has a pace of its own. */
+/* Pauses of a thread: each warp has its own pace. */
 struct pauses {
     uint32_t state;
     bool wanted;
@@ -182,7 +181,7 @@ struct pauses {
     {
         if (!wanted) return;
         state = state * 1664525 + 1013904223;
-        __nanosleep(state >> 22); /* up to a microsecond, another for each warp */
+        __nanosleep(state >> 22); /* up to a microsecond, different for each warp */
     }
 };
 

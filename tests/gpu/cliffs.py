@@ -1,14 +1,14 @@
-"""Is there an option that falls off the tensor cores? Every option, and every two of them, beside the same problem without.
+"""Is there an option that the kernels with tensor cores do not compute? Times every option, and every two options,
+beside the same problem without them.
 
-    python3 tests/gpu/cliffs.py [--bench build/attn-bench] [--ops forward backward] [--head-sizes 64 128] [--pairs] [--json]
+    python3 tests/gpu/cliffs.py [--bench build/attn-bench] [--ops forward backward] [--head-sizes 64 128] [--pairs]
+    [--json]
 
-An option's time over the plain time is to be at most its figure in OPTIONS; of two options it is the product of both
-figures. An option that reads a tensor of all pairs may also take SLACK times what reading it takes. Both calls run as
-children of this program, by turns, so that the card's clock is nearly the same for both; each one's figure is the median
-of its turns, and only the ratio means anything on another day. Exit status 1 where a figure is exceeded, or where a row
-of OPTIONS is computed by another family of kernels than the plain problem. Needs nothing but a GPU and attn-bench built
-with CUDA.
-"""
+An option's time over the plain time must be at most its figure in OPTIONS; for two options the product of both figures.
+An option that reads a tensor of all pairs may also take SLACK times what reading it takes. Both calls run in turns as
+children of this program, so that the card's clock is nearly the same for both. A figure is the median of its turns, and
+only the ratio means anything on another day. The exit status is 1 if a figure is exceeded, or if a row of OPTIONS is
+computed by another family of kernels than the plain problem. Needs only a GPU and attn-bench built with CUDA."""
 import argparse
 import itertools
 import json
@@ -18,9 +18,9 @@ import sys
 
 from rival import ROOT, attn_bench, has_gpu
 
-# name: options of attn-bench; bytes that are read for each pair of a query and a key; the most times the plain time, a
-# tenth above what an H100 took on 2026-11-27, for head sizes up to 64, 128 and 256, forward and backward. None: not yet
-# computed by the family of the plain problem, for information.
+# name: options of attn-bench; bytes read per pair of a query and a key; the largest allowed multiple of the plain time,
+# 10 % above what an H100 took on 2026-11-27, for head sizes up to 64, 128 and 256, forward and backward. None: the
+# plain problem's family of kernels does not compute this yet, so the time is only printed.
 FORWARD, BACKWARD = 'forward', 'backward'
 OPTIONS = {
     'causal': ('--causal', 0, {FORWARD: (0.62, 0.62, 0.62), BACKWARD: (0.66, 0.63, 0.63)}),
@@ -36,9 +36,9 @@ OPTIONS = {
     'bias of each head': ('--bias --bias-dtype bfloat16 --each-head', 2, {FORWARD: (2.4, 2.0, 2.0), BACKWARD: (3.25, 2.4, None)}),
     'keep_mask of each head': ('--keep-mask 0.5 --each-head', 1, {FORWARD: (3.7, 2.75, 2.7), BACKWARD: (2.85, 2.2, None)}),
 }
-# Two that attn-bench, or a problem, cannot have at once, or that are one option twice.
+# Pairs of options that attn-bench, or a problem, cannot have together, or that are the same option twice.
 NOT_TOGETHER = [{'causal', 'documents'}, {'window', 'documents'}, {'causal', 'window'}]
-READ_BYTES_PER_MS = 3.0e9  # of an H100: a copy reads and writes half of it each
+READ_BYTES_PER_MS = 3.0e9  # on an H100; a copy reads half of its bytes and writes the other half
 SLACK = 1.15
 
 

@@ -65,7 +65,7 @@ def cuda(call, *args):
 
 
 class Memory:
-    """`size` bytes of a GPU that can be lent."""
+    """`size` bytes of GPU memory that another process can open."""
 
     def __init__(self, size, device=0):
         self.size, self.device, self.at = size, device, ctypes.c_void_p()
@@ -81,7 +81,8 @@ class Memory:
         tensor = tensor.contiguous()
         torch.cuda.synchronize()
         cuda('cudaMemcpy', ctypes.c_void_p(self.at.value + offset), ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes), ctypes.c_int(4))
-        cuda('cudaDeviceSynchronize') # a copy on the device may not have ended when cudaMemcpy returns, and the server does not wait for it
+        # a copy on the device may not have ended when cudaMemcpy returns, and the server does not wait for the copy
+        cuda('cudaDeviceSynchronize')
 
     def get(self, like, offset=0):
         made = torch.empty_like(like)
@@ -103,8 +104,8 @@ class Memory:
 
 
 class Raw:
-    """One connection and one request, again and again: a socket and no more,
-    for http.client takes longer than the server."""
+    """Sends one request repeatedly over one connection. A plain socket is used, because http.client takes longer than
+    the server."""
 
     def __init__(self, url, path, body, nap_us):
         self.nap_us = nap_us
@@ -114,7 +115,7 @@ class Raw:
         self.request = f'POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n'.encode() + body
 
     def ask(self):
-        """The status, and the body."""
+        """Sends the request and returns the status and the body."""
         self.socket.sendall(self.request)
         while self.nap_us and not select.select([self.socket], [], [], self.nap_us / 1e6)[0]:
             pass
@@ -150,13 +151,13 @@ def place(region, size, offset):
 
 
 def forward(shape, size, region='t', gap=0):
-    """q, k, v and out one behind the other, each `gap` bytes further than it need be."""
+    """q, k, v and out one after the other, with `gap` unused bytes in between."""
     inputs = [{'name': n, 'shape': list(shape), 'datatype': 'BF16', 'parameters': place(region, size, i * size + (i + 1) * gap)} for i, n in enumerate('qkv')]
     return json.dumps({'inputs': inputs, 'outputs': [{'name': 'out', 'parameters': place(region, size, 3 * size + 4 * gap)}]}).encode()
 
 
 def bare_us(q, k, v, count=200):
-    """The same forward in PyTorch, launched one behind the other."""
+    """Microseconds of the same forward in PyTorch, with calls queued one after the other."""
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     for _ in range(20):
         torch.nn.functional.scaled_dot_product_attention(q, k, v)
@@ -222,7 +223,7 @@ def main():
             check(f'{name}: out at offset {3 * size + 4 * gap}', answer[0] == 200 and off < 0.02, (answer[0], off, error(answer)))
             if answer[0] == 200:
                 parameters[gap] = json.loads(answer[1])['parameters']
-        # Over one connection, as fast as it goes.
+        # Sends requests over one connection without pauses.
         for i, t in enumerate((q, k, v)):
             memory.put(t, i * size)
         body, times, kernel = forward(shape, size), [], []
@@ -235,7 +236,7 @@ def main():
             if status != 200:
                 check(f'{name}: measured', False, text)
                 break
-            if until - time.perf_counter() < args.seconds:  # warm by now
+            if until - time.perf_counter() < args.seconds:  # the clocks and caches are warm by now
                 times.append(took)
                 timing = json.loads(text)['parameters'].get('timing_us')
                 timing = json.loads(timing) if isinstance(timing, str) else timing or {}
@@ -253,7 +254,7 @@ def main():
         again = client.register('t', memory.raw_handle(), memory.size, there)
         check(f'{name}: registered again', again[0] == 200 and client.ask('POST', INFER, body)[0] == 200, again)
         client.unregister()
-        time.sleep(0.2)  # closed by another thread; only then may its owner free it
+        time.sleep(0.2)  # another thread of the server closes the memory; only then may its owner free it
         memory.free()
     failed = sum(c is not True for c in checks.values())
     print(json.dumps({'device': torch.cuda.get_device_name(args.device), 'goal_us': GOAL_US, 'checks': checks, 'measured': measured}, indent=1))

@@ -1,19 +1,19 @@
-/* overlap.c: do copies and kernels of different requests overlap on a GPU? And what does a call cost the thread
+/* overlap.c: do copies and kernels of different requests overlap on a GPU? And how long does a call keep the thread
  * that makes it?
  *
  *   build/tests/gpu/overlap [timeline | calls]        both without an argument
  *
- * timeline  Runs one large request alone, then REQUESTS of them at once, a stream each, as the server's device thread
- * does: copy in from pinned memory, kernel, copy out, each followed by an event. Prints every stage on one time axis
- * and judges (timeline.h):
- *             1. at least half of some copy in ran while another request was computed or copied out, and so of some
- *                copy out with copies in;
- *             2. of the time that could be saved (all stages one after the other, less REQUESTS times the longest
- *                stage) at least half was;
- *             3. the answers are those of the request that ran alone, to the bit.
+ * timeline  Runs one large request alone, then REQUESTS of them at once, each on its own stream, as the server's device
+ *           thread does: copy in from pinned memory, kernel, copy out, each followed by an event. Prints every stage on
+ *           one time axis and checks three conditions (timeline.h):
+ *             1. At least half of some copy in ran while another request was computed or copied out, and at least half
+ *                of some copy out ran beside copies in.
+ *             2. At least half of the time that could be saved was saved. That time is all stages one after the other,
+ *                less REQUESTS times the longest stage.
+ *             3. The answers are those of the request that ran alone, to the bit.
  * calls     The host's time in each call of the API, the median of many; nothing is judged.
  *
- * The last line counts; without a GPU it says so and nothing is run. Needs nothing but libattn.a. */
+ * The last line has the counts. Without a GPU the program says so and runs nothing. It needs only libattn.a. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +25,7 @@
 
 enum { REQUESTS = 4, COLUMNS = 96, S = 16384, H = 16, D = 128, CALL_ROUNDS = 200 };
 
-/* One request: its tensors in one piece of pinned memory, q k v | out lse, and the same on the device. */
+/* One request: its tensors q k v | out lse in one piece of pinned memory, and the same on the device. */
 struct request {
     attn_stream *stream;
     char *host, *device;
@@ -72,12 +72,12 @@ static void make(struct request *r)
     must(attn_device_alloc(gpu, 4 * TENSOR + LSE, &device, &err), &err);
     r->host = host, r->device = device;
     uint16_t *values = host;
-    uint32_t x = 12345; /* the same numbers in every request, around +-1 in bfloat16 */
+    uint32_t x = 12345; /* each request has the same numbers, around +-1 in bfloat16 */
     for (size_t i = 0; i < 3 * TENSOR / 2; i++) {
         x = x * 1664525 + 1013904223;
         values[i] = (uint16_t)(0x3f00 | (x >> 31) << 15 | (x >> 16 & 0xff));
     }
-    memset(r->host + 3 * TENSOR, 0xff, TENSOR + LSE); /* NaN, until it is written */
+    memset(r->host + 3 * TENSOR, 0xff, TENSOR + LSE); /* NaN, until the kernel writes the results */
     r->problem = (attn_problem)ATTN_PROBLEM_INIT;
     r->problem.q = attn_tensor_make(r->device, ATTN_BF16, 4, shape);
     r->problem.k = attn_tensor_make(r->device + TENSOR, ATTN_BF16, 4, shape);
@@ -133,7 +133,7 @@ static void timeline(void)
     struct times alone = { { 0 } }, best[REQUESTS], t[REQUESTS];
     double total = 0;
     for (int i = 0; i < REQUESTS; i++) make(&requests[i]);
-    for (int round = 0; round < 5; round++) { /* the first ones warm up */
+    for (int round = 0; round < 5; round++) { /* the first rounds are not counted */
         put(&requests[0]);
         collect(&requests[0], requests[0].stream, &t[0]);
         keep_least(&alone, &t[0]);
@@ -261,7 +261,8 @@ static void calls(void)
         must(attn_device_alloc(gpu, bytes ? bytes : 1, &workspace, &err), &err);
         for (int round = 0; round < CALL_ROUNDS; round++) {
             us[round] = one_call(c, stream, &plan, workspace, host, device);
-            if (round % 20 == 19) must(attn_stream_wait(stream, &err), &err); /* the queue never fills */
+            /* waiting now and then keeps the stream's queue from filling up */
+            if (round % 20 == 19) must(attn_stream_wait(stream, &err), &err);
         }
         qsort(us, CALL_ROUNDS, sizeof us[0], by_value);
         printf("  %-32s %6.2f us  (least %.2f)\n", c->name, us[CALL_ROUNDS / 2], us[0]);

@@ -1,10 +1,11 @@
 /* rates.c: measures what a pair of a query and a key costs in each kernel, above all in the slow ones. The length of a
- * step (kernels/cuda/simple/simple.h) and a server's estimate of work come from these numbers.
+ * step (kernels/cuda/simple/simple.h) and the server's estimate of work are based on these numbers.
  *
- *   build/tests/gpu/rates [CASE]      on the first GPU; CASE: those alone whose name has this in it
+ *   build/tests/gpu/rates [CASE]      on the first GPU; with CASE only those whose name contains it
  *
- * Pairs are those that causal and lengths permit, of all heads. A case of several steps prints their number and the
- * longest one: each call of attn_run_some() is timed and divided by the steps that it queued. */
+ * Pairs are those that the causal mask and lengths permit, over all heads. For a case of several steps the program
+ * prints their number and the longest one: each call of attn_run_some() is timed and divided by the steps that it
+ * queued. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,15 +21,16 @@ struct rate_case {
     attn_op op;
     attn_dtype dtype;
     int64_t H, S, D;
-    double amplitude; /* of q and k */
+    double amplitude; /* largest magnitude of q and k */
     enum bias_kind bias;
-    float hidden; /* PADDED: for the first half of keys and queries, under a causal mask */
+    float hidden; /* PADDED: bias of the first half of keys and queries, under a causal mask */
     bool alibi, sinks;
     double dropout;
-    const char *wanted; /* "": dq, dk and dv */
+    const char *wanted; /* names of the gradients; "": dq, dk and dv */
 };
 
-#pragma GCC diagnostic ignored "-Wmissing-field-initializers" /* a row names what it has */
+/* a row of the table names only the members that it needs */
+#pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 
 #define F ATTN_OP_FORWARD
 #define B ATTN_OP_BACKWARD
@@ -140,7 +142,7 @@ struct rig {
     int count;
 };
 
-/* A tensor in device memory: of random numbers, of a padded mask, or (amplitude 0) of zeros. */
+/* Makes a tensor in device memory: random numbers, a padded mask, or (amplitude 0) zeros. */
 static attn_tensor tensor_of(struct rig *r, const struct rate_case *c, attn_dtype dtype, int rank, const int64_t *shape,
                              double amplitude, bool padded)
 {

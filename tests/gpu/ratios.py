@@ -1,13 +1,11 @@
-"""What options, pages and dtypes cost: attn-bench beside itself, on one GPU.
+"""What options, pages and dtypes cost: compares calls of attn-bench with each other, on one GPU.
 
     python3 tests/gpu/ratios.py [--bench build/attn-bench] [--turns 3] [--rows decode] [--json]
 
-A row of ROWS is two calls of attn-bench and the least that the second's time over the first's should be: how many times
-as fast the first is. Both run as children of this program, by turns, so that the card's clock is nearly the same for
-both; each one's figure is the median of its turns, and only the ratio means anything on another day. Exit status 1
-where a row is below its figure. Needs nothing but a GPU and attn-bench built with CUDA. Packed lengths beside one
-length: attn-bench --sweep masks.
-"""
+A row of ROWS is two calls of attn-bench and a least ratio: the second call's time over the first's must reach it. Both
+calls run in turns as children of this program, so that the card's clock is nearly the same for both. A figure is the
+median of its turns, and only the ratio means anything on another day. The exit status is 1 if a row is below its ratio.
+Needs only a GPU and attn-bench built with CUDA. For packed lengths beside one length see attn-bench --sweep masks."""
 import argparse
 import json
 import os
@@ -22,8 +20,8 @@ HEADS = {64: '-B 2 -H 32 --sq 8192 -D 64', 128: '-B 2 -H 16 --sq 8192 -D 128'}
 CACHES = {f'{B} x {keys}': f'-B {B} -H 32 --hk 8 --sq 1 --sk {keys} --cold' for B, keys in ((1, 131072), (16, 8192), (64, 8192))}
 SEPARATE = '-B 32 -H 32 --hk 8 --sq 1 --sk 100032 --page-size 64'
 
-# name, options of the call whose speed is told, options of the one it is told beside,
-# the least ratio (None: for information)
+# name, options of the call whose speed is printed, options of the call it is compared with, the least ratio (None:
+# printed only)
 ROWS = [(f'{op} window of 1024 keys at 16384, beside causal', f'--op {op} {LONG} --causal --window 1023,0', f'--op {op} {LONG} --causal', 6)
         for op in ('forward', 'backward')]
 ROWS += [(f'{op} 16 documents at 16384, beside none', f'--op {op} {LONG} --documents 16', f'--op {op} {LONG}', 8) for op in ('forward', 'backward')]

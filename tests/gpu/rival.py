@@ -1,28 +1,26 @@
-"""attnd's CUDA kernels against PyTorch's cuDNN and flash backends, and against other programs, on one GPU,
-a cell at a time.
+"""Compares attnd's CUDA kernels with PyTorch's cuDNN and flash backends, and with other programs, on one GPU.
 
-    python3 tests/gpu/rival.py                           # any Python with torch and CUDA; build/attn-bench must be built with CUDA
+    python3 tests/gpu/rival.py                           # any Python with torch and CUDA; attn-bench built with CUDA
     python3 tests/gpu/rival.py --cells decode gqa --json
     python3 tests/gpu/rival.py --cells forward --head-sizes 128 --lengths 512 8192
-    python3 tests/gpu/rival.py --cells backward float8 --rivals cudnn \
+    python3 tests/gpu/rival.py --cells backward float8 --rivals cudnn \\
         --program 'fa3=./fa3_bench --op {op} --dtype {dtype} -B {B} -H {H} --hk {Hk} -S {Sq} -D {D} {causal} --reps {reps}'
 
 A program is a command that times one cell and prints, last, a line of JSON with the milliseconds of a call as "ms". In
 its words {op}, {B}, {H}, {Hk}, {Sq}, {Sk} and {D} are the cell's, {dtype} is bf16 or e4m3, {causal} is --causal or
-nothing, and {reps} is --reps of this program. Without {reps} a program is refused: a card that is busy for a second per
+nothing, and {reps} is --reps of this program. A program without {reps} is refused: a card that is busy for a second per
 turn runs 10 % slower than one that is busy for 20 milliseconds. Without PyTorch, programs are the only rivals.
 
-A cell is a shape. For each, attn-bench as a child of this program and each rival run --turns times, in an order that is
-drawn anew each time and with a pause before each: the card's clock falls under load, and who always came last would be
-slower. Each one's figure is the median of its turns. Both sides time the same way: runs of as many calls as fill two
-milliseconds, between two events of the device, and the median over the runs. Inputs are N(0, 1) in bfloat16 (cells
-float8: in float8_e4m3fn, whose answer is out alone); attn-bench's are [B, S, H, D], PyTorch's contiguous [B, H, S, D].
-Where reading K and V decides (decode), calls take turns with several copies of them.
+A cell is a shape. For each cell, attn-bench (as a child of this program) and each rival run --turns times. The order is
+random each time and there is a pause before each run: the card's clock falls under load, so a program that always ran
+last would be slower. A figure is the median of its turns. Both sides time the same way: runs of as many calls as fill
+two milliseconds, between two events of the device, and the median over the runs. Inputs are N(0, 1) in bfloat16 (cells
+float8: in float8_e4m3fn, with only out as answer). attn-bench's tensors are [B, S, H, D], PyTorch's are contiguous
+[B, H, S, D]. Where reading K and V dominates (decode), calls use several copies of K and V in turn.
 A rival that refuses a shape shows as '-'.
 
-The table shows TFLOP/s (decode: GB/s of K and V) and, last, the fastest rival's time over ours: above 1, ours is ahead.
-Exit status 1 where some cell is behind.
-"""
+The table shows TFLOP/s (decode: GB/s of K and V) and, last, the fastest rival's time over attnd's: above 1, attnd is
+faster. The exit status is 1 if attnd is slower in some cell."""
 import argparse
 import json
 import os
@@ -42,12 +40,12 @@ except ImportError:
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RIVALS = {'cudnn': SDPBackend.CUDNN_ATTENTION, 'flash': SDPBackend.FLASH_ATTENTION} if torch else {}
 RUN_MS = 2
-PAUSE_S = 0.1  # before each, for the card to cool
+PAUSE_S = 0.1  # pause before each run, so that the card cools
 COPIES_BYTES = 512 << 20
 
 
 def cells(a):
-    """Dictionaries of op, dtype, B, H, Hk, Sq, Sk, D, causal."""
+    """Returns dictionaries of op, dtype, B, H, Hk, Sq, Sk, D, causal."""
     for kind in a.cells:
         if kind in ('forward', 'backward', 'float8'):
             op, dtype, sizes = ('forward', 'e4m3', [128]) if kind == 'float8' else (kind, 'bf16', a.head_sizes)
@@ -65,7 +63,7 @@ def cells(a):
 
 
 def attn_bench(a, options):
-    """What build/attn-bench, in a process of its own, says of one shape."""
+    """Returns what build/attn-bench prints about one shape, run as a process of its own."""
     command = [a.bench, '--json', '--device', 'cuda', '--reps', str(a.reps), *options]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -74,7 +72,7 @@ def attn_bench(a, options):
 
 
 def ours(a, c):
-    """Milliseconds of attn-bench, and the kernel's name."""
+    """Returns the milliseconds of attn-bench, and the kernel's name."""
     options = ['--op', 'forward' if c['op'] == 'decode' else c['op'], '-B', str(c['B']), '-H', str(c['H']), '--hk', str(c['Hk']),
                '--sq', str(c['Sq']), '--sk', str(c['Sk']), '-D', str(c['D'])]
     options += ['--causal'] * c['causal'] + ['--cold'] * (c['op'] == 'decode')
@@ -84,7 +82,7 @@ def ours(a, c):
 
 
 def timed(call, reps):
-    """Median milliseconds of call(n) on the device."""
+    """Returns the median milliseconds of call(n) on the device."""
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def run(calls, first):
@@ -101,8 +99,8 @@ def timed(call, reps):
 
 
 def theirs(a, c, backend):
-    """Milliseconds of scaled_dot_product_attention by that backend; of backward alone: flash's called directly, cuDNN's
-    through autograd. None where it refuses."""
+    """Returns the milliseconds of scaled_dot_product_attention with that backend, or None if it refuses. For a backward
+    alone, flash's is called directly and cuDNN's through autograd."""
     if c['dtype'] != 'bf16':
         return None
 
@@ -138,7 +136,7 @@ def theirs(a, c, backend):
 
 
 def program(text):
-    """--program NAME=COMMAND: the name and the command's words."""
+    """Splits --program NAME=COMMAND into the name and the command's words."""
     name, equals, command = text.partition('=')
     words = shlex.split(command)
     if not name or not equals or not words:
@@ -153,13 +151,13 @@ def program(text):
 
 
 def words_for(words, c, reps):
-    """A program's words for a cell; a word that becomes empty is left out."""
+    """Returns a program's words for a cell. Words that become empty are left out."""
     filled = (word.format(**{**c, 'causal': '--causal' if c['causal'] else '', 'reps': reps}) for word in words)
     return [word for word in filled if word]
 
 
 def program_ms(words, c, reps):
-    """Milliseconds that a program prints for a cell; None where it refuses."""
+    """Returns the milliseconds that a program prints for a cell, or None if it refuses."""
     done = subprocess.run(words_for(words, c, reps), capture_output=True, text=True)
     try:
         return float(json.loads(done.stdout.strip().splitlines()[-1])['ms'])
@@ -169,7 +167,7 @@ def program_ms(words, c, reps):
 
 
 def in_turns(a, c):
-    """Milliseconds of ours and of each rival (None where it refuses), and our kernel's name."""
+    """Returns the milliseconds of attnd and of each rival (None if it refuses), and attnd's kernel name."""
     names = ['ours', *a.rivals, *(name for name, _ in a.program)]
     turns, programs = {name: [] for name in names}, dict(a.program)
     kernel = None

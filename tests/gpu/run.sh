@@ -32,7 +32,7 @@ if ! command -v nvidia-smi >/dev/null 2>&1 || ! nvidia-smi -L >/dev/null 2>&1; t
 fi
 nvidia-smi -L
 
-# check NAME COMMAND...: runs it, counts it, shows its output when it fails.
+# check NAME COMMAND...: runs the command, counts the result, and shows the output if the command fails.
 check() {
     local name=$1 log
     shift
@@ -51,7 +51,7 @@ check() {
 
 check "building blocks" "$build/tests/gpu/blocks"
 check "rows of lse" env ATTN_BACKEND=cuda "$build/tests/unit/kernels/test_verify_lse"
-# The random problems keep one core busy with the reference each; what follows runs beside them.
+# Each random test keeps one core busy with the reference, so the following checks run at the same time.
 logs=$(mktemp -d)
 seeds=${ATTN_GPU_SEEDS:-1 100001}
 for seed in $seeds; do
@@ -60,7 +60,7 @@ for seed in $seeds; do
 done
 { ATTND_BINARY=$(realpath "$build/attnd") "$python" tests/http/caches.py --gpu --operations "${ATTN_GPU_WALK:-10000}" >"$logs/walk" 2>&1
     echo $? >"$logs/walk.status"; } &
-# ended NAME: waits for those of a seed, or the walk; their output and status.
+# ended NAME: waits for a random test or the walk, and prints its output and status.
 ended() {
     while [ ! -s "$logs/$1.status" ]; do sleep 0.2; done
     cat "$logs/$1"

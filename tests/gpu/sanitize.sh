@@ -22,8 +22,8 @@ if ! nvidia-smi -L >/dev/null 2>&1 || [ -z "$sanitizer" ]; then
     exit 0
 fi
 
-# under TOOL TESTS COUNT [D]: the tests that match, with that many random problems; of the grid, those of one head size.
-# A file of $results says how it went.
+# under TOOL TESTS COUNT [D]: runs the tests that match, with COUNT random problems; D selects one head size of the
+# grid. A file in $results records the outcome.
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
 under() {
@@ -32,7 +32,7 @@ under() {
     ATTN_BACKEND=cuda ATTN_TESTS=$2 ATTN_RANDOM_COUNT=$3 ATTN_GRID_D=${4:-} timeout "$limit" "$sanitizer" --tool "$1" --error-exitcode 9 \
         "$build/tests/unit/kernels/test_backends" >"$log.log" 2>&1
     status=$?
-    # racecheck's summary is of its own kind
+    # racecheck's summary has another form
     if [ $status = 0 ] && grep -qE 'ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards' "$log.log"; then
         echo "ok   $name ($((SECONDS - start)) s): $(grep -E 'SUMMARY' "$log.log" | tail -1)" >"$log.ok"
     else
@@ -42,7 +42,7 @@ under() {
     cat "$log".ok "$log".fail 2>/dev/null
 }
 
-# later ARGUMENTS: under, beside others.
+# later ARGUMENTS: runs `under` in the background.
 later() {
     while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-8}" ]; do wait -n; done
     under "$@" &

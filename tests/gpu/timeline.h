@@ -15,8 +15,8 @@ struct times {
     double at[ATTN_MARKS];
 };
 
-/* When a stage itself began: when what it has to wait for in its own stream was done and, since a large kernel has the
- * whole chip and copies of one direction share an engine, when the same stage of the requests before it was. */
+/* Returns when a stage itself began. It waits for the stage before it in its own stream. It also waits for the same
+ * stage of earlier requests, because a large kernel uses the whole chip and copies of one direction share an engine. */
 static inline double stage_began(const struct times *t, int request, int stage)
 {
     double at = t[request].at[stage];
@@ -25,12 +25,12 @@ static inline double stage_began(const struct times *t, int request, int stage)
     return at;
 }
 
-/* The largest share of a copy (stage STAGE_IN or STAGE_OUT) during which another request's kernel ran, or its copy in
- * the other direction; from 0 to 1.
+/* Returns the largest share of a copy (stage STAGE_IN or STAGE_OUT) during which another request's kernel ran, or its
+ * copy in the other direction; from 0 to 1.
  *
- * The share is of what this very copy took. What a copy takes alone is no measure for it: that is another moment of a
- * machine that others use too. And a kernel alone is no measure either: where copies in take longer than kernels, none
- * runs while the next request is still copied in, however well everything overlaps. */
+ * The share is of this copy's own time. The time of a copy alone would not be comparable: it was measured at another
+ * moment of a machine that others use too. Nor would kernels alone suffice: if copies in take longer than kernels, no
+ * kernel runs while the next request is copied in, however well everything overlaps. */
 static inline double share_beside_others(const struct times *t, int count, int stage)
 {
     const int opposite = stage == STAGE_IN ? STAGE_OUT : STAGE_IN;
@@ -39,7 +39,9 @@ static inline double share_beside_others(const struct times *t, int count, int s
         const double begin = stage_began(t, i, stage), end = t[i].at[stage + 1];
         double covered = 0, at = begin;
         while (at <
-               end) { /* from moment to moment: the stage that runs at `at` and goes on longest, or else the next one */
+               /* step from moment to moment: to the end of the stage that runs longest at `at`, or else to the next
+                * stage */
+               end) {
             double until = at, next = end;
             for (int j = 0; j < count; j++)
                 for (int n = 0; n < 2 && j != i; n++) {
@@ -57,7 +59,8 @@ static inline double share_beside_others(const struct times *t, int count, int s
     return largest;
 }
 
-/* Keeps in `least` the shortest that each stage of one request alone took in any round: the others were disturbed. */
+/* Keeps in `least` the shortest time of each stage of a single request over all rounds, because longer ones were
+ * disturbed. */
 static inline void keep_least(struct times *least, const struct times *round)
 {
     double at = 0, kept[STAGES];

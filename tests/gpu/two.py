@@ -74,7 +74,7 @@ def main():
     names = [args.only] if args.only else sorted(before)
     check(len(before) == args.count and names == sorted(before), f'the server has {args.count} device(s): {" ".join(before)}')
 
-    seen = {n: {} for n in range(len(PROBLEMS))}  # problem: device: digests
+    seen = {n: {} for n in range(len(PROBLEMS))}  # problem: device: digests of the answers
     errors, lock, stop = [], threading.Lock(), threading.Event()
 
     def complete():

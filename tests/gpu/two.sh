@@ -33,7 +33,7 @@ folder=$(mktemp -d)
 server=
 trap '[ -n "$server" ] && kill "$server" 2>/dev/null; rm -rf "$folder"' EXIT
 
-# round DEVICES COUNT [OPTION OF TWO.PY ...]: a server on these devices, the checks, and its end.
+# round DEVICES COUNT [OPTION OF TWO.PY ...]: starts a server on these devices, runs the checks, and ends the server.
 round() {
     local devices=$1 expected=$2 line status
     shift 2

@@ -20,8 +20,8 @@ DECODE, CACHES = '/v1/attention/decode', '/v1/caches'
 
 
 def attention(q, k, v, causal=False, scale=None, window=(-1, -1), softcap=0, sinks=None, keep=None):
-    """One row: q [Sq, H, D], k [Sk, Hk, D], v [Sk, Hk, Dv], keep [H or 1, Sq or 1, n] of the last n keys. (out,
-    lse [H, Sq])."""
+    """Attention of one batch row: q [Sq, H, D], k [Sk, Hk, D], v [Sk, Hk, Dv]; `keep` [H or 1, Sq or 1, n] masks the
+    last n keys. Returns (out, lse [H, Sq])."""
     (Sq, H, D), (Sk, Hk, Dv) = q.shape, v.shape
     k, v = np.repeat(k, H // Hk, 1), np.repeat(v, H // Hk, 1)
     z = np.einsum('qhd,khd->hqk', q, k) * (1 / np.sqrt(D) if scale is None else scale)
@@ -60,7 +60,7 @@ def assert_close(got, want, dtype):
 
 
 class Gone(Exception):
-    """A cache that may have expired was answered 404."""
+    """Raised when a cache whose lifetime may have ended was answered with 404."""
 
     def __init__(self, cache):
         super().__init__(cache.id)
@@ -68,8 +68,8 @@ class Gone(Exception):
 
 
 class Cache:
-    """A cache on a server, and its model. Between used[0] and used[1] it was last used,
-    as far as its client can know."""
+    """A cache on a server, and its model. `used` holds the earliest and the latest time at which the cache may last
+    have been used."""
 
     def __init__(self, server, kv_heads=2, head_dim=8, head_dim_v=None, dtype='float32', page_size=64, headers=(), **more):
         self.server, self.headers, self.dtype = server, dict(headers), dtype
@@ -99,7 +99,8 @@ class Cache:
         return answer
 
     def answered(self, status, sent, uses=True):
-        """404 is right where it may have expired, and nothing else is where it must have. `sent`: when it was asked."""
+        """Checks the status of an answer: 404 is right if the cache may have expired, and required if it must have.
+        `sent` is the time at which the request was sent."""
         now = time.monotonic()
         if status == 404 and now - self.used[0] >= self.ttl:
             raise Gone(self)
@@ -108,7 +109,7 @@ class Cache:
             self.used = sent if status < 300 else self.used[0], now
 
     def expires(self):
-        """When it must have, if nobody uses it."""
+        """The time at which the cache must have expired if nobody uses it."""
         return self.used[1] + self.ttl + .05
 
     def info(self):
@@ -117,7 +118,7 @@ class Cache:
         return answer.json()
 
     def new(self, rng, count):
-        """count random positions: (k, v) as they will be held."""
+        """Returns (k, v) of `count` random positions, rounded as the cache will hold them."""
         return tuple(wire.rounded(rng.standard_normal((count, self.Hk, d)), self.dtype) for d in (self.D, self.Dv))
 
     def grow(self, k, v):
@@ -152,8 +153,8 @@ class Cache:
 
 
 def decode(caches, q, new=None, headers=None, keep=None, **options):
-    """(answer, what it must be): attention of q [B, Sq, H, D] over each row's cache, after `new` [(k, v),
-    ...] was appended."""
+    """Returns (answer, expected answer): attention of q [B, Sq, H, D] over each row's cache, after the positions `new`
+    [(k, v), ...] were appended."""
     server, dtype = caches[0].server, caches[0].dtype
     body = {'q': wire.tensor(q, dtype), 'caches': [c.id for c in caches], **options}
     if new:
@@ -165,7 +166,8 @@ def decode(caches, q, new=None, headers=None, keep=None, **options):
     sent = time.monotonic()
     answer = server.post(DECODE, body, caches[0].headers if headers is None else headers)
     missing = int(answer.json()['pointer'].split('/')[2]) if answer.status == 404 else -1
-    for i, cache in enumerate(caches):  # those before one that is missing have been looked at, which is a use
+    # the server has looked at the caches before a missing one, which counts as a use
+    for i, cache in enumerate(caches):
         cache.answered(answer.status if missing in (-1, i) else 400, sent)
     if answer.status == 200 and new:
         for cache, pair in zip(caches, new):
@@ -187,7 +189,7 @@ def assert_right(answer, want, caches):
 
 
 def bits(answer):
-    """The outputs of an answer, to be compared."""
+    """The outputs of an answer as bytes, to be compared."""
     told = json.loads(answer.body)
     return told['out']['data'], told['lse']['data']
 
@@ -196,7 +198,7 @@ DTYPES = 'float32', 'float16', 'bfloat16'
 
 
 def walk_step(what, server, rng, caches, dtype, most, count):
-    """One operation, if it can be done."""
+    """Runs one operation of the walk if it is possible now."""
     if what == 'create':
         if len(caches) < count:
             caches.append(Cache(server, dtype=dtype, head_dim_v=5, **({'ttl_s': 1} if rng.random() < .5 else {})))
@@ -206,7 +208,7 @@ def walk_step(what, server, rng, caches, dtype, most, count):
         new = [c.new(rng, Sq) for c in rows] if what == 'step' and max(c.length for c in rows) + Sq <= most else None
         options = [{}, {'causal': True}, {'causal': True, 'window': [17, -1]}, {'softcap': 3.0}, {'sinks': rng.standard_normal(4)}][rng.integers(5)]
         assert_right(*decode(rows, rng.standard_normal((len(rows), Sq, 4, 8)), new, **options), rows)
-    elif what == 'pause':  # all whose time is short expire, and whoever asks for them from now on finds out
+    elif what == 'pause':  # all caches with a short lifetime expire; later operations on these find that out
         time.sleep(max([0, *(c.expires() - time.monotonic() for c in caches if c.ttl == 1)]))
     else:
         at = rng.integers(len(caches))
@@ -227,8 +229,8 @@ def walk_step(what, server, rng, caches, dtype, most, count):
 
 
 def walk(server, operations, seed, most=400, count=12, say=lambda text: None):
-    """A random walk of operations on caches of the dtype that `seed` chooses, some of which live for one second; every
-    answer is compared with the model's. Ends with nothing kept."""
+    """A random walk of operations on caches of the dtype that `seed` chooses; some caches live for one second. Every
+    answer is compared with the model's. The walk deletes all caches at its end."""
     caches, done, every = [], {'expired': 0}, max(90, operations // 5)
     expired = server.metric('attnd_cache_ends_total', why='expired')
 
@@ -240,7 +242,7 @@ def walk(server, operations, seed, most=400, count=12, say=lambda text: None):
             caches.remove(gone.cache)
             done['expired'] += 1
     for n in range(operations):
-        rng = np.random.default_rng((seed, n))  # what it draws does not depend on what has expired by now
+        rng = np.random.default_rng((seed, n))  # the random numbers do not depend on which caches have expired by now
         what = str(rng.choice(['create', 'append', 'decode', 'step', 'fork', 'truncate', 'delete', 'get'], p=[.06, .2, .2, .3, .08, .08, .05, .03]))
         what = 'pause' if n % every == every - 1 else what if caches else 'create'
         tried(what, lambda: walk_step(what, server, rng, caches, DTYPES[seed % 3], most, count))

@@ -1,6 +1,6 @@
-/* cudart.c: what a client of CUDA shared memory needs of CUDA's runtime, for the fake device (kernels/fake/fake.c): an
- * allocation is an object of shared memory, and its handle is the text "DEVICE/NAME".
- * test_examples.py makes libcudart.so of it. */
+/* cudart.c: the functions of CUDA's runtime that a client of CUDA shared memory needs, for the fake device
+ * (kernels/fake/fake.c). An allocation is an object of shared memory, and its handle is the text "DEVICE/NAME".
+ * test_examples.py compiles this file to libcudart.so. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>

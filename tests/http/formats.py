@@ -1,4 +1,4 @@
-"""One problem in each format of bodies and answers, and what each answer says beside its tensors."""
+"""One problem in each format of bodies and answers, and what each answer contains besides its tensors."""
 import base64
 import json
 
@@ -10,7 +10,7 @@ KSERVE = {'float32': 'FP32', 'float16': 'FP16', 'bfloat16': 'BF16', 'float8_e4m3
 
 
 def split(members):
-    """The tensors of a problem as (dtype, shape, bytes), and its options."""
+    """Splits the members of a problem into its tensors, as (dtype, shape, bytes), and its options."""
     tensors = {n: (m['dtype'], m['shape'], base64.b64decode(m['data'])) for n, m in members.items() if isinstance(m, dict)}
     return tensors, {n: m for n, m in members.items() if n not in tensors}
 
@@ -51,7 +51,7 @@ def ask_kserve(server, op, members):
 
 
 def ask(server, kind, op, members):
-    """(status, what the answer says beside its tensors, or the problem document)"""
+    """Returns (status, the members of the answer that are not tensors, or the problem document)."""
     if kind == 'safetensors':
         return ask_safetensors(server, op, members)
     if kind == 'kserve':
@@ -62,14 +62,15 @@ def ask(server, kind, op, members):
 
 
 def results(server, kind, op, members):
-    """(status, the tensors of the answer as float64 arrays, or the problem document). `envelope` gives those of its second problem."""
+    """Returns (status, the tensors of the answer as float64 arrays, or the problem document). For `envelope` these are
+    the tensors of its second problem."""
     if kind == 'envelope':
         answer = server.post(f'/v1/attention/{op}', {'requests': [{**members, 'encoding': 'array'}, members]})
         one = answer.json()['responses'][1] if answer.status == 200 else answer.json()
         status, one = (one['error']['status'], one['error']) if 'error' in one else (answer.status, one)
     elif kind == 'kserve':
         answer = send_kserve(server, op, members)
-        status, one = answer.status, json.loads(answer.body)  # with -Infinity as its clients write it
+        status, one = answer.status, json.loads(answer.body)  # KServe clients write -Infinity, which is not JSON
         if status == 200:
             one = {t['name']: {'shape': t['shape'], 'dtype': 'any', 'data': t['data']} for t in one['outputs']}
     else:
@@ -81,7 +82,7 @@ def results(server, kind, op, members):
 
 
 def pointer_of(kind, members, pointer):
-    """Where a fault of a member stands in a body of this format."""
+    """The JSON pointer to a faulty member in a body of this format."""
     tensors, _ = split(members)
     name, rest = (pointer[1:].split('/', 1) + [''])[:2]
     if kind != 'kserve':

@@ -14,11 +14,12 @@ def code_is_listed(context, response, case):
 
 @schemathesis.hook
 def filter_case(context, case):
-    """HTTP lets anybody send headers that nobody knows: such a request is no wrong one."""
+    """HTTP lets a client send headers that the server does not know, so an unknown header does not make a request
+    wrong."""
     return not any(name.lower() == 'x-schemathesis-unknown-property' for name in case.headers or {})
 
 
 @schemathesis.deserializer('application/x-safetensors')
 def read_safetensors(context, response):
-    """To the schema a file is a string of bytes."""
+    """In the schema a safetensors file is a string of bytes."""
     return response.content.decode('latin-1')

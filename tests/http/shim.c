@@ -1,20 +1,22 @@
-/* shim.c: what cannot be provoked from outside, for the HTTP tests: LD_PRELOAD=build/tests/shim.so attnd ...
+/* shim.c causes faults that the HTTP tests cannot cause from outside: LD_PRELOAD=build/tests/shim.so attnd ...
  *
  *   SHIM_NO_CONNECTION=FILE   while FILE exists, libmicrohttpd gets no memory for a connection's record
- *   SHIM_NO_POOL=FILE         while FILE exists, it gets none for a connection's buffers; it learns that in its own
- *                             thread, after MHD_add_connection() has said yes
+ *   SHIM_NO_POOL=FILE         while FILE exists, libmicrohttpd gets no memory for a connection's buffers; its
+ *                             own thread finds that out, after MHD_add_connection() has succeeded
  *   SHIM_HANG_STOP=FILE       while FILE exists, MHD_stop_daemon() does not return
- *   SHIM_HANG_RESUME=FILE     while FILE exists, MHD_resume_connection() does not: the loop calls it
+ *   SHIM_HANG_RESUME=FILE     while FILE exists, MHD_resume_connection(), which the loop calls, does not return
  *
- *   SHIM_NO_MEMORY=FILE       one allocation of the program or a library gets nothing: FILE begins with an int32, which
- *                             each counts down, and that which makes it 0 fails; 0: none
+ *   SHIM_NO_MEMORY=FILE       one allocation of the program or of a library fails: FILE begins with an int32, which
+ *                             every allocation decrements; the allocation that makes it 0 fails;
+ *                             0 means that none fails
  *
- *   SHIM_HANG_LISTEN=FILE     while FILE exists, listen() does not: the start
- *   SHIM_HANG_CLOSE=FILE      while FILE exists, close() of a socket that listens does not: the end
+ *   SHIM_HANG_LISTEN=FILE     while FILE exists, listen() does not return, so the server does not start
+ *   SHIM_HANG_CLOSE=FILE      while FILE exists, close() of a listening socket does not return, so the server does
+ *                             not end
  *
- *   SHIM_THREADS=N            the process may have N threads, as in a cgroup with such a pids.max
+ *   SHIM_THREADS=N            the process may have N threads, as in a cgroup whose pids.max is N
  *
- * Of SHIM_NO_CONNECTION and SHIM_NO_POOL only calls that come from libmicrohttpd itself fail. */
+ * SHIM_NO_CONNECTION and SHIM_NO_POOL affect only calls from libmicrohttpd itself. */
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -37,7 +39,7 @@ struct MHD_Connection;
 void MHD_stop_daemon(struct MHD_Daemon *daemon);
 void MHD_resume_connection(struct MHD_Connection *mhd);
 
-enum { POOL_BYTES = 64 << 10 }; /* the only memory of libmicrohttpd that is so large */
+enum { POOL_BYTES = 64 << 10 }; /* libmicrohttpd allocates nothing else of this size */
 
 static uintptr_t first, last; /* its code */
 
@@ -55,7 +57,7 @@ static int find(struct dl_phdr_info *info, size_t size, void *context)
     return 1;
 }
 
-static _Atomic int32_t *countdown; /* of SHIM_NO_MEMORY, shared with the test */
+static _Atomic int32_t *countdown; /* the counter of SHIM_NO_MEMORY, in memory shared with the test */
 
 __attribute__((constructor)) static void start(void)
 {
@@ -77,7 +79,7 @@ static bool wanted(const char *variable)
     return file != NULL && access(file, F_OK) == 0;
 }
 
-/* Says so by a file FILE.reached. */
+/* Creates FILE.reached, which tells the test that the call hangs. */
 static void hang(const char *variable)
 {
     char reached[4096];
@@ -95,7 +97,7 @@ static bool is_library(const void *caller)
 void *calloc(size_t count, size_t size)
 {
     static void *(*real)(size_t, size_t);
-    static char early[4096]; /* dlsym() may ask */
+    static char early[4096]; /* memory for allocations that dlsym() makes before the real malloc() is known */
     static size_t used;
     static __thread bool looking;
     if (real == NULL) {

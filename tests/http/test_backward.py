@@ -7,7 +7,8 @@ import wire
 from test_forward import RTOL, Q, K, V, close, ok, rng
 from wire import random_problem, tensor, value
 
-# The small exact examples of test_forward.py with dout and dlse: dq, dk, dv, and a further gradient, by options.
+# The small exact examples of test_forward.py with dout and dlse. Each row: options, then dq, dk, dv, and perhaps a
+# further gradient.
 DOUT, DLSE = [[1, -1], [0.5, 0], [0, 2]], [0, 0, 1]
 EXACT = [
     ({}, [[0, 0], [-0.104993585, 0.209987171], [-0.517506312, 3.035012623]],
@@ -90,7 +91,7 @@ def test_a_gradient_without_its_input_is_refused(server, name, needs):
     members, _ = random_problem(rng(6), back=True)
     answer = server.backward(**members, outputs=[name])
     assert answer.status == 400 and needs in answer.json()['detail'], answer
-    dout = members.pop('dout')  # the same of a context, which is not used up by that
+    dout = members.pop('dout')  # the same gradients from a saved context, which this use does not delete
     context = ok(server.forward(**members, save=True))['context']
     answer = server.backward(context=context, dout=dout, outputs=[name])
     assert answer.status == 400 and answer.json()['pointer'] == '/outputs' and needs in answer.json()['detail'], answer
@@ -205,7 +206,8 @@ def test_a_context_has_float32_gradients_and_a_refusal_does_not_use_it_up(server
     refused = server.backward(context=first, dout=dout, grad_dtype='bfloat16')
     assert (refused.status, refused.json()['pointer']) == (400, '/grad_dtype'), refused
     assert refused.json()['detail'] == "grad_dtype: is bfloat16, must be float32 or float16, q's dtype"
-    rounds_to(ok(server.backward(context=first, dout=dout, grad_dtype='float32', deterministic=True)),  # it was not used up
+    # the context still exists
+    rounds_to(ok(server.backward(context=first, dout=dout, grad_dtype='float32', deterministic=True)),
               ok(server.backward(context=second, dout=dout, deterministic=True)))
 
 

@@ -1,4 +1,4 @@
-"""attn-bench: each option of its command line in one call that computes. No test here looks at its speed."""
+"""Tests of attn-bench: each option of its command line in one call that computes. No test here depends on speed."""
 import json
 import os
 import subprocess

@@ -16,13 +16,13 @@ FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
 
 
 def nothing(B, S=0, H=1, D=1, **options):
-    """A forward of B batch rows with nothing in them: 300 bytes whatever B is."""
+    """A forward with B empty batch rows. Its body has 300 bytes whatever B is."""
     t = {'shape': [B, S, H, D], 'dtype': 'float16', 'data': ''}
     return {'q': t, 'k': t, 'v': t, **options}
 
 
 def leave_behind(server, body, count):
-    """So many clients send it and wait for nothing."""
+    """Opens `count` connections that send the body and do not wait for an answer."""
     sockets = []
     for _ in range(count):
         s = server.raw()
@@ -32,7 +32,7 @@ def leave_behind(server, body, count):
 
 
 def processor_seconds(server):
-    """What the server has computed so far, however busy the machine is."""
+    """The processor time that the server has used so far, which does not depend on other load of the machine."""
     return server.metric('process_cpu_seconds_total')
 
 
@@ -87,8 +87,8 @@ def test_a_million_batch_rows_of_nothing_take_no_workspace(serve):
 
 
 def test_an_envelope_that_is_checked_elsewhere_still_has_its_deadline_and_its_place(serve):
-    """1024 problems take 40 ms to decode, on another thread.
-    Whoever leaves or is too late meanwhile is found out afterwards."""
+    """Another thread takes 40 ms to decode 1024 problems. The server notices afterwards which clients have left or are
+    past their deadline."""
     server = serve('--queue-depth', 8)
     body = json.dumps({'requests': [wire.small_body()] * 1024}).encode()
     answer = server.post(FORWARD, body, {'X-Request-Timeout-Ms': '1'})
@@ -108,14 +108,14 @@ def test_an_envelope_that_is_checked_elsewhere_still_has_its_deadline_and_its_pl
 
 
 def thin(S, **options):
-    """A forward of S x S scores of numbers of one byte: S^2 exponentials for 4 S bytes."""
+    """A forward with S x S scores of D = 1: the server computes S^2 exponentials for 4 S bytes."""
     t = {'shape': [1, S, 1, 1], 'dtype': 'float8_e4m3fn', 'data': service.b64(bytes(S))}
     return json.dumps({'q': t, 'k': t, 'v': t, **options}).encode()
 
 
 def test_a_body_of_4_mb_does_not_take_the_device_from_everybody_else(serve):
-    """Seven clients that wait a second each for work of a minute and more,
-    and one that wants little of the same device."""
+    """Seven clients each send work of a minute or more and wait one second for it. One client sends small work to the
+    same device."""
     server = serve('--max-seconds', 86400)
     big = thin(10**6)
     answers = []
@@ -129,7 +129,8 @@ def test_a_body_of_4_mb_does_not_take_the_device_from_everybody_else(serve):
         for t in attackers:
             t.join()
         start = time.monotonic()
-        little = server.forward(**wire.small_body(), verify=1)  # verify: by way of the device's queue
+        # `verify` sends even this small request through the device's queue
+        little = server.forward(**wire.small_body(), verify=1)
         took = time.monotonic() - start
     assert little.status == 200, little
     assert took < 5 * service.SLOWER, f'somebody else waited {took:.1f} s'
@@ -141,7 +142,7 @@ def test_a_body_of_4_mb_does_not_take_the_device_from_everybody_else(serve):
 def test_work_that_a_deadline_or_a_client_left_behind_ends_at_once(serve):
     """Running work is given up between tiles when nobody waits for it, so the device is free again."""
     server = serve('--max-batch', 1, '--cpu-threads', 2)
-    body = thin(200000, softcap=30.0)  # 2 s at the very least, in truth six times as long
+    body = thin(200000, softcap=30.0)  # this work takes at least 2 s; typically it takes 12 s
 
     def idle():
         return server.get('/v1/info').json()['devices'][0]['running_requests'] == 0
@@ -161,7 +162,7 @@ def test_work_that_a_deadline_or_a_client_left_behind_ends_at_once(serve):
 
 
 def test_a_batch_goes_on_while_one_of_its_clients_waits(fake, gate):
-    """The window is over when the batch is full, so that nine requests leave together; the device holds them."""
+    """The batching window ends when the batch is full. The gate holds the device, so nine requests leave together."""
     server = fake(f'hold={gate.path}', '--max-batch', 9, '--batch-window-us', 1000000)
 
     def running():
@@ -179,7 +180,7 @@ def test_a_batch_goes_on_while_one_of_its_clients_waits(fake, gate):
 
 
 def expected_seconds(server, body, most, because=''):
-    """The message of a request that is refused for its work."""
+    """The error message of a request that is refused because it needs too much work."""
     answer = server.post(FORWARD, body)
     assert answer.status == 422 and answer.json()['code'] == 'too-much-work', answer
     detail = answer.json()['detail']
@@ -191,7 +192,7 @@ def expected_seconds(server, body, most, because=''):
 def test_more_work_than_a_request_may_be_is_refused_by_name(serve):
     server = serve('--max-seconds', 1, '--cpu-threads', 1)
     expected_seconds(server, thin(200000), 1)
-    # What FlashMask hides is no work: each key is seen by 256 queries.
+    # Pairs that FlashMask hides need no work: here 256 queries see each key.
     start = [min(200000, j + 256) for j in range(200000)]
     rows = {'shape': [1, 1, 200000, 1], 'dtype': 'int32', 'data': service.b64(b''.join(r.to_bytes(4, 'little') for r in start))}
     masked = json.loads(thin(200000, causal=True, outputs=['lse']))
@@ -203,7 +204,8 @@ STRANGE = ', most of them for rows whose scores leave float32'
 
 
 def strange(S, number=b'\x00\x3c', **options):
-    """S queries and keys of one number, 1, whose products leave float32: 6 bytes for each, 300 KB for 50000."""
+    """S queries and S keys of D = 1 whose products overflow float32. The body has 6 bytes per query, 300 KB for
+    50000."""
     t = {'shape': [1, S, 1, 1], 'dtype': 'float16', 'data': service.b64(number * S)}
     return json.dumps({'q': t, 'k': t, 'v': t, 'scale': 3e38, 'outputs': ['lse'], **options}).encode()
 
@@ -211,7 +213,7 @@ def strange(S, number=b'\x00\x3c', **options):
 def test_300_kb_whose_rows_all_leave_float32_are_refused_by_name_and_their_neighbours_are_not(serve):
     server = serve('--max-seconds', 3, '--cpu-threads', 1)
     expected_seconds(server, strange(50000), 3, STRANGE)
-    # Rows are strange by what they are, not by the scale.
+    # A row is slow because of its values, not because of the scale.
     S = 30000
     expected_seconds(server, strange(S), 3, STRANGE)
     neighbours = {'small': strange(5000), 'scores of 0': strange(S, b'\0\0'), 'a scale of 1': strange(S, scale=1.0),
@@ -238,7 +240,8 @@ def test_gradients_of_options_are_in_the_estimate_and_named(serve):
 
 
 def test_a_mask_of_the_most_negative_number_is_no_reason_to_refuse(serve):
-    """As Hugging Face writes it, with half of the rows padded on the left: those see nothing else, all alike."""
+    """A mask as Hugging Face writes it, with half of the batch rows padded on the left. The queries of the padding see
+    only padding, with equal scores."""
     server = serve('--max-seconds', 10, '--cpu-threads', 1)
     S = 2048
     hidden, seen = struct.pack('<e', -65504), b'\0\0'
@@ -262,7 +265,7 @@ def test_what_cannot_be_done_before_its_deadline_is_refused_at_once(serve):
 
 
 def wordy(rows, **options):
-    """A forward of rows x 256 numbers for 10 bytes per row of body, written as text."""
+    """A forward of rows x 256 numbers written as text. The body has 10 bytes per row."""
     q = {'shape': [1, rows, 1, 1], 'dtype': 'float16', 'data': service.b64(b'\x00\x3c' * rows)}
     k = {'shape': [1, 1, 1, 1], 'dtype': 'float16', 'data': 'ADw='}
     v = {'shape': [1, 1, 1, 256], 'dtype': 'float16', 'data': service.b64(bytes(range(1, 65)) * 8)}
@@ -273,7 +276,7 @@ def test_answers_of_16_million_numbers_hold_no_thread_while_their_length_is_meas
     server = serve('--http-threads', 4)
     body = wordy(1 << 16)
     with Probe(server) as probe:
-        left = leave_behind(server, body, 4)  # one for each thread
+        left = leave_behind(server, body, 4)  # one client for each thread
         time.sleep(2)
         for s in left[:2]:
             s.close()
@@ -289,18 +292,20 @@ def test_answers_of_16_million_numbers_hold_no_thread_while_their_length_is_meas
 
 
 def ends_what_is_finished(server, body):
-    """A deadline that passes while rows are verified or numbers measured, on a thread that is free then. Both are told by
-    the processor: no other work on this machine counts."""
+    """Sets a deadline that passes while a free thread verifies rows or measures numbers. The test measures processor
+    time, so other load of the machine does not matter."""
     def finishing():
         return server.metric('attnd_inflight_requests', state='finishing') == 1
-    for _ in range(2):  # how long it takes to come so far, the second time: the first waits for memory too
+    # Measures the time from sending to that point. The second measurement counts, because the first request also waits
+    # for memory to be allocated.
+    for _ in range(2):
         start = time.monotonic()
         left = leave_behind(server, body, 1)[0]
         assert eventually(finishing)
         ms = 100 + 1000 * (time.monotonic() - start)
         left.close()
         assert eventually(lambda: server.inflight() == 0)
-    for _ in range(12):  # until the deadline does not pass before, or after
+    for _ in range(12):  # is repeated until a deadline passes at the right moment, neither before nor after that work
         before = processor_seconds(server)
         asking = Asking(server, body, {'X-Request-Timeout-Ms': f'{ms:.0f}'})
         assert eventually(lambda: finishing() or not asking.is_alive())
@@ -321,7 +326,7 @@ def test_a_deadline_ends_the_measuring(serve):
 
 
 def proven(rows, **options):
-    """A forward whose verification is rows * 2^16 multiply-adds of float64."""
+    """A forward whose verification needs rows * 2^16 multiply-adds in float64."""
     q = {'shape': [1, rows, 1, 16], 'dtype': 'float16', 'data': service.b64(b'\x00\x2c' * (16 * rows))}
     k = {'shape': [1, 2048, 1, 16], 'dtype': 'float16', 'data': service.b64(b'\x00\x2c' * (16 * 2048))}
     return {'q': q, 'k': k, 'v': k, 'outputs': ['out'], 'verify': 'all', **options}
@@ -340,7 +345,7 @@ def test_a_body_has_one_budget_for_all_rows_that_it_wants_verified(serve):
 
 def test_verification_ends_with_the_deadline_and_with_the_server(serve):
     server = serve('--drain-ms', 300)
-    body = json.dumps(proven(15000)).encode()  # most of a second
+    body = json.dumps(proven(15000)).encode()  # verification of this body takes almost one second
     ends_what_is_finished(server, body)
     with Probe(server) as probe:
         left = leave_behind(server, body, 12)

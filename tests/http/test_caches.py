@@ -26,8 +26,8 @@ READS_STAGING = {'ATTN_FAKE_READS_STAGING': '1'}
 
 @pytest.fixture(params=['cpu', 'fake', 'moves'])
 def anywhere(request, serve):
-    """A server whose device computes in staging memory, one whose device copies,
-    and one whose kernels move what is small."""
+    """Three kinds of server: a device that computes in staging memory, a device that copies, and a device whose kernels
+    copy small tensors."""
     def start(*options, **more):
         if request.param != 'cpu':
             env = {'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': '', **(READS_STAGING if request.param == 'moves' else {})}
@@ -45,7 +45,8 @@ def rng():
 
 
 @pytest.mark.limit(120)
-@pytest.mark.parametrize('seed', [20261103, 20261104, 20261105])  # a dtype each, and a hundred operations of each have all kinds
+# these three seeds choose the three dtypes; a hundred operations contain every kind
+@pytest.mark.parametrize('seed', [20261103, 20261104, 20261105])
 def test_a_random_walk_is_what_its_model_is(anywhere, seed):
     done = walk(anywhere('--kv-bytes', '8M'), 200 if service.SLOWER == 1 else 100, seed)
     assert set(done) == {'create', 'append', 'decode', 'step', 'fork', 'truncate', 'delete', 'get', 'pause', 'expired'} and done['expired'], done
@@ -53,7 +54,7 @@ def test_a_random_walk_is_what_its_model_is(anywhere, seed):
 
 @pytest.mark.limit(240)
 def test_a_long_random_walk_is_what_its_model_is(anywhere, request):
-    """A dtype for each device. 15 s each on two cores."""
+    """One dtype for each device. The test takes 15 s per device on two cores."""
     seed = ['cpu', 'fake', 'moves'].index(request.node.callspec.params['anywhere'])
     done = walk(anywhere('--kv-bytes', '8M'), 10000 if service.SLOWER == 1 else 300, seed)
     assert done['expired'], done
@@ -70,7 +71,8 @@ def test_the_half_precision_dtypes(server, rng, dtype):
 
 @pytest.mark.parametrize('q_dtype', ['float32', 'float16', 'bfloat16'])
 def test_float8_caches_with_a_scale_per_head(anywhere, rng, q_dtype):
-    """Half the memory: values are those of float8 times the scale of their head, q and out have the dtype of q."""
+    """float8 needs half the memory. A value is the stored number times the scale of its head; q and out have the dtype
+    of q."""
     server = anywhere('--kv-bytes', '1M')
     k_scale, v_scale = np.array([0.5, 2.0]), np.array([0.25, 1.5])
     caches = [Cache(server, dtype='float8_e4m3fn', head_dim=16, k_scale=list(k_scale), v_scale=list(v_scale)) for _ in range(2)]
@@ -128,7 +130,7 @@ def test_the_values_of_a_latent_float8_cache_have_the_scale_of_its_keys(anywhere
 
 
 def test_latent_caches_have_one_tensor_for_keys_and_values(anywhere, rng):
-    """Multi-head Latent Attention: one head for all queries, whose values are the first numbers of its keys."""
+    """Multi-head Latent Attention: all queries share one head of K, and V is the first numbers of each key."""
     server = anywhere('--kv-bytes', '4M')
     cache = Cache(server, kv_heads=1, head_dim=576, head_dim_v=512, latent=True)
     k = wire.rounded(rng.standard_normal((200, 1, 576)), 'float32')
@@ -140,7 +142,7 @@ def test_latent_caches_have_one_tensor_for_keys_and_values(anywhere, rng):
     want, _ = attention(wire.rounded(q, 'float32')[0], k, k[..., :512], causal=True)
     assert answer.status == 200 and answer.json()['out']['shape'] == [1, 2, 16, 512], answer
     assert_close(wire.value(answer.json()['out'])[0], want, 'float32')
-    assert cache.info()['page_bytes'] == -(-64 * 576 * 4 // 4096) * 4096  # of keys alone
+    assert cache.info()['page_bytes'] == -(-64 * 576 * 4 // 4096) * 4096  # pages hold keys only
     answer = server.post(cache.path('/append'), {'k': wire.tensor(k[:1]), 'v': wire.tensor(k[:1, :, :512])})
     assert answer.status == 400 and 'part of its keys' in answer.json()['detail'], answer
 
@@ -159,14 +161,15 @@ def test_rows_of_different_lengths_and_more_keys_than_queries(server, rng):
     for cache, length in zip(caches, [0, 1, 63, 64, 200]):
         if length:
             cache.append(rng, length)
-    new = [c.new(rng, 70) for c in caches]  # a prompt, of which only the last queries are wanted
+    new = [c.new(rng, 70) for c in caches]  # a prompt of which only the last queries are computed
     assert_right(*decode(caches, rng.standard_normal((5, 3, 4, 8)), new, causal=True), caches)
     for cache in caches:
         cache.delete()
 
 
 def test_a_tree_of_guesses_is_verified_by_a_mask_of_the_last_keys(anywhere, rng):
-    """Five guesses: two branches after the first. Each sees the cache, its ancestors and itself."""
+    """Speculative decoding with five guesses that branch after the first. Each guess sees the cache, its ancestors and
+    itself."""
     caches = [Cache(anywhere('--kv-bytes', '1M'))]
     caches.append(Cache(caches[0].server))
     for cache, length in zip(caches, [100, 37]):
@@ -179,9 +182,10 @@ def test_a_tree_of_guesses_is_verified_by_a_mask_of_the_last_keys(anywhere, rng)
             tree[0, 0, i, at] = 1
             at = parents[at]
     assert_right(*decode(caches, rng.standard_normal((2, 5, 4, 8)), [c.new(rng, 5) for c in caches], keep=tree), caches)
-    each = np.stack([tree[0], np.tril(np.ones((1, 5, 5)))])  # a mask for each row
+    each = np.stack([tree[0], np.tril(np.ones((1, 5, 5)))])  # a mask for each batch row
     assert_right(*decode(caches, rng.standard_normal((2, 5, 4, 8)), keep=each), caches)
-    longer = (rng.random((1, 4, 1, 43)) < .5).astype(float)  # than the second row is: what has no key there counts for nothing
+    # the mask is longer than the second row's cache; its entries before the first key have no effect
+    longer = (rng.random((1, 4, 1, 43)) < .5).astype(float)
     assert_right(*decode(caches, rng.standard_normal((2, 1, 4, 8)), keep=longer), caches)
     answer, _ = decode(caches, rng.standard_normal((2, 1, 4, 8)), keep=np.ones((1, 1, 1, 129)))
     assert answer.status == 400 and answer.json()['pointer'].startswith('/keep_mask'), answer
@@ -200,7 +204,7 @@ def test_a_row_has_the_bits_that_it_has_alone(server, rng):
     for b, cache in enumerate(rows):
         alone = decode([cache], q[b:b + 1])[0].json()
         assert np.array_equal(wire.value(alone['out'])[0], out[b]) and np.array_equal(wire.value(alone['lse'])[0], lse[b]), b
-    assert np.array_equal(out[2], out[4])  # on the shared pages
+    assert np.array_equal(out[2], out[4])  # both outputs were read from the same shared pages
     for cache in rows:
         cache.delete()
 
@@ -218,7 +222,7 @@ def test_a_cache_gives_the_bits_that_sending_the_keys_gives(server, rng):
 
 
 def of_all(form, q, ids):
-    """A decode as Python's json.dumps() writes it: the path, the body, its headers."""
+    """Returns (path, body, headers) of a decode as Python's json.dumps() writes it."""
     if form == 'json':
         return DECODE, json.dumps({'q': wire.tensor(q), 'caches': ids}).encode(), {'Content-Type': 'application/json'}
     if form == 'safetensors':
@@ -312,7 +316,7 @@ def test_a_cache_is_its_tokens_alone(serve, tmp_path, rng):
 
 
 def test_caches_of_a_token_that_is_taken_out_are_gone(serve, tmp_path, rng):
-    """Nobody could delete them, for as long as they live: seven days, perhaps."""
+    """Otherwise nobody could delete these caches until their lifetime ends, which may be seven days."""
     tokens = tmp_path / 'tokens'
     tokens.write_text('alice\nbob\n')
     server = serve('--token-file', tokens, '--kv-bytes', '1M')
@@ -332,7 +336,7 @@ def test_caches_of_a_token_that_is_taken_out_are_gone(serve, tmp_path, rng):
 
 
 def test_an_append_speaks_of_the_cache_that_its_path_names(server, rng):
-    """It has no member `caches` to point at."""
+    """The body of an append has no member `caches`, so an error cannot point at it."""
     cache = Cache(server)
     assert server.ask('DELETE', cache.path()).status == 204
     answer = cache.append(rng, 1)
@@ -340,7 +344,8 @@ def test_an_append_speaks_of_the_cache_that_its_path_names(server, rng):
 
 
 def test_ids_are_neither_in_the_log_nor_in_the_metrics(serve, rng):
-    """Without tokens an id is all that is needed to read a cache. The log tells one from another by how they begin."""
+    """Without tokens, whoever knows the id of a cache can read the cache. The log shows only the first characters of an
+    id."""
     for options in ((), ('--log-format', 'json')):
         server = serve('--log-level', 'debug', '--kv-bytes', '1M', *options)
         cache = Cache(server)
@@ -364,7 +369,7 @@ def test_ids_are_neither_in_the_log_nor_in_the_metrics(serve, rng):
 def test_a_token_has_its_share_of_the_pool(serve, tmp_path, rng):
     (tmp_path / 'tokens').write_text('alice\nbob\n')
     server = serve('--token-file', tmp_path / 'tokens', '--kv-bytes', '1M', '--token-share', 50)
-    mine, theirs = Cache(server, headers=ALICE), Cache(server, headers=BOB)  # 8 KiB a page of 64 positions
+    mine, theirs = Cache(server, headers=ALICE), Cache(server, headers=BOB)  # a page of 64 positions takes 8 KiB
     assert mine.append(rng, 64 * 64).status == 200
     answer = mine.append(rng, 1)
     assert answer.status == 429 and answer.headers['retry-after'], answer
@@ -374,13 +379,14 @@ def test_a_token_has_its_share_of_the_pool(serve, tmp_path, rng):
     mine.truncate(64 * 64 - 1)
     assert mine.append(rng, 1).status == 200
     mine.truncate(0)
-    answer = mine.append(rng, 64 * 64 + 1)  # the token holds nothing: waiting would not help
+    answer = mine.append(rng, 64 * 64 + 1)  # this token has nothing that could be freed, so waiting would not help
     assert answer.status == 413 and 'retry-after' not in answer.headers, answer
     assert answer.json()['detail'] == 'this request needs 532480 bytes of pages, this token may have 524288 in all (--token-share)'
 
 
 def test_a_token_has_its_share_of_all_gpus_together(serve, tmp_path, rng):
-    """It had half of half: its share was one of the first GPU's pool, and its pages on both counted for it."""
+    """Earlier a token got half of its share: the limit was computed from the first GPU's pool, but its pages on both
+    GPUs counted."""
     (tmp_path / 'tokens').write_text('alice\nbob\n')
     server = serve('--token-file', tmp_path / 'tokens', '--kv-bytes', '1M', '--token-share', 50, '--cpu-threads', 1, binary=service.FAKE,
                    env={'ATTN_FAKE_DEVICES': '2', 'ATTN_FAKE_SCRIPT': ''})
@@ -394,8 +400,8 @@ def test_a_token_has_its_share_of_all_gpus_together(serve, tmp_path, rng):
 
 
 def test_caches_that_are_made_before_they_are_filled_fill_all_gpus(serve, rng):
-    """As a server of language models makes them. They were all on the first,
-    and 507 with three quarters of the memory free."""
+    """A server of language models creates caches before it fills them. Earlier all of them were placed on the first
+    GPU, and appends failed with 507 while three quarters of the memory was free."""
     server = serve('--kv-bytes', '1M', '--cpu-threads', 1, binary=service.FAKE, env={'ATTN_FAKE_DEVICES': '4', 'ATTN_FAKE_SCRIPT': ''})
     caches = [Cache(server) for _ in range(64)]
     for cache in caches:
@@ -417,7 +423,8 @@ def test_an_id_of_before_a_restart_is_known_as_such(serve, rng):
 
 @pytest.mark.limit(90)
 def test_a_server_that_is_killed_in_the_middle_never_shows_stale_bytes(serve, rng):
-    """The child of a supervisor: what comes after it knows none of its caches, and hands out cleared pages."""
+    """A supervisor starts a new server process, which does not know the caches of the old one and hands out cleared
+    pages."""
     server = serve('--supervise', '--kv-bytes', '1M')
     cache = Cache(server)
     cache.append(rng, 500)
@@ -439,11 +446,12 @@ def test_a_server_that_is_killed_in_the_middle_never_shows_stale_bytes(serve, rn
 
 
 def test_a_full_pool_answers_507_and_loses_nothing(anywhere, rng):
-    server = anywhere('--kv-bytes', '256K')  # 32 pages of 64 positions
+    server = anywhere('--kv-bytes', '256K')  # the pool has 32 pages of 64 positions
     a, b = Cache(server), Cache(server)
     assert a.append(rng, 20 * 64).status == 200
     assert b.append(rng, 10 * 64).status == 200
-    answer, _ = decode([a, b], rng.standard_normal((2, 1, 4, 8)), [c.new(rng, 100) for c in (a, b)])  # two pages each: two are left
+    # each cache takes two pages, so two pages are left
+    answer, _ = decode([a, b], rng.standard_normal((2, 1, 4, 8)), [c.new(rng, 100) for c in (a, b)])
     assert answer.status == 507 and answer.json()['code'] == 'storage-full', answer
     assert '--kv-bytes' in answer.json()['detail']
     assert [a.info()['length'], b.info()['length']] == [20 * 64, 10 * 64]
@@ -456,7 +464,7 @@ def test_a_full_pool_answers_507_and_loses_nothing(anywhere, rng):
 
 
 def test_what_no_pool_can_hold_is_413(anywhere, rng):
-    """It was 507, "1048576 of 1048576 bytes are in pages", and nothing was."""
+    """Earlier the answer was 507 with "1048576 of 1048576 bytes are in pages", although no page was in use."""
     cache = Cache(anywhere('--kv-bytes', '1M'))
     answer = cache.append(rng, 20000)
     assert answer.status == 413 and 'retry-after' not in answer.headers and answer.json()['code'] == 'too-large', answer
@@ -467,7 +475,7 @@ def test_what_no_pool_can_hold_is_413(anywhere, rng):
 
 @pytest.mark.parametrize('binary', [service.BINARY, service.FAKE])
 def test_more_memory_for_caches_than_a_device_has_is_refused_at_the_start(binary):
-    """It said that it was ready, and then every cache was 507."""
+    """Earlier the server said that it was ready, and then answered 507 to every new cache."""
     name = 'cpu' if binary == service.BINARY else 'fake:0'
     command = [binary, '--listen', '127.0.0.1:0', '--device-bytes', '64M', '--kv-bytes', '65M', '--cpu-threads', '1', *(['--devices', 'cpu'] if name == 'cpu' else [])]
     env = {'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': ''} if binary == service.FAKE else {}
@@ -486,7 +494,7 @@ def test_a_fork_copies_nothing_until_somebody_writes(anywhere, rng):
     assert server.metric('attnd_cache_pages', kind='shared') == 16
     new = [c.new(rng, 1) for c in forks[:4]]
     assert_right(*decode(forks[:4], rng.standard_normal((4, 1, 4, 8)), new), forks[:4])
-    assert server.metric('attnd_cache_pages', kind='all') == 20  # the last page of each
+    assert server.metric('attnd_cache_pages', kind='all') == 20  # the last page of each cache was copied
     assert_right(*decode([cache, *forks], rng.standard_normal((33, 1, 4, 8))), [cache, *forks])
     for c in [cache, *forks]:
         c.delete()
@@ -531,13 +539,14 @@ def test_clients_that_append_to_one_cache_come_one_after_the_other(anywhere, rng
         t.join()
     assert not wrong, wrong[0]
     assert cache.info()['length'] == 8 * 15 * 2
-    # Every pair lies together, each once: the values are read back one by one, by a window of one key.
+    # The positions of both appends must be in the cache, each once and in one piece. A window of one key reads the
+    # values back one by one.
     q = np.zeros((1, 240, 4, 8))
     told = server.post(DECODE, {'q': wire.tensor(q), 'caches': [cache.id], 'causal': True, 'window': [0, 0]}).json()
     values = wire.value(told['out'])[0, :, 0, 0]
     assert np.array_equal(values[::2], values[1::2])
     assert sorted(values[::2]) == sorted(tag * 100 + n for tag in range(8) for n in range(15))
-    for tag in range(8):  # each client's in its order
+    for tag in range(8):  # the positions of each client are in the order in which that client sent them
         mine = [x for x in values[::2] if x // 100 == tag]
         assert mine == sorted(mine)
 
@@ -552,16 +561,17 @@ def gate(tmp_path):
 
 
 def all_at_once(calls):
-    """What they return, in their order."""
+    """Calls all functions at the same time and returns their results in the order of `calls`."""
     with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
         return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
 @pytest.mark.parametrize('float8', [False, True])
 def test_steps_of_different_clients_are_one_problem(serve, rng, gate, float8):
-    """On a device whose kernels read staging memory, and without a copy: each with the bits that it has alone,
-    whatever lies beside it."""
-    lengths, copies = [5, 64, 700, 128, 1, 300], 2 * 6  # of the appends, which are not merged
+    """On a device whose kernels read staging memory, steps are merged without a copy. Each step must have the same bits
+    as it has alone, whatever the batch contains."""
+    # the copies are made by appends, which the server does not merge
+    lengths, copies = [5, 64, 700, 128, 1, 300], 2 * 6
     os.unlink(gate)
     script = f'hold={gate},copy.err=700@{copies + 1}+'
     together = serve('--cpu-threads', 1, '--http-threads', 8, binary=service.FAKE, env={'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': script, **READS_STAGING})
@@ -587,12 +597,14 @@ def test_steps_of_different_clients_are_one_problem(serve, rng, gate, float8):
     alone = filled(serve('--cpu-threads', 1))
     caches = filled(together)
     before = [Cache(together, **shape) for _ in range(4 + GUESTS)]
-    for turn in 0, 1:  # the second finds what the first has appended
+    for turn in 0, 1:  # the second turn attends to what the first has appended
         open(gate, 'w').close()
         with concurrent.futures.ThreadPoolExecutor(10 + GUESTS) as pool:
             try:
                 held = []
-                for n in range(len(before)):  # a batch each: all four streams and the guests', so that what comes now has to wait
+                # each request is one batch: all four streams and the guests' streams are then busy, so later requests
+                # have to wait
+                for n in range(len(before)):
                     held.append(pool.submit(step, before[n], n % 6, turn))
                     assert eventually(lambda: together.metric('attnd_inflight_requests', state='running') == n + 1)
                 batches = together.metric('attnd_batch_size_count')
@@ -618,7 +630,7 @@ def test_a_step_that_is_given_up_leaves_its_cache_as_it_was(serve, rng, gate):
     assert cache.info()['length'] == 1
     waiting = []
     thread = threading.Thread(target=lambda: waiting.append(decode([cache], np.ones((1, 1, 4, 8)))))
-    thread.start()  # it waits for the device to be done with the one before
+    thread.start()  # this thread waits until the device has finished the step before
     assert eventually(lambda: server.metric('attnd_inflight_requests', state='queued') == 1)
     os.unlink(gate)
     thread.join()
@@ -627,8 +639,8 @@ def test_a_step_that_is_given_up_leaves_its_cache_as_it_was(serve, rng, gate):
 
 
 def test_many_steps_that_wait_for_one_cache_hold_nobody_else_up(serve, rng, gate):
-    """600 that append to a cache come one after the other, and the first takes long. There are other streams for
-    others, and other caches."""
+    """600 appends to one cache run one after the other, and the first takes long. Requests of others have free streams
+    and use other caches, so they must not wait."""
     server = serve('--cpu-threads', 1, '--kv-bytes', '1M', '--timeout-ms', 600000, '--max-receiving', 1000, '--http-threads', 2, binary=service.FAKE,
                    env={'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': f'hold={gate}@1'})
     busy, other = Cache(server), Cache(server)
@@ -667,7 +679,7 @@ def test_caches_of_a_lost_device_are_gone_and_new_ones_are_elsewhere(serve, rng)
                    env={'ATTN_FAKE_DEVICES': '2', 'ATTN_FAKE_SCRIPT': '0:launch.err=700@2'})
     q = np.ones((1, 1, 4, 8))
     on = {}
-    while len(on) < 2:  # each is made where there is most room
+    while len(on) < 2:  # the server creates each cache on the device with the most free memory
         cache = Cache(server)
         assert cache.append(rng, 200).status == 200
         on.setdefault(cache.info()['device'], []).append(cache)
@@ -775,7 +787,8 @@ def test_what_is_refused_names_what_and_why(server, rng):
 
 
 def test_a_query_changes_nothing(server, rng):
-    """fork?length=3 forked all positions, and DELETE ?dry_run=true deleted."""
+    """A query string changes nothing: earlier, fork?length=3 forked all positions, and DELETE ?dry_run=true deleted the
+    cache."""
     cache = Cache(server)
     cache.append(rng, 5)
     before = {c['id'] for c in server.get('/v1/caches').json()['caches']}
@@ -784,7 +797,7 @@ def test_a_query_changes_nothing(server, rng):
                                    ('DELETE', cache.path('?' + 'x' * 500), 'x' * 80)]:
         answer = server.ask(method, path)
         assert answer.status == 400 and answer.json()['code'] == 'invalid-request' and f"('?{argument}')" in answer.json()['detail'], answer
-    # Others of this server's may expire meanwhile.
+    # Other caches of this server may expire meanwhile.
     assert cache.id in before and {c['id'] for c in server.get('/v1/caches').json()['caches']} <= before
     assert server.get(cache.path('?any=1')).json()['length'] == 5
     cache.delete()

@@ -1,5 +1,5 @@
-"""POST /v1/attention/check and `attnd check`: verdicts, explanations and refusals. Whether every mistake of the table is
-found is measured by tests/evidence; here a few stand for all, over every way in which a check can be sent."""
+"""POST /v1/attention/check and `attnd check`: verdicts, explanations and refusals. tests/evidence measures whether
+every mistake of the table is found. Here a few mistakes go through every way in which a check can be sent."""
 import json
 import struct
 import subprocess
@@ -33,7 +33,7 @@ def codes(answer):
 
 @pytest.fixture
 def problem():
-    """A causal problem in float32, and what is right for it."""
+    """A causal problem in float32 and its right results."""
     members, x = random_problem(rng(), Sq=40, H=4, Hk=2, D=16)
     out, lse, *_ = ref.forward(x['q'], x['k'], x['v'], causal=True)
     return {**members, 'causal': True}, x, out, lse
@@ -94,7 +94,8 @@ def test_lse_in_base_2(server, problem):
 
 @pytest.mark.parametrize('declared', [True, False])
 def test_results_in_the_other_layout(server, problem, declared):
-    """With the shape of the other layout, or with that of this one around the other's memory."""
+    """Results in the other layout: once declared with the other layout's shape, once with this layout's shape over
+    memory in the other layout."""
     members, _, out, lse = problem
     moved = np.ascontiguousarray(out.swapaxes(1, 2))
     answer = check(server, members, out=tensor(moved if declared else moved.reshape(out.shape)), lse=tensor(lse))
@@ -166,7 +167,7 @@ def test_several_in_one_body(server, problem):
 
 
 def file_of(tensors, metadata):
-    """A safetensors file: {name: (array, dtype)}."""
+    """Writes a safetensors file of {name: (array, dtype)}."""
     header, data = {'__metadata__': metadata}, b''
     for name, (x, dtype) in tensors.items():
         bytes = raw(x, dtype)
@@ -206,7 +207,8 @@ def test_kserve_answers_a_report(server, problem):
 
 
 def test_a_deadline_makes_the_check_smaller_and_not_late(server):
-    """All of it takes many times the 2 s; the answer is there before they are over, and says what was left out."""
+    """The whole check takes many times the 2 s of the deadline. The answer must arrive before the deadline and name
+    what was left out."""
     shape = (1, 6000, 8, 64)
     members = {name: tensor(rng(5).standard_normal(shape), 'float16') for name in ('q', 'k', 'v')}
     began = time.monotonic()

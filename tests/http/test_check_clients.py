@@ -1,5 +1,5 @@
-"""What kernel authors copy from deploy/examples: pytest_attnd.py in a pytest of its own, and flashinfer_bench.py on files
-as FlashInfer-Bench has them. test_examples.py runs both as the README says."""
+"""Tests the files of deploy/examples that authors of kernels copy: pytest_attnd.py in a pytest run of its own, and
+flashinfer_bench.py on files in FlashInfer-Bench's format. test_examples.py runs both as the README says."""
 import importlib.util
 import json
 import os
@@ -166,7 +166,7 @@ def test_forward_and_backward(assert_attention, dtype):
 
 
 def attention(q, k, v, scale, causal):
-    """[Sq, H, D] over [Sk, H, D]: out, and lse in base 2 [Sq, H]."""
+    """Attention of q [Sq, H, D] over k and v [Sk, H, D]. Returns out [Sq, H, D], and lse in base 2 [Sq, H]."""
     z = np.einsum('ihd,jhd->hij', q, k) * scale
     if causal:
         z = np.where(np.tri(*z.shape[1:], z.shape[2] - z.shape[1], dtype=bool), z, -np.inf)
@@ -175,10 +175,11 @@ def attention(q, k, v, scale, causal):
 
 
 class TraceSet:
-    """A trace set of one definition and workload. All numbers that a file holds are bfloat16."""
+    """A trace set of FlashInfer-Bench with one definition and one workload. All numbers in its files are bfloat16."""
 
     def __init__(self, folder, op_type, name, inputs, files):
-        """files: the inputs that lie in a file of the workload; others are random, or numbers."""
+        """`files` are the inputs that are stored in a file of the workload. The other inputs are random, or single
+        numbers."""
         self.module, self.folder, self.name = example('flashinfer_bench'), folder, name
         specs = {}
         for n, x in inputs.items():
@@ -201,7 +202,7 @@ class TraceSet:
         return ('F32', x.astype(np.float32)) if name == 'lse' else ('BF16', wire.bf16_bits(x))
 
     def check(self, url, **outputs):
-        """(exit status, what is printed)"""
+        """Runs the checker. Returns (exit status, what it prints)."""
         (self.folder / 'out.safetensors').write_bytes(self.module.dump({**self.random, **{n: self.raw(n, x) for n, x in outputs.items()}}, {}))
         done = subprocess.run([sys.executable, os.path.join(FOLDER, 'flashinfer_bench.py'), str(self.folder), self.name, 'the-second', str(self.folder / 'out.safetensors'), url],
                               capture_output=True, text=True, timeout=50 * service.SLOWER)
@@ -235,7 +236,7 @@ def test_a_ragged_prefill_of_flashinfer_bench(server, tmp_path):
 
 def test_a_paged_prefill_and_a_latent_decode_of_flashinfer_bench(server, tmp_path):
     rng = np.random.default_rng(2)
-    # Two rows of 7 and 4 tokens on pages of one token, 3 and 4 queries.
+    # Two rows of 7 and 4 tokens on pages of one token, with 3 and 4 queries.
     pages, starts, queries = rng.permutation(20), np.array([0, 7, 11]), np.array([0, 3, 7])
     q, k, v = random(rng, 7, 4, 16), random(rng, 20, 1, 2, 16), random(rng, 20, 1, 2, 16)
     output, lse = np.zeros_like(q), np.zeros((7, 4))
@@ -247,7 +248,8 @@ def test_a_paged_prefill_and_a_latent_decode_of_flashinfer_bench(server, tmp_pat
     assert traces.check(server.url, output=output, lse=lse)[0] == 0
     assert traces.check(server.url, output=output * 1.5, lse=lse)[0] == 1
 
-    # One head of keys of 32 + 8 numbers, whose first 32 are the values; a row of 7 tokens on pages of 4, and one of none.
+    # One head whose keys have 32 + 8 numbers, the first 32 of which are the values. One row has 7 tokens on pages of 4,
+    # and one row has none.
     ckv, kpe = random(rng, 5, 4, 32), random(rng, 5, 4, 8)
     q_nope, q_pe = random(rng, 2, 3, 32), random(rng, 2, 3, 8)
     keys, values = (x[[3, 1]].reshape(8, 1, -1)[:7].repeat(3, 1) for x in (np.concatenate((ckv, kpe), -1), ckv))

@@ -71,7 +71,8 @@ def test_status_64_is_an_option_that_is_wrong():
     assert ended('--queue-depth', '0') == 64
     assert ended(env={'ATTND_QUEUE_DEPTH': '0'}) == 64
     assert ended(env={'ATTND_QEUE_DEPTH': '1'}) == 64
-    assert ended('--devices', 'cpu', '--device-bytes', '64M', '--kv-bytes', '1G') == 64  # each is fine by itself
+    # each option is valid by itself
+    assert ended('--devices', 'cpu', '--device-bytes', '64M', '--kv-bytes', '1G') == 64
 
 
 @pytest.mark.parametrize('supervised', [(), ('--supervise',)])
@@ -98,7 +99,8 @@ def test_status_78_is_a_file_that_is_wrong(tmp_path, supervised):
 
 
 def test_a_server_that_dies_again_and_again_ends_with_128_and_the_signal(serve):
-    """It is killed five times in a row, each time within two seconds of its start. The pauses between the starts are 0, 1, 2 and 4 s."""
+    """The server is killed five times in a row, each time within two seconds of its start. The supervisor pauses 0, 1,
+    2 and 4 s between the starts."""
     server = serve('--supervise')
     supervisor, server.process = server.process, None
     last = None
@@ -132,7 +134,7 @@ def test_variables_of_the_projects_own_makefile_and_tests_do_not_stop_a_server()
         with open(os.path.join(service.HERE, '..', path)) as f:
             names |= set(re.findall(r'(?<![A-Z-])(?:\$[({])?(ATTND_[A-Z]+)(?:=|:-)', f.read()))
     assert {'ATTND_BINARY', 'ATTND_SEEDS', 'ATTND_PART', 'ATTND_PYTHON', 'ATTND_PUBLISH'} <= names, names
-    for name in sorted(names):  # the environment is read first
+    for name in sorted(names):  # attnd reads the environment first
         r = run('--queue-depth', '0', env={name: '3'})
         assert r.stderr.startswith('attnd: --queue-depth: '), (name, r)
     assert run('--queue-depth', '0', env={'ATTND_BINARYS': '3'}).stderr.startswith('attnd: ATTND_BINARYS is not an option')

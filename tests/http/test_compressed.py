@@ -1,6 +1,6 @@
-"""Compressed bodies (Content-Encoding: gzip, x-gzip, deflate) in every format against the same body as it is; what is
-no such stream; and what a body that unpacks to a thousand times its bytes costs.
-tritonclient's own are in triton_calls.py."""
+"""Compressed bodies (Content-Encoding: gzip, x-gzip, deflate) in every format are compared with the same bodies
+uncompressed. Other tests send streams that are malformed, and bodies that unpack to a thousand times their size.
+triton_calls.py has the tests with tritonclient."""
 import contextlib
 import gzip
 import json
@@ -24,7 +24,7 @@ BEYOND = 'the server\'s --max-body-bytes'
 
 
 def bodies():
-    """(path, headers, body) of each format."""
+    """(path, headers, body) of a request in each format."""
     members, _ = wire.random_problem(np.random.default_rng(2), B=2, Sq=40, Sk=50, H=4, Hk=2, D=32, dtype='float16', causal=True)
     text, tail, _ = test_kserve.problem(parameters={'binary_data_output': True})
     tensors, options = test_safetensors.split(members)
@@ -37,7 +37,7 @@ BODIES = bodies()
 
 
 def numbers_of(kind, answer):
-    """The tensors of an answer: all of it but times."""
+    """Everything in an answer except its times."""
     assert answer.status == 200, answer
     if kind == 'json':
         return {name: t for name, t in answer.json().items() if name in ('out', 'lse')}
@@ -57,7 +57,7 @@ def test_a_compressed_body_has_the_answer_of_the_same_body(server, kind, coding)
 
 
 def in_pieces(server, path, headers, body, size, chunked):
-    """The body in packets of `size`, each long enough after the last that the server has it alone."""
+    """Sends the body in packets of `size` bytes, with pauses that let the server receive each packet alone."""
     lines = [f'POST {path} HTTP/1.1', 'Host: x', *(f'{n}: {v}' for n, v in headers.items()),
              'Transfer-Encoding: chunked' if chunked else f'Content-Length: {len(body)}']
     with server.raw() as s:
@@ -142,7 +142,7 @@ def test_a_request_behind_a_broken_stream_is_served(server):
 
 
 def test_the_length_of_the_json_counts_unpacked_bytes(server):
-    """As Triton has it: it is more than the body's own length here."""
+    """The header counts unpacked bytes, as in Triton. Here the number is larger than the Content-Length."""
     path = test_kserve.INFER
     text, tail, _ = test_kserve.problem(parameters={'binary_data_output': True}, id='x' * 500)
     packed = gzip.compress(text + tail)
@@ -156,7 +156,7 @@ def test_the_length_of_the_json_counts_unpacked_bytes(server):
 # ---- sizes -----------------------------------------------------------------------------------------------------------
 
 def zeros(megabytes):
-    """A safetensors body whose q has so many bytes, all of them zero, and k and v few."""
+    """A safetensors body whose q has this many megabytes, all zero; k and v are small."""
     rows = (megabytes << 20) // 64
     header = json.dumps({'q': {'dtype': 'F32', 'shape': [1, rows, 1, 16], 'data_offsets': [0, rows * 64]},
                          'k': {'dtype': 'F32', 'shape': [1, 1, 1, 16], 'data_offsets': [rows * 64, rows * 64 + 64]},
@@ -178,7 +178,7 @@ def test_what_a_body_unpacks_to_is_bounded(serve):
         answer = server.post(FORWARD, packed, {**PACKED, 'Content-Encoding': coding})
         assert answer.status == 413 and answer.json()['detail'] == over
     assert server.post(FORWARD, gzip.compress(zeros(1)), PACKED).status == 200
-    # To the byte: the limit itself is none too many.
+    # A body of exactly the limit is accepted, and one byte more is refused.
     text = json.dumps(wire.small_body()).encode()
     for bytes_, status in ((limit, 200), (limit + 1, 413)):
         assert server.post(FORWARD, gzip.compress(text + b' ' * (bytes_ - len(text))), {'Content-Encoding': 'gzip'}).status == status
@@ -187,7 +187,7 @@ def test_what_a_body_unpacks_to_is_bounded(serve):
 
 @pytest.mark.limit(120)
 def test_a_bomb_is_refused_after_64_mib(serve):
-    """A thousand to one is taken up to 64 MiB, and 256 to one beyond."""
+    """The server accepts a ratio of 1000 up to 64 MiB unpacked, and a ratio of 256 beyond."""
     server = serve('--max-body-bytes', '1G', '--staging-bytes', '2G')
     assert server.post(FORWARD, gzip.compress(zeros(40), 1), PACKED).status == 200
     header = json.dumps({'q': {'dtype': 'F32', 'shape': [1, 300 << 14, 1, 16], 'data_offsets': [0, 300 << 20]}}).encode()
@@ -199,7 +199,8 @@ def test_a_bomb_is_refused_after_64_mib(serve):
 
 
 def test_memory_is_leased_for_what_was_unpacked(serve):
-    """Neither for what the length announces, nor for what the header of the file does."""
+    """The server leases memory neither for the announced length of the body nor for what the file's header
+    announces."""
     server = serve('--staging-bytes', '512M', '--max-body-bytes', '256M')
     packed = gzip.compress(zeros(100), 9)
     half = len(packed) // 2
@@ -216,11 +217,12 @@ def test_memory_is_leased_for_what_was_unpacked(serve):
 
 
 def test_one_thread_serves_others_while_it_unpacks(serve):
-    """What arrives in one piece may hold a thousand times as much: it is unpacked a turn at a time. Without turns, no
-    more than two answers of another connection came before that of this one, whatever it unpacked to."""
+    """One packet may unpack to a thousand times its size, so the thread unpacks a bounded piece per turn. Without
+    turns, no more than two answers on another connection arrived before this request's answer, however much the packet
+    unpacked to."""
     server = serve('--http-threads', 1, '--max-body-bytes', '256M', '--staging-bytes', '2G')
     packed = bytearray(gzip.compress(zeros(30), 9))
-    packed[-1] ^= 1  # so that there is nothing to compute
+    packed[-1] ^= 1  # the checksum is wrong, so nothing is computed
     assert len(packed) < 32 << 10
     request = service.request_bytes(FORWARD, bytes(packed), headers=[f'{n}: {v}' for n, v in PACKED.items()])
 
@@ -248,8 +250,8 @@ def test_turns_over_tls(serve, tmp_path):
 
 @pytest.mark.parametrize('end', ['hang-up', 'stop'])
 def test_an_end_between_two_turns(serve, end):
-    """The client leaves, or the server stops without patience: the memory is given back,
-    and the server ends as always."""
+    """The client leaves, or the server stops without a drain, while the body is being unpacked. The server must give
+    the memory back and end with status 0."""
     server = serve('--http-threads', 2, '--max-body-bytes', '256M', '--staging-bytes', '2G', '--drain-ms', 1)
     packed = gzip.compress(zeros(60), 9)
     request = service.request_bytes(FORWARD, packed, headers=[f'{n}: {v}' for n, v in PACKED.items()])
@@ -257,7 +259,7 @@ def test_an_end_between_two_turns(serve, end):
     for s in sockets:
         s.sendall(request)
     if end == 'stop':
-        server.stop()  # with status 0, or it fails
+        server.stop()  # fails unless the server ends with status 0
     for s in sockets:
         s.close()
     if end == 'hang-up':

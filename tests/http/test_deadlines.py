@@ -1,4 +1,5 @@
-"""X-Request-Timeout-Ms, timeout_ms and --timeout-ms: the smallest is the deadline, kept by a timer; 504 past it."""
+"""X-Request-Timeout-Ms, timeout_ms and --timeout-ms: the smallest is the deadline. A timer keeps it, and the answer
+past the deadline is 504."""
 import time
 
 import pytest
@@ -10,8 +11,10 @@ from test_faults import running
 from under_way import GUESTS, Asking
 
 FORWARD = '/v1/attention/forward'
-SLOW_S = 6.0  # what the slow body takes at least,
-SOON_S = 1.8  # and a deadline that passes on the way: not so near that it is refused at once (slow.py), with most of a second to receive it
+SLOW_S = 6.0  # the least time that the slow body takes to compute
+# A deadline that passes during the computation. It is not so short that the server refuses the request at once
+# (slow.py), and it leaves most of a second to receive the body.
+SOON_S = 1.8
 SOON = {'X-Request-Timeout-Ms': f'{SOON_S * 1000:.0f}'}
 
 
@@ -51,7 +54,7 @@ def test_a_deadline_that_passes_in_the_queue(fake, gate):
 
 
 def test_no_time_at_all(busy):
-    """1 ms may just suffice for a small one, never for a slow one."""
+    """1 ms may just suffice for a small request, but never for a slow one."""
     late(busy.post(FORWARD, busy.slow_body, {'X-Request-Timeout-Ms': '1'}))
     answer = busy.post(FORWARD, wire.small_bytes(), {'X-Request-Timeout-Ms': '1'})
     assert answer.status in (200, 504), answer
@@ -59,7 +62,7 @@ def test_no_time_at_all(busy):
 
 @pytest.mark.parametrize('value', [0, -1, 2**53 + 1])
 def test_the_header_and_the_member_have_one_rule(busy, value):
-    """0 was 504 in the header and 400 in the body."""
+    """Earlier a value of 0 was 504 in the header and 400 in the body."""
     for answer in (busy.post(FORWARD, wire.small_bytes(), {'X-Request-Timeout-Ms': str(value)}), busy.forward(**wire.small_body(timeout_ms=value))):
         assert answer.status == 400 and 'from 1 to ' in answer.json()['detail'], answer
 
@@ -77,15 +80,17 @@ def test_what_is_no_time(busy, value):
 
 def test_the_member_of_the_body(busy):
     body = busy.slow_body[:-1] + b',"timeout_ms":%d}' % (SOON_S * 1000)
-    late(busy.post(FORWARD, body), 'while the request')  # was running, or waited for the last test's to end
+    # the request was running, or waited for the request of the last test to end
+    late(busy.post(FORWARD, body), 'while the request')
     late(busy.post(FORWARD, body, {'X-Request-Timeout-Ms': '50000'}), 'while the request')
     assert busy.post(FORWARD, wire.small_bytes(timeout_ms=50000)).status == 200
 
 
 def test_the_option_of_the_server(busy, serve):
     server = serve('--timeout-ms', int(SOON_S * 1000), '--cpu-threads', 1)
-    late(server.post(FORWARD, busy.slow_body, {'X-Request-Timeout-Ms': '60000'}), 'while the request was running')  # a client cannot have more than that
-    # The device finishes what it has begun before it takes the next.
+    # a client cannot extend that deadline
+    late(server.post(FORWARD, busy.slow_body, {'X-Request-Timeout-Ms': '60000'}), 'while the request was running')
+    # The device finishes running work before it starts the next.
     assert service.eventually(lambda: server.post(FORWARD, wire.small_bytes()).status == 200)
 
 

@@ -1,4 +1,4 @@
-"""The seed of dropout: drawn where a forward names none, answered, and wanted by a backward."""
+"""The seed of dropout: the server draws one if a forward names none, and answers it. A backward must name it."""
 import numpy as np
 import pytest
 

@@ -1,6 +1,6 @@
-"""deploy/examples: every client runs against a real server, checks what it gets, and says why it was refused. The
-commands are those of the table in its README, run from a copy of what git knows;
-one whose language is not here is skipped."""
+"""Tests of deploy/examples: every client runs against a real server, checks its results, and says why a request was
+refused. The commands are those of the table in the README there, run in a clone of the git checkout. A client whose
+language is not installed is skipped."""
 import os
 import re
 import shlex
@@ -16,7 +16,7 @@ FOLDER = os.path.join(service.HERE, '../deploy/examples')
 with open(os.path.join(FOLDER, 'README.md')) as f:
     TABLE = dict(re.findall(r'^\| \[([a-z_]+\.[a-z]+)\]\(\1\) \|.*\| `(.*)` \|$', f.read(), re.M))
 
-# What each prints, numbers aside.
+# What each example prints, without numbers.
 SAYS = {
     'curl.sh': r'numbers: the first row of out is 1 2\nbase64: the same out and lse\nobserve: 3 pairs, the queries look at keys 0 and 1\nrefused: v: .+\n',
     'numpy_client.py': r'cpu \w+: out \(2, 100, 4, 64\), the largest error is .+\nobserve: mean entropy .+ nats, the first key has .+ of 100 queries\ndq \(2, 100, 4, 64\) dk .+ dv .+\nrefused: k: .+ \(invalid-request at /k/shape.*\)\n',
@@ -44,7 +44,9 @@ SAYS = {
 
 def test_every_example_is_in_the_table_and_tested():
     files = {name for name in os.listdir(FOLDER) if name != 'README.md'}
-    assert files == set(TABLE) == set(SAYS) | {'dask_client.py', 'ray_client.py', 'attention.c'}  # test_clusters.py runs two, test_install.py builds the last
+    # attention.c, dask_client.py and ray_client.py are left out: test_install.py builds the first, and
+    # test_clusters.py runs the others
+    assert files == set(TABLE) == set(SAYS) | {'dask_client.py', 'ray_client.py', 'attention.c'}
 
 
 @pytest.fixture(scope='module')
@@ -55,8 +57,8 @@ def shm_server():
 
 @pytest.fixture(scope='module')
 def cuda_shm(tmp_path_factory):
-    """A server whose GPU memory can be shared, and the folder of the libcudart that goes with it: CUDA's own, or, where
-    attnd finds no GPU, the fake device and cudart.c."""
+    """A server whose GPU memory can be shared, and the folder of the matching libcudart: CUDA's own, or, if attnd finds
+    no GPU, the fake device and cudart.c."""
     with service.Server('--allow-cuda-shm') as server:
         if server.get('/v1/info').json()['devices'][0]['name'].startswith('cuda:'):
             yield server, '/usr/local/cuda/lib64'
@@ -67,7 +69,7 @@ def cuda_shm(tmp_path_factory):
         yield server, str(folder)
 
 
-@pytest.mark.limit(180)  # where Go compiles its own library first
+@pytest.mark.limit(180)  # the Go compiler builds its own library first
 @pytest.mark.parametrize('name', sorted(SAYS))
 def test_an_example_runs_and_says_why_it_was_refused(server, shm_server, cuda_shm, clone, name):
     command = [sys.executable if word == 'python3' else word for word in shlex.split(TABLE[name])]
@@ -76,7 +78,8 @@ def test_an_example_runs_and_says_why_it_was_refused(server, shm_server, cuda_sh
     if name == 'torch_client.py' and subprocess.run([command[0], '-c', 'import torch'], capture_output=True).returncode != 0:
         pytest.skip('PyTorch is not here')
     if name in ('triton_client.py', 'triton_sequence.py', 'shared_memory_client.py'):
-        command[0] = os.path.join(service.BUILD, 'venv/bin/python')  # whose NumPy is the one that the client was made for
+        # this Python has the NumPy that the client was built for
+        command[0] = os.path.join(service.BUILD, 'venv/bin/python')
         if not os.path.isdir(os.path.join(service.FETCHED, 'tritonclient/http')):
             pytest.skip('tritonclient is not here (tests/setup.sh test fetches it from PyPI)')
     if name == 'shared_memory_client.py':
@@ -94,6 +97,6 @@ def test_an_example_runs_and_says_why_it_was_refused(server, shm_server, cuda_sh
 
 
 def test_an_example_fails_where_nobody_answers(clone):
-    """With a message, and not with a result."""
+    """The example prints a message and no result."""
     done = subprocess.run(['sh', clone / 'deploy/examples/curl.sh', f'http://127.0.0.1:{service.free_port()}'], capture_output=True, text=True, timeout=50)
     assert done.returncode != 0 and not done.stdout and 'curl' in done.stderr

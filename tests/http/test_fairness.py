@@ -1,4 +1,4 @@
-"""Device time is shared between callers: tokens, or connections where there are no tokens."""
+"""Device time is shared between callers. A caller is a token, or a connection if there are no tokens."""
 import contextlib
 import json
 
@@ -24,18 +24,18 @@ def tokens(tmp_path):
 
 
 def endless():
-    """Longer than a test takes on any machine, and no more than the server lets a request ask for (--max-seconds)."""
+    """Work that takes longer than any test, but no more than the server lets a request ask for (--max-seconds)."""
     return slow.body(150000)
 
 
 def queued(seed=1):
-    """Too large for the thread that received it, and soon computed."""
+    """Work that is too large for the thread that received it, but is computed soon."""
     return slow.body(700, seed=seed)
 
 
 @contextlib.contextmanager
 def flood(server, count, token=None, body=None):
-    """That many requests, each on a connection of its own, of which at least one runs."""
+    """Sends that many requests, each on its own connection, and waits until at least one runs."""
     with contextlib.ExitStack() as stack:
         for n in range(count):
             stack.enter_context(server.raw()).sendall(request_bytes(FORWARD, body or endless(), headers=head(token)))
@@ -56,7 +56,8 @@ def test_a_token_that_keeps_all_streams_busy_holds_up_nobody_else(serve, tokens,
 
 
 def test_without_tokens_a_connection_is_a_caller(serve):
-    """Pipelined requests of one connection come one after the other; another connection's is computed beside them."""
+    """Pipelined requests of one connection run one after the other. The request of another connection runs beside
+    these."""
     server = serve('--cpu-threads', '1')
     with flood(server, 1):
         assert server.post(FORWARD, queued()).status == 200
@@ -64,7 +65,7 @@ def test_without_tokens_a_connection_is_a_caller(serve):
 
 
 def test_checks_and_verification_of_one_token_leave_threads_to_another(serve, tokens):
-    """Bob's rows are verified for a long time, on more requests than there are threads for it."""
+    """The rows of Bob's requests are verified for a long time, by more requests than there are threads for it."""
     server = serve('--cpu-threads', '2', '--token-file', tokens)
     server.page_headers = {'Authorization': 'Bearer alice-secret'}
     verified = json.loads(slow.body(20000, outputs=['out']))
@@ -82,7 +83,8 @@ def test_metrics_have_the_time_of_each_token_by_its_name(serve, tokens):
     def spent(caller):
         return server.metric('attnd_caller_seconds_total', caller=caller, work='device')
     for token, caller, other in [('alice-secret', 'alice', 'line 3'), ('bob-secret', 'line 3', 'alice')]:
-        for body in (wire.small_bytes(), queued()):  # computed by the thread that received it, and by a device
+        # the first is computed by the thread that received it, the second by a device
+        for body in (wire.small_bytes(), queued()):
             before = spent(caller), spent(other)
             assert server.post(FORWARD, body, {'Authorization': f'Bearer {token}'}).status == 200
             assert spent(caller) > before[0] and spent(other) == before[1], server.metrics()

@@ -1,6 +1,6 @@
-"""Devices that fail, several devices, and what a client sees of it. No GPU is needed: attnd-fake is the same daemon
-with devices that compute on the CPU and fail as a script says (kernels/fake/fake.c). Nothing here depends on how fast
-anything is: a batch runs for as long as a file is there."""
+"""Devices that fail, several devices, and what a client sees of that. No GPU is needed: attnd-fake is the same daemon
+with devices that compute on the CPU and fail as a script says (kernels/fake/fake.c). Nothing here depends on speed: a
+batch runs as long as a certain file exists."""
 import json
 import os
 import signal
@@ -17,7 +17,8 @@ from service import Server, eventually
 from under_way import GUESTS, Asking, dies
 
 FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
-STICKY = [46, 214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 810, 999, 12345]  # the last is in no table
+# the last code is in no table of the server
+STICKY = [46, 214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 810, 999, 12345]
 ONE = ('--cpu-threads', '1')
 
 
@@ -36,7 +37,7 @@ def running(server):
 
 @pytest.fixture(scope='module')
 def right():
-    """What the small request's answer must be, from a server without faults."""
+    """The right answer to the small request, from a server without faults."""
     with Server(*ONE, '--devices', 'cpu') as server:
         return tensors(server.post(FORWARD, wire.small_bytes()))
 
@@ -90,7 +91,7 @@ def test_saved_contexts_and_envelopes_reach_a_device_with_memory_of_its_own(fake
 
 
 def test_a_small_request_runs_where_it_was_received(fake, right):
-    server = fake('copy.err=700', reads_staging=True)  # nothing is copied
+    server = fake('copy.err=700', reads_staging=True)  # this device copies nothing, so it never fails
     for _ in range(3):
         answer = server.post(FORWARD, wire.small_bytes())
         assert tensors(answer) == right and answer.json()['backend'].startswith('fake:0 ')
@@ -112,7 +113,7 @@ def test_what_is_late_is_answered_when_it_ends(fake, right, gate):
     late = Asking(server)
     assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 1)
     assert server.get('/livez').status == 200
-    behind = Asking(server)  # the device has a batch: it waits its turn and is not held up
+    behind = Asking(server)  # the device runs a batch: this request waits its turn and is not held up longer
     assert tensors(behind.result()) == right
     gate.open()
     assert tensors(late.result()) == right
@@ -129,7 +130,8 @@ def test_who_waits_too_long_for_what_is_late_is_told_so(fake, right, gate):
 
 
 def test_what_is_late_has_its_time_while_others_come_and_go(fake, right, gate):
-    """The device's thread takes it over from another slot, and lost on the way until when it may run."""
+    """While the device's thread takes a late request over from another slot, the request must not lose the time until
+    which it may run."""
     server = fake(f'hold={gate.path}@1', reads_staging=True)
     late = Asking(server)
     assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 1)
@@ -142,13 +144,15 @@ def test_what_is_late_has_its_time_while_others_come_and_go(fake, right, gate):
 
 
 def test_what_is_late_runs_on_though_the_queue_is_full(fake, right, gate):
-    """Its body was admitted before the queue filled up. It waits for no device, and its thread waits for nothing."""
+    """The body of the late request was admitted before the queue filled up. The request waits for no device, and its
+    thread waits for nothing."""
     server = fake(f'hold={gate.path}@1', '--queue-depth', 1, '--batch-window-us', 1000000, '--http-threads', 1, reads_staging=True)
     body = wire.small_bytes()
     with server.raw() as late:
         late.sendall(service.request_bytes(FORWARD, body)[:-1])
         assert eventually(lambda: server.metric('attnd_inflight_requests', state='receiving') == 1)
-        waits = Asking(server, {**wire.small_body(), 'verify': 1})  # it leaves with a batch alone, and a window holds that back
+        # `verify` sends this request through a batch, which the batching window delays
+        waits = Asking(server, {**wire.small_body(), 'verify': 1})
         assert eventually(lambda: server.metric('attnd_inflight_requests', state='queued') == 1)
         late.sendall(body[-1:])
         assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 1)
@@ -179,7 +183,8 @@ def test_an_error_of_a_small_request_is_its_own(fake, right, script, status, slu
 def test_a_device_that_a_small_request_loses_is_lost_for_all(fake, right):
     server = fake('0:sync.err=700@1', devices=2, reads_staging=True)
     answers = []
-    while len(answers) < 30 and all(a.status == 200 for a in answers):  # which device computes depends on the core: perhaps always the other
+    # which device computes depends on the processor core, so it may always be the other one
+    while len(answers) < 30 and all(a.status == 200 for a in answers):
         answers.append(server.post(FORWARD, wire.small_bytes()))
     if answers[-1].status != 200:
         fails(answers.pop(), 503, 'unavailable', 'lost')
@@ -204,10 +209,12 @@ def test_an_error_that_passes_fails_its_batch_alone(fake, right, script, says):
 
 
 def test_every_request_of_a_failed_batch_hears_of_it(fake, right, gate):
-    """Requests that leave together share the fate of their batch, and no others'."""
+    """Requests that run in one batch fail with that batch, and other requests do not."""
     server = fake(f'hold={gate.path}@1+,launch.err=9@{5 + GUESTS}')
     first = []
-    for n in range(1, 5 + GUESTS):  # one after the other, a batch each: all four streams and the guests', so that what comes now has to wait
+    # each request is one batch, and they are sent one after the other: all four streams and the guests' streams are
+    # then busy, so later requests have to wait
+    for n in range(1, 5 + GUESTS):
         first.append(Asking(server))
         assert eventually(lambda: running(server)['fake:0'] == n)
     batches = server.metric('attnd_batch_size_count')
@@ -231,10 +238,10 @@ def test_out_of_device_memory_is_answered_503_and_passes(fake, right):
 
 
 def test_scratch_memory_of_idle_streams_is_given_up_before_anybody_is_refused(fake, right, gate):
-    server = fake(f'hold={gate.path}@1,alloc.fail@7')  # a first request's: workspace, inputs, outputs
+    server = fake(f'hold={gate.path}@1,alloc.fail@7')  # a first request allocates workspace, inputs and outputs
     first = Asking(server)
     assert eventually(lambda: running(server)['fake:0'] == 1)
-    assert tensors(server.post(FORWARD, wire.small_bytes())) == right  # on another stream
+    assert tensors(server.post(FORWARD, wire.small_bytes())) == right  # this request runs on another stream
     gate.open()
     assert tensors(first.result()) == right
     kept = devices(server)['fake:0']['memory_used_bytes']
@@ -244,9 +251,9 @@ def test_scratch_memory_of_idle_streams_is_given_up_before_anybody_is_refused(fa
 
 
 def body_of(kilobytes, seed=3):
-    """A forward whose tensors, in and out, are about so large; quick to compute."""
+    """A forward whose inputs and outputs take about this many kilobytes, and that is quick to compute."""
     rng = np.random.default_rng(seed)
-    members, _ = wire.random_problem(rng, B=kilobytes, Sq=4, H=1, D=16)  # 4 tensors of 256 bytes per row of the batch
+    members, _ = wire.random_problem(rng, B=kilobytes, Sq=4, H=1, D=16)  # 4 tensors of 256 bytes per batch row
     return json.dumps(members).encode()
 
 
@@ -264,7 +271,7 @@ def test_what_fits_alone_waits_for_memory_instead_of_failing(fake, gate):
     assert eventually(lambda: running(server)['fake:0'] == 1)
     others = [Asking(server, large) for _ in range(3)]
     assert eventually(lambda: running(server)['fake:0'] == 4)
-    small = Asking(server)  # must not overtake them for ever; that it waits too is fine
+    small = Asking(server)  # the small request must not overtake the large ones for ever; it may wait too
     gate.open()
     expected = tensors(first.result())
     assert all(tensors(a.result()) == expected for a in others)
@@ -284,8 +291,8 @@ def test_no_pinned_memory_is_answered_503_and_passes(fake, right):
 @pytest.mark.limit(120)
 @pytest.mark.parametrize('code, status, slug', [(9, 500, 'internal'), (2, 503, 'out-of-memory')])
 def test_whichever_call_fails_the_request_does_and_nothing_is_lost(fake, right, code, status, slug):
-    """The n-th call after the last fault fails, for n = 1, 2, 3 ...,
-    until a request goes through between two faults."""
+    """After each fault the n-th call of the device fails, for n = 1, 2, 3 ..., until a request passes between two
+    faults."""
     server = fake(f'walk.err={code}')
     failed = passed = 0
     while passed < 3:
@@ -317,10 +324,10 @@ def test_a_device_that_lies_is_found_out_by_verify(fake):
 def test_a_sticky_error_takes_readiness_down_answers_all_and_ends_with_70(fake, right, gate, code):
     server = fake(f'hold={gate.path}@2,sync.err={code}@2', '--max-batch', '1')
     assert tensors(server.post(FORWARD, wire.small_bytes())) == right
-    asked = [Asking(server) for _ in range(7)]  # four run and three wait
+    asked = [Asking(server) for _ in range(7)]  # four requests run and three wait
     assert eventually(lambda: running(server)['fake:0'] >= 1 and server.metric('attnd_device_batches_total') + running(server)['fake:0']
                       + server.metric('attnd_queue_requests') == 8)
-    probe = server.raw()  # begun before the fault: the listeners are gone after it
+    probe = server.raw()  # this connection was opened before the fault, for the listeners are closed after the fault
     probe.sendall(b'GET /readyz HTTP/1.1\r\nHost: a\r\n')
     gate.open()
     answers = [a.result() for a in asked]
@@ -346,7 +353,7 @@ def test_wherever_a_sticky_error_surfaces(fake, script):
 
 @pytest.mark.limit(240)
 def test_whichever_call_meets_a_sticky_error(right):
-    """Fails the n-th call of a request for good, for every n until there is no n-th call."""
+    """Fails the n-th call of a request permanently, for n = 1, 2, 3 ..., until a request makes fewer than n calls."""
     for n in range(1, 100):
         server = Server(*ONE, env={'ATTN_FAKE_SCRIPT': f'call.err=700@{n}'}, binary=service.FAKE).start()
         answer = server.post(FORWARD, wire.small_bytes())
@@ -361,13 +368,14 @@ def test_whichever_call_meets_a_sticky_error(right):
 
 @pytest.mark.limit(120)
 def test_a_sticky_error_behind_one_that_passes_is_not_overlooked():
-    """A launch fails, and what was copied before it turns out to have failed for good: that is what counts, at once."""
+    """A launch fails with an error that passes, and the copy before it turns out to have failed with a permanent error.
+    The permanent error must count at once."""
     lost = 0
     for n in range(1, 20):
         server = Server(*ONE, env={'ATTN_FAKE_SCRIPT': f'launch.err=9@1,call.err=700@{n}'}, binary=service.FAKE).start()
         while (answer := server.post(FORWARD, wire.small_bytes())).status != 503:
             assert answer.status in (200, 500), answer
-        fails(answer, 503, 'unavailable', 'error 700')  # and never: was lost to an earlier error
+        fails(answer, 503, 'unavailable', 'error 700')  # the message never says "was lost to an earlier error"
         dies(server, 70)
         lost += 1
     assert lost == 19
@@ -384,12 +392,12 @@ def test_a_keep_alive_client_does_not_hold_the_end_up(fake):
 
 
 def pids(server):
-    """Of the servers that the supervisor started, as it says."""
+    """The process ids of the servers that the supervisor says it has started."""
     return [int(line.split('pid=')[1].split()[0]) for line in server.log().splitlines() if 'what=started' in line]
 
 
 def patient(server, seconds=30):
-    """The small request, again until it is answered: a client that does as Retry-After says."""
+    """Repeats the small request until it is answered, as a client does that follows Retry-After."""
     def once():
         try:
             answer = server.post(FORWARD, wire.small_bytes())
@@ -411,7 +419,7 @@ def test_under_a_supervisor_the_next_server_takes_over(fake, right):
 
 
 def test_under_a_supervisor_nobody_is_refused_a_connection(fake, right):
-    """The listening socket is the parent's: who comes while there is no server waits."""
+    """The listening socket belongs to the parent, so a client that connects while no server runs waits."""
     server = fake('launch.err=719@2', '--supervise')
     assert tensors(server.post(FORWARD, wire.small_bytes())) == right
     assert server.post(FORWARD, wire.small_bytes()).status == 503
@@ -452,13 +460,13 @@ def test_under_a_supervisor_a_hung_device_is_replaced(fake, right):
 
 
 def test_a_call_that_never_returns_counts_as_a_lost_device(fake):
-    """The device's own thread hangs: it waits for what it had put on the stream before a mark failed (the call after
-    the run)."""
+    """The device's own thread hangs: after a mark on the stream failed (the call after the run), it waits for
+    everything on that stream."""
     found = False
     for n in range(1, 30):
         server = fake(f'event.never@1,call.err=9@{n}', '--watchdog-ms', '300')
         answer = server.post(FORWARD, wire.small_bytes())
-        if answer.status == 500:  # it failed before there was anything to wait for
+        if answer.status == 500:  # this call failed before there was anything to wait for
             server.stop()
             continue
         fails(answer, 503, 'unavailable', 'did not finish')
@@ -469,7 +477,8 @@ def test_a_call_that_never_returns_counts_as_a_lost_device(fake):
 
 
 def test_slow_is_not_lost(fake, right, gate):
-    """A deadline passes while a batch runs: its client is answered, the batch ends later, and nothing is lost."""
+    """A deadline passes while a batch runs. The client is answered, the batch ends later, and the device does not count
+    as lost."""
     server = fake(f'hold={gate.path}@1')
     answer = server.post(FORWARD, wire.small_bytes(), {'X-Request-Timeout-Ms': '1000'})
     assert answer.status == 504, answer
@@ -496,7 +505,7 @@ def test_a_hung_device_does_not_hold_up_a_drain(fake):
     server = fake('event.never@1', '--drain-ms', '200')
     asked = Asking(server)
     assert eventually(lambda: running(server)['fake:0'] == 1)
-    server.stop()  # exits with 0 within its bound
+    server.stop()  # stop() checks that the server exits with status 0 in time
     assert asked.result().status == 503
 
 
@@ -529,7 +538,7 @@ def test_devices_that_cannot_be_had(option, count, script, says):
 
 
 def test_the_program_without_a_gpu_serves_from_the_cpu(serve, right):
-    """The program as it is built here, with CUDA or without it: where there is no driver it starts and computes."""
+    """The program as it was built, with or without CUDA: without a driver it starts and computes on the CPU."""
     if os.path.exists('/dev/nvidia0') or os.path.exists('/dev/nvidiactl'):
         pytest.skip('there is a GPU here')
     server = serve(*ONE)
@@ -541,12 +550,12 @@ def test_the_program_without_a_gpu_serves_from_the_cpu(serve, right):
 
 
 def test_the_least_loaded_device_is_next(fake, gate):
-    """By work, not by count: one large request outweighs several small ones."""
+    """The load of a device is its work, not its count of requests: one large request outweighs several small ones."""
     server = fake(f'hold={gate.path}', devices=2)
     large = Asking(server, body_of(2000))
     assert eventually(lambda: sum(running(server).values()) == 1)
     small = []
-    for n in range(1, 4):  # one after the other, so that they do not leave as one batch
+    for n in range(1, 4):  # the requests are sent one after the other, so that they do not leave as one batch
         small.append(Asking(server))
         assert eventually(lambda: sum(running(server).values()) == 1 + n)
         assert running(server) == {'fake:0': 1, 'fake:1': n}
@@ -588,7 +597,7 @@ def test_one_device_lost_of_two_leaves_the_other_serving(fake, right):
     m = server.metrics()
     assert m['attnd_device_usable{device="fake:0"}'] == 0 and m['attnd_device_usable{device="fake:1"}'] == 1 and m['attnd_ready'] == 1
     assert {n: d['usable'] for n, d in devices(server).items()} == {'fake:0': False, 'fake:1': True}
-    fails(server.post(FORWARD, wire.small_bytes()), 503, 'unavailable', 'error 700')  # and the last one
+    fails(server.post(FORWARD, wire.small_bytes()), 503, 'unavailable', 'error 700')  # the last device is lost as well
     dies(server, 70)
 
 
@@ -599,7 +608,7 @@ def test_one_device_hung_of_two_leaves_the_other_serving(fake, right):
     for _ in range(5):
         assert tensors(server.post(FORWARD, wire.small_bytes())) == right
     assert server.metric('attnd_device_errors_total', device='fake:0', error='OVERDUE') == 1
-    server.stop()  # what the hung device holds does not keep the server from ending well
+    server.stop()  # the requests that the hung device holds do not keep the server from ending well
 
 
 def test_a_batch_that_comes_back_after_its_device_was_given_up(fake, right, gate):
@@ -613,7 +622,7 @@ def test_a_batch_that_comes_back_after_its_device_was_given_up(fake, right, gate
 
 
 def test_staging_memory_outlives_the_device_it_came_from(fake):
-    """Extents of sizes that were never leased before are made after the first device is gone."""
+    """Sizes of extents that were never leased before are allocated after the first device is gone."""
     server = fake('0:launch.err=700@1', devices=2)
     assert server.post(FORWARD, wire.small_bytes()).status == 503
     assert server.post(FORWARD, body_of(3000)).status == 200
@@ -660,16 +669,17 @@ STUCK_S = 5  # HEARTBEAT_LIMIT_MS
 
 @pytest.fixture
 def watched(serve):
-    """watched(script, shim variables): a server, and a connection to --metrics-listen,
-    which has a thread of its own."""
+    """watched(script, shim variables) starts a server and opens a connection to --metrics-listen, which has its own
+    thread."""
     connections = []
 
     def start(script='', **shims):
         port = service.free_port()
         env = {'ATTN_FAKE_SCRIPT': script, **(service.shimmed(**shims) if shims else {})}
-        # The thread that is stuck has a body in its hands, which does not move either.
+        # The stuck thread is receiving a body, which does not progress either.
         server = serve(*ONE, '--metrics-listen', f'127.0.0.1:{port}', '--body-stall-ms', '60000', env=env, binary=service.FAKE)
-        connections.append(service.Connection(('127.0.0.1', port), 20 * service.SLOWER))  # made now: it is the loop that accepts
+        # the connection is made now, because the loop accepts connections
+        connections.append(service.Connection(('127.0.0.1', port), 20 * service.SLOWER))
         assert connections[-1].ask('GET', '/readyz').status == 200
         return server, connections[-1]
     yield start
@@ -678,7 +688,7 @@ def watched(serve):
 
 
 def becomes_unready(port, why):
-    """/livez stays 200: a restart is not asked for."""
+    """Waits until /readyz fails with this reason. /livez stays 200, so no restart is asked for."""
     assert eventually(lambda: port.ask('GET', '/readyz').status == 503, seconds=(STUCK_S + 20) * service.SLOWER, every=0.1)
     assert why in port.ask('GET', '/readyz').body.decode()
     assert port.ask('GET', '/livez').status == 200
@@ -704,8 +714,8 @@ def test_a_thread_that_is_stuck_makes_the_server_unready_and_says_so(watched, ga
 
 
 def test_the_probe_notices_a_thread_that_keeps_others_waiting(fake, gate):
-    """service.Probe takes away what the machine had other work for. A second in which the one HTTP thread waits for
-    something is the server's own."""
+    """service.Probe subtracts time that the machine spent on other work. If the only HTTP thread waits for a second,
+    that time counts as the server's."""
     server = fake(f'plan.hold={gate.path}@1', '--http-threads', '1')
     with service.Probe(server) as probe:
         asking = Asking(server)

@@ -1,9 +1,8 @@
-"""HTTP itself, malformed: bytes over a raw socket, what they are answered, and what becomes of the connection.
+"""Malformed HTTP: bytes sent over a raw socket, their answers, and what happens to the connection.
 
-A row is a name, the bytes, the statuses that are right (None: closed without an answer), and whether the next request
-on the same connection is served. After each row a good request on a new connection must succeed; a request hidden in a
-body that was framed badly must never be served.
-"""
+A row is a name, the bytes, the right statuses (None: closed without an answer), and whether the next request on the
+same connection is served. After each row a good request on a new connection must succeed. A request hidden in a badly
+framed body must never be served."""
 import json
 import os
 import select
@@ -43,7 +42,7 @@ ROWS = [
     ('length_and_chunked', post(f'Content-Length: {N}', 'Transfer-Encoding: chunked', body=b'0\r\n\r\n' + SMUGGLED), {400}, CLOSES),
     ('chunked_and_length', post('Transfer-Encoding: chunked', 'Content-Length: 5', body=b'0\r\n\r\n' + SMUGGLED), {400}, CLOSES),
     ('two_transfer_encodings', post('Transfer-Encoding: chunked', 'Transfer-Encoding: chunked', body=b'0\r\n\r\n'), {400}, CLOSES),
-    # H2: names that are no tokens
+    # H2: header names that are not tokens
     ('space_before_colon', post('Content-Length : 5', body=SMUGGLED), {400}, CLOSES),
     ('space_before_colon_of_another', post('X-Any : 5', f'Content-Length: {N}'), {400}, CLOSES),
     ('space_in_a_name', post('X Any: 5', f'Content-Length: {N}'), {400}, CLOSES),
@@ -96,7 +95,7 @@ ROWS = [
     ('name_of_60_kb', post('x' * 60000 + ': 1'), {200, 431}, None),
     ('1500_cookies', post('Cookie: ' + '; '.join(['a=1'] * 1500)), {431}, CLOSES),
     ('1500_cookies_and_a_bad_length', post('Content-Length: x', 'Cookie: ' + '; '.join(['a=1'] * 1500)), {400, 431}, CLOSES),
-    # Targets that are not what they decode to, and those in other forms
+    # targets whose decoded form differs, and targets in other forms
     ('nul_in_the_path', request_bytes('/livez%00x', None, 'GET'), {404}, STAYS),
     ('nul_at_the_end', request_bytes('/livez%00', None, 'GET'), {404}, STAYS),
     ('escaped_slash', request_bytes('/v1%2finfo', None, 'GET'), {404}, STAYS),
@@ -107,7 +106,7 @@ ROWS = [
     ('no_host', post(host=False), {400}, CLOSES),
     ('two_hosts', post('Host: elsewhere'), {400}, CLOSES),
     ('no_host_in_1_0', b'GET /livez HTTP/1.0\r\n\r\n', {200}, CLOSES),
-    # H11: not HTTP/1
+    # H11: protocols other than HTTP/1
     ('http_2_preface', b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n', {400, 505, None}, CLOSES),
     ('http_1_9', b'GET /livez HTTP/1.9\r\nHost: x\r\n\r\n', {200, 400, 505}, None),
     ('http_0_9', b'GET /livez\r\n\r\n', {200, 400, 505, None}, CLOSES),
@@ -129,7 +128,7 @@ ROWS = [
     ('content_encoding_br', post('Content-Encoding: br'), {415}, STAYS),
     ('no_body_at_all', request_bytes(FORWARD, None), {400}, STAYS),
     ('empty_body', post(body=b''), {400}, STAYS),
-    # what must keep working
+    # valid requests that must keep working
     ('good', post(), {200}, STAYS),
     ('good_with_query', post(path=FORWARD + '?x=1'), {200, 400}, STAYS),
     ('length_with_leading_zeros', sized(f'000{N}'), {200, 400}, None),
@@ -148,14 +147,14 @@ def test_row(server, sent, statuses, next_is_served):
         try:
             s.sendall(sent)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # refused at the head, while we were still sending
+            pass  # the server refused the request at its head, while the test was still sending
         reader = RawReader(s)
         answer = reader.answer(method)
         while answer is not None and answer.status == 100:
             answer = reader.answer(method)
         status = answer and answer.status
         assert status in statuses, f'{status}, expected one of {statuses}: {answer}'
-        if status is not None and status >= 400 and status != 505:  # of HTTP/2 libmicrohttpd says so itself
+        if status is not None and status >= 400 and status != 505:  # libmicrohttpd itself answers HTTP/2 with 505
             assert answer.headers['content-type'] == 'application/problem+json', answer
             problem = answer.json()
             assert problem['status'] == status and problem['request_id'] == answer.headers['x-request-id']
@@ -181,8 +180,8 @@ def test_405_names_the_methods(server):
     post('X-Null: a\0b'), post().replace(b'\r\n', b'\n'), post('X-Fold: a\r\n b'), post(': empty name')],
     ids=['nul_in_a_value', 'bare_line_feeds', 'folded_header', 'header_without_a_name'])
 def test_h9_what_the_library_lets_through(server, sent):
-    """libmicrohttpd 0.9.75 accepts these (1.x refuses); the server cannot see them. They are served or refused,
-    and that is all."""
+    """libmicrohttpd 0.9.75 accepts these messages (1.x refuses), and the server cannot see the difference. The messages
+    must be either served or refused."""
     with server.raw() as s:
         s.sendall(sent)
         answer = RawReader(s).answer()
@@ -191,7 +190,7 @@ def test_h9_what_the_library_lets_through(server, sent):
 
 
 def test_h7_a_million_chunks_of_one_byte(server):
-    """They are served from memory that does not grow with their number."""
+    """The memory that chunks need does not grow with their number."""
     q = {'shape': [1, 250000, 1, 1], 'dtype': 'float16', 'data': 'A' * 666667 + '='}
     one = {'shape': [1, 1, 1, 1], 'dtype': 'float16', 'data': 'ADw='}
     body = json.dumps({'q': q, 'k': one, 'v': one, 'outputs': ['lse']}).encode()
@@ -208,7 +207,8 @@ def test_h7_a_million_chunks_of_one_byte(server):
 
 def test_h13_a_gzip_bomb_is_not_kept(server):
     import gzip
-    for bomb in (bytes(64 << 20), b' ' * (64 << 20)):  # refused at its first byte; read to its end
+    # the server refuses the body at its first byte and reads it to its end
+    for bomb in (bytes(64 << 20), b' ' * (64 << 20)):
         before = server.memory_kb()
         answer = server.post(FORWARD, gzip.compress(bomb, 9), {'Content-Encoding': 'gzip', 'Content-Type': 'application/json'})
         assert answer.status == 400 and answer.json()['code'] == 'invalid-request', answer
@@ -300,7 +300,7 @@ def test_h16_a_body_that_stands_still_is_cut_long_before_its_time_is_up(serve):
         slow.sendall(request_bytes(FORWARD, None, headers=[f'Content-Length: {N}']))
         start, cut = time.monotonic(), None
         s.sendall(request_bytes(FORWARD, None, headers=['Content-Length: 1000000']) + b'{"q":')
-        for at in range(0, 60, 5):  # 3 s in all, and never still for 2
+        for at in range(0, 60, 5):  # sending takes 3 s in all, and never pauses for 2 s
             slow.sendall(BODY[at:at + 5])
             time.sleep(0.25)
             if cut is None and select.select([s], [], [], 0)[0]:
@@ -314,7 +314,8 @@ def test_h16_a_body_that_stands_still_is_cut_long_before_its_time_is_up(serve):
 
 
 def test_h6_a_chunk_extension(server):
-    """RFC 9112 wants it ignored. libmicrohttpd 0.9.75 does, 1.x refuses the message: there attnd cannot help it."""
+    """RFC 9112 says that an extension is ignored. libmicrohttpd 0.9.75 ignores it; 1.x refuses the message, which attnd
+    cannot change."""
     with server.raw() as s:
         s.sendall(chunked(b'%x;name=value\r\n%s\r\n0\r\n\r\n' % (N, BODY)))
         status = RawReader(s).answer().status
@@ -322,7 +323,7 @@ def test_h6_a_chunk_extension(server):
 
 
 def test_h6_a_chunk_extension_of_200_kb(serve):
-    """A chunk's head that is too long. libmicrohttpd 0.9.75 refuses it, 1.0.1 waits for its end."""
+    """A chunk whose head is too long. libmicrohttpd 0.9.75 refuses it; 1.0.1 waits for its end."""
     server = serve('--body-timeout-ms', 700)
     with server.raw() as s:
         s.sendall(chunked(b'2;' + b'x' * 200000 + b'\r\n{}\r\n0\r\n\r\n'))
@@ -333,7 +334,7 @@ def test_h6_a_chunk_extension_of_200_kb(serve):
 
 
 def test_h6_a_chunk_of_2_63_is_not_awaited_for_ever(serve):
-    """The library hides the size of a chunk, so this one is a body that stalls."""
+    """libmicrohttpd hides the size of a chunk from the server, so the server treats this as a body that stalls."""
     server = serve('--body-timeout-ms', 700)
     with server.raw() as s:
         s.sendall(chunked(b'8000000000000000\r\nab'))
@@ -355,7 +356,7 @@ def test_h17_a_reader_that_stops_is_cut_and_its_memory_freed(serve):
     v = {'shape': [1, 1, 1, 256], 'dtype': 'float16', 'data': service.b64(os.urandom(512))}
     Sq = 40000
     q = {'shape': [1, Sq, 1, 1], 'dtype': 'float16', 'data': service.b64(bytes(2 * Sq))}
-    body = json.dumps({'q': q, 'k': one, 'v': v, 'outputs': ['out']}).encode()  # 27 MB of answer
+    body = json.dumps({'q': q, 'k': one, 'v': v, 'outputs': ['out']}).encode()  # the answer has 27 MB
     with server.raw() as s:
         s.sendall(request_bytes(FORWARD, body))
         s.recv(1000)
@@ -381,7 +382,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize('malformed', MALFORMED)
 def test_a_refusal_goes_to_who_caused_it_and_not_to_half_a_head_beside_it(serve, malformed):
-    """libmicrohttpd's log says that a message was refused, but not whose."""
+    """libmicrohttpd's log says that a message was refused, but not on which connection."""
     server = serve('--http-threads', 1)
     with service.Probe(server) as probe:
         for round_ in range(12):
@@ -422,7 +423,8 @@ def test_a_malformed_length_is_answered_once_and_in_our_words_whoever_else_is_in
 
 
 def test_what_the_library_refuses_is_answered_in_our_words_and_logged_with_its_id(serve, tmp_path):
-    """libmicrohttpd would answer each of these with a page in HTML. They are sent over TLS too, and behind a good request."""
+    """libmicrohttpd itself would answer each of these with an HTML page. The test also sends them over TLS, and behind
+    a good request."""
     rows = [(b'GET /a b HTTP/1.1\r\nHost: x\r\n\r\n', 400, 'the request line contains a character where it cannot stand'),
             (post('Nonsense'), 400, 'The HTTP message is malformed'), (sized('5, 5'), 400, 'Content-Length must be decimal digits'),
             (post('Transfer-Encoding: gzip', body=b''), 400, 'Transfer-Encoding must be chunked'),
@@ -434,7 +436,7 @@ def test_what_the_library_refuses_is_answered_in_our_words_and_logged_with_its_i
                 try:
                     s.sendall(SMUGGLED + sent + SMUGGLED)
                 except OSError:
-                    pass  # refused at the head, while we were still sending
+                    pass  # the server refused the request at its head, while the test was still sending
                 reader = RawReader(s)
                 assert reader.answer().status == 200
                 answer = reader.answer()
@@ -448,7 +450,8 @@ def test_what_the_library_refuses_is_answered_in_our_words_and_logged_with_its_i
 
 @pytest.mark.parametrize('name, value', [('Content-Length', str(N)), ('Transfer-Encoding', 'chunked')])
 def test_white_space_behind_what_frames_a_body_is_ignored_or_refused(server, name, value):
-    """The white space is no part of the value. libmicrohttpd 0.9.75 takes it for one, and a value that it misreads is refused."""
+    """White space behind a value is not part of the value. libmicrohttpd 0.9.75 keeps it, and the server refuses a
+    value that libmicrohttpd misreads."""
     body = BODY if name == 'Content-Length' else b'%x\r\n%s\r\n0\r\n\r\n' % (N, BODY)
     with server.raw() as s:
         s.sendall(post(f'{name}: {value} ', body=body))
@@ -457,7 +460,8 @@ def test_white_space_behind_what_frames_a_body_is_ignored_or_refused(server, nam
 
 
 def test_what_comes_after_the_last_request_was_answered_does_not_cost_the_end_of_its_answer(server):
-    """The same when the bytes come late: the answer is with the server's system, which waits for a slow reader."""
+    """Here the bytes behind the last request come late, while the end of its answer waits in the server's kernel for a
+    slow reader."""
     want = len(server.get('/openapi.json').body)
     for _ in range(10):
         with socket.socket() as s:
@@ -477,7 +481,7 @@ def test_clients_that_never_fetch_the_end_of_an_answer_hold_a_bounded_number_of_
     before = server.descriptors()
     clients = []
     try:
-        for _ in range(400):  # LINGER_MOST is 256
+        for _ in range(400):  # more connections than LINGER_MOST, which is 256
             clients.append(socket.socket())
             clients[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             clients[-1].connect(server.address)
@@ -492,11 +496,12 @@ def test_clients_that_never_fetch_the_end_of_an_answer_hold_a_bounded_number_of_
 
 @pytest.mark.parametrize('behind', [1, 40, 4000])
 def test_what_stands_behind_the_last_request_does_not_cost_the_end_of_its_answer(server, behind):
-    """Bytes that nobody has read when a socket is closed are answered by a reset, which overtakes the answer."""
+    """If a socket is closed with unread bytes, the kernel sends a reset, which overtakes the answer."""
     want = len(server.get('/openapi.json').body)
     for _ in range(10):
         with socket.socket() as s:
-            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # the end of the answer waits in the server's system
+            # with a small buffer, the end of the answer waits in the server's kernel
+            s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             s.settimeout(20 * service.SLOWER)
             s.connect(server.address)
             s.sendall(b'GET /openapi.json HTTP/1.0\r\nHost: x\r\n\r\n' + SMUGGLED * behind)
@@ -513,7 +518,7 @@ def test_what_waits_behind_a_request_that_expects_100_without_a_body_is_answered
             s.sendall(first + SMUGGLED + SMUGGLED)
             reader = RawReader(s)
             answers = [reader.answer('GET') for _ in range(3)]
-            if answers[0].status == 100:  # the answer may begin with 100, though the body was sent already
+            if answers[0].status == 100:  # the answer may begin with status 100, although the body was sent already
                 answers = answers[1:] + [reader.answer('GET')]
             assert [a.status for a in answers] == [status, 200, 200], answers
 

@@ -63,9 +63,12 @@ def test_white_space_behind_a_value_is_none_of_it(serve, tmp_path):
     spaced = ['Authorization: Bearer secret \t', 'Content-Type: application/json ', 'Content-Encoding: gzip  ', 'X-Request-Timeout-Ms: 60000\t', 'X-Request-Id: spaced ']
     answer = ask(gzip.compress(body), *spaced)
     assert answer.status == 200 and answer.headers['x-request-id'] == 'spaced', answer
-    answer = ask(body, 'Authorization: Bearer secret', 'Accept: text/html ', 'Accept: application/x-safetensors')  # two lines are one list
+    # two header lines make one list
+    answer = ask(body, 'Authorization: Bearer secret', 'Accept: text/html ', 'Accept: application/x-safetensors')
     assert answer.status == 200 and answer.headers['content-type'] == 'application/x-safetensors', answer
-    for end in ('', ' '):  # one line may be as long as a head; several may not, with and without the space
+    # one header line may be as long as a head may be; several lines together may not exceed this, with or without the
+    # space
+    for end in ('', ' '):
         assert ask(body, 'Authorization: Bearer secret', 'Accept: ' + 3000 * 'x' + end).status == 200
         answer = ask(body, 'Authorization: Bearer secret', 'Accept: ' + 2000 * 'x' + end, 'Accept: ' + 100 * 'x' + end)
         assert answer.status == 400 and answer.json()['detail'] == 'Accept has several lines of more than 2048 bytes in all', answer
@@ -146,7 +149,7 @@ def test_log_levels(serve):
 
 
 def test_p3_a_full_disk_does_not_stop_it():
-    """stderr on /dev/full: every write of a line fails."""
+    """stderr is /dev/full, so every write of a log line fails."""
     import subprocess
     import service
     port = service.free_port()

@@ -1,5 +1,5 @@
-"""Valid requests that are most likely mistakes: they are computed as they are written, and `hints` of the answer says what
-looks wrong. mistakes.py has the words of each hint."""
+"""Valid requests that are most likely mistakes: the server computes them as they are written, and `hints` of the answer
+says what looks wrong. mistakes.py has the words of each hint."""
 import json
 import re
 
@@ -42,7 +42,7 @@ def test_a_mask_as_bias_is_seen_in_every_dtype(server, dtype):
 
 
 def decode_ms(server, mask):
-    """How long a body with this mask is decoded and checked, at best."""
+    """The shortest time in ms that decoding and checking a body with this mask takes."""
     one = tensor(np.zeros((1, len(mask), 1, 1), 'float32'))
     body = {**{n: one for n in 'qkv'}, 'keep_mask': tensor(mask[None, None])}
     timings = (server.post(FORWARD, body).headers['server-timing'] for _ in range(3))
@@ -50,7 +50,7 @@ def decode_ms(server, mask):
 
 
 def test_a_large_mask_above_the_diagonal_is_checked_as_fast_as_another(server):
-    """It was read with two divisions for each element, by a thread that serves connections."""
+    """Earlier a connection's thread checked the mask with two divisions for each element."""
     S = 4000
     other = np.ones((S, S), 'uint8')
     other[0, 0] = 0

@@ -1,9 +1,8 @@
-"""Bodies: JSON that is malformed, base64 that is not strict, tensors that do not fit. Each is refused by name,
-and no more.
+"""Bodies with malformed JSON, with base64 that is not strict, or with tensors that do not fit. Each is refused, and the
+message names the fault.
 
-A row is a name, the body, and words that the answer's `detail` must hold, or the JSON pointer it must name. Whole
-sentences stand in the unit tests, and one of each layer in test_messages.py.
-"""
+A row is a name, the body, and words that the answer's `detail` must contain, or the JSON pointer that it must name. The
+unit tests compare whole sentences, and test_messages.py compares one of each layer."""
 import base64
 import json
 import re
@@ -29,7 +28,7 @@ def refused(server, body, status=400, code='invalid-request', path=FORWARD):
 
 
 def swap(name, text, rest=''):
-    """GOOD with one tensor written as `text`."""
+    """GOOD with one tensor replaced by `text`."""
     parts = {'q': T, 'k': T, 'v': T, name: text}
     return '{' + ','.join(f'"{n}":{t}' for n, t in parts.items()) + rest + '}'
 
@@ -88,7 +87,7 @@ def test_j3_many_numbers_cost_their_tensor_and_no_more(server):
     server.post(FORWARD, GOOD.encode())
     before = server.memory_kb('VmHWM')
     assert server.post(FORWARD, body, {'X-Request-Timeout-Ms': '60000'}).status == 200
-    # q is 16 MB, lse 32 MB, and what sending needs; cJSON would take 640 MB for these numbers
+    # q has 16 MB, lse 32 MB, and sending needs some more; cJSON would take 640 MB for these numbers
     if service.SLOWER == 1:
         assert server.memory_kb('VmHWM') - before < 200 * 1024
 
@@ -137,7 +136,7 @@ MEMBERS = [
 
 @pytest.mark.parametrize('body, pointer, word', [row[1:] for row in MEMBERS], ids=[row[0] for row in MEMBERS])
 def test_j4_j5_members(server, body, pointer, word):
-    if pointer is None:  # refused inside its envelope
+    if pointer is None:  # the body is refused as a whole, inside the envelope
         assert server.post(FORWARD, body.encode()).json()['responses'][0]['error']['status'] == 400
         return
     problem = refused(server, body)
@@ -163,7 +162,7 @@ def test_j7_a_hundred_thousand_members(server):
 
 # ---- B1 to B3: base64 ------------------------------------------------------------------------------------------------
 
-# One float32: 4 bytes, 8 characters. Where the first character that cannot stand is, counted in the string.
+# One float32 has 4 bytes, 8 characters. The rows say where the first invalid character is, counted in the string.
 BASE64 = [
     ('no_padding', 'AACAPw', None), ('half_the_padding', 'AACAPw=', None), ('padding_too_much', 'AACAPw===', 8), ('padding_in_the_middle', 'AA==gD8=', 4),
     ('padding_in_front', '=AACAPw=', 0), ('one_character_left', 'AACAP', None), ('bits_left_over', 'AACAPx==', None), ('line_feed', 'AACA\\nPw==', 4),
@@ -182,7 +181,7 @@ def test_b1_b2_base64_is_strict(server, name, text, offset):
         assert re.search(rf'\b{offset}\b', problem['detail']), f'{problem["detail"]!r} does not say {offset}'
 
 
-@pytest.mark.parametrize('at', [0, 64, 1000, 4095])  # test_base64.c has every place, and every character
+@pytest.mark.parametrize('at', [0, 64, 1000, 4095])  # test_base64.c tests every place and every character
 @pytest.mark.parametrize('bad', ['*', '=', '\u0100'])
 def test_b2_a_bad_character_anywhere_in_a_long_text(server, at, bad):
     good = base64.b64encode(np.ones((1, 768, 1, 1), np.float32).tobytes()).decode()
@@ -190,7 +189,7 @@ def test_b2_a_bad_character_anywhere_in_a_long_text(server, at, bad):
     body = swap('q', f'{{"shape":[1,768,1,1],"dtype":"float32","data":"{good[:at] + bad + good[at + 1:]}"}}')
     problem = refused(server, body)
     assert problem['pointer'] == '/q/data'
-    # '=' may stand at the end of a group; then what follows it is the mistake.
+    # '=' may stand at the end of a group; then the mistake is the character behind it.
     assert re.search(rf'\b({at}|{at + 1})\b' if bad == '=' else rf'\b{at}\b', problem['detail']) or bad == '=' and at == 4095, problem
 
 
@@ -275,7 +274,7 @@ def test_t7_cu_seqlens(server, cu_q, cu_k):
 
 @pytest.mark.parametrize('Sq, Sk, outputs', [(10**6, 10**6, ['out', 'lse']), (10**12, 1, ['lse'])])
 def test_t5_a_tiny_body_cannot_ask_for_a_huge_answer(server, Sq, Sk, outputs):
-    """No heads' worth of data is sent: batch 0 makes every tensor empty, and the sizes must still be sane."""
+    """The request sends no data: with batch size 0 every tensor is empty. The sizes must still be within the limits."""
     answer = server.forward(q=shaped(0, Sq, 1, 4), k=shaped(0, Sk, 1, 4), v=shaped(0, Sk, 1, 4), outputs=outputs)
     assert answer.status in (200, 400, 413, 422), answer
 
@@ -285,7 +284,7 @@ def test_t5_output_larger_than_every_input(serve):
     q = tensor(np.zeros((1, 60000, 1, 1)), 'float16')
     k = tensor(np.zeros((1, 1, 1, 1)), 'float16')
     v = tensor(np.zeros((1, 1, 1, 256)), 'float16')
-    answer = server.forward(q=q, k=k, v=v)  # 120 KB in, 31 MB out
+    answer = server.forward(q=q, k=k, v=v)  # the body has 120 KB, the answer 31 MB
     assert answer.status in (413, 503), answer
     assert server.forward(**wire.small_body()).status == 200
 
@@ -326,8 +325,8 @@ def test_t9_shapes_of_lse(server, name, shape):
 
 
 def test_t3_offsets_are_64_bit_by_contract(server):
-    """Sizes past 2^31 elements are checked where memory allows (tests/unit/kernels);
-    here: the declared sizes do not wrap."""
+    """tests/unit/kernels tests sizes past 2^31 elements if memory allows. Here the test shows that declared sizes do
+    not overflow."""
     answer = server.forward(q=shaped(1, 2**31, 1, 1, dtype='float16'), k=zeros(1, 1, 1, 1, dtype='float16'), v=zeros(1, 1, 1, 1, dtype='float16'))
     assert answer.status in (400, 413) and '4294967296' in answer.json()['detail'].replace(',', ''), answer
 

@@ -10,7 +10,7 @@ BASE_2 = 'your lse is in base 2: multiply it by 0.6931472, for the natural logar
 
 
 def problem(server, of_forward=None, **options):
-    """A backward with the out and lse of a forward, which may have had other options."""
+    """A backward with the out and lse of a forward, which may have other options (`of_forward`)."""
     members, _ = wire.random_problem(np.random.default_rng(3), Sq=S, H=H, D=D, back=True)
     forward = {n: m for n, m in members.items() if n != 'dout'} | (options if of_forward is None else of_forward)
     answer = server.forward(**forward).json()
@@ -30,7 +30,7 @@ def refusal(server, kind, members):
 
 @pytest.mark.parametrize('kind', formats.FORMATS)
 def test_an_lse_in_base_2_is_refused_and_named(server, kind):
-    """Such an lse was accepted once, and the gradients were wrong without an error."""
+    """Earlier such an lse was accepted, and the gradients were wrong without an error."""
     members = problem(server, causal=True)
     assert formats.ask(server, kind, 'backward', members)[0] == 200
     text = refusal(server, kind, with_lse(members, lambda lse: lse / np.log(2)))
@@ -55,7 +55,7 @@ def test_an_lse_of_other_options_is_refused_and_they_are_named(server, kind, nam
 
 @pytest.mark.parametrize('kind', formats.FORMATS)
 def test_probabilities_that_sum_to_more_than_1_are_refused(server, kind):
-    """Word for word: row, value, sum and rule."""
+    """Compares the whole message: row, value, sum and rule."""
     zeros = {n: wire.tensor(np.zeros((1, 1, 1, 4))) for n in ('q', 'k', 'v', 'out', 'dout')}
     text = refusal(server, kind, {**zeros, 'lse': wire.tensor(np.full((1, 1, 1), -1))})
     assert text == 'lse: [0, 0, 0] is -1, with which the probabilities of the row sum to 2.718, must be at most 1'
@@ -63,7 +63,7 @@ def test_probabilities_that_sum_to_more_than_1_are_refused(server, kind):
 
 @pytest.mark.parametrize('kind', formats.FORMATS)
 def test_parts_of_the_keys_with_the_lse_of_all_are_computed(server, kind):
-    """Ring attention: the gradients of parts add up to those of the whole."""
+    """Ring attention: the gradients of parts of the keys add up to those of the whole."""
     members = problem(server)
     whole = server.backward(**members).json()
     dk = []
@@ -91,7 +91,7 @@ def test_what_a_forward_has_answered_is_taken(server, dtype, options):
 
 
 def test_a_body_of_megabytes_is_refused_as_well(server):
-    """Another thread checks a large body."""
+    """A thread other than the connection's checks a large body."""
     members, _ = wire.random_problem(np.random.default_rng(5), Sq=1024, H=4, D=64, dtype='bfloat16', back=True)
     answer = server.forward(**{n: m for n, m in members.items() if n != 'dout'}).json()
     lse = wire.tensor(wire.value(answer['lse']) / np.log(2))
@@ -101,7 +101,8 @@ def test_a_body_of_megabytes_is_refused_as_well(server):
 
 @pytest.mark.parametrize('D', [1, 2, 4, 8, 16, 64])
 def test_the_lse_of_a_forward_in_bfloat16_is_taken_beside_unrounded_tensors(server, D):
-    """As mixed precision sends them. With few channels the rounding of q and k moves a sum by several per cent."""
+    """Mixed precision sends such tensors. With few channels, the rounding of q and k changes a sum by several per
+    cent."""
     rng = np.random.default_rng(D)
     tensors = {n: (3 if n in 'qk' else 1) * rng.standard_normal((1, 256, 4, D)) for n in ('q', 'k', 'v', 'dout')}
     forward = server.forward(**{n: wire.tensor(tensors[n], 'bfloat16') for n in 'qkv'}).json()

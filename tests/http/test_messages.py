@@ -8,7 +8,7 @@ import pytest
 
 from test_json import BASE64, CU, FORWARD, GOOD, MEMBERS, SYNTAX, T, TENSORS, X, swap, tensor, zeros
 
-# What many of them say.
+# The text that many of the messages contain.
 OBJECT = 'must be an object: {"shape": [...], "dtype": "float32", "data": base64 or numbers}'
 UNFINISHED = 'before the value is complete (was it cut off?)'
 WHITE_SPACE = "white space; write it without (forms and URLs turn '+' into a space)"
@@ -49,7 +49,7 @@ WORDS = {
 
 
 def bodies():
-    """name: what is sent, of every row of test_json.py."""
+    """Returns {name: body} for every row of test_json.py."""
     for name, body, *_ in SYNTAX + MEMBERS:
         yield name, body.encode('utf-8', 'surrogateescape')
     for name, text, _ in BASE64:

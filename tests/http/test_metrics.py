@@ -1,4 +1,4 @@
-"""GET /metrics: Prometheus text, complete and counting right."""
+"""GET /metrics is Prometheus text, lists every metric, and counts right."""
 import os
 import re
 import shutil
@@ -82,7 +82,8 @@ def test_histograms_are_cumulative(server):
 
 
 def test_answers_are_counted_by_endpoint_and_status(serve):
-    server = serve()  # of its own: an answer to somebody else is counted after it has left
+    # a server for this test alone, because the answer to another test's request is counted after it was sent
+    server = serve()
 
     def counts():
         return {k: v for k, v in server.metrics().items() if k.startswith('attnd_requests_total')}
@@ -125,7 +126,8 @@ def test_gauges_return_to_rest(server):
 
 
 def test_stages_are_observed(serve):
-    server = serve()  # of its own: an answer to somebody else is counted after it has left
+    # a server for this test alone, because the answer to another test's request is counted after it was sent
+    server = serve()
 
     def count(stage):
         return server.metric('attnd_stage_duration_seconds_count', stage=stage)
@@ -142,8 +144,8 @@ def test_no_stage_took_less_than_no_time(server):
 
 
 def test_waiting_for_a_body_is_not_charged_for_decoding_it():
-    """Each stage's sum may only grow, or Prometheus takes it for a restart: the last piece is decoded after the last
-    byte came."""
+    """The sum of each stage may only grow, or Prometheus takes it for a restart. The last piece of a body is decoded
+    after its last byte came."""
     with service.Server() as server:
         for _ in range(20):
             server.post(FORWARD, wire.small_bytes())
@@ -169,14 +171,14 @@ def test_a_drain_can_be_watched_on_the_address_of_the_metrics():
     server = service.Server('--metrics-listen', f'127.0.0.1:{port}').start()
     upload = Upload(server)
     server.process.send_signal(signal.SIGTERM)
-    main, server.address = server.address, ('127.0.0.1', port)  # what it says about itself is asked for there from now on
+    main, server.address = server.address, ('127.0.0.1', port)  # from now on the test asks the metrics port
 
     def draining():
         return server.metric('attnd_phase', phase='draining') == 1
     assert eventually(draining)
     first = server.metric('attnd_drain_seconds')
     time.sleep(0.1)
-    assert server.metric('attnd_drain_seconds') >= first + 0.09  # both are cut to milliseconds
+    assert server.metric('attnd_drain_seconds') >= first + 0.09  # both times are cut to milliseconds
     assert server.metric('attnd_ready') == 0 and server.get('/readyz').status == 503 and server.get('/livez').status == 200
     with pytest.raises(ConnectionRefusedError):
         service.socket.create_connection(main)
@@ -195,7 +197,7 @@ def test_build_info(server):
 
 
 def test_every_refusal_is_counted_by_its_reason(serve, tmp_path):
-    """In /metrics and in /v1/info. The page at / shows those of /metrics."""
+    """The reasons appear in /metrics and in /v1/info. The page at / shows those of /metrics."""
     (tmp_path / 'tokens').write_text('alice\n')
     server = serve('--token-file', tmp_path / 'tokens', '--max-body-bytes', '64K')
     alice = {'Authorization': 'Bearer alice'}
@@ -209,7 +211,7 @@ def test_every_refusal_is_counted_by_its_reason(serve, tmp_path):
              ('POST', FORWARD, b' ' * 70000, alice), ('POST', FORWARD, b'x', {**alice, 'Content-Type': 'image/png'}), ('GET', '/readyz', None, {})]
     for method, path, body, headers in asked:
         server.ask(method, path, body, headers)
-    with server.raw() as s:  # a request that libmicrohttpd refuses by itself
+    with server.raw() as s:  # libmicrohttpd itself refuses this request
         s.sendall(b'POST / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n')
         s.recv(1000)
     want = {'invalid-request': 2, 'unauthorized': 1, 'not-found': 1, 'method-not-allowed': 1, 'too-large': 1, 'unsupported-media-type': 1, 'invalid-framing': 1}

@@ -1,4 +1,4 @@
-"""What new users get wrong is answered with what came, what is wanted and the cure. The table is mistakes.py."""
+"""What new users get wrong is answered with what came, what is wanted, and the fix. The table is in mistakes.py."""
 import pytest
 
 import mistakes

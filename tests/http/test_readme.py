@@ -1,6 +1,5 @@
-"""What README.md and PROTOCOL.md show, run. Every fenced block of the README is a transcript or a program with what it
-prints. Its commands are looked up by how they begin. Every request of PROTOCOL.md is sent, and its
-answer compared."""
+"""Runs what README.md and PROTOCOL.md show. Every fenced block of the README is a transcript, or a program with its
+output. A command is found by its beginning. Every request of PROTOCOL.md is sent, and its answer compared."""
 import base64
 import json
 import os
@@ -33,7 +32,7 @@ def only(list, what):
 
 
 def command(beginning):
-    """The one line of the README that begins so, without its comment."""
+    """The one line of the README that begins like this, without its comment."""
     return re.sub(r'\s+#.*', '', only([line for line in COMMANDS if line.startswith(beginning)], beginning))
 
 
@@ -41,7 +40,7 @@ TRANSCRIPTS = re.findall(r'^```\n(\$ curl.*?)^```$', README + PROTOCOL, re.M | r
 
 
 def program_of(text, beginning):
-    """The one Python program of a document that begins so, and what it prints."""
+    """The one Python program of a document that begins like this, and its output."""
     return only(re.findall(rf'^```python\n({beginning}.*?)^```\n\n```\n(.*?)^```$', text, re.M | re.S), beginning)
 
 
@@ -61,7 +60,7 @@ def test_a_transcript(server, transcript):
     typed, printed = re.fullmatch(r"\$ (curl .*?')\n(\{.*\n)", transcript, re.S).groups()
     got = subprocess.run(['sh', '-c', typed.replace('http://127.0.0.1:8080', server.url)], capture_output=True, text=True, timeout=50 * service.SLOWER)
 
-    def same(text):  # but for what differs from run to run and machine to machine: another CPU has another last digit
+    def same(text):  # removes what differs between runs and machines; another CPU gives another last digit
         text = re.sub(r'"backend":"[^"]*"', '"backend":""', re.sub(r'"timing_us":\{[^}]*\}', '"timing_us":{}', text))
         return re.sub(r'\d+\.\d+', lambda number: f'{float(number[0]):.5g}', text).rstrip('\n')
     assert got.returncode == 0 and same(got.stdout) == same(printed), got
@@ -123,8 +122,7 @@ def without_make():
 
 @pytest.mark.skipif('MAKELEVEL' not in os.environ, reason='not run by make: its switches are not known, and with others everything would be built anew')
 def test_make_run_serves(clone):
-    """From a checkout of its own, in which the objects of this build lie: make finds nothing to do,
-    as it would the second time."""
+    """Runs in a clone that contains the objects of this build: make finds nothing to do, as in a second run."""
     build = os.path.dirname(service.BINARY)
     inside = os.path.relpath(build, ROOT)
     there = clone / inside
@@ -151,7 +149,7 @@ def test_what_make_is_asked_for_is_there():
 
 
 def test_the_images_are_those_of_the_dockerfile():
-    """(make image builds and runs them.)"""
+    """`make image` builds and runs the images."""
     docker = text_of('Dockerfile')
     target = re.search(r'--target (\w+) ', command('docker build --target')).group(1)
     stages = re.findall(r'^FROM .* AS ([\w-]+)$', docker, re.M)
@@ -194,11 +192,12 @@ def test_the_routes_that_want_no_token_are_those_that_are_said(serve, tmp_path):
 
 
 def test_every_tensor_and_option_of_the_protocol_is_the_openapi_documents(server):
-    """By name, and a tensor by its shape; what is said of those that only a backward has stands in its own table."""
+    """Compares tensors by name and shape, and options by name. Tensors that only a backward has are in another
+    table."""
     rows = {}
     for names, shape in re.findall(r'^\| (`.*?`) \| (.*?) \|', PROTOCOL, re.M):
         for name in re.findall(r'`(\w+)`', names):
-            rows.setdefault(name, shape)  # of forward, which comes first
+            rows.setdefault(name, shape)  # the shape in the forward's table, which comes first
     schemas = server.get('/openapi.json').json()['components']['schemas']
     for problem in ('ForwardProblem', 'BackwardProblem'):
         for name, member in schemas[problem]['properties'].items():
@@ -210,7 +209,8 @@ def test_every_tensor_and_option_of_the_protocol_is_the_openapi_documents(server
 
 @pytest.fixture(scope='module')
 def exact():
-    """Computes as the answers of PROTOCOL.md were: on other kernels the last digit differs."""
+    """Skips the test unless the server uses the kernel that computed the answers of PROTOCOL.md: on other kernels the
+    last digit differs."""
     with service.Server('--devices', 'reference') as server:
         yield server
 
@@ -222,7 +222,8 @@ def without(value, names=('backend', 'timing_us', 'request_id', 'explained', 'li
 
 
 def shown_file(text):
-    """A safetensors file as PROTOCOL.md shows it: the header, and on the last line the data in base64."""
+    """Makes the bytes of a safetensors file as PROTOCOL.md shows it: the header, and on the last line the data in
+    base64."""
     header, data = text.rstrip('\n').rsplit('\n', 1)
     return json.loads(header), base64.b64decode(data)
 
@@ -259,5 +260,5 @@ def test_a_request_of_the_protocol(exact, number):
     following = BLOCKS[number + 1] if number + 1 < len(BLOCKS) else ('', '')
     if following[0].isdigit():
         assert (answer.status, without(answer.json())) == (int(following[0]), without(json.loads(following[1])))
-    else:  # without an answer: a context that nobody saved
+    else:  # PROTOCOL.md shows no answer here, because the context does not exist
         assert '"context"' in body and answer.status == 404, answer

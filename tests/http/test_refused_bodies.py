@@ -1,4 +1,5 @@
-"""Requests that are refused before all of them has come, by clients that send all before they read anything."""
+"""Requests that the server refuses before it has received them completely. The clients send everything before they
+read."""
 import http.client
 import ssl
 import time
@@ -12,7 +13,7 @@ import wire
 from service import RawReader, eventually, request_bytes
 
 FORWARD = '/v1/attention/forward'
-PIECE = b' ' * (1 << 16)  # JSON has not begun
+PIECE = b' ' * (1 << 16)  # white space, so the JSON has not begun
 MEGABYTES = [8, 64]
 
 
@@ -75,7 +76,8 @@ REFUSALS = {
     405: ('/livez', {'Content-Type': 'application/json'}),
     415: (FORWARD, {'Content-Type': 'text/html', 'Authorization': 'Bearer secret'}),
     417: (FORWARD, {'Content-Type': 'application/json', 'Expect': 'nothing'}),
-    400: (FORWARD, {'Content-Type': 'application/json', 'Origin': 'http://127.0.0.1', 'origin': 'http://localhost'}),  # urllib sends one of them
+    # urllib sends only one of the two headers
+    400: (FORWARD, {'Content-Type': 'application/json', 'Origin': 'http://127.0.0.1', 'origin': 'http://localhost'}),
 }
 
 
@@ -97,10 +99,10 @@ def test_a_client_that_is_one_too_many_sees_503_whatever_it_sends(serve):
 
     def page():
         return urllib.request.urlopen(f'http://127.0.0.1:{port}/metrics').read()
-    assert eventually(lambda: b'\nattnd_connections 1\n' in page())  # that of the page alone
+    assert eventually(lambda: b'\nattnd_connections 1\n' in page())  # only the page's own connection is left
     upload = service.Upload(server, request_bytes(FORWARD, wire.small_bytes()))
     try:
-        # Its body is on its way, so its connection is not closed for another.
+        # The body is still arriving, so the server does not close this connection to make room for another.
         assert eventually(lambda: b'attnd_inflight_requests{state="receiving"} 1' in page())
         for client in CLIENTS.values():
             status, text = client(server, FORWARD, PIECE * 128, {'Content-Type': 'application/json'})
@@ -110,7 +112,8 @@ def test_a_client_that_is_one_too_many_sees_503_whatever_it_sends(serve):
 
 
 def sends(s, seconds, piece=PIECE, every=0.0):
-    """Sends for so many seconds, or until the server resets the connection. Returns (seconds, bytes that were sent)."""
+    """Sends for this many seconds, or until the server resets the connection. Returns (seconds, bytes that were
+    sent)."""
     start, count = time.monotonic(), 0
     try:
         while time.monotonic() - start < seconds:
@@ -164,7 +167,7 @@ def test_refused_clients_that_stay_hold_neither_a_thread_nor_a_connection_nor_mo
     clients = []
     try:
         with service.Probe(server) as probe:
-            for _ in range(400):  # LINGER_MOST is 256
+            for _ in range(400):  # more connections than LINGER_MOST, which is 256
                 clients.append(server.raw())
                 clients[-1].sendall(request_bytes(FORWARD, None, headers=['Content-Length: 10000000000']) + PIECE)
             assert eventually(lambda: server.metric('attnd_connections') <= 3)

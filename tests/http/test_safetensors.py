@@ -1,5 +1,5 @@
-"""Safetensors, in and out: files made and read by the package of that name, the same bits as in JSON, what Accept
-decides, and what is refused."""
+"""Safetensors in both directions: files made and read by the package `safetensors`, the same bits as in JSON, the
+effect of Accept, and refusals."""
 import base64
 import json
 import struct
@@ -19,7 +19,8 @@ with_package = pytest.mark.skipif(package is None, reason='safetensors is not he
 
 
 def write(tensors, metadata=None, pad=True):
-    """A file of {name: tensor as JSON has it}, without the package: it has dtypes that NumPy has not."""
+    """Writes a file of {name: tensor as in JSON} without the package, because its dtypes include some that NumPy
+    lacks."""
     header, data = {'__metadata__': metadata} if metadata is not None else {}, b''
     for name, t in tensors.items():
         raw = base64.b64decode(t['data'])
@@ -31,7 +32,7 @@ def write(tensors, metadata=None, pad=True):
 
 
 def read(body):
-    """({name: (dtype, shape, bytes)}, {name: what the string holds})"""
+    """Reads a file as ({name: (dtype, shape, bytes)}, {name: value of the metadata})."""
     length, = struct.unpack('<Q', body[:8])
     assert length % 8 == 0
     header = json.loads(body[8:8 + length])
@@ -42,7 +43,7 @@ def read(body):
 
 
 def split(members):
-    """A problem as JSON has it: its tensors, and its options as strings."""
+    """Splits a problem in JSON into its tensors and its options, which become strings."""
     tensors = {n: m for n, m in members.items() if isinstance(m, dict)}
     return tensors, {n: json.dumps(m) for n, m in members.items() if n not in tensors}
 
@@ -52,7 +53,7 @@ def ask(server, path, body, headers=()):
 
 
 def same(answer, want):
-    """A safetensors answer and one of JSON, to the bit, but for times."""
+    """Checks that a safetensors answer has the same bits as a JSON answer, except for times."""
     assert answer.status == 200 and answer.headers['content-type'] == MEDIA, answer
     assert int(answer.headers['content-length']) == len(answer.body)
     tensors, facts = read(answer.body)
@@ -101,7 +102,7 @@ def test_a_file_may_ask_for_float32_gradients(server):
     assert {want[n]['dtype'] for n in ('dq', 'dk', 'dv')} == {'float32'}
     tensors, options = split(members)
     same(ask(server, BACKWARD, write(tensors, options)), want)
-    same(ask(server, BACKWARD, write(tensors, {'grad_dtype': 'F32'})), want)  # a bare word
+    same(ask(server, BACKWARD, write(tensors, {'grad_dtype': 'F32'})), want)  # a word without quotation marks
 
 
 def test_packed_sequences(server):
@@ -141,7 +142,7 @@ def test_pieces_of_any_size(server, size):
 
 
 def test_a_large_body_both_ways(server):
-    """Checked on other threads than those of HTTP, and answered in blocks."""
+    """A thread other than HTTP's checks the body, and the answer is sent in blocks."""
     members, _ = wire.random_problem(np.random.default_rng(6), Sq=1000, Sk=40, H=32, Hk=1, D=128, dtype='float16')
     members['bias'] = wire.tensor(np.zeros((1, 32, 1000, 40)))
     tensors, options = split(members)
@@ -169,15 +170,17 @@ def test_files_of_the_package(server, dtype):
         for name, array in package.load(answer.body).items():
             assert array.dtype == want[name]['dtype'] and list(array.shape) == want[name]['shape']
             assert array.tobytes() == base64.b64decode(want[name]['data'])
-    described = {'format': 'pt', 'total_size': '1', 'modelspec.title': 'x', 'causal': 'true'}  # as files of the Hugging Face stack are
+    # metadata as files of the Hugging Face libraries have it
+    described = {'format': 'pt', 'total_size': '1', 'modelspec.title': 'x', 'causal': 'true'}
     a = package.load(ask(server, FORWARD, package.save(arrays, described)).body)
-    sent_back = ask(server, BACKWARD, package.save({**arrays, **a, 'dout': dout}, {'causal': 'true'}))  # out and lse as they came
+    # sends out and lse unchanged
+    sent_back = ask(server, BACKWARD, package.save({**arrays, **a, 'dout': dout}, {'causal': 'true'}))
     assert set(package.load(sent_back.body)) == {'dq', 'dk', 'dv'}
 
 
 @with_package
 def test_an_odd_answer_has_its_tensors_aligned(server):
-    """float16 and float32 in one file: what a memory map needs, and the package's own order."""
+    """float16 and float32 in one file: tensors are aligned as a memory map needs it, in the package's own order."""
     ones = np.ones((1, 3, 1, 1), np.float16)
     body = ask(server, FORWARD, package.save({'q': ones, 'k': ones, 'v': ones})).body
     length, = struct.unpack('<Q', body[:8])

@@ -1,4 +1,4 @@
-"""Scales of float8: one number, one for each head, each batch row, or each of both, in every format."""
+"""Scales of float8: one number, or one per head, per batch row, or per head and batch row, in every format."""
 import numpy as np
 import pytest
 

@@ -78,8 +78,8 @@ PREFLIGHT = {'Access-Control-Request-Method': 'POST', 'Access-Control-Request-He
 @pytest.mark.parametrize('kind', ['application/json', 'text/plain;charset=UTF-8', 'application/x-www-form-urlencoded'])
 @pytest.mark.parametrize('origin', ['https://example.org', 'http://localhost.example.org', 'null', 'http://localhost:1', 'file://', 'x'])
 def test_a_page_of_another_site_cannot_compute_here(server, origin, kind):
-    """A page elsewhere needs no leave to send text, and a browser that runs on this machine reaches a server on
-    127.0.0.1."""
+    """A page of another site may send text without the browser asking first, and a browser on this machine reaches a
+    server on 127.0.0.1."""
     answer = server.ask('POST', FORWARD, wire.small_bytes(), {'Origin': origin, 'Content-Type': kind})
     assert answer.status == 403 and answer.json()['code'] == 'forbidden-origin', answer
     assert origin in answer.json()['detail'] and '--cors-origin' in answer.json()['detail']

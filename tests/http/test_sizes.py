@@ -1,4 +1,5 @@
-"""The sizes that the server has read, in the answers of each format: nothing else tells of a wrong layout."""
+"""The answers of each format contain the sizes that the server has read, because nothing else reveals a wrong
+layout."""
 import numpy as np
 import pytest
 

@@ -1,9 +1,9 @@
-"""What the stock client of Triton (tritonclient[http], from PyPI) is asked to do by test_kserve.py,
-in the Python that has it:
+"""Calls of the unmodified Triton client (tritonclient[http], from PyPI) for test_kserve.py, run by the Python that has
+it:
 
-    python triton_calls.py CHECK http://127.0.0.1:8080
+python triton_calls.py CHECK http://127.0.0.1:8080
 
-Each CHECK is a function below; it fails with an exception."""
+Each CHECK is a function below, which raises an exception if it fails."""
 import asyncio
 import base64
 import json
@@ -41,7 +41,7 @@ def wanted(names, binary=True):
 
 
 def by_json(op, arrays, **options):
-    """The same by /v1: {name: bytes}."""
+    """The same request sent to /v1. Returns {name: bytes}."""
     body = {name: {'shape': a.shape, 'dtype': NAMES[a.dtype], 'data': base64.b64encode(a.tobytes()).decode()} for name, a in arrays.items()}
     request = urllib.request.Request(f'{URL}/v1/attention/{op}', json.dumps({**body, **options}).encode(), {'Content-Type': 'application/json'})
     with urllib.request.urlopen(request) as answer:
@@ -99,11 +99,11 @@ def infer_forward():
             assert result.get_response()['id'] == 'a "quoted" id' and result.get_response()['model_name'] == model
             assert result.get_output('lse')['shape'] == [2, 4, 7]
             same(c.infer(model + '_causal', given(t)), by_json('forward', t, causal=True))
-            if dtype is not ml_dtypes.bfloat16:  # which the client sends and reads as bytes alone
+            if dtype is not ml_dtypes.bfloat16:  # the client sends and reads bfloat16 only as bytes
                 same(c.infer(model, given(t, binary=False), outputs=wanted(['out', 'lse'], binary=False), model_version='1'), want)
                 same(c.infer(model, given(t, binary=False), outputs=wanted(['lse'])), {'lse': want['lse']})
                 same(c.infer(model, given(t), outputs=wanted(['lse']) + wanted(['out'], binary=False)), want)
-        t = tensors(shape=(1, 300, 2, 64))  # of many pieces
+        t = tensors(shape=(1, 300, 2, 64))  # the body arrives in many pieces
         same(c.infer('attention_forward', given(t)), by_json('forward', t))
 
 
@@ -160,7 +160,7 @@ def async_infer():
 def empty_and_unseen():
     with triton.InferenceServerClient(HOST) as c:
         t = {'q': np.zeros((1, 3, 1, 8), np.float32), 'k': np.zeros((1, 1, 1, 8), np.float32), 'v': np.ones((1, 1, 1, 8), np.float32)}
-        for binary in (True, False):  # two queries see no key: -inf comes as bytes, and as -Infinity
+        for binary in (True, False):  # two queries see no key, so their lse is -inf, sent as bytes or as -Infinity
             lse = c.infer('attention_forward_causal', given(t, binary), outputs=wanted(['lse'], binary)).as_numpy('lse')
             assert lse.tolist() == [[[-np.inf, -np.inf, 0]]], lse
         t['q'] = t['q'][:, :0]
@@ -192,11 +192,11 @@ def refusals():
         for call in (c.get_trace_settings, c.get_log_settings, lambda: c.get_trace_settings('attention_forward'),
                      lambda: c.update_trace_settings(settings={'trace_level': ['OFF']}), lambda: c.update_log_settings({'log_info': True})):
             refused(call, 'traces and logs are set when the server starts', status=501)
-        same(c.infer('attention_forward', given(t)), by_json('forward', t))  # and the connection serves on
+        same(c.infer('attention_forward', given(t)), by_json('forward', t))  # the connection is still usable
 
 
 def compression():
-    """Requests are unpacked; answers come as they are, whatever the client would take."""
+    """The server unpacks requests, and never compresses answers, whatever the client accepts."""
     t = tensors()
     mask = {**t, 'keep_mask': RNG.random((1, 1, 7, 7)) < 0.7}
     large = tensors(shape=(1, 500, 4, 64))
@@ -243,7 +243,7 @@ def statistics():
 
 
 def decoding():
-    """Sequences and caches, against a causal forward over all keys of /v1: its last queries, to float16."""
+    """Sequences and caches, compared with a causal forward over all keys at /v1: the last queries agree to float16."""
     def close(result, q, k, v):
         want = by_json('forward', {'q': q, 'k': k, 'v': v}, causal=True)['out']
         got = result.as_numpy('out')
@@ -269,7 +269,8 @@ def decoding():
         step(c, 2, one, sequence_id=7, sequence_end=True)
         refused(lambda: c.infer('attention_decode', given({'q': one['q']}), sequence_id=7), "sequence_id: '7' has not been started", status=404)
         again = {}
-        step(c, 5, again, sequence_id='a name', sequence_start=True)  # a new one in its place
+        # a new sequence with the same id replaces the old one
+        step(c, 5, again, sequence_id='a name', sequence_start=True)
         step(c, 5, again, sequence_id='a name', sequence_end=True)
         long = {}
         step(c, 2, long, sequence_id='n' * 128, sequence_start=True)
@@ -316,7 +317,7 @@ def aio():
 
 
 def merging():
-    """Parts of the keys become the whole, whose gradients are asked for by name."""
+    """Merges results over parts of the keys, and asks for their gradients by name."""
     parts = {}
     for p in range(2):
         parts[f'parts.{p}.out'] = RNG.standard_normal((1, 5, 2, 8)).astype(np.float32)

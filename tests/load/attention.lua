@@ -12,12 +12,13 @@ local alphabet = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789
 
 -- ---- Bodies ----
 
--- Base64 of `count` random float16 of magnitude 2^-5 to 2. Three bytes make four characters, six bytes (three numbers) eight.
+-- Returns base64 of `count` random float16 of magnitude 2^-5 to 2. Three bytes become four characters, so six bytes
+-- (three numbers) become eight.
 local function random_base64(count)
     local bytes = count * 2
     local raw = ffi.new('uint8_t[?]', bytes + 3)
     for i = 0, count - 1 do
-        local r = math.random(0, 0x1FFFF)                 -- a sign, six exponents in sixteenths, ten bits
+        local r = math.random(0, 0x1FFFF)                 -- a sign, six exponents, ten mantissa bits
         local exponent = 10 + math.floor(r / 2048) % 6
         raw[2 * i] = r % 256
         raw[2 * i + 1] = math.floor(r / 65536) * 128 + exponent * 4 + math.floor(r / 256) % 4
@@ -33,7 +34,7 @@ local function random_base64(count)
         text[4 * g + 3] = code[c % 64]
     end
     local left = groups * 3 - bytes
-    for p = 1, left do text[groups * 4 - p] = 61 end      -- '='; raw is zero past its end
+    for p = 1, left do text[groups * 4 - p] = 61 end      -- writes the '=' of the padding; raw is zero past its end
     return ffi.string(text, groups * 4)
 end
 
@@ -52,7 +53,7 @@ end
 
 -- ---- The words after `--` ----
 
--- An error() in init would be noticed only at the end of the run.
+-- wrk would report an error() in init only at the end of the run.
 function stop(why)
     io.stderr:write(why, '\n')
     os.exit(2)
@@ -64,7 +65,7 @@ function setup(thread)
     thread:set('thread_number', #threads)
 end
 
-statuses, first_bad_ms, last_bad_ms = {}, 0, 0            -- of this thread; `done` asks for them
+statuses, first_bad_ms, last_bad_ms = {}, 0, 0            -- counts of this thread, which `done` reads
 
 local function count_status(status)
     statuses[status] = (statuses[status] or 0) + 1

@@ -1,11 +1,11 @@
-/* bare_mhd.c: the least that libmicrohttpd can do with a request: receive it and look at nothing. The yardstick of
- * `make upload` and `make compare`.
+/* bare_mhd.c: the least that libmicrohttpd can do with a request: receive it and discard it. `make upload` and `make
+ * compare` compare attnd with this program.
  *
- *   bare_mhd PORT [POOL_BYTES [ANSWER_BYTES [THREADS]]]      serves 127.0.0.1:PORT until it gets SIGTERM; answers 200
- *                                                            with a count of the bytes,
- *                                                            or with ANSWER_BYTES of constant text
+ *   bare_mhd PORT [POOL_BYTES [ANSWER_BYTES [THREADS]]]      serves 127.0.0.1:PORT until SIGTERM; answers 200 with a
+ *                                                            count of the bytes, or with ANSWER_BYTES of constant
+ *                                                            text
  *
- * POOL_BYTES is libmicrohttpd's memory of a connection, THREADS its epoll threads (1: enough for one connection). */
+ * POOL_BYTES is libmicrohttpd's memory per connection. THREADS is its number of epoll threads, 1 by default. */
 #include <arpa/inet.h>
 #include <microhttpd.h>
 #include <signal.h>

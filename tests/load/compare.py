@@ -23,7 +23,7 @@ import service
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = os.environ.get('PEER_PYTHON', sys.executable)
-SMALL_ANSWER = 45400  # bytes: out 32768 and lse 1024 as base64, and their members
+SMALL_ANSWER = 45400  # out (32768 bytes) and lse (1024 bytes) as base64, and their members
 
 
 class Peer:
@@ -40,7 +40,7 @@ class Peer:
         while time.monotonic() < end:
             try:
                 if self.client.get('/livez').status == 200:
-                    time.sleep(1)  # the other processes
+                    time.sleep(1)  # lets the other processes start
                     return self
             except OSError:
                 if self.process.poll() is not None:
@@ -68,7 +68,7 @@ class Bare:
 
 
 def same_answer(a, b):
-    """Both serve one small problem; the outputs agree as far as float16 does."""
+    """Both servers compute one small problem. The outputs must agree to the accuracy of float16."""
     import struct
     data = base64.b64encode(struct.pack('<512e', *[(i * 37 % 101 - 50) / 40 for i in range(512)])).decode()
     x = {'shape': [1, 16, 4, 8], 'dtype': 'float16', 'data': data}

@@ -36,7 +36,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 from latency import Line, SystemMemory, at_once, gpu_memory, percentile, region, repeat, request_of, safetensors, service_of, wire  # noqa: E402
 
-PIECE = 8192  # positions of an append
+PIECE = 8192  # positions that one append has
 REGION, DECODE, METRICS = '/attnd_decode', '/v2/models/attention_decode/infer', b'GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n'
 ALLOW = {None: [], 'system': ['--allow-shm', REGION], 'cuda': ['--allow-cuda-shm']}
 SHARED = {'system': SystemMemory, 'cuda': gpu_memory}
@@ -79,7 +79,7 @@ class Caches:
         self.ask(f'DELETE /v1/caches/{name} HTTP/1.1\r\nHost: localhost\r\n\r\n'.encode(), 204)
 
     def new(self, B):
-        """A query for each of so many caches, and the key and value of its position: {name: (dtype, shape, bytes)}."""
+        """A query for each of B caches, and the key and value of its position: {name: (dtype, shape, bytes)}."""
         row = len(self.piece) // PIECE
         tensors = {'q': (self.a.query_dtype, (B, 1, self.H, self.a.D), self.q[:B * len(self.q) // 64])}
         if not self.a.read_only:
@@ -91,8 +91,8 @@ class Caches:
 
     @contextlib.contextmanager
     def step_by(self, names, shared, place=0):
-        """A request of one step of these caches; with a kind of shared memory, its tensors are in a region that lasts
-        as long, told from others by its place."""
+        """Yields a request for one step of these caches. With a kind of shared memory, its tensors are in a region that
+        exists until the end of the block; `place` distinguishes several regions."""
         if not shared:
             yield self.step(names)
             return

@@ -31,7 +31,7 @@ def problem(B, S, H, D, **options):
     return json.dumps({'q': tensor, 'k': tensor, 'v': tensor, **options}).encode()
 
 
-# Bob's, by name: connections, and the body of each request.
+# Bob's floods by name: the number of connections, and the body of each request.
 FLOODS = {
     'long rows that leave float32': (3, lambda: problem(1, 50000, 1, 1, scale=3e38, outputs=['lse'])),
     'long': (9, lambda: problem(1, 50000, 1, 4, softcap=30.0, outputs=['lse'])),
@@ -43,7 +43,7 @@ FLOODS = {
 
 
 def flood(port, connections, body, stop, answers):
-    """Keeps that many connections busy until it is stopped, and counts their answers, with as little work as it can."""
+    """Keeps that many connections busy until it is stopped, and counts their answers, with little work of its own."""
     import selectors
     request = (f'POST {FORWARD} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer bob\r\nContent-Type: application/json\r\n'
                f'Content-Length: {len(body)}\r\n\r\n').encode() + body
@@ -100,7 +100,7 @@ class Server:
         sys.exit('the server does not start')
 
     def times(self, body, seconds):
-        """Of one request after another; at least three."""
+        """Times of at least three requests, sent one after the other."""
         took, until = [], time.monotonic() + seconds
         while len(took) < 3 or time.monotonic() < until:
             began = time.monotonic()

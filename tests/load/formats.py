@@ -36,7 +36,7 @@ REGION = '/attnd_formats'
 
 
 def kserve(values, places=None):
-    """(JSON, tensors): inputs and outputs follow the JSON, or lie at `places` (name: parameters)."""
+    """Returns (JSON, tensors). Inputs and outputs follow the JSON, or lie at `places` (name: parameters)."""
     tensors = [] if places else [x.tobytes() for x in values.values()]
     inputs = [{'name': n, 'shape': list(x.shape), 'datatype': 'FP16', 'parameters': places[n] if places else {'binary_data_size': x.nbytes}} for n, x in values.items()]
     outputs = [{'name': n, 'parameters': places[n] if places else {'binary_data': True}} for n in (('out',) if places else ('out', 'lse'))]
@@ -44,7 +44,7 @@ def kserve(values, places=None):
 
 
 def bodies(values):
-    """{form: (path, words of own.lua, body)}"""
+    """Returns {form: (path, words of own.lua, body)}."""
     text, tensors = kserve(values)
     return {
         'json': (FORWARD, ['type=application/json'], json.dumps({**{n: wire.tensor(x, 'float16') for n, x in values.items()}, 'causal': True}).encode()),
@@ -119,7 +119,7 @@ def by_triton(a, size, address):
 
 
 def shared(a, size, address):
-    """The median, in microseconds."""
+    """Returns the median time in microseconds."""
     values = values_of(size)
     each = values['q'].nbytes
     line = Line(*address)

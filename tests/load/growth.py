@@ -22,7 +22,7 @@ W, H, LEFT, TOP = 400, 320, 70, 50
 
 def random_tensor(shape, dtype='float32'):
     count = math.prod(shape)
-    if dtype == 'float32':  # random bytes with the exponents of numbers between 2^-7 and 2
+    if dtype == 'float32':  # random bytes whose exponents are those of numbers between 2^-7 and 2
         raw = bytearray(os.urandom(4 * count))
         raw[3::4] = bytes(0x3c + (b & 0x83 & 0x03) | (b & 0x80) for b in raw[3::4])
     else:
@@ -32,7 +32,7 @@ def random_tensor(shape, dtype='float32'):
 
 
 def measure(server, path, body, at_least=5, seconds=1.0):
-    """(median compute s, median whole s)"""
+    """Returns (median of the compute time, median of the whole time), in seconds."""
     connection = server.connect(timeout=300)
     compute, whole, end = [], [], time.monotonic() + seconds
     connection.ask('POST', path, body)

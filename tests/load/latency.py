@@ -2,8 +2,8 @@
 
 Starts build/attnd (or ATTND_BINARY) unless --url says where one is. Sends the same forward again and again over one
 keep-alive connection, the next when the last is answered, and prints the median and the 99th percentile of the time at
-the client, beside the medians of what the server says of its own part (Server-Timing). With --connections N so many
-processes do so at once, and requests per second of them all are printed too. Needs NumPy.
+the client, beside the medians of what the server says of its own part (Server-Timing). With --connections N, N
+processes do so at once, and the requests per second of all of them are printed too. Needs NumPy.
 """
 import argparse
 import contextlib
@@ -27,7 +27,7 @@ import wire  # noqa: E402
 
 @contextlib.contextmanager
 def service_of(url, options=()):
-    """(host, port) of the server there, or of one that is started."""
+    """Returns (host, port) of the server at the URL, or of one that is started."""
     if url:
         host, port = url.split('//')[1].rstrip('/').rsplit(':', 1)
         yield host, int(port)
@@ -37,7 +37,7 @@ def service_of(url, options=()):
 
 
 def safetensors(tensors, metadata=None):
-    """A file of the tensors {name: (dtype, shape, bytes)}, with the metadata as strings of JSON."""
+    """Makes a safetensors file of {name: (dtype, shape, bytes)}, with the metadata as strings of JSON."""
     names = {'float32': 'F32', 'float16': 'F16', 'bfloat16': 'BF16', 'float8_e4m3fn': 'F8_E4M3', 'int32': 'I32', 'uint8': 'U8'}
     head, at = {}, 0
     if metadata:
@@ -60,9 +60,9 @@ def body(shape, form, dtype='float16'):
 
 
 class Line:
-    """One keep-alive connection that costs little Python per request. With a nap (microseconds) it waits in pieces of
-    that, so that the core is never idle for long: one that is takes a tenth of a millisecond to wake on some machines,
-    and this costs a few percent of it."""
+    """One keep-alive connection that needs little Python per request. With a nap (microseconds) it waits in pieces of
+    that length, so that the core is never idle for long. An idle core takes 0.1 ms to wake on some machines; the naps
+    cost a few percent of the core."""
     nap_us = 0
 
     def __init__(self, host, port):
@@ -75,7 +75,7 @@ class Line:
             pass
 
     def ask(self, request):
-        """(status, head in small letters, body) of the answer."""
+        """Returns (status, head in lower case, body) of the answer."""
         self.socket.sendall(request)
         self.wait()
         view, got, end = memoryview(self.room), 0, -1
@@ -87,7 +87,7 @@ class Line:
             end = self.room.find(b'\r\n\r\n', 0, got)
         head = bytes(self.room[:end]).lower()
         at = head.find(b'\ncontent-length:')
-        length = int(head[at + 16:].split(b'\r\n', 1)[0]) if at >= 0 else 0  # 204 has none
+        length = int(head[at + 16:].split(b'\r\n', 1)[0]) if at >= 0 else 0  # 204 has no Content-Length
         total = end + 4 + length
         if total > len(self.room):
             view.release()
@@ -108,7 +108,7 @@ def request_of(path, payload, form, accept=None):
 
 
 def post(line, path, payload=b'', form='json'):
-    """The body of the answer, which must be 200."""
+    """Returns the body of the answer, whose status must be 200."""
     status, _, answer = line.ask(request_of(path, payload, form))
     if status != 200:
         sys.exit(f'{path}: {status}: {answer[:500].decode("utf-8", "replace")}')
@@ -116,7 +116,7 @@ def post(line, path, payload=b'', form='json'):
 
 
 class SystemMemory:
-    """Bytes of POSIX shared memory, by their key."""
+    """Bytes of POSIX shared memory, found by their key."""
     kind = 'system'
 
     def __init__(self, key, size):
@@ -135,7 +135,7 @@ class SystemMemory:
 
 
 def gpu_memory(key, size):
-    """Bytes of the first GPU. Needs PyTorch."""
+    """Allocates bytes of the first GPU. Needs PyTorch."""
     sys.path.insert(0, os.path.join(HERE, '..', 'gpu'))
     from cuda_shared_memory import Memory
     memory = Memory(size)
@@ -145,8 +145,8 @@ def gpu_memory(key, size):
 
 @contextlib.contextmanager
 def region(line, key, inputs, outputs, memory_of=SystemMemory):
-    """Memory that is registered, with the inputs (name: bytes) and room for the outputs (name: how many bytes): where a
-    tensor of KServe lies (name: parameters), and a function that reads an output."""
+    """Registers memory that contains `inputs` (name: bytes) and has room for `outputs` (name: number of bytes). Yields
+    the KServe parameters of each tensor (name: parameters), and a function that reads an output."""
     name, places, end = key.strip('/'), {}, 0
     for part, size in [*((part, len(data)) for part, data in inputs.items()), *outputs.items()]:
         places[part] = {'shared_memory_region': name, 'shared_memory_byte_size': size, 'shared_memory_offset': end}
@@ -164,7 +164,7 @@ def region(line, key, inputs, outputs, memory_of=SystemMemory):
 
 
 def repeat(line, request, count, warm=100):
-    """(seconds of each, {stage: microseconds of each})."""
+    """Returns (seconds of each request, {stage: microseconds of each request})."""
     times, stages = [], {}
     for n in range(count + warm):
         began = time.perf_counter()
@@ -193,8 +193,8 @@ def _run(address, request, count, pipe):
 
 
 def at_once(address, requests, count, counter=lambda: 0):
-    """Processes, one for each of the requests: (all their times, requests per second,
-    what counter() grew by per second)."""
+    """Runs one process per request in parallel. Returns (all their times, requests per second, growth of counter() per
+    second)."""
     pipes = []
     for request in requests:
         here, there = multiprocessing.Pipe()

@@ -15,7 +15,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, '..'))
 import service  # noqa: E402
 
-# name, connections, what is sent
+# name, connections, a description of the request
 SIZES = {
     'small': (64, '1x64x4x64 float16 causal, 131 KB'),
     'medium': (64, '1x1024x8x64 float16 causal, 4.2 MB'),
@@ -30,7 +30,7 @@ def wrk_line(size, url, seconds, connections=None, threads=2):
 
 
 def run(size, url, seconds, connections=None, threads=2):
-    """One run of wrk: {'rps', 'p50_ms', 'p99_ms', 'bad_status', 'socket_errors', ...}."""
+    """Runs wrk once. Returns {'rps', 'p50_ms', 'p99_ms', 'bad_status', 'socket_errors', ...}."""
     line = wrk_line(size, url, seconds, connections, threads)
     out = subprocess.run(line, capture_output=True, text=True, check=True).stdout
     result = json.loads(re.search(r'^RESULT (.*)$', out, re.M).group(1))

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""How much memory does a crowd take?
+"""How much memory do many connections take?
 
     python3 tests/load/memory.py bodies        connections that send bodies of 2.2 MB of tensors at the same time
     python3 tests/load/memory.py connections   connections that send one GET /livez each with a head of 49 KB, and stay;
                                                then a client with a token, and how long it waits
 
-Each starts a server of its own (--binary build/attnd). Resident memory is VmRSS of /proc, and its peak VmHWM. The bound of
-`bodies` is --staging-bytes, and for each connection what the server counts (attnd_connection_bytes)."""
+Each starts its own server (--binary build/attnd). Resident memory is VmRSS of /proc, and its peak VmHWM. For `bodies`
+the expected bound is --staging-bytes, plus what the server counts for each connection (attnd_connection_bytes)."""
 import argparse
 import json
 import os
@@ -34,7 +34,8 @@ def memory(server, what):
 
 
 def body(args):
-    """A forward of one query over so many keys that it has args.bytes; with an answer as long as a tensor of theirs."""
+    """A forward whose tensors have args.bytes. It has one query if args.kind is 'json', and otherwise many queries, so
+    that the answer is large too."""
     keys = args.bytes // (2 * 64 * 2)
     queries = 1 if args.kind == 'json' else keys // 2
     x = {n: wire.tensor(np.zeros((1, m, 1, 64)), 'float16') for n, m in (('q', queries), ('k', keys - queries // 2), ('v', keys - queries // 2))}
@@ -42,8 +43,8 @@ def body(args):
 
 
 def crowd(server, count, rounds, request):
-    """In each round every connection sends its body but for the last byte, and waits until all have; then the last byte
-    leaves, and the answers are read. So all hold as much as they can get."""
+    """In each round every connection sends its body except the last byte, and waits for the others. Then the last bytes
+    are sent and the answers read. So all connections hold as much memory as they can get."""
     answers, lock, gate = {}, threading.Lock(), threading.Barrier(count)
 
     def client():
@@ -52,7 +53,7 @@ def crowd(server, count, rounds, request):
                 try:
                     s.sendall(service.request_bytes(FORWARD, request, headers=['Content-Type: application/json'])[:-1])
                 except OSError:
-                    pass  # it was refused
+                    pass  # the server refused this connection
                 gate.wait()
                 try:
                     s.sendall(request[-1:])
@@ -101,7 +102,7 @@ def connections(args):
                     s.sendall(b'\r\n')
                     s.recv(4096)
                 except OSError:
-                    pass  # it made room
+                    pass  # the server closed this connection to make room
             print(f'{len(held)} connections: idle {idle / MIB:.1f} MiB, heads not finished {unfinished / MIB:.1f}, answered {memory(server, "VmRSS") / MIB:.1f}')
             times, others = [], []
             for _ in range(100):

@@ -1,8 +1,9 @@
--- wrk script: what a file holds, to any path.
+-- wrk script: sends the contents of a file to any path.
 --   wrk -t2 -c16 -d10s -s tests/load/own.lua http://127.0.0.1:8080 -- body=request.json path=/v1/attention/backward
---   wrk -t2 -c16 -d10s -s tests/load/own.lua http://127.0.0.1:8080 -- body=request.safetensors type=application/x-safetensors
--- path is /v1/attention/forward and type application/json unless given; accept=TYPE is what the answer shall be, inference=N the length
--- of the JSON before KServe's binary tensors. attention.lua says which other words there are.
+--   wrk -t2 -c16 -d10s -s tests/load/own.lua http://127.0.0.1:8080 -- body=request.safetensors \
+--       type=application/x-safetensors
+-- The default path is /v1/attention/forward, the default type application/json. accept=TYPE is the type that the answer
+-- should have, inference=N the length of the JSON before KServe's binary tensors. attention.lua lists the other words.
 dofile((debug.getinfo(1, 'S').source:match('^@(.*/)') or './') .. 'attention.lua')
 
 local other_words = init

@@ -44,14 +44,14 @@ PINNED = {}
 
 
 def pinned(direction, sizes):
-    """Page-locked memory of a process for one request at a time, in pieces of so many bytes."""
+    """Page-locked memory of a process for one request at a time, in pieces of these sizes."""
     if direction not in PINNED or PINNED[direction].numel() < sum(sizes):
         PINNED[direction] = torch.empty(sum(sizes), dtype=torch.uint8).pin_memory()
     return PINNED[direction][:sum(sizes)].split(sizes)
 
 
 def there(tensors):
-    """To the GPU, all in one copy."""
+    """Copies tensors to the GPU, all in one copy."""
     pieces = pinned('there', [t.nbytes for t in tensors])
     for piece, t in zip(pieces, tensors):
         piece.copy_(t.transpose(1, 2).reshape(-1).view(torch.uint8))
@@ -61,7 +61,7 @@ def there(tensors):
 
 
 def back(tensors):
-    """From the GPU, with one wait."""
+    """Copies tensors from the GPU, with one wait."""
     pieces = pinned('back', [t.nbytes for t in tensors])
     made = [p.view(t.dtype).view(t.shape) for p, t in zip(pieces, tensors)]
     for to, t in zip(made, tensors):

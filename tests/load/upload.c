@@ -45,7 +45,8 @@ static char *put_tensor(char *at, const char *name, long rows, uint64_t *state)
         for (size_t j = 0; j < 3 && i + j < bytes; j++) {
             const uint64_t r = xorshift(state);
             b[j] = (i + j) % 2 == 0 ? (uint8_t)r
-                                    : (uint8_t)((r & 0x80) | (0x30 + (r >> 8) % 16)); /* low byte, high byte */
+                                    /* the low byte, then the high byte */
+                                    : (uint8_t)((r & 0x80) | (0x30 + (r >> 8) % 16));
         }
         *at++ = alphabet[b[0] >> 2];
         *at++ = alphabet[(b[0] & 3) << 4 | b[1] >> 4];
@@ -106,7 +107,7 @@ int main(int argc, char **argv)
             sent += (size_t)n;
         }
         const double taken = now() - start;
-        /* The answer: a head with Content-Length, then that many bytes. */
+        /* Memory for the answer: a head with Content-Length, then that many bytes. */
         static char answer[1 << 20];
         size_t have = 0, want = 0;
         while (want == 0 || have < want) {

@@ -48,7 +48,7 @@ def main():
     bare, ours = [], []
     with Bare() as b, service.Server() as server:
         before = server.memory_kb('VmHWM')
-        for i in range((a.rounds + 2) // 3):  # in turns, three rounds on a connection
+        for i in range((a.rounds + 2) // 3):  # the two servers take turns, with three rounds per connection
             bare += rounds(b.port, a.keys, 3)
             ours += rounds(server.port, a.keys, 3)
         peak = server.memory_kb('VmHWM')

@@ -4,7 +4,8 @@
 #include <float.h>
 
 /* ThreadSanitizer does not watch these functions: they fill and compare in the test's own thread, where watching each
- * number costs a hundred times the time. It still sees a kernel that writes after its run: free() is watched. */
+ * number costs a hundred times the time. It still sees a kernel that writes after its run, because free() is
+ * watched. */
 #define UNWATCHED __attribute__((no_sanitize_thread))
 
 /* ---- Random numbers ---------------------------------------------------------------------------------------------- */
@@ -121,7 +122,7 @@ UNWATCHED void fixture_clear(struct fixture *f)
     memset(f, 0, sizeof *f);
 }
 
-/* Elements from the first to the last, gaps included. */
+/* Returns the number of elements from the first to the last, with gaps. */
 UNWATCHED static int64_t tensor_extent(const attn_tensor *t)
 {
     int64_t n = 1;
@@ -167,17 +168,17 @@ UNWATCHED void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtyp
     attn_tensor t = attn_tensor_make(NULL, dtype, rank, shape);
     const size_t bytes = attn_dtype_bytes(dtype), shift = f->spec.strided ? bytes : 0;
     if (f->spec.strided &&
-        attn_tensors[id].role != ATTN_ROLE_IN) /* outputs and backward's inputs: 3 spare elements per row */
+        attn_tensors[id].role != ATTN_ROLE_IN) /* outputs, and inputs of a backward: 3 spare elements per row */
         for (int64_t a = rank - 2, stride = (shape[rank - 1] > 0 ? shape[rank - 1] : 1) + 3; a >= 0; a--) {
             t.stride[a] = stride;
             stride = stride * (shape[a] > 0 ? shape[a] : 1) + (a == 1 && !f->spec.key_rows ? 5 : 0);
         }
-    else if (f->spec.strided && rank > 2) { /* inputs: as if cut out of something wider on the last axes */
+    else if (f->spec.strided && rank > 2) { /* inputs: as if cut out of a tensor that is wider on the last axes */
         t.stride[rank - 2] = (shape[rank - 1] > 0 ? shape[rank - 1] : 1) + (int64_t)(id % 3) + 1;
         for (int a = rank - 3; a >= 0; a--) t.stride[a] = t.stride[a + 1] * (shape[a + 1] > 0 ? shape[a + 1] : 1);
     }
     f->block_bytes[id] = 2 * GUARD + shift + (size_t)tensor_extent(&t) * bytes;
-    /* 64-byte aligned before the shift, so that what is not strided is as aligned as an arena would have it */
+    /* aligned to 64 bytes before the shift, so that a tensor without strides is as aligned as in an arena */
     f->block[id] = aligned_alloc(64, (f->block_bytes[id] + 63) / 64 * 64);
     if (!f->block[id]) {
         fprintf(stderr, "no memory for a test of %zu bytes\n", f->block_bytes[id]);
@@ -193,7 +194,7 @@ UNWATCHED void fill_normal(const attn_tensor *t, struct rng *r, double amp, doub
     for (int64_t n = tensor_elements(t), i = 0; i < n; i++) tensor_set(t, i, mean + amp * rng_normal(r));
 }
 
-/* The first channel of q and of k [B, S, H, D] puts scores where `sides` says. */
+/* Sets the first channel of q and of k [B, S, H, D] so that scores are where `sides` says. */
 UNWATCHED static void put_scores(const attn_tensor *q, const attn_tensor *k, enum score_sides sides)
 {
     const int64_t *const of_q = q->shape, *const of_k = k->shape;
@@ -207,10 +208,10 @@ UNWATCHED static void put_scores(const attn_tensor *q, const attn_tensor *k, enu
     }
 }
 
-/* Bias as large as float32 can hold. 1: a mask written with the most negative number, as many do, that leaves every
- * third row nothing else. 2: every row has numbers from several such levels. A score of ordinary size is lost beside
- * any of them, so a row is the mean of the values at its highest level. 3: that number for the first half of the keys,
- * as for padding on the left. */
+/* Fills a bias with numbers as large as float32 can hold. 1: a mask of the lowest number, as many libraries write it,
+ * which leaves every third row nothing else. 2: every row has numbers from several such levels. A score of ordinary
+ * size is lost beside any of them, so a row is the mean of the values at its highest level. 3: the lowest number for
+ * the first half of the keys, as for padding on the left. */
 UNWATCHED static void fill_bias_levels(const attn_tensor *t, struct rng *r, int kind)
 {
     static const double levels[] = { -3.38e38, -2.4e38, -1e38, 1e38, 2.4e38, 3.38e38 };
@@ -232,7 +233,8 @@ UNWATCHED static void fill_bias_levels(const attn_tensor *t, struct rng *r, int 
     }
 }
 
-/* May query i of (b, h) see key j? Written apart from the reference backend: the two must agree, or tests fail. */
+/* Returns whether query i of (b, h) may see key j. Written independently of the reference backend: the two must
+ * agree. */
 UNWATCHED static bool fixture_sees(const struct fixture *f, int64_t b, int64_t h, int64_t i, int64_t j)
 {
     const attn_problem *p = &f->p;
@@ -245,7 +247,7 @@ UNWATCHED static bool fixture_sees(const struct fixture *f, int64_t b, int64_t h
     if (f->spec.causal && j > shifted) return false;
     if (f->spec.window_left >= 0 && j < shifted - f->spec.window_left) return false;
     if (f->spec.window_right >= 0 && j > shifted + f->spec.window_right) return false;
-    for (int which = 0; which < 2; which++) { /* bias and keep_mask broadcast alike */
+    for (int which = 0; which < 2; which++) { /* bias and keep_mask are broadcast in the same way */
         const attn_tensor *t = which ? &p->keep_mask : &p->bias;
         const int64_t column = which && p->keep_mask_at_end ? j - (Sk - t->shape[3]) : j;
         if (!t->rank || column < 0) continue;
@@ -273,7 +275,7 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
         int64_t doc_start = 0, doc_end = 0;
         for (int64_t j = 0; j < Sk; j++) {
             int64_t lts = 0, lte = Sq, uts = 0, ute = 0;
-            const int64_t at = Sk > 0 ? j * Sq / Sk : 0; /* the query beside this key */
+            const int64_t at = Sk > 0 ? j * Sq / Sk : 0; /* the query at the same relative position as this key */
             if (j >= doc_end) doc_start = doc_end, doc_end = rng_between(r, j + 1, Sk);
             switch (f->spec.mask_kind) {
             case MASK_DOCUMENT: lts = doc_end * Sq / Sk, ute = doc_start * Sq / Sk; break;
@@ -284,7 +286,7 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
                 lts = rng_between(r, 0, Sq), lte = rng_between(r, 0, Sq);
                 uts = rng_between(r, 0, Sq), ute = rng_between(r, 0, Sq);
                 if (n == 2 && !f->spec.causal)
-                    ute = rng_between(r, 0, lts); /* or every query would be hidden half of the time */
+                    ute = rng_between(r, 0, lts); /* limits ute, or every query would be hidden half of the time */
             }
             const int64_t e = (bh * Sk + j) * n;
             tensor_set(t, e, (double)lts);
@@ -295,7 +297,7 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
     }
 }
 
-/* Puts NaN and infinity where no query looks, or NaN where some do. */
+/* Puts NaN and infinity into keys that no query sees, or NaN where some queries look. */
 UNWATCHED static void poison_keys(struct fixture *f, struct rng *r)
 {
     const struct spec *s = &f->spec;
@@ -335,7 +337,7 @@ UNWATCHED static void poison_rows(const attn_tensor *t, const attn_view *view, i
             for (int64_t c = 0; c < columns; c++) attn_store(t->dtype, t->data, attn_at(view, b, h, row) + c, NAN);
 }
 
-/* Puts NaN into every input row that does not exist. */
+/* Puts NaN into every padding row of the inputs. */
 UNWATCHED static void poison_padding(struct fixture *f)
 {
     const attn_geometry g = attn_geometry_of(&f->p);
@@ -355,8 +357,8 @@ UNWATCHED static void poison_padding(struct fixture *f)
     }
 }
 
-/* Moves the keys and values of a problem to pages in any order, of a pool with pages to spare. What no key is in stays
- * poison, and so do the entries of page_table that name no page with keys. */
+/* Moves the keys and values of a problem to pages in random order, in a pool with spare pages. Slots without a key keep
+ * the poison, and so do the entries of page_table that name no page with keys. */
 UNWATCHED static void move_to_pages(struct fixture *f, struct rng *r)
 {
     const struct spec *s = &f->spec;
@@ -377,7 +379,8 @@ UNWATCHED static void move_to_pages(struct fixture *f, struct rng *r)
         order[other] = (int32_t)n;
     }
     fixture_add(f, ATTN_T_page_table, ATTN_I32, 2, (int64_t[]){ s->B, most });
-    uint8_t *const lengths = s->sequences ? f->block[ATTN_T_seqlens_k] : NULL; /* `from` has them, if there are any */
+    /* with packed sequences, the lengths come from `from` */
+    uint8_t *const lengths = s->sequences ? f->block[ATTN_T_seqlens_k] : NULL;
     if (s->sequences) {
         fixture_add(f, ATTN_T_seqlens_k, ATTN_I32, 1, (int64_t[]){ s->B });
         for (int64_t b = 0; b < s->B; b++) tensor_set(&f->p.seqlens_k, b, s->k_lengths[b]);
@@ -412,7 +415,7 @@ UNWATCHED static void move_to_pages(struct fixture *f, struct rng *r)
     free(order);
 }
 
-/* q k v in the spec's layout and packing. */
+/* Adds q, k or v in the spec's layout and packing. */
 UNWATCHED static void add_bshd(struct fixture *f, attn_tensor_id id, attn_dtype dtype, int64_t S, int64_t heads,
                                int64_t size)
 {
@@ -431,7 +434,7 @@ UNWATCHED static void add_lse(struct fixture *f, attn_tensor_id id)
     else fixture_add(f, id, ATTN_F32, 3, (int64_t[]){ s->B, s->H, s->Sq });
 }
 
-/* The region, the map and the other sizes of an observe, drawn from the spec's seed, and its outputs. */
+/* Adds an observe's region, map, other sizes and outputs, drawn from the spec's seed. */
 UNWATCHED static void add_observed(struct fixture *f)
 {
     const struct spec *const s = &f->spec;
@@ -440,7 +443,7 @@ UNWATCHED static void add_observed(struct fixture *f)
     const uint64_t wanted = s->observe ? s->observe : UINT64_MAX;
     attn_tensor made;
     attn_error err = { 0 };
-    if (s->given_lse) { /* an input then */
+    if (s->given_lse) { /* lse is an input then */
         attn_problem forward = f->p;
         forward.op = ATTN_OP_FORWARD;
         run_reference(&forward);
@@ -629,7 +632,7 @@ UNWATCHED void fixture_make(struct fixture *f, const struct spec *spec)
     }
 }
 
-/* The tensor whose block holds tensor `id`: itself, but where v is part of k. */
+/* Returns the tensor whose block holds tensor `id`: `id` itself, or k if v is part of k. */
 UNWATCHED static int block_of(const struct fixture *f, int id)
 {
     return id == ATTN_T_v && !f->block[id] ? ATTN_T_k : id;
@@ -676,7 +679,7 @@ UNWATCHED void bench_close(struct bench *b)
     memset(b, 0, sizeof *b);
 }
 
-/* Under AddressSanitizer a kernel may not even look at the guards. */
+/* Under AddressSanitizer a kernel may not even read the guards. */
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #define FORBID(address, bytes) ASAN_POISON_MEMORY_REGION(address, bytes)
@@ -703,8 +706,9 @@ UNWATCHED static void guards_allow(const struct fixture *f)
         if (f->block[id]) ALLOW(f->block[id], f->block_bytes[id]);
 }
 
-/* ATTN_PRINT_BITS=1: after every run a line with the problem and a checksum (FNV-1a) of the bytes of each output, for
- * two builds of one backend to be compared with diff. Guards and gaps between rows are in it: nobody writes them. */
+/* ATTN_PRINT_BITS=1: prints after every run a line with the problem and a checksum (FNV-1a) of the bytes of each
+ * output, so that diff can compare two builds. The checksum includes guards and gaps between rows, which nobody
+ * writes. */
 UNWATCHED static void bits_print(const struct fixture *f)
 {
     const char *const wanted = getenv("ATTN_PRINT_BITS");
@@ -718,7 +722,7 @@ UNWATCHED static void bits_print(const struct fixture *f)
     spec_print(stdout, &f->spec);
 }
 
-/* attn_run(), or the same by attn_run_some(). */
+/* Runs the plans by attn_run() or by attn_run_some(). */
 UNWATCHED static attn_status run_plans(struct bench *b, const attn_plan *plans, int count, attn_error *err)
 {
     void *workspace = NULL;
@@ -736,8 +740,8 @@ UNWATCHED static attn_status run_plans(struct bench *b, const attn_plan *plans, 
     return status;
 }
 
-/* Makes *p the fixture's problem in the device's memory: itself where memory is unified. The caller frees blocks and
- * prefix. */
+/* Makes *p the fixture's problem in the device's memory; with unified memory the two are the same. The caller frees
+ * blocks and prefix. */
 UNWATCHED static attn_status to_device(struct bench *b, const struct fixture *f, attn_problem *p,
                                        void *blocks[ATTN_TENSOR_COUNT], void **prefix, attn_error *err)
 {
@@ -860,7 +864,7 @@ UNWATCHED void truth_clear(struct truth *t)
     memset(t, 0, sizeof *t);
 }
 
-/* Half of the distance between neighbouring numbers of the dtype around x. */
+/* Returns half of the distance between neighbouring numbers of the dtype around x. */
 static double half_unit(attn_dtype dtype, double x)
 {
     static const struct {
@@ -871,11 +875,13 @@ static double half_unit(attn_dtype dtype, double x)
     return fmax(fabs(x) * unit[dtype].relative, unit[dtype].least);
 }
 
-/* What sums in double may differ by that are taken in another order, and may cancel: some units of their terms. */
+/* Returns by how much sums in double may differ if they are taken in another order and may cancel: some units of their
+ * terms. */
 UNWATCHED static double truth_noise(const attn_problem *p, const attn_geometry *g, int result)
 {
     const double unit = 64 * 0x1p-53, v = largest(&p->v), score = largest(&p->q) * largest(&p->k) * g->scale;
-    const double exponent = 1 + fmin(fabs(score), FLT_MAX); /* an error of a score is a relative one of its P */
+    /* an absolute error of a score is a relative error of its P */
+    const double exponent = 1 + fmin(fabs(score), FLT_MAX);
     if (result == TRUTH_OUT) return unit * exponent * v;
     if (result == TRUTH_LSE) return unit * exponent;
     const double dout = largest(&p->dout);
@@ -884,7 +890,7 @@ UNWATCHED static double truth_noise(const attn_problem *p, const attn_geometry *
     return unit * exponent * dout * v * (double)g->dims.Dv * fabs(g->scale) * other;
 }
 
-/* One result against the reference's tensor, which is rounded to its dtype. Rows that do not exist must be `nothing`. */
+/* Compares one result with the reference's tensor, which is rounded to its dtype. Padding rows must equal `nothing`. */
 UNWATCHED static bool truth_result_agrees(const struct fixture *want, const struct truth *t, int result, char *why,
                                           size_t room)
 {
@@ -938,8 +944,8 @@ UNWATCHED static bool truth_result_agrees(const struct fixture *want, const stru
                  t->distance[result].max_abs, t->distance[result].largest, distance.max_abs, distance.largest);
         good = false;
     }
-    /* A number within an error of the middle between two of the dtype may round to the other one. That is rare in
-     * float32, but for averages (a scale of 0): they often lie in the middle. */
+    /* A number close to the middle between two numbers of the dtype may round to the other one. That is rare in
+     * float32, except for averages (a scale of 0), which often lie in the middle. */
     if (!good || view->dtype != ATTN_F32 || g.scale == 0 || flips <= 2 + t->count[result] / 500) return good;
     snprintf(why, room, "%s: %lld of %lld numbers round otherwise", attn_tensors[id].name, (long long)flips,
              (long long)t->count[result]);
@@ -1001,7 +1007,7 @@ UNWATCHED void run_reference(const attn_problem *p)
 const struct limits limits_of[] = {
     [ATTN_F32] = { 1e-5, 3e-5, 1e-4, 1e-6, 1e-45 },
     [ATTN_F16] = { 1e-3, 3e-3, 5e-3, 1e-5, 6e-8 },
-    [ATTN_BF16] = { 8e-3, 2e-2, 3e-2, 1e-4, 1.2e-38 }, /* processors' bf16 products take subnormal operands for 0 */
+    [ATTN_BF16] = { 8e-3, 2e-2, 3e-2, 1e-4, 1.2e-38 }, /* bf16 products of processors treat subnormal operands as 0 */
     [ATTN_F8E4M3] = { 4e-2, 0, 0, 1e-4, 2e-38 },
 };
 
@@ -1015,14 +1021,14 @@ UNWATCHED double largest(const attn_tensor *t)
     return m;
 }
 
-/* An estimate of the largest |score|: float32 keeps each no better than 2^-23 of it. */
+/* Estimates the largest |score|: float32 keeps each score to 2^-23 of it at best. */
 UNWATCHED static double score_size(const struct fixture *f)
 {
     const attn_geometry g = attn_geometry_of(&f->p);
     double size = fabs(g.scale) * sqrt((double)g.dims.D) * largest(&f->p.q) * largest(&f->p.k);
     if (f->p.q_scale.rank) size *= largest(&f->p.q_scale);
     if (f->p.k_scale.rank) size *= largest(&f->p.k_scale);
-    if (g.softcap > 0) size = fmin(size, 8 * g.softcap); /* the cap is computed with error of its own */
+    if (g.softcap > 0) size = fmin(size, 8 * g.softcap); /* the cap is computed with an error of its own */
     return size + (f->spec.bias_levels ? 0 : largest(&f->p.bias)) +
            largest(&f->p.alibi_slopes) * (double)attn_max64(g.dims.Sk, g.dims.Sq);
 }
@@ -1031,17 +1037,18 @@ struct tolerance {
     double relative, absolute;
 };
 
-/* Of output `id`; sensitivity apart. */
+/* Returns the tolerance of output `id`, without the sensitivity. */
 UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_tensor_id id)
 {
     const struct limits *limit = &limits_of[f->spec.dtype];
-    const struct limits *as = &limits_of[f->p.tensor[id].dtype]; /* out may be coarser than the inputs */
+    const struct limits *as = &limits_of[f->p.tensor[id].dtype]; /* out may have a coarser dtype than the inputs */
     const attn_geometry g = attn_geometry_of(&f->p);
     const double scores = score_size(f), blur = 2.4e-7 * scores,
                  v = largest(&f->p.v) * (f->p.v_scale.rank ? largest(&f->p.v_scale) : 1);
     const double q = largest(&f->p.q), k = largest(&f->p.k), dout = largest(&f->p.dout), dlse = largest(&f->p.dlse);
     const double kept = f->spec.dropout_p > 0 ? 1 / (1 - f->spec.dropout_p) : 1;
-    const double dz = (dout * v * sqrt((double)g.dims.Dv) * kept + dlse); /* what dP and delta are made of */
+    /* the terms from which dP and delta are computed */
+    const double dz = (dout * v * sqrt((double)g.dims.Dv) * kept + dlse);
     struct tolerance t = { 0 };
     switch (id) {
     case ATTN_T_out: t.relative = fmax(limit->out, as->out) + blur, t.absolute = limit->noise * v * kept; break;
@@ -1054,7 +1061,7 @@ UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_ten
         t.relative = 4e-5 + 2 * blur;
         t.absolute = 1e-30;
         return t;
-    case ATTN_T_top_keys: t.absolute = INFINITY; return t; /* backends_observe.c looks at them */
+    case ATTN_T_top_keys: t.absolute = INFINITY; return t; /* backends_observe.c checks these */
     case ATTN_T_row_max:
     case ATTN_T_max_logit:
     case ATTN_T_lse:
@@ -1118,7 +1125,7 @@ UNWATCHED bool fixture_compare(const struct fixture *got, const struct fixture *
                      t.relative * sqrt(size2) + 2 * sqrt(sensitivity2) + t.absolute * sqrt((double)n));
             return false;
         }
-        if (id == ATTN_T_out && got->spec.Dv >= 8) /* row by row, each against its own size */
+        if (id == ATTN_T_out && got->spec.Dv >= 8) /* each row is compared relative to its own size */
             for (int64_t row = 0; row < n / got->spec.Dv; row++) {
                 double row_error = 0, row_size = 0;
                 for (int64_t e = row * got->spec.Dv; e < (row + 1) * got->spec.Dv; e++) {
@@ -1142,7 +1149,7 @@ UNWATCHED bool fixture_intact(const struct fixture *f, const struct fixture *bef
         uint8_t *mask;
         size_t data;
         if (!f->block[id]) continue;
-        mask = calloc(f->block_bytes[id], 1); /* 1: may have changed */
+        mask = calloc(f->block_bytes[id], 1); /* 1: the byte may have changed */
         data = (size_t)((uint8_t *)t->data - f->block[id]);
         if (is_output(&f->p, (attn_tensor_id)id))
             for (int64_t n = tensor_elements(t), e = 0; e < n; e++)
@@ -1177,12 +1184,12 @@ UNWATCHED bool outputs_equal(const struct fixture *a, const struct fixture *b, c
     return true;
 }
 
-/* At most so many numbers of out may all be what is left of sums that cancel, so that the largest of them says little of
- * their error. */
+/* If out has at most this many numbers, all of them may be results of cancelling sums, so that the largest of them says
+ * little of their error. */
 enum { FEW_OUTPUTS = 16 };
 
-/* Moves each value by about a unit in its last place, up or down: it moves out as a P that is rounded to the values'
- * dtype does, or somewhat more. */
+/* Moves each value by about a unit in its last place, up or down. That changes out as much as a P that is rounded to
+ * the values' dtype, or somewhat more. */
 UNWATCHED static void move_values(struct fixture *f)
 {
     static const double unit[] = {
@@ -1205,7 +1212,8 @@ UNWATCHED bool spec_agrees(struct bench *bench, const struct spec *spec)
     fixture_copy(&before, &got);
     run_reference(&want.p);
     memset(&other, 0, sizeof other);
-    if (spec->op == ATTN_OP_BACKWARD) { /* the truth with out and lse rounded, if it was not, or not, if it was */
+    /* the truth computed the other way: with rounded out and lse, or without rounding */
+    if (spec->op == ATTN_OP_BACKWARD) {
         struct spec twin = *spec;
         twin.give_forward = !spec->give_forward;
         twin.out_dtype = spec->give_forward ? spec->out_dtype : spec->dtype;

@@ -37,7 +37,7 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof *(a))
 
-/* Problems are designated initialisers over defaults. */
+/* Problems are designated initialisers that override defaults. */
 #pragma GCC diagnostic ignored "-Woverride-init"
 
 /* ---- Random numbers ---------------------------------------------------------------------------------------------- */
@@ -58,20 +58,21 @@ enum { SPEC_SEQUENCES = 12 };
 
 /* How FlashMask rows are made. */
 enum mask_kind {
-    MASK_RANDOM,   /* any bounds, empty and full intervals among them */
+    MASK_RANDOM,   /* random bounds, with empty and full intervals */
     MASK_DOCUMENT, /* documents of random length */
     MASK_WINDOW,   /* a band */
-    MASK_ALL,      /* every key hidden from every query */
-    MASK_UNION,    /* two intervals that hide everything together and neither alone (n = 4) */
+    MASK_ALL,      /* every key is hidden from every query */
+    MASK_UNION,    /* two intervals that together hide everything, and neither alone (n = 4) */
     MASK_KINDS
 };
 
-/* On which side of 0 are the scores of a row? Of the last keys and the first; or of every second row. Those below rise
- * towards the first key, by more than a float can tell apart as powers of e. */
+/* On which side of 0 the scores of a row are: the same for all, different for the last and the first keys, or different
+ * in every second row. Scores below 0 rise towards the first key by more than float32 can distinguish as powers of
+ * e. */
 enum score_sides { SIDES_NONE, SIDES_BELOW, SIDES_BELOW_ABOVE, SIDES_ABOVE_BELOW, SIDES_BY_ROW };
 
 struct spec {
-    const char *name; /* of an edge case, or NULL */
+    const char *name; /* the name of an edge case, or NULL */
     attn_op op;
     attn_dtype dtype, out_dtype, bias_dtype;
     int64_t B, H, Hk, Sq, Sk, D, Dv;
@@ -83,43 +84,45 @@ struct spec {
     int64_t window_left, window_right;
     double softcap, dropout_p;
     uint64_t seed;
-    int sequences; /* packed: that many; then B, Sq and Sk are made from q_lengths and k_lengths */
+    int sequences; /* number of packed sequences; B, Sq and Sk are then computed from q_lengths and k_lengths */
     int q_lengths[SPEC_SEQUENCES], k_lengths[SPEC_SEQUENCES];
     int alibi;                /* 0 none, 1 [H], 2 [B, H] */
-    int bias, keep_mask;      /* 0 none, else 1 + (1: B axis, 2: H axis, 4: Sq axis is there and not broadcast) */
+    int bias, keep_mask;      /* 0 none, otherwise 1 + the axes that are not broadcast (1: B, 2: H, 4: Sq) */
     double bias_hidden, keep; /* share of -inf in bias; share of 1 in keep_mask */
-    int keep_tail;            /* 0: keep_mask is of all keys; else of so many, the last of each row */
-    int mask_bounds;          /* 0 none, 1, 2, 4 */
-    int mask_heads;           /* 0: 1, 1: Hk, 2: H */
+    int keep_tail;            /* 0: keep_mask covers all keys; otherwise this many, the last of each row */
+    int mask_bounds;          /* number of bounds: 0 none, 1, 2, 4 */
+    int mask_heads;           /* heads of the mask: 0: 1, 1: Hk, 2: H */
     enum mask_kind mask_kind;
-    int bias_levels; /* scores that float32 alone can hold, see fill_bias_levels() */
-    int sinks;       /* 0 none, 1 random, 2 with -inf and 100s among them, 3 with 3e38 and -3e38 */
-    bool seqlens_k;  /* random lengths, 0 and Sk among them */
-    bool seqlens_q;  /* the same of queries; what is behind them is NaN */
-    int gaps;        /* packed: up to so many rows of NaN between sequences; the lengths are seqlens_q and seqlens_k */
-    bool key_rows;   /* packed: k and v are [B, Sk, Hk, D] with seqlens_k, and NaN behind the keys of each row */
-    int page_size; /* 0 none; k and v are pools of pages of so many slots. Sk is a multiple of it, seqlens_k is given */
-    bool fp8_keys; /* k and v are float8_e4m3fn whatever q is; forward */
+    int bias_levels; /* a bias that only float32 can hold, see fill_bias_levels() */
+    int sinks;       /* 0 none, 1 random, 2 random with -inf and 100s, 3 random with 3e38 and -3e38 */
+    bool seqlens_k;  /* random lengths, with 0 and Sk among them */
+    bool seqlens_q;  /* random lengths of queries; rows behind them are NaN */
+    int gaps; /* packed: up to this many rows of NaN between sequences; the lengths are in seqlens_q and seqlens_k */
+    bool key_rows; /* packed: k and v are [B, Sk, Hk, D] with seqlens_k, and NaN behind the keys of each row */
+    /* 0 none; otherwise k and v are pools of pages with this many slots, Sk is a multiple of it, and seqlens_k is
+     * given */
+    int page_size;
+    bool fp8_keys; /* k and v are float8_e4m3fn whatever q is; only in a forward */
     bool fp8_scales;
     int scale_axes;          /* 0: [B, Hk], 1: [1, Hk], 2: [B, 1], 3: [Hk], 4: [1] */
-    double fp8_scale;        /* their size; 0: around 1 */
+    double fp8_scale;        /* size of the scales; 0: around 1 */
     bool dlse, give_forward; /* backward */
     bool no_dout;            /* dout is all zeros */
-    int float_grads;         /* backward, float32 whatever q is: dq (1), dk (2), dv (4), added up */
-    bool no_lse;             /* forward: out alone is wanted */
-    bool latent;             /* v is the first Dv columns of k, in its memory */
-    bool plain_grads;        /* backward: gradients of bias and of ALiBi's slopes are not wanted */
+    int float_grads;         /* backward: gradients that are float32 whatever q is: the sum of 1 (dq), 2 (dk), 4 (dv) */
+    bool no_lse;             /* forward: only out is wanted */
+    bool latent;             /* v is the first Dv columns of k, in the same memory */
+    bool plain_grads;        /* backward: the gradients of bias and of ALiBi's slopes are not wanted */
     bool any_order;          /* not deterministic: sums of dq may be taken in any order */
-    double q_amp, v_amp;     /* of q and k; of v and dout. 0: 1 */
-    double q_mean;           /* added to q and k */
+    double q_amp, v_amp;     /* amplitude of q and k; of v and dout. 0: 1 */
+    double q_mean;           /* a constant added to q and k */
     enum score_sides sides;
-    double v_most;      /* not 0: values of v are from half of it to it */
-    bool strided;       /* gaps between rows, and a base that is aligned to an element only */
+    double v_most;      /* not 0: values of v are between half of this and this */
+    bool strided;       /* gaps between rows, and a base that is aligned only to an element */
     bool poison_unseen; /* keys and values that no query sees are NaN and infinity */
     int poison;         /* one key (1) or value (2) that some queries see is NaN */
-    uint64_t observe;   /* bits of its outputs; 0: all. Region, map and top come from data_seed */
+    uint64_t observe;   /* bits of an observe's outputs; 0: all. Region, map and top come from data_seed */
     bool given_lse;     /* observe */
-    bool many_blocks;   /* its backward takes the emulator ten seconds and more */
+    bool many_blocks;   /* the backward takes ten seconds or more on the emulator */
     uint64_t data_seed;
 };
 
@@ -130,7 +133,7 @@ struct spec {
         .D = 64, .Dv = 64, .window_left = -1, .window_right = -1, .data_seed = 1, __VA_ARGS__                          \
     }
 
-/* As a SPEC(...): what differs from the defaults. */
+/* Prints the spec as a SPEC(...) that contains what differs from the defaults. */
 void spec_print(FILE *file, const struct spec *s);
 
 /* ---- A problem in memory ----------------------------------------------------------------------------------------- */
@@ -138,25 +141,26 @@ void spec_print(FILE *file, const struct spec *s);
 struct fixture {
     struct spec spec;
     attn_problem p;
-    uint8_t *block[ATTN_TENSOR_COUNT]; /* owned: guard, misalignment, tensor, guard */
+    uint8_t *block[ATTN_TENSOR_COUNT]; /* owned memory: guard, misalignment, tensor, guard */
     size_t block_bytes[ATTN_TENSOR_COUNT];
 };
 
-void fixture_clear(struct fixture *f); /* frees its tensors */
+void fixture_clear(struct fixture *f); /* frees the fixture's tensors */
 int64_t tensor_elements(const attn_tensor *t);
-/* The memory offset of element n in C order. */
+/* Returns the memory offset of element n in C order. */
 int64_t tensor_offset(const attn_tensor *t, int64_t n);
-/* Element n in C order, of any dtype. */
+/* Returns element n in C order, of any dtype. */
 double tensor_get(const attn_tensor *t, int64_t n);
 void tensor_set(const attn_tensor *t, int64_t n, double x);
-/* Poisoned memory for a tensor of this shape. */
+/* Adds a tensor of this shape in poisoned memory. */
 void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtype, int rank, const int64_t *shape);
 void fill_normal(const attn_tensor *t, struct rng *r, double amp, double mean);
-/* The problem of a spec, checked. Inputs are random; outputs are poisoned. Exits where attn_check() refuses it. */
+/* Makes the problem of a spec and checks it. Inputs are random; outputs are poisoned. Exits if attn_check() refuses the
+ * problem. */
 void fixture_make(struct fixture *f, const struct spec *spec);
-/* The same problem and data with outputs of its own, for another backend. */
+/* Makes the same problem and data with its own outputs, for another backend. */
 void fixture_copy(struct fixture *to, const struct fixture *from);
-/* Does the problem's operation write this tensor? */
+/* Returns whether the problem's operation writes this tensor. */
 bool is_output(const attn_problem *p, attn_tensor_id id);
 
 /* ---- Running ----------------------------------------------------------------------------------------------------- */
@@ -165,46 +169,45 @@ struct bench {
     attn_device *device;
     attn_stream *stream;
     attn_device_info info;
-    uint64_t also; /* features that every problem is said to have besides its own */
-    bool in_steps; /* by attn_run_some(), waiting for the stream between its calls */
-    int64_t calls; /* calls of attn_run_some() in the last run */
+    uint64_t also; /* features that every problem claims to have besides its own */
+    bool in_steps; /* run by attn_run_some(), waiting for the stream between its calls */
+    int64_t calls; /* number of calls of attn_run_some() in the last run */
 };
 
-/* Opens a device of the backend and a stream; exits where that fails. threads: 0 is the default. */
+/* Opens a device of the backend and a stream; exits if that fails. threads: 0 is the default. */
 void bench_open(struct bench *b, const char *backend, int threads);
 void bench_close(struct bench *b);
-/* Runs problems together, in one attn_run(). Where memory is not unified every block goes to the device and comes
- * back. */
+/* Runs problems together in one attn_run(). Without unified memory every block is copied to the device and back. */
 attn_status fixtures_run(struct bench *b, struct fixture *const *list, int count, attn_error *err);
-/* The same; exit where that fails. */
+/* Like fixtures_run(), but exits if the run fails. */
 void fixtures_must_run(struct bench *b, struct fixture *const *list, int count);
 void fixture_run(struct bench *b, struct fixture *f);
-/* Writes the truth into the outputs of a problem in the host's memory. */
+/* Writes the true results to the outputs of a problem in the host's memory. */
 void run_reference(const attn_problem *p);
 
 /* ---- Comparing --------------------------------------------------------------------------------------------------- */
 
-/* Largest error over largest value (kernels/README.md, Accuracy). */
+/* Limits of the largest error over the largest value (kernels/README.md, Accuracy). */
 struct limits {
-    double out, qkv, sums; /* out; dq dk dv; dbias dalibi_slopes dsinks */
-    double noise;          /* of cancelling sums, relative to their terms */
-    double least;          /* absolute: subnormals round coarsely */
+    double out, qkv, sums; /* limits of out; of dq dk dv; of dbias dalibi_slopes dsinks */
+    double noise;          /* limit for sums whose terms cancel, relative to the terms */
+    double least;          /* absolute limit, because subnormal numbers round coarsely */
 };
 extern const struct limits limits_of[]; /* by dtype */
 
-/* The largest finite |element|. */
+/* Returns the largest finite |element|. */
 double largest(const attn_tensor *t);
-/* Do the results of `got` agree with the truth `want`? `other` is the truth computed another way (out and lse
- * rounded before backward), or NULL. False with a sentence in `why`. */
+/* Returns whether the results of `got` agree with the truth `want`. `other` is the truth computed another way (out and
+ * lse rounded before the backward), or NULL. If not, `why` gets a sentence. */
 bool fixture_compare(const struct fixture *got, const struct fixture *want, const struct fixture *other, char *why,
                      size_t room);
-/* Is everything else as it was: inputs, guards, and the gaps between rows of outputs? `before` is a copy made
- * before the run. */
+/* Returns whether inputs, guards, and the gaps between rows of outputs are unchanged. `before` is a copy made before
+ * the run. */
 bool fixture_intact(const struct fixture *f, const struct fixture *before, char *why, size_t room);
-/* Equal bits in every output. Shapes may differ in layout or packing as long as the elements are the same in C
+/* Returns whether every output has equal bits. Layout and packing may differ as long as the elements are the same in C
  * order. */
 bool outputs_equal(const struct fixture *a, const struct fixture *b, char *why, size_t room);
-/* The whole comparison: runs `spec` on `bench` and on the reference; on failure prints the problem and returns
+/* The whole comparison: runs `spec` on `bench` and on the reference. On failure it prints the problem and returns
  * false. */
 bool spec_agrees(struct bench *bench, const struct spec *spec);
 
@@ -215,15 +218,16 @@ enum { TRUTH_OUT, TRUTH_LSE, TRUTH_DQ, TRUTH_DK, TRUTH_DV, TRUTH_RESULTS = ATTN_
 /* Results of attn_truth_some() in host memory, in the order of attn_truth. */
 struct truth {
     double *result[TRUTH_RESULTS];               /* owned */
-    int64_t count[TRUTH_RESULTS];                /* elements; 0: the problem has no such result */
-    attn_truth_distance distance[TRUTH_RESULTS]; /* of the fixture's own results */
+    int64_t count[TRUTH_RESULTS];                /* number of elements; 0: the problem has no such result */
+    attn_truth_distance distance[TRUTH_RESULTS]; /* distance of the fixture's own results from the truth */
 };
 
-/* Computes the truth of the fixture's problem, and how far its results are from it, in as many calls as it takes (b->calls), waiting for the stream between
- * them. */
+/* Computes the truth of the fixture's problem, and how far its results are from it. This takes b->calls calls, and
+ * waits for the stream between them. */
 attn_status truth_run(struct bench *b, const struct fixture *f, struct truth *t, attn_error *err);
 void truth_clear(struct truth *t);
-/* Does the device's truth of `spec` round to the results of the reference? On failure it prints the problem. */
+/* Returns whether the device's truth of `spec` rounds to the results of the reference. On failure it prints the
+ * problem. */
 bool truth_agrees(struct bench *b, const struct spec *spec);
 
 #endif

@@ -81,7 +81,7 @@ struct device {
     attn_device base;
     cuda_chip chip;
     cudaDeviceProp properties;
-    int core_khz, memory_khz, memory_bits; /* highest clocks, and width of the memory's bus; 0: not known */
+    int core_khz, memory_khz, memory_bits; /* highest clock rates, and the width of the memory bus; 0: unknown */
     /* a sticky error has occurred; any thread may set it, and nobody clears it */
     std::atomic<bool> lost;
     /* the driver's function that writes a note; NULL: streams have no notes */
@@ -89,12 +89,12 @@ struct device {
 
     pthread_mutex_t lock; /* protects the members below */
     int64_t memory_limit, memory_used, memory_taken;
-    block *idle[CLASSES]; /* for each size class: a list of blocks that the caller has freed and that are kept */
+    block *idle[CLASSES]; /* lists of blocks that the caller has freed and that are kept, one for each size class */
     block *live;          /* blocks that callers use, the youngest first */
 };
 
 struct memory_range {
-    const char *begin, *end; /* both are NULL where there is no memory */
+    const char *begin, *end; /* `begin` and `end` are NULL where there is no memory */
 };
 
 struct stream {
@@ -281,7 +281,7 @@ void describe_peak(const device *d, attn_device_info *info)
     if (d->core_khz <= 0 || d->memory_khz <= 0 || d->memory_bits <= 0) return;
     for (const auto &row : tensor_cores)
         if (row.compute == compute) info->peak_flops = 1e3 * d->core_khz * row.a_clock * d->chip.multiprocessors;
-    info->peak_bytes = 2.0 * 1e3 * d->memory_khz * d->memory_bits / 8; /* two transfers a clock */
+    info->peak_bytes = 2.0 * 1e3 * d->memory_khz * d->memory_bits / 8; /* memory transfers twice per clock cycle */
     snprintf(info->peak_from, sizeof info->peak_from,
              "%d multiprocessors at %.2f GHz, dense 16-bit products; %d bits of memory at 2 x %.2f GHz",
              d->chip.multiprocessors, d->core_khz / 1e6, d->memory_bits, d->memory_khz / 1e6);

@@ -48,7 +48,7 @@ DEVICE float find_dots(const attn_merge_plan &m, const attn_merge_row &row, weig
     float mean = 0;
     for (int p = 0; p < m.count; p++) {
         float dot = 0;
-        const bool empty = m.part_lse[p][row.lse_at] == -CUDART_INF_F; /* the same in all lanes */
+        const bool empty = m.part_lse[p][row.lse_at] == -CUDART_INF_F; /* the value is the same in all lanes */
         for (int64_t d = lane(); d < m.Dv && !empty; d += 32)
             dot += load_float(m.dout.dtype, m.dout.data, at + d) *
                    load_float(m.out_of_part.dtype, m.part_out[p], from + d);

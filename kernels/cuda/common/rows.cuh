@@ -193,7 +193,7 @@ template <int N>
 DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, int64_t j, const float (&q)[N],
                            const float (&k)[N], float *derivative)
 {
-    const float qk = dot(q, k); /* all lanes have the same qk */
+    const float qk = dot(q, k); /* qk is the same in all lanes */
     if (fabsf(qk) <= FLT_MAX) return score(a, x, i, j, qk, derivative);
     double sum = 0;
     for (int c = 0; c < N; c++) sum += (double)q[c] * (double)k[c];

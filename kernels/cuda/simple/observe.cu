@@ -20,7 +20,7 @@
 
 namespace {
 
-/* What the first kernel leaves of each row for the others. lse_at() gives the index of a row. */
+/* Results for each row that the first kernel writes and the later kernels read. lse_at() gives the index of a row. */
 struct kept {
     float *base, *inverse, *most, *entropy;
 };
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(32 * WARPS)
         nan |= __any_sync(ALL_LANES, seen && z != z);
         most = fmaxf(most, warp_max(seen ? z : -CUDART_INF_F));
         const float m_new = fmaxf(m, warp_max(y));
-        if (m_new > m) { /* the same branch in all lanes */
+        if (m_new > m) { /* all lanes take the same branch */
             const float by = m - m_new, scale = exp2f(by);
             e = scale == 0 ? 0 : scale * (e + by * l);
             l *= scale;
@@ -208,7 +208,8 @@ __global__ void __launch_bounds__(32 * WARPS)
 
 /* ---- Sums and parts of the probabilities ------------------------------------------------------------------------- */
 
-/* Computes key_mass. A warp has key n of all query heads, keys fastest; its lanes share the queries. */
+/* Computes key_mass. A warp has one key of one query head, and its lanes share the queries. Neighbouring warps have
+ * neighbouring keys. */
 __global__ void __launch_bounds__(32 * WARPS)
     observe_mass(const __grid_constant__ cuda_args a, int64_t first_key, const __grid_constant__ kept rows)
 {

@@ -336,7 +336,7 @@ cudaError_t launch_forward(const cuda_chip *chip, cudaStream_t stream, const att
     return cudaPeekAtLastError();
 }
 
-/* The workspace holds lse and delta without gaps, and a float32 out where none is given. */
+/* The workspace holds lse and delta without gaps, and a float32 out if the problem gives none. */
 bool plan_backward(const cuda_chip *, attn_plan *plan)
 {
     const attn_dims &d = plan->geometry.dims;

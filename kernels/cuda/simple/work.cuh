@@ -1,4 +1,4 @@
-/* work.cuh: which row a warp has: work by rows, several warps a block. */
+/* work.cuh: which row a warp computes. Work is divided by rows, with several warps per block. */
 #ifndef ATTN_CUDA_WORK_CUH
 #define ATTN_CUDA_WORK_CUH
 
@@ -8,7 +8,7 @@ namespace {
 
 enum { WARPS = 4 };
 
-/* The warp's index in the grid. */
+/* Returns the warp's index in the grid. */
 DEVICE int64_t warp_index()
 {
     return (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;

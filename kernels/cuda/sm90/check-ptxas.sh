@@ -1,13 +1,20 @@
 #!/bin/sh
-# check-ptxas.sh OBJECT NVCC ...: runs the compiler (with -Xptxas -v) and fails where ptxas says that a kernel of this folder lost its speed:
-#   C75xx              a product was serialised, a register hint ignored, a fence put in
-#   spill stores       registers in local memory: of forward_tiles more than 16 bytes (written once per tile of work, where options
-#                      need them), of float8 with tiles of 224 keys 60 and at head dim 256 32 (all of them of the producer, which has 24 registers, once
-#                      per tile of work or unit of V^T),
-#                      with the options of pairs.cuh 450 (most of them of the producer, which has 40 registers),
-#                      of backward_tiles more than 32, with the options of pairs.cuh 800 (some twenty registers are written once per round), with a softcap 200, with all options 192 (most of them of the producer, which has 24 registers, once per tile of keys; addresses, once per round), of latent_tiles more than 128 (addresses,
-#                      5 words per two tiles of keys and what the end of a split needs), of backward_keys and queries_of_kept none
-# What ptxas said stays beside the object, in OBJECT less .o and with .log.
+# check-ptxas.sh OBJECT NVCC ...: runs the compiler with -Xptxas -v and fails if ptxas reports that a kernel of this
+# folder became slow:
+#   C75xx          a product was serialised, a register hint ignored, or a fence inserted
+#   spill stores   registers in local memory. These are the most bytes allowed:
+#                    forward_tiles              16 (written once per tile of work, where options need them)
+#                    float8, tiles of 224 keys  60, and at head dim 256 32 (all of the producer, which has 24
+#                                               registers, once per tile of work or unit of V^T)
+#                    forward with pairs.cuh     450 (most of the producer, which has 40 registers)
+#                    backward_tiles             32; with the options of pairs.cuh 800 (some twenty registers are written
+#                                               once per round); with a softcap 200; with all options 192 (most of
+#                                               the producer, which has 24 registers, once per tile of keys;
+#                                               addresses, once per round)
+#                    latent_tiles               128 (addresses, 5 words per two tiles of keys, and what the end of a
+#                                               split needs)
+#                    backward_keys, queries_of_kept  none
+# The output of ptxas is stored beside the object, as OBJECT with .log instead of .o.
 log=${1%.o}.log
 object=$1
 shift

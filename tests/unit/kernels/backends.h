@@ -1,5 +1,5 @@
-/* backends.h: what the files of test_backends share: the backend under test, which problems are this process's, shapes in
- * few words, and the tests themselves. */
+/* backends.h: what the files of test_backends share: the backend under test, the share of problems that this process
+ * tests, short names for shapes, and the tests themselves. */
 #ifndef BACKENDS_H
 #define BACKENDS_H
 
@@ -10,7 +10,7 @@
 extern struct bench bench;
 extern const char *backend; /* its name */
 
-/* ATTN_RANDOM_COUNT where that is not given. */
+/* The number of random problems if ATTN_RANDOM_COUNT is not set. */
 #if defined(__SANITIZE_THREAD__)
 enum { RANDOM_COUNT = 30 };
 #elif defined(__SANITIZE_ADDRESS__)
@@ -21,11 +21,11 @@ enum { RANDOM_COUNT = 300 };
 
 long env_number(const char *name, long otherwise);
 bool is_brief(void); /* ATTN_BRIEF */
-/* Is the next problem of a list one of this share? Scattered, for a list has forward and backward in turn, which do not
- * take equally long. */
+/* Returns whether the next problem of a list belongs to this process's share. The choice is scattered, because lists
+ * alternate forward and backward, which do not take equally long. */
 bool is_ours(void);
-/* Does the backend agree with the reference? Problems of other shares are passed over, and those that the backend has no
- * kernel for. */
+/* Returns whether the backend agrees with the reference. Problems of other shares, and problems without a kernel, are
+ * skipped. */
 bool agrees(const struct spec *s);
 
 #define assert_outputs_equal(a, b)                     \
@@ -51,15 +51,13 @@ bool agrees(const struct spec *s);
 
 int64_t pick(struct rng *r, const int64_t *from, size_t count);
 extern const int64_t page_sizes[9];
-/* Puts keys and values in pages: rows then have any length up to Sk, which is whole pages. */
+/* Puts keys and values in pages. Rows then have any length up to Sk, which is a multiple of the page size. */
 void give_pages(struct spec *s, int64_t page_size);
-/* A legal problem with options drawn at random: each is absent most of the time, so that pairs and triples of them
- * come up.
- * */
+/* Returns a valid problem with random options. Each option is absent most of the time, so that pairs and triples of
+ * options occur. */
 struct spec random_spec(uint64_t seed);
-/* Element n of batch row b of `whole` against problem `part`, for tensors whose first axis is the batch or the
- * packed rows.
- * */
+/* Compares element n of batch row b of `whole` with problem `part`, for tensors whose first axis is the batch or the
+ * packed rows. */
 void assert_part_equal(const struct fixture *whole, const struct fixture *part, attn_tensor_id id, int64_t first);
 
 /* ---- Tests ------------------------------------------------------------------------------------------------------- */

@@ -1,4 +1,4 @@
-/* backends_decode.c: few queries and many keys, keys in pages, keys that are shared, keys that are values too. */
+/* backends_decode.c: few queries and many keys, keys in pages, keys that rows share, and keys that are values too. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,9 +9,8 @@
 
 /* ---- Decoding: few queries, many keys ---------------------------------------------------------------------------- */
 
-/* Backends that cut the keys into splits do so at multiples of 128 to 2048 keys, and treat up to 16 and up to 64
- * rows (queries times heads of a group) differently: lengths on both sides of every such edge, in forms on both
- * sides of every such size. */
+/* Backends that split the keys do so at multiples of 128 to 2048 keys. They treat up to 16 and up to 64 rows (queries
+ * times heads of a group) differently. The test has lengths and row counts on both sides of every such limit. */
 void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state)
 {
     static const int64_t keys[] = { 0, 1, 63, 127, 128, 129, 257, 511, 512, 513, 1025, 2047, 2048, 2049, 4100 };
@@ -44,7 +43,7 @@ void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **
     assert_int_equal(failed, 0);
 }
 
-/* As random_spec(), but of few rows and many keys. */
+/* Like random_spec(), but with few rows and many keys. */
 static struct spec random_decode_spec(uint64_t seed)
 {
     struct rng r = { seed * UINT64_C(0xd1342543de82ef95) + 1 };
@@ -59,7 +58,7 @@ static struct spec random_decode_spec(uint64_t seed)
     s.H = s.Hk * (rows / s.Sq > 1 ? rng_between(&r, 1, rows / s.Sq) : 1);
     s.Sk = rng_chance(&r, 0.7) ? rng_between(&r, 0, 700) : rng_between(&r, 700, 3000);
     if (s.window_left > 0) s.window_left *= rng_between(&r, 1, 10);
-    for (int n = 0; n < s.sequences; n++) { /* some of them short, so that both kinds meet in one problem */
+    for (int n = 0; n < s.sequences; n++) { /* some rows are short, so that both kinds meet in one problem */
         s.q_lengths[n] = (int)(rng_chance(&r, 0.3) ? rng_between(&r, 0, 90)
                                                    : rng_between(&r, 1, rows / (s.H / s.Hk) + 1));
         s.k_lengths[n] = (int)(rng_chance(&r, 0.6) ? rng_between(&r, 0, 300) : rng_between(&r, 300, 1500));
@@ -84,7 +83,8 @@ void test_random_decoding_agrees_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* The same of decoding, whose next call begins to read before the last one has ended. */
+/* Decoding has the same bits alone and together with other decoding. Here the next call begins to read before the last
+ * one has ended. */
 void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **state)
 {
     enum { COUNT = 24, TIMES = 3 };
@@ -118,8 +118,8 @@ static bool same_kernel(const struct fixture *a, const struct fixture *b)
     return first.kernel == second.kernel;
 }
 
-/* Keys and values in pages give the bits of the same keys and values side by side, where the kernel is the same: always
- * on the CPU. */
+/* Keys and values in pages give the same bits as contiguous ones if the same kernel computes both, as the CPU always
+ * does. */
 void test_pages_do_not_change_a_bit(void **state)
 {
     static const int64_t sizes[] = { 1, 7, 16, 64, 128 };
@@ -144,11 +144,11 @@ void test_pages_do_not_change_a_bit(void **state)
     assert_true(compared >= 20);
 }
 
-/* The emulator's, see tests/emulator/sm90.h; there are none elsewhere. */
+/* A function of the emulator (tests/emulator/sm90.h); elsewhere NULL. */
 __attribute__((weak)) unsigned long emu_tma_loads(void);
 __attribute__((weak)) void emu_refuse_maps(int refuse);
 
-/* Runs it; of the emulator, returns the number of boxes that the copy engine loaded. */
+/* Runs the problem. On the emulator, returns the number of boxes that the copy engine loaded. */
 static unsigned long boxes_of(struct bench *b, struct fixture *f)
 {
     const unsigned long before = emu_tma_loads ? emu_tma_loads() : 0;
@@ -156,7 +156,8 @@ static unsigned long boxes_of(struct bench *b, struct fixture *f)
     return (emu_tma_loads ? emu_tma_loads() : 0) - before;
 }
 
-/* Decoding has its keys brought by the copy engine or by threads: the same bits. `by_engine`: it can, on Hopper. */
+/* Keys brought by the copy engine or by threads give the same bits. `by_engine`: whether Hopper's copy engine can bring
+ * them. */
 void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **state)
 {
     /* clang-format off: a row is a line */
@@ -231,7 +232,8 @@ void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **st
         if (emu_tma_loads && (boxes > 0) != cases[n].by_engine)
             fail_msg("%s: the copy engine loaded %lu boxes", s->name, boxes);
         assert_outputs_equal(&engine, &threads);
-        if (emu_refuse_maps && !s->sequences) { /* packed, another kernel runs too, which has no other way */
+        /* for packed problems another kernel runs too, which never uses the copy engine */
+        if (emu_refuse_maps && !s->sequences) {
             emu_refuse_maps(1);
             assert_int_equal(boxes_of(&bench, &refused), 0);
             emu_refuse_maps(0);
@@ -242,12 +244,13 @@ void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **st
     bench_close(&by_threads);
 }
 
-/* Queries of bfloat16, which may become float16 beside keys in float8: a unit of any size, which the scale takes back;
- * and a channel whose keys are all zeros, with queries so large that the others are nothing beside it in float16. */
+/* bfloat16 queries may be converted to float16 beside float8 keys. The test has queries of any unit, which the scale
+ * undoes, and a channel whose keys are all zero and whose queries are so large that the others would vanish beside it
+ * in float16. */
 void test_queries_of_any_size_meet_float8_keys(void **state)
 {
     static const struct {
-        int unit; /* of queries, a power of two */
+        int unit; /* unit of the queries, a power of two */
         double large;
     } cases[] = { { 100, 0 }, { -100, 0 }, { 0, 0x1p25 }, { 0, 0x1p60 }, { 0, 0x1p120 }, { -90, 0x1p40 } };
     static const int64_t queries[] = { 1, 9 };
@@ -275,7 +278,7 @@ void test_queries_of_any_size_meet_float8_keys(void **state)
     }
 }
 
-/* A row of a batch as a problem of its own, with a wider page table. */
+/* Makes one row of a batch a problem of its own, with a wider page table. */
 static void take_row(const struct fixture *whole, struct fixture *row, int64_t b, int64_t more)
 {
     static const attn_tensor_id by_row[] = { ATTN_T_q, ATTN_T_seqlens_k, ATTN_T_out, ATTN_T_lse };
@@ -294,8 +297,8 @@ static void take_row(const struct fixture *whole, struct fixture *row, int64_t b
     assert_int_equal(attn_check(&row->p, NULL), ATTN_OK);
 }
 
-/* What a row of a batch comes to does not depend on the other rows, on how many there are, or on how many pages the
- * table has room for. */
+/* The results of a batch row depend neither on the other rows, nor on their number, nor on the width of the page
+ * table. */
 void test_a_row_in_pages_has_the_bits_that_it_has_alone(void **state)
 {
     static const struct spec batches[] = {
@@ -322,8 +325,8 @@ void test_a_row_in_pages_has_the_bits_that_it_has_alone(void **state)
     }
 }
 
-/* Latent attention keeps one row for a token, of which all is the key and the first columns are the value: v may be the
- * memory of k. */
+/* Latent attention stores one row per token: all of it is the key, and its first columns are the value. So v may use
+ * the memory of k. */
 void test_values_may_be_the_first_columns_of_keys(void **state)
 {
     static const struct spec cases[] = {
@@ -347,7 +350,7 @@ void test_values_may_be_the_first_columns_of_keys(void **state)
         free(one.block[ATTN_T_v]);
         one.block[ATTN_T_v] = NULL;
         assert_int_equal(attn_check(&one.p, NULL), ATTN_OK);
-        if (!bench.info.unified) { /* two copies there, of the same memory here */
+        if (!bench.info.unified) { /* the device gets two copies of what is one memory here */
             one.block_bytes[ATTN_T_v] = one.block_bytes[ATTN_T_k];
             one.block[ATTN_T_v] = aligned_alloc(64, (one.block_bytes[ATTN_T_v] + 63) / 64 * 64);
             assert_non_null(one.block[ATTN_T_v]);
@@ -364,8 +367,8 @@ void test_values_may_be_the_first_columns_of_keys(void **state)
     }
 }
 
-/* The same where a kernel of its own may compute it: rows of queries on both sides of its tiles, lengths on both sides
- * of its tiles and splits, one split and several, in pages and not. */
+/* Latent attention agrees with the reference for row counts and lengths on both sides of its tiles and splits, with one
+ * split and several, with pages and without. */
 void test_latent_attention_agrees_with_the_reference(void **state)
 {
 #define LATENT(h) .latent = true, .D = 576, .Dv = 512, HEADS(h, 1)
@@ -410,7 +413,7 @@ void test_latent_attention_agrees_with_the_reference(void **state)
         if (!agrees(&cases[n])) failed++;
     assert_int_equal(failed, 0);
 
-    /* Where a kernel is asked for by name: that it is the one. */
+    /* If a family of kernels is requested by name, checks that it was used. */
     const char *family = getenv("ATTN_CUDA_FAMILY");
     if (family && strcmp(family, "sm90_latent") == 0) {
         struct fixture f;
@@ -424,13 +427,14 @@ void test_latent_attention_agrees_with_the_reference(void **state)
     }
 }
 
-/* Many rows of a batch or one, which a kernel may hand out to blocks in other ways, in pages or not: the same bits. */
+/* Many batch rows or one, which a kernel may distribute to blocks in different ways, with pages or without: the bits
+ * must be the same. */
 void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
 {
     static const struct spec cases[] = {
         SPEC(LATENT(4), .B = 4, .Sq = 2, .Sk = 256, PAGES(64), BF16, .causal = true),
         SPEC(LATENT(3), .B = 3, .Sq = 1, .Sk = 1536, PAGES(128), F16),
-        SPEC(LATENT(1), .B = 150, .Sq = 1, .Sk = 640, PAGES(64), BF16), /* more blocks than a GPU has places for */
+        SPEC(LATENT(1), .B = 150, .Sq = 1, .Sk = 640, PAGES(64), BF16), /* more blocks than a GPU runs at once */
     };
     (void)state;
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
@@ -454,8 +458,8 @@ void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
     }
 }
 
-/* Pages that begin at any slot of a pool, as a server has them that hands out memory by the granule: the stride of the
- * page axis is less than a page. Rows share their first pages. */
+/* Pages that begin at any slot of a pool, as in a server that hands out memory by the granule: the stride of the page
+ * axis is less than a page. Rows share their first pages. */
 void test_pages_may_overlap_and_be_shared(void **state)
 {
     enum { B = 3, GRANULE = 4, PAGE = 16, MOST = 5, SHARED = 2, SLOTS = 400 };
@@ -477,7 +481,7 @@ void test_pages_may_overlap_and_be_shared(void **state)
         tensor_set(&pages.p.seqlens_k, b, lengths[b]);
         for (int64_t n = 0; n < MOST; n++)
             tensor_set(&pages.p.page_table, b * MOST + n,
-                       (double)(n < SHARED ? 7 + 3 * n /* and these two overlap */
+                       (double)(n < SHARED ? 7 + 3 * n /* the private pages overlap as well */
                                            : rng_between(&r, 0, pages.p.k.shape[0] - 1)));
     }
     assert_int_equal(attn_check(&pages.p, NULL), ATTN_OK);
@@ -506,8 +510,7 @@ void test_pages_may_overlap_and_be_shared(void **state)
     fixture_clear(&pages), fixture_clear(&whole), fixture_clear(&want);
 }
 
-/* A batch of forks, in pages: row b has some of its first pages, or none, in common with row b - 1.
- * Fills `prefix_keys`. */
+/* A batch of forks in pages: row b shares some of its first pages, or none, with row b - 1. Fills `prefix_keys`. */
 static void make_forks(struct fixture *f, const struct spec *s, struct rng *r, int32_t *prefix_keys)
 {
     const int64_t size = s->page_size, most = s->Sk / size;
@@ -530,7 +533,7 @@ static void make_forks(struct fixture *f, const struct spec *s, struct rng *r, i
     assert_int_equal(attn_check(&f->p, NULL), ATTN_OK);
 }
 
-/* Forks that are said to share a prefix have the bits that they have without a word. */
+/* Forks give the same bits with prefix_keys, which declares the shared pages, as without. */
 void test_a_shared_prefix_does_not_change_a_bit(void **state)
 {
     enum { ROWS = 24 };
@@ -542,7 +545,7 @@ void test_a_shared_prefix_does_not_change_a_bit(void **state)
         SPEC(.B = 4, SIZES(3, 512, 256), PAGES(64), HEADS(5, 1), BF16, .causal = true),
         SPEC(.B = 7, SIZES(1, 700, 200), PAGES(7), HEADS(6, 2), BF16),
         SPEC(.B = 7, SIZES(1, 1280, 64), PAGES(16), HEADS(4, 2), BF16, WINDOW(600, 0)),
-        SPEC(.B = 3, SIZES(6, 640, 64), PAGES(16), HEADS(4, 1), BF16, .causal = true), /* too many rows */
+        SPEC(.B = 3, SIZES(6, 640, 64), PAGES(16), HEADS(4, 1), BF16, .causal = true), /* too many rows of queries */
         SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1), BF16, .softcap = 3),
         SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1), BF16, .fp8_keys = true),
         SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1)),
@@ -556,7 +559,7 @@ void test_a_shared_prefix_does_not_change_a_bit(void **state)
         int32_t prefix_keys[ROWS];
         struct fixture with, without;
         make_forks(&with, s, &r, prefix_keys);
-        if (n % 2) { /* a key or a value that most of them see is NaN, and a query of one of them */
+        if (n % 2) { /* a key or a value that most rows see is NaN, and so is a query of one row */
             const attn_tensor *const t = n % 4 == 1 ? &with.p.k : &with.p.v;
             const int64_t page = (int64_t)tensor_get(&with.p.page_table, rng_between(&r, 0, 3));
             tensor_set(t, (page * s->page_size + 2) * s->Hk * s->D + 5, NAN);

@@ -1,5 +1,5 @@
-/* backends_merge.c: attn_merge() against float64, its gradients against finite differences, and what its contract says
- * of empty parts, NaN and infinities. */
+/* backends_merge.c: attn_merge() compared with float64, its gradients with finite differences, and its contract about
+ * empty parts, NaN and infinities. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,18 +17,18 @@ enum { PARTS = ATTN_MERGE_PARTS };
 struct shape {
     int64_t B, Sq, H, Dv;
     int parts;
-    bool packed, bhsd; /* bhsd: out of the parts lies with its heads before its rows */
+    bool packed, bhsd; /* bhsd: in out of the parts, heads come before rows */
     attn_dtype dtype, out_dtype;
 };
 
-/* Parts and results in host memory, and views of the same in the device's. */
+/* Parts and results in host memory, and views of the same in the device's memory. */
 struct scene {
     struct shape s;
-    int64_t rows, numbers; /* of lse and of out */
+    int64_t rows, numbers; /* rows: elements of lse; numbers: elements of out */
     size_t part_bytes, out_bytes;
-    char *outs, *out; /* [parts] of part_bytes */
+    char *outs, *out; /* outs: [parts] blocks of part_bytes each */
     float *lses, *lse;
-    char *memory; /* the device's: outs, lses, out, lse */
+    char *memory; /* the device's memory: outs, lses, out, lse */
     attn_result part[PARTS], whole;
 };
 
@@ -46,7 +46,7 @@ static attn_tensor lse_of(const struct shape *s, void *data)
     return attn_tensor_make(data, ATTN_F32, s->packed ? 2 : 3, s->packed ? shape + 1 : shape);
 }
 
-/* Where element d of row n = (b Sq + i) H + h is in a part's out; its lse. */
+/* Returns the offset of row n = (b Sq + i) H + h in a part's out. lse_at() does the same for its lse. */
 static int64_t out_at(const struct shape *s, int64_t n, bool swapped)
 {
     const int64_t h = n % s->H, i = n / s->H % s->Sq, b = n / s->H / s->Sq;
@@ -113,7 +113,7 @@ static void scene_run(struct scene *x)
     assert_int_equal(attn_stream_wait(bench.stream, &err), ATTN_OK);
 }
 
-/* Row n in float64; out[d] and the lse. */
+/* Computes row n in float64: out[d], and returns lse. */
 static double want_row(const struct scene *x, int64_t n, double *out)
 {
     const struct shape *s = &x->s;
@@ -132,7 +132,7 @@ static double want_row(const struct scene *x, int64_t n, double *out)
     return sum == 0 ? -INFINITY : top + log(sum);
 }
 
-/* Of every dtype and layout, and lengths on both sides of what a loop does at a time. */
+/* Merges in every dtype and layout, with lengths on both sides of what a loop handles at a time. */
 void test_merged_parts_are_the_whole(void **state)
 {
     static const struct shape shapes[] = {
@@ -165,21 +165,21 @@ void test_merged_parts_are_the_whole(void **state)
     }
 }
 
-/* Two parts of a row a case: (lse, out) of each, and what comes out. */
+/* Each case merges one row of two parts: (lse, out) of each part, then the result. */
 void test_merges_of_empty_and_strange_parts(void **state)
 {
     static const float cases[][6] = {
         { -INFINITY, 5, -INFINITY, 7, -INFINITY, 0 },        /* all empty */
-        { -INFINITY, NAN, 3.5f, 7.25f, 3.5f, 7.25f },        /* an empty part's out is not read */
+        { -INFINITY, NAN, 3.5f, 7.25f, 3.5f, 7.25f },        /* out of an empty part is not read */
         { -0.75f, 0.1f, -INFINITY, INFINITY, -0.75f, 0.1f }, /* the merge of one part is that part */
         { NAN, 1, 0, 1, NAN, NAN },                          /* a NaN in lse */
-        { 0, 1, NAN, 1, NAN, NAN },                          /* the same behind */
-        { INFINITY, 1, 0, 1, NAN, NAN },                     /* inf / inf is not known */
-        { -INFINITY, 1, INFINITY, 1, NAN, NAN },             /* not of one part either */
-        { 0, 1, -200, NAN, 0, NAN },                         /* a NaN counts however little it weighs */
-        { 90000, 2, 0, 7, 90000, 2 },                        /* far apart: no overflow, no -inf - -inf */
-        { -90000, 2, -90200, 7, -90000, 2 },                 /* the same below */
-        { 0, 3e38f, 0, 3e38f, 0.693147182f, 3e38f },         /* a sum of shares does not overflow */
+        { 0, 1, NAN, 1, NAN, NAN },                          /* NaN in the second part */
+        { INFINITY, 1, 0, 1, NAN, NAN },                     /* inf / inf is undefined */
+        { -INFINITY, 1, INFINITY, 1, NAN, NAN },             /* also undefined if only one part is not empty */
+        { 0, 1, -200, NAN, 0, NAN },                         /* a NaN in out counts however small its weight is */
+        { 90000, 2, 0, 7, 90000, 2 },                        /* far apart: neither overflow nor -inf - -inf occurs */
+        { -90000, 2, -90200, 7, -90000, 2 },                 /* far apart, with negative numbers */
+        { 0, 3e38f, 0, 3e38f, 0.693147182f, 3e38f },         /* the sum of shares does not overflow */
     };
     enum { ROWS = ARRAY_SIZE(cases) };
     struct scene x;
@@ -193,7 +193,8 @@ void test_merges_of_empty_and_strange_parts(void **state)
     scene_run(&x);
     for (int n = 0; n < ROWS; n++) {
         const float got[] = { x.lse[n], ((const float *)x.out)[n] };
-        const bool alone = cases[n][0] == -INFINITY || cases[n][2] == -INFINITY; /* then it is exact */
+        /* with only one part the result is exact */
+        const bool alone = cases[n][0] == -INFINITY || cases[n][2] == -INFINITY;
         for (int e = 0; e < 2; e++) {
             const float want = cases[n][4 + e];
             if (!(isnan(want) ? isnan(got[e])
@@ -258,13 +259,14 @@ void test_merges_that_disagree_are_refused(void **state)
     REFUSED("/gradients/1/lse/shape/0", "gradients.1.lse: shape[0] is 1, must be 2, the batch of parts.0.out");
 #undef WITH
 #undef REFUSED
-    m = (attn_merge_problem){ .count = 3, .parts = x.part, .whole = { .lse = x.whole.lse } }; /* out: not wanted */
+    /* only lse is wanted, out is not */
+    m = (attn_merge_problem){ .count = 3, .parts = x.part, .whole = { .lse = x.whole.lse } };
     assert_int_equal(attn_merge(bench.stream, &m, &err), ATTN_OK);
     assert_int_equal(attn_stream_wait(bench.stream, &err), ATTN_OK);
     scene_clear(&x);
 }
 
-/* out of the parts and dout in layout bhsd, said by strides and said by the member: the same bits. */
+/* out of the parts and dout in layout bhsd give the same bits whether strides or the member `layout` describe it. */
 void test_merges_of_a_layout_are_those_of_its_views(void **state)
 {
     struct scene x;
@@ -288,7 +290,7 @@ void test_merges_of_a_layout_are_those_of_its_views(void **state)
     assert_memory_equal(x.lse, lse, sizeof lse);
     for (int64_t n = 0; n < ROWS; n++)
         assert_memory_equal((float *)x.out + out_at(&x.s, n, true), by_strides + 7 * n, 7 * sizeof *by_strides);
-    x.part[1].out.shape[1] = 5, x.part[1].out.shape[2] = 3; /* bshd: refused by the axes as they were sent */
+    x.part[1].out.shape[1] = 5, x.part[1].out.shape[2] = 3; /* bshd: the message counts axes as they were sent */
     assert_int_equal(attn_merge(bench.stream, &m, &err), ATTN_INVALID);
     assert_string_equal(err.text, "parts.1.out: shape[1] is 5, must be 3, the heads of parts.0.out");
     scene_clear(&x);
@@ -296,15 +298,15 @@ void test_merges_of_a_layout_are_those_of_its_views(void **state)
 
 /* ---- Gradients --------------------------------------------------------------------------------------------------- */
 
-/* A small merge whose loss is dout . out + dlse . lse. All its tensors lie in one list of float32, in this order: outs,
- * lses, sinks, dout, dlse, then what is written: douts, dlses, dsinks, out, lse. */
+/* A small merge whose loss is dout . out + dlse . lse. All its tensors are in one list of float32, in this order: outs,
+ * lses, sinks, dout, dlse, and then the results: douts, dlses, dsinks, out, lse. */
 enum { GB = 2, GS = 3, GH = 2, GD = 5, GP = 4, GROWS = GB * GS * GH, GOUT = GROWS * GD };
 struct gradients {
     float outs[GP][GOUT], lses[GP][GROWS], sinks[GH], dout[GOUT], dlse[GROWS];
     float douts[GP][GOUT], dlses[GP][GROWS], dsinks[GH], out[GOUT], lse[GROWS];
 };
 
-/* The loss in float64, with this added to one of the inputs. */
+/* Returns the loss in float64, with `by` added to one of the inputs. */
 static double loss(const struct gradients *g, const float *changed, double by)
 {
 #define AT(x) ((double)(x) + (&(x) == changed ? by : 0))
@@ -360,7 +362,7 @@ static void fill_gradients(struct gradients *g, uint64_t seed)
 {
     struct rng r = { seed };
     float *const numbers = (float *)g;
-    memset(g, 0x7f, sizeof *g); /* what is not written shows */
+    memset(g, 0x7f, sizeof *g); /* this pattern reveals results that are not written */
     for (size_t n = 0; n < offsetof(struct gradients, douts) / sizeof *numbers; n++)
         numbers[n] = (float)(rng_uniform(&r) * 4 - 2);
 }
@@ -370,8 +372,8 @@ void test_gradients_of_a_merge_are_the_differences_of_its_loss(void **state)
     struct gradients g;
     (void)state;
     fill_gradients(&g, 7);
-    g.lses[1][4] = -INFINITY, g.outs[1][4] = 1;            /* an empty part: nothing flows to it */
-    for (int p = 0; p < GP; p++) g.lses[p][7] = -INFINITY; /* only the sink is left */
+    g.lses[1][4] = -INFINITY, g.outs[1][4] = 1;            /* an empty part, which gets no gradient */
+    for (int p = 0; p < GP; p++) g.lses[p][7] = -INFINITY; /* in this row only the sink is left */
     run_gradients(&g);
     for (int p = 0; p < GP; p++) {
         for (int n = 0; n < GOUT; n++) check_difference(&g, &g.outs[p][n], g.douts[p][n], "dout");
@@ -382,7 +384,8 @@ void test_gradients_of_a_merge_are_the_differences_of_its_loss(void **state)
     for (int h = 0; h < GH; h++) check_difference(&g, &g.sinks[h], g.dsinks[h], "dsinks");
 }
 
-/* In an empty part NaN of out stays where it is, though dout be infinite; without parts and sink all is 0. */
+/* NaN in out of an empty part does not spread, even if dout is infinite. Without any part or sink all gradients are
+ * 0. */
 void test_gradients_of_empty_parts_are_zeros(void **state)
 {
     struct gradients g;
@@ -391,7 +394,7 @@ void test_gradients_of_empty_parts_are_zeros(void **state)
     for (int h = 0; h < GH; h++) g.sinks[h] = -INFINITY;
     for (int n = 0; n < GROWS; n++) g.lses[2][n] = -INFINITY; /* part 2 is empty, */
     for (int n = 0; n < GOUT; n++) g.outs[2][n] = NAN;
-    for (int p = 0; p < GP; p++) g.lses[p][0] = -INFINITY; /* and all parts of row 0 */
+    for (int p = 0; p < GP; p++) g.lses[p][0] = -INFINITY; /* all parts of row 0 are empty too */
     run_gradients(&g);
     for (int n = 0; n < GOUT; n++) assert_true(g.douts[2][n] == 0 && isfinite(g.out[n]) && isfinite(g.douts[1][n]));
     for (int n = 0; n < GROWS; n++) assert_true(g.dlses[2][n] == 0 && isfinite(g.dlses[1][n]));
@@ -401,7 +404,7 @@ void test_gradients_of_empty_parts_are_zeros(void **state)
     for (int h = 0; h < GH; h++) assert_true(g.dsinks[h] == 0);
 }
 
-/* A sink is one more part: the merge with it is that with a part of out 0 and the sink's lse, to the bit. */
+/* A sink is one more part: merging with it has the same bits as merging a part with out 0 and the sink's lse. */
 void test_a_sink_is_a_part_without_a_value(void **state)
 {
     struct gradients with, without;

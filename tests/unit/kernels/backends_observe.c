@@ -1,4 +1,4 @@
-/* backends_observe.c: what an observe says of the queries, against the reference, and by properties. */
+/* backends_observe.c: the results of observes, compared with the reference and by properties. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +13,7 @@ static int disagree(const struct spec *list, size_t count)
 {
     int failed = 0;
     for (size_t n = 0; n < count; n++) {
-        const bool large = list[n].Sq * list[n].Sk * list[n].H * list[n].B > 40000; /* minutes on the emulator */
+        const bool large = list[n].Sq * list[n].Sk * list[n].H * list[n].B > 40000; /* takes minutes on the emulator */
         if (!(large && is_brief())) failed += !agrees(&list[n]);
     }
     return failed;
@@ -72,7 +72,7 @@ void test_observables_agree_with_the_reference(void **state)
     assert_int_equal(disagree(list, ARRAY_SIZE(list)), 0);
 }
 
-/* A random problem, as an observe. */
+/* Returns a random problem whose operation is observe. */
 static struct spec random_look(uint64_t seed)
 {
     struct spec s = random_spec(seed);
@@ -102,8 +102,8 @@ void test_random_observables_agree_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* Each top_keys names a key whose probability is the top_weight beside it, no key twice, and in descending order; what
- * is left has no larger one. `weights` is of the whole problem. */
+/* Checks top_keys: each names a key whose probability is the top_weight beside it, no key occurs twice, the order is
+ * descending, and no other key has a larger probability. `weights` covers the whole problem. */
 static void look_at_top_keys(const struct fixture *f)
 {
     const int64_t top = f->p.observe.top, Sk = f->spec.Sk;
@@ -152,7 +152,7 @@ void test_top_keys_are_the_keys_of_the_largest_probabilities(void **state)
         look_at_top_keys(&f);
         fixture_clear(&f);
     }
-    /* Of equal probabilities the lower key comes first. */
+    /* If probabilities are equal, the lower key comes first. */
     struct spec alike = SPEC(LOOK, SIZES(70, 600, 64), .has_scale = true, .observe = ATTN_TENSOR_BIT(top_keys));
     struct fixture f;
     fixture_make(&f, &alike);
@@ -162,7 +162,7 @@ void test_top_keys_are_the_keys_of_the_largest_probabilities(void **state)
     fixture_clear(&f);
 }
 
-/* Runs several problems at once and each by itself. */
+/* Runs several problems at once, and each by itself. */
 void test_observables_have_the_same_bits_alone_and_among_others(void **state)
 {
     enum { COUNT = 12 };
@@ -170,7 +170,7 @@ void test_observables_have_the_same_bits_alone_and_among_others(void **state)
     (void)state;
     for (int n = 0; n < COUNT; n++) {
         struct spec s = random_look(1000 + (uint64_t)n);
-        if (n % 4 == 3) s = random_spec(2000 + (uint64_t)n); /* a neighbour of another operation */
+        if (n % 4 == 3) s = random_spec(2000 + (uint64_t)n); /* a neighbour with another operation */
         fixture_make(&together[n], &s);
         list[n] = &together[n];
     }

@@ -1,5 +1,5 @@
-/* backends_properties.c: what must hold without a reference. Equal bits alone and among others, packed and not, in steps
- * and at once, near and far apart in memory; the order of keys; what is hidden. */
+/* backends_properties.c: properties that need no reference: equal bits alone and among others, packed and not, in steps
+ * and at once, near and far apart in memory; the order of keys; hidden keys. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +11,7 @@
 
 /* ---- Properties -------------------------------------------------------------------------------------------------- */
 
-/* Sixteen different problems in one call give the bits that each gives alone, in any order. */
+/* Sixteen different problems in one call give the same bits as each alone, in any order. */
 void test_a_problem_has_the_same_bits_alone_and_among_others(void **state)
 {
     enum { COUNT = 16 };
@@ -29,7 +29,7 @@ void test_a_problem_has_the_same_bits_alone_and_among_others(void **state)
     for (int n = 0; n < COUNT; n++) fixture_clear(&alone[n]), fixture_clear(&together[n]);
 }
 
-/* ATTN_CUDA_FAMILY, of which both operations have a row: it is taken for both. */
+/* A family requested by ATTN_CUDA_FAMILY that has kernels for both operations is used for both. */
 void test_a_family_that_is_asked_for_computes_both_ways(void **state)
 {
     static const char *const families[] = { "generic", "simple" };
@@ -67,7 +67,8 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
         SPEC(BACK, SIZES(300, 500, 64), HEADS(4, 1), .causal = true, BF16, .sinks = 1, .bias = 1, .alibi = 1),
     };
     (void)state;
-    if (is_brief() && strcmp(backend, "cuda") == 0) skip(); /* it has no such number: repeats, which others test */
+    /* a GPU has no number of threads, so this would only repeat other tests */
+    if (is_brief() && strcmp(backend, "cuda") == 0) skip();
     for (int n = 0; n < 24; n++) {
         struct fixture first = { 0 };
         for (size_t t = 0; t < ARRAY_SIZE(threads); t++) {
@@ -88,8 +89,8 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
     }
 }
 
-/* Gradients whose sums of dq are added to by several blocks, in their turns or in any order, and the same bits each
- * time where in their turns. */
+/* Gradients whose dq is summed by several blocks, in turns or in any order. In turns, the bits are the same each
+ * time. */
 void test_gradients_of_several_tiles_agree_with_the_reference(void **state)
 {
     /* clang-format off: a row is a line */
@@ -186,9 +187,8 @@ void test_repeats_give_the_same_bits(void **state)
     }
 }
 
-/* Element n of batch row b of `whole` against problem `part`, for tensors whose first axis is the batch or the
- * packed rows.
- * */
+/* Compares element n of batch row b of `whole` with problem `part`, for tensors whose first axis is the batch or the
+ * packed rows. */
 void assert_part_equal(const struct fixture *whole, const struct fixture *part, attn_tensor_id id, int64_t first)
 {
     const attn_tensor *w = &whole->p.tensor[id], *p = &part->p.tensor[id];
@@ -202,15 +202,14 @@ void assert_part_equal(const struct fixture *whole, const struct fixture *part, 
     }
 }
 
-/* Copies rows of q k v dout from `whole` at element `first` into `part`. */
+/* Copies rows of q k v dout from `whole`, starting at element `first`, to `part`. */
 static void copy_part(const struct fixture *whole, struct fixture *part, attn_tensor_id id, int64_t first)
 {
     for (int64_t n = tensor_elements(&part->p.tensor[id]), e = 0; e < n; e++)
         tensor_set(&part->p.tensor[id], e, tensor_get(&whole->p.tensor[id], first + e));
 }
 
-/* What a server does when it packs the problems of several clients into one: each must get the bits of its own
- * problem. */
+/* A server packs the problems of several clients into one. Each client must get the bits of its own problem. */
 void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **state)
 {
     static const struct spec packs[] = {
@@ -275,7 +274,7 @@ void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **state)
     }
 }
 
-/* The same for rows of a batch. */
+/* Each row of a batch has the bits that it has as a problem of its own. */
 void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state)
 {
     static const struct spec batches[] = {
@@ -333,8 +332,8 @@ void test_the_past_does_not_depend_on_the_future(void **state)
     }
 }
 
-/* Keys and values that a query does not see may be finite and as large as numbers are (memory that nobody filled): its
- * answer and its gradient keep their accuracy. Where numbers share a scale, they must not share it with these. */
+/* Keys and values that a query does not see may be as large as finite numbers are (memory that nobody filled). The
+ * query's answer and gradient must keep their accuracy, so such numbers must not share a scale with others. */
 void test_hidden_numbers_of_any_size_do_not_matter(void **state)
 {
     enum { S = 200, SEEN = 77 };
@@ -426,7 +425,7 @@ void test_attention_is_linear_in_v(void **state)
     fixture_make(&a, &s);
     fixture_copy(&b, &a);
     for (int64_t e = 0; e < tensor_elements(&b.p.v); e++)
-        tensor_set(&b.p.v, e, -4 * tensor_get(&a.p.v, e)); /* exact in float */
+        tensor_set(&b.p.v, e, -4 * tensor_get(&a.p.v, e)); /* exact in float32 */
     fixture_run(&bench, &a);
     fixture_run(&bench, &b);
     for (int64_t e = 0; e < tensor_elements(&a.p.out); e++)
@@ -434,12 +433,12 @@ void test_attention_is_linear_in_v(void **state)
     fixture_clear(&a), fixture_clear(&b);
 }
 
-/* Rows more than 2^31 elements apart, in memory that is mostly not there. Unified memory only: the next test is for the
- * others. */
+/* Rows more than 2^31 elements apart, in memory most of which is never allocated. Only for unified memory; the next
+ * test is for other devices. */
 void test_offsets_past_two_billion_elements(void **state)
 {
     enum { S = 20 };
-    const int64_t far = INT64_C(1) << 28; /* elements between rows: the last starts at 19 * 2^28 > 2^32 */
+    const int64_t far = INT64_C(1) << 28; /* elements between rows: the last row starts at 19 * 2^28 > 2^32 */
     const struct spec s = SPEC(SIZES(S, S, 64), HEADS(1, 1), BF16, .causal = true);
     const size_t bytes = (size_t)far * S * 2;
     struct fixture near, wide;
@@ -466,11 +465,11 @@ void test_offsets_past_two_billion_elements(void **state)
     fixture_clear(&near), fixture_clear(&wide);
 }
 
-/* The same problem with its rows `far` elements apart, all tensors side by side in one block of device memory, has
- * the same bits. False where the device has not so much memory. */
+/* Checks that the same problem has the same bits with its rows `far` elements apart and all tensors in one block of
+ * device memory. Returns false if the device lacks the memory. */
 static bool same_bits_far_apart(const struct spec *s, int64_t far)
 {
-    enum { SLOT = 256 }; /* elements between the tensors' beginnings */
+    enum { SLOT = 256 }; /* elements between the starts of tensors */
     struct fixture near, wide;
     void *small[ATTN_TENSOR_COUNT] = { 0 }, *block = NULL;
     const int64_t rows = s->Sq;
@@ -534,25 +533,25 @@ static bool same_bits_far_apart(const struct spec *s, int64_t far)
     return room;
 }
 
-/* The last row ends at element 2^31 - 1, begins past it, and begins past 2^32: in every family of kernels. */
+/* The last row ends at element 2^31 - 1, begins beyond it, and begins beyond 2^32, for every family of kernels. */
 void test_offsets_on_both_sides_of_2_31(void **state)
 {
     static const struct spec cases[] = {
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .softcap = 5),
-        SPEC(SIZES(20, 20, 64), HEADS(1, 1), BF16, .causal = true), /* decoding, on a GPU */
+        SPEC(SIZES(20, 20, 64), HEADS(1, 1), BF16, .causal = true), /* a decode, on a GPU */
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), .causal = true),
         SPEC(BACK, SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(BACK, SIZES(80, 80, 64), HEADS(1, 1), .causal = true),
     };
     (void)state;
-    if (bench.info.unified) skip(); /* the test above */
+    if (bench.info.unified) skip(); /* the test above covers unified memory */
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
-        const int64_t gaps = cases[n].Sq - 1, unit = 64; /* elements: TMA wants rows at multiples of 16 bytes */
+        const int64_t gaps = cases[n].Sq - 1, unit = 64; /* elements; TMA needs rows at multiples of 16 bytes */
         const int64_t below = ((INT64_C(1) << 31) - 64) / gaps / unit * unit;
         if (!same_bits_far_apart(&cases[n], below) || !same_bits_far_apart(&cases[n], below + unit) ||
             !same_bits_far_apart(&cases[n], 2 * below + 2 * unit))
-            skip(); /* not so much memory */
+            skip(); /* the device lacks the memory */
     }
 }
 
@@ -565,7 +564,7 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state)
     };
     (void)state;
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++)
-        for (int wanted = -1; wanted < ATTN_TENSOR_COUNT; wanted++) { /* one output alone, or none */
+        for (int wanted = -1; wanted < ATTN_TENSOR_COUNT; wanted++) { /* requests one output alone, or no output */
             struct fixture all, one;
             fixture_make(&all, &cases[n]);
             if (wanted >= 0 && !is_output(&all.p, (attn_tensor_id)wanted)) {
@@ -582,7 +581,7 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state)
         }
 }
 
-/* Work that is queued in steps has the same bits as work that is queued at once. */
+/* Work queued in steps has the same bits as work queued at once. */
 void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
 {
     static const struct spec cases[] = {
@@ -608,7 +607,7 @@ void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
         bench.in_steps = true;
         fixture_run(&bench, &steps);
         assert_outputs_equal(&steps, &at_once);
-        fixtures_must_run(&bench, list, 2); /* the steps of several problems */
+        fixtures_must_run(&bench, list, 2); /* several problems, whose steps alternate */
         bench.in_steps = false;
         assert_outputs_equal(&steps, &at_once);
         assert_true(agrees(&cases[n]));
@@ -616,13 +615,13 @@ void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
     }
 }
 
-/* Upper bound on the seconds of a problem's tiles on an H100, by the rates of kernels/cuda/simple/simple.h for bfloat16
- * in a Hopper kernel without options. No other kernel has a smaller bound. */
+/* Upper bound on the seconds of a problem's tiles on an H100, from the rates of kernels/cuda/simple/simple.h for
+ * bfloat16 in a Hopper kernel without options. No other kernel has a smaller bound. */
 static double least_tile_seconds(const struct spec *s)
 {
     const double columns = (double)(s->D < 64 ? 64 : s->D) + (double)(s->Dv < 64 ? 64 : s->Dv);
     double pairs = (double)(s->B * s->H) * (double)s->Sq * (double)s->Sk;
-    if (s->sequences) { /* the library, which does not read lengths, gives each the same share of the keys */
+    if (s->sequences) { /* the library does not read lengths, so it gives each sequence the same share of the keys */
         int64_t queries = 0, keys = 0;
         for (int n = 0; n < s->sequences; n++) queries += s->q_lengths[n], keys += s->k_lengths[n];
         pairs = (double)(queries * s->H) * (double)(keys / s->sequences);
@@ -630,7 +629,7 @@ static double least_tile_seconds(const struct spec *s)
     return 2 * pairs * columns / 3e14 * (s->op == ATTN_OP_BACKWARD ? 2.5 : 1) * 132 / bench.info.units;
 }
 
-/* One head takes several steps on a device whose steps are very short, and one on an ordinary device. Its bits are the
+/* One head takes several steps on a device whose steps are very short, and one on an ordinary device. The bits are the
  * same, because each launch computes a share of the same tiles. */
 void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
 {
@@ -689,7 +688,7 @@ void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
 
 /* ---- Moves ------------------------------------------------------------------------------------------------------- */
 
-/* More than one launch takes, of every length and alignment, one of them long enough for several blocks. */
+/* Moves of every length and alignment, more than one launch takes. One is long enough for several blocks. */
 void test_moves_copy_and_clear_what_they_say_and_nothing_else(void **state)
 {
     (void)state;
@@ -703,7 +702,7 @@ void test_moves_copy_and_clear_what_they_say_and_nothing_else(void **state)
     assert_int_equal(attn_device_alloc(bench.device, BYTES, &target, &err), ATTN_OK);
     for (int i = 0; i <= COUNT; i++) {
         const size_t to = (size_t)i * 64 + (size_t)i % 17, at = (size_t)(COUNT - i) * 64 + (size_t)i % 5;
-        const size_t bytes = i == COUNT ? LONG : (size_t)i % 41; /* some have none */
+        const size_t bytes = i == COUNT ? LONG : (size_t)i % 41; /* some moves have a length of 0 */
         const bool clears = i % 7 == 3;
         moves[i] = (attn_move){ (char *)target + to, clears ? NULL : (char *)source + at, bytes };
         if (clears) memset(want + to, 0, bytes);

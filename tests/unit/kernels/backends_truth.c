@@ -1,4 +1,4 @@
-/* backends_truth.c: results in float64 of a device (attn_truth_some()), against the reference. */
+/* backends_truth.c: results in float64 computed by a device (attn_truth_some()), compared with the reference. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,7 +7,8 @@
 
 #include "backends.h"
 
-/* Backends without it say so; others refuse a call without a workspace, and a stream that is cancelled. */
+/* Returns whether the backend has attn_truth_some(). One without it says so. Others must refuse a call without a
+ * workspace, and a cancelled stream. */
 static bool has_truth(void)
 {
     const struct spec s = SPEC(.name = NULL);

@@ -1,10 +1,9 @@
-"""Writes reference_golden.h: small problems and their answers by tests/conformance/ref.py (NumPy, float64),
-for test_reference.c.
+"""Writes reference_golden.h: small problems and their answers by tests/conformance/ref.py (NumPy, float64), for
+test_reference.c.
 
     python3 tests/unit/kernels/make_reference_golden.py > tests/unit/kernels/reference_golden.h
 
-Inputs are not stored: element n of the tensor with number `salt` is value(n, salt), which C computes the same way.
-"""
+Inputs are not stored: element n of the tensor with number `salt` is value(n, salt), which C computes the same way."""
 import os, sys
 import numpy as np
 

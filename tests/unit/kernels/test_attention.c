@@ -1,4 +1,4 @@
-/* test_attention.c: the vocabulary and the way to a backend: names, shapes, outputs, counts, devices, errors. */
+/* test_attention.c: names, shapes, outputs, counts, devices and errors of attention.h, and the choice of a backend. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -48,7 +48,8 @@ static void test_an_error_holds_status_member_and_text(void **state)
     assert_int_equal(attn_fail(NULL, ATTN_DEVICE, NULL, "nobody listens"), ATTN_DEVICE);
     memset(long_text, 'x', sizeof long_text);
     long_text[sizeof long_text - 1] = 0;
-    attn_fail(&err, ATTN_INVALID, long_text, "%s", long_text); /* cut, not overrun */
+    /* the text is cut, and nothing is written past the end */
+    attn_fail(&err, ATTN_INVALID, long_text, "%s", long_text);
     assert_int_equal(strlen(err.text), sizeof err.text - 1);
     assert_int_equal(strlen(err.member), sizeof err.member - 1);
     assert_string_equal(attn_status_name(ATTN_TOO_LARGE), "TOO_LARGE");
@@ -230,7 +231,7 @@ static double seconds(void)
     return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
 }
 
-/* What no check lets through still must not be walked through row by row: 2^31 times nothing. */
+/* No check lets such a problem through, but counting its work must not walk through 2^31 empty rows. */
 static void test_work_of_two_thousand_million_empty_rows_is_counted_at_once(void **state)
 {
     const int64_t rows = INT32_MAX;
@@ -254,7 +255,7 @@ static void test_scores_that_flashmask_hides_are_not_work(void **state)
         bool causal;
         int n;
         int32_t bounds[4];
-        double scores; /* of 8 queries and 4 keys, alike for each key but for causal */
+        double scores; /* cost of the scores of 8 queries and 4 keys, the same for each key except with causal */
     } cases[] = {
         { true, 1, { 8 }, 4 + 3 + 2 + 1 },   { true, 1, { 0 }, 0 },
         { true, 2, { 6, 8 }, 2 + 1 },        { false, 2, { 6, 2 }, 4 * 4 },
@@ -313,7 +314,7 @@ static void test_an_empty_problem_needs_no_workspace_and_runs_beside_others(void
     }
 }
 
-/* A plan serves the same problem at other addresses, unless a tensor has lost or gained its alignment. */
+/* A plan serves the same problem at other addresses, unless a tensor's alignment changes. */
 static void test_a_plan_moves_with_its_problem(void **state)
 {
     const struct spec s = SPEC(.causal = true);
@@ -344,7 +345,7 @@ static void test_a_plan_moves_with_its_problem(void **state)
         assert_int_equal(moved.unaligned, ATTN_TENSOR_BIT(out)); /* planned anew */
 
         assert_int_equal(attn_plan_move(attn_device_capabilities(other.device), &made, &f.p, &moved, &err), ATTN_OK);
-        assert_ptr_not_equal(moved.kernel, made.kernel); /* those of another device */
+        assert_ptr_not_equal(moved.kernel, made.kernel); /* the kernels of another device */
         bench_close(&other);
         bench_close(&b);
         fixture_clear(&elsewhere);
@@ -352,7 +353,7 @@ static void test_a_plan_moves_with_its_problem(void **state)
     }
 }
 
-/* What is given or in use sets its own bit and no other; what is not, none. */
+/* A tensor or option that is given or in use sets its own bit and no other; one that is absent sets none. */
 static void test_every_tensor_and_every_option_is_a_feature(void **state)
 {
     const uint64_t basic = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v);
@@ -389,8 +390,8 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     CASE(ATTN_OPTION_BIT(SOFTCAP), softcap = 5);
     CASE(ATTN_OPTION_BIT(DROPOUT), dropout_p = 0.1);
     CASE(ATTN_OPTION_BIT(KEY_DTYPE), k.dtype = ATTN_F8E4M3);
-    CASE(0, keep_mask_at_end = true); /* of no keep_mask */
-    CASE(0, deterministic = true);    /* a forward always is */
+    CASE(0, keep_mask_at_end = true); /* without a keep_mask this has no effect */
+    CASE(0, deterministic = true);    /* a forward is always deterministic */
     CASE(0, layout = ATTN_BHSD);      /* only strides */
 #undef CASE
     for (int i = 0; i < n; i++)
@@ -412,7 +413,7 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     }
     attn_problem fp8 = plain;
     fp8.out = plain.q;
-    fp8.q.dtype = fp8.k.dtype = fp8.v.dtype = ATTN_F8E4M3; /* bfloat16 is float8's own */
+    fp8.q.dtype = fp8.k.dtype = fp8.v.dtype = ATTN_F8E4M3; /* bfloat16 is the default output of float8 */
     assert_int_equal(attn_features(&fp8), basic | ATTN_TENSOR_BIT(out));
     attn_problem tail = plain;
     tail.keep_mask = attn_tensor_make(NULL, ATTN_U8, 4, (int64_t[]){ 1, 1, 1, 3 }), tail.keep_mask_at_end = true;
@@ -441,7 +442,8 @@ static void test_backends_are_found_by_name(void **state)
     attn_stream_close(NULL);
 }
 
-/* "paper" computes what FlashAttention-2's paper does, and says of other problems what it was that it does not. */
+/* "paper" computes what FlashAttention-2's paper describes. For other problems it names the first option that it
+ * lacks. */
 static void test_what_paper_does_not_compute_is_named(void **state)
 {
     static const struct {

@@ -1,24 +1,26 @@
 /* test_backends.c: does a backend compute attention?
  *
  *   edge cases   a table of problems that broke other libraries (kernels/README.md, "Where attention breaks"),
- *                against the reference
- *   random       problems with options drawn at random, against the reference
+ *                compared with the reference
+ *   random       problems with random options, compared with the reference
  *   properties   what must hold without a reference: equal bits alone and among others, packed and not, with one thread
- *                and several; keys in another order; a shifted bias; a future that the past cannot see
+ *                and several; keys in another order; a shifted bias; past queries unaffected by later keys
  *
- *   ATTN_BACKEND=cpu         the backend (default cpu); "paper" runs the comparisons alone, with the problems that it
+ *   ATTN_BACKEND=cpu         the backend (default cpu); "paper" runs only the comparisons, with the problems that it
  *                            takes
- *   ATTN_RANDOM_SEED=1       first seed of the random problems; each failure prints its SPEC(...),
- *                            which can become an edge case
- *   ATTN_RANDOM_COUNT=300    how many
- *   ATTN_GRID_D=64           of the grid, the problems of one head size alone
+ *   ATTN_RANDOM_SEED=1       first seed of the random problems; each failure prints its SPEC(...), which can become an
+ *                            edge case
+ *   ATTN_RANDOM_COUNT=300    how many random problems
+ *   ATTN_GRID_D=64           only the grid's problems of one head size
  *   ATTN_TESTS='test_grid*'  only the tests whose names match
- *   ATTN_BRIEF=1             leaves out what takes the emulator minutes: the backward of edge cases of very many
- *                            blocks, that of the largest numbers once more with out and lse given, each batch of forks
- *                            a second time (one is with NaN, one without), and numbers of threads, which a GPU has not
- *   ATTN_PART=1/2            one of two halves, for two processes at once: half of the problems of each list, and of
- *                            the tests of properties every second
- *   ATTN_PRINT_BITS=1        a line per problem with checksums of its outputs: do two builds give the same bits? */
+ *   ATTN_BRIEF=1             leaves out what takes the emulator minutes: backwards of edge cases with very many
+ *   blocks, a
+ *                            second backward of the largest numbers with out and lse given, a second run of each batch
+ *                            of forks (one is with NaN, one without), and numbers of threads, which a GPU does not have
+ *   ATTN_PART=1/2            one of two halves, for two processes at once: half of the problems of each list, and every
+ *                            second test of properties
+ *   ATTN_PRINT_BITS=1        prints a line per problem with checksums of its outputs, to compare the bits of two
+ *   builds */
 #include <fnmatch.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -42,7 +44,7 @@ bool is_brief(void)
     return env_number("ATTN_BRIEF", 0) != 0;
 }
 
-/* ATTN_PART=2/3 is the second of three shares, number 1. */
+/* ATTN_PART=2/3 is the second of three shares, which has number 1. */
 static long share = 0, share_count = 1;
 
 static void read_share(void)
@@ -62,7 +64,7 @@ bool is_ours(void)
     return (count++ * UINT32_C(2654435761) >> 16) % (uint32_t)share_count == (uint32_t)share;
 }
 
-/* Does the backend have a kernel for the problem? All but "paper" have one for every problem. */
+/* Returns whether the backend has a kernel for the problem. Every backend except "paper" has one for every problem. */
 static bool is_taken(const struct spec *s)
 {
     struct fixture f;
@@ -93,7 +95,7 @@ static size_t matching(const char *pattern, const struct CMUnitTest *tests, size
 int main(void)
 {
     const struct CMUnitTest comparisons[] = {
-        /* a problem that the backend has no kernel for is left out */
+        /* these tests leave out problems for which the backend has no kernel */
         cmocka_unit_test(test_edge_cases_agree_with_the_reference),
         cmocka_unit_test(test_lengths_agree_with_the_reference),
         cmocka_unit_test(test_lengths_do_not_need_the_slowest_kernel),
@@ -184,7 +186,7 @@ int main(void)
     for (size_t i = 0; takes_all && i < ARRAY_SIZE(properties); i++)
         if ((long)i % share_count == share) tests[count++] = properties[i];
     if (pattern && *pattern) {
-        /* cmocka would call a run of no test a success; a share may well have none. */
+        /* cmocka would call a run without a test a success, and a share may have no test. */
         if (strchr(pattern, '[') || matching(pattern, comparisons, ARRAY_SIZE(comparisons)) +
                                             matching(pattern, lists, ARRAY_SIZE(lists)) +
                                             matching(pattern, properties, ARRAY_SIZE(properties)) ==

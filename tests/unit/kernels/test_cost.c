@@ -1,5 +1,5 @@
 /* test_cost.c: the expected time of problems (kernels/cost.c), and which rows exceed the range of float32
- * (kernels/strange.c). Estimates are compared with each other, never with a clock: `build/cost-bench` does that. */
+ * (kernels/strange.c). Estimates are compared with each other, never with a clock; `build/cost-bench` does that. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,7 +12,7 @@
 
 enum { S = 256, MOST_COLUMNS = 64 };
 
-/* A problem of S x S scores and its memory, float16 where nothing else is said. */
+/* A problem of S x S scores and its memory, in float16 unless stated otherwise. */
 struct problem {
     attn_problem p;
     attn_plan plan;
@@ -39,7 +39,7 @@ static struct problem *open_problem(attn_dtype dtype, int64_t H, int64_t D)
     return t;
 }
 
-/* A backward that is given out and lse, of all gradients that the problem has. */
+/* Makes a backward that is given out and lse and computes all gradients that the problem has. */
 static void make_backward(struct problem *t)
 {
     attn_error err;
@@ -194,7 +194,7 @@ static void test_twice_the_heads_take_twice_as_long_and_twice_the_units_half(voi
     const double launch = 1e-5;
     assert_true(fabs(seconds(four, "avx2", 1) - 2 * seconds(two, "avx2", 1)) < launch);
     assert_true(fabs(2 * seconds(four, "avx2", 2) - seconds(four, "avx2", 1)) < launch);
-    /* There is no work for a thousand threads. */
+    /* A thousand threads do not help, because there is too little work. */
     assert_true(seconds(two, "avx2", 1000) > 0.05 * seconds(two, "avx2", 1));
     free(two);
     free(four);
@@ -223,7 +223,7 @@ static void test_bytes_are_those_of_the_tensors_and_of_what_is_read_of_pages(voi
     const double matrix = 2.0 * S * 4 * 64, lse = 4.0 * 4 * S;
     plan_by(t, "avx512", 2);
     assert_true(attn_cost_of(&t->info, &t->plan).bytes == 4 * matrix + lse);
-    t->p.v.data = t->p.k.data; /* the same memory is read once */
+    t->p.v.data = t->p.k.data; /* k and v share memory, which is read once */
     assert_true(attn_cost_of(&t->info, &t->plan).bytes == 3 * matrix + lse);
 
     int32_t table[] = { 1 }, lengths[] = { 40 }; /* 40 keys in a pool of S pages of 64 */
@@ -237,7 +237,7 @@ static void test_bytes_are_those_of_the_tensors_and_of_what_is_read_of_pages(voi
     free(t);
 }
 
-/* A block of a GPU has 128 rows of 64 columns, or 64 rows with options of the scores. */
+/* On a GPU, a block has 128 rows of 64 columns, or 64 rows with options that change scores. */
 static void test_a_gpu_takes_as_long_for_a_block_that_is_not_full(void **state)
 {
     (void)state;
@@ -246,7 +246,7 @@ static void test_a_gpu_takes_as_long_for_a_block_that_is_not_full(void **state)
     const double whole = seconds(wide, "generic", 132);
     for (int n = ATTN_T_q; n <= ATTN_T_out; n += ATTN_T_out - ATTN_T_q) wide->p.tensor[n].shape[1] = 1;
     wide->p.lse.shape[2] = 1;
-    assert_true(seconds(wide, "generic", 132) > 0.8 * whole); /* one row of its keys, by one block of two */
+    assert_true(seconds(wide, "generic", 132) > 0.8 * whole); /* one row takes nearly as long as all rows */
     free(narrow);
     free(wide);
 }
@@ -296,10 +296,11 @@ static void test_what_flashmask_hides_costs_nothing_where_it_is_looked_at(void *
     (void)state;
     struct problem *t = open_problem(ATTN_F16, 4, 64);
     t->p.causal = true;
-    for (int j = 0; j < S; j++) t->bounds[j] = j + 4 < S ? j + 4 : S; /* each key is seen by four queries */
+    for (int j = 0; j < S; j++) t->bounds[j] = j + 4 < S ? j + 4 : S; /* four queries see each key */
     t->p.mask_startend_rows = attn_tensor_make(t->bounds, ATTN_I32, 4, (int64_t[]){ 1, 1, S, 1 });
     assert_true(closer(t, "avx512", 1).seconds < 0.5 * seconds(t, "avx512", 1));
-    assert_true(closer(t, "generic", 1).seconds == seconds(t, "generic", 1)); /* which computes tiles all the same */
+    /* this backend computes all tiles all the same */
+    assert_true(closer(t, "generic", 1).seconds == seconds(t, "generic", 1));
     free(t);
 }
 
@@ -321,12 +322,12 @@ static void test_a_scale_that_leaves_float32_makes_rows_strange_and_costly(void 
     t->p.has_scale = true;
     t->p.scale = 3e38;
     const attn_strange found = strange(t, cpu_most, ATTN_EVERYTHING);
-    assert_true(found.costly > 0.7 && found.cheap == 0); /* queries of 0, one of seven, have scores of 0 */
+    assert_true(found.costly > 0.7 && found.cheap == 0); /* queries that are 0, one in seven, have scores of 0 */
     const attn_cost cost = closer(t, "avx512", 1);
     assert_true(cost.seconds > 5 * plain);
     assert_string_equal(cost.because, "rows whose scores leave float32");
-    assert_true(attn_cost_of(&t->info, &t->plan).seconds < 2 * plain);  /* it does not look, */
-    assert_true(attn_cost_of(&t->info, &t->plan).worst > cost.seconds); /* but says what it might be */
+    assert_true(attn_cost_of(&t->info, &t->plan).seconds < 2 * plain);  /* attn_cost_of() does not read the data, */
+    assert_true(attn_cost_of(&t->info, &t->plan).worst > cost.seconds); /* `worst` allows for such data */
     free(t);
 }
 
@@ -339,7 +340,8 @@ static void test_what_a_scale_of_3e38_leaves_ordinary_is_ordinary(void **state)
     t->p.softcap = 30;
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).costly == 0);
     t->p.softcap = 0;
-    assert_true(strange(t, cuda_most, ATTN_EVERYTHING & ~ATTN_TENSOR_BIT(k)).costly == 0); /* it may not look */
+    /* without the right to read k nothing is found */
+    assert_true(strange(t, cuda_most, ATTN_EVERYTHING & ~ATTN_TENSOR_BIT(k)).costly == 0);
     memset(t->numbers[0], 0, sizeof t->numbers[0]);
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).costly == 0);
     free(t);
@@ -362,7 +364,7 @@ static void test_rows_of_nothing_but_the_most_negative_number_are_alike(void **s
     assert_true(found.costly == 0 && found.cheap > 0.3 && found.cheap < 0.7);
     const double costly = closer(t, "avx512", 1).seconds;
     pad(t, S / 2, -1e30f);
-    assert_true(strange(t, cpu_most, ATTN_EVERYTHING).cheap == 0); /* which float32 holds; */
+    assert_true(strange(t, cpu_most, ATTN_EVERYTHING).cheap == 0); /* float32 can hold these numbers; */
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).cheap > 0.3);
     assert_true(costly < 2.5 * closer(t, "avx512", 1).seconds);
     pad(t, 0, -FLT_MAX); /* each row sees a key */
@@ -390,9 +392,9 @@ static void test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not(
 {
     (void)state;
     struct problem *t = open_problem(ATTN_BF16, 1, 8);
-    for (int d = 0; d < 8; d++) attn_store(ATTN_BF16, t->numbers[1], (S - 1) * 8 + d, 3e38); /* the last key */
+    for (int d = 0; d < 8; d++) attn_store(ATTN_BF16, t->numbers[1], (S - 1) * 8 + d, 3e38); /* the last key is large */
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).costly > 0.5);
-    t->p.causal = true; /* one row sees it */
+    t->p.causal = true; /* with a causal mask only one row sees the large key */
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).costly < 0.1);
     t->p.causal = false;
     add_keep(t);
@@ -414,7 +416,8 @@ static void test_scores_beyond_a_second_limit_are_cheap(void **state)
     assert_true(found.cheap > 0.7 && found.costly == 0);
     assert_true(closer(t, "generic", 132).seconds < 2 * seconds(t, "generic", 132));
     t->p.scale = 0x1p29;
-    assert_true(closer(t, "generic", 132).seconds > 2 * seconds(t, "generic", 132)); /* repaired: no option of scores */
+    /* without an option of scores the rows are computed again */
+    assert_true(closer(t, "generic", 132).seconds > 2 * seconds(t, "generic", 132));
     free(t);
 }
 
@@ -427,13 +430,13 @@ static void test_rows_of_float32_are_repaired_by_a_gpu_where_their_numbers_allow
     t->p.has_scale = true;
     t->p.scale = 7000; /* 3 * 3 * 64 * 7000 is less than 2^22, */
     assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 0);
-    t->p.scale = 7500; /* and this is not */
+    t->p.scale = 7500; /* 3 * 3 * 64 * 7500 is more than 2^22 */
     t->p.softcap = 30;
     assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 1);
     const double costly = closer(t, "generic", 132).seconds;
     t->p.scale = 7000;
     assert_true(costly > 5 * closer(t, "generic", 132).seconds);
-    /* One key of large numbers: the rows that see it are repaired. */
+    /* One key has large numbers: the rows that see it are computed again. */
     for (int d = 0; d < 64; d++) attn_store(ATTN_F32, t->numbers[1], (S - 1) * 64 + d, 1e9);
     assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 1);
     t->p.causal = true;
@@ -484,12 +487,12 @@ static void test_a_backward_is_looked_at_by_the_lse_that_it_is_given(void **stat
     assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).costly == 1);
     pad(t, S, -FLT_MAX);
     assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).cheap == 1);
-    for (int n = 0; n < 4 * S; n++) t->lse[n] = -INFINITY; /* they see nothing */
+    for (int n = 0; n < 4 * S; n++) t->lse[n] = -INFINITY; /* the rows see no key */
     assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).cheap == 0);
     free(t);
 }
 
-/* For every layout, mask, length and kind of keys, only the problem's own memory is read (make SAN=1 checks it). */
+/* For every layout, mask, length and kind of keys, only the problem's own memory is read, which make SAN=1 checks. */
 static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **state)
 {
     static const struct spec specs[] = {
@@ -525,7 +528,8 @@ static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **
     }
 }
 
-/* A merge costs what its parts have to be read for: twice the parts twice as much, gradients more, dsinks more. */
+/* The cost of a merge is the reading of its parts: twice the parts cost twice as much, gradients more, dsinks more
+ * still. */
 static void test_a_merge_costs_by_its_numbers(void **state)
 {
     static const int64_t out[] = { 1, 524288, 8, 128 }, lse[] = { 1, 8, 524288 }, heads[] = { 8 };

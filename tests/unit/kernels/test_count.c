@@ -1,4 +1,4 @@
-/* test_count.c: pairs and tiles that masks let through, against a look at every pair. */
+/* test_count.c: the number of pairs and tiles that masks let through, compared with a count of every pair. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -52,7 +52,7 @@ static attn_counts count(const attn_problem *p, const int64_t tile[2])
     return attn_counter_close(counter);
 }
 
-/* Is the count of the fixture's problem that of a look at every pair, with tiles and without? */
+/* Checks the count of the fixture's problem against a count of every pair, with tiles and without. */
 static bool counts_well(const struct fixture *f, const int64_t tile[2])
 {
     const attn_counts want = by_pairs(&f->p, tile), got = count(&f->p, tile), plain = count(&f->p, NULL);
@@ -107,7 +107,7 @@ static void test_pairs_and_tiles_are_those_that_a_look_at_every_pair_finds(void 
     assert_int_equal(failed, 0);
 }
 
-/* A million queries and keys: by pairs this would take a day. */
+/* A million queries and keys: counting pair by pair would take a day. */
 static void test_long_problems_are_counted_at_once(void **state)
 {
     const int64_t S = 1 << 20;

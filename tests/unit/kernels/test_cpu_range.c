@@ -1,5 +1,5 @@
-/* test_cpu_range.c: the ends of float32 on each table of vectors of this processor: products that overflow, scores that
- * are clamped, one key whose products cancel. test_backends.c asks the same of the table that is chosen. */
+/* test_cpu_range.c: the limits of float32 for each vector table of this processor: products that overflow, scores that
+ * are clamped, one key whose products cancel. test_backends.c tests the same for the default table. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,7 +9,7 @@
 #include "../testing.h"
 #include "kernels/cpu/flash.h"
 
-/* The table that is tested. run_with() replaces its dots_exact() by counting_dots(), which counts keys. */
+/* The table under test. run_with() replaces its dots_exact() by counting_dots(), which counts keys. */
 static const struct simd *counted;
 static int64_t exact_keys;
 
@@ -19,7 +19,7 @@ static void counting_dots(int n, int d, const float *q, const void *K, attn_dtyp
     counted->dots_exact(n, d, q, K, dtype, stride, S);
 }
 
-/* simd: NULL for the reference. */
+/* Runs the problem with a table, or with the reference if simd is NULL. */
 static void run_with(const struct simd *simd, const struct fixture *f)
 {
     if (simd == NULL) {
@@ -43,7 +43,7 @@ static void run_with(const struct simd *simd, const struct fixture *f)
     pool_close(pool);
 }
 
-/* out and lse of a backward, as this table's own forward gives them. */
+/* Gives a backward the out and lse of this table's own forward. */
 static void give_forward_of(const struct simd *simd, struct fixture *f)
 {
     struct fixture forward = *f;
@@ -126,7 +126,7 @@ static void test_a_product_beyond_float32_counts_where_its_score_is_ordinary(voi
     (void)state;
     FOR_TABLES(simd)
     for (size_t n = 0; n < ARRAY_SIZE(wild_specs); n++)
-        for (int way = 0; way < 3; way++) { /* forward; backward; backward that is given out and lse */
+        for (int way = 0; way < 3; way++) { /* a forward; a backward; a backward that is given out and lse */
             struct spec s = wild_specs[n];
             s.op = way ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
             s.give_forward = way == 2;
@@ -141,7 +141,7 @@ static void set_all(const attn_tensor *t, const double *values)
     for (int64_t n = 0; n < tensor_elements(t); n++) tensor_set(t, n, values[n]);
 }
 
-/* q . k is -3.6e38 and 2e37: the first is beyond float32, and scale times it is -3.6. */
+/* q . k is -3.6e38 for one key and 2e37 for the other. The first exceeds float32, and scale times it is -3.6. */
 static void test_a_key_whose_product_overflows_below_is_not_lost(void **state)
 {
     static const struct {
@@ -183,7 +183,7 @@ static void test_a_key_whose_product_overflows_below_is_not_lost(void **state)
 
 /* ---- Scores that are clamped alike ------------------------------------------------------------------------------- */
 
-/* A mask as those of Hugging Face's models: `least` for later keys and for the first 24, 0 for others. */
+/* Writes a mask like those of Hugging Face's models: `least` for later keys and for the first 24, 0 for others. */
 static void put_mask(const attn_tensor *bias, double least)
 {
     const int64_t Sq = bias->shape[2], Sk = bias->shape[3];
@@ -219,7 +219,7 @@ static void test_rows_whose_scores_are_all_clamped_alike_take_no_score_in_double
         struct fixture got, want;
         char why[256] = "";
         s.op = n % 3 ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
-        s.bias_levels = 1; /* for the limits: scores of ordinary size are lost beside these */
+        s.bias_levels = 1; /* sets the tolerances: scores of ordinary size are lost beside these */
         fixture_make(&want, &s);
         fixture_make(&got, &s);
         put_mask(&want.p.bias, level);
@@ -241,7 +241,7 @@ static void test_rows_whose_scores_are_all_clamped_alike_take_no_score_in_double
 
 /* ---- One key ----------------------------------------------------------------------------------------------------- */
 
-/* Large numbers whose products add up to little: the order of the sum decides what float32 makes of it. */
+/* Large numbers whose products add up to little: float32's result depends on the order of the sum. */
 static void put_cancelling(const attn_tensor *t, struct rng *r, double sign)
 {
     const int64_t D = t->shape[t->rank - 1];
@@ -249,7 +249,7 @@ static void put_cancelling(const attn_tensor *t, struct rng *r, double sign)
         tensor_set(t, n, (n % D % 2 ? sign : 1) * 400 * (0.5 + rng_uniform(r)));
 }
 
-/* The ways in which a row sees one key alone. */
+/* Ways in which a row sees only one key. */
 enum one_key { ALONE, KEPT, BIASED, FLASHMASKED, WINDOWED, ONE_KEYS };
 
 static void show_one_key(struct fixture *f, enum one_key how, int64_t key)
@@ -259,12 +259,14 @@ static void show_one_key(struct fixture *f, enum one_key how, int64_t key)
     for (int64_t n = 0; how == BIASED && n < tensor_elements(&f->p.bias); n++)
         tensor_set(&f->p.bias, n, n % f->p.bias.shape[3] == key ? 0.25 : -INFINITY);
     for (int64_t n = 0; how == FLASHMASKED && n < tensor_elements(&f->p.mask_startend_rows); n++) {
-        const bool seen = n / 2 % f->p.mask_startend_rows.shape[2] == key; /* hidden from lts on, and before ute */
+        /* queries from lts on and before ute are hidden */
+        const bool seen = n / 2 % f->p.mask_startend_rows.shape[2] == key;
         tensor_set(&f->p.mask_startend_rows, n, n % 2 == 0 && seen ? (double)f->spec.Sq : 0);
     }
 }
 
-/* dv of a key that rows see alone is the sum of their dout: to the bit, for dout is 1 and there are at most 200 rows. */
+/* dv of a key that is the only one for some rows is the sum of their dout, exactly, because dout is 1 and there are at
+ * most 200 rows. */
 static bool has_p_1(const struct simd *simd, const struct spec *s, enum one_key how, bool given)
 {
     struct rng r = { s->data_seed };
@@ -330,7 +332,7 @@ static void test_one_key_has_p_1_to_the_last_bit(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* Few rows: lse was 7.578125 for 7.588715, and dv 1.00928. */
+/* Few rows. Earlier lse was 7.578125 instead of 7.588715, and dv 1.00928. */
 static void test_products_that_cancel_give_the_one_key_all_of_dout(void **state)
 {
     (void)state;
@@ -350,7 +352,8 @@ static void test_products_that_cancel_give_the_one_key_all_of_dout(void **state)
     }
 }
 
-/* The given lse is exact. Products of 1e7 that cancel left float32 a score that was 30 off, and P was e^30. */
+/* The given lse is exact. Earlier products of 1e7 that cancel gave a float32 score with an error of 30, and P was
+ * e^30. */
 static void test_one_key_has_p_1_where_a_given_lse_holds_more_of_its_score_than_float32(void **state)
 {
     (void)state;
@@ -376,7 +379,7 @@ static void test_one_key_has_p_1_where_a_given_lse_holds_more_of_its_score_than_
     }
 }
 
-/* Two equal keys have half of P each, for lse comes from scores that were summed in the order of the backward's. */
+/* P is one half for each of two equal keys, because lse is computed from scores summed in the backward's order. */
 static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -396,7 +399,8 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
         for (int64_t d = 0; d < s.D; d++) tensor_set(&f.p.k, s.D + d, tensor_get(&f.p.k, d));
         for (int64_t i = 0; i < s.Sq; i++) tensor_set(&f.p.dout, i, 1);
         if (n % 4 < 2) give_forward_of(simd, &f);
-        double size = 0; /* of the largest score: lse is rounded to 2^-24 of it, and what it comes from as well */
+        /* size of the largest score: lse is rounded to 2^-24 of it, and so is what it is computed from */
+        double size = 0;
         for (int64_t i = 0; i < s.Sq; i++) {
             double z = 0;
             for (int64_t d = 0; d < s.D; d++) z += tensor_get(&f.p.q, i * s.D + d) * tensor_get(&f.p.k, d);
@@ -406,7 +410,7 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
         for (int64_t key = 0; key < 2; key++) {
             const double error = fabs(tensor_get(&f.p.dv, key) / (double)s.Sq - 0.5);
             const double rounding = s.dtype == ATTN_F32 ? 0 : s.dtype == ATTN_F16 ? 0x1p-11 : 0x1p-8;
-            /* What float32 rounds off a sum of such products is far more: 1e-7 * 64000 sqrt(D). */
+            /* float32 rounds a sum of such products by far more: 1e-7 * 64000 sqrt(D). */
             if (error > 3e-7 * (1 + size) + rounding) {
                 spec_print(stderr, &s);
                 fail_msg("%s: P is off by %g; scores are of %g", simd->name, error, size);
@@ -416,7 +420,7 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
     }
 }
 
-/* In bfloat16 P was rounded with the factor 1 / (1 - p) in it: dq was -0.03 where it must be 0. */
+/* Earlier, in bfloat16, P was rounded together with the factor 1 / (1 - p), and dq was -0.03 instead of 0. */
 static void test_dropout_leaves_the_one_key_its_value_times_one_factor(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -442,7 +446,7 @@ static void test_dropout_leaves_the_one_key_its_value_times_one_factor(void **st
             }
         }
         for (int64_t at = 0; !given && at < tensor_elements(&f.p.dq); at++)
-            if (fabs(tensor_get(&f.p.dq, at)) > 1e-4) { /* dP is some 20, with a rounding error of 1e-7 of that */
+            if (fabs(tensor_get(&f.p.dq, at)) > 1e-4) { /* dP is about 20, with a rounding error of 1e-7 of that */
                 spec_print(stderr, &s);
                 fail_msg("%s: dq is %.9g, must be 0", simd->name, tensor_get(&f.p.dq, at));
             }

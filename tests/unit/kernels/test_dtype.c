@@ -1,5 +1,5 @@
-/* test_dtype.c: every pattern of the small types, widened and narrowed; ties, limits, and doubles that two
- * roundings would get wrong. */
+/* test_dtype.c: every bit pattern of the small types, converted in both directions. Also ties, limits, and doubles that
+ * two roundings would get wrong. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,7 +8,7 @@
 
 #include "../testing.h"
 
-/* The value of a small float, from its definition. */
+/* Returns the value of a small float from its definition. */
 static double value_of(unsigned magnitude, int mantissa, int bias)
 {
     const int exponent = (int)(magnitude >> mantissa);
@@ -28,7 +28,7 @@ static const struct format formats[] = {
     { ATTN_F8E4M3, 8, 3, 7, 0x7e, false },
 };
 
-/* Room for an element of any type. */
+/* Memory for an element of any type. */
 union element {
     uint32_t any;
     uint16_t half;
@@ -78,11 +78,12 @@ static void test_narrowing_rounds_to_nearest_even(void **state)
         const struct format *f = &formats[n];
         for (unsigned code = 0; code < f->largest; code++) {
             const double low = value_of(code, f->mantissa, f->bias), high = value_of(code + 1, f->mantissa, f->bias);
-            const double tie = low + (high - low) / 2; /* exact: one more bit than the format has */
+            const double tie = low + (high - low) / 2; /* exact in double, with one bit more than the format has */
             const unsigned even = code & 1 ? code + 1 : code, sign = 1u << (f->bits - 1);
             assert_int_equal(narrow(f, tie), even);
             assert_int_equal(narrow(f, -tie), even | sign);
-            assert_int_equal(narrow(f, nextafter(tie, 0)), code); /* a float in between would make these ties */
+            /* a conversion by way of float would turn these into ties */
+            assert_int_equal(narrow(f, nextafter(tie, 0)), code);
             assert_int_equal(narrow(f, nextafter(tie, INFINITY)), code + 1);
         }
     }
@@ -102,7 +103,7 @@ static void test_the_ends_of_the_range(void **state)
     assert_int_equal(attn_e4m3_from_double(1000), 0x7e); /* saturates */
     assert_int_equal(attn_e4m3_from_double(-INFINITY), 0xfe);
     assert_int_equal(attn_e4m3_from_double(NAN), 0x7f);
-    assert_int_equal(attn_e4m3_from_double(0x1p-10), 0); /* a tie with the least number, to even */
+    assert_int_equal(attn_e4m3_from_double(0x1p-10), 0); /* a tie with the smallest number rounds to even */
     assert_int_equal(attn_e4m3_from_double(0x1.1p-10), 1);
     assert_int_equal(attn_e4m3_from_double(-0.0), 0x80);
     assert_int_equal(attn_f16_from_double(-0.0), 0x8000);

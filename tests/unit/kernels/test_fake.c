@@ -1,5 +1,5 @@
-/* The fake device keeps its promises: tests of the daemon rely on them. And the table of CUDA's errors, which it
- * shares with the real devices. */
+/* The fake device behaves as promised, because tests of the daemon rely on it. Also the table of CUDA's errors, which
+ * the fake device shares with the real ones. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -20,7 +20,7 @@
 
 enum { B = 1, S = 5, H = 2, D = 8, ELEMENTS = B * S * H * D };
 
-/* A forward whose tensors are in one piece of host memory: q, k, v, out, lse. */
+/* A forward whose tensors q, k, v, out, lse are in one block of host memory. */
 struct host {
     float q[ELEMENTS], k[ELEMENTS], v[ELEMENTS], out[ELEMENTS], lse[B * H * S];
 };
@@ -65,7 +65,7 @@ static void close_it(struct fixture *f)
     attn_device_close(f->device);
 }
 
-/* Copies in, runs, copies out; the first error. */
+/* Copies in, runs and copies out. Returns the first error. */
 static attn_status put(struct fixture *f, attn_error *err)
 {
     attn_status status = attn_copy(f->stream, f->mirror, &f->host, sizeof f->host, ATTN_TO_DEVICE, err);
@@ -133,7 +133,8 @@ static void test_it_computes_what_the_cpu_computes(void **state)
     close_it(&f);
 }
 
-/* Two halves with the same lse: the mean. It is computed when the stream is asked, and only in the device's memory. */
+/* Two halves with the same lse: the result is their mean. The merge is computed in the stream's order, and only in the
+ * device's memory. */
 static void test_a_merge_is_done_in_order_and_in_its_own_memory(void **state)
 {
     struct fixture f;
@@ -188,10 +189,10 @@ static void test_a_pointer_of_the_host_is_an_illegal_address(void **state)
     (void)state;
     open_with(&f, "");
     f.problem.k.data = f.host.k;
-    assert_int_equal(put(&f, &err), ATTN_OK); /* found when it runs, as on a GPU */
+    assert_int_equal(put(&f, &err), ATTN_OK); /* the fault is found when the problem runs, as on a GPU */
     assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
     assert_non_null(strstr(err.text, "illegal address"));
-    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST); /* and it stays */
+    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST); /* the error is permanent */
     close_it(&f);
 }
 
@@ -212,7 +213,7 @@ static void test_faults_come_when_the_script_says(void **state)
 {
     static const struct {
         const char *script;
-        attn_status expected[4]; /* of four rounds */
+        attn_status expected[4]; /* the expected status of each of four rounds */
     } cases[] = {
         { "", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } },
         { "launch.err=9@2", { ATTN_OK, ATTN_DEVICE, ATTN_OK, ATTN_OK } },
@@ -417,7 +418,7 @@ static void test_memory_of_another_process_is_used_in_place(void **state)
     assert_memory_equal(loan.here->out, want.out, sizeof want.out);
     attn_device_release_import(f.device, memory);
     assert_int_equal(attn_forward(f.stream, &f.problem, NULL, &err), ATTN_OK);
-    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST); /* it is not there any more */
+    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST); /* the object no longer exists */
     close_it(&f);
     take_back(&loan);
 }

@@ -1,5 +1,5 @@
-/* test_judge.c: what a judge says of results. Those of the reference and of the fast kernels are right, whatever the
- * options. Results of the same kernels for a problem with one option changed are wrong, and the change is named. */
+/* test_judge.c: verdicts of a judge. Results of the reference and of the fast kernels are right, whatever the options.
+ * Results for a problem with one option changed are wrong, and the judge names the change. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -38,7 +38,7 @@ static void compute(const struct bench *bench, const attn_problem *p)
         fail_msg("%s", err.text);
 }
 
-/* The results of a problem as a judge takes them, and the problem without them. */
+/* Takes the results out of a problem, as a judge receives them. Returns the problem without them. */
 static attn_problem take_results(const attn_problem *p, attn_tensor results[TENSORS])
 {
     attn_problem bare = *p;
@@ -84,7 +84,7 @@ static void print(const judge_result *r)
                 r->explanation[n].now, r->explanation[n].if_so);
 }
 
-/* A problem with every option once in a while. */
+/* Returns a random problem in which every option occurs now and then. */
 static struct spec random_spec(uint64_t seed, attn_op op)
 {
     static const double amps[] = { 1, 1, 1, 0.1, 3 };
@@ -249,7 +249,7 @@ static void with_heads_reversed(attn_problem *p)
     p->k.stride[2] *= -1, p->v.stride[2] *= -1;
 }
 
-/* A kernel that computes another problem than it was given: the mistake is named first, in each dtype. */
+/* A kernel that computes another problem than the given one: the judge names that mistake first, in each dtype. */
 static void test_a_mistake_is_named(void **state)
 {
     static const struct {

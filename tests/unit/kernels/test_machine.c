@@ -1,4 +1,4 @@
-/* test_machine.c: how much of the machine is ours. */
+/* test_machine.c: how much of the machine this process may use. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,7 +32,7 @@ static void test_cores_and_memory_are_those_the_cgroup_allows(void **state)
     assert_true(whole.cores >= 1 && whole.memory_bytes > 0);
     assert_non_null(mkdtemp(root));
 
-    write_file(root, "/proc/self/cgroup", "0::/a/b\n"); /* version 2: the narrowest of the path counts */
+    write_file(root, "/proc/self/cgroup", "0::/a/b\n"); /* cgroup version 2: the narrowest limit of the path counts */
     write_file(root, "/sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
     write_file(root, "/sys/fs/cgroup/a/cpu.max", "50000 100000\n");
     write_file(root, "/sys/fs/cgroup/a/b/memory.max", "134217728\n");
@@ -41,7 +41,7 @@ static void test_cores_and_memory_are_those_the_cgroup_allows(void **state)
     assert_int_equal(m.cores, 1);
     assert_int_equal(m.memory_bytes, 134217728);
 
-    write_file(root, "/proc/self/cgroup", "0::/\n"); /* in a container with its own namespace */
+    write_file(root, "/proc/self/cgroup", "0::/\n"); /* in a container with its own cgroup namespace */
     write_file(root, "/sys/fs/cgroup/memory.max", "268435456\n");
     attn_machine_look(root, &m);
     assert_int_equal(m.memory_bytes, 268435456);
@@ -58,7 +58,7 @@ static void test_cores_and_memory_are_those_the_cgroup_allows(void **state)
     assert_int_equal(system(command), 0);
 }
 
-/* Opens a folder in place of the root. */
+/* Makes a folder that replaces the root of the file system. */
 static void make_root(char root[32])
 {
     strcpy(root, "/tmp/test_machine_XXXXXX");
@@ -94,7 +94,7 @@ static void test_a_slice_of_version_1_without_a_namespace_is_seen_with_all_group
     assert_int_equal(m.cores, 1);
     assert_int_equal(m.threads, 24);
 
-    /* The group above may be the narrower one. */
+    /* The parent group may have the lower limit. */
     write_file(root, "/sys/fs/cgroup/memory/system.slice/memory.limit_in_bytes", "134217728\n");
     attn_machine_look(root, &m);
     assert_int_equal(m.memory_bytes, 134217728);

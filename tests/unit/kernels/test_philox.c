@@ -1,4 +1,5 @@
-/* test_philox.c: the generator's known answers, and the addressing that every backend must share. */
+/* test_philox.c: the random generator's published results, and the mapping of elements to counters that every backend
+ * must share. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -31,7 +32,8 @@ static void test_known_answers(void **state)
     }
 }
 
-/* Element j of row i is lane j mod 8 of counter (j div 8, i, head, 0), low half of a word first, key low word first. */
+/* Element j of row i is lane j mod 8 of counter (j div 8, i, head, 0). The low half of a word and the low word of the
+ * key come first. */
 static void test_an_element_has_its_own_lane(void **state)
 {
     const uint64_t seed = UINT64_C(0x299f31d0a4093822);

@@ -1,9 +1,9 @@
-/* test_reference.c: the reference backend defines correct, so it is held to what is outside of it:
+/* test_reference.c: the reference backend defines what is correct, so it is compared with independent sources:
  *
  *   examples     six problems small enough to be computed by hand (kernels/README.md, "Exact examples")
  *   NumPy        reference_golden.h, made by make_reference_golden.py from tests/conformance/ref.py
  *   differences  every gradient against central differences of forward, with every option on, dropout too
- *   identities   masks that say the same thing in different ways give the same numbers */
+ *   identities   masks that mean the same in different ways give the same numbers */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -120,7 +120,7 @@ static void test_the_six_exact_examples(void **state)
         assert_int_equal(attn_check(&p, &err), ATTN_OK);
         run_reference(&p);
 
-        p.op = ATTN_OP_BACKWARD; /* with the out and lse of forward */
+        p.op = ATTN_OP_BACKWARD; /* with the out and lse of the forward */
         p.dout = attn_tensor_make(dO, ATTN_F32, 4, (int64_t[]){ 1, 3, 1, 2 });
         p.dlse = attn_tensor_make(dLSE, ATTN_F32, 3, (int64_t[]){ 1, 1, 3 });
         p.dq = attn_tensor_make(dq, ATTN_F32, 4, (int64_t[]){ 1, 3, 1, 2 });
@@ -216,7 +216,7 @@ static void test_it_agrees_with_numpy(void **state)
 
 /* ---- Differences ------------------------------------------------------------------------------------------------- */
 
-/* dout . out + dlse . lse: the gradients of this number are what backward computes. */
+/* Returns dout . out + dlse . lse. A backward computes the gradients of this number. */
 static double loss(const struct fixture *f)
 {
     attn_problem p = f->p;
@@ -297,7 +297,7 @@ static void test_gradients_are_the_slopes_of_forward(void **state)
 
 /* ---- Identities -------------------------------------------------------------------------------------------------- */
 
-/* Copies the data of q k v (and dout) from one problem to another with as many elements in the same order. */
+/* Copies the data of q k v (and dout) to another problem whose tensors have as many elements in the same order. */
 static void copy_inputs(struct fixture *to, const struct fixture *from)
 {
     static const attn_tensor_id ids[] = { ATTN_T_q, ATTN_T_k, ATTN_T_v, ATTN_T_dout };
@@ -307,7 +307,8 @@ static void copy_inputs(struct fixture *to, const struct fixture *from)
                 tensor_set(&to->p.tensor[ids[i]], e, tensor_get(&from->p.tensor[ids[i]], e));
 }
 
-/* Three documents of 7, 5 and 9 tokens, causal: cu_seqlens, FlashMask, keep_mask and a bias of -inf all say so. */
+/* Three documents of 7, 5 and 9 tokens with a causal mask, expressed by cu_seqlens, FlashMask, keep_mask and a bias of
+ * -inf. */
 static void test_documents_are_the_same_in_four_ways(void **state)
 {
     enum { S = 21 };
@@ -343,10 +344,10 @@ static void test_documents_are_the_same_in_four_ways(void **state)
     }
 }
 
-/* Dropout leaves lse alone, drops about as many as it says, and multiplies the rest. */
+/* Dropout leaves lse unchanged, drops about the share that it should, and scales the rest. */
 static void test_dropout_drops_its_share(void **state)
 {
-    /* One channel of v that is 1 everywhere, scores all equal: out * Sk * (1 - p) counts the kept keys of a row. */
+    /* With one channel of v that is 1 everywhere and equal scores, out * Sk * (1 - p) counts the kept keys of a row. */
     const struct spec s = SPEC(.Sq = 64, .Sk = 1000, .D = 1, .Dv = 1, .has_scale = true, .scale = 0, .dropout_p = 0.3,
                                .seed = 99);
     struct fixture f;
@@ -362,7 +363,7 @@ static void test_dropout_drops_its_share(void **state)
     }
     for (int64_t e = 0; e < tensor_elements(&f.p.lse); e++)
         assert_true(fabs(tensor_get(&f.p.lse, e) - log(1000)) < 1e-6);
-    kept /= 64 * 2 * 1000; /* standard deviation 0.0013 */
+    kept /= 64 * 2 * 1000; /* the standard deviation is 0.0013 */
     if (fabs(kept - 0.7) > 0.006) fail_msg("kept %.4f, must be near 0.7", kept);
     fixture_clear(&f);
 }

@@ -1,8 +1,8 @@
-/* test_simd.c: every table of simd.h that this processor runs, against textbook loops in double.
+/* test_simd.c: every vector table of simd.h that this processor runs, compared with simple loops in double.
  *
- * Sizes are awkward on purpose: one, around each vector, panel and tile, and none of their multiples. Buffers are
- * surrounded by canaries, so that a write outside shows. Operands are never compared with what another table packs:
- * the forms are computed here from their description in simd.h. */
+ * Sizes are awkward on purpose: one, around each vector, panel and tile, and not their multiples. Canaries around
+ * buffers reveal a write outside. Operands are never compared with what another table packs: the tests compute the
+ * packed forms from their description in simd.h. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,7 +25,7 @@ static const double LN2 = 0.69314718055994530942;
 
 static uint64_t random_state = 88172645463325252u;
 
-static double uniform(void) /* -1 .. 1 */
+static double uniform(void) /* uniform in -1 .. 1 */
 {
     random_state ^= random_state << 13;
     random_state ^= random_state >> 7;
@@ -83,7 +83,7 @@ static void near_(double got, double want, double tolerance, const char *table, 
     fail_msg("%s: %s[%lld] is %.9g, should be %.9g within %.2g", table, what, (long long)at, got, want, tolerance);
 }
 
-/* Each table, and of each table each compute type. */
+/* Iterates over each table and each compute type of the table. */
 #define FOR_TABLES(simd)                   \
     for (int t_ = 0; simd_names[t_]; t_++) \
         for (const struct simd *simd = simd_find(simd_names[t_]); simd; simd = NULL)
@@ -97,8 +97,8 @@ static const struct simd_type *type_of(const struct simd *simd, int i)
     for (int y_ = 0; y_ < 4; y_++) \
         for (const struct simd_type *type = type_of(simd, y_); type; type = NULL)
 
-/* What an operand of this type makes of a number, and how far that is from certain: the parts of a split number
- * (simd_split.h) may be rounded either way, and products leave out what is smaller. */
+/* Returns what an operand of this type makes of a number. slack_of() is its relative uncertainty: the parts of a split
+ * number (simd_split.h) may be rounded either way, and products omit what is smaller. */
 static float operand(const struct simd_type *type, float x)
 {
     return type->dtype == ATTN_F32 || type->parts > 1 ? x : simd_from_bf16(simd_to_bf16(x));
@@ -109,13 +109,13 @@ static double slack_of(const struct simd_type *type)
     return type->parts == 3 ? 0x1p-22 : type->parts == 2 ? 0x1p-16 : 0;
 }
 
-/* Relative error of P and dS: f32's, or the operand's. */
+/* Returns the relative error of P and dS: float32's, or that of the operand. */
 static double precision_of(const struct simd_type *type)
 {
     return type->dtype == ATTN_F32 || type->parts == 3 ? 4e-6 : type->parts == 2 ? 2e-5 : 0.0041;
 }
 
-/* An element of an operand, the sum of its parts. `at` is that of the first. */
+/* Returns an element of an operand, the sum of its parts. `at` is the place of the first part. */
 static double element(const struct simd_type *type, const void *data, int64_t ld, int64_t at)
 {
     double sum = 0;
@@ -182,7 +182,8 @@ static void test_every_number_of_a_dtype_loads_exactly_and_saves_as_itself(void 
     }
 }
 
-/* Between two neighbours of a dtype: below, at and above the middle, which goes to the even one. */
+/* Numbers between two neighbours of a dtype: below, at and above the middle. The middle rounds to the even
+ * neighbour. */
 static void test_saving_rounds_to_nearest_even(void **state)
 {
     (void)state;
@@ -287,7 +288,8 @@ static void test_exp2_is_within_2e_7_and_keeps_special_values(void **state)
                 fail_msg("%s: exp2 is off by %.3g in %g .. %g", simd->name, worst, (double)ranges[range][0],
                          (double)ranges[range][1]);
         }
-        /* Between -126 and -150 a table may give 0 or what is left of the number: below 2^-126 in any case. */
+        /* Between exponents of -126 and -150 a table may return 0 or a subnormal number: less than 2^-126 in any
+         * case. */
         const float special[8] = { -INFINITY, INFINITY, NAN, 0, -151, -1e30f, 128, -1 };
         const float want[8] = { 0, INFINITY, NAN, 1, 0, 0, INFINITY, 0.5f };
         float got[8];
@@ -348,7 +350,7 @@ static void test_operands_have_the_forms_of_the_header(void **state)
                                     written++;
                                 }
                             }
-                        /* What lies between rows and panels is not touched. */
+                        /* Memory between rows and panels is not changed. */
                         for (int64_t i = 0; i < elements; i++) {
                             const uint16_t *bits = (const uint16_t *)Y.data;
                             if (simd_get_element(Y.data, kept, i) != -0.5f)
@@ -406,7 +408,7 @@ static void test_gemm_is_the_product(void **state)
                     for (int i = 0; i < m; i++) rescale[i] = i % 3 ? (float)uniform() : 1.0f;
                     for (int mode = 0; mode < 3; mode++) {
                         if (mode) memcpy(C.data, old.data, (size_t)(m * p.ldc * 4));
-                        else memset(C.data, 0xff, C.bytes); /* NaN: not to be read */
+                        else memset(C.data, 0xff, C.bytes); /* NaN marks what must not be read */
                         type->gemm(m, n, k, p.A.data, p.lda, p.B.data, p.ldb, floats(C), p.ldc, mode > 0,
                                    mode == 2 ? rescale : NULL);
                         for (int i = 0; i < m; i++)
@@ -461,7 +463,8 @@ static void test_a_row_of_gemm_does_not_depend_on_its_neighbours(void **state)
             area_free(&A);
         }
         assert_memory_equal(all.data, some.data, M * (size_t)p.ldc * 4);
-        /* Columns from a panel on, and rows of B from a multiple of 32 on, are operands of their own. */
+        /* A range of columns that begins at a panel, or of rows of B that begins at a multiple of 32, is an operand
+         * itself. */
         memset(some.data, 0, M * (size_t)p.ldc * 4);
         memset(all.data, 0, M * (size_t)p.ldc * 4);
         const size_t e = (size_t)simd_element_bytes(type);
@@ -505,7 +508,7 @@ static void test_softmax_steps_give_the_softmax(void **state)
                             for (int j = 0; j < cols; j++) {
                                 float *s = floats(S) + r * ld + j;
                                 *s = (float)(uniform() * 20);
-                                /* Rows that see nothing at first, and single hidden keys. */
+                                /* Rows that see no key at first, and single hidden keys. */
                                 if (c > 0 && ((step == 0 && r % 4 == 1) || r % 8 == 5 || uniform() < -0.8))
                                     *s = -INFINITY;
                             }
@@ -584,7 +587,8 @@ static void test_a_nan_score_gives_a_nan_row_and_only_that(void **state)
     }
 }
 
-/* c * S is rounded before the maximum is taken off: fused, the rounding of the maximum alone would overflow here. */
+/* c * S is rounded before the maximum is subtracted. In a fused operation, the rounding of the maximum alone would
+ * overflow here. */
 static void test_the_largest_of_enormous_scores_has_p_1(void **state)
 {
     (void)state;
@@ -603,7 +607,7 @@ static void test_the_largest_of_enormous_scores_has_p_1(void **state)
     }
 }
 
-/* 4096 keys in tiles of 128, as forward does: log-sum-exp within 2e-5 of the exact one (semantics of LSE). */
+/* 4096 keys in tiles of 128, as in a forward: log-sum-exp is within 2e-5 of the exact one. */
 static void test_lse_of_4096_keys_is_within_2e_5(void **state)
 {
     (void)state;
@@ -675,7 +679,7 @@ static void test_gradient_of_a_tile(void **state)
                     const double precision = precision_of(type);
                     for (int r = 0; r < pad_k(type, rows); r++)
                         for (int j = 0; j < (cols + 31) / 32 * 32; j++) {
-                            double P = 0, z = 0, dS = 0, slack = 0; /* slack: dP - delta cancels */
+                            double P = 0, z = 0, dS = 0, slack = 0; /* slack: allows for cancellation in dP - delta */
                             const bool inside = r < rows && j < cols;
                             const int64_t at = r * ld + j;
                             if (inside) {
@@ -695,7 +699,7 @@ static void test_gradient_of_a_tile(void **state)
                                 near_(element(type, dS_a.data, lda, r * lda + j), dS, precision * fabs(dS) + slack,
                                       simd->name, "dS_a", at);
                         }
-                    /* Results that nobody wants are left out; dZ may take the place of dP. */
+                    /* Unwanted results are left out, and dZ may use the memory of dP. */
                     g.P_b = g.dS_a = g.dS_b = NULL;
                     g.dZ = floats(dP);
                     type->gradient(&g);
@@ -742,7 +746,7 @@ static void test_score_scales_caps_adds_and_hides(void **state)
                 if (options & 64) {
                     for (int x = 0; x < 2; x++) how.hide_lo[x] = hide[2 * x], how.hide_hi[x] = hide[2 * x + 1];
                 }
-                if (how.lo && lo[0] > 0) floats(S)[0] = NAN; /* hidden: does not matter */
+                if (how.lo && lo[0] > 0) floats(S)[0] = NAN; /* a hidden score does not matter */
                 memcpy(before.data, S.data, (size_t)(rows * ld * 4));
                 simd->score(rows, cols, floats(S), ld, &how);
                 for (int r = 0; r < rows; r++)
@@ -781,7 +785,7 @@ static void test_hide_leaves_what_a_row_sees_and_nothing_else(void **state)
                 lo[r] = r == 0 ? 0 : (int)((uniform() + 1) / 2 * cols);
                 hi[r] = r == 0 ? cols : r == 1 ? lo[r] : lo[r] + (int)((uniform() + 1) / 2 * (cols - lo[r]));
             }
-            floats(S)[ld] = NAN; /* row 1 sees nothing: hidden whatever it is */
+            floats(S)[ld] = NAN; /* row 1 sees no key, so its scores do not matter */
             memcpy(before.data, S.data, (size_t)(rows * ld * 4));
             simd->hide(rows, cols, floats(S), ld, lo, hi);
             for (int r = 0; r < rows; r++) {
@@ -841,9 +845,10 @@ static void test_decode_kernels(void **state)
                         near_(floats(S)[r * lds + j], want, 2e-6 * sqrt(dim), simd->name, "dots", r * lds + j);
                     }
                     simd->dots(1, n, dim, floats(q) + r * ldq, ldq, K.data, dtype, stride, floats(one), lds);
-                    assert_memory_equal(one.data, floats(S) + r * lds, (size_t)n * 4); /* whatever nq is */
+                    /* the result does not depend on nq */
+                    assert_memory_equal(one.data, floats(S) + r * lds, (size_t)n * 4);
                 }
-                /* Rows with p = 0 are not looked at: they may hold NaN. */
+                /* Rows with p = 0 are not read, so they may hold NaN. */
                 for (int j = 0; j < n; j++) {
                     const bool skipped = j % 11 == 4;
                     for (int r = 0; r < nq; r++) floats(S)[r * lds + j] = skipped ? 0.0f : (float)uniform();
@@ -916,7 +921,7 @@ static void test_stores_scale_and_transpose(void **state)
                             Z = area_random(rows * stride, ATTN_F16);
                 float row_scale[256], sums[256];
                 for (int r = 0; r < rows; r++) row_scale[r] = r % 5 == 2 ? 0.0f : (float)uniform();
-                if (options & 2 && rows > 2) floats(X)[transposed ? 2 : 2 * ldx] = NAN; /* row 2 has scale 0 */
+                if (options & 2 && rows > 2) floats(X)[transposed ? 2 : 2 * ldx] = NAN; /* row 2 has a scale of 0 */
                 (transposed ? simd->store_t : simd->store)(rows, cols, floats(X), ldx, -3.5f,
                                                            options & 2 ? row_scale : NULL, Y.data, dtype, stride);
                 for (int r = 0; r < rows; r++)

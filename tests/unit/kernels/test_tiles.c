@@ -1,4 +1,4 @@
-/* test_tiles.c: intervals, counts and tile kinds of tiles.h against the definition, pair by pair, for all small
+/* test_tiles.c: intervals, counts and tile kinds of tiles.h, compared with the definition pair by pair, for all small
  * sizes. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -53,7 +53,7 @@ static void test_intervals_and_pairs_are_those_of_the_definition(void **state)
                         }
                         assert_int_equal(attn_pairs_of(&g, &s), pairs);
                         assert_true(attn_flops(&p) == (double)pairs * 2 * 16);
-                        for (int64_t r0 = 0; r0 < Sq; r0++) /* tiles of rows */
+                        for (int64_t r0 = 0; r0 < Sq; r0++) /* this loop goes over all tiles of rows */
                             for (int64_t r1 = r0 + 1; r1 <= Sq; r1++) {
                                 const attn_range any = attn_keys_of_rows(&g, &s, r0, r1),
                                                  all = attn_keys_of_all_rows(&g, &s, r0, r1);
@@ -86,7 +86,7 @@ static void test_floor_division(void **state)
         for (int64_t b = 1; b <= 6; b++) assert_int_equal(attn_floor_div(a, b), (int64_t)floor((double)a / (double)b));
 }
 
-/* Every mask kind: a tile called free hides nothing, one called hidden hides everything, and the simple cases are
+/* For every kind of mask: a tile called free hides nothing, a tile called hidden hides everything, and simple cases are
  * recognised. */
 static void test_tile_kinds_are_never_wrong(void **state)
 {
@@ -125,7 +125,7 @@ static void test_tile_kinds_are_never_wrong(void **state)
         else if (hides == 0) missed_free++;
         else if (hides == COLUMNS * (r1 - r0)) missed_hidden++;
     }
-    assert_true(free_tiles > 2000 && hidden_tiles > 500); /* it does say so, where it can */
+    assert_true(free_tiles > 2000 && hidden_tiles > 500); /* free and hidden tiles are recognised often enough */
     (void)missed_free, (void)missed_hidden;
 }
 

@@ -1,5 +1,5 @@
-/* test_verify_lse.c: which lse a backward may be given. The lse of the scores themselves and that of more keys (ring
- * attention) never fail, whatever the options; each conversion that verify_lse.c knows is found and named. */
+/* test_verify_lse.c: which lse a backward may be given. The lse of the scores themselves, and that of more keys (ring
+ * attention), are never refused, whatever the options. Each conversion that verify_lse.c knows is found and named. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@ static attn_status look(const struct fixture *f, attn_error *err)
     return attn_check_lse(&f->p, PLENTY, err);
 }
 
-/* A backward with out and lse, and every option once in a while. */
+/* Returns a random backward with out and lse, in which every option occurs now and then. */
 static struct spec random_spec(uint64_t seed)
 {
     static const double amps[] = { 1, 1, 1, 0.1, 1e-3, 3, 10 };
@@ -84,7 +84,7 @@ static void test_the_lse_of_the_scores_passes_with_every_option(void **state)
     }
 }
 
-/* What the server itself has answered comes back: the lse of its fastest kernels. */
+/* Clients send back what the server answered: the lse of its fastest kernels must pass. */
 static void test_the_lse_of_the_kernels_passes(void **state)
 {
     struct bench cpu;
@@ -106,7 +106,7 @@ static void test_the_lse_of_the_kernels_passes(void **state)
     bench_close(&cpu);
 }
 
-/* Scores of q and k before they were rounded to float16 or bfloat16: what a client's own forward may have had. */
+/* Scores of q and k before they were rounded to float16 or bfloat16, as a client's own forward may have used. */
 static void test_the_lse_of_unrounded_tensors_passes(void **state)
 {
     (void)state;
@@ -117,7 +117,7 @@ static void test_the_lse_of_unrounded_tensors_passes(void **state)
         fixture_make(&whole, &s);
         s.dtype = seed % 4 < 2 ? ATTN_BF16 : ATTN_F16;
         s.out_dtype = s.dtype;
-        fixture_make(&rounded, &s); /* the same numbers, rounded */
+        fixture_make(&rounded, &s); /* rounded has the same numbers, rounded to 16 bits */
         memcpy(rounded.p.lse.data, whole.p.lse.data, (size_t)tensor_elements(&whole.p.lse) * sizeof(float));
         must_pass(&rounded, "the lse of unrounded tensors");
         fixture_clear(&whole);
@@ -125,7 +125,7 @@ static void test_the_lse_of_unrounded_tensors_passes(void **state)
     }
 }
 
-/* Keys `first` to `end` of the problem: views of the same memory. */
+/* Restricts the problem to keys `first` to `end`, as views of the same memory. */
 static void cut_keys(struct fixture *f, int64_t first, int64_t end)
 {
     attn_tensor *const of_keys[] = { &f->p.k, &f->p.v, &f->p.dk, &f->p.dv }, *const of_pairs[] = { &f->p.bias,
@@ -145,8 +145,8 @@ static void cut_keys(struct fixture *f, int64_t first, int64_t end)
     }
 }
 
-/* Ring attention: each part of the keys is sent with the lse of all. Sequences of equal parts too, as they usually are,
- * whose ratio of sums is a whole number. */
+/* Ring attention sends each part of the keys with the lse of all keys. Typical parts have equal lengths, so that the
+ * ratio of sums is a whole number. */
 static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
 {
     (void)state;
@@ -159,17 +159,18 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
         s.alignment = ATTN_BOTTOM_RIGHT;
         const int64_t parts = rng_between(&r, 2, 8), part = rng_between(&r, 0, parts - 1), of_part = s.Sk;
         s.Sk *= parts;
-        if (s.causal) s.Sq = of_part; /* the last part is where the queries are */
+        if (s.causal) s.Sq = of_part; /* the queries belong to the last part */
         fixture_make(&f, &s);
         cut_keys(&f, part * of_part, (part + 1) * of_part);
         if (f.p.causal && part < parts - 1) f.p.causal = false;
-        if (f.p.sinks.rank && rng_chance(&r, 0.5)) f.p.sinks.rank = 0, f.p.dsinks.rank = 0; /* they stand beside one */
+        /* sinks may be present or not */
+        if (f.p.sinks.rank && rng_chance(&r, 0.5)) f.p.sinks.rank = 0, f.p.dsinks.rank = 0;
         must_pass(&f, "a part of the keys");
         fixture_clear(&f);
     }
 }
 
-/* Where all scores of all rows are equal, an lse of 2 ^ (lse of n keys) keys looks like one in base 2. */
+/* If all scores of all rows are equal, an lse of 2 ^ (lse of n keys) keys looks like one in base 2. */
 static void test_parts_of_equal_scores_pass_whatever_their_number(void **state)
 {
     struct spec s = SPEC(.op = ATTN_OP_BACKWARD, .give_forward = true, .Sq = 16, .Sk = 128, .D = 8, .Dv = 8,
@@ -212,7 +213,7 @@ static void test_rows_that_say_nothing_pass(void **state)
 
 static const struct {
     const char *says;
-    double factor; /* of lse; 0: 1 */
+    double factor; /* factor of lse; 0 means 1 */
     enum { NONE, SCALE_1, SCALE_DV, SCALE_2, PLACES, KEEP, ROWS, BIAS, ALIBI, SOFTCAP, SINKS, ALL } without;
 } conversions[] = {
     { "your lse is in base 2: multiply it by 0.6931472, for the natural logarithm is wanted", 1 / 0.6931471805599453,
@@ -230,7 +231,7 @@ static const struct {
     { "your lse was computed with no mask at all" OF_FORWARD, 0, ALL },
 };
 
-/* The forward that has made the lse. */
+/* Changes the options to those of the forward that made the lse. */
 static void convert(attn_problem *p, int without)
 {
     switch (without) {
@@ -306,7 +307,7 @@ static void test_a_sum_above_1_is_refused_by_row_sum_and_rule(void **state)
     assert_string_equal(err.text,
                         "lse: [0, 0, 0] is 1, with which the probabilities of the row sum to 1.104, must be at most 1");
     assert_string_equal(err.member, "/lse");
-    assert_int_equal(attn_check_lse(&p, 0, &err), ATTN_OK); /* nothing was looked at */
+    assert_int_equal(attn_check_lse(&p, 0, &err), ATTN_OK); /* nothing was checked */
     lse[0] = 1.0986123f;
     assert_int_equal(attn_check_lse(&p, PLENTY, &err), ATTN_OK);
 
@@ -321,7 +322,7 @@ static void test_a_sum_above_1_is_refused_by_row_sum_and_rule(void **state)
                         "lse: [0, 2] is -1, with which the probabilities of the row sum to 5.437, must be at most 1");
 }
 
-/* One head of 40, in one row of 16: an lse that is wrong anywhere is likely to be seen, and always or never. */
+/* A check reads only some heads and rows. A wrong lse must be found always or never in the same request. */
 static void test_the_same_request_gets_the_same_answer(void **state)
 {
     (void)state;
@@ -337,7 +338,7 @@ static void test_the_same_request_gets_the_same_answer(void **state)
     }
 }
 
-/* ATTN_BACKEND=cuda: rows that a device sums up in its own memory have the numbers of the host. */
+/* ATTN_BACKEND=cuda: sums of rows that a device computes in its own memory equal those of the host. */
 static void test_a_device_sums_up_what_the_host_does(void **state)
 {
     const char *const backend = getenv("ATTN_BACKEND");

@@ -1,5 +1,5 @@
-/* codec.h: what the tests and fuzz targets of proto-json/ share: a memory that moves, feeding in pieces, and a text
- * of everything that a parser produced, so that two runs can be compared with strcmp(). */
+/* codec.h: what the tests and fuzz targets of proto-json/ share: a memory that moves, feeding in pieces, and a text of
+ * everything that a parser produced, so that strcmp() can compare two runs. */
 #ifndef TEST_CODEC_H
 #define TEST_CODEC_H
 
@@ -14,10 +14,10 @@
 #define ARRAY_SIZE(array) (sizeof(array) / sizeof *(array))
 #endif
 
-/* A proto_memory that moves at every growth, so that a kept pointer is a use after free, and has a limit. */
+/* A proto_memory with a limit that moves at every growth, so that using a kept pointer is a use after free. */
 struct moving_memory {
     void *base;
-    size_t bytes, limit; /* limit 0: none */
+    size_t bytes, limit; /* a limit of 0 means none */
     int growths;
 };
 
@@ -42,16 +42,16 @@ static inline attn_status moving_grow(void *context, size_t bytes, void **base, 
     return ATTN_OK;
 }
 
-/* One decoded body with the memory it lives in. */
+/* One decoded body with the memory that it uses. */
 struct decoded {
     struct moving_memory memory;
     proto_call *call;
     attn_status status;
     attn_error err;
-    bool has_regions; /* KServe: whatever lies in shared memory is there: fill_shared() */
+    bool has_regions; /* KServe: all regions that the body names exist; fill_shared() fills them */
 };
 
-/* Each input in shared memory has bytes that its name and its place there give it. */
+/* Fills each input in shared memory with bytes that depend on its name and its place there. */
 static inline void fill_shared(struct decoded *d, proto_parser *parser)
 {
     proto_shared *shared;
@@ -70,14 +70,14 @@ static inline void decoded_clear(struct decoded *d)
     memset(d, 0, sizeof *d);
 }
 
-/* How large the next piece is: for feed_in_pieces(). */
+/* Returns the size of the next piece, for feed_in_pieces(). */
 static inline size_t one_byte(void *context, size_t left)
 {
     (void)context, (void)left;
     return 1;
 }
 
-/* *context bytes first, then the rest. */
+/* The first piece has *context bytes, the second has the rest. */
 static inline size_t first_then_rest(void *context, size_t left)
 {
     size_t *first = context, piece = *first && *first < left ? *first : left;
@@ -85,7 +85,7 @@ static inline size_t first_then_rest(void *context, size_t left)
     return piece;
 }
 
-/* From 1 to 5 or to 60, of a stream that begins with the uint32_t *context. */
+/* Returns 1 to 5 or 1 to 60 bytes, from a random stream seeded by the uint32_t *context. */
 static inline size_t some_bytes(void *context, size_t left)
 {
     uint32_t *seed = context;
@@ -94,8 +94,8 @@ static inline size_t some_bytes(void *context, size_t left)
     return piece < left ? piece : left;
 }
 
-/* Feeds the body in pieces: piece_of(context, left) says how large the next one is. Every piece is a copy of its
- * own size, so that reading past its end is an error the sanitizer sees. Frees the parser. */
+/* Feeds the body in pieces: piece_of(context, left) returns the size of the next one. Every piece is a copy in memory
+ * of its own size, so that the sanitizer sees a read beyond its end. Frees the parser. */
 static inline void feed_in_pieces(struct decoded *d, proto_parser *parser, const void *body, size_t bytes,
                                   size_t (*piece_of)(void *context, size_t left), void *context)
 {
@@ -127,7 +127,8 @@ static inline void decode_in_pieces(struct decoded *d, const proto_format *forma
                    context);
 }
 
-/* The same of a body of KServe's: for which model, and how much of it is JSON (-1: not said). */
+/* Decodes a KServe body in pieces for a model. json_bytes: the length of the body's JSON, or -1 if the request does not
+ * say it. */
 static inline void decode_kserve(struct decoded *d, const proto_model *model, int64_t json_bytes,
                                  const proto_limits *limits, const void *body, size_t bytes,
                                  size_t (*piece_of)(void *context, size_t left), void *context)
@@ -144,7 +145,7 @@ static inline void decode_whole(struct decoded *d, proto_op op, const char *body
     decode_in_pieces(d, &proto_json, op, NULL, body, strlen(body), NULL, NULL);
 }
 
-/* A tensor that is given or wanted, as a line. */
+/* Prints a tensor that is given or wanted, as a line. */
 static inline void print_tensor(FILE *f, const struct decoded *d, const char *name, const attn_tensor *t)
 {
     int64_t length = 0;
@@ -157,14 +158,14 @@ static inline void print_tensor(FILE *f, const struct decoded *d, const char *na
         if (data < (unsigned char *)d->memory.base ||
             (size_t)(data - (unsigned char *)d->memory.base) + (size_t)length > d->call->memory_bytes ||
             (size_t)(data - (unsigned char *)d->memory.base) % 64)
-            abort(); /* outside what the parser says it uses, or not aligned */
+            abort(); /* outside the memory that the parser says it uses, or not aligned */
         fprintf(f, ":");
         for (int64_t b = 0; b < length; b++) fprintf(f, "%02x", data[b]);
     }
     fprintf(f, "\n");
 }
 
-/* Everything of the result, as text; the caller frees it. */
+/* Returns everything in the result as text, which the caller frees. */
 static inline char *decoded_text(const struct decoded *d)
 {
     char *text = NULL;
@@ -203,9 +204,9 @@ struct body {
     proto_op op;
     const void *bytes;
     size_t count;
-    const proto_limits *limits; /* NULL: the default */
-    const proto_model *model;   /* KServe's: its op counts */
-    int64_t json_bytes;         /* KServe's: -1: not said */
+    const proto_limits *limits; /* NULL: the default limits */
+    const proto_model *model;   /* KServe's model, whose op counts */
+    int64_t json_bytes;         /* the length of KServe's JSON; -1: the request does not say */
 };
 
 static inline void decode_body(struct decoded *d, const struct body *b, size_t (*piece_of)(void *context, size_t left),
@@ -215,7 +216,7 @@ static inline void decode_body(struct decoded *d, const struct body *b, size_t (
     else decode_in_pieces(d, b->format, b->op, b->limits, b->bytes, b->count, piece_of, context);
 }
 
-/* Decodes in all ways of splitting in two, byte by byte, and in random pieces. The result of the whole body stays in
+/* Decodes whole, split in two at every byte, byte by byte, and in random pieces. The result of the whole body stays in
  * *d. Prints each way that gives another result, and returns how many did. */
 static inline int decode_all_ways(struct decoded *d, const struct body *body)
 {
@@ -240,8 +241,8 @@ static inline int decode_all_ways(struct decoded *d, const struct body *body)
     return differences;
 }
 
-/* Is the body refused with these words, however it is split? Prints what differs, under the name `shown`, and returns
- * how much did. */
+/* Checks that the body is refused with these words, however it is split. Prints differences under the name `shown`, and
+ * returns their number. */
 static inline int refused_otherwise(const struct body *body, const char *shown, attn_status status, const char *member,
                                     const char *says)
 {

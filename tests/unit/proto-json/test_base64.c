@@ -1,8 +1,8 @@
-/* test_base64.c: every variant of base64 against the definition, and against memory that ends where it must not go.
+/* test_base64.c: every variant of base64 compared with the definition, in memory that ends where reading or writing
+ * must end.
  *
- * The definition is written down once more here, from the RFC and without a state machine (expected_stop,
- * expected_bytes). Every buffer ends at a page that may not be touched, so that reading or writing one byte too far
- * is a crash. */
+ * expected_stop and expected_bytes express the definition once more, directly from the RFC and without a state machine.
+ * Every buffer ends at a page without access rights, so that reading or writing one byte too far crashes. */
 #include "proto-json/base64.h"
 
 #include <setjmp.h>
@@ -34,7 +34,7 @@ static struct walled walled_new(void)
     return (struct walled){ base + ROOM };
 }
 
-/* The last `bytes` bytes before the wall. */
+/* Returns the last `bytes` bytes before the page without access rights. */
 static void *before(struct walled w, size_t bytes)
 {
     return w.end - bytes;
@@ -61,7 +61,7 @@ static int value_of(char c)
     return at ? (int)(at - letters) : -1;
 }
 
-/* The first character that no legal text could have there. */
+/* Returns the offset of the first character that no valid text could have there. */
 static size_t expected_stop(const char *text, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -74,7 +74,7 @@ static size_t expected_stop(const char *text, size_t count)
     return count;
 }
 
-/* The bytes of the complete groups of a legal text. */
+/* Decodes the complete groups of a valid text. Returns the number of bytes. */
 static size_t expected_bytes(const char *text, size_t count, uint8_t *out)
 {
     size_t written = 0;
@@ -106,7 +106,7 @@ static uint64_t next_random(void) /* xorshift64: the same numbers in every run *
     return random_state ^= random_state << 17;
 }
 
-/* Decodes one piece that ends at the wall into memory that ends at the wall. */
+/* Decodes one piece. Both the piece and the output end at a page without access rights. */
 static size_t decode_piece(base64_decoder *d, const char *piece, size_t count, uint8_t *result, size_t *result_bytes)
 {
     char *text = before(text_wall, count);
@@ -173,7 +173,8 @@ static void test_every_length_comes_back_through_every_split(void **state)
         memset(text - 64, 0x55, chars + 64);
         base64_encode(source, bytes, text);
         assert_memory_equal(text, want, chars);
-        for (size_t i = 1; i <= 64; i++) assert_int_equal(text[-(int)i], 0x55); /* nothing in front of it either */
+        /* nothing in front of the text was changed either */
+        for (size_t i = 1; i <= 64; i++) assert_int_equal(text[-(int)i], 0x55);
         for (size_t split = 0; split <= chars; split++) check_split(want, chars, split);
     }
     assert_true(base64_use(NULL));
@@ -186,7 +187,8 @@ static void test_every_group_of_bytes_is_encoded_right(void **state)
     uint8_t bytes[BLOCK], back[BASE64_DECODED_MAX(BLOCK / 3 * 4)];
     char text[BLOCK / 3 * 4], want[BLOCK / 3 * 4];
     EACH_VARIANT(name)
-    for (uint32_t group = 0; group < 1u << 24; group += BLOCK / 3 * 17) { /* 1 in 17 groups; the rest is arithmetic */
+    /* one group in 17 is tested, because the rest follows the same arithmetic */
+    for (uint32_t group = 0; group < 1u << 24; group += BLOCK / 3 * 17) {
         for (uint32_t i = 0; i < BLOCK / 3; i++) {
             uint32_t g = (group + i) & 0xFFFFFF;
             bytes[3 * i] = (uint8_t)(g >> 16), bytes[3 * i + 1] = (uint8_t)(g >> 8), bytes[3 * i + 2] = (uint8_t)g;
@@ -206,7 +208,7 @@ static void test_every_group_of_bytes_is_encoded_right(void **state)
 static void test_every_wrong_byte_at_every_position_is_found_there(void **state)
 {
     (void)state;
-    static const size_t lengths[] = { 100, 400 }; /* 400: the unrolled loops too */
+    static const size_t lengths[] = { 100, 400 }; /* 400 characters also reach the unrolled loops */
     EACH_VARIANT(name)
     for (size_t l = 0; l < ARRAY_SIZE(lengths); l++) {
         size_t chars = lengths[l];
@@ -290,7 +292,7 @@ static void test_random_texts_of_likely_characters_agree(void **state)
 static void test_a_stopped_stream_goes_on_with_another_character(void **state)
 {
     (void)state;
-    /* What the scanner does with "QU\/B...": it stops at the backslash, feeds a '/', and goes on behind it. */
+    /* The scanner's handling of "QU\/B...": it stops at the backslash, feeds a '/', and continues behind it. */
     EACH_VARIANT(name)
     {
         static const char left[] = "QU",
@@ -316,7 +318,8 @@ static void test_a_stopped_stream_goes_on_with_another_character(void **state)
 static void test_a_stream_that_is_far_along_decodes_the_same(void **state)
 {
     (void)state;
-    /* There the bytes are stored in whole lines past the caches, from wherever in a line the stream has come to. */
+    /* After this many characters, bytes are stored past the caches in whole cache lines. The stream may reach that
+     * point anywhere in a line. */
     enum { CHARS = 5000 };
     static char text[CHARS];
     static uint8_t want[CHARS];
@@ -325,8 +328,8 @@ static void test_a_stream_that_is_far_along_decodes_the_same(void **state)
     for (size_t into_line = 0; into_line < 64; into_line++)
         for (int errors = 0; errors < 4; errors++) {
             size_t count = CHARS - into_line % 7, at = next_random() % count;
-            if (errors < 2)
-                at = (next_random() % 300 + (size_t)errors * (count - 300)) % count; /* the ends matter most */
+            if (errors < 2) /* faults near the ends matter most */
+                at = (next_random() % 300 + (size_t)errors * (count - 300)) % count;
             char good = text[at];
             if (errors < 3) text[at] = '"';
             char *piece = before(text_wall, count);

@@ -1,5 +1,5 @@
-/* test_merge.c: bodies of a merge. Both ways of naming parts, every message of parse_parts.c word for word, what lse
- * becomes, and that splitting changes nothing. */
+/* test_merge.c: bodies of a merge. Both ways of naming parts, every message of parse_parts.c word for word, the
+ * conversion of lse, and the same result however a body is split. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -136,7 +136,7 @@ static void test_lse_becomes_natural_and_minus_infinity_where_empty(void **state
     decoded_clear(&d);
 }
 
-/* What is wanted: shapes, dtypes and numbers of the tensors of the answer. */
+/* Checks shapes, dtypes and numbers of the answer's tensors. */
 static void test_the_answer_has_the_gradients_that_dout_asks_for(void **state)
 {
     struct decoded d = { 0 };
@@ -182,7 +182,7 @@ static void test_names_of_parts_are_exact(void **state)
     assert_string_equal(proto_tensor_name(PROTO_TENSORS - 1, true, name), "parts.63.dlse");
 }
 
-/* A problem of several that is refused frees its parts, and the others are there. */
+/* If one problem of several is refused, its parts are freed and the other problems stay. */
 static void test_a_refused_merge_of_several_leaves_the_others(void **state)
 {
     struct decoded d = { 0 };

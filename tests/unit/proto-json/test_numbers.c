@@ -1,7 +1,7 @@
 /* test_numbers.c: arrays of numbers from text and to text.
  *
- * The truth comes from elsewhere: from the C library's strtof and strtod, which round correctly, and from decimal
- * expansions of midpoints, which are exact, with a digit added or taken away far behind the point. */
+ * The expected values come from other sources: the C library's strtof and strtod, which round correctly, and exact
+ * decimal expansions of midpoints, with a digit added or removed far behind the point. */
 #include "proto-json/numbers.h"
 
 #include <math.h>
@@ -16,7 +16,7 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof(a)[0])
 
-enum { MOST = 512 }; /* elements of a test's array */
+enum { MOST = 512 }; /* most elements of an array in these tests */
 
 struct result {
     numbers_status status;
@@ -24,7 +24,7 @@ struct result {
     uint64_t values[MOST]; /* elements, one after the other */
 };
 
-/* Reads a text in pieces of `piece` characters into room for `room` elements at a time. */
+/* Reads a text in pieces of `piece` characters, with room for `room` elements at a time. */
 static void read_in_pieces(const char *text, size_t count, numbers_type type, size_t first, size_t piece, size_t room,
                            struct result *result)
 {
@@ -34,7 +34,7 @@ static void read_in_pieces(const char *text, size_t count, numbers_type type, si
     result->status = NUMBERS_MORE;
     for (size_t at = 0, now = first; at < count || now == first; at += now, now = piece) {
         if (now > count - at) now = count - at;
-        char *exact = malloc(now + 1); /* so that a sanitizer sees a read too far */
+        char *exact = malloc(now + 1); /* memory of exact size, so that a sanitizer sees a read beyond it */
         memcpy(exact, text + at, now);
         char *shrunk = realloc(exact, now ? now : 1);
         size_t used = 0;
@@ -69,7 +69,7 @@ static uint32_t code_at(const struct result *r, size_t index)
     return code;
 }
 
-/* The code of one number's text; false where it is refused. */
+/* Reads one number's text. Returns false if it is refused. */
 static bool read_one(const char *number, numbers_type type, uint32_t *code)
 {
     char text[2048];
@@ -173,7 +173,7 @@ static const struct refusal refusals[] = {
     { NUMBERS_F32, "[[[1],[2]],[[3],[4],[5]]]", 20, TOO_LONG },
     { NUMBERS_F32, "[[[1],[2]],[[3],[4,5]]]", 19, TOO_LONG },
     { NUMBERS_F32, "[[[[[1]]]]]", 4, "arrays are nested deeper than 4" },
-    /* values: the offset is where the number begins */
+    /* faults of values: the offset is where the number begins */
     { NUMBERS_F32, "[0, 3.4028236e38]", 4, OUT_OF("float32") INFINITE },
     { NUMBERS_F32, "[-1e39]", 1, OUT_OF("float32") INFINITE },
     { NUMBERS_F32, "[1e999999999999999999999]", 1, OUT_OF("float32") INFINITE },
@@ -291,7 +291,7 @@ static void test_without_room_nothing_is_lost(void **state)
     assert_int_equal(taken, 3);
     assert_int_equal(written, 1);
     assert_int_equal(numbers_read(&r, "2", 1, out + 1, 1, &taken, &written),
-                     NUMBERS_MORE); /* begun, in another piece */
+                     NUMBERS_MORE); /* the number has begun in an earlier piece */
     assert_int_equal(numbers_read(&r, "0]", 2, out + 1, 0, &taken, &written), NUMBERS_FULL);
     assert_int_equal(taken, 1);
     assert_int_equal(numbers_read(&r, "]", 1, out + 1, 1, &taken, &written), NUMBERS_DONE);
@@ -363,7 +363,7 @@ static void test_integers_are_exact_to_their_ends(void **state)
 
 /* ---- Values ------------------------------------------------------------------------------------------------------ */
 
-/* The formats with fewer than 32 bits, written down once more. */
+/* The formats with fewer than 32 bits, defined independently of the product. */
 static const struct narrow_format {
     numbers_type type;
     int fraction_bits, bias;
@@ -382,7 +382,7 @@ static double value_of(const struct narrow_format *f, uint32_t code)
     return ldexp(fraction + (1 << f->fraction_bits), exponent - f->bias - f->fraction_bits);
 }
 
-/* The exact decimal expansion of x > 0 with a little taken away: the last digit made smaller and nines behind it. */
+/* Writes the exact decimal expansion of x > 0, minus a little: the last digit is decremented and followed by nines. */
 static void text_below(double x, char *text, size_t size)
 {
     snprintf(text, size, "%.220f", x); /* 2^-150 has 150 digits behind the point */
@@ -390,7 +390,8 @@ static void text_below(double x, char *text, size_t size)
     for (; *last == '0' || *last == '.'; last--)
         if (*last == '0') *last = '9';
     --*last;
-    if (text[0] == '0' && text[1] != '.') memmove(text, text + 1, strlen(text)); /* 100 became 099.9... */
+    /* removes a leading zero, which a borrow leaves, as from 100 to 099.9 */
+    if (text[0] == '0' && text[1] != '.') memmove(text, text + 1, strlen(text));
 }
 
 static void text_above(double x, char *text, size_t size)
@@ -405,7 +406,7 @@ static void check_code(const char *text, numbers_type type, bool fits, uint32_t 
     if (got != fits || (fits && code != want))
         fail_msg("type %d: %s is %#x (%d), expected %#x (%d)", type, text, code, got, want, fits);
 
-    /* The way round: kept as an untyped number first. */
+    /* The indirect way: reads the number without a type first. */
     char array[1024];
     struct result r;
     uint64_t element;
@@ -433,7 +434,7 @@ static void test_midpoints_of_narrow_formats_round_right(void **state)
              code = code < f->largest && code + stride > f->largest ? f->largest : code + stride) {
             char text[512];
             double middle = (value_of(f, code) + value_of(f, code + 1)) / 2;
-            bool fits = code < f->largest; /* the next one is a number too */
+            bool fits = code < f->largest; /* the next code is a finite number too */
             snprintf(text, sizeof text, "%.220f", middle);
             check_code(text, f->type, fits || code % 2 == 0, code % 2 ? code + 1 : code);
             text_below(middle, text, sizeof text);
@@ -464,7 +465,7 @@ static void test_midpoints_of_float32_round_right(void **state)
         check_code(text, NUMBERS_F32, true, code);
         text_above(middle, text, sizeof text);
         check_code(text, NUMBERS_F32, fits, code + 1);
-        snprintf(text, sizeof text, "%.9e", middle); /* near a midpoint, in few digits */
+        snprintf(text, sizeof text, "%.9e", middle); /* near a midpoint, with few digits */
         float want = strtof(text, NULL);
         memcpy(&code, &want, 4);
         check_code(text, NUMBERS_F32, isfinite(want), code);
@@ -498,9 +499,9 @@ static void test_bare_words_are_read_where_they_are_let(void **state)
 {
     (void)state;
     static const struct {
-        numbers_type type, becomes; /* what it is converted to where it is untyped */
+        numbers_type type, becomes; /* becomes: the type to which an untyped number is converted */
         const char *text, *error;
-        uint32_t want; /* the second element's code */
+        uint32_t want; /* code of the second element */
     } cases[] = {
         { NUMBERS_F32, NUMBERS_F32, "[1,NaN]", NULL, 0x7FC00000 },
         { NUMBERS_F32, NUMBERS_F32, "[1, Infinity ]", NULL, 0x7F800000 },
@@ -632,7 +633,7 @@ static void test_untyped_numbers_become_what_a_typed_reader_makes_of_them(void *
 
 /* ---- Writing ----------------------------------------------------------------------------------------------------- */
 
-/* Values as a JSON array. Room: count * (NUMBERS_TEXT_MAX + 1) + 2. Returns the length. */
+/* Writes values as a JSON array. `text` needs room for count * (NUMBERS_TEXT_MAX + 1) + 2 bytes. Returns the length. */
 static size_t put_array(attn_dtype dtype, const void *values, size_t count, char *text)
 {
     char *end = text;

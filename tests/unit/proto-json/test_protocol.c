@@ -1,4 +1,4 @@
-/* test_protocol.c: PROTOCOL.md is true. Every request in it is decoded, whole and split at every byte, computed by
+/* test_protocol.c: PROTOCOL.md is true. Every request in it is decoded (whole, and split at every byte), computed by
  * the reference backend, encoded, and compared with the answer that follows it. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,7 +13,7 @@
 
 #define PROTOCOL "proto-json/PROTOCOL.md" /* tests run at the root of the tree */
 
-/* One fenced block: what stands behind ```json, and the text. Both owned. */
+/* One fenced block: the words behind ```json, and the text. Both are owned. */
 struct block {
     char *mark, *text;
     int line;
@@ -50,7 +50,8 @@ static int read_blocks(struct block blocks[MAX_BLOCKS])
     return count;
 }
 
-/* A safetensors file as it is shown: the header, and on the last line the data in base64. To be freed. */
+/* Returns a safetensors file from its form in the document: the header, and on the last line the data in base64. The
+ * caller frees it. */
 static char *file_of(const char *text, size_t *bytes)
 {
     const char *const end = text + strlen(text) - 1; /* the last line break */
@@ -77,7 +78,7 @@ static size_t header_of(const char *file)
     return header;
 }
 
-/* The header of a file, and its data as a member in base64. */
+/* Returns the header of a file, with its data as a base64 member. */
 static cJSON *parse_file(const char *file, size_t bytes)
 {
     char data[1024] = { 0 };
@@ -104,7 +105,7 @@ static judge_result *report_of(const proto_item *item)
     return report;
 }
 
-/* Computes a decoded call and writes its answer; to be freed. */
+/* Computes a decoded call and returns its answer, which the caller frees. */
 static char *answer(struct decoded *d, int *http, size_t *length)
 {
     attn_device *device;
@@ -151,7 +152,7 @@ static char *answer(struct decoded *d, int *http, size_t *length)
     assert_int_equal(attn_stream_wait(stream, &err), ATTN_OK);
     assert_int_equal(proto_encoder_new(d->call, results, "0001", &encoder, &err), ATTN_OK);
     *length = (size_t)proto_encoder_length(encoder);
-    /* KServe's with bytes behind its JSON becomes a file, for parse_file(). */
+    /* An answer of KServe with bytes behind its JSON is converted to a file, for parse_file(). */
     const size_t head = (size_t)proto_encoder_head_bytes(encoder), front = d->call->model && head < *length ? 8 : 0;
     text = calloc(1, front + *length + 1);
     assert_non_null(text);
@@ -171,7 +172,7 @@ static char *answer(struct decoded *d, int *http, size_t *length)
     return text;
 }
 
-/* Takes out of an answer what is different every time, which must be there. */
+/* Removes a member that differs in every run. The member must exist. */
 static void drop(cJSON *object, const char *name)
 {
     if (!cJSON_GetObjectItemCaseSensitive(object, name)) print_error("%s is missing\n", name);
@@ -186,7 +187,8 @@ static void normalise(cJSON *json)
     cJSON *parameters = cJSON_GetObjectItemCaseSensitive(json, "parameters");
     cJSON *errors = cJSON_GetObjectItemCaseSensitive(json, "errors");
     cJSON *explanations = cJSON_GetObjectItemCaseSensitive(json, "explanations");
-    cJSON_ArrayForEach(one, errors) drop(one, "explained"), drop(one, "limit"); /* by what a processor rounds */
+    /* these depend on the processor's rounding */
+    cJSON_ArrayForEach(one, errors) drop(one, "explained"), drop(one, "limit");
     cJSON_ArrayForEach(one, explanations) drop(one, "error_if_so");
     if (metadata || parameters) {
         normalise(metadata ? metadata : parameters);
@@ -271,12 +273,12 @@ static void test_every_example_of_the_protocol_is_true(void **state)
         free(must);
         free(body);
     }
-    assert_true(requests >= 8 && answers >= 7); /* the file was read, and not another one */
+    assert_true(requests >= 8 && answers >= 7); /* enough blocks were found, so this was the right file */
     assert_int_equal(wrong, 0);
     for (int i = 0; i < count; i++) free(blocks[i].mark), free(blocks[i].text);
 }
 
-/* The tables of PROTOCOL.md name every option and tensor there is. */
+/* The tables of PROTOCOL.md name every option and every tensor. */
 static void test_the_protocol_names_every_member(void **state)
 {
     FILE *f = fopen(PROTOCOL, "r");
@@ -298,7 +300,7 @@ static void test_the_protocol_names_every_member(void **state)
         snprintf(name, sizeof name, "`%s`", attn_tensors[id].name);
         if (!proto_takes_tensor(ATTN_OP_BACKWARD, (attn_tensor_id)id) &&
             (proto_operations[ATTN_OP_BACKWARD].usual >> id & 1))
-            continue; /* dq, dk, dv stand in a list */
+            continue; /* dq, dk and dv are in a list */
         if (!strstr(text, name)) fail_msg("%s does not name %s", PROTOCOL, attn_tensors[id].name);
     }
     for (int e = 0; e < PROTO_ERROR_COUNT; e++) {

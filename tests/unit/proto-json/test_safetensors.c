@@ -1,5 +1,5 @@
 /* test_safetensors.c: bodies and answers that are safetensors files: the same problems as in JSON, every refusal word
- * for word, and that splitting changes nothing. */
+ * for word, and the same result however a body is split. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,7 +14,7 @@
 #define FORWARD  ATTN_OP_FORWARD
 #define BACKWARD ATTN_OP_BACKWARD
 
-/* Small legal tensors: B 1, Sq 2, Sk 3, H 2, Hk 1, D 2, Dv 1; 34 bytes of data. */
+/* Small valid tensors: B 1, Sq 2, Sk 3, H 2, Hk 1, D 2, Dv 1; 34 bytes of data. */
 #define TENSOR(name, dtype, shape, begin, end) \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" #begin "," #end "]}"
 #define Q   TENSOR("q", "F16", "[1,2,2,2]", 0, 16)
@@ -23,13 +23,13 @@
 #define QKV Q "," K "," V
 enum { QKV_BYTES = 34 };
 
-/* Byte i of the data: small numbers of float16. */
+/* Returns byte i of the data, which consists of small float16 numbers. */
 static uint8_t data_byte(size_t i)
 {
     return (uint8_t)(i % 2 ? 0x30 + i % 7 : i * 5);
 }
 
-/* A body of this header and so many bytes of data. To be freed. */
+/* Returns a body with this header and `data` bytes of data. The caller frees it. */
 static uint8_t *file_of(const char *header, size_t data, size_t *bytes)
 {
     const size_t length = strlen(header);
@@ -42,7 +42,7 @@ static uint8_t *file_of(const char *header, size_t data, size_t *bytes)
     return body;
 }
 
-/* The tensor as a member of JSON, of the bytes from `begin` on. */
+/* Writes the tensor as a JSON member, with the data from `begin` on. */
 static void put_json(FILE *f, const char *name, const char *dtype, const char *shape, size_t begin, size_t end)
 {
     uint8_t data[64];
@@ -72,7 +72,7 @@ static void decode_split(struct decoded *d, attn_op op, const void *bytes, size_
 
 /* ---- What is taken ----------------------------------------------------------------------------------------------- */
 
-/* The header and the JSON members beside q, k and v give the same problem. */
+/* Checks that the header, and the JSON members beside q, k and v, give the same problem. */
 static void check_same(attn_op op, const char *header, const char *members)
 {
     struct decoded d = { 0 }, json = { 0 };
@@ -109,13 +109,13 @@ static void test_a_file_is_the_same_problem_as_json(void **state)
 {
     (void)state;
     check_same(FORWARD, "{" QKV "}", "");
-    check_same(FORWARD, "{" V "," Q "," K "}", ""); /* the header's order is not the file's */
-    check_same(FORWARD, "{" QKV "}     ", "");      /* padded, as the package does */
+    check_same(FORWARD, "{" V "," Q "," K "}", ""); /* the order in the header differs from that of the data */
+    check_same(FORWARD, "{" QKV "}     ", "");      /* padded with spaces, as the package does */
     check_same(FORWARD, "{\"__metadata__\":{}," QKV "}", "");
     check_same(FORWARD,
                "{\"q\":{\"data_offsets\":[0,16],\"shape\":[1,2,2,2],\"dtype\":\"float16\"}," K ","
                "\"v\":{\"dtype\":\"fp16\",\"data_offsets\":[28,34],\"shape\":[1,3,1,1]}}",
-               ""); /* any name of a dtype */
+               ""); /* a dtype may have any of its names */
     check_same(BACKWARD, "{" QKV "," TENSOR("dout", "F16", "[1,2,2,1]", 34, 42) "}", "");
 }
 
@@ -174,7 +174,7 @@ static void test_what_describes_a_file_is_passed_over(void **state)
     }
 }
 
-/* Every name of a member, with a value that no member may have. */
+/* Checks that a member is read under each of its names, by giving it a value that no member may have. */
 static void check_member_is_read(attn_op op, const char *name)
 {
     struct decoded d = { 0 };
@@ -199,7 +199,7 @@ static void test_no_member_of_ours_is_passed_over(void **state)
     }
 }
 
-/* An id is a word, whatever it looks like. */
+/* An id is a string, even if it has only digits. */
 static void test_a_context_of_digits_is_a_word(void **state)
 {
     static const char *const ids[] = { "123", "true", "\\\"123\\\"" };
@@ -219,7 +219,8 @@ static void test_a_context_of_digits_is_a_word(void **state)
     }
 }
 
-/* Lengths that no boundary likes, and tensors without elements; decoded_text() looks where each lies. */
+/* Lengths that are no multiple of an alignment, and tensors without elements. decoded_text() checks where each tensor
+ * lies. */
 static void test_every_tensor_gets_a_boundary_of_its_own(void **state)
 {
     static const char header[] = "{" TENSOR("q", "F32", "[1,1,1,1]", 5, 9) "," TENSOR(
@@ -337,7 +338,7 @@ static void test_offsets_that_cannot_be(void **state)
           "the body goes on behind its last tensor, which ends at byte 225: 8, the header's 183, and 34 of data" },
         { FORWARD, "{}", 1, "",
           "the body goes on behind its last tensor, which ends at byte 10: 8, the header's 2, and 0 of data" },
-        /* as many bytes as dtype and shape say */
+        /* the number of bytes must match dtype and shape */
         { FORWARD, "{" TENSOR("q", "F32", "[1,2,2,2]", 0, 16) "," K "," V "}", 34, "/q/data",
           "q: data has 16 bytes, shape [1, 2, 2, 2] of float32 needs 32; 16 would be right for float16: is that the "
           "array's dtype?" },
@@ -418,7 +419,7 @@ static void test_options_that_cannot_be(void **state)
         { FORWARD, METADATA("\"verify\":\"every\""), 34, "/verify",
           "verify: is 'every', must be an integer from 0 to 2^53, the number of rows, or \"all\"" },
         { FORWARD, METADATA("\"casual\":\"true\""), 34, "/casual", "unknown member 'casual', did you mean 'causal'?" },
-        /* These names are nearly those of descriptions, and are refused. */
+        /* These names resemble descriptions of a file, and are refused. */
         { FORWARD, METADATA("\"formats\":\"pt\""), 34, "/formats",
           "unknown member 'formats' (/docs lists the members of forward)" },
         { FORWARD, METADATA("\"Format\":\"pt\""), 34, "/Format",
@@ -439,7 +440,7 @@ static void test_options_that_cannot_be(void **state)
     check_refusals(cases, ARRAY_SIZE(cases), NULL, ATTN_INVALID);
 }
 
-/* Bodies that end before the header is there, or whose first bytes are no length. */
+/* Bodies that end before their header is complete, or whose first bytes are not a valid length. */
 static void test_beginnings_that_cannot_be(void **state)
 {
     static const struct {
@@ -514,14 +515,14 @@ static void test_limits(void **state)
     limits.members = 2;
     check_refusals(&members, 1, &limits, ATTN_INVALID);
     limits = (proto_limits)PROTO_LIMITS_DEFAULT;
-    limits.values = 38; /* 33 of the header and five */
+    limits.values = 38; /* 33 values of the header and five more */
     check_refusals(&values, 1, &limits, ATTN_TOO_LARGE);
     check_refusals(&fine, 1, &limits, ATTN_INVALID);
     limits.values = 4;
     check_refusals(&many, 1, &limits, ATTN_TOO_LARGE);
 }
 
-/* Memory grows with what has arrived, and a refusal of it is the answer. */
+/* Memory grows with what has arrived. If it is refused, that refusal is the answer. */
 static void test_memory(void **state)
 {
     static const char header[] = "{" TENSOR("q", "F32", "[1,4000,1,1]", 0, 16000) "," TENSOR(
@@ -539,7 +540,7 @@ static void test_memory(void **state)
     decoded_clear(&d);
 
     d.memory.limit = 20000;
-    decode_split(&d, FORWARD, body, 30); /* not a byte of data yet */
+    decode_split(&d, FORWARD, body, 30); /* no byte of the data has arrived */
     assert_int_equal(d.memory.growths, 0);
     decoded_clear(&d);
     d.memory.limit = 20000;
@@ -559,7 +560,7 @@ static void test_memory(void **state)
 
 /* ---- Answers ----------------------------------------------------------------------------------------------------- */
 
-/* The whole answer, read in blocks of `block` bytes. To be freed. */
+/* Returns the whole answer, read in blocks of `block` bytes. The caller frees it. */
 static uint8_t *answer_of(const proto_call *call, const proto_result *result, size_t block, size_t *length)
 {
     proto_encoder *e = NULL;
@@ -601,7 +602,7 @@ static void test_an_answer(void **state)
         "\"out\":{\"dtype\":\"BF16\",\"shape\":[1,3,1,1],\"data_offsets\":[12,18]}}";
     uint16_t out[] = { 0x3f80, 0x4000, 0xff80 };
     float lse[] = { 1.0f, 2.0f, 0.5f };
-    proto_item item = { .problem = ATTN_PROBLEM_INIT, .encoding = PROTO_ARRAY /* of JSON alone */ };
+    proto_item item = { .problem = ATTN_PROBLEM_INIT, .encoding = PROTO_ARRAY /* `encoding` concerns only JSON */ };
     const proto_call call = { .answer = &proto_safetensors, .count = 1, .items = &item };
     proto_result result = { .backend = "cpu avx2", .context = "c-1", .verified = true };
     size_t length;
@@ -642,7 +643,7 @@ static void test_an_answer_without_elements(void **state)
     free(text);
 }
 
-/* What is answered can be sent: out and lse of a forward, as inputs of a backward. */
+/* An answer can be sent back: out and lse of a forward are valid inputs of a backward. */
 static void test_an_answer_is_a_body(void **state)
 {
     float out[] = { 1, 2, 3, 4 }, lse[] = { 5, 6 };
@@ -655,7 +656,8 @@ static void test_an_answer_is_a_body(void **state)
     give(&item, ATTN_T_out, out, ATTN_F32, 4, (const int64_t[]){ 1, 2, 1, 2 });
     give(&item, ATTN_T_lse, lse, ATTN_F32, 3, (const int64_t[]){ 1, 1, 2 });
     uint8_t *text = answer_of(&call, &result, 1000, &length);
-    decode_file(&d, BACKWARD, text, length); /* facts are no options: their names are refused, and not before */
+    /* facts such as timings are not options: the parser reads up to their names and refuses these */
+    decode_file(&d, BACKWARD, text, length);
     assert_int_equal(d.status, ATTN_INVALID);
     assert_string_equal(d.err.text, "unknown member 'backend'; leave it out, the server decides");
     free(text);

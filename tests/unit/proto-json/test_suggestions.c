@@ -1,5 +1,5 @@
-/* test_suggestions.c: the words of proto-json/suggestions.c, each in a body. A word that a member, a dtype or a choice has taken
- * since, or that stands in two rows, would be told nothing or another suggestion. */
+/* test_suggestions.c: each word of proto-json/suggestions.c is sent in a body. The test fails if a member, a dtype or a
+ * choice has been given that name since, or if a word is in two rows: it would get no suggestion or another one. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +10,7 @@
 #include "codec.h"
 #include "proto-json/suggestions.h"
 
-/* The operation of this name; PROTO_OP_COUNT: the place is none. */
+/* Returns the operation of this name, or PROTO_OP_COUNT if the place is not an operation. */
 static proto_op op_named(const char *place)
 {
     proto_op op = 0;
@@ -18,7 +18,7 @@ static proto_op op_named(const char *place)
     return op;
 }
 
-/* A body with the word at its place. */
+/* Writes a body that has the word at its place. */
 static void body_of(const char *place, const char *word, char *body, size_t capacity)
 {
     static const struct {
@@ -50,7 +50,7 @@ static void body_of(const char *place, const char *word, char *body, size_t capa
     fail_msg("no body for '%s'", place);
 }
 
-/* The same of the JSON of a KServe request. */
+/* Decodes a KServe request that must be refused, and fills in the error. */
 static void refuse_kserve(const char *body, attn_error *err)
 {
     static const proto_model model = { .name = "attention_forward", .op = (proto_op)ATTN_OP_FORWARD };
@@ -64,7 +64,7 @@ static void refuse_kserve(const char *body, attn_error *err)
     decoded_clear(&d);
 }
 
-/* What the body is refused for, by who reads it at that place. */
+/* Gets the error with which the body is refused by the parser of that place. */
 static void refuse(const char *place, const char *body, attn_error *err)
 {
     const proto_op op = op_named(place);
@@ -92,7 +92,8 @@ static void check_word(const struct suggestion *suggestion, const char *place, c
     char body[256], end[256];
     body_of(place, word, body, sizeof body);
     refuse(place, body, &err);
-    /* What the message says already is not said twice: "belongs to backward, POST /v1/attention/backward". */
+    /* The suggestion does not repeat what the message says already: "belongs to backward, POST
+     * /v1/attention/backward". */
     const char *const path = strstr(suggestion->suggestion, "/v1/attention/"), *const said =
                                                                                    path ? strstr(err.text, path) : NULL;
     if (said && strstr(err.text, ": belongs to ") && strstr(err.text, suggestion->suggestion) == NULL) return;
@@ -102,7 +103,7 @@ static void check_word(const struct suggestion *suggestion, const char *place, c
         fail_msg("%s: %s\nsays: %s\nmust end with: %s", place, body, err.text, end);
 }
 
-/* What a dtype is taken for is no word of the table, so that one look is enough. */
+/* A word that a suggestion recommends as a dtype is not itself in the table, so one lookup is enough. */
 static void check_dtype(const struct suggestion *suggestion, const char *word)
 {
     char name[SUGGESTION_DTYPE_BYTES];
@@ -112,7 +113,7 @@ static void check_dtype(const struct suggestion *suggestion, const char *word)
     assert_null(suggestion_of(SUGGESTION_DTYPE, suggestion->suggestion));
 }
 
-/* Calls `each` for every part of a list with spaces between them. */
+/* Calls `each` for every word of a list that is separated by spaces. */
 static void for_each(const char *list, const struct suggestion *suggestion, const char *place,
                      void (*each)(const struct suggestion *suggestion, const char *place, const char *part))
 {
@@ -141,8 +142,8 @@ static void test_every_word_gets_the_suggestion_of_its_row(void **state)
         for_each(suggestion->places, suggestion, NULL, check_words_at);
 }
 
-/* Who does what a suggestion says is not refused for it: its 'names', and the "names": of what to write,
- * are taken at that place. */
+/* Checks that following a suggestion does not lead to another refusal: its 'names', and the "names": of the text to
+ * write, are accepted at that place. */
 static void check_name(const struct suggestion *suggestion, const char *place, const char *name)
 {
     static const char *const refusals[] = { "unknown member", "belongs to", "is computed here", "takes one problem" };
@@ -182,7 +183,7 @@ static void test_no_suggestion_leads_to_the_next_refusal(void **state)
 static void test_a_name_with_a_known_part_gets_advice_about_that_part(void **state)
 {
     static const struct {
-        const char *place, *word, *says; /* NULL: nothing is known of any part */
+        const char *place, *word, *says; /* NULL: no suggestion for any word in the list */
     } cases[] = {
         { "forward", "valid_mask", "about masks there are 'keep_mask'" },
         { "forward", "validMask", "about masks" },
@@ -245,7 +246,7 @@ static void test_a_word_is_a_whole_one_in_any_case(void **state)
 {
     (void)state;
     assert_string_equal(suggestion_of("forward", "Softmax_Scale"), "write 'scale'");
-    assert_string_equal(suggestion_of("forward", "scale_factor"), "write 'scale'"); /* the last of its row */
+    assert_string_equal(suggestion_of("forward", "scale_factor"), "write 'scale'"); /* the last word of its row */
     assert_string_equal(suggestion_of("forward", "softmaxScale"), "write 'scale'");
     assert_string_equal(suggestion_of("forward", "softmax-scale"), "write 'scale'");
     assert_null(suggestion_of("forward", ""));
@@ -260,11 +261,11 @@ static void test_many_hexadecimal_digits_are_known_by_the_first(void **state)
 {
     static uint8_t bytes[3 << 20];
     (void)state;
-    memset(bytes, 0xd3, sizeof bytes); /* "09PT": P is none, 0 and 9 are */
+    memset(bytes, 0xd3, sizeof bytes); /* in base64 this is "09PT": 0 and 9 are hexadecimal digits, P and T are not */
     assert_false(suggestion_is_hex(bytes, sizeof bytes));
     for (size_t i = 0; i < sizeof bytes; i += 3) memcpy(bytes + i, "\xd3\x4d\x34", 3); /* "0000" */
     assert_true(suggestion_is_hex(bytes, sizeof bytes));
-    bytes[sizeof bytes / 2] = 0xff; /* far behind them */
+    bytes[sizeof bytes / 2] = 0xff; /* a byte far behind the beginning */
     assert_true(suggestion_is_hex(bytes, sizeof bytes));
     bytes[0] = 0xff;
     assert_false(suggestion_is_hex(bytes, sizeof bytes));

@@ -37,12 +37,12 @@
 #error "tests run with the program's own assertions"
 #endif
 
-/* Some helpers are not used by every test. */
+/* A test may leave some of these helpers unused. */
 #define HELPER __attribute__((unused)) static
 
-enum { PATIENCE_MS = 60000 }; /* for what must happen; it is reached by a fault alone */
+enum { PATIENCE_MS = 60000 }; /* limit on waiting for something that must happen; only a fault reaches it */
 
-/* Waits until `condition`, which another thread makes true. */
+/* Waits until `condition` is true. Another thread makes it true. */
 #define WAIT_UNTIL(condition)                                                            \
     do {                                                                                 \
         const int64_t until_ms_ = clock_ms() + PATIENCE_MS;                              \
@@ -54,7 +54,7 @@ enum { PATIENCE_MS = 60000 }; /* for what must happen; it is reached by a fault 
 
 /* ---- Gates ------------------------------------------------------------------------------------------------------- */
 
-/* A file that a script of the fake backend waits for: hold=PATH. */
+/* A file that a script of the fake backend waits for, as hold=PATH. */
 struct gate {
     char path[64];
 };
@@ -72,7 +72,7 @@ HELPER void gate_open(struct gate *gate)
     assert_int_equal(unlink(gate->path), 0);
 }
 
-/* `script`, in which GATE is the gate's path. */
+/* Copies `script` to `text` and replaces GATE by the gate's path. */
 HELPER void gate_script(const struct gate *gate, const char *script, char *text, size_t bytes)
 {
     const char *at = strstr(script, "GATE");
@@ -88,7 +88,7 @@ HELPER void config_default(struct config *config)
     if (config_read(config, 7, argv, why, sizeof why) != CONFIG_RUN) fail_msg("%s", why);
 }
 
-/* By what `config` says, which config_default() filled in. */
+/* Opens a server as `config` says, which config_default() filled in. */
 HELPER void server_open(struct server *server, const struct config *config)
 {
     *server = (struct server){
@@ -122,7 +122,8 @@ HELPER void put_tensor(FILE *f, const char *name, int rows, int D, int salt)
     fprintf(f, "]}");
 }
 
-/* Tensors by their names, "q k v", each of `rows` rows of one head of D numbers; then `extra` members, "" for none. */
+/* Returns a body with tensors of these names ("q k v"), each with `rows` rows of one head of D numbers, and then the
+ * members `extra` ("" for none). */
 HELPER char *body_of(const char *names, int rows, int D, const char *extra)
 {
     char *text = NULL, name[16];
@@ -146,7 +147,8 @@ HELPER char *forward_body(int rows, int D, const char *extra)
     return body_of("q k v", rows, D, extra);
 }
 
-/* 100 queries of one number each and one key whose value has 64: out is 25600 bytes, the inputs are some hundred. */
+/* Returns a body with 100 queries of one number each, and one key whose value has 64 numbers: out has 25600 bytes, the
+ * inputs some hundred. */
 HELPER char *wide_body(void)
 {
     char *text = NULL;
@@ -164,7 +166,7 @@ HELPER char *wide_body(void)
     return text;
 }
 
-/* {"requests": [...]} of `count` bodies, which it frees. */
+/* Returns {"requests": [...]} of `count` bodies, and frees these. */
 HELPER char *envelope_of(char *const *bodies, int count)
 {
     char *text = NULL;
@@ -181,7 +183,7 @@ HELPER char *envelope_of(char *const *bodies, int count)
     return text;
 }
 
-/* A backward of what was saved under this id. */
+/* Returns the body of a backward of the forward that was saved under this id. */
 HELPER char *backward_body(const char *context, int rows, int D)
 {
     char extra[128];
@@ -202,7 +204,8 @@ HELPER attn_status grow_extent(void *context, size_t bytes, void **base, attn_er
     return status;
 }
 
-/* In RECEIVING, counted, its body all there. By a thread that is ROLE_HTTP. */
+/* Returns a request in state RECEIVING that counts as one and whose body is complete. The calling thread must have
+ * ROLE_HTTP. */
 HELPER struct request *received(struct server *server, attn_op op, char *body)
 {
     attn_error err = { 0 };
@@ -224,7 +227,7 @@ HELPER struct request *received(struct server *server, attn_op op, char *body)
 
 /* ---- Jobs -------------------------------------------------------------------------------------------------------- */
 
-/* As it is before prepare_job(). */
+/* Returns a job in its state before prepare_job(). */
 HELPER struct job *job_of(struct server *server, attn_op op, char *body)
 {
     attn_error err = { 0 };
@@ -238,7 +241,7 @@ HELPER struct job *job_of(struct server *server, attn_op op, char *body)
     return job;
 }
 
-/* Is every output of item `i` what a device of the CPU computes when it is asked directly, to the bit? */
+/* Checks that every output of item `i` has the bits that a CPU device computes when it is called directly. */
 HELPER void assert_computed(const struct job *job, int i)
 {
     const attn_device_options one = { .threads = 1 };

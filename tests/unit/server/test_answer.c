@@ -1,6 +1,6 @@
-/* Answers, without a connection: what libmicrohttpd is handed (status, headers, body, whose memory that is) for
- * tensors, problem documents and what a handler wrote. The functions by which it is handed over are the test's
- * (__wrap_..., see the Makefile); it reads a body as libmicrohttpd would, piece by piece. */
+/* Answers without a connection: what the server gives libmicrohttpd (status, headers, body, and who owns that memory)
+ * for tensors, problem documents and texts of handlers. The test replaces the functions of libmicrohttpd (__wrap_...,
+ * see the Makefile) and reads a body as libmicrohttpd would, piece by piece. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/device/devices.h"
@@ -18,18 +18,20 @@ enum { PORTION = 10007, LARGE = 256 << 10 };
 static struct {
     int count; /* answers queued */
     unsigned status;
-    char headers[4096]; /* "Name: value\n" each, in the order in which they were added */
+    /* "Name: value
+     * " for each header, in the order of adding */
+    char headers[4096];
     char *body;
     size_t length;
     uint64_t announced;
-    const void *buffer; /* not streamed: where it lies */
+    const void *buffer; /* the memory of a body that is not streamed */
     enum MHD_ResponseMemoryMode mode;
     bool streamed;
     size_t block;
     MHD_ContentReaderCallback read;
     void *context;
 } sent;
-static bool no_response; /* the next one that is made of a buffer is not */
+static bool no_response; /* the next attempt to make a response from a buffer fails */
 
 struct MHD_Response *__real_MHD_create_response_from_buffer(size_t size, void *buffer,
                                                             enum MHD_ResponseMemoryMode mode);
@@ -80,7 +82,7 @@ static enum MHD_Result note_header(void *context, enum MHD_ValueKind kind, const
     return MHD_YES;
 }
 
-/* All of it, in pieces of a size that fits no block. */
+/* Reads the whole stream in pieces whose size is no multiple of a block. */
 static void read_stream(void)
 {
     free(sent.body);
@@ -97,7 +99,7 @@ static void read_stream(void)
 
 enum MHD_Result __wrap_MHD_queue_response(struct MHD_Connection *mhd, unsigned status, struct MHD_Response *response)
 {
-    assert_null(mhd); /* ours have none */
+    assert_null(mhd); /* requests of this test have no connection */
     sent.count++;
     sent.status = status;
     sent.headers[0] = '\0';
@@ -106,7 +108,7 @@ enum MHD_Result __wrap_MHD_queue_response(struct MHD_Connection *mhd, unsigned s
     return MHD_YES;
 }
 
-/* The value of a header; NULL: there is none. In memory of the function's. */
+/* Returns the value of a header in static memory, or NULL if there is none. */
 static const char *header(const char *name)
 {
     static char value[1024];
@@ -179,7 +181,7 @@ static struct request *begin(struct bench *b, const char *method)
     return request;
 }
 
-/* A forward that has run: its outputs hold numbers. */
+/* Returns a request whose forward has run, with numbers in its outputs. */
 static struct request *computed(struct bench *b, char *body)
 {
     attn_error err = { 0 };
@@ -195,7 +197,7 @@ static struct request *computed(struct bench *b, char *body)
     return request;
 }
 
-/* What the encoder makes of it, all at once. */
+/* Returns the whole text that the encoder makes for the request. */
 static char *encoded(const struct request *request, size_t *length)
 {
     proto_encoder *encoder;
@@ -209,7 +211,7 @@ static char *encoded(const struct request *request, size_t *length)
     return text;
 }
 
-/* Answers it, and compares the body with what the encoder makes. */
+/* Answers the request, and compares the body with what the encoder makes. */
 static void answer_tensors(struct request *request)
 {
     size_t length;
@@ -259,8 +261,9 @@ static void test_an_answer_that_is_longer_than_the_inputs_has_memory_of_its_own(
     struct request *request = computed(&b, wide_body());
     answer_tensors(request);
     assert_int_equal(sent.mode, MHD_RESPMEM_MUST_FREE);
-    assert_null(request->job->inputs); /* theirs is free for the next request already */
-    assert_int_equal(staging_leased_bytes(b.server.staging), sent.length); /* and its own is counted there */
+    assert_null(request->job->inputs); /* the memory of the inputs is free for the next request already */
+    /* only the memory of the answer is still leased */
+    assert_int_equal(staging_leased_bytes(b.server.staging), sent.length);
     request_free(request);
     close_bench(&b);
 }
@@ -300,7 +303,7 @@ static void test_a_context_of_which_no_answer_tells_is_not_kept(void **state)
     assert_int_equal(sent.status, 503);
     assert_int_equal(ready_contexts(&b), 0);
     request_free(request);
-    request_free(computed(&b, forward_body(40, 8, "\"save\": true"))); /* its connection broke */
+    request_free(computed(&b, forward_body(40, 8, "\"save\": true"))); /* the connection broke before the answer */
     assert_int_equal(ready_contexts(&b), 0);
     assert_int_equal(staging_leased_bytes(b.server.staging), 0);
     close_bench(&b);
@@ -342,9 +345,10 @@ static void test_a_large_answer_is_encoded_while_it_is_sent(void **state)
     answer_tensors(request);
     assert_true(sent.streamed);
     assert_true(sent.announced > LARGE && sent.block == 192 << 10);
-    assert_int_equal(atomic_load(&b.connection.progress_bytes), sent.announced); /* the sweep sees that it moves */
+    /* the sweep of connections sees progress */
+    assert_int_equal(atomic_load(&b.connection.progress_bytes), sent.announced);
     assert_int_equal(atomic_load(&job->references),
-                     2); /* the answer had one too: the tensors stayed while it was read */
+                     2); /* the answer held a reference too, so the tensors existed while it was read */
     request_free(request);
     job_release(job);
     close_bench(&b);
@@ -359,11 +363,11 @@ static void test_many_numbers_as_text_are_sent_in_smaller_blocks(void **state)
     attn_error err;
     assert_true(request->job->wants_measure);
     assert_int_equal(proto_encoder_new(request->job->call, request->job->results, request->id, &request->encoder, &err),
-                     ATTN_OK); /* as the loop has measured it */
+                     ATTN_OK); /* the loop makes the encoder of an answer that it measures */
     answer_tensors(request);
     assert_null(request->encoder); /* the answer's */
     assert_true(sent.streamed);
-    assert_true(sent.announced < LARGE); /* and yet not written all at once */
+    assert_true(sent.announced < LARGE); /* large, and still not written all at once */
     assert_int_equal(sent.block, 32 << 10);
     request_free(request);
     close_bench(&b);
@@ -424,7 +428,7 @@ static void test_who_is_refused_hears_when_the_queue_may_be_shorter(void **state
     struct bench b;
     attn_error err;
     open_bench(&b);
-    queue_learn(&b.server.queue, 1, 2.5); /* a job takes so many seconds, and three wait */
+    queue_learn(&b.server.queue, 1, 2.5); /* a job takes 2.5 s, and three jobs wait */
     for (int i = 0; i < 3; i++) queue_enter(&b.server.queue, CALLER_WAITING, &b.server.everybody, &err);
     struct request *request = begin(&b, "POST");
     request_fail(request, PROTO_E_QUEUE_FULL, NULL, "full");
@@ -435,7 +439,7 @@ static void test_who_is_refused_hears_when_the_queue_may_be_shorter(void **state
     close_bench(&b);
 }
 
-/* One problem that is no envelope has no answer of 200 when it failed. */
+/* A single problem outside an envelope that failed is not answered with 200. */
 static void test_a_job_whose_only_problem_failed_is_answered_with_its_error(void **state)
 {
     (void)state;
@@ -495,12 +499,12 @@ static void test_what_a_handler_wrote_is_sent(void **state)
         struct request *request = asks(&b, &hello, head ? "HEAD" : "GET");
         assert_int_equal(answer_queue(request, head), MHD_YES);
         assert_int_equal(sent.status, 200);
-        assert_int_equal(sent.announced, 5); /* of HEAD too: libmicrohttpd leaves the body away and keeps its length */
+        assert_int_equal(sent.announced, 5); /* HEAD gets the same length; libmicrohttpd omits the body */
         assert_string_equal(sent.body, "hello");
         assert_int_equal(exchange_of(request)->sent_bytes, head ? 0 : 5);
         assert_header("Content-Type", "text/plain; charset=utf-8");
         assert_header("Content-Security-Policy", "default-src 'none'");
-        assert_header("Connection", head ? "close" : NULL); /* as it was asked to */
+        assert_header("Connection", head ? "close" : NULL); /* the connection stays or closes as the test asked */
         request_free(request);
     }
     close_bench(&b);
@@ -558,7 +562,8 @@ static void test_pages_of_other_origins_are_told_what_they_may(void **state)
     } cases[] = {
         { NULL, false, false, 200, NULL, NULL, NULL },
         { "*", true, false, 200, NULL, "*", NULL },
-        { "https://a.example", false, false, 200, "Origin", NULL, NULL }, /* another page asks, or none */
+        /* another site's page sends the request, or no page */
+        { "https://a.example", false, false, 200, "Origin", NULL, NULL },
         { "https://a.example", true, false, 200, "Origin", "https://a.example", NULL },
         { "https://a.example", true, true, 204, "Origin", "https://a.example", "GET, HEAD, DELETE" },
     };

@@ -1,5 +1,5 @@
-/* Pages and caches: who has which page, what a step does, and that nothing is lost. The memory is real, so the moves of
- * a step are carried out and what a cache holds is compared with a model: a sequence of numbers. */
+/* Pages and caches: who owns which page, what a step does, and that nothing is lost. The memory is real: the test
+ * carries out the moves of a step and compares what a cache holds with a model, a sequence of numbers. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,8 +20,8 @@
 
 /* ---- Time -------------------------------------------------------------------------------------------------------- */
 
-static int64_t late_s;    /* so much later it is than the clock says */
-static int leap_in, by_s; /* so many looks at the clock from now on, it becomes later by so much */
+static int64_t late_s;    /* seconds by which the test's clock is ahead of the real one */
+static int leap_in, by_s; /* after leap_in more readings, the clock jumps ahead by by_s seconds */
 
 int __real_clock_gettime(clockid_t clock, struct timespec *t);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *t);
@@ -35,7 +35,7 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *t)
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
-static size_t refused_bytes; /* the next calloc() of so many fails; 0: none does */
+static size_t refused_bytes; /* the next calloc() of this many bytes fails; 0: none fails */
 
 void *__real_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
@@ -62,13 +62,13 @@ static void test_pages_are_runs_of_granules(void **state)
         taken[i] = pages_take(pages, 3);
         assert_int_equal(taken[i], 3 * i);
     }
-    assert_int_equal(pages_take(pages, 3), -1); /* one granule is left */
+    assert_int_equal(pages_take(pages, 3), -1); /* one granule is free */
     assert_int_equal(pages_take(pages, 1), 99);
     assert_int_equal(pages_used(pages), 100 * 4096);
     assert_int_equal(pages_take(pages, 1), -1);
     assert_true(pages_drop(pages, taken[7], 3, NULL));
     assert_true(pages_drop(pages, taken[9], 3, NULL));
-    assert_int_equal(pages_take(pages, 4), -1); /* six are free, in two pieces */
+    assert_int_equal(pages_take(pages, 4), -1); /* six granules are free, in two pieces */
     assert_true(pages_drop(pages, taken[8], 3, NULL));
     assert_int_equal(pages_take(pages, 9), 21);
     pages_free(pages);
@@ -121,7 +121,7 @@ struct rig {
 
 static const struct cache_shape shape = { HEADS, DIM, DIM_V, ATTN_F32, false, PAGE };
 
-/* Not before it is needed, and once. */
+/* Gives a device's memory. It is called only when memory is needed, and once. */
 static attn_status give(void *context, size_t bytes, void **memory, attn_error *err)
 {
     struct rig *rig = context;
@@ -136,7 +136,7 @@ static int set_up(void **state)
 {
     struct rig *rig = calloc(1, sizeof *rig);
     rig->memory = aligned_alloc(64, POOL_BYTES);
-    memset(rig->memory, 0xee, POOL_BYTES); /* what the last owner left */
+    memset(rig->memory, 0xee, POOL_BYTES); /* fills the memory with what a last owner left */
     rig->caches = caches_new(CACHES_MAX_COUNT);
     rig->caller = caller_new();
     rig->other = caller_new();
@@ -172,7 +172,7 @@ static struct cache_info made(struct rig *rig, struct caller *caller)
     return info;
 }
 
-/* A step of its own memory. */
+/* A step with memory of its own. */
 struct trial {
     struct cache_step step;
     char ids[8][CACHE_ID_BYTES];
@@ -180,7 +180,8 @@ struct trial {
     void *table;
 };
 
-/* `tags`: the first number of each row's new positions; every number of position n of a row is its tag + n. */
+/* Looks up a step. `tags` has the first number of each row's new positions: every number of position n of a row is its
+ * tag + n. */
 static attn_status look(struct rig *rig, struct trial *t, int rows, const struct cache_info *infos, int64_t append,
                         const int *tags, attn_error *err)
 {
@@ -236,8 +237,8 @@ static attn_status append(struct rig *rig, const struct cache_info *info, int64_
     return status;
 }
 
-/* Reads a cache by a step that appends nothing, and compares every position; slots behind the last must be cleared or
- * its own. */
+/* Reads a cache by a step that appends nothing, and compares every position. Slots behind the last position must be
+ * cleared or contain the cache's own data. */
 static void assert_holds(struct rig *rig, const struct cache_info *info, const int *want, int64_t length)
 {
     struct trial t;
@@ -276,7 +277,7 @@ static void test_positions_are_where_the_table_says(void **state)
     assert_holds(rig, &info, want, 64);
     assert_int_equal(append(rig, &info, 200, 64, true, &err), ATTN_OK);
     assert_holds(rig, &info, want, 264);
-    assert_int_equal(append(rig, &info, 36, 9999, false, &err), ATTN_OK); /* it failed on the device */
+    assert_int_equal(append(rig, &info, 36, 9999, false, &err), ATTN_OK); /* the step failed on the device */
     assert_holds(rig, &info, want, 264);
     assert_int_equal(caches_get(rig->caches, rig->caller, info.id, &info, &err), ATTN_OK);
     assert_int_equal(info.length, 264);
@@ -304,10 +305,10 @@ static void test_a_fork_shares_pages_until_one_of_them_writes(void **state)
     struct caches_totals totals;
     caches_totals(rig->caches, &totals);
     assert_int_equal(totals.pages, 3);
-    assert_int_equal(append(rig, &b, 100, 5000, true, &err), ATTN_OK); /* copies the second page */
+    assert_int_equal(append(rig, &b, 100, 5000, true, &err), ATTN_OK); /* this append copies the second page */
     assert_holds(rig, &b, other, 200);
     assert_holds(rig, &a, want, 130);
-    assert_int_equal(append(rig, &a, 70, 130, true, &err), ATTN_OK); /* its last page is its own */
+    assert_int_equal(append(rig, &a, 70, 130, true, &err), ATTN_OK); /* the cache's last page is its own */
     assert_holds(rig, &a, want, 200);
     assert_holds(rig, &b, other, 200);
     assert_int_equal(caches_fork(rig->caches, rig->caller, b.id, -1, &c, &err), ATTN_OK);
@@ -317,7 +318,7 @@ static void test_a_fork_shares_pages_until_one_of_them_writes(void **state)
     assert_string_equal(err.text, "length: is 201, the cache has 200 positions");
 }
 
-/* A step does not look twice for what it has found, but where something has gone since. */
+/* A step does not look its caches up twice, unless a cache was deleted in between. */
 static void test_what_goes_between_look_and_begin_is_gone(void **state)
 {
     struct rig *rig = *state;
@@ -327,13 +328,13 @@ static void test_what_goes_between_look_and_begin_is_gone(void **state)
     bool wait;
     for (int i = 0; i < 2; i++) assert_int_equal(append(rig, &two[i], 10, 100 * i, true, &err), ATTN_OK);
 
-    assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK); /* another one goes */
+    assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK); /* another cache is deleted */
     assert_int_equal(caches_delete(rig->caches, rig->caller, third.id, &err), ATTN_OK);
     assert_int_equal(begin(&t, 0, &wait, &err), ATTN_OK);
     assert_int_equal(t.step.table_lengths[1], 10);
     end(&t, true);
 
-    assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK); /* one of its own */
+    assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK); /* one of the step's own caches */
     assert_int_equal(caches_delete(rig->caches, rig->caller, two[1].id, &err), ATTN_OK);
     assert_int_equal(caches_ask(&t.step, 1, &wait, &err), ATTN_NOT_FOUND);
     assert_string_equal(err.member, "/caches/1");
@@ -362,7 +363,7 @@ static void test_a_step_knows_what_its_rows_have_in_common(void **state)
     assert_memory_equal(t.step.prefix_keys, reading, sizeof reading);
     assert_false(t.step.shares);
     end(&t, true);
-    /* Each that appends gets a copy of the last page: what is before it stays the same. */
+    /* Each fork that appends gets a copy of the last page, whose earlier positions stay the same. */
     assert_int_equal(look(rig, &t, 4, infos, 1, tags, &err), ATTN_OK);
     assert_int_equal(begin(&t, 2, &wait, &err), ATTN_OK);
     const int32_t appending[] = { 0, 128, 128, 0 };
@@ -370,7 +371,8 @@ static void test_a_step_knows_what_its_rows_have_in_common(void **state)
     end(&t, true);
 }
 
-/* Page numbers of all forks have a limit: else one long cache and a loop of forks take all memory of the host. */
+/* The page numbers of all forks together have a limit. Otherwise one long cache and a loop of forks could use all
+ * memory of the host. */
 static void test_forks_of_a_long_cache_have_a_limit(void **state)
 {
     struct rig *rig = *state;
@@ -402,8 +404,8 @@ static attn_status give_all(void *context, size_t bytes, void **memory, attn_err
     return ATTN_OK;
 }
 
-/* As many rows as there may be, with as many pages as they may have together;
- * then they grow by a page before they begin. */
+/* The test makes the most rows that a step may have, with the most pages that they may have together. Then each grows
+ * by a page before the step begins. */
 static void test_a_table_has_its_limit_when_its_caches_have_grown(void **state)
 {
     enum { PAGES = CACHES_STEP_PAGES / CACHES_ROWS };
@@ -449,7 +451,7 @@ static void add_several(struct several *s, struct caller *caller)
 
 static void drop_several(struct several *s)
 {
-    for (int64_t more = 1; more > 0;) { /* some at a time */
+    for (int64_t more = 1; more > 0;) { /* the cache grows by a few positions at a time */
         struct caches_totals totals;
         caches_expire(s->rig.caches, INT64_MAX);
         caches_totals(s->rig.caches, &totals);
@@ -460,7 +462,7 @@ static void drop_several(struct several *s)
     for (int i = 0; i < POOLS; i++) free(s->memory[i]);
 }
 
-/* They were all on the first device, which was full with three quarters of the memory free. */
+/* Earlier all caches were placed on the first device, which was full while three quarters of the memory was free. */
 static void test_caches_that_are_made_before_they_are_filled_are_on_all_devices(void **state)
 {
     struct rig *rig = *state;
@@ -477,10 +479,10 @@ static void test_caches_that_are_made_before_they_are_filled_are_on_all_devices(
     for (int i = 0; i < 64; i++) assert_int_equal(append(&s.rig, &infos[i], 4 * PAGE, 0, true, &err), ATTN_OK);
     struct caches_totals totals;
     caches_totals(s.rig.caches, &totals);
-    assert_int_equal(totals.used_bytes, POOLS * POOL_BYTES); /* all that there is */
+    assert_int_equal(totals.used_bytes, POOLS * POOL_BYTES); /* all memory is in use */
 
-    /* Some devices have more than others, and some more caches come than there is room for on the emptiest: all come to
-     * as much. */
+    /* Some devices have more caches than others. Then more caches are made than the emptiest device has room for, and
+     * all devices end up equally full. */
     for (int i = 0; i < 64; i++)
         if (infos[i].device[0] != 'a' || i % 8 == 0)
             assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[i].id, &err), ATTN_OK);
@@ -501,18 +503,20 @@ static void test_a_token_has_its_share_of_all_devices_together(void **state)
     add_several(&s, rig->caller);
     rig->caller->percent = 50;
     for (int i = 0; i < 3; i++) infos[i] = made(&s.rig, rig->caller);
-    assert_int_equal(append(&s.rig, &infos[0], 64 * PAGE, 0, true, &err), ATTN_OK); /* all of one device */
+    /* all the page numbers of one device */
+    assert_int_equal(append(&s.rig, &infos[0], 64 * PAGE, 0, true, &err), ATTN_OK);
     assert_int_equal(append(&s.rig, &infos[1], 63 * PAGE, 0, true, &err), ATTN_OK);
     assert_int_equal(append(&s.rig, &infos[2], 2 * PAGE, 0, true, &err), ATTN_QUOTA);
     assert_string_equal(err.text, "this token's caches hold 520192 bytes of pages and may hold 524288 (--token-share), "
                                   "this request needs 8192 more; delete or truncate caches");
     assert_int_equal(append(&s.rig, &infos[2], PAGE, 0, true, &err), ATTN_OK);
-    for (int i = 0; i < CACHES_NUMBERS / 64 - 1; i++) /* those of forks likewise: all of one device */
+    /* the numbers of forks are limited too: all of them are on one device */
+    for (int i = 0; i < CACHES_NUMBERS / 64 - 1; i++)
         assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_OK);
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_FULL);
     rig->caller->percent = 25;
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_QUOTA);
-    /* Of what is left when one fails: half of three. */
+    /* If a device fails, the share is computed from the rest: half of three pools. */
     assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[1].id, &err), ATTN_OK);
     rig->caller->percent = 50;
     caches_lose(s.rig.caches, infos[0].device[0] - 'a');
@@ -536,7 +540,7 @@ static void test_where_one_device_has_no_memory_the_others_have_the_caches(void 
     for (int i = 0; i < 3; i++) {
         struct cache_info info;
         attn_error err;
-        refusing.given = 0; /* it is asked again: memory may have come */
+        refusing.given = 0; /* the device is asked again, because memory may have been freed */
         assert_int_equal(caches_create(caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_OK);
         assert_string_equal(info.device, "a");
     }
@@ -557,7 +561,7 @@ static void test_a_full_pool_changes_nothing(void **state)
     assert_int_equal(append(rig, &infos[0], 60, 0, true, &err), ATTN_OK);
     struct caches_totals before, after;
     caches_totals(rig->caches, &before);
-    /* A page takes one granule: 63 are left. Row 0 would fit, row 1 does not, so neither grows. */
+    /* A page takes one granule: 63 are left. Row 0 would fit and row 1 does not, so neither grows. */
     struct trial t;
     bool wait;
     const int tags[2] = { 60, 0 };
@@ -591,7 +595,8 @@ static void test_a_token_may_use_its_share(void **state)
     assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_OK);
 }
 
-/* It said that the pool was full, of which nothing was in use: the pages of the step itself were counted. */
+/* Earlier the message said that the pool was full although nothing was in use, because the step's own pages were
+ * counted. */
 static void test_what_can_never_fit_is_too_large(void **state)
 {
     struct rig *rig = *state;
@@ -624,13 +629,13 @@ static void test_room_that_is_in_pieces_is_said_to_be(void **state)
     assert_string_equal(err.text,
                         "the pool of cpu has 131072 of 262144 bytes free (--kv-bytes), but in pieces between "
                         "pages: this request does not find 3 times 8192 bytes there; delete or truncate caches");
-    /* One place more for the first of them, and the free memory that is told is that of before the step. */
+    /* The first cache gets one more position. The message names the free memory before the step. */
     assert_int_equal(caches_delete(rig->caches, rig->caller, infos[1].id, &err), ATTN_OK);
     assert_int_equal(append(rig, &two, 3 * PAGE, 0, true, &err), ATTN_FULL);
     assert_memory_equal(err.text, "the pool of cpu has 135168 of ", 30);
 }
 
-/* Who is within his share but for what nobody uses any more is not refused. */
+/* A caller is not refused if it exceeds its share only by expired caches. */
 static void test_what_has_expired_is_in_nobodys_way(void **state)
 {
     struct rig *rig = *state;
@@ -694,7 +699,7 @@ static void test_a_sequence_belongs_to_who_started_it(void **state)
     assert_string_equal(sequence(rig, rig->other, "7", false, again), theirs);
     assert_int_equal(caches_get(rig->caches, rig->other, mine, &info, &err), ATTN_NOT_FOUND);
     assert_null(sequence(rig, rig->caller, "70", false, again));
-    /* A start takes the place of one's own, and leaves that of others alone. */
+    /* The start of a sequence replaces the caller's own sequence of that name, and leaves another caller's. */
     assert_string_not_equal(sequence(rig, rig->other, "7", true, again), theirs);
     assert_int_equal(caches_get(rig->caches, rig->other, theirs, &info, &err), ATTN_NOT_FOUND);
     assert_string_equal(sequence(rig, rig->caller, "7", false, again), mine);
@@ -703,7 +708,7 @@ static void test_a_sequence_belongs_to_who_started_it(void **state)
     assert_non_null(sequence(rig, rig->other, "7", false, again));
 }
 
-/* Names of 4096 sequences that were in one bucket. */
+/* Names of 4096 sequences that would share a bucket if the hash had no key. */
 static void test_names_that_meet_under_a_known_hash_do_not_share_a_bucket(void **state)
 {
     struct rig *rig = *state;
@@ -722,7 +727,7 @@ static void test_names_that_meet_under_a_known_hash_do_not_share_a_bucket(void *
         if (names > longest) longest = names;
         if (ids > longest) longest = ids;
     }
-    assert_in_range(longest, 1, 8); /* a ninth comes once in 10^11 */
+    assert_in_range(longest, 1, 8); /* nine in a bucket happen once in 10^11 runs */
     for (int more = 1; more > 0; more = rig->caches->count) caches_expire(rig->caches, INT64_MAX);
 }
 
@@ -745,10 +750,10 @@ static void test_the_names_of_one_caller_say_nothing_about_those_of_another(void
         assert_non_null(sequence(rig, rig->other, name, true, id));
         same += bucket_of_name(rig->caches, rig->caller, name) == bucket_of_name(rig->caches, rig->other, name);
     }
-    assert_in_range(same, 0, 4); /* a fifth comes once in 10^16 */
+    assert_in_range(same, 0, 4); /* five equal hashes happen once in 10^16 runs */
 }
 
-/* Each start left one behind until it was swept, and a lookup walked them. */
+/* Earlier each start left an old entry until the next sweep, and a lookup walked through all of these. */
 static void test_a_name_is_never_there_twice(void **state)
 {
     struct rig *rig = *state;
@@ -775,11 +780,13 @@ static void test_a_sequence_that_nobody_goes_on_with_expires(void **state)
     memcpy(info.id, used, sizeof info.id);
     late_s += CACHES_TTL_MS / 1000 - 1;
     assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_OK);
-    assert_string_equal(sequence(rig, rig->caller, "idle", false, again), idle); /* asking is not using */
+    /* looking a sequence up does not count as use */
+    assert_string_equal(sequence(rig, rig->caller, "idle", false, again), idle);
     late_s += 2;
     assert_null(sequence(rig, rig->caller, "idle", false, again));
     assert_string_equal(sequence(rig, rig->caller, "used", false, again), used);
-    assert_non_null(sequence(rig, rig->caller, "idle", true, again)); /* beside what has expired and is there yet */
+    /* an expired sequence of this name still exists beside the new one */
+    assert_non_null(sequence(rig, rig->caller, "idle", true, again));
     assert_string_not_equal(again, idle);
     caches_expire(rig->caches, clock_ms());
     caches_totals(rig->caches, &totals);
@@ -800,7 +807,7 @@ static void test_an_id_is_forty_digits_in_small_letters(void **state)
             id[at] = (char)c;
             const attn_status want = id[at] == one.id[at] ? ATTN_OK : ATTN_NOT_FOUND;
             assert_int_equal(caches_get(rig->caches, rig->caller, id, &info, &err), want);
-            /* What is no id at all is of no other process. */
+            /* Text that is not an id at all is not an id of another process. */
             const bool digit = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
             if (want != ATTN_OK && at < 8) assert_true(digit == (strstr(err.text, "another process") != NULL));
         }
@@ -817,7 +824,8 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     const int tags[1] = { 0 };
     bool wait;
     assert_int_equal(look(rig, &tries, 1, &a, 1, tags, &err), ATTN_OK);
-    assert_int_equal(begin(&tries, 0, &wait, &err), ATTN_OK); /* that no scan has seen the cache is no scan 0 */
+    /* "no scan has seen the cache" must differ from "scan 0 has" */
+    assert_int_equal(begin(&tries, 0, &wait, &err), ATTN_OK);
     assert_false(wait);
     carry_out(&tries);
     end(&tries, true);
@@ -828,7 +836,7 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     assert_true(wait);
     end(&writes, false);
     assert_int_equal(look(rig, &next, 1, &a, 1, tags, &err), ATTN_OK);
-    assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK); /* it does not stand behind what only tried */
+    assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK); /* a step does not wait behind one that only tried */
     assert_false(wait);
     end(&next, false);
     free(tries.table);
@@ -852,7 +860,7 @@ static void test_steps_on_one_cache_come_one_after_the_other(void **state)
     assert_false(wait);
     assert_int_equal(begin(&reads, 2, &wait, &err), ATTN_OK);
     assert_true(wait);
-    /* An older one that waits for a and b keeps those behind it from b; c is free. */
+    /* An older step that waits for a and b keeps later steps from b; c is free. */
     assert_int_equal(look(rig, &waits, 2, ab, 1, tags, &err), ATTN_OK);
     assert_int_equal(look(rig, &behind, 2, bc, 1, tags, &err), ATTN_OK);
     assert_int_equal(look(rig, &apart, 1, &c, 1, tags, &err), ATTN_OK);
@@ -904,7 +912,7 @@ static void test_truncate_and_delete_take_effect_when_the_step_has_ended(void **
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 10, &info, &err), ATTN_OK);
     assert_int_equal(info.length, 10);
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 11, &info, &err), ATTN_INVALID);
-    assert_int_equal(info.pages, 2); /* the step still reads them */
+    assert_int_equal(info.pages, 2); /* the step still reads the pages */
     assert_int_equal(look(rig, &next, 1, &a, 0, NULL, &err), ATTN_OK);
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
     assert_true(wait);
@@ -917,7 +925,7 @@ static void test_truncate_and_delete_take_effect_when_the_step_has_ended(void **
     struct caches_totals totals;
     caches_totals(rig->caches, &totals);
     assert_int_equal(totals.caches, 0);
-    assert_int_equal(totals.pages, 2); /* the device writes there */
+    assert_int_equal(totals.pages, 2); /* the device writes to these pages */
     end(&t, true);
 }
 
@@ -932,7 +940,7 @@ static void test_a_device_that_is_lost_takes_its_caches_with_it(void **state)
     assert_int_equal(caches_fork(rig->caches, rig->caller, a.id, -1, &fork, &err), ATTN_OK);
     struct trial t;
     assert_int_equal(look(rig, &t, 1, &a, 5, (const int[]){ 70 }, &err), ATTN_OK);
-    assert_int_equal(begin(&t, 1, &wait, &err), ATTN_OK); /* the device has it, and may write yet */
+    assert_int_equal(begin(&t, 1, &wait, &err), ATTN_OK); /* the device has the step and may still write */
     caches_lose(rig->caches, 0);
     caches_lose(rig->caches, 0);
     const struct cache_info *const all[] = { &a, &fork, &idle };
@@ -964,8 +972,8 @@ static void test_what_nobody_uses_expires(void **state)
     assert_int_equal(totals.expired, 1);
 }
 
-/* The machine stands still between two looks at the clock, for longer than a cache lives. Whatever is said then,
- * what is in use stays. */
+/* The machine stands still between two readings of the clock, for longer than a cache lives. Whatever the messages say
+ * then, caches in use stay. */
 static void test_time_that_passes_at_once_takes_nothing_away_that_is_in_use(void **state)
 {
     (void)state;
@@ -981,7 +989,7 @@ static void test_time_that_passes_at_once_takes_nothing_away_that_is_in_use(void
         attn_error err;
         rig.given = 0;
         rig.caller = caller;
-        rig.caches = caches_new(1); /* one more looks for some that have expired */
+        rig.caches = caches_new(1); /* the second call looks for expired caches */
         caches_add_pool(rig.caches, 0, "cpu", &(struct caches_source){ give, &rig }, POOL_BYTES);
         assert_int_equal(caches_create(rig.caches, caller, &shape, scales, scales, CACHES_TTL_MS, &info, &err),
                          ATTN_OK);
@@ -1044,13 +1052,13 @@ static void test_a_device_without_memory_has_no_caches(void **state)
     assert_int_equal(caches_held_bytes(rig->caches), POOL_BYTES);
 }
 
-/* What a device had given was lost, and asked for again by the next one. */
+/* Earlier memory that a device had given was lost, and the next call asked for memory again. */
 static void test_a_device_gives_nothing_before_there_is_memory_for_the_account_of_it(void **state)
 {
     struct rig *rig = *state;
     struct cache_info info;
     attn_error err;
-    refused_bytes = (POOL_BYTES / 4096 + 1) * sizeof(int32_t); /* a reference for each page, and one more */
+    refused_bytes = (POOL_BYTES / 4096 + 1) * sizeof(int32_t); /* the table of one reference per page, plus one */
     assert_int_equal(caches_create(rig->caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_NO_MEMORY);
     assert_string_equal(err.text, "no memory to keep account of pages");
     assert_int_equal(refused_bytes, 0);
@@ -1059,7 +1067,7 @@ static void test_a_device_gives_nothing_before_there_is_memory_for_the_account_o
     assert_int_equal(rig->given, 1);
 }
 
-/* A driver may take long to give memory. */
+/* A driver that takes long to give memory. */
 struct slow {
     struct caches *caches;
     struct caller *caller;
@@ -1110,9 +1118,9 @@ static void test_nobody_waits_while_a_device_gives_memory(void **state)
     for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&makers[i], NULL, maker, &slow), 0);
     for (int i = 0; i < 4; i++) pthread_join(makers[i], NULL);
     pthread_join(slow.thread, NULL);
-    assert_true(atomic_load(&slow.seen)); /* /metrics and the loop go on */
+    assert_true(atomic_load(&slow.seen)); /* /metrics and the loop go on meanwhile */
     assert_int_equal(atomic_load(&slow.made), 4);
-    assert_int_equal(atomic_load(&slow.asked), 1); /* once for all who came */
+    assert_int_equal(atomic_load(&slow.asked), 1); /* the device was asked once, for all threads that came */
     caches_expire(slow.caches, INT64_MAX);
     caches_free(slow.caches);
     caller_release(slow.caller);
@@ -1121,7 +1129,7 @@ static void test_nobody_waits_while_a_device_gives_memory(void **state)
 
 /* ---- What is shared ---------------------------------------------------------------------------------------------- */
 
-/* A page of 64 positions in a granule, as many as four lists of several blocks have. */
+/* Each page has 64 positions and takes one granule. Four lists of several blocks have this many pages. */
 enum { MANY_PAGES = 1 << 13, FORKERS = 9, FORK_STEPS = 3000 };
 static const struct cache_shape slim = { 1, 1, 1, ATTN_F8E4M3, false, PAGE };
 
@@ -1129,11 +1137,11 @@ static attn_status give_nothing_to_touch(void *context, size_t bytes, void **mem
 {
     static char page;
     (void)context, (void)bytes, (void)err;
-    *memory = &page; /* no moves are carried out */
+    *memory = &page; /* the test carries out no moves */
     return ATTN_OK;
 }
 
-/* How often caches have each page; and what is told of one cache, and of all, agrees with that. */
+/* Checks how often caches have each page, and that the figures for one cache and for all caches agree with that. */
 static void assert_counted(struct caches *caches, struct caller *caller)
 {
     static int times[MANY_PAGES];
@@ -1160,7 +1168,7 @@ static void assert_counted(struct caches *caches, struct caller *caller)
     assert_int_equal(caller->cache_bytes, pages * 4096);
 }
 
-/* A step that is under way while other things are done to its cache. */
+/* A step that is under way while other operations use its cache. */
 struct under_way {
     struct cache_step step;
     char ids[1][CACHE_ID_BYTES];
@@ -1176,7 +1184,7 @@ static void begin_one(struct caches *caches, struct caller *caller, const char *
     assert_int_equal(caches_look(caches, caller, w->ids, 1, append, false, &w->step, &err), ATTN_OK);
     assert_int_equal(caches_table_bytes(&w->step, &bytes, &err), ATTN_OK);
     w->table = aligned_alloc(64, bytes);
-    w->step.k = w->step.v = w->table; /* they are not read */
+    w->step.k = w->step.v = w->table; /* the tensors are never read */
     const attn_status status = caches_begin(&w->step, 0, w->table, &wait, &err);
     assert_true(status == ATTN_OK || status == ATTN_FULL);
 }
@@ -1188,7 +1196,7 @@ static void end_one(struct under_way *w, bool commit)
     free(w->table);
 }
 
-/* A length near the end of a block, or any; of pages that are full, or not. */
+/* Returns a length near the end of a block or any other, with full pages or not. */
 static int64_t some_length(unsigned *seed, int64_t most)
 {
     const int64_t blocks = rand_r(seed) % 4 * PAGE_BLOCK + rand_r(seed) % 3 - 1;
@@ -1197,7 +1205,7 @@ static int64_t some_length(unsigned *seed, int64_t most)
     return length < 0 ? 0 : length < most ? length : most;
 }
 
-/* What is done to a cache, whatever step is under way on it. */
+/* Does a random operation on a cache, whatever step is under way on it. */
 static void do_something(struct caches *caches, struct caller *caller, struct cache_info *of, struct cache_info *other,
                          unsigned *seed)
 {
@@ -1242,7 +1250,7 @@ static void test_shared_pages_are_counted_right_whatever_is_forked_and_cut(void 
     caller_release(caller);
 }
 
-/* A fork of the longest caches has their blocks, and few numbers of its own. */
+/* A fork of the longest possible cache shares its blocks, and has few page numbers of its own. */
 static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
 {
     struct caches *const caches = caches_new(10);
@@ -1258,11 +1266,11 @@ static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
     assert_int_equal(caches_fork(caches, caller, a.id, -1, &b, &err), ATTN_OK);
     const struct page_list *const one = &caches->oldest->list, *const two = &caches->newest->list;
     assert_ptr_equal(one->blocks[0], two->blocks[0]);
-    assert_ptr_not_equal(one->blocks[1], two->blocks[1]); /* its last page has room */
+    assert_ptr_not_equal(one->blocks[1], two->blocks[1]); /* the last page has room, so the fork gets a copy */
     assert_int_equal(one->blocks[1]->shared, PAGE_BLOCK);
     assert_int_equal(b.shared_pages, 2 * PAGE_BLOCK);
 
-    /* There is no memory for the part of a block that is to stay: nothing has changed. */
+    /* There is no memory for the part of a block that stays, so nothing has changed. */
     refused_bytes = sizeof(struct page_block);
     assert_int_equal(caches_truncate(caches, caller, b.id, PAGE, &b, &err), ATTN_NO_MEMORY);
     assert_int_equal(caches_get(caches, caller, b.id, &b, &err), ATTN_OK);

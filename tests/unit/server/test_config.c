@@ -1,4 +1,4 @@
-/* test_config.c: options from flags, environment and the machine; every refusal word for word. */
+/* test_config.c: options from command line, environment and machine. Every refusal is compared word for word. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,7 +22,7 @@
 
 extern char **environ;
 
-/* argv from one text with spaces; "attnd" comes first. */
+/* Makes argv from a text with spaces, with "attnd" first, and reads it. */
 static enum config_result read_text(struct config *config, const char *text, char message[512])
 {
     char *argv[32] = { "attnd" }, copy[512];
@@ -90,7 +90,7 @@ static void test_a_flag_wins_over_the_environment_and_that_over_the_default(void
     char message[512];
     setenv("ATTND_QUEUE_DEPTH", "7", 1);
     setenv("ATTND_MAX_BATCH", "9", 1);
-    setenv("ATTND_LOG_LEVEL", "", 1); /* empty is unset */
+    setenv("ATTND_LOG_LEVEL", "", 1); /* an empty variable counts as unset */
     setenv("ATTND_SUPERVISE", "true", 1);
     assert_int_equal(read_text(&c, "--queue-depth=8", message), CONFIG_RUN);
     assert_int_equal(c.queue_depth, 8);
@@ -121,7 +121,8 @@ static void test_listen_addresses_add_up_and_replace_the_level_below(void **stat
     (void)state;
     struct config c;
     char message[512];
-    setenv("ATTND_LISTEN", "127.0.0.1:1,[::1]:2,unix:/tmp/x,y", 1); /* the comma ends the path: y is no address */
+    /* the comma ends the path, so y is read as an address, which it is not */
+    setenv("ATTND_LISTEN", "127.0.0.1:1,[::1]:2,unix:/tmp/x,y", 1);
     assert_int_equal(read_text(&c, "", message), CONFIG_BAD);
     setenv("ATTND_LISTEN", "127.0.0.1:1,[::1]:2", 1);
     assert_int_equal(read_text(&c, "", message), CONFIG_RUN);
@@ -280,7 +281,7 @@ static void test_a_file_that_cannot_be_read_is_no_wrong_option(void **state)
 static void test_a_variable_that_is_no_option_is_refused_like_one(void **state)
 {
     static const struct {
-        const char *name, *value, *says; /* NULL: it is let be */
+        const char *name, *value, *says; /* says: the message, or NULL if the variable is ignored */
     } cases[] = {
         { "ATTND_QUEUE_DEPHT", "4",
           "ATTND_QUEUE_DEPHT is not an option; did you mean ATTND_QUEUE_DEPTH? (attnd --help lists them)" },
@@ -291,9 +292,9 @@ static void test_a_variable_that_is_no_option_is_refused_like_one(void **state)
         { "ATTND_ZZZZZZZZZZZZZZZ", "1", "ATTND_ZZZZZZZZZZZZZZZ is not an option (attnd --help lists them)" },
         { "ATTND_", "1", "ATTND_ is not an option (attnd --help lists them)" },
         { "ATTND_ZZZZZZZZZZZZZZZ", "", NULL },    /* not set */
-        { "ATTN_CPU_ISA", "portable", NULL },     /* of the library */
-        { "ATTND_INHERITED_SOCKETS", "3", NULL }, /* of a supervisor */
-        /* what Kubernetes and Docker say of a service of that name */
+        { "ATTN_CPU_ISA", "portable", NULL },     /* a variable of the library */
+        { "ATTND_INHERITED_SOCKETS", "3", NULL }, /* a variable that the supervisor sets */
+        /* variables that Kubernetes and Docker set for a service named attnd */
         { "ATTND_PORT", "tcp://10.0.0.1:8080", NULL },
         { "ATTND_SERVICE_HOST", "10.0.0.1", NULL },
         { "ATTND_SERVICE_PORT", "8080", NULL },
@@ -379,12 +380,13 @@ static void test_a_default_body_limit_follows_a_smaller_staging_memory(void **st
     assert_int_equal(c.max_body_bytes, 8 << 20);
 }
 
-/* Without --max-connections, connections get the open files that the server leaves; if these are few, half of them. */
+/* Without --max-connections, connections get the open files that the rest of the server leaves. If these are few,
+ * connections get half of them. */
 static void test_with_few_open_files_there_are_fewer_connections(void **state)
 {
     (void)state;
     static const struct {
-        int limit, http_threads, connections; /* 0: it does not start */
+        int limit, http_threads, connections; /* connections of 0: the server does not start */
     } cases[] = { { 300, 16, 172 }, { 256, 16, 128 }, { 255, 16, 94 }, { 128, 16, 31 },   { 128, 8, 39 },
                   { 98, 16, 16 },   { 96, 16, 0 },    { 128, 40, 0 },  { 1000, 128, 872 } };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
@@ -407,7 +409,7 @@ static void test_with_few_open_files_there_are_fewer_connections(void **state)
     }
 }
 
-/* The limit on open files is lowered in a child, for it cannot be raised again. */
+/* A child process lowers the limit on open files, because the limit cannot be raised again. */
 static void test_connections_fit_the_limit_on_open_files(void **state)
 {
     (void)state;
@@ -473,7 +475,7 @@ static void test_help_fits_100_columns_and_shows_flag_and_variable(void **state)
     free(table);
 }
 
-/* OPTIONS.md shows the table of `attnd --help-markdown`. */
+/* OPTIONS.md contains the table that `attnd --help-markdown` prints. */
 static void test_options_md_has_this_table(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* Saved contexts: the life of an entry, its bounds, and the memory that hangs on it. */
+/* Saved contexts: the life of an entry, its limits, and the memory that belongs to it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -35,7 +35,7 @@ static void close_bench(struct bench *b)
     staging_free(b->staging);
 }
 
-/* A job as a forward makes it: `items` items, some memory, of which it says that it is `bytes`. */
+/* Returns a job as a forward makes it: `items` items, and memory whose size it states as `bytes`. */
 static struct job *make_job(struct bench *b, struct caller *caller, int items, size_t bytes)
 {
     struct staging_block *block;
@@ -49,8 +49,8 @@ static struct job *make_job(struct bench *b, struct caller *caller, int items, s
     return job;
 }
 
-/* The same, with a context of each item, all ready; id[i] is filled.
- * The forward has been answered: its reference is gone. */
+/* A finished job that holds a ready context for each item. The ids of the contexts go to id[i]. The forward was
+ * answered, so its reference is gone. */
 static struct job *saved_job(struct bench *b, struct caller *caller, int items, size_t bytes,
                              char id[][PROTO_CONTEXT_BYTES])
 {
@@ -89,7 +89,7 @@ static void test_saved_taken_used(void **state)
     assert_int_equal(contexts_take(b.contexts, &everybody, id, 0, &taken, &item, &err), ATTN_NOT_FOUND); /* not ready */
     assert_string_equal(err.text, "context: unknown, expired or already used");
     contexts_fill(b.contexts, id, 0);
-    job_release(job); /* the forward has been answered; its memory stays */
+    job_release(job); /* the forward has been answered, and its memory stays */
     assert_true(staging_leased_bytes(b.staging) > 0);
     assert_int_equal(contexts_take(b.contexts, &everybody, id, 1, &taken, &item, &err), ATTN_OK);
     assert_ptr_equal(taken, job);
@@ -100,7 +100,7 @@ static void test_saved_taken_used(void **state)
                                   "only if that one does not run");
     contexts_finish(b.contexts, id, true);
     assert_int_equal(count(&b), 0);
-    assert_true(staging_leased_bytes(b.staging) > 0); /* the backward still reads it */
+    assert_true(staging_leased_bytes(b.staging) > 0); /* the backward still reads the memory */
     job_release(taken);
     assert_int_equal(staging_leased_bytes(b.staging), 0);
     close_bench(&b);
@@ -144,7 +144,7 @@ static void test_time_runs_out(void **state)
     close_bench(&b);
 }
 
-/* The error of reserving a context for a job of so many bytes; the job is thrown away again. */
+/* Returns the error of reserving a context for a job of this many bytes. The job is freed again. */
 static attn_status refusal(struct bench *b, struct caller *caller, size_t bytes, attn_error *err)
 {
     struct job *job = make_job(b, caller, 1, bytes);
@@ -161,7 +161,8 @@ static void test_bounds_in_bytes_and_in_number(void **state)
     char id[MAX][PROTO_CONTEXT_BYTES];
     attn_error err = { 0 };
     open_bench(&b);
-    assert_int_equal(refusal(&b, &everybody, 1001, &err), ATTN_TOO_LARGE); /* not now, not later */
+    /* the context is too large now, and will be later */
+    assert_int_equal(refusal(&b, &everybody, 1001, &err), ATTN_TOO_LARGE);
     assert_string_equal(err.text, "save: the request holds 1001 bytes, saved contexts may hold 1000 bytes");
     assert_int_equal(refusal(&b, &everybody, 1000, &err), ATTN_OK);
     saved_job(&b, &everybody, 1, 1000, id);
@@ -213,7 +214,7 @@ static void test_a_context_is_its_callers_alone(void **state)
     assert_int_equal(contexts_take(b.contexts, other, id[0], clock_ms(), &taken, &item, &err), ATTN_NOT_FOUND);
     assert_string_equal(err.text, "context: unknown, expired or already used");
     assert_int_equal(contexts_take(b.contexts, one, id[0], clock_ms(), &taken, &item, &err), ATTN_OK);
-    struct job *second; /* another caller does not learn that it is in use */
+    struct job *second; /* another caller is not told that the context is in use */
     assert_int_equal(contexts_take(b.contexts, other, id[0], clock_ms(), &second, &item, &err), ATTN_NOT_FOUND);
     assert_string_equal(err.text, "context: unknown, expired or already used");
     contexts_finish(b.contexts, id[0], true);
@@ -266,9 +267,9 @@ static void test_finishing_twice_does_nothing(void **state)
     assert_int_equal(contexts_take(b.contexts, &everybody, id[0], clock_ms(), &backward->saved[0], &item, NULL),
                      ATTN_OK);
     backward->holds_contexts = true;
-    contexts_finish_job(backward, false); /* its client has gone */
+    contexts_finish_job(backward, false); /* the backward's client has left */
     assert_int_equal(count(&b), 1);
-    contexts_finish_job(backward, true); /* it came back from its device, for nobody */
+    contexts_finish_job(backward, true); /* the job came back from its device, and no client waits for it */
     assert_int_equal(count(&b), 1);
     job_release(backward);
     close_bench(&b);

@@ -1,5 +1,5 @@
-/* Batches through devices: which device gets one, what comes back and when, whatever the device does. The devices are
- * those of the fake backend, with memory of their own; the test is the loop. */
+/* Batches on devices: which device gets a batch, what comes back and when, whatever the device does. The devices are
+ * those of the fake backend, with memory of their own. The test plays the loop. */
 #include <pthread.h>
 
 #include "tests/unit/server/jobs.h"
@@ -17,7 +17,7 @@ struct bench {
     uv_loop_t uv;
     struct mailbox box;
     int back_count;
-    struct batch *back[LOG_MAX]; /* those that came back, in that order */
+    struct batch *back[LOG_MAX]; /* batches in the order in which they came back */
 };
 
 static void on_message(void *context, struct message *message)
@@ -28,7 +28,7 @@ static void on_message(void *context, struct message *message)
     b->back[b->back_count++] = (struct batch *)message;
 }
 
-/* `count` devices which do what `script` says. The configuration may be changed before open_devices(). */
+/* Prepares `count` devices that do what `script` says. A test may change the configuration before open_devices(). */
 static void begin(struct bench *b)
 {
     *b = (struct bench){ 0 };
@@ -54,7 +54,7 @@ static void open_bench(struct bench *b, int count, const char *script)
     open_devices(b, count, script);
 }
 
-/* With GATE in the script, which is this gate. */
+/* Opens devices with a script whose GATE is this gate. */
 static void open_gated(struct bench *b, int count, const char *script, struct gate *gate)
 {
     char text[256];
@@ -73,7 +73,7 @@ static void close_bench(struct bench *b)
     server_close(&b->server);
 }
 
-/* A job that is ready to run, whatever a device has memory for. */
+/* Returns a job that is ready to run, whatever memory the devices have. */
 static struct job *ready(struct bench *b, attn_op op, char *body)
 {
     attn_error err = { 0 };
@@ -89,7 +89,7 @@ static struct job *ready_forward(struct bench *b, int rows)
     return ready(b, ATTN_OP_FORWARD, forward_body(rows, 4, ""));
 }
 
-/* A batch of these jobs, whose references it takes; of `flops` operations. */
+/* Returns a batch of these jobs, whose references it takes, with `flops` operations. */
 static struct batch *batch_of(struct job *const *jobs, int count, double flops)
 {
     struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->parts[0]);
@@ -99,7 +99,7 @@ static struct batch *batch_of(struct job *const *jobs, int count, double flops)
     return batch;
 }
 
-/* A batch of one small forward, handed to the device. */
+/* Makes a batch of one small forward and gives it to the device. */
 static struct batch *submit_one(struct bench *b, struct device *device, double flops)
 {
     struct job *job = ready_forward(b, 5);
@@ -108,7 +108,7 @@ static struct batch *submit_one(struct bench *b, struct device *device, double f
     return batch;
 }
 
-/* The next batch that comes back, collected. */
+/* Waits for the next batch that comes back, and collects it. */
 static struct batch *next_back(struct bench *b)
 {
     while (b->back_count == 0) uv_run(&b->uv, UV_RUN_ONCE);
@@ -198,7 +198,8 @@ static void test_what_the_kernels_launch_takes_is_not_their_own_time(void **stat
     close_bench(&b);
 }
 
-/* What a context saved lies in the memory of another job: it goes to the device too, once for all that use it. */
+/* A context's tensors lie in the memory of another job. That memory goes to the device too, once for all batches that
+ * use it. */
 static void test_a_backward_of_a_saved_forward_finds_its_tensors_on_the_device(void **state)
 {
     (void)state;
@@ -235,7 +236,7 @@ static void test_memory_of_the_device_goes_back_after_each_batch(void **state)
     for (int i = 0; i < 5; i++) {
         submit_one(&b, devices_pick(b.server.devices, 0), 1);
         forget(next_back(&b));
-        /* What stays is the scratch memory of the first slot, which every one of them used. */
+        /* Only the scratch memory of the first slot stays, which every batch used. */
         if (i == 0) used = state_of(&b, 0).info.memory_used;
         assert_int_equal(state_of(&b, 0).info.memory_used, used);
     }
@@ -272,7 +273,7 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         const char *device;
     } picks[] = {
         { 100, "fake:0" }, { 10, "fake:1" }, { 50, "fake:1" },
-        { 30, "fake:1" },  { 20, "fake:1" }, /* that is 4 streams */
+        { 30, "fake:1" },  { 20, "fake:1" }, /* the jobs make 4 batches, one per stream */
         { 1, "fake:0" },   { 1, "fake:0" },  { 1, "fake:0" },
     };
     for (size_t i = 0; i < sizeof picks / sizeof *picks; i++) {
@@ -291,7 +292,7 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         forget(batch);
     }
     assert_string_equal(device_name(devices_pick(b.server.devices, 0)),
-                        "fake:0"); /* what was collected counts no more */
+                        "fake:0"); /* batches that came back count no more */
     assert_int_equal(state_of(&b, 1).running_requests, 0);
     close_bench(&b);
 }
@@ -335,7 +336,7 @@ static void test_an_error_that_passes_fails_one_batch(void **state)
         struct batch *first = batch_of(jobs, 2, 1);
         devices_submit(b.server.devices, first, devices_pick(b.server.devices, 0));
         assert_ptr_equal(next_back(&b), first);
-        assert_failed(first, ATTN_DEVICE); /* all of it, for the same reason */
+        assert_failed(first, ATTN_DEVICE); /* the whole batch fails, for the same reason */
         assert_non_null(strstr(jobs[1]->part.error.text, "(error 1)"));
         struct batch *second = submit_one(&b, devices_pick(b.server.devices, 0), 1);
         assert_ptr_equal(next_back(&b), second);
@@ -362,7 +363,7 @@ static void test_a_sticky_error_loses_the_device_and_every_batch_that_it_has(voi
         forget(batch);
     }
     assert_true(device_disable(lost));
-    assert_false(device_disable(lost)); /* it was already */
+    assert_false(device_disable(lost)); /* the device was disabled already */
     assert_true(devices_usable(b.server.devices));
     assert_false(state_of(&b, 0).usable);
     for (int i = 0; i < 2; i++) {
@@ -379,8 +380,8 @@ static void test_a_sticky_error_loses_the_device_and_every_batch_that_it_has(voi
     close_bench(&b);
 }
 
-/* The first batch is on its stream, held by a gate. The second has mirrors already, and learns the size of its
- * scratch memory behind another gate, when that memory is refused: it waits for the first, and then runs. */
+/* The first batch is on its stream, held by a gate. The second has its mirrors. It learns the size of its scratch
+ * memory behind another gate, and that memory is refused. So the second batch waits for the first, and then runs. */
 static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_again(void **state)
 {
     (void)state;
@@ -389,7 +390,7 @@ static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_a
     char script[256];
     gate_shut(&run);
     gate_shut(&size);
-    /* Each batch takes three pieces of memory: inputs, outputs, scratch. */
+    /* Each batch allocates three times: inputs, outputs, scratch. */
     snprintf(script, sizeof script, "hold=%s@1,size.hold=%s@2,alloc.fail@6", run.path, size.path);
     open_bench(&b, 1, script);
     struct job *jobs[] = { ready_forward(&b, 5), ready_forward(&b, 7) };
@@ -398,12 +399,12 @@ static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_a
     const int64_t regions[] = { (int64_t)(jobs[0]->inputs_used + jobs[0]->outputs.bytes),
                                 (int64_t)(jobs[1]->inputs_used + jobs[1]->outputs.bytes) };
     devices_submit(b.server.devices, first, device);
-    WAIT_UNTIL(state_of(&b, 0).info.memory_used > regions[0]); /* it has its scratch memory */
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used > regions[0]); /* this batch has its scratch memory */
     const int64_t of_first = state_of(&b, 0).info.memory_used;
     devices_submit(b.server.devices, second, device);
     WAIT_UNTIL(state_of(&b, 0).info.memory_used == of_first + regions[1]);
     gate_open(&size);
-    WAIT_UNTIL(state_of(&b, 0).info.memory_used == of_first); /* it has given back what it had */
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used == of_first); /* the batch has given back its memory */
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
     gate_open(&run);
@@ -428,7 +429,7 @@ static void test_a_batch_that_has_no_memory_alone_fails(void **state)
     devices_submit(b.server.devices, large, devices_pick(b.server.devices, 0));
     next_back(&b);
     assert_failed(large, ATTN_NO_MEMORY);
-    assert_int_equal(state_of(&b, 0).info.memory_used, 0); /* nothing of it is left */
+    assert_int_equal(state_of(&b, 0).info.memory_used, 0); /* nothing of the failed batch is left */
     struct batch *small = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     next_back(&b);
     assert_ran(small);
@@ -449,7 +450,7 @@ static void test_a_device_that_is_not_done_in_its_time_is_overdue(void **state)
     assert_null(devices_to_disable(b.server.devices, &is_overdue)); /* nothing runs */
     struct device *first = devices_pick(b.server.devices, 0);
     struct job *job = ready_forward(&b, 5);
-    struct batch *batch = batch_of(&job, 1, 1e9); /* the other one is picked next */
+    struct batch *batch = batch_of(&job, 1, 1e9); /* the other device is picked next */
     devices_submit(b.server.devices, batch, first);
     struct device *stuck = devices_pick(b.server.devices, 0);
     struct batch *never = submit_one(&b, stuck, 1);
@@ -462,9 +463,9 @@ static void test_a_device_that_is_not_done_in_its_time_is_overdue(void **state)
     assert_ptr_equal(device_batches(overdue), never);
     assert_null(never->next);
     assert_true(device_disable(overdue));
-    assert_null(devices_to_disable(b.server.devices, &is_overdue)); /* it is told once */
+    assert_null(devices_to_disable(b.server.devices, &is_overdue)); /* an overdue device is reported once */
     gate_open(&gate);
-    assert_ptr_equal(next_back(&b), never); /* late, but it comes */
+    assert_ptr_equal(next_back(&b), never); /* the batch comes back, but late */
     assert_ran(never);
     assert_null(device_batches(overdue));
     forget(never);
@@ -481,11 +482,11 @@ static void test_a_device_that_has_time_left_is_not_overdue(void **state)
     b.config.watchdog_ms = 3600000;
     open_gated(&b, 1, "hold=GATE", &gate);
     submit_one(&b, devices_pick(b.server.devices, 0), 1);
-    WAIT_UNTIL(state_of(&b, 0).info.memory_used > 0); /* it has begun */
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used > 0); /* the batch has begun */
     assert_null(devices_to_disable(b.server.devices, &is_overdue));
     gate_open(&gate);
     forget(next_back(&b));
-    devices_note_lost(b.server.devices, 0); /* somebody who called it heard so */
+    devices_note_lost(b.server.devices, 0); /* an inline call on the device returned this error */
     assert_non_null(devices_to_disable(b.server.devices, &is_overdue));
     assert_false(is_overdue);
     close_bench(&b);
@@ -493,7 +494,7 @@ static void test_a_device_that_has_time_left_is_not_overdue(void **state)
 
 /* ---- Giving up, and the end -------------------------------------------------------------------------------------- */
 
-/* So much work that its problems are launched one by one. */
+/* Returns a batch with so much work that its problems are launched one by one. */
 static struct batch *four_launches(struct bench *b)
 {
     char *bodies[4];
@@ -524,7 +525,8 @@ static void test_a_batch_that_nobody_waits_for_ends_between_two_launches(void **
     close_bench(&b);
 }
 
-/* Copying out fails in passing, and what is on the stream already has failed for good: that is what counts. */
+/* Copying out fails with an error that passes, and earlier work of the stream has failed permanently. The permanent
+ * error counts. */
 static void test_a_device_that_fails_for_good_after_an_error_that_passes_is_lost(void **state)
 {
     (void)state;
@@ -546,7 +548,7 @@ static void test_work_in_several_launches_comes_back_whole(void **state)
 {
     (void)state;
     struct bench b;
-    /* The fourth launch fails: there were four. */
+    /* The fourth launch of the second batch fails, which is the eighth in all. */
     open_bench(&b, 1, "launch.err=1@8");
     for (int round = 0; round < 2; round++) {
         struct batch *batch = four_launches(&b);
@@ -559,7 +561,7 @@ static void test_work_in_several_launches_comes_back_whole(void **state)
     close_bench(&b);
 }
 
-/* Busy has two batches on streams. While another flow has one there, only one of Busy's goes on. */
+/* Flow Busy has two batches on streams. While another flow has a batch on the device, only one of Busy's continues. */
 static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_another_flow(void **state)
 {
     (void)state;
@@ -571,8 +573,8 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     begin(&b);
     gate_shut(&busy_gate);
     gate_shut(&other_gate);
-    /* Of four launches each, Other's first and Busy's first do not end. Both are made as their batches begin, so that
-     * their order is that of the batches. */
+    /* Each batch has four launches. The first launches of Other and of Busy do not end. Both gates are counted in the
+     * order in which the batches begin. */
     snprintf(script, sizeof script, "hold=%s@1,hold=%s@2", other_gate.path, busy_gate.path);
     open_devices(&b, 1, script);
     struct device *device = devices_pick(b.server.devices, 0);
@@ -584,12 +586,14 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
         devices_submit(b.server.devices, batches[i], device);
         WAIT_UNTIL(state_of(&b, 0).info.memory_used > used); /* it begins */
     }
-    nanosleep(&(struct timespec){ 0, 50000000 }, NULL); /* enough for Busy's second batch to end, if it went on */
+    /* time enough for Busy's second batch to end, if it continued */
+    nanosleep(&(struct timespec){ 0, 50000000 }, NULL);
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
     gate_open(&other_gate);
     assert_ptr_equal(next_back(&b), batches[0]);
-    assert_ptr_equal(next_back(&b), batches[2]); /* no other flow is there any more */
+    /* batches[2] runs now, because no other flow is on the device any more */
+    assert_ptr_equal(next_back(&b), batches[2]);
     gate_open(&busy_gate);
     assert_ptr_equal(next_back(&b), batches[1]);
     for (int i = 0; i < 3; i++) {
@@ -601,7 +605,7 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     flow_release(other);
 }
 
-/* A flow that has a GPU to itself fills no queue there: whoever comes next would wait for all of it. */
+/* A flow that is alone on a GPU does not fill its queue, because the next flow would have to wait for all of that. */
 static void test_long_batches_of_one_flow_take_turns_on_a_gpu(void **state)
 {
     (void)state;
@@ -623,7 +627,7 @@ static void test_long_batches_of_one_flow_take_turns_on_a_gpu(void **state)
         devices_submit(b.server.devices, batches[i], devices_pick(b.server.devices, 0));
         WAIT_UNTIL(state_of(&b, 0).info.memory_used > used); /* it begins */
     }
-    nanosleep(&(struct timespec){ 0, 50000000 }, NULL); /* enough for the third to end, if it went on */
+    nanosleep(&(struct timespec){ 0, 50000000 }, NULL); /* time enough for the third batch to end, if it continued */
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
     gate_open(&second);
@@ -651,7 +655,7 @@ static void test_stopping_waits_for_what_runs_and_says_when_it_does_not_end(void
     assert_int_equal(b.back_count, 0);
     gate_open(&gate);
     assert_true(devices_stop(b.server.devices, PATIENCE_MS));
-    uv_run(&b.uv, UV_RUN_NOWAIT); /* the batch lies in the mailbox */
+    uv_run(&b.uv, UV_RUN_NOWAIT); /* the batch is in the mailbox */
     assert_int_equal(b.back_count, 1);
     assert_ptr_equal(next_back(&b), batch);
     assert_ran(batch);
@@ -661,7 +665,7 @@ static void test_stopping_waits_for_what_runs_and_says_when_it_does_not_end(void
 
 /* ---- The CPU's streams ------------------------------------------------------------------------------------------- */
 
-/* A hundred thousand rows: minutes of a core, unless it is called back. */
+/* A hundred thousand rows take a core minutes, unless the job is cancelled. */
 static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **state)
 {
     (void)state;
@@ -674,9 +678,10 @@ static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **sta
     struct job *job = ready_forward(&b, 100000);
     struct batch *longer = batch_of(&job, 1, job->flops);
     devices_submit(b.server.devices, longer, cpu);
-    assert_false(can_wait(cpu)); /* nobody shall be kept for company until that is over */
+    assert_false(can_wait(cpu)); /* no request may wait to be joined with this one */
     struct batch *shorter = submit_one(&b, devices_pick(b.server.devices, 0), 1);
-    struct batch *next = submit_one(&b, devices_pick(b.server.devices, 0), 1); /* no thread has to wait for it */
+    /* no thread has to wait for the cancelled job */
+    struct batch *next = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     assert_false(has_room(&b, NULL));
     assert_ptr_equal(next_back(&b), shorter);
     assert_ptr_equal(next_back(&b), next);
@@ -691,7 +696,7 @@ static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **sta
     close_bench(&b);
 }
 
-/* A batch that this flow leads. */
+/* Submits a batch that belongs to this flow. */
 static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
 {
     struct job *job = ready_forward(b, rows);
@@ -702,7 +707,7 @@ static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
     return batch;
 }
 
-/* Where several flows are there, a guest is let in when one of them has been there for longer than the guest needs. */
+/* If several flows are on a device, a guest may run once one of them has been there longer than the guest needs. */
 static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does(void **state)
 {
     (void)state;
@@ -721,7 +726,8 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     int64_t wait_ns = INT64_MAX;
     assert_true(device_has_room(cpu, &shorter, later_ns, &wait_ns));
     assert_false(device_has_room(cpu, &equal, later_ns, &wait_ns));
-    const int64_t needs_ns = DEVICE_GUEST_FACTOR * 4 * INT64_C(1000000000); /* beside three others */
+    /* the time that a guest needs beside three other flows */
+    const int64_t needs_ns = DEVICE_GUEST_FACTOR * 4 * INT64_C(1000000000);
     assert_int_equal(wait_ns, oldest_ns + needs_ns - later_ns);
     assert_true(device_has_room(cpu, &equal, oldest_ns + needs_ns, &wait_ns));
     for (int i = 0; i < 3; i++) attn_cancel(&longer[i]->cancel);
@@ -730,7 +736,7 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     for (int i = 0; i < 4; i++) flow_release(flows[i]);
 }
 
-/* One flow has both streams, and a third batch waits. Another flow's is computed all the same. */
+/* One flow has both streams and a third batch that waits. Another flow's batch is computed all the same. */
 static void test_a_flow_that_has_none_finds_room_beside_one_that_has_all_streams(void **state)
 {
     (void)state;
@@ -749,7 +755,7 @@ static void test_a_flow_that_has_none_finds_room_beside_one_that_has_all_streams
     int64_t wait_ns = INT64_MAX;
     const struct device *cpu = devices_pick(b.server.devices, 0);
     const struct job of_other = { .flow = other, .seconds = 1e6 }, of_busy = { .flow = busy };
-    assert_false(device_has_room(cpu, &of_other, longer[2]->left_ns, &wait_ns)); /* they may be over soon */
+    assert_false(device_has_room(cpu, &of_other, longer[2]->left_ns, &wait_ns)); /* the batches may be over soon */
     assert_int_equal(wait_ns, DEVICE_GUEST_AFTER_NS);
     assert_true(device_has_room(cpu, &of_other, longer[2]->left_ns + wait_ns, &wait_ns));
     assert_false(device_has_room(cpu, &of_busy, longer[2]->left_ns + wait_ns, &wait_ns));
@@ -831,11 +837,11 @@ static void test_small_problems_wait_for_a_gpu_that_does_not_read_staging_memory
     close_bench(&b);
 }
 
-/* Devices that read staging memory. */
+/* Opens devices that read staging memory. */
 static void open_readers(struct bench *b, int count, const char *script, struct gate *gate)
 {
     begin(b);
-    b->config.http_threads = 2; /* as many inline slots */
+    b->config.http_threads = 2; /* there are as many inline slots as HTTP threads */
     setenv("ATTN_FAKE_READS_STAGING", "1", 1);
     if (gate) open_gated(b, count, script, gate);
     else open_devices(b, count, script);
@@ -846,7 +852,7 @@ static void test_a_gpu_reads_small_problems_where_they_are(void **state)
 {
     (void)state;
     struct bench b;
-    open_readers(&b, 1, "copy.err=700", NULL); /* nothing is copied */
+    open_readers(&b, 1, "copy.err=700", NULL); /* these devices copy nothing, so the scripted fault never happens */
     assert_false(inline_near(b.server.devices));
     struct job *job = ready_forward(&b, 5), *large = ready_forward(&b, 5000);
     assert_int_equal(inline_run(b.server.devices, job), INLINE_DONE);
@@ -858,7 +864,7 @@ static void test_a_gpu_reads_small_problems_where_they_are(void **state)
     close_bench(&b);
 }
 
-/* A forward of numbers that no other has. */
+/* Returns a forward whose numbers differ from those of all others. */
 static struct job *own_forward(struct bench *b, int rows, const char *extra, int number)
 {
     struct job *job = ready(b, ATTN_OP_FORWARD, forward_body(rows, 4, extra));
@@ -873,7 +879,7 @@ static void test_equal_small_problems_leave_as_one(void **state)
     (void)state;
     struct bench b;
     struct job *jobs[9];
-    open_readers(&b, 1, "copy.err=700", NULL); /* who is copied alone fails */
+    open_readers(&b, 1, "copy.err=700", NULL); /* only a job that is copied fails */
     for (int n = 0; n < 9; n++) jobs[n] = own_forward(&b, n % 3 ? 12 : 8, n % 3 == 1 ? "\"causal\": true" : "", n);
     struct batch *batch = batch_of(jobs, 9, 1);
     devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
@@ -884,8 +890,8 @@ static void test_equal_small_problems_leave_as_one(void **state)
     close_bench(&b);
 }
 
-/* They differ in an option, their lse is no multiple of 16 bytes,
- * or there are two of them in a body: each of them is copied. */
+/* Problems that cannot be joined: they differ in an option, their lse has no multiple of 16 bytes, or a body has two
+ * problems. Each of them is copied. */
 static void test_problems_that_differ_are_computed_side_by_side(void **state)
 {
     (void)state;
@@ -914,7 +920,7 @@ static void test_problems_that_left_as_one_fail_together(void **state)
     (void)state;
     struct bench b;
     struct job *jobs[3];
-    open_readers(&b, 1, "launch.err=2@1", NULL); /* once there is no memory */
+    open_readers(&b, 1, "launch.err=2@1", NULL); /* memory is refused once */
     for (int n = 0; n < 3; n++) jobs[n] = own_forward(&b, 4, "", n);
     struct batch *batch = batch_of(jobs, 3, 1);
     devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
@@ -958,7 +964,7 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     assert_int_equal(inline_run(b.server.devices, late), INLINE_LATE);
     assert_non_null(late->part.handed_over);
     assert_false(late->part.ran);
-    assert_int_equal(inline_run(b.server.devices, other), INLINE_DONE); /* there is another inline slot */
+    assert_int_equal(inline_run(b.server.devices, other), INLINE_DONE); /* another inline slot is free */
     assert_computed(other, 0);
     struct batch *batch = batch_of(&late, 1, 1);
     devices_submit_late(b.server.devices, batch);
@@ -994,7 +1000,7 @@ static void test_what_is_late_and_never_ends_is_overdue(void **state)
         nanosleep(&(struct timespec){ 0, 500000 }, NULL);
     assert_true(is_overdue && device_disable(overdue));
     struct job *job = ready_forward(&b, 5);
-    assert_int_equal(inline_run(b.server.devices, job), INLINE_NOT); /* it is not used any more */
+    assert_int_equal(inline_run(b.server.devices, job), INLINE_NOT); /* the device is not used any more */
     assert_null(job->part.handed_over);
     job_release(job);
     gate_open(&gate);
@@ -1022,11 +1028,11 @@ static void test_who_cannot_hand_a_late_job_over_waits_for_its_end(void **state)
     assert_non_null(late->part.handed_over);
     assert_int_equal(pthread_create(&opens, NULL, open_soon, &gate), 0);
     inline_settle(late);
-    assert_int_not_equal(access(gate.path, F_OK), 0); /* it did not come back before */
+    assert_int_not_equal(access(gate.path, F_OK), 0); /* the batch did not come back before the gate opened */
     assert_null(late->part.handed_over);
     assert_computed(late, 0);
     pthread_join(opens, NULL);
-    inline_settle(late); /* of one that is not late: nothing */
+    inline_settle(late); /* settling a job that is not late does nothing */
     job_release(late);
     close_bench(&b);
 }
@@ -1038,13 +1044,13 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
     open_readers(&b, 2, "0:sync.err=700@1", NULL);
     struct job *job = ready_forward(&b, 5), *jobs[4] = { 0 };
     int lost = -1;
-    for (int n = 0; n < 4 && lost < 0; n++) { /* the slots of two devices take turns */
+    for (int n = 0; n < 4 && lost < 0; n++) { /* inline slots belong to the two devices in turn */
         jobs[n] = ready_forward(&b, 5);
         const enum inline_outcome here = inline_run(b.server.devices, jobs[n]);
         assert_true(here == INLINE_DONE || here == INLINE_LOST);
         if (here == INLINE_LOST) lost = n;
     }
-    if (lost >= 0) { /* this thread's core may only ever meet the other device */
+    if (lost >= 0) { /* this thread's core may always choose the other device */
         assert_int_equal(jobs[lost]->part.device, 0);
         struct job *held = job_hold(jobs[lost]);
         struct batch *batch = batch_of(&held, 1, 1);
@@ -1060,7 +1066,7 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
 
 /* ---- Jobs with several parts ------------------------------------------------------------------------------------- */
 
-/* The part of the job that this device can compute goes there and comes back. */
+/* Sends the part of the job that this device can compute to the device, and waits for it. */
 static void run_part(struct bench *b, struct job *job, int device)
 {
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
@@ -1086,20 +1092,21 @@ static void test_a_job_is_over_when_all_its_parts_are(void **state)
         { "", NULL },
         { "0:launch.err=1@1", "launch" },
         { "1:copy.err=1@1", "copy" },
-        { "0:launch.err=1@1,1:copy.err=1@1", "launch" }, /* the first in the list, though it came back last */
+        /* the failure of the first device in the list, although it came back last */
+        { "0:launch.err=1@1,1:copy.err=1@1", "launch" },
     };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         struct bench b;
         open_bench(&b, 2, cases[c].script);
         struct job *job = ready_forward(&b, 5);
         struct job_part second = { .job = job, .device = 1 };
-        assert_ptr_equal(job_part_for(job, 1), &job->part); /* any device can */
+        assert_ptr_equal(job_part_for(job, 1), &job->part); /* any device can compute it */
         job->part.device = 0;
         assert_null(job_part_for(job, 1));
         job->part.next = &second;
         assert_true(job_needs_device(job, 0) && job_needs_device(job, 1) && !job_needs_device(job, 2));
         run_part(&b, job, 1);
-        assert_true(!job_needs_device(job, 1) && job_part_for(job, 1) == NULL); /* it leaves once */
+        assert_true(!job_needs_device(job, 1) && job_part_for(job, 1) == NULL); /* each part is sent once */
         assert_false(job_ran(job));
         run_part(&b, job, 0);
         assert_int_equal(job_ran(job), cases[c].error == NULL);

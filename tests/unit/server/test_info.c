@@ -56,7 +56,8 @@ static cJSON *openapi(void)
     return openapi_of(&config);
 }
 
-static cJSON *at(cJSON *tree, const char *path) /* "a/b/c"; ~1 stands for / */
+/* Returns the member at a path such as "a/b/c", in which ~1 stands for /. */
+static cJSON *at(cJSON *tree, const char *path)
 {
     char copy[256];
     snprintf(copy, sizeof copy, "%s", path);
@@ -140,7 +141,7 @@ static void test_every_route_and_method_is_there(void **state)
     cJSON_Delete(doc);
 }
 
-/* What is offered with an option is documented with it alone. */
+/* Routes that exist only with an option are documented only with that option. */
 static void test_without_shared_memory_its_routes_are_not_there(void **state)
 {
     (void)state;
@@ -200,7 +201,7 @@ static void test_without_tokens_nothing_is_said_of_them(void **state)
     cJSON_Delete(doc);
 }
 
-/* Two methods of one path, and a parameter: rows as an endpoint with an id of its own would have them. */
+/* Two methods of one path, and a parameter: the rows that an endpoint with its own id would have. */
 static void test_rows_of_one_path_are_one_item_and_its_parameters_are_documented(void **state)
 {
     (void)state;
@@ -229,7 +230,7 @@ static void test_rows_of_one_path_are_one_item_and_its_parameters_are_documented
         cJSON *operation = cJSON_GetObjectItemCaseSensitive(path, operations[i].method);
         const cJSON *parameters = at(operation, "parameters"), *last = cJSON_GetArrayItem(parameters, 2);
         assert_string_equal(cJSON_GetStringValue(at(operation, "operationId")), operations[i].id);
-        assert_int_equal(cJSON_GetArraySize(parameters), 3); /* after two headers */
+        assert_int_equal(cJSON_GetArraySize(parameters), 3); /* the first two parameters are headers */
         assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(last, "in")), "path");
         assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(last, "name")), "name");
         assert_true(cJSON_IsTrue(cJSON_GetObjectItem(last, "required")));
@@ -338,14 +339,15 @@ static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
             const bool takes = proto_takes_tensor(op, (attn_tensor_id)t);
             expected += takes;
-            const proto_option *o = proto_options; /* `map` is an option and an output */
+            const proto_option *o = proto_options; /* `map` is both an option and an output */
             while (o->name && strcmp(o->name, attn_tensors[t].name) != 0) o++;
             if (o->name && !takes) continue;
             if ((cJSON_GetObjectItemCaseSensitive(properties, attn_tensors[t].name) != NULL) != takes)
                 fail_msg("%s", attn_tensors[t].name);
         }
         for (const proto_option *o = proto_options; o->name; o++) {
-            const bool takes = (o->ops >> op & 1) && strcmp(o->name, "context") != 0; /* that is in BackwardOfContext */
+            /* BackwardOfContext has that member */
+            const bool takes = (o->ops >> op & 1) && strcmp(o->name, "context") != 0;
             expected += takes;
             if ((cJSON_GetObjectItemCaseSensitive(properties, o->name) != NULL) != takes) fail_msg("%s", o->name);
         }
@@ -359,7 +361,7 @@ static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
     cJSON_Delete(doc);
 }
 
-/* (That the ranks of the rows are those of attn_check() is tested in test_check.c.) */
+/* test_check.c tests that the ranks of the rows are those of attn_check(). */
 static void test_a_tensor_is_the_one_schema_and_says_its_axes_and_dtypes(void **state)
 {
     (void)state;
@@ -397,8 +399,8 @@ static void test_a_tensor_is_the_one_schema_and_says_its_axes_and_dtypes(void **
     cJSON_Delete(doc);
 }
 
-/* Those of caches have shapes of their own: AppendRequest.k said "[B, Sk, Hk, D] ... with page_table",
- * which is refused. */
+/* Tensors of caches have their own shapes. Earlier AppendRequest.k was described as "[B, Sk, Hk, D] ... with
+ * page_table", which the server refuses. */
 static void test_tensors_of_caches_say_what_they_are_there(void **state)
 {
     (void)state;
@@ -426,8 +428,8 @@ static void test_tensors_of_caches_say_what_they_are_there(void **state)
     cJSON_Delete(doc);
 }
 
-/* Whoever changes something may be a page of another site (403), or have written options in the URL (400); infer may
- * find no page for a sequence (507). What was made has a path. */
+/* A request that changes something may come from another site's page (403) or have options in its URL (400). infer may
+ * find no page for a sequence (507). The answer about a new resource has its path. */
 static void test_statuses_and_headers_of_what_changes_something(void **state)
 {
     (void)state;
@@ -470,7 +472,7 @@ static void test_what_a_sequence_wants_is_among_the_parameters_of_infer(void **s
     cJSON_Delete(doc);
 }
 
-/* A name that is one in any programming language. */
+/* Checks that a name is valid in any programming language. */
 static void check_name(const char *name)
 {
     if (!isalpha((unsigned char)name[0])) fail_msg("%s", name);
@@ -478,7 +480,7 @@ static void check_name(const char *name)
         if (!isalnum((unsigned char)*c) && *c != '_') fail_msg("%s", name);
 }
 
-/* Generators make a constant of each member of an enum, in capitals. */
+/* Code generators make a constant in capitals for each member of an enum. */
 static void check_enums(const cJSON *tree)
 {
     const cJSON *child;
@@ -539,9 +541,8 @@ static void test_errors_of_one_status_are_one_response(void **state)
 
 /* ---- /v1/info ---------------------------------------------------------------------------------------------------- */
 
-/* Does `value` have the form that `schema` says? The keywords that the Info schema uses; any other is an error of
- * this test.
- * */
+/* Checks that `value` has the form that `schema` describes. This function knows the keywords that the Info schema uses,
+ * and fails on any other. */
 static void check_schema(const cJSON *schema, const cJSON *value, const char *where)
 {
     const cJSON *keyword, *item;
@@ -596,7 +597,7 @@ static bool has_code(const cJSON *tree, const char *code)
     return false;
 }
 
-/* An error that is new must be put on its routes; what nothing answers with is named here. */
+/* A new error must be listed on the routes that return it. Errors that no route returns are named here. */
 static void test_every_error_that_is_answered_is_on_some_route(void **state)
 {
     (void)state;
@@ -668,7 +669,7 @@ static void test_info_has_the_form_that_the_document_says(void **state)
     assert_int_equal(cJSON_GetObjectItem(first, "running_requests")->valueint, 2);
     assert_int_equal(cJSON_GetObjectItem(first, "errors")->valueint, 0);
     assert_true(cJSON_GetObjectItem(first, "peak_flops")->valuedouble == 1e12);
-    assert_null(cJSON_GetObjectItem(first, "peak_bytes_per_s")); /* it is not known */
+    assert_null(cJSON_GetObjectItem(first, "peak_bytes_per_s")); /* an unknown value is left out */
     assert_string_equal(cJSON_GetObjectItem(first, "peak_from")->valuestring, "a test");
     /* The reference computes everything, so each probe must be one that it accepts. */
     for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
@@ -679,7 +680,7 @@ static void test_info_has_the_form_that_the_document_says(void **state)
         assert_true(lists(cJSON_GetObjectItem(f, "dtypes"), "bfloat16"));
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
             const bool forward_only = t == ATTN_T_q_scale || t == ATTN_T_k_scale || t == ATTN_T_v_scale ||
-                                      t == ATTN_T_page_table; /* attn_check() refuses a backward with them */
+                                      t == ATTN_T_page_table; /* attn_check() refuses a backward with these tensors */
             const bool takes = proto_takes_tensor(op, (attn_tensor_id)t) && !(forward_only && op == ATTN_OP_BACKWARD);
             if (lists(cJSON_GetObjectItem(f, "tensors"), attn_tensors[t].name) != takes)
                 fail_msg("%s", attn_tensors[t].name);

@@ -1,5 +1,5 @@
-/* test_log.c: lines as text and JSON, strings of clients, and sinks that are full, gone or slow. Each test redirects
- * standard error into a pipe of its own and gives it back. */
+/* test_log.c: log lines as text and JSON, strings from clients, and sinks that are full, closed or slow. Each test
+ * redirects standard error into its own pipe and restores it afterwards. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -40,7 +40,7 @@ static int redirect(void **state)
     return 0;
 }
 
-/* Puts the real one back, so that a failed assertion is seen. */
+/* Restores the real standard error, so that a failed assertion is visible. */
 static void restore(void)
 {
     if (real_stderr < 0) return;
@@ -79,7 +79,7 @@ static int count_of(const char *text, const char *part)
     return count;
 }
 
-/* By the lines that tell how many were left out. */
+/* Returns the sum over the lines that say how many lines were left out. */
 static uint64_t left_out_of(const char *event, const char *text)
 {
     char said[64];
@@ -89,7 +89,7 @@ static uint64_t left_out_of(const char *event, const char *text)
     return count;
 }
 
-/* The second, by the clock that repeats are counted by. */
+/* Returns the present second of the clock by which the log limits repeated lines. */
 static int64_t second_now(void)
 {
     struct timespec now;
@@ -136,7 +136,8 @@ static void test_a_json_line_is_an_object_with_typed_members(void **state)
     assert_true(cJSON_GetObjectItem(line, "tiny")->valuedouble == 1e-5);
     assert_true(cJSON_IsTrue(cJSON_GetObjectItem(line, "ok")));
     assert_string_equal(cJSON_GetObjectItem(line, "path")->valuestring, "/v1/x");
-    assert_string_equal(cJSON_GetObjectItem(line, "span")->valuestring, "1234567812345678"); /* an id, not a number */
+    /* an id is a string, not a number */
+    assert_string_equal(cJSON_GetObjectItem(line, "span")->valuestring, "1234567812345678");
     assert_string_equal(cJSON_GetObjectItem(line, "client")->valuestring, "a \"b\\c\\x1b=d e");
     assert_string_equal(cJSON_GetObjectItem(line, "empty")->valuestring, "");
     assert_string_equal(cJSON_GetObjectItem(line, "text")->valuestring, "tail");
@@ -212,13 +213,14 @@ static void test_client_strings_are_cleaned(void **state)
         { "a\"b\\c", "a\\\"b\\\\c" },
         { "line\nfeed\t\x1b[31m\x7f", "line\\x0afeed\\x09\\x1b[31m\\x7f" },
         { "caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80", "caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80" },
-        { "\xff\xc3", "\\xff\\xc3" },                            /* not UTF-8, cut UTF-8 */
+        { "\xff\xc3", "\\xff\\xc3" }, /* bytes that are not UTF-8, and a truncated character */
         { "\xc0\xaf\xed\xa0\x80", "\\xc0\\xaf\\xed\\xa0\\x80" }, /* overlong, surrogate */
         { "\xc2\x9b"
           "31m",
           "\\xc2\\x9b"
-          "31m" },                                                            /* CSI in one character */
-        { "a\xe2\x80\xa8z\xe2\x80\xae", "a\\xe2\\x80\\xa8z\\xe2\\x80\\xae" }, /* a line's end, another direction */
+          "31m" }, /* the control sequence introducer (CSI) as a single character */
+        /* a line separator, and a change of writing direction */
+        { "a\xe2\x80\xa8z\xe2\x80\xae", "a\\xe2\\x80\\xa8z\\xe2\\x80\\xae" },
     };
     char buffer[LOG_CLEAN_BYTES];
     restore();
@@ -230,12 +232,12 @@ static void test_client_strings_are_cleaned(void **state)
     big[sizeof big - 1] = '\0';
     snprintf(want, sizeof want, "%.128s...", big);
     assert_string_equal(log_clean(buffer, sizeof buffer, big), want);
-    big[128] = '\0'; /* exactly as long as allowed: whole */
+    big[128] = '\0'; /* exactly as long as allowed, so it is not cut */
     assert_string_equal(log_clean(buffer, sizeof buffer, big), big);
-    memset(big, '\n', 200); /* the longest result there is */
+    memset(big, '\n', 200); /* each character has the longest possible escape */
     big[200] = '\0';
     assert_int_equal(strlen(log_clean(buffer, sizeof buffer, big)), LOG_CLEAN_BYTES - 1);
-    for (size_t capacity = 0; capacity < 40; capacity++) { /* never past the end */
+    for (size_t capacity = 0; capacity < 40; capacity++) { /* nothing is written past the end */
         char small[41];
         memset(small, '#', sizeof small);
         log_clean(small, capacity, "caf\xc3\xa9\n\"0123456789");
@@ -259,7 +261,7 @@ static void test_a_sink_that_nobody_reads_blocks_no_caller(void **state)
     big[sizeof big - 1] = '\0';
     log_open("text", "info");
     double worst = 0;
-    for (int i = 0; i < 8000; i++) { /* 7.4 MB: pipe 1 MiB, buffers 2 MiB */
+    for (int i = 0; i < 8000; i++) { /* writes 7.4 MB, while the pipe holds 1 MiB and the buffers 2 MiB */
         const double start = seconds();
         log_event(LOG_INFO, NULL, "flood", "text=%s", big);
         const double took = seconds() - start;
@@ -267,9 +269,9 @@ static void test_a_sink_that_nobody_reads_blocks_no_caller(void **state)
     }
     assert_true(log_dropped() - before > 1000);
     assert_true(log_dropped() - before < 8000);
-    assert_true(worst < 0.5); /* a write() that waits for the reader would take forever */
+    assert_true(worst < 0.5); /* a write() that waits for the reader would never return */
 
-    /* The reader comes back: the loss is told, and closing ends. */
+    /* The reader reads again: the log reports the lost lines, and closing the log ends. */
     static char pipe_text[1 << 16];
     size_t told = 0;
     const double start = seconds();
@@ -283,7 +285,7 @@ static void test_a_sink_that_nobody_reads_blocks_no_caller(void **state)
             usleep(2000);
         }
     }
-    close(read_end); /* so that the writer comes back */
+    close(read_end); /* makes the writer's write() return */
     read_end = -1;
     assert_true(told);
 }
@@ -292,9 +294,9 @@ static void test_closing_gives_up_on_a_stuck_sink(void **state)
 {
     (void)state;
 #ifdef __SANITIZE_THREAD__
-    skip(); /* ThreadSanitizer lets no child start a thread */
+    skip(); /* ThreadSanitizer does not let a child process start a thread */
 #endif
-    pid_t child = fork(); /* the writer never comes back, so this log cannot be used again */
+    pid_t child = fork(); /* the writer never returns, so a child process uses this log */
     if (child == 0) {
         char big[900];
         memset(big, 'x', sizeof big - 1);
@@ -306,7 +308,7 @@ static void test_closing_gives_up_on_a_stuck_sink(void **state)
         const double start = seconds();
         log_close();
         const double took = seconds() - start;
-        log_event(LOG_INFO, NULL, "after", "%s", ""); /* must not block either */
+        log_event(LOG_INFO, NULL, "after", "%s", ""); /* this call must not block either */
         _exit(took > 0.5 && took < 3 && log_dropped() > 0 ? 0 : 1);
     }
     int status;
@@ -319,7 +321,7 @@ static void test_a_sink_that_is_gone_is_only_counted(void **state)
     (void)state;
     const uint64_t before = log_dropped();
     log_open("text", "info");
-    close(read_end); /* EPIPE from now on */
+    close(read_end); /* from now on a write fails with EPIPE */
     read_end = -1;
     for (int i = 0; i < 10; i++) log_event(LOG_INFO, NULL, "lost", "n=%d", i);
     log_close();
@@ -365,9 +367,9 @@ static void test_repeats_of_a_warning_are_counted_instead_of_written(void **stat
     log_event(LOG_WARN, NULL, "other", "n=%d", 1);
     const char *text = written();
     const int http = count_of(text, " WARN http text=");
-    assert_int_equal(count_of(text, " INFO done n="), 1000); /* requests are all there */
+    assert_int_equal(count_of(text, " INFO done n="), 1000); /* no line about requests is missing */
     assert_int_equal(count_of(text, " WARN other n=1\n"), 1);
-    assert_true(http >= 20 && http <= 40); /* at most two seconds */
+    assert_true(http >= 20 && http <= 40); /* the lines span at most two seconds */
     assert_int_equal(left_out_of("http", text), 1000 - http);
 }
 
@@ -380,7 +382,7 @@ static void test_repeats_are_told_while_nothing_else_happens(void **state)
     uint64_t events = 0;
     size_t used = 0;
     int64_t second;
-    do { /* all of them in one second: what comes in the next would tell of them too */
+    do { /* repeated until all lines fall into one second, because a later second would report on the earlier one */
         for (second = second_now(); second_now() == second;) nanosleep(&pause, NULL);
         second = second_now();
         for (int i = 0; i < 100; i++, events++) log_event(LOG_ERROR, NULL, "device", "n=%d", i);
@@ -418,7 +420,7 @@ static void test_lines_of_threads_stay_whole_and_in_order(void **state)
         char name;
         int n;
         if (sscanf(line + 24, " INFO req=%c thread n=%d", &name, &n) != 2)
-            continue; /* lost lines=... of an earlier test */
+            continue; /* a "lost lines=..." that an earlier test caused */
         assert_true(n >= next[name - 'a']);
         next[name - 'a'] = n + 1;
         lines++;
@@ -432,7 +434,7 @@ static void test_a_forked_child_can_open_its_own(void **state)
 {
     (void)state;
 #ifdef __SANITIZE_THREAD__
-    skip(); /* ThreadSanitizer lets no child start a thread */
+    skip(); /* ThreadSanitizer does not let a child process start a thread */
 #endif
     log_open("text", "info");
     log_event(LOG_INFO, NULL, "parent", "%s", "");

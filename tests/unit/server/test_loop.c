@@ -1,10 +1,9 @@
-/* The scheduler: what becomes of a request between the end of its body and its answer. The loop runs in a thread of its
- * own, as the main thread of the daemon does; the test plays the HTTP side, which posts requests and gets them back,
- * and the front is a few functions that count. Devices are those of the fake backend.
+/* The scheduler: what happens to a request between the end of its body and its answer. The loop runs in its own thread,
+ * as the daemon's main thread does. The test plays the HTTP side, which posts requests and gets them back; the front
+ * end is a few functions that count. Devices are those of the fake backend.
  *
- * Nothing here depends on how fast anything is: what shall wait is held by a gate (hold=), what is posted before the
- * loop starts arrives in one turn of it, and turns() lets it go round twice,
- * so that what could have happened has happened. */
+ * Nothing here depends on speed. A gate (hold=) keeps a batch waiting. What is posted before the loop starts arrives in
+ * its first turn. turns() lets the loop go round twice, so that what could have happened has happened. */
 #include "tests/unit/server/jobs.h"
 
 #include <fcntl.h>
@@ -25,7 +24,7 @@ enum { MOST = 16 };
 
 struct scene {
     struct config config;
-    struct server server; /* how on_resume() finds the scene */
+    struct server server; /* the first member, so that on_resume() can find the scene from its server */
     struct gate gate;
     uv_work_t blocker; /* occupies libuv's only thread until its gate opens */
     struct gate pool;
@@ -80,9 +79,9 @@ static void on_close_metrics(void *context)
 
 /* ---- A scene ----------------------------------------------------------------------------------------------------- */
 
-/* How a test's scene begins; 0 is what the configuration has. */
+/* How a test's scene begins. A member of 0 keeps the default of the configuration. */
 struct opening {
-    const char *script; /* what the devices do (kernels/fake/fake.c); in it GATE is the path of the scene's gate */
+    const char *script; /* what the devices do (kernels/fake/fake.c); GATE in it is the path of the scene's gate */
     int devices;        /* 0: one */
     int max_batch;      /* 1: every request is a batch of its own */
     int64_t batch_window_us, drain_ms, watchdog_ms, kv_bytes;
@@ -136,7 +135,7 @@ static void start(struct scene *s)
     assert_int_equal(pthread_create(&s->thread, NULL, run_loop, s), 0);
 }
 
-/* The loop goes round: what was posted before has been handled, and what followed from it. */
+/* Lets the loop go round, so that what was posted before has been handled, and its consequences too. */
 static void turns(struct scene *s)
 {
     for (int i = 0; i < 2; i++) {
@@ -146,7 +145,7 @@ static void turns(struct scene *s)
     }
 }
 
-/* The loop has ended by itself or is told to now; returns its status. */
+/* Waits for the loop to end, by itself or because this function tells it to. Returns its status. */
 static int end(struct scene *s, bool tell)
 {
     atomic_store(&s->connections, 0);
@@ -168,7 +167,7 @@ static int end(struct scene *s, bool tell)
 
 /* ---- No memory --------------------------------------------------------------------------------------------------- */
 
-/* calloc() of the program goes here: the next one that asks for so many bytes gets none. */
+/* The program's calloc() calls this one: the next call for refused_bytes bytes fails. */
 static _Atomic size_t refused_bytes;
 
 void *__real_calloc(size_t count, size_t bytes);
@@ -182,18 +181,18 @@ void *__wrap_calloc(size_t count, size_t bytes)
 
 /* ---- The HTTP side ----------------------------------------------------------------------------------------------- */
 
-/* As body_done() of http/body.c: it waits for the loop from here on. */
+/* Suspends as body_done() of http/body.c does: the request then waits for the loop. */
 static void suspend(struct scene *s, struct request *request, enum request_state state)
 {
     attn_error err = { 0 };
-    if (request->job) request_move(request, REQUEST_COMPUTING); /* which no inline slot does here */
+    if (request->job) request_move(request, REQUEST_COMPUTING); /* this state normally belongs to an inline slot */
     assert_int_equal(request_enter(request, CALLER_WAITING, &err), ATTN_OK);
     atomic_fetch_add(&s->server.suspended, 1);
     request_move(request, state);
     loop_post(s->server.loop, request);
 }
 
-/* A request whose body was checked: not posted yet. */
+/* Returns a request whose body was checked and that is not posted yet. */
 static struct request *checked(struct scene *s, attn_op op, char *body)
 {
     struct check_result result;
@@ -224,7 +223,7 @@ static int position(const struct scene *s, const struct request *request)
     return -1;
 }
 
-/* Waits until the loop gives this request back: it is the test's again. */
+/* Waits until the loop gives this request back to the test. */
 static void answered(struct scene *s, struct request *request)
 {
     const int64_t until_ns = clock_ns() + PATIENCE_MS * CLOCK_NS_PER_MS;
@@ -254,7 +253,7 @@ static void assert_ok(struct scene *s, struct request *request)
     assert_true(request->job->part.ran);
     for (int i = 0; i < request->job->call->count; i++)
         if (request->job->call->items[i].error.status == ATTN_OK) assert_computed(request->job, i);
-    contexts_finish_job(request->job, true); /* as answer_queue() does */
+    contexts_finish_job(request->job, true); /* answer_queue() does this too */
     request_free(request);
 }
 
@@ -293,15 +292,16 @@ static void test_a_request_is_computed_and_given_back(void **state)
     assert_true(request->job->part.ran);
     assert_computed(request->job, 0);
     assert_true(request->job->results[0].timing_us[PROTO_STAGE_queue] > 0);
-    assert_int_equal(atomic_load(&request->job->references), 1); /* its memory may be reused for the answer */
+    /* no other job holds this memory, so it may be reused for the answer */
+    assert_int_equal(atomic_load(&request->job->references), 1);
     assert_null(request->watch);
     assert_int_equal(request->deadline.place, 0);
     request_free(request);
     assert_int_equal(end(s, true), 0);
 }
 
-/* A and B differ in the head. At most two leave together, of one kind, the oldest first: A A, B B, A. The second of
- * these batches fails, and says so who was in it. */
+/* A and B differ in their head sizes. At most two of one kind leave together, the oldest first: A A, B B, A. The second
+ * batch fails, and its message names the requests in it. */
 static void test_what_waits_leaves_in_batches_of_one_kind(void **state)
 {
     struct scene *const s = *state;
@@ -324,7 +324,7 @@ static void test_with_a_window_a_batch_waits_until_it_is_full(void **state)
     struct request *requests[3];
     for (int i = 0; i < 2; i++) requests[i] = posted_forward(s);
     turns(s);
-    assert_int_equal(request_count(REQUEST_QUEUED), 2); /* a device is free, and they wait for a third */
+    assert_int_equal(request_count(REQUEST_QUEUED), 2); /* a device is free, and the two wait for a third */
     requests[2] = posted_forward(s);
     for (int i = 0; i < 3; i++) assert_ok(s, requests[i]);
     assert_true(batches_of("fake:0") - before == 1);
@@ -350,7 +350,7 @@ static void test_batches_go_to_every_device(void **state)
     struct request *requests[8];
     for (int i = 0; i < 8; i++) requests[i] = posted_forward(s);
     start(s);
-    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 8); /* both have four streams */
+    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 8); /* both devices have four batches on streams */
     gate_open(&s->gate);
     for (int i = 0; i < 8; i++) assert_ok(s, requests[i]);
     assert_true(batches_of("fake:0") - before[0] == 4);
@@ -401,7 +401,7 @@ static void test_a_deadline_ends_the_wait_for_a_device(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* A batch leaves in the turn in which its request arrives, deadlines are looked at in the next. */
+/* A batch leaves in the turn of the loop in which its request arrives. Deadlines are checked in the next turn. */
 static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
 {
     struct scene *const s = *state;
@@ -413,7 +413,7 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     contexts_finish_job(forward->job, true);
     request_free(forward);
     const int64_t saved_bytes = staging_leased_bytes(
-        s->server.staging); /* one block; a small backward takes another such */
+        s->server.staging); /* the saved tensors take one block; a small backward takes another */
 
     struct request *late = checked(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
     late->deadline.at_ns = clock_ns();
@@ -421,18 +421,18 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     answered(s, late);
     assert_true(late->failed);
     assert_string_equal(late->why.text, "the deadline passed while the request was running");
-    assert_null(late->job); /* it stays with the device, for it may still write into its memory, */
+    assert_null(late->job); /* the job stays with the device, which may still write to its memory, */
     request_free(late);
     assert_int_equal(staging_leased_bytes(s->server.staging), 2 * saved_bytes);
     gate_open(&s->gate);
-    WAIT_UNTIL(staging_leased_bytes(s->server.staging) == saved_bytes); /* until that is done */
-    assert_ok(s, posted(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4))); /* and the context can be taken again */
+    WAIT_UNTIL(staging_leased_bytes(s->server.staging) == saved_bytes); /* until the device has finished */
+    assert_ok(s, posted(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4))); /* the context can be used again */
     assert_int_equal(end(s, true), 0);
 }
 
 /* ---- Hang-ups ---------------------------------------------------------------------------------------------------- */
 
-/* A client of this request: closing [1] is hanging up. */
+/* Connects a client to this request. Closing ends[1] hangs up. */
 static void connect_client(struct request *request, int ends[2])
 {
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
@@ -483,7 +483,7 @@ static void unblocked(uv_work_t *work, int status)
     (void)work, (void)status;
 }
 
-/* Nothing is done on libuv's only thread until gate_open(&s->pool). Before start(). */
+/* Blocks libuv's only thread until gate_open(&s->pool). Call it before start(). */
 static void block_pool(struct scene *s)
 {
     gate_shut(&s->pool);
@@ -540,7 +540,7 @@ static void test_the_length_of_many_numbers_is_known_when_the_answer_begins(void
     assert_int_equal(end(s, true), 0);
 }
 
-/* Two that wait to be verified: one is left by its client, the deadline of the other is not there yet. */
+/* Two requests wait to be verified. The client of one has left; the deadline of the other has not passed. */
 static void test_nobody_waits_for_a_verification_whose_client_has_left(void **state)
 {
     struct scene *const s = *state;
@@ -567,7 +567,7 @@ static void test_nobody_waits_for_a_verification_whose_client_has_left(void **st
 enum { OBJECT_BYTES = 8 << 20 };
 static const char object_key[] = "/attn_unit_loop";
 
-/* The server has a region "r" of 8 MiB. Returns a descriptor of its object. */
+/* Registers a region "r" of 8 MiB at the server. Returns a descriptor of its object. */
 static int begin_shared(struct scene *s)
 {
     static const char *const prefixes[] = { "attn_unit_" };
@@ -592,7 +592,7 @@ static void end_shared(struct scene *s, int fd)
     close(fd);
 }
 
-/* A forward of 9 rows whose out goes to the region. */
+/* Returns a checked forward of 9 rows whose out goes to the region. */
 static struct request *checked_to_region(struct scene *s)
 {
     struct request *request = checked(s, ATTN_OP_FORWARD, forward_body(9, 4, ""));
@@ -625,10 +625,10 @@ static void test_outputs_are_in_shared_memory_when_the_request_is_given_back(voi
     answered(s, request);
     assert_false(request->failed);
     assert_true(is_written(fd, request));
-    assert_null(request->job->shared); /* and the region is let go of */
+    assert_null(request->job->shared); /* the request no longer holds the region */
     assert_computed(request->job, 0);
     request_free(request);
-    assert_int_equal(ftruncate(fd, 10), 0); /* of the next one the object is too short */
+    assert_int_equal(ftruncate(fd, 10), 0); /* the object is too short for the next request */
     request = checked_to_region(s);
     suspend(s, request, REQUEST_QUEUED);
     assert_fails(s, request, PROTO_E_INVALID_REQUEST,
@@ -637,7 +637,8 @@ static void test_outputs_are_in_shared_memory_when_the_request_is_given_back(voi
     end_shared(s, fd);
 }
 
-/* Who has an answer may use his memory: so it comes after the last byte was written, however late that is. */
+/* A client that has its answer may reuse its memory. So the answer comes after the last byte was written, however late
+ * that is. */
 static void test_a_deadline_that_passes_while_outputs_are_written_is_answered_after_it(void **state)
 {
     struct scene *const s = *state;
@@ -686,8 +687,8 @@ static void test_a_second_signal_waits_for_what_is_being_written(void **state)
     end_shared(s, fd);
 }
 
-/* A request of KServe's with q, k and v of `rows` rows of one head of 64 numbers,
- * all of them the same bytes of the region. */
+/* Returns a KServe request whose q, k and v have `rows` rows of one head of 64 numbers, all from the same bytes of the
+ * region. */
 static struct request *received_from_region(struct scene *s, int rows)
 {
     static const proto_model model = { .name = "attention_forward", .op = ATTN_OP_FORWARD };
@@ -734,7 +735,7 @@ static void test_much_shared_memory_is_read_beside_the_loop(void **state)
     WAIT_UNTIL(metrics_sum(METRIC_CANCELLED, "checking") - before == 1);
     assert_ok(s, posted_forward(s));
     assert_int_equal(staging_leased_bytes(s->server.staging) < OBJECT_BYTES,
-                     1); /* nothing is leased before it is read */
+                     1); /* no memory is leased before the region is read */
     gate_open(&s->pool);
     assert_ok(s, much);
     assert_gone(s, left);
@@ -743,7 +744,7 @@ static void test_much_shared_memory_is_read_beside_the_loop(void **state)
     end_shared(s, fd);
 }
 
-/* A piece is as much as there is time for. */
+/* One turn reads only as much as its time allows. */
 static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 {
     struct scene *const s = *state;
@@ -752,7 +753,7 @@ static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
     struct check_result result = { 0 };
     int pieces = 0;
     while (!check_piece(request, &result, 0)) pieces++;
-    assert_int_equal(pieces, 10); /* eight of q, k, v */
+    assert_int_equal(pieces, 10); /* eight pieces of q, k and v */
     assert_false(result.failed);
     assert_non_null(request->job);
     assert_null(request->shared);
@@ -764,7 +765,8 @@ static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 
 /* ---- Checking ---------------------------------------------------------------------------------------------------- */
 
-/* 200 problems: more names and shapes than an HTTP thread looks through. The last of them is `last`. */
+/* Returns an envelope of 200 problems, the last of which is `last`: more names and shapes than an HTTP thread checks
+ * itself. */
 static char *long_body(char *last)
 {
     char *bodies[200];
@@ -786,7 +788,7 @@ static void test_a_body_that_takes_long_to_check_is_checked_beside_the_loop(void
     request->deadline.at_ns = check_deadline(request, NULL);
     suspend(s, request, REQUEST_CHECKING);
     WAIT_UNTIL(request_count(REQUEST_CHECKING) == 1);
-    assert_ok(s, posted_forward(s)); /* the loop is there for others meanwhile */
+    assert_ok(s, posted_forward(s)); /* the loop serves others meanwhile */
     assert_int_equal(request_count(REQUEST_CHECKING), 1);
     gate_open(&s->pool);
     assert_ok(s, request);
@@ -797,12 +799,12 @@ static void test_what_the_check_finds_is_answered(void **state)
 {
     struct scene *const s = *state;
     start(s);
-    /* Not an envelope of problems that are each refused, but no envelope at all. */
+    /* The envelope itself is invalid, not only the problems in it. */
     struct request *bad = received(&s->server, ATTN_OP_FORWARD, body_of("q k", 5, 4, ""));
     bad->deadline.at_ns = check_deadline(bad, NULL);
     suspend(s, bad, REQUEST_CHECKING);
     assert_fails(s, bad, PROTO_E_INVALID_REQUEST, NULL);
-    /* Every problem is refused: nothing is queued, and it is an answer. */
+    /* Every problem is refused: nothing is queued, and the answer is still 200. */
     char *bodies[] = { body_of("q k", 5, 4, ""), body_of("q v", 5, 4, "") };
     struct request *none = received(&s->server, ATTN_OP_FORWARD, envelope_of(bodies, 2));
     none->deadline.at_ns = check_deadline(none, NULL);
@@ -815,7 +817,7 @@ static void test_what_the_check_finds_is_answered(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* The check goes on in another thread, so the request is given back when that is over. */
+/* The check goes on in another thread, so the request is given back when the check is over. */
 static void test_a_deadline_that_passes_during_the_check_is_answered_after_it(void **state)
 {
     struct scene *const s = *state;
@@ -836,7 +838,7 @@ static void test_a_deadline_that_passes_during_the_check_is_answered_after_it(vo
     assert_false(is_answered(s, late));
     assert_false(is_answered(s, left));
     gate_open(&s->pool);
-    assert_fails(s, late, PROTO_E_DEADLINE, "the deadline passed while the request was running"); /* not behind it */
+    assert_fails(s, late, PROTO_E_DEADLINE, "the deadline passed while the request was running");
     assert_gone(s, left);
     close(client[0]);
     assert_int_equal(end(s, true), 0);
@@ -858,10 +860,10 @@ static void test_a_drain_finishes_what_there_is_and_what_still_comes(void **stat
     assert_int_equal(atomic_load(&s->hurries), 0);
     assert_false(is_answered(s, held));
     assert_true(atomic_load(&s->server.drain_since_ms) > 0);
-    assert_ok(s, posted_forward(s)); /* on a connection that was open already */
+    assert_ok(s, posted_forward(s)); /* the request comes on a connection that was open already */
     gate_open(&s->gate);
     assert_ok(s, held);
-    assert_int_equal(end(s, false), 0); /* with the last connection */
+    assert_int_equal(end(s, false), 0); /* the loop ends with the last connection */
     assert_int_equal(atomic_load(&s->hurries), 1);
     assert_int_equal(atomic_load(&s->drains), 1);
 }
@@ -883,7 +885,7 @@ static void test_a_second_signal_answers_what_waits(void **state)
     WAIT_UNTIL(atomic_load(&s->hurries) == 1);
     assert_true(s->server.stopping);
     for (int i = 0; i < 5; i++) assert_fails(s, requests[i], PROTO_E_DRAINING, "the server is stopping");
-    /* Two that were on their way: one is queued, the other would have been checked. */
+    /* Two requests were on their way: one is queued, the other was about to be checked. */
     struct request *later = posted_forward(s);
     struct request *unchecked = received(&s->server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
     suspend(s, unchecked, REQUEST_CHECKING);
@@ -892,7 +894,7 @@ static void test_a_second_signal_answers_what_waits(void **state)
     assert_false(is_answered(s, requests[5]));
     gate_open(&s->pool);
     assert_fails(s, requests[5], PROTO_E_DRAINING, "the server is stopping");
-    assert_int_equal(end(s, false), 0); /* the device still holds four batches, which come back to nobody */
+    assert_int_equal(end(s, false), 0); /* the device still holds four batches, for which no client waits */
 }
 
 static void test_a_drain_ends_when_its_time_is_over(void **state)
@@ -928,7 +930,7 @@ static int64_t length_of(struct scene *s, struct cache_info info)
     return info.length;
 }
 
-/* A decode that appends `rows` positions. */
+/* Returns a checked decode that appends `rows` positions. */
 static struct request *checked_decode(struct scene *s, const struct cache_info *info, int rows, const char *more)
 {
     char extra[128];
@@ -961,7 +963,7 @@ static void test_a_step_without_memory_for_its_batch_leaves_its_cache_as_it_was(
     assert_int_equal(end(s, true), 0);
 }
 
-/* The numbers are there and are measured, and then nobody gets them: nothing was appended. Who comes next waits until
+/* The numbers are computed and being measured when the client leaves, so nothing is appended. The next step waits until
  * that is certain. */
 static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cache_as_it_was(void **state)
 {
@@ -993,7 +995,7 @@ static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cac
     assert_int_equal(end(s, true), 0);
 }
 
-/* A decode of one row for each of the caches, that appends nothing. */
+/* Posts a decode with one row for each of the caches, which appends nothing. */
 static struct request *posted_rows(struct scene *s, int rows, const struct cache_info *infos)
 {
     char text[256];
@@ -1004,10 +1006,10 @@ static struct request *posted_rows(struct scene *s, int rows, const struct cache
     return posted(s, (attn_op)PROTO_OP_DECODE, strdup(text));
 }
 
-/* Each is looked at when it comes, and those before it are not looked at again;
- * but who wants what an older one waits for waits behind it.
+/* Each step is looked at when it comes, and earlier ones are not looked at again. A step that wants a cache for which
+ * an older step waits must wait behind that step.
  *
- *   a is written      rows a, b wait      row b waits behind it      row c begins      */
+ *   a is written      rows a, b wait      row b waits behind it      row c begins */
 static void test_steps_that_come_wait_behind_older_ones_and_for_nobody_else(void **state)
 {
     struct scene *const s = *state;
@@ -1075,7 +1077,7 @@ static void test_who_waits_for_a_device_that_does_not_end_is_answered(void **sta
     start(s);
     for (int i = 0; i < 2; i++)
         assert_fails(s, requests[i], PROTO_E_UNAVAILABLE, "fake:0 did not finish in the time it may take");
-    assert_true(staging_leased_bytes(s->server.staging) > 0); /* the device may still write there */
+    assert_true(staging_leased_bytes(s->server.staging) > 0); /* the device may still write to this memory */
     assert_int_equal(end(s, false), 70);
 }
 

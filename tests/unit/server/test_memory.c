@@ -3,12 +3,13 @@
 
 #include "server/device/internal.h"
 
-enum { JOBS = 1024, REGION = 256 }; /* of --max-batch at most; bytes, with a gap as large behind them */
+/* JOBS: the most that --max-batch allows; REGION: bytes, with a gap of the same size behind */
+enum { JOBS = 1024, REGION = 256 };
 
 struct scene {
     struct device device;
     struct slot slot;
-    char *memory; /* of the jobs: inputs, tables and outputs of one lie apart from each other */
+    char *memory; /* memory of the jobs, whose inputs, tables and outputs lie apart from each other */
     struct staging_block inputs[JOBS], tables[JOBS];
     struct job jobs[JOBS];
     proto_call call; /* without items */
@@ -21,7 +22,8 @@ static void open_scene(struct scene *s)
     setenv("ATTN_FAKE_DEVICES", "1", 1);
     setenv("ATTN_FAKE_SCRIPT", "", 1);
     if (attn_device_open("fake", 0, NULL, &s->device.handle, &err) != ATTN_OK) fail_msg("%s", err.text);
-    for (int i = 0; i < JOBS; i++) { /* 619 has no factor in common with their number: in no order */
+    /* the order looks random, because 619 and the number of jobs have no common factor */
+    for (int i = 0; i < JOBS; i++) {
         char *const at = s->memory + (size_t)(i * 619 % JOBS) * 2 * REGION, *const next = at + JOBS * 2 * REGION;
         s->inputs[i] = (struct staging_block){ .memory = at, .bytes = REGION };
         s->tables[i] = (struct staging_block){ .memory = next, .bytes = REGION };
@@ -42,7 +44,7 @@ static void close_scene(struct scene *s)
     free(s->memory);
 }
 
-/* As it was found before: among all of them. */
+/* The search before it was made fast: it looks at all mirrors. */
 static void *address_by_looking_at_all(const struct slot *slot, char *address)
 {
     for (int i = 0; i < slot->mirror_count; i++) {
@@ -70,11 +72,11 @@ static void test_every_address_of_a_large_batch_has_its_place_on_the_device(void
         assert_int_equal(memory_take_mirrors(&s->device, &s->slot, &s->jobs[i], &err), ATTN_OK);
     assert_int_equal(s->slot.region_count, 3 * JOBS);
     assert_int_equal(s->slot.mirror_count, 3 * JOBS + 11);
-    for (int at = 0; at < 3 * JOBS * 2 * REGION; at += 37) /* in the gaps, too */
+    for (int at = 0; at < 3 * JOBS * 2 * REGION; at += 37) /* addresses in the gaps are tested too */
         assert_ptr_equal(memory_address(&s->slot, s->memory + at), address_by_looking_at_all(&s->slot, s->memory + at));
     for (int i = 0; i < JOBS; i++) {
         char *const end = (char *)s->inputs[i].memory + REGION - 1;
-        assert_ptr_equal(memory_address(&s->slot, end), end); /* of a tensor without elements, say */
+        assert_ptr_equal(memory_address(&s->slot, end), end); /* for example the address of a tensor without elements */
         assert_ptr_not_equal(memory_address(&s->slot, end - 1), end - 1);
     }
     memory_drop_mirrors(&s->device, &s->slot);

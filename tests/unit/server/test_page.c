@@ -1,4 +1,4 @@
-/* test_page.c: each page is whole, allowed by its own policy, and needs nothing from elsewhere. */
+/* test_page.c: each page is complete, obeys its own policy, and loads nothing from elsewhere. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -29,7 +29,7 @@ static void sha256_base64(const char *text, size_t count, char out[48])
     const size_t blocks = (count + 8) / 64 + 1;
     for (size_t b = 0; b < blocks; b++) {
         uint32_t w[64], s[8];
-        for (size_t i = 0; i < 64; i++) { /* the text, 0x80, zeros, and the length in bits */
+        for (size_t i = 0; i < 64; i++) { /* a message is padded with 0x80, zeros, and its length in bits */
             const size_t n = b * 64 + i;
             const uint8_t byte = n < count              ? (uint8_t)text[n]
                                  : n == count           ? 0x80
@@ -74,7 +74,7 @@ static char *page_text(enum page which)
     return page;
 }
 
-/* The hash of the only style, or script, of a page. */
+/* Checks the hash of the page's only style or script. */
 static void check_policy(enum page which, const char *element)
 {
     char open[16], shut[16], want[96], hash[48];
@@ -88,7 +88,7 @@ static void check_policy(enum page which, const char *element)
     sha256_base64(begin, (size_t)(end - begin), hash);
     snprintf(want, sizeof want, "%s-src 'sha256-%s'", element, hash);
     if (strstr(page_csp(which), want) == NULL) fail_msg("the policy of page %d must have: %s", (int)which, want);
-    assert_null(strstr(end + 1, open)); /* there is one of each */
+    assert_null(strstr(end + 1, open)); /* the page has only one such element */
     free(page);
 }
 
@@ -96,7 +96,7 @@ static void test_sha256_is_that_of_fips_180(void **state)
 {
     (void)state;
     char hash[48];
-    sha256_base64("abc", 3, hash); /* FIPS 180-2, appendix B.1 */
+    sha256_base64("abc", 3, hash); /* the example of FIPS 180-2, appendix B.1 */
     assert_string_equal(hash, "ungWv48Bz+pBQUDeXa4iI7ADYaOWF3qctBD/YfIAFa0=");
 }
 
@@ -117,10 +117,11 @@ static void check_needs_nothing(const char *page)
     assert_null(strstr(page, "src="));
     assert_null(strstr(page, "https:"));
     assert_null(strstr(page, "innerHTML"));
-    assert_null(strstr(page, "style=")); /* the policy forbids it */
+    assert_null(strstr(page, "style=")); /* the policy forbids style attributes */
     for (const char *p = page; (p = strstr(p, "href=\"")) != NULL; p++)
         assert_true(p[6] == '/' || strncmp(p + 6, "data:,", 6) == 0);
-    for (const char *p = page; (p = strstr(p, "byId('")) != NULL; p++) { /* what the script looks for is there */
+    /* every element that the script looks up exists */
+    for (const char *p = page; (p = strstr(p, "byId('")) != NULL; p++) {
         char id[64];
         snprintf(id, sizeof id, "id=\"%.*s\"", (int)strcspn(p + 6, "'"), p + 6);
         if (strstr(page, id) == NULL) fail_msg("no element has %s", id);
@@ -146,7 +147,7 @@ static void test_a_page_is_whole_and_names_the_version(void **state)
         assert_string_equal(page + strlen(page) - 8, "</html>\n");
         assert_non_null(strstr(page, "<span id=\"version\">" ATTND_VERSION "</span>"));
         for (const char *at = page; (at = strchr(at, '@')) != NULL; at++)
-            assert_false(at[1] >= 'A' && at[1] <= 'Z'); /* no mark is left; @media is none */
+            assert_false(at[1] >= 'A' && at[1] <= 'Z'); /* no @PLACEHOLDER is left; @media is not one */
         free(page);
     }
 }

@@ -1,4 +1,4 @@
-/* test_peer.c: addresses of clients as the log shows them; what proxies forward; first bytes of other protocols. */
+/* test_peer.c: clients' addresses as the log shows them, what proxies forward, and first bytes of other protocols. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -82,15 +82,15 @@ static void test_the_last_untrusted_address_is_the_peer(void **state)
     } cases[] = {
         { { NULL }, "10.9.9.9" },
         { { "1.2.3.4" }, "1.2.3.4" },
-        { { "6.6.6.6, 1.2.3.4" }, "1.2.3.4" }, /* the client has written the first */
+        { { "6.6.6.6, 1.2.3.4" }, "1.2.3.4" }, /* the client itself wrote the first entry */
         { { "6.6.6.6, 1.2.3.4, 10.0.0.7,10.0.0.8" }, "1.2.3.4" },
         { { "6.6.6.6", "1.2.3.4 , 10.0.0.7", "\t10.0.0.8 " }, "1.2.3.4" },
         { { "2001:DB8::0:1, fd00::1" }, "2001:db8::1" },
         { { "[2001:db8::1]:4711" }, "2001:db8::1" },
         { { "1.2.3.4:4711" }, "1.2.3.4" },
         { { "::ffff:1.2.3.4" }, "1.2.3.4" },
-        { { "10.0.0.5, 10.0.0.6" }, "10.0.0.5" }, /* all are trusted: the first */
-        { { "1.2.3.4, unknown" }, "10.9.9.9" },   /* the entries before it cannot be trusted */
+        { { "10.0.0.5, 10.0.0.6" }, "10.0.0.5" }, /* all are trusted, so the first one counts */
+        { { "1.2.3.4, unknown" }, "10.9.9.9" },   /* entries before an unreadable one cannot be trusted */
         { { "1.2.3.4, unknown, 10.0.0.7" }, "10.0.0.7" },
         { { "1.2.3.4, " }, "10.9.9.9" },
         { { "" }, "10.9.9.9" },

@@ -1,4 +1,5 @@
-/* Naps end with the wait that they are part of: with an event, or at its end. How long a nap is, a test cannot say. */
+/* A nap ends with the wait to which it belongs: with an event or at its timeout. The length of a nap cannot be
+ * tested. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -24,7 +25,7 @@ static void test_a_wait_in_naps_ends_with_an_event_or_at_its_end(void **state)
     polling_sleep_until(set, clock_ns() - 1);
     assert_int_equal(write(events, &(uint64_t){ 1 }, 8), 8);
     polling_sleep_until(set, INT64_MAX);
-    assert_int_equal(epoll_wait(set, &event, 1, 0), 1); /* it is still there for whoever takes it */
+    assert_int_equal(epoll_wait(set, &event, 1, 0), 1); /* the event is still there to be taken */
     close(events);
     close(set);
 }

@@ -1,5 +1,5 @@
-/* From a decoded body to a job that a device can run: where the outputs lie, which jobs are of one kind, what contexts
- * and references become of it, and what is refused. And the life of a job. */
+/* From a decoded body to a job that a device can run: where the outputs lie, which jobs are of one kind, what happens
+ * to contexts and references, and what is refused. Also the life of a job. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/intake/prepare.h"
@@ -28,7 +28,7 @@ static void close_bench(struct bench *b)
     server_close(&b->server);
 }
 
-/* A job that could be prepared. */
+/* Returns a job that was prepared successfully. */
 static struct job *prepared(struct bench *b, attn_op op, char *body)
 {
     attn_error err = { 0 };
@@ -37,7 +37,7 @@ static struct job *prepared(struct bench *b, attn_op op, char *body)
     return job;
 }
 
-/* One that is refused: with this status, and this text unless it is NULL. */
+/* Checks that a job is refused with this status, and with this text unless it is NULL. */
 static void assert_refused(struct bench *b, attn_op op, char *body, attn_status status, const char *text)
 {
     attn_error err = { 0 };
@@ -73,8 +73,8 @@ static void test_outputs_lie_behind_the_inputs_in_one_piece(void **state)
     assert_true(job->outputs.memory >= inputs + job->inputs_used);
     assert_true(job->outputs.memory < inputs + job->inputs_used + 64);
     assert_ptr_equal(p->out.data, job->outputs.memory);
-    assert_ptr_equal(p->lse.data, job->outputs.memory + 64); /* 60 bytes of out, rounded up */
-    assert_int_equal(job->outputs.bytes, 128);               /* and 20 of lse */
+    assert_ptr_equal(p->lse.data, job->outputs.memory + 64); /* out has 60 bytes, rounded up */
+    assert_int_equal(job->outputs.bytes, 128);               /* lse has 20 bytes */
     job_release(job);
     close_bench(&b);
 }
@@ -90,7 +90,7 @@ static void test_the_outputs_of_an_envelope_lie_one_after_the_other(void **state
     const char *at = job->outputs.memory;
     assert_ptr_equal(items[0].problem.out.data, at);
     assert_ptr_equal(items[0].problem.lse.data, at + 64);
-    assert_int_equal(items[1].problem.out.rank, 0); /* not asked for: no memory */
+    assert_int_equal(items[1].problem.out.rank, 0); /* this output is not wanted, so it has no memory */
     assert_ptr_equal(items[1].problem.lse.data, at + 128);
     assert_ptr_equal(items[2].problem.out.data, at + 192);
     assert_ptr_equal(items[2].problem.lse.data, at + 192 + 320); /* 272 bytes */
@@ -128,7 +128,8 @@ static void test_outputs_for_which_there_is_no_memory_are_refused_as_busy(void *
     assert_int_equal(staging_lease(b.server.staging, NULL, (size_t)left / 8 * 7, &rest, &err), ATTN_OK);
     struct staging_block *more;
     while (staging_lease(b.server.staging, NULL, 25600, &more, NULL) == ATTN_OK) {
-        more->next_in_class = rest->next_in_class; /* a list of our own, while they are ours */
+        /* a taker may link jobs into a list of its own while it holds them */
+        more->next_in_class = rest->next_in_class;
         rest->next_in_class = more;
     }
     assert_int_equal(prepare_job(job, attn_device_capabilities(b.device), &b.info, &err), ATTN_BUSY);
@@ -153,7 +154,7 @@ static job_kind kind_of(struct bench *b, attn_op op, char *body)
     return kind;
 }
 
-/* Heads of D numbers in q and k, of Dv in v. */
+/* Returns a body whose heads have D numbers in q and k, and Dv in v. */
 static char *mixed_body(int D, int Dv)
 {
     char *text = NULL;
@@ -185,7 +186,7 @@ static void test_small_problems_of_one_op_dtype_and_head_are_of_one_kind(void **
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(4, 8)));
     assert_true(kind != kind_of(&b, ATTN_OP_BACKWARD, body_of("q k v dout", 5, 4, "")));
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(one, 1)),
-                     kind); /* of one problem: joined like any other */
+                     kind); /* an envelope of one problem is joined like any other */
     char *two[] = { forward_body(5, 4, ""), forward_body(5, 4, "") };
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(two, 2)), 0);
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, forward_body(3000, 4, "")), 0); /* 144e6 operations */
@@ -203,8 +204,9 @@ static void test_what_a_job_wants_is_noted(void **state)
         { 5, "\"verify\": 0", false, false, false },
         { 5, "\"verify\": 2", true, false, false },
         { 5, "\"save\": true", false, false, true },
-        { 200, "\"encoding\": \"array\"", false, false, false }, /* 3200 numbers of out, 200 of lse */
-        { 250, "\"encoding\": \"array\"", false, true, false },  /* 4000 and 250: more than 4096 */
+        { 200, "\"encoding\": \"array\"", false, false, false }, /* out has 3200 numbers, lse 200 */
+        /* out has 4000 numbers, lse 250: together more than 4096 */
+        { 250, "\"encoding\": \"array\"", false, true, false },
         { 250, "\"encoding\": \"array\", \"outputs\": [\"out\"]", false, false, false },
         { 250, "\"encoding\": \"base64\"", false, false, false },
     };
@@ -224,7 +226,7 @@ static void test_what_a_job_wants_is_noted(void **state)
     close_bench(&b);
 }
 
-/* It was 0 in every call: each layer of each step dropped the same elements. */
+/* Earlier the seed was 0 in every call, so each layer of each step dropped the same elements. */
 static void test_a_forward_without_a_seed_draws_one_and_a_backward_of_its_context_has_it(void **state)
 {
     (void)state;
@@ -239,10 +241,10 @@ static void test_a_forward_without_a_seed_draws_one_and_a_backward_of_its_contex
         job_release(job);
     }
     struct job *job = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"dropout_p\": 0.5, \"seed\": 0"));
-    assert_true(job->call->items[0].problem.seed == 0); /* 0 is a seed like others */
+    assert_true(job->call->items[0].problem.seed == 0); /* 0 is a seed like any other */
     job_release(job);
     job = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"dropout_p\": 0"));
-    assert_true(job->call->items[0].problem.seed == 0); /* nothing is dropped, and nothing said of a seed */
+    assert_true(job->call->items[0].problem.seed == 0); /* without dropout the answer says nothing of a seed */
     job_release(job);
 
     char id[PROTO_CONTEXT_BYTES];
@@ -283,9 +285,9 @@ static void test_what_no_device_has_memory_for_is_refused_with_the_bytes(void **
     assert_int_equal(attn_plan_make(attn_device_capabilities(b.device), &job->call->items[0].problem, &plan, &err),
                      ATTN_OK);
     assert_int_equal(attn_workspace(attn_device_capabilities(b.device), &plan, 1, &scratch, &err), ATTN_OK);
-    assert_int_equal(bytes, job->inputs_used + job->outputs.bytes + scratch); /* it has memory of its own */
+    assert_int_equal(bytes, job->inputs_used + job->outputs.bytes + scratch); /* the device has its own memory */
     job_release(job);
-    struct job *small = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, "")); /* and what fits goes on */
+    struct job *small = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, "")); /* problems that fit continue */
     job_release(small);
     close_bench(&b);
 }
@@ -332,7 +334,8 @@ static void test_a_refused_problem_of_an_envelope_is_left_out_and_the_others_go_
     assert_true(job->flops == 2.0 * 8 * (5 * 5 + 7 * 7));
     assert_true(job->seconds > 0 && job->seconds < 1 && job->worst_seconds >= job->seconds);
     assert_string_equal(job->because, "");
-    assert_ptr_equal(items[2].problem.out.data, (char *)items[0].problem.lse.data + 64); /* nothing lies in between */
+    /* the outputs are contiguous */
+    assert_ptr_equal(items[2].problem.out.data, (char *)items[0].problem.lse.data + 64);
     job_release(job);
     assert_refused(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"outputs\": [\"lse\"], \"verify\": 1"), ATTN_UNSUPPORTED,
                    "verify: only the out of a forward can be verified");
@@ -341,12 +344,13 @@ static void test_a_refused_problem_of_an_envelope_is_left_out_and_the_others_go_
 
 /* ---- Contexts ---------------------------------------------------------------------------------------------------- */
 
-/* A forward that has run and was answered; its context can be taken. */
+/* Runs a forward and answers it, so that its context can be used. */
 static void save(struct bench *b, char id[PROTO_CONTEXT_BYTES], int rows, int D)
 {
     struct job *job = prepared(b, ATTN_OP_FORWARD, forward_body(rows, D, "\"save\": true, \"outputs\": [\"out\"]"));
     assert_int_equal(strspn(job->results[0].context, "0123456789abcdef"), 32);
-    assert_int_equal(job->call->items[0].problem.lse.rank, 3); /* a backward needs it, though nobody asked for it */
+    /* a backward needs lse, although the client did not ask for it */
+    assert_int_equal(job->call->items[0].problem.lse.rank, 3);
     assert_in_range((uintptr_t)job->call->items[0].problem.lse.data, (uintptr_t)job->outputs.memory,
                     (uintptr_t)job->outputs.memory + job->outputs.bytes - 1);
     strcpy(id, job->results[0].context);
@@ -364,12 +368,12 @@ static void test_a_context_is_taken_by_a_backward_and_gone_when_it_ran(void **st
     open_bench(&b, "fake", 0);
     save(&b, id, 5, 4);
     const int64_t leased = staging_leased_bytes(b.server.staging);
-    assert_true(leased > 0); /* the forward's request is gone, its memory is not */
+    assert_true(leased > 0); /* the forward's request is gone, and its memory stays */
     struct job *job = prepared(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
     const attn_problem *p = &job->call->items[0].problem, *forward = &job->saved[0]->call->items[0].problem;
     assert_int_equal(contexts_in(&b, CONTEXT_TAKEN), 1);
     assert_int_equal(p->op, ATTN_OP_BACKWARD);
-    assert_ptr_equal(p->q.data, forward->q.data); /* read where it lies */
+    assert_ptr_equal(p->q.data, forward->q.data); /* q is read where the forward left it */
     assert_ptr_equal(p->out.data, forward->out.data);
     assert_in_range((uintptr_t)p->dout.data, (uintptr_t)job->inputs->memory,
                     (uintptr_t)job->inputs->memory + job->inputs_used - 1);
@@ -382,7 +386,7 @@ static void test_a_context_is_taken_by_a_backward_and_gone_when_it_ran(void **st
                    "context: unknown, expired or already used");
     assert_int_equal(contexts_in(&b, CONTEXT_FREE), CONTEXTS_MAX_COUNT);
     assert_true(staging_leased_bytes(b.server.staging) >
-                leased); /* it may still be encoded: the job holds what it used */
+                leased); /* the answer may still be encoded, so the job keeps the memory that it used */
     job_release(job);
     assert_int_equal(staging_leased_bytes(b.server.staging), 0);
     close_bench(&b);
@@ -398,7 +402,7 @@ static void test_a_context_is_given_back_when_the_backward_did_not_run(void **st
     struct job *job = prepared(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
     contexts_finish_job(job, false);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
-    contexts_finish_job(job, true); /* once is enough */
+    contexts_finish_job(job, true); /* only the first call has an effect */
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
     job_release(job);
     close_bench(&b);
@@ -413,7 +417,7 @@ static void test_a_refused_backward_does_not_use_its_context(void **state)
     save(&b, id, 5, 4);
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 6, 4), ATTN_INVALID, NULL); /* dout has another shape */
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
-    /* Refused for the memory of the device, when the context is resolved already. */
+    /* The problem is refused for the device's memory after its context was looked up. */
     const attn_device_info whole = b.info;
     b.info.memory_limit = 100;
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4), ATTN_TOO_LARGE, NULL);
@@ -425,7 +429,7 @@ static void test_a_refused_backward_does_not_use_its_context(void **state)
     close_bench(&b);
 }
 
-/* Each problem of an envelope has its own: one that is used, one that is refused, one that was taken before. */
+/* Each problem of an envelope has its own context: one is used, one is refused, one was taken before. */
 static void test_contexts_are_given_back_problem_by_problem(void **state)
 {
     (void)state;
@@ -440,7 +444,7 @@ static void test_contexts_are_given_back_problem_by_problem(void **state)
     assert_int_equal(job->call->items[1].error.status, ATTN_INVALID);
     assert_int_equal(job->call->items[2].error.status, ATTN_NOT_FOUND);
     assert_int_equal(contexts_in(&b, CONTEXT_TAKEN), 1);
-    assert_int_equal(contexts_in(&b, CONTEXT_READY), 1); /* that of the refused one, at once */
+    assert_int_equal(contexts_in(&b, CONTEXT_READY), 1); /* the context of the refused problem is ready again at once */
     assert_null(job->saved[1]);
     contexts_finish_job(job, true);
     assert_int_equal(contexts_in(&b, CONTEXT_TAKEN), 0);
@@ -452,8 +456,8 @@ static void test_contexts_are_given_back_problem_by_problem(void **state)
     close_bench(&b);
 }
 
-/* One that is refused when its context is resolved already. No body says so: the decoder refuses `verify` of a
- * backward. */
+/* A problem is refused after its context was looked up. No body can cause this, because the decoder refuses `verify` in
+ * a backward. */
 static void test_a_context_is_given_back_at_once_when_its_problem_is_refused_later(void **state)
 {
     (void)state;
@@ -475,7 +479,7 @@ static void test_a_context_is_given_back_at_once_when_its_problem_is_refused_lat
     close_bench(&b);
 }
 
-/* A problem that ran and could not be verified afterwards is refused after all: its contexts follow it. */
+/* A problem that ran and could not be verified afterwards is refused, and its contexts are deleted. */
 static void test_a_problem_that_fails_after_it_ran_keeps_no_context(void **state)
 {
     (void)state;
@@ -517,7 +521,8 @@ static void test_a_save_without_room_is_refused_and_its_neighbours_are_not(void 
 
 /* ---- References -------------------------------------------------------------------------------------------------- */
 
-/* 200 queries and keys say nothing about their scores until they are looked at, which is done where it matters. */
+/* Sizes such as 200 queries and keys do not tell how large the scores are. The rows are examined only where that
+ * matters. */
 static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_long(void **state)
 {
     (void)state;
@@ -526,8 +531,9 @@ static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_lo
     struct job *job = prepared(&b, ATTN_OP_FORWARD, forward_body(200, 1, "\"scale\": 3e38, \"outputs\": [\"lse\"]"));
     const double seconds = job->seconds, worst = job->worst_seconds;
     prepare_look_closer(job, &b.info);
-    assert_true(job->seconds == seconds && job->worst_seconds == worst); /* a millisecond: not worth it */
-    job->worst_seconds = 1e6;                                            /* if it were */
+    /* the work takes a millisecond, so the rows are not examined */
+    assert_true(job->seconds == seconds && job->worst_seconds == worst);
+    job->worst_seconds = 1e6; /* with this estimate they are */
     prepare_look_closer(job, &b.info);
     assert_true(job->seconds > 1.5 * seconds && job->worst_seconds == worst);
     assert_string_equal(job->because, "rows whose scores leave float32");

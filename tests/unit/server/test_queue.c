@@ -106,21 +106,22 @@ static void test_slots_hold_among_threads(void **state)
     assert_int_equal(atomic_load(&q.places[CALLER_WAITING].count), 0);
 }
 
-/* What leaves together. Each letter is a job: its kind ('-' is never joined), in order of arrival. */
+/* Which jobs leave together. Each letter is a job, in order of arrival. The letter is its kind; a '-' is never
+ * joined. */
 static void test_batches(void **state)
 {
     (void)state;
     static const struct {
-        const char *waiting, *batches; /* batches are separated by spaces */
+        const char *waiting, *batches; /* in `batches`, spaces separate the batches */
         int max_batch;
     } cases[] = {
         { "", "", 8 },
         { "a", "a", 8 },
         { "aaa", "aaa", 8 },
         { "aaaaa", "aa aa a", 2 },
-        { "abab", "aa bb", 8 },   /* others of its kind are fetched past different ones */
-        { "baaab", "bb aaa", 8 }, /* and the oldest decides whose turn it is */
-        { "-a-a", "- aa -", 8 },  /* large ones go alone */
+        { "abab", "aa bb", 8 },   /* later jobs of the same kind overtake other kinds */
+        { "baaab", "bb aaa", 8 }, /* the oldest job decides which kind is next */
+        { "-a-a", "- aa -", 8 },  /* large jobs leave alone */
         { "--", "- -", 8 },
         { "a", "a", 1 },
     };
@@ -177,11 +178,12 @@ static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **stat
     assert_int_equal(queue_take(&q, &any, 2001, batch, &wait_ns), 3); /* full */
     jobs[3].kind = 0;
     queue_push(&q, &jobs[3], 3000);
-    assert_int_equal(queue_take(&q, &any, 3000, batch, &wait_ns), 1); /* nobody could join it */
+    /* no other job is left that could join this one */
+    assert_int_equal(queue_take(&q, &any, 3000, batch, &wait_ns), 1);
 }
 
-/* Jobs in the order in which they come: whose it is (S: a step on caches of a's), and its priority;
- * and in which they leave. */
+/* Jobs in order of arrival: the caller (S: a step on caches of caller a) and the priority. Below, the order in which
+ * they leave. */
 static void test_priority_is_among_the_jobs_of_one_caller(void **state)
 {
     static const struct {
@@ -194,7 +196,8 @@ static void test_priority_is_among_the_jobs_of_one_caller(void **state)
         { "a5 S1 S1", "012" },     { "a2 a2 a9 a2 a1 a5", "401352" },
     };
     struct caller *callers[2] = { caller_new(), caller_new() };
-    struct job_transaction *const some = (struct job_transaction *)callers; /* only whether there is one is asked */
+    /* the queue only asks whether there is a transaction */
+    struct job_transaction *const some = (struct job_transaction *)callers;
     (void)state;
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
         struct queue q;
@@ -227,7 +230,7 @@ static void test_priority_is_among_the_jobs_of_one_caller(void **state)
 
 enum { FLOWS = 3, SECOND = 1000000000 };
 
-/* Flows a, b, c and jobs of theirs; each takes a device for some seconds. */
+/* Flows a, b, c and their jobs; each job takes a device for some seconds. */
 struct fair {
     struct queue q;
     struct flow *flows[FLOWS];
@@ -260,7 +263,7 @@ static void fair_push(struct fair *fair, const char *whose)
     }
 }
 
-/* The next job leaves; '-': none may. */
+/* Takes the next job; returns '-' if none may leave. */
 static char fair_take(struct fair *fair, const struct queue_taker *taker)
 {
     struct job *batch[1];
@@ -269,7 +272,7 @@ static char fair_take(struct fair *fair, const struct queue_taker *taker)
     return batch[0]->flow->name[0];
 }
 
-/* The next job runs alone for a second. */
+/* Takes the next job and lets it run alone for a second. */
 static char fair_run(struct fair *fair)
 {
     const char who = fair_take(fair, &any);
@@ -304,7 +307,7 @@ static void test_a_flow_that_asked_for_nothing_has_saved_up_nothing(void **state
     fair_begin(&fair);
     fair_push(&fair, "bbbbbbbb");
     fair_run_all(&fair, "bbbb");
-    fair_push(&fair, "aaaa"); /* not four in a row for the four that it did not want before */
+    fair_push(&fair, "aaaa"); /* a does not get four turns in a row for the four that it did not use before */
     fair_run_all(&fair, "abababab-");
     fair_end(&fair);
 }
@@ -366,7 +369,7 @@ static void test_priority_goes_before_fairness_among_the_flows_of_one_caller_alo
     for (int several = 0; several < 2; several++) {
         struct fair fair;
         fair_begin(&fair);
-        flow_charge(fair.flows[1], FLOW_DEVICE, SECOND); /* b has used more, */
+        flow_charge(fair.flows[1], FLOW_DEVICE, SECOND); /* b has used more time, */
         fair_push(&fair, "c");
         fair_run_all(&fair, "c");
         fair.count = 0;
@@ -374,7 +377,7 @@ static void test_priority_goes_before_fairness_among_the_flows_of_one_caller_alo
             fair.jobs[i] = make(0, 1);
             fair.jobs[i].flow = fair.flows[i];
             fair.jobs[i].caller = callers[several ? i : 0];
-            fair.jobs[i].priority = 2 - i; /* and is more urgent */
+            fair.jobs[i].priority = 2 - i; /* the jobs of this caller are also more urgent */
             queue_push(&fair.q, &fair.jobs[i], fair.now_ns);
         }
         assert_int_equal(fair_take(&fair, &any), several ? 'a' : 'b');

@@ -1,4 +1,4 @@
-/* The owner table, ids, failures: a request without a connection. */
+/* A request without a connection: the table of owners, ids, and failures. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -15,12 +15,13 @@
 #include "server/work/request.h"
 #include "server/work/server.h"
 
-/* Rows: from; columns: to. */
+/* Rows are the state before, columns the state after. */
 static void test_the_owner_table(void **state)
 {
     (void)state;
     static const char *const may[REQUEST_STATE_COUNT] = {
-        /* receiving Computing cHecking Queued rUnning fiNishing Answering Freed: . C H Q U N A F */
+        /* The letters of the columns: receiving (.), Computing, cHecking, Queued, rUnning, fiNishing, Answering,
+         * Freed. */
         [REQUEST_RECEIVING] = ".xx...xx", [REQUEST_COMPUTING] = "...xx.xx", [REQUEST_CHECKING] = "...x..x.",
         [REQUEST_QUEUED] = "....x.x.",    [REQUEST_RUNNING] = ".....xx.",   [REQUEST_FINISHING] = "......x.",
         [REQUEST_ANSWERING] = ".......x", [REQUEST_FREED] = "........",
@@ -30,7 +31,7 @@ static void test_the_owner_table(void **state)
             assert_int_equal(request_may_move((enum request_state)from, (enum request_state)to), may[from][to] == 'x');
 }
 
-/* A server of which nothing but the queue's places exists, for two requests each. */
+/* Makes a server that has only the queue's slots, for two requests each. */
 static void open_places(struct server *server)
 {
     *server = (struct server){ .everybody = CALLER_EVERYBODY };
@@ -72,7 +73,7 @@ static void test_a_place_is_held_exactly_in_the_states_that_have_one(void **stat
     request_set_role(ROLE_HTTP);
     request_free(r);
 
-    r = begin(&server); /* a place for a place: never both */
+    r = begin(&server); /* a request that gets one kind of slot gives up the other */
     assert_int_equal(request_enter(r, CALLER_WAITING, &err), ATTN_OK);
     assert_int_equal(places(&server, CALLER_RECEIVING), 0);
     request_move(r, REQUEST_CHECKING);
@@ -83,7 +84,7 @@ static void test_a_place_is_held_exactly_in_the_states_that_have_one(void **stat
     request_free(r);
 
     r = begin(&server);
-    request_free(r); /* the client left */
+    request_free(r); /* the client has left */
     assert_int_equal(places(&server, CALLER_RECEIVING), 0);
 }
 
@@ -95,7 +96,8 @@ static void test_a_life_is_counted(void **state)
     open_places(&server);
     request_set_role(ROLE_HTTP);
     struct request *r = begin(&server);
-    assert_int_equal(request_count(REQUEST_RECEIVING), 0); /* not yet known to be one for tensors */
+    /* it is not known yet whether this request is about tensors */
+    assert_int_equal(request_count(REQUEST_RECEIVING), 0);
     request_count_in(r);
     assert_int_equal(request_count(REQUEST_RECEIVING), 1);
     request_move(r, REQUEST_COMPUTING);
@@ -112,7 +114,7 @@ static void test_a_life_is_counted(void **state)
     for (int s = 0; s < REQUEST_STATE_COUNT; s++) assert_int_equal(request_count((enum request_state)s), 0);
 }
 
-/* An assertion of ours ends the process: tried in a child. */
+/* An assertion ends the process, so a child process tries this. */
 static void test_only_the_owner_moves_it(void **state)
 {
     (void)state;
@@ -122,7 +124,7 @@ static void test_only_the_owner_moves_it(void **state)
     request_set_role(ROLE_HTTP);
     struct request *r = begin(&server);
     assert_int_equal(request_enter(r, CALLER_WAITING, &err), ATTN_OK);
-    request_move(r, REQUEST_CHECKING); /* the loop's now */
+    request_move(r, REQUEST_CHECKING); /* the request belongs to the loop now */
     const pid_t child = fork();
     if (child == 0) {
         signal(SIGABRT, SIG_DFL);

@@ -1,4 +1,4 @@
-/* The token file, and who is let in. */
+/* The token file, and which tokens are accepted. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -112,7 +112,8 @@ static void test_a_name_is_utf8_whatever_the_comment_is(void **state)
     assert_non_null(t);
     struct caller *first = tokens_find(t, "Bearer first"), *second = tokens_find(t, "Bearer second");
     assert_string_equal(first->flow->name, "caf? \xc3\xa9??");
-    assert_int_equal(strlen(second->flow->name), 62); /* 31 characters of 2 bytes: not half of one more */
+    /* 31 characters of 2 bytes; half a character more would have fitted */
+    assert_int_equal(strlen(second->flow->name), 62);
     caller_release(first);
     caller_release(second);
     tokens_close(t);
@@ -148,7 +149,7 @@ static void test_a_bad_file_is_refused_in_one_line(void **state)
     snprintf(want, sizeof want, "--token-file %s: line 2 contains %s", path, "a space");
     assert_string_equal(why, want);
     file = fopen(path, "w");
-    fwrite("good\nwith\0init", 1, 14, file); /* without a line feed at the end */
+    fwrite("good\nwith\0init", 1, 14, file); /* the file has no line feed at its end */
     fclose(file);
     assert_null(tokens_open(path, 50, why, sizeof why));
     snprintf(want, sizeof want, "--token-file %s: line 2 contains the byte 0x00%s", path, NOT_ASCII);
@@ -196,7 +197,7 @@ static void test_many_tokens(void **state)
     tokens_close(t);
 }
 
-/* The share of `bound` that the bearer of the token may use now. */
+/* Returns the share of `bound` that the bearer of the token may use now. */
 static int64_t share_of(struct tokens *tokens, const char *authorization, int64_t bound)
 {
     struct caller *caller = tokens_find(tokens, authorization);
@@ -218,7 +219,8 @@ static void test_each_token_has_an_account_that_survives_a_reload(void **state)
     assert_true(tokens_reload(t, why, sizeof why));
     struct caller *again = tokens_find(t, "Bearer b"), *c = tokens_find(t, "Bearer c");
     assert_ptr_equal(again, b);
-    assert_ptr_not_equal(c, a); /* `a` is out of the file, its account lives as long as somebody holds it */
+    /* `a` is not in the file any more, but its account lives as long as a request holds it */
+    assert_ptr_not_equal(c, a);
     assert_null(tokens_find(t, "Bearer a"));
     caller_release(a);
     caller_release(b);

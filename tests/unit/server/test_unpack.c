@@ -1,4 +1,5 @@
-/* test_unpack.c: compressed bodies: the same whatever the pieces, faults by name, and limits to the byte. */
+/* test_unpack.c: compressed bodies: the same result however they are split, messages for each fault, and exact
+ * limits. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,7 +14,7 @@
 
 enum { WINDOW = 15, GZIP = 16 };
 
-/* What the bytes are compressed; the caller's. */
+/* Compresses the bytes. The caller frees the result. */
 static char *packed(enum unpack_coding coding, const char *bytes, size_t count, size_t *size)
 {
     z_stream z = { 0 };
@@ -30,7 +31,8 @@ static char *packed(enum unpack_coding coding, const char *bytes, size_t count, 
     return to;
 }
 
-/* All of the body in parts of `part` bytes: how much came out and, where `want` is given, that it is that. */
+/* Unpacks the whole body in parts of `part` bytes, and checks the length of the result and, if `want` is given, its
+ * bytes. */
 static attn_status unpack_all(enum unpack_coding coding, uint64_t limit, const char *body, size_t count, size_t part,
                               const char *want, uint64_t *out, attn_error *err)
 {
@@ -51,7 +53,7 @@ static attn_status unpack_all(enum unpack_coding coding, uint64_t limit, const c
         else assert_int_equal(size, 0);
     }
     if (status == ATTN_OK) status = unpack_finish(u, err);
-    if (status != ATTN_OK) { /* the answer to every further call */
+    if (status != ATTN_OK) { /* every further call gives the same error */
         const char *bytes = body, *piece;
         size_t left = count, size;
         attn_error again = { 0 };
@@ -94,12 +96,12 @@ static void test_a_body_without_a_byte_is_not_this_file_s_to_refuse(void **state
     assert_int_equal(unpack_all(UNPACK_GZIP, 10, "", 0, 1, NULL, &out, &err), ATTN_OK);
 }
 
-/* Changes one byte of the gzip, or of the zlib, of "hello"; or cuts it off; or adds to it. */
+/* Each case changes one byte of the gzip or zlib form of "hello", or truncates it, or appends to it. */
 static void test_every_fault_is_named_and_is_the_same_however_it_is_split(void **state)
 {
     static const struct {
         enum unpack_coding coding;
-        int at, to; /* at < 0: from the end. to < 0: nothing is changed */
+        int at, to; /* at < 0: counted from the end. to < 0: nothing is changed */
         int cut;
         const char *more, *says;
     } cases[] = {
@@ -158,7 +160,7 @@ static void test_every_fault_is_named_and_is_the_same_however_it_is_split(void *
 
 static void test_a_zlib_stream_that_wants_a_dictionary_is_refused(void **state)
 {
-    static const char body[] = { 0x78, (char)0xbb, 1, 2, 3, 4, 5, 6 }; /* RFC 1950: FDICT */
+    static const char body[] = { 0x78, (char)0xbb, 1, 2, 3, 4, 5, 6 }; /* the FDICT bit of RFC 1950 */
     attn_error err = { 0 };
     uint64_t out;
     (void)state;
@@ -167,7 +169,7 @@ static void test_a_zlib_stream_that_wants_a_dictionary_is_refused(void **state)
                                   "dictionary, and there is none");
 }
 
-/* All that the limit allows comes out first, so the decoder's own fault in there is the one that is told. */
+/* Everything up to the limit is unpacked first, so a fault of the JSON in it is reported before the limit. */
 static void test_the_limit_of_what_a_body_unpacks_to_is_kept_to_the_byte(void **state)
 {
     enum { LIMIT = UNPACK_PIECE_BYTES + 5 };

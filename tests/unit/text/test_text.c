@@ -1,4 +1,4 @@
-/* test_text.c: every limit and every failure of text.c. Its source is part of this test, so that memory can fail. */
+/* test_text.c: every limit and every failure of text.c. The test includes text.c, so that it can make memory fail. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,7 +39,7 @@ static void test_a_buffer_holds_its_bytes_and_a_nul_and_not_one_more(void **stat
     assert_int_equal(t.failure, TEXT_FULL);
     assert_int_equal(t.used, 7);
     assert_string_equal(t.at, "abcdefg");
-    assert_int_equal(buffer[8], '\0'); /* as it was: behind the eight bytes nothing is written */
+    assert_int_equal(buffer[8], '\0'); /* nothing is written behind the eight bytes */
 }
 
 static void test_nothing_follows_a_piece_that_did_not_fit(void **state)
@@ -48,7 +48,7 @@ static void test_nothing_follows_a_piece_that_did_not_fit(void **state)
     struct text t = text_in(buffer, sizeof buffer);
     (void)state;
     text_put_string(&t, "abc");
-    text_put_string(&t, "12345"); /* one too many */
+    text_put_string(&t, "12345"); /* the text is one character too long */
     text_put_char(&t, 'd');       /* would fit */
     text_put(&t, "", 0);
     text_printf(&t, "%d", 1);
@@ -106,12 +106,12 @@ static void test_a_growing_text_grows_to_its_limit(void **state)
             assert_int_equal(t.used, wanted);
             assert_true(t.size <= limits[i] + 1);
             if (wanted > 0) assert_int_equal(strlen(t.at), wanted);
-            text_put(&t, bytes, piece); /* one piece too many */
+            text_put(&t, bytes, piece); /* the text is one piece too long */
             assert_int_equal(t.failure, TEXT_FULL);
             assert_int_equal(t.used, wanted);
             assert_null(text_take(&t, &length));
             assert_int_equal(t.used, 0);
-            assert_int_equal(t.failure, TEXT_FINE); /* and may begin again */
+            assert_int_equal(t.failure, TEXT_FINE); /* the text can be used again after the reset */
         }
 }
 
@@ -172,9 +172,9 @@ static void test_strings_in_json_are_escaped_and_are_utf8(void **state)
         { "a\x80z\xc3", "a?z?", 99 },
         { "\xed\xa0\x80", "???", 99 }, /* a surrogate */
         { "abc", "ab", 2 },
-        { "a\u20ac", "a", 3 }, /* no character is cut */
+        { "a\u20ac", "a", 3 }, /* no character is cut in two */
         { "a\u20ac", "a\u20ac", 4 },
-        { "ab\"", "ab", 3 }, /* and no escape */
+        { "ab\"", "ab", 3 }, /* no escape is cut in two */
         { "ab\n", "ab", 7 },
         { "x", "", 0 },
     };
@@ -184,7 +184,7 @@ static void test_strings_in_json_are_escaped_and_are_utf8(void **state)
         struct text t = text_in(buffer, sizeof buffer);
         text_put_json(&t, cases[i].string, cases[i].room);
         assert_string_equal(buffer, cases[i].json);
-        assert_int_equal(t.failure, TEXT_FINE); /* the room is no failure */
+        assert_int_equal(t.failure, TEXT_FINE); /* a full buffer is not a failure */
     }
 }
 
@@ -352,7 +352,7 @@ static void test_hexadecimal_digits(void **state)
 
 /* ---- UTF-8 ------------------------------------------------------------------------------------------------------- */
 
-/* What RFC 3629 says of a code point, said another way: encoded and compared. */
+/* RFC 3629's encoding of a code point, written independently of text.c. */
 static size_t encode(uint32_t code, char bytes[5])
 {
     memset(bytes, 0, 5);
@@ -459,7 +459,7 @@ static void test_the_nearest_name_is_near_enough_or_none(void **state)
         const char *unknown, *name;
     } cases[] = {
         { "casual", "causal" }, { "key_mask", "keep_mask" },
-        { "scales", "scale" },  { "x", NULL }, /* one mistake from q, but nothing of it is left */
+        { "scales", "scale" },  { "x", NULL }, /* one mistake from "q", but no letter of it is left */
         { "softcap", NULL },
     };
     (void)state;

@@ -1,5 +1,5 @@
-/* backward.cu: the Hopper backward's shapes up to head size 128 for problems without options, and with options that
- * need little of a pair: softcap, ALiBi, FlashMask. The kernel is in backward_tiles.cuh. */
+/* backward.cu: tile shapes of the Hopper backward up to head size 128, for problems without options and for softcap,
+ * ALiBi and FlashMask, which need no tensor of pairs. The kernel is in backward_tiles.cuh. */
 #include "kernels/cuda/sm90/backward/backward_tiles.cuh"
 
 namespace {

@@ -1,9 +1,9 @@
 /* backward.cuh: code that the backward kernels of this folder share: a block's keys and the queries that see them, how
- * tiles of queries arrive, from scores to P and dS, the repair of keys, and which problems the copy engine can walk.
+ * tiles of queries arrive, from scores to P and dS, the repair of keys, and which problems the copy engine can load.
  *
- * X is an instantiation's shape: BM queries a tile, UNITS of 64; BN keys a block; CHUNKS of 64 channels of Q and K,
- * CHUNKS_V of V and dO. SHARED is the block's shared memory, whose rings of Q, dO and the queries' values have these
- * functions' names. */
+ * X is a template instance's shape: BM queries per tile, UNITS of 64; BN keys per block; CHUNKS of 64 channels of Q and
+ * K, CHUNKS_V of V and dO. SHARED is the block's shared memory. Its rings of Q, dO and the queries' values have the
+ * names that these functions use. */
 #ifndef ATTN_SM90_BACKWARD_CUH
 #define ATTN_SM90_BACKWARD_CUH
 
@@ -17,7 +17,8 @@
 
 namespace {
 
-enum { CONSUMERS = 256, ZERO_BARRIER = 12 }; /* threads of both consumers; where they meet over rows of zeros */
+/* CONSUMERS: threads of both consumers. ZERO_BARRIER: the named barrier at which they meet in zero_rows() */
+enum { CONSUMERS = 256, ZERO_BARRIER = 12 };
 
 /* ---- A block of keys --------------------------------------------------------------------------------------------- */
 
@@ -28,25 +29,25 @@ struct maps {
 /* A block's keys, and the query tiles that see any of them. */
 struct block_place {
     attn_sequence s;
-    int t;    /* its number in the order of tiles */
-    int head; /* index among the batch's heads; packed: among a sequence's */
+    int t;    /* number of the tile of keys in the order of tiles */
+    int head; /* index among the batch's heads; in packed problems among a sequence's heads */
     int b, hk, j0;
-    int rows;        /* of dk and dv to write; seqlens_k leaves rows of zeros behind the keys */
+    int rows;        /* rows of dk and dv to write; with seqlens_k rows of zeros follow the keys */
     int first, last; /* query tiles */
-    int begin;       /* the query tile it begins with; after the last comes the first */
+    int begin;       /* the query tile with which the block begins; after the last tile it continues with the first */
     key_band band;
     int Sq;
-    /* Rounds: tiles of a head, head after head of the group. */
+    /* Number of rounds per head: the query tiles of a head, one head of the group after the other. */
     DEVICE int tiles() const { return last - first; }
 
-    /* Number of this head's blocks that add to dQ of a query tile before this block does. Blocks
-     * that see a tile are neighbours. Key tile k is seen from query tile max(k BN - hi + 1, 0) / BM
-     * on, up to that of key min((k + 1) BN, Sk) - lo. */
+    /* Returns how many of this head's blocks add to dQ of a query tile before this block does. Blocks that see a tile
+     * are neighbours. Key tile k is seen from query tile max(k BN - hi + 1, 0) / BM on, up to the query tile of key
+     * min((k + 1) BN, Sk) - lo. */
     template <class X> DEVICE int before(int tile, bool last_first) const
     {
         const int k = j0 / X::BN, begin = tile * X::BM;
         if (last_first) return min((begin + X::BM + band.hi - 2) / X::BN, (band.Sk - 1) / X::BN) - k;
-        /* The least k with min((k + 1) BN, Sk) > begin + lo. */
+        /* The smallest k with min((k + 1) BN, Sk) > begin + lo. */
         return k - max(begin + band.lo, 0) / X::BN;
     }
 };
@@ -57,7 +58,7 @@ DEVICE key_band band_of(const attn_geometry &g, const attn_sequence &s)
     return key_band_of((int)attn_align(&g, &s), left, right, (int)s.Sk);
 }
 
-/* attn_sequence_of() where there are no PADDING_FEATURES. */
+/* attn_sequence_of() for problems without PADDING_FEATURES. */
 DEVICE attn_sequence sequence_without_padding(const attn_geometry &g, int b)
 {
     attn_sequence s;
@@ -68,8 +69,8 @@ DEVICE attn_sequence sequence_without_padding(const attn_geometry &g, int b)
     return s;
 }
 
-/* x: what a tile of keys is. at: a key/value head of the batch, and a tile of its keys, or packed
- * of all keys. It is filled in place, because the calling thread has few registers. */
+/* Fills x, the place of a tile of keys. `at` is a key/value head of the batch and a tile of its keys; in packed
+ * problems the tile is counted over all keys. x is filled in place, because the calling thread has few registers. */
 template <class X, bool PADDING = true>
 DEVICE void find_key_place(block_place &x, const cuda_args &a, const head_tile &at)
 {
@@ -87,7 +88,7 @@ DEVICE void find_key_place(block_place &x, const cuda_args &a, const head_tile &
     x.Sq = (int)x.s.Sq;
     x.band = band_of(g, x.s);
     x.rows = max(min((int)(g.dims.packed ? x.s.Sk : g.dims.Sk) - x.j0, X::BN), 0);
-    /* Key j is seen by the queries i with j - hi < i <= j - lo. */
+    /* The queries i with j - hi < i <= j - lo see key j. */
     const int last_key = min(x.j0 + X::BN, x.band.Sk) - 1;
     int first = 0, last = 0;
     if (last_key >= x.j0) {
@@ -104,7 +105,7 @@ template <class X> DEVICE block_place key_place_of(const cuda_args &a, const hea
     return x;
 }
 
-/* Tiles [first, last) of queries that all see all of 64 keys. */
+/* Query tiles [first, last) whose queries all see all of 64 keys. */
 struct free_queries {
     int first, last;
 };
@@ -127,7 +128,8 @@ DEVICE void load_Q(SHARED &sm, const cuda_args &a, const backward_scratch &scrat
     load_tile<X::BM, X::CHUNKS, 64>(smem_addr(sm.Q[at.stage]), &m.Q,
                                     { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b }, bar,
                                     X::UNITS * sizeof(row_values));
-    for (int n = 0; n < X::UNITS; n++) { /* of a tile that is not there those of the last: finite, and masked */
+    /* A tile that does not exist gets the values of the last one, which are finite; its pairs are masked */
+    for (int n = 0; n < X::UNITS; n++) {
         const int unit = min(tile * X::UNITS + n, last_unit);
         bulk_load(smem_addr(&sm.values[at.stage][n]), scratch.values + query_tile(a, x.s, x.b, h, unit),
                   sizeof(row_values), bar);
@@ -142,11 +144,10 @@ DEVICE void load_dO(SHARED &sm, const cuda_args &a, const maps &m, const block_p
                                        { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b });
 }
 
-/* Zeros the rows of a tile from `first` on. Both consumers call it together; it ends with a
- * barrier. */
+/* Sets the rows of a tile from `first` on to zero. Both consumers call it together, and it ends with a barrier. */
 template <int ROWS, int CHUNKS> DEVICE void zero_rows(uint16_t *tile, int first)
 {
-    const int n = (int)threadIdx.x - 128, piece = n % 8; /* of 16 bytes */
+    const int n = (int)threadIdx.x - 128, piece = n % 8; /* the rows consist of pieces of 16 bytes */
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++)
         for (int row = first + n / 8; row < ROWS; row += CONSUMERS / 8)
@@ -157,7 +158,7 @@ template <int ROWS, int CHUNKS> DEVICE void zero_rows(uint16_t *tile, int first)
 
 /* ---- S^T to P^T and dS^T: rows are keys, columns the queries of a tile ------------------------------------------- */
 
-/* Sets scores to -inf where queries from i on do not see the thread's keys (rows j and j + 8). */
+/* Sets scores to -inf for queries from i on that do not see the thread's keys (rows j and j + 8). */
 template <int BM> DEVICE void hide_queries(float (&S)[BM / 2], const block_place &x, int j, int i, int lane)
 {
     const int column = i + lane % 4 * 2;
@@ -174,7 +175,7 @@ template <int BM> DEVICE void hide_queries(float (&S)[BM / 2], const block_place
     }
 }
 
-/* Turns S into P. c: factor of scores, in base 2. */
+/* Turns S into P. c is the factor of scores in base 2. */
 template <int BM> DEVICE void exponents_of(float (&S)[BM / 2], const row_values *values, float c, int lane)
 {
 #pragma unroll
@@ -185,8 +186,8 @@ template <int BM> DEVICE void exponents_of(float (&S)[BM / 2], const row_values 
     }
 }
 
-/* Turns dP into dS = P (dP - delta), for queries [FIRST, LAST) of the tile. instead_of(pair, n)
- * replaces the n-th pair of P. */
+/* Turns dP into dS = P (dP - delta) for queries [FIRST, LAST) of the tile. instead_of(pair, n) returns what replaces
+ * the n-th pair of P. */
 template <int FIRST, int LAST, int N, class F>
 DEVICE void differences_of(float (&dP)[N], const float (&P)[N], const row_values *values, int lane, F instead_of)
 {
@@ -221,7 +222,7 @@ DEVICE void differences_of_rounded(uint32_t (&P)[BM / 16][4], const float (&dP)[
 
 /* ---- Repair ------------------------------------------------------------------------------------------------------ */
 
-/* Repairs the keys of warp n of a block, whose dK or dV is not finite, one by one. */
+/* Computes the keys of warp n of a block again, one by one, if their dK or dV is not finite. */
 template <class X> DEVICE void repair_keys_of(const cuda_args &a, const saved &s, const block_place &x, int n)
 {
     const int first = n % (X::BN / 16) * 16;
@@ -230,7 +231,7 @@ template <class X> DEVICE void repair_keys_of(const cuda_args &a, const saved &s
 
 /* ---- Host -------------------------------------------------------------------------------------------------------- */
 
-/* Number of tiles of a head's keys, or queries. Packed, a few tiles have no rows. */
+/* Returns the number of tiles of keys, or of queries, per head. In packed problems a few tiles have no rows. */
 int64_t key_tiles_per_head(const attn_dims &d, int keys)
 {
     return d.packed ? d.total_k / keys + d.B : attn_tiles(d.Sk, keys);
@@ -250,8 +251,8 @@ template <class X> bool make_maps(maps &m, const attn_geometry &g)
            tma_map(&m.dO, tma_tensor_of(g.view[ATTN_T_dout], e.B, d.H, e.rows_q, d.Dv), X::BM);
 }
 
-/* Does the problem have rows, few enough for 32-bit numbers, and strides that fit the copy engine
- * and accesses of 16 bytes? */
+/* Does the problem have rows, few enough for 32-bit numbers, and strides that fit the copy engine and accesses of 16
+ * bytes? */
 bool backward_walkable(const attn_plan *plan)
 {
     static const struct {

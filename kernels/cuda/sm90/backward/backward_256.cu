@@ -1,36 +1,36 @@
 /* backward_256.cu: flash attention backward for Hopper, head dims from 129 to 256.
  *
- * dK and dV of 64 keys are 128 registers each of a warpgroup's threads, and dQ of a tile would be another 64: they do
- * not fit one block of 128 keys (backward.cu), and with 64 keys a block the additions to dQ take longer than all
- * products. So blocks of keys make dK and dV and leave dS in memory, 16 bits an element, of which blocks of queries
- * make dQ. No sum leaves its registers before it is complete, and nothing is added in memory: all gradients are
- * deterministic.
+ * dK and dV of 64 keys take 128 registers each in a warpgroup's threads, and dQ of a tile would take another 64. They
+ * do not fit into a block of 128 keys (backward.cu), and with 64 keys per block the additions to dQ take longer than
+ * all products. So blocks of keys compute dK and dV and leave dS in memory, 16 bits per element. Blocks of queries
+ * compute dQ from it. No sum leaves its registers before it is complete, and nothing is added in memory: all gradients
+ * are deterministic.
  *
- *   keys        a block owns 64 keys; tiles of 64 queries pass by, for every head of the group. The consumers share the
- *               work by products. They meet in P, 8 KB in shared memory, two stages of it:
+ *   keys        A block owns 64 keys and goes over tiles of 64 queries, for every head of the group. The two consumers
+ *               divide the products between them. They exchange P, 8 KB in two stages of shared memory:
  *
  *                   first consumer                              second consumer
  *                     S^T = K Q^T                                 dP^T = V dO^T
  *                     P^T = exp(S^T - lse), shared                dS^T = P^T (dP^T - delta)
  *                     dV += P^T dO, P^T in registers              dK += dS^T Q, dS^T in registers
- *                                                                 dS^T to memory, under the products of dK and dP
+ *                                                                 dS^T to memory, during the products of dK and dP
  *
- *               Each issues the second product of a round, then the first of the next, and has the arithmetic of the
- *               next round to do when both are complete: the other's products run meanwhile. Part of K and of V stays
- *               in registers: S and dP read shared memory as fast as it can be read.
+ *               Each consumer issues the second product of a round and then the first product of the next round. When
+ *               both are complete it does the arithmetic of the next round, while the other consumer's products run. A
+ *               part of K and of V stays in registers, because S and dP use the full bandwidth of shared memory.
  *
- *   queries     (backward_256_kept.cuh) a block owns 128 queries: dQ = dS K.
+ *   queries     (backward_256_kept.cuh) A block owns 128 queries: dQ = dS K.
  *
- * What dS takes is bounded (KEPT_BYTES, 520 MiB of the workspace): the heads are seen to in parts, keys and then
- * queries of each. Where not even one key/value head's dS fits, of packed sequences, and where dQ or both dK and dV are
- * not wanted, dS is not kept: blocks of queries make S and dP once more (backward_256_dq.cuh), seven products for five.
- * The bits are the same: dS is made of the rounded P there, too.
+ * The memory of dS is bounded (KEPT_BYTES, 520 MiB of the workspace), so the heads are processed in parts: for each
+ * part first keys, then queries. dS is not kept where not even one key/value head's dS fits, in packed problems, and
+ * where dQ, or both dK and dV, are not wanted. Blocks of queries then compute S and dP again (backward_256_dq.cuh):
+ * seven products instead of five. The bits are the same, because dS is computed from the rounded P there too.
  *
- * What lies past the end of a tensor arrives as zeros (tma.cuh). Packed, or with lengths, rows past the end of a
- * sequence are another's: they are made zeros in shared memory, for P = 0 times NaN is NaN.
+ * Elements past the end of a tensor arrive as zeros (tma.cuh). In packed problems, or with lengths, rows past the end
+ * of a sequence belong to another one. They are set to zero in shared memory, because P = 0 times NaN is NaN.
  *
- * A NaN or infinity in Q, K, V or dO of a pair that is hidden meets P = 0 inside a product. A warp whose dK, dV or dQ
- * is not finite leaves a mark, and repair_keys or repair_queries computes its rows one by one. */
+ * A NaN or infinity in Q, K, V or dO of a hidden pair is multiplied by P = 0 inside a product, which gives NaN. A warp
+ * whose dK, dV or dQ is not finite leaves a mark, and repair_keys or repair_queries computes its rows one by one. */
 #include "kernels/cuda/sm90/backward/backward_256_kept.cuh"
 
 namespace {
@@ -38,15 +38,16 @@ namespace {
 /* ---- Keys: shared memory, the producer's thread ------------------------------------------------------------------ */
 
 template <class X> struct shared_keys {
-    alignas(1024) uint16_t K[X::BN * X::D]; /* at the end dV */
+    alignas(1024) uint16_t K[X::BN * X::D]; /* holds dV at the end */
     alignas(1024) uint16_t V[X::BN * X::DV];
-    alignas(1024) uint16_t Q[X::STAGES][X::BM * X::D]; /* at the end dK */
+    alignas(1024) uint16_t Q[X::STAGES][X::BM * X::D]; /* holds dK at the end */
     alignas(1024) uint16_t dO[X::STAGES][X::BM * X::DV];
-    alignas(1024) uint16_t dS[X::BN * X::BM]; /* on its way to memory */
-    uint4 P[X::STAGES_P][X::BM / 16][128];    /* P^T, as the threads of a consumer hold it for a product */
+    alignas(1024) uint16_t dS[X::BN * X::BM]; /* dS on its way to memory */
+    /* P^T in the layout in which the threads of a consumer use it as an operand */
+    uint4 P[X::STAGES_P][X::BM / 16][128];
     alignas(16) row_values values[X::STAGES][X::UNITS];
     barrier_pairs<X::STAGES> bars_Q, bars_dO;
-    barrier_pairs<X::STAGES_P> bars_P[4]; /* from a warp of the first consumer to that of the second */
+    barrier_pairs<X::STAGES_P> bars_P[4]; /* one per pair of a first consumer's and a second consumer's warp */
     uint64_t K_full, V_full;
     block_place place;
 };
@@ -73,8 +74,8 @@ DEVICE void load_rounds(shared_keys<X> &sm, const cuda_args &a, const plan &p, c
 
 /* ---- Keys: the consumers ----------------------------------------------------------------------------------------- */
 
-/* The first steps of a product's operand, K-major, ROWS rows a chunk, as its product wants them in registers: what is
- * read from there is not read from shared memory, which is as busy as the tensor cores. */
+/* Loads the first STEPS steps of a K-major operand, with ROWS rows per chunk, into registers as its product needs them.
+ * That saves bandwidth of shared memory, which is as busy as the tensor cores. */
 template <int STEPS, int ROWS>
 DEVICE void hold_steps(uint32_t (&held)[STEPS][4], const uint16_t *tile, int warp, int lane)
 {
@@ -87,7 +88,7 @@ DEVICE void hold_steps(uint32_t (&held)[STEPS][4], const uint16_t *tile, int war
         }
 }
 
-/* d[64 x N] = A B over STEPS of k, the first steps of A from registers. */
+/* d[64 x N] = A B over STEPS steps of k. The first steps of A come from registers. */
 template <typename T, int N, int STEPS, int HELD, class A, class B>
 DEVICE void multiply_held(float (&d)[N / 2], const uint32_t (&held)[HELD][4], const A &a, const B &b)
 {
@@ -99,7 +100,7 @@ DEVICE void multiply_held(float (&d)[N / 2], const uint32_t (&held)[HELD][4], co
     wgmma_commit();
 }
 
-/* State common to both consumers: their position in the rounds. */
+/* State that both consumers have: their position in the rounds. */
 template <typename T, class X> struct half_of_keys {
     static const int BM = X::BM, BN = X::BN;
     typedef uint32_t operand[BM / 16][4];
@@ -109,8 +110,8 @@ template <typename T, class X> struct half_of_keys {
     const block_place &x;
     consumer<2> me;
     const int rounds;
-    int tile, h;                /* the newest round's queries, and head of the part's */
-    ring<X::STAGES> at;         /* the newest round's */
+    int tile, h;                /* queries of the newest round, and its head, counted within the part */
+    ring<X::STAGES> at;         /* ring position of the newest round */
     ring<X::STAGES_P> handover; /* of P */
 
     DEVICE half_of_keys(const cuda_args &a_, const plan &p_, shared_keys<X> &sm_, const block_place &x_, int w)
@@ -125,7 +126,7 @@ template <typename T, class X> struct half_of_keys {
         if (++tile == x.last) tile = x.first, h++;
     }
 
-    /* Waits for this consumer's operand; rows of keys of another sequence become zeros. */
+    /* Waits for this consumer's operand, K or V. Rows of keys of another sequence are set to zero. */
     DEVICE void await_keys(uint64_t &full)
     {
         const int keys = x.band.Sk - x.j0;
@@ -137,8 +138,8 @@ template <typename T, class X> struct half_of_keys {
             zero_rows<BN, X::CHUNKS_V>(sm.V, keys);
         }
     }
-    /* Until the newest round's tile is there; the same for queries. Both consumers come here before their first product
-     * of a round. */
+    /* Waits until the newest round's tile has arrived, and sets queries of another sequence to zero. Both consumers
+     * call it before their first product of a round. */
     DEVICE void await_queries(barrier_pairs<X::STAGES> &bars)
     {
         await_full(bars, at);
@@ -152,7 +153,7 @@ template <typename T, class X> struct half_of_keys {
 
     DEVICE uint4 *handed(int n) { return &sm.P[handover.stage][n][me.warp * 32 + me.lane]; }
 
-    /* Stores the consumer's sums as rows of a gradient, through shared memory. */
+    /* Stores the consumer's sums as rows of a gradient, by way of shared memory. */
     template <int N>
     DEVICE void finish(float (&sums)[N / 2], float factor, attn_tensor_id gradient, int64_t width, uint16_t *staging,
                        int t)
@@ -230,7 +231,8 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
                 issue_dV(dV, P);
                 this->next_round();
                 issue_S(S, held);
-                wgmma_wait<1>(); /* dV, whose operand gives way to P; all warps have read the values, too */
+                /* waits for dV's product, whose operand's registers P takes; all warps have also read the values */
+                wgmma_wait<1>();
                 me.release(sm.bars_Q, now);
                 me.release(sm.bars_dO, now);
                 retire<0>(S);
@@ -239,7 +241,7 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
             issue_dV(dV, P);
             retire<0>(dV);
         }
-        this->template finish<X::DV>(dV, 1, ATTN_T_dv, a.g.dims.Dv, sm.K, t); /* nobody else reads K */
+        this->template finish<X::DV>(dV, 1, ATTN_T_dv, a.g.dims.Dv, sm.K, t); /* no other warp reads K any more */
     }
 };
 
@@ -278,13 +280,13 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
         differences_of_rounded<T, BM>(dS, dP, sm.values[at.stage], me.lane);
     }
 
-    /* A warp's 16 keys of dS to memory: a warp writes shared memory and asks for the copy by itself. */
+    /* Writes dS of a warp's 16 keys to memory: the warp writes it to shared memory and issues the copy itself. */
     DEVICE void keep_dS(const operand &dS)
     {
         if (!KEEP) return;
         uint16_t *const rows = sm.dS + me.warp * 16 * BM;
         const int i = me.lane % 16;
-        if (me.lane == 0) bulk_wait_read<0>(); /* those of the round before are gone */
+        if (me.lane == 0) bulk_wait_read<0>(); /* the copies of the previous round have read their memory */
         __syncwarp();
 #pragma unroll
         for (int n = 0; n < BM / 16; n++)
@@ -325,7 +327,8 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
                 keep_dS(dS);
                 this->next_round();
                 issue_dP(dP, held);
-                wgmma_wait<1>(); /* dK, whose operand gives way to dS; all warps have read the values, too */
+                /* waits for dK's product, whose operand's registers dS takes; all warps have also read the values */
+                wgmma_wait<1>();
                 me.release(sm.bars_Q, now);
                 retire<0>(dP);
                 me.release(sm.bars_dO, at);
@@ -334,9 +337,10 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
             issue_dK(dK, dS);
             keep_dS(dS);
             retire<0>(dK);
-            if (KEEP && me.lane == 0) bulk_wait_read<0>(); /* shared memory is the block's no longer */
+            /* the block's shared memory may be given to another block after this wait */
+            if (KEEP && me.lane == 0) bulk_wait_read<0>();
         }
-        /* The other has no more products with Q: the last dS is of its last P. */
+        /* The other consumer has no more products with Q, because the last dS came from its last P. */
         this->template finish<X::D>(dK, p.scale, ATTN_T_dk, a.g.dims.D, sm.Q[0], t);
     }
 };
@@ -377,7 +381,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     }
 }
 
-/* Repairs rows of dK and dV that are not finite, one by one, in the warps that flagged some. */
+/* Computes rows of dK and dV that are not finite again, one by one, for the warps that set a flag. */
 template <class X>
 __global__ void __launch_bounds__(128) repair_keys(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
@@ -392,7 +396,7 @@ __global__ void __launch_bounds__(128) repair_keys(const __grid_constant__ cuda_
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
-/* Blocks of both kernels; there is a byte for each of a block's eight warps. */
+/* Number of blocks of keys of all heads; a byte exists for each of a block's eight warps. */
 int64_t key_blocks_of(const attn_dims &d)
 {
     return key_tiles_per_head(d, KEYS) * d.Hk * (d.packed ? 1 : d.B);
@@ -402,24 +406,24 @@ int64_t query_blocks_of(const attn_dims &d)
     return query_tiles_per_head(d, QUERIES) * d.H * (d.packed ? 1 : d.B);
 }
 
-/* dS is kept of as many heads at a time as fit: its tiles are no more of the workspace than this, which is a head of
- * 16384 queries and keys, or two of them under a causal mask: a head alone has too few blocks. The emulator's build has
- * less, so that small problems have several parts. */
+/* dS is kept for as many heads at a time as fit. Its tiles take at most this part of the workspace: one head of 16384
+ * queries and keys, or two of them under a causal mask. One head alone has too few blocks to fill the GPU. The
+ * emulator's build has less, so that small problems have several parts. */
 #ifndef ATTN_KEPT_BYTES
 #define ATTN_KEPT_BYTES (520 << 20)
 #endif
 const int64_t KEPT_BYTES = ATTN_KEPT_BYTES;
 
-/* Tiles that two tiles of queries share, see kept_tiles. */
+/* Number of tiles that two tiles of queries share, see kept_tiles. */
 int64_t kept_width(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
     const int64_t tiles = query_tiles_per_head(d, QUERY_TILE), keys = key_tiles_per_head(d, KEYS);
-    if (g.seqlens_k) return 2 * keys; /* rows of the batch differ */
+    if (g.seqlens_k) return 2 * keys; /* batch rows have different lengths */
     const attn_sequence whole = { 0, 0, d.Sq, d.Sk };
     const int64_t align = attn_align(&g, &whole), left = attn_min64(g.left, FAR), right = attn_min64(g.right, FAR);
     const auto seen =
-        [&](int64_t tile) { /* as backward_keys counts: rows past the end see keys, too */
+        [&](int64_t tile) { /* counts as backward_keys does: rows past the end see keys too */
                             const int64_t first = attn_max64(tile * QUERY_TILE + align - left, 0) / KEYS,
                                           last = attn_tiles(
                                               attn_max64(attn_min64((tile + 1) * QUERY_TILE + align + right, d.Sk), 0),
@@ -432,7 +436,7 @@ int64_t kept_width(const attn_geometry &g)
     return width;
 }
 
-/* Number of key/value heads whose dS is kept at a time; 0: dS is not kept. */
+/* Number of key/value heads whose dS is kept at the same time; 0: dS is not kept. */
 struct kept_part {
     int64_t heads, width, bytes;
 };
@@ -443,10 +447,10 @@ kept_part kept_part_of(const attn_plan *plan)
     const auto wanted = [&](attn_tensor_id t) { return plan->problem->tensor[t].rank != 0; };
     if (d.packed || g.seqlens_q || !wanted(ATTN_T_dq) || !(wanted(ATTN_T_dk) || wanted(ATTN_T_dv))) return {};
     const int64_t heads = d.B * d.Hk, width = kept_width(g), fit = KEPT_BYTES / (KEPT_TILE * 2);
-    const int64_t tiles = attn_tiles(query_tiles_per_head(d, QUERY_TILE), 2) * width; /* of a head of queries */
+    const int64_t tiles = attn_tiles(query_tiles_per_head(d, QUERY_TILE), 2) * width; /* tiles of one query head */
     if (tiles > fit || tiles * g.group > fit) return {};
     const int64_t most = attn_min64(fit / (tiles * g.group), heads);
-    const int64_t even = attn_tiles(heads, attn_tiles(heads, most)); /* of as many parts */
+    const int64_t even = attn_tiles(heads, attn_tiles(heads, most)); /* heads in each part, so that parts are equal */
     return { even, width, even * tiles * g.group * KEPT_TILE * 2 };
 }
 
@@ -455,7 +459,7 @@ struct backward_job {
     cudaStream_t stream;
     backward_run run = {};
     kept_part kept;
-    uint8_t *own; /* memory: dS, a byte for each warp of a block */
+    uint8_t *own; /* own memory in the workspace: dS, and a byte for each warp of a block */
 };
 
 plan plan_of(const backward_job &job)
@@ -491,7 +495,7 @@ cudaError_t launch_blocks(const backward_job &job, const plan &p, const maps &m,
     return launch_dependent(kernel, blocks, X::THREADS, shared_bytes, job.stream, job.run.args, p, m);
 }
 
-/* Launches part by part: the blocks of queries read the dS that the blocks of keys kept. */
+/* Launches one part after the other: the blocks of queries read the dS that the blocks of keys kept. */
 template <typename T, class X> cudaError_t launch_parts(const backward_job &job, plan p, const maps &m)
 {
     cudaError_t code = cudaSuccess;
@@ -541,7 +545,7 @@ template <class X> constexpr shape_row row()
     return { X::D, X::DV, { launch<__nv_bfloat16, X>, launch<__half, X> } };
 }
 
-/* Shapes; a problem takes the first that is wide enough. */
+/* The shapes. A problem takes the first one that is wide enough. */
 const shape_row shapes[] = {
     row<shape<192, 128>>(),
     row<shape<192, 192>>(),
@@ -574,7 +578,7 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     };
     const double seconds = tile_seconds(chip, plan);
     if (!job.kept.heads) code = in_shares(chip, seconds, tiles);
-    else if (takes_step(chip, seconds)) code = tiles(chip); /* a head whose dS fits takes a few milliseconds */
+    else if (takes_step(chip, seconds)) code = tiles(chip); /* a head whose dS fits takes only a few milliseconds */
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }
 

@@ -1,8 +1,8 @@
-/* backward_256_dq.cuh: dQ of head dims from 129 to 256 where dS was not kept: see backward_256.cu, which makes dK and
- * dV. This is what all have in common, and the kernel of dQ.
+/* backward_256_dq.cuh: dQ of head dims from 129 to 256 if dS was not kept. backward_256.cu computes dK and dV and
+ * decides whether dS is kept. This file has what the three kernels share, and the kernel of dQ.
  *
- * A block owns 128 queries of a head, 64 each of its two consumers; Q and dO stay in shared memory, and the tiles of 64
- * keys that they see pass by. A consumer's rows are its own:
+ * A block owns 128 queries of a head, 64 for each of its two consumers. Q and dO stay in shared memory, and the block
+ * goes over the tiles of 64 keys that its queries see. Each consumer computes its own rows:
  *
  *     dP = dO V^T    S = Q K^T
  *     P  = exp(S - lse)    dS = P (dP - delta)        in registers, which are the next product's operand
@@ -14,8 +14,9 @@
  *                                                                                         meanwhile
  *     dQ of the last;  dQ = scale dQ
  *
- * Values and keys arrive in one ring, a tile of values before that of keys: values go back when dP is complete and keys
- * when dQ is, so a tile has about a round to arrive, with three stages at D = 256. */
+ * Values and keys arrive in one ring, a tile of values before the tile of the same keys. A tile of values is released
+ * when dP is complete, and a tile of keys when dQ is. With three stages at D = 256 a tile therefore has about one round
+ * to arrive. */
 #ifndef ATTN_SM90_BACKWARD_256_DQ_CUH
 #define ATTN_SM90_BACKWARD_256_DQ_CUH
 
@@ -25,28 +26,29 @@ namespace {
 
 /* ---- Shapes and the plan ----------------------------------------------------------------------------------------- */
 
-const int KEYS = 64, QUERIES = 128; /* of a block of backward_keys, of backward_queries, in all shapes */
+/* KEYS of a block of backward_keys and QUERIES of a block of backward_queries, in all shapes */
+const int KEYS = 64, QUERIES = 128;
 
-/* An instantiation: head dims of q and k up to D, of v up to DV. */
+/* The shape of a template instance: head dims of q and k up to D, of v up to DV. */
 template <int D_, int DV_> struct shape {
     static const int D = D_, DV = DV_, BM = QUERY_TILE, BN = KEYS, UNITS = 1, THREADS = 384;
     static const int CHUNKS = D / 64, CHUNKS_V = DV / 64;
     static const int STAGES = D == 256 ? 2 : 3, STAGES_Q = STAGES, STAGES_DO = STAGES, STAGES_P = 2;
     static const int STAGES_KV = D == 256 ? 3 : 5;
     static const int STAGES_KEPT = D == 256 ? 4 : 5;
-    static const int HELD = 8;                      /* steps of K, and of V, that stay in registers */
-    static const int PRODUCER = 24, CONSUMER = 240; /* registers of a thread */
+    static const int HELD = 8;                      /* steps of K, and of V, whose operands stay in registers */
+    static const int PRODUCER = 24, CONSUMER = 240; /* registers per thread of the producer and of a consumer */
 };
 
-/* dS in memory, of the heads of a part: tiles of 64 keys by 64 queries, a row of 128 bytes for each key, swizzled as a
- * chunk of a tile is (tma.cuh). Of a tile of queries there are those of the keys that it sees. It shares `width` tiles
- * with the tile of queries that is as far from the head's other end, which counts from their end: under a causal mask
- * nothing is left over. */
+/* dS in memory, for the heads of a part: tiles of 64 keys by 64 queries, with a row of 128 bytes per key, swizzled like
+ * a chunk of a tile (tma.cuh). A tile of queries has the tiles of the keys that it sees. It shares `width` tiles with
+ * the tile of queries at the same distance from the head's other end, which counts its tiles from the end. Under a
+ * causal mask this leaves no gap. */
 enum { KEPT_TILE = KEYS * QUERY_TILE };
 struct kept_tiles {
-    uint16_t *tiles; /* NULL: they are not kept */
+    uint16_t *tiles; /* NULL: dS is not kept */
     int width, query_tiles;
-    /* head: counted from the part's first. */
+    /* head: counted from the part's first head. */
     DEVICE uint16_t *at(int head, const key_band &band, int query_tile, int key_tile) const
     {
         const int pair = min(query_tile, query_tiles - 1 - query_tile);
@@ -57,19 +59,19 @@ struct kept_tiles {
     }
 };
 
-/* The kernels' parameters beside cuda_args. Heads are computed in parts, one after the other;
- * without kept dS there is one part. */
+/* The kernels' parameters besides cuda_args. Heads are computed in parts, one after the other; without kept dS there is
+ * one part. */
 struct plan {
-    tile_order keys, queries; /* of a part; packed, some have no rows */
-    int heads;                /* key/value heads of the batch */
-    int parts, part;          /* the launch's part */
+    tile_order keys, queries; /* tiles of a part; in packed problems some have no rows */
+    int heads;                /* number of key/value heads of the batch */
+    int parts, part;          /* number of parts, and the part of this launch */
     kept_tiles kept;
     backward_scratch scratch;
     float scale, c;                         /* c = log2(e) * scale, > 0 */
-    uint8_t *nonfinite, *nonfinite_queries; /* flags: a byte per warp and tile of keys, or of queries */
+    uint8_t *nonfinite, *nonfinite_queries; /* flags for repairs: a byte per warp and tile of keys, or of queries */
 };
 
-/* Tile t of all parts. The last part may have fewer heads; `heads` is their total. */
+/* Returns tile t of all parts. The last part may have fewer heads; `heads` is their total number. */
 DEVICE head_tile tile_of_parts(tile_order order, int heads, int t)
 {
     const int part = t / order.tiles, before = part * order.heads;
@@ -91,12 +93,12 @@ DEVICE void prefetch_maps(const maps &m)
 
 struct query_place {
     attn_sequence s;
-    int b, h, hk, i0, Sq; /* without queries i0 >= Sq */
+    int b, h, hk, i0, Sq; /* the place has no queries if i0 >= Sq */
     key_band band;
-    key_tiles keys; /* that some of the queries see */
+    key_tiles keys; /* tiles of keys that some of the queries see */
 };
 
-/* Tile t of the order. Under a causal mask the last tiles, which see most, come first. */
+/* Returns tile t of the order. Under a causal mask the last tiles, which see most keys, come first. */
 DEVICE query_place query_place_of(const cuda_args &a, const plan &p, int t)
 {
     const attn_geometry &g = a.g;
@@ -120,7 +122,7 @@ DEVICE query_place query_place_of(const cuda_args &a, const plan &p, int t)
 }
 
 template <class X> struct shared_queries {
-    alignas(1024) uint16_t Q[2][X::BM * X::D]; /* a consumer's; at the end dQ */
+    alignas(1024) uint16_t Q[2][X::BM * X::D]; /* Q of each consumer; at the end it holds the consumer's dQ */
     alignas(1024) uint16_t dO[2][X::BM * X::DV];
     alignas(1024) uint16_t KV[X::STAGES_KV][X::BN * X::D];
     barrier_pairs<X::STAGES_KV> bars;
@@ -130,7 +132,7 @@ template <class X> struct shared_queries {
 
 /* ---- The producer's thread --------------------------------------------------------------------------------------- */
 
-/* Both consumers' queries, Q or dO. */
+/* Loads the queries' rows of both consumers, Q or dO. */
 template <class X, int CHUNKS, int SIZE>
 DEVICE void load_queries(uint16_t (&to)[2][SIZE], uint64_t (&full)[2], const CUtensorMap *map, const tma_place &from)
 {
@@ -159,7 +161,7 @@ template <class X> DEVICE void load_keys(shared_queries<X> &sm, const cuda_args 
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* The same operand with its steps recomputed at each use; kept for all rounds they would take
+/* Returns the same operand with its steps computed again at each use. Kept for all rounds, the steps would take
  * registers. */
 template <class OPERAND> DEVICE OPERAND made_anew(const OPERAND &x)
 {
@@ -178,12 +180,12 @@ template <typename T, class X> struct query_gradients {
     shared_queries<X> &sm;
     const query_place &x;
     consumer<2> me;
-    const int row0;              /* of the warpgroup's queries */
-    ring<X::STAGES_KV> at;       /* the newest tile asked for a product, of values or keys */
-    int tile;                    /* the newest round's keys */
-    int free_first, free_last;   /* tiles of keys that all rows of this warpgroup see in full */
-    float lse2[2], delta[2];     /* of the thread's rows */
-    const k_major_low<BM> Q, dO; /* of this warpgroup */
+    const int row0;              /* first row of the warpgroup's queries */
+    ring<X::STAGES_KV> at;       /* ring position of the newest tile, of values or of keys, that a product needs */
+    int tile;                    /* tile of keys of the newest round */
+    int free_first, free_last;   /* range of tiles of keys that all rows of this warpgroup see completely */
+    float lse2[2], delta[2];     /* values of the thread's two rows */
+    const k_major_low<BM> Q, dO; /* operands of this warpgroup */
     const k_major_low<BN> first_KV;
     const mn_major_low<BN> first_K_down;
 
@@ -194,7 +196,7 @@ template <typename T, class X> struct query_gradients {
         const warpgroup_tile y = warpgroup_tile_of<BN>(x.band, row0, x.Sq, x.keys.first, x.keys.last);
         free_first = y.free_first, free_last = y.free_last;
         for (int half = 0; half < 2; half++) lse2[half] = CUDART_INF_F, delta[half] = 0;
-        if (row0 >= x.Sq) return; /* these rows' values are not there */
+        if (row0 >= x.Sq) return; /* rows past the end have no values */
         const row_values &values = p.scratch.values[query_tile(a, x.s, x.b, x.h, row0 / QUERY_TILE)];
         for (int half = 0; half < 2; half++) {
             lse2[half] = values.lse2[me.warp * 16 + half * 8 + me.lane / 4];
@@ -202,7 +204,7 @@ template <typename T, class X> struct query_gradients {
         }
     }
 
-    /* Waits for the tile; rows of another sequence become zeros. */
+    /* Waits for the tile. Rows of another sequence are set to zero. */
     template <int CHUNKS> DEVICE void await_tile()
     {
         await_full(sm.bars, at);
@@ -224,13 +226,13 @@ template <typename T, class X> struct query_gradients {
     {
         multiply_add<T, X::D, BN / 16>(dQ, dS, stage_of<sizeof sm.KV[0]>(first_K_down, at.stage));
     }
-    /* The tile before this one. */
+    /* Releases the tile before this one. */
     DEVICE void release_last() { me.release(sm.bars.empty[at.stage == 0 ? X::STAGES_KV - 1 : at.stage - 1]); }
 
     DEVICE void make_dS(operand &dS, float (&S)[BN / 2], const float (&dP)[BN / 2])
     {
-        /* A row by pairs of keys: P is rounded as backward_keys rounds it, so dQ has the bits that it has of dS
-         * kept. */
+        /* Processes a row by pairs of keys. P is rounded as backward_keys rounds it, so dQ has the same bits as with
+         * kept dS. */
         if (tile < free_first || tile >= free_last)
             mask<BN>(S, x.band, row0 + me.warp * 16 + me.lane / 4, tile * BN, me.lane);
 #pragma unroll
@@ -279,7 +281,7 @@ template <typename T, class X> struct query_gradients {
                 tile++;
                 at.next();
                 issue_dP(dP);
-                wgmma_wait<1>(); /* dQ, whose operand gives way to S */
+                wgmma_wait<1>(); /* waits for dQ's product, whose operand's registers S takes */
                 release_last();
                 at.next();
                 issue_S(S);
@@ -329,7 +331,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     }
 }
 
-/* Repairs rows of dQ that are not finite, one by one, in the warps that flagged some. */
+/* Computes rows of dQ that are not finite again, one by one, for the warps that set a flag. */
 template <class X>
 __global__ void __launch_bounds__(128)
     repair_queries(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)

@@ -1,10 +1,10 @@
-/* backward_256_kept.cuh: dQ of head dims from 129 to 256, where backward_keys (backward_256.cu) has kept dS: the one
- * product that is left. A block owns 128 queries of a head, 64 each of its two consumers; tiles of 64 keys that they
- * see pass by, each with the two tiles of dS.
+/* backward_256_kept.cuh: dQ of head dims from 129 to 256 if backward_keys (backward_256.cu) has kept dS, which leaves
+ * one product. A block owns 128 queries of a head, 64 for each of its two consumers. It goes over the tiles of 64 keys
+ * that they see, each with its two tiles of dS.
  *
- *     dQ += dS K    both from shared memory, dS^T as it lies, M-major
+ *     dQ += dS K    both from shared memory; dS^T is used as it is stored, M-major
  *
- * A tile that no query of a consumer sees was not kept; that consumer skips it. */
+ * A tile that no query of a consumer sees was not kept, and that consumer skips it. */
 #ifndef ATTN_SM90_BACKWARD_256_KEPT_CUH
 #define ATTN_SM90_BACKWARD_256_KEPT_CUH
 
@@ -17,10 +17,10 @@ template <class X> struct shared_kept {
     alignas(1024) uint16_t dS[X::STAGES_KEPT][2][KEPT_TILE]; /* a consumer's */
     barrier_pairs<X::STAGES_KEPT> bars;
     query_place place;
-    key_tiles own[2]; /* a consumer's, among those of the block */
+    key_tiles own[2]; /* tiles of each consumer among those of the block */
 };
 
-/* Tiles of keys that some of a consumer's queries sees. */
+/* Returns the tiles of keys that some query of a consumer sees. */
 DEVICE key_tiles own_tiles_of(const query_place &x, int w)
 {
     const int row0 = x.i0 + w * QUERY_TILE;
@@ -72,7 +72,7 @@ template <typename T, class X> struct sums_of_kept {
     {
     }
 
-    /* Waits for the tile; rows past the end of the sequence become zeros. */
+    /* Waits for the tile. Rows past the end of the sequence are set to zero. */
     DEVICE void await_tile()
     {
         await_full(sm.bars, at);

@@ -1,7 +1,8 @@
-/* backward_dq.cuh: dQ of the kernel of backward_tiles.cuh, from its float32 sums, by the consumers of blocks that find
- * no more tiles of keys: tiles of keys rarely divide evenly among the blocks, so some end while others still work. The
- * warps claim units of a head's queries, in the order in which heads are worked through, and wait until all tiles of
- * keys of the head are done. A unit's sums are four pieces of 16 queries by 64 channels, 16 KB. */
+/* backward_dq.cuh: computes dQ from the float32 sums of backward_tiles.cuh's kernel. The consumers of blocks that find
+ * no more tiles of keys do this, because tiles of keys rarely divide evenly among blocks, so that some blocks end while
+ * others still work. The warps claim units of a head's queries, in the order in which heads are processed, and wait
+ * until all of the head's tiles of keys are done. The sums of a unit are four pieces of 16 queries by 64 channels, 16
+ * KB. */
 #ifndef ATTN_SM90_BACKWARD_DQ_CUH
 #define ATTN_SM90_BACKWARD_DQ_CUH
 
@@ -9,7 +10,7 @@
 
 namespace {
 
-/* Repairs queries of a unit whose dQ is not finite, one by one. */
+/* Computes queries of a unit again, one by one, if their dQ is not finite. */
 template <class X> static __device__ __noinline__ void repair_queries_of(const cuda_args &a, const saved &s, int n)
 {
     const query_unit x = query_unit_of<X>(a, n);
@@ -21,16 +22,16 @@ template <class X> static __device__ __noinline__ void repair_queries_of(const c
 template <typename T, class X> struct dq_writer {
     const cuda_args &a;
     const plan &p;
-    uint16_t *const staging; /* the warp's: 16 rows of 64 */
+    uint16_t *const staging; /* memory of the warp: 16 rows of 64 numbers */
     const int lane;
-    int known = -1; /* a head that is done */
+    int known = -1; /* a head whose tiles of keys are all done */
 
     DEVICE void run()
     {
         for (int next = claim_unit();;) {
             const int n = __shfl_sync(0xffffffff, next, 0);
             if (n >= p.units) return;
-            next = claim_unit(); /* claimed early, so that it is known when needed */
+            next = claim_unit(); /* claimed early, so that the number has arrived when it is needed */
             write(n);
         }
     }
@@ -65,7 +66,7 @@ template <typename T, class X> struct dq_writer {
             const int64_t to = attn_at(&dq, x.b, x.h, x.s.q_start + x.i0);
 #pragma unroll
             for (int chunk = 0; chunk < X::CHUNKS; chunk++) {
-                /* No block has come to this part: its queries see no key, and dQ is 0. */
+                /* No block has added to this part: its queries see no key, so dQ is 0. */
                 const uint32_t *const word = p.begun + x.place * 2 + (X::UNITS == 2 ? x.i0 / QUERY_TILE % 2 : chunk);
                 const bool begun = p.zeros || load_acquire(word) != 0;
                 const float factors[2] = { p.scale, p.scale };

@@ -1,5 +1,5 @@
-/* backward_pairs.cu: the Hopper backward's shapes up to head size 128 for options that say something about each pair of
- * a query and a key: bias, keep_mask, dropout (pairs.cuh), beside those of backward.cu. The kernel is in
+/* backward_pairs.cu: tile shapes of the Hopper backward up to head size 128 for options that have a value for each pair
+ * of a query and a key: bias, keep_mask, dropout (pairs.cuh). backward.cu has the other shapes. The kernel is in
  * backward_tiles.cuh. */
 #include "kernels/cuda/sm90/backward/backward_tiles.cuh"
 
@@ -21,7 +21,8 @@ bool plan_pairs(const cuda_chip *chip, attn_plan *plan)
     const attn_problem *p = plan->problem;
     const attn_dims &d = plan->geometry.dims;
     if (plan->features & PADDING_FEATURES) return false;
-    if (p->bias.rank && p->softcap > 0) return false; /* scores begin with the bias, which comes after a softcap */
+    /* the accumulators of scores start with the bias, but a softcap is applied before the bias */
+    if (p->bias.rank && p->softcap > 0) return false;
     if (p->keep_mask.rank && (d.B * d.H > 65535 || attn_tiles(d.Sk, KIND_KEYS) > 65535)) return false;
     return plan_tiles(chip, plan);
 }

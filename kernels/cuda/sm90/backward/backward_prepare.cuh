@@ -15,12 +15,12 @@
 
 namespace {
 
-/* Rows of a unit of work: 8 KB of O, and 8 KB of dO. */
+/* Rows of a unit of work: 8 KB of O and 8 KB of dO. */
 template <class X> constexpr int UNIT_ROWS = 64 / X::CHUNKS;
 template <class X> constexpr int UNITS_OF_TILE = QUERY_TILE / UNIT_ROWS<X>;
 
-/* Queries [i0, i0 + UNIT_ROWS) of a sequence and head; there may be fewer, and none. place: the tile of queries that
- * they are in, by query_tile(). */
+/* Queries [i0, i0 + UNIT_ROWS) of a sequence and head, of which fewer or none may exist. place: the number of their
+ * tile of queries, by query_tile(). */
 struct query_unit {
     attn_sequence s;
     int place, b, h, i0;
@@ -44,23 +44,23 @@ template <class X> DEVICE query_unit query_unit_of(const cuda_args &a, int n)
     return x;
 }
 
-const int PREPARER_SHARE = 4;     /* one in this many multiprocessors prepares */
-const int PREPARER_THREADS = 512; /* their registers leave no room for a second block in a multiprocessor */
+const int PREPARER_SHARE = 4;     /* the kernel runs on one multiprocessor in this many */
+const int PREPARER_THREADS = 512; /* registers of these threads leave no room for a second block in a multiprocessor */
 
 template <typename T, class X> struct preparer {
-    static const int D = X::D, ROWS = UNIT_ROWS<X>, LANES = D / 8 /* of a row */,
-                     STEP = 32 / LANES /* rows at a time */;
-    static const int TOGETHER = 8; /* rows that a lane loads at a time */
+    static const int D = X::D, ROWS = UNIT_ROWS<X>, LANES = D / 8 /* for a row */,
+                     STEP = 32 / LANES /* rows that a warp processes at a time */;
+    static const int TOGETHER = 8; /* rows that a lane loads before it uses the first */
     const cuda_args &a;
     const plan &p;
-    float *const products; /* the warp's: a row's dO O */
+    float *const products; /* memory of the warp: dO O of each row */
     const int lane;
 
     DEVICE void prepare(int n) const
     {
         const query_unit x = query_unit_of<X>(a, n);
         const int rows = max(min((int)x.s.Sq - x.i0, ROWS), 0);
-        /* All of a tile, also where it has no rows. */
+        /* Prepares all rows of a tile, even where no queries exist. */
         if (x.i0 / QUERY_TILE * QUERY_TILE < x.s.Sq) prepare_rows(x, rows);
         __syncwarp();
         if (lane == 0) add_release(p.prepared + n / p.units_of_head, 1);
@@ -70,8 +70,8 @@ template <typename T, class X> struct preparer {
     {
         const attn_view &lse = a.g.view[ATTN_T_lse], &dlse = a.g.view[ATTN_T_dlse];
         const int64_t line = x.s.q_start + x.i0;
-        const int first = x.i0 % QUERY_TILE; /* in its tile */
-        float y[ROWS / 32], less[ROWS / 32]; /* loaded now, used at the end */
+        const int first = x.i0 % QUERY_TILE; /* index of the row in its tile */
+        float y[ROWS / 32], less[ROWS / 32]; /* values that are loaded now and used at the end */
 #pragma unroll
         for (int n = 0; n < ROWS / 32; n++) {
             const int row = n * 32 + lane;
@@ -103,7 +103,7 @@ template <typename T, class X> struct preparer {
             huge |= !(fabsf(y[n]) < ATTN_LSE_MOST) && y[n] != -CUDART_INF_F;
         }
         if (__any_sync(0xffffffff, huge)) part_lse(x, rows);
-        __syncwarp(); /* products are read */
+        __syncwarp(); /* all lanes have read the products */
     }
 
     /* Computes lse and rest of all rows if some have a huge lse, which is rare: see saved.rest. */
@@ -122,7 +122,7 @@ template <typename T, class X> struct preparer {
         }
     }
 
-    /* sum + x . y of two elements each. */
+    /* Returns sum + x . y, where x and y hold two elements each. */
     static DEVICE float dot(uint32_t x, uint32_t y, float sum)
     {
         const float2 u = unpack<T>(x), v = unpack<T>(y);
@@ -167,7 +167,7 @@ template <typename T, class X> struct preparer {
     }
 };
 
-/* Warps take units in order; neighbouring units go to different multiprocessors. */
+/* Warps take units in order, and neighbouring units go to different multiprocessors. */
 template <typename T, class X>
 __global__ void __launch_bounds__(PREPARER_THREADS, 1)
     prepare_ahead(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)

@@ -1,6 +1,6 @@
-/* backward_rounds.cuh: what the warps of backward_tiles.cuh's kernel share: its variants, its plan, a
- * block's shared memory and the order of its rounds. Also the producer's warps, which load K, V, Q
- * and dO and send dQ. A round is a tile of queries of one of the heads that share the block's keys. */
+/* backward_rounds.cuh: what the warps of backward_tiles.cuh's kernel share: its variants, its plan, a block's shared
+ * memory and the order of its rounds. Also the producer's warps, which load K, V, Q and dO and send dQ. A round is one
+ * tile of queries of one of the heads that share the block's keys. */
 #ifndef ATTN_SM90_BACKWARD_ROUNDS_CUH
 #define ATTN_SM90_BACKWARD_ROUNDS_CUH
 
@@ -17,61 +17,65 @@ enum variant {
     PLAIN,
     CAPPED /* softcap alone */,
     WITH_OPTIONS,
-    WITHOUT_BIAS, /* options, those of pairs.cuh too, but no bias */
-    WITH_BIAS     /* the same with a bias, and no softcap */
+    WITHOUT_BIAS, /* all options, including those of pairs.cuh, except a bias */
+    WITH_BIAS     /* all options, including those of pairs.cuh, except a softcap */
 };
 
-/* An instantiation: head dims up to D; BM queries a tile. What waits for dS wants 16 or 32 KB: a stage of Q less, or of
- * dS. */
+/* The shape of a template instance: head dims up to D; BM queries per tile. A variant that keeps values until dS is
+ * computed needs 16 or 32 KB for them, and therefore has one stage less of Q or of dS. */
 template <int D_, int BM_, variant VARIANT_> struct shape {
     static const variant VARIANT = VARIANT_;
     static const bool BIAS = VARIANT == WITH_BIAS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS,
                       OPTIONS = VARIANT == WITH_OPTIONS || PAIRS;
     static const int D = D_, BM = BM_, BN = 128, STAGES_Q = D == 128 && !OPTIONS ? 3 : 2, STAGES_DO = 2,
                      STAGES_DS = D == 64 && OPTIONS ? 2 : 3;
-    static const bool COPIES_KEPT = PAIRS && D == 128; /* keep_mask, ahead; at 64 shared memory has no room for it */
+    /* keep_mask's words are copied one round ahead; at D = 64 shared memory has no room for them */
+    static const bool COPIES_KEPT = PAIRS && D == 128;
     static const int CHUNKS = D / 64, CHUNKS_V = CHUNKS, THREADS = 384;
     static const int UNITS = BM / QUERY_TILE;       /* units of QUERY_TILE queries per tile */
-    static const int DQ_COLUMNS = D / (2 / UNITS);  /* channels of a consumer's part of dQ, which has 64 queries */
-    static const int PRODUCER = 24, CONSUMER = 240; /* registers of a thread */
+    static const int DQ_COLUMNS = D / (2 / UNITS);  /* channels of a consumer's part of dQ; a part has 64 queries */
+    static const int PRODUCER = 24, CONSUMER = 240; /* registers per thread of the producer and of a consumer */
     static const bool TURNS =
-        VARIANT == CAPPED || (D == 64 && !OPTIONS); /* with the exponentials: as many as at 128 for half the products */
-    /* D = 64 has 32 registers less to spare: dV in two halves of the queries, and dP is not issued before dK has
-     * retired. */
+        /* consumers take turns with the exponentials: D = 64 has as many as D = 128, for half the products */
+        VARIANT == CAPPED || (D == 64 && !OPTIONS);
+    /* At D = 64 there are 32 registers less: dV is computed in two halves of the queries, and dP is issued only after
+     * dK has retired. */
     static const int DV_PARTS = D == 64 && VARIANT != CAPPED ? 2 : 1;
     static const bool S_BEFORE_DK = D != 64 && VARIANT == PLAIN;
-    static const bool PASSES = BM == 64 && !OPTIONS; /* a tile of queries may be hidden from half of the keys */
+    static const bool PASSES = BM == 64 && !OPTIONS; /* a tile of queries may be hidden from half of the block's keys */
 };
 
-enum { NO_ROWS = -1 };       /* of a block_place: there are no more tiles */
-enum { PART_THERE = 2 };     /* of a word of plan.begun: others may add to its part of the sums */
-enum { HANDING = 128 + 32 }; /* threads that meet: a consumer and its sender */
+enum { NO_ROWS = -1 };       /* member `rows` of a block_place after the last tile */
+enum { PART_THERE = 2 };     /* value of a word of plan.begun: the part is stored, and other blocks may add to it */
+enum { HANDING = 128 + 32 }; /* threads of a barrier between a consumer and its sender */
 
-/* Named barriers; those of dQ one per consumer. */
+/* Numbers of named barriers; those of dQ exist once per consumer. */
 enum { END_BARRIER = 1, DQ_FULL = 8, DQ_FREE = 10, DS_FREE = 13 };
 
 /* ---- The plan, and a block's place in it ------------------------------------------------------------------------- */
 
-/* The kernels' parameters beside cuda_args. */
+/* The kernels' parameters besides cuda_args. */
 struct plan {
-    tile_order order; /* of tiles of keys; packed, some have no rows */
+    tile_order order; /* order of the tiles of keys; in packed problems some have no rows */
     int *counter;     /* number of claimed tiles, see cuda_chip */
     backward_scratch scratch;
-    float scale, c;           /* c = log2(e) * scale, > 0 */
-    uint16_t *nonfinite;      /* per warp and tile of keys: 0, or one more than the block that is to repair its keys */
-    bool last_first;          /* the last keys of a head are the first block's */
-    uint32_t *prepared;       /* per key/value head: units of queries that prepare_ahead has written, */
-    int units, units_of_head; /* units of all heads, and of one head */
-    bool out_in_pieces;       /* of 16 bytes, as dO always is */
-    uint32_t *begun;          /* per query tile of 64 and consumer: see sender; NULL: no dQ is wanted */
-    uint32_t *done;           /* per key/value head: parts of dQ that were added, one per tile of keys and consumer */
-    int *claimed;             /* units of queries claimed by a warp that computes their dQ: see dq_writer */
-    bool makes_dq;            /* this launch writes dQ: it is wanted, and this is the last share of the tiles of keys */
-    bool in_order;            /* deterministic: blocks add in a fixed order */
-    bool claims;              /* the first block that comes to a part of the sums stores it, the others add to it; */
-    bool zeros;               /* or prepare_ahead has written zeros to the sums, and all blocks add */
-    score_mods mods;          /* slopes are in base 2 */
-    float cap;                /* factor of tanh, in base 2 */
+    float scale, c; /* c = log2(e) * scale, > 0 */
+    /* per warp and tile of keys: 0, or 1 + the number of the block that has to compute its keys again */
+    uint16_t *nonfinite;
+    bool last_first;          /* the first block has the last keys of a head */
+    uint32_t *prepared;       /* per key/value head: number of query units that prepare_ahead has written, */
+    int units, units_of_head; /* number of units of all heads, and of one head */
+    bool out_in_pieces;       /* out can be read in pieces of 16 bytes, as dO always can */
+    uint32_t *begun; /* per query tile of 64 and consumer: state of the sum, see sender; NULL: dQ is not wanted */
+    /* per key/value head: number of parts of dQ that were added; each tile of keys has one per consumer */
+    uint32_t *done;
+    int *claimed;    /* number of query units that warps have claimed to compute their dQ, see dq_writer */
+    bool makes_dq;   /* this launch writes dQ: dQ is wanted, and this is the last share of the tiles of keys */
+    bool in_order;   /* deterministic: blocks add in a fixed order */
+    bool claims;     /* the first block at a part of the sums stores it, and the others add to it; */
+    bool zeros;      /* otherwise prepare_ahead has written zeros to the sums, and all blocks add */
+    score_mods mods; /* score_mods with slopes in base 2 */
+    float cap;       /* factor inside tanh, in base 2 */
     near_tanh near_0;
     flash_mask mask;
     int mask_heads;
@@ -86,37 +90,39 @@ struct pair_plan : plan {
 };
 template <class X> using plan_of = std::conditional_t<X::PAIRS, pair_plan, plan>;
 
-/* Parameters of a round, beside its tensors. */
+/* Parameters of a round, besides its tensors. */
 struct round_record {
     int tile, h;
     bool more;        /* another follows */
     bool bounded;     /* FlashMask hides some pairs of the tile */
     bool partly_kept; /* keep_mask does */
-    float slope;      /* ALiBi's, in base 2; 0: none */
+    float slope;      /* ALiBi's slope in base 2; 0: none */
 };
 
 template <class X> struct shared {
-    alignas(1024) uint16_t keys[2][X::BN * X::D]; /* K and V; they swap places from one tile to the next */
+    alignas(1024) uint16_t keys[2][X::BN * X::D]; /* K and V, which exchange places from one tile of keys to the next */
     alignas(1024) uint16_t Q[X::STAGES_Q][X::BM * X::D];
     alignas(1024) uint16_t dO[X::STAGES_DO][X::BM * X::D];
     alignas(1024) uint16_t
-        dS[X::STAGES_DS][X::BM * X::BN]; /* rows are queries; a chunk of 64 keys per consumer. At the end dK, dV */
-    alignas(128) float dQ[2][QUERY_TILE * X::DQ_COLUMNS]; /* a consumer's part, in the order of fragment_at() */
+        /* dS with queries as rows; each consumer has a chunk of 64 keys. Holds dK and dV at the end */
+        dS[X::STAGES_DS][X::BM * X::BN];
+    /* part of dQ of each consumer, in the order of fragment_at() */
+    alignas(128) float dQ[2][QUERY_TILE * X::DQ_COLUMNS];
     alignas(16) row_values values[X::STAGES_Q][X::UNITS];
     uint32_t stash[X::OPTIONS ? X::BM / 4 : 1]
-                  [X::OPTIONS ? CONSUMERS : 1]; /* P times the softcap's derivative, a column per thread */
-    uint2 kept[X::COPIES_KEPT ? X::BN : 1];     /* keep_mask's words of each key */
+                  [X::OPTIONS ? CONSUMERS : 1]; /* P times the softcap's derivative, with a column per thread */
+    uint2 kept[X::COPIES_KEPT ? X::BN : 1];     /* words of keep_mask for each key */
     round_record rounds[X::OPTIONS ? X::STAGES_Q : 1];
     barrier_pairs<X::STAGES_Q> bars_Q;
     barrier_pairs<X::STAGES_DO> bars_dO;
-    int any_nonfinite; /* found in a tile of keys by some warp */
+    int any_nonfinite; /* some warp found a value that is not finite in a tile of keys */
     uint64_t K_full, K_empty, V_full, V_empty, loaded, dS_full[X::STAGES_DS];
     barrier_pairs<2> bars_work;
-    block_place work[2]; /* the tile of keys that is worked on, and the next */
-    block_place place;   /* the consumers' copy of their current tile */
+    block_place work[2]; /* the present tile of keys and the next */
+    block_place place;   /* the consumers' copy of their present tile */
 };
 
-/* Head and tile of the tile of keys number t. */
+/* Returns the head and the tile of tile of keys number t. */
 DEVICE head_tile keys_of(const plan &p, int t)
 {
     head_tile at = head_tile_of(p.order, t);
@@ -126,8 +132,8 @@ DEVICE head_tile keys_of(const plan &p, int t)
 
 /* ---- Rounds ------------------------------------------------------------------------------------------------------ */
 
-/* Removes from a block's query tiles those at both ends that FlashMask hides in all heads of the
- * group. They are found at once, because a walk would test each. */
+/* Removes query tiles at both ends that FlashMask hides in all heads of the group. Doing it at once is faster than
+ * testing each tile in a walk. */
 template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int group)
 {
     if (!p.mask.bounds || x.first >= x.last) return;
@@ -136,9 +142,9 @@ template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int g
     for (int h = from; h <= to; h++) {
         const attn_mask_extremes e =
             p.mask.extremes[((int64_t)x.b * p.mask_heads + h) * p.mask.key_tiles + x.j0 / X::BN];
-        int begin = x.first * X::BM, end = min(x.last * X::BM, x.Sq); /* visible rows lie between */
+        int begin = x.first * X::BM, end = min(x.last * X::BM, x.Sq); /* visible rows are in this range */
 #pragma unroll
-        for (int n = 0; n < 2; n++) { /* twice: what one interval leaves may be at the end of the other */
+        for (int n = 0; n < 2; n++) { /* twice, because what remains after one interval may be cut by the other */
             if (e.max.lts <= begin && e.min.lte > begin) begin = min(e.min.lte, end);
             if (e.max.uts <= begin && e.min.ute > begin) begin = min(e.min.ute, end);
             if (e.min.lte >= end && e.max.lts < end) end = max(e.max.lts, begin);
@@ -152,12 +158,12 @@ template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int g
     x.last = max(last, x.first);
 }
 
-/* Walks the rounds of a block; skips those of which FlashMask hides every pair. */
+/* Walks through the rounds of a block and skips those whose pairs FlashMask hides completely. */
 template <class X> struct round_walk {
     const plan_of<X> &p;
     const block_place &x;
     const int end;
-    int h, tile; /* h == end: there are no more */
+    int h, tile; /* h == end: there are no more rounds */
     bool bounded, partly_kept;
 
     DEVICE round_walk(const plan_of<X> &p_, const block_place &x_, int group)
@@ -180,7 +186,7 @@ template <class X> struct round_walk {
             if (p.kept.words) {
                 const int some = kinds_of(p.kept, x.b, h, x.j0, tile * X::UNITS, X::UNITS);
                 partly_kept = some & SOME_HIDDEN;
-                /* Deterministic, a block's place in the order of additions counts all tiles. */
+                /* With `deterministic` a block's turn among the additions counts all tiles, so none may be skipped. */
                 if (!(some & SOME_SEEN) && !p.in_order) return true;
             }
         if (!X::OPTIONS || !p.mask.bounds) return false;
@@ -194,7 +200,7 @@ template <class X> struct round_walk {
 
 /* ---- The producer's warps ---------------------------------------------------------------------------------------- */
 
-/* Announces that the parts of dQ of a tile of keys are in the sums, or that there are none. */
+/* Counts parts of dQ of a tile of keys that are in the sums, or that do not exist. */
 DEVICE void count_done(const plan &p, const block_place &x, uint32_t parts)
 {
     if (p.begun) add_release(p.done + x.head, parts);
@@ -227,7 +233,8 @@ template <class X> struct scheduler {
                 continue;
             }
             mbarrier_arrive(smem_addr(&sm.bars_work.full[at.stage]));
-            /* Nobody has read them yet, and who waits for V has nothing else to do; at 128 it gained nothing. */
+            /* The thread prefetches K and V of the tile, because it has nothing else to do. At D = 128 this gained
+             * nothing. */
             if (X::D == 64) {
                 prefetch_tile<X::CHUNKS, 64>(&m.K, keys_at(x, a));
                 prefetch_tile<X::CHUNKS, 64>(&m.V, keys_at(x, a));
@@ -250,7 +257,8 @@ template <class X> struct scheduler {
 
     DEVICE void find(block_place &x, int t)
     {
-        find_key_place<X, !X::OPTIONS>(x, a, keys_of(p, t)); /* plan_backward() sees to it; registers are few there */
+        /* plan_backward() ensures the condition; registers are scarce there */
+        find_key_place<X, !X::OPTIONS>(x, a, keys_of(p, t));
         x.t = t;
         if (hides_tiles()) {
             trim_by_mask<X>(x, p, (int)a.g.group);
@@ -327,11 +335,11 @@ template <class X> struct loader {
     }
 };
 
-/* One warp per consumer sends its parts of dQ: the first lane has the copy engine add them. If the
- * sums were not zeroed, the first warp at a part stores it, and the others wait for the store. A
- * word of p.begun says how far a part of the sums is: 0, nobody has come; 1, somebody stores;
- * PART_THERE. Deterministic, the word counts the additions, and each waits for its turn. Both are
- * waited for while the part is made, and ended while the next one is. */
+/* One warp per consumer sends its parts of dQ: its first lane makes the copy engine add them. If the sums were not
+ * zeroed, the first warp at a part stores it, and the others wait for that store. A word of p.begun has the state of a
+ * part: 0, no block has come; 1, a block is storing; PART_THERE, others may add. With `deterministic` the word counts
+ * the additions, and each block waits for its turn. A sender waits for the word while its part is computed, and sets
+ * the word while the next part is computed. */
 template <class X> struct sender {
     const cuda_args &a;
     const plan_of<X> &p;
@@ -350,12 +358,12 @@ template <class X> struct sender {
             __syncwarp();
             if (sends) mbarrier_arrive(smem_addr(&sm.bars_work.empty[at.stage]));
         }
-        if (sends) bulk_wait_read<0>(); /* shared memory is the block's no longer */
+        if (sends) bulk_wait_read<0>(); /* the block's shared memory may be given to another block after this wait */
     }
 
     DEVICE void send(const block_place &x, bool sends)
     {
-        int unended = -1; /* the place of the word that others wait for, and what the word becomes */
+        int unended = -1; /* index of a word that other blocks wait for, and the value that it gets */
         uint32_t becomes = 0;
 #pragma unroll 1
         for (round_walk<X> at(p, x, (int)a.g.group); at.there(); at.next()) {
@@ -365,7 +373,7 @@ template <class X> struct sender {
             const bool adds = sends && unit * QUERY_TILE < x.Sq && p.begun;
             const int place = (int)query_tile(a, x.s, x.b, at.h, unit);
             uint32_t before = 0;
-            if (sends) bulk_wait_read<0>(); /* the part of the tile before, where there is one */
+            if (sends) bulk_wait_read<0>(); /* waits for the part of the tile before, if there is one */
             __syncwarp();
             named_barrier_arrive(DQ_FREE + w, HANDING);
             end_turn(unended, becomes);

@@ -87,10 +87,11 @@ template <typename T, class X, typename R> struct gradients {
     consumer<2> me;
     ring<X::STAGES_Q> q; /* stages of Q (q) and dO (o) of the next round */
     ring<X::STAGES_DO> o;
-    ring<X::STAGES_DS> mine, whole; /* of dS: written next by this warpgroup; read next for dQ */
-    uint32_t phase = 0;             /* phase of the barriers of K and V */
-    int tile;                       /* tile of queries of the next round */
-    int free_first, free_last;      /* tiles of queries that all see all keys of this warpgroup */
+    /* stages of dS: the one this warpgroup writes next, and the one it reads next for dQ */
+    ring<X::STAGES_DS> mine, whole;
+    uint32_t phase = 0;        /* phase of the barriers of K and V */
+    int tile;                  /* tile of queries of the next round */
+    int free_first, free_last; /* tiles of queries that all see all keys of this warpgroup */
     /* Operands of the products. own_K, own_V: the keys of this warpgroup. first_...: the first stage. K_down: K as this
      * warpgroup's part of dQ takes it. */
     k_major_low<BN> own_K, own_V;
@@ -348,7 +349,7 @@ template <typename T, class X, typename R> struct gradients {
             const float behind = (float)(column + (int)x.s.Sk - x.Sq - first_key());
             const bool wide = p.bias.dtype == ATTN_F32;
             const char *at = first_bias();
-            head_args head; /* only the members that exponent_of() reads */
+            head_args head; /* has only the members that exponent_of() reads */
             head.b = x.b, head.h = round.h, head.s.q_start = x.s.q_start;
 #pragma unroll
             for (int n = 0; n < BM / 8; n++, at += 6 * p.bias.row)
@@ -584,7 +585,7 @@ template <typename T, class X, typename R> struct gradients {
     DEVICE void make_P(float (&S)[BM / 2])
     {
         if (X::TURNS) me.await_turn();
-        /* A round in which no option has an effect is computed like one of the plain variant. */
+        /* A round in which no option has an effect is computed like a round of the variant without options. */
         if constexpr (X::PAIRS) {
             if (!X::BIAS && p.mods.cap != 0) exponents_of_options(S, sm.values[q.stage]);
             else if (record().bounded || record().slope != 0 || X::BIAS || record().partly_kept)
@@ -607,7 +608,7 @@ template <typename T, class X, typename R> struct gradients {
         make_P(S);
         if constexpr (X::PAIRS)
             if (p.dropout.drops) drop_pairs(S, drawn);
-        retire<0>(dP); /* this also waits for dK */
+        retire<0>(dP); /* retiring dP also waits for dK */
     }
 
     /* Goes from P and dP of a round to P and dP of the next one, if there are MORE. At the begin no product is in
@@ -785,7 +786,7 @@ template <typename T, class X, typename R> struct gradients {
         }
         issue_S(S);
         wgmma_fence();
-        wgmma_commit(); /* counts as a dK for the waits */
+        wgmma_commit(); /* an empty group: the waits below expect a product of dK here */
         mbarrier_wait(smem_addr(&sm.V_full), phase);
         issue_dP(dP);
         end_P(S, dP);
@@ -801,7 +802,8 @@ template <typename T, class X, typename R> struct gradients {
         if (X::TURNS) me.end_turns();
         bool finite = true;
         last_dQ([&] {
-            if (!X::OPTIONS) finite = finish_dV(dV); /* with options no registers are free for both */
+            if (!X::OPTIONS)
+                finite = finish_dV(dV); /* with options no registers are free for this before dQ has ended */
         });
         me.release(sm.K_empty);
         if (X::OPTIONS) finite = finish_dV(dV);
@@ -814,7 +816,7 @@ template <typename T, class X, typename R> struct gradients {
      * none. */
     DEVICE bool next_tile(ring<2> &at)
     {
-        named_barrier_sync(END_BARRIER, CONSUMERS); /* also, no warp's dK or dV lies in dS any more */
+        named_barrier_sync(END_BARRIER, CONSUMERS); /* after this barrier no warp's dK or dV lies in dS any more */
         /* All lanes wait, and conditions tell lanes apart. After a branch that only some lanes take, ptxas would keep
          * addresses that are the same for all lanes in registers of each thread, even in the rounds. */
         await_full(sm.bars_work, at);
@@ -1047,7 +1049,8 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
     p.units_of_head = p.units / p.order.heads;
     const int tiles = p.order.end - p.order.first;
     const int blocks = p.makes_dq ? job.chip->multiprocessors : std::min(tiles, job.chip->multiprocessors);
-    if (!is_first_share(job.chip)) { /* queries are prepared; the launch waits for the previous one's end */
+    if (!is_first_share(
+            job.chip)) { /* the first share has prepared the queries; this launch waits for the end of the one before */
         if (blocks) backward_tiles<T, X, R><<<blocks, X::THREADS, sizeof(shared<X>), job.stream>>>(job.run.args, p, m);
         return cudaPeekAtLastError();
     }

@@ -133,8 +133,9 @@ template <typename T, class X> struct copies_by_engine {
 
     template <class F> DEVICE void begin(F queries)
     {
-        filled = keys.steps < SLOTS ? keys.steps : SLOTS; /* below 0 where the split has no keys */
-        if constexpr (X::FEW) {                           /* each warp fills a slot */
+        /* number of filled slots; below 0 where the split has no keys */
+        filled = keys.steps < SLOTS ? keys.steps : SLOTS;
+        if constexpr (X::FEW) { /* each warp fills a slot */
             const int warp = threadIdx.x / 32, slot = at.slot + warp;
             static_assert(SLOTS == WARPS, "all slots");
             if (warp < filled) fill<true>(warp, slot >= SLOTS ? slot - SLOTS : slot);
@@ -147,7 +148,7 @@ template <typename T, class X> struct copies_by_engine {
         queries();
         cp_async_commit();
         cp_async_wait<0>();
-        __syncthreads(); /* Q is loaded, and all warps see the barriers and the starts of the boxes */
+        __syncthreads(); /* all warps now see Q, the barriers and the starts of the boxes */
     }
 
     template <bool VALUES> DEVICE uint16_t *next() const

@@ -1,35 +1,37 @@
 /* f8_forward.cu: flash attention forward of float8_e4m3fn for Hopper, with products of e4m3.
  *
- * The kernel is built as that of forward_tiles.cuh: one block per multiprocessor, tiles of work handed out by a warp, a
- * warp that lets the copy engine fill a ring of K and V tiles, C consumers of 64 rows that take turns with their
- * products, each with its softmax under its own and the others' products.
- * Products of e4m3 need five things more (FlashAttention-3, arXiv:2407.08608, 3.3):
+ * The kernel is structured like that of forward_tiles.cuh. There is one block per multiprocessor. A warp hands out
+ * tiles of work, and another warp makes the copy engine fill a ring of K and V tiles. C consumers of 64 rows take turns
+ * with their products, so that each one's softmax runs during its own and the others' products.
+ * Products of e4m3 need five more things (FlashAttention-3, arXiv:2407.08608, 3.3):
  *
- *   V        wgmma has no MN-major operands of 8 bits, so V must lie as V^T: the two warps of the producer that have
- *            nothing else to do write it to scratch, once a run, ahead of those that read it (transpose_v.cuh).
- *   P        a thread's accumulator holds columns 2q, 2q + 1 of each 8, but an A operand wants 4 neighbours. P stays
- *            where it is and V^T's keys are in the order that makes it right.
+ *   V        wgmma takes no MN-major operands of 8 bits, so V must be stored as V^T. The two warps of the producer that
+ *            have nothing else to do write V^T to scratch, once per run, before other warps read it (transpose_v.cuh).
+ *   P        A thread's accumulator holds columns 2q, 2q + 1 of each 8, but an A operand needs 4 neighbours. P stays
+ *            in its registers, and the keys of V^T are stored in the order that fits.
  *   range    e4m3 reaches from 2^-9 to 448. P is 2^SHIFT = 256 where a row's score is its maximum m: exactly, so that
- *            the key that weighs most is not rounded. (The m of forward_tiles.cuh stays behind by up to a limit. With
- *            it that key would be rounded, and errors of out reach 4.3e-2 where 4e-2 is allowed.)
- *            The factor leaves with the division by l, the sum of P (not yet rounded, but where products count it).
- *   sums     an e4m3 product keeps 14 bits of its sums: what is below 2^-13 of the sum so far is lost, and 8192 equal
- *            keys would stop counting. So every PROMOTED keys O is added, in float, to sums in shared memory, and the
- *            next product begins anew. At D = 128 l is a product's too, and loses what O loses: see counted().
- *   scores   for the same reason a score is off by about 2^-13 of its largest product, and lse by 1e-4 where scores are
- *            around 1: more than lse may be (kernels/README.md, "Accuracy"), while out is well within its limit. Where
- *            lse is wanted, q and k are therefore widened to bfloat16, which holds them exactly, and only P V is a
- *            product of e4m3.
+ *            the key with the largest weight is not rounded. (The m of forward_tiles.cuh may be smaller than the
+ *            maximum by a limit. With it that key would be rounded, and errors of out reach 4.3e-2, while 4e-2 is
+ *            allowed.) The division by l, the sum of P, removes the factor. l adds P before it is rounded, except where
+ *            products compute l.
+ *   sums     An e4m3 product keeps 14 bits of its sums: terms below 2^-13 of the sum so far are lost, and 8192 equal
+ *            keys would stop counting. So after every PROMOTED keys O is added, in float, to sums in shared memory, and
+ *            the next product starts from 0. At D = 128 a product computes l too, and l loses what O loses: see
+ *            counted().
+ *   scores   For the same reason a score has an error of about 2^-13 of its largest product, and lse of 1e-4 where
+ *            scores are around 1. That is more than lse may have (kernels/README.md, "Accuracy"), while out stays well
+ *            within its limit. If lse is wanted, q and k are therefore widened to bfloat16, which holds them exactly,
+ *            and only P V is a product of e4m3.
  *
- * begin_run(), a kernel before, sets marks and counters to 0; both kernels of a run, and the first of the next, are
- * made ready while the one before runs, and wait for its end.
+ * A kernel that runs before, begin_run(), sets marks and counters to 0. Both kernels of a run, and the first of the
+ * next run, are prepared while the kernel before runs, and wait for its end.
  *
- * The rows of tiles of work whose V had a NaN (V^T has zeros there), and those whose result is not finite, are
- * looked at once more when their block has no more work (repair_own_rows), and what they really see is computed. So are
- * rows whose scores are so large that P would leave its range.
+ * Some rows are computed again when their block has no more work (repair_own_rows): rows of tiles of work whose V had a
+ * NaN (V^T has zeros there), rows whose result is not finite, and rows whose scores are so large that P would leave its
+ * range.
  *
- * What a row's bits depend on: BN, PROMOTED and the order of the tiles, all fixed by head dim, masks, Sk and
- * whether lse is wanted. */
+ * A row's bits depend on BN, PROMOTED and the order of the tiles. All of these are fixed by the head dim, the masks, Sk
+ * and whether lse is wanted. */
 #include "kernels/cuda/sm90/layer/epilogue.cuh"
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/launch.cuh"
@@ -46,86 +48,90 @@ typedef __nv_bfloat16 bf16;
 
 /* ---- Shapes: the table at the end says which problem takes which ------------------------------------------------- */
 
-/* Most keys between two promotions; PROMOTED_COUNTED where products count l. In between, a sum may
- * lose 2^-13 of itself per key. kernels/MEASUREMENTS.md has the measured errors (float8 ladder,
- * rungs 22 and 25). */
+/* The most keys between two promotions; PROMOTED_COUNTED where products compute l. In between, a sum may lose 2^-13 of
+ * itself per key. kernels/MEASUREMENTS.md has the measured errors (float8 ladder, rungs 22 and 25). */
 enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
 
-/* An instantiation: head dims up to D; C consumers of 64 rows; BN keys per tile; stages of the ring; the type that q
- * and k are multiplied in; SHORT_ENDS. */
+/* The shape of a template instance: head dims up to D; C consumers of 64 rows; BN keys per tile; stages of the ring;
+ * the type in which q and k are multiplied; SHORT_ENDS. */
 template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ENDS_ = false> struct shape {
     typedef T_ T;
-    /* What a tile of work does once is much of it where it has few keys, or tiles of them are wide, and is made
-     * shorter: the scores of the first tile of keys are those that some row sees, and the softmax ends under the last
+    /* Shortens what a tile of work does only once, which matters where it has few keys or wide tiles of them. Only
+     * those scores of the first tile of keys are computed that some row sees, and the softmax ends during the last
      * product. */
     static const bool SHORT_ENDS = SHORT_ENDS_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool WIDE = sizeof(T) == 2;
     static const bool HELPS = SHORT_ENDS && D == 256; /* see help_to_transpose */
-    /* Order of work under a mask, see ending_order: bytes of K and V of a section. Few, for V^T of what all blocks
-     * begin with to be made soon; more where consumers help. */
+    /* Order of work under a mask, see ending_order: bytes of K and V of a section. They are few, so that V^T of what
+     * all blocks begin with is ready soon, and more where consumers help to make it. */
     static const int64_t SECTION = (HELPS ? 16 : 8) << 20;
-    /* Chunks of 128 bytes, a row of shared memory: of a row of q or k; of the keys of a row of V^T. */
+    /* Number of chunks of 128 bytes, which are rows of shared memory: of a row of q or k; of the keys of a row of
+     * V^T. */
     static const int ROW_BYTES = D * (int)sizeof(T), CHUNKS = (ROW_BYTES + 127) / 128, CHUNKS_V = (BN + 127) / 128;
-    static const bool LARGE = D == 256 || BN == 224; /* a consumer's thread needs all registers that there are */
+    static const bool LARGE = D == 256 || BN == 224; /* a consumer's thread needs all available registers */
     static const int PRODUCER = C == 3 ? 32 : LARGE ? 24 : 40, CONSUMER = C == 3 ? 160 : LARGE ? 240 : 232;
-    /* The products count l: O has 8 columns more, see counted(). */
+    /* Products compute l: O has 8 more columns, see counted(). */
     static const bool COUNTS = D == 128 && !WIDE;
     static const int COLUMNS = D + (COUNTS ? 8 : 0);
-    static const int PROMOTE = (COUNTS ? PROMOTED_COUNTED : PROMOTED) / BN; /* tiles from one promotion to the next */
-    static const int MOST_PASSED = (BM - 64 + BN - 1) / BN; /* last tiles that one consumer sees and another does not */
-    static const bool EARLY = D == 128 && !WIDE;            /* O is waited for and rescaled under the exponentials */
-    static const bool BY_BITS = D < 256; /* maxima by bits; elsewhere there are no registers for it */
-    /* O begins anew by zeros, not by a product that does not add (which is 2 % slower here, and faster elsewhere). */
+    /* number of tiles from one promotion to the next */
+    static const int PROMOTE = (COUNTS ? PROMOTED_COUNTED : PROMOTED) / BN;
+    /* the most last tiles that one consumer sees and another does not */
+    static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
+    static const bool EARLY = D == 128 && !WIDE; /* O is waited for and rescaled during the exponentials */
+    static const bool BY_BITS = D < 256; /* maxima are found by bits; at D = 256 there are no registers for that */
+    /* O starts from zeros, not by a product that does not add, which is 2 % slower for this shape and faster for
+     * others. */
     static const bool ZEROS = BN == 224;
-    /* Of which the second row's maximum is made, if EARLY: of as many keys one is long. */
+    /* With EARLY: number of chains that compute the second row's maximum. With so many keys one chain takes too
+     * long. */
     static const int CHAINS = BN == 224 ? 2 : 1;
-    static const int STEPS = D == 256 ? 8 : 1; /* in which a unit of V^T is made: what shared memory has room for */
-    /* The sums of a thread are D / 2 numbers, floats where there is room for them and bfloat16 where there is not. */
+    static const int STEPS = D == 256 ? 8 : 1; /* steps in which a unit of V^T is made, limited by shared memory */
+    /* The sums of a thread are D / 2 numbers: floats if there is room for them, and otherwise bfloat16. */
     static const bool FLOAT_SUMS = D <= 128;
-    static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* of 4 numbers */
+    static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* words of four numbers */
 };
 
-/* A tile of work: rows [i0, i0 + BM) of head h of batch row b against tiles of keys [first, last). */
+/* A tile of work: rows [i0, i0 + BM) of head h of batch row b, with tiles of keys [first, last). */
 struct __align__(16) work_tile
 {
     int b, h, i0, first;
-    int last, index, negative; /* scores are to change their sign */
-    float c, v_scale, sink;    /* log2(e) * what scores are multiplied by, > 0; base 2, -inf without */
+    int last, index, negative; /* negative: scores change their sign */
+    float c, v_scale, sink;    /* c: log2(e) * the factor of scores, > 0; sink: in base 2, -inf without a sink */
     int unused[2];
 };
 
-enum { STOP = -1 }; /* in i0: the end */
+enum { STOP = -1 }; /* value of i0: there is no more work */
 
-/* Shared memory of a warp; at the end it holds the warp's 16 rows of out. */
+/* Shared memory of a warp for its sums; at the end it holds the warp's 16 rows of out. */
 template <class X> struct sum_words {
     uint32_t O[X::D / 8][32 * X::SUM_WORDS];
-    float4 rows[X::COUNTS ? 8 : 1]; /* of a quad's two rows l, then the maximum that the sums are relative to */
+    float4 rows[X::COUNTS ? 8 : 1]; /* for the two rows of a quad: l, then the maximum to which the sums are relative */
 };
 
 template <class X> struct shared {
     alignas(1024) uint8_t Q[X::C][64 * 128 * X::CHUNKS];
     alignas(1024) uint8_t K[X::STAGES][X::BN * 128 * X::CHUNKS];
-    alignas(1024) uint8_t V[X::STAGES][X::COLUMNS * 128 * X::CHUNKS_V]; /* rows are head dims, in a row are keys */
+    alignas(1024) uint8_t V[X::STAGES][X::COLUMNS * 128 * X::CHUNKS_V]; /* V^T: rows are head dims, columns are keys */
     alignas(128) sum_words<X> sums[X::C * 4];
     transpose_memory<X::STEPS> transpose;
     work_tile work;
     warpgroup_tile parts[X::C];
     kv_barriers<X::C, X::STAGES> bars;
     unit helped_units[X::HELPS ? X::C * 4 : 1]; /* see help_to_transpose */
-    int newest[X::C * 4]; /* of a warp's tiles of work that are to be repaired; -1: there is none */
+    int newest[X::C * 4]; /* for each warp: the newest of its tiles of work that need a repair; -1: none */
 };
 
 /* ---- The plan: a problem in 32 bits ------------------------------------------------------------------------------ */
 
-/* A warp's note on its 16 rows for repair_own_rows(), at the end of the block. In rows bit 4 i is
- * row i's, bit 4 i + 1 row i + 8's: its scores are huge. */
+/* A warp's note on its 16 rows, which repair_own_rows() reads at the end of the block. Bit 4 i of `rows` says that row
+ * i has huge scores, and bit 4 i + 1 the same of row i + 8. */
 struct repair_note {
-    uint32_t rows; /* and what else was seen */
-    int before;    /* the warp's note before it: that of this tile of work, or -1 */
+    uint32_t rows; /* huge scores, as described above, and the other findings about the rows */
+    int before;    /* the warp's note before this one: number of its tile of work, or -1 */
 };
-enum { LOOK = 4 };  /* a result was not finite: rows that see a NaN are to be found */
-enum { V_NAN = 8 }; /* V^T of some keys, maybe not of those that the rows see, has zeros for NaN */
+enum { LOOK = 4 };  /* a result was not finite, so rows that see a NaN must be found */
+enum { V_NAN = 8 }; /* V^T of some keys, which the rows may or may not see, has zeros for NaN */
 
 struct plan {
     ending_order order;
@@ -135,11 +141,11 @@ struct plan {
     input_scales scales;
     results to;
     transpose_plan transpose;
-    repair_note *notes; /* one per warp and tile, of those alone where something is to be repaired */
-    int *counter;       /* next tile less gridDim.x */
+    repair_note *notes; /* the notes of each warp for each tile of work; written only if a repair is needed */
+    int *counter;       /* number of the next tile, minus gridDim.x */
 };
 
-/* Tile of work number t, without its factors. */
+/* Returns tile of work number t, without its factors. */
 template <class X> DEVICE work_tile work_tile_of(const plan &p, int t)
 {
     work_tile x = {};
@@ -165,7 +171,7 @@ DEVICE void add_factors(const plan &p, work_tile &x)
 
 /* ---- The producer's warps ---------------------------------------------------------------------------------------- */
 
-/* A warp hands out work; its first lane publishes it. */
+/* The warp that hands out work. Its first lane publishes it. */
 template <class X> DEVICE void hand_out_work(const plan &p, shared<X> &sm)
 {
     const bool scheduler = threadIdx.x % 32 == 0;
@@ -188,7 +194,7 @@ template <class X> DEVICE void hand_out_work(const plan &p, shared<X> &sm)
     }
 }
 
-/* A warp keeps the rings full: lane 0 loads; all lanes check that V^T is ready. */
+/* The warp that keeps the rings full: lane 0 loads; all lanes check that V^T is ready. */
 template <class X> struct tile_loader {
     static const int BN = X::BN;
     const plan &p;
@@ -207,7 +213,7 @@ template <class X> struct tile_loader {
         k.next();
     }
 
-    /* ready: V^T is known to be there from this block of keys on. */
+    /* ready: V^T is known to exist from this block of keys on. */
     DEVICE void load_V(int j, int hk, int b, int &ready)
     {
         if (j * BN / KEYS < ready) ready = await_units(p.transpose, b * p.transpose.Hk + hk, j * BN / KEYS, ready);
@@ -224,9 +230,9 @@ template <class X> struct tile_loader {
         for (;; at.next()) {
             const auto &x = await_work(sm, at);
             const int first = x.first, last = x.last, i0 = x.i0, h = x.h, hk = h / p.group, b = x.b;
-            __syncwarp(); /* all have read it */
+            __syncwarp(); /* all lanes have read the work */
             if (i0 == STOP) break;
-            /* The next work is claimed when all but the last tiles are asked for. */
+            /* The next tile of work is claimed when only the loads of the last tiles are left to issue. */
             const bool late = first + 1 < last;
             if (loader && !late) release_work(sm);
             if (first >= last) continue;
@@ -255,21 +261,21 @@ DEVICE float high_bf16(uint32_t pair)
     return __uint_as_float(pair & 0xffff0000);
 }
 
-/* l of the thread's two rows, where products count it: the 8 columns of V behind its channels are 1 and 1.75 by turns,
- * of which the thread has two. What a product loses of a small P beside a large one it so loses of O and of l, and out,
- * which is O / l, loses less. By how much depends on the number that P is multiplied by: of those that were tried, the
- * mean of these two leaves least (kernels/MEASUREMENTS.md, the float8 ladder, rung 25). */
+/* Returns l of the thread's two rows, if products compute it. V has 8 additional columns, which are 1 and 1.75 in turn;
+ * a thread has two of them. A product loses part of a small P beside a large one. Here O and l lose the same, so their
+ * quotient out loses less. How much depends on the number by which P is multiplied. Of the numbers tried, the mean of
+ * these two leaves the smallest error (kernels/MEASUREMENTS.md, the float8 ladder, rung 25). */
 enum { ONES = 0x38383838, SEVEN_QUARTERS = 0x3e3e3e3e }; /* of e4m3 */
 DEVICE float2 counted(const float *sums)
 {
     return make_float2(0.5f * sums[0] + 0.5f / 1.75f * sums[1], 0.5f * sums[2] + 0.5f / 1.75f * sums[3]);
 }
 
-/* Those of a warp, in shared memory. What lies there from the tile of work before is multiplied by 0: it has to be
- * finite. */
+/* The promoted sums of a warp, in shared memory. Values that remain from the tile of work before are multiplied by 0,
+ * so they must be finite. */
 template <class X> struct promoted_sums {
     typedef sum_words<X> words;
-    float left[2] = { 0, 0 }; /* what is left of them after the rescaling since the last promotion */
+    float left[2] = { 0, 0 }; /* factor that remains of the sums after all rescaling since the last promotion */
 
     DEVICE static void clear(words &sums, int lane)
     {
@@ -279,7 +285,7 @@ template <class X> struct promoted_sums {
             else ((uint2 *)sums.O[n])[lane] = make_uint2(0, 0);
     }
 
-    /* Where products count, for a tile of work that promotes. */
+    /* Starts the sums of a tile of work that has promotions, if products compute l. */
     DEVICE static void begin(words &sums, int lane)
     {
         if (X::COUNTS) ((float *)sums.rows)[lane] = lane & 2 ? -CUDART_INF_F : 0;
@@ -291,7 +297,8 @@ template <class X> struct promoted_sums {
         if (!X::COUNTS) left[0] *= factor[0], left[1] *= factor[1];
     }
 
-    /* Before they are used; l of them. Where products count, registers are short, and `left` is known from maxima. */
+    /* Call this before the sums are used. Returns l of the sums. If products compute l, registers are scarce, and
+     * `left` is computed from maxima. */
     DEVICE float2 find_left(const words &sums, const softmax &state, float c, int lane)
     {
         if (!X::COUNTS) return {};
@@ -301,8 +308,9 @@ template <class X> struct promoted_sums {
         return { x.x, x.y };
     }
 
-    /* O joins them. ZEROS: and becomes 0, for it is finite, or its row's sums are NaN already. (Of a constant ptxas
-     * makes two registers for each two numbers, and moves them.) Else its next product begins anew. */
+    /* Adds O to the sums. With ZEROS, O then becomes 0 by arithmetic: O is finite, or its row's sums are NaN already.
+     * (For a constant 0 ptxas would use two registers for each two numbers, and move them.) Without ZEROS, the next
+     * product does not add. */
     DEVICE void promote(words &sums, float (&O)[X::COLUMNS / 2], const softmax &state, float c, int lane)
     {
         const float2 l = find_left(sums, state, c, lane);
@@ -325,7 +333,7 @@ template <class X> struct promoted_sums {
             const float2 more = counted(O + X::D / 2);
             const float ls[2] = { fmaf(l.x, left[0], more.x), fmaf(l.y, left[1], more.y) };
             const float mine = lane & 2 ? (lane & 1 ? state.m[1] : state.m[0]) : lane & 1 ? ls[1] : ls[0];
-            __syncwarp(); /* all have read theirs */
+            __syncwarp(); /* all lanes have read their sums */
             ((float *)sums.rows)[lane] = mine;
             __syncwarp();
         }
@@ -335,7 +343,7 @@ template <class X> struct promoted_sums {
         left[0] = left[1] = 1;
     }
 
-    /* Adds the sums to O, and to l. */
+    /* Adds the sums to O, and their l to l. */
     DEVICE void add_to(float (&O)[X::COLUMNS / 2], float (&l)[2], const words &sums, const softmax &state, float c,
                        int lane)
     {
@@ -357,12 +365,13 @@ template <class X> struct promoted_sums {
     }
 };
 
-/* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
+/* beyond this size m c is rounded so much that P may exceed 448 */
 
-const float BASE_MOST = 1 << 23; /* beyond it m c is rounded so much that P may pass 448 */
+/* The end of a tile of work: factors of the thread's rows of O; the bits of repair_note::rows known so far; and whether
+ * the sums are finite. */
+const float BASE_MOST = 1 << 23;
 
-/* The end of a tile of work: factors of the thread's rows of O; the bits of repair_note::rows known
- * so far; whether the sums are finite. */
+/* Operands K and V of the next stages. */
 struct tile_end {
     float factor[2];
     uint32_t rows;
@@ -378,7 +387,7 @@ template <class X> struct attention {
 
     DEVICE attention(const plan &p_, shared<X> &sm_, int w) : p(p_), sm(sm_), me(sm_, w), Q(smem_addr(sm_.Q[w])) {}
 
-    /* The stages that are next. */
+    /* Returns the first of the thread's rows. The other is 8 rows below. */
     DEVICE k_major_described<BN> K() const { return k_major_described<BN>(smem_addr(sm.K[me.k.stage])); }
     DEVICE k_major_described<X::COLUMNS> V() const
     {
@@ -386,12 +395,12 @@ template <class X> struct attention {
     }
 
     DEVICE int warp_index() const { return me.w * 4 + me.warp; }
-    /* The first of the thread's rows; the other is 8 further. */
+    /* Turns raw scores of N keys of tile j into P. CAREFUL: some keys may be hidden, or scores change their sign.
+     * midway with EARLY: see softmax_step_early. SHORT_ENDS: a mask that hides only keys on the right takes less code.
+     * If some row sees one of more than 128 keys, all rows see the first 64. */
     DEVICE int row_of(const work_tile &x) const { return x.i0 + me.w * 64 + me.warp * 16 + me.lane / 4; }
 
-    /* Raw scores of N keys of tile j become P. CAREFUL: some may be hidden, or change their sign. midway, where EARLY:
-     * see softmax_step_early. SHORT_ENDS: a mask of the right side alone is shorter, and of more than 128 keys that
-     * some row sees all rows see 64. */
+    /* Computes P of the first tile of keys that these rows see, or of its first N keys. */
     template <int N, bool CAREFUL, bool BY_BITS, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const work_tile &x, const warpgroup_tile &y, int i0, int j,
                             softmax &state, float (&rescale)[2], F midway)
@@ -412,7 +421,8 @@ template <class X> struct attention {
         else softmax_step<N, BY_BITS>(S, state, rescale, reference);
     }
 
-    /* P of the first tile of keys that these rows see, or of its first N keys. */
+    /* K is released during the softmax, as in forward_tiles.cuh, so that the wait for O stays behind it. The condition
+     * always holds, but ptxas cannot know that. */
     template <int N>
     DEVICE void first_tile(uint32_t (&P)[BN / 32][4], const work_tile &x, const warpgroup_tile &y, softmax &state)
     {
@@ -427,8 +437,8 @@ template <class X> struct attention {
         to_operand_8<N>(P, S);
     }
 
-    /* As in forward_tiles.cuh, K is released in the softmax, where the wait for O then stands. The condition always
-     * holds, but ptxas cannot know it. */
+    /* Computes O = P V over the tiles of keys that these rows see, from the last to the first. With SHORT_ENDS also
+     * computes the end of the softmax. */
     DEVICE void release_K_late(float sum, float c)
     {
         if (me.leader && !(sum < -c)) mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
@@ -452,15 +462,15 @@ template <class X> struct attention {
         float S[BN / 2], rescale[2];
         uint32_t P[BN / 32][4];
 
-        /* Is O promoted with tile j; with any (of wide tiles there mostly is one)? With the last tile there is no O
-         * yet. */
+        /* promotes(j): is O promoted at tile j? many: is it promoted at some tile, as mostly with wide tiles? At the
+         * last tile there is no O yet. */
         const auto promotes = [](int j) { return (j + 1) % X::PROMOTE == 0; };
         const bool many = X::ZEROS || (y.last_visible - 1) / X::PROMOTE > first / X::PROMOTE;
         if (many) promoted.begin(sums, me.lane);
         me.await_Q();
         me.template pass_K<X::MOST_PASSED>(x.last - y.last_visible);
         me.await_K();
-        /* Keys of the first tile that some row sees. */
+        /* Number of keys of the first tile that some row sees. */
         const int seen = min(x.i0 + me.w * 64 + 63 + p.band.hi, p.band.Sk) - (y.last_visible - 1) * BN;
         if (X::SHORT_ENDS && seen <= 64) first_tile<X::SHORT_ENDS ? 64 : BN>(P, x, y, state);
         else if (X::SHORT_ENDS && BN > 128 && seen <= 128) first_tile<X::SHORT_ENDS ? 128 : BN>(P, x, y, state);
@@ -470,9 +480,10 @@ template <class X> struct attention {
         const auto step = [&](int j, auto careful, auto by_bits) {
             me.await_K();
             me.await_turn();
-            multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K()); /* of tile j */
+            multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K()); /* scores of tile j */
             me.await_V();
-            multiply_add<e4m3, X::COLUMNS, BN / 32>(O, P, V(), X::ZEROS || !promotes(j + 1)); /* V of the tile above */
+            /* adds P V of tile j + 1, which was computed before tile j */
+            multiply_add<e4m3, X::COLUMNS, BN / 32>(O, P, V(), X::ZEROS || !promotes(j + 1));
             me.next_turn();
             retire<1>(S);
             me.template release_K<X::EARLY>(j == first);
@@ -481,7 +492,7 @@ template <class X> struct attention {
                 retire_O(O);
             });
             if (X::EARLY) {
-                multiply_rows(O, rescale); /* by 1 too: a vote would wait for the last exponentials */
+                multiply_rows(O, rescale); /* also if all factors are 1: a vote would wait for the last exponentials */
                 promoted.rescale(rescale);
             } else {
                 compute_before_wait(state.l[0] + state.l[1]);
@@ -491,7 +502,8 @@ template <class X> struct attention {
             to_operand_8<BN>(P, S);
             if (promotes(j)) promoted.promote(sums, O, state, x.c, me.lane);
         };
-        const bool none_free = x.negative || y.free_first > first; /* free: neither masked nor of another sign */
+        /* a free tile is not masked and its scores keep their sign */
+        const bool none_free = x.negative || y.free_first > first;
         walk_down<X::EARLY, X::BY_BITS>(
             y.last_visible - 2, none_free ? first : y.free_last, first, [](int j) { return j - 1; }, step,
             [&] { return me.meet_all(is_high(state, shifted_reference<SHIFT>{ x.c })); });
@@ -508,7 +520,7 @@ template <class X> struct attention {
         if (many) promoted.add_to(O, state.l, sums, state, x.c, me.lane);
     }
 
-    /* The bits of repair_note::rows that do not depend on O. */
+    /* Returns the bits of repair_note::rows that do not depend on O. */
     DEVICE uint32_t rows_to_repair(const softmax &state, const work_tile &x) const
     {
         const shifted_reference<SHIFT> reference = { x.c };
@@ -522,7 +534,7 @@ template <class X> struct attention {
         return rows;
     }
 
-    /* Stores lse = ln(2^base l). It depends on O only where products count l. */
+    /* Stores lse = ln(2^base l). lse depends on O only if products compute l. */
     DEVICE void end_softmax(tile_end &y, softmax &state, const work_tile &x)
     {
         const row_ends ends = end_rows<X::COUNTS>(state, shifted_reference<SHIFT>{ x.c }, x.sink, x.v_scale);
@@ -531,11 +543,11 @@ template <class X> struct attention {
         y.finite = state.l[0] - state.l[0] == 0 && state.l[1] - state.l[1] == 0;
     }
 
-    /* Stores out = O / l, and notes the rows to repair. */
+    /* Stores out = O / l, and notes the rows that need a repair. */
     DEVICE void finish(float (&O)[X::COLUMNS / 2], const tile_end &end, const work_tile &x)
     {
         const int warp_row = x.i0 + me.w * 64 + me.warp * 16;
-        float(&out)[D / 2] = *(float(*)[D / 2]) & O; /* without the columns that count */
+        float(&out)[D / 2] = *(float(*)[D / 2]) & O; /* O without the columns that compute l */
         const bool finite = finish_rows(out, end.factor) && end.finite;
         const bool any = __any_sync(0xffffffff, !finite);
         const uint32_t rows = end.rows | (any ? LOOK : 0);
@@ -543,7 +555,7 @@ template <class X> struct attention {
             p.notes[x.index * (4 * X::C) + warp_index()] = { rows, sm.newest[warp_index()] };
             sm.newest[warp_index()] = x.index;
         }
-        __syncwarp(); /* the warp's sums are read */
+        __syncwarp(); /* all lanes have read the warp's sums */
         if (p.to.out) {
             store_rows<bf16, D>(out_row<bf16>(p.to, x.b, x.h, warp_row), p.to.out_row, p.Sq - warp_row, p.to.Dv, out,
                                 (uint16_t *)sm.sums[warp_index()].O, me.lane);
@@ -563,7 +575,7 @@ template <class X> struct attention {
                 x = work, y = part;
                 return true;
             });
-            if (__any_sync(0xffffffff, x.i0 == STOP)) break; /* by a vote: see repair_own_rows */
+            if (__any_sync(0xffffffff, x.i0 == STOP)) break; /* tested by a vote: see repair_own_rows */
             float O[X::COLUMNS / 2];
             softmax state;
 #pragma unroll
@@ -582,10 +594,10 @@ template <class X> struct attention {
 
 /* ---- Repair ------------------------------------------------------------------------------------------------------ */
 
-/* Repairs, row by row, what forward_tiles cannot compute in the warp's tiles that have a note: rows
- * of huge scores, and, where there was a NaN, rows that see one. A function of its own, behind a
- * loop over work that ends by a vote. Inlined, or where ptxas does not see that a warp ends as a
- * whole, the loop over keys would keep its descriptors in registers of each thread. */
+/* Computes, row by row, what forward_tiles cannot compute in the tiles for which the warp left a note: rows of huge
+ * scores, and, if there was a NaN, rows that see one. It is a function of its own, after a loop over work that ends by
+ * a vote. If it were inlined, or if ptxas could not see that a warp ends as a whole, the loop over keys would keep its
+ * descriptors in registers of each thread. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;
@@ -606,9 +618,8 @@ template <class X> static __device__ __noinline__ void repair_own_rows(const pla
     }
 }
 
-/* Where blocks begin with different heads (under a mask), more of V^T may be wanted at once than its warps make, at
- * head dim 256, where a unit takes them long: each of the consumers' then makes a unit first, V in the memory of the
- * warp's sums. */
+/* Under a mask, blocks begin with different heads. At head dim 256 a unit takes long, and the transposing warps may be
+ * too few to make V^T in time. So each consumer warp makes a unit first, with V in the memory of the warp's sums. */
 template <class X> struct helper_memory {
     shared<X> &sm;
     static DEVICE uint32_t index() { return thread_anew() / 32 - 4; }
@@ -639,7 +650,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         fence_mbarrier_init();
     }
     if (threadIdx.x < X::C * 4) sm.newest[threadIdx.x] = -1;
-    if (X::COUNTS) { /* the columns that count, which are rows of V^T, 32 words each of a chunk */
+    if (X::COUNTS) { /* the columns that compute l are rows of V^T, with 32 words per chunk */
         for (int i = threadIdx.x; i < X::STAGES * X::CHUNKS_V * 256; i += X::THREADS) {
             uint8_t *const chunk = sm.V[0] + i / 256 * (X::COLUMNS * 128);
             ((uint32_t *)(chunk + X::D * 128))[i % 256] = i / 32 % 2 ? SEVEN_QUARTERS : ONES;
@@ -666,24 +677,24 @@ __global__ void __launch_bounds__(X::THREADS, 1)
 /* Runs before forward_tiles: sets the counters and marks to 0, 16 bytes per thread. */
 __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 {
-    launch_dependents();      /* forward_tiles may be made ready: it waits for our end */
-    wait_for_prerequisites(); /* the run before may have the same scratch */
+    launch_dependents();      /* forward_tiles may be prepared; it waits for the end of this kernel */
+    wait_for_prerequisites(); /* the run before may still use the same scratch */
     const int64_t n = blockIdx.x * (int64_t)256 + threadIdx.x;
     if (n < count) words[n] = make_uint4(0, 0, 0, 0);
 }
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
-/* Scratch begins with the counters. */
+/* The counters, with which the scratch memory begins. */
 struct run_counters {
     int tile, unit; /* see plan */
     uint32_t any_nan;
     int unused[29];
 };
 
-/* And goes on with the marks; a note per warp and tile; V^T; q and k as bfloat16. */
+/* What follows the counters in scratch: the marks; a note per warp and tile; V^T; q and k as bfloat16. */
 struct layout {
-    int64_t notes, V, wide[2], bytes; /* where they begin */
+    int64_t notes, V, wide[2], bytes; /* offsets */
 };
 
 layout layout_of(const attn_dims &d, bool wide)
@@ -706,7 +717,7 @@ struct f8_job {
     layout place;
 };
 
-/* Units are made for as many heads as those that the first tiles of work want. */
+/* Units of V^T are ordered by as many heads as the first tiles of work need. */
 transpose_plan make_transpose_plan(const f8_job &job, int section, int sweep_rows)
 {
     const attn_geometry &g = job.given.g;
@@ -748,7 +759,7 @@ plan make_plan(const f8_job &job, int BM, int row_bytes, int sweep_rows, int64_t
     return p;
 }
 
-/* Maps of q and k, widened where the shape wants it, and V^T. */
+/* Makes the tensor maps of V^T, and of q and k (widened if the shape needs it). */
 template <class X> cudaError_t make_maps(const f8_job &job, const plan &p, kv_maps &maps)
 {
     const attn_geometry &g = job.given.g;
@@ -784,14 +795,14 @@ template <class X> cudaError_t launch(const f8_job &job)
     const int64_t words = job.place.notes / (int64_t)sizeof(uint4);
     code = launch_dependent(begin_run, attn_tiles(words, 256), 256, 0, job.stream, (uint4 *)job.memory, words);
     if (code != cudaSuccess) return code;
-    /* Blocks without a tile of work transpose V for those that have one. */
+    /* Blocks without a tile of work transpose V for the others. */
     const int64_t blocks = attn_max64(p.order.end - p.order.first, (p.transpose.units + 1) / 2);
     return launch_dependent(forward_tiles<X>, attn_min64(blocks, job.chip->multiprocessors), X::THREADS,
                             sizeof(shared<X>), job.stream, p, maps, job.given);
 }
 
-/* The shapes. A problem takes the first that is wide enough and meant for as many keys, without a mask or with one,
- * with q and k widened where lse is wanted. */
+/* The shapes. A problem takes the first that is wide enough and meant for this number of keys, with or without a mask.
+ * If lse is wanted, shapes with widened q and k are used. */
 struct shape_row {
     int D;
     bool wide;
@@ -805,7 +816,7 @@ template <class X> constexpr shape_row row(int least_Sk, int least_masked_Sk)
 const int NEVER = FAR;
 /* clang-format off */
 const shape_row shapes[] = {
-    /*        D    C  BN stages q and k, short   from so many keys; with a mask */
+    /*        D    C  BN stages q and k, short   from this many keys; with a mask */
     row<shape<64,  3, 160, 3>>                  (4096, 4096),
     row<shape<64,  3, 128, 4>>                  (0, 0),
     row<shape<64,  3, 128, 4, bf16>>            (0, 0),
@@ -819,7 +830,7 @@ const shape_row shapes[] = {
 };
 /* clang-format on */
 
-/* The shape for a problem; NULL: none. */
+/* Returns the shape for a problem; NULL: none. */
 const shape_row *shape_of(const attn_problem *p, bool masked)
 {
     const attn_dims d = attn_dims_of(p);
@@ -837,7 +848,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     const shape_row *const x = shape_of(plan->problem, g.right < d.Sk || g.left < d.Sq);
     if (!x || d.Sq <= 0 || d.Sk <= 0 || d.B <= 0 || d.H <= 0 || d.Sq >= FAR || d.Sk >= FAR) return false;
     if (d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 >= INT32_MAX)
-        return false; /* tiles are counted in 32 bits, and units of V^T */
+        return false; /* tiles, and units of V^T, are counted in 32 bits */
     if (transpose_units(d) >= INT32_MAX) return false;
     if (plan->problem->out.rank && !tma_walkable(g.view[ATTN_T_out], d.B, d.H, d.Sq, d.Dv, 8)) return false;
     plan->variant = x;

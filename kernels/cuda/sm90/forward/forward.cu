@@ -1,31 +1,33 @@
-/* forward.cu: the Hopper forward's shapes for problems without options, and with options that need little of a pair:
- * softcap, ALiBi, FlashMask, float8's scales. The kernel is in forward_tiles.cuh. */
+/* forward.cu: tile shapes of the Hopper forward for problems without options and for softcap, ALiBi, FlashMask and
+ * float8's scales, which need no tensor of pairs. The kernel is in forward_tiles.cuh. */
 #include "kernels/cuda/sm80/decode.h"
 #include "kernels/cuda/sm90/forward/forward_tiles.cuh"
 #include "kernels/cuda/sm90/forward/widen.cuh"
 
 namespace {
 
-enum { OPEN = 1, CAUSAL = 2, WINDOW = 4, ANY = OPEN | CAUSAL | WINDOW }; /* bounded: not; on the right; on the left */
+/* kinds of masks: none; bounded on the right; bounded on the left */
+enum { OPEN = 1, CAUSAL = 2, WINDOW = 4, ANY = OPEN | CAUSAL | WINDOW };
 
 struct shape_row {
     int D, Dv;
     bool score_mods;
     int masks;
     int least_Sk;
-    cudaError_t (*launch[2])(const forward_job &, int least_Sk, int most_Sk); /* of bfloat16, float16 */
+    /* the launch functions for bfloat16 and float16 */
+    cudaError_t (*launch[2])(const forward_job &, int least_Sk, int most_Sk);
 };
 template <class X> constexpr shape_row row(int masks, int least_Sk)
 {
     return { X::D, X::DV, X::SCORE_MODS, masks, least_Sk, { launch<__nv_bfloat16, X>, launch<__half, X> } };
 }
 
-/* Which shape: by head dims, masks and a sequence's own length, never by how many others there are. The first row
- * that is wide enough and meant for such masks and as many keys. Short sequences: more warpgroups with narrower
- * tiles. */
+/* The shape depends on head dims, masks and a sequence's own length, never on the number of other sequences. The first
+ * row counts that is wide enough and meant for such masks and this number of keys. Short sequences use more warpgroups
+ * with narrower tiles. */
 /* clang-format off */
 const shape_row shapes[] = {
-    /*        D    C  BN stages Dv, form            masks             from so many keys */
+    /*        D    C  BN stages Dv, form            masks             from this many keys */
     row<shape<64,  3, 128, 4>>                     (OPEN | CAUSAL,    1025),
     row<shape<64,  4, 64,  4>>                     (OPEN | CAUSAL,    0),
     row<shape<64,  3, 128, 4, 64,  WINDOWED>>      (WINDOW,           0),
@@ -38,15 +40,14 @@ const shape_row shapes[] = {
     row<shape<256, 2, 80,  2>>                     (OPEN,             0),
     row<shape<256, 2, 80,  2>>                     (CAUSAL | WINDOW,  1025),
     row<shape<256, 2, 64,  2>>                     (CAUSAL | WINDOW,  0),
-    /* with softcap, ALiBi, FlashMask or float8's scales */
+    /* for softcap, ALiBi, FlashMask or float8's scales */
     row<shape<64,  2, 128, 4, 64,  WITH_OPTIONS>>  (ANY,              0),
     row<shape<128, 2, 128, 2, 128, WITH_OPTIONS>>  (ANY,              0),
     row<shape<256, 2, 64,  2, 256, WITH_OPTIONS>>  (ANY,              0), /* BN = 80 spills registers */
 };
 /* clang-format on */
 
-/* Sequences of different lengths may need several rows of the table; each row launches its own
- * sequences. */
+/* Sequences of different lengths may need several rows of the table. Each row launches only its own sequences. */
 cudaError_t launch_shapes(const forward_job &job, bool f16, bool score_mods)
 {
     const attn_geometry &g = job.read.g;
@@ -62,7 +63,7 @@ cudaError_t launch_shapes(const forward_job &job, bool f16, bool score_mods)
         }
         if (lengths_differ) most_Sk = x.least_Sk - 1;
     }
-    return cudaErrorInvalidValue; /* not reached: the widest rows take all that plan_forward lets through */
+    return cudaErrorInvalidValue; /* never reached, because the widest rows take everything that plan_forward accepts */
 }
 
 /* Converts q, k and v to bfloat16, in scratch. */

@@ -1,7 +1,7 @@
-/* forward_pairs.cu: the Hopper forward's shapes for options that say something about each pair of a query and a key:
- * bias, keep_mask, dropout (pairs.cuh), beside those of forward.cu. The kernel is in forward_tiles.cuh.
+/* forward_pairs.cu: tile shapes of the Hopper forward for options that have a value for each pair of a query and a key:
+ * bias, keep_mask, dropout (pairs.cuh). forward.cu has the other shapes. The kernel is in forward_tiles.cuh.
  *
- * Where there is a bias, tiles have fewer keys than those of forward.cu: the next tile's bias waits in registers. */
+ * With a bias, tiles have fewer keys than in forward.cu, because the next tile's bias takes registers. */
 #include "kernels/cuda/sm80/decode.h"
 #include "kernels/cuda/sm90/forward/forward_tiles.cuh"
 
@@ -9,8 +9,9 @@ namespace {
 
 struct pair_row {
     int D, BN;
-    bool bias;                                                                /* takes one */
-    cudaError_t (*launch[2])(const forward_job &, int least_Sk, int most_Sk); /* of bfloat16, float16 */
+    bool bias; /* takes one */
+    /* the launch functions for bfloat16 and float16 */
+    cudaError_t (*launch[2])(const forward_job &, int least_Sk, int most_Sk);
 };
 template <class X> constexpr pair_row row()
 {
@@ -28,7 +29,7 @@ const pair_row pair_shapes[] = {
 };
 /* clang-format on */
 
-/* The first shape that is wide enough; the last takes all that plan_forward() lets through. */
+/* Returns the first shape that is wide enough. The last one takes everything that plan_forward() accepts. */
 const pair_row &shape_of(const attn_geometry &g, bool bias)
 {
     const pair_row *x = pair_shapes;

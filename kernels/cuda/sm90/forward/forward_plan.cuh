@@ -12,7 +12,7 @@
 
 namespace {
 
-const int LEAST_BN = 64; /* keys of a tile, of all shapes */
+const int LEAST_BN = 64; /* the fewest keys per tile of any shape */
 
 /* Bytes of K and V per section, where tiles differ in length. FEW_KEYS_SECTION, less than the L2's
  * share, spreads reads from memory when all blocks begin with different heads. From MANY_KEYS keys
@@ -23,26 +23,27 @@ const int64_t FEW_KEYS_SECTION = 4 << 20, SECTION = 16 << 20;
 /* ---- The plan: a problem in 32 bits ------------------------------------------------------------------------------ */
 
 struct plan {
-    ending_order order; /* packed: some of its tiles have no rows */
+    ending_order order; /* order of the tiles; in packed problems some of them have no rows */
     int B, H, group, Sq, Sk;
-    int left, right; /* window, at most FAR */
+    int left, right; /* the window, limited to FAR */
     int top_left;
-    lazy_reference reference; /* c = log2(e) * what scores are multiplied by, scale or softcap, > 0 */
+    lazy_reference reference; /* with c = log2(e) * the factor of scores (scale or softcap), which is > 0 */
     const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
     bool ends_of_queries; /* see cuda_args */
     input_scales scales;
     score_mods mods;
     flash_mask mask;
     results to;
-    uint8_t *nonfinite;    /* a byte per warp and tile: was its result not finite? */
-    int32_t *before;       /* of each tile: the one that its block had before it, or -1 */
-    int least_Sk, most_Sk; /* packed, or seqlens_k: only sequences of such lengths, see launch_shapes */
-    int decode_rows;       /* packed: only sequences of more rows than this, see cuda_chip */
-    int *counter;          /* see cuda_chip */
+    uint8_t *nonfinite; /* a byte per warp and tile: nonzero if its result was not finite */
+    int32_t *before;    /* the tile that a block computed before each tile, or -1 */
+    /* packed, or with seqlens_k: this launch computes only sequences of such lengths, see launch_shapes */
+    int least_Sk, most_Sk;
+    int decode_rows; /* packed: this launch computes only sequences of more rows than this, see cuda_chip */
+    int *counter;    /* see cuda_chip */
 };
 
-/* The plan of shapes with the options of pairs.cuh. With a bias scores are multiplied by `unit` first, and c and
- * largest_unit are of the sum. */
+/* The plan of shapes with the options of pairs.cuh. With a bias, scores are first multiplied by `unit` and the bias is
+ * added; c and largest_unit apply to that sum. */
 struct pair_plan : plan {
     pair_bias bias;
     kept_bits kept;
@@ -52,17 +53,18 @@ struct pair_plan : plan {
 
 /* ---- Tiles of work ----------------------------------------------------------------------------------------------- */
 
-/* A tile of work: rows [i0, i0 + BM) of head h of sequence b against key tiles [first, last). */
+/* A tile of work: rows [i0, i0 + BM) of head h of sequence b, with key tiles [first, last). */
 struct __align__(16) work_tile
 {
     int b, h, i0, first;
     int last, Sq, Sk, align;
-    /* nonfinite_to_zero: 1: the tile is computed again, with 0 in place of infinities and NaN in V */
+    /* nonfinite_to_zero = 1: the tile is computed again, with zeros in place of infinities and NaN in V */
     int q_start, k_start, index, nonfinite_to_zero;
-    int list, unused[3]; /* FlashMask: which of the two lists of tiles */
+    int list, unused[3]; /* FlashMask: number of the list of tiles, 0 or 1 */
 };
 
-/* In i0: say when all before is written; the end; not a tile of this launch. */
+/* Values of i0 that are orders. REPORT: report when everything before is written. STOP: there is no more work. SKIP:
+ * the tile does not belong to this launch. */
 enum { REPORT = -1, STOP = -2, SKIP = -3 };
 
 DEVICE key_band band_of(const plan &p, const work_tile &x)
@@ -70,7 +72,7 @@ DEVICE key_band band_of(const plan &p, const work_tile &x)
     return key_band_of(x.align, p.left, p.right, x.Sk);
 }
 
-/* Tile t of the order. Packed, sequence b owns the tiles from cu_q[b] / BM + b on. */
+/* Returns tile t of the order. In packed problems sequence b owns the tiles from cu_q[b] / BM + b on. */
 template <int BM, int BN> DEVICE work_tile work_tile_of(const plan &p, int t)
 {
     work_tile x;
@@ -110,25 +112,25 @@ template <int BM, int BN> DEVICE work_tile work_tile_of(const plan &p, int t)
 
 /* ---- Host: scratch ----------------------------------------------------------------------------------------------- */
 
-/* Pitch of rows of D 16-bit elements for TMA, rounded up to whole pieces of 16 bytes. */
+/* Returns the elements from row to row for TMA: D 16-bit elements, rounded up to pieces of 16 bytes. */
 int64_t pitch_of(int64_t D)
 {
     return (D + 7) / 8 * 8;
 }
 
-/* Number of tiles of rows of a head. */
+/* Returns the number of tiles of rows per head. */
 int64_t per_head_of(const attn_dims &d, int BM)
 {
     return d.packed ? d.total_q / BM + d.B : attn_tiles(d.Sq, BM);
 }
 
-const int MOST_WARPS = 16;             /* of a tile of work, of all shapes */
-const int TILE_BYTES = 4 + MOST_WARPS; /* of scratch per tile of work: the tile before it, and a flag per warp */
+const int MOST_WARPS = 16;             /* the most warps of a tile of work in any shape */
+const int TILE_BYTES = 4 + MOST_WARPS; /* bytes of scratch per tile of work: the tile before it, and a flag per warp */
 
-/* Scratch: of all tiles of work the one before (plan::before), then the flags of their warps; for
- * FlashMask the extremes of each tile of keys; of float8, q, k and v as bfloat16. */
+/* Layout of scratch: for all tiles of work the tile before (plan::before), then the flags of their warps; for FlashMask
+ * the extremes of each tile of keys; for float8 q, k and v as bfloat16. */
 struct layout {
-    int64_t extremes, wide[3], bytes; /* where they begin */
+    int64_t extremes, wide[3], bytes; /* offsets */
 };
 
 layout layout_of(const attn_problem *p, const attn_dims &d)
@@ -173,7 +175,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
 
 /* ---- Host: the plan of a run ------------------------------------------------------------------------------------- */
 
-/* A run. `read` is `given` with q, k and v as forward_tiles is to read them. */
+/* One run. `read` is `given` with the q, k and v that forward_tiles reads. */
 struct forward_job {
     const cuda_chip *chip;
     cudaStream_t stream;
@@ -196,7 +198,7 @@ void make_plan(const forward_job &job, int BM, int BN, plan &p)
     p.B = (int)d.B, p.H = (int)d.H, p.group = (int)g.group, p.Sq = (int)d.Sq, p.Sk = (int)d.Sk;
     p.left = (int)attn_min64(g.left, FAR), p.right = (int)attn_min64(g.right, FAR);
     p.top_left = g.top_left;
-    const float unit = (float)(g.softcap > 0 ? g.softcap : g.scale); /* of the scores that softmax_step sees */
+    const float unit = (float)(g.softcap > 0 ? g.softcap : g.scale); /* unit of the scores that softmax_step sees */
     p.reference.c = unit * LOG2E, p.reference.slack = 8 / p.reference.c;
     p.cu_q = g.cu_q, p.cu_k = g.cu_k, p.seqlens_q = g.seqlens_q, p.seqlens_k = g.seqlens_k;
     p.ends_of_queries = job.read.ends_of_queries;
@@ -212,9 +214,9 @@ void make_plan(const forward_job &job, int BM, int BN, plan &p)
 
 /* ---- Host: options of pairs -------------------------------------------------------------------------------------- */
 
-/* Bytes of scratch behind `layout`: the bits of a keep_mask, the extremes of a FlashMask's tiles of BN keys. */
+/* Offsets in scratch behind `layout`: the bits of a keep_mask, and the extremes of a FlashMask for tiles of BN keys. */
 struct pair_layout {
-    int64_t kept, extremes, bytes; /* where they begin */
+    int64_t kept, extremes, bytes; /* offsets */
 };
 pair_layout pair_layout_of(const attn_problem *p, const attn_geometry &g, int BN)
 {
@@ -228,7 +230,7 @@ pair_layout pair_layout_of(const attn_problem *p, const attn_geometry &g, int BN
     return x;
 }
 
-/* Makes what a pair_plan has more than a plan. */
+/* Fills in the members that a pair_plan has beyond those of a plan. */
 void make_pair_plan(const forward_job &job, int BN, pair_plan &p)
 {
     const attn_geometry &g = job.read.g;

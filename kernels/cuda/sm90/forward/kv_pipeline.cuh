@@ -1,9 +1,9 @@
-/* kv_pipeline.cuh: the forward kernels' block: what its warps hand each other, and in which order.
+/* kv_pipeline.cuh: how the warps of the forward kernels' block pass data to each other.
  *
  *   work  a tile of work and each consumer's part of it, from the warp that hands out work to all others
- *   Q     64 rows for each consumer, given back when the last keys are multiplied
- *   K, V  a ring each, which run on from one tile of work to the next. K is asked for a tile of keys ahead of V, for
- *         a consumer issues S = Q K^T of a tile before O += P V of the tile above it.
+ *   Q     64 rows for each consumer, released after the last keys were multiplied
+ *   K, V  a ring each, which continues from one tile of work to the next. K is requested one tile of keys ahead of V,
+ *         because a consumer issues S = Q K^T of a tile before O += P V of the tile above it.
  *
  * SM is the block's shared memory: tiles Q[C], K[STAGES], V[STAGES], `bars`, `work` and parts[C]. */
 #ifndef ATTN_SM90_KV_PIPELINE_CUH
@@ -25,13 +25,13 @@ template <int C, int STAGES> struct kv_barriers {
     barrier_pairs<STAGES> K, V;
     barrier_pairs<1> work;
 
-    /* Initialises the barriers; one thread calls it, then fence_mbarrier_init(). */
+    /* Initialises the barriers. One thread calls it, then fence_mbarrier_init(). */
     DEVICE void init()
     {
         init_pairs(Q, 1);
         init_pairs(K, C);
         init_pairs(V, C);
-        init_pairs(work, C * 4 + 1); /* the consumers' warps and the loader */
+        init_pairs(work, C * 4 + 1); /* readers: the consumers' warps and the loader */
     }
 };
 
@@ -60,30 +60,30 @@ template <class SM> DEVICE void announce_work(SM &sm)
     mbarrier_arrive(smem_addr(&sm.bars.work.full[0]));
 }
 
-/* Waits until all have read the work, and the next is needed. The whole warp calls it. */
+/* Waits until all readers have read the work and the next is needed. The whole warp calls it. */
 template <class SM> DEVICE void await_readers(SM &sm, ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.empty[0]), at.phase);
-    __syncwarp(); /* nobody may fall a phase behind */
+    __syncwarp(); /* keeps every lane in the same phase of the barrier */
     at.next();
 }
 
 /* ---- The loader -------------------------------------------------------------------------------------------------- */
 
-/* Waits for the next work, or the end. */
+/* Waits for the next tile of work, or for the end of the work. */
 template <class SM> DEVICE const auto &await_work(SM &sm, const ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.full[0]), at.phase);
     return sm.work;
 }
 
-/* The loading thread calls it when it has read sm.work and needs the next. */
+/* The loading thread calls it after it has read sm.work, when it needs the next tile of work. */
 template <class SM> DEVICE void release_work(SM &sm)
 {
     mbarrier_arrive(smem_addr(&sm.bars.work.empty[0]));
 }
 
-/* Q of all consumers, from `row` on. */
+/* Loads Q of all consumers, from `row` on. */
 template <int C, int CHUNKS, int COLUMNS, class SM>
 DEVICE void load_Q(SM &sm, const CUtensorMap *map, int row, int h, int b, ring<1> &at)
 {
@@ -105,8 +105,8 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
 
     DEVICE kv_consumer(SM &sm_, int w) : consumer<C>(w), sm(sm_) {}
 
-    /* The next tile of work. read(x, y) takes what is wanted from it and from what this consumer makes of it, and says
-     * whether the next may be handed out; else release_work() does, later. */
+    /* Takes the next tile of work. read(x, y) copies what is needed from it and from this consumer's part y, and
+     * returns whether the next may be handed out. If not, release_work() does that later. */
     template <class F> DEVICE void take(F read)
     {
         await_full(sm.bars.work, at);
@@ -120,7 +120,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         if (this->lane == 0) mbarrier_arrive(smem_addr(&sm.bars.work.empty[0]));
     }
 
-    /* Waits for Q without advancing its ring: await_Q() follows later. */
+    /* Waits for Q without advancing its ring. await_Q() must follow. */
     DEVICE void look_for_Q() { mbarrier_wait(smem_addr(&sm.bars.Q.full[this->w]), q.phase); }
     DEVICE void await_Q()
     {
@@ -130,14 +130,14 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     DEVICE void await_K() { await_full(sm.bars.K, k); }
     DEVICE void await_V() { await_full(sm.bars.V, v); }
 
-    /* Gives back K, and Q after its last product in this tile of work. */
+    /* Releases K, and also Q if this was its last product in the tile of work. */
     DEVICE void release_K(bool last)
     {
         this->release(sm.bars.K, k);
         if (last) release_Q();
         k.next();
     }
-    /* LATE: gives back Q alone; the caller gives K back later and advances the ring itself. */
+    /* LATE: releases only Q; the caller releases K later and advances the ring itself. */
     template <bool LATE> DEVICE void release_K(bool last)
     {
         if (!LATE) release_K(last);
@@ -150,7 +150,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         v.next();
     }
 
-    /* Gives back tiles that this warpgroup does not multiply. */
+    /* Releases tiles of K that this warpgroup does not multiply. */
     DEVICE void pass_K()
     {
         this->pass_turn();
@@ -158,9 +158,9 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     }
     DEVICE void pass_V() { this->pass(sm.bars.V, v); }
 
-    /* The first `count` tiles of a tile of work, MOST at most. Not a loop: behind one whose end is a number from
-     * memory ptxas takes nothing for the same in all the warp, and keeps stages, and descriptors with them, in
-     * registers of each thread (2 to 4 %). */
+    /* Releases the first `count` tiles of a tile of work, at most MOST. This is not a loop: after a loop whose end is a
+     * number from memory, ptxas treats nothing as warp-uniform. It would then keep stages and descriptors in registers
+     * of each thread, which costs 2 to 4 %. */
     template <int MOST> DEVICE void pass_K(int count)
     {
 #pragma unroll
@@ -174,7 +174,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
             if (n < count) pass_V();
     }
 
-    /* All of a tile of work, whose keys are tiles [first, last). */
+    /* Releases all tiles of a tile of work, whose keys are tiles [first, last). */
     DEVICE void pass_work(int first, int last)
     {
         await_Q();
@@ -189,10 +189,10 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     }
 };
 
-/* step(j, MASKED, BY_BITS) for tiles j, below(j) and so on to `first`. MASKED, a type: some keys may be hidden; with
- * FREE_LOOP not of tiles below `free`. BY_BITS, a type: all rows of the warpgroup have seen so high a score that maxima
- * may be found by bits. HIGH_LOOP: is that of use? high() tells, and is asked until it holds, for it then stays so.
- * Each of them has a loop of its own. */
+/* Calls step(j, MASKED, BY_BITS) for tile j, then below(j), and so on down to `first`. MASKED (a type): some keys may
+ * be hidden; with FREE_LOOP this is false for tiles below `free`. BY_BITS (a type): all rows of the warpgroup have seen
+ * such a high score that maxima may be found by bits. HIGH_LOOP: BY_BITS may be used. high() is called until it returns
+ * true, which then stays true. Each combination has a loop of its own. */
 template <bool FREE_LOOP, bool HIGH_LOOP, class BELOW, class STEP, class HIGH>
 DEVICE void walk_down(int j, int free, int first, const BELOW &below, const STEP &step, const HIGH &high)
 {

@@ -1,43 +1,42 @@
-/* transpose_v.cuh: V^T of float8, written to scratch by warps that have nothing else to do, ahead of those that read
- * it.
+/* transpose_v.cuh: V^T of float8, written to scratch by warps that have nothing else to do, before other warps read it.
  *
- * It comes in units of KEYS keys x CHANNELS_V channels of a head. A warp that has time claims the
- * next one from a counter, transposes it and sets the unit's mark; what loads V^T waits for the
- * marks of its keys. Units are claimed in the order in which tiles of work want them. No unit is
- * assigned to a block beforehand, because a block may begin late while another kernel has its
- * multiprocessor. A warp that has claimed a unit finishes it without waiting. The warps of a
- * waiting block claim the remaining units themselves, so every wait ends. The stores are ordinary
- * ones and the loads the copy engine's: a fence between the two proxies on either side, around the
- * mark's release and acquire.
+ * V^T consists of units of KEYS keys x CHANNELS_V channels of a head. A warp that has time claims the next unit from a
+ * counter, transposes it and sets the unit's mark. A warp that loads V^T waits for the marks of its keys. Units are
+ * claimed in the order in which tiles of work need them. No unit is assigned to a block beforehand, because a block may
+ * begin late while another kernel has its multiprocessor. A warp that has claimed a unit finishes it without waiting.
+ * The warps of a waiting block claim the remaining units themselves, so every wait ends. V^T is stored by ordinary
+ * stores and loaded by the copy engine, so there is a fence between the two proxies on either side, around the release
+ * and acquire of the mark.
  *
- * The keys of each 16 are in the order that makes P an operand as it lies in the accumulators: place 16u + 4q + e
- * holds key 16u + 8 (e / 2) + 2q + e % 2.
+ * Each 16 keys are in the order that makes P an operand as it lies in the accumulators: place 16u + 4q + e holds key
+ * 16u + 8 (e / 2) + 2q + e % 2.
  *
- * A NaN in V would reach, as 0 * NaN, rows that do not see it: V^T has zeros in its place, and the unit's mark says
- * so. (float8_e4m3fn has no infinities.) */
+ * A NaN in V would reach rows that do not see it, as 0 * NaN. V^T has zeros in its place, and the unit's mark records
+ * that. (float8_e4m3fn has no infinities.) */
 #ifndef ATTN_SM90_TRANSPOSE_V_CUH
 #define ATTN_SM90_TRANSPOSE_V_CUH
 
 #include "kernels/cuda/sm90/layer/scheduler.cuh"
 
-enum { KEYS = 128, CHANNELS_V = 64 };           /* a unit of V^T */
-enum { TRANSPOSERS = 2, FIRST_TRANSPOSER = 2 }; /* warps of a block that make it; the first of them */
-enum { THERE = 1, THERE_NONFINITE = 3 };        /* a unit's mark; 0: not yet. Nonfinite: with zeros for NaN */
+enum { KEYS = 128, CHANNELS_V = 64 };           /* size of a unit of V^T */
+enum { TRANSPOSERS = 2, FIRST_TRANSPOSER = 2 }; /* number of warps of a block that transpose, and the first of them */
+/* values of a unit's mark; 0: not ready. THERE_NONFINITE: ready, with zeros for NaN */
+enum { THERE = 1, THERE_NONFINITE = 3 };
 
 /* ---- The plan ---------------------------------------------------------------------------------------------------- */
 
 struct transpose_plan {
     const uint8_t *V;
-    int64_t batch, head, row, sweep; /* the last: the rows that a warp asks for at once */
+    int64_t batch, head, row, sweep; /* sweep: the number of rows that a warp requests at once */
     uint8_t *to;                     /* V^T, dense [B, Hk, Dv, pitch] */
     int64_t to_head, pitch;
-    uint32_t *marks; /* of its units, by head, block of keys, block of channels */
+    uint32_t *marks; /* marks of the units, by head, block of keys, block of channels */
     int Hk, Sk, Dv;
-    int key_blocks, channel_blocks, units; /* of a head, of a head, of the batch */
-    tile_order order;                      /* of blocks of keys */
-    bool in_haste;                         /* more units are wanted at once than warps are there to make them */
+    int key_blocks, channel_blocks, units; /* blocks of keys and of channels per head; units of the batch */
+    tile_order order;                      /* order of the blocks of keys */
+    bool in_haste; /* more units are needed at the same time than there are warps to make them */
     int *next_unit;
-    uint32_t *any_nan; /* had any unit one? */
+    uint32_t *any_nan; /* set if any unit had a NaN */
 };
 
 static inline int64_t transpose_units(const attn_dims &d)
@@ -47,12 +46,12 @@ static inline int64_t transpose_units(const attn_dims &d)
 
 /* ---- Units ------------------------------------------------------------------------------------------------------- */
 
-/* A unit of V^T: places in V, in V^T and among the marks; how many keys and channels there are from its first on.
- * keys == 0: none is left. */
+/* A unit of V^T: its places in V, in V^T and among the marks; and how many keys and channels exist from its first on.
+ * keys == 0: no unit is left. */
 struct unit {
     int64_t from, to;
     int mark;
-    uint32_t found; /* what the mark is to be */
+    uint32_t found; /* the value for the mark */
     int keys, channels;
 };
 
@@ -63,12 +62,13 @@ template <int STEPS> struct transpose_memory {
     unit units[TRANSPOSERS][2];
 
     static DEVICE uint32_t index() { return thread_anew() / 32 - FIRST_TRANSPOSER; }
-    /* The calling warp's. */
+    /* Returns the memory of the calling warp. */
     DEVICE uint32_t own_staging() const { return smem_addr(staging[index()]); }
     DEVICE unit &own_unit(int which) { return units[index()][which]; }
 };
 
-/* Unit n: blocks of keys in the order of tiles of work, the last keys first; of each all its channels. */
+/* Returns unit n: blocks of keys in the order of tiles of work, the last keys first, and for each block all its
+ * channels. */
 DEVICE unit unit_of(const transpose_plan &p, int n)
 {
     unit x = {};
@@ -86,15 +86,15 @@ DEVICE unit unit_of(const transpose_plan &p, int n)
 
 /* ---- A warp transposes ------------------------------------------------------------------------------------------- */
 
-/* The bytes of a word that are NaN, all ones below the sign, become 0. */
+/* Sets the bytes of a word that are NaN (all ones below the sign) to 0. */
 DEVICE uint32_t without_nan(uint32_t word)
 {
     const uint32_t nan = ((word & 0x7f7f7f7f) + 0x01010101) & 0x80808080;
     return word & ~(nan | (nan - (nan >> 7)));
 }
 
-/* What a step of a unit is: LINES keys of CELLS x 16 channels. A cell of 16 channels of a key lies in staging where
- * ldmatrix finds the 8 rows of a matrix, keys 16 i and 16 i + 1 from some on, in all banks. */
+/* A step of a unit has LINES keys of CELLS x 16 channels. A cell (16 channels of a key) is placed so that the 8 rows
+ * that ldmatrix reads for a matrix (keys 16 i and 16 i + 1) lie in different banks. */
 template <int STEPS> struct transpose_step_shape {
     static const int LINES = STEPS == 1 ? KEYS : 64, CELLS = STEPS == 1 ? CHANNELS_V / 16 : 1, SWEEP = 32 / CELLS;
     static_assert(LINES * CELLS * 16 * STEPS == KEYS * CHANNELS_V, "all of the unit");
@@ -112,29 +112,28 @@ template <int STEPS, class MEMORY> struct transposer {
     const transpose_plan &p;
     MEMORY &memory;
 
-    /* The calling warp's unit: one of its present and its next. */
+    /* Returns one of the calling warp's units: the present or the next. */
     DEVICE unit &at(int which) const { return memory.own_unit(which); }
 
-    /* The warp asks for V of a step; zeros past its end. */
+    /* Requests V of a step; bytes past its end become zeros. */
     DEVICE void fetch(int which, int step) const
     {
         const uint32_t lane = thread_anew() % 32;
         const int n = lane % step_shape::CELLS, channel = step_shape::channel_of(step) + n * 16;
         const unit &x = at(which);
         const uint32_t staging = memory.own_staging();
-        const int keys = channel < x.channels ? x.keys - step_shape::key_of(step) : 0; /* that there are */
+        const int keys = channel < x.channels ? x.keys - step_shape::key_of(step) : 0; /* number of keys that exist */
         const uint8_t *from = p.V + x.from + (step_shape::key_of(step) + lane / step_shape::CELLS) * p.row + channel;
 #pragma unroll(STEPS == 1 ? 4 : 1)
         for (int key = lane / step_shape::CELLS; key < step_shape::LINES; key += step_shape::SWEEP, from += p.sweep)
             cp_async_16(staging + step_shape::cell(key, n), from, key < keys);
-        if (STEPS > 1 && step == 0) /* and for the other steps', as far as the L2 */
+        if (STEPS > 1 && step == 0) /* the first step also prefetches the rows of the other steps into the L2 */
 #pragma unroll 1
             for (int key = lane; key < min(x.keys, KEYS); key += 32) prefetch_L2(p.V + x.from + key * p.row);
     }
 
-    /* The warp transposes a step. Of 16 channels of 64 keys a lane gets, by matrices whose rows are chosen so,
-     * channels 2g and 2g + 1 of keys 16 q to 16 q + 15, two keys a register: what it takes to make 16 neighbours of
-     * each of the two. */
+    /* Transposes a step. For 16 channels of 64 keys, the matrices' rows are chosen so that a lane gets channels 2g and
+     * 2g + 1 of keys 16 q to 16 q + 15, two keys per register. From these it makes 16 neighbours of each channel. */
     DEVICE void transpose(int which, int step) const
     {
         const uint32_t lane = thread_anew() % 32, row = lane % 8, key = 16 * (row / 2) + 2 * (lane / 8) + row % 2;
@@ -148,7 +147,7 @@ template <int STEPS, class MEMORY> struct transposer {
 #pragma unroll 1
             for (int first = 0; first < step_shape::LINES; first += 64) {
                 const uint32_t from = staging + step_shape::cell(first + key, n);
-                uint32_t v[4], w[4], sums = 0; /* v[m]: keys 2m and 2m + 1 of the lane's 16; w[m]: 8 further */
+                uint32_t v[4], w[4], sums = 0; /* v[m]: keys 2m and 2m + 1 of the lane's 16; w[m]: keys 8 further on */
                 ldmatrix_x4_trans(v, from);
                 ldmatrix_x4_trans(w, from + 8 * step_shape::CELLS * 16);
 #pragma unroll
@@ -156,7 +155,7 @@ template <int STEPS, class MEMORY> struct transposer {
                     sums |= ((v[m] & 0x7f7f7f7f) + 0x01010101) | ((w[m] & 0x7f7f7f7f) + 0x01010101); /* NaN carries */
                 if (__any_sync(0xffffffff, sums & 0x80808080)) {
                     if (lane == 0) x.found = THERE_NONFINITE;
-                    opaque(v), opaque(w); /* otherwise the compiler would keep eight sums */
+                    opaque(v), opaque(w); /* without this the compiler would keep eight sums */
 #pragma unroll
                     for (int m = 0; m < 4; m++) v[m] = without_nan(v[m]), w[m] = without_nan(w[m]);
                 }
@@ -165,17 +164,17 @@ template <int STEPS, class MEMORY> struct transposer {
             }
     }
 
-    /* 16 keys of a channel: every second byte of v and w. */
+    /* Stores 16 keys of a channel: every second byte of v and w. */
     template <int BYTES> static DEVICE void store_channel(uint8_t *to, const uint32_t (&v)[4], const uint32_t (&w)[4])
     {
         *(uint4 *)to = make_uint4(__byte_perm(v[0], w[0], BYTES), __byte_perm(v[1], w[1], BYTES),
                                   __byte_perm(v[2], w[2], BYTES), __byte_perm(v[3], w[3], BYTES));
     }
 
-    /* The warp tells that its stores of a unit are there. */
+    /* Publishes that the warp's stores of a unit are complete. */
     DEVICE void publish(const unit &x) const
     {
-        fence_proxy_async_global(); /* the lane's stores, for the copy engine */
+        fence_proxy_async_global(); /* makes the lane's stores visible to the copy engine */
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
             if (x.found == THERE_NONFINITE) *(volatile uint32_t *)p.any_nan = 1;
@@ -183,7 +182,7 @@ template <int STEPS, class MEMORY> struct transposer {
         }
     }
 
-    /* One unit, if there is one. */
+    /* Makes one unit, if one is left. */
     DEVICE void make_one() const
     {
         if (threadIdx.x % 32 == 0) at(0) = unit_of(p, claim(p.next_unit));
@@ -195,12 +194,12 @@ template <int STEPS, class MEMORY> struct transposer {
             cp_async_wait_all();
             __syncwarp();
             transpose(0, step);
-            __syncwarp(); /* all have read it */
+            __syncwarp(); /* all lanes have read the unit */
         }
         publish(at(0));
     }
 
-    /* As long as there is a unit left. A lane describes units to its warp. */
+    /* Makes units until none is left. One lane describes the units to its warp. */
     DEVICE void run() const
     {
         const bool claimer = threadIdx.x % 32 == 0;
@@ -208,18 +207,19 @@ template <int STEPS, class MEMORY> struct transposer {
         __syncwarp();
         if (at(0).keys) fetch(0, 0);
         for (int n = 0; at(n).keys; n ^= 1) {
-            const int claimed = claimer ? claim(p.next_unit) : 0; /* known by the time it is wanted */
+            /* claimed early, so that the number has arrived when it is needed */
+            const int claimed = claimer ? claim(p.next_unit) : 0;
 #pragma unroll 1
             for (int step = 0; step < STEPS; step++) {
                 cp_async_wait_all();
                 __syncwarp();
                 transpose(n, step);
-                __syncwarp(); /* all have read it */
+                __syncwarp(); /* all lanes have read the unit */
                 if (step + 1 < STEPS) fetch(n, step + 1);
             }
             if (claimer) at(n ^ 1) = unit_of(p, claimed);
             __syncwarp();
-            if (at(n ^ 1).keys) fetch(n ^ 1, 0); /* on its way while the stores arrive */
+            if (at(n ^ 1).keys) fetch(n ^ 1, 0); /* requested while the stores of the present unit proceed */
             publish(at(n));
         }
     }
@@ -227,36 +227,37 @@ template <int STEPS, class MEMORY> struct transposer {
 
 /* ---- Who reads it ------------------------------------------------------------------------------------------------ */
 
-/* Waits until V^T of a key/value head's blocks of keys [wanted, ready) is there. Returns from which on it is known
- * to be. A warp asks, a lane a mark. */
+/* Waits until V^T of blocks of keys [wanted, ready) of a key/value head is ready. Returns the first block from which on
+ * V^T is known to be ready. The whole warp calls it; each lane reads one mark. */
 DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
 {
     while (ready > wanted) {
-        const int below = ready * p.channel_blocks - 1 - (int)(thread_anew() % 32); /* the lane's mark of the head's */
+        /* the lane's mark among those of the head */
+        const int below = ready * p.channel_blocks - 1 - (int)(thread_anew() % 32);
         const bool missing = below >= 0 &&
                              load_acquire(p.marks + (head * p.key_blocks * p.channel_blocks + below)) == 0;
         const uint32_t any = __ballot_sync(0xffffffff, missing);
         ready -= (uint32_t)(any ? __ffs(any) - 1 : 32) / (uint32_t)p.channel_blocks;
     }
-    __syncwarp();               /* what one lane has acquired is there for all */
-    fence_proxy_async_global(); /* and for the copy engine */
+    __syncwarp();               /* what one lane has acquired becomes visible to all lanes */
+    fence_proxy_async_global(); /* what was acquired becomes visible to the copy engine too */
     return ready;
 }
 
-/* Blocks of keys up to the one that holds key `end` - 1. */
+/* Returns the number of blocks of keys up to the one that contains key `end` - 1. */
 DEVICE int key_blocks_below(const transpose_plan &p, int end)
 {
     return min((end + KEYS - 1) / KEYS, p.key_blocks);
 }
 
-/* Had any V a NaN of which units are there, as far as is known yet? Of units that the caller has waited for, itself or
- * for a copy of theirs, all is known. */
+/* Returns whether any unit so far had a NaN. The result is complete for units for which the caller has waited, directly
+ * or through a copy that waited. */
 DEVICE bool had_any_nan(const transpose_plan &p)
 {
     return *(volatile uint32_t *)p.any_nan;
 }
 
-/* Had V of a head's keys [begin, end), all of them there, a NaN? */
+/* Returns whether V of a head's keys [begin, end), whose units are all ready, had a NaN. */
 DEVICE bool had_nan(const transpose_plan &p, int64_t head, int begin, int end)
 {
     const uint32_t *const marks = p.marks + head * p.key_blocks * p.channel_blocks;

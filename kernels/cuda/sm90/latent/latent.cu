@@ -60,7 +60,7 @@ namespace {
 
 /* ---- A block's threads and its shared memory --------------------------------------------------------------------- */
 
-enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 }; /* registers of a thread of the producer, and of a consumer */
+enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 }; /* registers per thread of the producer and of a consumer */
 enum { PIECES = 5 }; /* a tile arrives in PIECES pieces of two boxes; the last piece is one box */
 enum { KEPT = 3 };   /* the last KEPT boxes of Q, which consumers keep in registers */
 
@@ -73,9 +73,9 @@ enum { Q_READY = 1, P0_READY, P1_READY, TURN, ENDED, MEET };
 struct shared {
     alignas(1024) uint16_t Q[BOXES][BM * 64];
     alignas(1024) uint16_t K[2][BOXES][BOX]; /* the last box of a tile: its keys, then P */
-    float reference[2][BM], rescale[2][BM];  /* of each row, from the warpgroup that computed the scores */
+    float reference[2][BM], rescale[2][BM];  /* two numbers for each row, from the warpgroup that computed its scores */
     float l[2][2][BM];                       /* indices: split (even or odd), warpgroup, row */
-    float2 before[2][BM];                    /* for each warpgroup: m in base 2 and l of the splits that have ended */
+    float2 before[2][BM];                    /* m in base 2, and l, of the splits that have ended, for each warpgroup */
     int2 sees[BM];                           /* each row sees keys [x, y) */
     block_place place;
     struct {
@@ -85,8 +85,8 @@ struct shared {
 
 /* ---- The producer ------------------------------------------------------------------------------------------------ */
 
-/* The first lane of one warp issues the loads of the tiles of keys. The lanes together look up the pages and rows of
- * 32 tiles, well before these are loaded, so that no load waits for the page table. */
+/* The first lane of one warp issues the loads of the tiles of keys. All lanes together look up the pages and rows of 32
+ * tiles, well before these are loaded, so that no load waits for the page table. */
 DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map)
 {
     const int b = sm.place.b, page_size = (int)g.dims.page_size, lane = threadIdx.x % 32;
@@ -136,7 +136,7 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
 template <typename T, int W> struct warpgroup {
     const plan &p;
     shared &sm;
-    const block_place &place; /* in shared memory, like all that does not fit in registers */
+    const block_place &place; /* lies in shared memory, because registers have no room for it */
     const int group;
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     const int row = warp * 16 + lane / 4; /* the thread's first row in the block; its second is 8 rows below */
@@ -149,7 +149,7 @@ template <typename T, int W> struct warpgroup {
     {
     }
 
-    /* The address that a descriptor of `tile` needs. */
+    /* Returns the address that a descriptor of `tile` needs. */
     DEVICE uint32_t address(const uint16_t *tile) const
     {
         return memory_anew() + (uint32_t)((const char *)tile - (const char *)&sm);

@@ -22,7 +22,7 @@ struct plan {
     int tiles, units; /* tiles of 64 rows; the most units (splits or split groups) that a sequence may have */
     int walks;        /* true: a unit is a split group, which a block walks through */
     float4 *O;        /* sums of the units: 64 rows of 512 columns, in the order of piece_of() */
-    float2 *ml;       /* for each of those rows: reference in base 2, and l */
+    float2 *ml;       /* the reference in base 2, and l, of each of those rows */
     uint8_t *flags;   /* two per row: set where half of what the row's block wrote to out is wrong */
 };
 
@@ -119,7 +119,7 @@ struct fold {
     DEVICE float operator()(float before, float next) const { return fmaf(add, next, __fmul_rn(keep, before)); }
 };
 
-/* Is a row's sum correct? `seen`: the row sees a key. */
+/* Returns whether a row's sum is correct. `seen`: the row sees a key. */
 DEVICE bool is_sound(float m, float l, bool seen)
 {
     return l - l == 0 && (m == -CUDART_INF_F || fabsf(m) < SCORE_MOST) && (l != 0 || !seen);

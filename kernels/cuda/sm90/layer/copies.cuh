@@ -70,7 +70,7 @@ DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int
                  "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(bar)
                  : "memory");
 }
-/* Prefetches the box into the L2. 9.7.9.27.1.4. */
+/* Prefetches the box into the L2. PTX ISA 9.7.9.27.1.4. */
 DEVICE void tma_prefetch_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3)
 {
     asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(c0), "r"(c1),
@@ -97,7 +97,8 @@ DEVICE void tma_store_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3,
                  "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(from)
                  : "memory");
 }
-/* Copies bytes from global to shared memory, in pieces of 16 bytes that complete on the barrier. 9.7.9.25.4.1. */
+/* Copies bytes from global to shared memory, in pieces of 16 bytes that complete on the barrier. PTX ISA
+ * 9.7.9.25.4.1. */
 DEVICE void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
@@ -145,7 +146,7 @@ DEVICE void fence_proxy_async_global()
 {
     asm volatile("fence.proxy.async.global;" ::: "memory");
 }
-/* Prefetches a cache line into the L2. 9.7.9.16. */
+/* Prefetches a cache line into the L2. PTX ISA 9.7.9.16. */
 DEVICE void prefetch_L2(const void *from)
 {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(from));

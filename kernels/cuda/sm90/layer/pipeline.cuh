@@ -33,7 +33,7 @@ template <int STAGES> DEVICE void init_pairs(barrier_pairs<STAGES> &pairs, int r
 
 /* ---- Rings ------------------------------------------------------------------------------------------------------- */
 
-/* A position in a ring: stage and phase. The filler and each reader have their own positions. */
+/* A position in a ring: stage and phase. The warp that fills the ring and each reader have their own positions. */
 template <int STAGES> struct ring {
     int stage = 0;
     uint32_t phase = 0;
@@ -47,7 +47,7 @@ template <int STAGES> struct ring {
     }
 };
 
-/* The filler waits until the stage is free. */
+/* Waits until the stage is free. The warp that fills stages calls it. */
 template <int STAGES> DEVICE void await_empty(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at)
 {
     mbarrier_wait(smem_addr(&pairs.empty[at.stage]), at.phase ^ 1);
@@ -56,7 +56,7 @@ template <int STAGES> DEVICE void sleep_until_empty(barrier_pairs<STAGES> &pairs
 {
     mbarrier_sleep(smem_addr(&pairs.empty[at.stage]), at.phase ^ 1);
 }
-/* A reader waits until the stage is filled. */
+/* Waits until the stage is filled. Its readers call it. */
 template <int STAGES> DEVICE void await_full(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at)
 {
     mbarrier_wait(smem_addr(&pairs.full[at.stage]), at.phase);

@@ -1,7 +1,7 @@
 /* products.cuh: products of tiles, computed by a warpgroup: operands in shared memory, step by step, and P as an
  * operand.
  *
- * An operand returns the descriptor of its step k: 32 bytes of k if it is K-major, 16 rows if it is MN-major.
+ * An operand returns the descriptor of its step k: 32 bytes along k if it is K-major, 16 rows if it is MN-major.
  * Products are issued and committed; call retire() before reading their sums. */
 #ifndef ATTN_SM90_PRODUCTS_CUH
 #define ATTN_SM90_PRODUCTS_CUH
@@ -57,7 +57,7 @@ template <int BYTES, class OPERAND> DEVICE OPERAND stage_of(OPERAND first, int n
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
-/* d[64 x N] = A B over STEPS of k. add == 1: what is in d is added. */
+/* d[64 x N] = A B over STEPS steps of k. add == 1: the result is added to d. */
 template <typename T, int N, int STEPS, class A, class B>
 DEVICE void multiply(float (&d)[N / 2], const A &a, const B &b, int add = 0)
 {

@@ -323,9 +323,9 @@ template <int N> DEVICE void undefine(float (&d)[N])
     for (int i = 0; i < N; i++) asm volatile("" : "=f"(d[i]));
 }
 
-/* Returns x, which then stays in its register. When registers are short, ptxas recomputes values derived from the
- * thread's number, and reading that number waits for a product. ptxas keeps a value that came from a shuffle, even
- * from the same lane. */
+/* Returns x and keeps it in its register. When registers are scarce, ptxas recomputes values derived from the thread's
+ * number, and reading that number waits for a product. ptxas keeps a value that came from a shuffle, even from the same
+ * lane. */
 DEVICE uint32_t kept(uint32_t x)
 {
     return __shfl_sync(0xffffffff, x, threadIdx.x % 32);

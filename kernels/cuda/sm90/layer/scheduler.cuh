@@ -10,7 +10,7 @@
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
 const int FAR = 1 << 29;           /* all lengths are below it, and windows are clamped to it */
-const int64_t L2_SHARE = 32 << 20; /* of the L2's 50 or 60 MB: bytes for K and V */
+const int64_t L2_SHARE = 32 << 20; /* the bytes of the L2, which has 50 or 60 MB, that K and V may take */
 const int LEAST_BM = 128;          /* the fewest queries of a tile of work, over all shapes */
 const int LAST_TILES = 264;        /* number of short tiles at the end of an ending_order: two per multiprocessor */
 

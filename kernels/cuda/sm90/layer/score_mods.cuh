@@ -42,7 +42,7 @@ const double MOST_SOFTCAP = 64;
 const int EXACT = 1 << 24; /* float32 holds all integers up to this one, so distances of ALiBi must be below it */
 
 struct score_mods {
-    /* for softcap: scores become tanh(s scale / softcap) = 1 - 2 / (1 + 2^(s cap)); 0: no softcap */
+    /* factor of softcap: scores become tanh(s scale / softcap) = 1 - 2 / (1 + 2^(s cap)); 0: no softcap */
     float cap;
     const float *slopes; /* ALiBi's slopes; NULL: no ALiBi */
     int64_t slope_batch, slope_head;
@@ -70,7 +70,7 @@ static inline score_mods score_mods_of(const attn_geometry &g, float unit)
 
 /* The score_mods that apply to one head. */
 struct head_mods {
-    float cap, slope; /* those of score_mods, in units of scores */
+    float cap, slope; /* softcap and slope as in score_mods, but in units of scores */
     float factor;     /* scores are multiplied by it first */
 };
 

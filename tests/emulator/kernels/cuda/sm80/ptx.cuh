@@ -117,7 +117,7 @@ DEVICE float exp2_fast(float x)
     return emu::exp2_fast(x);
 }
 
-/* The kernel before has ended whenever a kernel begins. */
+/* The emulator starts a kernel only after the one before has ended. */
 DEVICE void launch_dependents() {}
 DEVICE void wait_for_prerequisites() {}
 

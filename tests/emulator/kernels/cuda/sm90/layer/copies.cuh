@@ -50,7 +50,7 @@ DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int
 }
 DEVICE void tma_prefetch_4d(const CUtensorMap *, int, int, int, int) {}
 
-/* The policy changes nothing. */
+/* The cache policy has no effect here. */
 DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar, uint64_t)
 {
     tma_load_4d(to, map, c0, c1, c2, c3, bar);
@@ -90,7 +90,7 @@ DEVICE void fence_proxy_async_shared()
 {
     emu::fence_proxy_async();
 }
-DEVICE void fence_proxy_async_global() {} /* what is stored to global memory is seen at once */
+DEVICE void fence_proxy_async_global() {} /* no effect: stores to global memory are visible at once here */
 DEVICE void prefetch_L2(const void *from)
 {
     emu::check_global(from, 1, 1, "a prefetch");

@@ -24,7 +24,7 @@ DEVICE uint32_t memory_anew()
     return smem_addr(&block_memory<char>());
 }
 
-/* The warpgroup's index in the block. */
+/* The index of the calling thread's warpgroup in the block. */
 DEVICE int warpgroup_index()
 {
     return __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
@@ -43,7 +43,7 @@ DEVICE void store_release(uint32_t *to, uint32_t x)
 }
 DEVICE uint32_t load_acquire(const uint32_t *from)
 {
-    emu::yield(); /* who asks in a loop must let others go on */
+    emu::yield(); /* a loop that polls must let other fibers run */
     return *from;
 }
 DEVICE void wait_until_equal(const uint32_t *from, uint32_t x, unsigned = 20)
@@ -86,7 +86,7 @@ DEVICE void cp_async_wait_all()
     emu::cp_async_wait(0);
 }
 
-/* The policy changes nothing. */
+/* The cache policy has no effect here. */
 DEVICE uint64_t evict_first()
 {
     return 0;
@@ -118,7 +118,7 @@ DEVICE void named_barrier_arrive(int id, int threads)
 
 /* ---- Programmatic dependent launch ------------------------------------------------------------------------------- */
 
-/* The kernel before has ended whenever a kernel begins. */
+/* The emulator starts a kernel only after the one before has ended. */
 DEVICE void launch_dependents() {}
 DEVICE void wait_for_prerequisites() {}
 
@@ -147,7 +147,7 @@ template <int N, int M> DEVICE void copy_words(uint32_t (&to)[N][M], const uint3
     memcpy(to, from, sizeof to);
 }
 
-/* Two floats to a register of two 16-bit elements, `low` in the low half. */
+/* Packs two floats into a register of two 16-bit elements, `low` in the low half. */
 template <typename T> DEVICE uint32_t pack(float low, float high);
 template <> DEVICE uint32_t pack<__half>(float low, float high)
 {
@@ -214,7 +214,7 @@ template <int N> DEVICE void wgmma_wait()
 template <typename T, int N> DEVICE void opaque(T (&)[N]) {}
 template <int N> DEVICE void undefine(float (&d)[N])
 {
-    for (float &x : d) x = NAN; /* whoever reads one finds out */
+    for (float &x : d) x = NAN; /* NaN reveals a read of these registers before the wait */
 }
 DEVICE uint32_t opaque(uint32_t x)
 {
@@ -233,7 +233,7 @@ template <typename T> const emu::wgmma_type type_of = emu::WGMMA_E4M3;
 template <> inline const emu::wgmma_type type_of<__nv_bfloat16> = emu::WGMMA_BF16;
 template <> inline const emu::wgmma_type type_of<__half> = emu::WGMMA_F16;
 
-/* ss: both operands K-major in shared memory. rs: A in registers, B MN-major, but for e4m3. */
+/* ss: both operands are K-major in shared memory. rs: A is in registers and B is MN-major, except for e4m3. */
 template <typename T, int N> struct wgmma {
     static_assert(N % 8 == 0 && N >= 8 && N <= 256, "what there is");
     static DEVICE void ss(float (&d)[N / 2], uint64_t A, uint64_t B, int accumulate)
