@@ -114,6 +114,7 @@ static attn_status device_open(const struct config *config, const char *backend,
     static const attn_status to_count[] = { ATTN_DEVICE, ATTN_DEVICE_LOST, ATTN_NO_MEMORY };
     /* These series exist from the start, because a rate ignores the first sample of a series. */
     metrics_add(METRIC_DEVICE_BATCHES, device->info.name, NULL, 0);
+    metrics_add(METRIC_DEVICE_PARTS, device->info.name, NULL, 0);
     for (int i = 0; i < 3; i++) metrics_add(METRIC_DEVICE_ERRORS, device->info.name, attn_status_name(to_count[i]), 0);
     log_event(LOG_INFO, NULL, "device", "name=%s backend=%s streams=%d description=\"%s\"", device->info.name,
               device->info.backend, device->streams, device->info.description);
@@ -432,6 +433,7 @@ void devices_submit(struct devices *devices, struct batch *batch, struct device 
     device->outstanding++;
     device->flops += batch->flops;
     atomic_fetch_add(&device->requests, batch->count);
+    for (int i = 0; i < batch->count; i++) batch->parts[i]->index = device->info.index;
     pthread_mutex_lock(&device->lock);
     *device->last = &batch->message;
     device->last = &batch->message.next;
