@@ -85,6 +85,13 @@ void job_join(struct job *job)
     job->longest_ns = 0;
 }
 
+int job_parts(const struct job *job)
+{
+    int count = 0;
+    for (const struct job_part *part = &job->part; part; part = part->next) count++;
+    return count;
+}
+
 bool job_lost_devices(const struct job *job)
 {
     bool lost = false;

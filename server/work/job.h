@@ -167,6 +167,7 @@ static inline bool job_is_cut(const struct job *job)
 {
     return job_part_is_cut(&job->part);
 }
+int job_parts(const struct job *job); /* the number of its parts */
 /* True if the job is cut, and some of its parts did not run because their devices were lost, and all others ran or were
  * cancelled. Other devices may then compute the job. Call this when all parts are back. */
 bool job_lost_devices(const struct job *job);
