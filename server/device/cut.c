@@ -108,15 +108,23 @@ static void insert(struct device **over, int count, struct device *device)
     over[place] = device;
 }
 
-int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t above_ms, int64_t now_ns,
+int cut_most_parts(const struct devices *devices, const struct job *job)
+{
+    const double above_s = (double)devices->split_above_ms / 1e3;
+    if (above_s == 0 || job->seconds <= above_s || devices->count == 1 || !has_parts(job)) return 1;
+    const int64_t Hk = attn_dims_of(job_problem(job, 0)).Hk;
+    return Hk < devices->count ? (int)Hk : devices->count;
+}
+
+int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t now_ns,
                      struct device *over[CONFIG_MAX_DEVICES])
 {
     int count = 1;
     over[0] = first;
-    if (above_ms == 0 || job->seconds * 1e3 <= (double)above_ms || devices->count == 1 || !has_parts(job)) return 1;
+    if (cut_most_parts(devices, job) == 1) return 1;
     const attn_problem *const whole = job_problem(job, 0);
     const int64_t Hk = attn_dims_of(whole).Hk;
-    for (int i = 0; i < devices->count && Hk > 1; i++) {
+    for (int i = 0; i < devices->count; i++) {
         struct device *const device = devices->device[i];
         int64_t ignored_ns = 0;
         if (device == first || device->disabled || !are_alike(first, device) ||

@@ -139,6 +139,7 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
     struct devices *devices = calloc(1, sizeof *devices);
     attn_status status = ATTN_OK;
     if (devices == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "--devices: out of memory");
+    devices->split_above_ms = config->split_above_ms;
     const char *wanted = config->devices;
     const bool numbers = *wanted >= '0' && *wanted <= '9';
     const int gpus = gpu ? attn_device_count(gpu) : 0;

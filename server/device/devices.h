@@ -119,6 +119,9 @@ void devices_note_lost(struct devices *devices, int number);
  * take several times as long. Any thread may call this. */
 double devices_least_seconds(const struct devices *devices, const struct job *job);
 
+/* Returns the largest number of parts into which the job may be cut. Any thread that owns the job may call this. */
+int cut_most_parts(const struct devices *devices, const struct job *job);
+
 /* Returns the device with the least work among those that may have room for a batch. NULL: all are busy. Devices whose
  * bits are set in `passed_over` are ignored. */
 struct device *devices_pick(struct devices *devices, uint64_t passed_over);
@@ -126,10 +129,10 @@ struct device *devices_pick(struct devices *devices, uint64_t passed_over);
  * *wait_ns (set by the caller) is reduced to the time until there may be room. */
 bool device_has_room(const struct device *device, const struct job *job, int64_t now_ns, int64_t *wait_ns);
 int device_number(const struct device *device);
-/* Cuts a job that is about to leave for `first`, if it is expected to take longer than `above_ms` (0: never), over all
- * devices that have room for it and compute the same bits (cut.c). Returns the number of parts: over[0] to over[n -
- * 1] are their devices. over[0] is `first`. 1: the job was not cut. */
-int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t above_ms, int64_t now_ns,
+/* Cuts a job that is about to leave for `first`, if it is expected to take longer than --split-above-ms, over all
+ * devices that have room for it and compute the same bits (cut.c). Returns the number of parts: over[0] to over[n - 1]
+ * are their devices. over[0] is `first`. 1: the job was not cut. */
+int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t now_ns,
                      struct device *over[CONFIG_MAX_DEVICES]);
 /* Sets the backend in the result of a cut job whose parts ran: "cuda:0-3 sm90 by heads". */
 void cut_name_backend(const struct devices *devices, struct job *job);

@@ -120,7 +120,8 @@ struct inline_slot {
 struct devices {
     int count;
     struct device *device[CONFIG_MAX_DEVICES];
-    int inline_count; /* 0: the devices are not the CPU, and cannot read staging memory */
+    int64_t split_above_ms; /* --split-above-ms */
+    int inline_count;       /* 0: the devices are not the CPU, and cannot read staging memory */
     struct inline_slot *inline_slots;
     _Atomic int inline_jobs;   /* number of jobs since the last inline_learn() */
     _Atomic int64_t inline_ns; /* time that these jobs took */

@@ -131,8 +131,7 @@ static bool send_batch(struct loop *loop, struct device *device, struct job *con
 static bool send_all(struct loop *loop, struct device *device, struct job *const *jobs, int count, int64_t now_ns)
 {
     struct device *over[CONFIG_MAX_DEVICES] = { device };
-    const int64_t above_ms = loop->server->config->split_above_ms;
-    const int parts = count == 1 ? cut_over_devices(loop->server->devices, device, jobs[0], above_ms, now_ns, over) : 1;
+    const int parts = count == 1 ? cut_over_devices(loop->server->devices, device, jobs[0], now_ns, over) : 1;
     bool sent = true;
     for (int i = 0; i < count; i++) {
         request_move(jobs[i]->request, REQUEST_RUNNING);

@@ -10,7 +10,7 @@
 #define HEADS(h, hk)   .H = h, .Hk = hk
 #define SIZES(q, k, d) .Sq = q, .Sk = k, .D = d, .Dv = d
 
-enum { BATCH_KIND = 7, MOST_DEVICES = 4, LONG_MS = 20 };
+enum { BATCH_KIND = 7, MOST_DEVICES = 4 };
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 enum { PROBLEMS = 100 };
@@ -72,7 +72,7 @@ static struct job *job_with(struct site *s, const attn_problem *p)
 
 static int cut(struct site *s, struct job *job, struct device *over[CONFIG_MAX_DEVICES])
 {
-    return cut_over_devices(s->server.devices, devices_pick(s->server.devices, 0), job, LONG_MS, clock_ns(), over);
+    return cut_over_devices(s->server.devices, devices_pick(s->server.devices, 0), job, clock_ns(), over);
 }
 
 /* Runs a cut job and joins it again. */
@@ -247,7 +247,11 @@ static void test_devices_that_have_room_share_a_problem(void **state)
     open_site(&s, MOST_DEVICES, "2:event.never");
     fixture_make(&f, &spec);
     struct job *const job = job_with(&s, &f.p);
-    assert_int_equal(cut_over_devices(s.server.devices, device_at(&s, 0), job, 0, clock_ns(), over), 1);
+    s.server.devices->split_above_ms = 0;
+    assert_int_equal(cut(&s, job, over), 1);
+    assert_int_equal(cut_most_parts(s.server.devices, job), 1);
+    s.server.devices->split_above_ms = s.config.split_above_ms;
+    assert_int_equal(cut_most_parts(s.server.devices, job), MOST_DEVICES);
     assert_true(device_disable(device_at(&s, 1)));
     assert_int_equal(cut(&s, job, over), 3);
     for (int n = 0; n < 3; n++) assert_int_equal(device_number(over[n]), n == 0 ? 0 : n + 1);
