@@ -364,16 +364,17 @@ void test_heads_have_the_same_bits_in_parts_and_together(void **state)
         SPEC(BACK, .B = 2, SIZES(200, 150, 128), HEADS(8, 4), F16, .mask_bounds = 2, .mask_heads = 2, .softcap = 20),
         SPEC(.op = ATTN_OP_OBSERVE, .B = 2, SIZES(100, 120, 64), HEADS(8, 4), BF16),
     };
+    enum { BRIEF_COUNT = 20 };
     int compared = 0;
     (void)state;
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++)
         if (is_ours()) assert_same_bits_by_heads(&cases[n], 2 + (int)n % 3, &compared);
-    for (int n = 0; n < RANDOM_COUNT; n++) {
+    for (int n = 0; n < env_number("ATTN_RANDOM_COUNT", is_brief() ? BRIEF_COUNT : RANDOM_COUNT); n++) {
         struct spec s = random_spec(31000 + (uint64_t)n);
         s.Hk *= 1 + n % 4, s.H *= 1 + n % 4;
         if (is_ours()) assert_same_bits_by_heads(&s, 2 + n % 3, &compared);
     }
-    assert_true(compared > 0);
+    assert_true(compared > 0 || strcmp(backend, "paper") == 0);
 }
 
 void test_the_past_does_not_depend_on_the_future(void **state)
