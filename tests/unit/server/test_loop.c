@@ -1188,6 +1188,18 @@ static void test_a_problem_that_loses_all_devices_is_answered(void **state)
     assert_int_equal(end(s, false), 70);
 }
 
+/* It would be queued again, but as many requests wait as may. */
+static void test_a_problem_that_loses_a_device_while_the_queue_is_full_is_answered(void **state)
+{
+    struct scene *const s = *state;
+    struct request *request = posted_heads(s);
+    s->server.queue.places[CALLER_WAITING].limit = 0;
+    start(s);
+    assert_fails(s, request, PROTO_E_UNAVAILABLE, "fake: query: illegal address (error 700)");
+    assert_int_equal(atomic_load(&s->server.phase), SERVER_READY);
+    assert_int_equal(end(s, true), 0);
+}
+
 static void test_a_part_without_memory_fails_the_problem_and_cancels_the_others(void **state)
 {
     struct scene *const s = *state;
@@ -1319,6 +1331,8 @@ int main(void)
         SCENE(test_a_problem_that_loses_all_devices_but_one_is_computed_there, .devices = 3,
               .script = "0:sync.err=700@1,2:sync.err=700@2"),
         SCENE(test_a_problem_that_loses_all_devices_is_answered, .devices = 2, .script = "sync.err=700"),
+        SCENE(test_a_problem_that_loses_a_device_while_the_queue_is_full_is_answered, .devices = 2,
+              .script = "1:sync.err=700"),
         SCENE(test_a_part_without_memory_fails_the_problem_and_cancels_the_others, .devices = 2,
               .script = "0:hold=GATE@1,1:alloc.fail@1"),
         SCENE(test_a_deadline_ends_the_wait_for_all_parts, .devices = 2, .script = "1:hold=GATE@1"),
