@@ -553,6 +553,8 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
         }
     }
     if (d.B != part->batches) some.prefix_keys = NULL; /* prefix_keys would refer to rows outside the part */
+    some.dropout_heads = p->dropout_heads ? p->dropout_heads : d.H;
+    some.dropout_first = p->dropout_first + part->first_batch * some.dropout_heads + part->first_head * group;
     return some;
 }
 

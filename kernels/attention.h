@@ -372,6 +372,9 @@ typedef struct attn_problem {
     /* in [0, 1): the chance that dropout drops a probability; Philox4x32-10 decides by the element's position */
     double dropout_p;
     uint64_t seed;
+    /* attn_part_of() sets these. Dropout numbers head h of batch row b as dropout_first + b * dropout_heads + h. Thus a
+     * part drops what the whole problem drops. dropout_heads 0: the problem is no part, and H stands for it. */
+    int64_t dropout_first, dropout_heads;
     /* every run of a backward on the same backend gives the same bits; all backends support it, but two may differ */
     bool deterministic;
     attn_observe observe;
@@ -387,6 +390,15 @@ typedef struct attn_problem {
     {                                                                                                             \
         .window_left = -1, .window_right = -1, .observe = {.rows = { 0, -1 }, .keys = { 0, -1 }, .sequence = -1 } \
     }
+
+/* A part of a problem: some rows of the batch, and some key/value heads with their query heads. attn_part_of() makes
+ * the part's problem, whose tensors are views of the same memory. The results of a part are equal, to the bit, to these
+ * numbers of the whole problem's results, if one kernel and variant computes both. Gradients that are sums over batch
+ * or heads (dsinks, gradients of broadcast tensors) are the exception: they are sums over the part alone. */
+typedef struct attn_part {
+    int64_t first_batch, batches, first_head, heads; /* heads are counted in heads of keys and values */
+} attn_part;
+attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 
 /* Does a run of this problem read, or write, the tensor, where it has one? lse is an output of a forward, and of an
  * observe without given_lse. */
@@ -762,6 +774,18 @@ typedef enum attn_direction { ATTN_TO_DEVICE, ATTN_FROM_DEVICE } attn_direction;
  * threads may each use a stream of their own. An error of the copy may be reported by any later call on the stream. */
 attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
                       attn_error *err);
+
+/* Rows of one length whose beginnings are equally far apart, such as some heads of a tensor of all heads. Sizes are in
+ * bytes, and a pitch is the distance between two beginnings. */
+typedef struct attn_rows {
+    void *to;
+    const void *from;
+    size_t to_pitch, from_pitch, width; /* a pitch is at least `width` */
+    size_t count;
+} attn_rows;
+
+/* Queues a copy of rows. All that attn_copy() says holds. */
+attn_status attn_copy_rows(attn_stream *stream, const attn_rows *rows, attn_direction direction, attn_error *err);
 
 /* A piece of device memory to copy within the device, or to clear. Where the device reads staging memory
  * (attn_device_info), either side may be staging memory. */

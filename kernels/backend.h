@@ -64,6 +64,8 @@ struct attn_backend {
     void (*stream_close)(attn_stream *stream);
     attn_status (*copy)(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
                         attn_error *err);
+    /* NULL: dispatch.c calls copy() for each row. Not called without rows, or for rows that lie side by side. */
+    attn_status (*copy_rows)(attn_stream *stream, const attn_rows *rows, attn_direction direction, attn_error *err);
     attn_status (*moves)(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err);
     attn_status (*run)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
     /* is called only for merges that have rows */
@@ -111,14 +113,6 @@ attn_status attn_plan_for(const attn_capabilities *can, const attn_problem *prob
 /* Does cost.c have rates for this kernel? cost.c treats a kernel without rates as the slowest. Tests use this
  * function. */
 bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype);
-
-/* A part of a problem, which is a problem in the same memory: some rows of the batch and some key/value heads
- * with their query heads. Gradients that are sums over batch or heads (dsinks, gradients of broadcast
- * tensors) are sums over the part alone. Dropout counts the part's rows and heads from 0. */
-typedef struct attn_part {
-    int64_t first_batch, batches, first_head, heads; /* heads are counted in heads of keys and values */
-} attn_part;
-attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 
 /* Writes the results of padding rows on the host: lse is -inf there, all others are 0. Kernels never write these
  * rows. It fills all

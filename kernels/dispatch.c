@@ -278,6 +278,22 @@ attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t by
     return bytes ? stream->device->backend->copy(stream, to, from, bytes, direction, err) : ATTN_OK;
 }
 
+attn_status attn_copy_rows(attn_stream *stream, const attn_rows *rows, attn_direction direction, attn_error *err)
+{
+    const attn_backend *backend = stream->device->backend;
+    const bool together = rows->count == 1 || (rows->to_pitch == rows->width && rows->from_pitch == rows->width);
+    attn_status status = ATTN_OK;
+    assert(rows->count <= 1 || (rows->to_pitch >= rows->width && rows->from_pitch >= rows->width));
+    if (together || rows->count == 0)
+        return attn_copy(stream, rows->to, rows->from, rows->count * rows->width, direction, err);
+    if (rows->width == 0) return ATTN_OK;
+    if (backend->copy_rows) return backend->copy_rows(stream, rows, direction, err);
+    for (size_t n = 0; n < rows->count && status == ATTN_OK; n++)
+        status = backend->copy(stream, (char *)rows->to + n * rows->to_pitch,
+                               (const char *)rows->from + n * rows->from_pitch, rows->width, direction, err);
+    return status;
+}
+
 attn_status attn_moves(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err)
 {
     return count > 0 ? stream->device->backend->moves(stream, moves, count, err) : ATTN_OK;

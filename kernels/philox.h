@@ -5,7 +5,8 @@
  * every backend and every mask therefore drop the same elements, and a backward needs only the seed.
  *
  *   key      the 64-bit seed, low word first
- *   counter  (j div 8, i, b * H + h, 0)          packed: i and j inside their sequence, b the sequence's index
+ *   counter  (j div 8, i, b * H + h, 0)          packed: i and j inside their sequence, b the sequence's index;
+ *                                                a part of a problem counts as the whole: attn_dropout_head()
  *   halves   the four result words have eight halves of 16 bits, the low one of word 0 first; element j has half
  *            j mod 8
  *   keep     half >= round(dropout_p * 65536) dropout_p thus counts in steps of 2^-16; kept probabilities are divided
@@ -37,7 +38,7 @@ ATTN_HD attn_philox attn_philox4x32_10(attn_philox counter, uint32_t key0, uint3
     return counter;
 }
 
-/* Draws the words of keys 8 * `group` to 8 * `group` + 7. head_index is b * H + h. */
+/* Draws the words of keys 8 * `group` to 8 * `group` + 7. head_index is b * H + h (attn_dropout_head()). */
 ATTN_HD attn_philox attn_dropout_words(uint64_t seed, int64_t head_index, int64_t i, int64_t group)
 {
     attn_philox counter;

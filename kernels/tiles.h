@@ -39,6 +39,12 @@ ATTN_HD int64_t attn_max64(int64_t a, int64_t b)
 {
     return a > b ? a : b;
 }
+
+/* The number by which dropout draws for query head h of batch row b (philox.h). H: the problem's query heads. */
+static inline int64_t attn_dropout_head(const attn_problem *p, int64_t H, int64_t b, int64_t h)
+{
+    return p->dropout_first + b * (p->dropout_heads ? p->dropout_heads : H) + h;
+}
 ATTN_HD int64_t attn_clamp64(int64_t x, int64_t low, int64_t high)
 {
     return x < low ? low : x > high ? high : x;

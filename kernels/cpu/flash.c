@@ -179,7 +179,7 @@ void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, c
     const int64_t j = j0 + block->c0; /* a multiple of FLASH_UNIT, and so of the 8 keys of a group */
     float m[HALVES];
     for (int r = 0; r < t->rows; r++) {
-        const int64_t head_index = t->b * f->g.dims.H + t->h + r / t->n, i = t->i0 + r % t->n;
+        const int64_t head_index = attn_dropout_head(f->p, f->g.dims.H, t->b, t->h + r / t->n), i = t->i0 + r % t->n;
         for (int c = 0; c < block->cols; c += HALVES) {
             drop(f, head_index, i, (j + c) / 8, m);
             memcpy(kept + r * ld + c, m, (size_t)(block->cols - c < HALVES ? block->cols - c : HALVES) * sizeof *m);
@@ -191,7 +191,7 @@ void flash_drop_row(const struct flash *f, int64_t b, int64_t h, int64_t i, int6
 {
     static_assert(FLASH_MASK_BLOCK + 7 <= HALVES, "keys of a row that are drawn at once");
     float m[HALVES];
-    drop(f, b * f->g.dims.H + h, i, j / 8, m);
+    drop(f, attn_dropout_head(f->p, f->g.dims.H, b, h), i, j / 8, m);
     memcpy(kept, m + j % 8, (size_t)n * sizeof *m);
 }
 

@@ -116,7 +116,9 @@ static double distance(const struct reference *r, int64_t i, int64_t j)
 static double dropout(const struct reference *r, int64_t i, int64_t j)
 {
     if (r->p->dropout_p == 0) return 1;
-    return attn_dropout_keep(r->p->seed, r->b * r->g.dims.H + r->h, i, j, r->threshold) ? 1 / (1 - r->p->dropout_p) : 0;
+    return attn_dropout_keep(r->p->seed, attn_dropout_head(r->p, r->g.dims.H, r->b, r->h), i, j, r->threshold)
+               ? 1 / (1 - r->p->dropout_p)
+               : 0;
 }
 
 /* A score beyond the largest float32 counts as the largest float32, with its sign. NaN stays NaN. */

@@ -159,6 +159,7 @@ struct command {
     void *to; /* target of a COPY or MOVE */
     const void *from;
     size_t bytes;
+    size_t rows, to_pitch, from_pitch; /* of COPY: so many pieces of `bytes` */
     attn_direction direction;
     attn_problem *problems; /* for RUN and LSE: copies of the problems and of their plans, which the command owns */
     attn_plan *plans;
@@ -678,8 +679,7 @@ static attn_status append(struct fake_stream *stream, struct command command, at
     return ATTN_OK;
 }
 
-static attn_status copy(attn_stream *base, void *to, const void *from, size_t bytes, attn_direction direction,
-                        attn_error *err)
+static attn_status copy_rows(attn_stream *base, const attn_rows *rows, attn_direction direction, attn_error *err)
 {
     struct fake_device *device = device_of(base->device);
     pthread_mutex_lock(&device->lock);
@@ -688,9 +688,22 @@ static attn_status copy(attn_stream *base, void *to, const void *from, size_t by
     if (rule) status = fail(device, (int)rule->number, "copy", err);
     pthread_mutex_unlock(&device->lock);
     if (status != ATTN_OK) return status;
-    return append(
-        stream_of(base),
-        (struct command){ .kind = COMMAND_COPY, .to = to, .from = from, .bytes = bytes, .direction = direction }, err);
+    return append(stream_of(base),
+                  (struct command){ .kind = COMMAND_COPY,
+                                    .to = rows->to,
+                                    .from = rows->from,
+                                    .bytes = rows->width,
+                                    .rows = rows->count,
+                                    .to_pitch = rows->to_pitch,
+                                    .from_pitch = rows->from_pitch,
+                                    .direction = direction },
+                  err);
+}
+
+static attn_status copy(attn_stream *base, void *to, const void *from, size_t bytes, attn_direction direction,
+                        attn_error *err)
+{
+    return copy_rows(base, &(attn_rows){ to, from, bytes, bytes, bytes, 1 }, direction, err);
 }
 
 static attn_status moves(attn_stream *base, const attn_move *list, int64_t count, attn_error *err)
@@ -883,7 +896,10 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
 {
     bool sane = true;
     pthread_mutex_lock(&device->lock);
-    if (c->kind == COMMAND_COPY) sane = owns(device, c->direction == ATTN_TO_DEVICE ? c->to : c->from, c->bytes);
+    if (c->kind == COMMAND_COPY) {
+        const bool in = c->direction == ATTN_TO_DEVICE;
+        sane = owns(device, in ? c->to : c->from, (c->rows - 1) * (in ? c->to_pitch : c->from_pitch) + c->bytes);
+    }
     if (c->kind == COMMAND_MOVE)
         sane = device->reads_staging ||
                (owns(device, c->to, c->bytes) && (c->from == NULL || owns(device, c->from, c->bytes)));
@@ -911,7 +927,8 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
         if (at_ns < c->put_ns) at_ns = c->put_ns;
         if (c->kind == COMMAND_MARK) stream->marks_ns[c->slot] = at_ns;
         const int64_t began_ns = now_ns();
-        if (c->kind == COMMAND_COPY) memcpy(c->to, c->from, c->bytes);
+        for (size_t n = 0; c->kind == COMMAND_COPY && n < c->rows; n++)
+            memcpy((char *)c->to + n * c->to_pitch, (const char *)c->from + n * c->from_pitch, c->bytes);
         if (c->kind == COMMAND_MOVE && c->from) memcpy(c->to, c->from, c->bytes);
         if (c->kind == COMMAND_MOVE && !c->from) memset(c->to, 0, c->bytes);
         if (c->kind == COMMAND_MERGE) attn_merge_all(c->merge);
@@ -994,6 +1011,7 @@ const attn_backend attn_backend_fake = {
     .stream_open = stream_open,
     .stream_close = stream_close,
     .copy = copy,
+    .copy_rows = copy_rows,
     .moves = moves,
     .run = run,
     .merge = merge,

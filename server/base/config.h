@@ -29,6 +29,7 @@ struct config {
     int64_t open_files; /* the limit on open files if max_connections was lowered because of it; else 0 */
     int max_connections, max_receiving, queue_depth, max_batch;
     int64_t batch_window_us;
+    int64_t split_above_ms;
     int64_t timeout_ms, body_timeout_ms, body_stall_ms, discard_ms, drain_ms;
     int max_seconds;     /* a request that would take longer than this alone on a device is refused */
     int64_t watchdog_ms; /* how much longer a batch may take on a device than its size explains */

@@ -249,7 +249,7 @@ enum {
     /* Bytes of inputs and outputs of a problem that may be merged: larger copies are fast one by one. */
     MERGE_BYTES = 1 << 20,
     MERGE_ALIGN = 16, /* alignment of each tensor of a problem that may be merged */
-    MERGE_LINE = 256, /* alignment of merged tensors */
+    MERGE_LINE = 256, /* alignment of merged tensors, and of the tensors of a cut problem on a device */
     /* If one device cannot be opened, the threads of the other devices have this time to end; idle ones end at once. */
     DEVICE_STOP_MS = 60000,
     INLINE_KEEP = 4 << 20,  /* bytes; a larger workspace of an inline slot is freed after its job */

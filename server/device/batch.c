@@ -9,9 +9,10 @@
 
 enum { LEAST_HEAD_DIM = 64 }; /* a smaller head costs as much as this size, since kernels compute whole tiles */
 
-/* Returns the operations of a job as kernels carry them out, in whole tiles: small heads count with their padding. */
-double batch_padded_flops(const struct job *job)
+/* Returns the operations of a part as kernels carry them out, in whole tiles: small heads count with their padding. */
+double batch_padded_flops(const struct job_part *part)
 {
+    const struct job *const job = part->job;
     double waste = 1;
     for (int i = 0; i < job->call->count; i++) {
         if (job_problem(job, i) == NULL) continue;
@@ -20,7 +21,7 @@ double batch_padded_flops(const struct job *job)
                                                                     (d.Dv > LEAST_HEAD_DIM ? d.Dv : LEAST_HEAD_DIM));
         if (real > 0 && padded / real > waste) waste = padded / real;
     }
-    return job->flops * waste;
+    return job->flops * part->share * waste;
 }
 
 /* Names the device and the kernel of a result: "cpu avx512bf16". The name is "cpu" if no kernel was needed. */
@@ -37,6 +38,7 @@ void batch_count(const struct batch *batch, const struct job_part *first)
 {
     const char *device = batch->device->info.name;
     metrics_add(METRIC_DEVICE_BATCHES, device, NULL, 1);
+    if (job_part_is_cut(first)) metrics_add(METRIC_DEVICE_PARTS, device, NULL, 1);
     if (first->ran) {
         const char *op = proto_operations[first->job->call->op].name;
         metrics_add(METRIC_KERNEL_SECONDS, device, op, batch->compute_us / 1e6);
@@ -54,6 +56,8 @@ void batch_count(const struct batch *batch, const struct job_part *first)
 void batch_note_times(const struct batch *batch, struct job *job)
 {
     const double queue_us = (double)(batch->started_ns - job->queued_ns) / 1e3;
+    if (batch->ended_ns - batch->started_ns < job->longest_ns) return;
+    job->longest_ns = batch->ended_ns - batch->started_ns;
     for (int i = 0; i < job->call->count; i++) {
         double *us = job->results[i].timing_us;
         us[PROTO_STAGE_queue] = queue_us;
@@ -63,10 +67,15 @@ void batch_note_times(const struct batch *batch, struct job *job)
         us[PROTO_STAGE_compute] = batch->compute_us - batch->launch_us;
         us[PROTO_STAGE_copy_out] = batch->copy_out_us;
     }
-    metrics_observe(METRIC_STAGE_SECONDS, "queue", queue_us / 1e6);
-    metrics_observe(METRIC_STAGE_SECONDS, "compute", batch->compute_us / 1e6);
-    if (batch->copy_in_us > 0) metrics_observe(METRIC_STAGE_SECONDS, "copy_in", batch->copy_in_us / 1e6);
-    if (batch->copy_out_us > 0) metrics_observe(METRIC_STAGE_SECONDS, "copy_out", batch->copy_out_us / 1e6);
+}
+
+void batch_observe_times(const struct job *job)
+{
+    const double *const us = job->results[0].timing_us;
+    metrics_observe(METRIC_STAGE_SECONDS, "queue", us[PROTO_STAGE_queue] / 1e6);
+    metrics_observe(METRIC_STAGE_SECONDS, "compute", (us[PROTO_STAGE_launch] + us[PROTO_STAGE_compute]) / 1e6);
+    if (us[PROTO_STAGE_copy_in] > 0) metrics_observe(METRIC_STAGE_SECONDS, "copy_in", us[PROTO_STAGE_copy_in] / 1e6);
+    if (us[PROTO_STAGE_copy_out] > 0) metrics_observe(METRIC_STAGE_SECONDS, "copy_out", us[PROTO_STAGE_copy_out] / 1e6);
 }
 
 int64_t batch_guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns)

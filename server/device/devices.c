@@ -114,6 +114,7 @@ static attn_status device_open(const struct config *config, const char *backend,
     static const attn_status to_count[] = { ATTN_DEVICE, ATTN_DEVICE_LOST, ATTN_NO_MEMORY };
     /* These series exist from the start, because a rate ignores the first sample of a series. */
     metrics_add(METRIC_DEVICE_BATCHES, device->info.name, NULL, 0);
+    metrics_add(METRIC_DEVICE_PARTS, device->info.name, NULL, 0);
     for (int i = 0; i < 3; i++) metrics_add(METRIC_DEVICE_ERRORS, device->info.name, attn_status_name(to_count[i]), 0);
     log_event(LOG_INFO, NULL, "device", "name=%s backend=%s streams=%d description=\"%s\"", device->info.name,
               device->info.backend, device->streams, device->info.description);
@@ -138,6 +139,7 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
     struct devices *devices = calloc(1, sizeof *devices);
     attn_status status = ATTN_OK;
     if (devices == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "--devices: out of memory");
+    devices->split_above_ms = config->split_above_ms;
     const char *wanted = config->devices;
     const bool numbers = *wanted >= '0' && *wanted <= '9';
     const int gpus = gpu ? attn_device_count(gpu) : 0;
@@ -432,6 +434,7 @@ void devices_submit(struct devices *devices, struct batch *batch, struct device 
     device->outstanding++;
     device->flops += batch->flops;
     atomic_fetch_add(&device->requests, batch->count);
+    for (int i = 0; i < batch->count; i++) batch->parts[i]->index = device->info.index;
     pthread_mutex_lock(&device->lock);
     *device->last = &batch->message;
     device->last = &batch->message.next;

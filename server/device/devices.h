@@ -11,7 +11,8 @@
  *   out of memory                  the batch waits for the batches beside it and is tried again, in the end alone;
  *                                  if it then fails, its requests fail with NO_MEMORY
  *   an error that is not sticky    the batch's requests fail with DEVICE; the next batch runs
- *   a sticky error                 all batches of the device come back with DEVICE_LOST; the loop disables the device
+ *   a sticky error                 all batches of the device come back with DEVICE_LOST; the loop disables the device.
+ *                                  A job that was cut over several devices is computed again on the others
  *   no request waits any more      the loop cancels the batch: the CPU ends it between two tiles, a GPU between two
  *                                  launches, and its jobs come back with CANCELLED
  *   the batch never ends           devices_to_disable() finds the device; the loop disables it and answers its requests
@@ -58,8 +59,11 @@ static inline struct job *batch_job(const struct batch *batch, int part)
 
 /* Counts and logs a batch that came back. `first` is one of its parts; if one part fails, all parts do. */
 void batch_count(const struct batch *batch, const struct job_part *first);
-/* Sets the times of a job that ran in the batch, for its answer and the metrics. */
+/* Sets the times of a job that ran in the batch, for its answer. Of several parts, the times of the part that took
+ * longest remain. */
 void batch_note_times(const struct batch *batch, struct job *job);
+/* Counts the times of a job that ran, for the metrics. */
+void batch_observe_times(const struct job *job);
 
 struct caches;
 struct devices;
@@ -115,6 +119,9 @@ void devices_note_lost(struct devices *devices, int number);
  * take several times as long. Any thread may call this. */
 double devices_least_seconds(const struct devices *devices, const struct job *job);
 
+/* Returns the largest number of parts into which the job may be cut. Any thread that owns the job may call this. */
+int cut_most_parts(const struct devices *devices, const struct job *job);
+
 /* Returns the device with the least work among those that may have room for a batch. NULL: all are busy. Devices whose
  * bits are set in `passed_over` are ignored. */
 struct device *devices_pick(struct devices *devices, uint64_t passed_over);
@@ -122,6 +129,13 @@ struct device *devices_pick(struct devices *devices, uint64_t passed_over);
  * *wait_ns (set by the caller) is reduced to the time until there may be room. */
 bool device_has_room(const struct device *device, const struct job *job, int64_t now_ns, int64_t *wait_ns);
 int device_number(const struct device *device);
+/* Cuts a job that is about to leave for `first`, if it is expected to take longer than --split-above-ms, over all
+ * devices that have room for it and compute the same bits (cut.c). Returns the number of parts: over[0] to over[n - 1]
+ * are their devices. over[0] is `first`. 1: the job was not cut. */
+int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t now_ns,
+                     struct device *over[CONFIG_MAX_DEVICES]);
+/* Sets the backend in the result of a cut job whose parts ran: "cuda:0-3 sm90 by heads". */
+void cut_name_backend(const struct devices *devices, struct job *job);
 /* True if the device is the CPU and has a batch that will end soon. A second batch sent now would end no sooner than
  * one sent then, and may grow meanwhile. *wait_ns becomes the time for which it may wait. */
 bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_ns);

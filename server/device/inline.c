@@ -123,7 +123,7 @@ static bool fits_processor(const struct job *job)
 {
     const attn_dims d = attn_dims_of(&job->call->items[0].problem);
     return d.H <= INLINE_HEADS && d.B <= INLINE_HEADS && d.B * d.H <= INLINE_HEADS &&
-           batch_padded_flops(job) <= INLINE_FLOPS;
+           batch_padded_flops(&job->part) <= INLINE_FLOPS;
 }
 
 /* True if the GPU seems free for the job now. A cache transaction must not overtake queued transactions, which may wait
@@ -239,8 +239,10 @@ static void note_end(struct devices *devices, struct job *job, struct batch *bat
     job->part.ran = status == ATTN_OK;
     flow_charge(job->flow, FLOW_DEVICE, took_ns);
     batch->compute_us = (double)took_ns / 1e3;
-    if (job->part.ran) batch_note_times(batch, job);
-    else job->part.error = *err;
+    if (job->part.ran) {
+        batch_note_times(batch, job);
+        batch_observe_times(job);
+    } else job->part.error = *err;
     metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
     batch_count(batch, &job->part);
 }

@@ -4,6 +4,8 @@
  *   thread.c    a device's threads: batches on its streams, and when they should be over
  *   memory.c    device memory of a batch: mirrors of its jobs' staging memory, and scratch memory
  *   merge.c     makes one problem of equal small problems; small cache transactions without copies
+ *   cut.c       cuts a problem that takes long over several devices, by groups of heads
+ *   heads.c     a part of such a problem on its device
  *   inline.c    inline slots: small problems that HTTP threads compute or put on a GPU
  *   batch.c     a batch's work, results, times and metrics */
 #ifndef DEVICE_INTERNAL_H
@@ -118,7 +120,8 @@ struct inline_slot {
 struct devices {
     int count;
     struct device *device[CONFIG_MAX_DEVICES];
-    int inline_count; /* 0: the devices are not the CPU, and cannot read staging memory */
+    int64_t split_above_ms; /* --split-above-ms */
+    int inline_count;       /* 0: the devices are not the CPU, and cannot read staging memory */
     struct inline_slot *inline_slots;
     _Atomic int inline_jobs;   /* number of jobs since the last inline_learn() */
     _Atomic int64_t inline_ns; /* time that these jobs took */
@@ -175,6 +178,20 @@ attn_status merge_take(struct device *device, struct slot *slot, int leader, att
  * their pages. With `out`, their outputs move back instead. */
 attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
+/* ---- heads.c: on a device's thread, for a part that has some heads of its job's problem ------------------------- */
+
+/* Returns the problem of key/value heads `first` to `end` - 1 and their query heads, with views of the tensors. */
+attn_problem heads_of(const attn_problem *whole, int64_t first, int64_t end);
+/* True if a run of the problem reads or writes the tensor. */
+bool heads_use(const attn_problem *p, int id);
+/* Makes the part's problem. On a device with its own memory, the tensors get new memory there. */
+attn_status heads_take(struct device *device, struct slot *slot, const struct job_part *part, attn_problem *problem,
+                       attn_error *err);
+/* Puts the copies of the part's inputs on the slot's stream, or with `out` those of its results. `there` is the part's
+ * problem on the device. */
+attn_status heads_copy(struct slot *slot, const struct job_part *part, const attn_problem *there, bool out,
+                       attn_error *err);
+
 /* ---- inline.c ---------------------------------------------------------------------------------------------------- */
 
 /* Opens as many slots as there are HTTP threads, if the devices are the CPU or read staging memory. Otherwise it opens
@@ -186,8 +203,8 @@ void inline_adopt(struct slot *slot, struct job_part *part);
 
 /* ---- batch.c ----------------------------------------------------------------------------------------------------- */
 
-/* Returns the operations of a job as kernels carry them out, in whole tiles: small heads count with their padding. */
-double batch_padded_flops(const struct job *job);
+/* Returns the operations of a part as kernels carry them out, in whole tiles: small heads count with their padding. */
+double batch_padded_flops(const struct job_part *part);
 /* Plans `problem`, the problem of an item with this device's addresses. It adapts the plan that prepare_job() made. A
  * problem of a cache transaction has no such plan, because its tables are known only now. */
 attn_status batch_plan(const attn_capabilities *can, const struct job *job, int item, const attn_problem *problem,

@@ -154,7 +154,7 @@ void merge_find(const struct device *device, struct slot *slot)
         slot->leader[j] = (int16_t)j;
         slot->members[j] = 1;
         slot->place[j] = 0;
-        slot->moved[j] = able && fits(batch_job(batch, j));
+        slot->moved[j] = able && !job_part_is_cut(batch->parts[j]) && fits(batch_job(batch, j));
     }
     for (int j = 0; j < batch->count; j++) {
         if (slot->leader[j] != j || !slot->moved[j]) continue;

@@ -27,7 +27,7 @@
 static int64_t worst_ns(const struct batch *batch)
 {
     double flops = 0;
-    for (int j = 0; j < batch->count; j++) flops += batch_padded_flops(batch_job(batch, j));
+    for (int j = 0; j < batch->count; j++) flops += batch_padded_flops(batch->parts[j]);
     const double seconds = flops / DEVICE_SLOWEST_FLOPS, most = 1e9; /* 1e9 seconds are thirty years */
     return (int64_t)((seconds < most ? seconds : most) * 1e9);
 }
@@ -97,8 +97,14 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
 {
     int count = 0;
     for (int j = 0; j < slot->batch->count; j++) {
-        const struct job *job = batch_job(slot->batch, j);
+        const struct job_part *const part = slot->batch->parts[j];
+        const struct job *job = part->job;
         slot->problem[j] = count;
+        if (job_part_is_cut(part)) {
+            const attn_status status = heads_take(device, slot, part, &slot->problems[count++], err);
+            if (status != ATTN_OK) return status;
+            continue;
+        }
         if (slot->leader[j] != j) {
             slot->problem[j] = slot->problem[slot->leader[j]]; /* the leader comes before its members */
             continue;
@@ -120,6 +126,15 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
     return ATTN_OK;
 }
 
+/* Plans the problem of a cut job's part. The loop names the backend of the job when all parts are back. */
+static attn_status plan_heads(const attn_capabilities *can, struct job_part *part, const attn_problem *problem,
+                              attn_plan *plan, attn_error *err)
+{
+    const attn_status status = attn_plan_make(can, problem, plan, err);
+    if (status == ATTN_OK) part->kernel = plan->kernel->name;
+    return status;
+}
+
 /* Plans all problems of the batch with their addresses on this device. A merged problem gets a plan of its own, because
  * its sizes differ from those of the problems that prepare_job() planned. */
 static attn_status plan_all(struct device *device, struct slot *slot, attn_error *err)
@@ -128,6 +143,12 @@ static attn_status plan_all(struct device *device, struct slot *slot, attn_error
     int n = 0;
     for (int j = 0; j < slot->batch->count; j++) {
         const struct job *job = batch_job(slot->batch, j);
+        if (job_part_is_cut(slot->batch->parts[j])) {
+            const attn_status status = plan_heads(can, slot->batch->parts[j], &slot->problems[n], &slot->plans[n], err);
+            if (status != ATTN_OK) return status;
+            n++;
+            continue;
+        }
         if (slot->leader[j] != j) {
             batch_name_backend(&job->results[0], device, slot->plans[slot->problem[j]].kernel->name);
             continue;
@@ -212,7 +233,9 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     status = attn_stream_mark(slot->stream, 2, err);
     if (status == ATTN_OK) status = merge_move(slot, true, err);
     for (int j = 0; j < batch->count && !device->info.unified && status == ATTN_OK; j++)
-        if (!slot->moved[j]) status = memory_copy_out(device, slot, batch_job(batch, j), err);
+        if (job_part_is_cut(batch->parts[j]))
+            status = heads_copy(slot, batch->parts[j], &slot->problems[slot->problem[j]], true, err);
+        else if (!slot->moved[j]) status = memory_copy_out(device, slot, batch_job(batch, j), err);
     return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
 }
 
@@ -275,7 +298,8 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     if ((status = reserve_problems(slot, count, err)) != ATTN_OK) return status;
     merge_find(device, slot);
     for (int j = 0; j < batch->count && !device->info.unified && status == ATTN_OK; j++)
-        if (!slot->moved[j]) status = memory_take_mirrors(device, slot, batch_job(batch, j), err);
+        if (!slot->moved[j] && !job_part_is_cut(batch->parts[j]))
+            status = memory_take_mirrors(device, slot, batch_job(batch, j), err);
     if (status != ATTN_OK) return status;
     if ((status = gather(device, slot, &count, err)) != ATTN_OK) return status;
     if ((status = plan_all(device, slot, err)) != ATTN_OK) return status;
@@ -285,6 +309,10 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     slot->began_ns = clock_ns();
     if ((status = memory_copy_in(slot, err)) != ATTN_OK || (status = merge_move(slot, false, err)) != ATTN_OK)
         return status;
+    for (int j = 0; j < batch->count && !device->info.unified && status == ATTN_OK; j++)
+        if (job_part_is_cut(batch->parts[j]))
+            status = heads_copy(slot, batch->parts[j], &slot->problems[slot->problem[j]], false, err);
+    if (status != ATTN_OK) return status;
     if ((status = attn_stream_mark(slot->stream, 1, err)) != ATTN_OK) return status;
     for (int j = 0; j < batch->count; j++)
         if (!slot->moved[j] && (status = memory_move(device, slot, batch_job(batch, j), err)) != ATTN_OK) return status;

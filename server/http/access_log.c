@@ -71,7 +71,7 @@ static const char *without_secrets(char buffer[PATH_BYTES], const char *path)
 
 /* The most bytes of each escaped value with its NUL, and of all other words of a line. A line has room for all of
  * them. */
-enum { PATH_MOST = LOG_CLEAN_BYTES, TOKEN_MOST = 90, POINTER_MOST = 100, OTHERS_MOST = 260 };
+enum { PATH_MOST = LOG_CLEAN_BYTES, TOKEN_MOST = 90, POINTER_MOST = 100, OTHERS_MOST = 270 };
 static_assert(PATH_MOST + TOKEN_MOST + POINTER_MOST + PEER_BYTES + OTHERS_MOST <= LOG_PAIRS_BYTES, "no line is cut");
 
 /* Appends ` name="value"`. A client or the operator chose the value; it is escaped and gets at most `most` bytes. */
@@ -87,7 +87,8 @@ static void put_quoted(struct text *t, const char *name, const char *value, size
 
 /* Writes a line such as this one:
  * method=POST path="/v1/attention/forward" status=400 ms=1.234 bytes_in=131248 bytes_out=45381 peer=10.0.0.1
- * token="team-a" code=invalid-request pointer="/k/shape/2" */
+ * token="team-a" code=invalid-request pointer="/k/shape/2"
+ * A problem that was cut over several devices also has parts=4. */
 static void log_request(const struct request *request, enum log_level level, int status, int64_t ns)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -109,6 +110,10 @@ static void log_request(const struct request *request, enum log_level level, int
     text_put_string(&t, " peer=");
     text_put_string(&t, exchange->peer);
     if (request->caller && request->caller->flow) put_quoted(&t, "token", request->caller->flow->name, TOKEN_MOST);
+    if (request->job && job_is_cut(request->job)) {
+        text_put_string(&t, " parts=");
+        text_put_number(&t, (uint64_t)job_parts(request->job));
+    }
     if (exchange->trace_id[0]) {
         text_put_string(&t, " trace_id=");
         text_put_string(&t, exchange->trace_id);

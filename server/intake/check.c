@@ -182,7 +182,7 @@ static void refuse_hopeless(const struct request *request, struct check_result *
     struct job *const job = request->job;
     prepare_look_closer(job, devices_largest(server->devices));
     const double left_s = (double)(result->deadline_ns - clock_ns()) / 1e9;
-    const double least_s = devices_least_seconds(server->devices, job);
+    const double least_s = devices_least_seconds(server->devices, job) / cut_most_parts(server->devices, job);
     result->failed = true;
     result->error = PROTO_E_DEADLINE;
     if (left_s <= 0)

@@ -309,7 +309,7 @@ static void put_result_schema(struct json *j, proto_op op)
         json_put(j, "'lengths':{'type':'array','description':'Positions of each cache afterwards.','items':{'type':"
                     "'integer','minimum':0}},");
     json_put(j,
-             "'backend':{'type':'string','description':'Which device and kernel %s it.'},"
+             "'backend':{'type':'string','description':'Which devices and kernel %s it.'},"
              "'timing_us':{'$ref':'#/components/schemas/Timing'}",
              operation->takes_caches ? "did" : "computed");
     if (operation->asks) put_counts_schema(j);

@@ -137,13 +137,14 @@ static void put_devices(struct json *j, const struct info_facts *facts)
             j,
             "{'name':'%s','backend':'%s','description':'%s','streams':%d,'memory_total_bytes':%lld,'memory_limit_bytes'"
             ":%lld,"
-            "'memory_used_bytes':%lld,'usable':%s,'running_requests':%lld,'batches':%g,'errors':%g,"
+            "'memory_used_bytes':%lld,'usable':%s,'running_requests':%lld,'batches':%g,'parts':%g,'errors':%g,"
             "'kernel_seconds':%g,'flops':%g,'tensor_bytes':%g",
             d->name, d->backend, d->description, d->streams, (long long)d->memory_total, (long long)d->memory_limit,
             (long long)d->memory_used, facts->devices[i].usable ? "true" : "false",
             (long long)facts->devices[i].running_requests, metrics_sum(METRIC_DEVICE_BATCHES, d->name),
-            metrics_sum(METRIC_DEVICE_ERRORS, d->name), metrics_sum(METRIC_KERNEL_SECONDS, d->name),
-            metrics_sum(METRIC_FLOPS, d->name), metrics_sum(METRIC_TENSOR_BYTES, d->name));
+            metrics_sum(METRIC_DEVICE_PARTS, d->name), metrics_sum(METRIC_DEVICE_ERRORS, d->name),
+            metrics_sum(METRIC_KERNEL_SECONDS, d->name), metrics_sum(METRIC_FLOPS, d->name),
+            metrics_sum(METRIC_TENSOR_BYTES, d->name));
         if (d->peak_flops > 0) json_put(j, ",'peak_flops':%g", d->peak_flops);
         if (d->peak_bytes > 0) json_put(j, ",'peak_bytes_per_s':%g", d->peak_bytes);
         if (d->peak_from[0]) json_put(j, ",'peak_from':'%s'", d->peak_from);
@@ -168,6 +169,7 @@ static void put_limits(struct json *j, const struct info_facts *facts)
         { "token_share_percent", c->token_share },
         { "max_batch", c->max_batch },
         { "batch_window_us", c->batch_window_us },
+        { "split_above_ms", c->split_above_ms }, /* 0: no problem is cut over several devices */
         { "timeout_ms", c->timeout_ms },
         { "body_timeout_ms", c->body_timeout_ms },
         { "body_stall_ms", c->body_stall_ms },

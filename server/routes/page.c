@@ -34,7 +34,7 @@ static const struct {
     const char *text, *csp;
 } pages[PAGE_COUNT] = {
     [PAGE_INDEX] = { page_index, CSP("EAgkTpFG9gQpUNn2CwnwmKrOgFVQwWeSz3qNds9VTlQ=",
-                                     "JEi2VmDYwVQOXHUqwgoFkie2raAH7NkQqnFLqkMahLc=") },
+                                     "ltuFAqPz6RP8CxuccRE8odeo7UNEfHs6uISTbyS7xnA=") },
     [PAGE_DOCS] = { page_docs, CSP("W3ZpOW0OhpfqXiupMg4HCMmQCM0NjJFtO3ThLOIcMaA=",
                                    "8ensVOaaLQWcClloHYRQaBuajcplpkbgFdB0lmdG8KA=") },
 };

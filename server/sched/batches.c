@@ -5,7 +5,10 @@
  *   batches_done()       takes a batch back, stores its results and answers its requests
  *
  * A batch comes back exactly once. When a request stops waiting for a job of a batch, the two are separated. When no
- * request waits for any of its jobs, the batch is cancelled. */
+ * request waits for any of its jobs, the batch is cancelled.
+ *
+ * The parts of a cut job are in batches of their own on several devices. They leave together, and the job ends when the
+ * last of them is back. If one of them fails, the others are cancelled. */
 #include "server/sched/loop_internal.h"
 
 #include <assert.h>
@@ -103,6 +106,48 @@ static bool has_room(void *context, const struct job *job)
     return device_has_room(asked->device, job, asked->now_ns, &asked->wait_ns);
 }
 
+/* Makes a batch of the first part of each job that can leave for this device, and submits it. False: no memory. */
+static bool send_batch(struct loop *loop, struct device *device, struct job *const *jobs, int count)
+{
+    struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->parts[0]);
+    if (batch == NULL) return false;
+    for (int i = 0; i < count; i++) {
+        struct job_part *const part = job_part_leaves(job_part_for(jobs[i], device_number(device)), batch);
+        batch->parts[i] = part;
+        batch->flops += jobs[i]->flops * part->share;
+        batch->bytes += jobs[i]->bytes * part->share;
+        batch->seconds += jobs[i]->seconds * part->share;
+    }
+    batch->count = batch->waiting = count;
+    batch->flow = jobs[0]->flow;
+    batches_mark(batch);
+    devices_submit(loop->server->devices, batch, device);
+    queue_flow_runs(jobs[0]->flow, batch->left_ns);
+    return true;
+}
+
+/* Sends jobs that the queue has just removed: in one batch to the device, or one job that takes long in parts to
+ * several devices. False: no memory, and the jobs' requests are answered. */
+static bool send_all(struct loop *loop, struct device *device, struct job *const *jobs, int count, int64_t now_ns)
+{
+    struct device *over[CONFIG_MAX_DEVICES] = { device };
+    const int parts = count == 1 ? cut_over_devices(loop->server->devices, device, jobs[0], now_ns, over) : 1;
+    bool sent = true;
+    for (int i = 0; i < count; i++) {
+        request_move(jobs[i]->request, REQUEST_RUNNING);
+        jobs[i]->request->held = waiting_is_used_in_place(jobs[i]);
+    }
+    for (int n = 0; n < parts && sent; n++) sent = send_batch(loop, over[n], jobs, count);
+    if (sent) metrics_observe(METRIC_BATCH_SIZE, NULL, count);
+    for (int i = 0; i < count && !sent; i++) {
+        /* Parts that have left are cancelled. Nothing holds a job of which no part has left. */
+        jobs[i]->request->held &= jobs[i]->parts_out > 0;
+        if (jobs[i]->parts_out == 0) end_step(loop, jobs[i], false);
+        waiting_cancel(loop, jobs[i]->request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
+    }
+    return sent;
+}
+
 void batches_dispatch(struct loop *loop)
 {
     struct server *server = loop->server;
@@ -125,33 +170,7 @@ void batches_dispatch(struct loop *loop)
             passed_over |= UINT64_C(1) << device_number(device);
             continue;
         }
-        struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->parts[0]);
-        for (int i = 0; i < count; i++) {
-            struct job *job = loop->batch_jobs[i];
-            struct request *request = job->request;
-            /* The queue no longer has the job, so waiting_detach() must not remove it again. */
-            if (batch == NULL) {
-                end_step(loop, job, false);
-                request_move(request, REQUEST_RUNNING);
-                waiting_cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
-                continue;
-            }
-            assert(job->part.next == NULL); /* the queue removed the job with all its parts */
-            request_move(request, REQUEST_RUNNING);
-            request->held = waiting_is_used_in_place(job);
-            batch->parts[i] = job_part_leaves(job_part_for(job, device_number(device)), batch);
-            batch->flops += job->flops;
-            batch->bytes += job->bytes;
-            batch->seconds += job->seconds;
-            batch->waiting++;
-        }
-        if (batch == NULL) break;
-        batch->count = count;
-        batch->flow = loop->batch_jobs[0]->flow;
-        batches_mark(batch);
-        metrics_observe(METRIC_BATCH_SIZE, NULL, count);
-        devices_submit(server->devices, batch, device);
-        queue_flow_runs(loop->batch_jobs[0]->flow, batch->left_ns);
+        if (!send_all(loop, device, loop->batch_jobs, count, asked.now_ns)) break;
         loop->awake_until_ns = clock_ns() + NAPS_NS;
     }
 }
@@ -307,9 +326,36 @@ void batches_look_at_devices(struct loop *loop)
 static void charge(const struct batch *batch)
 {
     for (int i = 0; i < batch->count; i++) {
-        const double part = batch->flops > 0 ? batch_job(batch, i)->flops / batch->flops : 1.0 / batch->count;
+        const double flops = batch_job(batch, i)->flops * batch->parts[i]->share,
+                     part = batch->flops > 0 ? flops / batch->flops : 1.0 / batch->count;
         flow_charge(batch_job(batch, i)->flow, FLOW_DEVICE, (int64_t)(part * (double)batch->charged_ns));
     }
+}
+
+/* Cancels the parts of a job that still run, because one of them failed. */
+static void cancel_other_parts(const struct job *job)
+{
+    for (const struct job_part *part = &job->part; part; part = part->next)
+        if (part->batch) attn_cancel(&part->batch->cancel);
+}
+
+/* Queues a job again whose parts ran on devices that were lost, so that the others compute it. False: none of them is
+ * usable, or the queue is full, and the request gets the error of the lost device. */
+static bool compute_again(struct loop *loop, struct job *job)
+{
+    struct request *const request = job->request;
+    attn_error ignored;
+    if (!job_lost_devices(job) || !devices_usable(loop->server->devices) || loop->stage == STOPPING ||
+        request_enter(request, CALLER_WAITING, &ignored) != ATTN_OK)
+        return false;
+    const int64_t queued_ns = job->queued_ns;
+    log_event(LOG_WARN, request->id, "computed_again", "text=" LOG_Q, job_error(job)->text);
+    request->held = false;
+    request_move(request, REQUEST_QUEUED);
+    job_join(job);
+    batches_enqueue(loop, job);
+    job->queued_ns = queued_ns; /* its answer tells how long it waited in all */
+    return true;
 }
 
 void batches_done(struct loop *loop, struct batch *batch)
@@ -326,7 +372,8 @@ void batches_done(struct loop *loop, struct batch *batch)
     if (!batch->parts[0]->ran && batch->parts[0]->error.status == ATTN_DEVICE_LOST)
         device_failed(loop, device, batch->parts[0]->error.text);
     if (batch->waiting > 0)
-        queue_learn(&server->queue, batch->count, (double)(batch->ended_ns - batch->started_ns) / 1e9);
+        queue_learn(&server->queue, batch->count,
+                    (double)(batch->ended_ns - batch->started_ns) / 1e9 / batch->parts[0]->share);
     for (int i = 0; i < batch->count; i++) {
         struct job_part *part = batch->parts[i];
         struct job *job = part->job;
@@ -335,7 +382,10 @@ void batches_done(struct loop *loop, struct batch *batch)
         const bool waited = request != NULL && !job->given_up;
         waiting += waited;
         part->batch = NULL;
-        if (--job->parts_out > 0) { /* the job is over when its last part is back */
+        if (part->ran) batch_note_times(batch, job);
+        else cancel_other_parts(job);
+        /* The job is over when its last part is back. */
+        if (--job->parts_out > 0 || (waited && compute_again(loop, job))) {
             job_release(job);
             continue;
         }
@@ -351,7 +401,8 @@ void batches_done(struct loop *loop, struct batch *batch)
                 contexts_finish_job(job, false);
                 waiting_hand_back(loop, request);
             } else {
-                batch_note_times(batch, job);
+                batch_observe_times(job);
+                if (job_is_cut(job)) cut_name_backend(server->devices, job);
                 if (finishes) (void)finish(loop, job, 0);
                 else finish_request(loop, job);
             }

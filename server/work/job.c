@@ -23,6 +23,7 @@ struct job *job_new(struct staging_pool *staging, struct contexts *contexts, str
     atomic_init(&job->references, 1);
     job->part.job = job;
     job->part.device = -1;
+    job->part.share = 1;
     job->staging = staging;
     job->contexts = contexts;
     job->caller = caller_hold(caller);
@@ -57,6 +58,50 @@ struct job_part *job_part_leaves(struct job_part *part, struct batch *batch)
     return part;
 }
 
+bool job_cut(struct job *job, int count, int64_t Hk)
+{
+    assert(count >= 2 && count <= Hk && !job_is_cut(job) && !job->part.left && job->part.device < 0);
+    job->more_parts = calloc((size_t)count - 1, sizeof *job->more_parts);
+    if (job->more_parts == NULL) return false;
+    struct job_part *part = &job->part;
+    for (int n = 0; n < count; n++) {
+        part->job = job;
+        part->device = -1;
+        part->heads[0] = Hk * n / count;
+        part->heads[1] = Hk * (n + 1) / count;
+        part->share = (double)(part->heads[1] - part->heads[0]) / (double)Hk;
+        part->next = n + 1 < count ? &job->more_parts[n] : NULL;
+        part = part->next;
+    }
+    return true;
+}
+
+void job_join(struct job *job)
+{
+    assert(job->parts_out == 0);
+    free(job->more_parts);
+    job->more_parts = NULL;
+    job->part = (struct job_part){ .job = job, .device = -1, .share = 1 };
+    job->longest_ns = 0;
+}
+
+int job_parts(const struct job *job)
+{
+    int count = 0;
+    for (const struct job_part *part = &job->part; part; part = part->next) count++;
+    return count;
+}
+
+bool job_lost_devices(const struct job *job)
+{
+    bool lost = false;
+    for (const struct job_part *part = &job->part; part; part = part->next) {
+        lost |= part->error.status == ATTN_DEVICE_LOST;
+        if (!part->ran && part->error.status != ATTN_DEVICE_LOST && part->error.status != ATTN_CANCELLED) return false;
+    }
+    return lost && job_is_cut(job);
+}
+
 bool job_needs_device(const struct job *job, int device)
 {
     for (const struct job_part *part = &job->part; part; part = part->next)
@@ -73,6 +118,8 @@ bool job_ran(const struct job *job)
 
 const attn_error *job_error(const struct job *job)
 {
+    for (const struct job_part *part = &job->part; part; part = part->next)
+        if (part->error.status != ATTN_OK && part->error.status != ATTN_CANCELLED) return &part->error;
     for (const struct job_part *part = &job->part; part; part = part->next)
         if (part->error.status != ATTN_OK) return &part->error;
     return &job->part.error;
@@ -99,6 +146,7 @@ void job_release(struct job *job)
     job_release_memory(job);
     flow_release(job->flow);
     caller_release(job->caller);
+    free(job->more_parts);
     free(job->saved);
     free(job->plans);
     free(job->lse);

@@ -42,16 +42,22 @@ struct job_links {
     struct job *next, *previous;
 };
 
-/* The part of a job that one device computes. A job's parts form a list and live as long as the job. Every job has one
- * part today, because the queue forgets a job when its first part leaves.
+/* The part of a job that one device computes. A job's parts form a list. Almost every job has one part, which is the
+ * whole job. A job that takes long may be cut into parts, each of which has some heads of its only problem
+ * (device/cut.c). The queue forgets a job when its first part leaves, so all parts of a job leave at the same time.
  *
  * 1. A part leaves once, for a device that can compute it.
- * 2. A job is over when all its parts are back.
- * 3. A job ran when all its parts ran. The error of a job is that of the first part in the list that has an error. */
+ * 2. A job is over when all its parts are back. It may then be joined again, and queued again as a whole.
+ * 3. A job ran when all its parts ran. The error of a job is that of the first part in the list that has an error other
+ *    than CANCELLED, because the parts of a job that fails are cancelled. */
 struct job_part {
     struct job_part *next; /* next part of the same job; NULL: the last one */
     struct job *job;
     int device; /* number of the only device that can compute the part; -1: any device can */
+    /* The key/value heads of the part, heads[0] to heads[1] - 1, and its share of the job's work. A part that is the
+     * whole job has { 0, 0 } and 1. */
+    int64_t heads[2];
+    double share;
 
     /* Only the loop's thread uses the members below, down to handed_over. */
     struct batch *batch;             /* the part has been put in a batch, which happens only once */
@@ -60,9 +66,17 @@ struct job_part {
 
     /* The device's thread, or the HTTP thread that computes, writes these. The loop reads them when
      * the batch is back. */
-    bool ran;         /* the kernels ran and did not fail, and contexts in use are used up */
-    attn_error error; /* why the part did not run */
+    bool ran;           /* the kernels ran and did not fail, and contexts in use are used up */
+    attn_error error;   /* why the part did not run */
+    int index;          /* a part of a cut job: the backend's number of the device that computed it, */
+    const char *kernel; /* and the kernel's name */
 };
+
+/* True if the part has some heads of a problem, and not all. */
+static inline bool job_part_is_cut(const struct job_part *part)
+{
+    return part->heads[1] > 0;
+}
 
 struct job {
     atomic_int references;
@@ -117,10 +131,12 @@ struct job {
     bool scanned;  /* the loop has tried to begin its transaction */
     bool given_up; /* the job's request is held only until its batch ends */
 
-    int batch_jobs; /* jobs in the batch it runs in; 0: it runs alone on an HTTP thread */
-    bool follows;   /* another job of the same model (KServe) is before it in the batch */
+    int batch_jobs;     /* jobs in the batch it runs in; 0: it runs alone on an HTTP thread */
+    bool follows;       /* another job of the same model (KServe) is before it in the batch */
+    int64_t longest_ns; /* time of the part that took longest so far; its stages are the job's (batch_note_times()) */
 
-    struct job_part part; /* the first of its list of parts */
+    struct job_part part;        /* the first of its list of parts */
+    struct job_part *more_parts; /* an array with the other parts; NULL: there are none */
 };
 
 /* Returns the problem of an item; NULL if it has failed or computes nothing. */
@@ -142,6 +158,19 @@ void job_release(struct job *job);
 struct job_part *job_part_for(struct job *job, int device);
 /* Marks the part as gone with the batch, which gets a reference to its job. Returns the part. */
 struct job_part *job_part_leaves(struct job_part *part, struct batch *batch);
+/* Cuts a job that has not left, and has one problem, into `count` parts with about equally many of its Hk key/value
+ * heads. `count` is 2 to Hk. False: out of memory, and the job is as before. */
+bool job_cut(struct job *job, int count, int64_t Hk);
+/* Makes the job one part again, which has not left. Call this when no part is out. */
+void job_join(struct job *job);
+static inline bool job_is_cut(const struct job *job)
+{
+    return job_part_is_cut(&job->part);
+}
+int job_parts(const struct job *job); /* the number of its parts */
+/* True if the job is cut, and some of its parts did not run because their devices were lost, and all others ran or were
+ * cancelled. Other devices may then compute the job. Call this when all parts are back. */
+bool job_lost_devices(const struct job *job);
 /* True if a part has not left and this device alone can compute it. */
 bool job_needs_device(const struct job *job, int device);
 /* True if all parts ran. Call this when all are back. */

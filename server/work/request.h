@@ -45,7 +45,7 @@ enum role { ROLE_NONE, ROLE_HTTP, ROLE_LOOP, ROLE_DEVICE };
     X(COMPUTING, "computing", HTTP, PLACES, MOVE(QUEUED) | MOVE(RUNNING) | MOVE(ANSWERING) | MOVE(FREED))               \
     X(CHECKING, "checking", LOOP, WAITING, MOVE(QUEUED) | MOVE(ANSWERING))                                              \
     X(QUEUED, "queued", LOOP, WAITING, MOVE(RUNNING) | MOVE(ANSWERING))                                                 \
-    X(RUNNING, "running", LOOP, PLACES, MOVE(FINISHING) | MOVE(ANSWERING))                                              \
+    X(RUNNING, "running", LOOP, PLACES, MOVE(QUEUED) | MOVE(FINISHING) | MOVE(ANSWERING))                               \
     X(FINISHING, "finishing", LOOP, PLACES, MOVE(ANSWERING))                                                            \
     X(ANSWERING, "answering", HTTP, PLACES, MOVE(FREED))                                                                \
     X(FREED, "freed", NONE, PLACES, 0)

@@ -166,6 +166,13 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
     memcpy(to, from, bytes);
     return cudaSuccess;
 }
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                              size_t height, cudaMemcpyKind kind, cudaStream_t stream)
+{
+    for (size_t n = 0; n < height; n++)
+        cudaMemcpyAsync((char *)to + n * to_pitch, (const char *)from + n * from_pitch, width, kind, stream);
+    return cudaSuccess;
+}
 cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t)
 {
     if (bytes) emu::check_global(to, bytes, 1, "cudaMemsetAsync");

@@ -841,8 +841,8 @@ def map_into(one, data, offset=0):
 def pinned(fake, shm):
     """pinned(data, size) returns (server, object): the region 'r' is registered, and the devices copy directly from
     it."""
-    def start(data, size, *options, script=''):
-        server = fake(script, *ALLOW, *options)
+    def start(data, size, *options, script='', **more):
+        server = fake(script, *ALLOW, *options, **more)
         one = shm(size, data)
         assert register(server, 'r', one.name, size).status == 200
         assert eventually(lambda: server.metric('attnd_shared_memory_pinned_bytes') == size)
@@ -872,6 +872,18 @@ def test_large_tensors_are_copied_by_the_device(pinned):
     assert unregister(server, 'r').status == 200
     assert eventually(lambda: server.metric('attnd_shared_memory_pinned_bytes') == 0)
     assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0 and server.inflight() == 0)
+
+
+def test_each_device_copies_its_heads_of_pinned_tensors(pinned):
+    arrays, data = problem(S=2048, H=8)
+    each = len(data) // 3
+    server, one = pinned(data, 4 * each, '--split-above-ms', 1, devices=2)
+    right = by_json(server, arrays)
+    answer = infer(server, arrays, region='r', outputs={'out': place('r', each, 3 * each), 'lse': {'binary_data': True}})
+    assert outputs_of_some(answer)['lse'] == right['lse'] and one.read(3 * each) == right['out']
+    assert server.metric('attnd_device_parts_total', device='fake:1') == 2
+    assert unregister(server, 'r').status == 200
+    assert eventually(lambda: server.metric('attnd_shared_memory_pinned_bytes') == 0)
 
 
 def test_tensors_of_a_pinned_region_may_overlap(pinned):

@@ -58,8 +58,8 @@ static inline cuda_args cuda_args_of(const cuda_chip *chip, const attn_plan *pla
     a.seed = p->seed;
     a.drop_below = attn_dropout_threshold(p->dropout_p);
     a.drop_scale = (float)(1 / (1 - p->dropout_p));
-    a.drop_batch = chip->all_heads ? chip->all_heads : a.g.dims.H;
-    a.drop_first = chip->first_batch * a.drop_batch + chip->first_head;
+    a.drop_batch = p->dropout_heads ? p->dropout_heads : a.g.dims.H;
+    a.drop_first = p->dropout_first;
     a.lse_head = a.g.dims.Sq; /* packed: d.Sq is total_q */
     a.lse_batch = a.g.dims.packed ? 0 : a.g.dims.H * a.g.dims.Sq;
     a.ends_of_queries = a.g.dims.packed || a.g.seqlens_q;

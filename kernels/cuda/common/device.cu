@@ -657,6 +657,26 @@ attn_status copy(attn_stream *base, void *to, const void *from, size_t bytes, at
                  "cudaMemcpyAsync", err);
 }
 
+/* A two-dimensional copy, unless the rows are farther apart than the driver allows. There are then few rows. */
+attn_status copy_rows(attn_stream *base, const attn_rows *rows, attn_direction direction, attn_error *err)
+{
+    const size_t most = INT32_MAX;
+    device *d = device_of(base->device);
+    attn_status status = enter(d, err);
+    if (status != ATTN_OK) return status;
+    stream_of(base)->after_decode = false;
+    if (rows->to_pitch <= most && rows->from_pitch <= most)
+        return check(d,
+                     cudaMemcpy2DAsync(rows->to, rows->to_pitch, rows->from, rows->from_pitch, rows->width, rows->count,
+                                       direction == ATTN_TO_DEVICE ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost,
+                                       stream_of(base)->cuda),
+                     "cudaMemcpy2DAsync", err);
+    for (size_t n = 0; n < rows->count && status == ATTN_OK; n++)
+        status = copy(base, (char *)rows->to + n * rows->to_pitch, (const char *)rows->from + n * rows->from_pitch,
+                      rows->width, direction, err);
+    return status;
+}
+
 attn_status moves(attn_stream *base, const attn_move *list, int64_t count, attn_error *err)
 {
     device *d = device_of(base->device);
@@ -791,12 +811,10 @@ cudaError_t launch_parts(device *d, cuda_chip *chip, stream *s, const attn_plan 
     attn_part part = part_of(d, plan);
     const attn_part each = part;
     if (part.batches == dims.B && part.heads == dims.Hk) return launch_steps(d, chip, s, plan, scratch);
-    chip->all_heads = dims.H;
     for (part.first_batch = 0; part.first_batch < dims.B; part.first_batch += each.batches)
         for (part.first_head = 0; part.first_head < dims.Hk; part.first_head += each.heads) {
             part.batches = attn_min64(each.batches, dims.B - part.first_batch);
             part.heads = attn_min64(each.heads, dims.Hk - part.first_head);
-            chip->first_batch = part.first_batch, chip->first_head = part.first_head * plan->geometry.group;
             const attn_problem some = attn_part_of(plan->problem, &part);
             attn_plan some_plan;
             if (!plan_part(d, plan, &some, &some_plan)) return cudaErrorInvalidConfiguration;
@@ -985,10 +1003,10 @@ attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 } // namespace
 
 extern "C" const attn_backend attn_backend_cuda = {
-    "cuda",       true,          device_count,   device_open,  device_close,  describe,
-    device_alloc, device_free,   staging_alloc,  staging_free, plan,          workspace_bytes,
-    stream_open,  stream_close,  copy,           moves,        run,           merge,
-    mark,         elapsed_us,    done,           wait,         between_us,    note,
-    noted,        import_memory, release_import, pin,          unpin,         sum_lse,
-    run_some,     left_rows,     truth_need,     truth,        truth_compare,
+    "cuda",       true,         device_count,  device_open,    device_close, describe,
+    device_alloc, device_free,  staging_alloc, staging_free,   plan,         workspace_bytes,
+    stream_open,  stream_close, copy,          copy_rows,      moves,        run,
+    merge,        mark,         elapsed_us,    done,           wait,         between_us,
+    note,         noted,        import_memory, release_import, pin,          unpin,
+    sum_lse,      run_some,     left_rows,     truth_need,     truth,        truth_compare,
 };

@@ -38,8 +38,6 @@ struct cuda_chip {
     /* Pinned memory: had kernels marked rows when the host last checked? NULL: no later launch of this run computes
      * such rows, see launch_steps(). */
     uint8_t *found;
-    /* where a divided problem's part starts, and the heads of all parts; 0: undivided */
-    int64_t first_batch, first_head, all_heads;
     /* the launch computes share `share` of `shares` equal shares of the tiles; both 0: all tiles, see in_shares() */
     int share, shares;
     double step_seconds;      /* the longest time of one step */

@@ -309,6 +309,73 @@ void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state)
     }
 }
 
+/* Runs key/value heads `first` to `end` - 1 of the fixture's problem. False: another kernel would compute them than
+ * `whole`, the plan of the whole problem. */
+static bool run_heads(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end)
+{
+    const attn_problem all = f->p;
+    const attn_part part = { 0, attn_dims_of(&all).B, first, end - first };
+    attn_plan plan;
+    attn_error err;
+    f->p = attn_part_of(&all, &part);
+    const bool alike = attn_plan_make(attn_device_capabilities(bench.device), &f->p, &plan, &err) == ATTN_OK &&
+                       plan.kernel == whole->kernel && plan.variant == whole->variant;
+    if (alike) fixture_run(&bench, f);
+    f->p = all;
+    return alike;
+}
+
+/* Does the spec's problem have the same bits in `count` parts of its heads? *compared grows by 1 where it was tried. */
+static void assert_same_bits_by_heads(const struct spec *s, int count, int *compared)
+{
+    struct fixture whole, parts;
+    attn_plan plan;
+    attn_error err;
+    bool alike = true;
+    fixture_make(&whole, s);
+    const int64_t Hk = attn_dims_of(&whole.p).Hk;
+    const bool sums_heads = whole.p.dbias.rank && whole.p.dbias.shape[1] == 1;
+    if (Hk >= count && !sums_heads &&
+        attn_plan_make(attn_device_capabilities(bench.device), &whole.p, &plan, &err) == ATTN_OK) {
+        fixture_copy(&parts, &whole);
+        fixture_run(&bench, &whole);
+        for (int n = 0; n < count && alike; n++) alike = run_heads(&parts, &plan, Hk * n / count, Hk * (n + 1) / count);
+        if (alike) assert_outputs_equal(&whole, &parts);
+        *compared += alike;
+        fixture_clear(&parts);
+    }
+    fixture_clear(&whole);
+}
+
+/* As on several devices, each of which computes some heads. */
+void test_heads_have_the_same_bits_in_parts_and_together(void **state)
+{
+    static const struct spec cases[] = {
+        SPEC(.B = 2, SIZES(130, 200, 64), HEADS(8, 4), BF16, .causal = true, .dropout_p = 0.3, .seed = 11),
+        SPEC(BACK, .B = 2, SIZES(130, 200, 64), HEADS(8, 4), BF16, .causal = true, .dropout_p = 0.3, .seed = 11),
+        SPEC(.sequences = 3, .q_lengths = { 30, 70, 9 }, .k_lengths = { 60, 40, 30 }, HEADS(8, 4), .D = 64, .Dv = 64,
+             BF16, .dropout_p = 0.2, .alibi = 1),
+        SPEC(BACK, .sequences = 3, .q_lengths = { 30, 70, 9 }, .k_lengths = { 60, 40, 30 }, HEADS(8, 4), .D = 64,
+             .Dv = 64, BF16, .dropout_p = 0.2, .sinks = 1),
+        SPEC(.B = 2, SIZES(1, 3000, 128), HEADS(8, 4), F16, .layout = ATTN_BHSD),
+        SPEC(.B = 2, SIZES(100, 120, 32), HEADS(4, 4), .bias = 1 + 2 + 4, .keep_mask = 1 + 1, .keep = 0.7, .alibi = 2),
+        SPEC(BACK, SIZES(100, 120, 32), HEADS(4, 4), .bias = 1 + 2, .alibi = 2, .layout = ATTN_BHSD),
+        SPEC(BACK, .B = 2, SIZES(200, 150, 128), HEADS(8, 4), F16, .mask_bounds = 2, .mask_heads = 2, .softcap = 20),
+        SPEC(.op = ATTN_OP_OBSERVE, .B = 2, SIZES(100, 120, 64), HEADS(8, 4), BF16),
+    };
+    enum { BRIEF_COUNT = 20 };
+    int compared = 0;
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++)
+        if (is_ours()) assert_same_bits_by_heads(&cases[n], 2 + (int)n % 3, &compared);
+    for (int n = 0; n < env_number("ATTN_RANDOM_COUNT", is_brief() ? BRIEF_COUNT : RANDOM_COUNT); n++) {
+        struct spec s = random_spec(31000 + (uint64_t)n);
+        s.Hk *= 1 + n % 4, s.H *= 1 + n % 4;
+        if (is_ours()) assert_same_bits_by_heads(&s, 2 + n % 3, &compared);
+    }
+    assert_true(compared > 0 || strcmp(backend, "paper") == 0);
+}
+
 void test_the_past_does_not_depend_on_the_future(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };

@@ -173,6 +173,49 @@ static void test_nothing_happens_before_the_stream_is_asked(void **state)
     close_it(&f);
 }
 
+/* On a device that copies rows itself, and on one for which each row is a copy. */
+static void test_rows_are_copied_to_their_places_and_nothing_beside_them(void **state)
+{
+    enum { ROWS = 3, WIDTH = 5, FROM = 7, TO = 6 };
+    static const char *const backends[] = { "fake", "cpu" };
+    char from[ROWS * FROM], back[ROWS * FROM], *there;
+    (void)state;
+    for (size_t i = 0; i < sizeof from; i++) from[i] = (char)(i + 1);
+    for (int n = 0; n < 2; n++) {
+        attn_device *device;
+        attn_stream *stream;
+        attn_error err = { 0 };
+        assert_int_equal(attn_device_open(backends[n], 0, &(attn_device_options){ .threads = 1 }, &device, &err),
+                         ATTN_OK);
+        assert_int_equal(attn_stream_open(device, &stream, &err), ATTN_OK);
+        assert_int_equal(attn_device_alloc(device, ROWS * TO, (void **)&there, &err), ATTN_OK);
+        memset(back, 0, sizeof back);
+        const attn_rows in = { there, from, TO, FROM, WIDTH, ROWS }, out = { back, there, FROM, TO, WIDTH, ROWS },
+                        none = { there, from, TO, FROM, WIDTH, 0 }, narrow = { there, from, TO, FROM, 0, ROWS };
+        assert_int_equal(attn_copy_rows(stream, &in, ATTN_TO_DEVICE, &err), ATTN_OK);
+        assert_int_equal(attn_copy_rows(stream, &none, ATTN_TO_DEVICE, &err), ATTN_OK);
+        assert_int_equal(attn_copy_rows(stream, &narrow, ATTN_TO_DEVICE, &err), ATTN_OK);
+        assert_int_equal(attn_copy_rows(stream, &out, ATTN_FROM_DEVICE, &err), ATTN_OK);
+        assert_int_equal(attn_stream_wait(stream, &err), ATTN_OK);
+        for (int i = 0; i < ROWS * FROM; i++) assert_int_equal(back[i], i % FROM < WIDTH ? from[i] : 0);
+        attn_device_free(device, there);
+        attn_stream_close(stream);
+        attn_device_close(device);
+    }
+}
+
+static void test_rows_past_the_end_of_memory_are_an_illegal_address(void **state)
+{
+    struct fixture f;
+    attn_error err = { 0 };
+    (void)state;
+    open_with(&f, "");
+    const attn_rows rows = { f.mirror, &f.host, sizeof f.host, sizeof f.host, 16, 2 };
+    assert_int_equal(attn_copy_rows(f.stream, &rows, ATTN_TO_DEVICE, &err), ATTN_OK);
+    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
+    close_it(&f);
+}
+
 static void test_memory_that_was_never_written_is_nan(void **state)
 {
     struct fixture f;
@@ -471,6 +514,8 @@ int main(void)
         cmocka_unit_test(test_it_computes_what_the_cpu_computes),
         cmocka_unit_test(test_a_merge_is_done_in_order_and_in_its_own_memory),
         cmocka_unit_test(test_nothing_happens_before_the_stream_is_asked),
+        cmocka_unit_test(test_rows_are_copied_to_their_places_and_nothing_beside_them),
+        cmocka_unit_test(test_rows_past_the_end_of_memory_are_an_illegal_address),
         cmocka_unit_test(test_memory_that_was_never_written_is_nan),
         cmocka_unit_test(test_a_pointer_of_the_host_is_an_illegal_address),
         cmocka_unit_test(test_memory_freed_too_early_is_an_illegal_address),

@@ -115,16 +115,22 @@ HELPER void server_close(struct server *server)
 
 /* ---- Bodies ------------------------------------------------------------------------------------------------------ */
 
-HELPER void put_tensor(FILE *f, const char *name, int rows, int D, int salt)
+HELPER void put_heads(FILE *f, const char *name, int rows, int heads, int D, int salt)
 {
-    fprintf(f, "\"%s\": {\"shape\": [1, %d, 1, %d], \"dtype\": \"float32\", \"data\": [", name, rows, D);
-    for (int i = 0; i < rows * D; i++) fprintf(f, "%s%g", i ? "," : "", (i * 7 + salt * 3) % 11 / 8.0 - 0.5);
+    fprintf(f, "\"%s\": {\"shape\": [1, %d, %d, %d], \"dtype\": \"float32\", \"data\": [", name, rows, heads, D);
+    for (int i = 0; i < rows * heads * D; i++) fprintf(f, "%s%g", i ? "," : "", (i * 7 + salt * 3) % 11 / 8.0 - 0.5);
     fprintf(f, "]}");
 }
 
-/* Returns a body with tensors of these names ("q k v"), each with `rows` rows of one head of D numbers, and then the
- * members `extra` ("" for none). */
-HELPER char *body_of(const char *names, int rows, int D, const char *extra)
+/* Writes a tensor of one head. */
+HELPER void put_tensor(FILE *f, const char *name, int rows, int D, int salt)
+{
+    put_heads(f, name, rows, 1, D, salt);
+}
+
+/* Returns a body with tensors of these names ("q k v"), each with `rows` rows of `heads` heads of D numbers, and then
+ * the members `extra` ("" for none). */
+HELPER char *heads_body(const char *names, int rows, int heads, int D, const char *extra)
 {
     char *text = NULL, name[16];
     size_t bytes = 0;
@@ -134,12 +140,17 @@ HELPER char *body_of(const char *names, int rows, int D, const char *extra)
     fprintf(f, "{");
     for (int salt = 0, used; sscanf(names, "%15s%n", name, &used) == 1; names += used, salt++, comma = ", ") {
         fprintf(f, "%s", comma);
-        put_tensor(f, name, rows, D, salt);
+        put_heads(f, name, rows, heads, D, salt);
     }
     if (*extra) fprintf(f, "%s%s", comma, extra);
     fprintf(f, "}");
     fclose(f);
     return text;
+}
+
+HELPER char *body_of(const char *names, int rows, int D, const char *extra)
+{
+    return heads_body(names, rows, 1, D, extra);
 }
 
 HELPER char *forward_body(int rows, int D, const char *extra)

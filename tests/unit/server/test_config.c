@@ -66,6 +66,7 @@ static void test_defaults_are_those_of_the_table(void **state)
     assert_int_equal(c.device_bytes, 0);
     assert_int_equal(c.queue_depth, 1024);
     assert_int_equal(c.batch_window_us, 0);
+    assert_int_equal(c.split_above_ms, 20);
     assert_int_equal(c.max_batch, 64);
     assert_int_equal(c.timeout_ms, 60000);
     assert_int_equal(c.body_timeout_ms, 30000);

@@ -169,13 +169,19 @@ static int end(struct scene *s, bool tell)
 
 /* The program's calloc() calls this one: the next call for refused_bytes bytes fails. */
 static _Atomic size_t refused_bytes;
+static atomic_int passed_calls; /* so many calls that ask for so many bytes get them before */
 
 void *__real_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes)
 {
     size_t whole = count * bytes;
-    if (whole != 0 && atomic_compare_exchange_strong(&refused_bytes, &whole, 0)) return NULL;
+    if (whole != 0 && whole == atomic_load(&refused_bytes) && atomic_fetch_sub(&passed_calls, 1) > 0)
+        return __real_calloc(count, bytes);
+    if (whole != 0 && atomic_compare_exchange_strong(&refused_bytes, &whole, 0)) {
+        atomic_store(&passed_calls, 0);
+        return NULL;
+    }
     return __real_calloc(count, bytes);
 }
 
@@ -1081,6 +1087,200 @@ static void test_who_waits_for_a_device_that_does_not_end_is_answered(void **sta
     assert_int_equal(end(s, false), 70);
 }
 
+/* ---- A problem over several devices ------------------------------------------------------------------------------ */
+
+static double parts_of(const char *device)
+{
+    return metrics_sum(METRIC_DEVICE_PARTS, device);
+}
+
+/* A request of four heads that is said to take a second. */
+static struct request *checked_long(struct scene *s, attn_op op, char *body)
+{
+    struct request *request = checked(s, op, body);
+    request->job->seconds = 1;
+    return request;
+}
+
+static struct request *posted_long(struct scene *s, attn_op op, char *body)
+{
+    struct request *request = checked_long(s, op, body);
+    suspend(s, request, REQUEST_QUEUED);
+    return request;
+}
+
+static struct request *posted_heads(struct scene *s)
+{
+    return posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": \"all\""));
+}
+
+/* The answer is right, and came from these devices. */
+static void assert_by_heads(struct scene *s, struct request *request, const char *devices)
+{
+    char backend[80];
+    answered(s, request);
+    if (request->failed) fail_msg("%s: %s", proto_errors[request->error].code, request->why.text);
+    const proto_result *const result = &request->job->results[0];
+    snprintf(backend, sizeof backend, "fake:%s ", devices);
+    if (strncmp(result->backend, backend, strlen(backend)) != 0 || !strstr(result->backend, " by heads"))
+        fail_msg("the backend is '%s', must be of %s", result->backend, devices);
+    assert_true(result->timing_us[PROTO_STAGE_queue] > 0 && result->timing_us[PROTO_STAGE_compute] > 0);
+    assert_computed(request->job, 0);
+    assert_int_equal(atomic_load(&request->job->references), 1);
+    contexts_finish_job(request->job, true);
+    request_free(request);
+}
+
+static void test_a_long_problem_is_cut_over_all_devices(void **state)
+{
+    struct scene *const s = *state;
+    const double before[] = { parts_of("fake:0"), parts_of("fake:3"), parts_of(NULL) };
+    start(s);
+    assert_by_heads(s, posted_heads(s), "0-3");
+    assert_by_heads(s, posted_long(s, ATTN_OP_BACKWARD, heads_body("q k v dout", 9, 4, 8, "\"causal\": true")), "0-3");
+    assert_true(parts_of("fake:0") - before[0] == 2 && parts_of("fake:3") - before[1] == 2);
+    assert_ok(s, posted(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""))); /* a short one is not */
+    assert_true(parts_of(NULL) - before[2] == 8);
+    assert_int_equal(end(s, true), 0);
+}
+
+static void test_a_saved_forward_and_its_backward_are_both_cut(void **state)
+{
+    struct scene *const s = *state;
+    char context[128];
+    start(s);
+    struct request *forward = posted_long(s, ATTN_OP_FORWARD,
+                                          heads_body("q k v", 7, 4, 8, "\"save\": true, \"dropout_p\": 0.4"));
+    answered(s, forward);
+    assert_non_null(strstr(forward->job->results[0].backend, "fake:0-1 "));
+    snprintf(context, sizeof context, "\"context\": \"%s\"", forward->job->results[0].context);
+    contexts_finish_job(forward->job, true);
+    request_free(forward);
+    assert_by_heads(s, posted_long(s, ATTN_OP_BACKWARD, heads_body("dout", 7, 4, 8, context)), "0-1");
+    assert_int_equal(end(s, true), 0);
+}
+
+/* It comes back lost, fails at once or fails at its end: each time the others compute all of it. */
+static void test_a_problem_whose_device_is_lost_is_computed_by_the_others(void **state)
+{
+    struct scene *const s = *state;
+    start(s);
+    assert_by_heads(s, posted_heads(s), "0,2");
+    assert_by_heads(s, posted_heads(s), "0,2");
+    assert_int_equal(atomic_load(&s->server.phase), SERVER_READY);
+    assert_int_equal(end(s, true), 0);
+}
+
+static void test_a_problem_that_loses_all_devices_but_one_is_computed_there(void **state)
+{
+    struct scene *const s = *state;
+    start(s);
+    struct request *request = posted_heads(s);
+    assert_ok(s, request);
+    assert_int_equal(atomic_load(&s->server.phase), SERVER_READY);
+    assert_int_equal(end(s, true), 0);
+}
+
+static void test_a_problem_that_loses_all_devices_is_answered(void **state)
+{
+    struct scene *const s = *state;
+    struct request *request = posted_heads(s);
+    start(s);
+    assert_fails(s, request, PROTO_E_UNAVAILABLE, NULL);
+    assert_int_equal(end(s, false), 70);
+}
+
+/* It would be queued again, but as many requests wait as may. */
+static void test_a_problem_that_loses_a_device_while_the_queue_is_full_is_answered(void **state)
+{
+    struct scene *const s = *state;
+    struct request *request = posted_heads(s);
+    s->server.queue.places[CALLER_WAITING].limit = 0;
+    start(s);
+    assert_fails(s, request, PROTO_E_UNAVAILABLE, "fake: query: illegal address (error 700)");
+    assert_int_equal(atomic_load(&s->server.phase), SERVER_READY);
+    assert_int_equal(end(s, true), 0);
+}
+
+static void test_a_part_without_memory_fails_the_problem_and_cancels_the_others(void **state)
+{
+    struct scene *const s = *state;
+    start(s);
+    struct request *request = posted_heads(s);
+    gate_open(&s->gate); /* the other part may run already, and is waited for */
+    answered(s, request);
+    assert_true(request->failed);
+    assert_non_null(strstr(request->why.text, "fake: alloc"));
+    request_free(request);
+    assert_by_heads(s, posted_heads(s), "0-1");
+    assert_int_equal(end(s, true), 0);
+}
+
+/* The answer does not wait for the devices. The parts keep the memory until they are back. */
+static void test_a_deadline_ends_the_wait_for_all_parts(void **state)
+{
+    struct scene *const s = *state;
+    start(s);
+    struct request *late = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
+    late->deadline.at_ns = clock_ns();
+    suspend(s, late, REQUEST_QUEUED);
+    assert_fails(s, late, PROTO_E_DEADLINE, "the deadline passed while the request was running");
+    gate_open(&s->gate);
+    WAIT_UNTIL(staging_leased_bytes(s->server.staging) == 0);
+    assert_by_heads(s, posted_heads(s), "0-1");
+    assert_int_equal(end(s, true), 0);
+}
+
+static void test_a_client_that_leaves_cancels_all_parts(void **state)
+{
+    struct scene *const s = *state;
+    int client[2];
+    start(s);
+    struct request *request = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
+    connect_client(request, client);
+    suspend(s, request, REQUEST_QUEUED);
+    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 1);
+    close(client[1]);
+    assert_gone(s, request);
+    gate_open(&s->gate);
+    WAIT_UNTIL(staging_leased_bytes(s->server.staging) == 0);
+    close(client[0]);
+    assert_int_equal(end(s, true), 0);
+}
+
+/* One of them never ends: the request is answered when the watchdog finds that, and the other device goes on. The time
+ * of the watchdog is long enough for the other device, however slow it is. */
+static void test_a_part_that_never_ends_fails_the_problem_and_no_other(void **state)
+{
+    struct scene *const s = *state;
+    start(s);
+    assert_fails(s, posted_heads(s), PROTO_E_UNAVAILABLE, "fake:1 did not finish in the time it may take");
+    assert_ok(s, posted_heads(s));
+    assert_int_equal(atomic_load(&s->server.phase), SERVER_READY);
+    gate_open(&s->gate);
+    assert_int_equal(end(s, true), 0);
+}
+
+static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **state)
+{
+    struct scene *const s = *state;
+    start(s);
+    for (int before = 0; before < 2; before++) { /* batches that leave before */
+        struct request *request = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
+        atomic_store(&passed_calls, before);
+        atomic_store(&refused_bytes, sizeof(struct batch) + sizeof(struct job *));
+        suspend(s, request, REQUEST_QUEUED);
+        assert_fails(s, request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
+        assert_true(atomic_load(&refused_bytes) == 0);
+    }
+    struct request *whole = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
+    atomic_store(&refused_bytes, sizeof(struct job_part)); /* without memory for its parts it is not cut */
+    suspend(s, whole, REQUEST_QUEUED);
+    assert_ok(s, whole);
+    assert_by_heads(s, posted_heads(s), "0-1");
+    assert_int_equal(end(s, true), 0);
+}
+
 /* clang-format off */
 #define SCENE(test, ...) { #test, test, open_scene, NULL, &(struct opening){ __VA_ARGS__ } }
 /* clang-format on */
@@ -1122,6 +1322,26 @@ int main(void)
         SCENE(test_without_its_last_device_the_server_ends_with_70, .script = "hold=GATE,sync.err=700", .max_batch = 1),
         SCENE(test_with_another_device_the_server_goes_on, .devices = 2, .script = "0:launch.err=700@1"),
         SCENE(test_who_waits_for_a_device_that_does_not_end_is_answered, .script = "hold=GATE", .watchdog_ms = 1),
+        SCENE(test_a_long_problem_is_cut_over_all_devices, .devices = 4),
+        SCENE(test_a_saved_forward_and_its_backward_are_both_cut, .devices = 2),
+        SCENE(test_a_problem_whose_device_is_lost_is_computed_by_the_others, .devices = 3,
+              .script = "1:sync.err=700@1"),
+        SCENE(test_a_problem_whose_device_is_lost_is_computed_by_the_others, .devices = 3,
+              .script = "1:copy.err=700@2"),
+        SCENE(test_a_problem_whose_device_is_lost_is_computed_by_the_others, .devices = 3,
+              .script = "1:launch.err=700@1,0:delay=5"),
+        SCENE(test_a_problem_that_loses_all_devices_but_one_is_computed_there, .devices = 3,
+              .script = "0:sync.err=700@1,2:sync.err=700@2"),
+        SCENE(test_a_problem_that_loses_all_devices_is_answered, .devices = 2, .script = "sync.err=700"),
+        SCENE(test_a_problem_that_loses_a_device_while_the_queue_is_full_is_answered, .devices = 2,
+              .script = "1:sync.err=700"),
+        SCENE(test_a_part_without_memory_fails_the_problem_and_cancels_the_others, .devices = 2,
+              .script = "0:hold=GATE@1,1:alloc.fail@1"),
+        SCENE(test_a_deadline_ends_the_wait_for_all_parts, .devices = 2, .script = "1:hold=GATE@1"),
+        SCENE(test_a_client_that_leaves_cancels_all_parts, .devices = 2, .script = "hold=GATE@1"),
+        SCENE(test_a_part_that_never_ends_fails_the_problem_and_no_other, .devices = 2, .script = "1:hold=GATE@1",
+              .watchdog_ms = 2000),
+        SCENE(test_a_cut_problem_without_memory_for_a_batch_is_answered, .devices = 2),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,7 +23,7 @@ static void test_the_owner_table(void **state)
         /* The letters of the columns: receiving (.), Computing, cHecking, Queued, rUnning, fiNishing, Answering,
          * Freed. */
         [REQUEST_RECEIVING] = ".xx...xx", [REQUEST_COMPUTING] = "...xx.xx", [REQUEST_CHECKING] = "...x..x.",
-        [REQUEST_QUEUED] = "....x.x.",    [REQUEST_RUNNING] = ".....xx.",   [REQUEST_FINISHING] = "......x.",
+        [REQUEST_QUEUED] = "....x.x.",    [REQUEST_RUNNING] = "...x.xx.",   [REQUEST_FINISHING] = "......x.",
         [REQUEST_ANSWERING] = ".......x", [REQUEST_FREED] = "........",
     };
     for (int from = 0; from < REQUEST_STATE_COUNT; from++)

@@ -1,0 +1,369 @@
+/* A problem that is cut over several devices by groups of heads: its bits, which problems are cut, and the number of bytes
+ * that are copied. The devices are those of the fake backend, with memory of their own; the test is the loop. */
+#include "tests/unit/server/jobs.h"
+#include "tests/unit/testing.h"
+
+#include "server/device/devices.h"
+#include "server/device/internal.h"
+#include "server/work/contexts.h"
+
+#define HEADS(h, hk)   .H = h, .Hk = hk
+#define SIZES(q, k, d) .Sq = q, .Sk = k, .D = d, .Dv = d
+
+enum { BATCH_KIND = 7, MOST_DEVICES = 4 };
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+enum { PROBLEMS = 100 };
+#else
+enum { PROBLEMS = 500 };
+#endif
+
+struct site {
+    struct config config;
+    struct server server;
+    uv_loop_t uv;
+    struct mailbox box;
+    int back; /* batches that came back and were not collected */
+    struct batch *batches[MOST_DEVICES];
+};
+
+static void on_message(void *context, struct message *message)
+{
+    struct site *s = context;
+    assert_true(s->back < MOST_DEVICES);
+    s->batches[s->back++] = (struct batch *)message;
+}
+
+static void open_site(struct site *s, int devices, const char *script)
+{
+    char number[8];
+    attn_error err = { 0 };
+    *s = (struct site){ 0 };
+    config_default(&s->config);
+    assert_int_equal(uv_loop_init(&s->uv), 0);
+    assert_int_equal(mailbox_open(&s->box, &s->uv, on_message, s), 0);
+    snprintf(number, sizeof number, "%d", devices);
+    setenv("ATTN_FAKE_DEVICES", number, 1);
+    setenv("ATTN_FAKE_SCRIPT", script, 1);
+    server_open(&s->server, &s->config);
+    if (devices_open(&s->config, &s->box, BATCH_KIND, &s->server.devices, &err) != ATTN_OK) fail_msg("%s", err.text);
+}
+
+static void close_site(struct site *s)
+{
+    assert_true(devices_stop(s->server.devices, PATIENCE_MS));
+    mailbox_close(&s->box);
+    while (uv_run(&s->uv, UV_RUN_DEFAULT)) continue;
+    assert_int_equal(uv_loop_close(&s->uv), 0);
+    devices_close(s->server.devices);
+    server_close(&s->server);
+}
+
+/* A job with this problem alone, which is said to take a second. */
+static struct job *job_with(struct site *s, const attn_problem *p)
+{
+    struct job *job = job_of(&s->server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
+    job->call->items[0].problem = *p;
+    job->runnable = 1;
+    job->seconds = 1;
+    job->flops = attn_flops(p);
+    return job;
+}
+
+static int cut(struct site *s, struct job *job, struct device *over[CONFIG_MAX_DEVICES])
+{
+    return cut_over_devices(s->server.devices, devices_pick(s->server.devices, 0), job, clock_ns(), over);
+}
+
+/* Runs a cut job and joins it again. */
+static void run_parts(struct site *s, struct job *job, struct device *const *over, int parts)
+{
+    for (int n = 0; n < parts; n++) {
+        struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
+        batch->count = batch->waiting = 1;
+        batch->parts[0] = job_part_leaves(job_part_for(job, device_number(over[n])), batch);
+        batch->flops = job->flops * batch->parts[0]->share;
+        devices_submit(s->server.devices, batch, over[n]);
+    }
+    assert_null(job_part_for(job, 0)); /* all have left */
+    while (s->back < parts) uv_run(&s->uv, UV_RUN_ONCE);
+    for (int n = 0; n < parts; n++) {
+        devices_collect(s->server.devices, s->batches[n]);
+        if (!s->batches[n]->parts[0]->ran) fail_msg("%s", s->batches[n]->parts[0]->error.text);
+        job->parts_out--;
+        job_release(job);
+        free(s->batches[n]);
+    }
+    s->back = 0;
+}
+
+/* A problem of several key/value heads with options drawn at random. */
+static struct spec spec_of(uint64_t seed)
+{
+    static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8E4M3 };
+    struct rng r = { seed * UINT64_C(0x9e3779b97f4a7c15) + 7 };
+    struct spec s = SPEC(.data_seed = seed);
+    s.op = rng_chance(&r, 0.5) ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
+    s.dtype = dtypes[rng_between(&r, 0, s.op == ATTN_OP_FORWARD ? 3 : 2)];
+    s.out_dtype = s.dtype == ATTN_F8E4M3 ? ATTN_BF16 : s.dtype;
+    s.Hk = rng_between(&r, 2, 6);
+    s.H = s.Hk * rng_between(&r, 1, 3);
+    s.B = rng_between(&r, 1, 3);
+    s.D = rng_chance(&r, 0.5) ? 8 * rng_between(&r, 1, 8) : rng_between(&r, 1, 40);
+    s.Dv = rng_chance(&r, 0.7) ? s.D : rng_between(&r, 1, 40);
+    s.Sq = rng_chance(&r, 0.3) ? rng_between(&r, 1, 3) : rng_between(&r, 1, 90);
+    s.Sk = rng_between(&r, 1, rng_chance(&r, 0.1) ? 1500 : 120);
+    s.causal = rng_chance(&r, 0.4);
+    if (rng_chance(&r, 0.2)) s.alignment = ATTN_TOP_LEFT;
+    if (rng_chance(&r, 0.2)) s.window_left = rng_between(&r, 0, 60);
+    if (rng_chance(&r, 0.2)) s.softcap = 5;
+    if (rng_chance(&r, 0.3)) s.dropout_p = 0.9 * rng_uniform(&r), s.seed = rng_next(&r);
+    if (rng_chance(&r, 0.3)) s.alibi = (int)rng_between(&r, 1, 2);
+    if (rng_chance(&r, 0.2)) s.sinks = 1;
+    if (s.op == ATTN_OP_BACKWARD) s.dlse = rng_chance(&r, 0.3), s.give_forward = rng_chance(&r, 0.5);
+    if (s.op == ATTN_OP_BACKWARD && rng_chance(&r, 0.3)) s.float_grads = 7;
+    if (s.dtype == ATTN_F8E4M3) s.fp8_scales = true, s.scale_axes = (int)rng_between(&r, 0, 4);
+    if (rng_chance(&r, 0.25)) {
+        s.sequences = (int)rng_between(&r, 1, 5);
+        for (int n = 0; n < s.sequences; n++)
+            s.q_lengths[n] = (int)rng_between(&r, 0, 50), s.k_lengths[n] = (int)rng_between(&r, 0, 60);
+        return s;
+    }
+    if (rng_chance(&r, 0.4)) s.layout = ATTN_BHSD;
+    if (rng_chance(&r, 0.3)) s.bias = (int)rng_between(&r, 1, 8), s.plain_grads = rng_chance(&r, 0.5);
+    if (rng_chance(&r, 0.3)) s.keep_mask = (int)rng_between(&r, 1, 8), s.keep = 0.8;
+    if (rng_chance(&r, 0.2)) s.seqlens_k = true;
+    if (rng_chance(&r, 0.2)) s.seqlens_q = true;
+    if (rng_chance(&r, 0.2)) s.mask_bounds = s.causal ? 1 : 2, s.mask_heads = (int)rng_between(&r, 0, 2);
+    if (s.op == ATTN_OP_FORWARD && rng_chance(&r, 0.1)) s.page_size = 16, s.Sk = 16 * rng_between(&r, 1, 6);
+    if (s.page_size) s.seqlens_k = true, s.layout = ATTN_BSHD;
+    return s;
+}
+
+/* Runs the problem over all devices of the site. Returns the number of parts; 1: the problem was not cut. */
+static int run_over(struct site *s, const struct fixture *whole, int *unused)
+{
+    struct device *over[CONFIG_MAX_DEVICES];
+    struct fixture parts;
+    char why[400];
+    fixture_copy(&parts, whole);
+    struct job *const job = job_with(s, &parts.p);
+    const int count = cut(s, job, over);
+    if (count > 1) {
+        run_parts(s, job, over, count);
+        if (!outputs_equal(whole, &parts, why, sizeof why)) {
+            spec_print(stderr, &whole->spec);
+            fail_msg("in %d parts: %s", count, why);
+        }
+    } else ++*unused;
+    job_release(job);
+    fixture_clear(&parts);
+    return count;
+}
+
+/* 500 problems on 2, 3 and 4 devices, each held against one device. */
+static void test_problems_have_the_same_bits_over_any_number_of_devices(void **state)
+{
+    static struct site sites[MOST_DEVICES + 1];
+    int parts[MOST_DEVICES + 1] = { 0 }, whole_ones = 0, tried = 0;
+    struct bench cpu;
+    (void)state;
+    bench_open(&cpu, "cpu", 1);
+    for (int devices = 2; devices <= MOST_DEVICES; devices++) open_site(&sites[devices], devices, "");
+    for (uint64_t seed = 0; tried < PROBLEMS; seed++) {
+        const struct spec s = spec_of(seed);
+        struct fixture whole;
+        fixture_make(&whole, &s);
+        if (!attn_is_empty(&whole.p)) {
+            fixture_run(&cpu, &whole);
+            for (int devices = 2; devices <= MOST_DEVICES; devices++)
+                parts[run_over(&sites[devices], &whole, &whole_ones)]++;
+            tried++;
+        }
+        fixture_clear(&whole);
+    }
+    for (int devices = 2; devices <= MOST_DEVICES; devices++) close_site(&sites[devices]);
+    bench_close(&cpu);
+    assert_true(parts[2] > tried / 2 && parts[3] > tried / 3 && parts[4] > tried / 10);
+    assert_true(whole_ones < tried / 2); /* gradients of a bias that all heads share */
+}
+
+static void test_what_cannot_be_cut_or_is_short_goes_to_one_device(void **state)
+{
+    static const struct {
+        const char *what;
+        struct spec spec;
+        double seconds;
+        int parts, devices; /* devices 0: 4 */
+    } cases[] = {
+        { "four heads", SPEC(HEADS(4, 4)), 1, 4, 0 },
+        { "queries of more heads", SPEC(HEADS(8, 2)), 1, 2, 0 },
+        { "five heads: three devices are as fast as four", SPEC(HEADS(5, 5)), 1, 3, 0 },
+        { "six heads on four devices", SPEC(HEADS(6, 6)), 1, 3, 0 },
+        { "seven heads on four devices", SPEC(HEADS(7, 7)), 1, 4, 0 },
+        { "one key/value head", SPEC(HEADS(8, 1)), 1, 1, 0 },
+        { "a short problem", SPEC(HEADS(4, 4)), 0.02, 1, 0 },
+        { "one device", SPEC(HEADS(4, 4)), 1, 1, 1 },
+        { "a bias that all heads share", SPEC(HEADS(4, 4), .bias = 1 + 4), 1, 4, 0 },
+        { "and its gradient", SPEC(.op = ATTN_OP_BACKWARD, HEADS(4, 4), .bias = 1 + 4), 1, 1, 0 },
+        { "the gradient of a bias of each head", SPEC(.op = ATTN_OP_BACKWARD, HEADS(4, 4), .bias = 1 + 2), 1, 4, 0 },
+        { "an observe", SPEC(.op = ATTN_OP_OBSERVE, HEADS(4, 4)), 1, 1, 0 },
+        { "gaps between rows", SPEC(HEADS(4, 4), .strided = true), 1, 1, 0 },
+        { "no queries", SPEC(HEADS(4, 4), .Sq = 0), 1, 1, 0 },
+    };
+    (void)state;
+    for (size_t c = 0; c < ARRAY_SIZE(cases); c++) {
+        struct site s;
+        struct fixture f;
+        struct device *over[CONFIG_MAX_DEVICES];
+        open_site(&s, cases[c].devices ? cases[c].devices : MOST_DEVICES, "");
+        fixture_make(&f, &cases[c].spec);
+        struct job *const job = job_with(&s, &f.p);
+        job->seconds = cases[c].seconds;
+        const int parts = cut(&s, job, over);
+        if (parts != cases[c].parts) fail_msg("%s: %d parts, must be %d", cases[c].what, parts, cases[c].parts);
+        assert_int_equal(job_is_cut(job), parts > 1);
+        job_release(job);
+        fixture_clear(&f);
+        close_site(&s);
+    }
+}
+
+static struct device *device_at(struct site *s, int number)
+{
+    return devices_pick(s->server.devices, ~(UINT64_C(1) << number));
+}
+
+/* Devices that have failed or have no room are left out; 0 milliseconds stand for never. */
+static void test_devices_that_have_room_share_a_problem(void **state)
+{
+    const struct spec spec = SPEC(HEADS(6, 6));
+    struct site s;
+    struct fixture f;
+    struct device *over[CONFIG_MAX_DEVICES];
+    struct batch *filling[MOST_DEVICES * 16];
+    int count = 0;
+    (void)state;
+    open_site(&s, MOST_DEVICES, "2:event.never");
+    fixture_make(&f, &spec);
+    struct job *const job = job_with(&s, &f.p);
+    s.server.devices->split_above_ms = 0;
+    assert_int_equal(cut(&s, job, over), 1);
+    assert_int_equal(cut_most_parts(s.server.devices, job), 1);
+    s.server.devices->split_above_ms = s.config.split_above_ms;
+    assert_int_equal(cut_most_parts(s.server.devices, job), MOST_DEVICES);
+    assert_true(device_disable(device_at(&s, 1)));
+    assert_int_equal(cut(&s, job, over), 3);
+    for (int n = 0; n < 3; n++) assert_int_equal(device_number(over[n]), n == 0 ? 0 : n + 1);
+    job_join(job);
+    /* device 2 never ends what it has; it has as many batches as one flow may have */
+    struct device *const full = device_at(&s, 2);
+    struct job *const other = job_with(&s, &f.p);
+    int64_t wait_ns = INT64_MAX;
+    while (device_has_room(full, job, clock_ns(), &wait_ns)) {
+        struct batch *const batch = filling[count++] = calloc(1, sizeof *batch + sizeof batch->parts[0]);
+        batch->count = batch->waiting = 1;
+        batch->parts[0] = &other->part;
+        full->outstanding++;
+        batch->device = full;
+        batch->next = full->batches;
+        full->batches = batch;
+    }
+    assert_int_equal(cut(&s, job, over), 2);
+    for (int n = 0; n < 2; n++) assert_int_equal(device_number(over[n]), n == 0 ? 0 : 3);
+    full->batches = NULL;
+    full->outstanding = 0;
+    while (count > 0) free(filling[--count]);
+    job_release(other);
+    job_release(job);
+    fixture_clear(&f);
+    close_site(&s);
+}
+
+static void test_the_device_with_the_least_work_gets_the_first_heads(void **state)
+{
+    static const double work[MOST_DEVICES] = { 5, 1, 3, 2 };
+    static const int order[MOST_DEVICES] = { 1, 3, 2, 0 };
+    const struct spec spec = SPEC(HEADS(4, 4));
+    struct site s;
+    struct fixture f;
+    struct device *over[CONFIG_MAX_DEVICES];
+    (void)state;
+    open_site(&s, MOST_DEVICES, "");
+    fixture_make(&f, &spec);
+    struct job *const job = job_with(&s, &f.p);
+    for (int n = 0; n < MOST_DEVICES; n++) device_at(&s, n)->flops = work[n];
+    assert_int_equal(cut(&s, job, over), MOST_DEVICES);
+    for (int n = 0; n < MOST_DEVICES; n++) assert_int_equal(device_number(over[n]), order[n]);
+    for (int n = 0; n < MOST_DEVICES; n++) device_at(&s, n)->flops = 0;
+    job_release(job);
+    fixture_clear(&f);
+    close_site(&s);
+}
+
+static void test_the_backend_of_an_answer_names_the_devices(void **state)
+{
+    static const struct {
+        int index[MOST_DEVICES], parts;
+        const char *backend;
+    } cases[] = {
+        { { 0, 1, 2, 3 }, 4, "fake:0-3 sm90 by heads" }, { { 3, 1, 0, 2 }, 4, "fake:0-3 sm90 by heads" },
+        { { 2, 0 }, 2, "fake:0,2 sm90 by heads" },       { { 1, 0 }, 2, "fake:0-1 sm90 by heads" },
+        { { 7, 0, 6 }, 3, "fake:0,6-7 sm90 by heads" },  { { 5, 0, 3, 1 }, 4, "fake:0-1,3,5 sm90 by heads" },
+    };
+    struct site s;
+    (void)state;
+    open_site(&s, 1, "");
+    for (size_t c = 0; c < ARRAY_SIZE(cases); c++) {
+        struct job *const job = job_of(&s.server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
+        const int *index = cases[c].index;
+        assert_true(job_cut(job, cases[c].parts, cases[c].parts));
+        job->part.kernel = "sm90";
+        for (struct job_part *part = &job->part; part; part = part->next) part->index = *index++;
+        cut_name_backend(s.server.devices, job);
+        assert_string_equal(job->results[0].backend, cases[c].backend);
+        job_release(job);
+    }
+    close_site(&s);
+}
+
+/* The heads of each device alone are copied: over all devices as many bytes as on one, and one command for each tensor. */
+static void test_a_device_has_memory_for_its_heads_alone(void **state)
+{
+    const struct spec spec = SPEC(.B = 2, SIZES(64, 64, 64), HEADS(8, 4), .causal = true);
+    struct site s;
+    struct fixture f;
+    struct device *over[CONFIG_MAX_DEVICES];
+    attn_error err = { 0 };
+    attn_problem part;
+    (void)state;
+    open_site(&s, 2, "");
+    fixture_make(&f, &spec);
+    struct job *const job = job_with(&s, &f.p);
+    assert_int_equal(cut(&s, job, over), 2);
+    struct slot *const slot = &over[1]->slots[0];
+    assert_int_equal(heads_take(over[1], slot, &job->more_parts[0], &part, &err), ATTN_OK);
+    attn_device_info info;
+    attn_device_describe(over[1]->handle, &info);
+    const int64_t q = 2 * 64 * 4 * 64 * 4, k = q / 2, lse = 2 * 4 * 64 * 4; /* half of q, of k or v, of lse */
+    assert_int_equal(info.memory_used, q + 2 * k + q + lse);
+    assert_int_equal(part.q.shape[2], 4);
+    assert_int_equal(part.k.shape[2], 2);
+    memory_drop_mirrors(over[1], slot);
+    job_release(job);
+    fixture_clear(&f);
+    close_site(&s);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_problems_have_the_same_bits_over_any_number_of_devices),
+        cmocka_unit_test(test_what_cannot_be_cut_or_is_short_goes_to_one_device),
+        cmocka_unit_test(test_devices_that_have_room_share_a_problem),
+        cmocka_unit_test(test_the_device_with_the_least_work_gets_the_first_heads),
+        cmocka_unit_test(test_the_backend_of_an_answer_names_the_devices),
+        cmocka_unit_test(test_a_device_has_memory_for_its_heads_alone),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
