@@ -919,6 +919,9 @@ typedef struct attn_truth_cost {
     double seconds;         /* estimate, on a device that has nothing else to do */
 } attn_truth_cost;
 
+/* Do devices with these capabilities compute the truth of problems? */
+bool attn_has_truth(const attn_capabilities *can);
+
 /* What the truth of a checked problem takes. Index tensors must be in host memory; no other tensor is read. Errors:
  * UNSUPPORTED where the backend computes no truth (attn_verify() and the backend "reference" then do), TOO_LARGE where
  * sizes overflow. Any thread may call it. */

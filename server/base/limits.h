@@ -278,6 +278,10 @@ enum {
 /* A batch may take --watchdog-ms longer than its work takes at this rate. The slowest kernels (float32) reach 34e12 on
  * an H200, and a thirtieth of that on the smallest GPU of sm_80 and up. */
 #define DEVICE_SLOWEST_FLOPS 2e11
+/* The truth in float64 may take this many times as long as expected before its device counts as overdue. */
+#define DEVICE_TRUTH_SLOWEST 10
+/* The truth takes at least its expected time divided by this. */
+#define DEVICE_TRUTH_FASTEST 3
 /* Without --kv-bytes, caches get this fraction of a device's memory, with an upper bound for the CPU. */
 #define DEVICE_CACHE_SHARE    8
 #define DEVICE_CACHE_MOST_CPU (INT64_C(16) << 30)
