@@ -141,8 +141,9 @@ enum {
 
     /* A body whose text without tensor data is longer than this is checked on another thread: 2 ms. */
     CHECK_LONG_SKELETON_BYTES = 32 << 10,
-    CHECK_LONG_BODY_BYTES = 8 << 20,  /* a longer body is checked on another thread: 2 ms if it is all mask rows */
-    CHECK_LONG_LSE_BYTES = 512 << 10, /* a longer lse of a backward is checked on another thread (attn_check_lse()) */
+    CHECK_LONG_BODY_BYTES = 8 << 20, /* a longer body is checked on another thread: 2 ms if it is all mask rows */
+    CHECK_LONG_LSE_BYTES =
+        512 << 10, /* in a longer body, a given lse is checked on another thread (attn_check_lse()) */
     /* A body of at most this size that needs a larger block is copied to it, which is faster than new pages. */
     CHECK_COPY_BYTES = 256 << 10,
     FINISH_PIECE_NS = 10000000, /* time of one piece of verifying or measuring; then another piece has its turn */

@@ -98,8 +98,9 @@ attn_status verify_lse(struct job *job, int index, attn_error *err)
     const attn_problem *const p = &item->problem;
     const int64_t share = VERIFY_LSE_MULTIPLY_ADDS / job->call->count;
     const int64_t of_bytes = VERIFY_LSE_PER_BYTE * (int64_t)job->inputs_used / job->call->count;
-    /* The server itself computed the lse of a context. */
-    if (p->op != ATTN_OP_BACKWARD || p->lse.rank == 0 || item->context[0]) return ATTN_OK;
+    if (p->lse.rank == 0 || !attn_reads(p, ATTN_T_lse)) return ATTN_OK;
+    /* The server itself computed the lse of a context. The keys of a transaction are known only when it begins. */
+    if (item->context[0] || job->transaction) return ATTN_OK;
     if (!only_devices_read(job, ATTN_T_q) && !only_devices_read(job, ATTN_T_k))
         return attn_check_lse(p, of_bytes < share ? of_bytes : share, err);
     job->lse = malloc(sizeof *job->lse);

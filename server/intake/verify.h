@@ -1,4 +1,4 @@
-/* verify.h: two checks in float64. The first checks the lse of a backward before it runs. The second, for the member
+/* verify.h: two checks in float64. The first checks the lse that a backward or an observe is given. The second, for the member
  * `verify`, recomputes rows of a forward's out after the kernel, and the answer reports their errors. A device that
  * computes the truth recomputes all rows (device/truth.c). Otherwise the CPU does the work in pieces, on libuv's
  * threads (sched/finish.h). That may be slow, so it is bounded. */
@@ -21,7 +21,7 @@ attn_status verify_check(const proto_item *item, int64_t *left, attn_error *err)
  * told to compute that of this item. */
 bool verify_found_truth(const struct job *job, int index, proto_verification *verification);
 
-/* Checks the lse of a backward before the backward runs. INVALID: the lse cannot belong to the scores
+/* Checks the lse that a backward or an observe is given, before it runs. INVALID: the lse cannot belong to the scores
  * (attn_check_lse()). If only a device can read q or k, this function chooses rows (job->lse). The device sums them,
  * and verify_found_lse() judges the sums. */
 attn_status verify_lse(struct job *job, int index, attn_error *err);

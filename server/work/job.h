@@ -101,7 +101,7 @@ struct job {
     struct job **saved;
     struct region_uses
         *shared;        /* outputs to write to shared memory, and tensors in a GPU's shared memory; NULL: none left */
-    attn_lse_look *lse; /* rows that a device sums for a backward, if only it can read q or k; NULL: none */
+    attn_lse_look *lse; /* rows that a device sums to check the lse, if only it can read q or k; NULL: none */
     void *lse_found;    /* where the sums of `lse` arrive, among the outputs */
     /* [call->count]: items whose out a device verifies; NULL: none. The job then runs alone. */
     struct job_truth *truths;

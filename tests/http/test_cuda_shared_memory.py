@@ -307,6 +307,22 @@ def test_an_lse_is_held_against_scores_that_only_the_device_can_read(fake, shm, 
     nothing_left(server)
 
 
+@pytest.mark.parametrize('reads_staging', [False, True])
+def test_an_observe_is_told_of_an_lse_in_base_2_of_scores_that_only_the_device_can_read(fake, shm, reads_staging):
+    server = fake('', *ALLOW, reads_staging=reads_staging)
+    arrays, _ = problem(S=20)
+    lse = np.frombuffer(by_json(server, arrays)['lse'], np.float32).reshape(1, 2, 20)
+    q, k = arrays['q'], arrays['k']
+    assert register(server, 'in', shm(2 * q.nbytes, q.tobytes() + k.tobytes())).status == 200
+
+    def ask(lse):
+        return infer(server, {'q': q, 'k': k, 'lse': lse}, path=INFER.replace('forward', 'observe'), shared=('q', 'k'),
+                     parameters={'binary_data_output': True, 'observe': '["key_mass"]'})
+    assert ask(lse).status == 200
+    refused(ask((lse / np.log(2)).astype(np.float32)), 400, 'your lse is in base 2: multiply it by 0.6931472', pointer='/inputs/2')
+    nothing_left(server)
+
+
 DECODE = INFER.replace('attention_forward', 'attention_decode_causal')
 
 
