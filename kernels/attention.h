@@ -579,9 +579,10 @@ double attn_count_work(const attn_problem *p, const int64_t tile[2]);
 
 /* Does the lse that a backward or an observe is given belong to its scores? At most ATTN_LSE_ROWS rows are summed in
  * double, with at most `multiply_adds` operations. A hash of the sizes draws the rows. INVALID where the
- * probabilities of a row sum to more than 1. INVALID too where one conversion (base 2, another scale, a mask left out) makes the sum of
- * every row 1; the message names the conversion. Sums below 1 are valid: k may be a part of the keys, with the lse
- * of all keys. The problem is checked and has such an lse, and all of its tensors are in host memory. */
+ * probabilities of a row sum to more than 1. INVALID too where one conversion (base 2, another scale, a mask left
+ * out) makes the sum of every row 1; the message names the conversion. Sums below 1 are valid: k may be a part of
+ * the keys, with the lse of all keys. The problem is checked and has such an lse, and all of its tensors are in host
+ * memory. */
 enum { ATTN_LSE_ROWS = 16, ATTN_LSE_VARIANTS = 12, ATTN_LSE_NUMBERS = ATTN_LSE_VARIANTS + 1 };
 attn_status attn_check_lse(const attn_problem *p, int64_t multiply_adds, attn_error *err);
 

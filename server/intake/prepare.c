@@ -141,7 +141,7 @@ static attn_status draw_seed(proto_item *item, attn_error *err)
 }
 
 /* Binds the tensors that lie in clients' regions, for a body with one problem, now that the shapes are known. Tensors
- * in a GPU's memory are the client's again after the request, and the CPU cannot read them. So `save` and `verify` are
+ * in a GPU's memory are the client's again after the request, and the CPU cannot read them. So `save` and a check are
  * refused for them. */
 static attn_status bind_regions(struct job *job, proto_item *item, attn_error *err)
 {
@@ -152,11 +152,6 @@ static attn_status bind_regions(struct job *job, proto_item *item, attn_error *e
             err, ATTN_INVALID, "/save",
             "save: cannot be true where tensors are in the memory of a GPU, for that is the client's again "
             "after the request; send them in the body or in system shared memory");
-    if (uses->home >= 0 && item->verify_rows != 0)
-        return attn_fail(
-            err, ATTN_INVALID, "/verify",
-            "verify: cannot be asked for where tensors are in the memory of a GPU, which only that can read; "
-            "send them in the body or in system shared memory");
     if (uses->home >= 0 && job->wants_judge)
         return attn_fail(
             err, ATTN_INVALID, NULL,

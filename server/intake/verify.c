@@ -8,11 +8,17 @@
 
 #include "server/regions/regions.h"
 
-attn_status verify_check(const proto_item *item, int64_t *left, attn_error *err)
+attn_status verify_check(const struct job *job, int index, int64_t *left, attn_error *err)
 {
-    const attn_problem *p = &item->problem;
+    const proto_item *const item = &job->call->items[index];
+    const attn_problem *const p = &item->problem;
     if (p->op != ATTN_OP_FORWARD || p->out.rank == 0)
         return attn_fail(err, ATTN_UNSUPPORTED, "/verify", "verify: only the out of a forward can be verified");
+    if (job->shared && job->shared->home >= 0)
+        return attn_fail(
+            err, ATTN_INVALID, "/verify",
+            "verify: cannot be asked for where tensors are in the memory of a GPU that computes nothing in "
+            "float64; send them in the body or in system shared memory");
     const attn_dims d = attn_dims_of(p);
     const int64_t total = attn_rows_that_exist(p);
     const int64_t rows = item->verify_rows < 0 || item->verify_rows > total ? total : item->verify_rows;
@@ -57,7 +63,7 @@ attn_status verify_prepare(struct job *job, int index, const attn_capabilities *
     const bool all = item->verify_rows < 0 || item->verify_rows >= attn_rows_that_exist(&item->problem);
     const int64_t before = *left;
     struct job_truth truth;
-    const attn_status status = verify_check(item, left, err);
+    const attn_status status = verify_check(job, index, left, err);
     if (item->problem.op != ATTN_OP_FORWARD || item->problem.out.rank == 0 || (status == ATTN_OK && !all) ||
         !devices_verify(item, can, &truth))
         return status;

@@ -1,7 +1,7 @@
-/* verify.h: two checks in float64. The first checks the lse that a backward or an observe is given. The second, for the member
- * `verify`, recomputes rows of a forward's out after the kernel, and the answer reports their errors. A device that
- * computes the truth recomputes all rows (device/truth.c). Otherwise the CPU does the work in pieces, on libuv's
- * threads (sched/finish.h). That may be slow, so it is bounded. */
+/* verify.h: two checks in float64. The first checks the lse that a backward or an observe is given. The second, for
+ * the member `verify`, recomputes rows of a forward's out after the kernel, and the answer reports their errors. A
+ * device that computes the truth recomputes all rows (device/truth.c). Otherwise the CPU does the work in pieces, on
+ * libuv's threads (sched/finish.h). That may be slow, so it is bounded. */
 #ifndef VERIFY_H
 #define VERIFY_H
 
@@ -9,13 +9,14 @@
 #include "server/work/job.h"
 
 /* Decides where an item is verified. A device verifies it (job->truths) if devices compute its truth and the request
- * wants all rows, or more than the CPU's bounds allow. Otherwise the CPU verifies the rows. *left is the part of
- * VERIFY_MAX_MULTIPLY_ADDS that earlier problems of the body have left; devices take nothing of it. UNSUPPORTED: the
- * work exceeds the CPU's bounds and no device can do it, or the item is not a forward whose answer contains out. */
+ * wants all rows, or more than the CPU may verify. Otherwise the CPU verifies the rows. The CPU may verify nothing
+ * beside tensors in a GPU's memory. *left is the part of VERIFY_MAX_MULTIPLY_ADDS that earlier problems of the body
+ * have left; devices take nothing of it. UNSUPPORTED: the work exceeds the CPU's bounds and no device can do it, or
+ * the item is not a forward whose answer contains out. INVALID: tensors are in the memory of a GPU without a truth. */
 attn_status verify_prepare(struct job *job, int index, const attn_capabilities *can, int64_t *left, attn_error *err);
 
-/* Does the work of verifying an item keep the CPU's bounds? UNSUPPORTED: it does not. `left` as above. */
-attn_status verify_check(const proto_item *item, int64_t *left, attn_error *err);
+/* May the CPU verify an item of the job? The errors, and `left`, are those of verify_prepare(). */
+attn_status verify_check(const struct job *job, int index, int64_t *left, attn_error *err);
 
 /* Turns the distances that a device found into the result of an item. False: the device computes no truth, or was not
  * told to compute that of this item. */

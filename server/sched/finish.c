@@ -96,7 +96,8 @@ static attn_status open_verifier(struct finishing *finishing, proto_item *item)
     const struct job *const job = finishing->job;
     int64_t left = VERIFY_MAX_MULTIPLY_ADDS;
     attn_status status = ATTN_OK;
-    if (job->truths && job->truths[finishing->item].wanted) status = verify_check(item, &left, &item->error);
+    if (job->truths && job->truths[finishing->item].wanted)
+        status = verify_check(job, finishing->item, &left, &item->error);
     if (status != ATTN_OK) return status;
     return attn_verifier_open(&item->problem, item->verify_rows, &finishing->verifier, &item->error);
 }
