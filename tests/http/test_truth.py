@@ -73,6 +73,16 @@ def test_what_a_device_verifies_is_in_no_budget_of_the_cpu(fake):
     assert [r['verification']['rows'] for r in responses] == [4097] * 3
 
 
+def test_the_time_of_a_truth_is_expected_before_it_is_spent(fake):
+    """The fake device says that a multiply-add takes a nanosecond: 1.07 s for all rows."""
+    server = fake('', '--max-seconds', 1)
+    assert server.forward(**much()).status == 200
+    answer = server.forward(**much(verify='all'))
+    assert answer.status == 422 and answer.json()['detail'].endswith(', most of them for verify, a request may take 1 (--max-seconds)'), answer
+    late = fake().forward(**much(verify='all'), timeout_ms=200)
+    assert late.status == 504 and 'at the very least' in late.json()['detail'], late
+
+
 def test_a_truth_is_charged_to_its_token(fake, tmp_path):
     (tmp_path / 'tokens').write_text('alice-secret # alice\n')
     server = fake('', '--token-file', tmp_path / 'tokens')
