@@ -866,6 +866,8 @@ static attn_status truth(attn_stream *base, const attn_problem *problem, const a
     struct fake_device *device = device_of(base->device);
     const attn_dims d = attn_dims_of(problem);
     const struct command command = { .kind = COMMAND_TRUTH, .truth = *results, .head = *step, .workspace = workspace };
+    if (!results->out || results->lse || results->dq || results->dk || results->dv)
+        return attn_fail(err, ATTN_UNSUPPORTED, "", "fake: only the truth of out is computed");
     pthread_mutex_lock(&device->lock);
     attn_status status = enter(device, "truth", err);
     const int64_t n = status == ATTN_OK ? ++device->events[EVENT_TRUTH] : 0;
