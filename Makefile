@@ -270,6 +270,10 @@ $(EMU)/blocks: $(BLOCKS:%.cu=$(EMU)/%.o) $(EMU_CC:%.cc=$(EMU)/%.o)
 	$(call say,ld)g++ -o $@ $^ -lm
 $(EMU)/test_backends: $B/tests/unit/kernels/test_backends.o $(BACKENDS) $B/tests/unit/libtesting.a $(EMU_OBJ) $B/libattn.a
 	$(call say,ld)g++ $(ALL_LD) -o $@ $^ -lcmocka -lm
+$(EMU)/test_verify_lse: $B/tests/unit/kernels/test_verify_lse.o $B/tests/unit/libtesting.a $(EMU_OBJ) $B/libattn.a
+	$(call say,ld)g++ $(ALL_LD) -o $@ $^ -lcmocka -lm
+$(EMU)/attnd: $B/server/main.o $(EMU_OBJ) $B/libserver.a $B/libproto.a $B/libattn.a
+	$(call say,ld)g++ $(ALL_LD) -o $@ $^ $(LIBS) -lm
 
 # Small programs of tests/load: tests/load/upload.c -> build/tests/load/upload
 $B/tests/load/%: $B/tests/load/%.o
@@ -421,14 +425,15 @@ emulate: ## the CUDA kernels without a GPU, in an emulator that finds mistakes o
 		echo "make emulate: skipped: it needs the headers of CUDA 12 or later (CUDA_HEADERS=/usr/local/cuda/include) and an x86-64 CPU with AVX2"; \
 	else \
 		sh tests/setup.sh test && \
-		$(MAKE) --no-print-directory B=$B/emulator CUDA=0 SAN= TSAN= $(addprefix $B/emulator/$(COMPUTE)/,can_fail $(EMU_BLOCKS) test_backends) && \
+		$(MAKE) --no-print-directory B=$B/emulator CUDA=0 SAN= TSAN= $(addprefix $B/emulator/$(COMPUTE)/,can_fail $(EMU_BLOCKS) test_backends test_verify_lse attnd) && \
 		$B/emulator/$(COMPUTE)/can_fail && \
 		ATTN_BACKEND=cuda ATTN_BRIEF=$${ATTN_BRIEF-1} UNIT_TIMEOUT=3600 sh tests/run_unit.sh \
-			$(addprefix $B/emulator/$(COMPUTE)/,$(EMU_BLOCKS)) $(call halves,$B/emulator/$(COMPUTE)/test_backends) && \
+			$(addprefix $B/emulator/$(COMPUTE)/,$(EMU_BLOCKS) test_verify_lse) $(call halves,$B/emulator/$(COMPUTE)/test_backends) && \
 		{ [ $(COMPUTE) = 80 ] || ATTN_CUDA_FAMILY=sm90_f8 ATTN_TESTS='test_float8*' ATTN_BACKEND=cuda sh tests/run_unit.sh $(call halves,$B/emulator/$(COMPUTE)/test_backends); } && \
 		for d in 64 128; do ATTN_EMULATOR_REPAIRS=none ATTN_GRID_D=$$d ATTN_TESTS='test_grid*' ATTN_BACKEND=cuda sh tests/run_unit.sh \
 			$B/emulator/$(COMPUTE)/test_backends || exit 1; done && \
-		ATTN_EMULATOR_REPAIRS=none ATTN_TESTS='test_scores*' ATTN_BACKEND=cuda sh tests/run_unit.sh $B/emulator/$(COMPUTE)/test_backends; \
+		ATTN_EMULATOR_REPAIRS=none ATTN_TESTS='test_scores*' ATTN_BACKEND=cuda sh tests/run_unit.sh $B/emulator/$(COMPUTE)/test_backends && \
+		ATTND_EMULATED=$(abspath $B/emulator/$(COMPUTE)/attnd) $(MAKE) --no-print-directory http CUDA=0 PYTEST_ARGS='-q -k test_emulated'; \
 	fi
 
 arm64: ## unit tests and a part of conformance for arm64, cross-compiled and run by QEMU; three minutes (skipped where it cannot be had)

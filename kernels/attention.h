@@ -590,11 +590,12 @@ bool attn_counter_step(attn_counter *counter);
 attn_counts attn_counter_close(attn_counter *counter);
 double attn_count_work(const attn_problem *p, const int64_t tile[2]);
 
-/* Does the lse that a backward is given belong to its scores? At most ATTN_LSE_ROWS rows are summed in double, with
- * at most `multiply_adds` operations. A hash of the sizes draws the rows. INVALID where the probabilities of a row
- * sum to more than 1. INVALID too where one conversion (base 2, another scale, a mask left out) makes the sum of
- * every row 1; the message names the conversion. Sums below 1 are valid: k may be a part of the keys, with the lse
- * of all keys. The problem is a checked backward with lse, and all of its tensors are in host memory. */
+/* Does the lse that a backward or an observe is given belong to its scores? At most ATTN_LSE_ROWS rows are summed in
+ * double, with at most `multiply_adds` operations. A hash of the sizes draws the rows. INVALID where the
+ * probabilities of a row sum to more than 1. INVALID too where one conversion (base 2, another scale, a mask left
+ * out) makes the sum of every row 1; the message names the conversion. Sums below 1 are valid: k may be a part of
+ * the keys, with the lse of all keys. The problem is checked and has such an lse, and all of its tensors are in host
+ * memory. */
 enum { ATTN_LSE_ROWS = 16, ATTN_LSE_VARIANTS = 12, ATTN_LSE_NUMBERS = ATTN_LSE_VARIANTS + 1 };
 attn_status attn_check_lse(const attn_problem *p, int64_t multiply_adds, attn_error *err);
 
@@ -943,6 +944,9 @@ typedef struct attn_truth_cost {
     size_t workspace_bytes; /* bytes of memory that are needed beside the results */
     double seconds;         /* the expected time on a device that has nothing else to do */
 } attn_truth_cost;
+
+/* Do devices with these capabilities compute the truth of problems? */
+bool attn_has_truth(const attn_capabilities *can);
 
 /* What the truth of a checked problem takes. Index tensors must be in host memory; no other tensor is read. Errors:
  * UNSUPPORTED where the backend computes no truth (attn_verify() and the backend "reference" then do), TOO_LARGE where

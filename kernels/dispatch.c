@@ -350,6 +350,11 @@ static attn_status no_truth(const attn_backend *backend, attn_error *err)
     return attn_fail(err, ATTN_UNSUPPORTED, "", "%s devices compute nothing in float64", backend->name);
 }
 
+bool attn_has_truth(const attn_capabilities *can)
+{
+    return can->backend->truth_need != NULL;
+}
+
 attn_status attn_truth_need(const attn_capabilities *can, const attn_problem *problem, attn_truth_cost *cost,
                             attn_error *err)
 {

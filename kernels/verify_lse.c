@@ -1,6 +1,6 @@
-/* verify_lse.c: does the lse that a backward is given belong to its scores?
+/* verify_lse.c: does the lse that a backward or an observe is given belong to its scores?
  *
- * P = exp(z - lse), so an lse in base 2, or of other scores, gives wrong gradients and causes no error. The P of a
+ * P = exp(z - lse), so an lse in base 2, or of other scores, gives wrong results and causes no error. The P of a
  * row sum to 1. They may sum to less: a client that has split the keys into parts (ring attention) sends one part of
  * the keys with the lse of all keys. They cannot sum to more. Therefore a few rows are summed in double, and these
  * are refused:
@@ -15,15 +15,16 @@
  *     lse of 128 keys in base 2 is also the natural lse of 1097 keys.
  *
  * Tolerances, on lse. The client computed lse from the same q and k, or from numbers that it rounded to q and k
- * later; products in TensorFloat32 round as float16 does. u = 2^-10 (bfloat16: 2^-8) stands for both factors of a
- * product. size = |scale| sqrt(sum_d (q_d k_d)^2), and a row's size is the mean of its keys' sizes, weighted by P.
+ * later; products in TensorFloat32 round as float16 does. u = 2^-10 (bfloat16: 2^-8, float8: 2^-3) stands for both
+ * factors of a product. size = |scale| sqrt(sum_d (q_d k_d)^2), and a row's size is the mean of its keys' sizes,
+ * weighted by P.
  *   refused as more than 1    2^-9  + u sqrt(D) size: all D errors have the same sign
  *   taken for equal           2^-10 + u size: errors are independent, as they nearly always are
  * To both, 2^-21 of lse is added, because lse is a float32 that was summed from others. With softcap it is 2^-11 of
  * lse, the error of the GPUs' instruction tanh.approx.
  *
  * A hash of the sizes picks the rows, so the same request always gets the same answer. A row is not checked where it
- * has NaN, or its lse is infinite or at least ATTN_LSE_MOST: a backward then computes lse from the scores. */
+ * has NaN, or its lse is infinite or at least ATTN_LSE_MOST: the kernels then compute lse from the scores. */
 #include "verify_lse.h"
 
 #include <math.h>
@@ -217,10 +218,12 @@ static void read_brain_halves(const uint16_t *from, int64_t D, float *to)
 static void read_key(struct reader *r, const attn_lse_row *row, int64_t line)
 {
     const attn_view *const view = &r->g.view[ATTN_T_k];
-    const int64_t at = attn_at(view, row->b, row->h / r->g.group, line), D = r->g.dims.D;
+    const int64_t at = attn_key_at(&r->g, view, row->b, row->h / r->g.group, line), D = r->g.dims.D;
     if (view->dtype == ATTN_F16) read_halves((const uint16_t *)view->data + at, D, r->k);
     else if (view->dtype == ATTN_BF16) read_brain_halves((const uint16_t *)view->data + at, D, r->k);
-    else memcpy(r->k, (const float *)view->data + at, (size_t)D * sizeof *r->k);
+    else if (view->dtype == ATTN_F32) memcpy(r->k, (const float *)view->data + at, (size_t)D * sizeof *r->k);
+    else
+        for (int64_t d = 0; d < D; d++) r->k[d] = (float)attn_load(view->dtype, view->data, at + d);
 }
 
 /* Returns q . k. *size becomes the square root of the sum of its squared products. */
@@ -252,13 +255,14 @@ static void read_row(struct reader *r, const attn_lse_row *row, unsigned which, 
     const attn_view *const q = &r->g.view[ATTN_T_q];
     const attn_range seen = attn_keys_of(&r->g, &s, row->i);
     lse_sum sums[ATTN_LSE_VARIANTS];
+    const double factor = lse_factor(&r->g, row);
     int64_t from = seen.lo, to = seen.hi;
     for (int v = 0; v < ATTN_LSE_VARIANTS; v++) {
         sums[v] = lse_sum_init();
         if ((which >> v & 1) && (r->variants.list[v].without & LSE_PLACES)) from = 0, to = s.Sk;
     }
     for (int64_t d = 0; d < r->g.dims.D; d++)
-        r->q[d] = attn_load(q->dtype, q->data, attn_at(q, row->b, row->h, s.q_start + row->i) + d);
+        r->q[d] = factor * attn_load(q->dtype, q->data, attn_at(q, row->b, row->h, s.q_start + row->i) + d);
     for (int64_t j = from; j < to; j++) {
         double dot = 0, size = 0;
         bool read = false; /* a key that no variant sees may hold NaN, so it is read only when a variant sees it */
@@ -288,13 +292,20 @@ static bool is_told(const attn_lse_row *row, const double *found)
     return fabs(row->lse) < ATTN_LSE_MOST && !isnan(found[0]);
 }
 
+/* The relative error of a product of q and k, whose numbers the client may have had before they were rounded. */
+static double unit_of(const attn_problem *p)
+{
+    if (p->q.dtype == ATTN_F8E4M3 || p->k.dtype == ATTN_F8E4M3) return 0x1p-3;
+    return p->q.dtype == ATTN_BF16 ? 0x1p-8 : 0x1p-10;
+}
+
 /* `loose` allows for a forward in bfloat16, whatever the dtype of this backward. In mixed precision a client
  * computes lse from rounded q and k, and sends q and k as they were before rounding. `loose` is a bound: each number
  * of q and k is off by half a unit at most, and the sum of the products' sizes is at most sqrt(D) times their
  * Euclidean norm. */
 static struct tolerances tolerances_of(const attn_problem *p, const attn_lse_row *row, double scale, double size)
 {
-    const double u = p->q.dtype == ATTN_BF16 ? 0x1p-8 : 0x1p-10, D = (double)attn_dims_of(p).D, u_loose = 0x1p-8;
+    const double u = unit_of(p), D = (double)attn_dims_of(p).D, u_loose = fmax(u, 0x1p-8);
     const double added = 0x1p-21 * fabs(row->lse) + (p->softcap > 0 ? 0x1p-11 * p->softcap : 0);
     size *= fabs(scale);
     return (struct tolerances){ LOOSE + u_loose * sqrt(D) * size + added, TIGHT + u * size + added };

@@ -101,6 +101,15 @@ ATTN_HD bool lse_sees(const attn_geometry *g, const attn_sequence *s, const attn
     return true;
 }
 
+/* The factor of q . k of a row: the scales of float8; 1 where they are not given. */
+ATTN_HD double lse_factor(const attn_geometry *g, const attn_lse_row *row)
+{
+    const attn_view *const q = &g->view[ATTN_T_q_scale], *const k = &g->view[ATTN_T_k_scale];
+    const int64_t hk = row->h / g->group;
+    return (q->data ? attn_load(q->dtype, q->data, attn_at(q, row->b, hk, 0)) : 1) *
+           (k->data ? attn_load(k->dtype, k->data, attn_at(k, row->b, hk, 0)) : 1);
+}
+
 /* The score z of a visible pair, from q . k. */
 ATTN_HD double lse_score(const attn_geometry *g, const attn_score_options *options, const attn_sequence *s,
                          const attn_lse_row *row, int64_t j, double dot, const lse_variant *variant)

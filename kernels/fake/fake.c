@@ -44,6 +44,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/cuda/common/errors.h"
+#include "kernels/judge/judge_internal.h"
 #include "kernels/verify_lse.h"
 
 /* Each row: id, name in scripts, type of its value, the events that N counts, effect */
@@ -64,6 +65,9 @@
     X(SIZE_HOLD, "size.hold", PATH, SIZE, "attn_workspace() does not return while there is a file of that name") \
     X(NAN, "nan", NOTHING, RUN, "the outputs are NaN, and nobody says so")                                       \
     X(LEFT, "left", NOTHING, RUN, "rows are left out, and the outputs are NaN: see attn_stream_left_rows()")     \
+    X(TRUTH_NONE, "truth.none", NOTHING, OPEN, "the device computes nothing in float64")                         \
+    X(TRUTH_ERR, "truth.err", CODE, TRUTH, "a step of attn_truth_some() fails when it is started")               \
+    X(TRUTH_HOLD, "truth.hold", PATH, TRUTH, "such a step does not end while there is a file of that name")      \
     X(ABORT, "abort", NOTHING, RUN, "the process aborts")                                                        \
     X(SEGV, "segv", NOTHING, RUN, "the process dies of SIGSEGV")                                                 \
     X(CALL_ERR, "call.err", CODE, CALL, "whatever call it is (of ALLOC, COPY, RUN, MARK, DONE), it fails")       \
@@ -86,6 +90,7 @@ enum event {
     EVENT_PLAN,
     EVENT_SIZE,
     EVENT_RUN,
+    EVENT_TRUTH,
     EVENT_CALL,
     EVENT_COUNT
 };
@@ -151,7 +156,16 @@ struct fake_device {
     int lost;                     /* the sticky error that has occurred; 0: the device works */
 };
 
-enum command_kind { COMMAND_COPY, COMMAND_MOVE, COMMAND_RUN, COMMAND_LSE, COMMAND_MERGE, COMMAND_MARK };
+enum command_kind {
+    COMMAND_COPY,
+    COMMAND_MOVE,
+    COMMAND_RUN,
+    COMMAND_LSE,
+    COMMAND_TRUTH,
+    COMMAND_COMPARE,
+    COMMAND_MERGE,
+    COMMAND_MARK
+};
 
 /* A command on a stream. */
 struct command {
@@ -161,8 +175,11 @@ struct command {
     size_t bytes;
     size_t rows, to_pitch, from_pitch; /* of COPY: so many pieces of `bytes` */
     attn_direction direction;
-    attn_problem *problems; /* for RUN and LSE: copies of the problems and of their plans, which the command owns */
+    /* for RUN, LSE, TRUTH and COMPARE: copies of the problems, which the command owns; for RUN their plans too */
+    attn_problem *problems;
     attn_plan *plans;
+    attn_truth truth;       /* for TRUTH and COMPARE; a comparison writes to `to` */
+    int64_t head;           /* for TRUTH: the step computes head `head` % H of batch row `head` / H */
     attn_lse_look *look;    /* for LSE: a copy that the command owns; the sums are written to `to` */
     attn_merge_plan *merge; /* for MERGE: a copy that the command owns */
     int count;
@@ -821,6 +838,128 @@ static attn_status sum_lse(attn_stream *base, const attn_problem *problem, const
     return status;
 }
 
+/* ---- The truth: one head a step ---------------------------------------------------------------------------------- */
+
+static bool has_truth(struct fake_device *device)
+{
+    pthread_mutex_lock(&device->lock);
+    const bool has = rule_for(device, FAULT_TRUTH_NONE, 1) == NULL;
+    pthread_mutex_unlock(&device->lock);
+    return has;
+}
+
+static attn_status truth_need(const attn_capabilities *can, const attn_problem *problem, attn_truth_cost *cost,
+                              attn_error *err)
+{
+    const attn_dims d = attn_dims_of(problem);
+    if (!has_truth(device_of_facts(can)) || problem->op != ATTN_OP_FORWARD)
+        return attn_fail(err, ATTN_UNSUPPORTED, "", "fake: the device does not compute this in float64");
+    cost->workspace_bytes = 64;
+    cost->seconds = 1e-6 + 1e-9 * (double)attn_rows_that_exist(problem) * (double)d.Sk * (double)(d.D + d.Dv);
+    return ATTN_OK;
+}
+
+/* Puts a command with a copy of the problem on the stream. */
+static attn_status append_truth(attn_stream *base, struct command command, const attn_problem *problem, attn_error *err)
+{
+    attn_status status = ATTN_NO_MEMORY;
+    command.count = 1;
+    command.problems = malloc(sizeof *command.problems);
+    if (command.problems) {
+        *command.problems = *problem;
+        status = append(stream_of(base), command, err);
+    } else attn_fail(err, ATTN_NO_MEMORY, "", "fake: no memory for a problem");
+    if (status != ATTN_OK) command_clear(&command);
+    return status;
+}
+
+static attn_status truth(attn_stream *base, const attn_problem *problem, const attn_truth *results, void *workspace,
+                         int64_t *step, attn_error *err)
+{
+    struct fake_device *device = device_of(base->device);
+    const attn_dims d = attn_dims_of(problem);
+    const struct command command = { .kind = COMMAND_TRUTH, .truth = *results, .head = *step, .workspace = workspace };
+    if (!results->out || results->lse || results->dq || results->dk || results->dv)
+        return attn_fail(err, ATTN_UNSUPPORTED, "", "fake: only the truth of out is computed");
+    pthread_mutex_lock(&device->lock);
+    attn_status status = enter(device, "truth", err);
+    const int64_t n = status == ATTN_OK ? ++device->events[EVENT_TRUTH] : 0;
+    const struct rule *rule = rule_for(device, FAULT_TRUTH_ERR, n);
+    if (status == ATTN_OK && rule) status = fail(device, (int)rule->number, "truth", err);
+    if (status == ATTN_OK && (rule = rule_for(device, FAULT_TRUTH_HOLD, n)) != NULL) stream_of(base)->hold = rule->path;
+    pthread_mutex_unlock(&device->lock);
+    if (status != ATTN_OK) return status;
+    *step = *step + 1 < d.B * d.H ? *step + 1 : ATTN_NO_MORE_STEPS;
+    return append_truth(base, command, problem, err);
+}
+
+static attn_status truth_compare(attn_stream *base, const attn_problem *problem, const attn_truth *results,
+                                 attn_truth_distance *distances, attn_error *err)
+{
+    struct fake_device *device = device_of(base->device);
+    pthread_mutex_lock(&device->lock);
+    const attn_status status = enter(device, "truth_compare", err);
+    pthread_mutex_unlock(&device->lock);
+    if (status != ATTN_OK) return status;
+    return append_truth(base, (struct command){ .kind = COMMAND_COMPARE, .to = distances, .truth = *results }, problem,
+                        err);
+}
+
+static int64_t truth_rows(const attn_dims *d)
+{
+    return d->H * (d->packed ? d->total_q : d->B * d->Sq);
+}
+
+/* The row of query 0 in an attn_truth. */
+static int64_t truth_row(const attn_dims *d, const attn_sequence *s, int64_t b, int64_t h)
+{
+    return d->packed ? h * d->total_q + s->q_start : (b * d->H + h) * d->Sq;
+}
+
+/* Computes out of one head. Returns false where there is no memory. */
+static bool compute_truth(const struct command *c)
+{
+    const attn_problem *const p = c->problems;
+    const variation v = variation_of(p);
+    const attn_dims *const d = &v.g.dims;
+    const int64_t b = c->head / d->H, h = c->head % d->H;
+    const attn_sequence s = attn_sequence_of(&v.g, b);
+    struct compute compute;
+    if (c->head == 0) memset(c->truth.out, 0, (size_t)(truth_rows(d) * d->Dv) * sizeof(double));
+    if (!compute_open(&compute, p, frame_tile_rows(p))) return false;
+    compute_keys(&compute, &v, b, variation_head_of(&v, h));
+    for (int64_t i = 0; i < s.Sq; i += compute.tile) {
+        const struct compute_rows rows = { b, h, i, attn_min64(compute.tile, s.Sq - i) };
+        compute_rows(&compute, &v, &rows);
+        for (int64_t r = 0; r < rows.count; r++)
+            memcpy(c->truth.out + (truth_row(d, &s, b, h) + i + r) * d->Dv, compute.out + r * compute.Dv,
+                   (size_t)d->Dv * sizeof(double));
+    }
+    compute_close(&compute);
+    return true;
+}
+
+static void compare_truth(const struct command *c)
+{
+    const attn_geometry g = attn_geometry_of(c->problems);
+    const attn_view *const out = &g.view[ATTN_T_out];
+    attn_truth_distance *const found = c->to;
+    memset(found, 0, ATTN_TRUTH_RESULTS * sizeof *found);
+    for (int64_t b = 0; b < g.dims.B; b++)
+        for (int64_t h = 0; h < g.dims.H; h++) {
+            const attn_sequence s = attn_sequence_of(&g, b);
+            for (int64_t i = 0; i < s.Sq; i++)
+                for (int64_t e = 0; e < g.dims.Dv; e++) {
+                    const double got = attn_load(out->dtype, out->data, attn_at(out, b, h, s.q_start + i) + e),
+                                 want = c->truth.out[(truth_row(&g.dims, &s, b, h) + i) * g.dims.Dv + e],
+                                 error = fabs(got - want);
+                    if (isfinite(want)) found->largest = fmax(found->largest, fabs(want));
+                    if (got == want || (isnan(got) && isnan(want))) continue;
+                    found->max_abs = isfinite(error) ? fmax(found->max_abs, error) : INFINITY;
+                }
+        }
+}
+
 static attn_status mark(attn_stream *base, int slot, attn_error *err)
 {
     struct fake_device *device = device_of(base->device);
@@ -912,6 +1051,13 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
     if (c->kind == COMMAND_LSE)
         sane = device->reads_staging ||
                (problem_is_here(device, c->problems) && owns(device, c->to, sizeof c->look->found));
+    if (c->kind == COMMAND_TRUTH || c->kind == COMMAND_COMPARE) {
+        const attn_dims d = attn_dims_of(c->problems);
+        sane = (device->reads_staging || problem_is_here(device, c->problems)) &&
+               owns(device, c->truth.out, (size_t)(truth_rows(&d) * d.Dv) * sizeof(double));
+        if (c->kind == COMMAND_TRUTH) sane = sane && owns(device, c->workspace, 1);
+        else sane = sane && owns(device, c->to, ATTN_TRUTH_RESULTS * sizeof(attn_truth_distance));
+    }
     pthread_mutex_unlock(&device->lock);
     return sane;
 }
@@ -933,6 +1079,8 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
         if (c->kind == COMMAND_MOVE && !c->from) memset(c->to, 0, c->bytes);
         if (c->kind == COMMAND_MERGE) attn_merge_all(c->merge);
         if (c->kind == COMMAND_LSE) lse_sum_rows(c->problems, c->look, c->to);
+        if (c->kind == COMMAND_TRUTH && !compute_truth(c)) return ERROR_MEMORY;
+        if (c->kind == COMMAND_COMPARE) compare_truth(c);
         if (c->kind == COMMAND_RUN &&
             attn_backend_cpu.run(stream->cpu, c->plans, c->count, c->workspace, err) != ATTN_OK)
             return ERROR_MEMORY;
@@ -1027,4 +1175,7 @@ const attn_backend attn_backend_fake = {
     .sum_lse = sum_lse,
     .run_some = run_some,
     .left_rows = left_rows,
+    .truth_need = truth_need,
+    .truth = truth,
+    .truth_compare = truth_compare,
 };

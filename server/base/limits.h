@@ -142,8 +142,9 @@ enum {
 
     /* A body whose text without tensor data is longer than this is checked on another thread: 2 ms. */
     CHECK_LONG_SKELETON_BYTES = 32 << 10,
-    CHECK_LONG_BODY_BYTES = 8 << 20,  /* a longer body is checked on another thread: 2 ms if it is all mask rows */
-    CHECK_LONG_LSE_BYTES = 512 << 10, /* a longer lse of a backward is checked on another thread (attn_check_lse()) */
+    CHECK_LONG_BODY_BYTES = 8 << 20, /* a longer body is checked on another thread: 2 ms if it is all mask rows */
+    CHECK_LONG_LSE_BYTES =
+        512 << 10, /* in a longer body, a given lse is checked on another thread (attn_check_lse()) */
     /* A body of at most this size that needs a larger block is copied to it, which is faster than new pages. */
     CHECK_COPY_BYTES = 256 << 10,
     FINISH_PIECE_NS = 10000000, /* time of one piece of verifying or measuring; then another piece has its turn */
@@ -281,6 +282,10 @@ enum {
 /* A batch may take --watchdog-ms longer than its work takes at this rate. The slowest kernels (float32) reach 34e12 on
  * an H200, and a thirtieth of that on the smallest GPU of sm_80 and up. */
 #define DEVICE_SLOWEST_FLOPS 2e11
+/* The truth in float64 may take this many times as long as expected before its device counts as overdue. */
+#define DEVICE_TRUTH_SLOWEST 10
+/* The truth takes at least its expected time divided by this. */
+#define DEVICE_TRUTH_FASTEST 3
 /* Without --kv-bytes, caches get this fraction of a device's memory, with an upper bound for the CPU. */
 #define DEVICE_CACHE_SHARE    8
 #define DEVICE_CACHE_MOST_CPU (INT64_C(16) << 30)

@@ -42,6 +42,7 @@ void batch_count(const struct batch *batch, const struct job_part *first)
     if (first->ran) {
         const char *op = proto_operations[first->job->call->op].name;
         metrics_add(METRIC_KERNEL_SECONDS, device, op, batch->compute_us / 1e6);
+        if (batch->truth_us > 0) metrics_add(METRIC_KERNEL_SECONDS, device, "verify", batch->truth_us / 1e6);
         metrics_add(METRIC_FLOPS, device, op, batch->flops);
         metrics_add(METRIC_TENSOR_BYTES, device, op, batch->bytes);
         return;

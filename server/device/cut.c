@@ -15,6 +15,7 @@
  *   caches, tensors in a GPU's memory              only one device has them
  *   a part would be computed by another kernel     a kernel may take some strides or addresses and not others
  *   devices of different kinds                     their kernels may round differently
+ *   a device verifies it                           the device compares the results of all heads with its truth
  *   one key/value head                             there is nothing to cut */
 #include "server/device/internal.h"
 
@@ -34,7 +35,7 @@ static bool is_contiguous(const attn_tensor *t)
 static bool has_parts(const struct job *job)
 {
     const attn_problem *const p = job->call->count == 1 ? job_problem(job, 0) : NULL;
-    if (p == NULL || p->op == ATTN_OP_OBSERVE || job->transaction || job->lse || job->part.device >= 0 ||
+    if (p == NULL || p->op == ATTN_OP_OBSERVE || job->transaction || job->lse || job->truths || job->part.device >= 0 ||
         job->wants_judge || proto_operations[job->call->op].merges || attn_is_empty(p))
         return false;
     if (p->dbias.rank > 0 && p->dbias.shape[1] == 1) return false;

@@ -357,7 +357,7 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
             if (info->fastest_scores > fastest_scores) fastest_scores = info->fastest_scores;
         }
         const double by_flops = flops / fastest_flops, by_scores = scores / fastest_scores;
-        seconds = by_flops > by_scores ? by_flops : by_scores;
+        seconds = (by_flops > by_scores ? by_flops : by_scores) + job->truth_seconds / DEVICE_TRUTH_FASTEST;
         if (seconds < unimportant_s) break;
     }
     return seconds;

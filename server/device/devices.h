@@ -49,6 +49,7 @@ struct batch {
     int64_t started_ns, ended_ns; /* times on the thread that ran it */
     double prepare_us, copy_in_us, compute_us, copy_out_us;
     double launch_us;         /* the part of compute_us before the kernels were on the stream */
+    double truth_us;          /* device time of verifying outputs, after copy_out_us */
     struct job_part *parts[]; /* each part has a reference to its job */
 };
 

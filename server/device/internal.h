@@ -3,6 +3,7 @@
  *   devices.c   the loop's side: opens, closes and describes devices, and submits batches
  *   thread.c    a device's threads: batches on its streams, and when they should be over
  *   memory.c    device memory of a batch: mirrors of its jobs' staging memory, and scratch memory
+ *   truth.c     verifies outputs in float64 on the device that made them
  *   merge.c     makes one problem of equal small problems; small cache transactions without copies
  *   cut.c       cuts a problem that takes long over several devices, by groups of heads
  *   heads.c     a part of such a problem on its device
@@ -40,8 +41,13 @@ struct slot {
     bool blocked;    /* the next kernels wait for the turn of their flow */
     /* Time when kernels were last put on the stream. Before the first kernels it is the time when the batch began. */
     int64_t piece_ns;
-    int64_t step;        /* step of attn_run_some() at which the next problems continue */
-    int64_t first_step;  /* step at which the problems begin: 0, or ATTN_EVERY_ROW */
+    int64_t step;       /* step of attn_run_some() at which the next problems continue */
+    int64_t first_step; /* step at which the problems begin: 0, or ATTN_EVERY_ROW */
+    /* Items of the job whose truth is not on the stream yet, the first of them, and its next step (truth.c). */
+    int truths_left, truth_item;
+    int64_t truth_step;
+    bool truth_began;    /* the first step of the truth is on the stream */
+    void *truth_out;     /* device memory for the truth of an item's out */
     int64_t began_ns;    /* time when the batch's first mark was on the stream */
     int64_t launched_ns; /* time when the batch's first kernels were on the stream */
     void *workspace;
@@ -191,6 +197,16 @@ attn_status heads_take(struct device *device, struct slot *slot, const struct jo
  * problem on the device. */
 attn_status heads_copy(struct slot *slot, const struct job_part *part, const attn_problem *there, bool out,
                        attn_error *err);
+/* ---- truth.c: on a device's thread ------------------------------------------------------------------------------- */
+
+/* Reserves memory for the truths of the slot's batch, and sets truths_left. It is 0 if the job wants no truth or the
+ * device computes none. */
+attn_status truth_reserve(struct device *device, struct slot *slot, attn_error *err);
+/* Estimates the device time of what the next truth_launch() puts on the stream. */
+double truth_piece_seconds(const struct slot *slot);
+/* Puts the next steps of the truth on the stream. All earlier work on the stream must be done. Call it while
+ * truths_left is above 0. */
+attn_status truth_launch(struct slot *slot, attn_error *err);
 
 /* ---- inline.c ---------------------------------------------------------------------------------------------------- */
 

@@ -26,9 +26,11 @@
 
 static int64_t worst_ns(const struct batch *batch)
 {
-    double flops = 0;
-    for (int j = 0; j < batch->count; j++) flops += batch_padded_flops(batch->parts[j]);
-    const double seconds = flops / DEVICE_SLOWEST_FLOPS, most = 1e9; /* 1e9 seconds are thirty years */
+    double seconds = 0;
+    for (int j = 0; j < batch->count; j++)
+        seconds += batch_padded_flops(batch->parts[j]) / DEVICE_SLOWEST_FLOPS +
+                   batch_job(batch, j)->truth_seconds * DEVICE_TRUTH_SLOWEST;
+    const double most = 1e9; /* 1e9 seconds are thirty years */
     return (int64_t)((seconds < most ? seconds : most) * 1e9);
 }
 
@@ -169,6 +171,17 @@ static attn_status plan_all(struct device *device, struct slot *slot, attn_error
     return ATTN_OK;
 }
 
+static bool kernels_are_launched(const struct slot *slot)
+{
+    return slot->launched == slot->count;
+}
+
+/* True if nothing of the batch is left to put on the stream. */
+static bool all_is_launched(const struct slot *slot)
+{
+    return kernels_are_launched(slot) && slot->truths_left == 0;
+}
+
 /* Returns how many problems are put on the stream at a time. The number is limited because work on a GPU's stream
  * cannot be cancelled. A long problem is put there in steps (attn_run_some()), so one group may take several calls. */
 static int group_of(const struct device *device, const struct slot *slot)
@@ -180,9 +193,10 @@ static int group_of(const struct device *device, const struct slot *slot)
     return left < most ? left : most;
 }
 
-/* Estimates the device time of the next kernels of the batch that launch_group() puts on the stream. */
+/* Estimates the device time of the next work of the batch that launch_group() or truth_launch() puts on the stream. */
 static double piece_seconds(const struct slot *slot)
 {
+    if (kernels_are_launched(slot) && slot->truths_left > 0) return truth_piece_seconds(slot);
     const bool first = slot->launched == 0 && slot->step == 0;
     const double seconds = slot->batch->seconds;
     return first && seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
@@ -304,6 +318,7 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     if ((status = gather(device, slot, &count, err)) != ATTN_OK) return status;
     if ((status = plan_all(device, slot, err)) != ATTN_OK) return status;
     if ((status = reserve_workspace(device, slot, count, err)) != ATTN_OK) return status;
+    if ((status = truth_reserve(device, slot, err)) != ATTN_OK) return status;
 
     if ((status = attn_stream_mark(slot->stream, 0, err)) != ATTN_OK) return status;
     slot->began_ns = clock_ns();
@@ -355,11 +370,13 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
 {
     struct batch *batch = slot->batch;
     assert(request_role() == ROLE_DEVICE && batch->device == device);
-    assert(status == ATTN_OK ? slot->launched == slot->count : err->status == status); /* invariant 2 of this file */
+    assert(status == ATTN_OK ? all_is_launched(slot) : err->status == status); /* invariant 2 of this file */
     batch->ended_ns = clock_ns();
-    if (status == ATTN_OK) note_stages(device, slot);
+    if (status == ATTN_OK && slot->truth_began) batch->truth_us = attn_stream_elapsed_us(slot->stream, 0, 1);
+    else if (status == ATTN_OK) note_stages(device, slot);
     batch->charged_ns = attn_stream_spent_ns(slot->stream);
-    if (batch->charged_ns == 0 && status == ATTN_OK) batch->charged_ns = (int64_t)(batch->compute_us * 1e3);
+    if (batch->charged_ns == 0 && status == ATTN_OK)
+        batch->charged_ns = (int64_t)((batch->compute_us + batch->truth_us) * 1e3);
     if (batch->charged_ns == 0) batch->charged_ns = batch->ended_ns - batch->started_ns;
     for (int j = 0; j < batch->count; j++) {
         batch->parts[j]->ran = status == ATTN_OK;
@@ -377,6 +394,15 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     pthread_mutex_unlock(&device->lock);
     unwatch(device);
     mailbox_post(device->box, &batch->message);
+}
+
+/* Puts more of the batch on the stream, which is done with what was there. The truth uses marks of the kernels anew. */
+static attn_status launch_more(struct device *device, struct slot *slot, attn_error *err)
+{
+    if (!kernels_are_launched(slot)) return launch_group(device, slot, err);
+    if (!slot->truth_began) note_stages(device, slot);
+    slot->blocked = false;
+    return truth_launch(slot, err);
 }
 
 /* Frees the scratch memory that idle slots keep. Returns whether there was any. */
@@ -481,15 +507,15 @@ static bool poll_slots(struct device_thread *thread, bool wait)
         } else status = attn_stream_done(slot->stream, &done, &err);
         if (status == ATTN_OK && !done) continue;
         slot->queued_s = 0;
-        if (status == ATTN_OK && slot->launched == slot->count && attn_stream_left_rows(slot->stream)) {
+        if (status == ATTN_OK && kernels_are_launched(slot) && attn_stream_left_rows(slot->stream)) {
             slot->launched = 0;
             slot->step = slot->first_step = ATTN_EVERY_ROW;
         }
-        if (status == ATTN_OK && slot->launched < slot->count) {
+        if (status == ATTN_OK && !all_is_launched(slot)) {
             attn_error late;
             slot->blocked = waits_for_turn(device, slot);
             if (slot->blocked) continue;
-            status = launch_group(device, slot, &err);
+            status = launch_more(device, slot, &err);
             if (status == ATTN_OK) continue;
             if (attn_stream_wait(slot->stream, &late) == ATTN_DEVICE_LOST) {
                 status = ATTN_DEVICE_LOST;
@@ -567,6 +593,8 @@ static struct batch *next_batch(const struct device *device, int64_t *until_ns)
 static void take_batch(struct device *device, struct slot *slot, struct batch *batch)
 {
     slot->batch = batch;
+    slot->truths_left = 0;
+    slot->truth_began = false;
     slot->queued_s = 0;
     slot->blocked = false;
     batch->started_ns = clock_ns();

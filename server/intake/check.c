@@ -21,8 +21,8 @@ enum { ALIGNMENT = 64 }; /* alignment of tensors in memory, in bytes */
 
 bool check_takes_long(const struct request *request)
 {
-    const bool back = proto_operations[proto_parser_op(request->parser)].op == ATTN_OP_BACKWARD;
-    return request->decoded_bytes > (back ? CHECK_LONG_LSE_BYTES : CHECK_LONG_BODY_BYTES) ||
+    const bool has_lse = proto_takes_tensor(proto_parser_op(request->parser), ATTN_T_lse);
+    return request->decoded_bytes > (has_lse ? CHECK_LONG_LSE_BYTES : CHECK_LONG_BODY_BYTES) ||
            proto_parser_skeleton_bytes(request->parser) > CHECK_LONG_SKELETON_BYTES ||
            (request->shared && request->shared->input_bytes > REGIONS_AT_ONCE_BYTES);
 }

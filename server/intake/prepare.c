@@ -141,7 +141,7 @@ static attn_status draw_seed(proto_item *item, attn_error *err)
 }
 
 /* Binds the tensors that lie in clients' regions, for a body with one problem, now that the shapes are known. Tensors
- * in a GPU's memory are the client's again after the request, and the CPU cannot read them. So `save` and `verify` are
+ * in a GPU's memory are the client's again after the request, and the CPU cannot read them. So `save` and a check are
  * refused for them. */
 static attn_status bind_regions(struct job *job, proto_item *item, attn_error *err)
 {
@@ -152,11 +152,6 @@ static attn_status bind_regions(struct job *job, proto_item *item, attn_error *e
             err, ATTN_INVALID, "/save",
             "save: cannot be true where tensors are in the memory of a GPU, for that is the client's again "
             "after the request; send them in the body or in system shared memory");
-    if (uses->home >= 0 && item->verify_rows != 0)
-        return attn_fail(
-            err, ATTN_INVALID, "/verify",
-            "verify: cannot be asked for where tensors are in the memory of a GPU, which only that can read; "
-            "send them in the body or in system shared memory");
     if (uses->home >= 0 && job->wants_judge)
         return attn_fail(
             err, ATTN_INVALID, NULL,
@@ -226,7 +221,7 @@ static job_kind kind_of(const struct job *job)
 {
     const double most = job->memory_bound ? PREPARE_STEP_FLOPS : PREPARE_SMALL_FLOPS;
     if (job->call->count != 1 || job->flops > most || job->tensor_bytes > PREPARE_SMALL_BYTES) return 0;
-    if (is_better_alone(job) || job->wants_judge || proto_operations[job->call->op].merges) return 0;
+    if (is_better_alone(job) || job->wants_judge || job->truths || proto_operations[job->call->op].merges) return 0;
     if (job_problem(job, 0) == NULL) return JOB_KIND_APPEND;
     const attn_problem *p = &job->call->items[0].problem;
     if (p->op == ATTN_OP_OBSERVE) return 0;
@@ -251,6 +246,19 @@ static attn_status workspace_of(const struct job *job, const attn_capabilities *
     return status;
 }
 
+/* Returns the device memory of the kernels and the truth of a job. `workspace` is that of its kernels, which the truth
+ * uses afterwards. Items are verified one after the other. */
+static size_t truth_memory(const struct job *job, size_t workspace)
+{
+    size_t out = 0;
+    for (int i = 0; job->truths && i < job->call->count; i++) {
+        const struct job_truth *const truth = &job->truths[i];
+        if (truth->out_bytes > out) out = truth->out_bytes;
+        if (truth->workspace_bytes > workspace) workspace = truth->workspace_bytes;
+    }
+    return workspace + out;
+}
+
 /* Refuses a job that needs more memory than any device has, because a later try would fail too. A device with its own
  * memory mirrors the inputs, the outputs and the contexts used (memory.c). Every device needs scratch memory. */
 static attn_status check_fits(const struct job *job, const attn_capabilities *can, const attn_device_info *largest,
@@ -261,6 +269,7 @@ static attn_status check_fits(const struct job *job, const attn_capabilities *ca
     if (job->runnable == 0 || job->wants_judge || (job->kind != 0 && largest->memory_limit >= PREPARE_SMALL_DEVICE))
         return ATTN_OK;
     if ((status = workspace_of(job, can, &bytes, err)) != ATTN_OK) return status;
+    bytes = truth_memory(job, bytes);
     if (!largest->unified) {
         bytes += job->inputs_used + job->outputs.bytes + (job->shared ? (size_t)job->shared->pinned_bytes : 0);
         for (int i = 0; job->saved && i < job->call->count; i++) {
@@ -288,6 +297,15 @@ static void add_cost(struct job *job, const attn_cost *cost, double *most)
     if (cost->seconds <= *most) return;
     *most = cost->seconds;
     job->because = cost->because;
+}
+
+/* Adds the time that a device takes for the truth of an item. */
+static void add_truth(struct job *job, int index, double *most)
+{
+    if (job->truths == NULL || !job->truths[index].wanted) return;
+    const double seconds = job->truths[index].seconds;
+    const attn_cost cost = { .seconds = seconds, .worst = seconds, .because = "verify" };
+    add_cost(job, &cost, most);
 }
 
 /* A check fits itself into the time that there is: the least it needs is the truth of some rows. */
@@ -351,8 +369,20 @@ void prepare_look_closer(struct job *job, const attn_device_info *largest)
         const attn_cost cost = attn_cost_closer(largest, &job->plans[i], looks ? readable_of(job) : 0,
                                                 draw + (uint64_t)i);
         add_cost(job, &cost, &costliest);
+        add_truth(job, i, &costliest);
         add_count(job, &job->call->items[i]);
     }
+}
+
+/* Bytes among the outputs for what a device finds out about the job: sums of lse, or distances from the truth. A job
+ * has only one of them, because an lse belongs to a backward and a truth to a forward. */
+static size_t found_bytes(const struct job *job)
+{
+    size_t bytes = 0;
+    assert(job->lse == NULL || job->truths == NULL);
+    if (job->lse) bytes = sizeof job->lse->found;
+    else if (job->truths) bytes = (size_t)job->call->count * sizeof *job->truth_found;
+    return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
 }
 
 attn_status prepare_job(struct job *job, const attn_capabilities *can, const attn_device_info *largest, attn_error *err)
@@ -382,7 +412,7 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
         if (error->status == ATTN_OK) verify_lse(job, i, error);
         if (error->status == ATTN_OK && item->save) check_save(item, can, error);
         if (error->status == ATTN_OK) check_count(job, item, error);
-        if (error->status == ATTN_OK && item->verify_rows != 0) verify_check(item, &verify_left, error);
+        if (error->status == ATTN_OK && item->verify_rows != 0) verify_prepare(job, i, can, &verify_left, error);
         if (error->status == ATTN_OK) count_outputs(item, elsewhere_of(job), &bytes, error);
         if (error->status != ATTN_OK) {
             give_context_back(job, i);
@@ -400,6 +430,7 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
             const attn_cost cost = operation->merges ? attn_merge_cost(largest, &merge)
                                                      : attn_cost_of(largest, &job->plans[i]);
             add_cost(job, &cost, &costliest);
+            add_truth(job, i, &costliest);
             add_count(job, item);
         } else if (operation->judges) add_judge_cost(job, item);
         job->wants_verify |= item->verify_rows != 0 || job->lse != NULL;
@@ -409,9 +440,9 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
 
     /* Inputs and outputs do not share a cache line: threads write outputs there while others read inputs. */
     const size_t used = (call->memory_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    const size_t found = job->lse ? (sizeof job->lse->found + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT : 0;
+    const size_t found = found_bytes(job);
     char *at = NULL;
-    bytes += found; /* each size is a few KB, so the sum cannot overflow */
+    bytes += found; /* `found` is less than 100 KB, so the sum cannot overflow */
     if (bytes > 0) {
         if (job->inputs && used <= job->inputs->bytes && bytes <= job->inputs->bytes - used)
             at = (char *)job->inputs->memory + used;
@@ -424,7 +455,9 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
     job->outputs = (struct job_region){ at, bytes };
     for (int i = 0; i < call->count; i++)
         if (call->items[i].error.status == ATTN_OK) place_outputs(&call->items[i], elsewhere_of(job), &at);
-    if (found > 0) job->lse_found = at, at += found;
+    if (job->lse) job->lse_found = at;
+    else if (job->truths) job->truth_found = (void *)at;
+    if (found > 0) at += found;
     assert(bytes == 0 || at == job->outputs.memory + bytes);
     if (job->shared && call->items[0].error.status == ATTN_OK &&
         (status = bind_regions(job, &call->items[0], err)) != ATTN_OK) /* the first call succeeded */

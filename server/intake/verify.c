@@ -1,17 +1,24 @@
-/* verify.c: limits on the work of attn_verifier and attn_check_lse() (kernels/cpu/reference.c,
- * kernels/verify_lse.c). */
+/* verify.c: where rows are verified, and limits on the work of attn_verifier and attn_check_lse()
+ * (kernels/judge/verify.c, kernels/verify_lse.c). */
 #include "server/intake/verify.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "server/regions/regions.h"
 
-attn_status verify_check(const proto_item *item, int64_t *left, attn_error *err)
+attn_status verify_check(const struct job *job, int index, int64_t *left, attn_error *err)
 {
-    const attn_problem *p = &item->problem;
+    const proto_item *const item = &job->call->items[index];
+    const attn_problem *const p = &item->problem;
     if (p->op != ATTN_OP_FORWARD || p->out.rank == 0)
         return attn_fail(err, ATTN_UNSUPPORTED, "/verify", "verify: only the out of a forward can be verified");
+    if (job->shared && job->shared->home >= 0)
+        return attn_fail(
+            err, ATTN_INVALID, "/verify",
+            "verify: cannot be asked for where tensors are in the memory of a GPU that computes nothing in "
+            "float64; send them in the body or in system shared memory");
     const attn_dims d = attn_dims_of(p);
     const int64_t total = attn_rows_that_exist(p);
     const int64_t rows = item->verify_rows < 0 || item->verify_rows > total ? total : item->verify_rows;
@@ -36,6 +43,51 @@ attn_status verify_check(const proto_item *item, int64_t *left, attn_error *err)
     return ATTN_OK;
 }
 
+/* Asks the devices for what the truth of an item takes. False: they compute none, or there is nothing to compute. */
+static bool devices_verify(const proto_item *item, const attn_capabilities *can, struct job_truth *truth)
+{
+    const attn_problem *const p = &item->problem;
+    attn_truth_cost cost;
+    attn_error ignored;
+    int64_t elements;
+    if (attn_is_empty(p) || attn_dims_of(p).Sk == 0 || attn_rows_that_exist(p) == 0) return false;
+    if (!attn_shape_elements(p->out.rank, p->out.shape, &elements) || elements > INT64_MAX / (int64_t)sizeof(double))
+        return false;
+    if (attn_truth_need(can, p, &cost, &ignored) != ATTN_OK) return false;
+    *truth = (struct job_truth){ true, (size_t)elements * sizeof(double), cost.workspace_bytes, cost.seconds };
+    return true;
+}
+
+attn_status verify_prepare(struct job *job, int index, const attn_capabilities *can, int64_t *left, attn_error *err)
+{
+    const proto_item *const item = &job->call->items[index];
+    const bool all = item->verify_rows < 0 || item->verify_rows >= attn_rows_that_exist(&item->problem);
+    const int64_t before = *left;
+    struct job_truth truth;
+    const attn_status status = verify_check(job, index, left, err);
+    if (item->problem.op != ATTN_OP_FORWARD || item->problem.out.rank == 0 || (status == ATTN_OK && !all) ||
+        !devices_verify(item, can, &truth))
+        return status;
+    *left = before;
+    if (job->truths == NULL) job->truths = calloc((size_t)job->call->count, sizeof *job->truths);
+    if (job->truths == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
+    job->truths[index] = truth;
+    job->truth_seconds += truth.seconds;
+    if (err) *err = (attn_error){ 0 };
+    return ATTN_OK;
+}
+
+bool verify_found_truth(const struct job *job, int index, proto_verification *verification)
+{
+    if (job->truths == NULL || !job->truths[index].wanted || !job->truth_known) return false;
+    const attn_truth_distance *const out = &job->truth_found[index][0];
+    const double relative = out->largest > 0 ? out->max_abs / out->largest : INFINITY;
+    *verification = (proto_verification){ .max_abs = out->max_abs,
+                                          .relative = out->max_abs == 0 ? 0 : relative,
+                                          .rows = attn_rows_that_exist(&job->call->items[index].problem) };
+    return true;
+}
+
 /* True if the tensor is in a GPU's memory, or in shared memory that only a GPU may copy: if a client truncated such an
  * object, reading its mapping would end the process. */
 static bool only_devices_read(const struct job *job, attn_tensor_id id)
@@ -53,8 +105,9 @@ attn_status verify_lse(struct job *job, int index, attn_error *err)
     const attn_problem *const p = &item->problem;
     const int64_t share = VERIFY_LSE_MULTIPLY_ADDS / job->call->count;
     const int64_t of_bytes = VERIFY_LSE_PER_BYTE * (int64_t)job->inputs_used / job->call->count;
-    /* The server itself computed the lse of a context. */
-    if (p->op != ATTN_OP_BACKWARD || p->lse.rank == 0 || item->context[0]) return ATTN_OK;
+    if (p->lse.rank == 0 || !attn_reads(p, ATTN_T_lse)) return ATTN_OK;
+    /* The server itself computed the lse of a context. The keys of a transaction are known only when it begins. */
+    if (item->context[0] || job->transaction) return ATTN_OK;
     if (!only_devices_read(job, ATTN_T_q) && !only_devices_read(job, ATTN_T_k))
         return attn_check_lse(p, of_bytes < share ? of_bytes : share, err);
     job->lse = malloc(sizeof *job->lse);

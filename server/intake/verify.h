@@ -1,17 +1,28 @@
-/* verify.h: two checks in float64. The first checks the lse of a backward before it runs. The second, for the member
- * `verify`, recomputes some rows of a forward's out after the kernel, and the answer reports their errors. This second
- * check may be slow, so it is bounded, and done in pieces on libuv's threads (sched/finish.h). */
+/* verify.h: two checks in float64. The first checks the lse that a backward or an observe is given. The second, for
+ * the member `verify`, recomputes rows of a forward's out after the kernel, and the answer reports their errors. A
+ * device that computes the truth recomputes all rows (device/truth.c). Otherwise the CPU does the work in pieces, on
+ * libuv's threads (sched/finish.h). That may be slow, so it is bounded. */
 #ifndef VERIFY_H
 #define VERIFY_H
 
 #include "server/base/limits.h"
 #include "server/work/job.h"
 
-/* Checks that an item may be verified. UNSUPPORTED: its work exceeds the bounds, or the item is not a forward whose
- * answer contains out. *left is the part of VERIFY_MAX_MULTIPLY_ADDS that earlier problems of the body have left. */
-attn_status verify_check(const proto_item *item, int64_t *left, attn_error *err);
+/* Decides where an item is verified. A device verifies it (job->truths) if devices compute its truth and the request
+ * wants all rows, or more than the CPU may verify. Otherwise the CPU verifies the rows. The CPU may verify nothing
+ * beside tensors in a GPU's memory. *left is the part of VERIFY_MAX_MULTIPLY_ADDS that earlier problems of the body
+ * have left; devices take nothing of it. UNSUPPORTED: the work exceeds the CPU's bounds and no device can do it, or
+ * the item is not a forward whose answer contains out. INVALID: tensors are in the memory of a GPU without a truth. */
+attn_status verify_prepare(struct job *job, int index, const attn_capabilities *can, int64_t *left, attn_error *err);
 
-/* Checks the lse of a backward before the backward runs. INVALID: the lse cannot belong to the scores
+/* May the CPU verify an item of the job? The errors, and `left`, are those of verify_prepare(). */
+attn_status verify_check(const struct job *job, int index, int64_t *left, attn_error *err);
+
+/* Turns the distances that a device found into the result of an item. False: the device computes no truth, or was not
+ * told to compute that of this item. */
+bool verify_found_truth(const struct job *job, int index, proto_verification *verification);
+
+/* Checks the lse that a backward or an observe is given, before it runs. INVALID: the lse cannot belong to the scores
  * (attn_check_lse()). If only a device can read q or k, this function chooses rows (job->lse). The device sums them,
  * and verify_found_lse() judges the sums. */
 attn_status verify_lse(struct job *job, int index, attn_error *err);

@@ -44,7 +44,8 @@ static bool computes(const attn_kernel *k, proto_op op)
 {
     const uint64_t pages = ATTN_TENSOR_BIT(page_table) | ATTN_TENSOR_BIT(seqlens_k);
     const proto_operation *const operation = &proto_operations[op];
-    return k->op == operation->op && (!operation->takes_caches || (k->features & pages) == pages);
+    return operation->computes && k->op == operation->op &&
+           (!operation->takes_caches || (k->features & pages) == pages);
 }
 
 static bool takes_tensor(const attn_kernel *k, proto_op op, attn_tensor_id id)
@@ -85,6 +86,8 @@ static void put_row(struct json *j, const attn_kernel *k, proto_op op)
 static void put_op_features(struct json *j, const attn_capabilities *can, proto_op op)
 {
     attn_kernel all = { 0 }; /* the union of the features of all kernels */
+    /* Every device merges all that attn_merge_check() accepts, by one kernel that has no row. */
+    if (proto_operations[op].merges) all = (attn_kernel){ .dtypes = ATTN_DTYPES_BACKWARD, .features = ATTN_EVERYTHING };
     for (int n = 0; n < can->kernel_count; n++)
         if (computes(can->kernels[n], op))
             all.dtypes |= can->kernels[n]->dtypes, all.features |= can->kernels[n]->features;
@@ -115,7 +118,7 @@ static void put_features(struct json *j, const struct info_facts *facts)
         json_comma(j);
         json_put(j, "'%s':{", d->info.backend);
         for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
-            if (!proto_operations[op].computes) continue;
+            if (!proto_operations[op].computes && !proto_operations[op].merges) continue;
             json_comma(j);
             json_put(j, "'%s':", proto_operations[op].name);
             put_op_features(j, d->can, op);
@@ -145,6 +148,8 @@ static void put_devices(struct json *j, const struct info_facts *facts)
             metrics_sum(METRIC_DEVICE_PARTS, d->name), metrics_sum(METRIC_DEVICE_ERRORS, d->name),
             metrics_sum(METRIC_KERNEL_SECONDS, d->name), metrics_sum(METRIC_FLOPS, d->name),
             metrics_sum(METRIC_TENSOR_BYTES, d->name));
+        json_put(j, ",'verifies':%s",
+                 facts->devices[i].can && attn_has_truth(facts->devices[i].can) ? "true" : "false");
         if (d->peak_flops > 0) json_put(j, ",'peak_flops':%g", d->peak_flops);
         if (d->peak_bytes > 0) json_put(j, ",'peak_bytes_per_s':%g", d->peak_bytes);
         if (d->peak_from[0]) json_put(j, ",'peak_from':'%s'", d->peak_from);
@@ -199,6 +204,8 @@ static void put_limits(struct json *j, const struct info_facts *facts)
         { "cache_page_size_most", CACHES_PAGE_SIZE_MOST },
         { "decode_caches", CACHES_ROWS },
         { "decode_pages", CACHES_STEP_PAGES },
+        { "verify_multiply_adds", VERIFY_MAX_MULTIPLY_ADDS }, /* of all problems of a body; on the CPU only */
+        { "verify_head_elements", VERIFY_MAX_HEAD_ELEMENTS }, /* of k and v of one head; on the CPU only */
         { "shared_memory_regions", config_shares_memory(c) ? REGIONS_MAX_COUNT : 0 },
         { "shared_memory_bytes", config_shares_memory(c) ? REGIONS_MAX_BYTES : 0 },
     };

@@ -89,6 +89,19 @@ static bool judge_piece(struct finishing *finishing)
     return false;
 }
 
+/* Opens the verifier of an item. An item that was meant for a device's truth ran on a device that has none. The CPU's
+ * bounds then hold for this item, because verify_prepare() did not apply them. */
+static attn_status open_verifier(struct finishing *finishing, proto_item *item)
+{
+    const struct job *const job = finishing->job;
+    int64_t left = VERIFY_MAX_MULTIPLY_ADDS;
+    attn_status status = ATTN_OK;
+    if (job->truths && job->truths[finishing->item].wanted)
+        status = verify_check(job, finishing->item, &left, &item->error);
+    if (status != ATTN_OK) return status;
+    return attn_verifier_open(&item->problem, item->verify_rows, &finishing->verifier, &item->error);
+}
+
 /* Verifies some rows of the current item. Returns true when no item is left. */
 static bool verify_step(struct finishing *finishing)
 {
@@ -98,9 +111,10 @@ static bool verify_step(struct finishing *finishing)
     if (finishing->item == job->call->count) return true;
     /* A job with `lse` has one item. */
     if (job->lse && item->error.status == ATTN_OK) verify_found_lse(job, &item->error);
-    if (item->error.status != ATTN_OK || item->verify_rows == 0 ||
-        (finishing->verifier == NULL &&
-         attn_verifier_open(&item->problem, item->verify_rows, &finishing->verifier, &item->error) != ATTN_OK)) {
+    if (item->error.status == ATTN_OK)
+        result->verified = verify_found_truth(job, finishing->item, &result->verification);
+    if (item->error.status != ATTN_OK || item->verify_rows == 0 || result->verified ||
+        (finishing->verifier == NULL && open_verifier(finishing, item) != ATTN_OK)) {
         finishing->item++;
         return false;
     }

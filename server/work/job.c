@@ -150,6 +150,7 @@ void job_release(struct job *job)
     free(job->saved);
     free(job->plans);
     free(job->lse);
+    free(job->truths);
     for (int i = 0; i < job->call->count; i++) free(job->results[i].report);
     free(job->results);
     proto_call_free(job->call);

@@ -42,6 +42,14 @@ struct job_links {
     struct job *next, *previous;
 };
 
+/* What a device needs to compare the out of an item with its truth in float64 (attn_truth_some()). */
+struct job_truth {
+    bool wanted;
+    size_t out_bytes; /* bytes of the truth of out */
+    size_t workspace_bytes;
+    double seconds; /* expected time */
+};
+
 /* The part of a job that one device computes. A job's parts form a list. Almost every job has one part, which is the
  * whole job. A job that takes long may be cut into parts, each of which has some heads of its only problem
  * (device/cut.c). The queue forgets a job when its first part leaves, so all parts of a job leave at the same time.
@@ -107,8 +115,14 @@ struct job {
     struct job **saved;
     struct region_uses
         *shared;        /* outputs to write to shared memory, and tensors in a GPU's shared memory; NULL: none left */
-    attn_lse_look *lse; /* rows that a device sums for a backward, if only it can read q or k; NULL: none */
+    attn_lse_look *lse; /* rows that a device sums to check the lse, if only it can read q or k; NULL: none */
     void *lse_found;    /* where the sums of `lse` arrive, among the outputs */
+    /* [call->count]: items whose out a device verifies; NULL: none. The job then runs alone. */
+    struct job_truth *truths;
+    double truth_seconds; /* expected time of `truths`, a part of `seconds` */
+    /* Where the distances of each item from its truth arrive, among the outputs: [call->count]. */
+    attn_truth_distance (*truth_found)[ATTN_TRUTH_RESULTS];
+    bool truth_known; /* the device has written truth_found; false: it computes no truth */
     bool wants_verify, wants_save, wants_count;
     bool wants_judge; /* the request is a check, which a judge computes and not a device (sched/finish.h) */
     /* The answer contains many numbers as text, whose length is measured in pieces before the answer is encoded. */

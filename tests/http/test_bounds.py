@@ -333,7 +333,7 @@ def proven(rows, **options):
 
 
 def test_a_body_has_one_budget_for_all_rows_that_it_wants_verified(serve):
-    server = serve()
+    server = serve('--devices', 'cpu')  # a GPU verifies without it
     answer = server.post(FORWARD, {'requests': [proven(6000)] * 40})
     assert answer.status == 200
     responses = answer.json()['responses']
@@ -344,7 +344,7 @@ def test_a_body_has_one_budget_for_all_rows_that_it_wants_verified(serve):
 
 
 def test_verification_ends_with_the_deadline_and_with_the_server(serve):
-    server = serve('--drain-ms', 300)
+    server = serve('--devices', 'cpu', '--drain-ms', 300)
     body = json.dumps(proven(15000)).encode()  # verification of this body takes almost one second
     ends_what_is_finished(server, body)
     with Probe(server) as probe:

@@ -226,7 +226,6 @@ def test_what_cannot_be_done_with_a_devices_memory(fake, shm):
     refused(infer(server, {'seqlens_k': lengths, **arrays}, shared=('seqlens_k',)), 400, f'seqlens_k: {cure}', pointer='/inputs/0/parameters/shared_memory_region')
     refused(infer(server, {**arrays, 'bias': np.zeros((1, 1, 4, 4), np.float32)}, shared=('bias',)), 400, f'bias: {cure}', pointer='/inputs/3/parameters/shared_memory_region')
     refused(infer(server, arrays, parameters={'save': True}), 400, 'save: cannot be true where tensors are in the memory of a GPU', pointer='/parameters/save')
-    refused(infer(server, arrays, parameters={'verify': 2}), 400, 'verify: cannot be asked for where tensors are in the memory of a GPU', pointer='/parameters/verify')
     refused(infer(server, arrays, outputs={'out': place('there', 256)}), 400, "out: the region 'there' is in the memory of device 1", 'all must be of one', pointer='/outputs/0/parameters/shared_memory_region')
     refused(infer(server, arrays, outputs={'out': place('in', 256, 256)}), 400, "out: would be written over k, in the region 'in'", pointer='/outputs/0/parameters/shared_memory_offset')
     refused(infer(server, arrays, outputs={'out': place('out', 256), 'lse': place('out', 32, 252)}), 400, 'lse: would be written over out')
@@ -306,6 +305,43 @@ def test_an_lse_is_held_against_scores_that_only_the_device_can_read(fake, shm, 
     refused(ask(lse, causal=True), 400, 'your lse was computed with no causal and no window', pointer='/inputs/5')
     assert ask(lse + 1).status == 200 and ask(np.full(40, -np.inf)).status == 200
     assert server.metric('attnd_device_errors_total') in (None, 0)
+    nothing_left(server)
+
+
+@pytest.mark.parametrize('S', [4, 100])
+def test_the_device_verifies_what_only_it_can_read(fake, shm, S):
+    server, blind = fake('', *ALLOW), fake('truth.none', *ALLOW)
+    arrays, data = problem(S=S)
+    size = arrays['q'].nbytes
+    rows = S * arrays['q'].shape[2]
+    outputs = {'out': place('out', size)}
+    for one in (server, blind):
+        assert register(one, 'in', shm(len(data), data)).status == 200 and register(one, 'out', shm(size)).status == 200
+    for verify in (1, 'all'):
+        answer = infer(server, arrays, outputs=outputs, parameters={'verify': verify})
+        assert answer.status == 200, answer
+        found = json.loads(answer.body[:int(answer.headers.get('inference-header-content-length', len(answer.body)))])['parameters']['verification']
+        found = json.loads(found)
+        assert found['rows'] == rows and 0 < found['max_abs'] < 1e-6, found
+        refused(infer(blind, arrays, outputs=outputs, parameters={'verify': verify}), 400,
+                'verify: cannot be asked for where tensors are in the memory of a GPU that computes nothing in float64', pointer='/parameters/verify')
+    nothing_left(server)
+    nothing_left(blind)
+
+
+@pytest.mark.parametrize('reads_staging', [False, True])
+def test_an_observe_is_told_of_an_lse_in_base_2_of_scores_that_only_the_device_can_read(fake, shm, reads_staging):
+    server = fake('', *ALLOW, reads_staging=reads_staging)
+    arrays, _ = problem(S=20)
+    lse = np.frombuffer(by_json(server, arrays)['lse'], np.float32).reshape(1, 2, 20)
+    q, k = arrays['q'], arrays['k']
+    assert register(server, 'in', shm(2 * q.nbytes, q.tobytes() + k.tobytes())).status == 200
+
+    def ask(lse):
+        return infer(server, {'q': q, 'k': k, 'lse': lse}, path=INFER.replace('forward', 'observe'), shared=('q', 'k'),
+                     parameters={'binary_data_output': True, 'observe': '["key_mass"]'})
+    assert ask(lse).status == 200
+    refused(ask((lse / np.log(2)).astype(np.float32)), 400, 'your lse is in base 2: multiply it by 0.6931472', pointer='/inputs/2')
     nothing_left(server)
 
 

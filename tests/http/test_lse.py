@@ -110,3 +110,55 @@ def test_the_lse_of_a_forward_in_bfloat16_is_taken_beside_unrounded_tensors(serv
         backward = {n: wire.tensor(x, dtype) for n, x in tensors.items()}
         answer = server.backward(**backward, out=wire.tensor(wire.value(forward['out']), dtype), lse=forward['lse'])
         assert answer.status == 200, answer
+
+
+# ---- An observe that is given an lse ---------------------------------------------------------------------------------
+
+
+def observe(server, of_forward=None, dtype='float32', **options):
+    """An observe with the lse of a forward, which may have had other options."""
+    members, _ = wire.random_problem(np.random.default_rng(6), Sq=S, H=H, D=D, dtype=dtype)
+    answer = server.forward(**members, **(options if of_forward is None else of_forward)).json()
+    members.pop('v')
+    return {**members, **options, 'lse': answer['lse'], 'observe': ['key_mass']}
+
+
+@pytest.mark.parametrize('kind', formats.FORMATS)
+def test_an_observe_is_told_that_its_lse_is_in_base_2(server, kind):
+    """Such an lse was accepted once, and the probabilities were wrong without an error."""
+    members = observe(server, causal=True)
+    assert formats.ask(server, kind, 'observe', members)[0] == 200
+    members = with_lse(members, lambda lse: lse / np.log(2))
+    status, document = formats.ask(server, kind, 'observe', members)
+    assert (status, document['code'], document['pointer']) == (400, 'invalid-request', formats.pointer_of(kind, members, '/lse')), document
+    assert document['detail'].startswith('lse: [0, ') and document['detail'].endswith(BASE_2), document
+
+
+def test_an_observe_is_told_which_options_its_lse_has(server):
+    answer = server.post('/v1/attention/observe', observe(server, of_forward={}, causal=True))
+    assert answer.status == 400 and answer.json()['detail'].endswith('computed with no causal and no window: send the options of that forward'), answer
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'float16', 'bfloat16'])
+def test_an_observe_of_a_part_of_the_keys_with_the_lse_of_all_is_computed(server, dtype):
+    members = observe(server, dtype=dtype)
+    whole = server.post('/v1/attention/observe', members).json()
+    parts = []
+    for part in (slice(0, 7), slice(7, S)):
+        cut = {**members, 'k': wire.tensor(wire.value(members['k'])[:, part], dtype)}
+        answer = server.post('/v1/attention/observe', cut)
+        assert answer.status == 200, answer
+        parts.append(wire.value(answer.json()['key_mass']))
+    assert np.allclose(np.concatenate(parts, -1), wire.value(whole['key_mass']), rtol=1e-3)
+
+
+def test_an_observe_with_float8_is_checked_with_its_scales(server):
+    """The lse was computed with q_scale 2. With q_scale 16 the scores are larger, and the probabilities sum to more than 1."""
+    r = np.random.default_rng(8)
+    q, k, v = (wire.tensor(r.standard_normal((1, 64, 2, 16)), 'float8_e4m3fn') for _ in range(3))
+    scaled = {'q': q, 'k': k, 'q_scale': 2, 'k_scale': 0.5, 'scale': 0.25, 'causal': True}
+    lse = server.forward(**scaled, v=v).json()['lse']
+    assert server.post('/v1/attention/observe', {**scaled, 'lse': lse, 'observe': ['entropy']}).status == 200
+    wrong = {**scaled, 'q_scale': 16}
+    answer = server.post('/v1/attention/observe', {**wrong, 'lse': lse, 'observe': ['entropy']})
+    assert answer.status == 400 and 'must be at most 1' in answer.json()['detail'], answer

@@ -49,13 +49,14 @@ __global__ void __launch_bounds__(THREADS) sum_rows(const __grid_constant__ lse_
     const bool whole = variant.without & LSE_PLACES;
     const int64_t from = whole ? 0 : seen.lo, to_key = whole ? s.Sk : seen.hi;
     const int64_t q_at = attn_at(&q, row.b, row.h, s.q_start + row.i);
+    const double factor = lse_factor(&g, &row);
     lse_sum sum = lse_sum_init();
     for (int64_t j = from + threadIdx.x; j < to_key; j += THREADS) {
         if (!lse_sees(&g, &s, &row, j, variant.without)) continue;
         double squares;
-        const int64_t k_at = attn_at(&k, row.b, row.h / g.group, s.k_start + j);
-        const double dot = dot_of(q, q_at, k, k_at, g.dims.D, &squares);
-        lse_sum_add(&sum, lse_score(&g, &a.options, &s, &row, j, dot, &variant), sqrt(squares));
+        const int64_t k_at = attn_key_at(&g, &k, row.b, row.h / g.group, s.k_start + j);
+        const double dot = factor * dot_of(q, q_at, k, k_at, g.dims.D, &squares);
+        lse_sum_add(&sum, lse_score(&g, &a.options, &s, &row, j, dot, &variant), fabs(factor) * sqrt(squares));
     }
     sums[threadIdx.x] = sum;
     __syncthreads();

@@ -1,5 +1,6 @@
 /* The fake device behaves as promised, because tests of the daemon rely on it. Also the table of CUDA's errors, which
  * the fake device shares with the real ones. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -505,6 +506,57 @@ static void test_a_processor_has_no_memory_that_others_lend(void **state)
     attn_device_close(cpu);
 }
 
+static void test_its_truth_takes_a_step_for_each_head_and_is_what_the_host_finds(void **state)
+{
+    struct fixture f;
+    attn_error err = { 0 };
+    attn_truth_cost cost;
+    attn_truth_distance found[ATTN_TRUTH_RESULTS];
+    attn_verification wanted;
+    struct host host;
+    double out[ELEMENTS];
+    void *truth, *workspace, *distances;
+    int64_t step = 0;
+    int steps = 0;
+    (void)state;
+    open_with(&f, "");
+    attn_problem here = f.problem; /* the same problem in host memory */
+    here.q.data = f.host.q, here.k.data = f.host.k, here.v.data = f.host.v;
+    here.out.data = f.host.out, here.lse.data = f.host.lse;
+    assert_int_equal(attn_truth_need(attn_device_capabilities(f.device), &here, &cost, &err), ATTN_OK);
+    assert_int_equal(attn_device_alloc(f.device, sizeof out, &truth, &err), ATTN_OK);
+    assert_int_equal(attn_device_alloc(f.device, cost.workspace_bytes, &workspace, &err), ATTN_OK);
+    assert_int_equal(attn_device_alloc(f.device, sizeof found, &distances, &err), ATTN_OK);
+    assert_int_equal(put(&f, &err), ATTN_OK);
+    const attn_truth to = { .out = truth };
+    for (; step != ATTN_NO_MORE_STEPS; steps++)
+        assert_int_equal(attn_truth_some(f.stream, &f.problem, &to, workspace, &step, &err), ATTN_OK);
+    assert_int_equal(steps, B * H);
+    assert_int_equal(attn_truth_compare(f.stream, &f.problem, &to, distances, &err), ATTN_OK);
+    assert_int_equal(attn_copy(f.stream, found, distances, sizeof found, ATTN_FROM_DEVICE, &err), ATTN_OK);
+    assert_int_equal(attn_copy(f.stream, out, truth, sizeof out, ATTN_FROM_DEVICE, &err), ATTN_OK);
+    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_OK);
+    host = f.host;
+    here.out.data = host.out;
+    assert_int_equal(attn_verify(&here, -1, &wanted, &err), ATTN_OK);
+    assert_true(found[0].max_abs == wanted.max_abs && found[0].largest == wanted.largest && wanted.max_abs > 0);
+    for (int n = 1; n < ATTN_TRUTH_RESULTS; n++) assert_true(found[n].max_abs == 0 && found[n].largest == 0);
+    /* out is [B, S, H, D], its truth [B, H, S, D] */
+    for (int i = 0; i < S; i++)
+        for (int h = 0; h < H; h++)
+            for (int d = 0; d < D; d++)
+                assert_true(fabs(out[(h * S + i) * D + d] - host.out[(i * H + h) * D + d]) < 1e-5);
+    const attn_truth more = { .out = truth, .lse = truth };
+    step = 0;
+    assert_int_equal(attn_truth_some(f.stream, &f.problem, &more, workspace, &step, &err), ATTN_UNSUPPORTED);
+    here.op = ATTN_OP_BACKWARD;
+    assert_int_equal(attn_truth_need(attn_device_capabilities(f.device), &here, &cost, &err), ATTN_UNSUPPORTED);
+    attn_device_free(f.device, truth);
+    attn_device_free(f.device, workspace);
+    attn_device_free(f.device, distances);
+    close_it(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -512,6 +564,7 @@ int main(void)
         cmocka_unit_test(test_an_error_of_no_table_counts_as_sticky),
         cmocka_unit_test(test_every_row_of_the_table_is_consistent),
         cmocka_unit_test(test_it_computes_what_the_cpu_computes),
+        cmocka_unit_test(test_its_truth_takes_a_step_for_each_head_and_is_what_the_host_finds),
         cmocka_unit_test(test_a_merge_is_done_in_order_and_in_its_own_memory),
         cmocka_unit_test(test_nothing_happens_before_the_stream_is_asked),
         cmocka_unit_test(test_rows_are_copied_to_their_places_and_nothing_beside_them),

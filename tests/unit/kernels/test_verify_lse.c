@@ -64,6 +64,32 @@ static struct spec random_spec(uint64_t seed)
     return s;
 }
 
+/* An observe with an lse. Its keys may be in pages, and in float8 with scales. */
+static struct spec random_observe(uint64_t seed)
+{
+    struct rng r = { seed + 4711 };
+    struct spec s = random_spec(seed);
+    s.op = ATTN_OP_OBSERVE;
+    s.given_lse = true;
+    s.give_forward = false;
+    s.dropout_p = 0;
+    s.observe = ATTN_TENSOR_BIT(entropy);
+    if (rng_chance(&r, 0.3)) {
+        if (rng_chance(&r, 0.5)) s.dtype = ATTN_F8E4M3, s.out_dtype = ATTN_BF16, s.bias_dtype = ATTN_F32;
+        else s.fp8_keys = true;
+        s.fp8_scales = rng_chance(&r, 0.7);
+        s.scale_axes = (int)rng_between(&r, 0, 4);
+    }
+    if (!s.sequences && !s.bias && !s.keep_mask && !s.mask_bounds && rng_chance(&r, 0.5)) {
+        s.layout = ATTN_BSHD;
+        s.strided = false;
+        s.page_size = (int)rng_between(&r, 1, 8);
+        s.Sk = s.page_size * rng_between(&r, 1, 6);
+        s.seqlens_k = true;
+    }
+    return s;
+}
+
 static void must_pass(const struct fixture *f, const char *what)
 {
     attn_error err;
@@ -80,6 +106,38 @@ static void test_the_lse_of_the_scores_passes_with_every_option(void **state)
         struct fixture f;
         fixture_make(&f, &s);
         must_pass(&f, "the right lse");
+        fixture_clear(&f);
+    }
+    for (uint64_t seed = 1; seed <= 4000; seed++) {
+        const struct spec s = random_observe(seed);
+        struct fixture f;
+        fixture_make(&f, &s);
+        must_pass(&f, "the right lse of an observe");
+        fixture_clear(&f);
+    }
+}
+
+/* In float8 the tolerances are wide, and base 2 is still found where a row has many keys. */
+static void test_an_observe_is_told_that_its_lse_is_in_base_2(void **state)
+{
+    static const struct spec specs[] = {
+        SPEC(.op = ATTN_OP_OBSERVE, .given_lse = true, .Sk = 100),
+        SPEC(.op = ATTN_OP_OBSERVE, .given_lse = true, .Sk = 100, .causal = true, .dtype = ATTN_BF16),
+        SPEC(.op = ATTN_OP_OBSERVE, .given_lse = true, .causal = true, .Sq = 1000, .Sk = 1000, .dtype = ATTN_F8E4M3,
+             .out_dtype = ATTN_BF16, .fp8_scales = true, .scale_axes = 1),
+        SPEC(.op = ATTN_OP_OBSERVE, .given_lse = true, .B = 4, .H = 4, .Sq = 1000, .Sk = 1024, .dtype = ATTN_BF16,
+             .fp8_keys = true, .fp8_scales = true, .page_size = 16, .seqlens_k = true, .causal = true),
+    };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(specs); n++) {
+        struct fixture f;
+        attn_error err;
+        fixture_make(&f, &specs[n]);
+        must_pass(&f, "the right lse of an observe");
+        for (int64_t i = 0; i < tensor_elements(&f.p.lse); i++)
+            tensor_set(&f.p.lse, i, tensor_get(&f.p.lse, i) / M_LN2);
+        if (look(&f, &err) != ATTN_INVALID || !strstr(err.text, "your lse is in base 2: multiply it by 0.6931472"))
+            fail_msg("%zu: %s", n, err.text);
         fixture_clear(&f);
     }
 }
@@ -347,7 +405,7 @@ static void test_a_device_sums_up_what_the_host_does(void **state)
     if (!backend) skip();
     bench_open(&b, backend, 0);
     for (uint64_t seed = 1; seed <= 400; seed++) {
-        const struct spec s = random_spec(seed);
+        const struct spec s = seed % 2 ? random_spec(seed) : random_observe(seed);
         struct fixture f;
         attn_lse_look found = { 0 }, want;
         attn_error err = { 0 };
@@ -385,6 +443,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_lse_of_the_scores_passes_with_every_option),
+        cmocka_unit_test(test_an_observe_is_told_that_its_lse_is_in_base_2),
         cmocka_unit_test(test_the_lse_of_the_kernels_passes),
         cmocka_unit_test(test_the_lse_of_unrounded_tensors_passes),
         cmocka_unit_test(test_a_part_of_the_keys_with_the_lse_of_all_passes),

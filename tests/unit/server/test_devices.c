@@ -7,6 +7,7 @@
 #include "server/device/devices.h"
 #include "server/device/inline.h"
 #include "server/intake/prepare.h"
+#include "server/intake/verify.h"
 #include "server/work/contexts.h"
 
 enum { BATCH_KIND = 7, LOG_MAX = 16 };
@@ -522,6 +523,151 @@ static void test_a_batch_that_nobody_waits_for_ends_between_two_launches(void **
     assert_ran(next);
     forget(batch);
     forget(next);
+    close_bench(&b);
+}
+
+/* ---- Verified in float64 by the device that computed ------------------------------------------------------------- */
+
+/* Three problems of one request: the device verifies the first and the third, each in one step. */
+static struct job *two_truths(struct bench *b)
+{
+    char *bodies[] = { forward_body(9, 4, "\"verify\": \"all\""), forward_body(5, 4, "\"verify\": 2"),
+                       forward_body(33, 8, "\"verify\": \"all\", \"causal\": true") };
+    return ready(b, ATTN_OP_FORWARD, envelope_of(bodies, 3));
+}
+
+static struct batch *submit_two_truths(struct bench *b)
+{
+    struct job *job = two_truths(b);
+    struct batch *batch = batch_of(&job, 1, job->flops);
+    devices_submit(b->server.devices, batch, devices_pick(b->server.devices, 0));
+    return batch;
+}
+
+/* The device has no more memory than after the same work without a truth: the workspace that a stream keeps. */
+static void assert_only_workspace_is_left(struct bench *b)
+{
+    const int64_t used = state_of(b, 0).info.memory_used;
+    char *bodies[] = { forward_body(9, 4, ""), forward_body(5, 4, ""), forward_body(33, 8, "\"causal\": true") };
+    struct job *job = ready(b, ATTN_OP_FORWARD, envelope_of(bodies, 3));
+    struct batch *batch = batch_of(&job, 1, job->flops);
+    devices_submit(b->server.devices, batch, devices_pick(b->server.devices, 0));
+    next_back(b);
+    forget(batch);
+    assert_int_equal(used, state_of(b, 0).info.memory_used);
+}
+
+static void test_a_device_compares_what_it_computed_with_its_truth(void **state)
+{
+    static const struct {
+        const char *script;
+        bool right;
+    } cases[] = { { "", true }, { "nan@1", false }, { "left@1", true } };
+    (void)state;
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        struct bench b;
+        open_bench(&b, 1, cases[c].script);
+        struct batch *batch = submit_two_truths(&b);
+        const struct job *job = batch_job(batch, 0);
+        assert_true(job->truths[0].wanted && !job->truths[1].wanted && job->truths[2].wanted);
+        assert_ptr_equal(next_back(&b), batch);
+        assert_true(batch->parts[0]->ran && job->truth_known);
+        assert_true(batch->compute_us > 0 && batch->truth_us > 0);
+        assert_int_equal(batch->charged_ns, (int64_t)((batch->compute_us + batch->truth_us) * 1e3));
+        for (int i = 0; i < 3; i++) {
+            proto_verification found;
+            assert_int_equal(verify_found_truth(job, i, &found), i != 1);
+            if (i == 1) continue;
+            assert_int_equal(found.rows, i == 0 ? 9 : 33);
+            if (cases[c].right) assert_true(found.max_abs > 0 && found.max_abs < 1e-6 && found.relative < 1e-5);
+            else assert_true(found.max_abs > 1e300 && found.relative > 1e300);
+        }
+        if (cases[c].right) assert_ran(batch);
+        forget(batch);
+        assert_only_workspace_is_left(&b);
+        close_bench(&b);
+    }
+}
+
+static void test_an_error_in_the_middle_of_the_truth_fails_its_batch(void **state)
+{
+    static const struct {
+        const char *script;
+        attn_status status;
+    } cases[] = { { "truth.err=9@1", ATTN_DEVICE },
+                  { "truth.err=9@2", ATTN_DEVICE },
+                  { "truth.err=700@2", ATTN_DEVICE_LOST } };
+    (void)state;
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        struct bench b;
+        open_bench(&b, 1, cases[c].script);
+        struct batch *batch = submit_two_truths(&b);
+        assert_ptr_equal(next_back(&b), batch);
+        assert_failed(batch, cases[c].status);
+        assert_true(batch->charged_ns > 0);
+        if (cases[c].status == ATTN_DEVICE) { /* the next one is not disturbed */
+            struct batch *next = submit_two_truths(&b);
+            assert_ptr_equal(next_back(&b), next);
+            assert_ran(next);
+            assert_true(batch_job(next, 0)->truth_known);
+            forget(next);
+            assert_only_workspace_is_left(&b);
+        }
+        forget(batch);
+        close_bench(&b);
+    }
+}
+
+static void test_a_truth_that_nobody_waits_for_ends_between_two_steps(void **state)
+{
+    (void)state;
+    struct bench b;
+    struct gate gate;
+    begin(&b);
+    open_gated(&b, 1, "truth.hold=GATE@1,truth.err=700@2", &gate); /* a second step would lose the device */
+    struct batch *batch = submit_two_truths(&b);
+    struct batch *beside = submit_one(&b, devices_pick(b.server.devices, 0), 1);
+    assert_ptr_equal(next_back(&b), beside); /* nobody waits for somebody else's truth */
+    assert_ran(beside);
+    attn_cancel(&batch->cancel);
+    gate_open(&gate);
+    assert_ptr_equal(next_back(&b), batch);
+    assert_failed(batch, ATTN_CANCELLED);
+    assert_true(batch_job(batch, 0)->truth_known == false && state_of(&b, 0).usable);
+    forget(beside);
+    forget(batch);
+    close_bench(&b);
+}
+
+static void test_a_device_without_a_truth_only_computes(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_bench(&b, 2, "1:truth.none");
+    struct batch *first = submit_two_truths(&b), *second = submit_two_truths(&b);
+    assert_ptr_not_equal(first->device, second->device);
+    next_back(&b);
+    next_back(&b);
+    for (int i = 0; i < 2; i++) {
+        struct batch *batch = i == 0 ? first : second;
+        proto_verification found;
+        assert_ran(batch);
+        assert_int_equal(verify_found_truth(batch_job(batch, 0), 0, &found), device_number(batch->device) == 0);
+    }
+    forget(first);
+    forget(second);
+    close_bench(&b);
+}
+
+static void test_a_truth_needs_memory_of_its_device(void **state)
+{
+    (void)state;
+    struct bench b;
+    open_bench(&b, 1, "alloc.fail@3+"); /* the tensors and the workspace of the kernels have some */
+    struct batch *batch = submit_two_truths(&b);
+    assert_ptr_equal(next_back(&b), batch);
+    assert_failed(batch, ATTN_NO_MEMORY);
+    forget(batch);
     close_bench(&b);
 }
 
@@ -1135,6 +1281,11 @@ int main(void)
         cmocka_unit_test(test_a_device_that_is_not_done_in_its_time_is_overdue),
         cmocka_unit_test(test_a_device_that_has_time_left_is_not_overdue),
         cmocka_unit_test(test_a_batch_that_nobody_waits_for_ends_between_two_launches),
+        cmocka_unit_test(test_a_device_compares_what_it_computed_with_its_truth),
+        cmocka_unit_test(test_an_error_in_the_middle_of_the_truth_fails_its_batch),
+        cmocka_unit_test(test_a_truth_that_nobody_waits_for_ends_between_two_steps),
+        cmocka_unit_test(test_a_device_without_a_truth_only_computes),
+        cmocka_unit_test(test_a_truth_needs_memory_of_its_device),
         cmocka_unit_test(test_a_device_that_fails_for_good_after_an_error_that_passes_is_lost),
         cmocka_unit_test(test_work_in_several_launches_comes_back_whole),
         cmocka_unit_test(test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_another_flow),

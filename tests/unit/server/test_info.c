@@ -671,9 +671,12 @@ static void test_info_has_the_form_that_the_document_says(void **state)
     assert_true(cJSON_GetObjectItem(first, "peak_flops")->valuedouble == 1e12);
     assert_null(cJSON_GetObjectItem(first, "peak_bytes_per_s")); /* an unknown value is left out */
     assert_string_equal(cJSON_GetObjectItem(first, "peak_from")->valuestring, "a test");
+    assert_true(cJSON_IsFalse(cJSON_GetObjectItem(first, "verifies")));
+    assert_true(at(info, "limits/verify_multiply_adds")->valuedouble == (double)VERIFY_MAX_MULTIPLY_ADDS);
+    assert_true(at(info, "limits/verify_head_elements")->valuedouble == (double)VERIFY_MAX_HEAD_ELEMENTS);
     /* The reference computes everything, so each probe must be one that it accepts. */
     for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
-        if (!proto_operations[op].computes) continue;
+        if (!proto_operations[op].computes && !proto_operations[op].merges) continue;
         char where[64];
         snprintf(where, sizeof where, "features/reference/%s", proto_operations[op].name);
         cJSON *f = at(info, where);
@@ -687,6 +690,11 @@ static void test_info_has_the_form_that_the_document_says(void **state)
         }
         for (const proto_option *o = proto_options; o->name; o++)
             if (lists(cJSON_GetObjectItem(f, "options"), o->name) != (o->ops >> op & 1)) fail_msg("%s", o->name);
+        if (proto_operations[op].merges) { /* by one kernel that has no row */
+            assert_false(lists(cJSON_GetObjectItem(f, "dtypes"), "float8_e4m3fn"));
+            assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(f, "kernels")), 0);
+            continue;
+        }
         const cJSON *kernel = cJSON_GetArrayItem(cJSON_GetObjectItem(f, "kernels"), 0);
         assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(f, "kernels")), 1);
         assert_string_equal(cJSON_GetObjectItem(kernel, "name")->valuestring, "double");

@@ -513,6 +513,60 @@ static void test_what_is_verified_is_compared_with_float64(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
+/* The device verifies all rows of the first, and the CPU the same of the second, whose device computes no truth. */
+static void test_all_rows_are_verified_where_they_were_computed_or_on_the_cpu(void **state)
+{
+    struct scene *const s = *state;
+    start(s);
+    struct request *requests[2];
+    const char *const body = "\"verify\": \"all\"";
+    for (int i = 0; i < 2; i++) requests[i] = posted(s, ATTN_OP_FORWARD, forward_body(9, 4, body));
+    answered(s, requests[1]);
+    gate_open(&s->gate);
+    answered(s, requests[0]);
+    for (int i = 0; i < 2; i++) {
+        const struct job *job = requests[i]->job;
+        assert_false(requests[i]->failed);
+        assert_int_equal(job->truth_known, i == 0);
+        assert_true(job->results[0].verified);
+        assert_int_equal(job->results[0].verification.rows, 9);
+    }
+    assert_true(requests[0]->job->results[0].verification.max_abs == requests[1]->job->results[0].verification.max_abs);
+    assert_true(requests[0]->job->results[0].verification.relative ==
+                requests[1]->job->results[0].verification.relative);
+    for (int i = 0; i < 2; i++) request_free(requests[i]);
+    assert_int_equal(end(s, true), 0);
+}
+
+static void test_a_client_that_leaves_during_the_truth_is_found_out(void **state)
+{
+    struct scene *const s = *state;
+    int client[2];
+    char *bodies[] = { forward_body(9, 4, "\"verify\": \"all\""), forward_body(9, 4, "\"verify\": \"all\"") };
+    start(s);
+    struct request *request = checked(s, ATTN_OP_FORWARD, envelope_of(bodies, 2));
+    connect_client(request, client);
+    suspend(s, request, REQUEST_QUEUED);
+    assert_ok(s, posted_forward(s)); /* the device is held by the truth, which others do not wait for */
+    close(client[1]);
+    assert_gone(s, request);
+    gate_open(&s->gate);
+    close(client[0]);
+    WAIT_UNTIL(batches_of("fake:0") >= 2); /* a second step would have lost the device */
+    assert_int_equal(end(s, true), 0);
+}
+
+static void test_a_deadline_that_passes_during_the_truth_is_answered(void **state)
+{
+    struct scene *const s = *state;
+    start(s);
+    struct request *request = posted(s, ATTN_OP_FORWARD,
+                                     forward_body(9, 4, "\"verify\": \"all\", \"timeout_ms\": 100"));
+    assert_fails(s, request, PROTO_E_DEADLINE, NULL);
+    gate_open(&s->gate);
+    assert_int_equal(end(s, true), 0);
+}
+
 static void test_a_batch_that_left_rows_out_runs_once_more(void **state)
 {
     struct scene *const s = *state;
@@ -1109,9 +1163,10 @@ static struct request *posted_long(struct scene *s, attn_op op, char *body)
     return request;
 }
 
+/* The CPU verifies 19 of the 20 rows. A device would verify all of them, and then the problem would not be cut. */
 static struct request *posted_heads(struct scene *s)
 {
-    return posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": \"all\""));
+    return posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": 19"));
 }
 
 /* The answer is right, and came from these devices. */
@@ -1140,6 +1195,8 @@ static void test_a_long_problem_is_cut_over_all_devices(void **state)
     assert_by_heads(s, posted_long(s, ATTN_OP_BACKWARD, heads_body("q k v dout", 9, 4, 8, "\"causal\": true")), "0-3");
     assert_true(parts_of("fake:0") - before[0] == 2 && parts_of("fake:3") - before[1] == 2);
     assert_ok(s, posted(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""))); /* a short one is not */
+    /* A problem that a device verifies is not cut. */
+    assert_ok(s, posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": \"all\"")));
     assert_true(parts_of(NULL) - before[2] == 8);
     assert_int_equal(end(s, true), 0);
 }
@@ -1300,6 +1357,10 @@ int main(void)
         SCENE(test_a_deadline_ends_the_wait_for_a_batch_that_runs, .script = "hold=GATE@2"),
         SCENE(test_a_client_that_leaves_while_it_waits_is_found_out, .script = "hold=GATE", .max_batch = 1),
         SCENE(test_what_is_verified_is_compared_with_float64, .script = "nan@2"),
+        SCENE(test_all_rows_are_verified_where_they_were_computed_or_on_the_cpu, .devices = 2, .max_batch = 1,
+              .script = "0:truth.hold=GATE,1:truth.none"),
+        SCENE(test_a_client_that_leaves_during_the_truth_is_found_out, .script = "truth.hold=GATE@1,truth.err=700@2"),
+        SCENE(test_a_deadline_that_passes_during_the_truth_is_answered, .script = "truth.hold=GATE"),
         SCENE(test_a_batch_that_left_rows_out_runs_once_more, .script = "left@1,left@2,left@3"),
         SCENE(test_the_length_of_many_numbers_is_known_when_the_answer_begins),
         SCENE(test_nobody_waits_for_a_verification_whose_client_has_left),

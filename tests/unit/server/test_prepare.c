@@ -342,6 +342,89 @@ static void test_a_refused_problem_of_an_envelope_is_left_out_and_the_others_go_
     close_bench(&b);
 }
 
+/* ---- Verifying --------------------------------------------------------------------------------------------------- */
+
+/* 4097 rows and keys of 64 + 64 numbers: as many multiply-adds as the CPU may verify in 2048 rows. The numbers are not
+ * read. */
+static struct job *verifying(struct bench *b, int64_t rows)
+{
+    struct job *job = job_of(&b->server, ATTN_OP_FORWARD, forward_body(5, 64, "\"verify\": 1"));
+    proto_item *item = &job->call->items[0];
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        attn_tensor *const t = &item->problem.tensor[id];
+        if (t->rank > 0)
+            *t = attn_tensor_make(t->data, t->dtype, t->rank,
+                                  t->rank == 4 ? (int64_t[]){ 1, 4097, 1, 64 } : (int64_t[]){ 1, 1, 4097 });
+    }
+    item->verify_rows = rows;
+    return job;
+}
+
+static void test_a_device_verifies_all_rows_and_more_than_the_cpu_may(void **state)
+{
+    static const struct {
+        const char *script;
+        int64_t rows;
+        bool device;
+        const char *refused;
+    } cases[] = {
+        { "", 5, false, NULL },
+        { "", 2047, false, NULL },
+        { "", 2048, true, NULL },
+        { "", 4097, true, NULL },
+        { "", -1, true, NULL },
+        { "truth.none", 5, false, NULL },
+        { "truth.none", 2048, false, "verify: at most 2047 of the 4097 rows can be verified here" },
+        { "truth.none", -1, false, "verify: at most 2047 of the 4097 rows can be verified here" },
+    };
+    (void)state;
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        struct bench b;
+        attn_error err = { 0 };
+        setenv("ATTN_FAKE_SCRIPT", cases[c].script, 1);
+        open_bench(&b, "fake", 0);
+        struct job *job = verifying(&b, cases[c].rows);
+        const attn_status status = prepare_job(job, attn_device_capabilities(b.device), &b.info, &err);
+        assert_int_equal(status, cases[c].refused ? ATTN_UNSUPPORTED : ATTN_OK);
+        assert_string_equal(err.text, cases[c].refused ? cases[c].refused : "");
+        assert_int_equal(job->truths != NULL, cases[c].device);
+        if (cases[c].device) { /* its time is charged and expected, and it runs alone */
+            assert_true(job->truth_seconds > 0 && job->seconds > job->truth_seconds && job->kind == 0);
+            assert_string_equal(job->because, "verify");
+            assert_in_range((uintptr_t)job->truth_found, (uintptr_t)job->outputs.memory,
+                            (uintptr_t)job->outputs.memory + job->outputs.bytes - sizeof *job->truth_found);
+            const double seconds = job->seconds;
+            job->worst_seconds = 0;
+            prepare_look_closer(job, &b.info);
+            assert_true(job->seconds >= job->truth_seconds && job->seconds < 2 * seconds);
+        } else assert_true(job->truth_seconds == 0);
+        job_release(job);
+        close_bench(&b);
+    }
+    setenv("ATTN_FAKE_SCRIPT", "", 1);
+}
+
+static void test_a_truth_that_no_device_can_hold_is_refused(void **state)
+{
+    (void)state;
+    struct bench b;
+    attn_error err = { 0 };
+    open_bench(&b, "fake", 0);
+    struct job *job = verifying(&b, -1);
+    b.info.memory_limit = 0;
+    assert_int_equal(prepare_job(job, attn_device_capabilities(b.device), &b.info, &err), ATTN_TOO_LARGE);
+    job_release(job);
+    b.info.memory_limit = strtoll(err.text, NULL, 10) - 1;
+    job = verifying(&b, -1);
+    assert_int_equal(prepare_job(job, attn_device_capabilities(b.device), &b.info, &err), ATTN_TOO_LARGE);
+    job_release(job);
+    b.info.memory_limit -= 4097 * 64 * (int64_t)sizeof(double) - 1; /* what the truth of out takes */
+    job = verifying(&b, 5);
+    assert_int_equal(prepare_job(job, attn_device_capabilities(b.device), &b.info, &err), ATTN_OK);
+    job_release(job);
+    close_bench(&b);
+}
+
 /* ---- Contexts ---------------------------------------------------------------------------------------------------- */
 
 /* Runs a forward and answers it, so that its context can be used. */
@@ -573,6 +656,8 @@ int main(void)
         cmocka_unit_test(test_what_no_device_has_memory_for_is_refused_with_the_bytes),
         cmocka_unit_test(test_a_device_that_computes_in_staging_memory_needs_scratch_memory_alone),
         cmocka_unit_test(test_a_refused_problem_of_an_envelope_is_left_out_and_the_others_go_on),
+        cmocka_unit_test(test_a_device_verifies_all_rows_and_more_than_the_cpu_may),
+        cmocka_unit_test(test_a_truth_that_no_device_can_hold_is_refused),
         cmocka_unit_test(test_a_context_is_taken_by_a_backward_and_gone_when_it_ran),
         cmocka_unit_test(test_a_context_is_given_back_when_the_backward_did_not_run),
         cmocka_unit_test(test_a_refused_backward_does_not_use_its_context),
