@@ -1,5 +1,5 @@
-/* frame.c: a problem in tiles, and the caller's numbers beside it. See judge_internal.h. */
-#include "kernels/judge/judge_internal.h"
+/* frame.c: a problem in tiles, and the caller's numbers beside it. See frame.h. */
+#include "kernels/judge/frame.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -13,7 +13,8 @@ const attn_tensor_id frame_tensors[FRAME_TENSORS] = { ATTN_T_out, ATTN_T_lse,   
 /* ---- Sizes ------------------------------------------------------------------------------------------------------- */
 
 enum {
-    TILE_ROWS = 64,
+    EXPONENTIAL = 100,    /* one exponential takes as long as so many multiply-adds */
+    TILE_ROWS = 64,       /* the most query rows of a tile */
     TILE_PAIRS = 1 << 19, /* the most pairs of a tile: each of five arrays has as many doubles */
 };
 
@@ -60,6 +61,18 @@ int64_t frame_elements(const attn_problem *p, attn_tensor_id id)
     if (attn_output(&of, id, dtype, &t, &ignored) != ATTN_OK || !attn_shape_elements(t.rank, t.shape, &elements))
         return 0;
     return elements;
+}
+
+double frame_multiply_adds(const attn_problem *p)
+{
+    const attn_geometry g = attn_geometry_of(p);
+    double pairs = 0;
+    for (int64_t b = 0; b < g.dims.B; b++) {
+        const attn_sequence s = attn_sequence_of(&g, b);
+        pairs += (double)attn_room_of(g.cu_q, g.dims.Sq, b) * (double)s.Sk;
+    }
+    const double each = (double)(g.dims.D + g.dims.Dv) * (p->op == ATTN_OP_BACKWARD ? 2.5 : 1) + EXPONENTIAL;
+    return pairs * (double)g.dims.H * each;
 }
 
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
@@ -248,4 +261,14 @@ void difference_add(struct difference *d, double got, double want)
     if (error > d->most) d->most = error;
     d->sum += error;
     d->squares += error * error;
+}
+
+double difference_worst(const struct difference *d)
+{
+    return d->bad > 0 ? INFINITY : d->most;
+}
+
+double difference_mean(const struct difference *d)
+{
+    return d->count > 0 ? d->sum / (double)d->count : 0;
 }

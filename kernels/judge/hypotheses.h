@@ -1,4 +1,4 @@
-/* hypotheses.h: mistakes that kernels make, in one table. judge.c tests them against a caller's results.
+/* hypotheses.h: mistakes that kernels make, in one table. search.c tests them against a caller's results.
  *
  * A hypothesis is a change of a struct variation. Some have several variants (tile sizes, splits, seeds). The
  * order of the table is the order in which they are tested: those that people meet most come first. */

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 #include "kernels/judge/compute.h"
-#include "kernels/judge/judge_internal.h"
+#include "kernels/judge/frame.h"
 
 struct attn_verifier {
     struct compute c;

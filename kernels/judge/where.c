@@ -1,14 +1,14 @@
-/* where.c: the worst elements, and where the wrong ones are. See judge_internal.h.
+/* where.c: the worst elements, and where the wrong ones are. See state.h.
  *
  * The wrong elements of a tensor are counted along each of its axes: batch rows, heads, queries or keys, columns.
  * An axis on which all are wrong, or every second one, is said so; the other axes get the numbers that have wrong
  * elements. So the sentence covers all wrong elements, and says no more than it must. */
+#include "kernels/judge/state.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "kernels/judge/judge_internal.h"
 
 enum { AXES = 4 };
 

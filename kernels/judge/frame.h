@@ -1,10 +1,6 @@
-/* judge_internal.h: what the files of the judge share.
- *
- *   frame.c    tiles of a problem, where the caller's numbers are, differences
- *   judge.c    the order of the work, verdict and explanations
- *   where.c    the worst elements, and where the wrong ones are */
-#ifndef JUDGE_INTERNAL_H
-#define JUDGE_INTERNAL_H
+/* frame.h: a problem cut into tiles, places of the caller's numbers, and differences between numbers. */
+#ifndef JUDGE_FRAME_H
+#define JUDGE_FRAME_H
 
 #include "kernels/judge/compute.h"
 #include "kernels/judge/judge.h"
@@ -61,6 +57,8 @@ int64_t frame_bytes(const attn_problem *p, double share);
 int64_t frame_tile_rows(const attn_problem *p);
 /* Returns the number of elements that result `id` should have. 0: the problem has no such result. */
 int64_t frame_elements(const attn_problem *p, attn_tensor_id id);
+/* Returns the number of multiply-adds that the truth of all rows takes. */
+double frame_multiply_adds(const attn_problem *p);
 
 double frame_got(const struct frame *f, attn_tensor_id id, bool swapped, int64_t b, int64_t h, int64_t row,
                  int64_t column, int64_t *at);
@@ -75,9 +73,9 @@ double *frame_kept(const struct truth *t, attn_tensor_id id);
 int64_t frame_columns(const struct frame *f, attn_tensor_id id);
 
 void difference_add(struct difference *d, double got, double want);
-
-/* where.c */
-void where_find(const struct frame *f, const struct truth *t, const attn_tensor *results, uint64_t given,
-                judge_result *result);
+/* difference_worst() returns the largest difference, which is infinite if any counts in `bad`. difference_mean()
+ * returns the mean over all compared numbers; those in `bad` add nothing to its sum. */
+double difference_worst(const struct difference *d);
+double difference_mean(const struct difference *d);
 
 #endif
