@@ -10,6 +10,8 @@
 #include <math.h>
 #include <string.h>
 
+enum { LSE = 1 }; /* the index of lse in frame_tensors[] */
+
 #define JUDGE_PATTERN   0.5 /* a mistake of precision leaves less than this share of the mean error */
 #define JUDGE_PAIR_GAIN 1.1 /* a second mistake divides what is left of the error by e to this power */
 
@@ -142,34 +144,54 @@ static bool has_size(const struct judge *j, int which, const struct candidate *c
            of < rms * 1.5 && spread > of_spread / 1.25 && spread < of_spread * 1.25;
 }
 
-/* Is this candidate's mistake of precision found? With of_size, errors of its size must be in all tensors that are
- * wrong. */
-static bool is_imprecise(const struct judge *j, const struct candidate *c)
+/* Does the mistake make errors of the same size in each wrong tensor, and leave the other tensors right? */
+static bool explains_by_size(const struct judge *j, const struct candidate *c)
 {
-    const bool by_size = hypotheses[c->first.row].of_size;
     bool any = false;
-    /* Rounded sums of P V leave lse right. In float32 lse must be given and right, because many mistakes make errors of
-     * that size. */
-    if (by_size ? j->wrong >> 1 & 1 : c->breaks) return false;
-    if (by_size && j->p.q.dtype == ATTN_F32 && j->p.op == ATTN_OP_FORWARD && !state_is_given(j, ATTN_T_lse))
-        return false;
+    /* Many mistakes make errors of this size in lse and out. A wrong lse is therefore no evidence, and in a float32
+     * forward a right lse is needed. */
+    if (j->wrong >> LSE & 1) return false;
+    if (j->p.q.dtype == ATTN_F32 && j->p.op == ATTN_OP_FORWARD && !state_is_given(j, ATTN_T_lse)) return false;
     for (int which = 0; which < FRAME_TENSORS; which++) {
-        const struct difference *const now = c->whole ? &j->now[which] : &j->now_sample[which], *const left =
-                                                                                                    &c->left[which];
-        if (!state_is_given(j, frame_tensors[which]) || left->count == 0) continue;
-        if (by_size && (j->wrong >> which & 1)) {
-            if (!has_size(j, which, c, now)) return false;
+        if (!state_is_given(j, frame_tensors[which]) || c->size[which].count == 0) continue;
+        if (j->wrong >> which & 1) {
+            if (!has_size(j, which, c, c->whole ? &j->now[which] : &j->now_sample[which])) return false;
             any = true;
-        } else if (!by_size && which != 1)
-            any |= now->bad == 0 && left->bad == 0 && difference_mean(now) > 0 &&
-                   difference_mean(left) < JUDGE_PATTERN * difference_mean(now);
+        } else if (difference_worst(&c->size[which]) > 2 * j->tensor[which].limit) return false;
     }
     return any;
 }
 
+/* Does the mistake remove most of the mean error of a tensor other than lse? The tensor may be within its limit. */
+static bool explains_by_pattern(const struct judge *j, const struct candidate *c)
+{
+    if (c->breaks) return false;
+    for (int which = 0; which < FRAME_TENSORS; which++) {
+        const struct difference *const now = c->whole ? &j->now[which] : &j->now_sample[which], *const left =
+                                                                                                    &c->left[which];
+        if (!state_is_given(j, frame_tensors[which]) || left->count == 0 || frame_tensors[which] == ATTN_T_lse)
+            continue;
+        if (now->bad == 0 && left->bad == 0 && difference_mean(now) > 0 &&
+            difference_mean(left) < JUDGE_PATTERN * difference_mean(now))
+            return true;
+    }
+    return false;
+}
+
+/* Does the candidate explain every wrong tensor that its test has compared? */
+static bool explains_all(const struct judge *j, const struct candidate *c)
+{
+    for (int which = 0; which < FRAME_TENSORS; which++)
+        if ((j->wrong & ~c->explains) >> which & 1 && c->left[which].count > 0) return false;
+    return true;
+}
+
+/* Two mistakes that leave one tensor unexplained are chance more often than truth, because so many pairs are tested. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c)
 {
-    if (hypotheses[c->first.row].of_pattern && c->second.row < 0) return is_imprecise(j, c);
+    const struct hypothesis *const h = &hypotheses[c->first.row];
+    if (h->of_size && c->second.row < 0) return explains_by_size(j, c);
+    if (h->of_pattern && c->second.row < 0) return explains_by_pattern(j, c);
     if (c->breaks || c->explains == 0) return false;
-    return c->second.row < 0 || c->score < better_single(j, c) - JUDGE_PAIR_GAIN;
+    return c->second.row < 0 || (explains_all(j, c) && c->score < better_single(j, c) - JUDGE_PAIR_GAIN);
 }

@@ -122,6 +122,8 @@ static double scale_of(const variation *v, attn_tensor_id id, int64_t b, int64_t
 static attn_sequence sequence_of(const variation *v, int64_t b)
 {
     attn_sequence s = attn_sequence_of(&v->g, v->one_sequence ? 0 : b);
+    if (v->whole_keys > 0)
+        s.Sk = attn_min64(attn_tiles(s.Sk, v->whole_keys) * v->whole_keys, attn_room_of(v->g.cu_k, v->g.dims.Sk, b));
     if (v->one_sequence) s = (attn_sequence){ 0, 0, v->g.dims.total_q, v->g.dims.total_k };
     return s;
 }
@@ -217,7 +219,7 @@ void compute_rows(struct compute *c, const variation *v, const struct compute_ro
             for (int64_t j = 0; j < c->s.Sk; j++) P[j] *= M[j];
     }
     memset(c->out, 0, (size_t)(count * c->Dv) * sizeof *c->out);
-    if (v->rounding == ROUND_SUMS && !c->strange)
+    if (variation_rounds_sums(v) && !c->strange)
         compute_rounded_product(c, v, count, compute_padded(d->Dv), c->s.Sk, c->P, c->keys, c->V, c->Dv, c->out, c->Dv);
     else compute_times_keys(c, count, d->Dv, c->P, c->V, c->Dv, c->out);
     for (int64_t r = 0; r < count; r++) {
@@ -225,7 +227,7 @@ void compute_rows(struct compute *c, const variation *v, const struct compute_ro
         for (int64_t e = 0; e < d->Dv; e++) {
             double *const x = &c->out[r * c->Dv + e];
             if (empty && v->empty_out != EMPTY_RIGHT) *x = v->empty_out == EMPTY_NAN ? NAN : INFINITY;
-            if (v->rounding == CUT_OUT && c->p->out.rank) *x = compute_cut(c->p->out.dtype, *x);
+            if (v->rounding == CUT_RESULTS) *x = compute_cut(v->round_dtype, *x);
         }
         c->lse[r] *= v->lse_factor;
     }

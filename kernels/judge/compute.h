@@ -49,6 +49,7 @@ struct compute {
     double *out, *lse, *dq; /* [tile, Dv], [tile], [tile, D] */
     double *top, *rest;     /* [tile]: the two parts of lse */
     double *delta;          /* [tile] */
+    bool in_float;          /* compute_row_gradients() rounds to float32 after each step, for emulate.c */
 };
 
 /* Returns the bytes of memory that compute_open() allocates. */
@@ -76,5 +77,7 @@ void compute_row_gradients(struct compute *c, const variation *v, const struct c
                            const struct compute_sums *sums, int64_t r);
 double compute_sink(const variation *v, int64_t h); /* -inf: there is no sink */
 double compute_rounded(attn_dtype dtype, double x);
+/* Rounds x towards 0 to a number with as many bits as the dtype has. */
+double compute_cut(attn_dtype dtype, double x);
 
 #endif

@@ -9,12 +9,19 @@ static void round_all(attn_dtype dtype, double *x, int64_t count)
     for (int64_t n = 0; n < count; n++) x[n] = compute_rounded(dtype, x[n]);
 }
 
+/* Returns x as it is kept between two steps: in float32 where a kernel is emulated, or in double. */
+static double kept(const struct compute *c, double x)
+{
+    return c->in_float ? (float)x : x;
+}
+
 /* Computes P of row r without dropout from the two parts of its lse. P is 0 for hidden keys. */
 static void probabilities(struct compute *c, int64_t r, double top, double rest)
 {
     const double *const z = c->z + r * c->keys;
     double *const P = c->P + r * c->keys;
-    for (int64_t j = 0; j < c->s.Sk; j++) P[j] = z[j] == -INFINITY || top == -INFINITY ? 0 : exp(z[j] - top - rest);
+    for (int64_t j = 0; j < c->s.Sk; j++)
+        P[j] = z[j] == -INFINITY || top == -INFINITY ? 0 : kept(c, exp(kept(c, z[j] - top) - rest));
 }
 
 /* Adds row r's part of dbias, dslopes and dsinks. dZ: the gradient of the row's scores. */
@@ -24,16 +31,20 @@ static void add_sums(const struct compute *c, const variation *v, const struct c
     const attn_geometry *const g = &v->g;
     if (sums->dbias) {
         double *const to = sums->dbias + attn_at(&g->view[ATTN_T_dbias], b, h, i);
-        for (int64_t j = 0; j < c->s.Sk; j++) to[j] += dZ[j];
+        for (int64_t j = 0; j < c->s.Sk; j++) to[j] = kept(c, to[j] + dZ[j]);
     }
     if (sums->dslopes) {
         const int64_t corner = i + (v->alibi_corner ? 0 : c->s.Sk - c->s.Sq + c->shift);
         double sum = 0;
-        for (int64_t j = 0; j < c->s.Sk; j++) sum += dZ[j] == 0 ? 0 : dZ[j] * fabs((double)(corner - j));
-        sums->dslopes[attn_at(&g->view[ATTN_T_dalibi_slopes], b, h, 0)] -= v->alibi_factor * sum;
+        for (int64_t j = 0; j < c->s.Sk; j++)
+            if (dZ[j] != 0) sum = kept(c, sum + dZ[j] * fabs((double)(corner - j)));
+        double *const to = &sums->dslopes[attn_at(&g->view[ATTN_T_dalibi_slopes], b, h, 0)];
+        *to = kept(c, *to - v->alibi_factor * sum);
     }
-    if (sums->dsinks && c->top[r] != -INFINITY)
-        sums->dsinks[h] -= v->sink_weight * exp(compute_sink(v, h) - c->top[r] - c->rest[r]) * c->delta[r];
+    if (sums->dsinks && c->top[r] != -INFINITY) {
+        const double weight = kept(c, exp(compute_sink(v, h) - c->top[r] - c->rest[r]));
+        sums->dsinks[h] = kept(c, sums->dsinks[h] - v->sink_weight * weight * c->delta[r]);
+    }
 }
 
 /* Turns P into the weights that dv takes (with dropout), and dP into dS. */
@@ -50,10 +61,12 @@ void compute_row_gradients(struct compute *c, const variation *v, const struct c
     for (int64_t e = 0; e < d->Dv && !v->no_delta; e++) delta += c->dO[r * c->Dv + e] * c->out[r * c->Dv + e];
     if (i < c->s.Sq && dlse->data && !v->no_dlse)
         delta -= attn_load(dlse->dtype, dlse->data, attn_at(dlse, rows->b, rows->h, c->s.q_start + i));
-    c->delta[r] = delta;
+    /* This sum is in double even where a kernel is emulated. In float32 it would have the roundings of dP, and the two
+     * would cancel exactly in a row of one key, which they do not in kernels that sum in another order. */
+    c->delta[r] = delta = kept(c, delta);
     for (int64_t j = 0; j < c->s.Sk; j++) {
         const bool hidden = z[j] == -INFINITY || c->top[r] == -INFINITY;
-        dP[j] = hidden ? 0 : P[j] * (M[j] * dP[j] - delta);
+        dP[j] = hidden ? 0 : kept(c, P[j] * kept(c, M[j] * dP[j] - delta));
     }
     add_sums(c, v, sums, rows->b, rows->h, i, r, dP);
     for (int64_t j = 0; j < c->s.Sk; j++) {
@@ -94,10 +107,12 @@ static void gradient_of_queries(struct compute *c, const variation *v, const str
             for (int64_t j = keys.lo; j < keys.hi; j++) some[r * c->keys + j] = c->dP[r * c->keys + j];
         }
     }
-    if (v->rounding == ROUND_SUMS && !c->strange)
+    if (variation_rounds_sums(v) && !c->strange)
         compute_rounded_product(c, v, count, compute_padded(d->D), c->s.Sk, c->dP, c->keys, c->K, c->D, c->dq, c->D);
     else compute_times_keys(c, count, d->D, v->only_last_tile > 0 ? some : c->dP, c->K, c->D, c->dq);
     for (int64_t n = 0; n < count * c->D; n++) c->dq[n] *= v->g.scale * v->dq_factor;
+    if (v->rounding == CUT_RESULTS)
+        for (int64_t n = 0; n < count * c->D; n++) c->dq[n] = compute_cut(v->round_dtype, c->dq[n]);
 }
 
 void compute_load_gradients(struct compute *c, const variation *v, const struct compute_rows *rows)
@@ -123,7 +138,7 @@ void compute_gradients(struct compute *c, const variation *v, const struct compu
         compute_add_to_keys(c, count, d->Dv, c->P, c->dO, c->Dv, c->dV);
         for (int64_t n = 0; n < count * c->D; n++) c->Q[n] *= v->g.scale * v->dk_factor;
         compute_add_to_keys(c, count, d->D, c->dP, c->Q, c->D, c->dK);
-        if (v->rounding == ROUND_SUMS) {
+        if (variation_rounds_sums(v)) {
             round_all(v->round_dtype, c->dK, c->s.Sk * c->D);
             round_all(v->round_dtype, c->dV, c->s.Sk * c->Dv);
         }

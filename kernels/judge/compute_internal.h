@@ -22,8 +22,6 @@ void compute_load_existing(struct compute *c, const variation *v, const struct c
 
 /* Rounds n up to a multiple of PRODUCTS_WIDTH, and 0 to PRODUCTS_WIDTH. */
 int64_t compute_padded(int64_t n);
-/* Rounds x towards 0 to a number with as many bits as the dtype has. */
-double compute_cut(attn_dtype dtype, double x);
 /* Rounds `count` numbers of x to TF32 if the variation does so: factors of q.k (of_values false), or others (true). */
 void compute_round_operand(const variation *v, bool of_values, double *x, int64_t count);
 /* Computes C[rows, n] += A[rows, Sk] B[Sk, n]. */

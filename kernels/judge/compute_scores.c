@@ -233,7 +233,7 @@ void compute_softmax(struct compute *c, const variation *v, int64_t h, int64_t i
     if (v->softmax >= SOFTMAX_OUT_NOT_RESCALED && v->softmax <= SOFTMAX_NONE_RESCALED)
         sum = not_rescaled(c, v, h, z, sum, P);
     if (v->rounding == CUT_P)
-        for (int64_t j = 0; j < Sk; j++) P[j] = compute_cut(c->p->q.dtype, P[j]);
+        for (int64_t j = 0; j < Sk; j++) P[j] = compute_cut(v->round_dtype, P[j]);
     if (v->rounding == ROUND_TF32_ALL || v->rounding == CUT_TF32_ALL) compute_round_operand(v, true, P, Sk);
     if (v->softmax == SOFTMAX_SPLITS_UNWEIGHTED) unweighted(c, v, z, P);
     else {

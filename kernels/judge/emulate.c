@@ -96,6 +96,18 @@ static void softmax_tile(struct compute *c, const struct places *at, int64_t cou
     }
 }
 
+/* Adds the sink to the maximum and the sum of each row that exists, whose tiles are all done. */
+static void add_sink(struct compute *c, const struct places *at, int64_t exist, double sink, float *sum)
+{
+    for (int64_t r = 0; r < exist && sink > -INFINITY; r++) {
+        const double top = sink > c->top[r] || isnan(sink) ? sink : c->top[r];
+        const float rescale = (float)exp(c->top[r] - top);
+        sum[r] = sum[r] * rescale + (float)exp(sink - top);
+        for (int64_t e = 0; e < c->Dv; e++) at->acc[r * c->Dv + e] *= rescale;
+        c->top[r] = top;
+    }
+}
+
 static void add_tile(const struct compute *c, const struct places *at, int64_t count, int64_t lo, int64_t hi)
 {
     if (!c->strange) {
@@ -156,7 +168,7 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
         for (int64_t j = 0; j < Sk; j++) c->z[r * c->keys + j] = (float)c->z[r * c->keys + j];
         if (!compute_dropout(c, v, rows->b, rows->h, rows->first + r, c->M + r * c->keys))
             for (int64_t j = 0; j < Sk; j++) c->M[r * c->keys + j] = 1;
-        const double sink = compute_sink(v, rows->h);
+        const double sink = e->sink_last ? -INFINITY : compute_sink(v, rows->h);
         c->top[r] = rows->first + r < c->s.Sq ? sink : -INFINITY;
         sum[r] = c->top[r] > -INFINITY ? 1 : 0;
     }
@@ -166,6 +178,7 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
         softmax_tile(c, &at, count, lo, hi, sum);
         if (!e->normalized_first) add_tile(c, &at, count, lo, hi);
     }
+    if (e->sink_last) add_sink(c, &at, attn_clamp64(c->s.Sq - rows->first, 0, count), compute_sink(v, rows->h), sum);
     if (e->normalized_first) normalize_first(c, &at, count, sum);
     finish_rows(c, e, &at, count, sum);
 }
@@ -206,7 +219,9 @@ void emulate_gradients(struct compute *c, const variation *v, const struct compu
     c->products->in_float(count, (Sk + 15) / 16 * 16, d->Dv, at.dO, c->Dv, 1, at.VT, c->keys, at.z, c->keys);
     for (int64_t r = 0; r < count; r++) {
         for (int64_t j = 0; j < Sk; j++) c->dP[r * c->keys + j] = at.z[r * c->keys + j];
+        c->in_float = true;
         compute_row_gradients(c, v, rows, sums, r);
+        c->in_float = false;
     }
     round_weights(c, &at, count, c->P);
     add_rounded(c, &at, Sk, c->Dv, count, 1, c->keys, at.dO, c->Dv, c->dV, true);

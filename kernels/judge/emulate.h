@@ -13,6 +13,7 @@ struct emulation {
     int64_t tile;          /* number of keys in a tile */
     bool backwards;        /* the kernel goes from the last tile to the first */
     bool normalized_first; /* P is divided by its sum before it is rounded */
+    bool sink_last;        /* the sink enters the maximum and the sum behind the last tile, not before the first */
 };
 
 /* emulate_rows() and emulate_gradients() do the work of compute_rows() and compute_gradients() with roundings.

@@ -46,8 +46,10 @@ struct truth {
     double *dbias, *dsinks, *dslopes;
 };
 
-enum { FRAME_ROW_TENSORS = 3, FRAME_TENSORS = 8 };
-/* The results, as indices of arrays [FRAME_TENSORS]: first those by row, then those by key, then sums. */
+/* The results, as indices of arrays [FRAME_TENSORS]: out, lse and dq, which have a row for each query; from
+ * FRAME_ROW_TENSORS on dk and dv, which have a row for each key; from FRAME_KEY_TENSORS on dbias, dsinks and
+ * dalibi_slopes, which are sums over rows. */
+enum { FRAME_ROW_TENSORS = 3, FRAME_KEY_TENSORS = 5, FRAME_TENSORS = 8 };
 extern const attn_tensor_id frame_tensors[FRAME_TENSORS];
 
 /* Cuts the problem into tiles and chooses all of them, or about `share` of them. False: there is no memory. */

@@ -7,8 +7,8 @@
 #include "kernels/judge/emulate.h"
 
 static const struct emulation emulations[EMULATIONS] = {
-    { 128, false, false }, { 64, true, false },  { 32, false, false },
-    { 256, true, false },  { 128, false, true }, { 16, true, false },
+    { 128, false, false, false }, { 64, true, false, true },  { 32, false, false, true },
+    { 256, true, false, false },  { 128, false, true, true }, { 16, true, false, false },
 };
 
 void pass_begin(struct judge *j, struct frame *frame, const variation *v, const int64_t *list, int64_t count)
@@ -72,6 +72,10 @@ static void settle_keys(struct judge *j, const struct tile *t)
     const int64_t room = all ? f->g.dims.total_k : frame_key_room(f, t->b), first = all ? 0 : frame_first_key(f, t->b);
     memset(c->dK + c->s.Sk * c->D, 0, (size_t)(attn_max64(0, room - c->s.Sk) * c->D) * sizeof *c->dK);
     memset(c->dV + c->s.Sk * c->Dv, 0, (size_t)(attn_max64(0, room - c->s.Sk) * c->Dv) * sizeof *c->dV);
+    for (int64_t n = 0; n < room * c->D && pass->v.rounding == CUT_RESULTS; n++)
+        c->dK[n] = compute_cut(pass->v.round_dtype, c->dK[n]);
+    for (int64_t n = 0; n < room * c->Dv && pass->v.rounding == CUT_RESULTS; n++)
+        c->dV[n] = compute_cut(pass->v.round_dtype, c->dV[n]);
     if (pass->emulation >= 0) {
         const attn_dtype dk = state_is_given(j, ATTN_T_dk) ? j->results[ATTN_T_dk].dtype : ATTN_F32;
         const attn_dtype dv = state_is_given(j, ATTN_T_dv) ? j->results[ATTN_T_dv].dtype : ATTN_F32;

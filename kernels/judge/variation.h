@@ -44,13 +44,14 @@ enum variation_rounding {
     ROUND_SCORES,        /* q.k is rounded to round_dtype */
     ROUND_SCALED_SCORES, /* scale q.k is rounded to round_dtype */
     ROUND_FINAL_SCORES,  /* the score after bias and ALiBi is rounded to round_dtype */
-    ROUND_SUMS,          /* sums of P V and q.k are rounded to round_dtype after every `tile` terms */
+    ROUND_SUMS,          /* sums of q.k, P V and of gradients are rounded to round_dtype after every `tile` terms */
+    ROUND_SUMS_BUT_QK,   /* as ROUND_SUMS, but q.k is exact, and so is lse */
     ROUND_TF32,          /* q and k are rounded to 10 bits behind the point */
     ROUND_TF32_ALL,      /* q, k, P and v are rounded to 10 bits behind the point */
     CUT_TF32,            /* q and k are cut to 10 bits behind the point */
     CUT_TF32_ALL,
-    CUT_OUT, /* results are cut to their dtype */
-    CUT_P,   /* P is cut to q's dtype */
+    CUT_RESULTS, /* out, dq, dk and dv are cut to round_dtype */
+    CUT_P,       /* P is cut to round_dtype */
 };
 
 enum variation_dropout {
@@ -71,7 +72,8 @@ typedef struct variation {
 
     int64_t more_right; /* added to the last key that causal lets a row see */
     bool keep_inverted, one_sequence;
-    bool padding_kept; /* rows see keys behind seqlens_k, but causal and window do not count them */
+    int64_t whole_keys; /* the keys of a sequence are rounded up to a multiple of this number; 0: they are not */
+    bool padding_kept;  /* rows see keys behind seqlens_k, but causal and window do not count them */
     enum variation_heads heads;
     enum variation_drop drop;
     enum variation_softmax softmax;
@@ -101,6 +103,12 @@ typedef struct variation {
     uint64_t swapped;     /* the caller's tensors (bits of attn_tensor_id) that are read in the other layout */
     bool swapped_problem; /* the problem is read in the other layout: attention runs over the heads */
 } variation;
+
+/* Does the variation round the sums that make out and gradients? */
+static inline bool variation_rounds_sums(const variation *v)
+{
+    return v->rounding == ROUND_SUMS || v->rounding == ROUND_SUMS_BUT_QK;
+}
 
 /* Returns the variation without a mistake. */
 variation variation_of(const attn_problem *p);
