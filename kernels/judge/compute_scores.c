@@ -67,7 +67,7 @@ static double saturated(double z)
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z;
 }
 
-/* Returns the score of a pair whose q.k is `dot`. *slope: the derivative of the score by scale q.k. */
+/* Returns the score of a query and a key whose product q.k is `dot`. *slope becomes the derivative of softcap. */
 static double score(const variation *v, double dot, double bias, double distance, double *slope)
 {
     const double cap = v->g.softcap, scale = v->g.scale;
@@ -183,7 +183,7 @@ static double not_rescaled(const struct compute *c, const variation *v, int64_t 
     return v->softmax == SOFTMAX_OUT_NOT_RESCALED ? sum : other;
 }
 
-/* Computes the weights of a row whose splits are averaged without weights. */
+/* Sets P to the weights of a kernel that averages the outs of splits of the keys, whatever their lse. */
 static void unweighted(const struct compute *c, const variation *v, const double *z, double *P)
 {
     const int64_t keys = attn_max64(1, attn_tiles(c->s.Sk, v->tile));

@@ -61,7 +61,8 @@ void emulate_keys(const struct compute *c, float *scratch)
     narrow(c->VT, c->Dv * c->keys, at.VT);
 }
 
-/* Rounds a number of P or dS as kernels round it before they multiply it. */
+/* Rounds a number of P or dS to the dtype in which kernels multiply it: that of q. Kernels multiply float8 numbers of P
+ * by 256 first, because small ones would be 0. */
 static float as_operand(const struct compute *c, double x)
 {
     const attn_dtype dtype = c->p->q.dtype;
@@ -157,7 +158,7 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
     const struct places at = places_of(c, scratch);
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count, Sk = c->s.Sk, columns = (Sk + 15) / 16 * 16, tiles = attn_tiles(Sk, e->tile);
-    float *const sum = at.dq; /* dq is written later */
+    float *const sum = at.dq; /* the memory of dq is free until the backward */
     compute_load_queries(c, v, rows);
     narrow(c->Q, count * c->D, at.Q);
     memset(at.z, 0, (size_t)(count * c->keys) * sizeof *at.z);
@@ -211,7 +212,7 @@ void emulate_gradients(struct compute *c, const variation *v, const struct compu
     const struct places at = places_of(c, scratch);
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count, Sk = c->s.Sk;
-    for (int64_t r = 0; r < count; r++) /* a kernel's backward reads lse in float32, and computes powers of 2 */
+    for (int64_t r = 0; r < count; r++) /* a kernel's backward reads lse in float32 and in base 2 */
         if (fabs(c->lse[r]) < ATTN_LSE_MOST) c->top[r] = (float)((float)c->lse[r] * LOG2E) / LOG2E, c->rest[r] = 0;
     compute_load_gradients(c, v, rows);
     narrow(c->dO, count * c->Dv, at.dO);

@@ -13,9 +13,10 @@ const attn_tensor_id frame_tensors[FRAME_TENSORS] = { ATTN_T_out, ATTN_T_lse,   
 /* ---- Sizes ------------------------------------------------------------------------------------------------------- */
 
 enum {
-    EXPONENTIAL = 100,    /* one exponential takes as long as so many multiply-adds */
-    TILE_ROWS = 64,       /* the most query rows of a tile */
-    TILE_PAIRS = 1 << 19, /* the most pairs of a tile: each of five arrays has as many doubles */
+    EXPONENTIAL = 100, /* one exponential takes as long as so many multiply-adds */
+    TILE_ROWS = 64,    /* the most query rows of a tile */
+    TILE_PAIRS =
+        1 << 19, /* the most pairs of a query and a key in a tile: each of five arrays has one double for each pair */
 };
 
 int64_t frame_tile_rows(const attn_problem *p)
@@ -57,7 +58,8 @@ int64_t frame_elements(const attn_problem *p, attn_tensor_id id)
     int64_t elements;
     const attn_dtype dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
     attn_problem of = *p;
-    if (attn_tensors[id].role == ATTN_ROLE_OUT) of.op = ATTN_OP_FORWARD; /* a backward may have its forward's, too */
+    if (attn_tensors[id].role == ATTN_ROLE_OUT)
+        of.op = ATTN_OP_FORWARD; /* a check of a backward may also compare out and lse */
     if (attn_output(&of, id, dtype, &t, &ignored) != ATTN_OK || !attn_shape_elements(t.rank, t.shape, &elements))
         return 0;
     return elements;
@@ -96,7 +98,8 @@ static bool is_chosen(const attn_problem *p, const attn_dims *d, double share, c
     if (backward) return group == 0 || chance(d, group) < share;
     const int64_t tiles = attn_tiles(room, size), n = t->first / size;
     const bool edge = n == 0 || n == tiles - 1;
-    const double edges = tiles > 2 ? 2.0 / (double)tiles : 1; /* their share of a head's tiles */
+    const double edges = tiles > 2 ? 2.0 / (double)tiles
+                                   : 1; /* share of the first and the last tile among a head's tiles */
     const double own = share <= edges ? (edge ? share / edges : 0) : edge ? 1 : (share - edges) / (1 - edges);
     const int64_t head = t->b * d->H + t->hk * (d->H / d->Hk) + t->n;
     return (head == 0 && n == 0) || chance(d, head * tiles + n) < own;

@@ -276,8 +276,8 @@ HYPOTHESIS(mask_ignored)
 }
 
 /* Kernels attend to all keys for which there is room (variants 0 and 1), or to the keys that fill the last tile (the
- * other variants). In odd variants causal and window still count from the length of the row. Of paged keys only the last page is filled
- * up, because the next entries of the page table may be any numbers. */
+ * other variants). In odd variants causal and window still count from the length of the row. Of paged keys only the
+ * last page is filled up, because the next entries of the page table may be any numbers. */
 HYPOTHESIS(padding_attended)
 {
     const bool placed = f->g.right != ATTN_UNBOUNDED || f->g.left != ATTN_UNBOUNDED || has(f, ATTN_T_alibi_slopes);

@@ -103,7 +103,8 @@ struct judge {
     struct mistake trying; /* the single mistake that is tested now */
     struct candidate *candidates;
     int candidate_count, singles; /* candidates [0, singles) are single mistakes; those behind are pairs */
-    int firsts[PAIR_FIRSTS], first_count, seconds[PAIR_SECONDS], second_count; /* what pairs are made of */
+    int firsts[PAIR_FIRSTS], first_count, seconds[PAIR_SECONDS],
+        second_count;                      /* candidates that are the first, or the second, mistake of pairs */
     int confirm[CONFIRMED], confirm_count; /* the candidates that PHASE_CONFIRM tests on all tiles */
     bool tried[HYPOTHESES_MOST];           /* all variants of this row of hypotheses[] were tested */
 };
