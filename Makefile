@@ -351,7 +351,7 @@ SECONDS ?= 60
 differential: $B/attnd ## random problems over all options against NumPy in float64 for SECONDS=60 (ARGS="--seed 1 --case 7" for one)
 	cd tests && $(TESTENV) $(PYTHON) differential/differential.py $(or $(ARGS),--seconds $(SECONDS))
 
-evidence: $B/attnd ## can the check endpoint be trusted? Planted mistakes, right results, and what it says of them (EVIDENCE=all: 2400 problems; ARGS="--only alignment:7 --show")
+evidence: $B/attnd ## can the check endpoint be trusted? Planted mistakes, right results, and what it says of them (EVIDENCE=all: 2691 problems; ARGS="--only alignment:7 --show")
 	@sh tests/setup.sh test
 	cd tests && $(TESTENV) $(PYTHON) evidence/evidence.py $(if $(filter all,$(EVIDENCE)),--all) $(ARGS)
 

@@ -35,20 +35,21 @@ struct compute {
     void *memory;
 
     /* The members from here to dV belong to one key/value head. */
-    bool has_keys, strange; /* strange: a number is not finite, so products must skip hidden pairs */
+    bool has_keys, strange; /* strange: some input is NaN or infinite, so products must skip hidden pairs */
     int64_t b, hk;
     attn_sequence s;
-    int64_t shift;           /* added to a query's place where a variation has padding_kept */
+    int64_t shift; /* with padding_kept: true length of the keys minus s.Sk, which is added to a query's place */
     double *KT, *V, *K, *VT; /* [D, keys], [most_keys, Dv], and for gradients [most_keys, D], [Dv, keys] */
     double *dK, *dV;         /* [most_keys, D], [most_keys, Dv] */
 
     /* The members from here on belong to one tile. Each of the next five is [tile, keys]. */
     double *z, *P, *M, *slope,
-        *dP;                /* scores (-inf: hidden), weights of V, dropout's factors, derivatives, dP then dS */
+        *dP; /* scores (-inf: hidden); weights of V; dropout's factors; derivatives of softcap; dP, which becomes dS */
     double *Q, *dO;         /* [tile, D], [tile, Dv] */
     double *out, *lse, *dq; /* [tile, Dv], [tile], [tile, D] */
-    double *top, *rest;     /* [tile]: the two parts of lse */
+    double *top, *rest;     /* [tile]: lse is top + rest; top is the largest score */
     double *delta;          /* [tile] */
+    bool in_float;          /* compute_row_gradients() rounds to float32 after each step, for emulate.c */
 };
 
 /* Returns the bytes of memory that compute_open() allocates. */
@@ -75,6 +76,9 @@ void compute_load_gradients(struct compute *c, const variation *v, const struct 
 void compute_row_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
                            const struct compute_sums *sums, int64_t r);
 double compute_sink(const variation *v, int64_t h); /* -inf: there is no sink */
+/* Rounds x to the nearest number of the dtype. */
 double compute_rounded(attn_dtype dtype, double x);
+/* Rounds x towards 0 to a number with as many bits as the dtype has. */
+double compute_cut(attn_dtype dtype, double x);
 
 #endif

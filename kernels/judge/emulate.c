@@ -61,7 +61,8 @@ void emulate_keys(const struct compute *c, float *scratch)
     narrow(c->VT, c->Dv * c->keys, at.VT);
 }
 
-/* Rounds a number of P or dS as kernels round it before they multiply it. */
+/* Rounds a number of P or dS to the dtype in which kernels multiply it: that of q. Kernels multiply float8 numbers of P
+ * by 256 first, because small ones would be 0. */
 static float as_operand(const struct compute *c, double x)
 {
     const attn_dtype dtype = c->p->q.dtype;
@@ -92,6 +93,18 @@ static void softmax_tile(struct compute *c, const struct places *at, int64_t cou
             sum[r] += p;
             P[j] = as_operand(c, (double)p * c->M[r * c->keys + j]);
         }
+        c->top[r] = top;
+    }
+}
+
+/* Adds the sink to the maximum and the sum of each row that exists, whose tiles are all done. */
+static void add_sink(struct compute *c, const struct places *at, int64_t exist, double sink, float *sum)
+{
+    for (int64_t r = 0; r < exist && sink > -INFINITY; r++) {
+        const double top = sink > c->top[r] || isnan(sink) ? sink : c->top[r];
+        const float rescale = (float)exp(c->top[r] - top);
+        sum[r] = sum[r] * rescale + (float)exp(sink - top);
+        for (int64_t e = 0; e < c->Dv; e++) at->acc[r * c->Dv + e] *= rescale;
         c->top[r] = top;
     }
 }
@@ -145,7 +158,7 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
     const struct places at = places_of(c, scratch);
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count, Sk = c->s.Sk, columns = (Sk + 15) / 16 * 16, tiles = attn_tiles(Sk, e->tile);
-    float *const sum = at.dq; /* dq is written later */
+    float *const sum = at.dq; /* the memory of dq is free until the backward */
     compute_load_queries(c, v, rows);
     narrow(c->Q, count * c->D, at.Q);
     memset(at.z, 0, (size_t)(count * c->keys) * sizeof *at.z);
@@ -156,7 +169,7 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
         for (int64_t j = 0; j < Sk; j++) c->z[r * c->keys + j] = (float)c->z[r * c->keys + j];
         if (!compute_dropout(c, v, rows->b, rows->h, rows->first + r, c->M + r * c->keys))
             for (int64_t j = 0; j < Sk; j++) c->M[r * c->keys + j] = 1;
-        const double sink = compute_sink(v, rows->h);
+        const double sink = e->sink_last ? -INFINITY : compute_sink(v, rows->h);
         c->top[r] = rows->first + r < c->s.Sq ? sink : -INFINITY;
         sum[r] = c->top[r] > -INFINITY ? 1 : 0;
     }
@@ -166,6 +179,7 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
         softmax_tile(c, &at, count, lo, hi, sum);
         if (!e->normalized_first) add_tile(c, &at, count, lo, hi);
     }
+    if (e->sink_last) add_sink(c, &at, attn_clamp64(c->s.Sq - rows->first, 0, count), compute_sink(v, rows->h), sum);
     if (e->normalized_first) normalize_first(c, &at, count, sum);
     finish_rows(c, e, &at, count, sum);
 }
@@ -198,7 +212,7 @@ void emulate_gradients(struct compute *c, const variation *v, const struct compu
     const struct places at = places_of(c, scratch);
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count, Sk = c->s.Sk;
-    for (int64_t r = 0; r < count; r++) /* a kernel's backward reads lse in float32, and computes powers of 2 */
+    for (int64_t r = 0; r < count; r++) /* a kernel's backward reads lse in float32 and in base 2 */
         if (fabs(c->lse[r]) < ATTN_LSE_MOST) c->top[r] = (float)((float)c->lse[r] * LOG2E) / LOG2E, c->rest[r] = 0;
     compute_load_gradients(c, v, rows);
     narrow(c->dO, count * c->Dv, at.dO);
@@ -206,7 +220,9 @@ void emulate_gradients(struct compute *c, const variation *v, const struct compu
     c->products->in_float(count, (Sk + 15) / 16 * 16, d->Dv, at.dO, c->Dv, 1, at.VT, c->keys, at.z, c->keys);
     for (int64_t r = 0; r < count; r++) {
         for (int64_t j = 0; j < Sk; j++) c->dP[r * c->keys + j] = at.z[r * c->keys + j];
+        c->in_float = true;
         compute_row_gradients(c, v, rows, sums, r);
+        c->in_float = false;
     }
     round_weights(c, &at, count, c->P);
     add_rounded(c, &at, Sk, c->Dv, count, 1, c->keys, at.dO, c->Dv, c->dV, true);

@@ -1,8 +1,8 @@
 /* emulate.h: what a right kernel computes, with its roundings.
  *
- * A kernel multiplies numbers of q's dtype, rounds P and dS to that dtype and sums in float32, tile by tile. Its
- * result differs from the exact one by what these roundings make. An emulation says how much that is on this very
- * problem. */
+ * A kernel multiplies numbers of q's dtype, rounds P and dS to that dtype and sums in float32, tile by tile. These
+ * roundings make its results differ from the exact ones. An emulation makes the same roundings on the problem that is
+ * judged, so its difference from the exact results is the error that a right kernel may have. */
 #ifndef JUDGE_EMULATE_H
 #define JUDGE_EMULATE_H
 
@@ -13,6 +13,7 @@ struct emulation {
     int64_t tile;          /* number of keys in a tile */
     bool backwards;        /* the kernel goes from the last tile to the first */
     bool normalized_first; /* P is divided by its sum before it is rounded */
+    bool sink_last;        /* the sink enters the maximum and the sum behind the last tile, not before the first */
 };
 
 /* emulate_rows() and emulate_gradients() do the work of compute_rows() and compute_gradients() with roundings.

@@ -1,5 +1,5 @@
-/* frame.c: a problem in tiles, and the caller's numbers beside it. See judge_internal.h. */
-#include "kernels/judge/judge_internal.h"
+/* frame.c: a problem in tiles, and the caller's numbers beside it. See frame.h. */
+#include "kernels/judge/frame.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -13,8 +13,10 @@ const attn_tensor_id frame_tensors[FRAME_TENSORS] = { ATTN_T_out, ATTN_T_lse,   
 /* ---- Sizes ------------------------------------------------------------------------------------------------------- */
 
 enum {
-    TILE_ROWS = 64,
-    TILE_PAIRS = 1 << 19, /* the most pairs of a tile: each of five arrays has as many doubles */
+    EXPONENTIAL = 100, /* one exponential takes as long as so many multiply-adds */
+    TILE_ROWS = 64,    /* the most query rows of a tile */
+    TILE_PAIRS =
+        1 << 19, /* the most pairs of a query and a key in a tile: each of five arrays has one double for each pair */
 };
 
 int64_t frame_tile_rows(const attn_problem *p)
@@ -56,10 +58,23 @@ int64_t frame_elements(const attn_problem *p, attn_tensor_id id)
     int64_t elements;
     const attn_dtype dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
     attn_problem of = *p;
-    if (attn_tensors[id].role == ATTN_ROLE_OUT) of.op = ATTN_OP_FORWARD; /* a backward may have its forward's, too */
+    if (attn_tensors[id].role == ATTN_ROLE_OUT)
+        of.op = ATTN_OP_FORWARD; /* a check of a backward may also compare out and lse */
     if (attn_output(&of, id, dtype, &t, &ignored) != ATTN_OK || !attn_shape_elements(t.rank, t.shape, &elements))
         return 0;
     return elements;
+}
+
+double frame_multiply_adds(const attn_problem *p)
+{
+    const attn_geometry g = attn_geometry_of(p);
+    double pairs = 0;
+    for (int64_t b = 0; b < g.dims.B; b++) {
+        const attn_sequence s = attn_sequence_of(&g, b);
+        pairs += (double)attn_room_of(g.cu_q, g.dims.Sq, b) * (double)s.Sk;
+    }
+    const double each = (double)(g.dims.D + g.dims.Dv) * (p->op == ATTN_OP_BACKWARD ? 2.5 : 1) + EXPONENTIAL;
+    return pairs * (double)g.dims.H * each;
 }
 
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
@@ -83,7 +98,8 @@ static bool is_chosen(const attn_problem *p, const attn_dims *d, double share, c
     if (backward) return group == 0 || chance(d, group) < share;
     const int64_t tiles = attn_tiles(room, size), n = t->first / size;
     const bool edge = n == 0 || n == tiles - 1;
-    const double edges = tiles > 2 ? 2.0 / (double)tiles : 1; /* their share of a head's tiles */
+    const double edges = tiles > 2 ? 2.0 / (double)tiles
+                                   : 1; /* share of the first and the last tile among a head's tiles */
     const double own = share <= edges ? (edge ? share / edges : 0) : edge ? 1 : (share - edges) / (1 - edges);
     const int64_t head = t->b * d->H + t->hk * (d->H / d->Hk) + t->n;
     return (head == 0 && n == 0) || chance(d, head * tiles + n) < own;
@@ -248,4 +264,14 @@ void difference_add(struct difference *d, double got, double want)
     if (error > d->most) d->most = error;
     d->sum += error;
     d->squares += error * error;
+}
+
+double difference_worst(const struct difference *d)
+{
+    return d->bad > 0 ? INFINITY : d->most;
+}
+
+double difference_mean(const struct difference *d)
+{
+    return d->count > 0 ? d->sum / (double)d->count : 0;
 }

@@ -275,13 +275,18 @@ HYPOTHESIS(mask_ignored)
     return has(f, masks[n]);
 }
 
+/* Kernels attend to all keys for which there is room (variants 0 and 1), or to the keys that fill the last tile (the
+ * other variants). In odd variants causal and window still count from the length of the row. Of paged keys only the
+ * last page is filled up, because the next entries of the page table may be any numbers. */
 HYPOTHESIS(padding_attended)
 {
-    UNUSED;
-    if (!f->has_gaps || f->g.page_table) return false;
-    v->g.seqlens_k = NULL;
-    v->padding_kept = n == 1; /* n = 1: causal and window still count from the shorter row */
-    return n == 0 || (f->g.right != ATTN_UNBOUNDED || f->g.left != ATTN_UNBOUNDED || has(f, ATTN_T_alibi_slopes));
+    const bool placed = f->g.right != ATTN_UNBOUNDED || f->g.left != ATTN_UNBOUNDED || has(f, ATTN_T_alibi_slopes);
+    v->padding_kept = n % 2 == 1;
+    if (!f->has_gaps || (f->g.page_table && n > 1)) return false;
+    if (f->g.page_table) v->whole_keys = f->g.dims.page_size;
+    else if (n < 2) v->g.seqlens_k = NULL;
+    else v->whole_keys = tiles[n / 2 - 1], say_tiles(words, v->whole_keys, "");
+    return n % 2 == 0 || placed;
 }
 
 HYPOTHESIS(sequences_mixed)
@@ -443,11 +448,6 @@ HYPOTHESIS(splits_unweighted)
 
 /* ---- Precision --------------------------------------------------------------------------------------------------- */
 
-static bool has_16_bits(const struct hypothesis_facts *f)
-{
-    return f->p->q.dtype == ATTN_F16 || f->p->q.dtype == ATTN_BF16;
-}
-
 static const attn_dtype halves[] = { ATTN_F16, ATTN_BF16 };
 
 HYPOTHESIS(scores_in_16_bit)
@@ -462,9 +462,9 @@ HYPOTHESIS(scores_in_16_bit)
 HYPOTHESIS(accumulated_in_16_bit)
 {
     static const int64_t terms[] = { 1, 16, 64 };
-    v->rounding = ROUND_SUMS;
+    v->rounding = n < 6 ? ROUND_SUMS_BUT_QK : ROUND_SUMS;
     v->round_dtype = halves[n % 2];
-    v->tile = terms[n / 2];
+    v->tile = terms[n / 2 % 3];
     snprintf(words, HYPOTHESIS_WORDS, "%s", attn_dtype_name(v->round_dtype));
     return f->given != ATTN_TENSOR_BIT(lse);
 }
@@ -479,8 +479,10 @@ HYPOTHESIS(tf32_products)
 HYPOTHESIS(truncated)
 {
     UNUSED;
-    v->rounding = n == 0 ? CUT_OUT : CUT_P;
-    return n == 0 ? is_given(f, ATTN_T_out) && f->p->out.dtype != ATTN_F32 : has_16_bits(f);
+    v->rounding = n < 2 ? CUT_RESULTS : CUT_P;
+    v->round_dtype = halves[n % 2];
+    snprintf(words, HYPOTHESIS_WORDS, "%s %s", n < 2 ? "results, to" : "P, to", attn_dtype_name(v->round_dtype));
+    return f->given != ATTN_TENSOR_BIT(lse) && !(f->p->q.dtype == ATTN_BF16 && v->round_dtype == ATTN_F16);
 }
 
 /* ---- Dropout ----------------------------------------------------------------------------------------------------- */
@@ -617,7 +619,7 @@ const struct hypothesis hypotheses[] = {
     ROW(layout_k, 1, OTHER, "k is read with its heads and rows in the other order", "use the strides of the layout that k has, or transpose k")
     ROW(layout_v, 1, OTHER, "v is read with its heads and rows in the other order", "use the strides of the layout that v has, or transpose v")
     ROW(layout_all, 3, OTHER, "all tensors are read with their heads and rows in the other order", "transpose axes 1 and 2, or name the layout that the tensors have")
-    ROW(padding_attended, 2, SCORES, "keys behind seqlens_k are attended to", "hide keys from seqlens_k[b] on")
+    ROW(padding_attended, 2 + 2 * TILES, SCORES, "keys behind seqlens_k are attended to", "hide keys from seqlens_k[b] on")
     ROW(heads_interleaved, 1, OTHER, "query head h reads key/value head h mod Hk", "let query head h read key/value head h / (H / Hk)")
     ROW(causal_unasked, 2, SCORES, "a causal mask is applied that the problem does not have", "leave the causal mask out, or send causal")
     ROW(scale_twice, 1, SCORES, "the scale is applied twice", "multiply q.k by the scale once: not in q as well as in the softmax")
@@ -668,9 +670,9 @@ const struct hypothesis hypotheses[] = {
     ROW(softcap_derivative_missing, 1, OTHER, "the derivative of softcap is missing", "multiply dS by 1 - tanh(s / softcap)^2")
     ROW(dq_last_tile_only, 60, OTHER, "dq has the last tile of keys alone", "add to dq at each tile instead of storing it")
     ROW(scores_in_16_bit, 6, PATTERN, "scores are rounded to 16 bits before the softmax", "keep scores in float32")
-    ROW(accumulated_in_16_bit, 6, SIZE, "sums of products are kept in 16 bits", "sum in float32")
+    ROW(accumulated_in_16_bit, 12, SIZE, "sums of products are kept in 16 bits", "sum in float32")
     ROW(tf32_products, 4, PATTERN, "products have the precision of TF32", "switch TF32 off where float32 is meant")
-    ROW(truncated, 2, PATTERN, "numbers are cut, not rounded, to their dtype", "round to nearest, ties to even")
+    ROW(truncated, 4, PATTERN, "numbers are cut, not rounded, to their dtype", "round to nearest, ties to even")
 };
 /* clang-format on */
 

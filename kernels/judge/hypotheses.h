@@ -1,4 +1,4 @@
-/* hypotheses.h: mistakes that kernels make, in one table. judge.c tests them against a caller's results.
+/* hypotheses.h: mistakes that kernels make, in one table. search.c tests them against a caller's results.
  *
  * A hypothesis is a change of a struct variation. Some have several variants (tile sizes, splits, seeds). The
  * order of the table is the order in which they are tested: those that people meet most come first. */
@@ -11,22 +11,22 @@
 struct hypothesis_facts {
     const attn_problem *p;
     attn_geometry g;
-    uint64_t given;         /* the caller's results, bits of attn_tensor_id */
-    bool backward, mixes;   /* mixes: all sequences fit into one row of scores */
-    int64_t most_q, most_k; /* lengths of the longest sequence */
-    bool has_gaps;          /* a row has room for more keys than it has */
+    uint64_t given;         /* the results that the caller gave: bits of attn_tensor_id */
+    bool backward, mixes;   /* mixes: one row of scores has room for the keys of all packed sequences */
+    int64_t most_q, most_k; /* queries and keys of the longest sequence */
+    bool has_gaps;          /* a sequence has fewer keys than there is room for */
     bool uneven;            /* Sq and Sk of a sequence differ */
-    bool has_empty;         /* a row may see no key */
+    bool has_empty;         /* some query may see no key */
 };
 
 enum { HYPOTHESIS_WORDS = 64 };
 
 struct hypothesis {
     const char *code;
-    bool converts;   /* the mistake changes results that the judge has already computed */
-    bool of_scores;  /* the mistake may also be in the backward alone */
-    bool of_pattern; /* the error may be within the limit; the hypothesis is tested even then */
-    bool of_size;    /* the error depends on the order of sums, so only its size is compared */
+    bool converts;  /* the mistake changes finished results, so the test converts the truth instead of computing anew */
+    bool of_scores; /* the mistake changes scores; a backward is also tested with it while out and lse stay right */
+    bool of_pattern; /* the mistake makes small errors: it is tested even where all results are within their limits */
+    bool of_size;    /* errors depend on the order of sums, so the test compares only how large they are */
     int variants;
     /* Changes *v as variant n says. False: this variant does not apply, or changes nothing. `words` gets what
      * distinguishes the variant ("tiles of 64 keys"), or stays empty. */
@@ -35,7 +35,7 @@ struct hypothesis {
     const char *fix;
 };
 
-enum { HYPOTHESES_MOST = 80, HYPOTHESES_FREQUENT = 26 }; /* the most rows; rows that people meet most */
+enum { HYPOTHESES_MOST = 80 }; /* the most rows that the table may have */
 extern const struct hypothesis hypotheses[];
 extern const int hypotheses_count;
 

@@ -19,10 +19,10 @@ typedef struct judge judge;
 
 enum { JUDGE_WORST = 8, JUDGE_WHERE = 8, JUDGE_EXPLANATIONS = 8, JUDGE_CODES = 80, JUDGE_TEXT = 320 };
 
-/* id, wire name: of a tensor, and of all together. */
-#define JUDGE_VERDICT_MAP(X)                                                                \
-    X(MATCH, "match")       /* not farther than twice the rounding to the result's dtype */ \
-    X(ROUNDING, "rounding") /* as far as a right kernel of the dtype may be */              \
+/* The verdicts on one tensor and on all together, from best to worst: id, name in JSON. */
+#define JUDGE_VERDICT_MAP(X)                                                                    \
+    X(MATCH, "match")       /* max_abs is at most twice the error of rounding the truth once */ \
+    X(ROUNDING, "rounding") /* max_abs is at most the limit */                                  \
     X(MISMATCH, "mismatch")
 typedef enum judge_verdict {
 #define X(id, name) JUDGE_##id,
@@ -31,11 +31,11 @@ typedef enum judge_verdict {
 } judge_verdict;
 const char *judge_verdict_name(judge_verdict verdict);
 
-/* Of one of the caller's tensors.
+/* How far one of the caller's tensors is from the truth.
  *   max_abs    largest difference; infinity where one side is not finite and the other differs from it
  *   relative   max_abs over the largest finite absolute value of the truth
- *   explained  max_abs of a right kernel of the dtype
- *   limit      what is accepted: kernels/README.md
+ *   explained  the max_abs that a right kernel of the dtype has on this problem
+ *   limit      the largest max_abs that is no mismatch: see kernels/README.md
  *   wrong      elements beyond the limit, of the `of` that were compared
  *   nan        how many of the caller's numbers are NaN where the truth is not */
 typedef struct judge_tensor {

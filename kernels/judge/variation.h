@@ -44,13 +44,14 @@ enum variation_rounding {
     ROUND_SCORES,        /* q.k is rounded to round_dtype */
     ROUND_SCALED_SCORES, /* scale q.k is rounded to round_dtype */
     ROUND_FINAL_SCORES,  /* the score after bias and ALiBi is rounded to round_dtype */
-    ROUND_SUMS,          /* sums of P V and q.k are rounded to round_dtype after every `tile` terms */
+    ROUND_SUMS,          /* sums of q.k, P V and of gradients are rounded to round_dtype after every `tile` terms */
+    ROUND_SUMS_BUT_QK,   /* as ROUND_SUMS, but q.k is exact, and so is lse */
     ROUND_TF32,          /* q and k are rounded to 10 bits behind the point */
     ROUND_TF32_ALL,      /* q, k, P and v are rounded to 10 bits behind the point */
     CUT_TF32,            /* q and k are cut to 10 bits behind the point */
     CUT_TF32_ALL,
-    CUT_OUT, /* results are cut to their dtype */
-    CUT_P,   /* P is cut to q's dtype */
+    CUT_RESULTS, /* out, dq, dk and dv are cut to round_dtype */
+    CUT_P,       /* P is cut to round_dtype */
 };
 
 enum variation_dropout {
@@ -62,24 +63,25 @@ enum variation_dropout {
 };
 
 typedef struct variation {
-    attn_geometry g;                      /* where the tensors are, scale, softcap and what hides pairs */
-    int64_t q_column, k_column, v_column; /* strides of the columns */
+    attn_geometry g; /* places of the tensors, scale, softcap, and the masks that hide pairs of a query and a key */
+    int64_t q_column, k_column, v_column; /* distance of neighbouring columns of q, k and v, in elements */
 
-    bool softcap_first, bias_first; /* they are applied before the scale */
+    bool softcap_first, bias_first; /* softcap, or bias, is applied to q.k before the scale */
     double bias_factor, alibi_factor;
-    bool alibi_corner; /* ALiBi counts from the other corner */
+    bool alibi_corner; /* ALiBi's distance is |i - j|, as if the first query stood at the first key */
 
-    int64_t more_right; /* added to the last key that causal lets a row see */
+    int64_t more_right; /* keys that each row sees beyond the last one that causal and window allow */
     bool keep_inverted, one_sequence;
-    bool padding_kept; /* rows see keys behind seqlens_k, but causal and window do not count them */
+    int64_t whole_keys; /* the keys of a sequence are rounded up to a multiple of this number; 0: they are not */
+    bool padding_kept;  /* rows see keys behind seqlens_k, while causal and window count from the true length */
     enum variation_heads heads;
     enum variation_drop drop;
     enum variation_softmax softmax;
-    int64_t tile;        /* keys of a tile, number of splits, or terms of a sum */
+    int64_t tile;        /* keys of a tile; number of splits of the keys; or terms of a sum between two roundings */
     bool backwards;      /* the kernel goes from the last tile to the first */
-    bool over_all;       /* the average is over all splits, even those that the row does not see */
-    int64_t tail;        /* keys of a tile whose padding counts as score 0; 0: none */
-    bool tail_is_hidden; /* causal and window hide padding keys too */
+    bool over_all;       /* with SOFTMAX_SPLITS_UNWEIGHTED: splits of which the row sees no key count in the average */
+    int64_t tail;        /* the last tile of so many keys has padding keys of score 0; 0: no padding counts */
+    bool tail_is_hidden; /* causal hides the padding keys of `tail` as it hides keys */
     double sink_weight;
     enum variation_empty empty_out, empty_lse;
     double lse_factor;
@@ -94,13 +96,19 @@ typedef struct variation {
     bool backward_alone; /* the mistake is in the backward; out and lse are right */
     bool no_delta, no_dlse, no_softcap_derivative, dv_unnormalized;
     double dq_factor, dk_factor;
-    int64_t only_member;    /* dk and dv have only this query head of a group; -1: all */
-    int64_t only_last_tile; /* dq has only the last tile of so many keys; 0: all */
-    int64_t only_last_rows; /* that tile is the last one that so many rows see; 0: the sequence's last one */
+    int64_t only_member;    /* dk and dv have the part of only this query head of a group; -1: they have all parts */
+    int64_t only_last_tile; /* dq has the part of only the last tile of so many keys; 0: it has all parts */
+    int64_t only_last_rows; /* that tile is the last one that any of so many rows sees; 0: it is the sequence's last */
 
     uint64_t swapped;     /* the caller's tensors (bits of attn_tensor_id) that are read in the other layout */
     bool swapped_problem; /* the problem is read in the other layout: attention runs over the heads */
 } variation;
+
+/* Does the variation round the sums that make out and gradients? */
+static inline bool variation_rounds_sums(const variation *v)
+{
+    return v->rounding == ROUND_SUMS || v->rounding == ROUND_SUMS_BUT_QK;
+}
 
 /* Returns the variation without a mistake. */
 variation variation_of(const attn_problem *p);

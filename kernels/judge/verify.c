@@ -6,14 +6,14 @@
 #include <stdlib.h>
 
 #include "kernels/judge/compute.h"
-#include "kernels/judge/judge_internal.h"
+#include "kernels/judge/frame.h"
 
 struct attn_verifier {
     struct compute c;
     attn_problem p;
     variation v;
     attn_verification found;
-    int64_t total, n, next;  /* rows there are; done; index of row n: n * total / rows, without overflow */
+    int64_t total, n, next;  /* rows of the problem; rows verified so far; index of the next row among all rows */
     int64_t b, h, first;     /* batch row and head of row `next`; number of that head's first row among all rows */
     int64_t keys_b, keys_hk; /* head and sequence whose keys are loaded; -1: none */
 };

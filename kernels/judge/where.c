@@ -1,14 +1,14 @@
-/* where.c: the worst elements, and where the wrong ones are. See judge_internal.h.
+/* where.c: the worst elements, and where the wrong ones are. See state.h.
  *
  * The wrong elements of a tensor are counted along each of its axes: batch rows, heads, queries or keys, columns.
- * An axis on which all are wrong, or every second one, is said so; the other axes get the numbers that have wrong
- * elements. So the sentence covers all wrong elements, and says no more than it must. */
+ * The sentence names each axis of which only some indices have wrong elements, as a range, as a list, or as every n-th
+ * index. It leaves out an axis all of whose indices have some. All wrong elements lie in the place that it names. */
+#include "kernels/judge/state.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#include "kernels/judge/judge_internal.h"
 
 enum { AXES = 4 };
 
@@ -149,7 +149,7 @@ struct search {
     const struct truth *t;
     const attn_tensor *results;
     judge_result *result;
-    double errors[JUDGE_WORST]; /* errors of result->worst over the tensor's limit */
+    double errors[JUDGE_WORST]; /* for each element of result->worst: its error divided by the tensor's limit */
     struct counts counts;
 };
 

@@ -183,6 +183,134 @@ class dropout_forgets_the_batch(Invention):
             s.b = b
 
 
+# ---- FlashMask rows --------------------------------------------------------------------------------------------------
+
+class Bounds(Invention):
+    def row_bounds(self, s):
+        return self.changed(super().row_bounds(s).copy())
+
+
+row_mask = {**forward, 'row_mask': True}
+
+
+@invented(**row_mask)
+class a_bound_of_the_rows_is_off_by_one(Bounds):
+    """One of the bounds of each key is one row too low or too high."""
+
+    def changed(self, bounds):
+        bounds[..., self.some(bounds.shape[-1])] += (-1, 1)[self.some(2)]
+        return bounds
+
+
+@invented(**{**row_mask, 'causal': False, 'row_bounds': 2})
+class lower_and_upper_rows_are_exchanged(Bounds):
+    """The start of the lower rows is taken for the end of the upper rows, and the reverse."""
+
+    def changed(self, bounds):
+        return bounds[..., ::-1]
+
+
+@invented(**{**row_mask, 'causal': True, 'row_bounds': 2})
+class first_and_last_hidden_row_are_exchanged(Bounds):
+    """The interval from LTE to LTS is empty, and its keys are seen by all rows."""
+
+    def changed(self, bounds):
+        return bounds[..., ::-1]
+
+
+@invented(**{**row_mask, 'causal': False, 'row_bounds': 4})
+class both_intervals_run_backwards(Bounds):
+    """Four bounds are read as LTE, LTS, UTE, UTS."""
+
+    def changed(self, bounds):
+        return bounds[..., [1, 0, 3, 2]]
+
+
+@invented(**{**row_mask, 'causal': False, 'row_bounds': 4})
+class upper_interval_is_ignored(Bounds):
+    """Of four bounds the last two are not read."""
+
+    def changed(self, bounds):
+        bounds[..., 2:] = 0
+        return bounds
+
+
+# ---- Pages -----------------------------------------------------------------------------------------------------------
+
+pages = {**forward, 'pages': True, 'page_size': lambda r: int(r.choice((4, 8, 16, 32)))}
+
+
+@invented(**pages)
+class page_table_is_read_one_entry_late(Invention):
+    def slots(self, b, Sk):
+        table, size, j = self.p.tensors['page_table'], self.p.tensors['k'].shape[1], np.arange(Sk)
+        return table[b, np.minimum(j // size + 1, table.shape[1] - 1)], j % size
+
+
+class PageSize(Invention):
+    def slots(self, b, Sk):
+        """The slots that a kernel reads for which a page has self.size(right size) keys."""
+        table, (pages, size), j = self.p.tensors['page_table'], self.p.tensors['k'].shape[:2], np.arange(Sk)
+        taken = self.size(size)
+        line = table[b, np.minimum(j // taken, table.shape[1] - 1)] * taken + j % taken
+        return np.divmod(np.minimum(line, pages * size - 1), size)
+
+
+@invented(**pages)
+class pages_are_taken_for_twice_as_large(PageSize):
+    def size(self, size):
+        return 2 * size
+
+
+@invented(**pages)
+class pages_are_taken_for_half_as_large(PageSize):
+    def size(self, size):
+        return size // 2
+
+
+@invented(**{**pages, 'B': lambda r: int(r.integers(2, 4))})
+class all_rows_have_the_pages_of_the_first(Invention):
+    def slots(self, b, Sk):
+        return super().slots(0, Sk)
+
+
+# ---- Factors of float8 -----------------------------------------------------------------------------------------------
+
+float8 = {**forward, 'dtype': 'float8_e4m3fn'}
+
+
+@invented(**float8)
+class factor_of_one_tensor_is_ignored(Invention):
+    """q_scale, k_scale or v_scale."""
+
+    def times_factor(self, name, x):
+        return x if name == 'qkv'[self.variant['seed'] % 3] else super().times_factor(name, x)
+
+
+@invented(**float8)
+class factors_of_k_and_v_are_exchanged(Invention):
+    def times_factor(self, name, x):
+        return super().times_factor({'k': 'v', 'v': 'k'}.get(name, name), x)
+
+
+@invented(**float8)
+class factor_of_one_tensor_divides(Invention):
+    """q, k or v is divided by its factor."""
+
+    def times_factor(self, name, x):
+        right = super().times_factor(name, x)
+        if name != 'qkv'[self.variant['seed'] % 3]:
+            return right
+        return x * (x / np.where(right == 0, 1, right))
+
+
+@invented(**{**float8, **heads})
+class factor_of_the_first_head_is_used_for_all(Invention):
+    def times_factor(self, name, x):
+        factor = self.p.tensors[name + '_scale']
+        return x * factor[0]
+
+
 # ---- Softmax ---------------------------------------------------------------------------------------------------------
 
 @invented(**forward)

@@ -69,7 +69,7 @@ class Kernel:
         """Returns the values of one sequence that all steps below share. The head axis comes first."""
         packed = self.p.packed
         rows = slice(q0, q0 + Sq) if packed else (b, slice(0, Sq))
-        keys = slice(k0, k0 + Sk) if packed else (b, slice(0, Sk))
+        keys = slice(k0, k0 + Sk) if packed else self.slots(b, Sk) if 'page_table' in self.p.tensors else (b, slice(0, Sk))
         s = types.SimpleNamespace(b=b, Sq=Sq, Sk=Sk, rows=rows, keys=keys)
         s.lse_at = (slice(None), slice(q0, q0 + Sq)) if packed else (b, slice(None), slice(0, Sq))
         s.q = self.q[rows].swapaxes(0, 1)
@@ -78,6 +78,11 @@ class Kernel:
         s.group = self.kv_head(s.H, s.Hk)
         s.kk, s.vv = s.k[s.group], s.v[s.group]
         return s
+
+    def slots(self, b, Sk):
+        """The page and the slot of each key of row b."""
+        size, j = self.p.tensors['k'].shape[1], np.arange(Sk)
+        return self.p.tensors['page_table'][b, j // size], j % size
 
     def kv_head(self, H, Hk):
         """Returns which head of k and v each head of q reads."""
@@ -164,10 +169,27 @@ class Kernel:
             sees = sees & self.keep(s)
         if 'bias' in self.p.tensors:
             sees = sees & ~self.hidden_by_bias(s)
+        if 'mask_startend_rows' in self.p.tensors:
+            sees = sees & ~self.hidden_by_rows(s)
         return sees
 
     def hidden_by_bias(self, s):
         return self.of_heads(s, self.p.tensors['bias']) == -np.inf
+
+    def hidden_by_rows(self, s):
+        """FlashMask: for each key the intervals of queries that do not see it."""
+        i, bounds = np.arange(s.Sq)[:, None], self.row_bounds(s)
+        hidden = [bounds[:, None, :, n] for n in range(bounds.shape[2])]
+        if self.p.options.get('causal'):
+            return (i >= hidden[0]) & (i < (hidden[1] if len(hidden) == 2 else self.p.tensors['q'].shape[1]))
+        if len(hidden) == 2:
+            return (i >= hidden[0]) | (i < hidden[1])
+        return (i >= hidden[0]) & (i < hidden[1]) | (i >= hidden[2]) & (i < hidden[3])
+
+    def row_bounds(self, s):
+        """[H, Sk, 1, 2 or 4] of mask_startend_rows."""
+        bounds = self.p.tensors['mask_startend_rows'][s.b]
+        return bounds[np.arange(s.H) * len(bounds) // s.H, :s.Sk]
 
     # ---- Softmax, tile by tile ---------------------------------------------------------------------------------------
 
@@ -373,6 +395,16 @@ class Kernel:
     def finish(self, found):
         """Mistakes in writing whole tensors override this."""
         return found
+
+
+class NormalizedFirst(Kernel):
+    """As right as Kernel: probabilities are divided by their sum before they are rounded and multiplied by v."""
+
+    def softmax(self, s, z):
+        acc, l, m = super().softmax(s, z)
+        safe, sums = np.where(m == -np.inf, 0, m)[..., None], np.where(l > 0, l, 1)[..., None]
+        P = np.exp(z - safe) / sums * (s.M if s.M is not None else 1)
+        return self.product(self.rounded(P, P_SCALE), s.vv) * sums, l, m
 
 
 def planted(*mistakes):

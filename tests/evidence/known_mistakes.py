@@ -240,29 +240,54 @@ class window_off_by_one(Mistake):
         return max(left + step, 0), right if right is None or form.startswith('left') else max(right + step, 0)
 
 
-keep_mask = dict(keep_mask=True, packed=False)
+def sometimes(rng):
+    return bool(rng.random() < 0.5)
 
 
-@code(**keep_mask, **spread)
-class mask_inverted(Mistake):
-    """keep_mask is read as a mask of hidden keys."""
+class Masked(Mistake):
+    """The base of mistakes in one mask, which is keep_mask or the rows of FlashMask."""
+
+    @staticmethod
+    def fits(problem, mask):
+        other = 'keep_mask' if mask == 'mask_startend_rows' else 'mask_startend_rows'
+        return mask in problem.tensors and other not in problem.tensors
+
+
+def masks():
+    return code('keep_mask', 'mask_startend_rows', keep_mask=sometimes, row_mask=sometimes, packed=False, **spread)
+
+
+@masks()
+class mask_inverted(Masked):
+    """The mask is read as its opposite: what it shows is hidden, and what it hides is seen."""
 
     def keep(self, s):
-        return ~super().keep(s)
+        return super().keep(s) ^ (self.form(mask_inverted) == 'keep_mask')
+
+    def hidden_by_rows(self, s):
+        return super().hidden_by_rows(s) ^ (self.form(mask_inverted) == 'mask_startend_rows')
 
 
-@code(**keep_mask, **spread)
-class mask_ignored(Mistake):
+@masks()
+class mask_ignored(Masked):
     def keep(self, s):
-        return np.ones_like(super().keep(s))
+        return super().keep(s) | (self.form(mask_ignored) == 'keep_mask')
+
+    def hidden_by_rows(self, s):
+        return super().hidden_by_rows(s) & (self.form(mask_ignored) != 'mask_startend_rows')
 
 
-@code(seqlens_k=True, packed=False, seqlens_q=False, alibi=False, dropout=False, **spread)
+@code('seqlens_k', 'pages', seqlens_k=True, pages=sometimes, packed=False, seqlens_q=False, alibi=False, dropout=False, **spread)
 class padding_attended(Mistake):
-    """seqlens_k is ignored: all keys are seen, including padding."""
+    """seqlens_k is ignored: all keys for which there is room are seen, or those that fill the last page."""
+
+    @staticmethod
+    def fits(problem, form):
+        return ('page_table' in problem.tensors) == (form == 'pages')
 
     def sequences(self):
-        return [(b, q0, Sq, k0, self.p.tensors['k'].shape[1]) for b, q0, Sq, k0, Sk in super().sequences()]
+        room = self.p.tensors['k'].shape[1]
+        return [(b, q0, Sq, k0, -(-Sk // room) * room) for b, q0, Sq, k0, Sk in super().sequences()]
 
 
 @code(packed=True, back=False, alibi_per_row=False, N=lambda r: int(r.integers(2, 5)))
@@ -508,14 +533,23 @@ def tf32(x):
     return bits.astype(np.uint32).view(np.float32).astype(x.dtype)
 
 
-@code(back=False, dtype='bfloat16', **spread)
+@code('results', 'probabilities', dtype=lambda r: str(r.choice(('float32', 'float16'))), **spread)
 class truncated(Mistake):
-    """out is truncated to its dtype instead of rounded."""
+    """Numbers are cut to bfloat16 without rounding: P, or results that are then sent in their own dtype."""
 
     def round_result(self, name, x):
-        if name != 'out':
+        if name not in ('out', 'dq', 'dk', 'dv') or self.form(truncated) != 'results':
             return super().round_result(name, x)
-        return (np.ascontiguousarray(x, np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
+        return cut_to_bf16(x)
+
+    def rounded(self, x, factor=1.0):
+        if factor == 1 or self.form(truncated) != 'probabilities':
+            return super().rounded(x, factor)
+        return cut_to_bf16(x)
+
+
+def cut_to_bf16(x):
+    return (np.ascontiguousarray(x, np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32).astype(x.dtype)
 
 
 # ---- Dropout ---------------------------------------------------------------------------------------------------------

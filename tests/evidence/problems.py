@@ -20,7 +20,8 @@ class Wants:
     """Returns what was given (a value, or a function of the generator), or draws it."""
     NAMES = set('''back dtype packed B Hk group D Dv Sq Sk same_length size N same_lengths dlse scale scale_is causal window window_is
                    alignment softcap softcap_is alibi alibi_per_row sinks bias bias_per_row bias_per_head bias_per_query bias_hides keep_mask
-                   mask_per_row mask_per_head mask_per_query kept hidden_rows seqlens_k seqlens_q dropout layout results'''.split())
+                   mask_per_row mask_per_head mask_per_query kept hidden_rows seqlens_k seqlens_q dropout layout results
+                   row_mask row_bounds pages page_size'''.split())
 
     def __init__(self, rng, given):
         self.rng, self.given = rng, given
@@ -125,6 +126,11 @@ def draw(rng, **given):
         o['seed'] = int(rng.integers(2, 2**40))
     layout = w.pick('layout', ('bshd', 'bshd', 'bshd', 'bhsd'))
     layout = 'bshd' if packed else layout
+    if w('row_mask', lambda: False) and not packed:
+        t['mask_startend_rows'] = row_mask(rng, B, (1, Hk, H)[int(rng.integers(3))], Sq, Sk, w.pick('row_bounds', (1, 2) if o.get('causal') else (2, 4)), o.get('causal'))
+    if w('pages', lambda: False) and not packed and not back:
+        layout = 'bshd'
+        page_keys(rng, t, w.pick('page_size', (4, 8, 16, 32, 64)))
     gradients = ['dq', 'dk', 'dv'] + ['d' + n for n in ('bias', 'sinks', 'alibi_slopes') if n in t]
     results = w.pick('results', (['out', 'lse'], ['out'], ['out', 'lse']))
     if back and 'results' not in given:
@@ -132,10 +138,55 @@ def draw(rng, **given):
     return types.SimpleNamespace(tensors=t, options=o, dtype=dtype, layout=layout, back=back, packed=packed, results=results)
 
 
+def row_mask(rng, B, heads, Sq, Sk, n, causal):
+    """FlashMask: [B, heads, Sk, n] of rows. Documents that do not see each other, or rows drawn for each key alone."""
+    shape = (B, heads, Sk)
+    a, b, c, d = np.sort(rng.integers(0, Sq + 1, (4, *shape)), 0)
+    if rng.random() < 0.5:
+        document = np.sort(rng.integers(0, 4, shape), -1)
+        cuts = np.sort(rng.integers(0, Sq + 1, (B, heads, 5)), -1)
+        b, c = (np.take_along_axis(cuts, document + more, -1) for more in (0, 1))
+        a, d = np.zeros(shape, int), np.full(shape, Sq)
+    return np.stack([c] if n == 1 else [c, d] if causal else [c, b] if n == 2 else [c, d, a, b], -1)
+
+
+def page_keys(rng, t, size):
+    """Moves k and v [B, Sk, ...] into pools of pages, whose order is drawn. Slots that hold no key have other numbers."""
+    B, Sk = t['k'].shape[:2]
+    most = -(-Sk // size)
+    spare = int(rng.integers(1, 4))
+    t['page_table'] = rng.permutation(B * most + spare)[:B * most].reshape(B, most)
+    t.setdefault('seqlens_k', rng.integers(1, Sk + 1, B))
+    for name in ('k', 'v'):
+        rows = t[name]
+        pool = rng.permuted(np.resize(rows, (B * most + spare, size, *rows.shape[2:])), axis=0)
+        j = np.arange(Sk)
+        pool[t['page_table'][:, j // size], j % size] = rows
+        t[name] = pool
+    for name in ('bias', 'keep_mask'):
+        if name in t:
+            t[name] = np.pad(t[name], [(0, 0)] * 3 + [(0, most * size - Sk)])
+    if 'mask_startend_rows' in t:
+        t['mask_startend_rows'] = np.pad(t['mask_startend_rows'], [(0, 0)] * 2 + [(0, most * size - Sk), (0, 0)])
+
+
+def without_pages(tensors):
+    """The tensors of a problem with k and v as [B, Sk, Hk, D]."""
+    t = dict(tensors)
+    table = t.pop('page_table', None)
+    if table is not None:
+        for name in ('k', 'v'):
+            t[name] = t[name][table].reshape(len(table), -1, *t[name].shape[2:])
+    return t
+
+
+INT32 = ('cu_seqlens_q', 'cu_seqlens_k', 'seqlens_q', 'seqlens_k', 'page_table', 'mask_startend_rows')
+
+
 def dtype_of(problem, name):
     if name in ('q', 'k', 'v', 'dout'):
         return problem.dtype
-    return {'keep_mask': 'uint8', 'cu_seqlens_q': 'int32', 'cu_seqlens_k': 'int32', 'seqlens_q': 'int32', 'seqlens_k': 'int32'}.get(name, 'float32')
+    return 'uint8' if name == 'keep_mask' else 'int32' if name in INT32 else 'float32'
 
 
 def in_layout(problem, name, x):

@@ -15,11 +15,11 @@ def problem(seed, **given):
     return problems.draw(np.random.default_rng(seed), **given)
 
 
-@pytest.mark.parametrize('dtype', problems.DTYPES + (problems.FLOAT8,))
-def test_the_kernel_without_a_mistake_computes_what_the_oracle_does(dtype):
+@pytest.mark.parametrize('given', [{'dtype': d} for d in problems.DTYPES + (problems.FLOAT8,)] + [dict(pages=True), dict(row_mask=True), dict(row_mask=True, pages=True)], ids=str)
+def test_the_kernel_without_a_mistake_computes_what_the_oracle_does(given):
     for seed in range(40):
-        p = problem(seed, dtype=dtype)
-        members = {**p.tensors, **p.options}
+        p = problem(seed, **given)
+        members = {**problems.without_pages(p.tensors), **p.options}
         want = {**oracle.forward(members)[0], **(oracle.backward(members) if p.back else {})}
         got = Kernel(p, exact=True, tile=(32, 64, 128, 256)[seed % 4]).run()
         assert set(got) == set(p.results)
@@ -103,5 +103,5 @@ def test_a_sentence_of_where_is_understood(text, tensor, count):
 
 @pytest.mark.limit(900)  # takes half a minute on two idle cores
 def test_the_check_is_right_about_the_short_list(server, capsys):
-    """Runs 112 problems with all bounds of the long list."""
+    """Runs 131 problems with all bounds of the long list."""
     assert evidence.main(['--url', server.url, '--jobs', '2']) == 0, capsys.readouterr().out

@@ -8,7 +8,7 @@
 
 namespace {
 
-enum { BM = QUERY_TILE }; /* queries of a tile */
+enum { BM = QUERY_TILE }; /* number of queries of a tile */
 typedef backward_scratch scratch;
 
 DEVICE void add_fragment(float *sums, int lane, const float (&x)[4])
@@ -143,7 +143,7 @@ struct key_place {
     limits limit;
     int b, hk, j0;
     int rows;        /* rows of dk and dv to write; they include rows of zeros behind seqlens_k */
-    int first, last; /* range of query tiles */
+    int first, last; /* tiles of queries that see any of the keys */
 };
 
 /* Finds the block's keys. find_queries() finds the query tiles later, while the keys are loaded. */
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
     }
     const bool poisoned = __syncthreads_or(!finite);
     if (pieces) store_rows<D, 256>(dq, x.b, x.h, line, 0, rows, width, staged_rows, true, threadIdx.x);
-    if (poisoned) { /* finds the place again, because registers are scarce */
+    if (poisoned) { /* The place is found again, because registers are too scarce to keep it. */
         __syncthreads();
         const tile_place again = tile_place_of<BM>(a, kept(blockIdx.x));
         for (int r = warp; r < rows; r += 8) dq_row(a, w.s, again.x, again.i0 + r);

@@ -34,7 +34,7 @@ template <int D> struct shared_wide {
     alignas(1024) uint16_t dO[2][BM * D];
     alignas(1024) row_values values[2];
     alignas(1024) uint16_t P[wide<D>::QW == 2 ? BN * BM : 512]; /* P^T: its rows are keys */
-    /* dS^T of this tile and of the tile before. Where the second does not fit, it is left out */
+    /* dS^T of this tile, and of the tile before it where shared memory has room for both */
     alignas(1024) uint16_t dS[2][BN * BM];
 };
 
@@ -181,7 +181,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
             product<T, D / 16>(
                 S, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, D, 2, tileK, key, kk * 16); },
                 [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(b_rows, D, 2, tileQ, q, kk * 16); });
-            if (jl < il + 31 + limit.lo || jl + 31 >= min(il + limit.hi, limit.Sk)) { /* some pairs are hidden */
+            /* only some of the block's pairs are visible */
+            if (jl < il + 31 + limit.lo || jl + 31 >= min(il + limit.hi, limit.Sk)) {
 #pragma unroll
                 for (int mt = 0; mt < 2; mt++) hide_queries(S[mt], limit, jl + mt * 16 + lane / 4, il + lane % 4 * 2);
             }

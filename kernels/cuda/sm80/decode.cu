@@ -111,7 +111,8 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
     const attn_range keys = attn_keys_of(&g, &x.s, i);
     float unit = 1, o, m, l;
 #pragma unroll 1
-    for (int turn = 0; turn < 2; turn++) { /* the second turn is for sums of values that overflow, in smaller units */
+    /* if the sums of values overflow, the second turn computes them again in smaller units */
+    for (int turn = 0; turn < 2; turn++) {
         o = 0;
         m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
 #pragma unroll 1
@@ -122,7 +123,7 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
             const float of_v = has_v ? load_float(v.dtype, v.data, attn_key_at(&g, &v, x.b, x.hk, x.s.k_start + j) + d)
                                      : 0;
             float derivative;
-            const float qk = block_sum(of_q * of_k, parts); /* all threads have the same qk */
+            const float qk = block_sum(of_q * of_k, parts); /* qk is the same in all threads of the block */
             const float z = fabsf(qk) <= FLT_MAX
                                 ? score(a, x, i, j, qk, &derivative)
                                 : score_in_double_inline(a, x, i, j, block_sum((double)of_q * (double)of_k, parts)).x;
@@ -175,7 +176,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
     const int rows = place.rows, splits = place.splits;
     wait_for_prerequisites();
     if (rows == 0 || splits == 1) return;
-    uint32_t repair = 0; /* one bit for each row: at most DECODE_ROWS / 4 */
+    uint32_t repair = 0; /* one bit for each row of this block, of which there are at most DECODE_ROWS / 4 */
     for (int r = blockIdx.y; r < rows; r += gridDim.y) {
         const int i = r / group, h = (int)x.h + r % group;
         const float2 *ml = p.ml + place.saved + r;
@@ -275,7 +276,7 @@ struct launch_plan {
     plan p;
     int64_t blocks;
     unsigned combine_rows; /* size of the grid of combine_splits() in y */
-    int64_t rows;          /* rows of the workspace; 0: no sequence has more than one split */
+    int64_t rows;          /* number of rows of the workspace; 0: no sequence has more than one split */
 };
 
 /* Plans the launch. `float8`: for the variant of float8 keys, which never has more splits than the other. */
@@ -346,7 +347,7 @@ template <typename T, int D> cudaError_t launch_stacks(const cuda_args &a, const
     return cudaPeekAtLastError();
 }
 
-/* Do few rows of this head size have a variant of their own, decode_few()? */
+/* Is there a variant for few rows of this head size, decode_few()? */
 constexpr bool has_few_form(int D)
 {
     return D == 128;

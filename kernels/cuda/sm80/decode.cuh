@@ -91,11 +91,12 @@ template <class X> struct shared {
         tiles tile;
         float O[X::WK][X::BM][X::D + 4];
     };
-    float m[X::WK][X::BM], l[X::WK][X::BM];      /* m and l of each warp; then m becomes the factor of the warp's O */
+    /* m and l of each warp. At the end m becomes the factor by which the warp's O is multiplied */
+    float m[X::WK][X::BM], l[X::WK][X::BM];
     float top[X::BM], sum[X::BM];                /* m and l of the block */
-    float split_group_O[SPLIT_GROUP_ROWS][X::D]; /* the sum of the splits of a split group so far */
+    float split_group_O[SPLIT_GROUP_ROWS][X::D]; /* the sum of those splits of a split group that are done */
     float2 split_group_ml[SPLIT_GROUP_ROWS];
-    int i[X::BM], h[X::BM]; /* query and head of each row */
+    int i[X::BM], h[X::BM]; /* query and query head of each row of the block */
     float slope[X::BM];
     float factor[X::FLOAT8 ? X::BM : 1]; /* factor of each row's scores: see load_permuted_queries() */
 };
@@ -614,10 +615,10 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     RING<T, X> ring(kept, sm, a, x, keys);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = X::STACKED ? place.rows * sequences : place.rows;
     const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW,
-              d0 = warp % X::WD * (D / X::WD); /* this warp's first row, key and column */
+              d0 = warp % X::WD * (D / X::WD); /* the warp's first row, key of a tile, column of V */
     const bool idle = m0 >= rows;
     limits limit;
-    attn_range open; /* keys that need no causal or window test */
+    attn_range open; /* keys that all rows see, so that no causal or window test is needed */
     const auto prepare_rows = [&] {
         limit = limits_of(g, x.s);
         open = attn_keys_of_all_rows(&g, &x.s, 0, x.s.Sq);
@@ -636,13 +637,13 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
         else load_queries<X>(sm.tile.Q, a, place, sequences);
     };
     if (!X::FEW) prepare_rows();
-    bool clean = false; /* true in the second pass, where V has no infinities and NaN */
+    bool clean = false; /* true in the second pass, where infinities and NaN of V were replaced by zeros */
 again:
     float O[1][DT][4] = {}, m[2] = { -CUDART_INF_F, -CUDART_INF_F }, l[2] = {};
 
     ring.begin(load_rows);
     if (X::FEW && p.ahead) wait_and_let_begin();
-    float c_of[2] = { c, c }; /* for each of this lane's two rows */
+    float c_of[2] = { c, c }; /* one for each of the lane's two rows */
     if constexpr (X::FLOAT8 && !std::is_same<T, __half>::value)
         if (halves)
 #pragma unroll
@@ -689,7 +690,7 @@ again:
 #pragma unroll
             for (int half = 0; half < HALVES; half++) {
                 const float m_new = fmaxf(m[half], largest_of_row(S[0], half) * c_of[half]); /* m is kept in base 2 */
-                const float base = m_new == -CUDART_INF_F ? 0 : m_new; /* no key seen yet: -inf - -inf would be NaN */
+                const float base = m_new == -CUDART_INF_F ? 0 : m_new; /* before the first key: -inf - -inf is NaN */
                 rescale[half] = exp2_fast(m[half] - base);
                 const float sum = exponents_of_row(S[0], half, c_of[half], -base);
                 l[half] = l[half] * rescale[half] + sum;

@@ -14,14 +14,15 @@
  * by bisection; some slots are left over. */
 struct decode_plan {
     int splits, splits_per_block; /* splits_per_block: splits that a block computes, 1 or SPLIT_GROUP */
-    int walkers;                  /* blocks for each batch row and key/value head */
+    int walkers;                  /* number of blocks for each batch row and key/value head */
     int unit, extra;
-    bool early; /* the arguments alone determine the splits, not what the previous kernel writes */
+    /* the splits depend on the launch's arguments alone, and on no memory that the previous kernel writes */
+    bool early;
     /* there are at most FEW_ROWS rows, and the variant for them computes them; its grid is (Hk, walkers, B) */
     bool few;
     bool ahead;   /* with few: the previous kernel writes nothing that this one reads, except the workspace */
     bool float8;  /* keys and values are float8, and the variant of float8.cuh computes them */
-    bool options; /* scores come from in_base_2() */
+    bool options; /* the problem has options, so in_base_2() computes the scores */
     int stack;    /* the most sequences whose rows decode_stacks() computes together; 0: it is not launched */
     /* packed: rows of the workspace per key/value head; sequence b has the rows from cu_k[b] / KEYS_A_ROW on */
     int64_t head_rows;
@@ -32,7 +33,7 @@ struct decode_plan {
 namespace {
 
 enum {
-    NARROW = 16, /* up to this many rows are one block of rows, which all warps share */
+    NARROW = 16, /* at most this many rows are one block of 16 rows, which all warps share */
     FEW_ROWS = 8 /* up to this many rows have a variant of their own */
 };
 
@@ -74,9 +75,10 @@ const int KEYS_A_ROW = 4;
 
 /* One key/value head of a sequence. */
 struct group_place {
-    head_args x;                     /* head_args of the group's first query head */
-    int rows;                        /* 0: decode.cu does not compute this sequence */
-    int first, last, length, splits; /* keys that any row sees; keys of a split; number of splits, at least 1 */
+    head_args x; /* head_args of the group's first query head */
+    int rows;    /* number of rows; 0: another kernel computes this sequence */
+    /* keys [first, last) are those that any row sees; keys of a split; number of splits, at least 1 */
+    int first, last, length, splits;
     /* row of the workspace where its partial results begin: all rows of a split, then those of the next split */
     int64_t saved;
 };
@@ -168,7 +170,7 @@ struct fold {
     DEVICE fold(float m_before, float m_next)
     {
         m = fmaxf(m_before, m_next);
-        const float base = m == -CUDART_INF_F ? 0 : m; /* no key seen yet: -inf - -inf would be NaN */
+        const float base = m == -CUDART_INF_F ? 0 : m; /* before the first key: -inf - -inf is NaN */
         keep = exp2_fast(__fsub_rn(m_before, base));
         add = exp2_fast(__fsub_rn(m_next, base));
     }

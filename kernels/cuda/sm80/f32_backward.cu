@@ -74,7 +74,7 @@ enum { DS_ROW = 64 }; /* elements of a row of dS in shared memory: eight pieces,
 
 template <int D, bool SCORE_MODS> struct shared {
     static const int BN = tile<D, SCORE_MODS>::BN, BM = tile<D, SCORE_MODS>::BM;
-    alignas(1024) uint16_t K[2 * BN * D]; /* the plane hi, then the plane lo */
+    alignas(1024) uint16_t K[2 * BN * D]; /* each array has the plane hi, then the plane lo */
     alignas(1024) uint16_t V[2 * BN * D];
     alignas(1024) uint16_t Q[2 * BM * D];
     alignas(1024) uint16_t dO[2 * BM * D];
@@ -227,7 +227,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     int first = 0;
     const int tiles = query_tiles_of<BN, BM>(g, sequence, j0, first), rounds = tiles * (int)g.group;
 
-    const int64_t k_tile = split_tile_of(planes.k, b, hk, sequence.k_start) + j0 / SPLIT_ROWS; /* of V too */
+    /* the tile of V has the same number */
+    const int64_t k_tile = split_tile_of(planes.k, b, hk, sequence.k_start) + j0 / SPLIT_ROWS;
     load_planes<D, BN, THREADS>(sm.K, planes.k.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
     load_planes<D, BN, THREADS>(sm.V, planes.v.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
     const split_stats k_stats = planes.k.stats[k_tile], v_stats = planes.v.stats[k_tile];
@@ -564,7 +565,7 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     at += w.sums;
     lay_out(a.g.dims, at, planes);
     at += w.planes;
-    if (!plan->problem->out.rank) { /* the forward runs first */
+    if (!plan->problem->out.rank) { /* where out and lse are not given, the forward computes them first */
         recomputed_forward forward;
         if (!plan_recomputed(&forward, f32_forward, chip, plan, at, at + w.out)) return cudaErrorInvalidConfiguration;
         code = in_shares(chip, tile_seconds(chip, &forward.plan), [&](const cuda_chip *part) {

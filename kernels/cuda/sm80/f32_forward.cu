@@ -38,7 +38,7 @@ template <int D, bool SCORE_MODS_> struct shape {
 };
 
 template <int D, bool SCORE_MODS> struct shared {
-    alignas(1024) uint16_t Q[2 * shape<D, SCORE_MODS>::BM * D]; /* the plane hi, then the plane lo */
+    alignas(1024) uint16_t Q[2 * shape<D, SCORE_MODS>::BM * D]; /* each array has the plane hi, then the plane lo */
     alignas(1024) uint16_t K[2 * shape<D, SCORE_MODS>::BN * D];
     alignas(1024) uint16_t V[2 * shape<D, SCORE_MODS>::BN * D];
     scores_on_their_way<shape<D, SCORE_MODS>> way;
@@ -95,8 +95,9 @@ DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&resc
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        const float m = fmaxf(row.m, rounded(largest_of_row(S, half) * c)); /* row.m is in base 2 already */
-        const float base = m == -CUDART_INF_F ? 0 : m; /* no key seen yet: -inf - -inf would be NaN */
+        /* scores of in_base_2() are in base 2, and so is row.m */
+        const float m = fmaxf(row.m, rounded(largest_of_row(S, half) * c));
+        const float base = m == -CUDART_INF_F ? 0 : m; /* before the first key: -inf - -inf is NaN */
         const float factor = exp2_fast(row.m - base), offset = SCORE_MODS ? -base : P_BITS - (float)shift - base;
         float sum = exponents_of_row(S, half, c, offset);
         if (SCORE_MODS) {
@@ -194,14 +195,14 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const attn_range seen = attn_keys_of_rows(&g, &place.x.s, q0, rows_end),
                      open = attn_keys_of_all_rows(&g, &place.x.s, q0, rows_end);
     const int first = (int)(seen.lo / BN);
-    int last = (int)attn_tiles(seen.hi, BN); /* range of tiles [first, last) */
+    int last = (int)attn_tiles(seen.hi, BN); /* tiles [first, last) have keys that some row sees */
     last = last_tile<SCORE_MODS, BN, THREADS>(a, (int)place.x.b, (int)place.x.h, q0, (int)rows_end, first, last,
                                               sm.seen);
     /* Tiles [free_first, free_last) need no causal or window test. */
     const int free_first = (int)attn_tiles(open.lo, BN), free_last = (int)(open.hi / BN);
 
-    /* 32 bits suffice: a plane of 2^31 tiles would be 2^46 bytes. */
-    /* the tile of V has the same number */
+    /* The number of the head's first tile of K, and of V. A plane of 2^31 tiles would have 2^46 bytes, so 32 bits
+     * suffice. */
     const int k_tile = (int)split_tile_of(planes.k, place.x.b, place.x.hk, place.x.s.k_start);
 
     /* Loads tile j of K or V from the planes of its head. */
@@ -215,7 +216,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     float q_unit, score_bound;
     split_queries<D, SCORE_MODS>(sm, a, place, q_unit, score_bound);
 
-    bool clean = false; /* true in the second pass, where V has no infinities and NaN */
+    bool clean = false; /* true in the second pass, where infinities and NaN of V were replaced by zeros */
     bool wide = false;  /* true: forward_row() computes all rows */
 again:
     int o_exponent = 126; /* O holds sums of P V 2^o_exponent: the smallest exponent of V's tiles so far */
@@ -278,7 +279,7 @@ again:
 
         cp_async_wait<0>();
         __syncthreads();                                     /* V[j] is here, and no thread reads K[j] any more */
-        if (clean) clear_not_finite<__half, Shape, D>(sm.V); /* where hi is cleared, lo is 0 already */
+        if (clean) clear_not_finite<__half, Shape, D>(sm.V); /* lo is 0 already wherever hi is not finite */
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) load(sm.K, planes.k, next);
 
@@ -328,7 +329,7 @@ again:
         goto again;
     }
     if (SCORE_MODS && a.part_lse) {
-        if (wide) /* computes all rows one by one, as if none were correct */
+        if (wide) /* computes all rows one by one, as if tensor cores had made none of them correctly */
             for (int n = 0; n < 2 * MT; n++) rows[n / 2][n % 2].l = CUDART_NAN_F;
         store_parts<Shape>(a, x, q0, rows);
         return;

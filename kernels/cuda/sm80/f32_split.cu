@@ -13,7 +13,8 @@ enum { WARPS = 8, ROWS = SPLIT_ROWS / WARPS, MOST = 4 };
 struct split_jobs {
     split_planes planes[MOST];
     attn_tensor_id id[MOST];
-    unsigned first[MOST + 1]; /* tensor n's tiles are blocks first[n] to first[n + 1] - 1 of the grid's x */
+    /* blocks first[n] to first[n + 1] - 1 of the grid's x axis convert tensor n, one tile each */
+    unsigned first[MOST + 1];
 };
 
 /* A lane holds D / 32 neighbouring columns of 16 rows. */
@@ -36,7 +37,8 @@ __global__ void __launch_bounds__(32 * WARPS)
     }
     const attn_sequence s = attn_sequence_of(&g, b);
     const int64_t count = p.queries ? s.Sq : s.Sk, start = p.queries ? s.q_start : s.k_start;
-    if (p.packed && (int64_t)tile * SPLIT_ROWS >= count) return; /* this tile belongs to no sequence */
+    /* tiles are counted generously, and this one is behind the end of its sequence */
+    if (p.packed && (int64_t)tile * SPLIT_ROWS >= count) return;
     float x[ROWS][V], top, least;
     load_rows<D, ROWS>(x, g.view[jobs.id[job]], b, blockIdx.y, start, (int64_t)tile * SPLIT_ROWS + warp * ROWS, count,
                        p.width, PAGES && !p.queries ? &g : nullptr);

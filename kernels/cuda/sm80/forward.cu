@@ -54,7 +54,7 @@ template <int D, bool SCORE_MODS_> struct shape {
 };
 
 template <int D, bool SCORE_MODS> struct shared {
-    alignas(1024) uint16_t Q[shape<D, SCORE_MODS>::BM * D]; /* Q; later the rows of out */
+    alignas(1024) uint16_t Q[shape<D, SCORE_MODS>::BM * D]; /* Q, and at the end the rows of out */
     alignas(1024) uint16_t K[shape<D, SCORE_MODS>::BN * D];
     alignas(1024) uint16_t V[shape<D, SCORE_MODS>::BN * D];
     scores_on_their_way<shape<D, SCORE_MODS>> way;
@@ -78,7 +78,7 @@ DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&row
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        const float top = largest_of_row(S, half) * c; /* row.m is in base 2 already */
+        const float top = largest_of_row(S, half) * c; /* scores of in_base_2() are in base 2, and so is row.m */
         const bool grows = top > row.m + 8;
         const float m = grows ? top : row.m;
         rescale[half] = grows ? exp2_fast(row.m - m) : 1;
@@ -99,7 +99,7 @@ DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&row
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        const float base = row.m == -CUDART_INF_F ? 0 : row.m; /* no key seen yet: -inf - -inf would be NaN */
+        const float base = row.m == -CUDART_INF_F ? 0 : row.m; /* before the first key: -inf - -inf is NaN */
         row.l += exponents_of_row(S, half, c, -base);
     }
 }
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const int seen = max(q0 + limit.lo, 0),
               end = max(min(q_last + limit.hi, limit.Sk), 0); /* end of the keys that some row sees */
     const int first = min(seen, limit.Sk) / BN;
-    int last = (end + BN - 1) / BN; /* range of tiles [first, last) */
+    int last = (end + BN - 1) / BN; /* tiles [first, last) have keys that some row sees */
     last = last_tile<SCORE_MODS, BN, THREADS>(a, place.b, place.h, q0, q_last + 1, first, last, sm.seen);
     key_loader<T, D, THREADS, false, PAGED> K(g, g.view[ATTN_T_k], place.b, place.hk, place.k_start, limit.Sk,
                                               g.dims.D);
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const uint32_t start = smem_addr(&sm), down = start + lane_down<D>(lane);
     const uint32_t across = D == 128 ? kept(start + lane_across<D>(lane)) : start + lane_across<D>(lane);
     const uint32_t tileK = sizeof sm.Q, tileV = tileK + sizeof sm.K; /* offsets from the start of shared memory */
-    bool clean = false; /* true in the second pass, where V has no infinities and NaN */
+    bool clean = false; /* true in the second pass, where infinities and NaN of V were replaced by zeros */
 again:
     float O[MT][DT][4];
     softmax_row rows[MT][2];

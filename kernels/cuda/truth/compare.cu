@@ -8,7 +8,7 @@ enum { COMPARE_THREADS = 256, COMPARE_BLOCKS = 1 << 12 };
 
 struct compared {
     attn_geometry g;
-    attn_view view; /* where the result is */
+    attn_view view; /* the result, as a tensor with strides */
     const double *truth;
     int64_t rows, columns;
     bool keys;

@@ -21,7 +21,7 @@ struct row_sum {
 /* A tensor as widen() leaves it: rows of `width` floats, a multiple of CHUNK, zeros behind the tensor's channels. */
 struct dense {
     float *data;
-    uint8_t *strange; /* one per row: the row has a NaN or an infinity */
+    uint8_t *strange; /* one byte per row: 1 if the row has a NaN or an infinity */
     int width;
 };
 
@@ -32,7 +32,7 @@ struct truth_args {
     attn_truth to; /* NULL: not wanted. out is never NULL in a backward, because delta needs it */
     attn_score_options_as<double> scores;
     double drop_scale;
-    bool options; /* scores take more than a scale, causal, window and lengths */
+    bool options; /* the problem has options other than scale, causal, window and lengths */
     int64_t first_block;
 };
 

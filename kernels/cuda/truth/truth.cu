@@ -290,7 +290,7 @@ DEVICE void score_gradients(const truth_args &t, const row_sum (&of_rows)[2], co
         if (is_hidden(S[n][e])) return;
         double ds = S[n][e] * (kept(t, ex, n, e) * dp - sum_of<PASS>(of_rows, of_columns, at, n, e).delta);
         if (t.options) ds *= fabs(ex.slope[row_of(e)][column_of(n, e)]);
-        S[n][e] = ds == 0 ? 0 : ds; /* -0 means hidden */
+        S[n][e] = ds == 0 ? 0 : ds; /* P of a hidden pair is -0 */
     });
 }
 
@@ -358,7 +358,7 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
         else if (at.part < w.chunks + w.chunks2) add_scores(dP, from, from + ROWS * LINE);
 
         const int64_t column0 = first_column<PASS>(t, w, at.member);
-        if (at.part == w.chunks - 1) { /* S is complete */
+        if (at.part == w.chunks - 1) { /* all chunks of S were added up */
             finish_scores<PASS>(t, w, at, S, ex);
             if (PASS == FORWARD) {
                 const double rescale[2] = { softmax_step<0>(online[0], S), softmax_step<1>(online[1], S) };
@@ -372,7 +372,7 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
                     if (!is_hidden(S[n][e])) S[n][e] *= kept(t, ex, n, e);
                 });
         }
-        if (has_two_products(PASS) && at.part == w.chunks + w.chunks2 - 1) /* dP is complete */
+        if (has_two_products(PASS) && at.part == w.chunks + w.chunks2 - 1) /* all chunks of dP were added up */
             score_gradients<PASS>(t, sums, t.sums + column0, at, S, dP, ex);
         if (at.part == w.chunks + w.chunks2) {
             const int column = at.column + threadIdx.x % 32;

@@ -1,0 +1,197 @@
+/* candidate.c: tests one mistake, or two at once, and says what they explain. See state.h.
+ *
+ * A mistake explains a tensor that is wrong where the results agree with what a kernel with that mistake gives:
+ * the largest and the mean difference fall to a tenth, or the largest is within the limit. Tensors that
+ * are right must stay within their limits. The score of a mistake orders explanations. It is the sum over the wrong
+ * tensors of the logarithm of error left / error now, where an error is a root mean square plus the rounding of a
+ * right kernel. */
+#include "kernels/judge/state.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { LSE = 1 }; /* the index of lse in frame_tensors[] */
+
+#define JUDGE_PATTERN   0.5 /* a mistake of precision leaves less than this share of the mean error */
+#define JUDGE_PAIR_GAIN 1.1 /* a second mistake divides what is left of the error by e to this power */
+
+/* ---- A test ------------------------------------------------------------------------------------------------------ */
+
+static double root_mean_square(const struct judge *j, int which, const struct difference *d)
+{
+    const double bad = 10 * j->largest[which] + 1;
+    if (d->count == 0) return 0;
+    return sqrt((d->squares + (double)d->bad * bad * bad) / (double)d->count);
+}
+
+/* Does the mistake explain this tensor? now: the differences from the truth. left: the differences from what a kernel
+ * with the mistake gives. */
+static bool explains(const struct judge *j, int which, const struct difference *now, const struct difference *left)
+{
+    if (left->bad > now->bad / 10) return false;
+    const bool tenth = left->most <= now->most / 10 && difference_mean(left) <= difference_mean(now) / 10;
+    if (now->bad > 0 && now->most <= j->tensor[which].limit)
+        return left->most <= fmax(j->tensor[which].limit, now->most);
+    if (left->most <= j->tensor[which].limit)
+        return root_mean_square(j, which, left) <= 0.7 * root_mean_square(j, which, now);
+    return tenth;
+}
+
+/* Computes score, explains and breaks of a candidate whose differences are known. */
+static void weigh(const struct judge *j, struct candidate *c)
+{
+    const struct difference *const now = c->whole ? j->now : j->now_sample;
+    c->score = 0;
+    c->explains = 0;
+    c->breaks = false;
+    for (int which = 0; which < FRAME_TENSORS; which++) {
+        if (!state_is_given(j, frame_tensors[which]) || c->left[which].count == 0) continue;
+        const double noise = root_mean_square(j, which, &j->noise[which]) + 1e-300;
+        if (j->wrong >> which & 1) {
+            c->score += log((root_mean_square(j, which, &c->left[which]) + noise) /
+                            (root_mean_square(j, which, &now[which]) + noise));
+            if (now[which].count > 0 && explains(j, which, &now[which], &c->left[which])) c->explains |= 1u << which;
+        } else if (difference_worst(&c->left[which]) > fmax(j->tensor[which].limit, 3 * difference_worst(&now[which])))
+            c->breaks = true;
+    }
+}
+
+bool candidate_change(const struct judge *j, const struct mistake *m, variation *v, char words[HYPOTHESIS_WORDS])
+{
+    *words = '\0';
+    return hypotheses[m->row].apply(&j->facts, m->variant, v, words);
+}
+
+/* Begins the pass that tests a candidate. Returns false if the candidate does not apply to the problem. */
+bool candidate_begin(struct judge *j, const struct candidate *c, bool whole)
+{
+    variation v = variation_of(&j->frame.p);
+    char words[HYPOTHESIS_WORDS];
+    if (!candidate_change(j, &c->first, &v, words)) return false;
+    if (c->second.row >= 0 && !candidate_change(j, &c->second, &v, words)) return false;
+    struct frame *frame = &j->frame;
+    if (v.swapped_problem) {
+        if (!j->has_other) return false;
+        frame = &j->other;
+        const variation of_other = variation_of(&j->other.p);
+        v.g = of_other.g;
+        whole = true;
+    }
+    if (j->sample_count == j->frame.count) whole = true;
+    if (v.one_sequence && j->p.op == ATTN_OP_BACKWARD) whole = true;
+    pass_begin(j, frame, &v, whole ? NULL : j->sample, j->sample_count);
+    j->pass.alone = c->first.alone || c->second.alone;
+    j->pass.sizes = hypotheses[c->first.row].of_size;
+    j->pass.converts = hypotheses[c->first.row].converts && (c->second.row < 0 || hypotheses[c->second.row].converts);
+    return true;
+}
+
+void candidate_end(struct judge *j, struct candidate *c)
+{
+    memcpy(c->left, j->pass.found, sizeof c->left);
+    memcpy(c->size, j->pass.size, sizeof c->size);
+    c->whole = j->pass.list == NULL;
+    weigh(j, c);
+}
+
+/* ---- What a test says -------------------------------------------------------------------------------------------- */
+
+/* Does one candidate explain all tensors that are wrong? */
+bool candidate_is_complete(const struct judge *j)
+{
+    for (int n = 0; n < j->candidate_count; n++)
+        if (!j->candidates[n].breaks && j->candidates[n].explains == j->wrong && j->wrong) return true;
+    return false;
+}
+
+/* Does the mistake remove over a fifth of the error of a wrong tensor? */
+bool candidate_removes_some(const struct judge *j, const struct candidate *c)
+{
+    for (int which = 0; which < FRAME_TENSORS; which++) {
+        const struct difference *const now = c->whole ? &j->now[which] : &j->now_sample[which], *const left =
+                                                                                                    &c->left[which];
+        if (!(j->wrong >> which & 1) || left->count == 0 || now->count == 0 || left->bad > now->bad) continue;
+        if (left->bad < now->bad * 4 / 5 || left->most < 0.8 * now->most ||
+            difference_mean(left) < 0.8 * difference_mean(now) ||
+            root_mean_square(j, which, left) < 0.8 * root_mean_square(j, which, now))
+            return true;
+    }
+    return false;
+}
+
+/* Returns the better (lower) score of the two mistakes of a pair, each tested alone. */
+static double better_single(const struct judge *j, const struct candidate *pair)
+{
+    double best = 0;
+    for (int n = 0; n < j->singles; n++) {
+        const struct mistake *const m = &j->candidates[n].first;
+        const bool one = m->row == pair->first.row && m->variant == pair->first.variant &&
+                         m->alone == pair->first.alone;
+        const bool other = m->row == pair->second.row && m->variant == pair->second.variant &&
+                           m->alone == pair->second.alone;
+        if ((one || other) && j->candidates[n].score < best) best = j->candidates[n].score;
+    }
+    return best;
+}
+
+/* Do the caller's errors have about the size and the spread of the errors that the mistake makes? */
+static bool has_size(const struct judge *j, int which, const struct candidate *c, const struct difference *now)
+{
+    const double rms = root_mean_square(j, which, now), of = root_mean_square(j, which, &c->size[which]);
+    const double spread = rms > 0 ? difference_mean(now) / rms : 0,
+                 of_spread = of > 0 ? difference_mean(&c->size[which]) / of : 0;
+    return now->bad == 0 && rms > 4 * root_mean_square(j, which, &j->noise[which]) && of > rms / 1.5 &&
+           of < rms * 1.5 && spread > of_spread / 1.25 && spread < of_spread * 1.25;
+}
+
+/* Does the mistake make errors of the same size in each wrong tensor, and leave the other tensors right? */
+static bool explains_by_size(const struct judge *j, const struct candidate *c)
+{
+    bool any = false;
+    /* Many mistakes make errors of this size in lse and out. A wrong lse is therefore no evidence, and in a float32
+     * forward a right lse is needed. */
+    if (j->wrong >> LSE & 1) return false;
+    if (j->p.q.dtype == ATTN_F32 && j->p.op == ATTN_OP_FORWARD && !state_is_given(j, ATTN_T_lse)) return false;
+    for (int which = 0; which < FRAME_TENSORS; which++) {
+        if (!state_is_given(j, frame_tensors[which]) || c->size[which].count == 0) continue;
+        if (j->wrong >> which & 1) {
+            if (!has_size(j, which, c, c->whole ? &j->now[which] : &j->now_sample[which])) return false;
+            any = true;
+        } else if (difference_worst(&c->size[which]) > 2 * j->tensor[which].limit) return false;
+    }
+    return any;
+}
+
+/* Does the mistake remove most of the mean error of a tensor other than lse? The tensor may be within its limit. */
+static bool explains_by_pattern(const struct judge *j, const struct candidate *c)
+{
+    if (c->breaks) return false;
+    for (int which = 0; which < FRAME_TENSORS; which++) {
+        const struct difference *const now = c->whole ? &j->now[which] : &j->now_sample[which], *const left =
+                                                                                                    &c->left[which];
+        if (!state_is_given(j, frame_tensors[which]) || left->count == 0 || frame_tensors[which] == ATTN_T_lse)
+            continue;
+        if (now->bad == 0 && left->bad == 0 && difference_mean(now) > 0 &&
+            difference_mean(left) < JUDGE_PATTERN * difference_mean(now))
+            return true;
+    }
+    return false;
+}
+
+/* Does the candidate explain every wrong tensor that its test has compared? */
+static bool explains_all(const struct judge *j, const struct candidate *c)
+{
+    for (int which = 0; which < FRAME_TENSORS; which++)
+        if ((j->wrong & ~c->explains) >> which & 1 && c->left[which].count > 0) return false;
+    return true;
+}
+
+/* Two mistakes that leave one tensor unexplained are chance more often than truth, because so many pairs are tested. */
+bool candidate_is_explanation(const struct judge *j, const struct candidate *c)
+{
+    const struct hypothesis *const h = &hypotheses[c->first.row];
+    if (h->of_size && c->second.row < 0) return explains_by_size(j, c);
+    if (h->of_pattern && c->second.row < 0) return explains_by_pattern(j, c);
+    if (c->breaks || c->explains == 0) return false;
+    return c->second.row < 0 || (explains_all(j, c) && c->score < better_single(j, c) - JUDGE_PAIR_GAIN);
+}

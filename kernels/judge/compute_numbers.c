@@ -1,0 +1,101 @@
+/* compute_numbers.c: roundings of numbers, and products that skip hidden pairs or round their sums. See compute.h. */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/judge/compute_internal.h"
+
+int64_t compute_padded(int64_t n)
+{
+    const int64_t width = PRODUCTS_WIDTH;
+    return (n + width - 1) / width * width + (n == 0 ? width : 0);
+}
+
+/* ---- Numbers ----------------------------------------------------------------------------------------------------- */
+
+double compute_rounded(attn_dtype dtype, double x)
+{
+    switch (dtype) {
+    case ATTN_F32: return (float)x;
+    case ATTN_F16: return attn_f16_to_f32(attn_f16_from_double(x));
+    case ATTN_BF16: return attn_bf16_to_f32(attn_bf16_from_double(x));
+    case ATTN_F8E4M3: return attn_e4m3_to_f32(attn_e4m3_from_double(x));
+    default: return x;
+    }
+}
+
+/* Rounds x towards 0 to a number with as many bits as the dtype has. */
+double compute_cut(attn_dtype dtype, double x)
+{
+    static const int bits[ATTN_DTYPE_COUNT] = { [ATTN_F32] = 23, [ATTN_F16] = 10, [ATTN_BF16] = 7, [ATTN_F8E4M3] = 3 };
+    uint64_t word;
+    memcpy(&word, &x, sizeof word);
+    if (!isfinite(x)) return x;
+    word &= ~((UINT64_C(1) << (52 - bits[dtype])) - 1);
+    memcpy(&x, &word, sizeof x);
+    return x;
+}
+
+/* Rounds x to 10 bits behind the point, as TF32 has. cuts: rounds towards 0, not to the nearest. */
+static double to_tf32(double x, bool cuts)
+{
+    uint64_t word;
+    if (!isfinite(x)) return x;
+    memcpy(&word, &x, sizeof word);
+    if (!cuts) word += UINT64_C(1) << 41;
+    word &= ~((UINT64_C(1) << 42) - 1);
+    memcpy(&x, &word, sizeof x);
+    return x;
+}
+
+void compute_round_operand(const variation *v, bool of_values, double *x, int64_t count)
+{
+    const bool all = v->rounding == ROUND_TF32_ALL || v->rounding == CUT_TF32_ALL;
+    const bool cuts = v->rounding == CUT_TF32 || v->rounding == CUT_TF32_ALL;
+    if (!all && (of_values || (v->rounding != ROUND_TF32 && v->rounding != CUT_TF32))) return;
+    for (int64_t n = 0; n < count; n++) x[n] = to_tf32(x[n], cuts);
+}
+
+/* ---- Products ---------------------------------------------------------------------------------------------------- */
+
+/* Computes C += A B (by_key: C += transposed A B) and skips hidden pairs. A pair is hidden where its score c->z is
+ * -inf. */
+static void product_seen(const struct compute *c, int64_t rows, int64_t n, const double *A, bool by_key,
+                         const double *B, int64_t ldb, double *C, int64_t ldc)
+{
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t j = 0; j < c->s.Sk; j++) {
+            const double weight = A[r * c->keys + j];
+            const double *const from = by_key ? B + r * ldb : B + j * ldb;
+            double *const to = by_key ? C + j * ldc : C + r * ldc;
+            if (c->z[r * c->keys + j] == -INFINITY) continue;
+            for (int64_t e = 0; e < n; e++) to[e] += weight * from[e];
+        }
+}
+
+/* Computes C[rows, n] += A[rows, Sk] B[Sk, n]. */
+void compute_times_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B, int64_t ldb,
+                        double *C)
+{
+    if (c->strange) product_seen(c, rows, n, A, false, B, ldb, C, ldb);
+    else c->products->in_double(rows, compute_padded(n), c->s.Sk, A, c->keys, 1, B, ldb, C, ldb);
+}
+
+/* Computes C[Sk, n] += transposed A[rows, Sk] B[rows, n]. */
+void compute_add_to_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B,
+                         int64_t ldb, double *C)
+{
+    if (c->strange) product_seen(c, rows, n, A, true, B, ldb, C, ldb);
+    else c->products->in_double(c->s.Sk, compute_padded(n), rows, A, 1, c->keys, B, ldb, C, ldb);
+}
+
+/* Computes C += A B, and rounds C to round_dtype after every `tile` terms of a sum. */
+void compute_rounded_product(const struct compute *c, const variation *v, int64_t m, int64_t n, int64_t k,
+                             const double *A, int64_t row, const double *B, int64_t ldb, double *C, int64_t ldc)
+{
+    const int64_t terms = v->tile;
+    for (int64_t t = 0; t < k; t += terms) {
+        c->products->in_double(m, n, attn_min64(terms, k - t), A + t, row, 1, B + t * ldb, ldb, C, ldc);
+        for (int64_t r = 0; r < m; r++)
+            for (int64_t e = 0; e < n; e++) C[r * ldc + e] = compute_rounded(v->round_dtype, C[r * ldc + e]);
+    }
+}

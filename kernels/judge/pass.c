@@ -1,0 +1,241 @@
+/* pass.c: computes the tiles of a problem with one variation or emulation, and sums up differences. See state.h. */
+#include "kernels/judge/state.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kernels/judge/emulate.h"
+
+static const struct emulation emulations[EMULATIONS] = {
+    { 128, false, false, false }, { 64, true, false, true },  { 32, false, false, true },
+    { 256, true, false, false },  { 128, false, true, true }, { 16, true, false, false },
+};
+
+void pass_begin(struct judge *j, struct frame *frame, const variation *v, const int64_t *list, int64_t count)
+{
+    j->pass = (struct pass){
+        .v = *v, .frame = frame, .list = list, .count = list ? count : frame->count, .hk = -1, .b = -1, .emulation = -1
+    };
+    j->pass.sums = list == NULL && frame->whole;
+    j->in_pass = true;
+    if (j->some.dbias) memset(j->some.dbias, 0, (size_t)j->sum_elements[5] * sizeof(double));
+    if (j->some.dsinks) memset(j->some.dsinks, 0, (size_t)j->sum_elements[6] * sizeof(double));
+    if (j->some.dslopes) memset(j->some.dslopes, 0, (size_t)j->sum_elements[7] * sizeof(double));
+}
+
+/* Returns the row of the truth that is the first row of tile t, if head h computes the tile. Returns -1 if the truth
+ * does not have that row. */
+static int64_t kept_row(const struct frame *f, const struct tile *t, int64_t h)
+{
+    const int64_t own = t->hk * f->g.group + t->n;
+    if (h == own) return t->row;
+    const int64_t at = f->row_of_head[t->b * f->g.dims.H + h];
+    return at < 0 ? -1 : at + t->first;
+}
+
+/* Takes `count` computed rows of a tensor, each of `ld` numbers. In PHASE_TRUTH it stores them in the truth; in other
+ * phases it adds up their differences. */
+static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_t first, int64_t count, int64_t kept,
+                        const double *values, int64_t ld)
+{
+    struct pass *const pass = &j->pass;
+    const attn_tensor_id id = frame_tensors[which];
+    const int64_t columns = frame_columns(pass->frame, id);
+    double *const truth = pass->frame == &j->frame && kept >= 0 ? frame_kept(&j->truth, id) : NULL;
+    const bool swapped = pass->v.swapped >> id & 1;
+    if (j->phase == PHASE_TRUTH) {
+        for (int64_t r = 0; r < count && truth; r++)
+            memcpy(truth + (kept + r) * columns, values + r * ld, (size_t)columns * sizeof *values);
+        return;
+    }
+    if (!state_is_given(j, id)) return;
+    for (int64_t r = 0; r < count; r++)
+        for (int64_t e = 0; e < columns; e++) {
+            const double value = values[r * ld + e];
+            int64_t at;
+            if (pass->sizes && truth) difference_add(&pass->size[which], value, truth[(kept + r) * columns + e]);
+            if (pass->against_truth && truth)
+                difference_add(&pass->found[which], value, truth[(kept + r) * columns + e]);
+            else if (!pass->against_truth)
+                difference_add(&pass->found[which], frame_got(pass->frame, id, swapped, b, h, first + r, e, &at),
+                               value);
+        }
+}
+
+/* Takes dk and dv of a key/value head when all tiles of that head have been computed. */
+static void settle_keys(struct judge *j, const struct tile *t)
+{
+    struct pass *const pass = &j->pass;
+    struct frame *const f = pass->frame;
+    struct compute *const c = &f->c;
+    const bool all = pass->v.one_sequence;
+    const int64_t room = all ? f->g.dims.total_k : frame_key_room(f, t->b), first = all ? 0 : frame_first_key(f, t->b);
+    memset(c->dK + c->s.Sk * c->D, 0, (size_t)(attn_max64(0, room - c->s.Sk) * c->D) * sizeof *c->dK);
+    memset(c->dV + c->s.Sk * c->Dv, 0, (size_t)(attn_max64(0, room - c->s.Sk) * c->Dv) * sizeof *c->dV);
+    for (int64_t n = 0; n < room * c->D && pass->v.rounding == CUT_RESULTS; n++)
+        c->dK[n] = compute_cut(pass->v.round_dtype, c->dK[n]);
+    for (int64_t n = 0; n < room * c->Dv && pass->v.rounding == CUT_RESULTS; n++)
+        c->dV[n] = compute_cut(pass->v.round_dtype, c->dV[n]);
+    if (pass->emulation >= 0) {
+        const attn_dtype dk = state_is_given(j, ATTN_T_dk) ? j->results[ATTN_T_dk].dtype : ATTN_F32;
+        const attn_dtype dv = state_is_given(j, ATTN_T_dv) ? j->results[ATTN_T_dv].dtype : ATTN_F32;
+        emulate_round(dk, c->dK, room * c->D);
+        emulate_round(dv, c->dV, room * c->Dv);
+    }
+    settle_rows(j, 3, t->b, t->hk, first, room, all ? -1 : t->line, c->dK, c->D);
+    settle_rows(j, 4, t->b, t->hk, first, room, all ? -1 : t->line, c->dV, c->Dv);
+}
+
+/* Replaces out and lse of a tile by the truth. A pass calls it for a mistake that is in the backward alone. */
+static void take_right_forward(struct judge *j, const struct compute_rows *rows, int64_t kept)
+{
+    struct compute *const c = &j->pass.frame->c;
+    for (int64_t r = 0; r < rows->count && kept >= 0; r++) {
+        memcpy(c->out + r * c->Dv, j->truth.out + (kept + r) * j->frame.g.dims.Dv,
+               (size_t)j->frame.g.dims.Dv * sizeof *c->out);
+        c->lse[r] = c->top[r] = j->truth.lse[kept + r];
+        c->rest[r] = 0;
+    }
+}
+
+static struct compute_sums sums_of(struct judge *j)
+{
+    struct truth *const t = j->phase == PHASE_TRUTH ? &j->truth : &j->some;
+    if (!j->pass.sums) return (struct compute_sums){ 0 };
+    return (struct compute_sums){ t->dbias, t->dsinks, t->dslopes };
+}
+
+static void take_keys(struct judge *j, const struct tile *t, int64_t hk)
+{
+    struct pass *const pass = &j->pass;
+    struct frame *const f = pass->frame;
+    const int64_t b = pass->v.one_sequence ? 0 : t->b;
+    if (pass->hk == hk && pass->b == b) return;
+    compute_keys(&f->c, &pass->v, b, hk);
+    if (pass->emulation >= 0) emulate_keys(&f->c, f->scratch);
+    pass->hk = hk, pass->b = b;
+}
+
+/* Computes tile t with the pass's variation or emulation, and takes its results. */
+static void compute_tile(struct judge *j, const struct tile *t)
+{
+    struct pass *const pass = &j->pass;
+    struct frame *const f = pass->frame;
+    struct compute *const c = &f->c;
+    const bool backward = f->p.op == ATTN_OP_BACKWARD;
+    const int64_t h = backward ? variation_member_of(&pass->v, t->hk, t->n) : t->hk * f->g.group + t->n;
+    const struct compute_rows rows = { t->b, h, t->first, t->count };
+    const int64_t kept = kept_row(f, t, h), first = frame_first_row(f, t->b) + t->first;
+    const struct compute_sums sums = sums_of(j);
+    take_keys(j, t, variation_head_of(&pass->v, h));
+    if (pass->emulation >= 0) emulate_rows(c, &emulations[pass->emulation], &pass->v, &rows, f->scratch);
+    else compute_rows(c, &pass->v, &rows);
+    if (pass->alone) take_right_forward(j, &rows, kept);
+    settle_rows(j, 0, t->b, h, first, t->count, kept, c->out, c->Dv);
+    settle_rows(j, 1, t->b, h, first, t->count, kept, c->lse, 1);
+    if (!backward) return;
+    if (pass->emulation >= 0) emulate_gradients(c, &pass->v, &rows, &sums, f->scratch);
+    else compute_gradients(c, &pass->v, &rows, &sums);
+    if (pass->emulation >= 0 && state_is_given(j, ATTN_T_dq))
+        emulate_round(j->results[ATTN_T_dq].dtype, c->dq, t->count * c->D);
+    settle_rows(j, 2, t->b, h, first, t->count, kept, c->dq, c->D);
+}
+
+/* Returns a number of the truth, changed as the pass's variation changes it. */
+static double converted(const struct judge *j, attn_tensor_id id, double value, double lse, bool exists)
+{
+    const variation *const v = &j->pass.v;
+    const bool empty = exists && lse == -INFINITY;
+    switch ((int)id) {
+    case ATTN_T_out: return empty && v->empty_out != EMPTY_RIGHT ? (v->empty_out == EMPTY_NAN ? NAN : INFINITY) : value;
+    case ATTN_T_lse:
+        return empty && v->empty_lse != EMPTY_RIGHT ? (v->empty_lse == EMPTY_NAN ? NAN : INFINITY)
+                                                    : value * v->lse_factor;
+    case ATTN_T_dq: return value * v->dq_factor;
+    case ATTN_T_dk: return value * v->dk_factor;
+    default: return value;
+    }
+}
+
+/* Compares rows of the caller's tensor with rows of the truth, changed by converted(). */
+static void convert_rows(struct judge *j, int which, int64_t b, int64_t h, int64_t first, int64_t count, int64_t kept,
+                         int64_t exist)
+{
+    struct pass *const pass = &j->pass;
+    const attn_tensor_id id = frame_tensors[which];
+    const int64_t columns = frame_columns(pass->frame, id);
+    const double *const truth = frame_kept(&j->truth, id);
+    const bool swapped = pass->v.swapped >> id & 1;
+    if (!state_is_given(j, id)) return;
+    for (int64_t r = 0; r < count; r++)
+        for (int64_t e = 0; e < columns; e++) {
+            int64_t at;
+            const double lse = which < FRAME_ROW_TENSORS ? j->truth.lse[kept + r] : 0;
+            const double value = converted(j, id, truth[(kept + r) * columns + e], lse, r < exist);
+            const double got = frame_got(pass->frame, id, swapped, b, h, first + r, e, &at);
+            difference_add(&pass->found[which], got, value);
+            if (j->phase != PHASE_COMPARE) continue;
+            if (isfinite(value)) {
+                j->largest[which] = fmax(j->largest[which], fabs(value));
+                const double once = fabs(compute_rounded(j->results[id].dtype, value) - value);
+                if (isfinite(once)) j->once[which] = fmax(j->once[which], once);
+            }
+            if (isnan(got) && !isnan(value)) j->tensor[which].nan++;
+        }
+}
+
+static void convert_tile(struct judge *j, const struct tile *t, bool last_of_head)
+{
+    const struct frame *const f = &j->frame;
+    const attn_sequence s = attn_sequence_of(&f->g, t->b);
+    const int64_t h = t->hk * f->g.group + t->n, first = frame_first_row(f, t->b) + t->first;
+    const int64_t exist = attn_clamp64(s.Sq - t->first, 0, t->count);
+    for (int which = 0; which < FRAME_ROW_TENSORS; which++)
+        if (which < 2 || f->p.op == ATTN_OP_BACKWARD) convert_rows(j, which, t->b, h, first, t->count, t->row, exist);
+    if (!last_of_head || f->p.op != ATTN_OP_BACKWARD) return;
+    convert_rows(j, 3, t->b, t->hk, frame_first_key(f, t->b), frame_key_room(f, t->b), t->line, 0);
+    convert_rows(j, 4, t->b, t->hk, frame_first_key(f, t->b), frame_key_room(f, t->b), t->line, 0);
+}
+
+/* Compares dbias, dsinks and dslopes at the end of a pass over all tiles. */
+static void settle_sums(struct judge *j)
+{
+    struct pass *const pass = &j->pass;
+    const struct truth *const from = pass->converts ? &j->truth : &j->some;
+    for (int which = 5; which < FRAME_TENSORS && pass->sums && j->phase != PHASE_TRUTH; which++) {
+        const attn_tensor_id id = frame_tensors[which];
+        const double *const value = frame_kept(from, id), *const truth = frame_kept(&j->truth, id);
+        if (!state_is_given(j, id) || !value) continue;
+        for (int64_t n = 0; n < j->sum_elements[which]; n++) {
+            const double got = pass->against_truth ? truth[n] : attn_load(j->results[id].dtype, j->results[id].data, n);
+            difference_add(&pass->found[which], got, pass->emulation >= 0 ? (float)value[n] : value[n]);
+            if (j->phase != PHASE_COMPARE) continue;
+            if (isfinite(value[n])) j->largest[which] = fmax(j->largest[which], fabs(value[n]));
+            if (isnan(got) && !isnan(value[n])) j->tensor[which].nan++;
+            const double once = fabs(compute_rounded(j->results[id].dtype, value[n]) - value[n]);
+            if (isfinite(once)) j->once[which] = fmax(j->once[which], once);
+        }
+    }
+}
+
+/* Does the work of the pass's next tile. Returns true when the pass is over. */
+bool pass_step(struct judge *j)
+{
+    struct pass *const pass = &j->pass;
+    if (pass->at < pass->count) {
+        const struct frame *const f = pass->frame;
+        const int64_t n = pass->list ? pass->list[pass->at] : pass->at;
+        const struct tile *const t = &f->tiles[n];
+        const bool more = n + 1 < f->count;
+        const bool same_keys = more && t[1].hk == t->hk && (t[1].b == t->b || pass->v.one_sequence);
+        const bool same_head = more && t[1].hk == t->hk && t[1].b == t->b;
+        if (pass->converts) convert_tile(j, t, !same_head);
+        else compute_tile(j, t);
+        if (!pass->converts && !same_keys && f->p.op == ATTN_OP_BACKWARD) settle_keys(j, t);
+        pass->at++;
+    }
+    if (pass->at < pass->count) return false;
+    settle_sums(j);
+    j->in_pass = false;
+    return true;
+}

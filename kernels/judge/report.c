@@ -1,0 +1,100 @@
+/* report.c: writes what is known into a judge_result. See judge.h. */
+#include "kernels/judge/state.h"
+
+#include <math.h>
+#include <stdio.h>
+
+/* Writes the sentence that describes the mistake. */
+static void put_sentence(const struct judge *j, const struct mistake *m, char *text, size_t room)
+{
+    variation ignored = variation_of(&j->frame.p);
+    char words[HYPOTHESIS_WORDS];
+    const bool applies = candidate_change(j, m, &ignored, words);
+    snprintf(text, room, "%s%s%s%s%s", hypotheses[m->row].says, m->alone ? " in the backward" : "",
+             applies && *words ? " (" : "", words, *words ? ")" : "");
+}
+
+static judge_explanation explanation_of(const struct judge *j, const struct candidate *c)
+{
+    judge_explanation e = { .code = hypotheses[c->first.row].code };
+    char first[JUDGE_TEXT / 2 - 8], second[JUDGE_TEXT / 2 - 8];
+    double least = INFINITY;
+    put_sentence(j, &c->first, first, sizeof first);
+    snprintf(e.detail, sizeof e.detail, "%s", first);
+    snprintf(e.fix, sizeof e.fix, "%s", hypotheses[c->first.row].fix);
+    if (c->second.row >= 0) {
+        e.and_code = hypotheses[c->second.row].code;
+        put_sentence(j, &c->second, second, sizeof second);
+        snprintf(e.detail, sizeof e.detail, "%s, and %s", first, second);
+        snprintf(e.fix, sizeof e.fix, "%s; %s", hypotheses[c->first.row].fix, hypotheses[c->second.row].fix);
+    }
+    for (int which = 0; which < FRAME_TENSORS; which++) {
+        const bool of_pattern = c->explains == 0 && state_is_given(j, frame_tensors[which]) && which != 1;
+        if (!(c->explains >> which & 1) && !of_pattern) continue;
+        const struct difference *const now = c->whole ? &j->now[which] : &j->now_sample[which];
+        const double share = difference_worst(&c->left[which]) / fmax(difference_worst(now), 1e-300);
+        if (c->left[which].count == 0) continue;
+        e.tensors |= UINT64_C(1) << frame_tensors[which];
+        if (share >= least && e.tensors != UINT64_C(1) << frame_tensors[which]) continue;
+        least = share;
+        e.now = difference_worst(now);
+        e.if_so = difference_worst(&c->left[which]);
+    }
+    return e;
+}
+
+/* Does the list already have an explanation of the same one or two mistakes, in either order and of any variant? */
+static bool is_listed(const struct judge *j, const int *list, int count, const struct candidate *c)
+{
+    for (int n = 0; n < count; n++) {
+        const struct candidate *const other = &j->candidates[list[n]];
+        if (other->first.row == c->first.row && other->second.row == c->second.row) return true;
+        if (c->second.row >= 0 && other->first.row == c->second.row && other->second.row == c->first.row) return true;
+    }
+    return false;
+}
+
+/* Returns the best explanation that is not listed. Among explanations of about equal score, it is the one that stands
+ * first in the table. -1: all are listed. */
+static int best_left(const struct judge *j, const int *list, int count)
+{
+    enum { NONE = -1 };
+    int best = NONE;
+    for (int n = 0; n < j->candidate_count; n++) {
+        const struct candidate *const c = &j->candidates[n];
+        if (!candidate_is_explanation(j, c) || is_listed(j, list, count, c)) continue;
+        if (best == NONE || c->score < j->candidates[best].score - 0.1) best = n;
+    }
+    return best;
+}
+
+static void report_tensors(const struct judge *j, judge_result *result)
+{
+    for (int which = 0; which < FRAME_TENSORS; which++)
+        if (state_is_given(j, frame_tensors[which])) result->tensor[frame_tensors[which]] = j->tensor[which];
+}
+
+void judge_report(judge *j, judge_result *result)
+{
+    int list[JUDGE_EXPLANATIONS], count = 0, best;
+    *result = (judge_result){ .verdict = j->verdict, .op = j->p.op, .given = j->given };
+    result->rows_checked = j->frame.rows;
+    result->rows_of = j->frame.all_rows;
+    report_tensors(j, result);
+    if (j->phase > PHASE_COMPARE) where_find(&j->frame, &j->truth, j->results, j->given, result);
+    while (count < JUDGE_EXPLANATIONS && (best = best_left(j, list, count)) >= 0) {
+        result->explanation[count] = explanation_of(j, &j->candidates[best]);
+        list[count++] = best;
+    }
+    result->explanation_count = count;
+    for (int row = 0; row < hypotheses_count && j->verdict == JUDGE_MISMATCH; row++) {
+        variation ignored = variation_of(&j->frame.p);
+        char words[HYPOTHESIS_WORDS];
+        bool applies = false;
+        for (int n = 0; n < hypotheses[row].variants && !applies; n++) {
+            ignored = variation_of(&j->frame.p);
+            applies = hypotheses[row].apply(&j->facts, n, &ignored, words);
+        }
+        if (applies && !j->tried[row]) result->not_tried[result->not_tried_count++] = hypotheses[row].code;
+    }
+}

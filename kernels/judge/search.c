@@ -1,0 +1,121 @@
+/* search.c: which mistakes are tested, on which tiles, and in which order. See state.h. */
+#include "kernels/judge/state.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- The sample -------------------------------------------------------------------------------------------------- */
+
+/* Chooses the tiles on which mistakes are tested: all tiles of a cheap problem, otherwise evenly spread ones with the
+ * first and the last. In a backward it chooses whole heads, from the first on. */
+void search_choose_sample(struct judge *j)
+{
+    const struct frame *const f = &j->frame;
+    const double all = frame_multiply_adds(&j->p) * (double)f->rows / (double)attn_max64(1, f->all_rows);
+    const bool sums_alone = (j->wrong & ~0x1fu) && !(j->wrong & 0x1fu);
+    int64_t wanted = (int64_t)((double)f->count * SMALL_MULTIPLY_ADDS / fmax(all, 1)) + 1;
+    j->sample_count = 0;
+    if (all <= SMALL_MULTIPLY_ADDS || sums_alone) wanted = f->count;
+    if (f->p.op != ATTN_OP_BACKWARD) {
+        wanted = attn_clamp64(wanted, attn_min64(f->count, 4), f->count);
+        for (int64_t n = 0; n < wanted; n++)
+            j->sample[j->sample_count++] = wanted == 1 ? 0 : n * (f->count - 1) / (wanted - 1);
+        return;
+    }
+    for (int64_t n = 0; n < f->count; n++) {
+        const bool begins = n == 0 || f->tiles[n].hk != f->tiles[n - 1].hk || f->tiles[n].b != f->tiles[n - 1].b;
+        if (begins && j->sample_count >= wanted) break;
+        j->sample[j->sample_count++] = n;
+    }
+}
+
+/* ---- Single mistakes --------------------------------------------------------------------------------------------- */
+
+/* Should this hypothesis be tested? Where all results are within their limits, only mistakes of precision are. A
+ * hypothesis with of_size is tested only if results are beyond a limit and nothing explains them, because its test
+ * takes long. */
+static bool is_worth_trying(const struct judge *j, const struct hypothesis *h)
+{
+    if (h->of_size) return j->verdict == JUDGE_MISMATCH && !candidate_is_complete(j);
+    return j->verdict == JUDGE_MISMATCH || h->of_pattern;
+}
+
+/* Begins the next single mistake: the next variant of the present hypothesis, or else the first variant of a later
+ * hypothesis that is worth trying. False: none is left. */
+bool search_next_single(struct judge *j)
+{
+    struct mistake *const m = &j->trying;
+    const bool backward = j->p.op == ATTN_OP_BACKWARD;
+    for (; m->row < hypotheses_count; *m = (struct mistake){ .row = m->row + 1 }) {
+        const struct hypothesis *const h = &hypotheses[m->row];
+        const int copies = h->of_scores && backward ? 2 : 1; /* 2: also in the backward alone */
+        const bool worth = m->variant > 0 || is_worth_trying(j, h);
+        for (; worth && m->variant < h->variants * copies; m->variant++) {
+            const struct candidate c = { .first = { m->row, m->variant % h->variants, m->variant >= h->variants },
+                                         .second = { .row = -1 } };
+            if (j->candidate_count == CANDIDATES || !candidate_begin(j, &c, false)) continue;
+            j->candidates[j->candidate_count] = c;
+            return true;
+        }
+        j->tried[m->row] = true;
+    }
+    return false;
+}
+
+/* ---- Pairs ------------------------------------------------------------------------------------------------------- */
+
+static int by_score(const struct judge *j, int a, int b)
+{
+    return j->candidates[a].score < j->candidates[b].score ? -1 : j->candidates[a].score > j->candidates[b].score;
+}
+
+/* Inserts a candidate in a list of at most `most` candidates, which is sorted by score. */
+static void insert(const struct judge *j, int *list, int *count, int most, int candidate)
+{
+    int at = *count;
+    if (at < most) ++*count;
+    else if (by_score(j, candidate, list[--at]) >= 0) return;
+    for (; at > 0 && by_score(j, candidate, list[at - 1]) < 0; at--) list[at] = list[at - 1];
+    list[at] = candidate;
+}
+
+/* Chooses the mistakes that pairs are made of. The first of a pair must remove a part of the error. The second may be
+ * any mistake, because its part may be small beside the error of the first. */
+void search_choose_pairs(struct judge *j)
+{
+    int best[HYPOTHESES_MOST];
+    j->first_count = j->second_count = 0;
+    memset(best, -1, sizeof best);
+    for (int n = 0; n < j->singles; n++) {
+        const struct candidate *const c = &j->candidates[n];
+        int *const of_row = &best[c->first.row];
+        if (candidate_removes_some(j, c) && (*of_row < 0 || by_score(j, n, *of_row) < 0)) *of_row = n;
+    }
+    for (int row = 0; row < hypotheses_count; row++)
+        if (best[row] >= 0) insert(j, j->firsts, &j->first_count, PAIR_FIRSTS, best[row]);
+    if (candidate_is_complete(j)) j->first_count = 0;
+    for (int n = 0; n < j->singles && j->second_count < PAIR_SECONDS; n++)
+        if (!hypotheses[j->candidates[n].first.row].of_pattern) j->seconds[j->second_count++] = n;
+}
+
+bool search_next_pair(struct judge *j)
+{
+    for (; j->index < j->first_count * j->second_count; j->index++) {
+        const int a = j->firsts[j->index / j->second_count], b = j->seconds[j->index % j->second_count];
+        const struct candidate c = { .first = j->candidates[a].first, .second = j->candidates[b].first };
+        if (c.first.row == c.second.row || c.first.alone != c.second.alone) continue;
+        if (j->candidate_count >= CANDIDATES || !candidate_begin(j, &c, false)) continue;
+        j->candidates[j->candidate_count] = c;
+        return true;
+    }
+    return false;
+}
+
+/* ---- Confirmation ------------------------------------------------------------------------------------------------ */
+
+void search_choose_confirmed(struct judge *j)
+{
+    j->confirm_count = 0;
+    for (int n = 0; n < j->candidate_count; n++)
+        if (candidate_is_explanation(j, &j->candidates[n])) insert(j, j->confirm, &j->confirm_count, CONFIRMED, n);
+}

@@ -1,0 +1,56 @@
+/* verdict.c: errors, limits and verdict of each of the caller's tensors. See state.h. */
+#include "kernels/judge/state.h"
+
+#include <math.h>
+
+/* Returns half the distance from x to the next number of the dtype. */
+static double half_ulp(attn_dtype dtype, double x)
+{
+    static const int bits[ATTN_DTYPE_COUNT] = { [ATTN_F32] = 24, [ATTN_F16] = 11, [ATTN_BF16] = 8, [ATTN_F8E4M3] = 4 };
+    static const int least[ATTN_DTYPE_COUNT] = {
+        [ATTN_F32] = -126, [ATTN_F16] = -14, [ATTN_BF16] = -126, [ATTN_F8E4M3] = -6
+    };
+    int exponent;
+    if (x == 0) return 0;
+    (void)frexp(x, &exponent);
+    if (exponent - 1 < least[dtype]) exponent = least[dtype] + 1;
+    return ldexp(0.5, exponent - bits[dtype]);
+}
+
+static double allowed(attn_dtype dtype)
+{
+    return dtype == ATTN_F32 ? 1e-6 : dtype == ATTN_F16 ? 1e-5 : dtype == ATTN_BF16 ? 1e-4 : 1e-3;
+}
+
+/* Returns the factor of `explained` for a sum with `count` elements, which is 1 for 64 elements or more. The emulations
+ * of fewer elements are a few random numbers, whose largest is often much less than that of another right kernel. */
+static double scatter(int64_t count)
+{
+    return count == 0 || count >= 64 ? 1 : 1 + 2 * (1 / sqrt((double)count) - 1 / sqrt(64));
+}
+
+void verdict_decide(struct judge *j)
+{
+    j->verdict = JUDGE_MATCH;
+    for (int which = 0; which < FRAME_TENSORS; which++) {
+        const attn_tensor_id id = frame_tensors[which];
+        judge_tensor *const t = &j->tensor[which];
+        if (!state_is_given(j, id)) continue;
+        const attn_dtype dtype = j->results[id].dtype;
+        const double largest = j->largest[which];
+        t->max_abs = difference_worst(&j->now[which]);
+        t->relative = t->max_abs == 0 ? 0 : largest > 0 ? t->max_abs / largest : INFINITY;
+        t->explained = fmax(j->noise[which].most, half_ulp(dtype, largest));
+        if (which >= FRAME_KEY_TENSORS) t->explained *= scatter(j->sum_elements[which]);
+        t->limit = (which < 2 ? 2 : 3) * t->explained + allowed(dtype);
+        if (id == ATTN_T_lse)
+            t->limit = 2e-5 + 1e-6 * j->largest_score + (dtype == ATTN_F32 ? 0 : 2 * half_ulp(dtype, largest));
+        if (id == ATTN_T_lse) t->limit = fmax(t->limit, 2 * j->noise[which].most);
+        t->of = j->now[which].count;
+        t->verdict = t->max_abs <= 2 * j->once[which] ? JUDGE_MATCH
+                     : t->max_abs <= t->limit         ? JUDGE_ROUNDING
+                                                      : JUDGE_MISMATCH;
+        if (t->verdict > j->verdict) j->verdict = t->verdict;
+        if (t->verdict == JUDGE_MISMATCH) j->wrong |= 1u << which;
+    }
+}
