@@ -32,7 +32,7 @@ struct finish_args {
     observed_parts parts;
     float scale, scale_log2;
     bool options; /* the parts' unit is the score itself */
-    bool sums;    /* the parts have l and e */
+    int sums;     /* what the parts have: 0: maxima; 1: l too; 2: l and e too */
 };
 
 /* Can tiles compute this row? */
@@ -40,14 +40,14 @@ DEVICE bool is_computed(const cuda_args &a, const finish_args &f, const row &r, 
                         float given)
 {
     const bool sound = f.options ? is_sound_score<true>(m) : is_sound_score<false>(m);
-    const bool sums = !f.sums || (part.y - part.y == 0 && part.z - part.z == 0);
+    const bool sums = f.sums == 0 || (part.y - part.y == 0 && (f.sums == 1 || part.z - part.z == 0));
     const bool sees_no_key = f.options || m > -CUDART_INF_F || !sees_keys(a.g, r.x.s, r.i);
     return sound && sums && sees_no_key && (!a.g.observe.given_lse || (says_lse(given) && given == given));
 }
 
 __global__ void __launch_bounds__(THREADS)
     finish_rows(const __grid_constant__ cuda_args a, const __grid_constant__ finish_args f,
-                const __grid_constant__ observed_rows rows)
+                const __grid_constant__ observed_rows rows, const __grid_constant__ tile_rows tiles)
 {
     const row r = query_row(a, (int64_t)blockIdx.x * THREADS + threadIdx.x);
     if (!r.exists) return;
@@ -66,11 +66,14 @@ __global__ void __launch_bounds__(THREADS)
     const bool strange = !is_computed(a, f, r, sum, m, given);
     rows.strange[at] = strange;
     if (strange) {
+        tiles.end[at] = make_float2(CUDART_INF_F, 0);
         *rows.found = 1;
         if (a.rows_found) *a.rows_found = 1;
         return;
     }
-    const row_end end = end_of_row(m, f.sums ? sum.y : 1, sum.z, sink_of(a, r.x.h), a.g.observe.given_lse, given);
+    const row_end end = end_of_row(m, f.sums > 0 ? sum.y : 1, f.sums > 1 ? sum.z : 0, sink_of(a, r.x.h),
+                                   a.g.observe.given_lse, given);
+    tiles.end[at] = make_float2(end.base, end.inverse);
     store_end(a, r.x, r.i, end, most, rows);
 }
 
@@ -100,6 +103,7 @@ __global__ void __launch_bounds__(THREADS)
 /* What a problem needs beside its outputs. */
 struct layout {
     observed_rows rows;
+    tile_rows tiles;
     observed_parts parts;
     observed_cells cells;
     size_t part_bytes, cell_bytes, bytes;
@@ -135,6 +139,7 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan, void *memory)
     x.rows.entropy = take<float>(at, &x.bytes, rows);
     x.rows.strange = take<uint8_t>(at, &x.bytes, rows);
     x.rows.found = take<int>(at, &x.bytes, 1);
+    x.tiles.end = take<float2>(at, &x.bytes, rows);
     x.parts.blocks = blocks_of(chip, (int64_t)grid.x * grid.y * grid.z, chunks);
     x.parts.rows = rows;
     size_t before = x.bytes;
@@ -153,10 +158,10 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan, void *memory)
 /* ---- Launcher
  * ---------------------------------------------------------------------------------------------------- */
 
-/* Does an output need the sums of the rows, and not only their maxima? */
-bool needs_sums(const attn_problem *p)
+/* Which sums of the rows the outputs need: see observe_rows_pass(). */
+int needed_sums(const attn_problem *p)
 {
-    if (p->entropy.rank || p->mean_entropy.rank) return true;
+    if (p->entropy.rank || p->mean_entropy.rank) return 2;
     return !p->observe.given_lse &&
            (p->lse.rank || p->top_weights.rank || p->key_mass.rank || p->weights.rank || p->map.rank);
 }
@@ -180,8 +185,7 @@ pass_seconds seconds_of(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_observe &o = plan->geometry.observe;
     const attn_dims &d = plan->geometry.dims;
-    const double all = tile_seconds(chip, plan) / (has_options(plan) && !observe_has_options(plan) ? 6 : 1),
-                 rows = (double)attn_max64(d.Sq, 1), keys = (double)attn_max64(d.Sk, 1);
+    const double all = tile_seconds(chip, plan), rows = (double)attn_max64(d.Sq, 1), keys = (double)attn_max64(d.Sk, 1);
     const double of_rows = (double)(o.rows[1] - o.rows[0]) / rows, of_keys = (double)(o.keys[1] - o.keys[0]) / keys;
     const bool few = o.key_mass_rows > 0 && o.key_mass_rows < d.Sq && !d.packed;
     return { all, few ? all * (double)o.key_mass_rows / rows : all, all * of_rows * of_keys };
@@ -192,13 +196,13 @@ cudaError_t launch_rows(const cuda_chip *chip, const cuda_args &a, const attn_pl
 {
     const attn_problem *const p = plan->problem;
     const float scale = (float)a.g.scale;
-    const finish_args f = { x.parts, scale, scale * LOG2E, observe_has_options(plan), needs_sums(p) };
+    const finish_args f = { x.parts, scale, scale * LOG2E, has_options(plan), needed_sums(p) };
     const int64_t rows = query_rows(a.g.dims);
     cudaError_t code = in_shares(chip, seconds.all, [&](const cuda_chip *part) {
         return observe_rows_pass(part, a, plan, x.parts, f.sums, stream);
     });
     if (code == cudaSuccess && rows > 0 && takes_step(chip, 0))
-        finish_rows<<<(unsigned)attn_tiles(rows, THREADS), THREADS, 0, stream>>>(a, f, x.rows);
+        finish_rows<<<(unsigned)attn_tiles(rows, THREADS), THREADS, 0, stream>>>(a, f, x.rows, x.tiles);
     simple_observe_rows_left(chip, a, x.rows, stream);
     if (code == cudaSuccess && (p->top_keys.rank || p->top_weights.rank))
         code = in_shares(chip, 6 * seconds.all,
@@ -216,7 +220,7 @@ cudaError_t launch_region(const cuda_chip *chip, const cuda_args &a, const attn_
     const int64_t height = o.rows[1] - o.rows[0], width = o.keys[1] - o.keys[0];
     const auto pass = [&](const observed_cells &what) {
         return in_shares(chip, seconds.region, [&](const cuda_chip *part) {
-            return observe_cells_pass(part, a, plan, x.rows, what, stream);
+            return observe_cells_pass(part, a, plan, x.tiles, what, stream);
         });
     };
     cudaError_t code = cudaSuccess;
@@ -248,7 +252,7 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     if (code == cudaSuccess) code = launch_rows(chip, a, plan, x, seconds, stream);
     if (code == cudaSuccess && plan->problem->key_mass.rank)
         code = in_shares(chip, seconds.mass,
-                         [&](const cuda_chip *part) { return observe_mass_pass(part, a, plan, x.rows, stream); });
+                         [&](const cuda_chip *part) { return observe_mass_pass(part, a, plan, x.tiles, stream); });
     if (code == cudaSuccess) code = launch_region(chip, a, plan, x, seconds, stream);
     if (code != cudaSuccess) return code;
     simple_observe_sums_left(chip, a, x.rows, stream);

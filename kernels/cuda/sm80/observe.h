@@ -17,6 +17,11 @@ struct observed_parts {
     int blocks; /* blocks that share the keys of a row; 1: each row has one part */
 };
 
+/* Base and inverse of each row, for the passes after the rows. base is INFINITY where P is 0, and for strange rows. */
+struct tile_rows {
+    float2 *end;
+};
+
 /* Sums of rectangles of a map: the queries of a strip (the rows of a warp) that lie in row u of the map, and the keys
  * of column v. The sum is at ((b * H + h) * (strips + map[0]) + strip + u) * map[1] + v. */
 struct observed_cells {
@@ -26,23 +31,15 @@ struct observed_cells {
     bool map;   /* false: the launch computes weights */
 };
 
-static inline bool observe_has_options(const attn_plan *plan)
-{
-    const uint64_t outputs = ATTN_TENSOR_BIT(row_max) | ATTN_TENSOR_BIT(entropy) | ATTN_TENSOR_BIT(max_logit) |
-                             ATTN_TENSOR_BIT(mean_entropy) | ATTN_TENSOR_BIT(key_mass) | ATTN_TENSOR_BIT(top_keys) |
-                             ATTN_TENSOR_BIT(top_weights) | ATTN_TENSOR_BIT(weights) | ATTN_TENSOR_BIT(map);
-    return plan->features & ~(PLAIN_FEATURES | outputs);
-}
-
-/* Each launches a pass for the chip's share of the tiles. `sums`: false where only the maxima are wanted. */
+/* Each launches a pass for the chip's share of the tiles. `sums`: 0: only maxima; 1: l too; 2: l and e too. */
 cudaError_t observe_rows_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
-                              const observed_parts &parts, bool sums, cudaStream_t stream);
+                              const observed_parts &parts, int sums, cudaStream_t stream);
 cudaError_t observe_top_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
                              const observed_rows &rows, cudaStream_t stream);
-cudaError_t observe_cells_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
-                               const observed_rows &rows, const observed_cells &cells, cudaStream_t stream);
-cudaError_t observe_mass_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
-                              const observed_rows &rows, cudaStream_t stream);
+cudaError_t observe_cells_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const tile_rows &rows,
+                               const observed_cells &cells, cudaStream_t stream);
+cudaError_t observe_mass_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const tile_rows &rows,
+                              cudaStream_t stream);
 
 /* The rows of a block of observe_rows_pass(), the rows of a warp of observe_cells_pass(), and the largest shared
  * memory of the passes, in bytes. */

@@ -119,7 +119,7 @@ template <int MT, int NT> DEVICE void hide_rows_without_base(float (&S)[MT][NT][
 
 template <class V>
 __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
-    cells_of_tiles(const __grid_constant__ cuda_args a, float scale_log2, const __grid_constant__ observed_rows rows,
+    cells_of_tiles(const __grid_constant__ cuda_args a, float scale_log2, const __grid_constant__ tile_rows rows,
                    const __grid_constant__ observed_cells cells)
 {
     typedef typename V::T T;
@@ -156,10 +156,9 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     float base[MT][2], inverse[MT][2];
     bool skips = false; /* a row of the warp has no P here: it does not exist, or tiles cannot compute it */
     for_own_rows<Shape>([&](int mt, int half, int r) {
-        const int64_t at = lse_at(a, x, q0 + r);
-        const bool skip = q0 + r >= q1 || rows.strange[at];
-        base[mt][half] = skip ? CUDART_INF_F : rows.base[at];
-        inverse[mt][half] = skip ? 0 : rows.inverse[at];
+        const float2 end = q0 + r < q1 ? rows.end[lse_at(a, x, q0 + r)] : make_float2(CUDART_INF_F, 0);
+        base[mt][half] = end.x;
+        inverse[mt][half] = end.y;
         skips |= base[mt][half] == CUDART_INF_F;
     });
     skips = __any_sync(0xffffffff, skips);
@@ -235,8 +234,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
 
 } // namespace
 
-cudaError_t observe_cells_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
-                               const observed_rows &rows, const observed_cells &cells, cudaStream_t stream)
+cudaError_t observe_cells_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const tile_rows &rows,
+                               const observed_cells &cells, cudaStream_t stream)
 {
     return with_variant(plan, [&](auto v) {
         typedef decltype(v) V;

@@ -47,7 +47,7 @@ template <int MT, int NT> DEVICE void hide_queries_without_base(float (&S)[MT][N
 
 template <class V>
 __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
-    mass_of_tiles(const __grid_constant__ cuda_args a, float scale_log2, const __grid_constant__ observed_rows rows)
+    mass_of_tiles(const __grid_constant__ cuda_args a, float scale_log2, const __grid_constant__ tile_rows rows)
 {
     typedef typename V::T T;
     typedef typename V::Shape Shape;
@@ -91,8 +91,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     const auto end_of = [&](int n) {
         const int i = n * BN + threadIdx.x;
         if (threadIdx.x >= BN || i < i0 || i >= i1) return make_float2(CUDART_INF_F, 0);
-        const int64_t at = lse_at(a, x, i);
-        return rows.strange[at] ? make_float2(CUDART_INF_F, 0) : make_float2(rows.base[at], rows.inverse[at]);
+        return rows.end[lse_at(a, x, i)];
     };
     const int begin = from(first);
     float2 end = make_float2(0, 0);
@@ -154,8 +153,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
 
 } // namespace
 
-cudaError_t observe_mass_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
-                              const observed_rows &rows, cudaStream_t stream)
+cudaError_t observe_mass_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const tile_rows &rows,
+                              cudaStream_t stream)
 {
     return with_variant(plan, [&](auto v) {
         typedef decltype(v) V;

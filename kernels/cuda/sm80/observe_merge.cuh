@@ -5,7 +5,6 @@
 
 #include "kernels/cuda/common/args.cuh"
 #include "ptx.cuh"
-#include "ptx_max.cuh"
 
 namespace {
 

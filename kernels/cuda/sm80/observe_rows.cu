@@ -30,7 +30,7 @@ DEVICE lane_row no_keys()
 
 /* Adds the scores of a tile to the thread's part of its two rows. S is overwritten. Where scores may be hidden, their
  * exponents are made finite, because 0 times -inf is NaN. */
-template <bool SUMS, bool SCORE_MODS, int NT>
+template <int SUMS, bool SCORE_MODS, int NT>
 DEVICE void add_tile(float (&S)[NT][4], lane_row (&rows)[2], float scale_log2, bool bounded)
 {
 #pragma unroll
@@ -72,7 +72,7 @@ DEVICE void add_tile(float (&S)[NT][4], lane_row (&rows)[2], float scale_log2, b
             for (int e = 0; e < 2; e++) {
                 const float exponent = S[nt][half * 2 + e], p = exp2_fast(exponent);
                 l += p;
-                sum = fmaf(p, exponent, sum);
+                if (SUMS > 1) sum = fmaf(p, exponent, sum);
             }
         rows[half].l += l;
         rows[half].e += sum;
@@ -95,7 +95,8 @@ template <bool SCORE_MODS> DEVICE float4 whole_row(const lane_row &row, float sc
     return sum;
 }
 
-template <class V, bool SUMS>
+/* SUMS: 0: maxima alone; 1: l too; 2: l and e too. */
+template <class V, int SUMS>
 __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     rows_of_tiles(const __grid_constant__ cuda_args a, limits whole, float scale_log2,
                   const __grid_constant__ observed_parts parts)
@@ -270,7 +271,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, 1)
 } // namespace
 
 cudaError_t observe_rows_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
-                              const observed_parts &parts, bool sums, cudaStream_t stream)
+                              const observed_parts &parts, int sums, cudaStream_t stream)
 {
     return with_variant(plan, [&](auto v) {
         typedef decltype(v) V;
@@ -278,10 +279,13 @@ cudaError_t observe_rows_pass(const cuda_chip *chip, const cuda_args &a, const a
         const size_t bytes = sizeof(shared<V::D, V::SCORE_MODS>);
         const limits whole = limits_of_whole(a.g);
         const float scale_log2 = (float)a.g.scale * LOG2E;
-        return sums ? launch_share<rows_of_tiles<V, true>>(chip, a, grid, parts.blocks, V::Shape::THREADS, bytes,
-                                                           stream, whole, scale_log2, parts)
-                    : launch_share<rows_of_tiles<V, false>>(chip, a, grid, parts.blocks, V::Shape::THREADS, bytes,
-                                                            stream, whole, scale_log2, parts);
+        const auto launch = [&](auto of) {
+            return launch_share<rows_of_tiles<V, decltype(of)::value>>(chip, a, grid, parts.blocks, V::Shape::THREADS,
+                                                                       bytes, stream, whole, scale_log2, parts);
+        };
+        return sums == 0   ? launch(std::integral_constant<int, 0>())
+               : sums == 1 ? launch(std::integral_constant<int, 1>())
+                           : launch(std::integral_constant<int, 2>());
     });
 }
 

@@ -61,7 +61,7 @@ template <bool SCORE_MODS, typename F> auto with_options(const attn_plan *plan, 
 }
 template <typename F> auto with_variant(const attn_plan *plan, F visit)
 {
-    return observe_has_options(plan) ? with_options<true>(plan, visit) : with_options<false>(plan, visit);
+    return has_options(plan) ? with_options<true>(plan, visit) : with_options<false>(plan, visit);
 }
 
 /* Launches a kernel on the chip's share of a grid of tiles, where `blocks` blocks share a tile. */
