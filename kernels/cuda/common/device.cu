@@ -33,6 +33,7 @@
 
 extern const cuda_kernel decode_forward;                  /* sm80/decode.cu */
 extern const cuda_kernel simple_forward, simple_backward; /* simple/simple.cu */
+extern const cuda_kernel simple_observe;                  /* simple/observe.cu */
 
 namespace {
 
@@ -550,10 +551,11 @@ size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
     const bool backward = plan->problem->op == ATTN_OP_BACKWARD;
     const double rows = (double)query_rows(g.dims) * LEFT_COST *
                         row_seconds(chip, g, backward ? BACKWARD_PAIR : FORWARD_PAIR);
-    if (rows < 2 * chip->step_seconds || plan->problem->op == ATTN_OP_OBSERVE ||
-        plan->kernel == &decode_forward.takes || plan->kernel == &simple_forward.takes ||
-        plan->kernel == &simple_backward.takes)
+    if (rows < 2 * chip->step_seconds || plan->kernel == &decode_forward.takes ||
+        plan->kernel == &simple_forward.takes || plan->kernel == &simple_backward.takes ||
+        plan->kernel == &simple_observe.takes)
         return 0;
+    if (plan->problem->op == ATTN_OP_OBSERVE) return MARKS_HEAD; /* its rows have their marks in the workspace */
     return (size_t)(MARKS_HEAD + query_rows(g.dims) + (backward ? key_rows(g.dims) : 0));
 }
 

@@ -13,6 +13,7 @@ extern const cuda_kernel generic_packed_forward, generic_forward;       /* sm80/
 extern const cuda_kernel generic_backward;                              /* sm80/backward.cu */
 extern const cuda_kernel f32_forward, f32_backward;                     /* sm80/f32_forward.cu, sm80/f32_backward.cu */
 extern const cuda_kernel simple_forward, simple_backward;               /* simple/simple.cu */
+extern const cuda_kernel generic_observe;                               /* sm80/observe.cu */
 extern const cuda_kernel simple_observe;                                /* simple/observe.cu */
 
 /* Each row is a line. */
@@ -35,6 +36,7 @@ extern const cuda_kernel *const cuda_kernels[] = {
     &f32_backward,
     &simple_forward,
     &simple_backward,
+    &generic_observe,
     &simple_observe,
 };
 /* clang-format on */

@@ -16,8 +16,8 @@
  * visible key reaches exactly the rows that see it. Source: FlashAttention-2 (arXiv:2307.08691), Algorithms 1 and 2,
  * one row at a time. */
 #include "kernels/cuda/common/kernels.h"
+#include "left.cuh"
 #include "simple.h"
-#include "work.cuh"
 
 namespace {
 
@@ -387,32 +387,6 @@ void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t s
 {
     const int64_t rows = query_rows(a.g.dims);
     if (rows > 0) delta_rows<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, s, given);
-}
-
-/* Queues a step that tells the host, at its end, whether kernels have marked rows since the last check. */
-static void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
-{
-    if (!takes_step(chip, 0)) return;
-    cudaMemcpyAsync(chip->found, chip->rows_found, 1, cudaMemcpyDeviceToHost, stream);
-    cudaMemsetAsync(chip->rows_found, 0, 1, stream);
-    chip->steps->looked = true;
-}
-
-/* Calls launch(blocks, first, count, warps) in steps, to compute marked rows. Where there are many rows, a warp checks
- * several. A call that has queued a check leaves these steps to the next call. If the check found no such row, the
- * steps are counted, but nothing is launched. */
-template <typename F> static void launch_left(const cuda_chip *chip, int64_t rows, double seconds_each, F launch)
-{
-    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* number of warps */
-    cuda_steps *const s = chip->steps;
-    seconds_each *= LEFT_COST;
-    in_parts(chip, rows, seconds_each, [&](int64_t first, int64_t count) {
-        const int64_t warps = attn_max64(attn_tiles(count, 32), attn_min64(count, busy));
-        if (s->looked && s->at >= s->done) s->more = true;
-        const bool any = !s->idle || *(volatile uint8_t *)chip->found;
-        if (takes_step(chip, any ? (double)count * seconds_each : 0) && any)
-            launch(blocks_for(warps), first, count, (int64_t)blocks_for(warps) * WARPS);
-    });
 }
 
 void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t stream)

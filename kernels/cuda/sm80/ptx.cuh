@@ -173,6 +173,14 @@ DEVICE float exp2_fast(float x)
     return y;
 }
 
+/* The larger of two numbers; NaN if one of them is NaN. 9.7.3.12. */
+DEVICE float max_or_nan(float x, float y)
+{
+    float z;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+}
+
 /* ---- Programmatic dependent launch, 9.7.13.13: from compute capability 9.0 on; nothing before -------------------- */
 
 /* The GPU may prepare the stream's next kernel, if launched as a dependent, once every block has

@@ -117,6 +117,11 @@ DEVICE float exp2_fast(float x)
     return emu::exp2_fast(x);
 }
 
+DEVICE float max_or_nan(float x, float y)
+{
+    return x != x || y != y ? NAN : fmaxf(x, y);
+}
+
 /* The emulator starts a kernel only after the one before has ended. */
 DEVICE void launch_dependents() {}
 DEVICE void wait_for_prerequisites() {}

@@ -1,0 +1,38 @@
+/* left.cuh: launches that compute the rows which earlier launches have only marked. */
+#ifndef ATTN_CUDA_LEFT_CUH
+#define ATTN_CUDA_LEFT_CUH
+
+#include "simple.h"
+#include "work.cuh"
+
+namespace {
+
+/* Queues a step that tells the host, at its end, whether kernels have marked rows since the last check. */
+inline void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
+{
+    if (!takes_step(chip, 0)) return;
+    cudaMemcpyAsync(chip->found, chip->rows_found, 1, cudaMemcpyDeviceToHost, stream);
+    cudaMemsetAsync(chip->rows_found, 0, 1, stream);
+    chip->steps->looked = true;
+}
+
+/* Calls launch(blocks, first, count, warps) in steps, to compute marked rows. Where there are many rows, a warp
+ * checks several. A call that has queued a check leaves these steps to the next call. If the check found no such row,
+ * the steps are counted, but nothing is launched. */
+template <typename F> void launch_left(const cuda_chip *chip, int64_t rows, double seconds_each, F launch)
+{
+    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* number of warps */
+    cuda_steps *const s = chip->steps;
+    seconds_each *= LEFT_COST;
+    in_parts(chip, rows, seconds_each, [&](int64_t first, int64_t count) {
+        const int64_t warps = attn_max64(attn_tiles(count, 32), attn_min64(count, busy));
+        if (s->looked && s->at >= s->done) s->more = true;
+        const bool any = !s->idle || *(volatile uint8_t *)chip->found;
+        if (takes_step(chip, any ? (double)count * seconds_each : 0) && any)
+            launch(blocks_for(warps), first, count, (int64_t)blocks_for(warps) * WARPS);
+    });
+}
+
+} // namespace
+
+#endif

@@ -1,0 +1,271 @@
+/* observe.cu: what the queries look at (attention.h, attn_observe), on tensor cores by mma.sync, for any GPU from
+ * compute capability 8.0 on.
+ *
+ *   pass     a block has                      it makes                                             file
+ *   rows     queries, all keys in chunks      maxima, and sums of exponentials where wanted        observe_rows.cu
+ *   finish   rows, a thread each              row_max, lse, entropy; base and inverse of a row     observe.cu
+ *   top      queries, all keys                top_keys, top_weights                                observe_rows.cu
+ *   mass     keys, all queries                key_mass                                             observe_mass.cu
+ *   cells    queries and keys of the region   weights; sums of parts of the cells of map           observe_cells.cu
+ *   map      cells of map, a thread each      map                                                  observe.cu
+ *   heads    the rows of a head               max_logit, mean_entropy                              simple/observe.cu
+ *
+ * A pass after `finish` has P = exp2(z - base) * inverse.
+ *
+ * Each pass makes the scores anew, so no array of Sq x Sk exists. A pass costs half of a forward's products.
+ *
+ * Tiles cannot compute a row that has a NaN, a product that leaves float32, or a score of 2^27 and more. The pass
+ * `finish` marks such rows (strange), later passes leave their P out, and simple/observe.cu computes them: the rows
+ * after `finish`, and what they add to sums at the end. */
+#include "kernels/cuda/simple/observe_row.cuh"
+#include "kernels/cuda/simple/simple.h"
+#include "kernels/cuda/simple/work.cuh"
+#include "observe.h"
+#include "observe_merge.cuh"
+
+namespace {
+
+enum { THREADS = 128 };
+
+/* How `finish` reads the parts of the rows. */
+struct finish_args {
+    observed_parts parts;
+    float scale, scale_log2;
+    bool options; /* the parts' unit is the score itself */
+    int sums;     /* what the parts have: 0: maxima; 1: l too; 2: l and e too */
+};
+
+/* Can tiles compute this row? */
+DEVICE bool is_computed(const cuda_args &a, const finish_args &f, const row &r, const float4 &part, float m,
+                        float given)
+{
+    const bool sound = f.options ? is_sound_score<true>(m) : is_sound_score<false>(m);
+    const bool sums = f.sums == 0 || (part.y - part.y == 0 && (f.sums == 1 || part.z - part.z == 0));
+    const bool sees_no_key = f.options || m > -CUDART_INF_F || !sees_keys(a.g, r.x.s, r.i);
+    return sound && sums && sees_no_key && (!a.g.observe.given_lse || (says_lse(given) && given == given));
+}
+
+__global__ void __launch_bounds__(THREADS)
+    finish_rows(const __grid_constant__ cuda_args a, const __grid_constant__ finish_args f,
+                const __grid_constant__ observed_rows rows, const __grid_constant__ tile_rows tiles)
+{
+    const row r = query_row(a, (int64_t)blockIdx.x * THREADS + threadIdx.x);
+    if (!r.exists) return;
+    const int64_t at = lse_at(a, r.x, r.i);
+    float4 sum = make_float4(-CUDART_INF_F, 0, 0, 1);
+    const int64_t chunks = f.parts.blocks == 1 ? 1 : attn_tiles(r.x.s.Sk, OBSERVE_CHUNK);
+    for (int64_t n = 0; n < chunks; n++) {
+        const float4 part = f.parts.part[n * f.parts.rows + at];
+        if (f.parts.blocks == 1) sum = part;
+        else if (part.w != 0)
+            sum = f.options ? merged<true>(sum, part, f.scale_log2) : merged<false>(sum, part, f.scale_log2);
+    }
+    const float m = f.options ? in_unit_2<true>(sum.x, 0) : in_unit_2<false>(sum.x, f.scale_log2);
+    const float most = f.options || sum.x == -CUDART_INF_F ? sum.x : sum.x * f.scale;
+    const float given = given_lse_of(a, r.x, r.i);
+    const bool strange = !is_computed(a, f, r, sum, m, given);
+    rows.strange[at] = strange;
+    if (strange) {
+        tiles.end[at] = make_float2(CUDART_INF_F, 0);
+        *rows.found = 1;
+        if (a.rows_found) *a.rows_found = 1;
+        return;
+    }
+    const row_end end = end_of_row(m, f.sums > 0 ? sum.y : 1, f.sums > 1 ? sum.z : 0, sink_of(a, r.x.h),
+                                   a.g.observe.given_lse, given);
+    tiles.end[at] = make_float2(end.base, end.inverse);
+    store_end(a, r.x, r.i, end, most, rows);
+}
+
+/* Adds up the strips of each cell, in order. A thread has a cell. */
+__global__ void __launch_bounds__(THREADS)
+    add_strips(const __grid_constant__ cuda_args a, const __grid_constant__ observed_cells cells, int strip_rows,
+               int64_t count)
+{
+    const attn_observe &o = a.g.observe;
+    const int64_t n = (int64_t)blockIdx.x * THREADS + threadIdx.x, height = o.rows[1] - o.rows[0];
+    if (n >= count) return;
+    int64_t u, v, h;
+    const int64_t batch = divide(divide(divide(n, o.map[1], v), o.map[0], u), a.g.dims.H, h),
+                  b = a.g.dims.packed ? o.sequence : batch;
+    const int64_t r0 = attn_tiles(u * height, o.map[0]), r1 = attn_tiles((u + 1) * height, o.map[0]);
+    const float *const from = cells.part + (batch * a.g.dims.H + h) * (cells.strips + o.map[0]) * o.map[1] + v;
+    double sum = 0;
+    for (int64_t strip = r0 / strip_rows; r0 < r1 && strip <= (r1 - 1) / strip_rows; strip++)
+        sum += (double)from[(strip + u) * o.map[1]];
+    const attn_view &view = a.g.view[ATTN_T_map];
+    ((float *)view.data)[attn_at(&view, b, h, u) + v] = (float)sum;
+}
+
+/* ---- Workspace --------------------------------------------------------------------------------------------------- */
+
+/* What a problem needs beside its outputs. */
+struct layout {
+    observed_rows rows;
+    tile_rows tiles;
+    observed_parts parts;
+    observed_cells cells;
+    size_t part_bytes, cell_bytes, bytes;
+};
+
+/* Takes room for `count` elements. */
+template <typename X> X *take(char *memory, size_t *used, int64_t count)
+{
+    X *const at = (X *)(memory + *used);
+    *used += ((size_t)count * sizeof(X) + 255) / 256 * 256;
+    return at;
+}
+
+/* How many blocks share a tile, if a launch has `tiles` tiles and each can be shared by at most `most` blocks. */
+int blocks_of(const cuda_chip *chip, int64_t tiles, int64_t most)
+{
+    const int64_t busy = (int64_t)chip->multiprocessors * 4;
+    return (int)attn_max64(attn_min64(attn_tiles(busy, attn_max64(tiles, 1)), most), 1);
+}
+
+layout layout_of(const cuda_chip *chip, const attn_plan *plan, void *memory)
+{
+    const attn_geometry &g = plan->geometry;
+    const attn_dims &d = g.dims;
+    const attn_observe &o = g.observe;
+    const int64_t rows = query_rows(d), shown = d.packed ? d.H : d.B * d.H, chunks = attn_tiles(d.Sk, OBSERVE_CHUNK);
+    const dim3 grid = tile_grid(g, observe_block_rows(plan));
+    char *const at = (char *)memory;
+    layout x = {};
+    x.rows.base = take<float>(at, &x.bytes, rows);
+    x.rows.inverse = take<float>(at, &x.bytes, rows);
+    x.rows.most = take<float>(at, &x.bytes, rows);
+    x.rows.entropy = take<float>(at, &x.bytes, rows);
+    x.rows.strange = take<uint8_t>(at, &x.bytes, rows);
+    x.rows.found = take<int>(at, &x.bytes, 1);
+    x.tiles.end = take<float2>(at, &x.bytes, rows);
+    x.parts.blocks = blocks_of(chip, (int64_t)grid.x * grid.y * grid.z, chunks);
+    x.parts.rows = rows;
+    size_t before = x.bytes;
+    x.parts.part = take<float4>(at, &x.bytes, rows * (x.parts.blocks == 1 ? 1 : chunks));
+    x.part_bytes = x.parts.blocks == 1 ? 0 : x.bytes - before; /* only shared rows may lack a part */
+    if (!plan->problem->map.rank) return x;
+    before = x.bytes;
+    x.cells.map = true;
+    x.cells.strips = attn_tiles(o.rows[1] - o.rows[0], observe_strip_rows(plan));
+    x.cells.blocks = blocks_of(chip, attn_tiles(o.rows[1] - o.rows[0], observe_block_rows(plan)) * shown, o.map[1]);
+    x.cells.part = take<float>(at, &x.bytes, shown * (x.cells.strips + o.map[0]) * o.map[1]);
+    x.cell_bytes = x.bytes - before;
+    return x;
+}
+
+/* ---- Launcher ---------------------------------------------------------------------------------------------------- */
+
+/* Which sums of the rows the outputs need: see observe_rows_pass(). */
+int needed_sums(const attn_problem *p)
+{
+    if (p->entropy.rank || p->mean_entropy.rank) return 2;
+    return !p->observe.given_lse &&
+           (p->lse.rank || p->top_weights.rank || p->key_mass.rank || p->weights.rank || p->map.rank);
+}
+
+bool plan(const cuda_chip *chip, attn_plan *plan)
+{
+    const int64_t most_bytes = INT64_C(4) << 30;
+    const size_t shared = observe_rows_shared(plan), cells = observe_cells_shared(plan),
+                 mass = observe_mass_shared(plan), most = shared > cells ? shared : cells;
+    if (!tile_grid_fits(plan->geometry.dims) || (most > mass ? most : mass) > (size_t)chip->shared_bytes) return false;
+    plan->workspace_bytes = layout_of(chip, plan, nullptr).bytes;
+    return plan->workspace_bytes < (size_t)most_bytes;
+}
+
+/* The passes over pairs, with the seconds that each may take. */
+struct pass_seconds {
+    double all, mass, region;
+};
+
+pass_seconds seconds_of(const cuda_chip *chip, const attn_plan *plan)
+{
+    const attn_observe &o = plan->geometry.observe;
+    const attn_dims &d = plan->geometry.dims;
+    const double all = tile_seconds(chip, plan), rows = (double)attn_max64(d.Sq, 1), keys = (double)attn_max64(d.Sk, 1);
+    const double of_rows = (double)(o.rows[1] - o.rows[0]) / rows, of_keys = (double)(o.keys[1] - o.keys[0]) / keys;
+    const bool few = o.key_mass_rows > 0 && o.key_mass_rows < d.Sq && !d.packed;
+    return { all, few ? all * (double)o.key_mass_rows / rows : all, all * of_rows * of_keys };
+}
+
+cudaError_t launch_rows(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const layout &x,
+                        const pass_seconds &seconds, cudaStream_t stream)
+{
+    const attn_problem *const p = plan->problem;
+    const float scale = (float)a.g.scale;
+    const finish_args f = { x.parts, scale, scale * LOG2E, has_options(plan), needed_sums(p) };
+    const int64_t rows = query_rows(a.g.dims);
+    cudaError_t code = in_shares(chip, seconds.all, [&](const cuda_chip *part) {
+        return observe_rows_pass(part, a, plan, x.parts, f.sums, stream);
+    });
+    if (code == cudaSuccess && rows > 0 && takes_step(chip, 0))
+        finish_rows<<<(unsigned)attn_tiles(rows, THREADS), THREADS, 0, stream>>>(a, f, x.rows, x.tiles);
+    simple_observe_rows_left(chip, a, x.rows, stream);
+    if (code == cudaSuccess && (p->top_keys.rank || p->top_weights.rank))
+        code = in_shares(chip, 6 * seconds.all,
+                         [&](const cuda_chip *part) { return observe_top_pass(part, a, plan, x.rows, stream); });
+    return code;
+}
+
+/* Computes weights, and map. */
+cudaError_t launch_region(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const layout &x,
+                          const pass_seconds &seconds, cudaStream_t stream)
+{
+    const attn_problem *const p = plan->problem;
+    const attn_observe &o = a.g.observe;
+    const int64_t shown = a.g.dims.packed ? a.g.dims.H : a.g.dims.B * a.g.dims.H, cells = o.map[0] * o.map[1] * shown;
+    const int64_t height = o.rows[1] - o.rows[0], width = o.keys[1] - o.keys[0];
+    const auto pass = [&](const observed_cells &what) {
+        return in_shares(chip, seconds.region, [&](const cuda_chip *part) {
+            return observe_cells_pass(part, a, plan, x.tiles, what, stream);
+        });
+    };
+    cudaError_t code = cudaSuccess;
+    if (height <= 0 || width <= 0) return code;
+    if (p->weights.rank) {
+        observed_cells weights = {};
+        weights.blocks = blocks_of(chip, attn_tiles(height, observe_block_rows(plan)) * shown, attn_tiles(width, 64));
+        code = pass(weights);
+    }
+    if (code != cudaSuccess || !p->map.rank) return code;
+    code = pass(x.cells);
+    if (code == cudaSuccess && cells > 0 && takes_step(chip, 0))
+        add_strips<<<(unsigned)attn_tiles(cells, THREADS), THREADS, 0, stream>>>(a, x.cells, observe_strip_rows(plan),
+                                                                                 cells);
+    return code;
+}
+
+cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace)
+{
+    const cuda_args a = cuda_args_of(chip, plan);
+    const layout x = layout_of(chip, plan, workspace);
+    const pass_seconds seconds = seconds_of(chip, plan);
+    cudaError_t code = cudaSuccess;
+    if (takes_step(chip, 0)) {
+        code = cudaMemsetAsync(x.rows.found, 0, sizeof *x.rows.found, stream);
+        if (code == cudaSuccess && x.part_bytes) code = cudaMemsetAsync(x.parts.part, 0, x.part_bytes, stream);
+        if (code == cudaSuccess && x.cell_bytes) code = cudaMemsetAsync(x.cells.part, 0, x.cell_bytes, stream);
+    }
+    if (code == cudaSuccess) code = launch_rows(chip, a, plan, x, seconds, stream);
+    if (code == cudaSuccess && plan->problem->key_mass.rank)
+        code = in_shares(chip, seconds.mass,
+                         [&](const cuda_chip *part) { return observe_mass_pass(part, a, plan, x.tiles, stream); });
+    if (code == cudaSuccess) code = launch_region(chip, a, plan, x, seconds, stream);
+    if (code != cudaSuccess) return code;
+    simple_observe_sums_left(chip, a, x.rows, stream);
+    simple_observe_heads(chip, a, x.rows, stream);
+    return cudaPeekAtLastError();
+}
+
+const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_BIT(F8E4M3);
+
+} // namespace
+
+extern const cuda_kernel generic_observe = {
+    { "generic", ATTN_OP_OBSERVE, DTYPES, TILE_HEAD_DIM, ATTN_ALL_SCORES | ATTN_KEY_FEATURES },
+    80,
+    ANY_COMPUTE,
+    plan,
+    launch,
+};

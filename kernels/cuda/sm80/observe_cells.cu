@@ -1,0 +1,259 @@
+/* observe_cells.cu: an observe's pass over a region of pairs, on tensor cores: weights, or the sums of map.
+ *
+ * Cells of a map have any size, so sums are made in two steps. A warp owns a strip of queries. It adds up the
+ * probabilities of the strip's queries in row u of the map and of the keys in column v, for each u and v, and stores
+ * the sum. observe.cu then adds the strips of each cell in order. Every sum is written by one warp.
+ *
+ * A tile of keys is divided into runs of keys with the same v: one run, unless a column ends inside of the tile. A
+ * lane adds its elements of a run for each of its rows. The sums of the rows are then added for each u: lane n keeps
+ * the sum of the strip's n-th row of the map until the column ends. */
+#include "observe_tiles.cuh"
+
+namespace {
+
+template <int D, bool SCORE_MODS> struct shared {
+    stages<D, SCORE_MODS> tiles;
+    scores_on_their_way<shape<D, SCORE_MODS>> way;
+    std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
+};
+
+/* The first of `size` rows (or keys) that lies in cell `cell` of `cells`, or in a later cell. */
+DEVICE int first_of_cell(int64_t cell, int64_t cells, int64_t size)
+{
+    return (int)attn_tiles(cell * size, cells);
+}
+
+/* A column of a map: the keys before `end`, counted from the region's first key, that lie in no column before `v`.
+ * Moves from column to column without a division. */
+struct map_column {
+    int v, end;
+    int size, cells, whole, rest, left; /* (v + 1) size = whole cells * quotient + left */
+
+    DEVICE map_column(int first, int keys, int columns)
+    {
+        v = first, size = keys, cells = columns;
+        whole = size / cells, rest = size % cells;
+        const int64_t up = (int64_t)(v + 1) * size;
+        left = (int)(up % cells);
+        end = (int)(up / cells) + (left > 0);
+    }
+    DEVICE void next()
+    {
+        const int was = left > 0;
+        v++;
+        end += whole - was;
+        left += rest;
+        if (left >= cells) left -= cells, end++;
+        end += left > 0;
+    }
+};
+
+/* The rows of the map in which a strip has queries: `count` of them, at most one for each query. Lane n has the n-th:
+ * row u of the map, which has the strip's queries [begin, end). */
+struct strip_rows {
+    int count, u, begin, end;
+
+    DEVICE strip_rows(int r0, int r1, int64_t cells, int64_t size) /* r0, r1: counted from the region's first query */
+    {
+        const int lane = threadIdx.x % 32;
+        count = u = begin = end = 0;
+        if (r0 >= r1) return;
+        const int first = (int)((int64_t)r0 * cells / size), last = (int)((int64_t)(r1 - 1) * cells / size);
+        const bool single = cells > size; /* a row of the map has at most one query, and some have none */
+        count = single ? r1 - r0 : last - first + 1;
+        u = single ? (int)((int64_t)(r0 + lane) * cells / size) : first + lane;
+        begin = single ? lane : max(first_of_cell(u, cells, size), r0) - r0;
+        end = single ? lane + 1 : min(first_of_cell(u + 1, cells, size), r1) - r0;
+        if (lane >= count) begin = end = 0;
+    }
+};
+
+/* Adds the elements of columns [c0, c1) of P to the lane's rows. */
+template <class Shape, int NT>
+DEVICE void add_run(const float (&P)[Shape::MT][NT][4], int c0, int c1, float (&sum)[Shape::MT][2])
+{
+    const bool whole = c0 == 0 && c1 == Shape::BN;
+    const int column = threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+        if (nt * 8 + 8 <= c0 || nt * 8 >= c1) continue;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int c = nt * 8 + column + e;
+            if (!whole && (c < c0 || c >= c1)) continue;
+#pragma unroll
+            for (int mt = 0; mt < Shape::MT; mt++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) sum[mt][half] += P[mt][nt][half * 2 + e];
+        }
+    }
+}
+
+/* Returns the sum over rows [begin, end) of the strip, which is the same in all lanes. */
+template <class Shape> DEVICE float sum_of_rows(const float (&sum)[Shape::MT][2], int begin, int end)
+{
+    const int row = threadIdx.x % 32 / 4;
+    float all = 0;
+#pragma unroll
+    for (int mt = 0; mt < Shape::MT; mt++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int r = mt * 16 + half * 8 + row;
+            if (r >= begin && r < end) all += sum[mt][half];
+        }
+    return warp_sum(all);
+}
+
+/* Hides all keys from the rows whose base is INFINITY. Otherwise a score that is NaN or infinite would give them a P
+ * of NaN. */
+template <int MT, int NT> DEVICE void hide_rows_without_base(float (&S)[MT][NT][4], const float (&base)[MT][2])
+{
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (base[mt][e / 2] == CUDART_INF_F) S[mt][nt][e] = -CUDART_INF_F;
+}
+
+template <class V>
+__global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
+    cells_of_tiles(const __grid_constant__ cuda_args a, float scale_log2, const __grid_constant__ tile_rows rows,
+                   const __grid_constant__ observed_cells cells)
+{
+    typedef typename V::T T;
+    typedef typename V::Shape Shape;
+    const int D = V::D, BM = Shape::BM, BN = Shape::BN, MT = Shape::MT, THREADS = Shape::THREADS;
+    const bool SCORE_MODS = V::SCORE_MODS;
+    typedef shared<V::D, V::SCORE_MODS> memory;
+    memory &sm = block_memory<memory>();
+    const attn_geometry &g = a.g;
+    const attn_observe &o = g.observe;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    int number;
+    const int tile = shared_tile(a, cells.blocks, &number);
+    const head_args x = head_args_of(a, g.dims.packed ? o.sequence : blockIdx.z, blockIdx.y);
+    const limits limit = limits_of(g, x.s);
+    /* queries [q0, q1), and keys [k0, k1), which are the keys of columns [v0, v1) of a map */
+    const int height = (int)(o.rows[1] - o.rows[0]), width = (int)(o.keys[1] - o.keys[0]), r0 = tile * BM;
+    const int q0 = (int)o.rows[0] + r0, q1 = (int)attn_min64(attn_min64(q0 + BM, o.rows[1]), x.s.Sq);
+    const int parts = cells.map ? (int)o.map[1] : (width + BN - 1) / BN;
+    const int v0 = (int)((int64_t)parts * number / cells.blocks),
+              v1 = (int)((int64_t)parts * (number + 1) / cells.blocks);
+    const int k0 = (int)o.keys[0] + (cells.map ? first_of_cell(v0, parts, width) : v0 * BN),
+              k1 = (int)o.keys[0] + (cells.map ? first_of_cell(v1, parts, width) : min(v1 * BN, width));
+    if (q0 >= q1) return;
+    key_range keys = keys_seen<BN>(limit, q0, q1);
+    keys.first = max(keys.first, k0 / BN), keys.last = min(keys.last, (k1 + BN - 1) / BN);
+    if (keys.first >= keys.last) return;
+    const loader<D, THREADS> Q(g.view[ATTN_T_q], x.b, x.h, x.s.q_start, x.s.Sq, g.dims.D);
+    Q.template load<BM>(sm.tiles.tile[0], q0);
+    cp_async_commit();
+    if constexpr (V::SCORE_MODS) list_seen_keys<BN, THREADS>(a, x.b, x.h, q0, q1, keys.first, keys.last, sm.seen);
+    key_loader<T, D, THREADS, false, V::PAGED> K(g, g.view[ATTN_T_k], x.b, x.hk, x.s.k_start, limit.Sk, g.dims.D);
+
+    float base[MT][2], inverse[MT][2];
+    bool skips = false; /* a row of the warp has no P here: it does not exist, or tiles cannot compute it */
+    for_own_rows<Shape>([&](int mt, int half, int r) {
+        const float2 end = q0 + r < q1 ? rows.end[lse_at(a, x, q0 + r)] : make_float2(CUDART_INF_F, 0);
+        base[mt][half] = end.x;
+        inverse[mt][half] = end.y;
+        skips |= base[mt][half] == CUDART_INF_F;
+    });
+    skips = __any_sync(0xffffffff, skips);
+    const int strip = r0 / (16 * MT) + warp, s0 = r0 + warp * 16 * MT;
+    const strip_rows of_map(s0, min(s0 + 16 * MT, q1 - (int)o.rows[0]), cells.map ? o.map[0] : 1, height);
+    map_column column(cells.map ? v0 : 0, width, cells.map ? parts : 1);
+    float *const to = cells.part +
+                      ((x.b * (g.dims.packed ? 0 : g.dims.H) + x.h) * (cells.strips + o.map[0]) + strip + of_map.u) *
+                          o.map[1];
+    double open = 0; /* in lane n: the sum of row n of the strip's rows of the map, in this column */
+    const attn_view &weights = g.view[ATTN_T_weights];
+    uint32_t own[MT][D / 16][4];
+    cp_async_wait<0>();
+    __syncthreads();
+    take_rows<D, Shape>(own, smem_addr(&sm) + lane_down<D>(lane));
+    __syncthreads();
+
+    const auto from = [&](int n) {
+        if constexpr (V::SCORE_MODS) return seen_tile_above(sm.seen, n - 1, keys.last);
+        else return n;
+    };
+    for_tiles<T, D, Shape>(
+        sm.tiles.tile, own, from(keys.first), keys.last,
+        [&](uint16_t(&to)[BN * D], int n) { K.template load<BN>(to, n * BN); }, [] { __syncthreads(); },
+        [&](int n) { return from(n + 1); },
+        [&](float(&S)[MT][BN / 8][4], int n, int, int) {
+            finish_scores<Shape>(S, sm.way, a, x, limit, q0, n, n < keys.free_first || n >= keys.free_last);
+            if (skips) hide_rows_without_base(S, base);
+#pragma unroll
+            for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+                for (int nt = 0; nt < BN / 8; nt++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        float &s = S[mt][nt][e];
+                        s = exp2_fast(exponent<SCORE_MODS>(s, scale_log2, base[mt][e / 2])) * inverse[mt][e / 2];
+                    }
+            int lo = max(n * BN, k0);
+            const int hi = min(n * BN + BN, k1);
+            if (!cells.map) {
+                for_own_rows<Shape>([&](int mt, int half, int r) {
+                    if (q0 + r >= q1) return;
+                    float *const row = (float *)weights.data + attn_at(&weights, x.b, x.h, r0 + r);
+#pragma unroll
+                    for (int nt = 0; nt < BN / 8; nt++)
+#pragma unroll
+                        for (int e = 0; e < 2; e++) {
+                            const int j = n * BN + nt * 8 + lane % 4 * 2 + e;
+                            if (j >= lo && j < hi) row[j - o.keys[0]] = S[mt][nt][half * 2 + e];
+                        }
+                });
+                return;
+            }
+            while (lo < hi) {
+                while (lo - (int)o.keys[0] >= column.end) {
+                    if (lane < of_map.count) to[column.v] = (float)open;
+                    open = 0;
+                    column.next();
+                }
+                const int end = min(hi, (int)o.keys[0] + column.end);
+                float sum[MT][2] = {};
+                add_run<Shape>(S, lo - n * BN, end - n * BN, sum);
+                for (int u = 0; u < of_map.count; u++) {
+                    const float part = sum_of_rows<Shape>(sum, __shfl_sync(0xffffffff, of_map.begin, u),
+                                                          __shfl_sync(0xffffffff, of_map.end, u));
+                    if (lane == u) open += (double)part;
+                }
+                lo = end;
+            }
+        });
+    if (cells.map && lane < of_map.count) to[column.v] = (float)open;
+}
+
+} // namespace
+
+cudaError_t observe_cells_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const tile_rows &rows,
+                               const observed_cells &cells, cudaStream_t stream)
+{
+    return with_variant(plan, [&](auto v) {
+        typedef decltype(v) V;
+        const attn_dims &d = a.g.dims;
+        const int64_t height = a.g.observe.rows[1] - a.g.observe.rows[0];
+        const dim3 grid((unsigned)attn_tiles(height, V::Shape::BM), (unsigned)d.H, (unsigned)(d.packed ? 1 : d.B));
+        return launch_share<cells_of_tiles<V>>(chip, a, grid, cells.blocks, V::Shape::THREADS,
+                                               sizeof(shared<V::D, V::SCORE_MODS>), stream, (float)a.g.scale * LOG2E,
+                                               rows, cells);
+    });
+}
+
+int observe_strip_rows(const attn_plan *plan)
+{
+    return with_variant(plan, [](auto v) { return 16 * decltype(v)::Shape::MT; });
+}
+
+size_t observe_cells_shared(const attn_plan *plan)
+{
+    return with_variant(plan, [](auto v) { return sizeof(shared<decltype(v)::D, decltype(v)::SCORE_MODS>); });
+}
