@@ -481,8 +481,7 @@ void attn_observe_region(attn_problem *p);
 attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype result_dtype, attn_tensor *tensor,
                         attn_error *err);
 
-/* ---- Features
- * ------------------------------------------------------------------------------------------------------
+/* ---- Features ----------------------------------------------------------------------------------------------------
  *
  * Features are the things that a kernel must support to compute a problem: one bit for every tensor that is given or
  * wanted, and for every option in use. A kernel's row names the bits that it supports, and the kernel gets no problem
