@@ -26,6 +26,9 @@ extern const cuda_kernel sm90_f8_forward = never;
 extern const cuda_kernel sm90_forward = never;
 extern const cuda_kernel sm90_latent_forward = never;
 extern const cuda_kernel sm90_packed_forward = never;
+extern const cuda_kernel sm90_packed_pairs_forward = never;
+extern const cuda_kernel sm90_pairs_backward = never;
+extern const cuda_kernel sm90_pairs_forward = never;
 
 bool decode_by_engine(const cuda_chip *, cudaStream_t, const attn_plan *, const cuda_args &, const decode_plan &,
                       int64_t, cudaError_t *)
