@@ -73,6 +73,7 @@ void test_lengths_do_not_need_the_slowest_kernel(void **state);
 void test_options_of_pairs_do_not_need_a_slower_kernel_than_none(void **state);
 void test_grid_agrees_with_the_reference(void **state);
 void test_random_problems_agree_with_the_reference(void **state);
+void test_random_wide_heads_agree_with_the_reference(void **state);
 /* backends_decode.c */
 void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state);
 void test_random_decoding_agrees_with_the_reference(void **state);

@@ -104,6 +104,7 @@ int main(void)
         cmocka_unit_test(test_grid_agrees_with_the_reference),
         cmocka_unit_test(test_scores_of_either_side_of_0_agree_with_the_reference),
         cmocka_unit_test(test_random_problems_agree_with_the_reference),
+        cmocka_unit_test(test_random_wide_heads_agree_with_the_reference),
         cmocka_unit_test(test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge),
         cmocka_unit_test(test_random_decoding_agrees_with_the_reference),
         cmocka_unit_test(test_nan_reaches_exactly_the_rows_that_see_it),

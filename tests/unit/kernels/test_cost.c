@@ -284,7 +284,7 @@ static void test_what_is_empty_costs_a_launch_and_what_is_huge_a_finite_time(voi
     assert_true(attn_cost_of(&t->info, &t->plan).seconds < 1e-3);
     for (int n = 0; n < 3; n++) {
         int64_t *shape = t->p.tensor[ATTN_T_q + n].shape;
-        shape[0] = 1 << 20, shape[1] = INT32_MAX, shape[3] = 576;
+        shape[0] = 1 << 20, shape[1] = INT32_MAX, shape[3] = ATTN_MAX_HEAD_DIM;
     }
     const attn_cost cost = attn_cost_of(&t->info, &t->plan);
     assert_true(cost.seconds > 1e12 && cost.seconds < INFINITY && cost.worst > cost.seconds && cost.worst < INFINITY);
