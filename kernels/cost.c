@@ -247,7 +247,9 @@ enum {
     BLOCK = 128,        /* rows of a block of other GPU kernels; in a backward, keys of a block */
     OPTIONS_BLOCK = 64, /* rows of a block of GENERIC's forward with options */
     WARPS = 32,         /* rows that a multiprocessor computes at a time where a warp has one row */
-    COLUMNS = 64        /* the number of columns of a tile is a multiple of this */
+    COLUMNS = 64,       /* the number of columns of a tile is a multiple of this */
+    WIDE_COLUMNS = 256  /* where a head size is above this, a block of GENERIC's 16-bit forward computes that many
+                         * columns of out, from all columns of q and k */
 };
 
 /* The sizes that the rates multiply. */
@@ -269,6 +271,13 @@ static double rounded_up(double x, double to)
     return ceil(x / to) * to;
 }
 
+/* Does GENERIC's kernel for wide heads compute the problem? A backward and float32 have no such kernel. */
+static bool is_wide(const struct rate *r, const attn_plan *plan, const attn_dims *d)
+{
+    return r->family == GENERIC && r->op == ATTN_OP_FORWARD && plan->problem->q.dtype != ATTN_F32 &&
+           (d->D > WIDE_COLUMNS || d->Dv > WIDE_COLUMNS);
+}
+
 /* Counts the blocks of `block` rows that each sequence and head needs. Rows are queries; in a backward they are
  * keys. A block computes all of its rows, padding included. */
 static void count_blocks(struct work *w, const struct rate *r, const attn_plan *plan, const attn_dims *d, int units)
@@ -276,13 +285,16 @@ static void count_blocks(struct work *w, const struct rate *r, const attn_plan *
     const bool back = r->op == ATTN_OP_BACKWARD;
     const double sequences = d->B > 0 ? (double)d->B : 1;
     const double total = (double)(back ? d->Sk : d->Sq), each = d->packed ? total / sequences : total;
-    const bool options = r->family == GENERIC && (plan->features & OPTIONS) && !back;
+    const bool wide = is_wide(r, plan, d);
+    const bool options = r->family == GENERIC && (plan->features & OPTIONS) && !back && !wide;
     const double block = options ? OPTIONS_BLOCK : BLOCK, tiles = ceil(each / block);
-    const double blocks = tiles * sequences * (double)(back ? d->Hk : d->H);
+    const double column_blocks = wide ? ceil((double)d->Dv / WIDE_COLUMNS) : 1;
+    const double blocks = tiles * sequences * (double)(back ? d->Hk : d->H) * column_blocks;
     const bool odd = (d->D % 8 || d->Dv % 8) && plan->problem->q.dtype != ATTN_F32;
     w->heads = blocks;
     w->tiled = w->triples * (each > 0 ? tiles * block / each : 1);
-    w->tile_columns = rounded_up((double)d->D, COLUMNS) + rounded_up((double)d->Dv, COLUMNS);
+    w->tile_columns = column_blocks *
+                      (rounded_up((double)d->D, COLUMNS) + (wide ? WIDE_COLUMNS : rounded_up((double)d->Dv, COLUMNS)));
     w->key_blocks = odd ? w->tiled / block : 0;
     w->by[TILES] = at_most(blocks, units);
     w->by[WAITS] = at_most(blocks / 2, units);

@@ -446,6 +446,16 @@ void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t
                 });
 }
 
+void simple_marked_rows(const cuda_chip *chip, cuda_args a, cudaStream_t stream)
+{
+    uint8_t *const marks = a.rows_later;
+    const int64_t rows = query_rows(a.g.dims), busy = (int64_t)chip->multiprocessors * 32;
+    const unsigned blocks = blocks_for(attn_max64(attn_tiles(rows, 32), attn_min64(rows, busy)));
+    const auto kernel = channels_of(a.g) == CHANNELS ? forward_rows_left<CHANNELS> : forward_rows_left<WIDE_CHANNELS>;
+    a.rows_later = nullptr;
+    kernel<<<blocks, 32 * WARPS, 0, stream>>>(a, 0, rows, (int64_t)blocks * WARPS, marks);
+}
+
 void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_args a, const saved &s,
                            cudaStream_t stream)
 {

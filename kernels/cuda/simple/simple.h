@@ -12,6 +12,9 @@ void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t s
 /* Computes the rows that a forward's kernel has only marked (rows_later). `plan` is the plan of the forward. */
 void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t stream);
 
+/* Computes the rows that a forward's kernel has marked in a.rows_later, in one launch. */
+void simple_marked_rows(const cuda_chip *chip, cuda_args a, cudaStream_t stream);
+
 /* Computes the rows of dq, dk and dv that a backward's kernel has only marked; call it before simple_gradients(). */
 void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_args a, const saved &s,
                            cudaStream_t stream);
@@ -60,7 +63,10 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
     const attn_geometry &g = plan->geometry;
     const bool hopper = strncmp(plan->kernel->name, "sm90", 4) == 0;
     const int64_t D = attn_max64(g.dims.D, 64), Dv = attn_max64(g.dims.Dv, 64); /* tiles are at least 64 columns wide */
-    const double flops = (double)(2 * (D + Dv)) * (plan->problem->op == ATTN_OP_BACKWARD ? 2.5 : 1),
+    /* blocks of sm80/wide_forward.cu multiply all of D for each TILE_HEAD_DIM columns of out */
+    const bool wide = attn_max64(D, Dv) > TILE_HEAD_DIM && plan->problem->op == ATTN_OP_FORWARD && !hopper;
+    const int64_t columns = wide ? attn_tiles(Dv, TILE_HEAD_DIM) * (D + TILE_HEAD_DIM) : D + Dv;
+    const double flops = (double)(2 * columns) * (plan->problem->op == ATTN_OP_BACKWARD ? 2.5 : 1),
                  rate = plan->problem->q.dtype == ATTN_F32 ? 3e13
                         : hopper                           ? 3e14
                                                            : 1e14;

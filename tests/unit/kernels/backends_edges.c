@@ -490,8 +490,7 @@ void test_the_largest_numbers_of_float32_agree_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* How many problems of a list do not agree with the reference, forward and backward. */
-static int disagree(const struct spec *list, size_t count)
+int problems_disagree(const struct spec *list, size_t count)
 {
     int failed = 0;
     for (size_t i = 0; i < count; i++)
@@ -510,13 +509,13 @@ static int disagree(const struct spec *list, size_t count)
 void test_edge_cases_agree_with_the_reference(void **state)
 {
     (void)state;
-    assert_int_equal(disagree(edge_cases, ARRAY_SIZE(edge_cases)), 0);
+    assert_int_equal(problems_disagree(edge_cases, ARRAY_SIZE(edge_cases)), 0);
 }
 
 void test_lengths_agree_with_the_reference(void **state)
 {
     (void)state;
-    assert_int_equal(disagree(length_cases, ARRAY_SIZE(length_cases)), 0);
+    assert_int_equal(problems_disagree(length_cases, ARRAY_SIZE(length_cases)), 0);
 }
 
 enum { NARROW_HEADS = 256 }; /* the largest head size that every backend computes by fast kernels */
@@ -668,26 +667,6 @@ struct spec random_spec(uint64_t seed)
     return s;
 }
 
-/* random_spec() with D or Dv or both from 257 to 1024, and with few heads, because the reference is slow. */
-static struct spec random_wide_spec(uint64_t seed)
-{
-    static const int64_t head_sizes[] = { 257, 288, 320, 384, 512, 512, 513, 576, 640, 768, 1023, 1024 };
-    struct rng r = { seed * UINT64_C(0x9e3779b97f4a7c15) + 7 };
-    struct spec s = random_spec(seed);
-    for (int n = 0; n < 2; n++) {
-        int64_t *const size = n ? &s.Dv : &s.D;
-        *size = rng_chance(&r, 0.5) ? pick(&r, head_sizes, ARRAY_SIZE(head_sizes)) : rng_between(&r, 257, 1024);
-    }
-    if (rng_chance(&r, 0.3)) s.Dv = s.D;
-    else if (rng_chance(&r, 0.2)) s.Dv = rng_between(&r, 1, 256);
-    else if (rng_chance(&r, 0.2)) s.D = rng_between(&r, 1, 256);
-    s.H /= s.Hk;
-    s.Hk = rng_chance(&r, 0.8) ? 1 : 2;
-    s.H = s.Hk * (s.H > 2 ? 2 : s.H);
-    if (s.B > 2) s.B = 2;
-    return s;
-}
-
 /* Every dtype, class of head size and mask, forward and backward, at odd lengths: few enough problems to be run under
  * compute-sanitizer (tests/gpu/sanitize.sh), which takes one head size at a time: ATTN_GRID_D=64. */
 void test_grid_agrees_with_the_reference(void **state)
@@ -735,7 +714,7 @@ void test_grid_agrees_with_the_reference(void **state)
     assert_int_not_equal(ran, 0);
 }
 
-static void random_problems_agree(struct spec (*draw)(uint64_t seed), long first, long count)
+void random_problems_agree(struct spec (*draw)(uint64_t seed), long first, long count)
 {
     int failed = 0;
     for (long n = 0; n < count && failed < 20; n++) {
@@ -755,11 +734,4 @@ void test_random_problems_agree_with_the_reference(void **state)
     (void)state;
     random_problems_agree(random_spec, env_number("ATTN_RANDOM_SEED", 1),
                           env_number("ATTN_RANDOM_COUNT", RANDOM_COUNT));
-}
-
-void test_random_wide_heads_agree_with_the_reference(void **state)
-{
-    (void)state;
-    random_problems_agree(random_wide_spec, env_number("ATTN_RANDOM_SEED", 1),
-                          env_number("ATTN_RANDOM_COUNT", RANDOM_COUNT / 3));
 }
