@@ -10,11 +10,11 @@ extern const cuda_kernel sm90_pairs_backward;                           /* sm90/
 extern const cuda_kernel sm90_backward_256;                             /* sm90/backward/backward_256.cu */
 extern const cuda_kernel sm90_latent_forward;                           /* sm90/latent/latent.cu */
 extern const cuda_kernel generic_packed_forward, generic_forward;       /* sm80/forward.cu */
-extern const cuda_kernel wide_forward;                                  /* sm80/wide_forward.cu */
-extern const cuda_kernel generic_backward;                              /* sm80/backward.cu */
-extern const cuda_kernel f32_forward, f32_backward;                     /* sm80/f32_forward.cu, sm80/f32_backward.cu */
-extern const cuda_kernel simple_forward, simple_backward;               /* simple/simple.cu */
-extern const cuda_kernel simple_observe;                                /* simple/observe.cu */
+extern const cuda_kernel wide_forward, wide_backward;     /* sm80/wide_forward.cu, sm80/wide_backward.cu */
+extern const cuda_kernel generic_backward;                /* sm80/backward.cu */
+extern const cuda_kernel f32_forward, f32_backward;       /* sm80/f32_forward.cu, sm80/f32_backward.cu */
+extern const cuda_kernel simple_forward, simple_backward; /* simple/simple.cu */
+extern const cuda_kernel simple_observe;                  /* simple/observe.cu */
 
 /* Each row is a line. */
 /* clang-format off */
@@ -33,6 +33,7 @@ extern const cuda_kernel *const cuda_kernels[] = {
     &sm90_pairs_backward,
     &sm90_backward_256,
     &generic_backward,
+    &wide_backward,
     &f32_forward,
     &f32_backward,
     &simple_forward,

@@ -137,6 +137,7 @@ __global__ void __launch_bounds__(32 * WARPS) dkdv_rows(const __grid_constant__ 
 
 /* Computes lse and rest of rows with a huge lse that earlier launches only marked. The launches that compute the rows'
  * gradients follow. */
+template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     lse_in_parts_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, saved s)
 {
@@ -150,11 +151,12 @@ __global__ void __launch_bounds__(32 * WARPS)
         [&](int64_t n) {
             const row r = query_row(a, n);
             if (!r.exists) return; /* a row that does not exist has no lse */
-            const float2 parts = lse_in_parts<CHANNELS, BY_LANES>(a, r.x, r.i, s.lse[n], true);
+            const float2 parts = lse_in_parts<N, BY_LANES>(a, r.x, r.i, s.lse[n], true);
             __syncwarp();
             if (threadIdx.x % 32 == 0) s.lse[n] = parts.x, s.rest[n] = parts.y;
         });
 }
+template <int N>
 __global__ void __launch_bounds__(32 * WARPS) dq_rows_left(const __grid_constant__ cuda_args a, int64_t first,
                                                            int64_t count, int64_t warps, saved s, const uint8_t *marks)
 {
@@ -162,16 +164,17 @@ __global__ void __launch_bounds__(32 * WARPS) dq_rows_left(const __grid_constant
         first, count, warps, [&](int64_t n) { return marks[n] != 0; },
         [&](int64_t n) {
             const row r = query_row(a, n);
-            dq_row<CHANNELS, BY_LANES>(a, s, r.x, r.i);
+            dq_row<N, BY_LANES>(a, s, r.x, r.i);
         });
 }
+template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     dkdv_rows_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, saved s,
                    const uint8_t *marks)
 {
     for_wanted(
         first, count, warps, [&](int64_t n) { return marks[n] != 0; },
-        [&](int64_t n) { dkdv_row_at<CHANNELS, BY_LANES>(a, s, n); });
+        [&](int64_t n) { dkdv_row_at<N, BY_LANES>(a, s, n); });
 }
 
 /* dZ of any pair, recomputed from its rows; 0 where the pair is hidden. */
@@ -446,14 +449,36 @@ void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t
                 });
 }
 
+/* The number of blocks that look at `rows` marks: each warp checks several where there are many. */
+static unsigned blocks_for_marks(const cuda_chip *chip, int64_t rows)
+{
+    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* number of warps */
+    return blocks_for(attn_max64(attn_tiles(rows, 32), attn_min64(rows, busy)));
+}
+
 void simple_marked_rows(const cuda_chip *chip, cuda_args a, cudaStream_t stream)
 {
     uint8_t *const marks = a.rows_later;
-    const int64_t rows = query_rows(a.g.dims), busy = (int64_t)chip->multiprocessors * 32;
-    const unsigned blocks = blocks_for(attn_max64(attn_tiles(rows, 32), attn_min64(rows, busy)));
+    const int64_t rows = query_rows(a.g.dims);
+    const unsigned blocks = blocks_for_marks(chip, rows);
     const auto kernel = channels_of(a.g) == CHANNELS ? forward_rows_left<CHANNELS> : forward_rows_left<WIDE_CHANNELS>;
     a.rows_later = nullptr;
     kernel<<<blocks, 32 * WARPS, 0, stream>>>(a, 0, rows, (int64_t)blocks * WARPS, marks);
+}
+
+void simple_marked_gradients(const cuda_chip *chip, cuda_args a, const saved &s, cudaStream_t stream)
+{
+    const uint8_t *const rows = a.rows_later, *const keys = a.keys_later;
+    const int64_t query = query_rows(a.g.dims), key = key_rows(a.g.dims);
+    const unsigned query_blocks = blocks_for_marks(chip, query), key_blocks = blocks_for_marks(chip, key);
+    const bool wide = channels_of(a.g) != CHANNELS;
+    const auto dq_kernel = wide ? dq_rows_left<WIDE_CHANNELS> : dq_rows_left<CHANNELS>;
+    const auto dkdv_kernel = wide ? dkdv_rows_left<WIDE_CHANNELS> : dkdv_rows_left<CHANNELS>;
+    a.rows_later = a.keys_later = nullptr;
+    if (a.g.view[ATTN_T_dq].data && query > 0)
+        dq_kernel<<<query_blocks, 32 * WARPS, 0, stream>>>(a, 0, query, (int64_t)query_blocks * WARPS, s, rows);
+    if ((a.g.view[ATTN_T_dk].data || a.g.view[ATTN_T_dv].data) && key > 0)
+        dkdv_kernel<<<key_blocks, 32 * WARPS, 0, stream>>>(a, 0, key, (int64_t)key_blocks * WARPS, s, keys);
 }
 
 void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_args a, const saved &s,
@@ -461,22 +486,26 @@ void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_ar
 {
     uint8_t *const rows = a.rows_later, *const keys = a.keys_later;
     const int64_t query = query_rows(a.g.dims), key = key_rows(a.g.dims);
+    const bool wide = channels_of(a.g) != CHANNELS;
+    const auto lse_kernel = wide ? lse_in_parts_left<WIDE_CHANNELS> : lse_in_parts_left<CHANNELS>;
+    const auto dq_kernel = wide ? dq_rows_left<WIDE_CHANNELS> : dq_rows_left<CHANNELS>;
+    const auto dkdv_kernel = wide ? dkdv_rows_left<WIDE_CHANNELS> : dkdv_rows_left<CHANNELS>;
     a.rows_later = a.keys_later = nullptr;
     if (!chip->found) return;
     look_for_rows(chip, stream);
     launch_left(chip, query, row_seconds(chip, a.g, FORWARD_PAIR),
                 [&](unsigned blocks, int64_t first, int64_t count, int64_t warps) {
-                    lse_in_parts_left<<<blocks, 32 * WARPS, 0, stream>>>(a, first, count, warps, s);
+                    lse_kernel<<<blocks, 32 * WARPS, 0, stream>>>(a, first, count, warps, s);
                 });
     if (a.g.view[ATTN_T_dq].data)
         launch_left(chip, query, row_seconds(chip, a.g, BACKWARD_PAIR),
                     [&](unsigned blocks, int64_t first, int64_t count, int64_t warps) {
-                        dq_rows_left<<<blocks, 32 * WARPS, 0, stream>>>(a, first, count, warps, s, rows);
+                        dq_kernel<<<blocks, 32 * WARPS, 0, stream>>>(a, first, count, warps, s, rows);
                     });
     if (a.g.view[ATTN_T_dk].data || a.g.view[ATTN_T_dv].data)
         launch_left(chip, key, key_seconds(chip, a.g, BACKWARD_PAIR),
                     [&](unsigned blocks, int64_t first, int64_t count, int64_t warps) {
-                        dkdv_rows_left<<<blocks, 32 * WARPS, 0, stream>>>(a, first, count, warps, s, keys);
+                        dkdv_kernel<<<blocks, 32 * WARPS, 0, stream>>>(a, first, count, warps, s, keys);
                     });
 }
 

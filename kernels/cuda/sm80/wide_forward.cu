@@ -1,13 +1,13 @@
-/* wide_forward.cu: the forward of forward.cu for head sizes up to ATTN_MAX_HEAD_DIM, in shared memory and registers that
- * do not grow with D or Dv.
+/* wide_forward.cu: the forward of forward.cu for head sizes up to ATTN_MAX_HEAD_DIM, in shared memory and registers
+ * that do not grow with D or Dv.
  *
  * A block owns BM queries of one head and COLUMNS columns of their O. It visits the keys that they may see in tiles of
  * BN, from the last to the first. Shared memory has two stages. While a product reads one stage, copies fill the other:
  *
  *     for each tile j of keys:  S = 0
- *                               for each chunk c of D:  S += Q[c] K[j][c]^T       one stage: CHUNK columns of Q and of K
+ *                               for each chunk c of D:  S += Q[c] K[j][c]^T      one stage: CHUNK columns of Q and K
  *                               mask;  m, l, P = softmax_step(S)
- *                               O = rescale O + P V[j]                            one stage: COLUMNS columns of V
+ *                               O = rescale O + P V[j]                           one stage: COLUMNS columns of V
  *
  * Q is read again for each tile of keys, because BM rows of 1024 numbers do not fit. Where Dv is above COLUMNS, several
  * blocks compute the same S, each for its own columns of O. A block thus does D + COLUMNS multiplications for a pair of
@@ -23,10 +23,11 @@
 #include "kernels/cuda/common/rows.cuh"
 #include "kernels/cuda/simple/simple.h"
 #include "seen_tiles.cuh"
+#include "wide.cuh"
 
 namespace {
 
-enum { CHUNK = 128, COLUMNS = 256 };
+enum { CHUNK = 128 };
 
 template <bool SCORE_MODS_> struct shape {
     static const bool SCORE_MODS = SCORE_MODS_;
@@ -57,17 +58,7 @@ template <class X> struct shared {
 };
 static_assert(sizeof(stage<shape<true>>) % 1024 == 0 && sizeof(stage<shape<false>>) % 1024 == 0, "fragments' swizzle");
 
-/* Results are staged in all of the block's shared memory, as rows of HALF floats. */
-enum { HALF = COLUMNS / 2 };
-static_assert(sizeof(shared<shape<false>>) >= sizeof(float) * shape<false>::BM * HALF);
-
-/* The columns of a tensor from `first` on. */
-DEVICE attn_view columns_from(attn_view view, int first)
-{
-    const int bytes = view.dtype == ATTN_F32 ? 4 : view.dtype == ATTN_F8E4M3 ? 1 : 2;
-    if (view.data) view.data = (char *)view.data + (int64_t)first * bytes;
-    return view;
-}
+static_assert(sizeof(shared<shape<false>>) >= sizeof(float) * shape<false>::BM * COLUMNS / 2, "results are staged");
 
 /* Finds where the block of this launch works. Blocks of the same queries follow each other, because they read the same
  * keys. All threads call it. */
@@ -109,23 +100,6 @@ DEVICE void load_values(const cuda_args &a, const block_place &place, stage<X> &
     cp_async_commit();
 }
 
-/* S += Q K^T over the channels of a chunk, of which `channels` exist. */
-template <typename T, class X, int NT>
-DEVICE void add_chunk(float (&S)[X::MT][NT][4], uint32_t start, int stage_index, int channels)
-{
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const uint32_t tileQ = stage_index * (uint32_t)sizeof(stage<X>), tileK = tileQ + X::BM * CHUNK * 2;
-    const uint32_t down = start + lane_down<CHUNK>(lane), across = start + lane_across<CHUNK>(lane);
-    const auto rows_of_a = [&](uint32_t(&f)[4], int mt, int kk) {
-        a_rows_of<CHUNK>(f, down, tileQ, (warp * X::MT + mt) * 16, kk * 16);
-    };
-    const auto rows_of_b = [&](uint32_t(&f)[4], int nt, int kk) {
-        b_rows_of<CHUNK>(f, across, tileK, nt * 8, kk * 16);
-    };
-    if (channels > CHUNK / 2) scores<T, CHUNK>(S, rows_of_a, rows_of_b);
-    else scores<T, CHUNK / 2>(S, rows_of_a, rows_of_b);
-}
-
 /* Turns sums into results: O / l. Returns false where some row of this thread has a result that tensor cores cannot
  * compute. */
 template <class X, int DT>
@@ -153,38 +127,22 @@ DEVICE bool divide_rows(float (&O)[X::MT][DT][4], softmax_row (&rows)[X::MT][2],
     return sound;
 }
 
-/* Writes the block's columns of out, and lse where they are the first. A warp stages and writes its own rows. */
+/* Writes the block's columns of out, and lse where they are the first. */
 template <typename T, class X, int DT>
 DEVICE void store_results(const cuda_args &a, const row_place &place, int column0, const float (&O)[X::MT][DT][4],
                           const softmax_row (&rows)[X::MT][2], void *staged)
 {
-    const int lane = threadIdx.x % 32, mine = threadIdx.x / 32 * X::MT * 16;
-    const int count = (int)attn_clamp64(place.Sq - place.i0 - mine, 0, X::MT * 16);
+    const int mine = threadIdx.x / 32 * X::MT * 16;
+    const attn_view &out = a.g.view[ATTN_T_out];
     if (column0 == 0)
         for_own_rows<X>([&](int mt, int half, int r) {
             store_lse(a.g.view[ATTN_T_lse], place.b, place.h, place.q_start + place.i0 + r, place.i0 + r < place.Sq,
                       rows[mt][half]);
         });
-    if (!a.g.view[ATTN_T_out].data) return;
-    /* One layout for both halves: in the other layout a warp's rows lie where another warp's may still be. */
-    const bool pieces = in_pieces<T>(columns_from(a.g.view[ATTN_T_out], column0), place.b, place.h, place.q_start,
-                                     a.g.dims.Dv);
-#pragma unroll
-    for (int part = 0; part < COLUMNS / HALF; part++) {
-        const int first = column0 + part * HALF, width = min((int)a.g.dims.Dv - first, (int)HALF);
-        if (width <= 0) break;
-        const attn_view out = columns_from(a.g.view[ATTN_T_out], first);
-        for_own_rows<X>([&](int mt, int half, int r) {
-#pragma unroll
-            for (int dt = 0; dt < HALF / 8; dt++) {
-                const float(&o)[4] = O[mt][part * (HALF / 8) + dt];
-                stage_pair<T, HALF>(staged, pieces, r, dt * 8 + lane % 4 * 2, o[half * 2], o[half * 2 + 1]);
-            }
-        });
-        __syncwarp();
-        store_rows<HALF, 32>(out, place.b, place.h, place.q_start + place.i0, mine, count, width, staged, pieces, lane);
-        __syncwarp();
-    }
+    if (!out.data) return;
+    store_columns<T>(out, place.b, place.h, place.q_start + place.i0,
+                     (int)attn_clamp64(place.Sq - place.i0 - mine, 0, X::MT * 16), column0,
+                     min((int)a.g.dims.Dv - column0, (int)COLUMNS), O, staged);
 }
 
 template <typename T, bool SCORE_MODS, bool PAGED>
@@ -225,7 +183,8 @@ again:
             __syncthreads(); /* the chunk is here, and no thread reads the other stage any more */
             if (chunk + 1 < chunks) load_chunk<T, X, PAGED>(a, place, sm.stages[at ^ 1], chunk + 1, j);
             else load_values<T, X, PAGED>(a, sm.place, sm.stages[at ^ 1], j);
-            add_chunk<T, X>(S, start, at, D - chunk * CHUNK);
+            const uint32_t tileQ = at * (uint32_t)sizeof(stage<X>);
+            add_chunk<T, CHUNK>(S, start, tileQ, tileQ + BM * CHUNK * 2, threadIdx.x / 32 * 16, D - chunk * CHUNK);
         }
         if (SCORE_MODS) __syncthreads(); /* no thread reads the last chunk any more: the scores take its memory */
         const bool bounded = j * BN < q_last + limit.lo || j * BN + BN > min(place.i0 + limit.hi, limit.Sk);
