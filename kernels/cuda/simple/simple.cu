@@ -463,7 +463,7 @@ void simple_marked_rows(const cuda_chip *chip, cuda_args a, cudaStream_t stream)
     const unsigned blocks = blocks_for_marks(chip, rows);
     const auto kernel = channels_of(a.g) == CHANNELS ? forward_rows_left<CHANNELS> : forward_rows_left<WIDE_CHANNELS>;
     a.rows_later = nullptr;
-    kernel<<<blocks, 32 * WARPS, 0, stream>>>(a, 0, rows, (int64_t)blocks * WARPS, marks);
+    if (rows > 0) kernel<<<blocks, 32 * WARPS, 0, stream>>>(a, 0, rows, (int64_t)blocks * WARPS, marks);
 }
 
 void simple_marked_gradients(const cuda_chip *chip, cuda_args a, const saved &s, cudaStream_t stream)

@@ -37,6 +37,8 @@ static const struct spec wide_cases[] = {
     SPEC(.name = "k of one channel", .D = 1, .Dv = 1024, F16),
     SPEC(.name = "one query", SIZES(1, 200, 512), BF16, HEADS(4, 1)),
     SPEC(.name = "one key", SIZES(80, 1, 512), BF16, HEADS(1, 1)),
+    SPEC(.name = "no queries", .B = 2, SIZES(0, 9, 320), BF16, HEADS(1, 1)),
+    SPEC(.name = "no keys", SIZES(9, 0, 320), BF16, HEADS(1, 1)),
     SPEC(.name = "rows that see no key", SIZES(140, 70, 300), F16, HEADS(1, 1), .causal = true),
     SPEC(.name = "NaN at the end", SIZES(150, 140, 520), F16, HEADS(1, 1), .causal = true, .poison = 1),
     SPEC(.name = "infinity at the end", SIZES(60, 90, 520), BF16, HEADS(1, 1), WINDOW(20, 10), .poison = 2),
