@@ -108,9 +108,10 @@ const char *attn_dtype_list(unsigned dtypes, char text[ATTN_DTYPE_LIST_BYTES]);
 
 enum { ATTN_MAX_RANK = 4 };
 
-/* The largest D of a forward and the largest D of a backward. Multi-head latent attention has D = 576 and Dv
- * = 512; its v is the first 512 columns of k, in the same memory with k's strides. */
-enum { ATTN_MAX_HEAD_DIM = 576, ATTN_MAX_BACKWARD_HEAD_DIM = 256 };
+/* The largest D and Dv of every operation. A device whose kernels take less says so when it plans a problem. Multi-head
+ * latent attention has D = 576 and Dv = 512; its v is the first 512 columns of k, in the same memory with k's strides.
+ */
+enum { ATTN_MAX_HEAD_DIM = 1024 };
 
 /* Limit on B times H of one problem, because each sequence and each head costs time and workspace even where
  * it is empty. At that limit, heads with 16 rows of 8 half-precision numbers (q, k and v) take 805 MB. */
@@ -467,7 +468,7 @@ typedef struct attn_geometry {
 /* Checks the shapes, dtypes, ranks, options, and the values of index tensors and masks, which it reads on the host.
  * This is the only validator, and kernels run only problems that passed it. Outputs need not be given; a given one
  * must have the right shape. Errors: INVALID, TOO_LARGE (sizes overflow), UNSUPPORTED (D or Dv above
- * ATTN_MAX_HEAD_DIM, in a backward above ATTN_MAX_BACKWARD_HEAD_DIM). */
+ * ATTN_MAX_HEAD_DIM). */
 attn_status attn_check(const attn_problem *p, attn_error *err);
 
 /* Writes the ends of the region of a checked observe that are -1. Reads cu_seqlens and seqlens of the sequence, which

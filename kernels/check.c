@@ -244,12 +244,10 @@ static attn_status head_size_fits(const attn_problem *p, attn_tensor_id id, char
 {
     char member[MEMBER_BYTES];
     const int axis = axis_of(p, id, letter);
-    const bool backward = p->op == ATTN_OP_BACKWARD;
-    const int most = backward ? ATTN_MAX_BACKWARD_HEAD_DIM : ATTN_MAX_HEAD_DIM;
-    if (size <= most) return ATTN_OK;
+    if (size <= ATTN_MAX_HEAD_DIM) return ATTN_OK;
     return attn_fail(err, ATTN_UNSUPPORTED, axis_member(member, id, "shape", axis),
-                     "%s: shape[%d] is %lld, head sizes up to %d are supported%s", attn_tensors[id].name, axis,
-                     (ll)size, most, backward ? " in a backward" : "");
+                     "%s: shape[%d] is %lld, head sizes up to %d are supported", attn_tensors[id].name, axis, (ll)size,
+                     ATTN_MAX_HEAD_DIM);
 }
 
 /* Checks what page_table requires apart from the shapes of k and v. */

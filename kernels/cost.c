@@ -248,7 +248,9 @@ enum {
     BLOCK = 128,        /* rows of a block of other GPU kernels; in a backward, keys of a block */
     OPTIONS_BLOCK = 64, /* rows of a block of GENERIC's forward with options */
     WARPS = 32,         /* rows that a multiprocessor computes at a time where a warp has one row */
-    COLUMNS = 64        /* the number of columns of a tile is a multiple of this */
+    COLUMNS = 64,       /* the number of columns of a tile is a multiple of this */
+    WIDE_COLUMNS = 256  /* where a head size is above this, a block of GENERIC's 16-bit kernels computes that many
+                         * columns of a result, and makes the scores from all columns of q and k */
 };
 
 /* The sizes that the rates multiply. */
@@ -270,6 +272,22 @@ static double rounded_up(double x, double to)
     return ceil(x / to) * to;
 }
 
+/* Do GENERIC's kernels for wide heads compute the problem? There are none for float32. */
+static bool is_wide(const struct rate *r, const attn_plan *plan, const attn_dims *d)
+{
+    return r->family == GENERIC && plan->problem->q.dtype != ATTN_F32 && (d->D > WIDE_COLUMNS || d->Dv > WIDE_COLUMNS);
+}
+
+/* The columns that GENERIC's blocks multiply for wide heads, where other kernels multiply D + Dv. A backward's rate is
+ * for five products of (D + Dv) / 2 columns each. */
+static double wide_columns(const attn_dims *d, bool back)
+{
+    const double D = rounded_up((double)d->D, COLUMNS), Dv = rounded_up((double)d->Dv, COLUMNS);
+    const double of_D = ceil(D / WIDE_COLUMNS), of_Dv = ceil(Dv / WIDE_COLUMNS);
+    const double forward = of_Dv * (D + WIDE_COLUMNS);
+    return back ? (forward + 2 * of_D * (D + Dv + WIDE_COLUMNS)) / 2.5 : forward;
+}
+
 /* Counts the blocks of `block` rows that each sequence and head needs. Rows are queries; in a backward they are
  * keys. A block computes all of its rows, padding included. */
 static void count_blocks(struct work *w, const struct rate *r, const attn_plan *plan, const attn_dims *d, int units)
@@ -277,13 +295,16 @@ static void count_blocks(struct work *w, const struct rate *r, const attn_plan *
     const bool back = r->op == ATTN_OP_BACKWARD;
     const double sequences = d->B > 0 ? (double)d->B : 1;
     const double total = (double)(back ? d->Sk : d->Sq), each = d->packed ? total / sequences : total;
-    const bool options = r->family == GENERIC && (plan->features & OPTIONS) && !back;
+    const bool wide = is_wide(r, plan, d);
+    const bool options = r->family == GENERIC && (plan->features & OPTIONS) && !back && !wide;
     const double block = options ? OPTIONS_BLOCK : BLOCK, tiles = ceil(each / block);
-    const double blocks = tiles * sequences * (double)(back ? d->Hk : d->H);
+    const double column_blocks = wide ? ceil((double)(back ? d->D : d->Dv) / WIDE_COLUMNS) : 1;
+    const double blocks = tiles * sequences * (double)(back ? d->Hk : d->H) * column_blocks;
     const bool odd = (d->D % 8 || d->Dv % 8) && plan->problem->q.dtype != ATTN_F32;
     w->heads = blocks;
     w->tiled = w->triples * (each > 0 ? tiles * block / each : 1);
-    w->tile_columns = rounded_up((double)d->D, COLUMNS) + rounded_up((double)d->Dv, COLUMNS);
+    w->tile_columns = wide ? wide_columns(d, back)
+                           : rounded_up((double)d->D, COLUMNS) + rounded_up((double)d->Dv, COLUMNS);
     w->key_blocks = odd ? w->tiled / block : 0;
     w->by[TILES] = at_most(blocks, units);
     w->by[WAITS] = at_most(blocks / 2, units);

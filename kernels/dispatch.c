@@ -7,6 +7,7 @@
  * To add a backend, write a table of functions (backend.h) and add it to `backends`. */
 #include <assert.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
@@ -101,8 +102,28 @@ bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, u
            d.Dv <= kernel->head_dim && (features & ~kernel->features) == 0;
 }
 
-/* Writes the error that no kernel computes the problem. It names the first tensor or option that no kernel of the
- * operation takes. Where some kernel takes each of them, but no kernel takes all, it names none. */
+/* Writes the error that no kernel of the operation takes head sizes as large as those of the problem. Returns ATTN_OK
+ * where some kernel does. */
+static attn_status head_size_fits(const attn_capabilities *can, const attn_problem *problem, const char *op,
+                                  attn_error *err)
+{
+    const attn_dims d = attn_dims_of(problem);
+    const attn_tensor_id id = d.D >= d.Dv ? ATTN_T_q : ATTN_T_v;
+    const int axis = problem->tensor[id].rank - 1;
+    const int64_t size = attn_max64(d.D, d.Dv);
+    char member[32];
+    int most = 0;
+    for (int n = 0; n < can->kernel_count; n++)
+        if (can->kernels[n]->op == problem->op && can->kernels[n]->head_dim > most) most = can->kernels[n]->head_dim;
+    if (size <= most) return ATTN_OK;
+    snprintf(member, sizeof member, "/%s/shape/%d", attn_tensors[id].name, axis);
+    return attn_fail(err, ATTN_UNSUPPORTED, member, "%s: shape[%d] is %lld, no kernel of %s takes more than %d in %s",
+                     attn_tensors[id].name, axis, (long long)size, can->backend->name, most, op);
+}
+
+/* Writes the error that no kernel computes the problem. It names a head size that is too large for every kernel of the
+ * operation, or else the first tensor or option that no kernel of the operation takes. Where some kernel takes each of
+ * them, but no kernel takes all, it names none. */
 static attn_status no_kernel(const attn_capabilities *can, const attn_problem *problem, uint64_t features,
                              attn_error *err)
 {
@@ -110,6 +131,7 @@ static attn_status no_kernel(const attn_capabilities *can, const attn_problem *p
     const char *op = ops[problem->op], *name = can->backend->name;
     uint64_t known = 0;
     int bit = 0;
+    if (head_size_fits(can, problem, op, err) != ATTN_OK) return err->status;
     for (int n = 0; n < can->kernel_count; n++)
         if (can->kernels[n]->op == problem->op) known |= can->kernels[n]->features;
     if ((features & ~known) == 0)

@@ -66,7 +66,7 @@ struct cpu_stream {
 /* The kernel "double" computes every checked problem, whatever its tensors and options, but slowly (reference.h). */
 static const attn_kernel general[ATTN_OP_COUNT] = {
     { "double", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING, true },
-    { "double", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_BACKWARD_HEAD_DIM, ATTN_ALL_SCORES, true },
+    { "double", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_HEAD_DIM, ATTN_ALL_SCORES, true },
     { "double", ATTN_OP_OBSERVE, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING, true },
 };
 

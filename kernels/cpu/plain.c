@@ -42,13 +42,13 @@ static const struct plain plains[] = {
       "textbook loops in double, one thread",
       run_reference,
       { { "double", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING, true },
-        { "double", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_BACKWARD_HEAD_DIM, ATTN_ALL_SCORES, true },
+        { "double", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_HEAD_DIM, ATTN_ALL_SCORES, true },
         { "double", ATTN_OP_OBSERVE, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, ATTN_EVERYTHING, true } } },
     { &attn_backend_paper,
       "FlashAttention-2 as in its paper, in double, one thread",
       paper_run,
       { { "flash2", ATTN_OP_FORWARD, ATTN_DTYPES_FORWARD, ATTN_MAX_HEAD_DIM, PAPER_FEATURES, true },
-        { "flash2", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_BACKWARD_HEAD_DIM, PAPER_FEATURES, true } } },
+        { "flash2", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_HEAD_DIM, PAPER_FEATURES, true } } },
 };
 /* clang-format on */
 

@@ -23,7 +23,7 @@
 
 /* Tile sizes, chosen by measurement (kernels/MEASUREMENTS.md, "The CPU ladder"). All are multiples of FLASH_UNIT. BM
  * rows of q and BN keys in a forward tile; in backward, BM rows against chunks of Bk keys. The first row of the
- * table that fits the compute type and the larger of D and Dv applies. Above 256 there is no backward. */
+ * table that fits the compute type and the larger of D and Dv applies. */
 static const struct tile_sizes {
     attn_dtype element; /* dtype of an operand, and number of parts of each element */
     int parts, max_d;

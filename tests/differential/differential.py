@@ -38,6 +38,7 @@ LIMITS = {
     'float8_e4m3fn': (4e-2, 0, 0, 1e-4, 2e-38),
 }
 LENGTHS = (0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129)
+WIDE_SHARE = 0.05  # of the problems, with D or Dv above 256
 HEAD_SIZES = (1, 3, 8, 16, 24, 31, 32, 40, 64, 64, 64, 65, 72, 80, 96, 128, 160, 192, 256)
 # the lowest number of each dtype
 LOWEST = [float(np.finfo(np.float32).min), float(wire.bf16_value(np.uint16([0xFF7F]))[0]), -65504.0]
@@ -75,6 +76,9 @@ class Case:
         B = 1 if chance(0.6) else 0 if chance(0.05) else int(r.integers(2, 4))
         D = int(r.integers(1, 257)) if chance(0.2) else pick(HEAD_SIZES)
         Dv = pick(HEAD_SIZES) if chance(0.2) else D
+        wide = np.random.default_rng([seed, number, 2])  # of its own, for the same reason
+        if wide.random() < WIDE_SHARE:
+            D, Dv = (int(wide.integers(257, 1025)) if wide.random() < 0.7 else n for n in (D, Dv))
         Sq = int(r.integers(1, 130)) if chance(0.4) else pick(LENGTHS)
         Sk = Sq if chance(0.3) else int(r.integers(1, 200)) if chance(0.5) else pick(LENGTHS)
         if chance(0.08):

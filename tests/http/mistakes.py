@@ -335,7 +335,7 @@ row('float64 bytes as float32', {**GOOD, 'q': {**GOOD['q'], 'data': b64(Q.astype
     ('q: data has 1536 bytes', 'of float32 needs 768', '1536 would be right for float64', 'convert the array to float32'))
 row('heads that do not divide', {**GOOD, 'k': tensor(array(B, SK, 3, D)), 'v': tensor(array(B, SK, 3, D))}, 400, ('k: shape[2] is 3', 'must divide the 4 heads of q'))
 row('another head size', {**GOOD, 'k': tensor(array(B, SK, HK, 4))}, 400, ('k: shape[3] is 4', 'must be 8, the head size of q'))
-row('a head size of 1024', {n: tensor(array(1, 1, 1, 1024)) for n in 'qkv'}, 422, ('shape[3] is 1024', 'up to 576'), code='unsupported')
+row('a head size of 2048', {n: tensor(array(1, 1, 1, 2048)) for n in 'qkv'}, 422, ('shape[3] is 2048', 'up to 1024'), code='unsupported')
 row('no shape', {**GOOD, 'q': tensor(Q, shape=None)}, 400, ('q: shape is missing', '[B, Sq, H, D]'))
 
 # ---- Bytes -----------------------------------------------------------------------------------------------------------

@@ -227,6 +227,30 @@ def test_a_saved_forward_serves_one_backward(server):
     assert again.status == 404 and again.json()['code'] == 'not-found', again
 
 
+@pytest.mark.parametrize('D, Dv', [(512, 512), (1024, 1), (1, 1024)])
+def test_a_context_of_wide_heads(server, D, Dv):
+    members, x = random_problem(rng(26), Sq=20, Sk=33, H=2, Hk=1, D=D, Dv=Dv, dtype='float16', back=True, causal=True)
+    dout = members.pop('dout')
+    context = ok(server.forward(**members, save=True))['context']
+    a = ok(server.backward(context=context, dout=dout))
+    _, _, dq, dk, dv, _ = ref.backward(x['q'], x['k'], x['v'], x['dout'], causal=True)
+    for name, want in dict(dq=dq, dk=dk, dv=dv).items():
+        close(value(a[name]), want, 3 * RTOL['float16'])
+
+
+@pytest.mark.parametrize('back', [False, True])
+def test_heads_of_up_to_1024_numbers(server, back):
+    members, _ = random_problem(rng(27), Sq=2, D=1024, back=back)
+    post = server.backward if back else server.forward
+    ok(post(**members))
+    wider = random_problem(rng(27), Sq=2, D=1025, back=back)[0]
+    refused = post(**wider)
+    assert refused.status == 422 and refused.json()['pointer'] == '/q/shape/3', refused
+    assert refused.json()['detail'] == 'q: shape[3] is 1025, head sizes up to 1024 are supported', refused
+    refused = post(**{**members, 'v': wider['v']})
+    assert refused.status == 422 and refused.json()['pointer'] == '/v/shape/3', refused
+
+
 def test_an_unknown_context(server):
     answer = server.backward(context='0' * 32, dout=tensor(np.zeros((1, 1, 1, 1))))
     assert answer.status == 404 and answer.headers['content-type'] == 'application/problem+json', answer

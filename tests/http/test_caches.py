@@ -147,6 +147,21 @@ def test_latent_caches_have_one_tensor_for_keys_and_values(anywhere, rng):
     assert answer.status == 400 and 'part of its keys' in answer.json()['detail'], answer
 
 
+def test_heads_of_1024_numbers(server, rng):
+    cache = Cache(server, kv_heads=1, head_dim=1024, head_dim_v=700)
+    k, v = (wire.rounded(rng.standard_normal((70, 1, n)), 'float32') for n in (1024, 700))
+    answer = server.post(cache.path('/append'), {'k': wire.tensor(k), 'v': wire.tensor(v)})
+    assert answer.status == 200, answer
+    q = wire.rounded(rng.standard_normal((1, 2, 2, 1024)), 'float32')
+    answer = server.post(DECODE, {'q': wire.tensor(q), 'caches': [cache.id], 'causal': True})
+    assert answer.status == 200, answer
+    assert_close(wire.value(answer.json()['out'])[0], attention(q[0], k, v, causal=True)[0], 'float32')
+    cache.delete()
+    for name, size in (('head_dim', 1025), ('head_dim_v', 1025)):
+        refused = server.post('/v1/caches', {'kv_heads': 1, 'head_dim': 8, 'dtype': 'float32', name: size})
+        assert refused.status == 400 and refused.json()['pointer'] == f'/{name}' and '1024' in refused.json()['detail'], refused
+
+
 def test_an_empty_cache_is_attended_to_by_nobody(server, rng):
     cache = Cache(server)
     answer, want = decode([cache], rng.standard_normal((1, 2, 4, 8)))

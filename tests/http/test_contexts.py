@@ -59,17 +59,12 @@ def with_pages(**options):
             'seqlens_k': wire.tensor(np.full(1, 5), 'int32'), **options}
 
 
-def with_large_heads(**options):
-    return {name: wire.tensor(np.zeros((1, 2, 1, 257))) for name in 'qkv'} | options
-
-
 def with_float8(**options):
     return {name: wire.tensor(np.zeros((1, 2, 1, 16)), 'float8_e4m3fn') for name in 'qkv'} | options
 
 
 @pytest.mark.parametrize('body, says', [
     (with_pages, 'page_table: backward has no pages; send k and v whole, or with cu_seqlens_k'),
-    (with_large_heads, 'q: shape[3] is 257, head sizes up to 256 are supported in a backward'),
     (with_float8, 'q: dtype is float8_e4m3fn, backward supports float32, float16 and bfloat16'),
 ])
 def test_what_no_backward_can_use_is_not_kept_for_one(serve, body, says):

@@ -229,8 +229,8 @@ TENSORS = [
     ('nine_axes', dict(q=shaped(1, 1, 1, 1, 1, 1, 1, 1, 1, data='AACAPw==')), {400}), ('five_axes', dict(q=zeros(1, 1, 3, 2, 4)), {400}), ('three_axes', dict(q=zeros(3, 2, 4)), {400}),
     ('no_axes', dict(q=shaped(data='AACAPw==')), {400}), ('empty_shape_of_all', dict(q=shaped(), k=shaped(), v=shaped()), {400}),
     # T2
-    ('head_dim_zero', dict(q=zeros(1, 3, 2, 0), k=zeros(1, 3, 2, 0)), {400, 422}), ('head_dim_577', dict(q=zeros(1, 1, 1, 577), k=zeros(1, 1, 1, 577), v=zeros(1, 1, 1, 577)), {400, 422}),
-    ('value_dim_577', dict(v=zeros(1, 3, 2, 577)), {400, 422}), ('head_dim_2_31', dict(q=shaped(1, 1, 1, 2**31 - 1)), {400, 413, 422}),
+    ('head_dim_zero', dict(q=zeros(1, 3, 2, 0), k=zeros(1, 3, 2, 0)), {400, 422}), ('head_dim_1025', dict(q=zeros(1, 1, 1, 1025), k=zeros(1, 1, 1, 1025), v=zeros(1, 1, 1, 1025)), {400, 422}),
+    ('value_dim_1025', dict(v=zeros(1, 3, 2, 1025)), {400, 422}), ('head_dim_2_31', dict(q=shaped(1, 1, 1, 2**31 - 1)), {400, 413, 422}),
     ('heads_no_multiple', dict(q=zeros(1, 3, 3, 4)), {400}), ('more_key_heads', dict(q=zeros(1, 3, 1, 4)), {400}), ('no_heads', dict(q=zeros(1, 3, 0, 4), k=zeros(1, 3, 0, 4), v=zeros(1, 3, 0, 4)), {400, 422}),
     ('no_key_heads', dict(k=zeros(1, 3, 0, 4), v=zeros(1, 3, 0, 4)), {400}), ('batches_differ', dict(k=zeros(2, 3, 2, 4), v=zeros(2, 3, 2, 4)), {400}), ('key_dims_differ', dict(k=zeros(1, 3, 2, 5)), {400}),
     ('lengths_of_k_and_v_differ', dict(v=zeros(1, 4, 2, 4)), {400}), ('heads_of_k_and_v_differ', dict(v=zeros(1, 3, 1, 4)), {400}),

@@ -37,7 +37,7 @@ WORDS = {
         f'q: data is not base64 at character 4 (byte 54 of the body): {WHITE_SPACE}'),
     'comma': (400, '/q/data', 'q: data is not base64 at character 4 (byte 54 of the body): numbers as text; send the array without the quotes'),
     'product_2_64': (400, '/q/shape', 'q: shape [4294967296, 4294967296, 1, 1] of float32 is more bytes than can be counted'),
-    'head_dim_577': (422, '/q/shape/3', 'q: shape[3] is 577, head sizes up to 576 are supported'),
+    'head_dim_1025': (422, '/q/shape/3', 'q: shape[3] is 1025, head sizes up to 1024 are supported'),
     'head_dim_2_31': (400, '/q/data', 'q: data has 0 bytes, shape [1, 1, 1, 2147483647] of float32 needs 8589934588; the string is empty'),
     'heads_no_multiple': (400, '/k/shape/2',
         'k: shape[2] is 2, must divide the 3 heads of q'),

@@ -26,7 +26,7 @@ def test_info(server):
     info = server.get('/v1/info').json()
     text = json.dumps(info)
     assert re.fullmatch(r'\d+\.\d+\.\d+', info['version'])
-    for word in ('cpu', 'float32', 'float16', 'bfloat16', 'float8_e4m3fn', '256'):
+    for word in ('cpu', 'float32', 'float16', 'bfloat16', 'float8_e4m3fn', '1024'):
         assert word in text, word
 
 

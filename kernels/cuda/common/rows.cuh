@@ -17,7 +17,8 @@
 #include "kernels/cuda/common/args.cuh"
 #include "kernels/cuda/common/kernels.h"
 
-enum { CHANNELS = TILE_HEAD_DIM / 32, WIDE_CHANNELS = ATTN_MAX_HEAD_DIM / 32 };
+/* N for head sizes up to TILE_HEAD_DIM, up to that of multi-head latent attention, and up to the largest. */
+enum { CHANNELS = TILE_HEAD_DIM / 32, LATENT_CHANNELS = 576 / 32, WIDE_CHANNELS = ATTN_MAX_HEAD_DIM / 32 };
 
 template <int N>
 DEVICE void load_row(const attn_view &view, int64_t b, int64_t h, int64_t line, int64_t D, float (&channel)[N])
@@ -385,7 +386,7 @@ DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x,
 
 /* Returns lse and rest of row i, from its lse. A large score rounds the logarithm of the sum away, so both are
  * computed again, unless tiles or (if not `now`) a later launch do that. The whole warp calls it. */
-template <row_way WAY = BY_WARP>
+template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse,
                                                    bool now = false)
 {
@@ -396,7 +397,7 @@ static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const hea
         return make_float2(lse, 0);
     }
     const attn_geometry &g = a.g;
-    float q[CHANNELS], k[CHANNELS], derivative, m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
+    float q[N], k[N], derivative, m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
     const attn_view &view_q = g.view[ATTN_T_q], &view_k = g.view[ATTN_T_k];
     if (WAY == BY_WARP) load_row(view_q, x.b, x.h, x.s.q_start + i, g.dims.D, q);
     const attn_range keys = attn_keys_of(&g, &x.s, i);
@@ -470,8 +471,9 @@ DEVICE pair_gradient gradient_of_score(const cuda_args &a, const head_args &x, i
     return y;
 }
 
+template <int N>
 DEVICE pair_gradient gradient(const cuda_args &a, const head_args &x, int64_t i, int64_t j, float lse, float rest,
-                              float delta, const float (&q)[CHANNELS], const float (&k)[CHANNELS], float dout_v)
+                              float delta, const float (&q)[N], const float (&k)[N], float dout_v)
 {
     float derivative;
     const float z = score_of_rows(a, x, i, j, q, k, &derivative);
@@ -479,7 +481,7 @@ DEVICE pair_gradient gradient(const cuda_args &a, const head_args &x, int64_t i,
 }
 
 /* Computes all of dq of query i. */
-template <row_way WAY = BY_WARP>
+template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ void dq_row(const cuda_args &a, const saved &s, const head_args &x, int64_t i)
 {
     const attn_geometry &g = a.g;
@@ -489,7 +491,7 @@ static __device__ __noinline__ void dq_row(const cuda_args &a, const saved &s, c
     }
     const int64_t D = g.dims.D, Dv = g.dims.Dv, line = x.s.q_start + i;
     const float lse = s.lse[lse_at(a, x, i)], rest = s.rest[lse_at(a, x, i)], delta = s.delta[lse_at(a, x, i)];
-    float q[CHANNELS], dout[CHANNELS], k[CHANNELS], v[CHANNELS], dq[CHANNELS] = {};
+    float q[N], dout[N], k[N], v[N], dq[N] = {};
     const attn_view &view_q = g.view[ATTN_T_q], &view_k = g.view[ATTN_T_k], &view_v = g.view[ATTN_T_v],
                     &view_dout = g.view[ATTN_T_dout];
     if (WAY == BY_WARP) load_row(view_q, x.b, x.h, line, D, q);
@@ -508,12 +510,12 @@ static __device__ __noinline__ void dq_row(const cuda_args &a, const saved &s, c
                     dout_v = dot_of_lane<float>(view_dout, attn_at(&view_dout, x.b, x.h, line), view_v,
                                                 attn_at(&view_v, x.b, x.hk, at), Dv);
         const pair_gradient y = gradient_of_score(a, x, i, mine, z, derivative, lse, rest, delta, dout_v);
-        for_rows<CHANNELS>(
+        for_rows<N>(
             view_k, D, set & __ballot_sync(ALL_LANES, y.p != 0),
             [&](int n) { return attn_at(&view_k, x.b, x.hk, x.s.k_start + first + n); },
-            [&](int n, const float(&channel)[CHANNELS]) {
+            [&](int n, const float(&channel)[N]) {
                 const float ds = __shfl_sync(ALL_LANES, y.ds, n);
-                for (int c = 0; c < CHANNELS; c++) dq[c] += ds * channel[c];
+                for (int c = 0; c < N; c++) dq[c] += ds * channel[c];
             });
     }
     for (int64_t j = keys.lo; j < end && WAY == BY_WARP; j++) {
@@ -522,14 +524,14 @@ static __device__ __noinline__ void dq_row(const cuda_args &a, const saved &s, c
         load_row(view_v, x.b, x.hk, x.s.k_start + j, Dv, v);
         const pair_gradient y = gradient(a, x, i, j, lse, rest, delta, q, k, dot(dout, v));
         if (y.p == 0) continue;
-        for (int c = 0; c < CHANNELS; c++) dq[c] += y.ds * k[c];
+        for (int c = 0; c < N; c++) dq[c] += y.ds * k[c];
     }
     store_row(g.view[ATTN_T_dq], x.b, x.h, line, D, dq, x.scale);
 }
 
 /* Computes all of dk and dv, where wanted, of key j of key/value head hk. They are sums over the heads of the group,
  * in order. */
-template <row_way WAY = BY_WARP>
+template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ void dkdv_row(const cuda_args &a, const saved &s, int64_t b, int64_t hk, int64_t j)
 {
     const attn_geometry &g = a.g;
@@ -540,7 +542,7 @@ static __device__ __noinline__ void dkdv_row(const cuda_args &a, const saved &s,
         leave_to_later(a, a.keys_later + ((d.packed ? 0 : b * d.Hk) + hk) * d.Sk + line, 1);
         return;
     }
-    float k[CHANNELS], v[CHANNELS], q[CHANNELS], dout[CHANNELS], dk[CHANNELS] = {}, dv[CHANNELS] = {};
+    float k[N], v[N], q[N], dout[N], dk[N] = {}, dv[N] = {};
     float scale = 0;
     const attn_view &view_q = g.view[ATTN_T_q], &view_k = g.view[ATTN_T_k], &view_v = g.view[ATTN_T_v],
                     &view_dout = g.view[ATTN_T_dout];
@@ -564,19 +566,19 @@ static __device__ __noinline__ void dkdv_row(const cuda_args &a, const saved &s,
             const pair_gradient y = gradient_of_score(a, x, mine, j, z, derivative, s.lse[at], s.rest[at], s.delta[at],
                                                       dout_v);
             const unsigned some = set & __ballot_sync(ALL_LANES, y.p != 0);
-            for_rows<CHANNELS>(
+            for_rows<N>(
                 view_q, d.D, some, [&](int n) { return attn_at(&view_q, b, h, x.s.q_start + first + n); },
-                [&](int n, const float(&channel)[CHANNELS]) {
+                [&](int n, const float(&channel)[N]) {
                     const float ds = __shfl_sync(ALL_LANES, y.ds, n);
-                    for (int c = 0; c < CHANNELS; c++) dk[c] += ds * channel[c];
+                    for (int c = 0; c < N; c++) dk[c] += ds * channel[c];
                 });
             const float kept = y.p * y.drop;
-            for_rows<CHANNELS>(
+            for_rows<N>(
                 view_dout, d.Dv, some & __ballot_sync(ALL_LANES, y.drop != 0),
                 [&](int n) { return attn_at(&view_dout, b, h, x.s.q_start + first + n); },
-                [&](int n, const float(&channel)[CHANNELS]) {
+                [&](int n, const float(&channel)[N]) {
                     const float kept_n = __shfl_sync(ALL_LANES, kept, n);
-                    for (int c = 0; c < CHANNELS; c++) dv[c] += kept_n * channel[c];
+                    for (int c = 0; c < N; c++) dv[c] += kept_n * channel[c];
                 });
         }
         for (int64_t i = rows.lo; i < rows.hi && WAY == BY_WARP; i++) {
@@ -587,7 +589,7 @@ static __device__ __noinline__ void dkdv_row(const cuda_args &a, const saved &s,
             const pair_gradient y = gradient(a, x, i, j, lse, s.rest[lse_at(a, x, i)], s.delta[lse_at(a, x, i)], q, k,
                                              dot(dout, v));
             if (y.p == 0) continue;
-            for (int c = 0; c < CHANNELS; c++) {
+            for (int c = 0; c < N; c++) {
                 dk[c] += y.ds * q[c];
                 if (y.drop != 0) dv[c] += y.p * y.drop * dout[c];
             }

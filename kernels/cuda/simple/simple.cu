@@ -11,10 +11,10 @@
  *   dbias     an element of dbias:        sum of dZ over the broadcast axes                      dbias
  *   dslope, dsink   a (batch, head):      sums over queries (and keys)                           dalibi_slopes, dsinks
  *
- * A lane holds every 32nd channel, so D <= 256 takes at most 8 registers; a forward of D up to 576 has a variant
- * with 18. Hidden keys are skipped and not multiplied by zero: NaN in a hidden key has no effect, and NaN in a
- * visible key reaches exactly the rows that see it. Source: FlashAttention-2 (arXiv:2307.08691), Algorithms 1 and 2,
- * one row at a time. */
+ * A lane holds every 32nd channel of a row: 8 registers for D <= 256. Wider heads have variants with 18 registers (a
+ * forward, D <= 576) and 32. Hidden keys are skipped and not multiplied by zero: NaN in a hidden key has no effect, and
+ * NaN in a visible key reaches exactly the rows that see it. Source: FlashAttention-2 (arXiv:2307.08691), Algorithms 1
+ * and 2, one row at a time. */
 #include "kernels/cuda/common/kernels.h"
 #include "left.cuh"
 #include "simple.h"
@@ -65,10 +65,10 @@ __global__ void __launch_bounds__(32 * WARPS)
 /* ---- Backward ---------------------------------------------------------------------------------------------------- */
 
 /* Computes lse and rest of the warp's row. It finds the row again, so that delta_rows() keeps no registers for it. */
-__device__ __noinline__ void lse_of_row_in_parts(const cuda_args &a, const saved &s)
+template <int N> __device__ __noinline__ void lse_of_row_in_parts(const cuda_args &a, const saved &s)
 {
     const row r = query_row(a, warp_index());
-    const float2 parts = lse_in_parts(a, r.x, r.i, s.lse[lse_at(a, r.x, r.i)]);
+    const float2 parts = lse_in_parts<N>(a, r.x, r.i, s.lse[lse_at(a, r.x, r.i)]);
     if (threadIdx.x % 32) return;
     s.lse[lse_at(a, r.x, r.i)] = parts.x;
     s.rest[lse_at(a, r.x, r.i)] = parts.y;
@@ -85,7 +85,8 @@ __device__ __noinline__ void mark_one_key(const cuda_args &a, const saved &s)
 /* delta_i = rowsum(dO * O) - dlse; also writes the given lse without gaps. A row that sees no key has delta 0. The
  * launch bound keeps as many blocks on a multiprocessor as without the calls of lse_of_row_in_parts() and
  * mark_one_key(), because memory needs many loads in flight. */
-__global__ void __launch_bounds__(32 * WARPS, 48 / WARPS)
+template <int N>
+__global__ void __launch_bounds__(32 * WARPS, (N > CHANNELS ? 16 : 48) / WARPS)
     delta_rows(const __grid_constant__ cuda_args a, const __grid_constant__ saved s, bool given)
 {
     const attn_geometry &g = a.g;
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(32 * WARPS, 48 / WARPS)
     if (!r.exists) return;
     const head_args &x = r.x;
     const int64_t line = x.s.q_start + r.i;
-    float o[CHANNELS], dout[CHANNELS];
+    float o[N], dout[N];
     load_row(s.out, x.b, x.h, line, g.dims.Dv, o);
     load_row(g.view[ATTN_T_dout], x.b, x.h, line, g.dims.Dv, dout);
     float delta = dot(o, dout);
@@ -108,32 +109,35 @@ __global__ void __launch_bounds__(32 * WARPS, 48 / WARPS)
     }
     __syncwarp();
     if (fabsf(lse) < ATTN_LSE_MOST) mark_one_key(a, s);
-    else lse_of_row_in_parts(a, s);
+    else lse_of_row_in_parts<N>(a, s);
 }
 
+template <int N>
 __global__ void __launch_bounds__(32 * WARPS) dq_rows(const __grid_constant__ cuda_args a, int64_t first, saved s)
 {
     const row r = query_row(a, first + warp_index());
-    if (r.exists) dq_row(a, s, r.x, r.i);
+    if (r.exists) dq_row<N>(a, s, r.x, r.i);
 }
 
 /* Computes key row n; key rows vary fastest. */
-template <row_way WAY> DEVICE void dkdv_row_at(const cuda_args &a, const saved &s, int64_t n)
+template <int N, row_way WAY> DEVICE void dkdv_row_at(const cuda_args &a, const saved &s, int64_t n)
 {
     const attn_dims &d = a.g.dims;
     const int64_t line = n % d.Sk, rest = n / d.Sk, b = d.packed ? sequence_at(a.g.cu_k, d.B, line) : rest / d.Hk;
-    dkdv_row<WAY>(a, s, b, rest % d.Hk, line - attn_sequence_of(&a.g, b).k_start);
+    dkdv_row<N, WAY>(a, s, b, rest % d.Hk, line - attn_sequence_of(&a.g, b).k_start);
 }
 
+template <int N>
 __global__ void __launch_bounds__(32 * WARPS) dkdv_rows(const __grid_constant__ cuda_args a, int64_t first, saved s)
 {
     const attn_dims &d = a.g.dims;
     const int64_t n = first + warp_index();
-    if (d.Sk > 0 && n < d.Sk * d.Hk * (d.packed ? 1 : d.B)) dkdv_row_at<BY_WARP>(a, s, n);
+    if (d.Sk > 0 && n < d.Sk * d.Hk * (d.packed ? 1 : d.B)) dkdv_row_at<N, BY_WARP>(a, s, n);
 }
 
 /* Computes lse and rest of rows with a huge lse that earlier launches only marked. The launches that compute the rows'
  * gradients follow. */
+template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     lse_in_parts_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, saved s)
 {
@@ -147,11 +151,12 @@ __global__ void __launch_bounds__(32 * WARPS)
         [&](int64_t n) {
             const row r = query_row(a, n);
             if (!r.exists) return; /* a row that does not exist has no lse */
-            const float2 parts = lse_in_parts<BY_LANES>(a, r.x, r.i, s.lse[n], true);
+            const float2 parts = lse_in_parts<N, BY_LANES>(a, r.x, r.i, s.lse[n], true);
             __syncwarp();
             if (threadIdx.x % 32 == 0) s.lse[n] = parts.x, s.rest[n] = parts.y;
         });
 }
+template <int N>
 __global__ void __launch_bounds__(32 * WARPS) dq_rows_left(const __grid_constant__ cuda_args a, int64_t first,
                                                            int64_t count, int64_t warps, saved s, const uint8_t *marks)
 {
@@ -159,25 +164,26 @@ __global__ void __launch_bounds__(32 * WARPS) dq_rows_left(const __grid_constant
         first, count, warps, [&](int64_t n) { return marks[n] != 0; },
         [&](int64_t n) {
             const row r = query_row(a, n);
-            dq_row<BY_LANES>(a, s, r.x, r.i);
+            dq_row<N, BY_LANES>(a, s, r.x, r.i);
         });
 }
+template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     dkdv_rows_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, saved s,
                    const uint8_t *marks)
 {
     for_wanted(
         first, count, warps, [&](int64_t n) { return marks[n] != 0; },
-        [&](int64_t n) { dkdv_row_at<BY_LANES>(a, s, n); });
+        [&](int64_t n) { dkdv_row_at<N, BY_LANES>(a, s, n); });
 }
 
 /* dZ of any pair, recomputed from its rows; 0 where the pair is hidden. */
-DEVICE float dz_of(const cuda_args &a, const saved &s, const head_args &x, int64_t i, int64_t j)
+template <int N> DEVICE float dz_of(const cuda_args &a, const saved &s, const head_args &x, int64_t i, int64_t j)
 {
     const attn_geometry &g = a.g;
     if (i >= x.s.Sq) return 0;
     const float lse = s.lse[lse_at(a, x, i)];
-    float q[CHANNELS], k[CHANNELS], dout[CHANNELS], v[CHANNELS];
+    float q[N], k[N], dout[N], v[N];
     if (lse == -CUDART_INF_F || !visible(a, x, i, j)) return 0;
     load_row(g.view[ATTN_T_q], x.b, x.h, x.s.q_start + i, g.dims.D, q);
     load_row(g.view[ATTN_T_k], x.b, x.hk, x.s.k_start + j, g.dims.D, k);
@@ -197,6 +203,7 @@ static inline int64_t dbias_terms(const attn_dims &d, const dbias_part &x)
     return (x.nb == 1 ? d.B : 1) * (x.nh == 1 ? d.H : 1) * (x.nq == 1 ? d.Sq : 1);
 }
 
+template <int N>
 __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_constant__ cuda_args a, saved s, dbias_part x)
 {
     const attn_dims &d = a.g.dims;
@@ -214,7 +221,7 @@ __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_consta
     int64_t i = x.begin % rows, h = x.begin / rows % heads, b = x.begin / rows / heads;
     head_args of = head_args_of(a, b0 + b, h0 + h);
     for (int64_t term = x.begin; term < x.end; term++) {
-        sum += dz_of(a, s, of, i0 + i, j);
+        sum += dz_of<N>(a, s, of, i0 + i, j);
         if (++i < rows) continue;
         i = 0;
         if (++h == heads) h = 0, b++;
@@ -228,11 +235,12 @@ __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_consta
  * multiplied by hundreds. Where no out was given, delta comes from a forward whose products round P to the tensors'
  * dtype. The function then finds the error of delta from the same pairs: with the right delta, dZ plus the sink's
  * share adds up to dlse, and P plus the sink's share adds up to 1. */
+template <int N>
 DEVICE float sum_of_far_pairs(const cuda_args &a, const saved &s, const head_args &x, int64_t i, bool given)
 {
     const attn_geometry &g = a.g;
     const float lse = s.lse[lse_at(a, x, i)], rest = s.rest[lse_at(a, x, i)], delta = s.delta[lse_at(a, x, i)];
-    float q[CHANNELS], k[CHANNELS], dout[CHANNELS], v[CHANNELS];
+    float q[N], k[N], dout[N], v[N];
     float sum_p = 0, sum_dz = 0, sum_p_far = 0, sum_dz_far = 0;
     if (lse == -CUDART_INF_F) return 0;
     load_row(g.view[ATTN_T_q], x.b, x.h, x.s.q_start + i, g.dims.D, q);
@@ -259,12 +267,13 @@ DEVICE float sum_of_far_pairs(const cuda_args &a, const saved &s, const head_arg
     return (sum_dz_far - off * sum_p_far) / all;
 }
 
+template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     far_rows(const __grid_constant__ cuda_args a, int64_t first, saved s, bool given)
 {
     const row r = query_row(a, first + warp_index());
     if (!r.exists) return;
-    const float sum = sum_of_far_pairs(a, s, r.x, r.i, given);
+    const float sum = sum_of_far_pairs<N>(a, s, r.x, r.i, given);
     if (threadIdx.x % 32 == 0) s.far[lse_at(a, r.x, r.i)] = sum;
 }
 
@@ -319,13 +328,21 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     return true;
 }
 
+/* N of the functions of rows.cuh. A backward has no variant of LATENT_CHANNELS. */
+int channels_of(const attn_geometry &g)
+{
+    const int64_t most = attn_max64(g.dims.D, g.dims.Dv);
+    return most <= 32 * CHANNELS ? CHANNELS : most <= 32 * LATENT_CHANNELS ? LATENT_CHANNELS : WIDE_CHANNELS;
+}
+
 void launch_rows(const cuda_chip *chip, const cuda_args &a, const attn_view &out, float *lse_dense, cudaStream_t stream)
 {
-    const attn_dims &d = a.g.dims;
-    const bool wide = attn_max64(d.D, d.Dv) > CHANNELS * 32;
-    in_steps(chip, query_rows(d), row_seconds(chip, a.g, FORWARD_PAIR), [&](int64_t first, int64_t count) {
-        if (wide) forward_rows<WIDE_CHANNELS><<<blocks_for(count), 32 * WARPS, 0, stream>>>(a, first, out, lse_dense);
-        else forward_rows<CHANNELS><<<blocks_for(count), 32 * WARPS, 0, stream>>>(a, first, out, lse_dense);
+    const int channels = channels_of(a.g);
+    const auto kernel = channels == CHANNELS          ? forward_rows<CHANNELS>
+                        : channels == LATENT_CHANNELS ? forward_rows<LATENT_CHANNELS>
+                                                      : forward_rows<WIDE_CHANNELS>;
+    in_steps(chip, query_rows(a.g.dims), row_seconds(chip, a.g, FORWARD_PAIR), [&](int64_t first, int64_t count) {
+        kernel<<<blocks_for(count), 32 * WARPS, 0, stream>>>(a, first, out, lse_dense);
     });
 }
 
@@ -347,15 +364,16 @@ bool plan_backward(const cuda_chip *, attn_plan *plan)
 
 void launch_dq(const cuda_chip *chip, const cuda_args &a, const saved &s, cudaStream_t stream)
 {
+    const auto kernel = channels_of(a.g) == CHANNELS ? dq_rows<CHANNELS> : dq_rows<WIDE_CHANNELS>;
     in_steps(chip, query_rows(a.g.dims), row_seconds(chip, a.g, BACKWARD_PAIR),
-             [&](int64_t first, int64_t count) { dq_rows<<<blocks_for(count), 32 * WARPS, 0, stream>>>(a, first, s); });
+             [&](int64_t first, int64_t count) { kernel<<<blocks_for(count), 32 * WARPS, 0, stream>>>(a, first, s); });
 }
 
 void launch_dkdv(const cuda_chip *chip, const cuda_args &a, const saved &s, cudaStream_t stream)
 {
-    in_steps(chip, key_rows(a.g.dims), key_seconds(chip, a.g, BACKWARD_PAIR), [&](int64_t first, int64_t count) {
-        dkdv_rows<<<blocks_for(count), 32 * WARPS, 0, stream>>>(a, first, s);
-    });
+    const auto kernel = channels_of(a.g) == CHANNELS ? dkdv_rows<CHANNELS> : dkdv_rows<WIDE_CHANNELS>;
+    in_steps(chip, key_rows(a.g.dims), key_seconds(chip, a.g, BACKWARD_PAIR),
+             [&](int64_t first, int64_t count) { kernel<<<blocks_for(count), 32 * WARPS, 0, stream>>>(a, first, s); });
 }
 
 cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace)
@@ -386,14 +404,15 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
 void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t stream)
 {
     const int64_t rows = query_rows(a.g.dims);
-    if (rows > 0) delta_rows<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, s, given);
+    const auto kernel = channels_of(a.g) == CHANNELS ? delta_rows<CHANNELS> : delta_rows<WIDE_CHANNELS>;
+    if (rows > 0) kernel<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, s, given);
 }
 
 void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t stream)
 {
     cuda_args a = cuda_args_of(chip, plan);
     uint8_t *const marks = a.rows_later;
-    const bool wide = attn_max64(a.g.dims.D, a.g.dims.Dv) > CHANNELS * 32;
+    const bool wide = channels_of(a.g) != CHANNELS;
     a.rows_later = a.keys_later = nullptr;
     if (!chip->found) return;
     look_for_rows(chip, stream);
@@ -404,27 +423,63 @@ void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t
                 });
 }
 
+/* The number of blocks that look at `rows` marks: each warp checks several where there are many. */
+static unsigned blocks_for_marks(const cuda_chip *chip, int64_t rows)
+{
+    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* number of warps */
+    return blocks_for(attn_max64(attn_tiles(rows, 32), attn_min64(rows, busy)));
+}
+
+void simple_marked_rows(const cuda_chip *chip, cuda_args a, cudaStream_t stream)
+{
+    uint8_t *const marks = a.rows_later;
+    const int64_t rows = query_rows(a.g.dims);
+    const unsigned blocks = blocks_for_marks(chip, rows);
+    const auto kernel = channels_of(a.g) == CHANNELS ? forward_rows_left<CHANNELS> : forward_rows_left<WIDE_CHANNELS>;
+    a.rows_later = nullptr;
+    if (rows > 0) kernel<<<blocks, 32 * WARPS, 0, stream>>>(a, 0, rows, (int64_t)blocks * WARPS, marks);
+}
+
+void simple_marked_gradients(const cuda_chip *chip, cuda_args a, const saved &s, cudaStream_t stream)
+{
+    const uint8_t *const rows = a.rows_later, *const keys = a.keys_later;
+    const int64_t query = query_rows(a.g.dims), key = key_rows(a.g.dims);
+    const unsigned query_blocks = blocks_for_marks(chip, query), key_blocks = blocks_for_marks(chip, key);
+    const bool wide = channels_of(a.g) != CHANNELS;
+    const auto dq_kernel = wide ? dq_rows_left<WIDE_CHANNELS> : dq_rows_left<CHANNELS>;
+    const auto dkdv_kernel = wide ? dkdv_rows_left<WIDE_CHANNELS> : dkdv_rows_left<CHANNELS>;
+    a.rows_later = a.keys_later = nullptr;
+    if (a.g.view[ATTN_T_dq].data && query > 0)
+        dq_kernel<<<query_blocks, 32 * WARPS, 0, stream>>>(a, 0, query, (int64_t)query_blocks * WARPS, s, rows);
+    if ((a.g.view[ATTN_T_dk].data || a.g.view[ATTN_T_dv].data) && key > 0)
+        dkdv_kernel<<<key_blocks, 32 * WARPS, 0, stream>>>(a, 0, key, (int64_t)key_blocks * WARPS, s, keys);
+}
+
 void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_args a, const saved &s,
                            cudaStream_t stream)
 {
     uint8_t *const rows = a.rows_later, *const keys = a.keys_later;
     const int64_t query = query_rows(a.g.dims), key = key_rows(a.g.dims);
+    const bool wide = channels_of(a.g) != CHANNELS;
+    const auto lse_kernel = wide ? lse_in_parts_left<WIDE_CHANNELS> : lse_in_parts_left<CHANNELS>;
+    const auto dq_kernel = wide ? dq_rows_left<WIDE_CHANNELS> : dq_rows_left<CHANNELS>;
+    const auto dkdv_kernel = wide ? dkdv_rows_left<WIDE_CHANNELS> : dkdv_rows_left<CHANNELS>;
     a.rows_later = a.keys_later = nullptr;
     if (!chip->found) return;
     look_for_rows(chip, stream);
     launch_left(chip, query, row_seconds(chip, a.g, FORWARD_PAIR),
                 [&](unsigned blocks, int64_t first, int64_t count, int64_t warps) {
-                    lse_in_parts_left<<<blocks, 32 * WARPS, 0, stream>>>(a, first, count, warps, s);
+                    lse_kernel<<<blocks, 32 * WARPS, 0, stream>>>(a, first, count, warps, s);
                 });
     if (a.g.view[ATTN_T_dq].data)
         launch_left(chip, query, row_seconds(chip, a.g, BACKWARD_PAIR),
                     [&](unsigned blocks, int64_t first, int64_t count, int64_t warps) {
-                        dq_rows_left<<<blocks, 32 * WARPS, 0, stream>>>(a, first, count, warps, s, rows);
+                        dq_kernel<<<blocks, 32 * WARPS, 0, stream>>>(a, first, count, warps, s, rows);
                     });
     if (a.g.view[ATTN_T_dk].data || a.g.view[ATTN_T_dv].data)
         launch_left(chip, key, key_seconds(chip, a.g, BACKWARD_PAIR),
                     [&](unsigned blocks, int64_t first, int64_t count, int64_t warps) {
-                        dkdv_rows_left<<<blocks, 32 * WARPS, 0, stream>>>(a, first, count, warps, s, keys);
+                        dkdv_kernel<<<blocks, 32 * WARPS, 0, stream>>>(a, first, count, warps, s, keys);
                     });
 }
 
@@ -435,6 +490,7 @@ void launch_dbias(const cuda_chip *chip, const attn_problem *p, const cuda_args 
 {
     const int64_t *n = p->dbias.shape;
     dbias_part x = { n[0], n[1], n[2], 0, 0, 0 };
+    const auto kernel = channels_of(a.g) == CHANNELS ? dbias_elements<CHANNELS> : dbias_elements<WIDE_CHANNELS>;
     const int64_t elements = n[0] * n[1] * n[2] * n[3], terms = dbias_terms(a.g.dims, x);
     /* where there are no terms, one launch writes zeros */
     for (int64_t begin = 0; begin == 0 || begin < terms; begin += MOST_IN_A_ROW) {
@@ -442,7 +498,7 @@ void launch_dbias(const cuda_chip *chip, const attn_problem *p, const cuda_args 
         in_steps(chip, elements, (double)attn_max64(x.end - begin, 1) * pair_seconds(chip, a.g, DBIAS_PAIR),
                  [&](int64_t first, int64_t count) {
                      x.first = first;
-                     dbias_elements<<<blocks_for(count), 32 * WARPS, 0, stream>>>(a, s, x);
+                     kernel<<<blocks_for(count), 32 * WARPS, 0, stream>>>(a, s, x);
                  });
     }
 }
@@ -457,8 +513,9 @@ void simple_gradients(const cuda_chip *chip, const attn_problem *p, const cuda_a
     if (g.view[ATTN_T_dbias].data) launch_dbias(chip, p, a, s, stream);
     if (g.view[ATTN_T_dalibi_slopes].data && d.H > 0) {
         const int64_t batches = p->dalibi_slopes.rank == 2 ? d.B : 1;
+        const auto kernel = channels_of(g) == CHANNELS ? far_rows<CHANNELS> : far_rows<WIDE_CHANNELS>;
         in_steps(chip, query_rows(d), row_seconds(chip, g, BACKWARD_PAIR), [&](int64_t first, int64_t count) {
-            far_rows<<<blocks_for(count), 32 * WARPS, 0, stream>>>(a, first, s, p->out.rank > 0);
+            kernel<<<blocks_for(count), 32 * WARPS, 0, stream>>>(a, first, s, p->out.rank > 0);
         });
         if (batches > 0 && takes_step(chip, 0))
             dslope_heads<<<(unsigned)(batches * d.H), 32, 0, stream>>>(a, s, batches);
@@ -475,7 +532,7 @@ extern const cuda_kernel simple_forward = {
     launch_forward,
 };
 extern const cuda_kernel simple_backward = {
-    { "simple", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_BACKWARD_HEAD_DIM, ATTN_ALL_SCORES },
+    { "simple", ATTN_OP_BACKWARD, ATTN_DTYPES_BACKWARD, ATTN_MAX_HEAD_DIM, ATTN_ALL_SCORES },
     80,
     ANY_COMPUTE,
     plan_backward,

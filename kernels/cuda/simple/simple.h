@@ -12,9 +12,16 @@ void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t s
 /* Computes the rows that a forward's kernel has only marked (rows_later). `plan` is the plan of the forward. */
 void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t stream);
 
+/* Computes the rows that a forward's kernel has marked in a.rows_later, in one launch. */
+void simple_marked_rows(const cuda_chip *chip, cuda_args a, cudaStream_t stream);
+
 /* Computes the rows of dq, dk and dv that a backward's kernel has only marked; call it before simple_gradients(). */
 void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_args a, const saved &s,
                            cudaStream_t stream);
+
+/* Computes the rows of dq, dk and dv that a backward's kernel has marked in a.rows_later and a.keys_later, each in one
+ * launch. */
+void simple_marked_gradients(const cuda_chip *chip, cuda_args a, const saved &s, cudaStream_t stream);
 
 /* Computes dbias, dalibi_slopes and dsinks, each where the problem requests it. It needs s.lse and s.delta. */
 void simple_gradients(const cuda_chip *chip, const attn_problem *p, const cuda_args &a, const saved &s,
@@ -53,6 +60,14 @@ static inline double row_seconds(const cuda_chip *chip, const attn_geometry &g, 
     return (double)keys_of_row(g) * pair_seconds(chip, g, cost);
 }
 
+/* Multiplications for a pair in sm80/wide_forward.cu and sm80/wide_backward.cu: each block makes the scores again for
+ * its columns of the result. */
+static inline double wide_products(int64_t D, int64_t Dv, bool backward)
+{
+    const int64_t columns = TILE_HEAD_DIM, of_D = attn_tiles(D, columns), of_Dv = attn_tiles(Dv, columns);
+    return (double)(of_Dv * (D + columns) + (backward ? 2 * of_D * (D + Dv + columns) : 0));
+}
+
 /* Upper bound on the seconds that tensor cores need for a problem. It assumes no more than their measured rate on an
  * H100 (kernels/MEASUREMENTS.md), and with options a sixth of it, or a third where Hopper's kernels compute them. */
 static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
@@ -60,7 +75,8 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
     const attn_geometry &g = plan->geometry;
     const bool hopper = strncmp(plan->kernel->name, "sm90", 4) == 0;
     const int64_t D = attn_max64(g.dims.D, 64), Dv = attn_max64(g.dims.Dv, 64); /* tiles are at least 64 columns wide */
-    const double flops = (double)(2 * (D + Dv)) * (plan->problem->op == ATTN_OP_BACKWARD ? 2.5 : 1),
+    const bool wide = attn_max64(D, Dv) > TILE_HEAD_DIM && !hopper, backward = plan->problem->op == ATTN_OP_BACKWARD;
+    const double flops = 2 * (wide ? wide_products(D, Dv, backward) : (double)(D + Dv) * (backward ? 2.5 : 1)),
                  rate = plan->problem->q.dtype == ATTN_F32 ? 3e13
                         : hopper                           ? 3e14
                                                            : 1e14;

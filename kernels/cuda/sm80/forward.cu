@@ -67,43 +67,6 @@ constexpr bool results_fit = sizeof(shared<D, SCORE_MODS>) >= sizeof(float) * sh
 static_assert(results_fit<64, false> && results_fit<64, true> && results_fit<128, false> && results_fit<128, true> &&
               results_fit<256, false> && results_fit<256, true>);
 
-/* One step of the online softmax; S becomes P. m changes only when the maximum has grown by more than 8, so that O
- * is hardly ever rescaled. P and l are then at most 2^8 times larger, which float32 sums and 16-bit floats hold
- * without loss. `c` converts a score in S to base 2. */
-template <int NT, int DT>
-DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&rows)[2], float c)
-{
-    float rescale[2];
-    bool grown = false;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        softmax_row &row = rows[half];
-        const float top = largest_of_row(S, half) * c; /* scores of in_base_2() are in base 2, and so is row.m */
-        const bool grows = top > row.m + 8;
-        const float m = grows ? top : row.m;
-        rescale[half] = grows ? exp2_fast(row.m - m) : 1;
-        row.m = m;
-        grown |= grows;
-    }
-    if (__any_sync(0xffffffff, grown)) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            rows[half].l *= rescale[half];
-#pragma unroll
-            for (int dt = 0; dt < DT; dt++) {
-                O[dt][half * 2] *= rescale[half];
-                O[dt][half * 2 + 1] *= rescale[half];
-            }
-        }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        softmax_row &row = rows[half];
-        const float base = row.m == -CUDART_INF_F ? 0 : row.m; /* before the first key: -inf - -inf is NaN */
-        row.l += exponents_of_row(S, half, c, -base);
-    }
-}
-
 template <typename T, int D, bool SCORE_MODS, bool PAGED>
 __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_MODS>::BLOCKS)
     forward_tiles(const __grid_constant__ cuda_args a, limits whole, float scale_log2)

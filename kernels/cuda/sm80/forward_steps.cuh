@@ -1,5 +1,5 @@
-/* forward_steps.cuh: the steps that the forwards for 16-bit numbers (forward.cu) and for float32 (f32_forward.cu)
- * share.
+/* forward_steps.cuh: the steps that the forwards for 16-bit numbers (forward.cu, wide_forward.cu) and for float32
+ * (f32_forward.cu) share.
  *
  * X is a kernel's shape: BM queries, BN keys, MT blocks of 16 rows per warp, THREADS, SCORE_MODS: the variant with
  * options, which has one 16-row block per warp. O, S and rows are fragments: row r of a block of 16 lies in lanes r
@@ -31,6 +31,43 @@ template <int MT, int DT> DEVICE void begin_rows(float (&O)[MT][DT][4], softmax_
         for (int dt = 0; dt < DT; dt++) O[mt][dt][0] = O[mt][dt][1] = O[mt][dt][2] = O[mt][dt][3] = 0;
 #pragma unroll
         for (int half = 0; half < 2; half++) rows[mt][half].m = m, rows[mt][half].l = l;
+    }
+}
+
+/* One step of the online softmax; S becomes P. m changes only when the maximum has grown by more than 8, so that O
+ * is hardly ever rescaled. P and l are then at most 2^8 times larger, which float32 sums and 16-bit floats hold
+ * without loss. `c` converts a score in S to base 2. */
+template <int NT, int DT>
+DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&rows)[2], float c)
+{
+    float rescale[2];
+    bool grown = false;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        softmax_row &row = rows[half];
+        const float top = largest_of_row(S, half) * c; /* row.m is in base 2 already */
+        const bool grows = top > row.m + 8;
+        const float m = grows ? top : row.m;
+        rescale[half] = grows ? exp2_fast(row.m - m) : 1;
+        row.m = m;
+        grown |= grows;
+    }
+    if (__any_sync(0xffffffff, grown)) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            rows[half].l *= rescale[half];
+#pragma unroll
+            for (int dt = 0; dt < DT; dt++) {
+                O[dt][half * 2] *= rescale[half];
+                O[dt][half * 2 + 1] *= rescale[half];
+            }
+        }
+    }
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        softmax_row &row = rows[half];
+        const float base = row.m == -CUDART_INF_F ? 0 : row.m; /* no key seen yet: -inf - -inf would be NaN */
+        row.l += exponents_of_row(S, half, c, -base);
     }
 }
 

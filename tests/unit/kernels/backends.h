@@ -56,6 +56,10 @@ void give_pages(struct spec *s, int64_t page_size);
 /* Returns a valid problem with random options. Each option is absent most of the time, so that pairs and triples of
  * options occur. */
 struct spec random_spec(uint64_t seed);
+/* Returns how many problems of a list disagree with the reference, forward and backward. */
+int problems_disagree(const struct spec *list, size_t count);
+/* Compares problems draw(first) to draw(first + count - 1) with the reference. */
+void random_problems_agree(struct spec (*draw)(uint64_t seed), long first, long count);
 /* Compares element n of batch row b of `whole` with problem `part`, for tensors whose first axis is the batch or the
  * packed rows. */
 void assert_part_equal(const struct fixture *whole, const struct fixture *part, attn_tensor_id id, int64_t first);
@@ -71,6 +75,10 @@ void test_lengths_do_not_need_the_slowest_kernel(void **state);
 void test_options_of_pairs_do_not_need_a_slower_kernel_than_none(void **state);
 void test_grid_agrees_with_the_reference(void **state);
 void test_random_problems_agree_with_the_reference(void **state);
+/* backends_wide.c */
+void test_wide_heads_agree_with_the_reference(void **state);
+void test_random_wide_heads_agree_with_the_reference(void **state);
+void test_wide_heads_have_the_same_bits_alone_and_among_others(void **state);
 /* backends_decode.c */
 void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state);
 void test_random_decoding_agrees_with_the_reference(void **state);

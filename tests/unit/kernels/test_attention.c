@@ -474,6 +474,41 @@ static void test_what_paper_does_not_compute_is_named(void **state)
     bench_close(&b);
 }
 
+static void test_a_head_size_that_no_kernel_takes_is_named(void **state)
+{
+    static const struct {
+        struct spec spec;
+        const char *says;
+    } cases[] = {
+        { SPEC(.D = 128, .Dv = 128), NULL },
+        { SPEC(.D = 129, .Dv = 8), "q: shape[3] is 129, no kernel of cpu takes more than 128 in a forward" },
+        { SPEC(.D = 8, .Dv = 1024, .op = ATTN_OP_BACKWARD),
+          "v: shape[3] is 1024, no kernel of cpu takes more than 128 in a backward" },
+    };
+    struct bench b;
+    (void)state;
+    bench_open(&b, "cpu", 0);
+    const attn_capabilities *const whole = attn_device_capabilities(b.device);
+    attn_capabilities narrow = *whole;
+    attn_kernel kernels[ARRAY_SIZE(narrow.kernels)];
+    for (int n = 0; n < whole->kernel_count; n++) {
+        kernels[n] = *whole->kernels[n];
+        kernels[n].head_dim = 128;
+        narrow.kernels[n] = &kernels[n];
+    }
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
+        struct fixture f;
+        attn_plan plan;
+        attn_error err = { 0 };
+        fixture_make(&f, &cases[n].spec);
+        const attn_status status = attn_plan_make(&narrow, &f.p, &plan, &err);
+        assert_int_equal(status, cases[n].says ? ATTN_UNSUPPORTED : ATTN_OK);
+        if (cases[n].says) assert_string_equal(err.text, cases[n].says);
+        fixture_clear(&f);
+    }
+    bench_close(&b);
+}
+
 static void test_outputs_without_memory_do_not_run(void **state)
 {
     const struct spec s = SPEC(.causal = true);
@@ -510,6 +545,7 @@ int main(void)
         cmocka_unit_test(test_backends_are_found_by_name),
         cmocka_unit_test(test_outputs_without_memory_do_not_run),
         cmocka_unit_test(test_what_paper_does_not_compute_is_named),
+        cmocka_unit_test(test_a_head_size_that_no_kernel_takes_is_named),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -213,12 +213,12 @@ static void test_the_shapes_of_q_k_v(void **state)
     SAYS(forward, INVALID, "/q/shape/3", "q: shape[3] is 0, must be at least 1", p.q.shape[3] = 0);
     SAYS(forward, INVALID, "/k/shape/2", "k: shape[2] is 0, must be at least 1", p.k.shape[2] = 0);
     SAYS(forward, INVALID, "/v/shape/3", "v: shape[3] is 0, must be at least 1", p.v.shape[3] = 0);
-    SAYS(forward, UNSUPPORTED, "/q/shape/3", "q: shape[3] is 577, head sizes up to 576 are supported",
-         p.q.shape[3] = p.k.shape[3] = 577);
-    SAYS(forward, UNSUPPORTED, "/v/shape/3", "v: shape[3] is 577, head sizes up to 576 are supported",
-         p.v.shape[3] = 577);
-    SAYS(backward, UNSUPPORTED, "/v/shape/3", "v: shape[3] is 257, head sizes up to 256 are supported in a backward",
-         p.v.shape[3] = 257);
+    SAYS(forward, UNSUPPORTED, "/q/shape/3", "q: shape[3] is 1025, head sizes up to 1024 are supported",
+         p.q.shape[3] = p.k.shape[3] = 1025);
+    SAYS(forward, UNSUPPORTED, "/v/shape/3", "v: shape[3] is 1025, head sizes up to 1024 are supported",
+         p.v.shape[3] = 1025);
+    SAYS(backward, UNSUPPORTED, "/v/shape/3", "v: shape[3] is 1025, head sizes up to 1024 are supported",
+         p.v.shape[3] = 1025);
     SAYS(forward, INVALID, "/k/shape/2", "k: shape[2] is 3, must divide the 8 heads of q", p.k.shape[2] = 3);
     SAYS(bhsd, INVALID, "/k/shape/1", "k: shape[1] is 3, must divide the 8 heads of q", p.k.shape[1] = 3);
     SAYS(packed, INVALID, "/k/shape/1", "k: shape[1] is 3, must divide the 8 heads of q", p.k.shape[1] = 3);

@@ -251,6 +251,22 @@ static void test_a_gpu_takes_as_long_for_a_block_that_is_not_full(void **state)
     free(wide);
 }
 
+/* Blocks of wide heads compute 256 columns of a result each, and all of them make the scores. */
+static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(void **state)
+{
+    (void)state;
+    struct problem *narrow = open_problem(ATTN_BF16, 1, 256), *wide = open_problem(ATTN_BF16, 1, 512);
+    const double launch = 1e-5, back_launch = 2e-5;
+    const double ratio = (seconds(wide, "generic", 1) - launch) / (seconds(narrow, "generic", 1) - launch);
+    assert_true(ratio > 2.4 && ratio < 3.1); /* 2 (512 + 256) columns for 256 + 256 */
+    make_backward(narrow);
+    make_backward(wide);
+    const double back = (seconds(wide, "generic", 1) - back_launch) / (seconds(narrow, "generic", 1) - back_launch);
+    assert_true(back > 4.2 && back < 5.3); /* 2 (512 + 256) + 4 (1024 + 256) columns for 5 256 */
+    free(narrow);
+    free(wide);
+}
+
 static void test_as_many_blocks_as_a_gpu_has_places_take_as_long_as_one(void **state)
 {
     (void)state;
@@ -284,7 +300,7 @@ static void test_what_is_empty_costs_a_launch_and_what_is_huge_a_finite_time(voi
     assert_true(attn_cost_of(&t->info, &t->plan).seconds < 1e-3);
     for (int n = 0; n < 3; n++) {
         int64_t *shape = t->p.tensor[ATTN_T_q + n].shape;
-        shape[0] = 1 << 20, shape[1] = INT32_MAX, shape[3] = 576;
+        shape[0] = 1 << 20, shape[1] = INT32_MAX, shape[3] = ATTN_MAX_HEAD_DIM;
     }
     const attn_cost cost = attn_cost_of(&t->info, &t->plan);
     assert_true(cost.seconds > 1e12 && cost.seconds < INFINITY && cost.worst > cost.seconds && cost.worst < INFINITY);
@@ -565,6 +581,7 @@ int main(void)
         cmocka_unit_test(test_gradients_of_slopes_on_a_gpu_cost_many_times_the_others_and_are_named),
         cmocka_unit_test(test_bytes_are_those_of_the_tensors_and_of_what_is_read_of_pages),
         cmocka_unit_test(test_a_gpu_takes_as_long_for_a_block_that_is_not_full),
+        cmocka_unit_test(test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns),
         cmocka_unit_test(test_as_many_blocks_as_a_gpu_has_places_take_as_long_as_one),
         cmocka_unit_test(test_head_dims_that_cannot_be_copied_in_pieces_take_longer_on_a_gpu),
         cmocka_unit_test(test_what_is_empty_costs_a_launch_and_what_is_huge_a_finite_time),

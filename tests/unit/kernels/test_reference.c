@@ -256,6 +256,8 @@ static void test_gradients_are_the_slopes_of_forward(void **state)
              .dlse = true, .has_scale = true, .scale = -0.8),
         SPEC(.sequences = 3, .q_lengths = { 3, 0, 4 }, .k_lengths = { 4, 2, 3 }, .D = 2, .Dv = 3, .causal = true,
              .sinks = 1, .alibi = 2, .dropout_p = 0.2, .dlse = true),
+        SPEC(.Sq = 2, .Sk = 3, .D = 1024, .Dv = 2, .H = 1, .Hk = 1, .causal = true, .dlse = true),
+        SPEC(.Sq = 2, .Sk = 3, .D = 3, .Dv = 600, .H = 2, .Hk = 1, .sinks = 1, .softcap = 1.5, .alibi = 1),
     };
     static const struct {
         attn_tensor_id input, gradient;

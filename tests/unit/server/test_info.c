@@ -698,8 +698,7 @@ static void test_info_has_the_form_that_the_document_says(void **state)
         const cJSON *kernel = cJSON_GetArrayItem(cJSON_GetObjectItem(f, "kernels"), 0);
         assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(f, "kernels")), 1);
         assert_string_equal(cJSON_GetObjectItem(kernel, "name")->valuestring, "double");
-        assert_int_equal(cJSON_GetObjectItem(kernel, "head_dim")->valueint,
-                         op == ATTN_OP_BACKWARD ? ATTN_MAX_BACKWARD_HEAD_DIM : ATTN_MAX_HEAD_DIM);
+        assert_int_equal(cJSON_GetObjectItem(kernel, "head_dim")->valueint, ATTN_MAX_HEAD_DIM);
         assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(kernel, "tensors")),
                          cJSON_GetArraySize(cJSON_GetObjectItem(f, "tensors")));
     }

@@ -627,7 +627,7 @@ __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
         repair = __syncthreads_or(!sound);
     }
     if (repair && threadIdx.x < 32)
-        forward_row<WIDE_CHANNELS>(a, head_args_of(a, b, h), i, g.view[ATTN_T_out], nullptr, EVERY_ROW);
+        forward_row<LATENT_CHANNELS>(a, head_args_of(a, b, h), i, g.view[ATTN_T_out], nullptr, EVERY_ROW);
 }
 
 /* Where every sequence ends in its blocks, this kernel computes the rows that the blocks could not compute, one per
@@ -643,8 +643,8 @@ __global__ void __launch_bounds__(128)
         all, [&](int n) { return (uint32_t)flags[n]; },
         [&](int n, uint32_t) {
             const int b = n / rows, r = n % rows, i = r / (int)g.group;
-            forward_row<WIDE_CHANNELS>(a, head_args_of(a, b, r - i * g.group), i, g.view[ATTN_T_out], nullptr,
-                                       EVERY_ROW);
+            forward_row<LATENT_CHANNELS>(a, head_args_of(a, b, r - i * g.group), i, g.view[ATTN_T_out], nullptr,
+                                         EVERY_ROW);
         });
 }
 

@@ -1,0 +1,285 @@
+/* wide_forward.cu: the forward of forward.cu for head sizes up to ATTN_MAX_HEAD_DIM, in shared memory and registers
+ * that do not grow with D or Dv.
+ *
+ * A block owns BM queries of one head and COLUMNS columns of their O. It visits the keys that they may see in tiles of
+ * BN, from the last to the first. Shared memory has two stages. While a product reads one stage, copies fill the other:
+ *
+ *     for each tile j of keys:  S = 0
+ *                               for each chunk c of D:  S += Q[c] K[j][c]^T      one stage: CHUNK columns of Q and K
+ *                               mask;  m, l, P = softmax_step(S)
+ *                               O = rescale O + P V[j]                           one stage: COLUMNS columns of V
+ *
+ * Q is read again for each tile of keys, because BM rows of 1024 numbers do not fit. Where Dv is above COLUMNS, several
+ * blocks compute the same S, each for its own columns of O. A block thus does D + COLUMNS multiplications for a pair of
+ * a query and a key, and a problem does ceil(Dv / COLUMNS) (D + COLUMNS) instead of D + Dv: 1.5 times as many at D = Dv
+ * = 512, 2.5 times as many at 1024. Blocks that exchange P would do fewer, but would have to wait for each other.
+ *
+ * All blocks of a row compute the same m and l. The first one writes lse. Whether a result is finite depends on a
+ * block's own columns of V, but a row that tensor cores cannot compute must be computed by one warp in all columns.
+ * Therefore a block only marks such rows (cuda_args.rows_later), and a later launch computes them. Where the caller has
+ * no marks, they lie in the workspace. For NaN and infinity in V see forward.cu. */
+#include "forward_steps.cuh"
+#include "kernels/cuda/common/kernels.h"
+#include "kernels/cuda/common/rows.cuh"
+#include "kernels/cuda/simple/simple.h"
+#include "seen_tiles.cuh"
+#include "wide.cuh"
+
+namespace {
+
+enum { CHUNK = 128 };
+
+template <bool SCORE_MODS_> struct shape {
+    static const bool SCORE_MODS = SCORE_MODS_;
+    static const int BM = 128, BN = 64, WARPS = 8, THREADS = 32 * WARPS, MT = 1;
+    static_assert(BM == 16 * MT * WARPS, "a warp has 16 MT rows");
+};
+
+/* The scores on their way take the stage whose chunk was multiplied last. */
+template <class X> union stage {
+    struct {
+        uint16_t Q[X::BM * CHUNK], K[X::BN * CHUNK];
+    } chunk;
+    uint16_t V[X::BN * COLUMNS];
+    scores_on_their_way<X> way;
+};
+
+/* Where the block works. It lies in shared memory, because O and S leave no registers for it. */
+struct block_place {
+    row_place rows;
+    head_args head;
+    int column0; /* the block's first column of V and out */
+};
+
+template <class X> struct shared {
+    alignas(1024) stage<X> stages[2];
+    block_place place;
+    std::conditional_t<X::SCORE_MODS, seen_tiles, char> seen;
+};
+static_assert(sizeof(stage<shape<true>>) % 1024 == 0 && sizeof(stage<shape<false>>) % 1024 == 0, "fragments' swizzle");
+
+static_assert(sizeof(shared<shape<false>>) >= sizeof(float) * shape<false>::BM * COLUMNS / 2, "results are staged");
+
+/* Finds where the block of this launch works. Blocks of the same queries follow each other, because they read the same
+ * keys. All threads call it. */
+template <int BM> DEVICE void find_place(const cuda_args &a, const limits &whole, int column_blocks, block_place &place)
+{
+    const int n = (int)(gridDim.x - 1 - blockIdx.x);
+    if (threadIdx.x == 0) {
+        place.column0 = n % column_blocks * COLUMNS;
+        place.rows = row_place_of<BM>(a, whole, make_uint3(gridDim.x - 1 - n / column_blocks, blockIdx.y, blockIdx.z));
+        place.head = head_args_of(a, place.rows.b, place.rows.h);
+    }
+    __syncthreads();
+}
+
+/* Begins to load a chunk of Q, and of tile j of K. */
+template <typename T, class X, bool PAGED>
+DEVICE void load_chunk(const cuda_args &a, const row_place &place, stage<X> &to, int chunk, int j)
+{
+    const attn_geometry &g = a.g;
+    const int first = chunk * CHUNK;
+    const attn_view q = columns_from(g.view[ATTN_T_q], first), k = columns_from(g.view[ATTN_T_k], first);
+    const loader<CHUNK, X::THREADS> Q(q, place.b, place.h, place.q_start, place.Sq, g.dims.D - first);
+    Q.template load<X::BM>(to.chunk.Q, place.i0);
+    key_loader<T, CHUNK, X::THREADS, false, PAGED> K(g, k, place.b, place.hk, place.k_start, place.limit.Sk,
+                                                     g.dims.D - first);
+    K.template load<X::BN>(to.chunk.K, j * X::BN);
+    cp_async_commit();
+}
+
+/* Begins to load the block's columns of tile j of V. */
+template <typename T, class X, bool PAGED>
+DEVICE void load_values(const cuda_args &a, const block_place &place, stage<X> &to, int j)
+{
+    const attn_geometry &g = a.g;
+    const attn_view v = columns_from(g.view[ATTN_T_v], place.column0);
+    key_loader<T, COLUMNS, X::THREADS, false, PAGED> V(g, v, place.rows.b, place.rows.hk, place.rows.k_start,
+                                                       place.rows.limit.Sk, g.dims.Dv - place.column0);
+    V.template load<X::BN>(to.V, j * X::BN);
+    cp_async_commit();
+}
+
+/* Turns sums into results: O / l. Returns false where some row of this thread has a result that tensor cores cannot
+ * compute. */
+template <class X, int DT>
+DEVICE bool divide_rows(float (&O)[X::MT][DT][4], softmax_row (&rows)[X::MT][2], const row_place &place, float v_scale)
+{
+    bool sound = true;
+    for_own_rows<X>([&](int mt, int half, int r) {
+        softmax_row &row = rows[mt][half];
+        row.l = whole_sum(row.l);
+        const float factor = row.l == 0 ? 0 : v_scale / row.l;
+        sound &= is_sound_score<X::SCORE_MODS>(row.m) && row.l - row.l == 0;
+        if (!X::SCORE_MODS && row.m == -CUDART_INF_F) { /* sound if the row sees no key */
+            const int i = place.i0 + r;
+            sound &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk);
+        }
+#pragma unroll
+        for (int dt = 0; dt < DT; dt++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float &o = O[mt][dt][half * 2 + e];
+                o *= factor;
+                sound &= o - o == 0;
+            }
+    });
+    return sound;
+}
+
+/* Writes the block's columns of out, and lse where they are the first. */
+template <typename T, class X, int DT>
+DEVICE void store_results(const cuda_args &a, const row_place &place, int column0, const float (&O)[X::MT][DT][4],
+                          const softmax_row (&rows)[X::MT][2], void *staged)
+{
+    const int mine = threadIdx.x / 32 * X::MT * 16;
+    const attn_view &out = a.g.view[ATTN_T_out];
+    if (column0 == 0)
+        for_own_rows<X>([&](int mt, int half, int r) {
+            store_lse(a.g.view[ATTN_T_lse], place.b, place.h, place.q_start + place.i0 + r, place.i0 + r < place.Sq,
+                      rows[mt][half]);
+        });
+    if (!out.data) return;
+    store_columns<T>(out, place.b, place.h, place.q_start + place.i0,
+                     (int)attn_clamp64(place.Sq - place.i0 - mine, 0, X::MT * 16), column0,
+                     min((int)a.g.dims.Dv - column0, (int)COLUMNS), O, staged);
+}
+
+template <typename T, bool SCORE_MODS, bool PAGED>
+__global__ void __launch_bounds__(shape<SCORE_MODS>::THREADS, 1)
+    wide_forward_tiles(const __grid_constant__ cuda_args a, limits whole, float scale_log2, int column_blocks)
+{
+    typedef shape<SCORE_MODS> X;
+    const int BM = X::BM, BN = X::BN, NT = BN / 8, DT = COLUMNS / 8;
+    shared<X> &sm = block_memory<shared<X>>();
+    const attn_geometry &g = a.g;
+    const int lane = threadIdx.x % 32, D = (int)g.dims.D, chunks = (D + CHUNK - 1) / CHUNK;
+    find_place<BM>(a, whole, column_blocks, sm.place);
+    const row_place &place = sm.place.rows;
+    const head_args &x = sm.place.head;
+    const limits &limit = place.limit;
+    if (!place.exists) return;
+
+    const int q_last = min(place.i0 + BM, place.Sq) - 1;
+    const int end = max(min(q_last + limit.hi, limit.Sk), 0); /* end of the keys that some row sees */
+    const int first = min(max(place.i0 + limit.lo, 0), limit.Sk) / BN;
+    const int last = last_tile<SCORE_MODS, BN, X::THREADS>(a, place.b, place.h, place.i0, q_last + 1, first,
+                                                           (end + BN - 1) / BN, sm.seen);
+    const uint32_t start = smem_addr(&sm);
+    const float c = SCORE_MODS ? 1 : scale_log2;
+    bool clean = false; /* true in the second pass, where V has no infinities and NaN */
+again:
+    float O[1][DT][4];
+    softmax_row rows[1][2];
+    const float sink = sink_in_base_2(sink_of(a, place.h));
+    begin_rows(O, rows, sink, sink != -CUDART_INF_F && lane % 4 == 0 ? 1 : 0);
+    int at = 0; /* the stage that is read next */
+    if (first < last) load_chunk<T, X, PAGED>(a, place, sm.stages[at], 0, last - 1);
+    for (int j = last - 1, next; j >= first; j = next) {
+        float S[1][NT][4] = {};
+#pragma unroll 1
+        for (int chunk = 0; chunk < chunks; chunk++, at ^= 1) {
+            cp_async_wait<0>();
+            __syncthreads(); /* the chunk is here, and no thread reads the other stage any more */
+            if (chunk + 1 < chunks) load_chunk<T, X, PAGED>(a, place, sm.stages[at ^ 1], chunk + 1, j);
+            else load_values<T, X, PAGED>(a, sm.place, sm.stages[at ^ 1], j);
+            const uint32_t tileQ = at * (uint32_t)sizeof(stage<X>);
+            add_chunk<T, CHUNK>(S, start, tileQ, tileQ + BM * CHUNK * 2, threadIdx.x / 32 * 16, D - chunk * CHUNK);
+        }
+        if (SCORE_MODS) __syncthreads(); /* no thread reads the last chunk any more: the scores take its memory */
+        const bool bounded = j * BN < q_last + limit.lo || j * BN + BN > min(place.i0 + limit.hi, limit.Sk);
+        change_or_hide<X>(S, sm.stages[at ^ 1].way, a, x, limit, place.Sq, place.i0, j, bounded, 1);
+        softmax_step(S[0], O[0], rows[0], c);
+        drop_some<X>(S, sm.stages[at ^ 1].way, a, dropout_head(a, x.b, x.h), place.i0, j);
+
+        cp_async_wait<0>();
+        __syncthreads(); /* V[j] is here, and no thread uses the other stage any more */
+        if (clean) clear_not_finite<T, X, COLUMNS>(sm.stages[at].V);
+        next = tile_below<SCORE_MODS>(sm.seen, j, first);
+        if (next >= first) load_chunk<T, X, PAGED>(a, place, sm.stages[at ^ 1], 0, next);
+        const uint32_t down = start + lane_down<COLUMNS>(lane), tileV = at * (uint32_t)sizeof(stage<X>);
+        accumulate<T>(O, S,
+                      [&](uint32_t(&f)[4], int dt, int kk) { b_columns_of<COLUMNS>(f, down, tileV, dt * 8, kk * 16); });
+        at ^= 1;
+    }
+
+    const float v_scale = x.v_scale * (SCORE_MODS && a.drop_below ? a.drop_scale : 1);
+    const bool sound = divide_rows<X>(O, rows, place, v_scale);
+    if (__syncthreads_or(!sound) && !clean) {
+        clean = true;
+        goto again;
+    }
+    store_results<T, X>(a, place, sm.place.column0, O, rows, &sm);
+    const rows_written which = SCORE_MODS ? UNSOUND_ROWS_BUT_HUGE : UNSOUND_ROWS;
+    for (int i = place.i0 + (int)threadIdx.x; clean && i < place.i0 + BM && i < place.Sq; i += X::THREADS) {
+        a.rows_later[lse_at(a, x, i)] = 1 + which;
+        *a.rows_found = 1;
+    }
+}
+
+/* ---- Launcher ---------------------------------------------------------------------------------------------------- */
+
+enum { MARKS_HEAD = 16 }; /* bytes of the workspace before the marks: the first one is cuda_args.rows_found */
+
+template <typename T, bool SCORE_MODS, bool PAGED>
+cudaError_t launch_variant(const cuda_chip *chip, cuda_args a, cudaStream_t stream)
+{
+    typedef shape<SCORE_MODS> X;
+    dim3 grid = tile_grid(a.g, X::BM);
+    const int column_blocks = (int)attn_tiles(a.g.dims.Dv, COLUMNS);
+    take_share(chip, a, grid);
+    grid.x *= (unsigned)column_blocks;
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
+    const cudaError_t code = allow_shared<wide_forward_tiles<T, SCORE_MODS, PAGED>>(sizeof(shared<X>));
+    if (code != cudaSuccess) return code;
+    wide_forward_tiles<T, SCORE_MODS, PAGED><<<grid, X::THREADS, sizeof(shared<X>), stream>>>(
+        a, limits_of_whole(a.g), (float)a.g.scale * LOG2E, column_blocks);
+    return cudaPeekAtLastError();
+}
+
+template <typename T>
+cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, cudaStream_t stream)
+{
+    if (has_pages(plan))
+        return has_options(plan) ? launch_variant<T, true, true>(chip, a, stream)
+                                 : launch_variant<T, false, true>(chip, a, stream);
+    return has_options(plan) ? launch_variant<T, true, false>(chip, a, stream)
+                             : launch_variant<T, false, false>(chip, a, stream);
+}
+
+bool plan(const cuda_chip *chip, attn_plan *plan)
+{
+    const attn_dims &d = plan->geometry.dims;
+    plan->workspace_bytes = (size_t)(MARKS_HEAD + query_rows(d));
+    return tile_grid_fits(d) && sizeof(shared<shape<true>>) <= (size_t)chip->shared_bytes;
+}
+
+cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace)
+{
+    cuda_args a = cuda_args_of(chip, plan);
+    uint8_t *const own = a.rows_later ? nullptr : (uint8_t *)workspace;
+    if (own) {
+        a.rows_found = own;
+        a.rows_later = own + MARKS_HEAD;
+        if (is_first_share(chip)) {
+            const cudaError_t cleared = cudaMemsetAsync(own, 0, (size_t)(MARKS_HEAD + query_rows(a.g.dims)), stream);
+            if (cleared != cudaSuccess) return cleared;
+        }
+    }
+    const cudaError_t code = plan->problem->q.dtype == ATTN_BF16 ? launch_for<__nv_bfloat16>(chip, a, plan, stream)
+                                                                 : launch_for<__half>(chip, a, plan, stream);
+    if (code == cudaSuccess && own && is_last_share(chip)) simple_marked_rows(chip, a, stream);
+    return code;
+}
+
+} // namespace
+
+extern const cuda_kernel wide_forward = {
+    { "generic", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_BIT(F8E4M3),
+      ATTN_MAX_HEAD_DIM, ATTN_ALL_SCORES | ATTN_KEY_FEATURES },
+    80,
+    ANY_COMPUTE,
+    plan,
+    launch,
+    true,
+};

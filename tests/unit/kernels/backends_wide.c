@@ -1,0 +1,92 @@
+/* backends_wide.c: head sizes above 256, which kernels divide into chunks of D and columns of Dv. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+#include "backends.h"
+
+/* random_spec() with D or Dv or both from 257 to 1024, and with few heads, because the reference is slow. */
+static struct spec random_wide_spec(uint64_t seed)
+{
+    static const int64_t head_sizes[] = { 257, 288, 320, 384, 512, 512, 513, 576, 640, 768, 1023, 1024 };
+    struct rng r = { seed * UINT64_C(0x9e3779b97f4a7c15) + 7 };
+    struct spec s = random_spec(seed);
+    for (int n = 0; n < 2; n++) {
+        int64_t *const size = n ? &s.Dv : &s.D;
+        *size = rng_chance(&r, 0.5) ? pick(&r, head_sizes, ARRAY_SIZE(head_sizes)) : rng_between(&r, 257, 1024);
+    }
+    if (rng_chance(&r, 0.3)) s.Dv = s.D;
+    else if (rng_chance(&r, 0.2)) s.Dv = rng_between(&r, 1, 256);
+    else if (rng_chance(&r, 0.2)) s.D = rng_between(&r, 1, 256);
+    s.H /= s.Hk;
+    s.Hk = rng_chance(&r, 0.8) ? 1 : 2;
+    s.H = s.Hk * (s.H > 2 ? 2 : s.H);
+    if (s.B > 2) s.B = 2;
+    return s;
+}
+
+/* clang-format off: a row is a line */
+
+/* The whole list runs forward and backward; rows with float8 or pages run forward only. */
+static const struct spec wide_cases[] = {
+    SPEC(.name = "head size 1024", SIZES(70, 90, 1024), F16, HEADS(2, 1), .causal = true),
+    SPEC(.name = "head size 1024, float32", SIZES(40, 50, 1024), HEADS(1, 1)),
+    SPEC(.name = "v of one channel", .D = 1024, .Dv = 1, BF16),
+    SPEC(.name = "k of one channel", .D = 1, .Dv = 1024, F16),
+    SPEC(.name = "one query", SIZES(1, 200, 512), BF16, HEADS(4, 1)),
+    SPEC(.name = "one key", SIZES(80, 1, 512), BF16, HEADS(1, 1)),
+    SPEC(.name = "no queries", .B = 2, SIZES(0, 9, 320), BF16, HEADS(1, 1)),
+    SPEC(.name = "no keys", SIZES(9, 0, 320), BF16, HEADS(1, 1)),
+    SPEC(.name = "rows that see no key", SIZES(140, 70, 300), F16, HEADS(1, 1), .causal = true),
+    SPEC(.name = "NaN at the end", SIZES(150, 140, 520), F16, HEADS(1, 1), .causal = true, .poison = 1),
+    SPEC(.name = "infinity at the end", SIZES(60, 90, 520), BF16, HEADS(1, 1), WINDOW(20, 10), .poison = 2),
+    SPEC(.name = "NaN at the end, keep_mask", SIZES(60, 70, 320), BF16, HEADS(1, 1), .keep_mask = 8, .keep = 0.5,
+         .poison = 1),
+    SPEC(.name = "huge scores", SIZES(40, 70, 512), BF16, HEADS(1, 1), .q_amp = 1e5),
+    SPEC(.name = "huge scores, softcap", SIZES(40, 70, 512), F16, HEADS(1, 1), .q_amp = 100, .softcap = 10),
+    SPEC(.name = "everything", .B = 2, .Sq = 40, .Sk = 70, .D = 272, .Dv = 520, HEADS(4, 2), F16, .bias = 8,
+         .bias_hidden = 0.1, .keep_mask = 5, .keep = 0.8, .sinks = 2, .alibi = 1, .softcap = 20, .dropout_p = 0.2,
+         .seed = 4, .causal = true),
+    SPEC(.name = "FlashMask", SIZES(130, 140, 384), BF16, HEADS(2, 1), .causal = true, .mask_bounds = 2,
+         .mask_heads = 1),
+    SPEC(.name = "packed", .sequences = 3, .q_lengths = { 30, 0, 140 }, .k_lengths = { 50, 9, 60 }, .causal = true,
+         .D = 400, .Dv = 300, BF16, HEADS(2, 1)),
+    SPEC(.name = "rows of odd strides", .Sq = 40, .Sk = 70, .D = 301, .Dv = 515, F16, HEADS(2, 1), .strided = true),
+    SPEC(.name = "pages", .B = 2, SIZES(20, 96, 512), PAGES(16), HEADS(2, 1), BF16, .causal = true),
+    SPEC(.name = "pages of 7 float8 keys", .B = 2, SIZES(20, 70, 512), PAGES(7), HEADS(2, 1), BF16, .fp8_keys = true,
+         .fp8_scales = true),
+    SPEC(.name = "float8", SIZES(40, 70, 512), FP8, HEADS(2, 1), .fp8_scales = true, .causal = true),
+};
+/* clang-format on */
+
+void test_wide_heads_agree_with_the_reference(void **state)
+{
+    (void)state;
+    assert_int_equal(problems_disagree(wide_cases, ARRAY_SIZE(wide_cases)), 0);
+}
+
+void test_random_wide_heads_agree_with_the_reference(void **state)
+{
+    (void)state;
+    random_problems_agree(random_wide_spec, env_number("ATTN_RANDOM_SEED", 1),
+                          env_number("ATTN_RANDOM_COUNT", RANDOM_COUNT / 3));
+}
+
+void test_wide_heads_have_the_same_bits_alone_and_among_others(void **state)
+{
+    enum { COUNT = 6 };
+    struct fixture alone[COUNT], together[COUNT], *list[COUNT];
+    (void)state;
+    for (int n = 0; n < COUNT; n++) {
+        const struct spec s = random_wide_spec(9000 + (uint64_t)n);
+        fixture_make(&alone[n], &s);
+        fixture_copy(&together[n], &alone[n]);
+        fixture_run(&bench, &alone[n]);
+        list[COUNT - 1 - n] = &together[n];
+    }
+    fixtures_must_run(&bench, list, COUNT);
+    for (int n = 0; n < COUNT; n++) assert_outputs_equal(&alone[n], &together[n]);
+    for (int n = 0; n < COUNT; n++) fixture_clear(&alone[n]), fixture_clear(&together[n]);
+}
