@@ -1,0 +1,137 @@
+"""One problem over several GPUs, by groups of heads: heads.py BUILD [--devices 0 0,1 0,1,2,3] [--sq 32768] ...
+
+Starts an attnd for each list of devices, one after the other, and sends it the same forward and backward with tensors
+in system shared memory. The backward computes the forward too. Prints the time of the kernels (of the slowest part) and
+that of the request, both the median of --reps, and how many times faster each is than with the first list of devices.
+The bits of all answers must be equal; the exit status is 1 if they are not. BUILD holds attnd, and libraries in
+BUILD/lib. Needs python3 with NumPy.
+
+It can be tried without a GPU: ATTND=build/tests/attnd-fake ATTN_FAKE_DEVICES=4 python3 tests/gpu/heads.py build --sq 1024
+"""
+import argparse
+import hashlib
+import http.client
+import json
+import mmap
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+import numpy as np
+
+PORT = 18183
+NAMES = {'forward': ('q', 'k', 'v'), 'backward': ('q', 'k', 'v', 'dout')}
+RESULTS = {'forward': ('out', 'lse'), 'backward': ('dq', 'dk', 'dv')}
+
+
+class Tensors:
+    """Tensors of one problem, each in an object of /dev/shm of its own."""
+
+    def __init__(self, args):
+        heads = {'k': args.hk, 'v': args.hk, 'dk': args.hk, 'dv': args.hk}
+        self.prefix = f'attnd_heads_{os.getpid()}_'
+        self.shape, self.map = {}, {}
+        chunk = np.random.default_rng(7).standard_normal(1 << 22).astype(np.float32).view(np.uint32) >> 16
+        bits = chunk.astype(np.uint16).tobytes()
+        for number, name in enumerate(('q', 'k', 'v', 'dout', 'out', 'dq', 'dk', 'dv')):
+            self.shape[name] = [1, args.sq, heads.get(name, args.heads), args.dim]
+            data = self.make(name, 2 * int(np.prod(self.shape[name])))
+            for at in range(0, len(data), len(bits)):
+                size = min(len(bits), len(data) - at)
+                shift = 4096 * number + 2 * 61 * (at // len(bits))
+                data[at:at + size] = (bits[shift:] + bits[:shift])[:size]
+        self.shape['lse'] = [1, args.heads, args.sq]
+        self.make('lse', 4 * int(np.prod(self.shape['lse'])))
+
+    def make(self, name, size):
+        with open('/dev/shm/' + self.prefix + name, 'w+b') as f:
+            f.truncate(size)
+            self.map[name] = mmap.mmap(f.fileno(), size)
+        return self.map[name]
+
+    def remove(self):
+        for name in self.map:
+            os.unlink('/dev/shm/' + self.prefix + name)
+
+    def described(self, name, gives_shape):
+        place = {'shared_memory_region': name, 'shared_memory_byte_size': len(self.map[name])}
+        more = {'shape': self.shape[name], 'datatype': 'FP32' if name == 'lse' else 'BF16'} if gives_shape else {}
+        return {'name': name, **more, 'parameters': place}
+
+
+class Server:
+    def __init__(self, args, devices):
+        program = os.environ.get('ATTND', os.path.join(args.build, 'attnd'))
+        libraries = os.path.join(args.build, 'lib') + ':' + os.environ.get('LD_LIBRARY_PATH', '')
+        command = [program, '--listen', f'127.0.0.1:{PORT}', '--allow-shm', 'attnd_heads_', '--max-body-bytes', '6G', '--staging-bytes', '16G', '--max-seconds', '600', '--split-above-ms', str(args.split_above_ms), '--devices', devices]
+        self.process = subprocess.Popen(command, env={**os.environ, 'LD_LIBRARY_PATH': libraries}, stderr=subprocess.PIPE, text=True)
+        for line in self.process.stderr:
+            if ' ready ' in line:
+                break
+        else:
+            sys.exit('attnd did not start with --devices ' + devices)
+        self.connection = http.client.HTTPConnection('127.0.0.1', PORT, timeout=600)
+
+    def post(self, path, body):
+        self.connection.request('POST', path, json.dumps(body))
+        answer = self.connection.getresponse()
+        text = answer.read()
+        if answer.status != 200:
+            sys.exit(f'{path}: {answer.status} {text[:400].decode()}')
+        return json.loads(text) if text else {}
+
+    def stop(self):
+        self.process.terminate()
+        self.process.communicate()
+
+
+def infer(server, tensors, op, causal):
+    parameters = {'causal': causal, **({'deterministic': True} if op == 'backward' else {})}
+    body = {'parameters': parameters, 'inputs': [tensors.described(n, True) for n in NAMES[op]], 'outputs': [tensors.described(n, False) for n in RESULTS[op]]}
+    began = time.monotonic()
+    answer = server.post(f'/v2/models/attention_{op}/infer', body)
+    return time.monotonic() - began, answer['parameters']
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument('build')
+    parser.add_argument('--devices', nargs='+', default=['0', '0,1', '0,1,2,3'], help='lists of devices, as in attnd --devices')
+    parser.add_argument('--sq', type=int, default=32768, help='number of queries and of keys')
+    parser.add_argument('--heads', type=int, default=16)
+    parser.add_argument('--hk', type=int, default=16, help='number of key/value heads')
+    parser.add_argument('--dim', type=int, default=128, help='head size')
+    parser.add_argument('--split-above-ms', type=int, default=1, help='as in attnd --split-above-ms')
+    parser.add_argument('--reps', type=int, default=5)
+    args = parser.parse_args()
+    tensors = Tensors(args)
+    first, digests, equal = {}, {}, True
+    try:
+        for devices in args.devices:
+            server = Server(args, devices)
+            for name, data in tensors.map.items():
+                server.post(f'/v2/systemsharedmemory/region/{name}/register', {'key': tensors.prefix + name, 'byte_size': len(data)})
+            time.sleep(1)  # a GPU copies directly from a region soon after it was registered
+            for op in ('forward', 'backward'):
+                kernels, whole = [], []
+                for _ in range(args.reps + 1):
+                    took, facts = infer(server, tensors, op, True)
+                    timing = facts['timing_us'] if isinstance(facts['timing_us'], dict) else json.loads(facts['timing_us'])
+                    kernels.append(timing['compute'] / 1e3)
+                    whole.append(took * 1e3)
+                digest = hashlib.sha256(b''.join(hashlib.sha256(tensors.map[n]).digest() for n in RESULTS[op])).hexdigest()
+                equal &= digests.setdefault(op, digest) == digest
+                k, w = statistics.median(kernels[1:]), statistics.median(whole[1:])
+                k1, w1 = first.setdefault(op, (k, w))
+                print(f'{op:8s} --devices {devices:8s} {facts["backend"]:28s} kernels {k:9.2f} ms ({k1 / k:5.2f} times)   request {w:9.2f} ms ({w1 / w:5.2f} times)   bits {digest[:12]}', flush=True)
+            server.stop()
+    finally:
+        tensors.remove()
+    print('the bits are equal' if equal else 'THE BITS DIFFER')
+    return 0 if equal else 1
+
+
+if __name__ == '__main__':
+    sys.exit(main())
