@@ -58,11 +58,15 @@ void compute_row_gradients(struct compute *c, const variation *v, const struct c
                   *const slope = c->slope + r * c->keys, *const z = c->z + r * c->keys;
     double delta = 0;
     probabilities(c, r, c->top[r], c->rest[r]);
-    for (int64_t e = 0; e < d->Dv && !v->no_delta; e++) delta += c->dO[r * c->Dv + e] * c->out[r * c->Dv + e];
+    /* An emulation adds the products from the last to the first. In the order of dP the sum would have the roundings of
+     * dP, and the two would cancel exactly in a row of one key, which they do not in kernels that add in another
+     * order. */
+    for (int64_t n = 0; n < d->Dv && !v->no_delta; n++) {
+        const int64_t e = r * c->Dv + (c->in_float ? d->Dv - 1 - n : n);
+        delta = kept(c, delta + c->dO[e] * c->out[e]);
+    }
     if (i < c->s.Sq && dlse->data && !v->no_dlse)
         delta -= attn_load(dlse->dtype, dlse->data, attn_at(dlse, rows->b, rows->h, c->s.q_start + i));
-    /* This sum is in double even where a kernel is emulated. In float32 it would have the roundings of dP, and the two
-     * would cancel exactly in a row of one key, which they do not in kernels that sum in another order. */
     c->delta[r] = delta = kept(c, delta);
     for (int64_t j = 0; j < c->s.Sk; j++) {
         const bool hidden = z[j] == -INFINITY || c->top[r] == -INFINITY;
