@@ -60,8 +60,8 @@ enum {
     /* On a server with tokens, a connection without a token gives up its slot if another connection needs it. It still
      * has this long to send a body that is refused, and as long again to fetch its answer. */
     CONNECTION_STRANGER_MS = 1000,
-    /* A connection with a token keeps its slot for at least this long after a request, because a busy client sends its
-     * next request sooner than that. */
+    /* A connection with a token (on a server without tokens: any connection) keeps its slot for at least this long after
+     * a request, because a busy client sends its next request sooner than that. */
     CONNECTION_BETWEEN_MS = 100,
     CONNECTION_LOOK_MS = 10, /* after a search for a connection to close found none, the next search waits this long */
     /* most connections that were closed to make room for others and that libmicrohttpd has not released yet */
@@ -162,7 +162,7 @@ enum {
 enum {
     LOOP_TICK_MS = 10,        /* interval between two searches for requests that have waited for LOOP_WATCH_AFTER_MS */
     LOOP_WATCH_AFTER_MS = 20, /* once a request has waited this long, the loop watches whether its client leaves */
-    /* interval of sweeps over requests; a client that leaves during its request is noticed within two sweeps */
+    /* interval of sweeps over all connections; a client that leaves during its request is noticed within two sweeps */
     LOOP_SWEEP_MS = 40,
     /* if at least this many connections were open and most are closed now, memory is returned to the system */
     LOOP_CROWD = 512,
@@ -387,7 +387,7 @@ enum {
         /* from this size on, a device reads a tensor from shared memory itself; drivers copy a smaller one with the
          * CPU */
     256 << 10,
-    /* pause around a write to a shared file; time stamps of changes are exact to a fifth of this time */
+    /* pause before and after the first look at a shared file's time stamp, which is exact to a fifth of this time */
     REGIONS_QUIET_MS = 50,
     REGIONS_PIN_AGAIN_MS = 1000, /* after a shared memory object has changed, it is pinned again after this time */
 };
