@@ -36,8 +36,8 @@
 
 enum {
     /* HTTP threads per core, unless --http-threads is given. A thread reads its connections in turn, a piece from each.
-     * With fewer connections per thread, more of a body is still in the CPU's cache when its last byte arrives. One
-     * thread decodes base64 at the rate of a 25 Gbit/s link. */
+     * With fewer connections per thread, more of a body is still in the CPU's cache when its last byte arrives.
+     * Decoding needs no further threads: one thread decodes base64 at the rate of a 25 Gbit/s link. */
     HTTP_THREADS_A_CORE = 8,
     HTTP_THREADS_AUTO_MAX = 16,
 };

@@ -50,8 +50,8 @@ struct config {
     int trusted_proxy_count; /* 0: the header X-Forwarded-For is ignored */
     bool allow_cuda_shm;
     bool supervise;
-    const char *log_format; /* "text" or "json" */
-    const char *log_level;  /* "debug" "info" "warn" "error" */
+    const char *log_format; /* form of the log lines: "text" or "json" */
+    const char *log_level;  /* least level of the log lines: "debug", "info", "warn" or "error" */
 };
 
 /* True if clients may register shared memory regions of any kind. */

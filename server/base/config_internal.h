@@ -36,7 +36,7 @@ enum config_type {
     TYPE_SWITCH,  /* bool */
     TYPE_CHOICE,  /* one of the words in `words` */
     TYPE_ADDRESS, /* ADDR:PORT or unix:PATH */
-    TYPE_LISTEN,  /* a list of listening addresses: config->listen */
+    TYPE_LISTEN,  /* a list of addresses to listen on: config->listen */
     TYPE_SHM,     /* a list of prefixes of shared memory keys: config->allow_shm */
     TYPE_PROXY,   /* a list of networks of proxies: config->trusted_proxies */
     TYPE_DEVICES, /* auto, all, cpu, or GPU numbers */

@@ -72,8 +72,9 @@ const struct config_suggestion *config_suggestion(const char *name)
 const char *config_size_hint(const char *value, int64_t min, int64_t max, char hint[CONFIG_HINT_BYTES])
 {
     static const struct {
-        const char *names;  /* names of the unit, in lower case */
-        int64_t unit, step; /* bytes of the unit; a fraction of it is rounded to a multiple of `step` bytes */
+        const char *names; /* names of the unit, in lower case */
+        /* bytes of the unit; a value with a fraction, such as 1.5, is rounded to a multiple of `step` bytes */
+        int64_t unit, step;
     } units[] = {
         { "b byte bytes", 1, 1 },    { "k kb kib ki", KIB, 1 },          { "m mb mib mi", MIB, KIB },
         { "g gb gib gi", GIB, MIB }, { "t tb tib ti", 1024 * GIB, GIB },

@@ -39,8 +39,8 @@ void heartbeat_set_limit(enum heartbeat_kind kind, int64_t ms);
 /* Returns the longest time in ms for which any thread of this kind has been busy with its present piece of work; 0 if
  * all wait. Any thread may call this. */
 int64_t heartbeat_longest_ms(enum heartbeat_kind kind, int64_t now_ms);
-/* Returns a kind that has a thread which has been busy beyond the kind's limit, and that thread's busy time in
- * *busy_ms. Returns HEARTBEAT_KINDS if no thread has. */
+/* If a thread has been busy beyond the limit of its kind, returns that kind, and the thread's busy time in *busy_ms.
+ * Otherwise returns HEARTBEAT_KINDS. */
 enum heartbeat_kind heartbeat_stuck(int64_t now_ms, int64_t *busy_ms);
 
 #endif

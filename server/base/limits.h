@@ -60,8 +60,8 @@ enum {
     /* On a server with tokens, a connection without a token gives up its slot if another connection needs it. It still
      * has this long to send a body that is refused, and as long again to fetch its answer. */
     CONNECTION_STRANGER_MS = 1000,
-    /* A connection with a token (on a server without tokens: any connection) keeps its slot for at least this long after
-     * a request, because a busy client sends its next request sooner than that. */
+    /* A connection with a token (on a server without tokens: any connection) keeps its slot for at least this long
+     * after a request, because a busy client sends its next request sooner than that. */
     CONNECTION_BETWEEN_MS = 100,
     CONNECTION_LOOK_MS = 10, /* after a search for a connection to close found none, the next search waits this long */
     /* most connections that were closed to make room for others and that libmicrohttpd has not released yet */
@@ -98,7 +98,7 @@ enum {
     HTTP_OPEN_BYTES = HTTP_CONNECTION_BYTES + (4 << 10),
     HTTP_TLS_BYTES = 32 << 10,
     HTTP_REQUEST_BYTES = 108 << 10,
-    /* by default, connections may use one part in this many of the memory (see --max-connections) */
+    /* by default, connections may use an eighth of the memory (see --max-connections) */
     HTTP_CONNECTIONS_SHARE = 8,
     HTTP_CONNECTIONS_LEAST = 16,
     /* Time for which a thread polls for the next request after an answer from a GPU. A client needs 20 us to send it,
@@ -109,8 +109,8 @@ enum {
     HTTP_INACTIVITY_S = 120,
     /* Most arguments in a URL's query. libmicrohttpd keeps a record of each in the connection's memory. */
     HTTP_ARGUMENTS_MAX = 100,
-    /* Longest body that is kept whole for a handler. The longest valid one has two scales for each of CACHES_HEADS
-     * heads, and Python writes a scale with up to 25 bytes. */
+    /* Longest body that is kept whole for a handler. The longest valid body makes a cache: it has two quantisation
+     * scales for each of CACHES_HEADS heads, and Python writes a scale with up to 25 bytes. */
     HTTP_KEPT_BODY_BYTES = 64 << 10,
     /* longest file of a certificate chain or a key: these have a few KB, so a longer file was named by mistake */
     HTTP_PEM_BYTES = 1 << 20,
@@ -173,7 +173,8 @@ enum {
     /* a body longer than this is checked on another thread: 2 ms of work if it consists of mask rows */
     CHECK_LONG_BODY_BYTES = 8 << 20,
     CHECK_LONG_LSE_BYTES =
-        /* if a body is longer than this, an lse that it gives is checked on another thread (attn_check_lse()) */
+        /* if a body is longer than this, its lse (log-sum-exp of each row) is checked on another thread
+         * (attn_check_lse()) */
     512 << 10,
     /* If a body of at most this size needs a larger block, it is copied to another block, which is faster than mapping
      * new pages. */
@@ -187,7 +188,8 @@ enum {
      * the deadline. */
     JUDGE_MARGIN_MS = 50,
     FINISH_NUMBERS = 4096, /* numbers that are measured before a thread looks at the clock again */
-    /* Most numbers whose length as text the HTTP thread measures itself, in a millisecond or less. */
+    /* If an answer has at most this many numbers, the HTTP thread itself measures how long they are as text. That takes
+     * a millisecond or less. */
     PREPARE_MEASURE_AT_ONCE = 4096,
 
     /* most waiting requests examined to find some that can join a batch; the queue may have a million */
@@ -202,28 +204,29 @@ enum {
     CONTEXTS_MAX_COUNT = 1024, /* most contexts (saved forwards) in the table, which is allocated at the start */
     /* a context (a saved forward) waits this long for its backward; after that its memory is released */
     CONTEXTS_TTL_MS = 300000,
-    CONTEXTS_SHARE = 4, /* contexts (saved forwards) may hold one part in this many of the staging memory */
+    CONTEXTS_SHARE = 4, /* contexts (saved forwards) may hold a quarter of the staging memory */
 
     /* bytes of the smallest granule (unit of memory for cache pages); also the alignment of every page */
     PAGES_GRANULE_BYTES = 4096,
     /* most granules (units of memory for pages) of one pool; a search over all of them takes a millisecond */
     PAGES_GRANULES = 1 << 20,
     CACHES_MAX_COUNT = 1 << 16,
-    /* Upper bound on page-table entries of all caches of a device: the larger of CACHES_NUMBERS and CACHES_SHARING per
-     * granule. Forks share pages, but each fork has its own copy of a part of the page list. */
+    /* Upper bound on page-table entries of all caches of a device. It is CACHES_NUMBERS, or CACHES_SHARING per granule
+     * (unit of memory for pages) if that is more. Forks share pages, but each fork has its own copy of a part of the
+     * page list. */
     CACHES_NUMBERS = 1 << 16,
     CACHES_SHARING = 16,
     /* forks of one cache in one decode are computed together if they share at least this many positions */
     CACHES_PREFIX_KEYS = 1024,
     CACHES_TTL_MS = 600000,      /* a cache ends when it has not been used for this time, unless ttl_s is given */
-    CACHES_PAGE_SIZE = 128,      /* positions in a page, unless page_size is given */
-    CACHES_PAGE_SIZE_LEAST = 64, /* the only other page size beside CACHES_PAGE_SIZE, in positions */
+    CACHES_PAGE_SIZE = 128,      /* positions in a page of a cache, unless page_size is given */
+    CACHES_PAGE_SIZE_LEAST = 64, /* smallest page of a cache, in positions; CACHES_PAGE_SIZE is the only other size */
     CACHES_PAGE_SIZE_MOST = 128,
     CACHES_HEADS = 1024, /* most key/value heads of a cache */
     CACHES_ROWS = 1024,  /* most caches in one cache transaction */
     /* most entries in the page table of one cache transaction; writing this many takes a millisecond */
     CACHES_STEP_PAGES = 1 << 20,
-    CACHES_LIST = 1000,         /* most caches in one answer of GET /v1/caches */
+    CACHES_LIST = 1000,         /* most caches that one answer of GET /v1/caches lists */
     CACHES_EXPIRE_LOOKS = 4096, /* most caches that one sweep for expired caches examines */
 };
 
@@ -253,7 +256,8 @@ enum {
  * and PREPARE_STRANGE times as long as without them. The search takes a hundredth of the problem's time. If there are
  * few rows of queries it takes more, but their slow-down is smaller than PREPARE_STRANGE. */
 #define PREPARE_CLOSER_S 0.05
-/* Seconds that a check may add to the estimate at most. A check that would take longer looks at fewer rows. */
+/* Most seconds that a check may add to the estimated time of a problem. A check that would take longer looks at fewer
+ * rows. */
 #define PREPARE_JUDGE_S   1.0
 #define PREPARE_STRANGE_S 1.0
 #define PREPARE_STRANGE   8
@@ -263,25 +267,26 @@ enum {
  * limit bounds the numbers in K and V of one head of one problem, which are kept as doubles. */
 #define VERIFY_MAX_MULTIPLY_ADDS (INT64_C(1) << 30)
 #define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
-/* Most multiply-adds for checking the lse of one body: 30 ms. Rows for which they do not suffice are not checked. */
+/* Most multiply-adds for checking the lse (log-sum-exp of each row) of one body: 30 ms. Rows that need more are not
+ * checked. */
 #define VERIFY_LSE_MULTIPLY_ADDS (INT64_C(1) << 25)
-/* Most multiply-adds for checking an lse, per byte of the body. Without this bound a small body with heads of one
- * number could keep an HTTP thread busy for 30 ms. If heads have 16 numbers or more, the bound is enough for some ten
- * rows. */
+/* Most multiply-adds for checking an lse (log-sum-exp of each row), per byte of the body. Without this bound a small
+ * body with heads of one number could keep an HTTP thread busy for 30 ms. If heads have 16 numbers or more, the bound
+ * is enough for some ten rows. */
 #define VERIFY_LSE_PER_BYTE 8
 
 /* ---- Devices (device/) ------------------------------------------------------------------------------------------ */
 
 enum {
     DEVICE_MAX_STREAMS = 16, /* most batches on a device at a time, even if the device offers more streams */
-    /* streams for guests, which are batches of flows that have no other batch on the device (devices.c) */
+    /* streams for guests, which are batches of flows (tenants) that have no other batch on the device (devices.c) */
     DEVICE_GUESTS = 6,
-    /* A guest (a batch of a flow that has no other batch on the device) starts only when the other batches have run for
-     * this long. Most batches end sooner, and two batches at once would slow each other down. */
+    /* A guest (a batch of a tenant that has no other batch on the device) starts only when the other batches have run
+     * for this long. Most batches end sooner, and two batches at once would slow each other down. */
     DEVICE_GUEST_AFTER_NS = 20000000,
-    /* A guest (see DEVICE_GUESTS) beside batches of several flows waits this many times as long as it would need beside
-     * them. As a result, equal work of many flows is done one after the other, but a short request does not wait for
-     * long ones. */
+    /* A guest (a batch of a tenant that has no other batch on the device) waits this many times as long as it would
+     * need beside the running batches, if these belong to several tenants. As a result, equal work of many tenants is
+     * done one after the other, but a short request does not wait for long ones. */
     DEVICE_GUEST_FACTOR = 2,
     /* most problems in one attn_run(): as many as an envelope (a body with several problems) may hold */
     DEVICE_MAX_RUN = 1024,
@@ -294,11 +299,12 @@ enum {
     /* interval between two polls of a lost device (it no longer answers), whose results nobody needs */
     DEVICE_LOST_POLL_NS = 10000000,
     DEVICE_WORKSPACE_KEEP = 64 << 20, /* bytes; a workspace larger than this is freed after its batch */
-    /* Most bytes of inputs and outputs of a problem that may be merged with others. Larger problems do not need it:
-     * each of their copies is fast. */
+    /* Most bytes of inputs and outputs of a problem that may be merged with others into one. A larger problem needs no
+     * merging, because each of its copies is fast. */
     MERGE_BYTES = 1 << 20,
-    MERGE_ALIGN = 16, /* alignment of each tensor of a problem that may be merged */
-    MERGE_LINE = 256, /* alignment of merged tensors, and of the tensors of a cut problem on a device */
+    MERGE_ALIGN = 16, /* alignment in bytes of each tensor of a problem that may be merged with others into one */
+    /* alignment in bytes of merged tensors, and of the tensors of a problem that is cut over several devices */
+    MERGE_LINE = 256,
     /* If a device cannot be opened, the threads of the other devices have this time to end. Idle threads end at
      * once. */
     DEVICE_STOP_MS = 60000,
@@ -320,9 +326,9 @@ enum {
 /* A thread that waits for a device polls with short sleeps (base/polling_sleep.h). These are the lengths of its sleeps
  * and of the polling. */
 enum {
-    /* length of one sleep, which the kernel doubles; a core that sleeps so shortly does not enter a deep sleep state */
+    /* length of one sleep, which the kernel doubles; so short a sleep does not put the core into a deep sleep state */
     NAP_NS = 50000,
-    /* a thread polls for this long; after a longer wait, a delay in noticing the end does not matter */
+    /* a thread polls for this long; if the wait is longer, a small delay in noticing its end does not matter */
     NAPS_NS = 2000000,
     /* Most waiting requests with which threads poll. With more of them no thread is idle for long, and polling would
      * take time from the others. */
@@ -341,32 +347,33 @@ enum {
  * longer than at this rate. The slowest kernels (float32) reach 34e12 on an H200, and a thirtieth of that on the
  * smallest GPU of sm_80 and up. */
 #define DEVICE_SLOWEST_FLOPS 2e11
-/* A reference result in float64 may take this many times as long as expected before its device counts as overdue. */
+/* A reference result in float64, computed for `verify`, may take this many times as long as expected before its device
+ * counts as overdue. */
 #define DEVICE_TRUTH_SLOWEST 10
-/* A reference result in float64 takes at least its expected time divided by this number. */
+/* A reference result in float64, computed for `verify`, takes at least its expected time divided by this number. */
 #define DEVICE_TRUTH_FASTEST 3
-/* Unless --kv-bytes is given, caches get one part in this many of a device's memory. The second number is their upper
- * bound in bytes on the CPU. */
+/* Unless --kv-bytes is given, caches get an eighth of a device's memory. DEVICE_CACHE_MOST_CPU bytes are the upper
+ * bound on the CPU. */
 #define DEVICE_CACHE_SHARE    8
 #define DEVICE_CACHE_MOST_CPU (INT64_C(16) << 30)
 /* Floating-point operations that are put on a GPU's stream at a time, roughly: 10 to 50 ms of work on GPUs from sm_80
  * on. */
 #define DEVICE_GROUP_FLOPS 1e13
-/* Most seconds of device time, by estimate, that kernels of one flow may have queued on a GPU. */
+/* Most seconds of device time, by estimate, that kernels of one flow (tenant) may have queued on a GPU. */
 #define DEVICE_FLOW_SECONDS 0.05
 /* Seconds of work, by estimate, that one call of attn_run_some() puts on a GPU's stream at most. */
 #define DEVICE_PIECE_SECONDS 0.025
-/* Work that takes fewer seconds than this on a GPU never waits for its flow's turn. */
+/* Work that takes fewer seconds than this on a GPU is queued there at once; longer batches of one tenant take turns. */
 #define DEVICE_SHORT_SECONDS 0.005
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 enum {
-    /* bytes leased before they have arrived may be one part in this many of the staging memory */
+    /* bytes that are leased before they have arrived may be a quarter of the staging memory */
     STAGING_AHEAD_SHARE = 4,
     /* warm staging memory (kept for the next request) goes back to the system if it is unused for this long */
     STAGING_WARM_MS = 30000,
-    /* Bytes of the longest document about this server. Today's longest, /openapi.json, has less than a hundredth of
+    /* Longest document about this server, in bytes. Today's longest, /openapi.json, has less than a hundredth of
      * them. */
     JSON_DOCUMENT_BYTES = 16 << 20,
     /* upper bound of the page /metrics, far more than METRICS_MAX_SERIES series of every metric need */

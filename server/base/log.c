@@ -58,7 +58,7 @@ struct repeat {
 
 static struct {
     pthread_mutex_t lock;
-    pthread_cond_t wake, finished; /* both wait by CLOCK_MONOTONIC, see set_up() */
+    pthread_cond_t wake, finished; /* waits for both conditions use CLOCK_MONOTONIC, see set_up() */
     pthread_t writer;
     bool open, closing, done;
     bool stuck;   /* the writer thread of an earlier log_open() is still in write(); new lines are only counted */
@@ -442,7 +442,7 @@ void log_open(const char *format, const char *level)
     if (!the.open && !the.stuck) {
         the.closing = the.done = false;
         the.open = pthread_create(&the.writer, NULL, writer_main, NULL) ==
-                   0; /* without a writer thread, lines are written directly */
+                   0; /* without a writer thread, each line is written directly by the thread that logs it */
     }
     pthread_mutex_unlock(&the.lock);
     pthread_sigmask(SIG_SETMASK, &before, NULL);

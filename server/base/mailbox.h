@@ -27,7 +27,7 @@ struct mailbox {
     void *context;
 };
 
-/* returns 0 or a UV_ error */
+/* returns 0, or a UV_ error code */
 int mailbox_open(struct mailbox *box, uv_loop_t *loop, mailbox_handler handler, void *context);
 /* Closes the mailbox. Call this from the loop's thread; the uv handle closes in the loop's next turn. */
 void mailbox_close(struct mailbox *box);

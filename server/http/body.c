@@ -32,7 +32,7 @@
 #include "server/work/transaction.h"
 
 enum {
-    /* bytes of the first lease of staging memory, if no memory was leased ahead of the body */
+    /* bytes of staging memory that a body's first lease takes, if no memory was leased ahead */
     FIRST_STEP = 64 << 10,
     /* The number of tensors that the first estimate of a body's memory assumes. A body with more tensors gets more
      * memory. */

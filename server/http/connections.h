@@ -86,11 +86,11 @@ struct connection {
 
 /* The longest time that a connection may stay in each phase. */
 struct connection_limits {
-    int64_t head_ms;  /* phases OPENED and HEAD: the whole phase */
-    int64_t idle_ms;  /* phase IDLE: the whole phase */
-    int64_t stall_ms; /* phase BODY: from one byte to the next */
+    int64_t head_ms;  /* longest time in phase OPENED or HEAD */
+    int64_t idle_ms;  /* longest time in phase IDLE */
+    int64_t stall_ms; /* longest time between two bytes in phase BODY */
     int64_t
-        /* phases BODY and SEND: this time, and 1 ms more for each KiB that moved, which is about 1 MiB/s in the long
+        /* longest time in phase BODY or SEND, plus 1 ms for each KiB that moved; so at least about 1 MiB/s in the long
          * run */
         transfer_ms;
 };

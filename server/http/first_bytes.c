@@ -18,8 +18,9 @@
 
 enum { PLAIN = 1, TLS = 2, BEGINS = 4 };
 
-static _Atomic uint8_t state_of[FIRST_BYTES_SOCKETS]; /* what each socket's next bytes are, indexed by descriptor */
-static _Thread_local int last_fd = -1;                /* the socket on which this thread received bytes last */
+/* kind of port (PLAIN or TLS) of each socket, and BEGINS until its first bytes arrive; indexed by descriptor */
+static _Atomic uint8_t state_of[FIRST_BYTES_SOCKETS];
+static _Thread_local int last_fd = -1; /* the socket on which this thread received bytes last */
 
 enum first_bytes first_bytes_of(const void *bytes, size_t count, bool tls)
 {

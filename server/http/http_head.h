@@ -70,7 +70,7 @@ void http_head_begin(struct http_head *head, const char *version);
 void http_head_header(struct http_head *head, const char *name, size_t name_length, const char *value,
                       size_t value_length);
 bool http_head_end(struct http_head *head);
-/* Records a fault that the caller found. An earlier fault is kept instead. */
+/* Records a fault that the caller found. If an earlier fault is recorded, that one is kept instead. */
 void http_head_fault(struct http_head *head, const char *fault);
 /* True if this method is a token (RFC 9110, 9.1). */
 bool http_head_is_method(const char *method);

@@ -39,7 +39,8 @@
 #include "server/sched/loop.h"
 #include "server/work/server.h"
 
-/* A descriptor that is kept for the time when no other is free (invariant 2). Only the loop's thread uses it. */
+/* A spare descriptor that is kept for the time when no other is free (invariant 2 above). Only the loop's thread uses
+ * it. */
 static int spare_fd = -1;
 
 /* ---- Open -------------------------------------------------------------------------------------------------------- */

@@ -45,7 +45,7 @@ void attention_put_dtypes(struct json *j, unsigned dtypes)
         if (dtypes >> d & 1) json_name(j, attn_dtype_name((attn_dtype)d));
 }
 
-/* Writes the schema of a tensor of a merge's part (or of its gradient) as a member. */
+/* Writes as a member the schema of a tensor that a part of a merge contains, or of the tensor's gradient. */
 static void put_part_tensor(struct json *j, attn_tensor_id id)
 {
     json_comma(j);

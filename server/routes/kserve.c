@@ -86,7 +86,7 @@ static bool is_listed(const proto_model *model, attn_tensor_id id)
     return is_required(model, id) || is_optional(model, id);
 }
 
-/* Returns q's dtype if the tensor may have it, and otherwise the only dtype that the tensor may have. */
+/* Returns q's dtype if the tensor may have that dtype, and otherwise the only dtype that the tensor may have. */
 static const char *datatype_of(const proto_model *model, attn_tensor_id id)
 {
     const unsigned dtypes = attn_tensor_dtypes(id);

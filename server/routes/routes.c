@@ -113,7 +113,7 @@ static const struct route routes[] = {
     /* method     path      endpoint  ports        and the other columns by name */
     OPERATION(ATTN_OP_FORWARD, "/v1/attention/forward", "forward", "Forward", "attention", 0, NONE),
     OPERATION(ATTN_OP_BACKWARD, "/v1/attention/backward", "backward", "Backward", "attention",
-              ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(IN_USE) /* when the context is missing or in use */, NONE),
+              ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(IN_USE) /* when the context (a saved forward) is missing or in use */, NONE),
     OPERATION(PROTO_OP_CHECK, "/v1/attention/check", "check", "Check", "attention", 0, NONE),
     OPERATION(ATTN_OP_OBSERVE, "/v1/attention/observe", "observe", "Observe", "attention",
               ROUTE_ERROR(NOT_FOUND) /* returned when a cache is missing */, NONE),
