@@ -187,7 +187,7 @@ enum {
     /* A check stops its search early, so that its answer is in time: a tenth of the remaining time and this long before
      * the deadline. */
     JUDGE_MARGIN_MS = 50,
-    FINISH_NUMBERS = 4096, /* numbers that are measured before a thread looks at the clock again */
+    FINISH_NUMBERS = 4096, /* numbers whose text length is measured before a thread looks at the clock again */
     /* If an answer has at most this many numbers, the HTTP thread itself measures how long they are as text. That takes
      * a millisecond or less. */
     PREPARE_MEASURE_AT_ONCE = 4096,

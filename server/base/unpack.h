@@ -41,7 +41,8 @@ void unpack_free(struct unpacker *unpacker); /* does nothing if `unpacker` is NU
  * TOO_LARGE. */
 attn_status unpack_next(struct unpacker *unpacker, const char **bytes, size_t *count, const char **piece, size_t *size,
                         attn_error *err);
-/* Checks that the stream is complete. Error: INVALID, if it is not. For an empty body the caller must not call it. */
+/* Checks that the stream is complete. Error: INVALID, if it is not. An empty body is no error here; the caller must
+ * test for it. */
 attn_status unpack_finish(struct unpacker *unpacker, attn_error *err);
 
 #endif
