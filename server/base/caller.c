@@ -1,4 +1,4 @@
-/* caller.c: accounts, counted by references. */
+/* caller.c: accounts of tenants (a tenant is the bearer of one token). An account is freed with its last reference. */
 #include "server/base/caller.h"
 
 #include <assert.h>
@@ -15,7 +15,8 @@ struct caller *caller_new(void)
     return caller;
 }
 
-/* CALLER_EVERYBODY has no reference count, because all threads would change that count in every request. */
+/* True for the account of clients without a token. Its reference count is always 0, because otherwise all threads would
+ * write that one word in every request. */
 bool caller_is_anonymous(const struct caller *caller)
 {
     return atomic_load_explicit(&caller->references, memory_order_relaxed) == 0;
@@ -31,7 +32,7 @@ void caller_release(struct caller *caller)
 {
     if (caller == NULL || caller_is_anonymous(caller)) return;
     if (atomic_fetch_sub_explicit(&caller->references, 1, memory_order_acq_rel) != 1) return;
-    /* When the last reference is gone, all counts of this account must be 0. */
+    /* When the last reference to an account is gone, nothing may be counted in the account any more. */
     for (int place = 0; place < CALLER_PLACES; place++) assert(atomic_load(&caller->places[place]) == 0);
     assert(caller->staging_bytes == 0 && caller->context_bytes == 0 && caller->contexts == 0);
     assert(caller->regions == 0 && caller->region_bytes == 0);

@@ -1,10 +1,11 @@
 /* caller.h: the account of one tenant. A tenant is the bearer of one token; without tokens all clients are one tenant.
  *
- * A server's resources are bounded as a whole (--staging-bytes, --queue-depth, contexts). If there are several tokens,
- * each may use --token-share percent of each bound, and the rest stays free for the others. The file that keeps a
- * bound also keeps its counts here, under its own lock.
+ * The server bounds each of its resources as a whole: staging memory (--staging-bytes), queue slots (--queue-depth) and
+ * contexts (saved forwards). If there are several tokens, each may use --token-share percent of each bound, and the
+ * rest stays free for the other tokens. The file that keeps a bound also keeps the tenants' counts for it here, under
+ * its own lock.
  *
- * Accounts are counted by references: a request, its job and its contexts may outlive a token that was removed. */
+ * Accounts have reference counts, because a request, its job and its contexts may outlive a token that was removed. */
 #ifndef CALLER_H
 #define CALLER_H
 
@@ -12,33 +13,43 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Stages in which a request takes a slot (queue.h); a request goes through them in this order. */
+/* Stages in which a request occupies a slot (work/queue.h), in the order in which a request goes through them. */
 enum caller_place { CALLER_RECEIVING, CALLER_WAITING, CALLER_PLACES };
 
 struct flow;
 
 struct caller {
-    atomic_int references; /* 0: CALLER_EVERYBODY, which is part of another struct and never freed */
-    struct flow *flow;   /* a reference to the tenant's share of device time; NULL: each connection has its own flow */
-    _Atomic int percent; /* the tenant's part of each bound; 100 while there is only one token */
+    /* number of references; 0 marks CALLER_EVERYBODY, which is part of another struct and is never freed */
+    atomic_int references;
+    /* the tenant's share of device time, held by a reference; NULL: each connection has a share of its own */
+    struct flow *flow;
+    _Atomic int percent; /* the percentage of each bound that the tenant may use; 100 while there is only one token */
 
-    _Atomic int places[CALLER_PLACES]; /* slots in use, kept by queue.c; not counted for CALLER_EVERYBODY */
-    int64_t staging_bytes;             /* leased bytes, kept by staging.c under its lock */
-    int64_t context_bytes;             /* bytes of contexts, kept by contexts.c under its lock */
+    /* slots in use, by stage; kept by queue.c, and not counted for CALLER_EVERYBODY */
+    _Atomic int places[CALLER_PLACES];
+    /* staging memory that the tenant's requests have leased, in bytes; kept by staging.c under its lock */
+    int64_t staging_bytes;
+    /* memory of the tenant's contexts (saved forwards), in bytes; kept by contexts.c under its lock */
+    int64_t context_bytes;
     int contexts;
-    /* Bytes of pages of KV caches, each page counted once; kept by server/caches under its lock. */
+    /* Bytes of the pages of the tenant's KV caches. A page that several caches share counts once. server/caches keeps
+     * this number under its lock. */
     int64_t cache_bytes;
-    int64_t cache_numbers; /* page-table entries: a page that several caches share counts once for each of them */
+    /* entries in the page tables of the tenant's caches; a page that several caches share counts once for each cache */
+    int64_t cache_numbers;
     int caches;
-    int regions; /* number of shared memory regions, kept by server/regions under its lock */
+    /* number of shared memory segments that the tenant has registered; kept by server/regions under its lock */
+    int regions;
     int64_t region_bytes;
 };
 
-struct caller *caller_new(void); /* returns one reference; the caller has no flow yet; NULL when out of memory */
+/* Makes an account with one reference and without a flow. Returns NULL when out of memory. */
+struct caller *caller_new(void);
 struct caller *caller_hold(struct caller *caller);
-void caller_release(struct caller *caller); /* NULL is fine */
+void caller_release(struct caller *caller); /* does nothing if `caller` is NULL */
 
-/* Initialiser of the anonymous caller: it is not counted by references and may use 100 percent of each bound. */
+/* Initialiser of the account of clients without a token. It has no reference count and may use 100 percent of each
+ * bound. */
 #define CALLER_EVERYBODY \
     {                    \
         .percent = 100   \
@@ -46,7 +57,7 @@ void caller_release(struct caller *caller); /* NULL is fine */
 
 bool caller_is_anonymous(const struct caller *caller);
 
-/* How much of `bound` the caller may use, at least 1. A NULL caller may use all of it. */
+/* Returns how much of `bound` the caller may use, at least 1. A NULL caller may use the whole bound. */
 int64_t caller_share(const struct caller *caller, int64_t bound);
 
 #endif

@@ -35,18 +35,19 @@
 #include "server/base/peer.h"
 
 enum {
-    /* A thread reads its connections in turn, a piece from each. With fewer connections per thread more of
-     * a body is still in the CPU's cache when its last byte arrives. One thread decodes base64 at the rate
-     * of a 25 Gbit/s link. */
+    /* HTTP threads per core, unless --http-threads is given. A thread reads its connections in turn, a piece from each.
+     * With fewer connections per thread, more of a body is still in the CPU's cache when its last byte arrives.
+     * Decoding needs no further threads: one thread decodes base64 at the rate of a 25 Gbit/s link. */
     HTTP_THREADS_A_CORE = 8,
     HTTP_THREADS_AUTO_MAX = 16,
 };
-#define STAGING_AUTO_MAX (64 * GIB) /* more pinned memory than this shrinks the page cache and makes nothing faster */
+/* the most staging memory by default: more pinned memory would shrink the page cache and make nothing faster */
+#define STAGING_AUTO_MAX (64 * GIB)
 
 /* ---- Small helpers ----------------------------------------------------------------------------------------------- */
 
-/* A copy of an option's text. It lives as long as the process, as struct config promises. The list keeps all copies
- * reachable for leak checkers. */
+/* A copy of an option's text. It lives as long as the process, because struct config points to it. The list keeps all
+ * copies reachable, so that leak checkers do not report them. */
 struct kept {
     struct kept *next;
     char text[];
@@ -110,7 +111,8 @@ static bool word_in(const char *words, const char *word)
     return false;
 }
 
-/* Checks the form of an address only. Whether this machine has the address shows when it is bound. */
+/* True if the text has the form of an address. Whether this machine has the address is known only when a socket is
+ * bound to it. */
 static bool address_ok(const char *text)
 {
     if (strncmp(text, "unix:", 5) == 0) {
@@ -129,7 +131,8 @@ static bool address_ok(const char *text)
     if (host[0] == '[') {
         if (length < 3 || host[length - 1] != ']') return false;
         host[length - 1] = '\0';
-        host[1 + strcspn(host + 1, "%")] = '\0'; /* removes a scope: [fe80::1%eth0] */
+        /* cuts off the scope of an IPv6 address, such as %eth0 in [fe80::1%eth0] */
+        host[1 + strcspn(host + 1, "%")] = '\0';
         return inet_pton(AF_INET6, host + 1, binary) == 1;
     }
     if (strspn(host, "0123456789.") == length) return inet_pton(AF_INET, host, binary) == 1;
@@ -138,23 +141,24 @@ static bool address_ok(const char *text)
     return true;
 }
 
-/* Writes a hint for an address that lacks a part or has one too many: "; write 127.0.0.1:9000". Else writes "". */
+/* Writes a hint for an address that lacks a part or has one too many: "; write 127.0.0.1:9000". If it knows no hint, it
+ * writes "". */
 static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
 {
     static const struct {
-        const char *begins;          /* beginning of the value, which is removed */
-        const char *before, *behind; /* texts that are put around the rest */
+        const char *begins;          /* the beginning of the refused value; it is cut off */
+        const char *before, *behind; /* texts to put in front of and behind the rest of the value */
     } suggestions[] = {
-        { "", "127.0.0.1:", "" }, /* the value is 9000 */
+        { "", "127.0.0.1:", "" }, /* for the value 9000 */
         { ":", "127.0.0.1:", "" }, { "*:", "0.0.0.0:", "" },   { "http://", "", "" }, { "https://", "", "" },
-        { "tcp://", "", "" },      { "unix://", "unix:", "" }, { "", "", ":8080" }, /* the value is 0.0.0.0 */
+        { "tcp://", "", "" },      { "unix://", "unix:", "" }, { "", "", ":8080" }, /* for the value 0.0.0.0 */
         { "", "[", "]:8080" },     { "/", "unix:/", "" },
     };
     const char *const colon = strrchr(value, ':');
     char address[CONFIG_HINT_BYTES];
     *hint = '\0';
     snprintf(address, sizeof address, "[%.*s]%s", colon ? (int)(colon - value) : 0, value, colon ? colon : "");
-    bool found = address_ok(address); /* the value is ::1:8080 */
+    bool found = address_ok(address); /* true for the value ::1:8080, which becomes [::1]:8080 */
     for (size_t i = 0; i < ARRAY_SIZE(suggestions) && !found; i++) {
         const size_t cut = strlen(suggestions[i].begins);
         if (strncmp(value, suggestions[i].begins, cut) != 0 || (cut == 0 && strncmp(value, "unix:", 5) == 0)) continue;
@@ -172,7 +176,7 @@ static bool devices_ok(const char *text)
     if (word_in("auto|all|cpu|reference|paper", text)) return true;
     uint64_t seen = 0;
     static_assert(CONFIG_MAX_DEVICES <= 64, "each has a bit in `seen`");
-    for (;;) { /* reads the list of device numbers, in which a number may not come twice */
+    for (;;) { /* reads device numbers separated by commas; a number that comes twice is refused */
         uint64_t number;
         if ((text = text_read_number(text, &number)) == NULL || number >= CONFIG_MAX_DEVICES || (seen >> number & 1))
             return false;
@@ -201,8 +205,8 @@ static bool origin_ok(const char *text)
     return true;
 }
 
-/* Keeps an origin in the form that browsers send and that is compared: lower case, without
- * the scheme's default port. */
+/* Copies the origin of --cors-origin in the form in which browsers send origins: lower case, without the scheme's
+ * default port. */
 static const char *keep_origin(const char *text)
 {
     char *const origin = keep(text, strlen(text));
@@ -217,13 +221,15 @@ static const char *keep_origin(const char *text)
 
 struct reading {
     struct config *config;
-    bool given[CONFIG_OPTIONS_MAX];     /* the option was given as a flag or a variable */
-    bool from_flag[CONFIG_OPTIONS_MAX]; /* the first --listen of the command line replaces the environment's list */
+    bool given[CONFIG_OPTIONS_MAX]; /* given[i]: option i was set by a flag or a variable */
+    /* from_flag[i]: a flag set option i; the first --listen flag replaces the addresses from the environment */
+    bool from_flag[CONFIG_OPTIONS_MAX];
     char *message;
     size_t capacity;
 };
 
-/* Returns the array of an option that is a list, with its length and capacity. *most is 0 if it is no list. */
+/* If the option is a list, returns its array, and its length and capacity in *count and *most. Otherwise returns NULL,
+ * and *most is 0. */
 static const char **list_of(struct config *config, const struct config_option *o, int **count, int *most)
 {
     *count = NULL;
@@ -247,7 +253,8 @@ static enum config_result add_to_list(struct reading *r, const struct config_opt
     return CONFIG_RUN;
 }
 
-/* Sets one option. `name` is the name that the user wrote: "--queue-depth" or "ATTND_QUEUE_DEPTH". */
+/* Sets one option from its text. Messages show `name`, the name that the user wrote: "--queue-depth" or
+ * "ATTND_QUEUE_DEPTH". */
 static enum config_result set_value(struct reading *r, const struct config_option *o, const char *name,
                                     const char *value)
 {
@@ -347,7 +354,8 @@ static void set_default(struct config *config, const struct config_option *o)
     }
 }
 
-/* Takes a value from the environment or a flag. The first value of a list replaces the list that was there. */
+/* Takes an option's value from the environment or from a flag. If the option is a list, the first value of a source
+ * replaces what an earlier source had set: defaults come first, then the environment, then flags. */
 static enum config_result give(struct reading *r, size_t index, const char *name, const char *value, bool from_flag)
 {
     const struct config_option *o = &config_options[index];
@@ -366,7 +374,8 @@ static enum config_result give(struct reading *r, size_t index, const char *name
     }
 }
 
-/* Prints an option and its value between two texts, as a flag "--queue-depth 8" or as "ATTND_QUEUE_DEPTH=8". */
+/* Prints the texts `before` and `behind`, and between them an option with its value: as a flag, "--queue-depth 8", or
+ * as a variable, "ATTND_QUEUE_DEPTH=8". */
 static void put_option(const char *name, const char *value, bool variable, const char *before, const char *behind,
                        char *text, size_t capacity)
 {
@@ -379,12 +388,12 @@ static void put_option(const char *name, const char *value, bool variable, const
     text_put_string(&t, behind);
 }
 
-/* Writes a suggestion for an unknown name of a flag ("--") or a variable ("ATTND_"). It is the option that other
- * servers call by this name, or the option whose name is most similar. */
+/* Writes a suggestion for an unknown flag or variable. It suggests the option that other servers call by this name, or
+ * else the option with the most similar name. */
 static void suggest(const char *name, bool variable, char *text, size_t capacity)
 {
     const struct config_suggestion *const suggestion = config_suggestion(name);
-    /* A name that differs in more than half of its letters is no help. */
+    /* An option that differs from `name` in more than half of its letters is no useful suggestion. */
     struct text_nearest nearest = { name, NULL, 1 + (int)strlen(name) / 2 };
     for (size_t i = 0; i < config_option_count; i++)
         text_consider(&nearest, variable ? config_options[i].env + strlen(CONFIG_PREFIX) : config_options[i].flag);
@@ -400,7 +409,8 @@ static enum config_result refuse_unknown(struct reading *r, const char *arg)
     const size_t dashes = strspn(arg, "-"), length = strcspn(arg + dashes, "=");
     char name[64], hint[192];
     snprintf(name, sizeof name, "%.*s", (int)length, arg + dashes);
-    if (dashes == 0) { /* `name` is a program's command, or a value without its option */
+    /* an argument without dashes is a command that attnd does not have, or a value whose option is missing */
+    if (dashes == 0) {
         const struct config_suggestion *const suggestion = config_suggestion(name);
         const char *const instead = suggestion != NULL ? suggestion->instead : NULL;
         return refuse(r->message, r->capacity,
@@ -439,7 +449,8 @@ static enum config_result read_environment(struct reading *r)
 {
     for (size_t i = 0; i < config_option_count; i++) {
         const char *value = getenv(config_options[i].env);
-        if (value == NULL || *value == '\0') continue; /* compose files write VAR= for "not set" */
+        /* an empty variable counts as unset, because compose files write VAR= for unset ones */
+        if (value == NULL || *value == '\0') continue;
         const enum config_result result = give(r, i, config_options[i].env, value, false);
         if (result != CONFIG_RUN) return result;
     }
@@ -478,10 +489,10 @@ static bool was_given(const struct reading *r, const char *flag)
 {
     for (size_t i = 0; i < config_option_count; i++)
         if (strcmp(config_options[i].flag, flag) == 0) return r->given[i];
-    abort(); /* a name in this file is misspelt */
+    abort(); /* no option has this name, so a call in this file misspelt it */
 }
 
-/* Tells whether two listening addresses are equal. Port 0 differs from itself: it means any free port. */
+/* True if two listening addresses are equal. Port 0 means any free port, so an address with port 0 equals no other. */
 static bool same_address(const char *a, const char *b)
 {
     int64_t port = 0;
@@ -489,8 +500,9 @@ static bool same_address(const char *a, const char *b)
     return strncmp(a, "unix:", 5) == 0 || !parse_number(strrchr(a, ':') + 1, &port) || port != 0;
 }
 
-/* Returns how many connections the limit on open files allows: one for each file except `spare` files. If that is less
- * than half of the files, the result is half of the files that the process and its threads do not need. */
+/* Returns how many connections are possible with `files` open files, of which `spare` are reserved for other uses. If
+ * the reserve would be more than half of all files, the connections instead get half of the files that the process and
+ * its threads do not need. */
 static int connections_for(const struct config *c, int64_t files, int64_t spare)
 {
     const int64_t own = CONFIG_LEAST_FILES + (int64_t)CONFIG_THREAD_FILES * (c->http_threads + 1);
@@ -511,7 +523,7 @@ static enum config_result settle(struct reading *r)
     if (c->http_threads == 0) {
         const int cores = machine.cores, most = HTTP_THREADS_AUTO_MAX;
         c->http_threads = HTTP_THREADS_A_CORE * cores < most ? HTTP_THREADS_A_CORE * cores : most;
-        /* Each core gets the same number of threads: see http_threads.h. */
+        /* Rounds down so that each core gets the same number of threads (http_threads.h says why). */
         if (cores * cores <= most) c->http_threads -= c->http_threads % cores;
     }
     if (c->cpu_threads == 0) c->cpu_threads = machine.cores;
@@ -579,8 +591,8 @@ static void put_version(FILE *to)
     fprintf(to, "attnd %s (%s)\n", ATTND_VERSION, CONFIG_MACHINE);
 }
 
-/* The first flag that prints a text, such as --help; it works even if other arguments are wrong.
- * NULL: there is none. */
+/* Returns the function that prints the text of the first flag such as --help, or NULL if there is no such flag. The
+ * flag works even if other arguments are wrong. */
 static void (*find_text(int argc, char **argv))(FILE *)
 {
     static const struct {

@@ -10,39 +10,48 @@
 
 #include "server/base/limits.h"
 
-/* All options with their final values, resolved before any thread starts. Strings live as long as the process. Sizes
- * are in bytes, times in milliseconds. */
+/* The final values of all options, known before any thread starts. Strings live as long as the process. Sizes are in
+ * bytes, times in milliseconds. */
 struct config {
-    const char *listen[CONFIG_MAX_LISTEN]; /* "127.0.0.1:8080", "[::1]:8080", "unix:/run/attnd.sock" */
+    /* addresses such as "127.0.0.1:8080", "[::1]:8080" or "unix:/run/attnd.sock" */
+    const char *listen[CONFIG_MAX_LISTEN];
     int listen_count;
-    const char *metrics_listen;    /* NULL: /metrics is on the main port only */
-    const char *devices;           /* "auto", "all", "cpu", "0,1" */
-    int http_threads, cpu_threads; /* the option's 0 means "by the number of cores"; here it is resolved */
-    int64_t memory_bytes;          /* memory of the machine, or the cgroup's limit where that is less */
-    int cores; /* cores that this process may keep busy: those of its affinity mask, at most its cgroup's quota */
-    int64_t max_body_bytes; /* at most staging_bytes */
-    int64_t discard_bytes;  /* bytes of a refused request that are read and dropped after its answer */
-    int64_t staging_bytes;  /* half of memory_bytes unless the option is given */
-    int64_t kv_bytes;       /* memory for KV caches on each device; 0: no caches; -1: a share of the device's memory */
+    /* address of the port for metrics and probes; NULL: /metrics is on the main port only */
+    const char *metrics_listen;
+    const char *devices; /* "auto", "all", "cpu", or GPU numbers such as "0,1" */
+    /* numbers of threads; if an option was 0 ("by the number of cores"), the number is filled in here */
+    int http_threads, cpu_threads;
+    int64_t memory_bytes; /* memory of the machine, or the limit of the process's cgroup if that is less */
+    /* cores that this process may keep busy: those in its affinity mask, but at most the CPU quota of its cgroup */
+    int cores;
+    int64_t max_body_bytes; /* the longest request body; at most staging_bytes */
+    int64_t discard_bytes;  /* bytes of a refused request that the server still reads and drops after its answer */
+    /* the bound of staging memory (tensors of requests); half of memory_bytes or less, unless the option is given */
+    int64_t staging_bytes;
+    /* memory for KV caches on each device; 0: no caches; -1: the default share of the device's memory */
+    int64_t kv_bytes;
     /* Memory that each device may use; 0: the library's default (attn_device_options.memory_bytes). */
     int64_t device_bytes;
-    int64_t open_files; /* the limit on open files if max_connections was lowered because of it; else 0 */
+    int64_t open_files; /* the limit on open files, if max_connections was lowered because of that limit; otherwise 0 */
     int max_connections, max_receiving, queue_depth, max_batch;
     int64_t batch_window_us;
     int64_t split_above_ms;
     int64_t timeout_ms, body_timeout_ms, body_stall_ms, discard_ms, drain_ms;
-    int max_seconds;     /* a request that would take longer than this alone on a device is refused */
-    int64_t watchdog_ms; /* how much longer a batch may take on a device than its size explains */
-    const char *token_file, *tls_cert, *tls_key, *cors_origin; /* NULL: that feature is off */
-    int token_share;                       /* the part of each bound that one token may use, in percent */
-    const char *allow_shm[CONFIG_MAX_SHM]; /* allowed beginnings of shared memory keys; a leading '/' is ignored */
-    int allow_shm_count;                   /* 0: system shared memory is off */
-    const char *trusted_proxies[CONFIG_MAX_PROXIES]; /* addresses and networks in the form that peer.h reads */
-    int trusted_proxy_count;                         /* 0: X-Forwarded-For is ignored */
+    int max_seconds;     /* seconds; a request that would take longer than this alone on a device is refused */
+    int64_t watchdog_ms; /* how much longer a batch may run on a device than its size explains */
+    /* files and an origin that turn on optional features; NULL: the feature is off */
+    const char *token_file, *tls_cert, *tls_key, *cors_origin;
+    int token_share; /* percentage of each bound that one token may use */
+    /* prefixes, one of which a shared memory key must have; a leading '/' in them is ignored */
+    const char *allow_shm[CONFIG_MAX_SHM];
+    int allow_shm_count; /* 0: clients may not register system shared memory */
+    /* addresses and networks of trusted proxies, as texts that peer.h reads */
+    const char *trusted_proxies[CONFIG_MAX_PROXIES];
+    int trusted_proxy_count; /* 0: the header X-Forwarded-For is ignored */
     bool allow_cuda_shm;
     bool supervise;
-    const char *log_format; /* "text" or "json" */
-    const char *log_level;  /* "debug" "info" "warn" "error" */
+    const char *log_format; /* form of the log lines: "text" or "json" */
+    const char *log_level;  /* least level of the log lines: "debug", "info", "warn" or "error" */
 };
 
 /* True if clients may register shared memory regions of any kind. */
@@ -51,8 +60,8 @@ static inline bool config_shares_memory(const struct config *config)
     return config->allow_shm_count > 0 || config->allow_cuda_shm;
 }
 
-/* Upper bound on the memory of one open connection and its request, without tensors. The next function has the bound
- * for all connections together. */
+/* Upper bound on the memory of one open connection and its request, without the request's tensors. The next function
+ * returns the bound for all connections together. */
 static inline int64_t config_one_connection_bytes(const struct config *config)
 {
     return HTTP_OPEN_BYTES + HTTP_REQUEST_BYTES + (config->tls_cert != NULL ? HTTP_TLS_BYTES : 0);
@@ -63,7 +72,7 @@ static inline int64_t config_connection_bytes(const struct config *config)
     return (config->max_connections + metrics + CONNECTION_LEAVING) * config_one_connection_bytes(config);
 }
 
-/* The characters that a shared memory key may have. A key is the name of a file. */
+/* Characters that a shared memory key may contain. The key is the name of a file. */
 #define CONFIG_SHM_CHARACTERS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-"
 
 /* Prefix of the environment variables of options, and the variable in which a supervisor lists its sockets. */
@@ -72,14 +81,15 @@ static inline int64_t config_connection_bytes(const struct config *config)
 
 enum config_result { CONFIG_RUN, CONFIG_EXIT_OK, CONFIG_BAD, CONFIG_BAD_FILE };
 
-/* Reads the options: argv goes before the environment, which goes before the defaults. An empty environment variable
- * counts as unset. CONFIG_EXIT_OK: --help or --version was printed to stdout. CONFIG_BAD: one line on stderr names the
- * option, its value and what is allowed; exit with 64. CONFIG_BAD_FILE: a file that an option names cannot be read,
- * and one line on stderr says so; exit with 78. */
+/* Reads the options. Flags in argv override environment variables, and these override defaults. An empty environment
+ * variable counts as unset. CONFIG_EXIT_OK: --help or --version was printed to stdout. CONFIG_BAD: one line on stderr
+ * names the option, its value and what is allowed; the program should exit with 64. CONFIG_BAD_FILE: a file that an
+ * option names cannot be read, and one line on stderr says so; the program should exit with 78. */
 enum config_result config_load(struct config *config, int argc, char **argv);
 
-/* Does the same as config_load() but prints nothing. CONFIG_BAD and CONFIG_BAD_FILE leave their line in `message`,
- * without a newline. After CONFIG_EXIT_OK the caller looks in argv for what to print; see config_help(). */
+/* Reads the options as config_load() does, but prints nothing. CONFIG_BAD and CONFIG_BAD_FILE leave their line in
+ * `message`, without a newline. After CONFIG_EXIT_OK the caller looks in argv for the text to print; see
+ * config_help(). */
 enum config_result config_read(struct config *config, int argc, char **argv, char *message, size_t capacity);
 
 void config_help(FILE *to);          /* prints --help, at most 100 columns wide; call config_read() first */

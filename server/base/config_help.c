@@ -1,5 +1,5 @@
-/* config_help.c: prints the options as --help, the table in OPTIONS.md, the man page, and completion for bash. All of
- * it comes from the rows of config_options[]. */
+/* config_help.c: prints the options from the rows of config_options[]. The forms are --help, the table in OPTIONS.md,
+ * the man page, and completion for bash. */
 #include "server/base/config_internal.h"
 
 #include <stdio.h>
@@ -27,7 +27,7 @@ static const char *default_text(const struct config_option *o, char text[24])
     return text;
 }
 
-/* Writes an option's help sentence. For a number its range follows. */
+/* Writes an option's help sentence. If the option is a number, the allowed range follows. */
 static void full_help(const struct config_option *o, char *text, size_t capacity)
 {
     char low[24], high[24];
@@ -39,7 +39,7 @@ static void full_help(const struct config_option *o, char *text, size_t capacity
     else snprintf(text, capacity, "%s", o->help);
 }
 
-/* Prints `text` broken into lines at spaces, each line indented. */
+/* Prints `text` with line breaks at spaces. Each line is indented. */
 static void print_wrapped(FILE *to, const char *text, int indent, int columns)
 {
     while (*text) {
@@ -92,7 +92,8 @@ void config_help_markdown(FILE *to)
 
 /* ---- The man page ------------------------------------------------------------------------------------------------ */
 
-/* Prints text for roff. Hyphens are escaped, and no line begins with a character that roff takes for a request. */
+/* Prints text for roff (the language of man pages). Hyphens are escaped, and no line begins with a character that roff
+ * takes for a command. */
 static void put_roff(FILE *to, const char *text)
 {
     for (bool first = true; *text; first = *text++ == '\n') {
@@ -173,13 +174,13 @@ void config_help_man(FILE *to)
         fputs(".\n", to);
     }
     fputs(man_tail, to);
-    put_roff(to, strchr(examples, '\n') + 1); /* the examples without their title */
+    put_roff(to, strchr(examples, '\n') + 1); /* prints the examples without their title line */
     fputs(".fi\n", to);
 }
 
 /* ---- Completion in bash ------------------------------------------------------------------------------------------ */
 
-/* Prints the words of "text|json" as "text json". */
+/* Prints the allowed words of an option with spaces: "text|json" becomes "text json". */
 static void put_words(FILE *to, const char *words)
 {
     for (; *words; words++) fputc(*words == '|' ? ' ' : *words, to);
@@ -206,7 +207,7 @@ void config_help_bash(FILE *to)
             fputs("words='", to);
             put_words(to, o->words);
             fputs("'", to);
-        } else fputs("return", to); /* no completion: any value is possible */
+        } else fputs("return", to); /* any value is possible, so there is nothing to complete */
         fputs(" ;;\n", to);
     }
     fputs("    *)\n"

@@ -32,13 +32,13 @@
 enum config_type {
     TYPE_INT,     /* a whole number in an int */
     TYPE_INT64,   /* a whole number in an int64_t */
-    TYPE_SIZE,    /* bytes in an int64_t, suffixes K M G */
+    TYPE_SIZE,    /* bytes in an int64_t, written with or without a suffix K, M or G */
     TYPE_SWITCH,  /* bool */
     TYPE_CHOICE,  /* one of the words in `words` */
     TYPE_ADDRESS, /* ADDR:PORT or unix:PATH */
-    TYPE_LISTEN,  /* a list of addresses: config->listen */
-    TYPE_SHM,     /* a list of prefixes: config->allow_shm */
-    TYPE_PROXY,   /* a list of networks: config->trusted_proxies */
+    TYPE_LISTEN,  /* a list of addresses to listen on: config->listen */
+    TYPE_SHM,     /* a list of prefixes of shared memory keys: config->allow_shm */
+    TYPE_PROXY,   /* a list of networks of proxies: config->trusted_proxies */
     TYPE_DEVICES, /* auto, all, cpu, or GPU numbers */
     TYPE_FILE,    /* a file that can be read now */
     TYPE_ORIGIN,  /* scheme://host[:port] or * */
@@ -51,26 +51,27 @@ struct config_option {
     size_t offset;    /* offset of the option's member in struct config */
     int64_t fallback; /* default value of a number or a switch */
     int64_t min, max; /* allowed range of a number */
-    const char *word; /* default value of the other types; NULL: none */
+    const char *word; /* default value of an option that is neither a number nor a switch; NULL: none */
     /* TYPE_CHOICE: the allowed words, "text|json"; other types: the words that bash completion offers. */
     const char *words;
-    const char *shown; /* the default in the words of --help, if the value itself says too little */
+    const char *shown; /* the default as --help shows it, if the value itself says too little */
     const char *help;
 };
 
 enum { CONFIG_OPTIONS_MAX = 64 };
 extern const struct config_option config_options[];
-extern const size_t config_option_count; /* at most CONFIG_OPTIONS_MAX */
+extern const size_t config_option_count; /* number of rows, at most CONFIG_OPTIONS_MAX */
 
-/* Writes a size with a suffix: 1048576 becomes "1M". Only whole multiples get one, so the text reads back exactly. */
+/* Writes a size with a suffix: 1048576 becomes "1M". A size that is no whole multiple of the suffix's unit gets no
+ * suffix, so every text reads back as exactly the same size. */
 const char *config_size_text(int64_t bytes, char text[24]);
 
-/* Writes a hint for a text that is no size but means one within the option's range: "; write 1536M" for 1.5G. Other
- * examples are 512MiB and 1T. Writes "" if there is no hint. Returns `hint`. */
+/* Writes a hint for a value that is no valid size but clearly means one within the option's range: 1.5G gets "; write
+ * 1536M". Other examples are 512MiB and 1T. Writes "" if there is no hint. Returns `hint`. */
 enum { CONFIG_HINT_BYTES = 160 };
 const char *config_size_hint(const char *value, int64_t min, int64_t max, char hint[CONFIG_HINT_BYTES]);
 
-/* Writes a hint for a value that the option refuses but whose meaning is clear: "; write 30000" for 30s. Other
+/* Writes a hint for a value that the option refuses but whose meaning is clear: 30s gets "; write 30000". Other
  * examples are `warning` for a log level and cuda:0 for devices. Writes "" if there is no hint. Returns `hint`. */
 const char *config_value_hint(const struct config_option *o, const char *value, char hint[CONFIG_HINT_BYTES]);
 

@@ -1,4 +1,4 @@
-/* config_suggestions.c: see config_suggestions.h. */
+/* config_suggestions.c: option names of other servers, and hints for values that were written in another form. */
 #include "server/base/config_suggestions.h"
 
 #include <ctype.h>
@@ -10,7 +10,7 @@
 #include "text/text.h"
 #include "server/base/config_internal.h"
 
-enum { NAME_BYTES = 64 }; /* a longer name is cut, and matches none */
+enum { NAME_BYTES = 64 }; /* longest name of an option, with the NUL; a longer name is cut and matches no option */
 
 const struct config_suggestion config_suggestions[] = {
     { "port p http-port", "listen", "127.0.0.1:PORT", NULL },
@@ -72,8 +72,9 @@ const struct config_suggestion *config_suggestion(const char *name)
 const char *config_size_hint(const char *value, int64_t min, int64_t max, char hint[CONFIG_HINT_BYTES])
 {
     static const struct {
-        const char *names;  /* names of the unit, in lower case */
-        int64_t unit, step; /* a fraction of the unit is rounded to a multiple of the step */
+        const char *names; /* names of the unit, in lower case */
+        /* bytes of the unit; a value with a fraction, such as 1.5, is rounded to a multiple of `step` bytes */
+        int64_t unit, step;
     } units[] = {
         { "b byte bytes", 1, 1 },    { "k kb kib ki", KIB, 1 },          { "m mb mib mi", MIB, KIB },
         { "g gb gib gi", GIB, MIB }, { "t tb tib ti", 1024 * GIB, GIB },
@@ -94,7 +95,7 @@ const char *config_size_hint(const char *value, int64_t min, int64_t max, char h
     return hint;
 }
 
-/* Writes a hint for a value with a unit of time: "30s", "500 ms". */
+/* Writes a hint for an option in milliseconds whose value has a unit of time: "30s", "500 ms". */
 static const char *milliseconds_hint(const struct config_option *o, const char *value, char hint[CONFIG_HINT_BYTES])
 {
     static const struct {
@@ -113,7 +114,7 @@ static const char *milliseconds_hint(const struct config_option *o, const char *
     return hint;
 }
 
-/* Writes a hint for devices as other programs name them: "gpu", "cuda:0". */
+/* Writes a hint for devices that are named as other programs name them: "gpu", "cuda:0". */
 static const char *devices_hint(const char *value, char hint[CONFIG_HINT_BYTES])
 {
     const size_t prefix = strcspn(value, ":0123456789");
@@ -163,7 +164,8 @@ static bool ends_with(const char *text, const char *end)
     return length >= tail && strcmp(text + length - tail, end) == 0;
 }
 
-/* True for a name that ends as a link variable's does: "_PORT_8080_TCP", then "", "_PROTO", "_PORT" or "_ADDR". */
+/* True if the name ends as a variable of a Docker link does: "_PORT_8080_TCP", alone or followed by "_PROTO", "_PORT"
+ * or "_ADDR". */
 static bool is_port_of_link(const char *name)
 {
     static const char ends[] = "_TCP _TCP_PROTO _TCP_PORT _TCP_ADDR _UDP _UDP_PROTO _UDP_PORT _UDP_ADDR "

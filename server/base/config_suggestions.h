@@ -1,5 +1,5 @@
-/* config_suggestions.h: names of options that other servers use, and foreign environment variables
- * that begin with ATTND_. */
+/* config_suggestions.h: option names that other servers use, and environment variables that begin with ATTND_ but are
+ * no options of attnd. */
 #ifndef CONFIG_SUGGESTIONS_H
 #define CONFIG_SUGGESTIONS_H
 
@@ -9,20 +9,20 @@
 struct config_suggestion {
     const char *names; /* other servers' names, without dashes, separated by spaces: "port p" */
     const char *flag, *value;
-    const char *instead; /* what to do if attnd has no option for it; NULL otherwise */
+    const char *instead; /* advice, if attnd has no such option; otherwise NULL */
 };
-extern const struct config_suggestion config_suggestions[]; /* the last row has names NULL */
+extern const struct config_suggestion config_suggestions[]; /* in the last row `names` is NULL */
 
-/* Returns the row that has this name, or NULL. The case is ignored, and '_' is equal to '-'. */
+/* Returns the row whose names include `name`, or NULL. Upper and lower case are equal, and so are '_' and '-'. */
 const struct config_suggestion *config_suggestion(const char *name);
 
-/* True if the variable was set by Kubernetes or by a Docker link, and therefore is no option. Both describe every
- * service called attnd or attnd-...: ATTND_SERVICE_HOST, ATTND_PORT=tcp://10.0.0.1:8080, ATTND_PORT_8080_TCP_ADDR.
- * Docker adds ATTND_NAME=/client/attnd and the other container's environment as ATTND_ENV_PATH and the like. */
+/* True if Kubernetes or a Docker link set the variable, which is then no option. Both set variables for every service
+ * called attnd or attnd-...: ATTND_SERVICE_HOST, ATTND_PORT=tcp://10.0.0.1:8080, ATTND_PORT_8080_TCP_ADDR. Docker adds
+ * ATTND_NAME=/client/attnd and the other container's environment, such as ATTND_ENV_PATH. */
 bool config_is_service_link(const char *name, const char *value);
 
-/* True if the variable belongs to this project's Makefile, tests, examples or deploy/compose.yaml. These variables are
- * no options, and the server starts when a shell has one of them set. */
+/* True if the variable belongs to this project's Makefile, tests, examples or deploy/compose.yaml. A variable like that
+ * is no option, and the server ignores it. */
 bool config_is_of_the_project(const char *name);
 
 #endif

@@ -1,12 +1,13 @@
-/* deadlines.h: finds the earliest of many deadlines, which lets one uv_timer serve all of them. It is a binary heap of
- * pointers to deadlines that are embedded in other structs. Only the loop's thread uses it. */
+/* deadlines.h: finds the earliest of many deadlines, so that one uv_timer can serve them all. The deadlines are
+ * embedded in other structs, and a binary heap holds pointers to them. Only the event loop's thread uses it. */
 #ifndef DEADLINES_H
 #define DEADLINES_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Embed this in a struct. `place` is 0 outside a heap, else the index in it plus one; start from zeroed memory. */
+/* Embed this in a struct. `place` is 0 while the deadline is in no heap, otherwise its index in the heap plus one.
+ * Start from zeroed memory. */
 struct deadline {
     int64_t at_ns;
     int place;
@@ -17,10 +18,13 @@ struct deadlines {
     int count, capacity;
 };
 
-bool deadlines_add(struct deadlines *all, struct deadline *deadline); /* returns false when out of memory */
-/* Does nothing if the deadline is in no heap. */
+/* adds a deadline; returns false when out of memory */
+bool deadlines_add(struct deadlines *all, struct deadline *deadline);
+/* Removes a deadline. Does nothing if it is in no heap. */
 void deadlines_remove(struct deadlines *all, struct deadline *deadline);
-struct deadline *deadlines_next(const struct deadlines *all); /* the earliest deadline; NULL if the heap is empty */
-void deadlines_clear(struct deadlines *all); /* frees the heap, but not the structs that have the deadlines */
+/* returns the earliest deadline; NULL if the heap is empty */
+struct deadline *deadlines_next(const struct deadlines *all);
+/* frees the heap, but not the structs in which the deadlines are embedded */
+void deadlines_clear(struct deadlines *all);
 
 #endif

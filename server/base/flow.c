@@ -1,4 +1,4 @@
-/* flow.c: see flow.h. */
+/* flow.c: makes and releases flows (shares of the devices' time), and charges time to them. */
 #include "server/base/flow.h"
 
 #include <assert.h>

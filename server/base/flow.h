@@ -1,9 +1,10 @@
-/* flow.h: a share of the devices' time. Each token has one; without tokens, each connection has one.
+/* flow.h: a flow is a share of the devices' time, with an account of the time used. Each token has a flow; without
+ * tokens, each connection has one.
  *
  * A device takes its next job from the flow that has used the least time lately (work/queue.c, start-time fair
  * queueing). A thread that works for a request charges its time to the request's flow.
  *
- * A flow is counted by references, because jobs outlive connections and tokens. */
+ * A flow has a reference count, because jobs outlive connections and tokens. */
 #ifndef FLOW_H
 #define FLOW_H
 
@@ -14,7 +15,7 @@
 
 struct job;
 
-/* id, label in /metrics, the kind of work that took the time */
+/* One row for each kind of work: its id, its label in /metrics, and what took the time. */
 #define FLOW_WORK_MAP(X)                                                                            \
     X(DEVICE, "device", "kernels: a GPU's time, or the time of the processor's threads")            \
     X(CHECK, "check", "decoding and checking bodies, and reading their tensors from shared memory") \
@@ -28,24 +29,26 @@ enum flow_work {
 
 struct flow {
     atomic_int references;
-    char name[METRICS_LABEL_BYTES]; /* name in /metrics: the token's name, or "everybody" without tokens */
+    char name[METRICS_LABEL_BYTES]; /* name of the flow in /metrics: the token's name, or "everybody" without tokens */
     _Atomic int64_t used_ns;        /* time charged to this flow since it was made, on devices and CPU threads */
 
     /* Only the loop's thread (queue.c) uses the members below. */
-    int64_t ahead_ns;         /* used_ns + ahead_ns is the flow's virtual time */
-    int running;              /* batches on devices whose first job belongs to this flow */
-    int64_t running_since_ns; /* sum of the start times of these batches */
-    int waiting; /* number of jobs in the list below; while it is 0 the flow is not in the queue's list of flows */
-    struct job *first, *last; /* jobs that wait, linked by in_flow */
+    /* used_ns + ahead_ns is the flow's virtual time, by which start-time fair queueing orders flows */
+    int64_t ahead_ns;
+    int running;              /* number of batches that run on devices and whose first job belongs to this flow */
+    int64_t running_since_ns; /* sum of the start times of the batches counted in `running` */
+    int waiting; /* number of jobs in the list below; while it is 0, this flow is not in the queue's list of flows */
+    struct job *first, *last; /* this flow's waiting jobs, linked by their member in_flow */
     struct flow *previous, *next;
 };
 
-/* Returns a flow with one reference, or NULL when out of memory. A long `name` is cut. */
+/* Makes a flow with one reference. A long `name` is cut. Returns NULL when out of memory. */
 struct flow *flow_new(const char *name);
-struct flow *flow_hold(struct flow *flow); /* NULL is fine */
-void flow_release(struct flow *flow);      /* NULL is fine */
+struct flow *flow_hold(struct flow *flow); /* `flow` may be NULL */
+void flow_release(struct flow *flow);      /* does nothing if `flow` is NULL */
 
-/* Charges `ns` of work to the flow and counts it in /metrics. With NULL only /metrics counts it. Any thread. */
+/* Charges `ns` nanoseconds of work to the flow, and adds them to the totals in /metrics. `flow` may be NULL: only
+ * /metrics counts them in that case. Any thread may call this. */
 void flow_charge(struct flow *flow, enum flow_work work, int64_t ns);
 
 #endif

@@ -1,4 +1,5 @@
-/* heartbeat.c: a table with one entry per thread: the time at which its present work began. */
+/* heartbeat.c: a table with one entry per thread. The entry holds the time at which the thread's present piece of work
+ * began. */
 #include "server/base/heartbeat.h"
 
 #include <stdatomic.h>
@@ -8,10 +9,10 @@
 
 enum { LINE = 64 };
 
-/* Each thread writes its own entry several times per request. An entry fills a cache line, so
- * threads do not collide. */
+/* The entry of one thread, which writes it several times per request. Each entry fills a cache line, so threads do not
+ * slow each other down. */
 struct place {
-    _Alignas(LINE) _Atomic int64_t since_ms; /* 0: the thread waits */
+    _Alignas(LINE) _Atomic int64_t since_ms; /* start of the present piece of work; 0: the thread waits for work */
     _Atomic int kind;
 };
 
@@ -47,7 +48,7 @@ const char *heartbeat_name(enum heartbeat_kind kind)
 void heartbeat_busy(enum heartbeat_kind kind)
 {
     if (own == NULL) {
-        /* `taken` stops at the table's size: if it counted on, it would overflow in the end. */
+        /* `taken` stops growing at the table's size, because otherwise it would overflow in the end. */
         if (atomic_load_explicit(&taken, memory_order_relaxed) >= HEARTBEAT_THREADS) return;
         const int index = atomic_fetch_add(&taken, 1);
         if (index >= HEARTBEAT_THREADS) return;

@@ -15,7 +15,7 @@ static uint64_t rotated(uint64_t x, int bits)
     return x << bits | x >> (64 - bits);
 }
 
-/* One SipRound of the paper. */
+/* One SipRound, the mixing step of the SipHash paper. */
 static void mix(struct state *s)
 {
     s->v0 += s->v1, s->v2 += s->v3;

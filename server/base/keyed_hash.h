@@ -1,8 +1,9 @@
 /* keyed_hash.h: hashes of ids, and of names that clients choose.
  *
- * If a client knew a table's hash function, it could choose names that all fall into one bucket, and every lookup
- * there would walk them. The hash therefore uses a secret random key, so a client cannot tell which names share a
- * bucket. The owner of a name is hashed too: equal names of two callers have different hashes.
+ * If a client knew a table's hash function, it could choose names that all fall into one bucket, and every lookup would
+ * walk through all of them. The hash therefore uses a secret random key, so a client cannot tell which names share a
+ * bucket. A name's owner (the tenant) is hashed with the name, so that equal names of two tenants have different
+ * hashes.
  *
  * Source: SipHash-2-4 (Aumasson and Bernstein, "SipHash: a fast short-input PRF", 2012). */
 #ifndef KEYED_HASH_H
@@ -17,13 +18,13 @@ struct hash_key {
     uint64_t k0, k1;
 };
 
-/* Draws a random key. Returns false if the system gave no random bytes. */
+/* Draws a random key. Returns false if the system has no random bytes. */
 bool keyed_hash_draw(struct hash_key *key);
 
-/* SipHash-2-4 of `owner` (as eight bytes, the least significant first) followed by the `count` bytes. */
+/* Returns SipHash-2-4 of `owner` (as eight bytes, the least significant first) followed by the `count` bytes. */
 uint64_t keyed_hash(const struct hash_key *key, uint64_t owner, const void *bytes, size_t count);
 
-/* The hash of a text without its NUL. `owner` is hashed as a number and never dereferenced. */
+/* Returns the hash of a text without its NUL. `owner` is hashed as a number and never dereferenced. */
 uint64_t keyed_hash_name(const struct hash_key *key, const void *owner, const char *name);
 
 #endif

@@ -1,23 +1,23 @@
 /* log.c: one line per event.
  *
- * The problem: a log line may cost a request about a microsecond and nothing else. Standard error may be on a full
+ * The problem: a log line may cost a request about a microsecond and nothing else. But standard error may be on a full
  * disk, a pipe whose reader sleeps or is gone, or a paused terminal. The idea: a thread that logs formats the line on
- * its own stack and copies it under a mutex into one of two buffers, the filling one. A writer thread swaps the
- * buffers and passes the full one to write(2), the only call here that can block.
+ * its own stack and copies it under a mutex into one of two buffers, the filling one. A writer thread swaps the buffers
+ * and passes the full one to write(2), the only call here that can block.
  *
  *     log_event --> [ filling, 1 MiB ] --swap--> [ writing, 1 MiB ] --> write(2, ...)
  *                     full: dropped++               fails: dropped += lines
  *
- * A JSON line is made from the text of its key=value pairs, which is read back for it. The compiler checks the formats
- * of pairs, at some 45 places that log; typed fields would need a call for each field there, and would save no time: a
- * JSON line takes as long as a line of text.
+ * A JSON line is made by parsing the text of the event's key=value pairs. The text form lets the compiler check the
+ * formats at the 45 or so places that log. Typed fields would need a call for each field at these places, and would
+ * save no time: a JSON line takes as long as a line of text.
  *
  * Invariants
- * 1. While the log is open only the writer thread calls write(), and it does not hold the mutex then.
+ * 1. While the log is open only the writer thread calls write(), and it does not hold the mutex during the call.
  * 2. A line is in the buffers whole or not at all. It has exactly one newline, its last byte.
- * 3. Every lost line is counted. Once the sink takes lines again, a line `lost lines=<n>` reports them.
- * 4. A stream of WARN or ERROR lines of one event cannot fill a disk: LOG_REPEATS_PER_SECOND are written per second,
- * then only a count. INFO lines are not limited, as each request has one by design. */
+ * 3. Every lost line is counted. Once standard error takes lines again, a line `lost lines=<n>` reports them.
+ * 4. A stream of WARN or ERROR lines of one event cannot fill a disk: LOG_REPEATS_PER_SECOND lines are written per
+ * second, the rest is only counted. INFO lines are not limited, as each request has one by design. */
 #include "server/base/log.h"
 
 #include <assert.h>
@@ -36,15 +36,18 @@
 #include "server/base/limits.h"
 
 enum {
-    LINE_BYTES = 6 * (LOG_PAIRS_BYTES + 2 * LOG_NAME_BYTES) + 256, /* JSON needs at most six bytes for one */
+    /* longest log line: JSON needs at most six bytes for each byte of the pairs and names */
+    LINE_BYTES = 6 * (LOG_PAIRS_BYTES + 2 * LOG_NAME_BYTES) + 256,
     EVENT_BYTES = 32,
-    NUMBER_BYTES = 15, /* a longer number is an id (a span id has 16 digits), which a double cannot hold */
+    /* longest text that counts as a number; a longer one is an id (a span id has 16 digits), which a double cannot
+     * hold */
+    NUMBER_BYTES = 15,
 };
 
 static const char *const level_text[] = { "DEBUG", "INFO", "WARN", "ERROR" };
 static const char *const level_json[] = { "debug", "info", "warn", "error" };
 
-/* Counts how often one event was written in the current second. */
+/* Counts how many lines of one event were written, and how many left out, in the current second. */
 struct repeat {
     char event[EVENT_BYTES];
     enum log_level level;
@@ -55,21 +58,21 @@ struct repeat {
 
 static struct {
     pthread_mutex_t lock;
-    pthread_cond_t wake, finished; /* CLOCK_MONOTONIC, see set_up() */
+    pthread_cond_t wake, finished; /* waits for both conditions use CLOCK_MONOTONIC, see set_up() */
     pthread_t writer;
     bool open, closing, done;
-    bool stuck;   /* the writer of an earlier log_open() is still in write(): lines are only counted */
-    bool waiting; /* the writer sleeps until `wake` */
+    bool stuck;   /* the writer thread of an earlier log_open() is still in write(); new lines are only counted */
+    bool waiting; /* the writer thread sleeps until `wake` is signalled */
     char buffer[2][LOG_BUFFER_BYTES];
     int filling;
     size_t used;
     uint64_t lines;     /* number of lines in the filling buffer */
-    uint64_t told_lost; /* part of `dropped` that a line has reported */
+    uint64_t told_lost; /* the part of `dropped` that a `lost` line has already reported */
     struct repeat repeats[LOG_REPEAT_SLOTS];
-    bool repeats_left_out; /* some entry has left_out > 0 */
+    bool repeats_left_out; /* some entry of `repeats` has left_out > 0 */
 } the = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-/* min_level is read without the mutex. */
+/* min_level and the next variables are read without the mutex. */
 static atomic_int min_level = LOG_INFO;
 static atomic_bool as_json;
 static atomic_uint_fast64_t dropped;
@@ -83,8 +86,8 @@ static bool is_control(char c)
     return (unsigned char)c < 0x20 || c == 0x7f;
 }
 
-/* Appends `count` bytes as the inside of a JSON string. It is not text_put_json(), because log lines have no control
- * characters, not even escaped, and invalid UTF-8 is marked. */
+/* Appends `count` bytes as the inside of a JSON string. text_put_json() does not serve here: log lines may not have
+ * control characters, not even escaped ones, and invalid UTF-8 must be marked. */
 static void put_json(struct text *t, const char *string, size_t count)
 {
     for (size_t i = 0; i < count;) {
@@ -125,25 +128,25 @@ static bool is_number(const char *s, size_t count)
         if (s < end && (*s == '+' || *s == '-')) s++;
         const char *exponent = s;
         while (s < end && *s >= '0' && *s <= '9') s++;
-        if (s == exponent || s - exponent > 2) return false; /* e300 is no measurement */
+        if (s == exponent || s - exponent > 2) return false; /* a number like 1e300 is no measurement */
     }
     return s == end;
 }
 
-/* Appends a value of LOG_Q, from its first byte after the quote. \" and \\ are undone; \xNN stays as four characters.
- * Returns the text that follows the value. */
+/* Appends a quoted value (LOG_Q) as the inside of a JSON string. `s` begins behind the opening quote. \" and \\ become
+ * one character; \xNN stays as four characters. Returns the text that follows the value. */
 static const char *put_quoted_as_json(struct text *t, const char *s)
 {
     while (*s != '\0' && *s != '"') {
         if (*s == '\\' && (s[1] == '"' || s[1] == '\\')) s++;
-        const char *piece = s++; /* one byte that is taken as it is */
+        const char *piece = s++; /* takes this byte as it is, even if it is a backslash */
         while (*s != '\0' && *s != '"' && *s != '\\') s++;
         put_json(t, piece, (size_t)(s - piece));
     }
     return *s == '"' ? s + 1 : s;
 }
 
-/* Appends key=value pairs as JSON members, each after a comma. A word without '=' goes to the member "text". */
+/* Appends key=value pairs as JSON members, each after a comma. A word without '=' becomes a member named "text". */
 static void put_pairs_as_json(struct text *t, const char *pairs)
 {
     for (const char *s = pairs; *s != '\0';) {
@@ -177,7 +180,8 @@ static void put_pairs_as_json(struct text *t, const char *pairs)
     }
 }
 
-/* Appends the time: 2026-11-20T18:48:03.123Z. Each thread formats the part up to the second once per second. */
+/* Appends the time in the form 2026-11-20T18:48:03.123Z. Each thread formats the part up to the second only once per
+ * second. */
 static void put_time(struct text *t)
 {
     static _Thread_local time_t second = -1;
@@ -196,7 +200,7 @@ static void put_time(struct text *t)
     text_put_char(t, 'Z');
 }
 
-/* Appends at most LOG_NAME_BYTES of a name that a client may have chosen. */
+/* Appends a name that a client may have chosen, cut to LOG_NAME_BYTES. */
 static void put_name(struct text *t, bool json, const char *name)
 {
     if (json) put_json(t, name, strnlen(name, LOG_NAME_BYTES));
@@ -228,11 +232,11 @@ static void put_line(struct text *t, bool json, enum log_level level, const char
     }
 }
 
-/* Formats a whole line with its newline and returns its length. Pairs that are too long are left out. */
+/* Formats a whole line with its newline and returns its length. Pairs for which the line has no room are left out. */
 static size_t format_line(char line[LINE_BYTES], bool json, enum log_level level, const char *request_id,
                           const char *event, const char *pairs)
 {
-    struct text t = text_in(line, LINE_BYTES); /* the newline replaces the NUL */
+    struct text t = text_in(line, LINE_BYTES); /* the NUL needs no room, because the newline replaces it */
     put_line(&t, json, level, request_id, event, pairs);
     if (t.failure != TEXT_FINE) {
         t = text_in(line, LINE_BYTES);
@@ -246,8 +250,8 @@ static size_t format_line(char line[LINE_BYTES], bool json, enum log_level level
 
 /* ---- The sink ---------------------------------------------------------------------------------------------------- */
 
-/* Writes all bytes, or counts `lines` as lost and returns false. Only the writer thread calls it while
- * the log is open. */
+/* Writes all bytes. If that fails, counts `lines` as lost and returns false. While the log is open, only the writer
+ * thread calls it. */
 static bool write_all(const char *bytes, size_t count, uint64_t lines)
 {
     while (count > 0) {
@@ -255,10 +259,10 @@ static bool write_all(const char *bytes, size_t count, uint64_t lines)
         if (n >= 0) {
             bytes += n;
             count -= (size_t)n;
-        } else if (errno == EAGAIN) { /* another process made the descriptor non-blocking */
+        } else if (errno == EAGAIN) { /* EAGAIN: another process made the descriptor non-blocking */
             struct pollfd sink = { .fd = STDERR_FILENO, .events = POLLOUT };
             poll(&sink, 1, -1);
-        } else if (errno != EINTR) { /* the write failed: EPIPE, ENOSPC, EBADF, EIO */
+        } else if (errno != EINTR) { /* the write failed for good: EPIPE, ENOSPC, EBADF or EIO */
             atomic_fetch_add_explicit(&dropped, lines, memory_order_relaxed);
             return false;
         }
@@ -266,7 +270,7 @@ static bool write_all(const char *bytes, size_t count, uint64_t lines)
     return true;
 }
 
-/* Call this with the mutex held. */
+/* Wakes the writer thread. Call this with the mutex held. */
 static void wake_writer(void)
 {
     if (!the.waiting) return;
@@ -298,7 +302,7 @@ static struct timespec in_ms(int ms)
     return at;
 }
 
-/* Logs how many lines of one event were left out. Call this with the mutex held. */
+/* Logs how many lines of one event were left out, if any were. Call this with the mutex held. */
 static void tell_repeat(struct repeat *r)
 {
     char line[LINE_BYTES], pairs[LOG_PAIRS_BYTES];
@@ -308,7 +312,8 @@ static void tell_repeat(struct repeat *r)
     append(line, format_line(line, atomic_load(&as_json), r->level, NULL, "repeated", pairs));
 }
 
-/* Returns false if this event has reached its limit of lines in this second. Call this with the mutex held. */
+/* Returns whether a line of this event may be written, or the event has reached its limit of lines in this second. Call
+ * this with the mutex held. */
 static bool admit(enum log_level level, const char *event)
 {
     if (level < LOG_WARN) return true;
@@ -327,12 +332,14 @@ static bool admit(enum log_level level, const char *event)
         return true;
     }
     r->left_out++;
-    if (!the.repeats_left_out) wake_writer(); /* the writer must report in a second, even if no other line comes */
+    /* the writer must report the lines left out after a second, even if no other line comes */
+    if (!the.repeats_left_out) wake_writer();
     the.repeats_left_out = true;
     return false;
 }
 
-/* Logs what was left out: of events of past seconds, or of all. Call this with the mutex held. */
+/* Logs how many lines were left out: for events of past seconds, or for all events (`all`). Call this with the mutex
+ * held. */
 static void tell_repeats(bool all)
 {
     const int64_t now = in_ms(0).tv_sec;
@@ -362,7 +369,7 @@ static void *writer_main(void *unused)
         if (the.closing) tell_repeats(true);
         const uint64_t lost = log_dropped(), lines = the.lines;
         const bool tell = lines > 0 && lost != the.told_lost && LOG_BUFFER_BYTES - the.used >= LINE_BYTES;
-        if (tell) { /* this line is not counted in `lines`: losing it is not worth a report */
+        if (tell) { /* a `lost` line is not counted in `lines`, because its own loss is not worth a report */
             char pairs[64];
             snprintf(pairs, sizeof pairs, "lines=%llu", (unsigned long long)(lost - the.told_lost));
             the.used += format_line(the.buffer[the.filling] + the.used, atomic_load(&as_json), LOG_WARN, NULL, "lost",
@@ -378,7 +385,7 @@ static void *writer_main(void *unused)
         const bool written = write_all(full, used, lines);
         pthread_mutex_lock(&the.lock);
         if (tell && written) the.told_lost = lost;
-        if (last && the.used == 0) break; /* another thread may have logged meanwhile */
+        if (last && the.used == 0) break; /* while the writer was in write(), another thread may have logged again */
     }
     the.done = true;
     pthread_cond_signal(&the.finished);
@@ -397,7 +404,8 @@ static void after_fork_parent(void)
     pthread_mutex_unlock(&the.lock);
 }
 
-/* The forked child has no writer thread. The parent's writer writes the queued lines. */
+/* In a forked child: starts with an empty log, because the child has no writer thread. The parent's writer writes the
+ * lines that are queued. */
 static void after_fork_child(void)
 {
     the.open = the.closing = the.done = the.stuck = the.waiting = false;
@@ -424,16 +432,17 @@ void log_open(const char *format, const char *level)
     for (int l = LOG_DEBUG; l <= LOG_ERROR; l++)
         if (strcmp(level, level_json[l]) == 0) atomic_store(&min_level, l);
 
-    /* The writer blocks all signals; other threads handle them. SIGPIPE stays pending in it and has no effect. */
+    /* The writer thread blocks all signals, so other threads handle them. A SIGPIPE stays pending in it and has no
+     * effect. */
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     pthread_mutex_lock(&the.lock);
-    if (the.done) the.stuck = false; /* the writer counted as stuck, but has returned from write() */
+    if (the.done) the.stuck = false; /* the writer thread counted as stuck, but it has now returned from write() */
     if (!the.open && !the.stuck) {
         the.closing = the.done = false;
         the.open = pthread_create(&the.writer, NULL, writer_main, NULL) ==
-                   0; /* without a writer lines are written directly */
+                   0; /* without a writer thread, each line is written directly by the thread that logs it */
     }
     pthread_mutex_unlock(&the.lock);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -503,8 +512,8 @@ void log_pairs(enum log_level level, const char *request_id, const char *event, 
     else write_all(line, length, 1);
 }
 
-/* True for characters that end a line in some programs (U+2028, U+2029) or change the direction of the text after them
- * (U+202A to U+202E, U+2066 to U+2069). Each has three bytes. */
+/* True for a character that ends a line in some programs (U+2028, U+2029) or changes the direction of the text after it
+ * (U+202A to U+202E, U+2066 to U+2069). All of them have three bytes. */
 static bool turns_lines(const unsigned char *s)
 {
     return s[0] == 0xE2 &&
@@ -521,7 +530,8 @@ const char *log_clean(char *buffer, unsigned long capacity, const char *client_s
         static const char hex[] = "0123456789abcdef";
         const unsigned char c = (unsigned char)s[taken];
         size_t length = text_character(s + taken);
-        if (c == 0xC2 && (unsigned char)s[taken + 1] < 0xA0) length = 0; /* U+0080 to U+009F are terminal commands */
+        /* characters from U+0080 to U+009F are terminal commands */
+        if (c == 0xC2 && (unsigned char)s[taken + 1] < 0xA0) length = 0;
         if (length == 3 && turns_lines((const unsigned char *)s + taken)) length = 0;
         const char escaped[] = { '\\', (char)c }, code[] = { '\\', 'x', hex[c >> 4], hex[c & 15] };
         const char *form = s + taken;
@@ -530,7 +540,7 @@ const char *log_clean(char *buffer, unsigned long capacity, const char *client_s
         else if (length == 0 || is_control((char)c)) form = code, bytes = sizeof code;
         if (length == 0) length = 1;
         if (taken + length > LOG_CLEAN_INPUT_BYTES ||
-            t.used + bytes + 4 > capacity) { /* "..." and the NUL always fit */
+            t.used + bytes + 4 > capacity) { /* room for "..." and the NUL is always kept */
             for (int dots = 0; dots < 3 && t.used + 1 < capacity; dots++) text_put_char(&t, '.');
             break;
         }

@@ -1,12 +1,12 @@
 /* mailbox.c: messages from any thread to the loop.
  *
- * uv_async_send() merges wake-ups: a hundred posts may run the callback only once. Each wake-up therefore takes the
- * whole list. It unlocks the list before it handles the first message, because a handler may take long or post again.
+ * uv_async_send() merges wake-ups: a hundred posts may run the callback only once. Each run of the callback therefore
+ * takes the whole list. It unlocks the list before it handles the first message, because a handler may take long or
+ * post again.
  *
  * Invariants
  * 1. A message is delivered exactly once, in the order of posting.
- * 2. Only the post that makes the list non-empty wakes the loop. Under load that saves a system call
- * for each other post. */
+ * 2. A post wakes the loop only if the list was empty. Under load that saves a system call for each other post. */
 #include "server/base/mailbox.h"
 
 #include <assert.h>
@@ -20,7 +20,8 @@ static void on_wake(uv_async_t *async)
     box->last = &box->first;
     pthread_mutex_unlock(&box->lock);
     while (message) {
-        struct message *next = message->next; /* the handler may free it */
+        /* read before the handler runs, because the handler may free the message */
+        struct message *next = message->next;
         message->next = NULL;
         box->handler(box->context, message);
         message = next;
@@ -49,7 +50,7 @@ void mailbox_post(struct mailbox *box, struct message *message)
 {
     message->next = NULL;
     pthread_mutex_lock(&box->lock);
-    assert(box->last != &message->next); /* the message is not already in the list */
+    assert(box->last != &message->next); /* the message must not be in the list already */
     const int wake = box->first == NULL;
     *box->last = message;
     box->last = &message->next;

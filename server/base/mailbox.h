@@ -1,20 +1,20 @@
-/* mailbox.h: the only way from any thread to the loop: a locked list and a uv_async_t.
+/* mailbox.h: the only way from any thread to the loop: a locked list of messages and a uv_async_t.
  *
  *   struct mailbox box;
  *   mailbox_open(&box, loop, on_message, context);   // loop thread
  *   mailbox_post(&box, &thing->message);             // any thread; the message belongs to the loop from here on
  *
- * Posting is the hand-over of ownership: everything written before it is visible in on_message(). */
+ * Posting hands over the ownership of a message: everything written before it is visible in on_message(). */
 #ifndef MAILBOX_H
 #define MAILBOX_H
 
 #include <pthread.h>
 #include <uv.h>
 
-/* Embed this in the struct that is sent. One message is in at most one mailbox at a time. */
+/* Embed this in the struct that is sent. One message may be in one mailbox at a time. */
 struct message {
     struct message *next;
-    int kind; /* what the message means; the sender and the handler agree on it */
+    int kind; /* meaning of the message, on which sender and handler agree */
 };
 
 typedef void (*mailbox_handler)(void *context, struct message *message);
@@ -27,8 +27,9 @@ struct mailbox {
     void *context;
 };
 
-int mailbox_open(struct mailbox *box, uv_loop_t *loop, mailbox_handler handler, void *context); /* 0 or a UV_ error */
-/* Call it from the loop's thread; the uv handle closes in the loop's next turn. */
+/* returns 0, or a UV_ error code */
+int mailbox_open(struct mailbox *box, uv_loop_t *loop, mailbox_handler handler, void *context);
+/* Closes the mailbox. Call this from the loop's thread; the uv handle closes in the loop's next turn. */
 void mailbox_close(struct mailbox *box);
 void mailbox_post(struct mailbox *box, struct message *message);
 

@@ -1,17 +1,17 @@
-/* metrics.c: counters, gauges and histograms, and the page that shows them.
+/* metrics.c: counters, gauges and histograms, and the page /metrics that shows them.
  *
- * The problem: each request updates a dozen numbers from several threads, which must cost almost nothing. The idea:
- * each metric is a row of METRIC_MAP with a small hash table of series, one series for each set of label values.
- * Series are only ever added, so a series is found by its labels' hash without a lock. Relaxed atomics update it. The
- * page shows each number at some moment during the call, and not all at the same moment.
+ * The problem: each request updates a dozen numbers from several threads, and that must cost almost nothing. The idea:
+ * each metric is a row of METRIC_MAP with a small hash table of series, one series for each set of label values. Series
+ * are only ever added, so a thread finds a series by its labels' hash without a lock, and updates it with relaxed
+ * atomics. The page shows each number at some moment during the call, and not all numbers at the same moment.
  *
  *   metrics_add(REQUESTS, "forward", "200", 1)
  *       hash("forward", "200") -> slots[hash % SLOTS], next slots ... -> series -> value += 1
  *
  * Invariants
- * 1. A slot goes from NULL to a complete series once (release store, under the mutex) and never changes again. A
- * reader that sees the pointer (acquire) therefore sees the labels.
- * 2. Memory is bounded: METRICS_MAX_SERIES series per row, the last of them "other"; labels are cut.
+ * 1. A slot changes only once, from NULL to a complete series (release store, under the mutex). A reader that sees the
+ * pointer (acquire) therefore sees the labels.
+ * 2. Memory is bounded: a row has at most METRICS_MAX_SERIES series, the last of them "other". Labels are cut.
  * 3. A histogram's count on the page is the sum of its buckets, so a scrape never sees a count below its buckets. */
 #include "server/base/metrics.h"
 
@@ -42,7 +42,7 @@ enum kind { COUNTER, GAUGE, SECONDS, SIZES };
 static const struct row {
     const char *name;
     enum kind kind;
-    const char *labels; /* "" or "a" or "a,b" */
+    const char *labels; /* names of the labels: "" or "a" or "a,b" */
     const char *help;
 } rows[METRIC_COUNT] = {
 #define X(id, name, kind, labels, help) [METRIC_##id] = { name, kind, labels, help },
@@ -50,8 +50,9 @@ static const struct row {
 #undef X
 };
 
-/* Upper bounds of the buckets; +Inf follows. Kernels and answers take microseconds to seconds. Doubling from 100 us
- * covers that with 18 numbers. Prometheus's default start at 5 ms would put every small request into one bucket. */
+/* Upper bounds of the buckets for seconds; +Inf follows. Kernels and answers take microseconds to seconds. Bounds that
+ * double from 100 us cover these times with 18 numbers. Prometheus's default bounds start at 5 ms and would put every
+ * small request into one bucket. */
 static const double seconds_bounds[] = { 0.0001, 0.0002, 0.0004, 0.0008, 0.0016, 0.0032, 0.0064, 0.0128, 0.0256,
                                          0.0512, 0.1024, 0.2048, 0.4096, 0.8192, 1.6384, 3.2768, 6.5536, 13.1072 };
 static const double sizes_bounds[] = { 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024 };
@@ -64,7 +65,7 @@ static const struct bounds {
 };
 
 enum {
-    SLOTS = 256, /* a power of two above METRICS_MAX_SERIES, so that every search ends at an empty slot */
+    SLOTS = 256, /* a power of two above METRICS_MAX_SERIES, so every search ends at an empty slot */
     MAX_BUCKETS = 20,
 };
 static_assert((int)METRICS_MAX_SERIES < (int)SLOTS && (SLOTS & (SLOTS - 1)) == 0,
@@ -76,12 +77,13 @@ static_assert(ARRAY_SIZE(seconds_bounds) < MAX_BUCKETS, "+Inf needs a bucket too
 struct series {
     uint32_t hash;
     char label[2][METRICS_LABEL_BYTES];
-    _Atomic double value;           /* the value of a counter or gauge, or the sum of a histogram */
-    atomic_uint_fast64_t buckets[]; /* a histogram has MAX_BUCKETS of them, not cumulative; other kinds have none */
+    _Atomic double value; /* the value of a counter or gauge, or the sum of a histogram */
+    /* counts of a histogram's MAX_BUCKETS buckets, not cumulative; other kinds have no buckets */
+    atomic_uint_fast64_t buckets[];
 };
 
 static _Atomic(struct series *) slots[METRIC_COUNT][SLOTS];
-static int series_count[METRIC_COUNT]; /* changed under the mutex */
+static int series_count[METRIC_COUNT]; /* number of series of each metric, changed under the mutex */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static bool histogram(enum metric_id id)
@@ -89,7 +91,7 @@ static bool histogram(enum metric_id id)
     return rows[id].kind == SECONDS || rows[id].kind == SIZES;
 }
 
-/* FNV-1a of both labels, at most METRICS_LABEL_BYTES - 1 bytes of each. */
+/* Returns the FNV-1a hash of both labels, of at most METRICS_LABEL_BYTES - 1 bytes of each. */
 static uint32_t hash_labels(const char *label0, const char *label1)
 {
     uint32_t hash = text_hash(TEXT_HASH_BEGIN, label0, METRICS_LABEL_BYTES - 1);
@@ -98,7 +100,7 @@ static uint32_t hash_labels(const char *label0, const char *label1)
     return hash ^ hash >> 15;
 }
 
-/* Returns the series with these labels, or NULL with the empty slot for it. */
+/* Returns the series with these labels. If there is none, returns NULL and the empty slot for it in *slot. */
 static struct series *find(enum metric_id id, uint32_t hash, const char *label0, const char *label1, uint32_t *slot)
 {
     for (uint32_t i = hash % SLOTS;; i = (i + 1) % SLOTS) {
@@ -113,7 +115,7 @@ static struct series *find(enum metric_id id, uint32_t hash, const char *label0,
     }
 }
 
-/* Adds a series at *slot, which is empty. Call this with the mutex held. NULL when out of memory. */
+/* Adds a series at *slot, which is empty. Call this with the mutex held. Returns NULL when out of memory. */
 static struct series *add_series(enum metric_id id, uint32_t hash, const char *label0, const char *label1,
                                  uint32_t slot)
 {
@@ -136,7 +138,7 @@ static struct series *series_of(enum metric_id id, const char *label0, const cha
     if (s != NULL) return s;
 
     pthread_mutex_lock(&lock);
-    s = find(id, hash, label0, label1, &slot); /* another thread may have added it */
+    s = find(id, hash, label0, label1, &slot); /* searches again, because another thread may have added the series */
     if (s == NULL && series_count[id] < METRICS_MAX_SERIES - 1) s = add_series(id, hash, label0, label1, slot);
     else if (s == NULL) { /* the last series counts all further label values */ label0 = *label0 ? "other" : "";
         label1 = *label1 ? "other" : "";
@@ -173,7 +175,7 @@ void metrics_observe(enum metric_id id, const char *label0, double value)
     if (s == NULL) return;
     const struct bounds *b = &bounds_of[rows[id].kind];
     int bucket = 0;
-    while (bucket < b->count && !(value <= b->at[bucket])) bucket++; /* NaN goes to +Inf */
+    while (bucket < b->count && !(value <= b->at[bucket])) bucket++; /* a NaN is counted in the bucket +Inf */
     atomic_fetch_add_explicit(&s->buckets[bucket], 1, memory_order_relaxed);
     add_double(&s->value, value);
 }
@@ -191,7 +193,7 @@ double metrics_sum(enum metric_id id, const char *label0)
 
 /* ---- The page ---------------------------------------------------------------------------------------------------- */
 
-/* Prints a number in Prometheus's format, which also has infinities and NaN. */
+/* Prints a number in the format of Prometheus, which also has infinities and NaN. */
 static void put_number(struct text *p, double value)
 {
     if (isnan(value)) text_put_string(p, "NaN");
@@ -209,7 +211,7 @@ static void put_label(struct text *p, const char *separator, const char *name, i
     text_put_char(p, '"');
 }
 
-/* Prints labels: {endpoint="forward",le="0.1"}, or nothing if there are none. `le` may be NULL. */
+/* Prints labels such as {endpoint="forward",le="0.1"}, or nothing if there are none. `le` may be NULL. */
 static void put_labels(struct text *p, const struct row *row, const struct series *s, const char *le)
 {
     const char *names = row->labels, *separator = "{";
@@ -231,7 +233,7 @@ static void put_head(struct text *p, const char *name, const char *type, const c
     text_printf(p, "# HELP %s %s.\n# TYPE %s %s\n", name, help, name, type);
 }
 
-/* Prints a sample's value and ends its line. */
+/* Prints the value of a sample and ends its line. */
 static void put_value(struct text *p, double value)
 {
     text_put_char(p, ' ');
@@ -280,7 +282,7 @@ static void put_metric(struct text *p, enum metric_id id)
         if (s != NULL) found[count++] = s;
     }
     if (count == 0) return;
-    qsort(found, count, sizeof found[0], by_labels); /* gives every page the same order */
+    qsort(found, count, sizeof found[0], by_labels); /* sorted, so that the series have the same order on every page */
     put_head(p, row->name, types[row->kind], row->help);
     for (size_t i = 0; i < count; i++) {
         if (histogram(id)) put_histogram(p, row, found[i]);
@@ -292,7 +294,8 @@ static void put_metric(struct text *p, enum metric_id id)
     }
 }
 
-/* Reads cpu seconds, start time, virtual and resident bytes from /proc/self/stat. Returns false without /proc. */
+/* Reads the processor time in seconds, the start time, and the virtual and resident bytes from /proc/self/stat. Returns
+ * false if there is no /proc. */
 static bool read_stat(double *cpu_s, double *start_s, double *virtual_bytes, double *resident_bytes)
 {
     char line[1024];
@@ -300,7 +303,7 @@ static bool read_stat(double *cpu_s, double *start_s, double *virtual_bytes, dou
     size_t used = f != NULL ? fread(line, 1, sizeof line - 1, f) : 0;
     if (f != NULL) fclose(f);
     line[used] = '\0';
-    const char *after = strrchr(line, ')'); /* the name in parentheses may contain any character */
+    const char *after = strrchr(line, ')'); /* the program's name in parentheses may contain any character */
     unsigned long long utime, stime, start, vsize, rss;
     if (after == NULL ||
         sscanf(after + 1,
@@ -343,7 +346,7 @@ static void put_process(struct text *p)
     }
     DIR *fds = opendir("/proc/self/fd");
     if (fds != NULL) {
-        int open_fds = -3; /* ".", ".." and the directory itself do not count */
+        int open_fds = -3; /* the entries ".." and "." and the directory's own descriptor do not count */
         while (readdir(fds) != NULL) open_fds++;
         closedir(fds);
         NUMBER("process_open_fds", "gauge", "Open file descriptors", open_fds);
@@ -359,7 +362,7 @@ static void put_process(struct text *p)
     }
 }
 
-/* Lists attn_backends() as "cpu,reference". */
+/* Lists the names of attn_backends() with commas: "cpu,reference". */
 static void list_backends(char text[METRICS_LABEL_BYTES])
 {
     struct text list = text_in(text, METRICS_LABEL_BYTES);

@@ -1,5 +1,6 @@
-/* metrics.h: counters, gauges and histograms for /metrics. The enum and the page come from one table (METRIC_MAP): a
- * new metric is a new row. Updates are relaxed atomics and any thread may make them; the page is a snapshot. */
+/* metrics.h: counters, gauges and histograms for /metrics. The enum of metrics and the page come from one table
+ * (METRIC_MAP), so a new metric is a new row. Updates are relaxed atomics and any thread may make them; the page is a
+ * snapshot. */
 #ifndef METRICS_H
 #define METRICS_H
 
@@ -8,13 +9,13 @@
 
 #include "server/base/limits.h"
 
-/* id, name, kind, label names ("" for none), help; in Prometheus's conventions (base units, unit suffix, _total for
- * counters, few label values). Kinds: COUNTER, GAUGE, and histograms of SECONDS (buckets from 100 us to 13 s, each
- * twice the one before) or SIZES (1, 2, 4, ... 1024). Rows without labels are on the page from the start, rows with
- * labels from their first use. Series that alerts watch for an increase (refusals, 500s) are set to 0 at the start,
- * because a rate ignores the first sample of a series. The page also has process_start_time_seconds,
- * process_cpu_seconds_total, process_resident_memory_bytes, process_virtual_memory_bytes, process_open_fds and
- * process_max_fds. It sets LOG_DROPPED and BUILD_INFO itself. */
+/* One row for each metric: id, name, kind, label names ("" for none), help. Names follow Prometheus's conventions: base
+ * units, unit suffix, _total for counters, few label values. Kinds: COUNTER, GAUGE, and histograms of SECONDS (buckets
+ * from 100 us to 13 s, each twice the one before) or SIZES (1, 2, 4, ... 1024). A row without labels is on the page
+ * from the start, a row with labels from its first use. Series that alerts watch for an increase (refusals, 500s) are
+ * set to 0 at the start, because a rate ignores the first sample of a series. The page also has
+ * process_start_time_seconds, process_cpu_seconds_total, process_resident_memory_bytes, process_virtual_memory_bytes,
+ * process_open_fds and process_max_fds. The page itself sets LOG_DROPPED and BUILD_INFO. */
 #define METRIC_MAP(X)                                                                                           \
     X(REQUESTS, "attnd_requests_total", COUNTER, "endpoint,status", "Answers by endpoint and HTTP status")      \
     X(REQUEST_SECONDS, "attnd_request_duration_seconds", SECONDS, "endpoint",                                   \
@@ -81,17 +82,19 @@ enum metric_id {
         METRIC_COUNT
 };
 
-/* Give label values in the order of the row's label names, and NULL where the row has fewer. Values are copied, up to
- * 63 bytes. They must come from a small fixed set: METRICS_MAX_SERIES sets of a row are kept, and later ones are
- * counted under "other". */
-void metrics_add(enum metric_id id, const char *label0, const char *label1, double amount); /* counters and gauges */
-void metrics_set(enum metric_id id, const char *label0, const char *label1, double value);  /* gauges */
-void metrics_observe(enum metric_id id, const char *label0, double value);                  /* histograms */
+/* Give label values in the order of the row's label names, and NULL where the row has fewer labels. Values are copied,
+ * up to 63 bytes. They must come from a small fixed set: a row keeps METRICS_MAX_SERIES sets of values, and counts
+ * later sets under "other". */
+/* adds to a counter or a gauge */
+void metrics_add(enum metric_id id, const char *label0, const char *label1, double amount);
+void metrics_set(enum metric_id id, const char *label0, const char *label1, double value); /* gauges */
+void metrics_observe(enum metric_id id, const char *label0, double value);                 /* histograms */
 
-/* Returns the sum of all series of a counter or gauge whose first label is label0 (NULL: any label). */
+/* Returns the sum of all series of a counter or gauge whose first label is `label0` (NULL: any label). */
 double metrics_sum(enum metric_id id, const char *label0);
 
-/* Returns the page in Prometheus text format 0.0.4, which the caller frees with free(). NULL when out of memory. */
+/* Returns the page /metrics in Prometheus text format 0.0.4. The caller frees it with free(). Returns NULL when out of
+ * memory. */
 char *metrics_write(size_t *length);
 
 #endif

@@ -1,4 +1,4 @@
-/* peer.c: see peer.h. */
+/* peer.c: reads addresses and networks, and finds clients behind trusted proxies; see peer.h. */
 #include "server/base/peer.h"
 
 #include <arpa/inet.h>
@@ -12,15 +12,15 @@
 #define UNIX "unix"
 
 enum {
-    BITS = 128,     /* bits of an address; IPv4 addresses are mapped into IPv6 */
-    BITS_FOUR = 96, /* bits before a mapped IPv4 address */
+    BITS = 128,     /* bits of an address; an IPv4 address is mapped into IPv6 */
+    BITS_FOUR = 96, /* bits of a mapped address in front of the IPv4 address */
     ENTRY_BYTES = 64,
 };
 
 static const uint8_t four_in_six[BITS_FOUR / 8] = { [10] = 0xff, [11] = 0xff };
 
-/* Reads an address; returns false if it is none. *first: number of leading bits that were not
- * written (96 for IPv4). */
+/* Reads an address. Returns false if the text is none. *first is the number of leading bits that the text does not
+ * contain (96 for IPv4, otherwise 0). */
 static bool parse(const char *text, uint8_t address[BITS / 8], int *first)
 {
     memcpy(address, four_in_six, sizeof four_in_six);
@@ -50,7 +50,7 @@ const char *peer_text(const struct sockaddr *address, char text[PEER_BYTES])
     return text;
 }
 
-/* Reads a network: an address, and the number of its bits that count. */
+/* Reads a network: an address, and in *bits how many of its leading bits count. */
 static bool parse_network(const char *text, uint8_t address[BITS / 8], int *bits)
 {
     char host[ENTRY_BYTES];
@@ -94,7 +94,8 @@ bool peer_is_trusted(const char *const *networks, int count, const char *address
     return false;
 }
 
-/* Reads one entry without its white space, brackets and port: "10.0.0.1:80", "[::1]:80". False: it is no address. */
+/* Reads one entry of X-Forwarded-For without its white space, brackets and port, such as "10.0.0.1:80" or "[::1]:80".
+ * Returns false if it is no address. */
 static bool read_entry(const char *at, const char *end, char text[PEER_BYTES])
 {
     char entry[ENTRY_BYTES];

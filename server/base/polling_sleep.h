@@ -1,15 +1,15 @@
 /* polling_sleep.h: waits for an event that will come soon, on a core that stays awake.
  *
- * A core that has been idle for long sleeps deeply and takes 0.1 ms or more to wake. After less than 0.1 ms of
- * idleness it takes a few microseconds. A thread that sleeps until a 1 ms kernel ends therefore notices its end 0.1 ms
- * late. Here the thread wakes every NAP_NS instead, for at most NAPS_NS. This polling takes some 5 % of the core's
- * time, and meanwhile the core can run other threads (tests/load/README.md). */
+ * A core that has been idle for long sleeps deeply and takes 0.1 ms or more to wake. After less than 0.1 ms of idleness
+ * it takes a few microseconds. A thread that simply sleeps until a 1 ms kernel ends therefore notices the end 0.1 ms
+ * late. The thread here wakes every NAP_NS nanoseconds instead, for at most NAPS_NS. This polling takes some 5 % of the
+ * core's time; in the rest of the time the core can run other threads (tests/load/README.md). */
 #ifndef POLLING_SLEEP_H
 #define POLLING_SLEEP_H
 
 #include <stdint.h>
 
-/* Returns when this epoll instance has events, or at until_ns (clock_ns()). */
+/* Returns when the epoll instance has events, or at the time until_ns of clock_ns(). */
 void polling_sleep_until(int epoll_fd, int64_t until_ns);
 
 #endif

@@ -1,4 +1,4 @@
-/* signals.c: see signals.h. */
+/* signals.c: one thread that waits for signals and watches the end of the process; see signals.h. */
 #include "server/base/signals.h"
 
 #include <poll.h>
@@ -10,7 +10,8 @@
 
 #include "server/base/clock.h"
 
-enum { WAKE = SIGALRM, LONG_MS = 3600000 }; /* WAKE: signals_end_within() sends it to the thread */
+/* WAKE is the signal with which signals_end_within() wakes the signal thread */
+enum { WAKE = SIGALRM, LONG_MS = 3600000 };
 
 static struct {
     pthread_mutex_t lock;
@@ -19,7 +20,7 @@ static struct {
     void (*notify)(void *context, int number);
     void *context;
     int64_t first_ms, again_ms;
-    int64_t end_ms; /* time of clock_ms() at which the process ends; 0: it was not told to stop */
+    int64_t end_ms; /* time (of clock_ms()) at which the process is ended; 0: the process was not told to stop */
     int status;
 } self = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
@@ -38,7 +39,7 @@ void signals_block(void)
     pthread_sigmask(SIG_BLOCK, &set, NULL);
 }
 
-/* Sets the time limit, unless an earlier one is set. Call this with the lock held. */
+/* Sets the time limit for the end of the process, unless an earlier one is set. Call this with the lock held. */
 static void end_within(int64_t ms, int status)
 {
     const int64_t end_ms = clock_ms() + ms;
@@ -47,7 +48,8 @@ static void end_within(int64_t ms, int status)
     self.status = status;
 }
 
-/* Ends the process without the log, which may be what hangs. Its message is written only if that does not block. */
+/* Ends the process without using the log, because the log may be what hangs. The message is written to stderr only if
+ * that does not block. */
 static _Noreturn void end(int status)
 {
     static const char text[] = "attnd: told to stop, it did not end in time: ended\n";

@@ -2,9 +2,9 @@
  * program ends.
  *
  * The signals are blocked in all threads, and one thread waits for them. A signal that arrives while the server starts
- * is therefore neither lost nor fatal: it stays pending until that thread runs. The same thread also watches the end
- * of the process. If the process does not end within the time of its drain, this thread ends it with SIGNALS_STUCK,
- * whatever the other threads do. */
+ * is therefore neither lost nor fatal: it stays pending until the signal thread runs. The same thread also watches the
+ * end of the process. If the process does not end within the time of its drain (the orderly end), this thread ends it
+ * with status SIGNALS_STUCK, whatever the other threads do. */
 #ifndef SIGNALS_H
 #define SIGNALS_H
 
@@ -13,15 +13,15 @@
 
 enum { SIGNALS_STUCK = 71 }; /* exit status of a process that was told to stop and did not end by itself */
 
-/* Call this first: threads and programs that are started later inherit the blocked signals. */
+/* Blocks the signals. Call this first, because threads and programs that start later inherit the blocked signals. */
 void signals_block(void);
 
-/* Starts a thread that calls notify(context, number) for each signal. After the first SIGTERM or SIGINT the process
- * has `first_ms` to end, after the next one `again_ms`. Returns false if no thread could be started. */
+/* Starts a thread that calls notify(context, number) for each signal. After the first SIGTERM or SIGINT the process has
+ * `first_ms` to end, and `again_ms` after the next one. Returns false if no thread could be started. */
 bool signals_start(void (*notify)(void *context, int number), void *context, int64_t first_ms, int64_t again_ms);
-/* Ends the process with `status` if it has not ended by itself after `ms`. Any thread may call it. */
+/* Ends the process with exit status `status` if it has not ended by itself after `ms`. Any thread may call it. */
 void signals_end_within(int64_t ms, int status);
-/* After this notify() is not called any more. The time limit for the end still runs. */
+/* Stops the calls of notify(). The time limit for the end of the process still runs. */
 void signals_quiet(void);
 
 #endif

@@ -1,23 +1,27 @@
-/* staging.c: staging memory with a bound, recycled so that a steady load causes no page faults.
+/* staging.c: a pool of staging memory (tensors of requests) with a bound. Blocks are reused, so a steady load causes no
+ * page faults.
  *
  * The problem: fresh memory costs a page fault for every 4 KiB (0.25 us and the zeroing of the page), more than
- * decoding into it. And the memory that clients use must be bounded. The idea: blocks have a few sizes, eight per
- * doubling, which wastes at most 12.5 %, of address space only. A released block goes to the list of its size and is
- * the next to be leased from it. The core that released it comes first, because its cache may still hold the block.
- * Blocks of HUGE_LEAST and more are aligned to huge pages, and only huge pages that lie wholly in a block are used.
- * The kernel fills a whole huge page at its first byte, including any part behind the block, which would not be
- * counted.
+ * decoding into the page. In addition, the memory that clients use must be bounded. The idea: blocks have a few sizes,
+ * eight per doubling, which wastes at most 12.5 %, and only of address space. A released block goes to the list of its
+ * size and is the first to be leased again, preferably on the core that released it, because that core's cache may
+ * still hold the block.
  *
- *   classes[c]   warm blocks of size class c, the most recently used first
- *   oldest ...   all warm blocks by age, in the order of eviction at the bound and in staging_trim()
+ * Blocks of HUGE_LEAST bytes and more are aligned to huge pages, and only huge pages that lie wholly in a block are
+ * used. Otherwise the kernel would fill a whole huge page at its first byte, including a part behind the block that is
+ * not counted.
+ *
+ *   classes[c]   warm blocks (released, not unmapped) of size class c, the most recently used first
+ *   oldest ...   all warm blocks by age; the oldest are unmapped first, at the bound and in staging_trim()
  *
  * Invariants
  * 1. leased + warm <= limit, counted in whole blocks, at every moment. Memory is counted before it is mapped. Resident
  * memory exceeds the count only by the rest of a last page: half a page in every second class below 32 KiB.
  * 2. warm <= warm_limit.
- * 3. Memory is mapped and unmapped without the lock: unmapping 256 MiB takes milliseconds, and others would wait.
- * 4. ahead <= limit / STAGING_AHEAD_SHARE, and a caller's blocks together <= its share.
- * 5. Under AddressSanitizer a warm block is poisoned, so that any access to it is reported. */
+ * 3. Memory is mapped and unmapped without the lock: unmapping 256 MiB takes milliseconds, in which other threads would
+ * wait.
+ * 4. ahead <= limit / STAGING_AHEAD_SHARE, and all blocks of a caller together <= its share.
+ * 5. Under AddressSanitizer a warm block is poisoned, so any access to it is reported. */
 #include "server/base/staging.h"
 
 #include <assert.h>
@@ -43,23 +47,24 @@
 #endif
 
 enum {
-    SMALLEST_LOG2 = 14, /* a smaller block is not worth a mapping of its own */
+    SMALLEST_LOG2 = 14, /* a block below this size (16 KiB) is not worth a mapping of its own */
     LARGEST_LOG2 = 46,
-    STEPS = 8, /* sizes per doubling */
-    LOOK = 16, /* blocks of a class that are searched for one that this core released */
+    STEPS = 8, /* number of block sizes per doubling */
+    LOOK = 16, /* most blocks of a size class that are searched for one that this core released */
     CLASS_COUNT = (LARGEST_LOG2 - SMALLEST_LOG2) * STEPS + 1,
 };
 #define HUGE_PAGE ((size_t)2 << 20)
-/* Smaller blocks use small pages. The kernel clears a huge page in one go, and a virtual machine may have to fetch all
- * of it from its host. Test: 200 clients with bodies of 8 MiB, on two cores of a virtual machine (2026-11-26). Another
- * client's 99th percentile was 405 to 477 ms with huge pages, and 42 to 48 ms without. */
+/* Blocks smaller than this use small pages. The kernel clears a huge page in one go, and a virtual machine may have to
+ * fetch all of it from its host. Measured with 200 clients that send bodies of 8 MiB, on two cores of a virtual machine
+ * (2026-11-26): the 99th percentile of another client's time was 405 to 477 ms with huge pages, and 42 to 48 ms
+ * without. */
 #define HUGE_LEAST ((size_t)32 << 20)
 
 struct staging_pool {
     pthread_mutex_t lock;
     struct staging_source source;
     int64_t limit, warm_limit, leased, warm;
-    /* the part of `leased` that was leased ahead; it grows under the lock, and shrinks without it */
+    /* the part of `leased` whose bytes have not arrived yet; it grows under the lock, and shrinks without the lock */
     _Atomic int64_t ahead;
     struct staging_block *classes[CLASS_COUNT];
     struct staging_block *oldest, *newest;
@@ -67,14 +72,14 @@ struct staging_pool {
 
 /* ---- Anonymous memory -------------------------------------------------------------------------------------------- */
 
-/* Rounds up to whole pages. A page has 4 KiB on x86-64, and up to 64 KiB on arm64. */
+/* Rounds a size up to whole pages. A page has 4 KiB on x86-64, and up to 64 KiB on arm64. */
 static size_t page_round(size_t bytes)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     return (bytes + page - 1) / page * page;
 }
 
-/* Reserves address space for `bytes`, aligned to huge pages. */
+/* Reserves address space for `bytes`. Large blocks are aligned to huge pages. */
 static void *reserve(size_t bytes)
 {
     const size_t rounded = page_round(bytes);
@@ -91,7 +96,8 @@ static void *reserve(size_t bytes)
     return memory;
 }
 
-/* Requests huge pages inside a block. A kernel without transparent huge pages refuses, and small pages do as well. */
+/* Requests huge pages inside a large block. A kernel without transparent huge pages refuses, and small pages will
+ * do. */
 static void want_huge_pages(void *memory, size_t bytes)
 {
     const size_t whole = bytes / HUGE_PAGE * HUGE_PAGE;
@@ -112,7 +118,7 @@ static void anonymous_unmap(void *context, void *memory, size_t bytes)
     munmap(memory, page_round(bytes));
 }
 
-/* Grows a mapping by moving its page tables; no bytes are copied. */
+/* Enlarges a mapping. It moves the page tables and, unless that fails, copies no bytes. */
 static void *anonymous_grow(void *context, void *memory, size_t bytes, size_t new_bytes)
 {
     void *place = anonymous_map(context, new_bytes);
@@ -129,14 +135,14 @@ static void *anonymous_grow(void *context, void *memory, size_t bytes, size_t ne
 
 /* ---- Sizes ------------------------------------------------------------------------------------------------------- */
 
-/* Size of a class in whole pages. Counted bytes are then the resident ones. */
+/* Returns the block size of a class, in whole pages. The counted bytes are therefore equal to the resident ones. */
 static size_t class_bytes(int size_class)
 {
     const int shift = SMALLEST_LOG2 + size_class / STEPS;
     return page_round(((size_t)1 << shift) + ((size_t)(size_class % STEPS) << shift) / STEPS);
 }
 
-/* The smallest class that holds `bytes`; CLASS_COUNT when none does. */
+/* Returns the smallest size class whose blocks hold `bytes`; CLASS_COUNT if no class does. */
 static int class_of(size_t bytes)
 {
     if (bytes <= (size_t)1 << SMALLEST_LOG2) return 0;
@@ -163,8 +169,9 @@ struct staging_pool *staging_new(int64_t limit_bytes, int64_t warm_bytes, const 
     return staging;
 }
 
-/* Takes a warm block out of both lists; call this with the lock held. Its position in the class list is found by
- * walking: lists are short, and only evictions take a block that is not among the first. */
+/* Takes a warm block (released, not unmapped) out of both of its lists. Call this with the lock held. The list of the
+ * size class is searched from its begin: the lists are short, and only evictions take a block that is not among the
+ * first. */
 static void unlink_warm(struct staging_pool *staging, struct staging_block *block)
 {
     struct staging_block **at = &staging->classes[block->size_class];
@@ -186,8 +193,8 @@ static void link_warm(struct staging_pool *staging, struct staging_block *block)
     staging->warm += (int64_t)block->bytes;
 }
 
-/* Takes the oldest warm blocks out until leased + warm + `room` <= `bound`. Returns them as a list (next_in_class);
- * the caller unmaps them without the lock. */
+/* Takes the oldest warm blocks out of the pool until leased + warm + `room` <= `bound`. Returns them as a list
+ * (next_in_class). The caller unmaps them without holding the lock. */
 static struct staging_block *evict(struct staging_pool *staging, int64_t room, int64_t bound)
 {
     struct staging_block *victims = NULL;
@@ -221,8 +228,8 @@ void staging_free(struct staging_pool *staging)
     free(staging);
 }
 
-/* The size of the block for a request of `bytes`: its class, at most the caller's share of the pool. 0:
- * `bytes` exceed that share. */
+/* Returns the size of the block for a request of `bytes`: the size of its class, at most the caller's share of the
+ * pool. Returns 0 if `bytes` exceed that share. */
 static size_t lease_bytes(const struct staging_pool *staging, const struct caller *caller, size_t bytes,
                           int *size_class)
 {
@@ -252,8 +259,8 @@ static attn_status busy(size_t bytes, attn_error *err)
                      bytes);
 }
 
-/* Tests whether `more` bytes may be leased. The caller's share is tested first: QUOTA is the error even if the pool is
- * full too. *held: the bytes that caused the refusal. Call this with the lock held. */
+/* Tests whether `more` bytes may be leased. The caller's share is tested first, so the error is QUOTA even if the pool
+ * is full too. *held receives the bytes that the caller holds. Call this with the lock held. */
 static attn_status may_lease(const struct staging_pool *staging, const struct caller *caller, int64_t more,
                              int64_t *held)
 {
@@ -282,8 +289,8 @@ static attn_status refused(attn_status status, const struct staging_pool *stagin
                      (long long)held, (long long)caller_share(caller, staging->limit));
 }
 
-/* Returns the warm block of the class that this core released last, else the one released last on any core. Call this
- * with the lock held. */
+/* Returns, of the warm blocks of a size class, the one that this core released last. If the core released none of them,
+ * returns the one that any core released last. Call this with the lock held. */
 static struct staging_block *pick_warm(const struct staging_pool *staging, int size_class, int core)
 {
     struct staging_block *block = staging->classes[size_class];
@@ -292,7 +299,7 @@ static struct staging_block *pick_warm(const struct staging_pool *staging, int s
     return staging->classes[size_class];
 }
 
-/* Does the work of staging_lease(). `ahead`: the bytes are only announced. */
+/* Does the work of staging_lease() and staging_lease_ahead(). `ahead`: the bytes of the block have not arrived yet. */
 static attn_status lease(struct staging_pool *staging, struct caller *caller, size_t bytes, bool ahead,
                          struct staging_block **out, attn_error *err)
 {
@@ -308,7 +315,7 @@ static attn_status lease(struct staging_pool *staging, struct caller *caller, si
     block = pick_warm(staging, size_class, core);
     if (block && (block->bytes < bytes || block->bytes > (size_t)caller_share(caller, staging->limit))) block = NULL;
     const int64_t size = (int64_t)(block ? block->bytes : want);
-    /* A warm block is already counted for the pool, but not for the caller. */
+    /* A warm block counts towards the pool's bound already, but not towards the caller's share. */
     attn_status status = may_lease(staging, caller, size, &held);
     if (status == ATTN_OK && ahead && staging->ahead + size > staging->limit / STAGING_AHEAD_SHARE) status = ATTN_BUSY;
     if (status == ATTN_OK) {
@@ -376,7 +383,8 @@ attn_status staging_grow(struct staging_pool *staging, struct staging_block **he
     if (bytes <= block->bytes) return ATTN_OK;
     const size_t want = lease_bytes(staging, caller, bytes, &size_class);
     if (want == 0) return too_large(staging, caller, bytes, err);
-    staging_arrived(staging, block); /* the block is too small, so all its announced bytes have arrived */
+    /* the block became too small, so all bytes that were announced for it have arrived */
+    staging_arrived(staging, block);
 
     if (staging->source.grow == NULL) {
         struct staging_block *larger;
@@ -418,7 +426,7 @@ void staging_release(struct staging_pool *staging, struct staging_block *block)
 {
     struct staging_block *victims = NULL;
     if (block == NULL) return;
-    staging_arrived(staging, block); /* a released block no longer waits for its bytes */
+    staging_arrived(staging, block); /* a released block no longer waits for the bytes that were announced for it */
     block->core = sched_getcpu();
     block->idle_since_ms = clock_ms();
     POISON(block->memory, block->bytes);
@@ -428,7 +436,7 @@ void staging_release(struct staging_pool *staging, struct staging_block *block)
     block->leased = false;
     link_warm(staging, block);
     if (staging->warm > staging->warm_limit) victims = evict(staging, 0, staging->leased + staging->warm_limit);
-    assert(staging->warm >= 0 && staging->warm <= staging->warm_limit); /* invariant 2: bounded warm memory */
+    assert(staging->warm >= 0 && staging->warm <= staging->warm_limit); /* invariant 2: warm memory has a bound */
     pthread_mutex_unlock(&staging->lock);
     unmap_all(staging, victims);
 }

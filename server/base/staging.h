@@ -1,5 +1,5 @@
 /* staging.h: staging memory. All tensors of requests and answers lie in blocks of one pool with a bound
- * (--staging-bytes). The number of clients therefore cannot make the process grow beyond it.
+ * (--staging-bytes). Many clients therefore cannot make the process grow beyond this bound.
  *
  *   struct staging_block *e;
  *   if (staging_lease(pool, caller, bytes, &e, &err) != ATTN_OK) ...   // BUSY: come back later; TOO_LARGE: never fits
@@ -8,13 +8,14 @@
  *   staging_release(pool, e);
  *
  * Announced bytes: a body's length is known before its bytes arrive, and one block for the whole body is faster than a
- * block that grows. But a client that announces much and sends nothing must not use up the pool. Blocks leased ahead
- * of their bytes therefore take at most a part of the pool (STAGING_AHEAD_SHARE); other blocks grow as bytes arrive.
+ * block that grows. But a client that announces much and sends nothing must not use up the pool. Blocks leased ahead of
+ * their bytes therefore take at most a part of the pool (STAGING_AHEAD_SHARE). The block of any other body grows as its
+ * bytes arrive.
  *
  *   if (staging_lease_ahead(pool, caller, announced, &e)) ...          // false: begin small and grow
  *   staging_arrived(pool, e);                                          // half of the bytes arrived: an ordinary block
  *
- * Thread-safe. A block belongs to one owner at a time, and only the owner uses it. */
+ * The functions are thread-safe. A block belongs to one owner at a time, and only the owner uses it. */
 #ifndef STAGING_H
 #define STAGING_H
 
@@ -25,60 +26,64 @@
 struct staging_pool;
 struct caller;
 
-/* One piece of memory, leased or kept warm. Callers read `memory` and `bytes`; staging.c alone uses the rest. */
+/* A block of memory, leased or warm (kept for the next request). Callers read `memory` and `bytes`; only staging.c uses
+ * the other members. */
 struct staging_block {
     void *memory;
     size_t bytes;
     int size_class;
-    int core;              /* the core on which it was last released */
-    bool leased;           /* false: the block is warm */
-    bool ahead;            /* the block was leased ahead of its bytes */
-    struct caller *caller; /* the account of a leased block, whose owner keeps a reference to it; NULL: no account */
+    int core;    /* the core on which the block was last released */
+    bool leased; /* false: the block is warm (kept for the next request) */
+    bool ahead;  /* the block was leased before its bytes have arrived */
+    /* the account that a leased block counts for; the block's owner keeps a reference to it; NULL: no account */
+    struct caller *caller;
     int64_t idle_since_ms;
     struct staging_block *next_in_class, *older, *newer;
 };
 
-/* A source of memory. NULL in staging_new() means anonymous memory, with huge pages for large blocks. Pinned memory of
- * a GPU is another source. If grow() is NULL, the bytes are copied instead. */
+/* A source of memory. If staging_new() gets NULL, it uses anonymous memory, with huge pages for large blocks. Another
+ * source is the pinned memory of a GPU. If grow() is NULL, a block grows by copying it to a larger one. */
 struct staging_source {
     void *(*map)(void *context, size_t bytes); /* returns NULL if there is no memory */
     void (*unmap)(void *context, void *memory, size_t bytes);
     void *(*grow)(void *context, void *memory, size_t bytes,
-                  size_t new_bytes); /* moves the pages; returns NULL on failure: the old memory stays valid */
+                  /* enlarges memory by moving its pages; on failure returns NULL, and the old memory stays valid */
+                  size_t new_bytes);
     void *context;
 };
 
-/* Makes a pool. `limit_bytes` bounds leased and warm memory together. At most `warm_bytes` of memory that is not
- * leased are kept for the next request. Aborts when there is no memory for the pool itself. */
+/* Makes a pool. `limit_bytes` bounds leased and warm memory together. At most `warm_bytes` of memory that is not leased
+ * are kept for the next request (warm). Aborts the process if there is no memory for the pool itself. */
 struct staging_pool *staging_new(int64_t limit_bytes, int64_t warm_bytes, const struct staging_source *source);
-void staging_free(struct staging_pool *staging); /* all blocks must have been released */
+void staging_free(struct staging_pool *staging); /* frees the pool; all its blocks must have been released */
 
-/* Leases a block; `caller` may be NULL. Errors: TOO_LARGE (more than the pool or the caller's share), BUSY (others use
- * the memory now), QUOTA (the caller's own leases have used up its share). */
+/* Leases a block for `caller`, which may be NULL. Errors: TOO_LARGE (the size exceeds the pool or the caller's share),
+ * BUSY (other leases use the memory now), QUOTA (the caller's own leases have used up its share). */
 attn_status staging_lease(struct staging_pool *staging, struct caller *caller, size_t bytes,
                           struct staging_block **block, attn_error *err);
-/* Leases a block for announced bytes. Returns false with *block NULL if it cannot. */
+/* Leases a block for announced bytes, before they arrive. If it cannot, returns false, and *block is NULL. */
 bool staging_lease_ahead(struct staging_pool *staging, struct caller *caller, size_t bytes,
                          struct staging_block **block);
-/* Tells that enough bytes arrived in a block that was leased ahead. It does nothing to other blocks. */
+/* Call this when enough bytes of a block that was leased ahead have arrived. From now on it is an ordinary block. Does
+ * nothing to other blocks. */
 void staging_arrived(struct staging_pool *staging, struct staging_block *block);
-/* Makes *block hold at least `bytes`; its first `used` bytes stay. On an error the block is unchanged. */
+/* Enlarges *block to at least `bytes`. Its first `used` bytes are kept. After an error the block is unchanged. */
 attn_status staging_grow(struct staging_pool *staging, struct staging_block **block, size_t used, size_t bytes,
                          attn_error *err);
-void staging_release(struct staging_pool *staging, struct staging_block *block); /* NULL is fine */
+void staging_release(struct staging_pool *staging, struct staging_block *block); /* does nothing if `block` is NULL */
 
-/* Counts memory that is allocated elsewhere, such as a body's text or an answer, against the pool's bound. It counts
- * as leased until it is given back. Errors: BUSY, QUOTA (see staging_lease()). */
+/* Counts memory that is allocated elsewhere, such as a body's text or an answer, towards the pool's bound. It counts as
+ * leased until staging_count_back(). Errors: BUSY, QUOTA (see staging_lease()). */
 attn_status staging_count(struct staging_pool *staging, struct caller *caller, size_t bytes, attn_error *err);
 void staging_count_back(struct staging_pool *staging, struct caller *caller, size_t bytes);
 
-/* Returns warm memory to the system if nothing leased it for `idle_ms`. */
+/* Returns warm memory (kept for the next request) to the system if nothing leased it for `idle_ms`. */
 void staging_trim(struct staging_pool *staging, int64_t now_ms, int64_t idle_ms);
 
 int64_t staging_limit_bytes(const struct staging_pool *staging);
 int64_t staging_leased_bytes(const struct staging_pool *staging);
 int64_t staging_warm_bytes(const struct staging_pool *staging);
-/* The part of the leased bytes that was leased ahead. */
+/* Returns how many of the leased bytes were leased ahead and have not arrived yet. */
 int64_t staging_ahead_bytes(const struct staging_pool *staging);
 
 #endif

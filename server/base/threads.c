@@ -1,7 +1,7 @@
-/* threads.c: see threads.h.
+/* threads.c: starts threads for a test and names the limit that forbids them; see threads.h.
  *
- * The test threads have stacks as large as libuv's (8 MiB from 1.46 on, before that the value of `ulimit -s`). No other
- * thread of the server has a larger stack. */
+ * The test threads have stacks as large as those of libuv's threads (8 MiB from version 1.46 on, before that the value
+ * of `ulimit -s`). No other thread of the server has a larger stack. */
 #include "server/base/threads.h"
 
 #include <dirent.h>
@@ -18,12 +18,13 @@
 #include "server/base/config.h"
 #include "server/base/limits.h"
 
-enum { LIBUV_THREADS = 4, LIBUV_THREADS_MOST = 1024 }; /* libuv's default without the variable, and its maximum */
+/* libuv's number of threads if UV_THREADPOOL_SIZE is not set, and its maximum */
+enum { LIBUV_THREADS = 4, LIBUV_THREADS_MOST = 1024 };
 
 int threads_of_libuv(void)
 {
     const char *text = getenv("UV_THREADPOOL_SIZE");
-    const int count = text ? atoi(text) : LIBUV_THREADS; /* libuv reads it in the same way */
+    const int count = text ? atoi(text) : LIBUV_THREADS; /* libuv parses UV_THREADPOOL_SIZE in the same way */
     return count < 1 ? 1 : count < LIBUV_THREADS_MOST ? count : LIBUV_THREADS_MOST;
 }
 
@@ -77,7 +78,7 @@ const char *threads_space(char text[THREADS_SPACE_BYTES])
     return text;
 }
 
-/* Writes to *err which limit refused a thread. The kernel's error is EAGAIN for all limits. */
+/* Writes to *err which limit refused a thread. The kernel's error cannot tell, because it is EAGAIN for all limits. */
 static attn_status refuse(int number, int count, size_t stack, attn_error *err)
 {
     struct attn_machine machine;
@@ -102,7 +103,8 @@ static attn_status refuse(int number, int count, size_t stack, attn_error *err)
 
 /* ---- The test of all threads ------------------------------------------------------------------------------------- */
 
-static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER; /* is locked until all threads are started */
+/* test threads wait for this lock; it is released when all of them have started */
+static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 
 static void *wait_at_gate(void *unused)
 {
@@ -111,7 +113,7 @@ static void *wait_at_gate(void *unused)
     return unused;
 }
 
-/* The number of this process's threads; 0: unknown. */
+/* Returns the number of this process's threads; 0: unknown. */
 static int threads_now(void)
 {
     struct dirent *entry;
@@ -123,8 +125,8 @@ static int threads_now(void)
     return count;
 }
 
-/* Waits for ended threads. A thread counts towards the limits until the system removed it,
- * a moment after pthread_join(). */
+/* Waits until ended threads have disappeared. A thread counts towards the limits until the system has removed it, a
+ * moment after pthread_join(). */
 static void wait_for_ends(int threads)
 {
     for (int i = 0; i < THREADS_END_MS && threads_now() > threads; i++) usleep(1000);
@@ -143,7 +145,7 @@ attn_status threads_try(int count, attn_error *err)
     pthread_attr_setstacksize(&attributes, stack);
     pthread_mutex_lock(&gate);
     while (started < count && pthread_create(&threads[started], &attributes, wait_at_gate, NULL) == 0) started++;
-    /* asked while the started threads still exist, because they count */
+    /* must run while the started threads still exist, because it counts them */
     if (started < count) status = refuse(started + 1, count, stack, err);
     pthread_mutex_unlock(&gate);
     while (started > 0) pthread_join(threads[--started], NULL);

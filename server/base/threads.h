@@ -1,5 +1,5 @@
-/* threads.h: tests whether the threads that a server needs can be started, and if not, which limit forbids it. libuv
- * aborts the process if the system refuses it a thread; this test therefore runs before libuv starts any. */
+/* threads.h: tests whether the threads that a server needs can be started, and if not, which limit forbids it. The test
+ * runs before libuv starts any thread, because libuv aborts the process if the system refuses it a thread. */
 #ifndef THREADS_H
 #define THREADS_H
 
@@ -9,18 +9,18 @@
 
 struct config;
 
-/* The number of threads that a server with these options starts. Threads of GPU drivers are not included: their number
- * is unknown until the devices are open. */
+/* Returns the number of threads that a server with these options starts. Threads of GPU drivers are not included: their
+ * number is unknown until the devices are open. */
 int threads_needed(const struct config *config);
-/* The number of libuv's threads: UV_THREADPOOL_SIZE in the environment, or 4. */
+/* Returns the number of libuv's threads: UV_THREADPOOL_SIZE in the environment, or 4. */
 int threads_of_libuv(void);
 
-/* Starts `count` idle threads at the same time, and ends them. NO_MEMORY: not all could be started; the text names the
- * limit and its value, if they are known. */
+/* Starts `count` idle threads at the same time, and ends them. Error: NO_MEMORY, if not all could be started. Its text
+ * names the limit that forbids them and the limit's value, if they are known. */
 attn_status threads_try(int count, attn_error *err);
 
-/* Writes "address space is limited to 300000000 bytes (RLIMIT_AS, ulimit -v)", or "" without a limit. That limit is
- * the likely reason if a later start fails for lack of memory or threads. Returns `text`. */
+/* Writes "address space is limited to 300000000 bytes (RLIMIT_AS, ulimit -v)", or "" if there is no such limit. This
+ * limit is the likely reason if a later start fails for lack of memory or threads. Returns `text`. */
 enum { THREADS_SPACE_BYTES = 128 };
 const char *threads_space(char text[THREADS_SPACE_BYTES]);
 

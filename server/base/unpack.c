@@ -1,11 +1,12 @@
-/* unpack.c: zlib's inflate behind unpack.h.
+/* unpack.c: unpacks compressed bodies with zlib's inflate(); see unpack.h.
  *
- * One byte of deflate can stand for a thousand, so the compressed length bounds nothing here. zlib writes into one
- * buffer, and the caller empties it before more is unpacked.
+ * One byte of deflate can unpack to a thousand bytes, so the compressed length bounds nothing here. zlib writes into
+ * one buffer, and the caller empties the buffer before more is unpacked.
  *
  * Invariants:
- *   1. At most limit_bytes are unpacked; beyond UNPACK_FREE_BYTES, at most UNPACK_RATIO times the bytes that arrived.
- *   2. Error texts name counts that do not depend on how the body was split. zlib's position after a fault would. */
+ *   1. At most limit_bytes are unpacked. Beyond UNPACK_FREE_BYTES, at most UNPACK_RATIO times the bytes that arrived.
+ *   2. Error texts name only counts that do not depend on how the body was split. zlib's position after a fault
+ *   would. */
 #include "server/base/unpack.h"
 
 #include <stdlib.h>
@@ -15,12 +16,12 @@
 
 #include "server/base/limits.h"
 
-/* Window bits for inflateInit2(); adding 16 selects gzip. */
+/* Window bits for inflateInit2(). Adding 16 to them selects gzip. */
 enum {
     WINDOW = 15,
     WINDOW_GZIP = WINDOW + 16,
     MAGIC_BYTES = 2,
-    UNPACK_PART_BYTES = 1 << 30 /* bytes passed to zlib at a time; it counts in 32 bits */
+    UNPACK_PART_BYTES = 1 << 30 /* bytes passed to zlib at a time, because zlib counts bytes in 32 bits */
 };
 
 struct unpacker {
@@ -28,7 +29,7 @@ struct unpacker {
     enum unpack_coding coding;
     uint64_t limit_bytes;
     uint64_t in_bytes, out_bytes;
-    bool ended;       /* the stream's end was reached */
+    bool ended;       /* the end of the compressed stream was reached */
     attn_error error; /* the first error; once it is set, every call returns it */
     uint8_t magic[MAGIC_BYTES];
     char piece[UNPACK_PIECE_BYTES];
@@ -43,12 +44,12 @@ static const struct {
 
 bool unpack_coding_of(const char *text, enum unpack_coding *coding)
 {
-    static const char between[] = " \t,"; /* list elements may be empty (RFC 9110, 5.6.1) */
+    static const char between[] = " \t,"; /* skips empty elements of the list, which are allowed (RFC 9110, 5.6.1) */
     *coding = UNPACK_NOTHING;
     if (text == NULL) return true;
     text += strspn(text, between);
     const size_t length = strcspn(text, between);
-    /* anything behind the first coding is another coding, which is refused */
+    /* text behind the first coding names another coding, and several codings are refused */
     if (text[length + strspn(text + length, between)] != '\0') return false;
     for (size_t i = 0; i < sizeof codings / sizeof *codings; i++)
         if (strlen(codings[i].name) == length && strncasecmp(text, codings[i].name, length) == 0) {
@@ -88,13 +89,13 @@ static bool is_gzip(const uint8_t magic[MAGIC_BYTES])
     return magic[0] == 0x1f && magic[1] == 0x8b;
 }
 
-/* True for a zlib header (RFC 1950, 2.2): method 8, and a correct check of both bytes. */
+/* True for the header of a zlib stream (RFC 1950, 2.2): method 8, and a correct check value of both bytes. */
 static bool is_zlib(const uint8_t magic[MAGIC_BYTES])
 {
     return (magic[0] & 0x0f) == 8 && (magic[0] << 8 | magic[1]) % 31 == 0;
 }
 
-/* Error: the first bytes are not those of the coding. */
+/* Returns the error for a body whose first bytes are not those of its coding (gzip or zlib). */
 static attn_status wrong_begin(struct unpacker *u)
 {
     const char *const like = is_gzip(u->magic)    ? ", it begins like gzip"
@@ -110,7 +111,7 @@ static attn_status wrong_begin(struct unpacker *u)
                      like);
 }
 
-/* Error: zlib's message, in words for readers who do not know zlib. */
+/* Returns the error for a broken stream: zlib's message, in words for readers who do not know zlib. */
 static attn_status broken(struct unpacker *u)
 {
     static const struct {
@@ -134,7 +135,7 @@ static attn_status trailing(struct unpacker *u, char next)
                      u->coding == UNPACK_GZIP && next == 0x1f ? "; a second gzip member is not taken" : "");
 }
 
-/* Returns how many of `size` unpacked bytes invariant 1 allows. */
+/* Returns how many of `size` unpacked bytes invariant 1 (the limits on unpacked bytes) allows. */
 static size_t within_limits(struct unpacker *u, size_t size)
 {
     if (u->out_bytes > u->limit_bytes) {
@@ -159,13 +160,13 @@ static attn_status told(const struct unpacker *u, attn_error *err)
     return u->error.status;
 }
 
-/* Unpacks until the piece is full or all bytes are used, at most as much as zlib
- * counts. Returns inflate()'s result. */
+/* Unpacks until the piece is full or all bytes are used, but passes zlib no more than it can count. Returns the result
+ * of inflate(). */
 static int inflate_some(struct unpacker *u, const char **bytes, size_t *count, size_t *size)
 {
     const uInt part = *count < UNPACK_PART_BYTES ? (uInt)*count : UNPACK_PART_BYTES;
     const uint64_t room = u->limit_bytes - u->out_bytes;
-    /* One byte more than the limit is unpacked, so that a body beyond the limit is noticed. */
+    /* One byte more than the limit may be unpacked, so that a body beyond the limit is noticed. */
     const uInt most = room < sizeof u->piece ? (uInt)room + 1 : (uInt)sizeof u->piece;
     for (size_t i = 0; i < MAGIC_BYTES && i < part; i++)
         if (u->in_bytes + i < MAGIC_BYTES) u->magic[u->in_bytes + i] = (uint8_t)(*bytes)[i];
@@ -191,15 +192,15 @@ attn_status unpack_next(struct unpacker *u, const char **bytes, size_t *count, c
     *size = 0;
     while (u->error.status == ATTN_OK && *size == 0 && !u->ended) {
         const int result = inflate_some(u, bytes, count, size);
-        /* Z_BUF_ERROR means that these bytes yield nothing more. Output before a fault is returned first;
-         * then zlib repeats it. */
+        /* Z_BUF_ERROR is no fault here: it means that these bytes yield nothing more. If there is output in front of a
+         * fault, the output is returned first, because zlib will report the fault again. */
         if (*size > 0) *size = within_limits(u, *size);
         else if (result == Z_MEM_ERROR)
             (void)attn_fail(&u->error, ATTN_NO_MEMORY, NULL, "no memory to unpack the body");
         else if (result != Z_OK && result != Z_BUF_ERROR && result != Z_STREAM_END) (void)broken(u);
         else if (*count == 0) break;
     }
-    if (*size > 0) return ATTN_OK; /* the next call returns the fault */
+    if (*size > 0) return ATTN_OK; /* output is returned now, the fault by the next call */
     if (u->error.status == ATTN_OK && u->ended && *count > 0) (void)trailing(u, **bytes);
     return told(u, err);
 }

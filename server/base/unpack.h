@@ -10,7 +10,8 @@
  *   if (unpack_finish(u, &err) != ATTN_OK) ...        // the body is complete
  *   unpack_free(u);
  *
- * gzip is RFC 1952, deflate is RFC 1950 (zlib's format), as in RFC 9110. A body is one gzip member. */
+ * gzip is the format of RFC 1952, and deflate is zlib's format (RFC 1950), as in RFC 9110. A body is one gzip
+ * member. */
 #ifndef UNPACK_H
 #define UNPACK_H
 
@@ -20,24 +21,28 @@
 
 enum unpack_coding { UNPACK_NOTHING, UNPACK_GZIP, UNPACK_DEFLATE };
 
-/* Finds the coding that a Content-Encoding names, in any case; empty list elements do not count. NULL, "" and
- * "identity" are UNPACK_NOTHING. Returns false for several codings or one that is not supported. */
+/* Finds the coding that a Content-Encoding header names. Upper and lower case are equal, and empty list elements do not
+ * count. NULL, "" and "identity" give UNPACK_NOTHING. Returns false if there are several codings, or one that is not
+ * supported. */
 bool unpack_coding_of(const char *content_encoding, enum unpack_coding *coding);
 #define UNPACK_CODINGS "gzip, deflate" /* the supported codings in the form of Accept-Encoding */
 
 struct unpacker;
 
-/* `limit_bytes` bounds the size of the unpacked body. Returns NULL when out of memory (it needs some 80 KiB). */
+/* Makes an unpacker. `limit_bytes` bounds the size of the unpacked body. Returns NULL when out of memory (an unpacker
+ * needs some 80 KiB). */
 struct unpacker *unpack_new(enum unpack_coding coding, uint64_t limit_bytes);
-void unpack_free(struct unpacker *unpacker); /* NULL is fine */
+void unpack_free(struct unpacker *unpacker); /* does nothing if `unpacker` is NULL */
 
-/* Unpacks some of the *count bytes at *bytes and moves both past them. *piece has the result, *size bytes (at most
- * UNPACK_PIECE_BYTES, limits.h), which stay valid until the next call. Bytes before a fault are returned first; the
- * next call returns the fault, and so does every call after it. How a body is split changes neither the bytes nor the
- * fault. Errors: INVALID (the data is no valid stream, or continues after its end), TOO_LARGE. */
+/* Unpacks some of the *count bytes at *bytes, and moves both past the bytes it has used. *piece points to the result,
+ * *size bytes (at most UNPACK_PIECE_BYTES, limits.h), which stay valid until the next call. Output in front of a fault
+ * is returned first. The next call returns the fault, and so does every call after it. How a body is split changes
+ * neither the output nor the fault. Errors: INVALID (the data is no valid stream, or continues behind its end),
+ * TOO_LARGE. */
 attn_status unpack_next(struct unpacker *unpacker, const char **bytes, size_t *count, const char **piece, size_t *size,
                         attn_error *err);
-/* Checks that the stream is complete. Errors: INVALID (it is not). The caller handles an empty body itself. */
+/* Checks that the stream is complete. Error: INVALID, if it is not. An empty body is no error here; the caller must
+ * test for it. */
 attn_status unpack_finish(struct unpacker *unpacker, attn_error *err);
 
 #endif

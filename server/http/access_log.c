@@ -1,4 +1,4 @@
-/* access_log.c: see access_log.h. */
+/* access_log.c: writes log lines and updates metrics when requests have ended; see access_log.h. */
 #include "server/http/access_log.h"
 #include "server/http/exchange.h"
 
@@ -15,7 +15,7 @@
 #include "server/http/connections.h"
 #include "server/routes/routes.h"
 
-/* True for errors with which the server may refuse a request that is correct. Alerts watch how often these occur. */
+/* True for errors with which the server may refuse a correct request. Alerts watch how often these errors occur. */
 static bool is_watched(proto_error error)
 {
     switch (error) {
@@ -31,13 +31,14 @@ static bool is_watched(proto_error error)
     }
 }
 
-/* Returns the error with which a request was refused, or PROTO_ERROR_COUNT if it was not refused. A request whose
- * connection was cut has a status but no problem document. A 503 that answers a health probe is not a refusal. */
+/* Returns the error with which a request was refused, or PROTO_ERROR_COUNT if it was not refused. The status of a
+ * request tells its error if the connection was cut without a problem document. A 503 that answers a health probe is no
+ * refusal. */
 static proto_error refusal_of(const struct request *request, int status)
 {
     if (status < 400 || status == 499) return PROTO_ERROR_COUNT;
     if (request->failed) return request->error;
-    /* A 400 without a problem document stands for invalid framing, never for an invalid body. */
+    /* Without a problem document, status 400 stands for invalid framing and never for an invalid body. */
     for (int error = 0; error < PROTO_ERROR_COUNT; error++)
         if (status < 500 && proto_errors[error].http == status && error != PROTO_E_INVALID_REQUEST)
             return (proto_error)error;
@@ -45,16 +46,17 @@ static proto_error refusal_of(const struct request *request, int status)
 }
 
 enum {
-    /* A run of more hexadecimal digits than this is taken for a secret id. */
+    /* A run of more hexadecimal digits than this may be a secret id. */
     SECRET_DIGITS = 16,
-    /* The log shows only this many digits of a secret id. They tell ids apart, and 112 random bits of a cache's id stay
+    /* How many digits of a secret id the log shows. They tell ids apart, and 112 random bits of a cache's id stay
      * secret. */
     SHOWN_DIGITS = 12,
     PATH_BYTES = LOG_CLEAN_INPUT_BYTES + SECRET_DIGITS + 2,
 };
 
-/* Copies the path for the log and shortens every run of digits that may be the id of a cache. Such an id is a secret
- * (caches/caches.h), and a misspelt path may contain one too. Copies at least as many bytes as log_clean() reads. */
+/* Copies the path for the log and shortens every run of digits that may be the id of a cache. A cache's id is a secret
+ * (caches/caches.h), and a misspelt path may contain one too. The copy has at least as many bytes as log_clean()
+ * reads. */
 static const char *without_secrets(char buffer[PATH_BYTES], const char *path)
 {
     struct text t = text_in(buffer, PATH_BYTES);
@@ -69,12 +71,12 @@ static const char *without_secrets(char buffer[PATH_BYTES], const char *path)
     return buffer;
 }
 
-/* The most bytes of each escaped value with its NUL, and of all other words of a line. A line has room for all of
- * them. */
+/* The most bytes of each escaped value of a line with its NUL, and of the line's other words together. A line has room
+ * for all of them. */
 enum { PATH_MOST = LOG_CLEAN_BYTES, TOKEN_MOST = 90, POINTER_MOST = 100, OTHERS_MOST = 270 };
 static_assert(PATH_MOST + TOKEN_MOST + POINTER_MOST + PEER_BYTES + OTHERS_MOST <= LOG_PAIRS_BYTES, "no line is cut");
 
-/* Appends ` name="value"`. A client or the operator chose the value; it is escaped and gets at most `most` bytes. */
+/* Appends ` name="value"`. The value, which a client or the operator chose, is escaped and cut to `most` bytes. */
 static void put_quoted(struct text *t, const char *name, const char *value, size_t most)
 {
     char clean[LOG_CLEAN_BYTES];
@@ -88,7 +90,7 @@ static void put_quoted(struct text *t, const char *name, const char *value, size
 /* Writes a line such as this one:
  * method=POST path="/v1/attention/forward" status=400 ms=1.234 bytes_in=131248 bytes_out=45381 peer=10.0.0.1
  * token="team-a" code=invalid-request pointer="/k/shape/2"
- * A problem that was cut over several devices also has parts=4. */
+ * The line of a problem that was cut over several devices also has their number, such as parts=4. */
 static void log_request(const struct request *request, enum log_level level, int status, int64_t ns)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -148,12 +150,12 @@ void access_log_request(struct request *request, enum MHD_RequestTerminationCode
         if (!request->gone && request->state == REQUEST_RECEIVING)
             status = status != 0 ? status : cut ? 408 : how == MHD_REQUEST_TERMINATED_COMPLETED_OK ? 400 : 499;
         else status = 499;
-        /* The loop has already counted a client that left while its request waited. A connection that ends within a
+        /* If the client left while its request waited, the loop has already counted it. A connection that ends within a
          * head had no request yet. A 400 by libmicrohttpd is a refusal and not a departure. */
         if (!request->gone && status != 400 && t->head_ns != 0)
             metrics_add(METRIC_CANCELLED, request_state_label(request->state), NULL, 1);
     }
-    /* no answer was queued, so the request is counted here */
+    /* no answer was queued, and only answers are counted elsewhere, so the request is counted here */
     if (t->answer_ns == 0) kserve_count(request, status, now - t->began_ns);
     const proto_error refusal = refusal_of(request, status);
     if (refusal != PROTO_ERROR_COUNT) metrics_add(METRIC_REJECTED, proto_errors[refusal].code, NULL, 1);

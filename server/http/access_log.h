@@ -4,11 +4,11 @@
 
 #include "server/http/exchange.h"
 
-/* Creates at 0 every series that an alert watches. A rate ignores the first sample of a series, so a series that
- * appeared with its first event would hide that event. */
+/* Creates at 0 every series (metric with label values) that an alert watches. A rate ignores the first sample of a
+ * series, so without this the first event would stay invisible. */
 void access_log_begin(void);
-/* Logs and counts a request that has ended; `how` is what libmicrohttpd says of its end. The owner of the request calls
- * this before it frees the request. */
+/* Logs and counts a request that has ended. `how` is what libmicrohttpd says about its end. The owner of the request
+ * calls this before it frees the request. */
 void access_log_request(struct request *request, enum MHD_RequestTerminationCode how);
 
 #endif

@@ -1,14 +1,14 @@
-/* answer.c: answers.
+/* answer.c: makes answers.
  *
- * A small answer is encoded at once, and one system call sends its head and body. It overwrites the inputs, which are
- * no longer needed: no memory is allocated, and the bytes are in the processor's cache when they are sent. If the
- * inputs are large, the answer gets memory of its own, so that the next request can use theirs before this answer is
- * sent. A large answer is encoded block by block while it is sent, and never exists as a whole. In all cases the length
- * is known first, and is sent as Content-Length.
+ * A small answer is encoded at once, and one system call sends its head and body. It overwrites the request's input
+ * tensors, which are no longer needed: no memory is allocated, and the bytes are in the processor's cache when they are
+ * sent. If the inputs are large, the answer gets memory of its own, and the next request can use the inputs' memory
+ * before this answer is sent. A large answer is encoded block by block while it is sent, and never exists as a whole.
+ * In all cases the length is known before the first byte is sent, as Content-Length.
  *
- * If there is no memory for an answer, the client gets 503, and the contexts of the request are as they were before it.
- * If the request has already changed something, in a cache or by a route's handler, the connection is closed without an
- * answer instead. The client then knows that the change may have happened. */
+ * If there is no memory for an answer, the client gets status 503, and the contexts (saved forwards) of the request are
+ * as they were before it. If the request has already changed something, in a cache or by a route's handler, the
+ * connection is closed without an answer instead. The client then knows that the change may have happened. */
 #include "server/http/answer.h"
 #include "server/http/exchange.h"
 
@@ -57,7 +57,8 @@ size_t answer_server_timing(const struct request *request, char *text, size_t ca
 static void add(struct MHD_Response *response, const char *name, const char *value)
 {
     (void)MHD_add_response_header(response, name,
-                                  value); /* this fails only when memory is short; the body still has what matters */
+                                  /* adding a header fails only when memory is short; the body still has what matters */
+                                  value);
 }
 
 static void add_common_headers(struct request *request, struct MHD_Response *response, int status,
@@ -73,7 +74,8 @@ static void add_common_headers(struct request *request, struct MHD_Response *res
         snprintf(text, sizeof text, "%d", queue_retry_after_s(&server->queue, devices_count(server->devices)));
         add(response, "Retry-After", text);
     }
-    if (status == 415) /* Accept-Encoding in a 415: RFC 9110, 15.5.16 */
+    /* Accept-Encoding in an answer 415 tells the client which codings it may use (RFC 9110, 15.5.16) */
+    if (status == 415)
         add(response, "Accept-Encoding", request->route && request->route->keeps_body ? "identity" : UNPACK_CODINGS);
     if (status == 401) add(response, "WWW-Authenticate", "Bearer realm=\"attnd\"");
     if (request->route && status == 405) add(response, "Allow", route_allow(exchange->methods, text));
@@ -98,7 +100,7 @@ static void add_common_headers(struct request *request, struct MHD_Response *res
 /* The state of a large answer while it is sent. */
 struct stream {
     proto_encoder *encoder;
-    struct job *job; /* a reference to the job, which keeps the tensors until they are sent */
+    struct job *job; /* a reference to the job, which keeps its tensors until they are sent */
     struct connection *connection;
 };
 
@@ -131,7 +133,8 @@ static struct MHD_Response *problem_response(struct request *request)
     return MHD_create_response_from_buffer(length, text, MHD_RESPMEM_MUST_COPY);
 }
 
-/* Encodes the whole answer into one buffer. False: it was shorter than announced, which is an error in this program. */
+/* Encodes the whole answer into one buffer. Returns false if the answer was shorter than announced, which is an error
+ * in this program. */
 static bool encode_all(proto_encoder *encoder, char *to, size_t length)
 {
     size_t at = 0;
@@ -139,14 +142,14 @@ static bool encode_all(proto_encoder *encoder, char *to, size_t length)
     return at == length;
 }
 
-/* Makes the response of a small answer. NULL: out of memory, or encode_all() failed. */
+/* Makes the response of a small answer. Returns NULL when out of memory or if encode_all() failed. */
 static struct MHD_Response *small_response(struct request *request, proto_encoder *encoder, size_t length)
 {
     struct job *const job = request->job;
-    const bool ours = atomic_load(&job->references) == 1; /* false if a context holds the job too */
+    const bool ours = atomic_load(&job->references) == 1; /* false if a context (a saved forward) holds the job too */
     if (ours && job->inputs && job->inputs->bytes < ANSWER_LARGE_INPUTS && length <= job->inputs_used) {
-        /* Persistent: libmicrohttpd does not free this memory. It goes back with the job when the request is
-         * completed. */
+        /* RESPMEM_PERSISTENT tells libmicrohttpd not to free this memory. The job owns it and frees it when the request
+         * is completed. */
         return encode_all(encoder, job->inputs->memory, length)
                    ? MHD_create_response_from_buffer(length, job->inputs->memory, MHD_RESPMEM_PERSISTENT)
                    : NULL;
@@ -157,13 +160,13 @@ static struct MHD_Response *small_response(struct request *request, proto_encode
         response = MHD_create_response_from_buffer(length, text, MHD_RESPMEM_MUST_FREE);
     if (response == NULL) free(text);
     else if (ours) job_release_memory(job);
-    /* A failed count does not refuse the answer, because the answer exists already. If staging memory has no room for
-     * it, it is no longer than the memory that was just released. */
+    /* If counting fails, the answer is sent nevertheless, because it exists already. It is no longer than the memory
+     * that was just released. */
     if (response) (void)request_count_bytes(request, length, NULL);
     return response;
 }
 
-/* Makes the response that carries the job's tensors. NULL: it failed, and request->failed is set. */
+/* Makes the response that carries the job's tensors. If that fails, returns NULL and sets request->failed. */
 static struct MHD_Response *tensor_response(struct request *request, const char **content_type)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -185,7 +188,7 @@ static struct MHD_Response *tensor_response(struct request *request, const char 
         proto_encoder_free(encoder);
         request->times.encode_ns += clock_ns() - began;
     } else {
-        /* If staging memory is short, the answer is sent in blocks of a size that every connection may use. */
+        /* If staging memory is short, the answer is sent in smaller blocks, of a size that every connection may use. */
         if (request_count_bytes(request, block, NULL) != ATTN_OK) block = ANSWER_ARRAY_BLOCK;
         struct stream *stream = malloc(sizeof *stream);
         if (stream) *stream = (struct stream){ encoder, job_hold(job), exchange->connection };
@@ -203,7 +206,7 @@ static struct MHD_Response *tensor_response(struct request *request, const char 
     exchange->http_status = 200;
     exchange->sent_bytes = length;
     *content_type = proto_media(job->call->answer);
-    if (request->model && head < length) { /* bytes follow the JSON */
+    if (request->model && head < length) { /* binary bytes of the tensors follow the JSON */
         char text[TEXT_DIGITS + 1];
         snprintf(text, sizeof text, "%llu", (unsigned long long)head);
         add(response, "Inference-Header-Content-Length", text);
@@ -252,13 +255,16 @@ enum MHD_Result answer_queue(struct request *request, bool close)
     struct MHD_Response *response = NULL;
     const char *content_type = NULL;
     if (!request->failed && request->job && !request->route->answer) {
-        contexts_fill_job(request->job); /* the answer may overwrite the memory that the contexts read */
+        /* fills contexts (saved forwards) first, because the answer may overwrite the memory that they read */
+        contexts_fill_job(request->job);
         response = tensor_response(request, &content_type);
         contexts_finish_job(request->job, response != NULL);
     } else if (!request->failed) response = handler_response(request, &content_type);
     if (response == NULL && (exchange_of(request)->done || (request->job && transaction_is_committed(request->job)))) {
         log_event(LOG_WARN, request->id, "no_answer", "text=\"it was carried out, and there is no memory to say so\"");
-        return MHD_NO; /* an error answer would say that nothing changed, and the client would send the request again */
+        /* an error answer would tell the client that nothing has changed, and the client would send the request
+         * again */
+        return MHD_NO;
     }
     if (response == NULL) {
         content_type = route_error_media(exchange_of(request)->path);
@@ -270,7 +276,7 @@ enum MHD_Result answer_queue(struct request *request, bool close)
     kserve_count(request, exchange_of(request)->http_status, request->times.answer_ns - request->times.began_ns);
     const enum MHD_Result result = MHD_queue_response(exchange_of(request)->mhd,
                                                       (unsigned)exchange_of(request)->http_status, response);
-    MHD_destroy_response(response); /* releases this function's reference; the connection holds another */
+    MHD_destroy_response(response); /* drops this function's reference; the connection holds another one */
     return result;
 }
 
@@ -283,7 +289,8 @@ enum MHD_Result answer_now(struct request *request, bool close)
         request_move(request, REQUEST_ANSWERING);
     } else if (!connection_enter(exchange_of(request)->connection, CONNECTION_SEND)) return MHD_NO;
     exchange_of(request)->step = STEP_ANSWER;
-    if (request->failed) { /* other requests can use the job's memory while the client reads the error */
+    /* an error answer needs no tensors, so other requests can use the job's memory while the client reads the answer */
+    if (request->failed) {
         job_release(request->job);
         request->job = NULL;
     }

@@ -1,19 +1,19 @@
-/* answer.h: makes the response that libmicrohttpd sends for a request in ANSWERING: tensors, a problem document, or the
- * text of a handler. */
+/* answer.h: makes the response that libmicrohttpd sends for a request in the state ANSWERING: tensors, a problem
+ * document, or the text of a handler. */
 #ifndef ANSWER_H
 #define ANSWER_H
 
 #include "server/http/exchange.h"
 
-/* Queues the answer. Call this on the HTTP thread. MHD_NO: close the connection without an answer. `close`: the
- * connection ends after the answer. */
+/* Queues the answer. Call this on the HTTP thread. With `close` the connection ends after the answer. Returns MHD_NO if
+ * the connection must be closed without an answer. */
 enum MHD_Result answer_queue(struct request *request, bool close);
 
-/* Moves the request to ANSWERING, releases the memory that it no longer needs, and queues its answer. */
+/* Moves the request to the state ANSWERING, releases the memory that it no longer needs, and queues its answer. */
 enum MHD_Result answer_now(struct request *request, bool close);
 
-/* Writes "recv;dur=1.234, decode;dur=..." (milliseconds) from the request's times, and returns the length. Public for
- * tests. */
+/* Writes the value of the header Server-Timing, "recv;dur=1.234, decode;dur=..." in milliseconds, from the request's
+ * times. Returns its length. Public for tests. */
 size_t answer_server_timing(const struct request *request, char *text, size_t capacity);
 
 #endif

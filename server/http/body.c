@@ -1,6 +1,6 @@
 /* body.c: the body of a request.
  *
- *   body_admit    before the first byte: reserves a place in the queue, memory and a parser
+ *   body_admit    before the first byte: reserves a slot in the queue, memory and a parser
  *   body_piece    for each piece: feeds the parser; a compressed piece is unpacked first, a limited amount per call
  *   body_done     at the end: checks the body, then computes in this thread, or suspends the connection and posts the
  *                 request to the loop, or refuses the request */
@@ -32,16 +32,16 @@
 #include "server/work/transaction.h"
 
 enum {
-    /* bytes of staging memory that are leased first when none was leased ahead */
+    /* bytes of staging memory that a body's first lease takes, if no memory was leased ahead */
     FIRST_STEP = 64 << 10,
-    /* the number of tensors that the first estimate of a body's memory assumes; a body with more of them gets more
-     * memory */
+    /* The number of tensors that the first estimate of a body's memory assumes. A body with more tensors gets more
+     * memory. */
     EXPECTED_TENSORS = 16,
 };
 
 /* ---- Before the first byte --------------------------------------------------------------------------------------- */
 
-/* Enlarges the memory of a body whose size could not be leased ahead. It doubles the memory, up to the announced size.
+/* Enlarges the memory of a body for which no memory was leased ahead. It doubles the memory, up to the announced size.
  * If there is no room for that, it adds only what is needed. */
 static attn_status on_grow(void *context, size_t bytes, void **base, attn_error *err)
 {
@@ -53,7 +53,8 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
         ample = exchange_of(request)->expected_bytes;
     for (int attempt = 0; attempt < 2 && status != ATTN_OK; attempt++) {
         const size_t want = attempt == 0 && ample > bytes ? ample : bytes;
-        attn_error *const why = attempt == 0 ? NULL : err; /* an error of the first attempt is not reported */
+        /* an error of the first attempt is not reported, because a second, smaller attempt follows */
+        attn_error *const why = attempt == 0 ? NULL : err;
         if (request->block == NULL) status = staging_lease(staging, request->caller, want, &request->block, why);
         else status = staging_grow(staging, &request->block, request->block->bytes, want, why);
     }
@@ -61,9 +62,9 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
     return status;
 }
 
-/* Reserves what a body needs before its first byte: a place, memory and a parser. It leases memory ahead for the inputs
+/* Reserves what a body needs before its first byte: a slot, memory and a parser. It leases memory ahead for the inputs
  * and a third more for the outputs, unless too much is leased ahead already (staging.h). Without that lease, the parser
- * leases the first memory with its first value. A large block only reserves addresses; the system provides pages at the
+ * leases memory when it reads its first value. A large block only reserves addresses; the system provides pages at the
  * first access. */
 void body_admit(struct request *request, const struct http_head *f)
 {
@@ -87,7 +88,8 @@ void body_admit(struct request *request, const struct http_head *f)
             request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory to unpack the body");
             return;
         }
-    } else if (f->has_length && f->length > 0) { /* the length of a compressed body does not tell its unpacked size */
+        /* only for uncompressed bodies, because the length of a compressed body does not tell its unpacked size */
+    } else if (f->has_length && f->length > 0) {
         const size_t inputs = proto_memory_for(exchange->body->format, f->length, EXPECTED_TENSORS);
         exchange->expected_bytes = inputs + inputs / 3 + PROTO_MEMORY_STEP;
         (void)staging_lease_ahead(server->staging, request->caller, exchange->expected_bytes, &request->block);
@@ -100,7 +102,7 @@ void body_admit(struct request *request, const struct http_head *f)
 
 /* ---- Pieces ------------------------------------------------------------------------------------------------------ */
 
-/* Refuses a body. The bytes that are still to come are dropped. */
+/* Refuses a body. Bytes of it that are still to come are dropped. */
 static void refuse_body(struct request *request, const attn_error *why)
 {
     request_fail_status(request, why);
@@ -118,7 +120,8 @@ static attn_status decode(struct request *request, const char *bytes, size_t cou
     return status;
 }
 
-/* Unpacks and decodes at most one turn, about UNPACK_TURN_BYTES. Sets *count to the number of bytes that are left. */
+/* Unpacks and decodes at most about UNPACK_TURN_BYTES, so that other connections have their turn. Sets *count to the
+ * number of packed bytes that are left. */
 static attn_status unpack_and_decode(struct request *request, const char *bytes, size_t *count, attn_error *err)
 {
     const uint64_t turn_ends = request->decoded_bytes + UNPACK_TURN_BYTES;
@@ -132,7 +135,7 @@ static attn_status unpack_and_decode(struct request *request, const char *bytes,
     return status;
 }
 
-/* Collects the body for a route whose handler reads it. */
+/* Collects the body for a route that needs its body as one text. */
 static void keep_body(struct request *request, const char *bytes, size_t count)
 {
     if (request->failed || request->route == NULL || !request->route->keeps_body) return;
@@ -149,7 +152,7 @@ static void keep_body(struct request *request, const char *bytes, size_t count)
     request->text_bytes += count;
 }
 
-/* Looks at the bytes of a body whose content type was refused, to tell the client what the body seems to be. */
+/* Looks at the bytes of a body whose content type was refused. If they look like safetensors, the error says so. */
 static void look_at_body(struct request *request, const char *bytes, size_t count)
 {
     if (!request->failed || request->error != PROTO_E_UNSUPPORTED_MEDIA ||
@@ -160,15 +163,16 @@ static void look_at_body(struct request *request, const char *bytes, size_t coun
              "application/x-safetensors");
 }
 
-/* Takes a piece of the body. Returns how many of its bytes are left for another call. */
+/* Takes a piece of the body. Returns how many of its bytes are left for the next call. */
 size_t body_piece(struct request *request, const char *bytes, size_t count)
 {
     struct exchange *const exchange = exchange_of(request);
     const uint64_t limit = (uint64_t)request->server->config->max_body_bytes;
     size_t left = 0;
-    if (exchange->received_bytes + count > limit) { /* only a body that is sent in chunks can be too long here */
+    /* only a body in chunks can be too long here: a length in the head was checked earlier */
+    if (exchange->received_bytes + count > limit) {
         exchange->received_bytes += count;
-        request->failed = false; /* an earlier error is replaced: this one ends the connection */
+        request->failed = false; /* this error replaces an earlier one, because it ends the connection */
         request_fail(request, PROTO_E_TOO_LARGE, NULL,
                      "the body has more than %llu bytes, the limit (the server's --max-body-bytes)",
                      (unsigned long long)limit);
@@ -194,14 +198,14 @@ size_t body_piece(struct request *request, const char *bytes, size_t count)
         keep_body(request, bytes, count);
     }
     exchange->received_bytes += count - left;
-    /* For a compressed body, progress counts the unpacked bytes where these are more. */
+    /* Progress counts the unpacked bytes of a compressed body if these are more than the received ones. */
     connection_progress(exchange->connection, request->decoded_bytes > exchange->received_bytes
                                                   ? request->decoded_bytes
                                                   : exchange->received_bytes);
     return left;
 }
 
-/* True if the job writes so little to shared memory that this thread can do it. */
+/* True if the job writes so few bytes to shared memory that this HTTP thread can write them. */
 static bool shares_little(const struct job *job)
 {
     return job->shared == NULL || job->shared->output_bytes <= REGIONS_AT_ONCE_BYTES;
@@ -217,8 +221,8 @@ static void write_shared(struct request *request)
     request->times.encode_ns += clock_ns() - began;
 }
 
-/* Ends a step that began in this thread: its caches stay as they were, or have grown. The loop is told if requests are
- * queued, because some may wait for the end of this step. */
+/* Ends a cache transaction that began in this thread: its caches have grown, or stay as they were if the request
+ * failed. If requests are queued, the loop is told, because some of them may wait for the end of this transaction. */
 static void end_step(struct request *request)
 {
     if (request->job == NULL || request->job->transaction == NULL) return;
@@ -226,8 +230,8 @@ static void end_step(struct request *request)
     if (request_count(REQUEST_QUEUED) > 0) loop_note_step_end(request->server->loop);
 }
 
-/* Gives the request the flow of its token, or else that of its connection. A connection that had no memory for a flow
- * has none; its jobs share a flow of the queue. */
+/* Gives the request the flow (share of device time) of its token, or else of its connection. If there was no memory for
+ * the connection's flow, the request has none, and its jobs share a flow of the queue. */
 static void join_flow(struct request *request)
 {
     struct connection *const connection = exchange_of(request)->connection;
@@ -237,8 +241,8 @@ static void join_flow(struct request *request)
     request->flow = flow_hold(flow);
 }
 
-/* The body has ended. Finishes the unpacker, which must have reached the end of its stream. False: the request has
- * failed. */
+/* Call this after the last byte of the body. Finishes the unpacker, which must have reached the end of its stream.
+ * Returns false if the request has failed. */
 static bool end_body(struct request *request)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -253,8 +257,9 @@ static bool end_body(struct request *request)
     return true;
 }
 
-/* Checks the body and makes its job here if that is quick; otherwise the loop lets the body be checked in pieces.
- * False: the answer is decided, because the request failed, every item was refused, or a handler answers. */
+/* Checks the body and makes its job in this thread if that is quick. Otherwise the loop will let the body be checked in
+ * pieces. Returns false if the answer is already decided, because the request failed, every item was refused, or a
+ * handler answers. */
 static bool check_here(struct request *request)
 {
     struct check_result result;
@@ -270,12 +275,13 @@ static bool check_here(struct request *request)
 
 static enum inline_outcome run_here(struct request *request)
 {
-    if (request->job == NULL) return INLINE_NOT; /* the body is not checked yet */
+    if (request->job == NULL) return INLINE_NOT; /* the body is not checked yet, because the check takes long */
     request_move(request, REQUEST_COMPUTING);
     return shares_little(request->job) ? inline_run(request->server->devices, request->job) : INLINE_NOT;
 }
 
-/* The job has ended in this thread: writes its shared memory, ends its step and answers. */
+/* Call this when the job has ended in this thread. Writes the job's shared memory, ends its cache transaction and
+ * answers. */
 static enum MHD_Result answer_done(struct request *request)
 {
     struct server *const server = request->server;
@@ -286,23 +292,24 @@ static enum MHD_Result answer_done(struct request *request)
     return answer_now(request, false);
 }
 
-/* Gives the request to the loop, which has its body checked, queues its job, or (`late`) waits for a job that runs
- * already. */
+/* Gives the request to the loop, which lets its body be checked or queues its job. If `late`, the job already runs, and
+ * the loop only waits for its end. */
 static enum MHD_Result hand_over(struct request *request, bool late)
 {
     struct exchange *const exchange = exchange_of(request);
     struct server *const server = request->server;
     attn_error err = { 0 };
-    /* A late job already runs on a device, so it takes no place in the queue. The loop waits for the job's end, because
-     * an HTTP thread must not. */
+    /* A late job already runs on a device, so it takes no slot in the queue. The loop waits for the job's end, because
+     * an HTTP thread must not wait. */
     if (!late && request_enter(request, CALLER_WAITING, &err) != ATTN_OK) {
         request_fail_status(request, &err);
         end_step(request);
         return answer_now(request, false);
     }
 
-    /* From here on the loop may see the request. This thread counts it as suspended and then reads `stopping`; the loop
-     * sets `stopping` and then reads the count. So at least one of the two sees what the other did. */
+    /* From here on the loop may see the request. This thread counts the request as suspended and then reads `stopping`;
+     * the loop sets `stopping` and then reads the count. At least one of the two threads therefore sees what the other
+     * did. */
     atomic_fetch_add(&server->suspended, 1);
     if (atomic_load(&server->stopping)) {
         atomic_fetch_sub(&server->suspended, 1);
@@ -317,11 +324,11 @@ static enum MHD_Result hand_over(struct request *request, bool late)
     request_move(request, late ? REQUEST_RUNNING : request->job ? REQUEST_QUEUED : REQUEST_CHECKING);
     MHD_suspend_connection(exchange->mhd);
     if (!inline_near(server->devices)) http_threads_await(1, &server->suspended);
-    loop_post(server->loop, request); /* the loop owns the request now: do not touch it */
+    loop_post(server->loop, request); /* from here on the loop owns the request: do not touch it */
     return MHD_YES;
 }
 
-/* The last byte of the body has arrived: decides where its job runs. */
+/* Call this when the last byte of the body has arrived. Decides where its job runs. */
 enum MHD_Result body_done(struct request *request)
 {
     if (!end_body(request)) return answer_now(request, false);
@@ -329,7 +336,8 @@ enum MHD_Result body_done(struct request *request)
     if (!check_here(request)) return answer_now(request, false);
     flow_charge(request->flow, FLOW_CHECK, request->times.decode_ns);
     if (!connection_enter(exchange_of(request)->connection,
-                          CONNECTION_WORK)) { /* the sweep has just cut this connection because it was too slow */
+                          /* the sweep over connections has just cut this one, because its body came too slowly */
+                          CONNECTION_WORK)) {
         if (request->job) contexts_finish_job(request->job, false);
         return MHD_NO;
     }
@@ -339,8 +347,8 @@ enum MHD_Result body_done(struct request *request)
     case INLINE_NOT:
     case INLINE_BEGAN:
     case INLINE_LOST:
-        /* The job goes to the queue. After INLINE_BEGAN its transaction has begun; after INLINE_LOST the device
-         * job->part.device is lost. */
+        /* In these cases the job goes to the queue. After INLINE_BEGAN its cache transaction has begun. After
+         * INLINE_LOST the device job->part.device is lost. */
         break;
     }
     return hand_over(request, false);

@@ -13,11 +13,12 @@
  * reserves addresses; the system provides pages at the first access. On an error the request fails. */
 void body_admit(struct request *request, const struct http_head *head);
 
-/* Takes a piece of the body. Returns how many bytes at its end were not consumed; pass these again in the next call. */
+/* Takes a piece of the body. Returns how many bytes at its end were not consumed; the next call must pass them
+ * again. */
 size_t body_piece(struct request *request, const char *bytes, size_t count);
 
-/* The body is complete: computes its job here, gives the request to the loop, or queues its answer. MHD_NO: close the
- * connection. */
+/* Call this when the body is complete. Computes its job in this thread, gives the request to the loop, or queues its
+ * answer. Returns MHD_NO if the connection must be closed. */
 enum MHD_Result body_done(struct request *request);
 
 #endif

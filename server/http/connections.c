@@ -1,17 +1,16 @@
 /* connections.c: the table of connections and the sweep over it.
  *
- * Three parties touch a connection: the web server's thread that owns the connection (phase, progress), the sweep in
- * the loop, and the notification that the connection has ended. Invariants:
+ * Three parties touch a connection: the web server's thread that owns it (this thread sets phase and progress), the
+ * sweep in the loop, and the notification that the connection has ended. Invariants:
  * 1. A connection is removed in libmicrohttpd's CLOSED notification, under the table's lock, while its fd is still
- *    open. The sweep holds the same lock, so it never shuts down a descriptor number that a new socket has taken
- *    over.
- * 2. The sweep cuts a connection by compare-and-swap, from the phase that it has judged to CUT. If the HTTP thread
- *    changes the phase first, the connection is not cut. If the sweep wins, the HTTP thread sees CUT and stops.
- * 3. since_ms is stored before phase: a reader that sees the new phase sees its time too.
- * 4. A connection is in the table, and counted, from before libmicrohttpd gets its socket until that socket is
- *    closed. libmicrohttpd reports the connections that it starts to serve. One for which it has no memory it closes
- *    without a report. The phase of such a connection stays ADDED, while its number belongs to no socket or to
- *    another one. */
+ * open. The sweep holds the same lock, so it never shuts down a descriptor number that a new socket has taken over.
+ * 2. The sweep cuts a connection by a compare-and-swap from the phase that it has judged to CUT. If the HTTP thread
+ * changes the phase first, the connection is not cut. If the sweep wins, the HTTP thread sees CUT and stops.
+ * 3. since_ms is stored before phase, so a reader that sees the new phase also sees the time of that phase.
+ * 4. A connection is in the table, and counted, from before libmicrohttpd gets its socket until that socket is closed.
+ * libmicrohttpd reports the connections that it starts to serve. If it has no memory for a connection, it closes the
+ * socket without a report. The phase of a connection closed like that stays ADDED, while its number belongs to no
+ * socket or to another one. */
 #include "server/http/connections.h"
 
 #include <assert.h>
@@ -62,15 +61,15 @@ void connections_clear(struct connections *connections)
     pthread_mutex_destroy(&connections->lock);
 }
 
-/* Returns the inode of the socket that is open under this number, or 0 if no socket is. */
+/* Returns the inode of the socket that is open under this descriptor number, or 0 if none is. */
 static uint64_t inode_of(int fd)
 {
     struct stat sb;
     return fstat(fd, &sb) == 0 && S_ISSOCK(sb.st_mode) ? sb.st_ino : 0;
 }
 
-/* Call this with the lock held. Makes room in the table for descriptors up to `fd`. The system gives out the lowest
- * free numbers, so the table is about as long as the number of connections. */
+/* Makes room in the table for descriptors up to `fd`. The system gives out the lowest free numbers, so the table is
+ * about as long as the number of connections. Call this with the lock held. */
 static bool reserve(struct connections *connections, int fd)
 {
     int capacity = connections->capacity > 0 ? connections->capacity : 256;
@@ -95,10 +94,11 @@ void connections_count_request(struct connections *connections, int more)
     atomic_fetch_add_explicit(&connections->totals.bytes, more * (int64_t)HTTP_REQUEST_BYTES, memory_order_relaxed);
 }
 
-/* Call this with the lock held. Removes the connection from the table and the counters, and frees it. */
+/* Removes the connection from the table and the counters, and frees it. Call this with the lock held. */
 static void drop(struct connections *connections, struct connection *connection)
 {
-    assert(connections->by_fd[connection->fd] == connection); /* invariant 4: it is in the table, once */
+    /* invariant 4: the connection is in the table, and only once */
+    assert(connections->by_fd[connection->fd] == connection);
     assert(connection->previous ? connection->previous->next == connection : connections->first == connection);
     *(connection->previous ? &connection->previous->next : &connections->first) = connection->next;
     if (connection->next) connection->next->previous = connection->previous;
@@ -138,8 +138,8 @@ struct connection *connections_add(struct connections *connections, int fd, bool
         free(connection);
         return NULL;
     }
-    if (connections->by_fd[fd]) /* the old socket is closed, because the system has given out its number again */
-        drop_lost(connections, connections->by_fd[fd]);
+    /* the descriptor number is given out again, so the old socket with this number was closed without a report */
+    if (connections->by_fd[fd]) drop_lost(connections, connections->by_fd[fd]);
     connections->by_fd[fd] = connection;
     connection->next = connections->first;
     if (connection->next) connection->next->previous = connection;
@@ -163,7 +163,7 @@ struct connection *connections_find(struct connections *connections, int fd)
 struct connection *connections_take(struct connections *connections, int fd)
 {
     struct connection *connection = connections_find(connections, fd);
-    /* fails if the connection has been cut already */
+    /* connection_enter() fails if the connection has been cut already */
     if (connection) (void)connection_enter(connection, CONNECTION_OPENED);
     return connection;
 }
@@ -180,8 +180,8 @@ bool connection_enter(struct connection *connection, enum connection_phase phase
     int seen = atomic_load_explicit(&connection->phase, memory_order_acquire);
     if (seen == CONNECTION_CUT) return false;
     if (seen == (int)phase) return true;
-    /* The sweep reads these fields in the reverse order of these stores. In another order, an old since_ms with 0 bytes
-     * would make the client look too slow. */
+    /* The sweep reads these fields in the reverse order of these stores. In another order it might see an old since_ms
+     * together with 0 bytes, and the client would look too slow. */
     atomic_store_explicit(&connection->since_ms, clock_ms(), memory_order_relaxed);
     atomic_store_explicit(&connection->progress_bytes, 0, memory_order_release);
     return atomic_compare_exchange_strong_explicit(&connection->phase, &seen, phase, memory_order_acq_rel,
@@ -203,7 +203,8 @@ bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t 
     case CONNECTION_IDLE: return elapsed > limits->idle_ms;
     case CONNECTION_BODY:
     case CONNECTION_SEND: return elapsed - (int64_t)(progress_bytes / CONNECTION_BYTES_PER_MS) > limits->transfer_ms;
-    default: return false; /* WORK has the request's deadline, CUT is shut down, ADDED has no limit here */
+    /* WORK: the request's deadline is the limit. CUT: the socket is shut down. ADDED: no limit here */
+    default: return false;
     }
 }
 
@@ -213,9 +214,9 @@ static bool has_unread(const struct connection *connection)
     return ioctl(connection->fd, FIONREAD, &unread) == 0 && unread > 0;
 }
 
-/* True if the server has read all that this connection has sent, and the connection is idle or has never sent a byte.
- * For TCP the kernel tells whether a byte has ever arrived. For a unix socket the result is false, and the deadline of
- * the head decides. */
+/* True if the server has read all that this client has sent, and the connection is idle or the client has never sent a
+ * byte. For TCP the kernel tells whether a byte has ever arrived. For a unix socket it cannot tell: the result is
+ * false, and the deadline of the head decides. */
 static bool is_silent(const struct connection *connection, enum connection_phase phase)
 {
     if (has_unread(connection)) return false;
@@ -229,7 +230,8 @@ void connection_cut_with(struct connection *connection, proto_error error, const
     shutdown(connection->fd, SHUT_RDWR);
 }
 
-/* Has anything changed on this connection since the last sweep? Stores its state for the next one. */
+/* True if anything has changed on this connection since the last sweep. Stores the connection's state for the next
+ * sweep. */
 static bool has_moved(struct connection *connection, int phase, int64_t since_ms, uint64_t bytes, int64_t now_ms)
 {
     if (phase == connection->seen_phase && bytes == connection->seen_bytes && since_ms == connection->seen_since_ms &&
@@ -243,9 +245,9 @@ static bool has_moved(struct connection *connection, int phase, int64_t since_ms
     return true;
 }
 
-/* True if the client has closed its side. A client that sends nothing while it should may have left with its last
- * bytes. One check per standstill is enough, because a FIN that comes later wakes epoll. The phases checked are those
- * in which no answer can follow any more. */
+/* True if the client has closed its side of the connection. A client that sends nothing while it should may have left
+ * together with its last bytes. One check per standstill is enough, because a later FIN (end of the client's bytes)
+ * wakes epoll. Only phases in which no answer can follow are checked. */
 static bool has_left(struct connection *connection, int phase)
 {
     struct pollfd poll_fd = { .fd = connection->fd, .events = POLLRDHUP };
@@ -258,9 +260,9 @@ static bool has_left(struct connection *connection, int phase)
     return ioctl(connection->fd, FIONREAD, &unread) != 0 || unread == 0;
 }
 
-/* True if this connection, on which nothing has moved lately, delays the end of draining. An idle connection is closed
- * only when no requests come any more. Otherwise a load balancer might send a request at that moment, and would not
- * know whether it may send it again. */
+/* True if a connection without recent changes delays the end of draining (before the server stops). An idle connection
+ * is closed only when no connection has had requests for a while. Otherwise a load balancer might send a request at
+ * that very moment, and would not know whether it may send it again. */
 static bool blocks_drain(const struct connection *connection, int phase, int64_t since_ms, int64_t now_ms,
                          const struct connection_drain_limits *drain_limits)
 {
@@ -277,8 +279,8 @@ static bool blocks_drain(const struct connection *connection, int phase, int64_t
     }
 }
 
-/* Has the client taken too long? Bytes that it has sent and the server has not read are the server's delay. A whole
- * body or answer has a limit even then. */
+/* True if the client has taken too long. If the client has sent bytes that the server has not read, the delay is the
+ * server's. The time for a whole body or answer is limited even so. */
 static bool is_overdue(const struct connection *connection, int phase, int64_t since_ms, uint64_t bytes, bool moved,
                        int64_t now_ms, const struct connection_limits *limits)
 {
@@ -307,7 +309,7 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
         const bool blocks = drain_limits && !moved && blocks_drain(connection, phase, since, now_ms, drain_limits);
         const bool sending = phase == CONNECTION_OPENED || phase == CONNECTION_HEAD || phase == CONNECTION_BODY;
         if (!moved && has_left(connection, phase)) {
-            shutdown(connection->fd, SHUT_RDWR); /* wakes epoll: the web server now sees the end */
+            shutdown(connection->fd, SHUT_RDWR); /* wakes epoll, so the web server sees the end of the connection */
             continue;
         }
         if (!expired && !blocks) continue;
@@ -323,8 +325,8 @@ int connections_sweep(struct connections *connections, int64_t now_ms, const str
 
 /* ---- Room for another -------------------------------------------------------------------------------------------- */
 
-/* The order in which connections are closed to make room. A stranger has shown no token although the server has
- * tokens. */
+/* The order in which connections are closed to make room for new ones. A stranger is a connection that has shown no
+ * token although the server has tokens. */
 enum { MUST_STAY = -1, IDLE_STRANGER, SLOW_STRANGER, IDLE };
 
 static int rank_of(const struct connection *connection, int phase, int64_t since_ms, bool tokens, int64_t now_ms)
@@ -336,15 +338,15 @@ static int rank_of(const struct connection *connection, int phase, int64_t since
     case CONNECTION_IDLE:
         if (stranger) return IDLE_STRANGER;
         return now_ms - since_ms >= CONNECTION_BETWEEN_MS ? IDLE : MUST_STAY;
-    case CONNECTION_BODY: /* the server drops a stranger's body, so it may be cut */
-    case CONNECTION_SEND: /* a stranger's answer is a refusal or a public page */
+    case CONNECTION_BODY: /* the server drops a stranger's body anyway, so the connection may be cut */
+    case CONNECTION_SEND: /* the answer to a stranger is a refusal or a public page */
         return stranger && now_ms - since_ms >= CONNECTION_STRANGER_MS ? SLOW_STRANGER : MUST_STAY;
     default: return MUST_STAY;
     }
 }
 
-/* Call this with the lock held. Fills the list of connections that may be closed. The first to close is last in the
- * list. */
+/* Fills the list of connections that may be closed. The last in the list is the first to be closed. Call this with the
+ * lock held. */
 static void look_for_old(struct connections *connections, const _Atomic int *tally, bool tokens, int64_t now_ms)
 {
     connections->old_count = 0;
@@ -358,7 +360,7 @@ static void look_for_old(struct connections *connections, const _Atomic int *tal
         while (at > 0 && (connections->old[at - 1].rank < rank ||
                           (connections->old[at - 1].rank == rank && connections->old[at - 1].since_ms < since)))
             at--;
-        /* The list is full: the connection that would be closed last leaves it. */
+        /* If the list is full, the connection that would be closed last leaves the list. */
         if (count == CONNECTIONS_OLD) {
             if (at == 0) continue;
             memmove(&connections->old[0], &connections->old[1], (size_t)--at * sizeof connections->old[0]);
@@ -374,7 +376,8 @@ static void look_for_old(struct connections *connections, const _Atomic int *tal
     connections->looked_ms = connections->old_count == 0 ? now_ms : 0;
 }
 
-/* Call this with the lock held. Cuts a connection of the list. False: it has changed since it was listed. */
+/* Cuts a connection of the list. Returns false if the connection has changed since it was listed. Call this with the
+ * lock held. */
 static bool cut_old(struct connections *connections, int fd, int rank, int64_t since_ms, bool tokens, int64_t now_ms,
                     _Atomic int *leaving)
 {
@@ -383,7 +386,8 @@ static bool cut_old(struct connections *connections, int fd, int rank, int64_t s
     int phase = atomic_load_explicit(&connection->phase, memory_order_acquire);
     const int64_t since = atomic_load_explicit(&connection->since_ms, memory_order_relaxed);
     if (since != since_ms || rank_of(connection, phase, since, tokens, now_ms) != rank) return false;
-    if (rank != SLOW_STRANGER && has_unread(connection)) return false; /* the client may have sent a request already */
+    /* bytes that were not read yet may be the client's next request */
+    if (rank != SLOW_STRANGER && has_unread(connection)) return false;
     if (!atomic_compare_exchange_strong(&connection->phase, &phase, CONNECTION_CUT)) return false;
     connection->leaving = leaving;
     atomic_fetch_add(leaving, 1);

@@ -1,11 +1,12 @@
 /* connections.h: the open connections, and how long each may stay in each phase.
  *
- * libmicrohttpd's time-out is about inactivity: it never cuts a client that sends or reads one byte now and then. So
- * every connection records its phase and when that phase began, and a sweep in the loop cuts those that are too slow.
+ * libmicrohttpd's time-out is about inactivity: it never cuts a client that sends or reads one byte now and then. Every
+ * connection therefore records its phase and when that phase began, and a sweep in the loop cuts connections that are
+ * too slow.
  *
  * The sweep also finds clients that left in the middle of a request. When recv() returns less than it has room for,
- * libmicrohttpd (0.9.75, 1.0.1) waits for the next event of edge-triggered epoll. If the FIN arrived together with the
- * last bytes, no such event comes. */
+ * libmicrohttpd (0.9.75, 1.0.1) waits for the next event of edge-triggered epoll. If the client's FIN arrived together
+ * with its last bytes, no further event comes. */
 #ifndef CONNECTIONS_H
 #define CONNECTIONS_H
 
@@ -19,7 +20,7 @@
 #include "server/http/lingering_close.h"
 #include "server/work/server.h"
 
-/* Each phase: its id, and its label in logs.
+/* One entry for each phase: its id, and its label in logs.
  *
  *   ADDED     accepted, and the web server has not begun to serve it
  *   OPENED    connected, and no request line has arrived
@@ -45,65 +46,71 @@ enum connection_phase {
 struct flow;
 
 struct connection {
-    /* The web server's socket. This code never closes it. It only shuts it down, and only while it is in the table. */
+    /* The web server's socket. This code never closes it. It only shuts the socket down, and only while the connection
+     * is in the table. */
     int fd;
-    bool plain;            /* not TLS: a fixed answer may be written to the socket */
+    bool plain;            /* true: the connection is not TLS, so a fixed answer may be written to the socket */
     char peer[PEER_BYTES]; /* address of the socket's other end */
     _Atomic bool known;    /* a request on this connection has shown one of the tokens */
     _Atomic int phase;
     _Atomic int64_t since_ms;
-    /* bytes of the body or the answer that were received or sent since the phase began */
+    /* bytes of the body or the answer that were received or sent since the present phase began */
     _Atomic uint64_t progress_bytes;
-    /* Content type of a refusal on this connection, a constant; NULL: no request line has arrived. */
+    /* Content type of an answer that refuses a request on this connection, a constant; NULL: no request line has
+     * arrived. */
     _Atomic(const char *) error_media;
     struct connection *previous, *next;
     uint64_t inode; /* inode of the socket: shows whether fd is still the same socket */
     _Atomic int
-        /* Two counters that count this connection from connections_add() to connections_remove(); may be NULL. */
+        /* Two counters, in which this connection counts from connections_add() to connections_remove(). A pointer may
+         * be NULL. */
         *tallies[2];
-    /* A reference, on a server without tokens. NULL: no request on this connection has computed yet. */
+    /* On a server without tokens: a reference to the connection's share of device time. NULL: no request on this
+     * connection has computed yet. */
     struct flow *flow;
-    /* The request that is being received or answered, NULL between two requests. Used by the HTTP thread only. */
+    /* The request that is being received or answered; NULL between two requests. Only the HTTP thread uses it. */
     struct request *request;
-    /* The request was refused while more of it may come. Used by the HTTP thread only. */
+    /* The request was refused while its client may still be sending it. Only the HTTP thread uses it. */
     bool sending;
-    /* A counter of connections that were cut to make room and are not removed yet; NULL: this one was not cut for
-     * that. */
+    /* Counter of connections that were cut to make room for others and are not removed yet. NULL: this connection was
+     * not cut for that reason. */
     _Atomic int *leaving;
 
-    /* The sweep's own notes: the state that it saw last, when it first saw this state, and whether it checked the
-     * socket since. */
+    /* Notes of the sweep: the state that it saw last, when it first saw this state, and whether it has checked the
+     * socket since that time. */
     int seen_phase;
     uint64_t seen_bytes;
     int64_t seen_ms, seen_since_ms;
     bool asked;
 };
 
-/* The most time that each phase may take. */
+/* The longest time that a connection may stay in each phase. */
 struct connection_limits {
-    int64_t head_ms;  /* OPENED, HEAD: the whole phase */
-    int64_t idle_ms;  /* IDLE: the whole phase */
-    int64_t stall_ms; /* BODY: from one byte to the next */
+    int64_t head_ms;  /* longest time in phase OPENED or HEAD */
+    int64_t idle_ms;  /* longest time in phase IDLE */
+    int64_t stall_ms; /* longest time between two bytes in phase BODY */
     int64_t
-        /* BODY, SEND: this, and 1 ms more for each KiB that moved; so at least about 1 MiB/s in the long run */
+        /* longest time in phase BODY or SEND, plus 1 ms for each KiB that moved; so at least about 1 MiB/s in the long
+         * run */
         transfer_ms;
 };
 
-/* The most connections that one search lists. A search takes 0.1 ms, and new connections come in bursts. */
+/* The most connections that one search for connections to close lists. A search takes 0.1 ms, and new connections come
+ * in bursts, so the list serves for many of them. */
 enum { CONNECTIONS_OLD = 64 };
 
 struct connections {
     pthread_mutex_t lock;
     struct connection *first;
-    struct connection **by_fd; /* [capacity], indexed by descriptor */
+    struct connection **by_fd; /* [capacity] connections, indexed by the descriptor of their socket */
     int capacity;
     struct connection_totals totals;
-    /* Time when a request last began while the server drains; 0: no request has begun. */
+    /* While the server drains: time when a request last began; 0: no request has begun since. */
     _Atomic int64_t used_ms;
     struct lingering linger; /* sockets of ended connections whose last answer is not delivered yet */
 
-    /* Used by connections_make_room(): connections counted by `old_tally` that may be closed. The last in the list is
-     * closed first. Each is checked again before it is closed. */
+    /* Connections counted by `old_tally` that connections_make_room() may close. The last in the list is closed first.
+     * Each is checked again before it is closed. */
     struct {
         int fd;
         int rank;
@@ -111,15 +118,16 @@ struct connections {
     } old[CONNECTIONS_OLD];
     int old_count;
     const _Atomic int *old_tally;
-    /* Time of the last search if it found no connection that may be closed; 0: it found some. */
+    /* Time of the last search for connections that may be closed, if it found none; 0: it found some. */
     int64_t looked_ms;
 };
 
 void connections_init(struct connections *connections);
 void connections_clear(struct connections *connections);
 
-/* Adds an accepted socket before the web server gets it. Call this on the thread that accepts. The socket is counted in
- * `connections` and in both tallies until it is removed. NULL: out of memory, close the socket. */
+/* Adds an accepted socket before the web server gets it. Call this on the thread that accepts. Until the socket is
+ * removed it counts in `connections` and in both tallies. Returns NULL when out of memory: the caller must close the
+ * socket. */
 struct connection *connections_add(struct connections *connections, int fd, bool plain, _Atomic int *tally,
                                    _Atomic int *other_tally);
 /* Call this when the web server starts to serve a socket. Returns the socket's connection. */
@@ -128,45 +136,49 @@ struct connection *connections_take(struct connections *connections, int fd);
  * connection, because only that thread ends it. */
 struct connection *connections_find(struct connections *connections, int fd);
 /* Removes and frees a connection that the web server has ended or never took. Its fd must still be open. If the web
- * server closes a socket without a report, for lack of memory, the next sweep finds it, or the next socket of the same
- * number does. */
+ * server lacks memory, it closes a socket without a report. The next sweep finds the connection of this socket, or the
+ * next socket with the same number does. */
 void connections_remove(struct connections *connections, struct connection *connection);
 
-/* Counts a request's memory when it begins (more = 1) or ends (-1). Call this on the web server's thread. */
+/* Counts a request's memory when the request begins (more = 1) or ends (more = -1). Call this on the web server's
+ * thread. */
 void connections_count_request(struct connections *connections, int more);
 
-/* Moves the connection to the phase. Call this on the web server's thread. False: the connection has been cut, and the
- * caller must stop its work. */
+/* Moves the connection to the phase. Call this on the web server's thread. Returns false if the connection has been
+ * cut; the caller must then stop its work. */
 bool connection_enter(struct connection *connection, enum connection_phase phase);
 void connection_progress(struct connection *connection, uint64_t bytes);
 
-/* Is a connection in this phase too slow? A function of its arguments only, for tests. */
+/* True if a connection in this phase is too slow. The result depends on the arguments only, for tests. */
 bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t progress_bytes, int64_t now_ms,
                         const struct connection_limits *limits);
 
 /* Shorter limits that apply while the server drains. */
 struct connection_drain_limits {
-    int64_t silent_ms;      /* OPENED, IDLE: neither this connection nor any other has sent anything for this time */
-    int64_t stalled_ms;     /* HEAD, BODY, SEND: no byte moved for this time */
+    int64_t silent_ms;      /* phases OPENED and IDLE: no connection has sent anything for this time */
+    int64_t stalled_ms;     /* phases HEAD, BODY and SEND: no byte moved for this time */
     int64_t quiet_since_ms; /* time since which no connection has sent anything */
 };
 
-/* Cuts connections that are too slow and, with `drain_limits` (may be NULL), those that delay the end of draining. A
- * plain connection that was sending is answered 408 first. Returns the number of connections that were cut. */
+/* Cuts connections that are too slow. With `drain_limits` (may be NULL) it also cuts those that delay the end of
+ * draining. If a plain (not TLS) client was sending, it is answered 408 first. Returns the number of connections that
+ * were cut. */
 int connections_sweep(struct connections *connections, int64_t now_ms, const struct connection_limits *limits,
                       const struct connection_drain_limits *drain_limits);
-/* Cuts one of the connections that `tally` counts, to make room for another. Among candidates of equal rank, the one
- * that has been in its phase longest goes first. A connection is idle between two requests, and while its head is not
- * complete. Without `tokens` only idle connections are candidates. With `tokens` there is an order. Idle connections
- * that never showed a token go first. Second go connections without a token that have been sending a refused body, or
- * not fetching an answer, for CONNECTION_STRANGER_MS. All other idle connections go last. No other request is cut.
- * False: there is no candidate. *leaving counts the connection until it is removed. */
+/* Cuts one of the connections that `tally` counts, to make room for another. A connection is idle between two requests,
+ * and while its head is not complete. Without `tokens` only idle connections may be cut. With `tokens` the order is:
+ *   1. idle connections that never showed a token
+ *   2. other connections that never showed a token, if they have been sending a refused body, or not fetching an
+ *   answer, for CONNECTION_STRANGER_MS
+ *   3. all other idle connections
+ * Among equal candidates, the one that has been in its phase longest is cut. Returns false if there is no candidate.
+ * *leaving counts the connection until it is removed. */
 bool connections_make_room(struct connections *connections, const _Atomic int *tally, _Atomic int *leaving, bool tokens,
                            int64_t now_ms);
 
-/* Writes the problem document of `error` directly to the socket and shuts the socket down. This serves for errors that
- * libmicrohttpd cannot answer, such as 408 and 413 in the middle of a body, or answers badly. request_id: NULL makes a
- * new one. */
+/* Writes the problem document of `error` directly to the socket and shuts the socket down. Use it for errors that
+ * libmicrohttpd answers badly or not at all, such as 408 and 413 in the middle of a body. If request_id is NULL, a new
+ * id is made. */
 void connection_cut_with(struct connection *connection, proto_error error, const char *request_id);
 
 #endif

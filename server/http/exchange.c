@@ -1,4 +1,4 @@
-/* exchange.c: see exchange.h. */
+/* exchange.c: makes exchanges (one request and its answer over HTTP) and releases what their bodies need. */
 #include "server/http/exchange.h"
 
 #include "server/http/mhd.h"

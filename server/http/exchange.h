@@ -1,5 +1,6 @@
-/* exchange.h: one exchange of HTTP: how a request arrived and how its answer is sent. Its struct request says what must
- * be computed. An exchange belongs to its HTTP thread; the loop and the devices see only the request. */
+/* exchange.h: one exchange of HTTP, which is how a request arrived and how its answer is sent. The struct request
+ * inside it says what must be computed. An exchange belongs to its HTTP thread; the loop and the devices see only the
+ * request. */
 #ifndef EXCHANGE_H
 #define EXCHANGE_H
 
@@ -13,43 +14,45 @@ struct connection;
 struct http_server;
 struct route_body;
 
-/* The step that the HTTP thread has reached. libmicrohttpd calls one function for every event with similar arguments:
- * the call after a resume looks the same as the call at the end of the body. */
+/* The step of a request that its HTTP thread has reached. The thread must remember the step, because libmicrohttpd
+ * calls one function with similar arguments for every event. The call after a resume, for example, looks the same as
+ * the call at the end of the body. */
 enum exchange_step {
-    STEP_HEAD,   /* the headers have arrived and are not checked yet */
-    STEP_DECODE, /* the body goes to the parser */
-    /* the body is read and dropped: the request was refused, or the route takes no body */
+    STEP_HEAD,   /* the headers have arrived, but are not checked yet */
+    STEP_DECODE, /* the bytes of the body go to the parser */
+    /* the bytes of the body are dropped, because the request was refused or the route takes no body */
     STEP_DISCARD,
-    STEP_WAIT,   /* the connection is suspended; the next call means that an answer is ready */
+    STEP_WAIT,   /* the connection is suspended; the next call means that the answer is ready */
     STEP_ANSWER, /* the answer has been queued */
 };
 
 struct exchange {
-    struct request request; /* first member, so that exchange_of() can convert */
+    struct request request; /* must be the first member, because exchange_of() converts a pointer to it */
     struct http_server *http;
     struct MHD_Connection *mhd;
     struct connection *connection;
-    unsigned methods;               /* methods that the path allows: bits of enum route_method */
-    char trace_id[33], span_id[17]; /* the ids in the header traceparent; empty: none */
+    unsigned methods;               /* the methods that the path has: bits of enum route_method */
+    char trace_id[33], span_id[17]; /* both ids in the header traceparent; empty: the request has no such header */
     char peer[PEER_BYTES];          /* the client's address, as trusted proxies report it */
-    const char *method, *path;      /* libmicrohttpd's memory, valid until the request is completed */
+    const char *method, *path;      /* in libmicrohttpd's memory, valid until the request is completed */
     enum exchange_step step;
     const struct route_body *body; /* how the body is read; NULL: it is dropped */
-    int64_t json_bytes;            /* Inference-Header-Content-Length; -1: not given */
-    enum unpack_coding coding;     /* Content-Encoding of the body */
+    int64_t json_bytes;            /* value of the header Inference-Header-Content-Length; -1: not given */
+    enum unpack_coding coding;     /* the Content-Encoding (compression) of the body */
     struct unpacker *unpacker;     /* NULL: the body is not compressed, or is dropped */
     uint64_t received_bytes;       /* bytes of the body as they were sent */
-    size_t expected_bytes;         /* staging memory for the announced length; 0: no length was announced */
-    bool bad_line;                 /* the request line is malformed */
-    bool has_query;                /* the target contains '?' */
-    bool cors;                     /* the page that sent the request may read the answer */
-    bool preflight;                /* the request is an OPTIONS request of CORS, from a page of an allowed origin */
-    bool done;                     /* the route's handler has finished its work */
-    int http_status;               /* status of the answer; 0: none yet */
-    uint64_t sent_bytes;           /* bytes of the answer's body */
+    /* bytes of staging memory that the announced length of the body needs; 0: no length was announced */
+    size_t expected_bytes;
+    bool bad_line;       /* the request line is malformed */
+    bool has_query;      /* the request's target contains '?' */
+    bool cors;           /* a browser may show the answer to the page that sent the request (CORS) */
+    bool preflight;      /* the request is a CORS preflight: an OPTIONS request from a page of an allowed origin */
+    bool done;           /* the route's handler has finished its work */
+    int http_status;     /* status of the answer; 0: there is no answer yet */
+    uint64_t sent_bytes; /* number of bytes in the answer's body */
 };
 
-/* Makes an exchange; NULL: out of memory. End it with exchange_drop_body() and then request_free(). */
+/* Makes an exchange. Returns NULL when out of memory. Free it with exchange_drop_body() and then request_free(). */
 struct exchange *exchange_new(struct http_server *http, struct MHD_Connection *mhd);
 
 static inline struct exchange *exchange_of(const struct request *request)

@@ -1,7 +1,7 @@
-/* first_bytes.c: see first_bytes.h.
+/* first_bytes.c: looks at the first bytes of connections; see first_bytes.h.
  *
  * Neither libmicrohttpd nor GnuTLS reports which bytes it could not understand. Both call recv(), and the linker binds
- * these calls to the recv() of this file. This recv() looks at the first bytes that each connection receives. For all
+ * their calls to the recv() of this file. This recv() looks at the first bytes that each connection receives. For all
  * later bytes it only reads one byte of a table. */
 #undef _FORTIFY_SOURCE /* the inline recv() of fortified headers would conflict with the definition here */
 #include "server/http/first_bytes.h"
@@ -18,8 +18,9 @@
 
 enum { PLAIN = 1, TLS = 2, BEGINS = 4 };
 
-static _Atomic uint8_t state_of[FIRST_BYTES_SOCKETS]; /* indexed by descriptor */
-static _Thread_local int last_fd = -1;                /* the socket on which this thread received last */
+/* kind of port (PLAIN or TLS) of each socket, and BEGINS until its first bytes arrive; indexed by descriptor */
+static _Atomic uint8_t state_of[FIRST_BYTES_SOCKETS];
+static _Thread_local int last_fd = -1; /* the socket on which this thread received bytes last */
 
 enum first_bytes first_bytes_of(const void *bytes, size_t count, bool tls)
 {
@@ -74,7 +75,7 @@ void first_bytes_tell_in_tls(void)
     if (last_fd >= 0 && atomic_load(&state_of[last_fd]) == TLS) tell(FIRST_BYTES_HTTP2, last_fd);
 }
 
-/* Replaces libc's recv() in the whole process, also in the libraries. */
+/* Replaces libc's recv() in the whole process, including its libraries. */
 ssize_t recv(int fd, void *bytes, size_t capacity, int flags)
 {
     const ssize_t count = recvfrom(fd, bytes, capacity, flags, NULL, NULL);

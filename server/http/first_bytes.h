@@ -1,6 +1,7 @@
 /* first_bytes.h: finds connections whose client speaks another protocol than the port: TLS on a plain port, plain HTTP
- * on a TLS port, or HTTP/2 (which gRPC needs). The web server or GnuTLS closes such a connection without an answer. The
- * log says why, at most once a minute for each reason, with the number of connections since its last line. */
+ * on a TLS port, or HTTP/2 (which gRPC needs). The web server or GnuTLS closes a connection like that without an
+ * answer. The log says why, at most once a minute for each reason, and gives the number of connections since the last
+ * line. */
 #ifndef FIRST_BYTES_H
 #define FIRST_BYTES_H
 
@@ -20,19 +21,19 @@ enum first_bytes {
         FIRST_BYTES_COUNT
 };
 
-/* Returns which other protocol these first bytes belong to, on a plain or a TLS port. NOTHING: the protocol of the
- * port, or an unknown one. */
+/* Returns the protocol to which these first bytes belong, if it is not the protocol of the port (plain or TLS). Returns
+ * NOTHING if it is the port's protocol or an unknown one. */
 enum first_bytes first_bytes_of(const void *bytes, size_t count, bool tls);
 
-/* Call this when a connection begins on this socket: recv() then looks at the next bytes that arrive there. */
+/* Call this when a connection begins on this socket. recv() will look at the next bytes that arrive on it. */
 void first_bytes_expect(int fd, bool tls);
 
 /* Call this when the web server has refused a request for its version of HTTP. If this thread received the request on a
- * TLS port, it is logged as HTTP/2. The bytes on such a port are encrypted, so recv() cannot see the version. */
+ * TLS port, the log calls it HTTP/2. (recv() cannot see the version there, because the bytes are encrypted.) */
 void first_bytes_tell_in_tls(void);
 
-/* Limits a log line to one a minute. True: write the line now, for *count events. A function of its arguments only, for
- * tests. */
+/* State that limits a log line to one a minute. first_bytes_is_due() returns true if the line must be written now, for
+ * *count events. Its result depends on the arguments only, for tests. */
 struct first_bytes_turn {
     int64_t next_ms;
     uint64_t left_out;

@@ -1,5 +1,5 @@
-/* frontend.c: carries out what the loop requests from the part that holds the connections, and sets the connections'
- * time limits. */
+/* frontend.c: carries out what the loop requests from the frontend (the part that holds the connections), and sets the
+ * connections' time limits. */
 #include "server/http/frontend.h"
 
 #include <microhttpd.h>
@@ -19,7 +19,7 @@ static int connections(void *context)
     return atomic_load(&frontend->connections.totals.count) + frontend->retiring;
 }
 
-/* Closes retired listeners as soon as no client can still be in a handshake with them. */
+/* Closes retired listeners as soon as no client can be in the middle of a handshake with them. */
 static void finish_listeners(struct frontend *frontend, int64_t now_ms)
 {
     frontend->retiring = 0;
@@ -30,7 +30,7 @@ static void finish_listeners(struct frontend *frontend, int64_t now_ms)
     }
 }
 
-/* The limits by which a draining server finds connections on which no request will come. */
+/* Returns the limits by which a draining server (before it stops) finds connections on which no request will come. */
 static struct connection_drain_limits drain_limits_of(const struct frontend *frontend)
 {
     const int64_t drain_ms = atomic_load(&frontend->server->drain_since_ms),
@@ -69,7 +69,8 @@ static void reload(void *context)
     if (frontend->server->tokens == NULL) return;
     if (tokens_reload(frontend->server->tokens, why, sizeof why)) {
         log_event(LOG_INFO, NULL, "reloaded", "what=tokens");
-        /* No client has the removed tokens any more, so nobody could unregister, delete or use what belongs to them. */
+        /* Deletes what belongs to removed tokens: no client has these tokens, so nobody could use, unregister or delete
+         * it. */
         if (frontend->server->regions) regions_forget(frontend->server->regions, is_known, frontend->server->tokens);
         caches_forget(frontend->server->caches, is_known, frontend->server->tokens);
         contexts_forget(frontend->server->contexts, clock_ms(), is_known, frontend->server->tokens);

@@ -1,5 +1,5 @@
-/* frontend.h: the part that holds connections, as one object that the loop can drain: the web servers, the listening
- * sockets, the table of connections, the tokens. */
+/* frontend.h: the part of the server that holds connections, as one object that the loop can drain. It consists of the
+ * web servers, the listening sockets, the table of connections and the tokens. */
 #ifndef FRONTEND_H
 #define FRONTEND_H
 
@@ -11,25 +11,27 @@
 struct frontend {
     struct server *server;
     struct connections connections;
-    struct http_server main_http, metrics_http; /* metrics_http is used only with --metrics-listen */
-    struct listener *listeners;                 /* owned by main.c: open sockets, those of --listen first */
+    /* metrics_http is the web server of --metrics-listen; without that option it is not used */
+    struct http_server main_http, metrics_http;
+    struct listener *listeners; /* the open listening sockets, those of --listen first; main.c owns them */
     int listener_count;
     struct loop_watch *lingering_close_watch;
     unsigned sweeps;
-    int retiring; /* the number of listeners through which clients may still connect while draining */
+    int retiring; /* while the server drains: number of listeners through which clients may still connect */
 };
 
-/* Takes over the listeners, which must be open, until frontend_close(). */
+/* Uses the listeners, which must be open, until frontend_close(). */
 void frontend_init(struct frontend *frontend, struct server *server, struct listener *listeners, int count);
-/* Starts the web servers' threads. No connection is accepted yet. */
+/* Starts the threads of the web servers. They get no connections before frontend_start(). */
 attn_status frontend_open(struct frontend *frontend, attn_error *err);
 /* Starts to accept connections in the loop. */
 attn_status frontend_start(struct frontend *frontend, attn_error *err);
 /* Returns the functions of the frontend that the loop may call. */
 struct loop_frontend frontend_for_loop(struct frontend *frontend);
-/* Stops accepting, and cuts all open connections. No connection may be suspended. This may be called after a failed
+/* Stops accepting, and cuts all open connections. No connection may be suspended. It may also be called after a failed
  * start. */
 void frontend_close(struct frontend *frontend);
-void frontend_clear(struct frontend *frontend); /* call it after frontend_close() and the end of the loop */
+/* frees the frontend; call it after frontend_close() and the end of the loop */
+void frontend_clear(struct frontend *frontend);
 
 #endif

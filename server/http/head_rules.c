@@ -1,5 +1,6 @@
-/* head_rules.c: one function for each rule, in the order in which clients expect them: path, method, then rules[]. The
- * error names the first rule that the head breaks. Quotations from the request are cut to QUOTED_BYTES. */
+/* head_rules.c: one function for each rule about the head of a request, in the order in which clients expect them:
+ * path, method, then rules[]. An error is about the first rule that the head breaks. Text quoted from the request is
+ * cut to QUOTED_BYTES. */
 #include "server/http/head_rules.h"
 #include "server/http/exchange.h"
 
@@ -64,15 +65,15 @@ static void check_expectation(struct request *request, const struct http_head *f
                      quoted(expect), expect);
 }
 
-/* Refuses a request from a page of another site that this server does not allow. Browsers only keep such a page from
- * reading the answer. Without this rule it could still compute here or fill the memory. */
+/* Refuses a request from a page of another site, unless this server allows the site. Browsers only keep the page from
+ * reading the answer. Without this rule the page could still compute here or fill the memory. */
 static void check_origin(struct request *request, const struct http_head *f)
 {
     const char *const origin = f->value[HEADER_ORIGIN], *host = f->value[HEADER_HOST];
     if (origin == NULL || exchange_of(request)->cors || request->route->method == ROUTE_GET) return;
     if (host == NULL) host = "";
     if (http_head_same_origin(origin, host)) return;
-    /* a page without a site can be allowed only by '*' */
+    /* the Origin "null" stands for a page without a site, which only '*' can allow */
     const char *const option = strcmp(origin, "null") == 0 ? "'*'" : origin;
     request_fail(request, PROTO_E_FORBIDDEN_ORIGIN, NULL,
                  "Origin is '%.*s', a page of another site than '%.*s'; such a page may use this server where it is "
@@ -94,7 +95,7 @@ static void check_token(struct request *request, const struct http_head *f)
     else atomic_store_explicit(&exchange->connection->known, true, memory_order_relaxed);
 }
 
-/* KServe: finds the model and the version that the path names. */
+/* Finds the model and the version that the path names (in the KServe protocol). */
 static void check_model(struct request *request, const struct http_head *f)
 {
     char why[KSERVE_WHY_BYTES];
@@ -121,7 +122,7 @@ static bool names_several(const char *list)
     return list[strspn(list, between)] != '\0';
 }
 
-/* Determines the compression and the format of the body, on a route that takes a body. */
+/* Determines the compression and the format of the body, if the route takes a body. */
 static void check_body_type(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -147,7 +148,8 @@ static void check_body_type(struct request *request, const struct http_head *f)
     else request->answer_as = route_answer(request->route, exchange->body, f->value[HEADER_ACCEPT])->format;
 }
 
-/* KServe: reads how many bytes of the body are JSON. For a compressed body these are unpacked bytes. */
+/* Reads how many bytes of the body are JSON (in the KServe protocol). If the body is compressed, these are unpacked
+ * bytes. */
 static void check_json_length(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -171,7 +173,8 @@ static void check_timeout(struct request *request, const struct http_head *f)
     const proto_option *rule = proto_options;
     uint64_t timeout_ms;
     if (request->route->bodies == NULL || value == NULL) return;
-    while (strcmp(rule->name, "timeout_ms") != 0) rule++; /* the body's member timeout_ms has the same limits */
+    /* the header has the same limits as the body's member timeout_ms */
+    while (strcmp(rule->name, "timeout_ms") != 0) rule++;
     if (text_is_number(value, (uint64_t)rule->maximum, &timeout_ms) && (int64_t)timeout_ms >= rule->minimum)
         request->client_timeout_ms = (int64_t)timeout_ms;
     else
@@ -180,7 +183,7 @@ static void check_timeout(struct request *request, const struct http_head *f)
                      quoted(value), value, (long long)rule->minimum);
 }
 
-/* Keeps the first argument of the URL's query. */
+/* Stores the name of the first argument in the URL's query, and ends the iteration. */
 static enum MHD_Result on_argument(void *context, enum MHD_ValueKind kind, const char *name, const char *value)
 {
     (void)kind;
@@ -189,8 +192,8 @@ static enum MHD_Result on_argument(void *context, enum MHD_ValueKind kind, const
     return MHD_NO;
 }
 
-/* Refuses a query in the URL of a request that is not a GET. Otherwise a client that writes options there would get an
- * answer that ignores them. */
+/* Refuses a request that has a query in its URL and is not a GET. Otherwise a client that writes options into the URL
+ * would get an answer that ignores them. */
 static void check_query(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);

@@ -1,10 +1,10 @@
-/* http_head.c: is the head of this HTTP message unambiguous? RFC 9110 section 5.6.2 (tokens), RFC 9112 sections 6.1 to
- * 6.3.
+/* http_head.c: tests whether the head of an HTTP message is unambiguous: RFC 9110 section 5.6.2 (tokens), RFC 9112
+ * sections 6.1 to 6.3.
  *
- * Each rule below is one that libmicrohttpd 0.9.75 does not enforce by itself; 1.0.1 enforces some. 0.9.75 takes the
- * first of two Content-Lengths. It prefers a Transfer-Encoding to a Content-Length. It ignores "Content-Length : 5".
- * With an unknown Transfer-Encoding it reads the body until the connection ends. This file cannot check what
- * libmicrohttpd hides: 0.9.75 cuts a value at a NUL, and in both versions a bare LF ends a line. */
+ * libmicrohttpd 0.9.75 does not enforce any of the rules below by itself; 1.0.1 enforces some. 0.9.75 takes the first
+ * of two Content-Lengths. It prefers a Transfer-Encoding to a Content-Length. It ignores "Content-Length : 5". With an
+ * unknown Transfer-Encoding it reads the body until the connection ends. This file cannot check what libmicrohttpd
+ * hides: 0.9.75 cuts a value at a NUL, and in both versions a bare LF ends a line. */
 #include "server/http/http_head.h"
 
 #include <ctype.h>
@@ -27,7 +27,7 @@ static const struct {
 #undef X
 };
 
-/* Is this a character of a token (RFC 9110, 5.6.2)? */
+/* True for a character of a token (RFC 9110, 5.6.2). */
 static bool is_token_char(unsigned char c)
 {
     if (c >= '0' && c <= '9') return true;
@@ -41,7 +41,7 @@ void http_head_begin(struct http_head *head, const char *version)
     head->http10 = strcmp(version, "HTTP/1.0") == 0;
 }
 
-/* Copies the value of header i into `room`. `room` is as large as the largest head, so the values of one head fit. */
+/* Copies the value of header i into `room`, which is as large as the largest head, so all values of a head fit. */
 static void keep(struct http_head *f, int i, const char *value, size_t length)
 {
     if (length >= sizeof f->room - f->used) {
@@ -53,7 +53,7 @@ static void keep(struct http_head *f, int i, const char *value, size_t length)
     f->used += length + 1;
 }
 
-/* Appends another line of the list i to the lines before. */
+/* Appends the value of one more line to header i, whose values form a list. */
 static void join(struct http_head *f, int i, const char *value, size_t length)
 {
     const int before = f->value[i] == f->list ? (int)strlen(f->list)
@@ -184,7 +184,7 @@ bool http_head_end(struct http_head *f)
         if (!*length) http_head_fault(f, "Content-Length is empty");
         else if (length[strspn(length, "0123456789")] != '\0')
             http_head_fault(f, "Content-Length must be decimal digits");
-        /* a number with too many digits is over any limit */
+        /* a length with more digits than a number can hold is over any limit */
         else if (text_read_number(length, &value) == NULL) value = UINT64_MAX;
         if (f->fault[0]) return false;
         f->has_length = true;
@@ -225,7 +225,7 @@ bool http_head_is_request_id(const char *text)
     return length > 0;
 }
 
-/* Is the text `count` lower case hexadecimal digits, and not all of them zero? */
+/* True if the text is `count` lower case hexadecimal digits that are not all zero. */
 static bool is_hex_id(const char *text, int count)
 {
     bool zero = true;

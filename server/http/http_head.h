@@ -1,7 +1,8 @@
-/* http_head.h: is the head of this HTTP message unambiguous? libmicrohttpd 0.9.75 accepts much that a proxy in front of
- * it may read differently, such as two lengths, a length and chunks, or a space before the colon. Attackers use such
- * differences for request smuggling. A doubtful head is refused here with 400 and the connection is closed, before any
- * other code looks at the request. This file uses no sockets: its caller passes header by header.
+/* http_head.h: tests whether the head of an HTTP message is unambiguous. libmicrohttpd 0.9.75 accepts heads that a
+ * proxy in front of it may read differently, for example with two lengths, with a length and chunks, or with a space
+ * before the colon. Attackers use such differences for request smuggling. An ambiguous head is therefore refused here
+ * with 400 and the connection is closed, before any other code looks at the request. This file uses no sockets: its
+ * caller passes header by header.
  *
  *   struct http_head f;
  *   http_head_begin(&f, "HTTP/1.1");
@@ -46,39 +47,41 @@ enum header_id {
         HEADER_COUNT
 };
 
-/* The most bytes of a list that is joined from several lines. A list in one line may be as long as a head. */
+/* The most bytes of a list whose values come from several lines. A list in one line may be as long as a head. */
 enum { HTTP_HEAD_LIST_BYTES = 2048 };
 
 struct http_head {
-    /* Each value ends with NUL. It is borrowed from the caller or lies in `room`. NULL: the header was not given. */
+    /* The value of each header, ending with NUL; NULL: the header was not given. The value is borrowed from the caller
+     * or lies in `room`. */
     const char *value[HEADER_COUNT];
     bool http10;
     bool chunked;
     bool has_length;
     uint64_t length;                  /* the value of Content-Length */
-    char fault[128];                  /* what is wrong with the head; empty: nothing so far */
+    char fault[128];                  /* what is wrong with the head; empty: no fault was found so far */
     size_t used;                      /* the number of bytes of `room` in use */
-    char list[HTTP_HEAD_LIST_BYTES];  /* the joined lines of a LIST header */
-    char room[HTTP_CONNECTION_BYTES]; /* values that needed a copy because white space follows them in the request */
+    char list[HTTP_HEAD_LIST_BYTES];  /* the joined lines of the headers whose rule is LIST */
+    char room[HTTP_CONNECTION_BYTES]; /* copies of values that white space follows in the request */
 };
 
 void http_head_begin(struct http_head *head, const char *version);
-/* Adds one header. `value` may be NULL (none). Both strings end with NUL, although their lengths are given too. */
+/* Adds one header. `value` may be NULL (the header has no value). Both strings must end with NUL, although their
+ * lengths are given too. */
 void http_head_header(struct http_head *head, const char *name, size_t name_length, const char *value,
                       size_t value_length);
 bool http_head_end(struct http_head *head);
-/* Records a fault that the caller found. If there is a fault already, that one stays. */
+/* Records a fault that the caller found. If an earlier fault is recorded, that one is kept instead. */
 void http_head_fault(struct http_head *head, const char *fault);
-/* Is this method a token (RFC 9110, 9.1)? */
+/* True if this method is a token (RFC 9110, 9.1). */
 bool http_head_is_method(const char *method);
-/* Is this a sound target, the text between method and version? It has no spaces and no control characters. */
+/* True for a sound target (the text between the method and the version): one without spaces and control characters. */
 bool http_head_is_target(const char *target);
 
 /* Resolves the percent-escapes of a target in place and returns its new length. The escapes of '/' and NUL stay as they
- * are. A resolved '/' would be taken for a separator and a resolved NUL for the end, and either would change the
- * target. */
+ * are, because a '/' would be taken for a separator and a NUL for the end, and the target would have another
+ * meaning. */
 size_t http_head_unescape(char *text);
-/* Returns the path of a target. For "http://host/path" (RFC 9112, 3.2.2) the path begins behind the host; any other
+/* Returns the path of a target. The path of "http://host/path" (RFC 9112, 3.2.2) begins behind the host. Any other
  * target is a path as a whole. */
 const char *http_head_path(const char *target);
 /* Returns the number of arguments in the query of a target. */
@@ -89,14 +92,14 @@ static inline bool http_head_has_body(const struct http_head *f)
     return f->chunked || (f->has_length && f->length > 0);
 }
 
-/* Does this Origin (RFC 6454) name the same server as Host? Host and port must be equal; the default port of the
- * origin's scheme may be left out. The Origin "null" is equal to none. */
+/* True if this Origin (RFC 6454) names the same server as Host. Host and port must be equal, but the default port of
+ * the origin's scheme may be left out. The Origin "null" is equal to no Host. */
 bool http_head_same_origin(const char *origin, const char *host);
 
-/* Is the text an id of the form [A-Za-z0-9._-]{1,128}? */
+/* True if the text is an id of the form [A-Za-z0-9._-]{1,128}. */
 bool http_head_is_request_id(const char *text);
-/* Copies both ids of a traceparent, each with a NUL: 00-<32 hex>-<16 hex>-<2 hex>. False: malformed, or an id is all
- * zeros. */
+/* Copies both ids of a traceparent, 00-<32 hex>-<16 hex>-<2 hex>, each with a NUL. Returns false if it is malformed or
+ * an id is all zeros. */
 bool http_head_traceparent(const char *text, char trace_id[33], char span_id[17]);
 
 #endif

@@ -1,4 +1,4 @@
-/* http_threads.c: HTTP threads and cores. See http_threads.h. */
+/* http_threads.c: assigns connections to HTTP threads, and HTTP threads to cores; see http_threads.h. */
 #include "server/http/http_threads.h"
 
 #include <stdlib.h>
@@ -12,11 +12,13 @@
 #include "server/base/polling_sleep.h"
 
 enum {
-    PERIOD_MS = 200,   /* time between two decisions */
-    LEAST_RATE = 1000, /* requests a second from which threads are pinned to their cores */
-    UNEVEN_LOOKS = 3,  /* uneven periods before the threads are unpinned; the clients' threads change cores too */
-    FREE_MS = 2000,    /* threads stay unpinned for this time after an uneven load */
-    MOST_LEAD = 4,     /* connections that each thread of a core may have more than a thread of another core */
+    PERIOD_MS = 200,   /* time between two decisions whether to pin threads to their cores */
+    LEAST_RATE = 1000, /* from this many requests per second on, threads are pinned to their cores */
+    /* periods of uneven load before threads are unpinned; several, because the clients' threads change cores too */
+    UNEVEN_LOOKS = 3,
+    FREE_MS = 2000, /* after an uneven load, threads stay unpinned for this time */
+    /* how many connections more than the least busy thread of all a thread of the connection's core may have */
+    MOST_LEAD = 4,
     MOST_CORES = CPU_SETSIZE,
 };
 
@@ -27,8 +29,8 @@ bool http_threads_init(struct http_threads *threads, struct http_server *http, i
     threads->list = aligned_alloc(_Alignof(struct http_thread), (size_t)count * sizeof *threads->list);
     if (threads->list == NULL) return false;
     memset(threads->list, 0, (size_t)count * sizeof *threads->list);
-    /* Several processes under CPU quotas share all cores of the machine. They must not all pin themselves to the first
-     * cores. */
+    /* Threads are pinned only if no CPU quota keeps this process from using all its cores. Several processes under
+     * quotas share all cores of the machine, and must not all pin themselves to the first cores. */
     if (allowed > 1 && allowed <= cores && count % allowed == 0 && count / allowed >= allowed) {
         threads->cpu = calloc((size_t)allowed, sizeof *threads->cpu);
         if (threads->cpu == NULL) {
@@ -69,7 +71,7 @@ static int connections_of(const struct http_thread *thread)
     return atomic_load_explicit(&thread->connections, memory_order_relaxed);
 }
 
-/* Returns the least busy thread of a core, or of all cores (core -1). */
+/* Returns the least busy thread of a core, or of all cores if `core` is -1. */
 static struct http_thread *least_busy(const struct http_threads *threads, int core)
 {
     struct http_thread *best = NULL;
@@ -108,8 +110,8 @@ enum http_threads_load http_threads_load(const uint32_t *requests, int cores, in
     return most <= (held ? 4 : 2) * least ? HTTP_THREADS_EVEN : HTTP_THREADS_UNEVEN;
 }
 
-/* Pins a thread to its core or unpins it. If the system refuses that, or another program has moved the thread, the
- * thread stays where it is. */
+/* Pins a thread to its core or unpins it. The thread stays where it is if the system refuses, or if another program has
+ * moved the thread. */
 static void pin(const struct http_threads *threads, struct http_thread *thread, bool pinned)
 {
     const pid_t tid = atomic_load_explicit(&thread->tid, memory_order_relaxed);
@@ -157,17 +159,17 @@ void http_threads_balance(struct http_threads *threads, int64_t now_ms)
         hold(threads, false);
         if (load == HTTP_THREADS_UNEVEN) threads->free_until_ms = now_ms + FREE_MS;
     } else if (threads->held || (load == HTTP_THREADS_EVEN && now_ms >= threads->free_until_ms))
-        hold(threads, true); /* holds also those threads that were idle before and had no thread id until now */
+        hold(threads, true); /* repeated, to pin threads that had no thread id before because they were idle */
 }
 
 /* ---- How a thread waits ------------------------------------------------------------------------------------------ */
 
 static _Thread_local struct {
-    int count;              /* requests of this thread that the loop has */
-    const _Atomic int *all; /* requests of all threads that the loop has */
-    /* The core is kept awake until this time, for the end of the request that went to the loop last. */
+    int count;              /* number of this thread's requests that the loop has */
+    const _Atomic int *all; /* number of all threads' requests that the loop has */
+    /* Until this time the thread's core is kept awake, because the request that went to the loop last may end soon. */
     int64_t until_ns;
-    int64_t expected_ns; /* time until which the next request of a client is expected at once; 0: none is */
+    int64_t expected_ns; /* until this time the client's next request is expected; 0: none is expected */
 } awaited;
 
 void http_threads_await(int more, const _Atomic int *all)
@@ -182,7 +184,7 @@ void http_threads_expect(void)
     awaited.expected_ns = clock_ns() + HTTP_EXPECT_NS;
 }
 
-/* Polls for the next request of a client that is about to receive its answer, until expected_ns. */
+/* Polls until expected_ns for the next request of a client that is about to receive its answer. */
 static int expect(int epfd, struct epoll_event *events, int most)
 {
     int count;

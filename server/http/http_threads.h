@@ -4,16 +4,16 @@
  *
  * If the CPU is the device, most of a small request's time goes to memory: socket buffers, decoded tensors, the
  * workspace. This memory stays in one core's cache if the core on which a connection's packets arrive also serves the
- * connection. The kernel tells which core that is (SO_INCOMING_CPU). It is the core of a client on the same machine, or
- * the core that handles the queue of the network card. So each core has the same number of threads, and a connection
+ * connection. The kernel tells which core that is (SO_INCOMING_CPU): the core of a client on the same machine, or the
+ * core that handles the queue of the network card. Each core therefore has the same number of threads, and a connection
  * goes to the least busy thread of its core.
  *
- * But a pinned thread may have to wait for its core while others are idle. So threads are pinned only while there is
- * load and the load of the last period is even across cores. A single client whose packets all arrive on one core is
- * served by the threads of that core, and the scheduler may run them anywhere. When another program takes a core, its
- * threads fall behind, the load becomes uneven, and all threads are unpinned. A core needs at least as many threads as
- * there are cores, because a single client's connections may all be on one core's threads. So 4 cores need 16 threads.
- * On larger machines connections go to the least busy thread of all. */
+ * But a pinned thread may have to wait for its core while other cores are idle. Threads are therefore pinned only while
+ * there is load and the load of the last period is even across cores. A single client whose packets all arrive on one
+ * core is served by the threads of that core, and the scheduler may run them anywhere. When another program takes a
+ * core, the threads of this core fall behind, the load becomes uneven, and all threads are unpinned. A core needs at
+ * least as many threads as there are cores, because a single client's connections may all be on one core's threads: 4
+ * cores need 16 threads. On larger machines connections go to the least busy thread of all. */
 #ifndef HTTP_THREADS_H
 #define HTTP_THREADS_H
 
@@ -30,61 +30,62 @@ struct http_server;
 struct http_thread {
     struct http_server *http;
     struct MHD_Daemon *daemon;
-    int core;                       /* index into threads.cpu; 0 if threads do not belong to cores */
+    int core; /* index into threads.cpu of the core to which the thread belongs; 0 if threads do not belong to cores */
     _Atomic int connections;        /* number of open connections assigned to this thread */
     _Alignas(64) _Atomic pid_t tid; /* thread id of the daemon's thread; 0: it has not run yet */
-    _Atomic uint32_t requests;      /* number of requests completed; wraps */
-    uint32_t seen;                  /* value of `requests` at the last http_threads_balance() */
+    _Atomic uint32_t requests;      /* number of requests that the thread has completed; wraps */
+    uint32_t seen;                  /* value of `requests` at the last call of http_threads_balance() */
     bool pinned;                    /* the thread may run on its core only */
 };
 
 struct http_threads {
     int count;
     struct http_thread *list;
-    int cores; /* number of cores that have threads, the same number each; 0: threads do not belong to cores */
-    int *cpu;  /* [cores], the system's number of each core */
+    int cores; /* number of cores that have threads (each core the same number); 0: threads do not belong to cores */
+    int *cpu;  /* the system's number of each of these `cores` cores */
     cpu_set_t all;
-    /* Connections go to the least busy thread of all until the threads of this connection's core are no busier than
-     * others. */
+    /* Connections go to the least busy thread of all, until the threads of the connection's core are no busier than
+     * other threads. */
     bool spills;
     bool held;
     int uneven; /* number of successive periods in which the load of pinned threads was uneven */
     int64_t since_ms, free_until_ms;
 };
 
-/* Makes `count` threads that have no libmicrohttpd daemon yet. Let n be the number of cores that this process may run
- * on. Each thread belongs to one of these cores if `count` is a multiple of n and at least n * n, and if `cores`, the
- * number of cores that the process's quota allows, is at least n. False: out of memory. */
+/* Makes `count` threads that have no libmicrohttpd daemon yet. Let n be the number of cores in this process's affinity
+ * mask. Each thread belongs to one of these cores under two conditions: `count` is a multiple of n and at least n * n,
+ * and the process's CPU quota allows all n cores (`cores` >= n). Returns false when out of memory. */
 bool http_threads_init(struct http_threads *threads, struct http_server *http, int count, int cores);
-void http_threads_clear(struct http_threads *threads); /* call it after their daemons have ended */
+/* frees the threads' memory; call it after their daemons have ended */
+void http_threads_clear(struct http_threads *threads);
 
-/* Returns the HTTP thread that shall serve this socket. Call this on the thread that accepts. */
+/* Returns the HTTP thread that must serve this socket. Call this on the thread that accepts. */
 struct http_thread *http_threads_pick(struct http_threads *threads, int fd);
-/* Returns the thread for a connection whose packets arrive on this core (an index; -1: any). The threads of one core
- * may get a few connections more than others; after that the others get as many. So two client threads that connect
- * from one core, before the scheduler moves one of them, may get threads of different cores. */
+/* Returns the thread for a connection whose packets arrive on this core (an index; -1: any core). The threads of a core
+ * may get a few connections more than others; after that the others get as many. If two client threads connect from one
+ * core, before the scheduler moves one of them, their connections may thus get threads of different cores. */
 struct http_thread *http_threads_pick_on(struct http_threads *threads, int core);
 
-/* Pins the threads to their cores or unpins them. The loop calls this periodically. A thread whose affinity was
- * changed from outside (taskset) is left alone. */
+/* Pins the threads to their cores or unpins them, according to the load. The loop calls this periodically. A thread
+ * whose affinity was changed from outside (taskset) is left alone. */
 void http_threads_balance(struct http_threads *threads, int64_t now_ms);
 void http_threads_unpin(struct http_threads *threads);
 
-/* Call this on an HTTP thread when the loop gets one more of its requests (more = 1) or returns one (-1). *all counts
- * these requests of all threads. While there are few, the thread's core is kept awake for a moment after the last one
- * went to the loop (base/polling_sleep.h). */
+/* Call this on an HTTP thread when the loop gets one more of its requests (more = 1) or returns one (more = -1). *all
+ * counts the requests of all threads that the loop has. While these are few, the thread's core is kept awake for a
+ * moment after the last one went to the loop (base/polling_sleep.h). */
 void http_threads_await(int more, const _Atomic int *all);
 /* Call this on an HTTP thread before it sends an answer while no other request waits. The client may send its next
- * request at once, and http_threads_wait() polls for it for HTTP_EXPECT_NS instead of sleeping. */
+ * request at once, so http_threads_wait() polls for HTTP_EXPECT_NS instead of sleeping. */
 void http_threads_expect(void);
 
-/* Replaces epoll_wait() on an HTTP thread. It polls first if http_threads_await() or http_threads_expect() announced an
- * event. */
+/* Replaces epoll_wait() on an HTTP thread. If http_threads_await() or http_threads_expect() announced an event, it
+ * polls for a while before it sleeps. */
 int http_threads_wait(int epfd, struct epoll_event *events, int most, int timeout_ms);
 
-/* Judges the load by the number of requests of each core in `ms` milliseconds. The load is even if the cores differ by
- * at most a factor of 2. For pinned threads (`held`) the factor is 4 and half the rate suffices, so that threads do not
- * alternate between the two states. */
+/* Judges the load by the number of requests that each core had in `ms` milliseconds. The load is even if the cores
+ * differ by at most a factor of 2. For pinned threads (`held`) the factor is 4 and half the request rate suffices, so
+ * that threads do not alternate between pinned and unpinned. */
 enum http_threads_load { HTTP_THREADS_IDLE, HTTP_THREADS_UNEVEN, HTTP_THREADS_EVEN };
 enum http_threads_load http_threads_load(const uint32_t *requests, int cores, int64_t ms, bool held);
 

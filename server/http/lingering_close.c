@@ -1,5 +1,6 @@
-/* lingering_close.c: see lingering_close.h. The table holds a duplicate descriptor of each socket. A socket is in the
- * table exactly as long as this duplicate is open. */
+/* lingering_close.c: keeps sockets open for a short time after their connections have ended; see lingering_close.h. The
+ * table holds a duplicate descriptor of each socket. A socket is in the table exactly as long as this duplicate is
+ * open. */
 #include "server/http/lingering_close.h"
 
 #include <errno.h>
@@ -34,8 +35,8 @@ void lingering_close_limit(struct lingering *linger, int most, int64_t drop_byte
     linger->drop_ms = drop_ms;
 }
 
-/* Drops at most `pieces` of LINGER_DROP_BYTES of received bytes and subtracts them from *left_bytes. For TCP the system
- * does not copy the bytes. Returns false if the client has closed its side or the connection is broken. */
+/* Drops received bytes, at most `pieces` pieces of LINGER_DROP_BYTES, and subtracts them from *left_bytes. For TCP the
+ * system drops them without copying. Returns false if the client has closed its side or the connection is broken. */
 static bool drop_unread(int fd, int pieces, int64_t *left_bytes)
 {
     char dropped[LINGER_DROP_BYTES];
@@ -53,12 +54,12 @@ static bool is_delivered(int fd)
     return ioctl(fd, SIOCOUTQ, &bytes) != 0 || bytes == 0;
 }
 
-/* Call this with the lock held. Closes socket i and removes it from the table. */
+/* Closes socket i and removes it from the table. Call this with the lock held. */
 static void close_at(struct lingering *linger, int i)
 {
     const int fd = linger->sockets[i].fd;
-    /* The web server's descriptor of this socket may still be open. close() alone would then leave the socket in the
-     * epoll set. */
+    /* epoll must be told, because the web server may still have a descriptor of this socket: in that case close() alone
+     * would leave the socket in the epoll set. */
     (void)epoll_ctl(linger->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
     close(fd);
     linger->count--;
@@ -77,7 +78,8 @@ void lingering_close_clear(struct lingering *linger)
 }
 
 /* Makes close() reset the connection. After shutdown() for reading, the system never enlarges the receive window again.
- * A client that waits for room to send the rest of its body would then wait for ever. It has the answer already. */
+ * A client that waits for room to send the rest of its body would therefore wait for ever, although it has its answer
+ * already. */
 static void reset_on_close(int fd)
 {
     const struct linger at_once = { .l_onoff = 1, .l_linger = 0 };
@@ -85,7 +87,7 @@ static void reset_on_close(int fd)
 }
 
 /* Drops what the client sent and returns whether the socket may be closed. A socket that was cut always reads as ended,
- * so for it only the delivery of the answer counts. */
+ * so its reading says nothing, and only the delivery of its answer counts. */
 static bool may_close(int fd, enum lingering_close_why why, int pieces, int64_t *left_bytes)
 {
     const bool open = drop_unread(fd, pieces, left_bytes), delivered = is_delivered(fd);
@@ -100,7 +102,8 @@ void lingering_close_on(struct lingering *linger, int fd, enum lingering_close_w
     if (why == LINGER_DROP && linger->drop_bytes == 0) why = LINGER_DELIVER;
     if (may_close(fd, why, LINGER_DROP_PIECES, &left_bytes)) return;
     const int own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-    if (own < 0 || own >= linger->end_fd) { /* few descriptors are left: the end of the answer may be lost */
+    /* few descriptors are left, so the socket is not kept, and the end of the answer may be lost */
+    if (own < 0 || own >= linger->end_fd) {
         if (own >= 0) close(own);
         return;
     }
@@ -117,8 +120,9 @@ void lingering_close_on(struct lingering *linger, int fd, enum lingering_close_w
     pthread_mutex_unlock(&linger->lock);
 }
 
-/* Call this with the lock held. Drops bytes of socket i. The fewer sockets have bytes, the more is dropped of each, so
- * that a fast sender is soon done. */
+/* Drops received bytes of socket i, which is one of `of` sockets with bytes, and returns whether the socket may be
+ * closed. The fewer sockets have bytes, the more is dropped of each, so that a fast sender is soon done. Call this with
+ * the lock held. */
 static bool look_at(struct lingering *linger, int i, int of)
 {
     const int share = LINGER_SWEEP_PIECES / of, pieces = share < LINGER_DROP_PIECES ? share : LINGER_DROP_PIECES;

@@ -1,11 +1,11 @@
 /* lingering_close.h: keeps a socket open for a short time after its connection has ended, while its last answer is not
  * delivered or its client still sends.
  *
- * The problem: when a socket is closed with unread bytes, or receives more bytes afterwards, the system sends a reset
- * and discards data that it has not delivered yet, such as the end of the last answer. A client may well send more
- * behind its last request, such as the next request of a pipeline, or the rest of a body after a 413.
+ * The problem: if a socket is closed with unread bytes, or bytes arrive after its end, the system sends a reset. The
+ * reset discards data that is not delivered yet, such as the end of the last answer. But a client may well send more
+ * behind its last request, such as the next request of a pipeline, or the rest of a body after a 413 answer.
  *
- * The idea (RFC 9112, section 9.6): such a socket is shut down for writing and stays open a little longer, and arriving
+ * The idea (RFC 9112, section 9.6): the socket is shut down for writing but stays open a little longer, and arriving
  * bytes are dropped. It is closed as soon as everything has been delivered or the client has closed too, and at the
  * latest after LINGER_MS. Only a socket with undelivered bytes is kept, so a fast client costs one system call.
  *
@@ -23,16 +23,18 @@
 #include "server/base/limits.h"
 
 enum lingering_close_why {
-    LINGER_DELIVER, /* deliver the end of the answer */
-    LINGER_DROP,    /* like DELIVER, and also drops what the client still sends */
-    LINGER_CUT,     /* like DELIVER, but the socket was shut down for reading too: see reset_on_close() */
+    LINGER_DELIVER, /* waits until the end of the answer has been delivered */
+    LINGER_DROP,    /* also drops what the client still sends, even after the answer has been delivered */
+    /* waits as LINGER_DELIVER does, for a socket that was shut down for reading too (reset_on_close() tells why) */
+    LINGER_CUT,
 };
 
 struct lingering {
     pthread_mutex_t lock;
-    int epoll_fd; /* readable when one of the sockets is, except those that were cut; -1: none could be made */
-    int most;     /* the largest number of sockets that the table takes, at most LINGER_MOST */
-    int end_fd;   /* descriptors from this number on are reserved for connections */
+    /* readable when one of the sockets is, except those that were cut; -1: the epoll set could not be made */
+    int epoll_fd;
+    int most;   /* the most sockets that the table may hold, at most LINGER_MOST */
+    int end_fd; /* descriptor numbers from this one on are reserved for connections */
     int64_t drop_bytes, drop_ms;
     int count;
     struct {
@@ -44,18 +46,19 @@ struct lingering {
 };
 
 void lingering_close_init(struct lingering *linger);
-/* Sets the limits. Without this call the limit is LINGER_MOST sockets, and only bytes that have already arrived are
- * dropped. */
+/* Sets the limits. Without this call, at most LINGER_MOST sockets are kept, and only bytes that have already arrived
+ * are dropped. */
 void lingering_close_limit(struct lingering *linger, int most, int64_t drop_bytes, int64_t drop_ms);
-/* Closes all sockets that still linger. */
+/* Closes all sockets that are still in lingering close. */
 void lingering_close_clear(struct lingering *linger);
 
-/* Call this from any thread, after all was written to `fd` and before its owner closes it. It drops unread bytes. If
- * the answer is not delivered yet, or more bytes may still arrive, it keeps the socket by a duplicate descriptor. */
+/* Call this after everything was written to `fd` and before its owner closes it; any thread may call it. It drops
+ * unread bytes. If the answer is not delivered yet, or more bytes may still arrive, it keeps the socket open by a
+ * duplicate descriptor. */
 void lingering_close_on(struct lingering *linger, int fd, enum lingering_close_why why);
-/* Drops the bytes that have arrived. The loop calls this when epoll_fd is readable. */
+/* Drops bytes that have arrived on the sockets. The loop calls this when epoll_fd is readable. */
 void lingering_close_drop(struct lingering *linger);
-/* Closes the sockets whose time is over. The loop calls this periodically. */
+/* Closes the sockets whose time is over or whose answers are delivered. The loop calls this periodically. */
 void lingering_close_sweep(struct lingering *linger, int64_t now_ms);
 
 #endif

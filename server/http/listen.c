@@ -1,16 +1,16 @@
 /* listen.c: listening and accepting.
  *
  * Invariants
- * 1. A client whose connection cannot be taken gets a reason where that is possible: 503 with Retry-After is written
- *    to its socket. At the limit an idle connection is closed to make room, first those that never showed a token
- *    (connections_make_room()).
- * 2. When descriptors run out, the spare one is closed for a moment to accept and refuse one client. Otherwise the
- *    backlog would keep waking the loop for connections that it cannot accept.
+ * 1. A client whose connection cannot be taken gets a reason where that is possible: an answer 503 with Retry-After is
+ * written to its socket. At the limit of connections an idle connection is closed to make room, first those that never
+ * showed a token (connections_make_room()).
+ * 2. When file descriptors run out, a spare one is closed for a moment, to accept one client and refuse it. Otherwise
+ * the backlog would keep waking the loop for connections that it cannot accept.
  * 3. One wake-up accepts at most LISTEN_ACCEPT_BURST connections, because the loop has other work.
- * 4. Every client whose handshake the kernel completes is served. The kernel completes handshakes until the socket
- *    is closed, also between the last accept() and close(), and close() resets the connections in the backlog. Such
- *    a client may have sent its request, and a load balancer may not repeat it. So listener_hide() makes the kernel
- *    refuse new handshakes before the listener is closed. */
+ * 4. Every client whose handshake the kernel completes is served. The kernel completes handshakes until the socket is
+ * closed, also between the last accept() and close(), and close() resets the connections in the backlog. Their clients
+ * may have sent their requests, and a load balancer may not repeat a request. listener_hide() therefore makes the
+ * kernel refuse new handshakes before the listener is closed. */
 #include "server/http/listen.h"
 
 #include <arpa/inet.h>
@@ -39,7 +39,8 @@
 #include "server/sched/loop.h"
 #include "server/work/server.h"
 
-/* A descriptor that is kept for the time when no other is free: invariant 2. Only the loop's thread uses it. */
+/* A spare descriptor that is kept for the time when no other is free (invariant 2 above). Only the loop's thread uses
+ * it. */
 static int spare_fd = -1;
 
 /* ---- Open -------------------------------------------------------------------------------------------------------- */
@@ -66,7 +67,7 @@ static void describe(struct listener *listener)
     }
 }
 
-/* Does a process accept connections on this path? */
+/* True if a process accepts connections on this unix socket. */
 static bool is_alive(const struct sockaddr_un *address)
 {
     const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -94,8 +95,8 @@ static attn_status open_unix(struct listener *listener, const char *option, cons
         unlink(path);
     }
     listener->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    /* The socket's file gets its mode when bind() makes it: access for owner and group only. No other thread runs yet
-     * that could be affected by the changed umask. */
+    /* The umask decides the mode of the socket's file when bind() makes it: access for owner and group only. No other
+     * thread runs yet that the changed umask could affect. */
     const mode_t before = umask(0117);
     const int bound = listener->fd < 0 ? -1 : bind(listener->fd, (const struct sockaddr *)&address, sizeof address);
     umask(before);
@@ -122,7 +123,7 @@ static attn_status open_tcp(struct listener *listener, const char *option, const
     listener->fd = socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (listener->fd >= 0) {
         (void)setsockopt(listener->fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-        /* [::] means IPv6 only, so that another listener can use 0.0.0.0 with the same port. */
+        /* The address [::] means IPv6 only, so that another listener can use 0.0.0.0 with the same port. */
         if (found->ai_family == AF_INET6) (void)setsockopt(listener->fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
     }
     if (listener->fd < 0 || bind(listener->fd, found->ai_addr, found->ai_addrlen) != 0 ||
@@ -179,7 +180,8 @@ bool listener_is_local(const struct listener *listener)
 const char *listener_url(const struct listener *listener, bool tls, char text[LISTENER_URL_BYTES])
 {
     static const struct {
-        const char *any, *here; /* a browser cannot connect to the address that means all addresses */
+        /* `any` means all addresses, so a browser cannot connect to it; it connects to `here` instead */
+        const char *any, *here;
     } hosts[] = { { "0.0.0.0:", "127.0.0.1:" }, { "[::]:", "[::1]:" } };
     const char *host = "", *rest = listener->address;
     *text = '\0';
@@ -192,8 +194,8 @@ const char *listener_url(const struct listener *listener, bool tls, char text[LI
 
 /* ---- Accept ------------------------------------------------------------------------------------------------------ */
 
-/* Refuses an accepted socket with 503. The client's bytes are then dropped: if they were unread at close(), the system
- * would send a reset, which could overtake the answer. */
+/* Refuses an accepted socket with 503. The bytes that the client has sent are dropped before close(). If they were
+ * unread at close(), the system would send a reset, which could overtake the answer. */
 static void refuse(struct http_server *http, int fd)
 {
     metrics_add(METRIC_REJECTED, "connections", NULL, 1);
@@ -208,14 +210,15 @@ static void set_options(const struct listener *listener, int fd)
 {
     const int on = 1, idle = LISTEN_KEEPALIVE_S, timeout = LISTEN_USER_TIMEOUT_MS;
     if (listener->is_unix) return;
-    /* These options only improve how the socket works. If the system refuses one, the server goes on without it. */
+    /* These socket options are improvements only. If the system refuses one, the server goes on without it. */
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
     (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
     (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
     (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout, sizeof timeout);
 }
 
-/* No descriptors are left: accepts one client with the spare descriptor and refuses it. Returns false if that fails. */
+/* Call this when no descriptors are left. Accepts one client with the spare descriptor and refuses it. Returns false if
+ * that fails. */
 static bool refuse_with_spare(struct listener *listener)
 {
     if (spare_fd < 0) return false;
@@ -231,7 +234,8 @@ static bool refuse_with_spare(struct listener *listener)
     return fd >= 0;
 }
 
-/* Is there room for one more connection? At the limit, the connection that has been idle for longest makes room. */
+/* True if there is room for one more connection. At the limit, the connection that has been idle for longest is closed
+ * to make room. */
 static bool has_room(struct http_server *http)
 {
     const int leaving = atomic_load(&http->leaving);
@@ -244,7 +248,7 @@ static bool has_room(struct http_server *http)
     return true;
 }
 
-/* Accepts at most `limit` connections. */
+/* Accepts connections of a listener, at most `limit`. */
 static void accept_some(struct listener *listener, int limit)
 {
     struct http_server *http = listener->http;
@@ -253,7 +257,8 @@ static void accept_some(struct listener *listener, int limit)
         socklen_t length = sizeof address;
         const int fd = accept4(listener->fd, (struct sockaddr *)&address, &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (fd < 0) {
-            if (errno == ECONNABORTED || errno == EINTR) continue; /* that client has left: accept the next one */
+            /* the client that connected has left: accept the next one */
+            if (errno == ECONNABORTED || errno == EINTR) continue;
             if ((errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) &&
                 refuse_with_spare(listener))
                 continue;
@@ -302,8 +307,9 @@ void listener_hide(struct listener *listener)
 {
     const int nowhere = NOWHERE;
     unlink_path(listener);
-    /* The kernel refuses a SYN whose interface is not the one that the socket is bound to. A handshake that has begun
-     * goes on. This needs Linux 5.7 or later; without it, a few clients may be accepted and then reset. */
+    /* Binds the socket to an interface that does not exist. The kernel then refuses new SYN packets, because they
+     * arrive on another interface, but handshakes that have begun go on. This needs Linux 5.7 or later; without it, a
+     * few clients may be accepted and then reset. */
     if (!listener->is_unix && listener->fd >= 0)
         (void)setsockopt(listener->fd, SOL_SOCKET, SO_BINDTOIFINDEX, &nowhere, sizeof nowhere);
 }
@@ -318,7 +324,8 @@ static bool is_hidden(const struct listener *listener)
 void listener_retire(struct listener *listener)
 {
     if (listener->watch == NULL) return;
-    /* For an adopted socket the supervisor calls listener_hide(), because it may need the socket for another server. */
+    /* If the supervisor opened the socket, it calls listener_hide() itself, because it may need the socket for another
+     * server. */
     if (!listener->adopted) listener_hide(listener);
     listener->retired_ms = clock_ms();
     if (listener->is_unix || !is_hidden(listener)) listener_stop(listener);
@@ -333,12 +340,14 @@ bool listener_is_retiring(const struct listener *listener, int64_t now_ms)
 void listener_stop(struct listener *listener)
 {
     if (listener->watch == NULL) return;
-    /* The kernel has completed the handshakes of the clients in the backlog, so these clients are accepted first. */
+    /* The clients in the backlog are accepted before the listener closes, because the kernel has completed their
+     * handshakes. */
     accept_some(listener, LISTEN_BACKLOG);
     loop_unwatch(listener->watch);
     listener->watch = NULL;
-    /* An open listener would accept clients while the server drains, and reset them at the end. A load balancer whose
-     * connection is refused goes to the next server at once. A supervisor keeps its own descriptor of the socket. */
+    /* The listener is closed before the drain ends, because it would accept clients while the server drains, and reset
+     * them at the end. A load balancer whose connection is refused goes to the next server at once. A supervisor keeps
+     * its own descriptor of the socket. */
     close(listener->fd);
     listener->fd = -1;
 }

@@ -1,6 +1,7 @@
-/* listen.h: the sockets that attnd listens on. attnd accepts connections itself, in the loop, instead of libmicrohttpd.
- * So a client over the connection limit gets 503 and not silence, the server does not spin when descriptors run out,
- * and a supervisor can keep the sockets while a server is replaced. */
+/* listen.h: the sockets on which attnd listens. attnd itself accepts connections in its loop, instead of leaving that
+ * to libmicrohttpd. This has three advantages: a client over the connection limit gets a 503 and not silence, the
+ * server does not spin when file descriptors run out, and a supervisor can keep the sockets while a server is
+ * replaced. */
 #ifndef LISTEN_H
 #define LISTEN_H
 
@@ -14,42 +15,42 @@ struct loop;
 struct loop_watch;
 struct server;
 
-/* An open socket and where it listens. */
+/* A socket that listens, and its address. */
 struct listener {
     int fd;
     bool is_unix;
     char address[160];        /* the actual address: "127.0.0.1:40123", "unix:/run/attnd.sock" */
     char path[108];           /* path of a unix socket that attnd made, to be removed at the end; empty: none */
-    struct loop_watch *watch; /* NULL: no connections are accepted */
-    bool adopted;             /* another process (the supervisor) holds the socket too */
-    int64_t retired_ms;       /* time at which the listener was retired; 0: it is not retired */
+    struct loop_watch *watch; /* the loop's watch of the socket; NULL: no connections are accepted */
+    bool adopted;             /* another process (the supervisor) opened the socket and holds it too */
+    int64_t retired_ms;       /* time at which the listener was retired (stops soon); 0: it is not retired */
     struct server *server;
     struct http_server *http;
 };
 
-/* Binds and listens on "127.0.0.1:8080", "[::1]:0", "localhost:8080" or "unix:/run/attnd.sock", non-blocking and
- * close-on-exec. A unix socket on which no process listens any more is replaced. On an error it returns INVALID with
- * one line of text, which begins with `option`, such as "--listen". */
+/* Binds and listens on "127.0.0.1:8080", "[::1]:0", "localhost:8080" or "unix:/run/attnd.sock". The socket is
+ * non-blocking and close-on-exec. A file of a unix socket on which no process listens any more is replaced. On an error
+ * it returns INVALID with one line of text, which begins with `option`, such as "--listen". */
 attn_status listener_open(struct listener *listener, const char *option, const char *where, attn_error *err);
 /* Takes over a socket that another process (the supervisor) has opened. */
 attn_status listener_adopt(struct listener *listener, int fd, attn_error *err);
-void listener_close(struct listener *listener); /* stops accepting; removes a unix socket that attnd made */
+void listener_close(struct listener *listener); /* stops accepting; removes the file of a unix socket that attnd made */
 
 /* Starts to accept connections in the loop, for the web server `http`. */
 attn_status listener_start(struct listener *listener, struct loop *loop, struct server *server,
                            struct http_server *http, attn_error *err);
-/* True if only this machine can reach the listener. */
+/* True if only clients on this machine can reach the listener. */
 bool listener_is_local(const struct listener *listener);
-/* Returns `text`: "http://127.0.0.1:8080/", for a browser on this machine, or "" for a unix socket. */
+/* Writes the URL for a browser on this machine, "http://127.0.0.1:8080/", or "" for a unix socket. Returns `text`. */
 enum { LISTENER_URL_BYTES = 192 };
 const char *listener_url(const struct listener *listener, bool tls, char text[LISTENER_URL_BYTES]);
-/* From this call on the kernel refuses new clients, as if no process listened, but completes handshakes under way. This
- * cannot be undone, and applies to every process that has this socket. */
+/* Makes the kernel refuse new clients, as if no process listened, but complete handshakes that have begun. This cannot
+ * be undone, and applies to every process that has this socket. */
 void listener_hide(struct listener *listener);
-/* Calls listener_hide(), so that the last handshakes can end before listener_stop(). Where the kernel still takes new
- * clients after that, and for a unix socket, it stops the listener at once. */
+/* Calls listener_hide(), so that handshakes that have begun can end before listener_stop(). If the kernel still takes
+ * new clients after that, or the socket is a unix socket, it stops the listener at once. */
 void listener_retire(struct listener *listener);
-/* True while the listener is retired and a handshake from before may still be under way. */
+/* True while the listener is retired but a handshake that had begun before may still be incomplete. */
 bool listener_is_retiring(const struct listener *listener, int64_t now_ms);
 /* Accepts the connections in the backlog, then stops the listener. */
 void listener_stop(struct listener *listener);

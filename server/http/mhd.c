@@ -5,7 +5,8 @@
  *                  STEP_DECODE    feeds each piece of the body to the parser; a compressed piece is unpacked first, a
  *                                 limited amount per call
  *                  STEP_DISCARD   the request was refused: reads and drops the body, so the client reads the answer
- *                  (body ends)    checks it; suspends the connection and posts the request to the loop; or answers
+ *                  (body ends)    checks the body; suspends the connection and posts the request to
+ *                  the loop; or answers
  *                                 a request that was refused or is so small that this thread computed it
  *                  STEP_WAIT      the connection was resumed: answers
  *   on_completed   the client has the answer, or has left: writes the log line and metrics, frees everything */
@@ -49,7 +50,7 @@ static enum MHD_Result on_header(void *context, enum MHD_ValueKind kind, const c
     return MHD_YES;
 }
 
-/* Reads the request's id and trace first, because every answer and log line carries them. */
+/* Reads the request's id and its trace ids. It runs first, because every answer and log line carries them. */
 static void read_identity(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -58,7 +59,7 @@ static void read_identity(struct request *request, const struct http_head *f)
     http_head_traceparent(f->value[HEADER_TRACEPARENT], exchange->trace_id, exchange->span_id);
 }
 
-/* The last lines of X-Forwarded-For, in order of arrival. */
+/* The last FORWARDED_LINES lines of X-Forwarded-For, in order of arrival. */
 struct forwarded {
     const char *lines[FORWARDED_LINES];
     int count;
@@ -74,7 +75,7 @@ static enum MHD_Result on_forwarded(void *context, enum MHD_ValueKind kind, cons
     return MHD_YES;
 }
 
-/* Sets the peer's address. If a trusted proxy sent the request, this is the address of the client behind the proxy. */
+/* Sets the address of the request's peer: if a trusted proxy sent the request, the client behind the proxy. */
 static void read_peer(struct request *request)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -87,7 +88,7 @@ static void read_peer(struct request *request)
                          exchange->peer);
 }
 
-/* Handles the first call for a request: all headers have arrived. */
+/* Handles libmicrohttpd's first call for a request, when all headers have arrived. */
 static enum MHD_Result head(struct request *request, const char *version)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -101,7 +102,8 @@ static enum MHD_Result head(struct request *request, const char *version)
     read_peer(request);
     if (!sound) {
         request_fail(request, PROTO_E_INVALID_FRAMING, NULL, "%s", f.fault);
-        exchange->connection->sending = true; /* the framing is unknown, so the client may send more */
+        /* where this request ends is unknown, so its client may still be sending */
+        exchange->connection->sending = true;
         return answer_now(request, true);
     }
     head_rules_origin(request, &f);
@@ -124,7 +126,8 @@ static enum MHD_Result head(struct request *request, const char *version)
 
 /* ---- libmicrohttpd's callbacks ----------------------------------------------------------------------------------- */
 
-/* Ends a suspension: the loop has resumed the connection, or the connection broke after that. */
+/* Ends the suspension of a request's connection: the loop has resumed it, or the connection broke after it was
+ * resumed. */
 static void end_wait(struct request *request)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -159,7 +162,7 @@ static struct request *begin_request(struct http_thread *thread, const char *uri
     const size_t arguments = http_head_arguments(uri);
     exchange->bad_line = !http_head_is_target(uri);
     exchange->has_query = arguments > 0;
-    if (arguments > HTTP_ARGUMENTS_MAX) { /* quirk 8 of mhd_quirks.h */
+    if (arguments > HTTP_ARGUMENTS_MAX) { /* too many arguments make libmicrohttpd hang (quirk 8 of mhd_quirks.h) */
         exchange->http_status = 414;
         connection_cut_with(connection, PROTO_E_TARGET_TOO_LONG, NULL);
     }
@@ -181,7 +184,7 @@ static size_t on_unescape(void *context, struct MHD_Connection *mhd, char *text)
     return http_head_unescape(text);
 }
 
-/* Does the next step of a request. libmicrohttpd calls one function for every event. */
+/* Does the next step of a request. libmicrohttpd calls this one function for every event of the request. */
 static enum MHD_Result advance(struct request *request, const char *url, const char *method, const char *version,
                                const char *upload, size_t *upload_size)
 {
@@ -190,7 +193,8 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
     case STEP_HEAD:
         exchange->path = http_head_path(url);
         atomic_store(&exchange->connection->error_media,
-                     route_error_media(exchange->path)); /* the percent-escapes of the path are resolved now */
+                     /* now that the percent-escapes of the path are resolved, it may belong to another route */
+                     route_error_media(exchange->path));
         if (http_head_is_method(method)) exchange->method = method;
         else exchange->method = "-", exchange->bad_line = true;
         return head(request, version);
@@ -199,7 +203,7 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
         if (*upload_size > 0) {
             *upload_size = body_piece(request, upload, *upload_size);
             if (exchange->step == STEP_ANSWER) return MHD_NO;
-            if (*upload_size > 0) { /* quirk 5 of mhd_quirks.h */
+            if (*upload_size > 0) { /* bytes are left: the connection must be suspended (quirk 5 of mhd_quirks.h) */
                 MHD_suspend_connection(exchange->mhd);
                 MHD_resume_connection(exchange->mhd);
             }
@@ -232,13 +236,14 @@ static void complete(struct request *request, enum MHD_RequestTerminationCode ho
 {
     request_set_role(ROLE_HTTP);
     struct connection *connection = exchange_of(request)->connection;
-    end_wait(request); /* needed if the connection broke after it was resumed and before it was answered */
+    end_wait(request); /* needed if the connection broke between its resume and its answer */
     access_log_request(request, how);
     connection->request = NULL;
     connections_count_request(request->server->connections, -1);
     exchange_drop_body(request);
     request_free(request);
-    (void)connection_enter(connection, CONNECTION_IDLE); /* this fails after a cut, when the connection ends anyway */
+    /* this fails if the connection was cut, but then the connection ends anyway */
+    (void)connection_enter(connection, CONNECTION_IDLE);
 }
 
 static void on_completed(void *context, struct MHD_Connection *mhd, void **request_context,
@@ -267,8 +272,8 @@ static void on_connection(void *context, struct MHD_Connection *mhd, void **sock
         *socket_context = info ? connections_take(server->connections, info->connect_fd) : NULL;
     } else {
         struct connection *connection = *socket_context;
-        /* libmicrohttpd closes without on_completed() in two cases: 1.0.1 when a chunk's head is longer than its
-         * buffer, and 0.9.75 when it refuses a head twice. The memory of the head has then been freed. */
+        /* libmicrohttpd closes a connection without on_completed() in two cases: 1.0.1 when a chunk's head is longer
+         * than its buffer, and 0.9.75 when it refuses a head twice. The memory of the head has been freed by now. */
         if (connection && connection->request) {
             exchange_of(connection->request)->method = exchange_of(connection->request)->path = NULL;
             exchange_of(connection->request)->mhd = NULL;
@@ -323,7 +328,7 @@ static char *read_pem(const char *option, const char *path, attn_error *err)
     return text;
 }
 
-/* Starts one daemon for each thread, all with the same options. */
+/* Starts one libmicrohttpd daemon for each thread, all with the same options. */
 static bool start_threads(struct http_server *http, unsigned flags, const struct MHD_OptionItem *more)
 {
     for (int i = 0; i < http->threads.count; i++) {
@@ -340,7 +345,7 @@ static bool start_threads(struct http_server *http, unsigned flags, const struct
     return true;
 }
 
-/* Versions before TLS 1.2 must not be used any more (RFC 8996). */
+/* TLS versions before 1.2 are off, because they must not be used any more (RFC 8996). */
 static char tls_versions[] = "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2";
 
 attn_status mhd_open(struct http_server *http, struct server *server, unsigned kind, attn_error *err)
@@ -413,7 +418,8 @@ bool mhd_add(struct http_server *http, int fd, const struct sockaddr *address, s
     if (connection == NULL) return false;
     (void)peer_text(address, connection->peer);
     first_bytes_expect(fd, !http->plain);
-    if (MHD_add_connection(thread->daemon, fd, address, length) != MHD_YES) { /* libmicrohttpd has closed the socket */
+    /* if this call fails, libmicrohttpd has closed the socket */
+    if (MHD_add_connection(thread->daemon, fd, address, length) != MHD_YES) {
         connections_remove(http->server->connections, connection);
         metrics_add(METRIC_REJECTED, "connections", NULL, 1);
     }
@@ -435,6 +441,6 @@ void mhd_resume(struct request *request)
     struct MHD_Connection *mhd = exchange_of(request)->mhd;
     request_move(request, REQUEST_ANSWERING);
     MHD_resume_connection(
-        /* The HTTP thread owns the request from here on, so the loop may not read or write it any more. */
+        /* From here on the HTTP thread owns the request, and the loop may not read or write it any more. */
         mhd);
 }

@@ -1,4 +1,4 @@
-/* mhd_quirks.c: see mhd_quirks.h. */
+/* mhd_quirks.c: corrections of libmicrohttpd's behaviour, which mhd_quirks.h lists by number. */
 #include "server/http/mhd_quirks.h"
 #include "server/http/exchange.h"
 
@@ -12,7 +12,8 @@
 
 static bool is_0_9(void)
 {
-    /* the version that runs may differ from the header that this was compiled with */
+    /* MHD_get_version() tells the version that runs, which may differ from the header that this file was compiled
+     * with */
     return strcmp(MHD_get_version(), "1") < 0;
 }
 
@@ -42,11 +43,11 @@ void mhd_quirks_expectation(struct request *request, const struct http_head *hea
     if (value) value[http_head_has_body(head) ? strlen(head->value[HEADER_EXPECT]) : 0] = '\0';
 }
 
-/* Replaces libc's epoll_wait() in the whole process, also in the libraries. A call that returned as many events as were
- * requested is followed by one that does not sleep, if it is for the same set. */
+/* Replaces libc's epoll_wait() in the whole process, including its libraries. After a call that returned as many events
+ * as were requested, the next call for the same epoll set does not sleep. */
 int epoll_wait(int epfd, struct epoll_event *events, int maxevents, int timeout)
 {
-    static _Thread_local int full_epfd = -1; /* the set that filled the whole buffer in this thread's last call */
+    static _Thread_local int full_epfd = -1; /* the epoll set that filled the whole buffer in this thread's last call */
     const int count = http_threads_wait(epfd, events, maxevents, full_epfd == epfd ? 0 : timeout);
     full_epfd = count == maxevents ? epfd : -1;
     return count;

@@ -1,5 +1,5 @@
-/* own_answers.c: see own_answers.h. libgnutls comes with libmicrohttpd and is not linked here, so its functions are
- * looked up at run time. */
+/* own_answers.c: replaces libmicrohttpd's own answers; see own_answers.h. libgnutls comes with libmicrohttpd and is not
+ * linked here, so its functions are looked up at run time. */
 #include "server/http/own_answers.h"
 
 #include <dlfcn.h>
@@ -27,25 +27,27 @@ void own_answers_begin(struct http_thread *thread)
     request_set_role(ROLE_HTTP);
 }
 
-/* Statuses with which libmicrohttpd refuses, and the errors that are sent instead. 505 is sent unchanged. */
+/* Statuses with which libmicrohttpd refuses requests, and the errors that attnd sends instead. 505 is sent
+ * unchanged. */
 enum { MALFORMED = 0 }; /* index of the row for a malformed message */
 static const struct {
     int status;
     proto_error error;
-    const char *detail; /* NULL: the title of the error says everything */
+    const char *detail; /* text of the error; NULL: the error's title says everything */
 } refusals[] = {
     [MALFORMED] = { 400, PROTO_E_INVALID_FRAMING, NULL },
     { 301, PROTO_E_INVALID_FRAMING, "the request line contains a character where it cannot stand" },
     { 413, PROTO_E_TOO_LARGE, NULL },
     { 414, PROTO_E_TARGET_TOO_LONG, NULL },
     { 431, PROTO_E_HEAD_TOO_LARGE, NULL },
-    /* libmicrohttpd's 413 does not fit into that memory either, so it answers 500. */
+    /* libmicrohttpd would answer 413 here, but that answer does not fit into the connection's memory either, so it
+     * answers 500. */
     { 500, PROTO_E_TOO_LARGE, "the head of a chunk does not fit into the memory of a connection" },
     { 501, PROTO_E_NOT_IMPLEMENTED, NULL },
 };
 
-/* The status of the answer whose head begins with these bytes. 0: they begin no answer, or this thread serves no
- * connections. */
+/* Returns the status of the answer whose head begins with these bytes. Returns 0 if they begin no answer, or if this
+ * thread serves no connections. */
 static int status_of(const char *head, size_t bytes)
 {
     enum { STATUS_AT = 9, STATUS_ENDS = 12 };
@@ -55,7 +57,7 @@ static int status_of(const char *head, size_t bytes)
     return status;
 }
 
-/* The row of refusals[] for the answer that begins with these bytes; -1: none. */
+/* Returns the row of refusals[] for the answer that begins with these bytes; -1: no row has its status. */
 static int refusal_of(const char *head, size_t bytes)
 {
     const int status = status_of(head, bytes);
@@ -72,7 +74,8 @@ static enum MHD_Result on_header(void *context, enum MHD_ValueKind kind, const c
     return MHD_YES;
 }
 
-/* Looks for a mistake in the part of the head that libmicrohttpd has read. False: there is none that attnd refuses. */
+/* Looks for a mistake in the part of the head that libmicrohttpd has read. Returns false if there is no mistake that
+ * attnd refuses. */
 static bool find_fault(const struct request *request, struct http_head *head)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -82,7 +85,7 @@ static bool find_fault(const struct request *request, struct http_head *head)
     return (head->fault[0] || head->value[HEADER_HOST]) && !http_head_end(head);
 }
 
-/* Makes a request for a message whose request line could not be read. It is logged and counted like any other. */
+/* Makes a request for a message whose request line could not be read, so that the message is logged and counted. */
 static struct request *begin_lost_request(struct connection *connection)
 {
     struct exchange *const exchange = exchange_new(this_thread->http, NULL);
@@ -106,8 +109,8 @@ static size_t refuse(struct request *request, int row, char refusal[REFUSAL_BYTE
                         atomic_load(&exchange->connection->error_media));
 }
 
-/* Writes into `refusal` what is sent instead of the answer that begins with these bytes, and returns its length. 0: the
- * answer is attnd's, or is sent unchanged. */
+/* Writes into `refusal` what is sent instead of the answer that begins with these bytes, and returns its length.
+ * Returns 0 if the answer is sent unchanged, because it is attnd's own or its status is in no row of refusals[]. */
 static size_t replace(int fd, const char *begin, size_t bytes, char refusal[REFUSAL_BYTES])
 {
     const int row = refusal_of(begin, bytes);
@@ -115,7 +118,7 @@ static size_t replace(int fd, const char *begin, size_t bytes, char refusal[REFU
     struct connection *const connection = connections_find(this_thread->http->server->connections, fd);
     if (connection == NULL || (connection->request && exchange_of(connection->request)->step == STEP_ANSWER)) return 0;
     connection->sending = true;
-    /* access_log_request() logs it when the request ends */
+    /* access_log_request() logs the refusal when the request ends */
     if (connection->request) return refuse(connection->request, row, refusal);
     struct request *const lost = begin_lost_request(connection);
     if (lost == NULL) return refusal_text(refusal, refusals[row].error, refusals[row].detail, NULL, NULL);
@@ -129,7 +132,7 @@ static size_t replace(int fd, const char *begin, size_t bytes, char refusal[REFU
 typedef ssize_t record_send(void *session, const void *bytes, size_t count);
 record_send gnutls_record_send;
 
-/* Calls gnutls_record_send() of libgnutls, which this program's own definition hides. */
+/* Calls gnutls_record_send() of libgnutls, which the function of the same name in this file hides. */
 static ssize_t send_record(void *session, const void *bytes, size_t count)
 {
     static _Thread_local void *real;
@@ -168,7 +171,7 @@ void own_answers_end(struct connection *connection)
 
 /* ---- These replace the functions of the libraries ---------------------------------------------------------------- */
 
-/* Sends the refusal, and reports to libmicrohttpd that the client has left, so that it closes the connection. */
+/* Sends the refusal, but tells libmicrohttpd that the client has left, so that it closes the connection. */
 static ssize_t refused(int fd, const char *refusal, size_t length)
 {
     (void)!sendto(fd, refusal, length, MSG_NOSIGNAL | MSG_DONTWAIT, NULL, 0);
@@ -194,7 +197,8 @@ ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 ssize_t gnutls_record_send(void *session, const void *bytes, size_t count)
 {
     enum { GNUTLS_E_PUSH_ERROR = -53 };
-    static _Thread_local void *fd_of; /* libgnutls's function: int fd_of(void *session) */
+    /* the function of libgnutls that returns a session's socket: int fd_of(void *session) */
+    static _Thread_local void *fd_of;
     char refusal[REFUSAL_BYTES];
     if (fd_of == NULL) fd_of = dlsym(RTLD_NEXT, "gnutls_transport_get_int");
     if (status_of(bytes, count) == MHD_HTTP_HTTP_VERSION_NOT_SUPPORTED) first_bytes_tell_in_tls();

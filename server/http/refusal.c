@@ -1,4 +1,4 @@
-/* refusal.c: see refusal.h. */
+/* refusal.c: writes HTTP answers that refuse a client directly to its socket; see refusal.h. */
 #include "server/http/refusal.h"
 
 #include <assert.h>
@@ -39,5 +39,5 @@ void refusal_send(int fd, proto_error error, const char *detail, const char *req
     char text[REFUSAL_BYTES];
     const size_t length = refusal_text(text, error, detail, request_id, media);
     (void)!sendto(fd, text, length, MSG_NOSIGNAL | MSG_DONTWAIT, NULL,
-                  0); /* does not call send(), which own_answers.c defines for the web server */
+                  0); /* sendto() and not send(), because own_answers.c defines send() for the web server */
 }

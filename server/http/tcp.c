@@ -1,4 +1,4 @@
-/* tcp.c: reads the struct tcp_info of Linux 4.1 and later. */
+/* tcp.c: reads the kernel's data about a TCP connection (struct tcp_info of Linux 4.1 and later). */
 #include "server/http/tcp.h"
 
 #include <linux/tcp.h>

@@ -1,11 +1,11 @@
-/* tcp.h: what only the kernel knows about a connection. It is a separate file because it needs <linux/tcp.h>. That
+/* tcp.h: data about a connection that only the kernel has. This is a separate file because it needs <linux/tcp.h>. That
  * header conflicts with <netinet/tcp.h>, which libuv includes and in which glibc has no tcpi_bytes_received. */
 #ifndef TCP_H
 #define TCP_H
 
 #include <stdbool.h>
 
-/* True if the client has never sent a byte. False if the system cannot tell (a unix socket, an old kernel). */
+/* True if the client has never sent a byte. False also if the system cannot tell (a unix socket, an old kernel). */
 bool tcp_is_mute(int fd);
 
 #endif

@@ -1,8 +1,8 @@
 /* tokens.c: bearer tokens.
  *
- * A comparison that stops at the first difference tells an attacker how much of a guess was right. So every token is
- * stored in a field of fixed length, padded with zeros. A candidate is compared with all bytes of all tokens, even
- * after a match. */
+ * A comparison that stops at the first difference tells an attacker how much of a guess was right. Every token is
+ * therefore stored in a field of fixed length, padded with zeros, and a candidate is compared with all bytes of all
+ * tokens, even after a match. */
 #include "server/http/tokens.h"
 
 #include <errno.h>
@@ -18,9 +18,10 @@
 
 struct token {
     uint8_t text[TOKEN_MAX_BYTES];
-    struct caller *caller; /* holds a reference */
+    struct caller *caller; /* the token's account, held by a reference */
     char name
-        [METRICS_LABEL_BYTES]; /* name of a new account: the comment behind the token, or else the number of its line */
+        /* name of a new account: the comment behind the token, otherwise the number of the token's line */
+        [METRICS_LABEL_BYTES];
 };
 
 struct token_list {
@@ -49,8 +50,8 @@ static struct caller *caller_in(const struct token_list *list, size_t count, con
     return NULL;
 }
 
-/* Gives every token its account: the account of the same token in the list before or further up in this list, or else a
- * new one. False: out of memory. */
+/* Gives every token its account. If the same token was in the list before, or is further up in this list, it is that
+ * token's account; otherwise a new one. Returns false when out of memory. */
 static bool open_accounts(struct token_list *list, const struct token_list *before)
 {
     for (size_t i = 0; i < list->count; i++) {
@@ -64,7 +65,8 @@ static bool open_accounts(struct token_list *list, const struct token_list *befo
     return true;
 }
 
-/* Sets each account's share of the bounds. If there is only one token, it may use all of each bound. */
+/* Sets the share of the server's bounds that each account may use. If there is only one token, it may use all of each
+ * bound. */
 static void set_shares(struct token_list *list, int share_percent)
 {
     bool several = false;
@@ -73,7 +75,7 @@ static void set_shares(struct token_list *list, int share_percent)
         atomic_store_explicit(&list->tokens[i].caller->percent, several ? share_percent : 100, memory_order_relaxed);
 }
 
-/* Text behind " #" names the token. Cuts this text off and returns it; NULL: the line has none. */
+/* Cuts off the text behind " #", which names the token, and returns this text. Returns NULL if the line has none. */
 static const char *cut_comment(const char *line, size_t *length)
 {
     const char *hash = line;
@@ -85,7 +87,8 @@ static const char *cut_comment(const char *line, size_t *length)
     return *hash ? hash : NULL;
 }
 
-/* Copies the whole characters of the name that fit. It becomes a label of /metrics, which Prometheus reads as UTF-8. */
+/* Copies as many whole characters of the name as fit. The name becomes a label of /metrics, which Prometheus reads as
+ * UTF-8. */
 static void copy_name(char to[METRICS_LABEL_BYTES], const char *name)
 {
     struct text t = text_in(to, METRICS_LABEL_BYTES);
@@ -98,8 +101,8 @@ static void copy_name(char to[METRICS_LABEL_BYTES], const char *name)
     }
 }
 
-/* Reads a line with its line feed, or as much of it as fits. The line may contain any bytes. False: there are no more
- * lines. */
+/* Reads a line with its line feed, or as much of the line as fits. The line may contain any bytes. Returns false if
+ * there are no more lines. */
 static bool read_line(FILE *file, char *line, size_t capacity, size_t *length)
 {
     *length = 0;
@@ -111,7 +114,7 @@ static bool read_line(FILE *file, char *line, size_t capacity, size_t *length)
     return *length > 0;
 }
 
-/* True if a header can carry all bytes of the token. False: the byte at *at cannot be sent. */
+/* True if a header can carry all bytes of the token. Returns false if it cannot carry the byte at *at. */
 static bool is_token(const char *text, size_t length, size_t *at)
 {
     for (*at = 0; *at < length; ++*at)
@@ -221,7 +224,7 @@ bool tokens_reload(struct tokens *tokens, char *why, size_t why_capacity)
 {
     struct token_list *list = read_file(tokens->path, why, why_capacity);
     if (list == NULL) return false;
-    /* only this thread changes the list, so it may read it without the lock */
+    /* no lock is needed for reading here, because only this thread changes the list */
     if (!open_accounts(list, tokens->list)) {
         snprintf(why, why_capacity, "--token-file %s: out of memory", tokens->path);
         free_list(list);
@@ -236,7 +239,7 @@ bool tokens_reload(struct tokens *tokens, char *why, size_t why_capacity)
     return true;
 }
 
-static const char scheme[] = "Bearer "; /* the token follows it */
+static const char scheme[] = "Bearer "; /* a header Authorization with a token begins with this text */
 
 struct caller *tokens_find(struct tokens *tokens, const char *authorization)
 {
@@ -252,11 +255,12 @@ struct caller *tokens_find(struct tokens *tokens, const char *authorization)
     pthread_rwlock_rdlock(&tokens->lock);
     for (size_t i = 0; i < tokens->list->count; i++) {
         const volatile uint8_t *text =
-            tokens->list->tokens[i].text; /* volatile: the compiler must not stop early either */
+            /* volatile, so that the compiler does not add an early stop to the comparison */
+            tokens->list->tokens[i].text;
         unsigned difference = 0;
         for (size_t b = 0; b < TOKEN_MAX_BYTES; b++) difference |= (unsigned)(text[b] ^ candidate[b]);
-        /* `same` is all ones if no byte differs, else 0. There is no branch, so the time reveals nothing. A token that
-         * is listed twice has one account, so `found` is never a mixture of two accounts. */
+        /* `same` is all ones if no byte differs, otherwise 0. There is no branch, so the time reveals nothing. A token
+         * that is listed twice has one account, so `found` is never a mixture of two accounts. */
         const uintptr_t same = (uintptr_t)0 - (uintptr_t)((difference - 1u) >> 31 & 1u);
         found |= (uintptr_t)tokens->list->tokens[i].caller & same;
     }

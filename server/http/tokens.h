@@ -1,7 +1,8 @@
 /* tokens.h: the bearer tokens that may use this server (--token-file). The file has one token per line; blank lines and
- * lines that start with # are skipped. Text behind " #" names the token in /metrics and in the log; without such text
+ * lines that start with # are skipped. Text behind " #" names the token in /metrics and in the log; without this text
  * the name is the line's number, such as "line 3". Each token has an account of its own (caller.h). SIGHUP makes the
- * server read the file again; a token that stays keeps its account and its name. Thread-safe. */
+ * server read the file again; a token that stays in the file keeps its account and its name. All functions are
+ * thread-safe. */
 #ifndef TOKENS_H
 #define TOKENS_H
 
@@ -13,22 +14,23 @@
 
 struct tokens;
 
-/* Reads the token file. `share_percent` is how much of each bound one token may use while there are others. NULL: an
- * error, described by one line in `why`. */
+/* Reads the token file. `share_percent` is how much of each bound one token may use if there are several tokens. On an
+ * error returns NULL and describes the error by one line in `why`. */
 struct tokens *tokens_open(const char *path, int share_percent, char *why, size_t why_capacity);
-void tokens_close(struct tokens *tokens); /* may be NULL */
+void tokens_close(struct tokens *tokens); /* frees the tokens; does nothing if `tokens` is NULL */
 
-/* Reads the token file again. After a failure all old tokens stay. */
+/* Reads the token file again. If that fails, returns false, and the old tokens stay valid. */
 bool tokens_reload(struct tokens *tokens, char *why, size_t why_capacity);
 
-/* Finds the account of the token in the value of an Authorization header (may be NULL). Returns a reference that the
- * caller owns, or NULL if no token matches. Known and unknown tokens of the same length take the same time. */
+/* Finds the account of the token in the value of an Authorization header, which may be NULL. Returns a reference that
+ * the caller owns, or NULL if no token matches. Known and unknown tokens of the same length take the same time. */
 struct caller *tokens_find(struct tokens *tokens, const char *authorization);
 
 /* True if one of the tokens has this account. */
 bool tokens_know(struct tokens *tokens, const struct caller *caller);
 
-/* Says what is wrong with a header that carries no known token. Static text, which never quotes the header. */
+/* Returns what is wrong with an Authorization header that carries no known token. The text is static and never quotes
+ * the header. */
 const char *tokens_fault(const char *authorization);
 
 #endif

@@ -1,7 +1,7 @@
 /* attention.c: the content types of tensors, and the schemas of problems and results.
  *
- * This file writes the schemas from the same tables by which bodies are read: proto_operations[] (what an operation
- * takes, needs and returns), attn_tensors[] (tensors) and proto_options[] (the other members). */
+ * This file writes the schemas from the same tables by which the server reads bodies: proto_operations[] (what an
+ * operation takes, needs and returns), attn_tensors[] (tensors) and proto_options[] (the other members). */
 #include "server/routes/attention.h"
 
 #include <string.h>
@@ -12,23 +12,24 @@
 
 /* ---- Bodies ------------------------------------------------------------------------------------------------------ */
 
-/* The content types that curl and fetch() send by default; their bodies are read as JSON. A browser lets a page of
- * another site send them without a preflight, so head_rules.c checks the Origin. */
+/* The content types that curl and fetch() send by default. A body with one of them is read as JSON. A browser lets a
+ * page of another site send them without a preflight request, so head_rules.c checks the Origin. */
 static const char *const as_json[] = { "application/x-www-form-urlencoded", "text/plain", NULL };
 
-/* Bodies with tensors, by content type. The answer has the body's content type, or one that Accept prefers. */
+/* The formats of bodies with tensors, by content type. The answer has the body's content type, or one that Accept
+ * prefers. */
 const struct route_body attention_bodies[] = {
     { "application/json", as_json, &proto_json, NULL },
     { "application/x-safetensors", NULL, &proto_safetensors, ROUTE_SCHEMA("Safetensors") },
     { NULL, NULL, NULL, NULL },
 };
 
-/* Ranges of PROTO_TYPE_NUMBER options that attn_check() enforces. ATTN_SCORE_OPTION_MAP has the ranges of scores, where
- * 0 turns an option off. */
+/* Ranges of the options of type PROTO_TYPE_NUMBER, as attn_check() enforces them. The ranges of options for scores are
+ * in ATTN_SCORE_OPTION_MAP; a value of 0 turns an option for scores off. */
 static const struct {
     const char *name;
     double least, most;
-    bool below; /* the value must be less than `most` */
+    bool below; /* true: the value must be less than `most`; false: at most `most` */
 } number_ranges[] = {
 #define X(name, id, least, most, rule, meaning) { #name, least < 0 ? least : 0, most > 0 ? most : 0, false },
     ATTN_SCORE_OPTION_MAP(X)
@@ -44,14 +45,14 @@ void attention_put_dtypes(struct json *j, unsigned dtypes)
         if (dtypes >> d & 1) json_name(j, attn_dtype_name((attn_dtype)d));
 }
 
-/* A tensor of a part of a merge as a member, or its gradient: a part's rows say no more. */
+/* Writes as a member the schema of a tensor that a part of a merge contains, or of the tensor's gradient. */
 static void put_part_tensor(struct json *j, attn_tensor_id id)
 {
     json_comma(j);
     json_put(j, "'%s':{'$ref':'#/components/schemas/Tensor'}", attn_tensors[id].name);
 }
 
-/* A list of parts: objects with these two tensors. */
+/* Writes the schema of a merge's parts: an array of objects with these two tensors. */
 static void put_parts(struct json *j, attn_tensor_id one, attn_tensor_id other)
 {
     json_put(j,
@@ -63,8 +64,7 @@ static void put_parts(struct json *j, attn_tensor_id one, attn_tensor_id other)
     json_raw(j, "}}");
 }
 
-/* Writes the schema of a tensor as a member, 'q':{...}. Rules that the schema does not express are checked by the
- * server. */
+/* Writes the schema of a tensor as a member, 'q':{...}. The server checks rules that the schema cannot express. */
 static void put_tensor(struct json *j, proto_op op, attn_tensor_id id)
 {
     char shape[ATTN_SHAPE_BYTES], list[PROTO_DTYPE_LIST_BYTES];
@@ -81,7 +81,7 @@ static void put_tensor(struct json *j, proto_op op, attn_tensor_id id)
         return;
     }
     json_put(j, "%s", attn_tensor_shape(id, shape));
-    /* a single dtype is part of the shape's text */
+    /* if only one dtype is allowed, the text of the shape names it */
     if (strchr(proto_dtype_list(id, list), ' ')) json_put(j, "; %s", list);
     json_put(j, ": %s'}", attn_tensors[id].meaning);
 }
@@ -166,7 +166,7 @@ static bool takes_option(proto_op op, const char *name)
     return o->name != NULL && (o->ops >> op & 1);
 }
 
-/* Writes which tensors may be given only together with another one. */
+/* Writes which tensors may be given only together with a certain other tensor. */
 static void put_dependences(struct json *j, proto_op op)
 {
     static const attn_tensor_id pairs[][2] = { { ATTN_T_page_table, ATTN_T_seqlens_k },
@@ -185,7 +185,7 @@ static void put_dependences(struct json *j, proto_op op)
     if (any) json_raw(j, "}");
 }
 
-/* Writes the schema of a problem. `with_context`: a backward whose inputs were saved by a forward. */
+/* Writes the schema of a problem. `with_context`: the problem is a backward whose inputs a forward has saved. */
 static void put_problem_schema(struct json *j, proto_op op, bool with_context)
 {
     const proto_operation *const operation = &proto_operations[op];
@@ -218,14 +218,15 @@ static void put_problem_schema(struct json *j, proto_op op, bool with_context)
     json_raw(j, "}");
 }
 
-/* Writes references to the schemas of one problem, with tensors or (`context`) with a saved context. */
+/* Writes references to the schemas of one problem: with tensors, and if `context` also with a saved context (a forward
+ * whose inputs were kept). */
 static void put_problem_refs(struct json *j, const char *name, bool context)
 {
     json_put(j, "{'$ref':'#/components/schemas/%sProblem'}", name);
     if (context) json_put(j, ",{'$ref':'#/components/schemas/%sOfContext'}", name);
 }
 
-/* Writes the schemas of a body: one problem, or several if the operation has an envelope. */
+/* Writes the schemas of a body: of one problem, or of several if the operation has an envelope (a list of problems). */
 static void put_request_schemas(struct json *j, proto_op op, const proto_limits *limits)
 {
     const char *const name = proto_operations[op].title;
@@ -256,7 +257,7 @@ static void put_request_schemas(struct json *j, proto_op op, const proto_limits 
     json_put(j, ",{'$ref':'#/components/schemas/%sBatch'}]}", name);
 }
 
-/* Writes the members of a check's answer that are its report; components/schemas of openapi.json has each. */
+/* Writes the members of the report in a check's answer; components/schemas of openapi.json describes each of them. */
 static void put_report_schema(struct json *j)
 {
     for (int i = 0; i < REPORT_MEMBERS; i++) {
@@ -265,7 +266,7 @@ static void put_report_schema(struct json *j)
     }
 }
 
-/* The numbers that an observe may be asked for. */
+/* Writes the schema of the numbers (counts) for which an observe request may ask. */
 static void put_counts_schema(struct json *j)
 {
     static const char *const meanings[PROTO_COUNTS] = {
@@ -344,7 +345,7 @@ void attention_put_schemas(struct json *j, const proto_limits *limits)
 {
     for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
         put_request_schemas(j, op, limits);
-        /* the route's row describes the answers of other operations */
+        /* for other operations, the route's row describes the answer */
         if (proto_is_run(&proto_operations[op])) put_answer_schemas(j, op);
     }
 }

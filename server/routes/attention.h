@@ -1,4 +1,4 @@
-/* attention.h: routes whose bodies contain tensors: their content types, and the schemas of what they take and answer.
+/* attention.h: the content types of routes whose bodies contain tensors, and the schemas of their requests and answers.
  * Jobs (work/job.h) do the work of these routes, so the routes have no handler. */
 #ifndef ROUTES_ATTENTION_H
 #define ROUTES_ATTENTION_H
@@ -7,11 +7,12 @@
 #include "server/routes/json.h"
 #include "server/routes/route.h"
 
-/* The content types of a route with tensors. An answer has the body's content type, or one that Accept prefers. */
+/* The content types of a route whose bodies contain tensors. An answer has the body's content type, or one that Accept
+ * prefers. */
 extern const struct route_body attention_bodies[];
 
-/* Writes the schemas of all operations as members of components/schemas: ForwardProblem, ForwardRequest,
- * ForwardAnswer, ... */
+/* Writes the schemas of all operations as members of components/schemas, such as ForwardProblem, ForwardRequest and
+ * ForwardAnswer. */
 void attention_put_schemas(struct json *j, const proto_limits *limits);
 
 /* Writes the names of the dtypes in this set (bits of attn_dtype) as elements of an array. */

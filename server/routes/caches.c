@@ -1,4 +1,5 @@
-/* caches.c: see caches.h. The first parameter of a path with a cache's id is that id. */
+/* caches.c: the routes of /v1/caches that compute nothing. In a path with a cache's id, the id is the first
+ * parameter. */
 #include "server/routes/caches.h"
 
 #include <stdio.h>
@@ -77,7 +78,7 @@ void caches_answer_list(struct request *request, struct answer *answer)
     struct json j = { 0 };
     int written, count;
     struct cache_info *infos = calloc(CACHES_LIST, sizeof *infos);
-    if (infos == NULL) return; /* out of memory: the answer stays without a body */
+    if (infos == NULL) return; /* when out of memory, the answer has no body */
     caches_list(request->server->caches, request->caller, infos, CACHES_LIST, &written, &count);
     json_put(&j, "{'count':%d,'caches':[", count);
     for (int i = 0; i < written; i++) {

@@ -1,4 +1,4 @@
-/* gauges.h: sets the gauges of /metrics, whose values other parts of the server keep. */
+/* gauges.h: sets the gauges of /metrics. Other parts of the server keep the values that the gauges show. */
 #ifndef GAUGES_H
 #define GAUGES_H
 
@@ -7,7 +7,7 @@
 /* Sets all gauges. Call this on any thread before the page of /metrics is written. */
 void gauges_publish(struct server *server);
 
-/* GET /metrics: publishes the gauges and writes the page. */
+/* Answers GET /metrics: sets the gauges and writes the page. */
 void gauges_answer(struct request *request, struct answer *answer);
 
 #endif

@@ -1,5 +1,5 @@
-/* health.h: health probes: does the process work, and does the server take requests? These handlers (route.h) may be
- * called by any thread. */
+/* health.h: health probes. They tell whether the process works, and whether the server takes requests. Any thread may
+ * call these handlers (route.h). */
 #ifndef HEALTH_H
 #define HEALTH_H
 
@@ -8,7 +8,7 @@
 
 #include "server/work/request.h"
 
-/* Writes "ready", or the reason why the server is not ready, to `why`. */
+/* Returns whether the server is ready. Writes "ready", or the reason why the server is not ready, to `why`. */
 bool health_ready(const struct server *server, char *why, size_t capacity);
 
 void health_answer_live(struct request *request, struct answer *answer);

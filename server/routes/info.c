@@ -1,8 +1,8 @@
-/* info.c: the state and the abilities of this server, for programs: /v1/info.
+/* info.c: writes /v1/info, which tells programs the state and the abilities of this server.
  *
- * /v1/info is written from the program's tables and a snapshot (struct info_facts). What a backend can compute is read
- * from the rows of its kernels. The same rows choose the kernel of each request, so the answer cannot differ from what
- * a request finds. openapi.c holds the schema of this document, and a test compares the two. */
+ * /v1/info is written from the program's tables and a snapshot (struct info_facts). The abilities of a backend are read
+ * from the rows of its kernels. The same rows choose the kernel of each request, so /v1/info cannot differ from what a
+ * request finds. openapi.c holds the schema of this document, and a test compares the two. */
 #include "server/routes/info.h"
 
 #include <cjson/cJSON.h>
@@ -29,8 +29,8 @@
 
 /* ---- Features: the rows of the kernels --------------------------------------------------------------------------- */
 
-/* Returns the feature of kernels that an option of the protocol needs; 0: none. The seed belongs to dropout. A layout
- * only changes strides, and kernels do not see the other options. */
+/* Returns the feature that a kernel needs for an option of the protocol; 0: none. The option `seed` needs the feature
+ * of dropout. The option `layout` only changes strides, and kernels do not see the other options. */
 static uint64_t feature_of(const char *option)
 {
     if (strcmp(option, "seed") == 0) return ATTN_OPTION_BIT(DROPOUT);
@@ -39,7 +39,7 @@ static uint64_t feature_of(const char *option)
     return 0;
 }
 
-/* Returns whether the kernel computes `op`. A decode needs pages, because caches consist of pages. */
+/* True if the kernel computes `op`. A decode needs a kernel for pages, because caches consist of pages. */
 static bool computes(const attn_kernel *k, proto_op op)
 {
     const uint64_t pages = ATTN_TENSOR_BIT(page_table) | ATTN_TENSOR_BIT(seqlens_k);
@@ -54,12 +54,13 @@ static bool takes_tensor(const attn_kernel *k, proto_op op, attn_tensor_id id)
     const bool fp8 = k->dtypes >> ATTN_F8E4M3 & 1 || (of_keys && k->features & ATTN_OPTION_BIT(KEY_DTYPE));
     if (proto_operations[op].takes_caches && id == ATTN_T_keep_mask &&
         !(k->features & ATTN_OPTION_BIT(KEEP_MASK_AT_END)))
-        /* A decode takes a keep mask only at the end of the keys, so a kernel without that option takes none. */
+        /* A decode may only have a keep mask at the end of the keys. A kernel without the option for that takes no keep
+         * mask. */
         return false;
     return proto_takes_tensor(op, id) && (k->features >> id & 1) && (!fp8_only || fp8);
 }
 
-/* Writes the members that describe one kernel, or the union of several. */
+/* Writes the members that describe the abilities of one kernel, or of several together. */
 static void put_row(struct json *j, const attn_kernel *k, proto_op op)
 {
     json_put(j, "'dtypes':[");
@@ -85,8 +86,8 @@ static void put_row(struct json *j, const attn_kernel *k, proto_op op)
 
 static void put_op_features(struct json *j, const attn_capabilities *can, proto_op op)
 {
-    attn_kernel all = { 0 }; /* the union of the features of all kernels */
-    /* Every device merges all that attn_merge_check() accepts, by one kernel that has no row. */
+    attn_kernel all = { 0 }; /* a kernel with the features of all kernels together */
+    /* For a merge there is one kernel, which has no row: every device merges whatever attn_merge_check() accepts. */
     if (proto_operations[op].merges) all = (attn_kernel){ .dtypes = ATTN_DTYPES_BACKWARD, .features = ATTN_EVERYTHING };
     for (int n = 0; n < can->kernel_count; n++)
         if (computes(can->kernels[n], op))
@@ -168,7 +169,8 @@ static void put_limits(struct json *j, const struct info_facts *facts)
     } limits[] = {
         { "max_body_bytes", c->max_body_bytes },
         { "max_connections", c->max_connections },
-        { "connection_bytes", config_connection_bytes(c) }, /* memory of all connections, without tensors */
+        /* memory of all connections, without the tensors of their requests */
+        { "connection_bytes", config_connection_bytes(c) },
         { "max_receiving", c->max_receiving },
         { "queue_depth", c->queue_depth },
         { "token_share_percent", c->token_share },
@@ -195,17 +197,18 @@ static void put_limits(struct json *j, const struct info_facts *facts)
         { "context_ttl_ms", CONTEXTS_TTL_MS },
         { "kv_bytes", facts->kv_bytes },
         { "caches", CACHES_MAX_COUNT },
-        { "cache_ttl_ms", CACHES_TTL_MS }, /* used if ttl_s is not given */
+        { "cache_ttl_ms", CACHES_TTL_MS }, /* how long an unused cache lives if ttl_s is not given */
         { "cache_ttl_most_ms", INT64_C(1000) * PROTO_CACHE_TTL_MOST_S },
         { "cache_kv_heads", CACHES_HEADS },
-        /* Used if page_size is not given. A given page_size is one of the next two values. */
+        /* The page size if page_size is not given. A given page_size must be one of the next two values. */
         { "cache_page_size", CACHES_PAGE_SIZE },
         { "cache_page_size_least", CACHES_PAGE_SIZE_LEAST },
         { "cache_page_size_most", CACHES_PAGE_SIZE_MOST },
         { "decode_caches", CACHES_ROWS },
         { "decode_pages", CACHES_STEP_PAGES },
-        { "verify_multiply_adds", VERIFY_MAX_MULTIPLY_ADDS }, /* of all problems of a body; on the CPU only */
-        { "verify_head_elements", VERIFY_MAX_HEAD_ELEMENTS }, /* of k and v of one head; on the CPU only */
+        /* bound for all problems of a body together; only on the CPU */
+        { "verify_multiply_adds", VERIFY_MAX_MULTIPLY_ADDS },
+        { "verify_head_elements", VERIFY_MAX_HEAD_ELEMENTS }, /* bound for k and v of one head; only on the CPU */
         { "shared_memory_regions", config_shares_memory(c) ? REGIONS_MAX_COUNT : 0 },
         { "shared_memory_bytes", config_shares_memory(c) ? REGIONS_MAX_BYTES : 0 },
     };
@@ -217,7 +220,7 @@ static void put_limits(struct json *j, const struct info_facts *facts)
     json_raw(j, "}");
 }
 
-/* Writes the number of refusals for each reason that has occurred: "rejected_queue_full". */
+/* Writes the number of refusals for each reason that has occurred, as a member such as "rejected_queue_full". */
 static void put_refusals(struct json *j)
 {
     for (int error = 0; error <= PROTO_ERROR_COUNT; error++) {
@@ -302,7 +305,7 @@ void info_answer(struct request *request, struct answer *answer)
     const int count = devices_count(server->devices);
     struct device_state *devices = calloc((size_t)count + 1, sizeof *devices);
     int64_t requests, bytes;
-    if (devices == NULL) return; /* without memory no body is written, and the client is answered 500 */
+    if (devices == NULL) return; /* when out of memory, no body is written, and the client is answered 500 */
     devices_describe(server->devices, devices);
     queue_waiting(&server->queue, &requests, &bytes);
     int inflight = 0;

@@ -1,6 +1,6 @@
-/* info.h: what attnd says about itself at GET /v1/info. It is written from the program's own tables (config options,
- * ATTN_TENSOR_MAP, ATTN_DTYPE_MAP, the option table of proto.h, PROTO_ERROR_MAP, the kernels), so a new row in one of
- * them appears in the answer without a change here. */
+/* info.h: what attnd says about itself at GET /v1/info. The answer is written from the program's own tables (config
+ * options, ATTN_TENSOR_MAP, ATTN_DTYPE_MAP, the option table of proto.h, PROTO_ERROR_MAP, the kernels), so a new row in
+ * one of them appears in the answer without a change here. */
 #ifndef INFO_H
 #define INFO_H
 
@@ -16,29 +16,29 @@
 
 /* ---- What others know -------------------------------------------------------------------------------------------- */
 
-/* A snapshot for one answer. Pointers are borrowed for the call. */
+/* A snapshot of the server for one answer. Its pointers are borrowed for the call. */
 struct info_facts {
     const struct config *config;
     const proto_limits *limits;
-    const char *state;                      /* "starting", "ready", "draining", "failed" */
+    const char *state;                      /* "starting", "ready", "draining" or "failed" */
     const char *web_library, *loop_library; /* versions of libmicrohttpd and libuv */
     double uptime_s;
     const struct device_state *devices;
     int device_count;
     int64_t queue_requests, queue_bytes; /* requests and bytes that wait for a device */
     int64_t connections;
-    int64_t inflight_requests; /* requests in any state */
+    int64_t inflight_requests; /* requests that the server has, in any state */
     int64_t staging_used_bytes;
-    int64_t kv_bytes; /* memory for the caches of all devices */
+    int64_t kv_bytes; /* memory for the caches of all devices, in bytes */
 };
 
 /* ---- The document ------------------------------------------------------------------------------------------------ */
 
-/* Writes the body of GET /v1/info. Returns a text of *length bytes with a NUL behind them, which the caller frees;
- * NULL: out of memory. Any thread may call this; it keeps no state. */
+/* Writes the body of GET /v1/info. Returns a text of *length bytes with a NUL behind them, which the caller frees.
+ * Returns NULL when out of memory. Any thread may call this; it keeps no state. */
 char *info_write(const struct info_facts *facts, size_t *length);
 
-/* GET /v1/info: gathers the facts and writes them. Any thread may call it. */
+/* Answers GET /v1/info: gathers the facts and writes them. Any thread may call it. */
 void info_answer(struct request *request, struct answer *answer);
 
 #endif

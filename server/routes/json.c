@@ -1,6 +1,6 @@
 /* json.c: a printf for JSON that appends to a growing text.
  *
- * Invariant: inserted strings are valid JSON inside their quotes, whatever bytes they contain (text_put_json). */
+ * Invariant: an inserted string is valid JSON inside its quotes, whatever bytes it contains (text_put_json). */
 #include "server/routes/json.h"
 
 #include <math.h>
@@ -10,7 +10,7 @@
 
 #include "server/base/limits.h"
 
-/* Returns the text. In a struct of zeros the first call initialises it. */
+/* Returns the text to which everything is appended. In a struct of zeros the first call initialises it. */
 static struct text *text_of(struct json *j)
 {
     if (j->text.limit == 0) j->text = text_growing(JSON_DOCUMENT_BYTES);
@@ -53,7 +53,7 @@ void json_put(struct json *j, const char *format, ...)
         } else if (strncmp(f, "%g", 2) == 0) {
             put_number(t, va_arg(args, double));
             f += 2;
-        } else if (*f == '%') abort(); /* a format of this program is wrong, and no test has run it */
+        } else if (*f == '%') abort(); /* a format in this program is wrong, and no test has found that */
     }
     va_end(args);
 }

@@ -1,32 +1,32 @@
 /* json.h: writes JSON as text, for documents whose structure the program knows. (proto-json/ reads the JSON of
- * clients.) cJSON's tree does not suffice here. It stores every number as a double, which cannot hold
- * 18446744073709551615. And it allocates memory in some hundred calls, each of which may fail, where here one check at
- * the end is enough.
+ * clients.) cJSON's tree does not suffice here, for two reasons. It stores every number as a double, which cannot hold
+ * 18446744073709551615. It allocates memory in some hundred calls, each of which may fail, while here one check at the
+ * end is enough.
  *
  * A format is JSON with ' for ", so that C needs no backslashes:
  *     json_put(&j, "{'name':'%s','bytes':%lld}", name, bytes);
- * Therefore the format itself cannot contain an apostrophe. A string that %s inserts may contain anything, and is
+ * The format itself therefore cannot contain an apostrophe. A string that %s inserts may contain anything, and is
  * escaped. */
 #ifndef ROUTES_JSON_H
 #define ROUTES_JSON_H
 
 #include "text/text.h"
 
-struct json { /* start with = {0}; after a failure (out of memory) every call does nothing */
+struct json { /* Initialise this with = {0}. After a failure (out of memory) every call does nothing. */
     struct text text;
 };
 
-/* Writes a format with %s, %d, %lld and %g only. %g writes a number that reads back as the same double, and null for
- * NaN and infinity. */
+/* Appends a format, in which only %s, %d, %lld and %g may be used. %g writes a number that reads back as the same
+ * double, and null for NaN and infinity. */
 void json_put(struct json *j, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-void json_constant(struct json *j, const char *text); /* writes the text with " for every ' */
-void json_raw(struct json *j, const char *text);      /* writes the text unchanged */
-void json_comma(struct json *j);                      /* a comma, unless the object or array has just been opened */
+void json_constant(struct json *j, const char *text); /* appends the text with " for every ' */
+void json_raw(struct json *j, const char *text);      /* appends the text unchanged */
+void json_comma(struct json *j); /* appends a comma, unless the object or array has just been opened */
 
-void json_name(struct json *j, const char *name); /* writes one more string of an array */
+void json_name(struct json *j, const char *name); /* appends a string as the next element of an array */
 
-/* Returns the text with a NUL behind it, which the caller frees. NULL: a call before has failed. */
+/* Returns the text with a NUL behind it, which the caller frees. Returns NULL if an earlier call has failed. */
 char *json_take(struct json *j, size_t *length);
 
 #endif

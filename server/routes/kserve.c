@@ -1,9 +1,9 @@
-/* kserve.c: the models, their descriptions, and their statistics. See kserve.h.
+/* kserve.c: the models of the KServe protocol, their descriptions, and their statistics. See kserve.h.
  *
  * A model is a name for an operation. Clients such as perf_analyzer can choose only a name, shapes and a dtype, and
- * send every input that the metadata list. So there are models for each dtype and for causal. The metadata list the
- * required inputs, and as optional those that a sequence needs to start. The configuration's parameters list all other
- * inputs.
+ * send every input that the metadata list. For this reason there are models for each dtype and for causal masks. The
+ * metadata list the required inputs, and as optional those that a sequence needs to start. The configuration's
+ * parameters list all other inputs.
  *
  * Statistics count answered requests and their time, in the parts that Triton has: success and fail with the time of
  * the whole request, queue, compute_input (decoding and copying in), compute_infer, and compute_output (copying out and
@@ -27,7 +27,7 @@
 
 #define VERSION "1"
 
-/* Returns the nth model of all operations, in the order of the table, or NULL if there are no more. */
+/* Returns the nth model of all operations, in the order of their table. Returns NULL if there are not that many. */
 static const proto_model *model_at(int n)
 {
     for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
@@ -37,7 +37,7 @@ static const proto_model *model_at(int n)
     return NULL;
 }
 
-/* The extensions of Triton's protocol that this server has, as GET /v2 lists them. */
+/* The extensions of Triton's protocol that this server supports, as GET /v2 lists them. */
 static const char *const extensions[] = { "binary_tensor_data",  "parameters",       "statistics",
                                           "model_configuration", "model_repository", "sequence" };
 
@@ -75,7 +75,7 @@ static bool is_required(const proto_model *model, attn_tensor_id id)
     return proto_operations[model->op].needs >> id & 1;
 }
 
-/* True for an input that a request of a running sequence may leave out. */
+/* True for an input that a request may leave out if its sequence has already begun. */
 static bool is_optional(const proto_model *model, attn_tensor_id id)
 {
     return proto_operations[model->op].appends >> id & 1;
@@ -86,14 +86,14 @@ static bool is_listed(const proto_model *model, attn_tensor_id id)
     return is_required(model, id) || is_optional(model, id);
 }
 
-/* Returns q's dtype if the tensor may have it, and else the only dtype that the tensor may have. */
+/* Returns q's dtype if the tensor may have that dtype, and otherwise the only dtype that the tensor may have. */
 static const char *datatype_of(const proto_model *model, attn_tensor_id id)
 {
     const unsigned dtypes = attn_tensor_dtypes(id);
     return proto_datatype(dtypes >> model->dtype & 1 ? model->dtype : (attn_dtype)__builtin_ctz(dtypes));
 }
 
-/* Writes a shape such as [-1,-1,-1,-1], with as many axes as the tensor may have. */
+/* Writes a shape with unknown sizes, such as [-1,-1,-1,-1], with as many axes as the tensor may have. */
 static void put_open_shape(struct json *j, attn_tensor_id id)
 {
     const int rank = 31 - __builtin_clz(attn_tensor_ranks(id));
@@ -102,7 +102,8 @@ static void put_open_shape(struct json *j, attn_tensor_id id)
     json_raw(j, "]");
 }
 
-/* Adds the names of the parts' tensors, or of their gradients, from part `first` on: "parts.1.out,parts.1.lse,...". */
+/* Appends the names of the tensors of a merge's parts (or of their gradients), from part `first` on:
+ * "parts.1.out,parts.1.lse,...". */
 static void add_parts(struct text *t, int first, bool gradients)
 {
     char name[PROTO_NAME_BYTES];
@@ -110,8 +111,8 @@ static void add_parts(struct text *t, int first, bool gradients)
         text_printf(t, "%s%s", t->used ? "," : "", proto_tensor_name(n, gradients, name));
 }
 
-/* Describes a tensor as the metadata do, or as the configuration does (`type` is "TYPE_"). The two have different names
- * for the same facts. */
+/* Writes a tensor's description in the form of the metadata, or of the configuration (`config`). The two forms have
+ * different names for the same facts. */
 static void put_tensor(struct json *j, const proto_model *model, int number, bool config)
 {
     char name[PROTO_NAME_BYTES];
@@ -131,7 +132,7 @@ static void put_tensors(struct json *j, const proto_model *model, bool config)
         if (is_listed(model, (attn_tensor_id)id)) put_tensor(j, model, (attn_tensor_id)id, config);
     const proto_operation *const operation = &proto_operations[model->op];
     const uint64_t outputs = operation->usual ? operation->usual : operation->gives;
-    /* the tensors of a part that every merge has */
+    /* the two tensors of the first part, which every merge has */
     for (int which = 0; which < 2 && proto_operations[model->op].merges; which++)
         put_tensor(j, model, ATTN_TENSOR_COUNT + which, config);
     json_put(j, config ? "],'output':[" : "],'outputs':[");
@@ -242,7 +243,8 @@ static char *write_index(bool ready, bool ready_alone, size_t *length)
 
 /* ---- Statistics -------------------------------------------------------------------------------------------------- */
 
-/* The parts of a request's time. cache_hit and cache_miss stay 0; they exist because clients require them. */
+/* The parts of a request's time that the statistics count. cache_hit and cache_miss stay 0; they exist because clients
+ * require them. */
 #define PART_MAP(X) \
     X(success) X(fail) X(queue) X(compute_input) X(compute_infer) X(compute_output) X(cache_hit) X(cache_miss)
 enum part {
@@ -256,7 +258,7 @@ static const char *const part_names[PARTS] = {
     PART_MAP(X)
 #undef X
 };
-/* The parts of a batch's time. */
+/* The parts of the time that are counted for a batch: BATCH_PARTS parts from BATCH_FIRST on. */
 enum { BATCH_FIRST = PART_compute_input, BATCH_PARTS = 3 };
 
 static struct statistics {
@@ -266,7 +268,7 @@ static struct statistics {
     atomic_llong last_ms, batches;
     struct {
         atomic_llong count, ns[BATCH_PARTS];
-    } batch[CONFIG_MAX_BATCH]; /* indexed by the number of requests in the batch, minus 1 */
+    } batch[CONFIG_MAX_BATCH]; /* counts of batches, indexed by the number of requests in the batch, minus 1 */
 } statistics[PROTO_OP_COUNT][PROTO_MODELS];
 
 static struct statistics *statistics_of(const proto_model *model)
@@ -314,7 +316,8 @@ void kserve_count(const struct request *request, int status, int64_t ns)
         add(&s->batch[size - 1].count, 1);
         for (int p = 0; p < BATCH_PARTS; p++) add(&s->batch[size - 1].ns[p], of_batch[p]);
     }
-    count_part(s, PART_success, ns); /* is counted last: a reader that sees this part sees the other parts too */
+    /* success is counted last, so a reader that sees this part sees the other parts too */
+    count_part(s, PART_success, ns);
 }
 
 static void put_statistics(struct json *j, const proto_model *model)
@@ -408,7 +411,7 @@ void kserve_answer_index(struct request *request, struct answer *answer)
     else request_fail_status(request, &err);
 }
 
-/* Answers requests of Triton's protocol that this server does not support. */
+/* Answers requests of Triton's protocol that this server does not support, such as loading a model. */
 void kserve_answer_no_loading(struct request *request, struct answer *answer)
 {
     (void)answer;
@@ -423,7 +426,7 @@ void kserve_answer_no_settings(struct request *request, struct answer *answer)
                  "traces and logs are set when the server starts (--log-level), not over HTTP");
 }
 
-/* A KServe request may have any Content-Type or none; Triton's own client sends none. */
+/* The content types of KServe requests: any or none. Triton's own client sends none. */
 static const char *const as_whatever[] = { "*", NULL };
 const struct route_body kserve_bodies[] = {
     { "application/json", as_whatever, &proto_kserve, NULL },

@@ -1,4 +1,4 @@
-/* kserve.h: the protocol KServe v2 in Triton's form: models, their descriptions, and their statistics.
+/* kserve.h: the protocol KServe v2 in the form that Triton has: models, their descriptions, and their statistics.
  * proto-json/kserve.c reads and writes the tensors. Any thread may call these functions. */
 #ifndef KSERVE_H
 #define KSERVE_H
@@ -8,8 +8,8 @@
 #include "server/base/config.h"
 #include "server/work/request.h"
 
-/* Returns the model of this name and version (empty: any version). NULL: there is none, and `why` is a sentence that
- * names the existing ones. */
+/* Returns the model with this name and version (empty: any version). Returns NULL if there is none, and writes a
+ * sentence to `why` that names the existing models. */
 enum { KSERVE_WHY_BYTES = 384 };
 const proto_model *kserve_find(struct slice name, struct slice version, char why[KSERVE_WHY_BYTES]);
 
@@ -22,15 +22,16 @@ void kserve_answer_models(struct request *request, struct answer *answer);   /* 
 void kserve_answer_metadata(struct request *request, struct answer *answer); /* GET /v2/models/{model} */
 void kserve_answer_ready(struct request *request, struct answer *answer);    /* .../ready */
 void kserve_answer_config(struct request *request, struct answer *answer);   /* .../config */
-void kserve_answer_stats(struct request *request, struct answer *answer); /* .../stats: of one model or of all models */
+/* .../stats, for one model or for all models */
+void kserve_answer_stats(struct request *request, struct answer *answer);
 void kserve_answer_index(struct request *request, struct answer *answer); /* POST /v2/repository/index */
-/* Answer 501 with a sentence: models cannot be loaded, and traces and logs have no settings. */
+/* Answer 501 with a sentence that says why: models cannot be loaded, and traces and logs have no settings. */
 void kserve_answer_no_loading(struct request *request, struct answer *answer);
 void kserve_answer_no_settings(struct request *request, struct answer *answer);
 
-/* Counts a request for a model in the model's statistics. `status` is the status of the answer, `ns` the request's
- * time. Call this before the answer is sent, so that a client that has the answer finds it in the statistics; also call
- * it when a request ends without an answer. */
+/* Counts a request in the statistics of its model. `status` is the status of the answer, `ns` the request's time in
+ * nanoseconds. Call this before the answer is sent, so that a client that has the answer finds its request in the
+ * statistics. Call it also when a request ends without an answer. */
 void kserve_count(const struct request *request, int status, int64_t ns);
 
 #endif

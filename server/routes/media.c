@@ -1,4 +1,4 @@
-/* media.c: media types of bodies and answers. RFC 9110 sections 8.3.1 and 12.5.1. */
+/* media.c: media types of bodies and answers, after RFC 9110 sections 8.3.1 and 12.5.1. */
 #include "server/routes/media.h"
 
 #include <string.h>
@@ -13,8 +13,8 @@ bool media_is(const char *text, const char *type)
     return *text == '\0' || *text == ';';
 }
 
-/* Returns the weight q of one element of Accept, from `at` to `end`, in thousandths; 1000 if there is no q or it is
- * malformed. */
+/* Returns the weight q of one element of an Accept header, from `at` to `end`, in thousandths. Returns 1000 if the
+ * element has no q or a malformed one. */
 static int weight_of(const char *at, const char *end)
 {
     int weight = 1000;
@@ -30,8 +30,8 @@ static int weight_of(const char *at, const char *end)
     return weight > 1000 ? 1000 : weight;
 }
 
-/* Returns how closely an element matches the type: 3 by name, 2 by "application/" and a star, 1 by two stars, 0 not at
- * all. */
+/* Returns how closely an element of an Accept header matches the type: 3 by name, 2 by "application/" and a star, 1 by
+ * two stars, 0 not at all. */
 static int names(const char *at, const char *end, const char *type)
 {
     const char *const slash = strchr(type, '/');
@@ -46,7 +46,7 @@ static int names(const char *at, const char *end, const char *type)
 int media_accepts(const char *accept, const char *type)
 {
     enum { BY_NAME = 3 };
-    int best = 0, weight = 0; /* only the element that matches most closely counts */
+    int best = 0, weight = 0; /* weight of the element that matches most closely; the other elements do not count */
     if (accept == NULL) accept = "";
     while (*accept == ' ' || *accept == '\t') accept++;
     if (*accept == '\0') accept = "*/*";

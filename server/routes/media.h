@@ -4,10 +4,11 @@
 
 #include <stdbool.h>
 
-/* Is the text this media type, in upper or lower case, followed by nothing or by parameters? */
+/* True if the text is this media type, in upper or lower case, followed by nothing or by parameters. */
 bool media_is(const char *text, const char *type);
-/* Returns how much this Accept (RFC 9110, 12.5.1) prefers the media type `type`; 0: not at all. A higher q gives a
- * higher result. With equal q, a type that is named is preferred to one that a range with a star includes. */
+/* Returns how much an Accept header (RFC 9110, 12.5.1) prefers the media type `type`; 0: not at all. A higher weight q
+ * gives a higher result. With equal q, a type that is named gives a higher result than a type that a range with a star
+ * includes. */
 int media_accepts(const char *accept, const char *type);
 
 #endif

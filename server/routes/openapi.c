@@ -14,15 +14,14 @@
  * contains the schemas of answers, written by hand; tests compare them with real answers.
  *
  * Invariants
- * 1. The schemas are never stricter than the server: a body that violates them is refused with 4xx. The one
- *    exception is the aliases of dtypes, which would give a generated client two names for one value. Where the
- *    server is stricter, the description says so: shapes must agree with each other, and each tensor has its dtypes
- *    and axes.
+ * 1. The schemas are never stricter than the server: a body that violates them is refused with 4xx. The one exception
+ * is the aliases of dtypes, which would give a generated client two names for one value. Where the server is stricter,
+ * the description says so: shapes must agree with each other, and each tensor has its dtypes and axes.
  * 2. The server answers every example with 200, if an empty cache exists that has the id in the example
- *    (CACHE_EXAMPLE).
+ * (CACHE_EXAMPLE).
  * 3. Programs that generate clients can use the document. Names of components and operations are valid names in any
- *    programming language, all tensors have one schema, all refusals have one, and a schema that is used twice has a
- *    name. */
+ * programming language, all tensors have one schema, all refusals have one, and a schema that is used twice has a
+ * name. */
 #include "server/routes/openapi.h"
 
 #include <assert.h>
@@ -38,44 +37,46 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
-/* The Makefile states that this file depends on openapi.json. */
+/* The assembler embeds openapi.json in the program. The Makefile states that this file depends on openapi.json. */
 __asm__(".pushsection .rodata\n"
         "openapi_skeleton: .incbin \"server/routes/openapi.json\"\n"
         ".byte 0\n"
         ".popsection\n");
-extern const char openapi_skeleton[] __attribute__((visibility("hidden"))); /* ends with NUL */
+/* the text of openapi.json, ending with NUL */
+extern const char openapi_skeleton[] __attribute__((visibility("hidden")));
 
-/* The document that is being written. */
+/* The OpenAPI document while it is being written. */
 struct document {
     struct json json;
     const struct config *config;
     const proto_limits *limits;
     const struct route *routes;
     int route_count;
-    bool skips; /* true while the skeleton describes something that this server does not offer */
+    bool skips; /* true inside a part of the skeleton that describes something this server does not offer */
 };
 
 /* ---- Tables of this file ----------------------------------------------------------------------------------------- */
 
-/* The errors of every route, of routes with tensors, of routes that compute or change something, and of routes that
- * require a token. A row adds its own errors. An error that is in none of these sets is returned by no operation of the
- * document. The error for an unknown path, for example, belongs to no operation. */
+/* Sets of errors: of every route, of routes with tensors, of routes that compute or change something, and of routes
+ * that require a token. The row of a route adds its own errors. The document mentions no errors outside these sets. The
+ * error for an unknown path, for example, belongs to no operation. */
 static const uint64_t errors_of_all = ROUTE_ERROR(INVALID_FRAMING) | ROUTE_ERROR(METHOD_NOT_ALLOWED) |
                                       ROUTE_ERROR(REQUEST_TIMEOUT) | ROUTE_ERROR(TOO_LARGE) |
                                       ROUTE_ERROR(TARGET_TOO_LONG) | ROUTE_ERROR(EXPECTATION_FAILED) |
                                       ROUTE_ERROR(HEAD_TOO_LARGE) | ROUTE_ERROR(INTERNAL) |
-                                      ROUTE_ERROR(UNAVAILABLE) /* when there are too many connections */ |
+                                      ROUTE_ERROR(UNAVAILABLE) /* returned when there are too many connections */ |
                                       ROUTE_ERROR(OUT_OF_MEMORY);
 static const uint64_t errors_of_bodies = ROUTE_ERROR(UNSUPPORTED_MEDIA) | ROUTE_ERROR(UNSUPPORTED) |
                                          ROUTE_ERROR(TOO_MUCH_WORK) | ROUTE_ERROR(QUOTA) | ROUTE_ERROR(QUEUE_FULL) |
                                          ROUTE_ERROR(DRAINING) | ROUTE_ERROR(DEADLINE);
-/* Errors of all routes whose method is not GET: a query, and a page of another site. */
+/* Errors of all routes whose method is not GET: one for a query in the URL, and one for a request from another site's
+ * page. */
 static const uint64_t errors_of_changes = ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(FORBIDDEN_ORIGIN);
 static const uint64_t errors_of_tokens = ROUTE_ERROR(UNAUTHORIZED);
 
 /* Headers of answers, which components/headers of the skeleton describes. `on` names the statuses whose answers always
- * have the header. 0: answers usually have it, except those written directly to a socket, such as a 408 in the middle
- * of a body. */
+ * have the header. If `on` is 0, answers usually have the header, but not those written directly to a socket, such as
+ * a 408 in the middle of a body. */
 static const struct {
     const char *name;
     int on[2];
@@ -85,17 +86,17 @@ static const struct {
 };
 
 /* clang-format off */
-/* An example request that is short enough to read: two queries, three keys, one head, head size 2. */
+/* The tensors of the examples, small enough to read: two queries, three keys, one head, head size 2. */
 #define Q_TENSOR "{'shape':[1,2,1,2],'dtype':'float32','data':[1,0,0,1]}"
 #define K_TENSOR "{'shape':[1,3,1,2],'dtype':'float32','data':[1,0,0,1,1,1]}"
 #define V_TENSOR "{'shape':[1,3,1,2],'dtype':'float32','data':[1,2,3,4,5,6]}"
-/* The tensors above, with their data as base64 of little-endian bytes. */
+/* The example tensors above, with their data as base64 of little-endian bytes. */
 #define Q_BASE64 "{'shape':[1,2,1,2],'dtype':'float32','data':'AACAPwAAAAAAAAAAAACAPw=='}"
 #define K_BASE64 "{'shape':[1,3,1,2],'dtype':'float32','data':'AACAPwAAAAAAAAAAAACAPwAAgD8AAIA/'}"
 #define V_BASE64 "{'shape':[1,3,1,2],'dtype':'float32','data':'AACAPwAAAEAAAEBAAACAQAAAoEAAAMBA'}"
 
 static const struct {
-    const char *body; /* the schema of the body, by the name that the rows of the routes use */
+    const char *body; /* name of the body's schema, as the rows of the routes write it */
     const char *name, *summary, *value;
 } examples[] = {
     { "ForwardRequest", "numbers", "Typed by hand: arrays of numbers in, arrays of numbers out",
@@ -150,14 +151,14 @@ static uint64_t errors_of(const struct route *route, bool secured)
            (secured && (route->token & PORT_MAIN) ? errors_of_tokens : 0);
 }
 
-/* Does the set contain this error, and does the error have this status? */
+/* True if the set contains this error, and the error has this status. */
 static bool has_error(uint64_t errors, int error, int status)
 {
     return (errors >> error & 1) && proto_errors[error].http == status;
 }
 
-/* Writes the error response of one status. Its codes are listed beside the schema and not in it. If the codes narrowed
- * the schema, some client generators would make a class for each response, and others none. */
+/* Writes the error response of one status. The error codes are listed beside the schema and not in it. If the codes
+ * narrowed the schema, some client generators would make a class for each response, and others no class at all. */
 static void put_error(struct json *j, uint64_t errors, int status, bool head, bool plain, const char *media)
 {
     const char *separator = "";
@@ -224,7 +225,8 @@ static void put_request_body(struct json *j, const struct route *route)
     json_raw(j, "}},");
 }
 
-/* Writes an operationId, the name of a function in a generated client: get_v1_info, and get_page for the path /. */
+/* Writes an operationId, which becomes the name of a function in a generated client: get_v1_info, or get_page for the
+ * path /. */
 static void put_operation_id(struct json *j, const char *method, const struct route *route)
 {
     char id[128];
@@ -255,7 +257,7 @@ static void put_parameters(struct json *j, const struct route *route)
     json_raw(j, "],");
 }
 
-/* Writes the content of a 200 answer: one content type, or all types of the body for a route with tensors. */
+/* Writes the content of a 200 answer: one content type, or for a route with tensors all content types of its bodies. */
 static void put_answer(struct json *j, const struct route *route)
 {
     json_put(j, ",'content':{'%s':{'schema':", route->doc.media);
@@ -297,7 +299,7 @@ static void put_operation(struct json *j, const struct route *route, const char 
     json_raw(j, "}}");
 }
 
-/* Writes the operations of all rows with the path of row `first`, the first row with this path. */
+/* Writes the operations of one path: of all rows that have the path of row `first`, which is the first of them. */
 static void put_path(struct json *j, const struct route *routes, int count, int first, bool secured)
 {
     json_put(j, "'%s':{", routes[first].path);
@@ -364,7 +366,8 @@ static void put_cache_dtypes(struct document *d)
 static void put_stages(struct document *d)
 {
     for (int s = PROTO_STAGE_queue; s <= PROTO_STAGE_copy_out; s++) {
-        if (s == PROTO_STAGE_prepare || s == PROTO_STAGE_launch) continue; /* only Server-Timing has these stages */
+        /* only the header Server-Timing has these stages, not the document */
+        if (s == PROTO_STAGE_prepare || s == PROTO_STAGE_launch) continue;
         json_comma(&d->json);
         json_put(&d->json, "'%s':{'type':'number','minimum':0}", proto_stages[s]);
     }
@@ -375,8 +378,8 @@ static void put_operations(struct document *d)
     attention_put_schemas(&d->json, d->limits);
 }
 
-/* Marks that a function replaces. The function writes one value, or members or elements, with json_comma() before
- * each. */
+/* Marks of the skeleton that are replaced by the output of a function. The function writes one value, or members or
+ * elements, with json_comma() before each. */
 static const struct {
     const char *mark;
     void (*put)(struct document *d);
@@ -386,7 +389,7 @@ static const struct {
     { "cache_dtypes", put_cache_dtypes }, { "operations", put_operations },
 };
 
-/* Marks that are replaced by a constant of the same name. */
+/* Marks of the skeleton that are replaced by the constant of the same name. */
 static const struct {
     const char *mark;
     int value;
@@ -407,8 +410,8 @@ static const struct {
 #undef NUMBER
 };
 
-/* Does this server lack an option? The skeleton describes features that need the option between the marks @?OPTION@ and
- * @?@. */
+/* True if this server lacks an option. Parts of the skeleton that describe features of an option are between the marks
+ * @?OPTION@ and @?@. */
 static bool lacks(const struct document *d, const char *condition)
 {
     if (strcmp(condition, "secured") == 0) return d->config->token_file == NULL;
@@ -427,9 +430,9 @@ static void put_mark(struct document *d, const char *mark)
     assert(known);
 }
 
-/* Replaces the mark behind the first @ of `at` and returns the text behind the mark. A string that consists of a mark
- * alone is replaced with its quotes. If such a string is the name of a member, the value 0 of that member is dropped
- * too. */
+/* Replaces the mark behind the first @ of `at`, and returns the text behind the mark. If a string consists of a mark
+ * alone, it is replaced together with its quotes. If that string is the name of a member, the member's value 0 is
+ * dropped too. */
 static const char *take_mark(struct document *d, const char *at)
 {
     char mark[40];
@@ -442,8 +445,8 @@ static const char *take_mark(struct document *d, const char *at)
     return strncmp(end, ": 0", 3) == 0 ? end + 3 : end;
 }
 
-/* Writes the skeleton without its blanks and with its marks replaced. A comma is written only when another member or
- * element follows it. The skeleton's strings contain no escapes. */
+/* Writes the skeleton without its blanks and with its marks replaced. A comma is written only if another member or
+ * element follows. The strings of the skeleton must not contain escapes. */
 static void put_document(struct document *d)
 {
     bool quoted = false, comma = false;

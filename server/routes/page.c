@@ -1,28 +1,29 @@
 /* page.c: the pages at / and /docs, for browsers.
  *
  * The pages are index.html and docs.html, which the assembler embeds in the program. A mark in them is replaced by the
- * version. They contain no external asset and no text of a client. Their scripts fetch /v1/info every two seconds, or
- * /openapi.json once, and insert texts (never HTML) into the page. The Content-Security-Policy allows their style and
- * script by SHA-256; after an edit of a page a test fails and prints the new hashes. */
+ * version. They contain no external asset and no text of a client. The script of index.html fetches /v1/info every two
+ * seconds, that of docs.html fetches /openapi.json once. Both insert texts (never HTML) into the page. The
+ * Content-Security-Policy allows their style and script by SHA-256; after an edit of a page a test fails and prints the
+ * new hashes. */
 #include "server/routes/page.h"
 
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* The Makefile states that this file depends on the two pages. */
+/* The assembler embeds both pages in the program. The Makefile states that this file depends on them. */
 __asm__(".pushsection .rodata\n"
         "page_index: .incbin \"server/routes/index.html\"\n"
         ".byte 0\n"
         "page_docs: .incbin \"server/routes/docs.html\"\n"
         ".byte 0\n"
         ".popsection\n");
-extern const char page_index[] __attribute__((visibility("hidden"))); /* ends with NUL */
+extern const char page_index[] __attribute__((visibility("hidden"))); /* the text of index.html, ending with NUL */
 extern const char page_docs[] __attribute__((visibility("hidden")));
 
 static const char mark[] = "@VERSION@";
 
-/* The policy allows only the page's own style and script, and requests to this server. */
+/* A Content-Security-Policy that allows only the page's own style and script, and requests to this server. */
 #define CSP(style, script)                \
     "default-src 'none'; "                \
     "style-src 'sha256-" style "'; "      \

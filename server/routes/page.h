@@ -1,5 +1,5 @@
-/* page.h: pages for browsers. GET / shows /v1/info and refreshes itself. GET /docs shows /openapi.json and sends
- * requests. */
+/* page.h: pages for browsers. GET / shows the data of /v1/info and refreshes itself. GET /docs shows the OpenAPI
+ * document and sends requests. */
 #ifndef PAGE_H
 #define PAGE_H
 
@@ -9,14 +9,14 @@
 
 enum page { PAGE_INDEX, PAGE_DOCS, PAGE_COUNT };
 
-/* Writes a page, of the type text/html; charset=utf-8. Returns *length bytes with a NUL behind them, which the caller
- * frees; NULL: out of memory. Any thread may call this. */
+/* Writes a page of the type text/html; charset=utf-8. Returns a text of *length bytes with a NUL behind them, which the
+ * caller frees. Returns NULL when out of memory. Any thread may call this. */
 char *page_write(enum page page, size_t *length);
 
-/* Returns the page's value of the header Content-Security-Policy. */
+/* Returns the value of the header Content-Security-Policy for this page. */
 const char *page_csp(enum page page);
 
-/* GET / and GET /docs. Any thread may call them. */
+/* Answer GET / and GET /docs. Any thread may call them. */
 void page_answer_index(struct request *request, struct answer *answer);
 void page_answer_docs(struct request *request, struct answer *answer);
 

@@ -1,4 +1,4 @@
-/* route.c: finds the row of the table of URLs for a path and a method. */
+/* route.c: finds the row of the table of routes for a path and a method. */
 #include "server/routes/route.h"
 
 #include <assert.h>
@@ -37,8 +37,8 @@ const char *route_allow(unsigned bits, char text[ROUTE_ALLOW_BYTES])
     return text;
 }
 
-/* Finds the method of the rows that answer a request with this method's name. Names of methods are case-sensitive (RFC
- * 9110, 9.1). */
+/* Finds the method of rows that answer a request with this method name (GET rows answer HEAD too). Method names are
+ * case-sensitive (RFC 9110, 9.1). */
 static bool method_of(const char *name, enum route_method *method)
 {
     static const struct {
@@ -59,7 +59,8 @@ const char *route_error_media(const char *path)
                                                                          : "application/problem+json";
 }
 
-/* Returns the first segment of a path as a parameter; length 0: the segment is empty or too long for a parameter. */
+/* Returns the first segment of a path as a parameter. Its length is 0 if the segment is empty or too long for a
+ * parameter. */
 static struct slice parameter_of(const char *path)
 {
     size_t length = 0;
@@ -86,7 +87,8 @@ static bool fits(const char *pattern, const char *path, struct slice parameters[
     return *path == '\0';
 }
 
-/* Two patterns fit the same path. Does `a` have a literal and `b` a parameter where they first differ? */
+/* Compares two patterns that fit the same path. True if, where they first differ, `a` has a literal and `b` a
+ * parameter. */
 static bool is_closer(const char *a, const char *b)
 {
     for (; *a != '\0' && *a == *b; a++) b++;
@@ -112,7 +114,7 @@ struct route_match route_find(const struct route *rows, int count, unsigned port
     return best;
 }
 
-/* The last segment of a path, without the slashes behind it. */
+/* Returns the last segment of a path, without slashes at its end. */
 static struct slice last_segment(const char *path)
 {
     size_t end = strlen(path), begin;
@@ -126,7 +128,7 @@ static bool same_segment(struct slice a, struct slice b)
     return a.length == b.length && a.length > 0 && strncasecmp(a.at, b.at, a.length) == 0;
 }
 
-/* Is the pattern a path without parameters, and offered on this port? */
+/* True if the row's pattern is a path without parameters, and the port offers the row. */
 static bool is_path(const struct route *row, unsigned port)
 {
     return (row->ports & port) && strchr(row->path, '{') == NULL;

@@ -1,10 +1,10 @@
-/* routes.h: the table of URLs. A new endpoint is a row in routes.c, its handler and its test. */
+/* routes.h: the table of routes (URLs). A new endpoint is a row in routes.c, its handler and its test. */
 #ifndef ROUTES_H
 #define ROUTES_H
 
 #include "server/routes/route.h"
 
-/* Looks for a path in the table, on a port (PORT_MAIN, PORT_METRICS). */
+/* Looks for a path in the table of routes, for a request on `port` (PORT_MAIN, PORT_METRICS). */
 struct route_match routes_find(unsigned port, const char *path, const char *method);
 
 /* The hint for a client that seems to look for the attention routes. */
@@ -15,7 +15,7 @@ struct route_match routes_find(unsigned port, const char *path, const char *meth
 enum { ROUTES_HINT_BYTES = 128 };
 const char *routes_hint(unsigned port, const char *path, char text[ROUTES_HINT_BYTES]);
 
-/* The whole table: for the OpenAPI document, and for tests. */
+/* Returns the whole table of routes, for the OpenAPI document and for tests. */
 const struct route *routes_all(int *count);
 
 #endif

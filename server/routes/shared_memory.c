@@ -1,4 +1,5 @@
-/* shared_memory.c: see shared_memory.h. The first parameter of a path with a region's name is that name. */
+/* shared_memory.c: the routes of Triton's shared memory extensions; see shared_memory.h. In a path with a region's name
+ * (a region is a registered piece of shared memory), the name is the first parameter. */
 #include "server/routes/shared_memory.h"
 
 #include <assert.h>
@@ -16,7 +17,7 @@
 
 static_assert((int)ROUTE_PARAMETER_BYTES < (int)PROTO_REGION_BYTES, "a region's name in a path fits");
 
-/* Fails the request and returns false if the server offers no shared memory. */
+/* True if the server offers shared memory. Otherwise fails the request and returns false. */
 static bool is_offered(struct request *request)
 {
     if (request->server->regions != NULL) return true;
@@ -26,7 +27,8 @@ static bool is_offered(struct request *request)
     return false;
 }
 
-/* Returns the region's name in the path; NULL: the path has none, and the request is about all regions. */
+/* Returns the name of the region (a registered piece of shared memory) in the path. Returns NULL if the path has none:
+ * the request is about all regions in that case. */
 static const char *name_of(const struct request *request, char text[ROUTE_PARAMETER_BYTES + 1])
 {
     const struct slice name = request->parameters[0];
@@ -62,7 +64,8 @@ static void (*const put_region[REGION_KIND_COUNT])(void *context, const struct r
     [REGION_CUDA] = put_cuda_region,
 };
 
-/* Answers with a list of the regions of one kind, or of the region that the path names. */
+/* Answers with a list of the regions (registered pieces of shared memory) of one kind, or only of the region that the
+ * path names. */
 static void answer_status(struct request *request, enum region_kind kind, struct answer *answer)
 {
     if (!is_offered(request)) return;
@@ -89,7 +92,8 @@ void shared_memory_cuda_status(struct request *request, struct answer *answer)
     answer_status(request, REGION_CUDA, answer);
 }
 
-/* Keys of shared memory concern only the operator and the client, so they are not logged. */
+/* Logs that a region (a registered piece of shared memory) has changed. Its key is not logged, because keys concern
+ * only the operator and the client. */
 static void log_region(const struct request *request, const char *event, const char *name, const char *what,
                        long long n)
 {
@@ -119,7 +123,8 @@ void shared_memory_register(struct request *request, struct answer *answer)
     }
 }
 
-/* Returns the device that the body names, where the memory is to be opened. NULL: the request has failed. */
+/* Returns the device on which the body wants the memory to be opened. Returns NULL if there is none; the request has
+ * failed in that case. */
 static attn_device *device_of(struct request *request, const proto_cuda_region *wanted, int *number)
 {
     struct server *const server = request->server;
@@ -136,7 +141,7 @@ static attn_device *device_of(struct request *request, const proto_cuda_region *
     return NULL;
 }
 
-/* Fails the request and returns false if GPU memory cannot be registered. */
+/* True if GPU memory can be registered. Otherwise fails the request and returns false. */
 static bool takes_cuda(struct request *request)
 {
     if (!is_offered(request)) return false;

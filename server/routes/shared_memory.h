@@ -1,10 +1,10 @@
-/* shared_memory.h: Triton's shared memory extensions over HTTP: regions are registered, listed and unregistered.
+/* shared_memory.h: Triton's shared memory extensions over HTTP. Clients register, list and unregister regions;
  * regions/regions.h says what a region is, and how its bytes are read and written.
  *
  * These functions are handlers of routes (route.h). --allow-shm offers regions in /dev/shm, and --allow-cuda-shm
- * regions in a GPU's memory. If only one of the two is set, the other kind has no regions: listing and unregistering
- * succeed, as stock clients do both before they begin, but registering is answered 501. Without both options all
- * requests are answered 501. */
+ * regions in a GPU's memory. If only one of the two options is set, the other kind has no regions: listing and
+ * unregistering them succeed, because stock clients do both before they begin, but registering is answered 501. Without
+ * both options all requests are answered 501. */
 #ifndef SHARED_MEMORY_H
 #define SHARED_MEMORY_H
 
