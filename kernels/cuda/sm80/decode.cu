@@ -85,11 +85,11 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
 
 enum { COMBINE_WARPS = 8, COMBINE_THREADS = 32 * COMBINE_WARPS };
 
-/* Returns the sum of x over all threads of a block. Every thread of the block gets the sum. */
+/* Returns the sum of x over all threads of a block, in every thread of the block. */
 template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_WARPS])
 {
     for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
-    __syncthreads(); /* no thread reads the parts of the last sum any more */
+    __syncthreads(); /* no thread reads the parts of the previous sum any more */
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
     __syncthreads();
     real sum = 0;
@@ -97,8 +97,8 @@ template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_W
     return sum;
 }
 
-/* forward_row() of rows.cuh by a block, one channel per thread. It is written out here, because a
- * kernel that calls a function has a stack and starts later. */
+/* Does what forward_row() of rows.cuh does, by a whole block with one channel per thread. It is written out here,
+ * because a kernel that calls a function has a stack and starts later. */
 DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t i, double (&parts)[COMBINE_WARPS])
 {
     static_assert(COMBINE_THREADS >= TILE_HEAD_DIM, "a channel a thread");
@@ -111,7 +111,7 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
     const attn_range keys = attn_keys_of(&g, &x.s, i);
     float unit = 1, o, m, l;
 #pragma unroll 1
-    /* if the sums of values overflow, the second turn computes them again in smaller units */
+    /* if the sums of values overflow, the second pass computes them again in smaller units */
     for (int turn = 0; turn < 2; turn++) {
         o = 0;
         m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
@@ -123,7 +123,7 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
             const float of_v = has_v ? load_float(v.dtype, v.data, attn_key_at(&g, &v, x.b, x.hk, x.s.k_start + j) + d)
                                      : 0;
             float derivative;
-            const float qk = block_sum(of_q * of_k, parts); /* qk is the same in all threads of the block */
+            const float qk = block_sum(of_q * of_k, parts); /* block_sum() gives all threads of the block the same qk */
             const float z = fabsf(qk) <= FLT_MAX
                                 ? score(a, x, i, j, qk, &derivative)
                                 : score_in_double_inline(a, x, i, j, block_sum((double)of_q * (double)of_k, parts)).x;
@@ -148,13 +148,13 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
         ((float *)lse.data)[attn_at(&lse, x.b, x.h, x.s.q_start + i)] = l == 0 ? -CUDART_INF_F : m + logf(l);
 }
 
-/* out and lse of rows blockIdx.y, blockIdx.y + gridDim.y, ... of one key/value head of a sequence. Each warp adds up
- * every eighth split group and loads m, l and O together. Then the block adds up the warps, always in the same
- * order. A lane has D / 32 neighbouring channels. Rows of huge scores, and rows whose sums overflow, are computed
- * one by one.
+/* Combines the partial results of all splits: out and lse of rows blockIdx.y, blockIdx.y + gridDim.y, ... of one
+ * key/value head of a sequence. Each warp adds up every eighth split group and loads m, l and O together. Then the
+ * block adds up the warps, always in the same order. A lane has D / 32 neighbouring channels. Rows of huge scores, and
+ * rows whose sums overflow, are computed one by one.
  *
- * A block starts as soon as a block of decode_splits() leaves a multiprocessor, and must therefore
- * not need more registers than that block had. */
+ * A block starts as soon as a block of decode_splits() leaves a multiprocessor, and must therefore not need more
+ * registers than that block had. */
 template <int D>
 __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
                                                    : D == 128 ? 3
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
     __shared__ float part[COMBINE_WARPS][D];
     __shared__ float2 parts_ml[COMBINE_WARPS];
     __shared__ double parts_sum[COMBINE_WARPS];
-    /* head_args of a row that is computed one by one; in shared memory it takes no registers */
+    /* head_args of a row that the block computes alone; shared memory holds it, because registers are scarce */
     __shared__ head_args of_head;
     const attn_geometry &g = a.g;
     const int Hk = (int)g.dims.Hk, b = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk), group = (int)g.group;
@@ -176,13 +176,15 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
     const int rows = place.rows, splits = place.splits;
     wait_for_prerequisites();
     if (rows == 0 || splits == 1) return;
-    uint32_t repair = 0; /* one bit for each row of this block, of which there are at most DECODE_ROWS / 4 */
+    /* one bit for each row of this block (at most DECODE_ROWS / 4 rows): the row must be computed one by one */
+    uint32_t repair = 0;
     for (int r = blockIdx.y; r < rows; r += gridDim.y) {
         const int i = r / group, h = (int)x.h + r % group;
         const float2 *ml = p.ml + place.saved + r;
         const float *O = p.O + (place.saved + r) * D + lane * C;
         const float sink = sink_in_base_2(sink_of(a, h));
-        const int each = p.splits_per_block > 1 ? 1 : SPLIT_GROUP; /* partial results in a split group */
+        /* number of partial results in a split group: one where a block has added up the whole group */
+        const int each = p.splits_per_block > 1 ? 1 : SPLIT_GROUP;
         float m = -CUDART_INF_F, l = 0, o[C] = {};
         for (int s = warp * SPLIT_GROUP; s < splits; s += COMBINE_WARPS * SPLIT_GROUP) {
             const int count = min(each, splits - s);
@@ -218,7 +220,8 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         float top = sink;
         for (int w = 0; w < COMBINE_WARPS; w++) top = fmaxf(top, parts_ml[w].x);
         const float base = top == -CUDART_INF_F ? 0 : top;
-        float sum = exp2_fast(sink - base), factors[COMBINE_WARPS]; /* the sink is added to the sum once */
+        /* the sink counts once per row, not once per split */
+        float sum = exp2_fast(sink - base), factors[COMBINE_WARPS];
 #pragma unroll
         for (int w = 0; w < COMBINE_WARPS; w++) {
             factors[w] = exp2_fast(parts_ml[w].x - base);
@@ -238,12 +241,12 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         }
         if (threadIdx.x == 0 && lse.data)
             ((float *)lse.data)[attn_at(&lse, x.b, h, x.s.q_start + i)] = lse_of_sum(top, sum);
-        /* this barrier also allows the next row to overwrite `part` */
+        /* after this barrier the next row may also overwrite `part` */
         repair |= (uint32_t)(__syncthreads_or(!finite) != 0) << (r / gridDim.y);
     }
     for (int r = blockIdx.y; repair; r += gridDim.y, repair >>= 1)
         if (repair & 1) {
-            __syncthreads(); /* no thread reads `of_head` of the last row any more */
+            __syncthreads(); /* no thread reads `of_head` of the previous row any more */
             if (threadIdx.x == 0) of_head = head_args_of(a, b, x.h + r % group);
             __syncthreads();
             forward_row_by_block(a, of_head, r / group, parts_sum);
@@ -271,15 +274,17 @@ int class_of(const attn_dims &d)
     return D <= 64 ? 64 : D <= 128 ? 128 : 256;
 }
 
-/* A complete launch: the plan, number of blocks, bytes of workspace. */
+/* What a complete launch needs: the plan, number of blocks, bytes of workspace. */
 struct launch_plan {
     plan p;
     int64_t blocks;
-    unsigned combine_rows; /* size of the grid of combine_splits() in y */
-    int64_t rows;          /* number of rows of the workspace; 0: no sequence has more than one split */
+    unsigned combine_rows; /* gridDim.y of combine_splits(): number of blocks that share the rows of a key/value head */
+    /* number of rows of partial results in the workspace, over all splits; 0: no sequence has more than one split */
+    int64_t rows;
 };
 
-/* Plans the launch. `float8`: for the variant of float8 keys, which never has more splits than the other. */
+/* Plans the launch. `float8`: plans it for the variant with float8 keys, which never has more splits than the variant
+ * with 16-bit keys. */
 launch_plan launch_plan_of(const attn_geometry &g, bool float8)
 {
     const attn_dims &d = g.dims;
@@ -294,10 +299,10 @@ launch_plan launch_plan_of(const attn_geometry &g, bool float8)
         y.p.head_rows = d.total_k / KEYS_A_ROW;
         y.blocks = attn_min64(short_slots, long_slots) * d.Hk;
         y.rows = most_splits(d.total_k, false, false) > 1 ? y.p.head_rows * d.Hk : 0;
-        y.combine_rows = 4; /* at least DECODE_ROWS / 32, as combine_splits() requires */
+        y.combine_rows = 4; /* combine_splits() requires at least DECODE_ROWS / 32 */
     } else {
         const int64_t rows = d.Sq * g.group;
-        /* keys that all queries together may see */
+        /* number of keys that at least one query may see */
         const int64_t keys = attn_min64(d.Sk, g.left + g.right + d.Sq + SPLIT_ALIGN);
         const int64_t splits = most_splits(keys, rows > NARROW, float8);
         y.p.splits = y.p.walkers = (int)splits;
@@ -308,15 +313,15 @@ launch_plan launch_plan_of(const attn_geometry &g, bool float8)
     return y;
 }
 
-/* State of a kernel's one-time setup, per device. */
+/* For each device, whether a kernel's one-time setup is done. */
 enum { DEVICES = 64 };
 struct once {
-    /* 0: not set up yet; 1: set up; 2: set up, and may be launched as a programmatic dependent */
+    /* 0: not set up yet; 1: set up; 2: set up, and programmatic dependent launch is possible */
     std::atomic<int> state[DEVICES];
 };
 
-/* Lets decode_splits use its shared memory. *overlap tells whether combine_splits may overlap: it may if its code
- * was made for compute capability 9.0. */
+/* Lets decode_splits() use the shared memory that it needs. *overlap becomes true if combine_splits() may start before
+ * decode_splits() ends, which needs code that was made for compute capability 9.0. */
 template <typename Main, typename Combine>
 cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, bool *overlap)
 {
@@ -347,7 +352,7 @@ template <typename T, int D> cudaError_t launch_stacks(const cuda_args &a, const
     return cudaPeekAtLastError();
 }
 
-/* Is there a variant for few rows of this head size, decode_few()? */
+/* True if few rows of this head size have their own variant, decode_few(). */
 constexpr bool has_few_form(int D)
 {
     return D == 128;
@@ -406,8 +411,8 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const launch_p
                     : launch_variant<T, 256, PAGED>(chip, a, y, of, stream);
 }
 
-/* Does decode_few() compute this problem? Its grid limits the number of blocks per key/value head and of batch rows,
- * and it counts keys in 32 bits. */
+/* Returns whether decode_few() computes this problem. The limits of its grid bound the number of blocks per key/value
+ * head and the number of batch rows, and it counts keys in 32 bits. */
 bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -415,12 +420,11 @@ bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
            d.B <= UINT16_MAX && d.Sk <= INT32_MAX / 2 && (!has_options(plan) || decode_has_float8_form(plan));
 }
 
-/* A block takes several splits only if at least FULL blocks remain for each of the PLACES on a
- * multiprocessor. */
+/* A block takes several splits only if the GPU still has FULL blocks for each of the PLACES (blocks that fit on a
+ * multiprocessor). */
 const int FULL = 4, PLACES = 3;
 
-/* Lets a block take a whole split group if enough blocks remain. The bits of the answer are the
- * same. */
+/* Lets a block take a whole split group if enough blocks remain. The result keeps the same bits. */
 void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, int64_t rows)
 {
     const int64_t groups = attn_tiles(y.p.splits, SPLIT_GROUP), blocks = d.B * d.Hk * groups;
@@ -432,8 +436,7 @@ void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, 
     y.blocks = blocks;
 }
 
-/* How many sequences may share splits. decode_stacks() runs first and may compute most splits, so decode_splits()
- * has only as many blocks as fill the GPU. */
+/* The number of sequences that may share a split, which decode_stacks() reads once for all of them. */
 template <int D> int sequences_of_stack(int64_t rows)
 {
     return (int)attn_min64(32, stack_shape<D>::BM / rows);
@@ -464,7 +467,8 @@ bool plan_decode(const cuda_chip *, attn_plan *plan)
 
 } // namespace
 
-/* Do the limits of a grid allow this many blocks? */
+/* Returns whether decode.cu can launch this problem: a group has at most DECODE_ROWS heads, and the number of blocks is
+ * within a grid's limits. */
 bool decode_fits(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
@@ -476,7 +480,7 @@ size_t decode_workspace(const attn_geometry &g)
     return (workspace_of(g) + 1023) / 1024 * 1024;
 }
 
-/* Do the kernels read nothing but Q, K and V? */
+/* Returns whether the kernels read no other tensors than q, k and v. */
 static bool reads_no_more(const attn_geometry &g)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)

@@ -43,14 +43,14 @@
 #include "recompute.h"
 #include "seen_tiles.cuh"
 
-/* f32_forward.cu defines these functions */
+/* defined in f32_forward.cu */
 extern const cuda_kernel f32_forward;
 cudaError_t f32_forward_parts(const cuda_chip *chip, cuda_args a, const split_planes &k, const split_planes &v,
                               cudaStream_t stream);
 
 namespace {
 
-/* Shapes for head dims up to D: keys per block (one warp for 16), queries per tile, blocks per
+/* Tile sizes for head dims up to D: keys per block (one warp for each 16 keys), queries per tile, blocks per
  * multiprocessor. */
 template <int D, bool SCORE_MODS> struct tile;
 template <> struct tile<64, false> {
@@ -70,22 +70,24 @@ template <bool SCORE_MODS> struct tile<256, SCORE_MODS> {
 };
 
 enum part { DK = 1, DV = 2 };
-enum { DS_ROW = 64 }; /* elements of a row of dS in shared memory: eight pieces, for any BM */
+enum { DS_ROW = 64 }; /* elements of a row of dS in shared memory: eight 16-byte pieces, whatever BM is */
 
 template <int D, bool SCORE_MODS> struct shared {
     static const int BN = tile<D, SCORE_MODS>::BN, BM = tile<D, SCORE_MODS>::BM;
-    alignas(1024) uint16_t K[2 * BN * D]; /* each array has the plane hi, then the plane lo */
+    /* each array holds its tile's high halves (plane hi), then the low halves (plane lo) */
+    alignas(1024) uint16_t K[2 * BN * D];
     alignas(1024) uint16_t V[2 * BN * D];
     alignas(1024) uint16_t Q[2 * BM * D];
     alignas(1024) uint16_t dO[2 * BM * D];
-    alignas(1024) uint16_t dS[2 * BN * DS_ROW]; /* dS^T: its rows are keys */
+    alignas(1024) uint16_t dS[2 * BN * DS_ROW]; /* dS^T: a row is a key, a column a query */
     float lse2[BM], delta[BM];
-    float one_key[BM]; /* for each row: the argument `slack` of of_one_key() */
+    float one_key[BM]; /* for each query: the argument `slack` of of_one_key() */
     staged_queries<BM> options[SCORE_MODS ? BN / 16 : 1];
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* Bytes of shared memory. The last members, `options` and `seen`, are used only with options and left out otherwise. */
+/* Bytes of shared memory of a block. The last members of the struct, `options` and `seen`, take no memory in the
+ * variant without options. */
 template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
 {
     typedef shared<D, SCORE_MODS> Shared;
@@ -94,7 +96,7 @@ template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
 
 /* ---- dK, dV and the sums of dQ ----------------------------------------------------------------------------------- */
 
-/* Number of tiles of BM queries that see any of the BN keys from j0 on, and the first of these
+/* Returns the number of tiles of BM queries that see any of the BN keys from j0 on, and in `first` the first of these
  * tiles. */
 template <int BN, int BM>
 DEVICE int query_tiles_of(const attn_geometry &g, const attn_sequence &sequence, int j0, int &first)
@@ -106,7 +108,7 @@ DEVICE int query_tiles_of(const attn_geometry &g, const attn_sequence &sequence,
     return max((int)attn_tiles(highest.hi, BM) - first, 0);
 }
 
-/* Scales sums to results. Returns whether every element is finite. */
+/* Multiplies sums by a factor, which makes results of them. Returns whether every result is finite. */
 template <int DT> DEVICE bool scale_sums(float (&x)[DT][4], float factor)
 {
     bool is_finite = true;
@@ -120,7 +122,7 @@ template <int DT> DEVICE bool scale_sums(float (&x)[DT][4], float factor)
     return is_finite;
 }
 
-/* Writes a warp's 16 rows of dS^T, hi and lo, to shared memory. */
+/* Writes a warp's 16 rows of dS^T to shared memory, split into planes hi and lo. */
 template <int BN, int KK>
 DEVICE void stage_ds(uint16_t *dS, const uint32_t (&hi)[KK][4], const uint32_t (&lo)[KK][4], int warp, int lane)
 {
@@ -134,7 +136,7 @@ DEVICE void stage_ds(uint16_t *dS, const uint32_t (&hi)[KK][4], const uint32_t (
         }
 }
 
-/* Adds dQ = dS K of a round to the sums of its query tile. Each warp has a group of 16 queries and
+/* Adds dQ = dS K over the block's keys to the float32 sums of a query tile. Each warp has a group of 16 queries and
  * some of the columns. */
 template <int D, bool SCORE_MODS>
 DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, float dq_unit, int warp, int lane)
@@ -162,8 +164,8 @@ DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, float dq_unit, int wa
     }
 }
 
-/* Stores a warp's 16 rows of dk or dv, if wanted, from row `first` of the sequence on. Rows from `end` on do not
- * exist. One store instruction writes 8 rows, with 4 lanes each. */
+/* Stores a warp's 16 rows of dk or dv, if wanted, from key `first` of the sequence on. Rows from `end` on do not exist.
+ * One store instruction writes 8 rows, with 4 lanes each. */
 template <int DT>
 DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, int hk, int64_t start, int first, int end,
                        int width, int lane)
@@ -195,7 +197,7 @@ struct query_rounds {
         if (++r.row_tile == first + tiles) r.h++, r.row_tile = first;
         return r;
     }
-    /* Round n of the list; n may lie past the last round. */
+    /* Returns round n of all rounds; n may lie past the last round. */
     DEVICE query_round listed(int n) const { return { n, h + n / max(tiles, 1), first + n % max(tiles, 1) }; }
 };
 
@@ -210,7 +212,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    /* The block's keys. In a packed problem sequences own tiles of keys as in tile_place_of(). */
+    /* Find the block's keys. In a packed problem each sequence owns tiles of keys, in the way in which it owns tiles of
+     * queries in tile_place_of(). */
     const int key_tile = a.first_tile + (int)blockIdx.x;
     int b = blockIdx.z, j0 = key_tile * BN;
     if (g.dims.packed) {
@@ -219,7 +222,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     }
     const int hk = blockIdx.y;
     const attn_sequence sequence = attn_sequence_of(&g, b);
-    /* rows of dk to write; they include rows of zeros behind seqlens_k */
+    /* number of rows of dk to write; rows behind seqlens_k are written as zeros */
     const int Sk_all = g.dims.packed ? (int)sequence.Sk : (int)g.dims.Sk;
     if (j0 >= Sk_all) return;
     const int Sk = (int)sequence.Sk, Sq = (int)sequence.Sq;
@@ -227,7 +230,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     int first = 0;
     const int tiles = query_tiles_of<BN, BM>(g, sequence, j0, first), rounds = tiles * (int)g.group;
 
-    /* the tile of V has the same number */
+    /* V's tile has the same number as K's */
     const int64_t k_tile = split_tile_of(planes.k, b, hk, sequence.k_start) + j0 / SPLIT_ROWS;
     load_planes<D, BN, THREADS>(sm.K, planes.k.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
     load_planes<D, BN, THREADS>(sm.V, planes.v.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
@@ -243,7 +246,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     auto query_tile = [&](int h, int row_tile) {
         return split_tile_of(planes.q, b, h, sequence.q_start) + row_tile * BM / SPLIT_ROWS;
     };
-    bool has_one_key = false; /* true: the query whose values this thread loaded sees one key */
+    bool has_one_key = false; /* true: this thread loaded lse and delta of a query that sees exactly one key */
     auto fetch = [&](int h, int row_tile) {
         const int64_t from = query_tile(h, row_tile) * 2 * SPLIT_ROWS * D;
         const int i0 = row_tile * BM;
@@ -264,7 +267,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     if (now.n < rounds) fetch(now.h, now.row_tile);
     cp_async_commit();
 
-    /* Addresses of fragments: keys by rows; queries by rows for S and dP, and by columns for dK and dV. */
+    /* Addresses of this lane's fragments: K and V by rows; Q and dO by rows (for S, dP) and by columns (dK, dV). */
     uint32_t k_at = by_16<D>(sm.K, lane) + warp * 32 * D, v_at = by_16<D>(sm.V, lane) + warp * 32 * D,
              q_at = by_8<D>(sm.Q, lane), o_at = by_8<D>(sm.dO, lane);
     uint32_t q_columns_at = by_16<D>(sm.Q, lane), o_columns_at = by_16<D>(sm.dO, lane);
@@ -281,7 +284,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         const split_stats q_stats = planes.q.stats[at], o_stats = planes.dout.stats[at];
         wide |= q_stats.wide != 0;
         cp_async_wait<0>();
-        /* this round's queries are loaded, and no thread reads the last round's dS any more */
+        /* this round's queries are loaded, and no thread reads the previous round's dS any more */
         const bool any_one_key = __syncthreads_or(has_one_key);
 
         /* S^T = K Q^T */
@@ -290,16 +293,16 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         opaque(q_at);
         multiply_rows<D, 1, BM, BN, true>(rows_of_S, k_at, q_at);
 
-        /* Masks and options. Element e of block nt: key j0 + 16 warp + 8 (e / 2) + lane / 4, query i0 + 8 nt + 2
-         * (lane % 4) + e % 2. */
+        /* Apply masks and options. Element e of a thread's block nt is the pair of query i0 + 8 nt + 2 (lane % 4) +
+         * e % 2 and key j0 + 16 warp + 8 (e / 2) + lane / 4. */
         const float unit = power_of_two(-q_stats.exponent) * power_of_two(-k_stats.exponent);
-        const float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* never 0, because -inf * 0 would be NaN */
+        const float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* not 0, because 0 times a score of -inf is NaN */
         if (SCORE_MODS) {
             const head_args x = head_args_of(a, b, h);
             apply_options(S, sm.options[warp], a, s, x, limit, Sq, i0, j0 + warp * 16, unit, sm.lse2, P_BITS, lane);
         } else hide_hidden_queries<BM>(S, limit, Sk, i0, j0 + warp * 16, lane);
 
-        /* P = exp(S - lse), times 2^P_BITS. */
+        /* P = 2^P_BITS exp(S - lse): the factor keeps small probabilities within float16's range. */
         float top_delta = 0;
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
@@ -328,7 +331,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                     for (int e = 0; e < 4; e++)
                         kept[nt][e] = st.kept[nt * 8 + lane % 4 * 2 + e % 2][e / 2] >> (lane / 4) & 1
                                           ? S[nt][e]
-                                          : 0; /* drop_scale is applied at the end */
+                                          : 0; /* the factor of dropout, drop_scale, is applied at the end */
                 split_fragments<BM>(ah, al, kept);
             } else split_fragments<BM>(ah, al, S);
             opaque(o_columns_at);
@@ -342,7 +345,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
             opaque(o_at);
             multiply_rows<D, 1, BM, BN>(rows_of_dP, v_at, o_at);
 
-            /* dS = P (dP - delta), in units of 2^-exponent */
+            /* dS = P (dP - delta), in units of 2^-exponent, which keep dS within float16's range */
             for (int r = lane; r < BM; r += 32) top_delta = fmaxf(top_delta, fabsf(sm.delta[r]));
             top_delta = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(top_delta)));
             const float o_unit = power_of_two(-o_stats.exponent), v_unit = power_of_two(-v_stats.exponent);
@@ -372,7 +375,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
             opaque(q_columns_at);
             add_products_of_columns<D, BM>(dK, ah, al, q_columns_at, q_unit);
 
-            __syncthreads(); /* dS is complete, and no thread reads Q and dO any more */
+            __syncthreads(); /* dS is complete, and no thread reads this round's Q and dO any more */
             if (next.n < rounds) fetch(next.h, next.row_tile);
 
             if (want_dq) {
@@ -381,7 +384,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                        power_of_two(-exponent) * power_of_two(-k_stats.exponent), warp, lane);
             }
         } else {
-            __syncthreads(); /* no thread reads Q and dO any more */
+            __syncthreads(); /* no thread reads this round's Q and dO any more */
             if (next.n < rounds) fetch(next.h, next.row_tile);
         }
     }
@@ -410,8 +413,8 @@ static_assert(tile<64, false>::BM == tile<128, false>::BM && tile<128, true>::BM
 
 const attn_tensor_id split_ids[] = { ATTN_T_q, ATTN_T_k, ATTN_T_v, ATTN_T_dout };
 
-/* The parts of the workspace, in this order: lse and delta; sums of dQ; planes; and, where out and lse are not
- * given, both of these and the workspace of the forward. */
+/* The parts of the workspace, in this order: lse and delta; float32 sums of dQ; planes (hi and lo of q, k, v and dout);
+ * and, where out and lse are not given, out, lse and the workspace of the forward that computes them. */
 struct parts {
     size_t rows, sums, planes, out, lse, forward, total;
 };
@@ -427,7 +430,7 @@ size_t lay_out(const attn_dims &d, void *memory, split_planes (&planes)[4])
     return total;
 }
 
-/* Lays out the workspace. `forward`: bytes of scratch for the forward, if it runs. */
+/* Returns the sizes of the workspace's parts. `forward`: bytes of workspace for the forward, if it runs. */
 parts parts_of(const attn_plan *plan, size_t forward)
 {
     const attn_geometry &g = plan->geometry;
@@ -499,7 +502,7 @@ cudaError_t launch_width(const cuda_chip *chip, const cuda_args &a, const backwa
                    : launch_variant<D, false>(chip, a, planes, s, sums, stream);
 }
 
-/* The most shared memory that a block of this problem's kernels needs. */
+/* The most shared memory, in bytes, that a block of this problem's kernels needs. */
 template <int D, bool SCORE_MODS> size_t most_shared(bool deterministic)
 {
     const size_t dkdv = shared_bytes<D, SCORE_MODS>(), dq = deterministic ? sizeof(shared_dq<D, SCORE_MODS>) : 0;
@@ -527,7 +530,8 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return true;
 }
 
-/* prepare_tiles() computes the inputs of the tiles. launch_tiles() then computes the chip's share of the tiles. */
+/* prepare_tiles() computes delta, lse and planes, which the tiles read. launch_tiles() then computes the chip's share
+ * of the tiles. */
 cudaError_t prepare_tiles(const cuda_chip *chip, const cuda_args &a, const backward_planes &planes, const saved &s,
                           float *sums, size_t sums_bytes, cudaStream_t stream)
 {
@@ -565,7 +569,7 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     at += w.sums;
     lay_out(a.g.dims, at, planes);
     at += w.planes;
-    if (!plan->problem->out.rank) { /* where out and lse are not given, the forward computes them first */
+    if (!plan->problem->out.rank) { /* where out and lse are not given, a forward computes them first */
         recomputed_forward forward;
         if (!plan_recomputed(&forward, f32_forward, chip, plan, at, at + w.out)) return cudaErrorInvalidConfiguration;
         code = in_shares(chip, tile_seconds(chip, &forward.plan), [&](const cuda_chip *part) {

@@ -8,7 +8,7 @@
 
 namespace {
 
-/* l and e of a part, relative to a larger maximum. */
+/* Converts l and e of a part of a row to those relative to a larger maximum. */
 DEVICE float2 relative_to(const float4 &part, float by)
 {
     const float scale = part.x == -CUDART_INF_F ? 0 : exp2_fast(by);
