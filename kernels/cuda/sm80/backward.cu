@@ -6,27 +6,28 @@
  *
  *     S^T = K Q^T            dP^T = V dO^T
  *     P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta)          in registers
- *     dV += P^T dO           dK += dS^T Q                       accumulators of a warp's own keys: no sum crosses a
- *                                                               warp
- *     dQ  = dS K                                                dS by shared memory; added to float32 sums in global
- *                                                               memory
+ *     dV += P^T dO           dK += dS^T Q                       in registers, for a warp's own keys: no sum
+ *                                                               crosses a warp
+ *     dQ  = dS K                                                dS goes through shared memory; dQ is added to float32
+ *                                                               sums in global memory
  *
- * The order of the additions to dQ is not fixed, so its last bits vary from run to run. With `deterministic` there
- * are no such additions: a second kernel computes dQ by query tiles. It computes S and dP again, which makes seven
- * products instead of five. dK and dV are always deterministic, because one block adds up the heads of a group in
- * order.
+ * The order of the additions to dQ is not fixed, so the last bits of dQ vary from run to run. With `deterministic` no
+ * block adds to sums in global memory: a second kernel computes dQ by query tiles. The second kernel computes S and dP
+ * again, so a backward takes seven products instead of five. dK and dV are always deterministic, because one block adds
+ * up the heads of a group in order.
  *
- *   prepare     delta = rowsum(dO O) - dlse, and lse in base 2, both by query tiles; zeros in the sums
- *   dkdv_wide   as above, one block per key tile, for head dims to 128 without options; it is designed for speed
- *   dkdv_tiles  the same with every option, and for head dims above 128. These leave no registers for both dK and
- *               dV: each of two launches computes one (S is computed twice). A warp has 16 keys and all queries of
- *               the tile
- *   finish      dQ = scale * sum, in its dtype               or: dq_tiles, one block per query tile
+ *   prepare     computes delta = rowsum(dO O) - dlse, and lse in base 2, both by query tiles; zeroes the sums of dQ
+ *   dkdv_wide   the main kernel, one block per key tile, for head dims to 128 without options (softcap, bias, masks,
+ *               ...); it is designed for speed
+ *   dkdv_tiles  the main kernel for problems with options, and for head dims above 128. Head dims above 128 leave no
+ *               registers for both dK and dV: each of two launches computes one of them, and both compute S. A warp
+ *               has 16 keys and all queries of the tile
+ *   finish      dQ = scale * sum, in its dtype; with `deterministic` dq_tiles instead, one block per query tile
  *   simple.cu   dbias, dalibi_slopes, dsinks where wanted
  *
  * prepare and finish are in backward_common.cuh, dkdv_wide is in backward_wide.cuh.
  *
- * rows.cuh computes rows again that are not finite; it skips hidden pairs (see forward.cu). */
+ * Rows whose result is not finite are computed again by rows.cuh, which skips hidden pairs (see forward.cu). */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 #include "backward_wide.cuh"

@@ -1,5 +1,6 @@
 /* backward_common.cuh: code that the variants of backward.cu share: where query tiles and their sums of dQ lie, the
- * kernels that run before (prepare) and after (finish), the keys of a block, and storing results. */
+ * kernels that run before the main kernel (prepare) and after it (finish), the keys of a block, and how results are
+ * stored. */
 #ifndef ATTN_SM80_BACKWARD_COMMON_CUH
 #define ATTN_SM80_BACKWARD_COMMON_CUH
 

@@ -1,10 +1,11 @@
 /* backward_steps.h: the steps that a backward on tensor cores takes before and after its main kernel. sm80/backward.cu
  * and sm90/backward/backward.cu share them.
  *
- *   begin_backward   the forward, where out and lse are not given
- *   prepare_backward `prepare`: delta = rowsum(dO O) - dlse, lse and delta by query tiles, zeros in the sums of dQ
- *   the main kernel  dK, dV, and dQ of all its keys added to the sums; dQ = scale * sums, in its dtype
- *   end_backward     rows that kernels have only marked; dbias, dalibi_slopes and dsinks where wanted
+ *   begin_backward   runs the forward, where out and lse are not given
+ *   prepare_backward launches `prepare`: delta = rowsum(dO O) - dlse, lse and delta by query tiles, zeros in the
+ *                    sums of dQ
+ *   the main kernel  computes dK and dV, and adds dQ of its keys to the float32 sums; then dQ = scale * sums
+ *   end_backward     computes rows that kernels have only marked, and dbias, dalibi_slopes and dsinks where wanted
  *
  * sm90/backward/backward.cu has its own `prepare` (sm90/backward/backward_prepare.cuh). */
 #ifndef ATTN_SM80_BACKWARD_STEPS_H

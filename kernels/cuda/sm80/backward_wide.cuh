@@ -1,4 +1,5 @@
-/* backward_wide.cuh: dkdv_wide, the plain variant of backward.cu: no options, head dims up to 128. */
+/* backward_wide.cuh: dkdv_wide, the variant of backward.cu for problems without options (softcap, bias, masks, ...),
+ * and for head dims up to 128. */
 #ifndef ATTN_SM80_BACKWARD_WIDE_CUH
 #define ATTN_SM80_BACKWARD_WIDE_CUH
 
@@ -10,14 +11,14 @@ namespace {
  * tensor cores compute one to two products. A warp therefore computes blocks of 32 x 32 or 32 x 64, in which a
  * fragment serves two to four products:
  *
- *   S^T, dP^T   32 keys x 32 queries; for head dims to 64 in two rounds per tile; above, a pair of warps shares the
- *               keys
- *   dV, dK      32 keys x 64 channels, over the tile's queries: P^T and dS^T from registers; for head dims above 64
- *               from the pair's shared memory
+ *   S^T, dP^T   32 keys x 32 queries; for head dims to 64 in two rounds per tile of queries; for larger head dims
+ *               a pair of warps shares the keys, and each warp has half of the queries
+ *   dV, dK      32 keys x 64 channels, over the tile's queries; P^T and dS^T come from registers, and for head dims
+ *               above 64 from the shared memory of the pair of warps
  *   dQ          32 queries x 32 channels, over the block's keys
  *
- * dQ of a tile needs dS of all warps. It is computed one tile later, so that each tile costs only one barrier of the
- * block. */
+ * dQ of a query tile needs dS of all warps. A block computes dQ one tile later than dS, so that each tile costs only
+ * one barrier of the block. */
 template <int D> struct wide;
 template <> struct wide<64> {
     static const int QW = 1, BLOCKS = 2;

@@ -1,17 +1,19 @@
 /* decode.cu: forward of few queries over many keys: decoding, speculation, short questions to a long context.
  *
- * Reading K and V once takes nearly all of the time, because nothing else is large. Therefore:
+ * Reading K and V once takes nearly all of the time, because no other tensor is large. The design therefore keeps all
+ * multiprocessors busy with reading:
  *
  *   All query heads of a key/value head and all queries of a sequence are the rows of one tile ("packed GQA"): row r
- *   is query r / G of head r % G of the group. This file computes sequences of at most DECODE_ROWS rows; other
- *   kernels compute longer ones. The keys of a sequence are divided into splits, one block each. A block leaves O
- *   (not divided), m and l of its split in the workspace, and combine_splits() adds them up in the order of the keys
- *   (Flash-Decoding, Dao et al. 2023; FlashAttention-2, arXiv:2307.08691, section 3.2). The block of a sequence with
- *   one split writes the result itself. Splits are added up within split groups of SPLIT_GROUP neighbours, then the
- *   groups are added up. Where a batch has enough blocks, a block computes all splits of a group, one after the
- *   other, and leaves their sum: the same additions in the same order, with fewer partial results.
+ *   is query r / G of head r % G of the group. This file computes sequences of at most DECODE_ROWS rows (queries times
+ *   heads of a group); other kernels compute longer sequences. The keys of a sequence are divided into splits, one
+ *   block each. A block leaves the partial result of its split in the workspace: O (not divided by l), the maximum m
+ *   and the sum l. combine_splits() adds up the partial results in the order of the keys (Flash-Decoding, Dao et al.
+ *   2023; FlashAttention-2, arXiv:2307.08691, section 3.2). Where a sequence has only one split, the split's block
+ *   writes the result itself. Splits are added up within split groups of SPLIT_GROUP neighbours, then the groups are
+ *   added up. Where a batch has enough blocks, a block computes all splits of a group, one after the other, and leaves
+ *   the sum of the group in the workspace. That makes the same additions in the same order, with fewer partial results.
  *
- * A block is four warps. It keeps tiles of BN keys in a ring, which holds tiles of K and V alternately:
+ * A block is four warps. Shared memory has a ring of SLOTS tiles of BN keys each, alternately of K and of V:
  *
  *     load Q, K[0];  load V[0];  load K[1]                       one group of copies per slot
  *     for j = 0 .. :  wait K[j];  load V[j+1]                    SLOTS - 1 groups are always in flight
@@ -21,36 +23,39 @@
  *
  * With up to 16 rows, each warp takes a part of the tile's keys for all rows, with m, l and O of its own. With up to
  * 64 rows, each warp takes 16 of the rows for all keys. Up to 8 rows of head sizes 65 to 128, which is one query of
- * most models, have a variant of their own (decode_few()). 8 rows are half an operand, so O^T += V^T P^T takes half
- * the products and half the registers. The place of a split is computed in 32 bits, and its first tiles are loaded
- * before anything else. Three blocks fit on a multiprocessor of Hopper, so that memory is not idle while one of them
- * begins or ends. Loads of K and V have the policy evict-first, so that the partial results stay in the L2.
+ * most models, have a variant of their own (decode_few()). Because 8 rows are half an operand, this variant computes
+ * O^T += V^T P^T, with half the products and half the registers. decode_few() computes the place of a split in 32 bits,
+ * and loads the split's first tiles before anything else. Three blocks fit on a multiprocessor of Hopper, so that
+ * memory is not idle while one block begins or ends. Loads of K and V have the L2 policy evict-first, so that partial
+ * results stay in the L2.
  *
- * Where sequences of a batch share a prefix (decode_places.cuh), the prefix is read once for several of them.
- * decode_stacks() runs first and computes such splits for the rows of all these sequences, one below the other, each
- * row as it would be alone. decode_splits() skips these splits.
+ * Where sequences of a batch share a prefix (decode_places.cuh), the prefix is read once for several sequences (a
+ * stack). decode_stacks() runs first and computes the splits of the prefix for the rows of all sequences of a stack,
+ * one below the other. Each row has the same bits as without the stack. decode_splits() runs next and skips these
+ * splits.
  *
- * Results depend on the problem alone: the keys that a sequence's queries see, and its number of rows, determine its
- * splits (split_keys()); the batch and the device do not. A packed problem may hold sequences of either kind; then
- * the other kernel runs first and skips the sequences that this file computes (cuda_chip::decode_rows).
+ * The bits of a result depend on the problem alone: the keys that a sequence's queries see, and its number of rows,
+ * determine its splits (split_keys()); the batch and the device do not. A packed problem may hold both short sequences
+ * (of at most DECODE_ROWS rows) and long ones. A kernel for long sequences runs first and skips the short ones, which
+ * this file then computes (cuda_chip::decode_rows).
  *
- * When one call follows another, the next call's reads overlap the previous call's combine_splits() (plan::ahead),
- * if the next reads nothing that the previous writes. device.cu knows a stream's last kernels. Every kernel here
- * must therefore call launch_dependents() only after its own wait for the previous kernel: all work before the
- * previous call has then ended when a block of the next call runs. A kernel must also write nothing before its own
- * wait. Only combine_splits() calls launch_dependents() at once, because the blocks that allowed it to start had
- * waited.
+ * When one call follows another on a stream, the second call's reads overlap the first call's combine_splits()
+ * (plan::ahead), if the second call reads nothing that the first call writes. device.cu knows a stream's last kernels.
+ * Every kernel here must therefore call launch_dependents() only after its own wait for the previous kernel: when a
+ * block of a call runs, all work before the previous call has then ended. A kernel must also write nothing before
+ * its own wait. Only combine_splits() calls launch_dependents() at once, because the blocks that allowed
+ * combine_splits() to start have waited already.
  *
- * On Hopper the copy engine loads keys and values where it can, with the same bits:
- * sm90/decode/decode.cu.
+ * On Hopper sm90/decode/decode.cu lets the copy engine (TMA) load keys and values where possible. Results have the same
+ * bits.
  *
- * Float8 keys and values stay float8 in shared memory, which halves the reading (float8.cuh). Float8 has a variant
- * of its own, which computes P V in float16. Problems with options use the variant for 16-bit numbers, whose loader
- * widens float8 one by one.
+ * Float8 keys and values stay float8 in shared memory, which halves the time of reading them (float8.cuh). Float8 has a
+ * variant of its own, which computes P V in float16. Problems with options (softcap, bias, masks, ...) use the variant
+ * for 16-bit numbers, whose loader converts float8 one by one.
  *
  * As in forward.cu there is a variant with options. A block whose result is not finite repeats its
- * split with zeros in place of values that are not finite. Then it computes one by one the rows
- * that see such a value. */
+ * split with zeros in place of values that are not finite. In the end the block computes one by one those rows that see
+ * a value that is not finite. */
 #include <atomic>
 
 #include "decode.cuh"

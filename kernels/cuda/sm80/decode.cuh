@@ -1,24 +1,24 @@
-/* decode.cuh: a block computes a split of decode.cu: few queries over some of a sequence's keys. It also has the
+/* decode.cuh: a block computes a split of decode.cu: few queries over some of a sequence's keys. This file also has a
  * block's loop over its splits. A template parameter says how keys and values get to shared memory:
  *
- *   copies_by_threads   every thread copies pieces of 16 bytes (cp.async): any strides, options, compute capability 8.0
- *                       on
+ *   copies_by_threads   every thread copies pieces of 16 bytes (cp.async): any strides, options, for compute capability
+ *                       8.0 and above
  *   copies_by_engine    a warp requests boxes from the copy engine (sm90/decode/decode.cu)
  *
- * Both load the same tiles in the same order, and differ in where the channels of a row lie (CHUNK). The bits of a
- * result are the same.
+ * Both ways load the same tiles in the same order. They differ in where the channels of a row lie in shared memory
+ * (CHUNK); results have the same bits.
  *
  * RING<T, X> is a block's ring of tiles, K and V alternately:
  *
- *   kept                 state that outlives a split
+ *   kept                 the ring's state that outlives a split
  *   begin(queries)       requests the first tiles; lets queries() write Q to shared memory, where all threads can read
  *                        it when next() has returned
  *   next<VALUES>()       returns the next tile of V or K, when it has arrived
- *   clear_tail(tile, j)  makes rows of tile j past the sequence zeros, where copies do not do that
- *   changed()            each thread that has written to a tile, or to its memory, calls this before a block barrier
- *   release()            tells that this warp has read the tile
- *   FEW_ADDRESSES        1: its registers are scarce; see keys_of()
- *   end()                tells that the block has read all tiles */
+ *   clear_tail(tile, j)  sets those rows of tile j to 0 that are past the sequence, where copies do not do that
+ *   changed()            each thread that has written to a tile, or to its memory, calls it before a block barrier
+ *   release()            says that this warp has read the tile
+ *   FEW_ADDRESSES        1: the kernel's registers are scarce, so fragments take few address registers; see keys_of()
+ *   end()                says that the block has read all tiles */
 #ifndef ATTN_SM80_DECODE_CUH
 #define ATTN_SM80_DECODE_CUH
 

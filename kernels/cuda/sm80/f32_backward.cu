@@ -7,35 +7,38 @@
  * A warp owns 16 keys. A query tile is one round:
  *
  *     wait Q, dO, lse, delta
- *     S^T = K Q^T       P^T = exp(S^T - lse)              in registers, where they are A operands at once
+ *     S^T = K Q^T       P^T = exp(S^T - lse)              P^T stays in registers as an A operand
  *     dV += P^T dO
  *     dP^T = V dO^T     dS^T = P^T (dP^T - delta)
  *     dK += dS^T Q      dS to shared memory
- *     ---- no warp reads Q and dO any more: the next ones are loaded during dQ = dS K added to float32 sums in global
- *     memory
+ *     ---- barrier: no warp reads Q and dO any more, and the next round's Q and dO are loaded
+ *     dQ = dS K         added to float32 sums in global memory
  *
- * One copy of Q and dO suffices. Beside K and V a second copy would not fit, because a number takes 32 bits.
+ * Shared memory has only one buffer for Q and dO, which are loaded while dQ is computed. A second buffer would not fit
+ * beside K and V, because a number takes 32 bits.
  *
- * P is kept as 2^15 P. The size of dS is not known beforehand: a power of two brings the upper bound on it,
+ * Registers hold 2^15 P instead of P, so that small probabilities stay within float16's range. The size of dS is not
+ * known beforehand. A power of two, by which dS is multiplied, brings the upper bound on |dS|,
  *
- *     |dS_ij| <= |dO_i| |v_j| + |delta_i|      (norms of rows: the largest of the tile)
+ *     |dS_ij| <= |dO_i| |v_j| + |delta_i|      (|x|: the largest norm of a row of the tile)
  *
  * near 2^14. Sums over rounds are float32, and each round's products start from 0 (split.cuh).
  *
- * The order of the additions to dQ is not fixed, so its last bits vary from run to run. With `deterministic` there
- * are no such additions: a second kernel computes dQ by query tiles. It computes S and dP again, which makes seven
- * products instead of five. dK and dV are always deterministic. Head dims above 128 leave no registers for both dK
- * and dV: each of two launches computes one (S is computed twice).
+ * The order of the additions to dQ is not fixed, so its last bits vary from run to run. With `deterministic` no block
+ * adds to sums in global memory: a second kernel computes dQ by query tiles. The second kernel computes S and dP again,
+ * so a backward takes seven products instead of five. dK and dV are always deterministic. Head dims above 128 leave no
+ * registers for both dK and dV: each of two launches computes one (S is computed twice).
  *
- *   prepare    delta = rowsum(dO O) - dlse (simple.cu), lse dense
- *   split      Q, K, V and dO to planes (f32_split.cu)
- *   dkdv       as above, one block a key tile
- *   finish     dQ = scale * sum                              or: dq, one block a query tile
+ *   prepare    computes delta = rowsum(dO O) - dlse (simple.cu), and writes lse without gaps
+ *   split      converts Q, K, V and dO to planes of float16 (f32_split.cu)
+ *   dkdv       the main kernel, one block per key tile
+ *   finish     dQ = scale * sum; with `deterministic` dq instead, one block per query tile
  *   simple.cu  dbias, dalibi_slopes, dsinks where wanted
  *
  * finish and dq are in f32_dq.cuh.
  *
- * rows.cuh computes tiles whose result is not finite, and tiles that depend on a wide tile (split.cuh). */
+ * rows.cuh computes tiles whose result is not finite, and tiles that depend on a wide tile: one with rows of numbers
+ * too small for the tile's exponent (split.cuh). */
 #include <stddef.h>
 
 #include "kernels/cuda/simple/simple.h"

@@ -2,15 +2,16 @@
  * capability 8.0 on.
  *
  * The algorithm is forward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 1). Numbers are pairs of float16, and
- * three products make one: split.cuh explains that and its error, which is about that of float32 itself. A kernel
- * that runs first splits K and V; each block splits its Q. S = Q K^T and P V are products of pairs; P is split in
- * registers; softmax, O and lse are float32.
+ * three products of float16 make one product: split.cuh explains this and its error, which is about that of float32
+ * itself. A kernel that runs first splits K and V; each block splits its Q. S = Q K^T and P V are products of pairs; P
+ * is split in registers; softmax, O and lse are float32.
  *
- * P is kept as 2^15 P, and l with it, so that small probabilities stay within float16's range.
+ * Registers hold 2^15 P instead of P, and 2^15 l instead of l, so that small probabilities stay within float16's range.
  *
- * A row that sees one key is a bitwise copy of that key's value. Values that are not finite are
- * handled as in forward.cu: the tile is repeated with zeros for them, then rows.cuh computes the
- * rows that see one. If a tile that a block reads is wide (split.cuh), rows.cuh computes all rows of the block. */
+ * Where a row sees one key, out is a bitwise copy of that key's value. Values that are not finite are handled as in
+ * forward.cu: the block computes its tile again with zeros in their place, then rows.cuh computes the rows that see a
+ * value that is not finite. If a tile that a block reads is wide (has rows of numbers too small for its exponent,
+ * split.cuh), rows.cuh computes all rows of the block. */
 #include "forward_steps.cuh"
 #include "seen_tiles.cuh"
 #include "split.cuh"

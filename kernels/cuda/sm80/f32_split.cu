@@ -1,9 +1,9 @@
-/* f32_split.cu: converts float32 tensors to planes of float16. See split.cuh.
+/* f32_split.cu: converts float32 tensors to planes: two float16 numbers, hi and lo, for each float32 (split.cuh).
  *
  * A block reads the 128 rows of one tile once, keeps them in registers, finds the largest number, and writes hi and
- * lo. It is memory bound: 4 bytes in and 4 out per number. One launch splits all tensors of a problem. Keys and
- * values in pages have an instantiation of their own, because the registers of the look-up would cost one block per
- * multiprocessor. */
+ * lo. Memory bandwidth bounds the speed: 4 bytes are read and 4 are written per number. One launch splits all tensors
+ * of a problem. Keys and values in pages have an instantiation of their own, because the registers of the look-up would
+ * cost one block per multiprocessor. */
 #include "split.cuh"
 
 namespace {

@@ -10,8 +10,8 @@
  *   P V    A lane has channels 2 n and 2 n + 1 of two keys: the first column of two blocks of eight, the even channels
  *          and the odd ones. So a lane's accumulators are those of channels 4 t .. 4 t + 3 of 16: four_channels().
  *
- * Four float8 become float16 in two instructions, where the GPU has such an instruction, and bfloat16 in eight. P V
- * is therefore computed in float16. So is Q K^T, if each row of Q is float16 times a power of two
+ * Four float8 become float16 in two instructions, where the GPU has such an instruction, and bfloat16 in eight. P V is
+ * therefore computed in float16. Q K^T is computed in float16 too, if each row of Q is float16 times a power of two
  * (load_permuted_queries() in decode.cuh). */
 #ifndef ATTN_SM80_FLOAT8_CUH
 #define ATTN_SM80_FLOAT8_CUH

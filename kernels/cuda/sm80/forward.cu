@@ -10,21 +10,22 @@
  *                        m, l, P = softmax_step(S);  O = rescale O + P V[j]
  *     out = O / l,  lse = m + ln l
  *
- * A warp owns 16 MT of the rows, and four lanes share a row, so the softmax needs no other warp. S's fragments are
- * P's fragments. m may be up to 8 (base 2) below the maximum, so that O is rescaled once or twice per row and not
- * once per tile. Shared memory holds tiles as rows of D elements in 16-byte pieces; piece c of row r lies at c ^ (r
- * % 8), so that neither copies nor ldmatrix have bank conflicts.
+ * A warp owns 16 MT of the rows, and four lanes share a row, so the softmax needs no other warp. S and P have the same
+ * layout in registers, so P needs no shared memory. m may be up to 8 (base 2) below the maximum, so that O is rescaled
+ * once or twice per row and not once per tile. Shared memory holds tiles as rows of D elements in 16-byte pieces; piece
+ * c of row r lies at c ^ (r % 8), so that neither copies nor ldmatrix have bank conflicts.
  *
  * Each kernel has two variants: plain (lengths, causal and window, which give each row an interval of keys; a scale
  * above 0), and with options (softcap, bias, ALiBi, keep_mask, FlashMask, dropout, any scale), which treats every
- * score by the functions of args.cuh. Rows without visible keys give 0 and -inf. Rows that copies of 16 bytes do not
- * fit (D % 8, odd strides) are loaded element by element.
+ * score by the functions of args.cuh. Rows without visible keys give 0 and -inf. Rows that do not consist of aligned
+ * 16-byte pieces (D not a multiple of 8, odd strides) are loaded element by element.
  *
- * Some rows of a tile may see a key whose V holds NaN or infinity, and others may not. In the product that value
- * times P = 0 becomes NaN even in rows that do not see the key. A block whose result is not finite therefore
- * processes its tiles once more, with zeros for such values: the other rows then get the same bits as without them.
- * Then it computes the rows that do see such a value one by one (rows.cuh, which skips hidden keys). The test costs
- * one instruction per output element; the rest is done only where inputs hold such values. */
+ * Some rows of a tile may see a key whose V holds NaN or infinity, while other rows do not see that key. In the product
+ * P V, P = 0 times such a value is NaN, even in rows that do not see the key. A block whose result is not finite
+ * therefore processes its tiles once more, with zeros in place of NaN and infinities of V: rows that do not see these
+ * values then get right results. After that the block computes the rows that do see such a value one by one (rows.cuh,
+ * which skips hidden keys). The test for finite results costs one instruction per output element; the second pass runs
+ * only where inputs hold NaN or infinities. */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/rows.cuh"
 #include "decode.h"

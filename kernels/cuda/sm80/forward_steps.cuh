@@ -1,9 +1,9 @@
 /* forward_steps.cuh: the steps that the forwards for 16-bit numbers (forward.cu, wide_forward.cu) and for float32
  * (f32_forward.cu) share.
  *
- * X is a kernel's shape: BM queries, BN keys, MT blocks of 16 rows per warp, THREADS, SCORE_MODS: the variant with
- * options, which has one 16-row block per warp. O, S and rows are fragments: row r of a block of 16 lies in lanes r
- * % 8 * 4 .. + 3, in their half r / 8. */
+ * Template argument X is a kernel's shape: BM queries, BN keys, MT blocks of 16 rows per warp, THREADS threads.
+ * X::SCORE_MODS is the variant with options (softcap, bias, masks, ...), which has one 16-row block per warp. O, S and
+ * `rows` are fragments: of a block of 16 rows, row r lies in lanes r % 8 * 4 to r % 8 * 4 + 3, in their half r / 8. */
 #ifndef ATTN_SM80_FORWARD_STEPS_CUH
 #define ATTN_SM80_FORWARD_STEPS_CUH
 

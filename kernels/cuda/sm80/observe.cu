@@ -1,22 +1,22 @@
 /* observe.cu: what the queries look at (attention.h, attn_observe), on tensor cores by mma.sync, for any GPU from
  * compute capability 8.0 on.
  *
- *   pass     a block has                      it makes                                             file
+ *   pass     a block has                      the block computes                                   file
  *   rows     queries, all keys in chunks      maxima, and sums of exponentials where wanted        observe_rows.cu
- *   finish   rows, a thread each              row_max, lse, entropy; base and inverse of a row     observe.cu
+ *   finish   rows, one per thread             row_max, lse, entropy; base and inverse of a row     observe.cu
  *   top      queries, all keys                top_keys, top_weights                                observe_rows.cu
  *   mass     keys, all queries                key_mass                                             observe_mass.cu
  *   cells    queries and keys of the region   weights; sums of parts of the cells of map           observe_cells.cu
- *   map      cells of map, a thread each      map                                                  observe.cu
+ *   map      cells of map, one per thread     map                                                  observe.cu
  *   heads    the rows of a head               max_logit, mean_entropy                              simple/observe.cu
  *
  * A pass after `finish` has P = exp2(z - base) * inverse.
  *
- * Each pass makes the scores anew, so no array of Sq x Sk exists. A pass costs half of a forward's products.
+ * Each pass computes the scores again, so no array of Sq x Sk exists. A pass costs half of a forward's products.
  *
  * Tiles cannot compute a row that has a NaN, a product that leaves float32, or a score of 2^27 and more. The pass
- * `finish` marks such rows (strange), later passes leave their P out, and simple/observe.cu computes them: the rows
- * after `finish`, and what they add to sums at the end. */
+ * `finish` marks such rows as strange, and later passes leave out their P. simple/observe.cu computes strange rows:
+ * their own results after `finish`, and at the end what they add to key_mass, map and weights. */
 #include "kernels/cuda/simple/observe_row.cuh"
 #include "kernels/cuda/simple/simple.h"
 #include "kernels/cuda/simple/work.cuh"

@@ -1,12 +1,13 @@
-/* observe_cells.cu: an observe's pass over a region of pairs, on tensor cores: weights, or the sums of map.
+/* observe_cells.cu: an observe's pass over the region (the queries and keys that the request selects), on tensor cores.
+ * It computes weights, or sums for map, which has the sum of P of each cell of a grid over the region.
  *
- * Cells of a map have any size, so sums are made in two steps. A warp owns a strip of queries. It adds up the
- * probabilities of the strip's queries in row u of the map and of the keys in column v, for each u and v, and stores
- * the sum. observe.cu then adds the strips of each cell in order. Every sum is written by one warp.
+ * Cells of a map have any size, so sums are made in two steps. A warp owns a strip of queries. For each row u and
+ * column v of the map, the warp adds up P over the strip's queries in row u and the keys in column v, and stores the
+ * sum. observe.cu then adds up the strips of each cell in order. Every sum is written by one warp.
  *
- * A tile of keys is divided into runs of keys with the same v: one run, unless a column ends inside of the tile. A
- * lane adds its elements of a run for each of its rows. The sums of the rows are then added for each u: lane n keeps
- * the sum of the strip's n-th row of the map until the column ends. */
+ * A tile of keys is divided into runs of keys in the same column v: one run, unless a column ends inside the tile. A
+ * lane adds up its elements of a run for each of its queries. The warp then adds up the queries of each row u: lane n
+ * keeps the sum of the n-th row of the map that the strip has, until the column ends. */
 #include "observe_tiles.cuh"
 
 namespace {

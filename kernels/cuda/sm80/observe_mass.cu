@@ -1,7 +1,7 @@
 /* observe_mass.cu: an observe's pass that makes key_mass, on tensor cores. A block owns keys of one query head and
- * visits tiles of queries, in ascending order. S is turned: its rows are keys and its columns are queries, so that a
- * lane adds up its keys in registers. The sum over a tile of queries is float32, and the sum of these sums is
- * double. */
+ * visits tiles of queries, in ascending order. The kernel computes S^T, whose rows are keys and whose columns are
+ * queries, so that a lane adds up P of its keys in registers. The sum over a tile of queries is float32, and the sum of
+ * these sums is double. */
 #include "observe_tiles.cuh"
 
 namespace {

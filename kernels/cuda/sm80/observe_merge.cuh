@@ -1,5 +1,5 @@
 /* observe_merge.cuh: merges the sums of a row over some keys with those over other keys, with the same bits in every
- * kernel. See observed_parts in observe.h. */
+ * kernel. The sums (m, l, e) are those of observed_parts in observe.h. */
 #ifndef ATTN_SM80_OBSERVE_MERGE_CUH
 #define ATTN_SM80_OBSERVE_MERGE_CUH
 

@@ -6,8 +6,8 @@
  *     for each tile:  wait for the tile;  load the next tile       the copy runs while products are computed
  *                     S = own tile^T;  hide;  visit(S)
  *
- * There are two stages of shared memory, so a tile takes one barrier. The own rows are queries, and tiles are keys;
- * for key_mass it is the other way round. S is as in scores.cuh. */
+ * Shared memory has two stages, so a tile takes one barrier. A block's own rows are queries, and tiles are keys; for
+ * key_mass own rows are keys, and tiles are queries. scores.cuh explains which elements of S a lane has. */
 #ifndef ATTN_SM80_OBSERVE_TILES_CUH
 #define ATTN_SM80_OBSERVE_TILES_CUH
 

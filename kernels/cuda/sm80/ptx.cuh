@@ -2,9 +2,9 @@
  * instruction each. Numbers such as 9.7.9.16 are sections of the PTX ISA.
  *
  * Fragments are those of mma.m16n8k16 (PTX ISA 9.0, 9.7.14.5.8), with g = lane / 4 and q = lane % 4:
- *   A  a0: row g, k 2q 2q+1   a1: row g+8   a2: row g, k+8   a3: row g+8, k+8
- *   B  b0: k 2q 2q+1, column g   b1: k+8
- *   C  c0 c1: row g, columns 2q 2q+1   c2 c3: row g+8 */
+ *   A (16 x 16)  a0: row g, columns 2q and 2q+1   a1: row g+8   a2: row g, columns + 8   a3: row g+8, columns + 8
+ *   B (16 x 8)   b0: rows 2q and 2q+1, column g   b1: rows + 8
+ *   C (16 x 8)   c0 c1: row g, columns 2q and 2q+1   c2 c3: row g+8 */
 #ifndef ATTN_SM80_PTX_CUH
 #define ATTN_SM80_PTX_CUH
 

@@ -5,13 +5,14 @@
  * in dkdv (S^T) rows are keys and columns are queries. The steps, in the order of a kernel's loop:
  *
  *   scores              S = A B^T
- *   change_scores       options: the rows go through shared memory, so that one small loop treats every element
- *   hide_outside        causal and window, in registers, where there are no options
+ *   change_scores       applies options (softcap, bias, masks, ...): rows go through shared memory, so that one small
+ *                       loop treats every element
+ *   hide_outside        hides by causal and window, in registers, where there are no options
  *   largest_of_row, exponents_of_row
  *                       the two halves of a step of the online softmax; between them each kernel has its own code
  *                       (when to rescale, the unit of P)
- *   kept_of, drop       dropout
- *   to_operand          P as an operand
+ *   kept_of, drop       apply dropout
+ *   to_operand          converts P to an operand
  *   accumulate          O += P V
  *   accumulate_turned   O^T += V^T P^T */
 #ifndef ATTN_SM80_SCORES_CUH

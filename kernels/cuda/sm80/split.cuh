@@ -7,24 +7,24 @@
  *
  *     sum_k x_k y_k = 2^-(ex + ey) ( sum hi hi' + (sum hi lo' + sum lo hi') / 2048 )
  *
- * Three products make one; lo lo' is left out.
+ * Three products of float16 thus make one product of float32; the fourth, lo lo', is left out.
  *
  * Three products of m16n8k16 on float16 cost half of what three on TF32 do (the same 11 bits, at half the rate), and
  * half of the six that three bfloat16 parts need. float16 lacks range. Every 128 rows of a tensor (of one head of
  * one sequence: a tile) therefore share an exponent e, which brings the tile's largest number between 2^7 and 2^15.
- * e is a multiple of 8, so that most tiles have the same e, and the last bits of a row do not depend on its
- * neighbours.
+ * e is a multiple of 8. Most tiles therefore have the same e, and the last bits of a row do not depend on its
+ * neighbours in the tile.
  *
- * Error of one factor, relative to the number: 2^-22 at most, 2^-23 mostly, for numbers down to 2^-21 of the tile's
- * largest; below that 2^-42 of the tile's largest at most. Only rows of small numbers lose accuracy: a row all of
- * whose numbers, except zeros, are below 2^-22 of the tile's largest makes the tile `wide`. Results that depend on a
- * wide tile are computed row by row in float32 (rows.cuh), which is slow. In dout such rows do not make a tile wide,
- * because their part of a gradient is as much smaller than that of other rows.
+ * Error of one factor: for numbers down to 2^-21 of the tile's largest number, at most 2^-22 and mostly 2^-23 of the
+ * number itself; for smaller numbers, at most 2^-42 of the tile's largest number. Only rows of small numbers lose
+ * accuracy: a row all of whose numbers, except zeros, are below 2^-22 of the tile's largest makes the tile `wide`.
+ * Results that depend on a wide tile are computed row by row in float32 (rows.cuh), which is slow. In dout such rows do
+ * not make a tile wide, because their part of a gradient is smaller than that of other rows in the same proportion.
  *
- * Error of the results, largest over largest value (lse: absolute), against the reference in float64, N(0, 1), S
- * 1024 to 4096, D 64 to 256, causal and not: out 1.2e-6, lse 1e-6, dq 1.9e-6, dk 1.5e-6, dv 1.3e-6; with q three
- * times as large out 9e-7, lse 5e-6, dq 1.4e-6, dk 1.2e-6, dv 1.2e-6: about the error of sums in float32. (One
- * NVIDIA H200, 2026-11-20.)
+ * Error of the results against the reference in float64, as the largest error divided by the largest value (of lse:
+ * the largest error), for inputs from N(0, 1), lengths 1024 to 4096, D 64 to 256, causal and not: out 1.2e-6, lse 1e-6,
+ * dq 1.9e-6, dk 1.5e-6, dv 1.3e-6. With q three times as large: out 9e-7, lse 5e-6, dq 1.4e-6, dk 1.2e-6, dv 1.2e-6.
+ * Sums in float32 have about the same error. (One NVIDIA H200, 2026-11-20.)
  *
  * Tensor cores truncate when they add, which would be a bias over thousands of additions to one sum. No sum is
  * therefore longer than a tile: products of a tile start from 0 and are added to the running sum by a rounded

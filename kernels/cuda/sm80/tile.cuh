@@ -4,8 +4,8 @@
  * A tile is rows of D 16-bit elements in pieces of 16 bytes; piece c of row r lies at c ^ (r % 8), so that neither
  * copies nor ldmatrix have bank conflicts. A fragment is read from a tile in four ways (mma.m16n8k16, see ptx.cuh):
  *
- *   a_rows     A, rows of the tile are m          b_rows     B, rows of the tile are n    (Q K^T: both)
- *   a_columns  A, columns of the tile are m       b_columns  B, rows of the tile are k    (P V: V by columns) */
+ *   a_rows     operand A, rows of the tile are m         b_rows     operand B, rows of the tile are n    (Q K^T: both)
+ *   a_columns  operand A, columns of the tile are m      b_columns  operand B, rows of the tile are k    (V in P V) */
 #ifndef ATTN_SM80_TILE_CUH
 #define ATTN_SM80_TILE_CUH
 

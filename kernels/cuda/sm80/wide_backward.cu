@@ -10,12 +10,12 @@
  *     dk    S^T += K Q^T      P  = exp(S - lse)    dP^T += V dO^T    dS = P (dP - delta)      dk += dS^T Q
  *     dv    S^T += K Q^T      P  = exp(S - lse)                                               dv += P^T dO
  *
- * A warp parks P in shared memory while dP takes the registers of S. Every block computes the S and dP that it needs.
- * For each pair of a query and a key, dq and dk take ceil(D / COLUMNS) (D + Dv + COLUMNS) multiplications each, and dv
- * takes ceil(Dv / COLUMNS) (D + COLUMNS). At D = Dv = 512 that is 2.6 times the five products, at 1024 it is 4.6 times.
- * No sum crosses a block, so all gradients are deterministic.
+ * A warp keeps P in shared memory (park()) while dP takes the registers of S. Every block computes the S and dP that it
+ * needs. For each pair of a query and a key, dq and dk take ceil(D / COLUMNS) (D + Dv + COLUMNS) multiplications each,
+ * and dv takes ceil(Dv / COLUMNS) (D + COLUMNS). At D = Dv = 512 that is 2.6 times the five products, at 1024 it is 4.6
+ * times. No sum crosses a block, so all gradients are deterministic.
  *
- * Rows whose results are not finite are only marked, as in wide_forward.cu: later launches compute them. */
+ * Rows whose results are not finite are only marked, as in wide_forward.cu; later launches compute the marked rows. */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 #include "backward_common.cuh"
