@@ -3,8 +3,8 @@
  * A sticky error has broken the process's context: no later call can succeed, and only a new
  * process can use the device again. Any other error fails the one request. An error that is not in
  * the table counts as sticky, because CUDA promises nothing about it. The fake device of the tests
- * (kernels/fake/) uses the same table, so that its scripted faults have the consequences of real
- * ones. */
+ * (kernels/fake/) uses the same table, so that the faults of a test's script have the
+ * consequences of real CUDA errors. */
 #ifndef ATTN_CUDA_ERRORS_H
 #define ATTN_CUDA_ERRORS_H
 
