@@ -31,7 +31,7 @@ struct cuda_args {
     uint64_t seed;
     /* dropout drops an element whose 16 random bits (half of a Philox word) are below this number; 0: no dropout */
     uint32_t drop_below;
-    float drop_scale;               /* 1 / (1 - dropout_p) */
+    float drop_scale;               /* factor of elements that dropout keeps: 1 / (1 - dropout_p) */
     int64_t drop_first, drop_batch; /* dropout numbers head h of batch row b as drop_first + b * drop_batch + h */
     /* Row i of sequence b and head h lies at index b * lse_batch + h * lse_head + q_start + i of lse, delta and a
      * recomputed out. */
@@ -116,7 +116,7 @@ DEVICE void store_float(attn_dtype dtype, void *data, int64_t index, float x)
 
 /* Arguments of scores that are the same for all pairs of a row, or of a tile of one head. */
 struct head_args {
-    int64_t b, h, hk; /* sequence (or batch row), query head, and the query head's key/value head */
+    int64_t b, h, hk; /* b: sequence or batch row; h: query head; hk: the key/value head of h */
     attn_sequence s;
     float scale; /* factor that makes q.k the score; it includes the scales of float8 tensors */
     attn_score_options options;
@@ -224,7 +224,8 @@ const float HUGE_SCORE = 8589934592.0f;
 DEVICE float in_base_2(float z)
 {
     const float y = z * LOG2E, most = HUGE_SCORE - 512;
-    return fabsf(z) >= HUGE_SCORE ? z : y > most ? most : y < -most ? -most : y; /* NaN stays NaN */
+    /* the comparisons are false for NaN, so NaN stays NaN */
+    return fabsf(z) >= HUGE_SCORE ? z : y > most ? most : y < -most ? -most : y;
 }
 
 /* Returns the lse of a row, given its largest score m (from in_base_2()) and the sum l of exponentials relative to
@@ -326,7 +327,7 @@ static inline bool tile_grid_fits(const attn_dims &d)
 
 struct tile_place {
     head_args x;
-    int i0; /* the tile's first query, counted inside the sequence */
+    int i0; /* first query of the tile, counted inside the sequence */
     bool exists;
 };
 

@@ -90,11 +90,11 @@ struct device {
     /* the driver's function by which a stream writes a note (a number in pinned memory); NULL: streams have no notes */
     PFN_cuStreamWriteValue32_v11070 write_word;
 
-    pthread_mutex_t lock; /* protects the members below */
+    pthread_mutex_t lock; /* protects the members after it */
     int64_t memory_limit, memory_used, memory_taken;
     /* for each size class, a list of blocks that the caller has freed and that are kept for reuse */
     block *idle[CLASSES];
-    block *live; /* blocks that callers use, the youngest first */
+    block *live; /* list of blocks that callers use, the youngest first */
 };
 
 struct memory_range {
@@ -157,8 +157,8 @@ int device_count(void)
     return count;
 }
 
-/* The share of the memory free at attn_device_open() that a device may use, unless an option sets it. The rest is
- * for the context, the kernels, and other processes. */
+/* The share of free memory that a device may use, unless an option sets it. Memory is measured at attn_device_open().
+ * The rest is for the context, the kernels, and other processes. */
 const double MEMORY_SHARE = 0.85;
 
 /* Returns the index in cuda_kernels[] of the first kernel that may compute the operation `op`. The environment variable
@@ -288,7 +288,8 @@ void describe_peak(const device *d, attn_device_info *info)
     if (d->core_khz <= 0 || d->memory_khz <= 0 || d->memory_bits <= 0) return;
     for (const auto &row : tensor_cores)
         if (row.compute == compute) info->peak_flops = 1e3 * d->core_khz * row.a_clock * d->chip.multiprocessors;
-    info->peak_bytes = 2.0 * 1e3 * d->memory_khz * d->memory_bits / 8; /* memory transfers twice per clock cycle */
+    /* factor 2: memory transfers twice per clock cycle */
+    info->peak_bytes = 2.0 * 1e3 * d->memory_khz * d->memory_bits / 8;
     snprintf(info->peak_from, sizeof info->peak_from,
              "%d multiprocessors at %.2f GHz, dense 16-bit products; %d bits of memory at 2 x %.2f GHz",
              d->chip.multiprocessors, d->core_khz / 1e6, d->memory_bits, d->memory_khz / 1e6);
@@ -484,7 +485,7 @@ attn_status check_import(device *d, void *memory, size_t bytes, attn_error *err)
                    "cuMemGetAddressRange", err);
     if (status != ATTN_OK) return status;
     if (!address_range) return attn_fail(err, ATTN_UNSUPPORTED, "", "cuda: the driver has no cuMemGetAddressRange");
-    /* The driver's error numbers are the same as the runtime's. */
+    /* The driver's error numbers are the same as those of the CUDA runtime. */
     status = check(d, (cudaError_t)address_range(&base, &size, (CUdeviceptr)memory), "cuMemGetAddressRange", err);
     if (status != ATTN_OK) return status;
     size -= (size_t)((CUdeviceptr)memory - base);
@@ -580,7 +581,8 @@ bool plan(const attn_capabilities *can, attn_plan *plan)
 {
     const cuda_chip *const chip = static_cast<const cuda_chip *>(can->facts);
     if (!kernel_of(plan)->plan(chip, plan)) return false;
-    const size_t marks = mark_bytes(chip, plan); /* the marks lie behind the kernel's own workspace, see launch() */
+    /* the marks of rows lie behind the kernel's own workspace, see launch_steps() */
+    const size_t marks = mark_bytes(chip, plan);
     if (marks) plan->workspace_bytes = aligned(plan->workspace_bytes) + aligned(marks);
     return true;
 }

@@ -44,7 +44,7 @@ struct cuda_chip {
      * in_shares() */
     int share, shares;
     double step_seconds;      /* the longest time that one step may take */
-    struct cuda_steps *steps; /* selects the steps to launch now; NULL: all */
+    struct cuda_steps *steps; /* selects the steps that are launched now; NULL: all steps */
     /* index in cuda_kernels[] of the first forward kernel that may be used (see first_kernel() in device.cu) */
     int first_forward;
 };
@@ -54,12 +54,12 @@ struct cuda_chip {
  * launch now. The host can therefore queue a few steps at a time, and cancel the rest between two calls. */
 struct cuda_steps {
     int64_t done;   /* number of steps that were queued, by earlier calls and by this one */
-    int64_t at;     /* number of the step that takes_step() decides on next */
+    int64_t at;     /* number of the step on which takes_step() decides next */
     double seconds; /* seconds of work that this call may still queue; its first step is always queued */
-    bool more;      /* this call has left a step to the next call */
-    bool any;       /* this call has queued a step */
-    bool idle;      /* all work that earlier calls queued had ended when this call began */
-    bool looked;    /* this call has queued a check for marked rows, whose result only the next call sees */
+    bool more;      /* true: this call has left a step to the next call */
+    bool any;       /* true: this call has queued a step */
+    bool idle;      /* true: all work that earlier calls queued had ended when this call began */
+    bool looked;    /* true: this call has queued a check for marked rows, whose result only the next call sees */
 };
 
 static inline bool takes_step(const struct cuda_chip *chip, double seconds)
@@ -85,8 +85,8 @@ const double STEP_SECONDS = ATTN_STEP_SECONDS;
 const double STEP_SECONDS = 0.02;
 #endif
 
-/* Divides `count` pieces of work, each of `seconds_each`, into parts, and calls visit(first, count) for each part.
- * Each part is a step. */
+/* Divides `count` pieces of work, each of `seconds_each`, into parts, and calls visit(first, count) for each part. Each
+ * part is a step (work that fits step_seconds). */
 template <typename F> void in_parts(const struct cuda_chip *chip, int64_t count, double seconds_each, F visit)
 {
     const double fits = chip->step_seconds / seconds_each, least = (double)count / 1e9,
@@ -217,16 +217,16 @@ template <auto kernel> cudaError_t allow_shared(size_t bytes)
     return code;
 }
 
-/* Implements attn_moves(), in moves.cu. */
+/* Implements attn_moves(). It is in moves.cu. */
 cudaError_t cuda_moves(cudaStream_t stream, const attn_move *moves, int64_t count);
 
-/* Implements attn_merge(), in merge.cu. */
+/* Implements attn_merge(). It is in merge.cu. */
 cudaError_t cuda_merge(cudaStream_t stream, const attn_merge_plan *plan);
 
 /* Writes the results of padding rows, as attn_fill_padding() does. It is in padding.cu. */
 cudaError_t cuda_fill_padding(cudaStream_t stream, const attn_plan *plan);
 
-/* Implements attn_lse_start(), in verify_lse.cu. */
+/* Implements attn_lse_start(). It is in verify_lse.cu. */
 cudaError_t cuda_sum_lse(cudaStream_t stream, const attn_problem *problem, const attn_lse_look *look, double *found);
 
 extern const struct cuda_kernel *const cuda_kernels[];

@@ -1,4 +1,4 @@
-/* simple.h: functions of simple.cu that other families of kernels use too. */
+/* simple.h: functions of simple.cu (attention without tensor cores) that other families of kernels call too. */
 #ifndef ATTN_CUDA_SIMPLE_H
 #define ATTN_CUDA_SIMPLE_H
 

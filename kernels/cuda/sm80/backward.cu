@@ -34,7 +34,7 @@
 #include "seen_tiles.cuh"
 #include "recompute.h"
 
-/* forward.cu defines this function */
+/* forward_parts() is defined in forward.cu */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream);
 
 namespace {
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
         }
         const uint32_t Q = smem_addr(sm.Q[stage]), dO = smem_addr(sm.dO[stage]);
 
-        /* S^T = K Q^T, dP^T = V dO^T */
+        /* Compute S^T = K Q^T and dP^T = V dO^T. */
         float S[NT][4] = {}, dP[NT][4] = {};
 #pragma unroll
         for (int kk = 0; kk < D / 16; kk++) {
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
                           lane);
         } else hide_hidden_queries<BM>(S, limit, Sk, i0, j0 + warp * 16, lane);
 
-            /* P = exp(S - lse), dS = P (dP - delta) */
+            /* Turn S^T into P = exp(S - lse), and dP^T into dS = P (dP - delta). */
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
             const float2 lse2 = *(const float2 *)&sm.values[stage].lse2[nt * 8 + lane % 4 * 2],
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
             }
         }
 
-        /* Write dS^T to shared memory, for dQ. */
+        /* Write dS^T to shared memory, where all warps read it to compute dQ. */
         if (want_dq) {
 #pragma unroll
             for (int nt = 0; nt < NT; nt++)
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
                                   lane % 4 * 2) = pack<T>(dP[nt][half * 2], dP[nt][half * 2 + 1]);
         }
 
-        /* dV += P^T dO, dK += dS^T Q */
+        /* Add dV += P^T dO and dK += dS^T Q. */
 #pragma unroll
         for (int kk = 0; kk < BM / 16; kk++) {
             uint32_t ap[4], as[4];
@@ -390,7 +390,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             }
         if (SCORE_MODS) __syncwarp();
 
-            /* dQ += dS K */
+            /* Add dQ += dS K. */
 #pragma unroll
         for (int kk = 0; kk < BN / 16; kk++) {
             uint32_t as[4];

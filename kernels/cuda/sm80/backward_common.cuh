@@ -9,7 +9,7 @@
 
 namespace {
 
-enum { BM = QUERY_TILE }; /* number of queries of a tile */
+enum { BM = QUERY_TILE }; /* number of queries of a query tile */
 typedef backward_scratch scratch;
 
 DEVICE void add_fragment(float *sums, int lane, const float (&x)[4])
@@ -149,7 +149,8 @@ struct key_place {
     int first, last; /* query tiles [first, last) see at least one of the keys */
 };
 
-/* Finds the block's keys. find_queries() finds the query tiles later, while the keys are loaded. */
+/* Finds the block's keys. find_queries() finds the query tiles that see these keys; it is called later, while the keys
+ * are loaded. */
 template <int BN> DEVICE key_place key_place_of(const cuda_args &a, const limits &whole, uint3 block)
 {
     const attn_geometry &g = a.g;
@@ -175,7 +176,7 @@ template <int BN> DEVICE key_place key_place_of(const cuda_args &a, const limits
     return place;
 }
 
-/* The queries i with j - hi < i <= j - lo see key j. */
+/* Finds the query tiles that see the block's keys. Key j is seen by the queries i with j - hi < i <= j - lo. */
 template <int BN> DEVICE void find_queries(key_place &place)
 {
     const int Sq = (int)place.s.Sq, j_last = min(place.j0 + BN, place.limit.Sk) - 1;
@@ -199,7 +200,7 @@ DEVICE void stage_block(void *memory, bool pieces, const float (&c)[MT][NT][4], 
                                  c[mt][nt][half * 2], c[mt][nt][half * 2 + 1]);
 }
 
-/* Multiplies by `factor`. Returns whether every product is finite. */
+/* Multiplies accumulators by `factor`. Returns whether every product is finite. */
 template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float factor)
 {
     float zero = 0;
@@ -210,7 +211,7 @@ template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float f
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 c[mt][nt][e] *= factor;
-                zero = fmaf(c[mt][nt][e], 0, zero); /* NaN if the product is not finite */
+                zero = fmaf(c[mt][nt][e], 0, zero); /* `zero` becomes NaN if the product is not finite */
             }
     return zero == 0;
 }

@@ -39,9 +39,9 @@ DEVICE int64_t query_tile(const cuda_args &a, const attn_sequence &s, int b, int
     return (a.g.dims.packed ? h * tiles + s.q_start / QUERY_TILE + b : (b * a.g.dims.H + h) * tiles) + tile;
 }
 
-/* The position of the sum of dQ for query q, channel d in the sums of its query tile. The sums are blocks of 16 queries
- * x 8 channels, stored as fragments: four floats per lane. The blocks of 32 queries lie together, pairs of blocks
- * channel by channel, so the 32 x 32 sums of a warp are one piece of memory. Where the GPU has the instruction,
+/* Returns the position of query q, channel d in the float32 sums of dQ of its query tile. The sums are blocks of 16
+ * queries x 8 channels, stored as fragments: four floats per lane. The blocks of 32 queries lie together, pairs of
+ * blocks channel by channel, so the 32 x 32 sums of a warp are one piece of memory. Where the GPU has the instruction,
  * red_add_4() adds four contiguous floats. Elsewhere a warp adds one of the four at a time, which is fastest if the
  * warp's addresses are contiguous. */
 template <int D> DEVICE int fragment_at(int q, int d)

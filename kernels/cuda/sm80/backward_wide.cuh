@@ -22,7 +22,7 @@ namespace {
 template <int D> struct wide;
 template <> struct wide<64> {
     static const int QW = 1, BLOCKS = 2;
-}; /* QW: warps that share 32 keys; BLOCKS: blocks per multiprocessor */
+}; /* QW: number of warps that share 32 keys; BLOCKS: blocks per multiprocessor */
 template <> struct wide<128> {
     static const int QW = 2, BLOCKS = 1;
 };
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
 #pragma unroll 1
         for (int turn = 0; turn < 2; turn++) {
             const bool dQ_now = (warp / 4 + turn) % 2 == 1;
-            /* dQ = dS K of tile n - 1 */
+            /* Compute dQ = dS K of query tile n - 1. */
             if (dQ_now && n > 0 && w.sums) {
                 const int q = warp % 2 * 32, d = warp / 2 * 32;
                 const uint32_t tileS = smem_addr(sm.dS[0] + (1 - stage) * ds_stride);
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
                 continue;
             }
 
-            /* S^T = K Q^T */
+            /* Compute S^T = K Q^T. */
             float S[2][4][4] = {}, dP[2][4][4] = {};
             product<T, D / 16>(
                 S, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, D, 2, tileK, key, kk * 16); },
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
                 for (int mt = 0; mt < 2; mt++) hide_queries(S[mt], limit, jl + mt * 16 + lane / 4, il + lane % 4 * 2);
             }
 
-            /* P^T = exp(S^T - lse) */
+            /* Turn S^T into P^T = exp(S^T - lse). */
 #pragma unroll
             for (int nt = 0; nt < 4; nt++) {
                 const float2 lse2 = *(const float2 *)&sm.values[stage].lse2[q + nt * 8 + lane % 4 * 2];
@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
             }
             if (QW == 2) write_block<T>(sm.P, S, key, q, lane);
 
-            /* dP^T = V dO^T, dS^T = P^T (dP^T - delta) */
+            /* Compute dP^T = V dO^T and dS^T = P^T (dP^T - delta). */
             product<T, D / 16>(
                 dP, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, D, 2, tileV, key, kk * 16); },
                 [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(b_rows, D, 2, tileO, q, kk * 16); });
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
             }
             write_block<T>(dS_to, dP, key, q, lane);
 
-            /* dV += P^T dO, dK += dS^T Q */
+            /* Add dV += P^T dO and dK += dS^T Q. */
             if constexpr (QW == 2) {
                 const uint32_t tileS = smem_addr(dS_to);
                 pair_barrier(warp / 2); /* P and dS of both warps that share the keys are in shared memory */

@@ -414,8 +414,9 @@ DEVICE bool is_finite(const float4 &o)
     return o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
 }
 
-/* Stores the block's sums in the workspace, from row `saved` on. With few rows each thread stores without another
- * barrier. Returns false where a sum is not finite, or comes from huge scores. */
+/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on. Where a block has few rows, each
+ * thread stores its part without another barrier. Returns false where a sum is not finite, or comes from huge
+ * scores. */
 template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int64_t saved, int rows)
 {
     const int D = X::D;
@@ -504,7 +505,7 @@ template <int DT> DEVICE void multiply_rows(float (&O)[DT][4], const float (&by)
         for (int e = 0; e < 4; e++) O[dt][e] *= by[e / 2];
 }
 
-/* Multiplies one of the lane's two rows of O. */
+/* Multiplies one of the lane's two rows of O by a factor. */
 template <int DT> DEVICE void multiply_row(float (&O)[DT][4], int half, float by)
 {
 #pragma unroll
@@ -673,7 +674,7 @@ again:
             } else
                 scores<T, D>(
                     S, [&](uint32_t(&f)[4], int, int kk) { of_q(f, kk); }, rows_of_k);
-            const int column = j * BN + k0; /* this warp's first key of the tile */
+            const int column = j * BN + k0; /* first key of the tile that this warp computes */
             if (X::SCORE_MODS) {
                 head_args y = x;
                 change_scores<false>(S[0], lines_of<KW + 4>(&sm.tile.S[X::SCORE_MODS ? warp : 0]), lane,
@@ -696,7 +697,7 @@ again:
             float rescale[2];
 #pragma unroll
             for (int half = 0; half < HALVES; half++) {
-                const float m_new = fmaxf(m[half], largest_of_row(S[0], half) * c_of[half]); /* m is kept in base 2 */
+                const float m_new = fmaxf(m[half], largest_of_row(S[0], half) * c_of[half]); /* m is in base 2 */
                 const float base = m_new == -CUDART_INF_F ? 0 : m_new; /* no key yet: -inf - -inf would be NaN */
                 rescale[half] = exp2_fast(m[half] - base);
                 const float sum = exponents_of_row(S[0], half, c_of[half], -base);
@@ -808,7 +809,7 @@ again:
     }
 }
 
-/* The shared memory that a block needs, for few rows or many. */
+/* The shared memory, in bytes, that a block needs in any variant, for few rows or many. */
 template <typename T, int D, bool SCORE_MODS, keys_as AS, template <typename, class> class RING>
 constexpr size_t shared_bytes()
 {
@@ -829,7 +830,8 @@ DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kep
               index = (int)(blockIdx.x / stacks / Hk), lane = threadIdx.x % 32;
     uint32_t shares = __ballot_sync(0xffffffff, lane < p.stack && splits_shared(a, p, first + lane, hk).has(index));
     while (shares) { /* bit s: sequence first + s shares the split with the sequence before it in the stack */
-        /* a run of sharing sequences begins one sequence before its first bit, and ends at the next zero bit */
+        /* a run of sequences that share the split begins one sequence before its first bit, and ends at the next zero
+         * bit */
         const int begin = __ffs(shares) - 2, length = __ffs(~(shares >> (begin + 1)));
         split<T, X, RING>(a, p, group_place_of(a, p, first + begin, hk), index, memory, kept, length);
         shares &= ~0u << (begin + length - 1) << 1;

@@ -13,7 +13,7 @@
  * computed. Packed: sequence b has the slots from cu_k[b] / unit + extra * b on. That is never fewer than the sequence
  * needs, so a block finds its sequence by bisection; some slots have no work. */
 struct decode_plan {
-    int splits, splits_per_block; /* splits_per_block: splits that a block computes, 1 or SPLIT_GROUP */
+    int splits, splits_per_block; /* splits_per_block: number of splits that a block computes, 1 or SPLIT_GROUP */
     int walkers;                  /* number of blocks (slots) for each batch row and key/value head */
     int unit, extra;
     /* the kernel's arguments alone determine the splits: no device memory that the previous kernel may still write is
@@ -25,8 +25,9 @@ struct decode_plan {
     bool ahead;
     bool float8;  /* keys and values are float8, and the variant for float8 keys computes them */
     bool options; /* the problem has options (softcap, bias, masks, ...), so scores come from in_base_2() */
-    int stack;    /* the most sequences whose rows decode_stacks() computes together; 0: it is not launched */
-    /* packed: rows of the workspace per key/value head; sequence b has the rows from cu_k[b] / KEYS_A_ROW on */
+    int stack; /* the most sequences whose rows decode_stacks() computes together; 0: decode_stacks() is not launched */
+    /* for packed problems: rows of partial results per key/value head; sequence b has those from cu_k[b] / KEYS_A_ROW
+     * on */
     int64_t head_rows;
     float *O;   /* O of each partial result: rows of D numbers; NULL: no sequence has more than one split */
     float2 *ml; /* m (base 2) and l of each partial result */
@@ -60,8 +61,8 @@ template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide,
     return even < least ? least : even > most ? most : even;
 }
 
-/* The most splits that a sequence of up to `keys` keys may have. More keys may have fewer splits: 2048 keys have 16
- * of 128, and 2049 keys have 9 of 256. */
+/* Returns the most splits that a sequence of up to `keys` keys may have. More keys may have fewer splits: 2048 keys
+ * have 16 splits of 128 keys, and 2049 keys have 9 splits of 256. */
 inline int64_t most_splits(int64_t keys, bool wide, bool float8)
 {
     const int64_t least = wide ? 512 : 128, most = wide ? 2048 : 1024;
@@ -78,7 +79,7 @@ const int KEYS_A_ROW = 4;
 
 /* What a block knows of one key/value head of a sequence. */
 struct group_place {
-    head_args x; /* head_args of the group's first query head */
+    head_args x; /* the options' arguments for the first query head of the group */
     int rows;    /* number of rows (queries times heads of the group); 0: another kernel computes this sequence */
     /* at least one row sees keys [first, last); length: keys of a split; splits: their number, at least 1 */
     int first, last, length, splits;

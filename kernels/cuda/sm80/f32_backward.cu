@@ -84,7 +84,7 @@ template <int D, bool SCORE_MODS> struct shared {
     alignas(1024) uint16_t dO[2 * BM * D];
     alignas(1024) uint16_t dS[2 * BN * DS_ROW]; /* dS^T: a row is a key, a column a query */
     float lse2[BM], delta[BM];
-    float one_key[BM]; /* for each query: the argument `slack` of of_one_key() */
+    float one_key[BM]; /* for each query of the tile: the argument `slack` of of_one_key() */
     staged_queries<BM> options[SCORE_MODS ? BN / 16 : 1];
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
@@ -186,8 +186,9 @@ DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, in
     }
 }
 
-/* The rounds of a block. Each round is one tile of queries: tiles [first, first + tiles) of head h, then the same tiles
- * of head h + 1, and so on. With options a list says which rounds have a visible pair; the block skips the others. */
+/* The rounds of a block, each of which visits one tile of queries: tiles [first, first + tiles) of head h, then the
+ * same tiles of head h + 1, and so on. In the variant with options a list says which rounds have a visible pair; the
+ * block skips the other rounds. */
 struct query_round {
     int n, h, row_tile;
 };
@@ -256,7 +257,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         load_planes<D, BM, THREADS>(sm.Q, planes.q.data + from, i0 % SPLIT_ROWS);
         load_planes<D, BM, THREADS>(sm.dO, planes.dout.data + from, i0 % SPLIT_ROWS);
         cp_async_commit();
-        /* Load lse in base 2 and delta. Where a row does not exist or sees no key, lse is +inf, which makes P 0. */
+        /* Load lse in base 2 and delta of the round's queries. Where a query does not exist or sees no key, lse is
+         * +inf, which makes P 0. */
         if (threadIdx.x < BM) {
             const int i = i0 + (int)threadIdx.x;
             const int64_t at = b * a.lse_batch + h * a.lse_head + sequence.q_start + i;
@@ -290,7 +292,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         /* this round's queries are loaded, and no thread reads the previous round's dS any more */
         const bool any_one_key = __syncthreads_or(has_one_key);
 
-        /* S^T = K Q^T */
+        /* Compute S^T = K Q^T. */
         float rows_of_S[1][NT][4], (&S)[NT][4] = rows_of_S[0];
         opaque(k_at);
         opaque(q_at);
@@ -322,7 +324,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         }
         uint32_t ah[NT / 2][4], al[NT / 2][4];
 
-        /* dV += P^T dO */
+        /* Add dV += P^T dO. */
         if (PARTS & DV) {
             const float dv_unit = power_of_two(-o_stats.exponent) * P_UNIT;
             if (SCORE_MODS && a.drop_below) {
@@ -342,7 +344,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         }
 
         if (PARTS & DK) {
-            /* dP^T = V dO^T */
+            /* Compute dP^T = V dO^T. */
             float rows_of_dP[1][NT][4], (&dP)[NT][4] = rows_of_dP[0];
             opaque(v_at);
             opaque(o_at);
@@ -371,7 +373,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                 }
             }
 
-            /* dK += dS^T Q. Also write dS^T to shared memory, for dQ. */
+            /* Add dK += dS^T Q. Also write dS^T to shared memory, for dQ. */
             const float q_unit = power_of_two(-exponent) * power_of_two(-q_stats.exponent);
             split_fragments<BM>(ah, al, dP);
             if (want_dq) stage_ds<BN>(sm.dS, ah, al, warp, lane);

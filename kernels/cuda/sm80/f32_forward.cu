@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
      * bytes, so 32 bits suffice. */
     const int k_tile = (int)split_tile_of(planes.k, place.x.b, place.x.hk, place.x.s.k_start);
 
-    /* Loads tile j of K or V from the planes of its head. */
+    /* Loads tile j of K or V from the head's planes (hi and lo float16 parts). */
     auto load = [&](uint16_t *to, const split_planes &from, int j) {
         load_planes<D, BN, THREADS>(to, from.data + (int64_t)(k_tile + j * BN / SPLIT_ROWS) * (2 * SPLIT_ROWS * D),
                                     j * BN % SPLIT_ROWS);
@@ -264,7 +264,7 @@ again:
         uint32_t ph[MT][NT / 2][4], pl[MT][NT / 2][4];
         float rescale[MT][2];
         if (active) {
-            float S[MT][NT][4]; /* = Q K^T */
+            float S[MT][NT][4]; /* scores: Q K^T */
             opaque(q_at);
             opaque(k_at);
             multiply_rows<D, MT, BN, BM>(S, q_at, k_at);
@@ -286,7 +286,7 @@ again:
         }
 
         cp_async_wait<0>();
-        __syncthreads(); /* V[j] is here, and no thread reads K[j] any more */
+        __syncthreads(); /* V[j] has arrived, and no thread reads K[j] any more */
         /* clears only plane hi of V: where hi is not finite, lo is 0 already */
         if (clean) clear_not_finite<__half, Shape, D>(sm.V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);

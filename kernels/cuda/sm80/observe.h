@@ -1,4 +1,4 @@
-/* observe.h: the passes of an observe on tensor cores, which observe.cu launches. */
+/* observe.h: the passes of an observe (what the queries look at) on tensor cores, which observe.cu launches. */
 #ifndef ATTN_SM80_OBSERVE_H
 #define ATTN_SM80_OBSERVE_H
 
@@ -10,8 +10,8 @@ enum { OBSERVE_CHUNK = 4096 };
 
 /* The maxima and sums of rows, each over some of the keys. Part n of row r = lse_at() is at part[n * rows + r]. */
 struct observed_parts {
-    /* x: the row's largest score; y: l; z: e, both relative to x; w: 1 where a block has written the part. The unit
-     * of scores is that of the kernel: q.k, or with options the score itself. */
+    /* x: the row's largest score over the part's keys; y, z: the sums l and e, relative to x; w: 1 where a block has
+     * written the part. Scores are q.k, or with options true scores. */
     float4 *part;
     int64_t rows;
     int blocks; /* number of blocks that share the keys of a row; 1: each row has one part */

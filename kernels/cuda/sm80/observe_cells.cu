@@ -28,7 +28,8 @@ DEVICE int first_of_cell(int64_t cell, int64_t cells, int64_t size)
  * column. next() moves to the next column without a division. */
 struct map_column {
     int v, end;
-    int size, cells, whole, rest, left; /* (v + 1) size = whole cells * quotient + left */
+    /* invariant: (v + 1) * size = cells * quotient + left, and size = cells * whole + rest */
+    int size, cells, whole, rest, left;
 
     DEVICE map_column(int first, int keys, int columns)
     {

@@ -15,7 +15,7 @@ template <int D, bool SCORE_MODS> struct shared {
     stages<D, SCORE_MODS> tiles;
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
-    float4 row[shape<D, SCORE_MODS>::BM]; /* for each row, the merge of the chunks so far */
+    float4 row[shape<D, SCORE_MODS>::BM]; /* for each row of the block: the sums over the chunks so far */
 };
 
 /* What a thread knows of one of its rows: `most` is the largest score in the unit of S, and m the reference (base 2) to
@@ -184,7 +184,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
  * top keys of each row. */
 template <int D> struct top_shared {
     shared<D, true> of_rows;
-    float least[shape<D, true>::BM]; /* for each row: the smallest score of its list if the list is full, else -inf */
+    /* for each row of the block: the smallest score of its list if the list is full, else -inf */
+    float least[shape<D, true>::BM];
 };
 
 template <class V>

@@ -30,7 +30,7 @@ template <int D, bool SCORE_MODS_> struct shape {
 
 template <int D, bool SCORE_MODS> struct stages {
     typedef shape<D, SCORE_MODS> Shape;
-    /* two tiles; before the first tile the block's own rows are here */
+    /* room for two tiles; before the first tile it holds the block's own rows */
     alignas(1024) uint16_t tile[2][Shape::BN * D];
     static_assert(Shape::BM <= 2 * Shape::BN, "the own rows fit");
 };
@@ -87,7 +87,7 @@ DEVICE int shared_tile(const cuda_args &a, int blocks, int *number)
     return a.first_tile + n / blocks;
 }
 
-/* Reads the block's own rows from shared memory into registers. */
+/* Reads the block's own rows from shared memory into registers, as fragments. */
 template <int D, class Shape> DEVICE void take_rows(uint32_t (&own)[Shape::MT][D / 16][4], uint32_t down)
 {
     const int warp = threadIdx.x / 32;

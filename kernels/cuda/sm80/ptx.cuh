@@ -109,7 +109,7 @@ template <> DEVICE void mma<__nv_bfloat16>(float (&c)[4], const uint32_t (&a)[4]
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* Packs two floats as 16-bit elements into one register, `low` in the low half. */
+/* Packs two floats as 16-bit elements into one register, `low` into the low half. */
 template <typename T> DEVICE uint32_t pack(float low, float high);
 template <> DEVICE uint32_t pack<__half>(float low, float high)
 {

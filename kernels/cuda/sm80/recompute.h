@@ -20,7 +20,7 @@ static inline bool parts_by_tiles(const attn_plan *plan)
     return has_options(plan) && !plan->problem->dbias.rank && !plan->problem->dalibi_slopes.rank;
 }
 
-/* These functions return the bytes of the recomputed out, and of the recomputed lse. */
+/* Return the bytes of out and of lse where the backward recomputes them. */
 static inline size_t recomputed_out_bytes(const attn_dims &d)
 {
     return (size_t)query_rows(d) * (size_t)d.Dv * sizeof(float);
@@ -30,8 +30,8 @@ static inline size_t recomputed_lse_bytes(const attn_dims &d)
     return (size_t)query_rows(d) * sizeof(float);
 }
 
-/* Plans the recomputed forward, whose out is of `dtype`. `out` and `lse` may be NULL if only the plan's
- * workspace size is wanted. Returns false if `kernel` does not compute this forward. */
+/* Plans the forward that recomputes out (of `dtype`) and lse for a backward. `out` and `lse` may be NULL if only the
+ * plan's workspace size is wanted. Returns false if `kernel` does not compute this forward. */
 static inline bool plan_recomputed(recomputed_forward *f, const cuda_kernel &kernel, const cuda_chip *chip,
                                    const attn_plan *backward, void *out, void *lse, attn_dtype dtype = ATTN_F32)
 {

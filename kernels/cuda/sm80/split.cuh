@@ -64,7 +64,7 @@ struct split_planes {
     split_stats *stats;
     int64_t tiles;
     int heads, width;
-    int queries; /* 1: rows are queries; 0: rows are keys */
+    int queries; /* 1: rows of the tensor are queries; 0: rows are keys */
     /* 1: sequences are packed, and the tiles of one sequence follow those of another in the planes */
     int packed;
 };
@@ -106,7 +106,8 @@ static inline split_planes split_planes_of(const attn_dims &d, attn_tensor_id id
     return p;
 }
 
-/* Fills the planes of `count` (at most 4) tensors; ids[n] belongs to planes[n]. f32_split.cu defines it. */
+/* Computes the planes (float16 parts hi and lo) of `count` (at most 4) tensors; ids[n] belongs to planes[n]. It is in
+ * f32_split.cu. */
 cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const attn_tensor_id *ids, int count,
                           cudaStream_t stream);
 
@@ -316,7 +317,7 @@ template <int V, int ROWS> DEVICE void range_of_rows(const float (&x)[ROWS][V], 
 #pragma unroll
         for (int v = 0; v < V; v++)
             if (is_number(x[r][v])) most = fmaxf(most, fabsf(x[r][v]));
-        /* Magnitudes compare in the same order as their bits. */
+        /* magnitudes, which are not negative, have the order of their bits as integers */
         most = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(most)));
         top = fmaxf(top, most);
         if (most > 0) least = fminf(least, most);

@@ -74,7 +74,8 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
         if (pieces) data += (int64_t)(threadIdx.x / PIECES) * row_bytes + threadIdx.x % PIECES * 16;
     }
 
-    /* Loads rows [first, first + ROWS). Rows past the sequence and columns past the tensor become zeros. */
+    /* Loads rows [first, first + ROWS) of the sequence. Rows past the sequence and columns past the tensor become
+     * zeros. */
     template <int ROWS> DEVICE void load(uint16_t *to, int first) const
     {
         if (pieces) {
@@ -231,7 +232,7 @@ template <typename T> DEVICE bool not_finite(uint16_t x)
     return (x & 0x7fff) >= exponent_mask<T>;
 }
 
-/* Causal and window as 32-bit limits: query i of the sequence sees keys [max(0, i + lo), min(Sk, i + hi)). */
+/* Causal, window and length as 32-bit limits: query i of the sequence sees keys [max(0, i + lo), min(Sk, i + hi)). */
 struct limits {
     int lo, hi, Sk;
 };

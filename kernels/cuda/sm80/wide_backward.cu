@@ -57,7 +57,7 @@ struct block_place {
     int column0;
     /* rounds [begin, end): one for each tile of keys (dq), or for each tile of queries, head after head (dk and dv) */
     int begin, end;
-    int first_tile, tiles; /* for dk and dv: first query tile, and number of query tiles, of each head */
+    int first_tile, tiles; /* used for dk and dv: first query tile, and number of query tiles, of each head */
     head_args head;        /* of h */
 };
 
@@ -65,7 +65,7 @@ template <gradient G, bool SCORE_MODS> struct shared {
     alignas(1024) stage stages[2];
     std::conditional_t<SCORE_MODS, std::conditional_t<G == DQ, staged_keys, staged_queries<TILE>>, parked>
         options[WARPS];
-    row_values values; /* for dk and dv: lse and delta of the tile's queries */
+    row_values values; /* used for dk and dv: lse and delta of the tile's queries */
     block_place place;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };

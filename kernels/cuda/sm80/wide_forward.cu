@@ -90,7 +90,7 @@ DEVICE void load_chunk(const cuda_args &a, const row_place &place, stage<X> &to,
     cp_async_commit();
 }
 
-/* Begins to load the block's columns of tile j of V. */
+/* Begins to load tile j of V: those columns that the block computes. */
 template <typename T, class X, bool PAGED>
 DEVICE void load_values(const cuda_args &a, const block_place &place, stage<X> &to, int j)
 {

@@ -24,7 +24,7 @@ struct row_sum {
 /* A tensor after widen(): rows of `width` floats, a multiple of CHUNK, with zeros behind the tensor's channels. */
 struct dense {
     float *data;
-    uint8_t *strange; /* one byte per row: 1 if the row has a NaN or an infinity */
+    uint8_t *strange; /* for each row one byte: 1 if the row has a NaN or an infinity */
     int width;
 };
 
@@ -35,7 +35,7 @@ struct truth_args {
     attn_truth to; /* where results go; NULL: not wanted. out is never NULL in a backward, because delta needs out */
     attn_score_options_as<double> scores;
     double drop_scale;
-    bool options; /* the problem has options other than scale, causal, window and lengths */
+    bool options; /* the problem has other options than scale, causal, window and lengths */
     int64_t first_block;
 };
 

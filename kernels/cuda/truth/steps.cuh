@@ -17,7 +17,7 @@ struct exchange {
 
 struct truth_memory {
     float stage[STAGES][COLUMNS * Z_LINE];
-    exchange warp[WARPS]; /* used only by problems with options */
+    exchange warp[WARPS]; /* only problems with options use this memory */
 };
 static_assert((ROWS + COLUMNS) * LINE <= COLUMNS * Z_LINE, "a chunk of X and Y fits a stage");
 static_assert(sizeof(truth_memory) <= 99 * 1024, "fits a block of every chip from 8.0 on");
@@ -35,7 +35,7 @@ DEVICE int column_of(int n, int e)
     return 8 * n + threadIdx.x % 4 * 2 + e % 2;
 }
 
-/* Calls visit(n, e) for each number of a lane's fragment. */
+/* Calls visit(n, e) for each number of a lane's fragment: element e of block n. */
 template <typename F> DEVICE void for_each(F visit)
 {
 #pragma unroll

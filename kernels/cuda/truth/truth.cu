@@ -210,7 +210,7 @@ template <pass PASS> DEVICE block_work work_of(const truth_args &t, const block_
 /* Copies `wide` channels, from `channel` on, of `count` rows to shared memory. Rows from `valid` on become zeros. */
 DEVICE void load_rows(float *to, int line, const dense &from, int64_t row0, int channel, int count, int wide, int valid)
 {
-    const int pieces = wide / 4; /* number of 16-byte pieces of a row */
+    const int pieces = wide / 4; /* number of 16-byte pieces that are copied of a row */
     for (int n = threadIdx.x; n < count * pieces; n += THREADS) {
         const int row = n / pieces, piece = n % pieces;
         cp_async_16(smem_addr(to + row * line + piece * 4),
