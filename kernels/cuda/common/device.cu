@@ -69,8 +69,8 @@ enum { COUNTER_BYTES = 128 }; /* a stream's counter takes a whole cache line */
  * cancelled, and it delays the work of all other streams of the device. */
 const double SOME_STEPS = 1.2;
 
-/* Bytes of the workspace before the marks of rows that a later launch computes. Where the stream reads
- * cuda_args.rows_found instead of the host, it is one of these bytes. */
+/* Bytes of the workspace before the marks of rows that a later launch computes. One of these bytes is
+ * cuda_args.rows_found, where the stream reads rows_found instead of the host. */
 enum { MARKS_HEAD = 16 };
 
 struct block {
@@ -581,7 +581,7 @@ bool plan(const attn_capabilities *can, attn_plan *plan)
 {
     const cuda_chip *const chip = static_cast<const cuda_chip *>(can->facts);
     if (!kernel_of(plan)->plan(chip, plan)) return false;
-    /* the marks of rows lie behind the kernel's own workspace, see launch_steps() */
+    /* the marks of rows that later launches compute lie behind the kernel's own workspace, see launch_steps() */
     const size_t marks = mark_bytes(chip, plan);
     if (marks) plan->workspace_bytes = aligned(plan->workspace_bytes) + aligned(marks);
     return true;

@@ -53,9 +53,9 @@ struct cuda_chip {
  * ms. A launcher goes through the same steps in the same order at each call; takes_step() returns which of them to
  * launch now. The host can therefore queue a few steps at a time, and cancel the rest between two calls. */
 struct cuda_steps {
-    int64_t done;   /* number of steps that were queued, by earlier calls and by this one */
+    int64_t done;   /* number of steps that were queued, by earlier calls of attn_run_some() and by this one */
     int64_t at;     /* number of the step on which takes_step() decides next */
-    double seconds; /* seconds of work that this call may still queue; its first step is always queued */
+    double seconds; /* seconds of work that this call may still queue; the first step of a call is always queued */
     bool more;      /* true: this call has left a step to the next call */
     bool any;       /* true: this call has queued a step */
     bool idle;      /* true: all work that earlier calls queued had ended when this call began */
@@ -180,8 +180,8 @@ const uint64_t LENGTH_FEATURES = ATTN_TENSOR_BIT(cu_seqlens_q) | ATTN_TENSOR_BIT
  * cuda_fill_padding() writes the results of such rows. */
 const uint64_t PADDING_FEATURES = ATTN_TENSOR_BIT(seqlens_q) | ATTN_OPTION_BIT(GAPS);
 
-/* Features that the plain variants of the kernels of sm80/ compute. For any other feature the kernels of sm80/ have a
- * second variant, which computes every score by the functions of args.cuh. */
+/* Features that the variants without options of the kernels of sm80/ compute. For any other feature these kernels have
+ * a second variant, which computes every score by the functions of args.cuh. */
 const uint64_t PLAIN_FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_TENSOR_BIT(page_table) |
                                 ATTN_TENSOR_BIT(v_scale) | ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dlse) |
                                 ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |

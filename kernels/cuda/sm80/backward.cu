@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     loader<D, THREADS>(g.view[ATTN_T_k], b, hk, place.s.k_start, Sk, g.dims.D).template load<BN>(sm.K, j0);
     loader<D, THREADS>(g.view[ATTN_T_v], b, hk, place.s.k_start, Sk, g.dims.Dv).template load<BN>(sm.V, j0);
 
-    /* Loads the queries of round n, which visits tile n % tiles of head n / tiles of the group. */
+    /* Loads the queries of round n of the block's loop: tile n % tiles of query head n / tiles of the group. */
     auto fetch = [&](int n, int stage) {
         const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
         const int i0 = (first + n % tiles) * BM;
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     for (int next; n < rounds; n = next) {
         const int stage = STAGES == 2 ? n % 2 : 0, i0 = (first + n % tiles) * BM;
         cp_async_wait<0>();
-        /* this round's queries are loaded, and no thread reads the previous round's queries any more */
+        /* the queries of this round have arrived, and no thread reads those of the previous round any more */
         __syncthreads();
         next = above(n);
         if (STAGES == 2 && next < rounds) {

@@ -38,8 +38,8 @@ DEVICE void load_values(row_values *to, const row_values *from)
 
 /* ---- prepare ----------------------------------------------------------------------------------------------------- */
 
-/* Computes lse and rest (see struct saved) again for those rows of a tile whose lse is huge. The function finds its
- * tile again, so that prepare() keeps no registers for the tile's place. */
+/* Computes lse and rest, the two parts of a huge lse, again for those rows of a tile whose lse is huge. The function
+ * finds its tile again, so that prepare() keeps no registers for the tile's place. */
 __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const saved &s, unsigned tile)
 {
     const tile_place place = tile_place_of<BM>(a, tile);

@@ -116,7 +116,7 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
     const attn_range keys = attn_keys_of(&g, &x.s, i);
     float unit = 1, o, m, l;
 #pragma unroll 1
-    /* if the sums of values overflow, the second pass computes them again in smaller units */
+    /* a second turn computes sums that overflowed again, in smaller units */
     for (int turn = 0; turn < 2; turn++) {
         o = 0;
         m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
@@ -189,7 +189,8 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         const float2 *ml = p.ml + place.saved + r;
         const float *O = p.O + (place.saved + r) * D + lane * C;
         const float sink = sink_in_base_2(sink_of(a, h));
-        /* number of partial results in a split group: one where a block has added up the whole group */
+        /* a split group (SPLIT_GROUP neighbouring splits) has one partial result where a block adds up the group,
+         * otherwise one per split */
         const int each = p.splits_per_block > 1 ? 1 : SPLIT_GROUP;
         float m = -CUDART_INF_F, l = 0, o[C] = {};
         for (int s = warp * SPLIT_GROUP; s < splits; s += COMBINE_WARPS * SPLIT_GROUP) {
@@ -430,7 +431,8 @@ bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
  * multiprocessor). */
 const int FULL = 4, PLACES = 3;
 
-/* Lets a block take a whole split group if enough blocks remain. The result keeps the same bits. */
+/* Lets a block compute a whole split group (SPLIT_GROUP neighbouring splits), if that leaves enough blocks to fill the
+ * GPU. The result keeps the same bits. */
 void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, int64_t rows)
 {
     const int64_t groups = attn_tiles(y.p.splits, SPLIT_GROUP), blocks = d.B * d.Hk * groups;

@@ -50,7 +50,7 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
     static const bool FEW = FEW_;
     static const int D = D_, WM = WIDE ? 4 : STACK, WD = D == 256 && !WIDE ? 2 : 1, WK = WIDE ? 1 : WARPS / WD;
     static const int THREADS = 32 * WM * WK * WD;
-    static const bool STACKED = STACK > 1; /* a block has STACK times 16 rows, and four warps */
+    static const bool STACKED = STACK > 1; /* a block has STACK times 16 rows, from several sequences, and four warps */
     static const bool SCORE_MODS = SCORE_MODS_, PAGED = PAGED_, FLOAT8 = AS == KEYS_AS_FLOAT8;
     static const bool MORE_KEYS = FLOAT8 && !WIDE && D >= 128;
     static const int BM = FEW ? (int)FEW_ROWS : 16 * WM,
@@ -96,7 +96,7 @@ template <class X> struct shared {
     /* m and l of each warp; at the end m becomes the factor by which the warp's O is multiplied */
     float m[X::WK][X::BM], l[X::WK][X::BM];
     float top[X::BM], sum[X::BM]; /* m (top) and l (sum) of the whole block */
-    /* the sum of the splits of the current split group that were computed so far */
+    /* sum of those splits of the current split group that the block has computed */
     float split_group_O[SPLIT_GROUP_ROWS][X::D];
     float2 split_group_ml[SPLIT_GROUP_ROWS];
     int i[X::BM], h[X::BM]; /* query and query head of each row of the block */
@@ -200,7 +200,7 @@ template <typename T, class X> struct copies_by_threads {
     template <bool VALUES> DEVICE uint16_t *next()
     {
         cp_async_wait<SLOTS - 2>();
-        __syncthreads(); /* this tile has arrived, and no thread reads the slot of the previous tile any more */
+        __syncthreads(); /* this tile has arrived, and no thread reads the ring's slot of the previous tile any more */
         uint16_t *const tile = sm.tile.ring[slot];
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
         fill<(SLOTS - 1) % 2 != VALUES>();
@@ -443,9 +443,10 @@ template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int
     return finite;
 }
 
-/* Adds a split's partial result to the sum of the earlier splits of its split group. The call for the group's last
- * split stores the sum in the workspace, in row `to`, which is the row of the group's first split. `saved` is this
- * split's own row in the workspace, which holds its result if the split was computed twice. */
+/* Adds a split's partial result to the sum of the earlier splits of its split group (SPLIT_GROUP neighbouring splits).
+ * The call for the group's last split stores the sum in the workspace, in row `to`, which is the row of the group's
+ * first split. `saved` is this split's own row in the workspace, which holds its result if the split was computed
+ * twice. */
 template <class X>
 DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from_workspace, int64_t saved, bool first,
                                bool last, int64_t to)

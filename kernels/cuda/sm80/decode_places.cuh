@@ -21,7 +21,7 @@ struct decode_plan {
     bool early;
     /* true if there are at most FEW_ROWS rows, which the variant for few rows computes; its grid is (Hk, walkers, B) */
     bool few;
-    /* set only with `few`: the previous kernel writes nothing that this kernel reads, except the workspace */
+    /* set only with `few`: true if the previous kernel writes nothing that this kernel reads, except the workspace */
     bool ahead;
     bool float8;  /* keys and values are float8, and the variant for float8 keys computes them */
     bool options; /* the problem has options (softcap, bias, masks, ...), so scores come from in_base_2() */
@@ -160,8 +160,8 @@ DEVICE split_range splits_in_common(const cuda_args &a, const group_place &befor
     return { lo > 0 ? (int)attn_tiles(lo, place.length) : 0, (int)(hi / place.length) };
 }
 
-/* Returns the splits that sequences b and b - 1 share in one stack (sequences whose common keys are read once). Stacks
- * begin at multiples of p.stack. */
+/* Returns the splits that sequences b and b - 1 share in a stack, a group of sequences whose common keys are read once.
+ * Stacks begin at multiples of p.stack. */
 DEVICE split_range splits_shared(const cuda_args &a, const plan &p, int b, int hk)
 {
     if (b >= a.g.dims.B || b % p.stack == 0) return { 0, 0 };

@@ -125,7 +125,7 @@ template <int DT> DEVICE bool scale_sums(float (&x)[DT][4], float factor)
     return is_finite;
 }
 
-/* Writes a warp's 16 rows of dS^T to shared memory, split into planes hi and lo. */
+/* Writes a warp's 16 rows of dS^T to shared memory, as two float16 parts hi and lo. */
 template <int BN, int KK>
 DEVICE void stage_ds(uint16_t *dS, const uint32_t (&hi)[KK][4], const uint32_t (&lo)[KK][4], int warp, int lane)
 {
@@ -201,7 +201,7 @@ struct query_rounds {
         if (++r.row_tile == first + tiles) r.h++, r.row_tile = first;
         return r;
     }
-    /* Returns round n of all rounds; n may lie past the last round. */
+    /* Returns round n, counted over all heads; n may lie past the last round. */
     DEVICE query_round listed(int n) const { return { n, h + n / max(tiles, 1), first + n % max(tiles, 1) }; }
 };
 
@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     int first = 0;
     const int tiles = query_tiles_of<BN, BM>(g, sequence, j0, first), rounds = tiles * (int)g.group;
 
-    /* V's tile has the same number as K's */
+    /* the tile of V has the same number as the tile of K */
     const int64_t k_tile = split_tile_of(planes.k, b, hk, sequence.k_start) + j0 / SPLIT_ROWS;
     load_planes<D, BN, THREADS>(sm.K, planes.k.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
     load_planes<D, BN, THREADS>(sm.V, planes.v.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         load_planes<D, BM, THREADS>(sm.Q, planes.q.data + from, i0 % SPLIT_ROWS);
         load_planes<D, BM, THREADS>(sm.dO, planes.dout.data + from, i0 % SPLIT_ROWS);
         cp_async_commit();
-        /* Load lse in base 2 and delta of the round's queries. Where a query does not exist or sees no key, lse is
+        /* Load lse in base 2 and delta of this round's queries. Where a query does not exist or sees no key, lse is
          * +inf, which makes P 0. */
         if (threadIdx.x < BM) {
             const int i = i0 + (int)threadIdx.x;
@@ -289,7 +289,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         const split_stats q_stats = planes.q.stats[at], o_stats = planes.dout.stats[at];
         wide |= q_stats.wide != 0;
         cp_async_wait<0>();
-        /* this round's queries are loaded, and no thread reads the previous round's dS any more */
+        /* the queries of this round have arrived, and no thread reads dS of the previous round any more */
         const bool any_one_key = __syncthreads_or(has_one_key);
 
         /* Compute S^T = K Q^T. */
@@ -535,8 +535,8 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return true;
 }
 
-/* prepare_tiles() computes delta, lse and planes, which the tiles read. launch_tiles() then computes the chip's share
- * of the tiles. */
+/* prepare_tiles() computes what the main kernel's tiles read: delta, lse, and the float16 parts of q, k, v and dout.
+ * launch_tiles() then computes the chip's share of the tiles. */
 cudaError_t prepare_tiles(const cuda_chip *chip, const cuda_args &a, const backward_planes &planes, const saved &s,
                           float *sums, size_t sums_bytes, cudaStream_t stream)
 {

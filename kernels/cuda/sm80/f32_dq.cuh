@@ -81,8 +81,8 @@ DEVICE int exponent_for(float bound)
 
 /* ---- dQ from the sums -------------------------------------------------------------------------------------------- */
 
-/* Returns whether a query tile depends on a wide tile, one with rows that are too small for its unit (split.cuh). The
- * whole block calls it. */
+/* Returns whether a query tile depends on a wide tile: one with a row whose numbers are all too small for the tile's
+ * exponent (split.cuh). The whole block calls it. */
 DEVICE bool sees_wide(const cuda_args &a, const backward_planes &planes, const head_args &x, int i0, attn_range seen)
 {
     const int64_t k_tile = split_tile_of(planes.k, x.b, x.hk, x.s.k_start);

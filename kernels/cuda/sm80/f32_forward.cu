@@ -206,8 +206,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     /* All rows see all keys of tiles [free_first, free_last), so these tiles need no causal or window test. */
     const int free_first = (int)attn_tiles(open.lo, BN), free_last = (int)(open.hi / BN);
 
-    /* The number of the head's first tile, in the planes of K and in those of V. A plane of 2^31 tiles would have 2^46
-     * bytes, so 32 bits suffice. */
+    /* number of the head's first tile of K, and of V; a tensor of 2^31 tiles would have 2^46 bytes, so 32 bits
+     * suffice */
     const int k_tile = (int)split_tile_of(planes.k, place.x.b, place.x.hk, place.x.s.k_start);
 
     /* Loads tile j of K or V from the head's planes (hi and lo float16 parts). */

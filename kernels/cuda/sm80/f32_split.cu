@@ -17,7 +17,8 @@ struct split_jobs {
     unsigned first[MOST + 1];
 };
 
-/* Splits tiles of float32 into planes. A lane holds D / 32 neighbouring columns of 16 rows. */
+/* Splits tiles of float32 into planes: two float16 parts, hi and lo. A lane holds D / 32 neighbouring columns of 16
+ * rows. */
 template <int D, bool PAGES>
 __global__ void __launch_bounds__(32 * WARPS)
     split_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ split_jobs jobs)

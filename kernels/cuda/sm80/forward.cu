@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     /* All rows see all keys of tiles [free_first, free_last), so these tiles need no causal or window test. */
     const int free_first = (max(q_last + limit.lo, 0) + BN - 1) / BN,
               free_last = max(min(q0 + limit.hi, limit.Sk), 0) / BN;
-    head_args x; /* the head's arguments of options; the plain variant does not set them */
+    head_args x; /* the head's arguments for options (softcap, bias, masks); not set in the variant without options */
     if (SCORE_MODS) x = head_args_of(a, place.b, place.h);
 
     /* For D above 64 the address `across` is kept in a register, which was 3 % faster on an H200; for D 64 no register

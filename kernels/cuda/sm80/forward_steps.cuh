@@ -73,8 +73,8 @@ DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&row
     }
 }
 
-/* Applies options to the scores of keys from j * BN on. In the plain variant, if `bounded`, sets scores outside the
- * interval of causal and window to -inf instead. `unit` is the unit of S. */
+/* Applies options to the scores of keys from j * BN on. In the variant without options, if `bounded`, sets scores
+ * outside the interval of causal and window to -inf instead. `unit` is the unit of S. */
 template <class X, int NT>
 DEVICE void change_or_hide(float (&S)[X::MT][NT][4], scores_on_their_way<X> &way, const cuda_args &a,
                            const head_args &x, const limits &limit, int Sq, int q0, int j, bool bounded, float unit)

@@ -175,8 +175,8 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return plan->workspace_bytes < (size_t)most_bytes;
 }
 
-/* Estimated seconds of the passes that compute pairs: a pass over all pairs, key_mass, and the region of weights and
- * map. */
+/* Estimated seconds of a pass over all pairs, of the pass for key_mass, and of a pass over the region (selected pairs)
+ * of weights and map. */
 struct pass_seconds {
     double all, mass, region;
 };

@@ -55,7 +55,7 @@ struct map_column {
 struct strip_rows {
     int count, u, begin, end;
 
-    /* queries [r0, r1) of the strip are counted from the region's first query */
+    /* r0, r1: the strip's first query and the end of its queries, counted from the region's first query */
     DEVICE strip_rows(int r0, int r1, int64_t cells, int64_t size)
     {
         const int lane = threadIdx.x % 32;
@@ -92,7 +92,7 @@ DEVICE void add_run(const float (&P)[Shape::MT][NT][4], int c0, int c1, float (&
     }
 }
 
-/* Returns the sum over rows [begin, end) of the strip, in all lanes. */
+/* Returns the sum over rows [begin, end) of the warp's rows, in all lanes. */
 template <class Shape> DEVICE float sum_of_rows(const float (&sum)[Shape::MT][2], int begin, int end)
 {
     const int row = threadIdx.x % 32 / 4;

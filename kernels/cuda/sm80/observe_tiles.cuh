@@ -43,7 +43,7 @@ template <typename T_, int D_, bool SCORE_MODS_, bool PAGED_> struct variant {
     typedef shape<D, SCORE_MODS> Shape;
 };
 
-/* Returns visit(variant). */
+/* Calls visit() with the kernel variant for a problem, and returns its result. */
 template <bool SCORE_MODS, typename T, int D, typename F> auto with_pages(const attn_plan *plan, F visit)
 {
     return has_pages(plan) ? visit(variant<T, D, SCORE_MODS, true>()) : visit(variant<T, D, SCORE_MODS, false>());

@@ -56,16 +56,15 @@ struct split_stats {
     float norm; /* the largest Euclidean norm of the tile's rows, in units of 2^-exponent */
 };
 
-/* The planes (float16 parts hi and lo) of all tiles of one tensor. A head has `tiles` tiles. In a packed problem
- * sequence b has the tiles from number start / 128 + b on, where `start` is its first row (see tile_grid() in
- * args.cuh). */
+/* The planes (float16 parts hi and lo) of all tiles of a tensor. A head has `tiles` tiles. In a packed problem sequence
+ * b has the tiles from number start / 128 + b on, where `start` is its first row (see tile_grid() in args.cuh). */
 struct split_planes {
     uint16_t *data;
     split_stats *stats;
     int64_t tiles;
     int heads, width;
     int queries; /* 1: rows of the tensor are queries; 0: rows are keys */
-    /* 1: sequences are packed, and the tiles of one sequence follow those of another in the planes */
+    /* 1: sequences are packed, and the tiles of one sequence follow those of the previous sequence */
     int packed;
 };
 
@@ -136,8 +135,8 @@ template <int D, int ROWS, int THREADS> DEVICE void load_planes(uint16_t *to, co
                         from + plane * SPLIT_ROWS * D + n * STEP * D, true);
 }
 
-/* Splits two numbers below 65504 in magnitude into float16 hi + lo / LO. LO is 2048 in planes (tiles in memory), and 1
- * for operands in registers. */
+/* Splits two numbers below 65504 in magnitude into float16 hi + lo / LO. LO is 2048 for tiles in memory, and 1 for
+ * operands in registers. */
 template <int LO> DEVICE void split_pair(uint32_t &hi, uint32_t &lo, float x, float y)
 {
     hi = pack<__half>(x, y);
@@ -364,7 +363,8 @@ template <int V> DEVICE float split_row(uint16_t *to, int plane, const float (&x
     return square;
 }
 
-/* Returns whether any of tiles [first, last) is wide (has rows of small numbers). The whole block calls it. */
+/* Returns whether any of tiles [first, last) is wide: has a row whose numbers are all too small for the tile's
+ * exponent. The whole block calls it. */
 DEVICE bool any_wide(const split_stats *stats, int first, int last)
 {
     bool wide = false;

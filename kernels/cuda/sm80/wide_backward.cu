@@ -57,8 +57,9 @@ struct block_place {
     int column0;
     /* rounds [begin, end): one for each tile of keys (dq), or for each tile of queries, head after head (dk and dv) */
     int begin, end;
-    int first_tile, tiles; /* used for dk and dv: first query tile, and number of query tiles, of each head */
-    head_args head;        /* of h */
+    /* used for dk and dv: number of the first query tile of each head, and how many tiles it has */
+    int first_tile, tiles;
+    head_args head; /* arguments of scores in head h */
 };
 
 template <gradient G, bool SCORE_MODS> struct shared {
@@ -119,7 +120,7 @@ template <gradient G> DEVICE int head_of_round(const cuda_args &a, const block_p
     return G == DQ ? p.h : p.hk * (int)a.g.group + n / p.tiles;
 }
 
-/* Returns the next round after n whose tile has a visible pair. */
+/* Returns the next round (tile) after n that has a visible pair. */
 template <bool SCORE_MODS, class SEEN> DEVICE int round_after(const SEEN &seen, int n, int end)
 {
     if constexpr (SCORE_MODS) return seen_tile_above(seen, n, end);
@@ -141,8 +142,8 @@ DEVICE void load_rows(const cuda_args &a, const block_place &p, attn_tensor_id i
     from.template load<COUNT>(to, row);
 }
 
-/* Begins to load a chunk of channels for round n: of q and k, whose product is S, or (VALUES) of dout and v, whose
- * product is dP. */
+/* Begins to load a chunk of channels for the tile of round n: of q and k, whose product is S, or (VALUES) of dout and
+ * v, whose product is dP. */
 template <gradient G, bool VALUES>
 DEVICE void load_chunk(const cuda_args &a, const block_place &p, stage &to, int n, int chunk)
 {
@@ -210,7 +211,7 @@ DEVICE float2 factors_of(const cuda_args &a, const Shared &sm, int nt, int e)
     return factors;
 }
 
-/* Turns the scores S of round n into P: applies masks and options, then 2^(S - lse). */
+/* Turns the scores S of the tile of round n into P: applies masks and options, then 2^(S - lse). */
 template <gradient G, bool SCORE_MODS, int NT, class Shared>
 DEVICE void scores_to_p(float (&S)[NT][4], const cuda_args &a, const saved &s, Shared &sm, const row_numbers<G> &own,
                         int n, float scale_log2)
@@ -316,7 +317,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
     const uint32_t start = smem_addr(&sm);
     float sums[1][DT][4] = {};
-    int n = round_after<SCORE_MODS>(sm.seen, p.begin - 1, end), at = 0; /* at: number of the stage that is read next */
+    /* at: number (0 or 1) of the stage, a buffer of shared memory, that is read next */
+    int n = round_after<SCORE_MODS>(sm.seen, p.begin - 1, end), at = 0;
     if (n < end) load_chunk<G, false>(a, p, sm.stages[at], n, 0);
     while (n < end) {
         const auto multiply_next = [&](float(&S)[1][NT][4], int channels) {
@@ -329,7 +331,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll 1
         for (int d = 0; d < D; d += CHUNK) {
             cp_async_wait<0>();
-            __syncthreads(); /* the chunk has arrived, and no thread reads the other stage any more */
+            __syncthreads(); /* the chunk has arrived, and no thread reads the other stage (buffer) any more */
             if (d + CHUNK < D) load_chunk<G, false>(a, p, sm.stages[at ^ 1], n, d / CHUNK + 1);
             else if (G != DV) load_chunk<G, true>(a, p, sm.stages[at ^ 1], n, 0);
             else load_columns<G>(a, p, sm.stages[at ^ 1], n);
@@ -349,7 +351,8 @@ __global__ void __launch_bounds__(THREADS, 1)
             to_ds<G, SCORE_MODS>(S[0], a, sm, own);
         }
         cp_async_wait<0>();
-        /* the columns have arrived, and no thread uses the other stage or this round's lse and delta any more */
+        /* the columns have arrived, and no thread uses the other stage (buffer) or this round's lse and delta any
+         * more */
         __syncthreads();
         n = round_after<SCORE_MODS>(sm.seen, n, end);
         if (n < end) load_chunk<G, false>(a, p, sm.stages[at ^ 1], n, 0);
@@ -360,7 +363,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 
     const bool finite = scale_block(sums, G == DV ? 1 : (float)g.scale);
-    const bool poisoned = __syncthreads_or(!finite); /* after this barrier no thread reads the stages any more */
+    /* after this barrier no thread reads the stages (buffers of chunks) any more */
+    const bool poisoned = __syncthreads_or(!finite);
     const attn_view &result = g.view[G == DQ ? ATTN_T_dq : G == DK ? ATTN_T_dk : ATTN_T_dv];
     const int64_t line = (G == DQ ? p.s.q_start : p.s.k_start) + p.row0;
     store_columns<T>(result, p.b, G == DQ ? p.h : p.hk, line, (int)attn_clamp64(p.rows - warp * 16, 0, 16), p.column0,
@@ -447,7 +451,7 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     const auto before = [&](const cuda_chip *part) {
         cuda_args now = a;
         if (!is_first_share(part)) return cudaSuccess;
-        /* without marks simple_delta() computes a huge lse at once; no later launch of this problem does so */
+        /* no marks: simple_delta() computes each huge lse at once, because no later launch does */
         if (own) now.rows_later = nullptr;
         simple_delta(now, run.scratch.s, true, stream);
         return own ? cudaMemsetAsync(a.rows_found, 0, mark_bytes(d), stream) : cudaSuccess;

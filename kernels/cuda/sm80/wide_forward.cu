@@ -36,7 +36,8 @@ template <bool SCORE_MODS_> struct shape {
     static_assert(BM == 16 * MT * WARPS, "a warp has 16 MT rows");
 };
 
-/* Scores to which options are applied lie in the stage whose chunk was multiplied last. */
+/* A buffer of shared memory for a chunk of Q and K, or for columns of V. Scores, while options are applied to them,
+ * take the stage whose chunk was multiplied last. */
 template <class X> union stage {
     struct {
         uint16_t Q[X::BM * CHUNK], K[X::BN * CHUNK];
@@ -175,14 +176,14 @@ again:
     softmax_row rows[1][2];
     const float sink = sink_in_base_2(sink_of(a, place.h));
     begin_rows(O, rows, sink, sink != -CUDART_INF_F && lane % 4 == 0 ? 1 : 0);
-    int at = 0; /* number of the stage that is read next */
+    int at = 0; /* number (0 or 1) of the stage, a buffer of shared memory, that is read next */
     if (first < last) load_chunk<T, X, PAGED>(a, place, sm.stages[at], 0, last - 1);
     for (int j = last - 1, next; j >= first; j = next) {
         float S[1][NT][4] = {};
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; chunk++, at ^= 1) {
             cp_async_wait<0>();
-            __syncthreads(); /* the chunk has arrived, and no thread reads the other stage any more */
+            __syncthreads(); /* the chunk has arrived, and no thread reads the other stage (buffer) any more */
             if (chunk + 1 < chunks) load_chunk<T, X, PAGED>(a, place, sm.stages[at ^ 1], chunk + 1, j);
             else load_values<T, X, PAGED>(a, sm.place, sm.stages[at ^ 1], j);
             const uint32_t tileQ = at * (uint32_t)sizeof(stage<X>);
@@ -195,7 +196,7 @@ again:
         drop_some<X>(S, sm.stages[at ^ 1].way, a, dropout_head(a, x.b, x.h), place.i0, j);
 
         cp_async_wait<0>();
-        __syncthreads(); /* V[j] has arrived, and no thread uses the other stage any more */
+        __syncthreads(); /* V[j] has arrived, and no thread uses the other stage (buffer) any more */
         if (clean) clear_not_finite<T, X, COLUMNS>(sm.stages[at].V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) load_chunk<T, X, PAGED>(a, place, sm.stages[at ^ 1], 0, next);

@@ -74,7 +74,7 @@ constexpr bool has_two_products(pass p)
     return p == DQ || p == DK;
 }
 
-/* The operands of a pass, which computes S = X Y^T, dP = X2 Y2^T and result += P Z. */
+/* The operands of a pass (forward, dq, dk or dv), which computes S = X Y^T, dP = X2 Y2^T and result += P Z. */
 struct operands {
     dense x, y, x2, y2, z;
 };
@@ -164,7 +164,7 @@ DEVICE void advance(const block_work &w, cursor &at)
     at.member++;
 }
 
-/* Returns the query head to which the block's pairs belong in round `member`. */
+/* Returns the query head of the block's pairs, where the loop is at query head `member` of the group. */
 template <pass PASS> DEVICE int64_t query_head(const truth_args &t, const block_work &w, int member)
 {
     return is_by_keys(PASS) ? w.h * t.a.g.group + member : w.h;
@@ -207,7 +207,7 @@ template <pass PASS> DEVICE block_work work_of(const truth_args &t, const block_
     return w;
 }
 
-/* Copies `wide` channels, from `channel` on, of `count` rows to shared memory. Rows from `valid` on become zeros. */
+/* Copies channels [channel, channel + wide) of `count` rows to shared memory. Rows from `valid` on become zeros. */
 DEVICE void load_rows(float *to, int line, const dense &from, int64_t row0, int channel, int count, int wide, int valid)
 {
     const int pieces = wide / 4; /* number of 16-byte pieces that are copied of a row */
@@ -353,7 +353,8 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
     for (int n = 0; n < STAGES - 1; n++, advance(w, next)) load<PASS>(t, w, sm.stage[n], next);
     for (int step = 0, stage = 0; step < tiles * (w.chunks + w.chunks2 + 1); step++, advance(w, at)) {
         cp_async_wait<STAGES - 2>();
-        __syncthreads(); /* this stage's data have arrived, and no warp reads the stage that is loaded next */
+        /* the data of this stage (buffer) have arrived, and no warp reads the stage that is loaded next */
+        __syncthreads();
         load<PASS>(t, w, sm.stage[stage == 0 ? STAGES - 1 : stage - 1], next);
         advance(w, next);
         const float *const from = sm.stage[stage];
@@ -455,7 +456,7 @@ int padded(int64_t channels)
     return (int)(attn_tiles(channels, CHUNK) * CHUNK);
 }
 
-/* Returns the number of operations that a pass makes for a pair of a query and a key. */
+/* Returns the number of operations that a pass (forward, dq, dk or dv) makes for a pair of a query and a key. */
 double flops_of_pair(const attn_dims &d, pass p)
 {
     const int D = padded(d.D), Dv = padded(d.Dv), width = p == FORWARD || p == DV ? Dv : D;
