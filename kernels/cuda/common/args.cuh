@@ -17,7 +17,7 @@
 
 #define DEVICE __device__ __forceinline__
 
-/* The block's dynamic shared memory, typed as the struct S that its kernel defines for it. */
+/* Returns the block's dynamic shared memory as the struct S that its kernel defines for it. */
 template <class S> DEVICE S &block_memory()
 {
     extern __shared__ __align__(1024) char memory[];
@@ -29,24 +29,26 @@ const float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 struct cuda_args {
     attn_geometry g;
     uint64_t seed;
-    /* dropout drops an element whose half of a Philox word is below this; 0: no dropout */
+    /* dropout drops an element whose 16 random bits (half of a Philox word) are below this number; 0: no dropout */
     uint32_t drop_below;
-    float drop_scale;               /* 1 / (1 - dropout_p) */
-    int64_t drop_first, drop_batch; /* dropout counts head h of row b of the batch as drop_first + b * drop_batch + h */
-    /* Row i of lse, delta and a recomputed out, of sequence b and head h, lies at b * lse_batch + h * lse_head +
-     * q_start + i. */
+    float drop_scale;               /* factor of elements that dropout keeps: 1 / (1 - dropout_p) */
+    int64_t drop_first, drop_batch; /* dropout numbers head h of batch row b as drop_first + b * drop_batch + h */
+    /* Row i of sequence b and head h lies at index b * lse_batch + h * lse_head + q_start + i of lse, delta and a
+     * recomputed out. */
     int64_t lse_batch, lse_head;
-    /* the launch computes tiles from this number on, in each head (packed: counted over all sequences) */
+    /* number of the first tile that the launch computes in each head (packed: counted over all sequences) */
     int first_tile;
-    bool ends_of_queries, ends_of_keys; /* true: a sequence may end before its tensor does (packed, seqlens) */
-    /* the kernel skips packed sequences of at most this many rows (queries times group); 0: it skips none */
+    bool ends_of_queries, ends_of_keys; /* true: a sequence may have fewer rows than its tensor (packed, seqlens) */
+    /* the kernel skips packed sequences of at most this many rows (queries times heads of a group); 0: it skips none */
     int decode_rows;
-    /* Marks that only a long problem has: one byte per row of lse, and one per row of dk. A kernel marks the rows
-     * that must be computed one key after the other; a later launch computes them (simple/simple.cu). *rows_found
-     * becomes 1 if any row is marked. Where these are NULL, the kernel computes such rows at once. */
+    /* Marks of rows that a later launch computes; only a long problem has them. There is one byte per row of lse, and
+     * one per row of dk. A kernel marks the rows that must be computed one key after the other; a later launch computes
+     * them (simple/simple.cu). *rows_found becomes 1 if any row is marked. Where these pointers are NULL, the kernel
+     * computes such rows at once. */
     uint8_t *rows_later, *keys_later, *rows_found;
-    /* In a backward: saved.lse and saved.rest, where tiles compute both for rows with huge scores. NULL where a warp
-     * computes them row by row. A forward kernel that runs to compute these two writes nothing else. */
+    /* In a backward whose tiles compute lse of huge scores in two parts: pointers to saved.lse and saved.rest. NULL
+     * where a warp computes these parts row by row. A forward kernel that runs to compute the two parts writes nothing
+     * else. */
     float *part_lse, *part_rest;
 };
 
@@ -60,7 +62,7 @@ static inline cuda_args cuda_args_of(const cuda_chip *chip, const attn_plan *pla
     a.drop_scale = (float)(1 / (1 - p->dropout_p));
     a.drop_batch = p->dropout_heads ? p->dropout_heads : a.g.dims.H;
     a.drop_first = p->dropout_first;
-    a.lse_head = a.g.dims.Sq; /* packed: d.Sq is total_q */
+    a.lse_head = a.g.dims.Sq; /* for packed problems d.Sq is total_q */
     a.lse_batch = a.g.dims.packed ? 0 : a.g.dims.H * a.g.dims.Sq;
     a.ends_of_queries = a.g.dims.packed || a.g.seqlens_q;
     a.ends_of_keys = a.g.dims.packed || a.g.seqlens_k;
@@ -70,7 +72,8 @@ static inline cuda_args cuda_args_of(const cuda_chip *chip, const attn_plan *pla
     return a;
 }
 
-/* The number of rows of all query heads (the size of lse), and that of all key/value heads (the rows of dk). */
+/* query_rows() returns the number of rows of all query heads (the size of lse), key_rows() that of all key/value heads
+ * (the rows of dk). */
 static inline int64_t query_rows(const attn_dims &d)
 {
     return d.Sq * d.H * (d.packed ? 1 : d.B);
@@ -80,8 +83,8 @@ static inline int64_t key_rows(const attn_dims &d)
     return d.Sk * d.Hk * (d.packed ? 1 : d.B);
 }
 
-/* Estimates the keys that a query row sees, and the queries that see a key. Packed sequences count as if all had the
- * same length, because their lengths are in device memory. */
+/* Estimates the number of keys that a query sees. Packed sequences count as if all had the same length, because their
+ * lengths are in device memory. */
 static inline int64_t keys_of_row(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
@@ -111,11 +114,11 @@ DEVICE void store_float(attn_dtype dtype, void *data, int64_t index, float x)
     }
 }
 
-/* Values that are the same for all pairs of a row, or of a tile of one head. */
+/* Arguments of scores that are the same for all pairs of a row, or of a tile of one head. */
 struct head_args {
-    int64_t b, h, hk; /* sequence (or batch row), query head, and the query head's key/value head */
+    int64_t b, h, hk; /* b: sequence or batch row; h: query head; hk: the key/value head of h */
     attn_sequence s;
-    float scale; /* q . k times this is the score; it includes the factors of float8 tensors */
+    float scale; /* factor that makes q.k the score; it includes the scales of float8 tensors */
     attn_score_options options;
     float slope; /* the head's ALiBi slope; 0 without ALiBi */
     float v_scale;
@@ -143,7 +146,7 @@ DEVICE head_args head_args_of(const cuda_args &a, int64_t b, int64_t h)
     return x;
 }
 
-/* Do keep_mask, FlashMask and a bias other than -inf let query i see key j? */
+/* Returns whether keep_mask, FlashMask and a bias other than -inf let query i see key j. */
 DEVICE bool visible_by_mask(const cuda_args &a, const head_args &x, int64_t i, int64_t j)
 {
     const attn_geometry &g = a.g;
@@ -161,7 +164,7 @@ DEVICE bool visible_by_mask(const cuda_args &a, const head_args &x, int64_t i, i
     return true;
 }
 
-/* Like visible_by_mask(), and also applies causal, window and lengths. */
+/* Returns whether query i sees key j: by causal, window, lengths and visible_by_mask(). */
 DEVICE bool visible(const cuda_args &a, const head_args &x, int64_t i, int64_t j)
 {
     const attn_range keys = attn_keys_of(&a.g, &x.s, i);
@@ -174,7 +177,7 @@ template <typename real> DEVICE float saturated(real z)
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : (float)z;
 }
 
-/* The number that bias and ALiBi add to the score of a pair. */
+/* Returns z plus what bias and ALiBi add to the score of the pair (i, j). */
 template <typename real> DEVICE real with_bias(const cuda_args &a, const head_args &x, int64_t i, int64_t j, real z)
 {
     const attn_view &bias = a.g.view[ATTN_T_bias];
@@ -186,9 +189,9 @@ template <typename real> DEVICE real with_bias(const cuda_args &a, const head_ar
     return z;
 }
 
-/* Computes z of a visible pair from q.k. *derivative becomes dz / d(scale q.k), for the gradient (score.h). z is NaN
- * where q.k or a partial sum overflows float32, although scale q.k may be in range. rows.cuh then computes the row
- * with score_in_double(). */
+/* Returns the score z of a visible pair, given its q.k. *derivative becomes dz / d(scale q.k), for the gradient
+ * (score.h). z is NaN where q.k or a partial sum overflows float32, although scale q.k may be in range. In that case
+ * rows.cuh computes the row with score_in_double(). */
 DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j, float dot, float *derivative)
 {
     float z = attn_score_of(&x.options, &x.s, i, j, x.scale * dot, derivative);
@@ -196,7 +199,7 @@ DEVICE float score(const cuda_args &a, const head_args &x, int64_t i, int64_t j,
     return fabsf(dot) <= FLT_MAX ? z : CUDART_NAN_F;
 }
 
-/* score() where q.k does not fit in a float32. Returns z and the derivative. */
+/* Like score(), for a q.k that does not fit in a float32. Returns z and the derivative. */
 DEVICE float2 score_in_double_inline(const cuda_args &a, const head_args &x, int64_t i, int64_t j, double dot)
 {
     const double scale = a.g.scale * (double)scale_of(a.g.view[ATTN_T_q_scale], x.b, x.hk) *
@@ -211,27 +214,29 @@ static __device__ __noinline__ float2 score_in_double(const cuda_args &a, const 
     return score_in_double_inline(a, x, i, j, dot);
 }
 
-/* From this size on, P is 1 for a row's largest score and 0 for all others, because neighbouring float32 numbers are
- * so far apart. That holds in base 2 and in base e. */
+/* Scores of this size and more are huge: neighbouring float32 numbers are so far apart that P is 1 for a row's largest
+ * score and 0 for all lower ones. This holds in base 2 and in base e. */
 const float HUGE_SCORE = 8589934592.0f;
 
-/* Converts the score of a visible pair, or a sink, to base 2. The result is never -inf, because -inf means hidden. A
- * huge score is not converted: huge scores then cannot overflow, different ones stay different, and their P is
- * right. Smaller scores stay below huge ones. */
+/* Converts the score of a visible pair, or a sink, to base 2. The result is never -inf, which stands for a hidden pair.
+ * A huge score stays as it is: so it cannot overflow, different huge scores stay different, and their P is right.
+ * Smaller scores stay below huge scores. */
 DEVICE float in_base_2(float z)
 {
     const float y = z * LOG2E, most = HUGE_SCORE - 512;
-    return fabsf(z) >= HUGE_SCORE ? z : y > most ? most : y < -most ? -most : y; /* NaN stays NaN */
+    /* the comparisons are false for NaN, so NaN stays NaN */
+    return fabsf(z) >= HUGE_SCORE ? z : y > most ? most : y < -most ? -most : y;
 }
 
-/* The lse of a row with largest score m (from in_base_2()) and with the sum l of exponentials relative to m. */
+/* Returns the lse of a row, given its largest score m (from in_base_2()) and the sum l of exponentials relative to
+ * m. */
 DEVICE float lse_of_sum(float m, float l)
 {
     return l == 0 ? -CUDART_INF_F : fabsf(m) >= HUGE_SCORE ? m : m * LN2 + logf(l);
 }
 
-/* Do causal, window and lengths let query i see any key? If such a row has no largest score, all of its products exceed
- * the range of float32. */
+/* Returns whether causal, window and lengths let query i see any key. If they do and the row still has no largest
+ * score, all of its q.k are out of float32's range. */
 DEVICE bool sees_keys(const attn_geometry &g, const attn_sequence &s, int64_t i)
 {
     const attn_range keys = attn_keys_of(&g, &s, i);
@@ -243,7 +248,7 @@ DEVICE int64_t dropout_head(const cuda_args &a, int64_t b, int64_t h)
     return a.drop_first + b * a.drop_batch + h;
 }
 
-/* The dropout factor of a pair: 0, or 1 / (1 - dropout_p). */
+/* Returns the factor of dropout for a pair: 0, or 1 / (1 - dropout_p). */
 DEVICE float dropout(const cuda_args &a, const head_args &x, int64_t i, int64_t j)
 {
     if (a.drop_below == 0) return 1;
@@ -261,8 +266,7 @@ DEVICE float sink_in_base_2(float sink)
     return sink == -CUDART_INF_F ? sink : in_base_2(sink);
 }
 
-/* Finds the sequence of packed row `row`, and the row's index inside it. The sequence is the last one that starts at
- * or before the row. */
+/* Returns the sequence to which row `row` of a packed tensor belongs: the last one that starts at or before the row. */
 DEVICE int64_t sequence_at(const int32_t *cu, int64_t sequences, int64_t row)
 {
     int64_t low = 0, high = sequences; /* invariant: cu[low] <= row < cu[high] */
@@ -274,8 +278,8 @@ DEVICE int64_t sequence_at(const int32_t *cu, int64_t sequences, int64_t row)
     return low;
 }
 
-/* The sequence that owns tile `tile` of a packed problem. Sequence b owns the tiles from cu[b] /
- * unit + extra * b on. */
+/* Returns the sequence that owns tile `tile` of a packed problem. Sequence b owns the tiles from cu[b] / unit + extra *
+ * b on. */
 DEVICE int sequence_of_tile(const int32_t *cu, int64_t sequences, int unit, int extra, int tile)
 {
     int low = 0, high = (int)sequences;
@@ -287,7 +291,7 @@ DEVICE int sequence_of_tile(const int32_t *cu, int64_t sequences, int unit, int 
     return low;
 }
 
-/* The index of row i in lse and delta. */
+/* Returns the index of query i in lse and delta. */
 DEVICE int64_t lse_at(const cuda_args &a, const head_args &x, int64_t i)
 {
     return x.b * a.lse_batch + x.h * a.lse_head + x.s.q_start + i;
@@ -295,11 +299,11 @@ DEVICE int64_t lse_at(const cuda_args &a, const head_args &x, int64_t i)
 
 /* ---- Blocks to tiles of query rows ------------------------------------------------------------------------------- */
 
-/* The grid of blocks for tiles of `rows` query rows.
+/* Returns the grid for one block per tile of `rows` query rows.
  *
- * It is (tiles, heads, batch), or for packed problems (tiles of all sequences, heads). In a packed problem sequence
- * b owns the tiles from cu[b] / rows + b on. That leaves enough tiles for every sequence, so a block can find its
- * sequence by bisection, without a table. A few tiles have no rows. */
+ * The grid is (tiles, heads, batch), or for packed problems (tiles of all sequences, heads). In a packed problem
+ * sequence b owns the tiles from cu[b] / rows + b on. That leaves enough tiles for every sequence, so a block can find
+ * its sequence by bisection, without a table. A few tiles have no rows. */
 static inline dim3 tile_grid(const attn_geometry &g, int rows)
 {
     const attn_dims &d = g.dims;
@@ -307,7 +311,7 @@ static inline dim3 tile_grid(const attn_geometry &g, int rows)
                     : dim3((unsigned)attn_tiles(d.Sq, rows), (unsigned)d.H, (unsigned)d.B);
 }
 
-/* Reduces a grid of all tiles to this launch's share of them. */
+/* Reduces a grid of all tiles to the share of the tiles that this launch computes. */
 static inline void take_share(const cuda_chip *chip, cuda_args &a, dim3 &grid)
 {
     const tile_range tiles = share_of(chip, grid.x);
@@ -315,7 +319,7 @@ static inline void take_share(const cuda_chip *chip, cuda_args &a, dim3 &grid)
     grid.x = (unsigned)(tiles.end - tiles.first);
 }
 
-/* Do heads and batch rows fit the limits of a grid? */
+/* Returns whether the numbers of heads and batch rows are within the limits of a grid. */
 static inline bool tile_grid_fits(const attn_dims &d)
 {
     return d.H <= 65535 && (d.packed || d.B <= 65535);
@@ -323,11 +327,12 @@ static inline bool tile_grid_fits(const attn_dims &d)
 
 struct tile_place {
     head_args x;
-    int i0; /* the tile's first query, counted inside the sequence */
+    int i0; /* first query of the tile, counted inside the sequence */
     bool exists;
 };
 
-/* The last tiles of a head come first, because they are the longest under a causal mask. */
+/* Returns the place of tile `tile_index` in the grid. The last tiles of a head come first, because they are the longest
+ * under a causal mask. */
 template <int rows> DEVICE tile_place tile_place_of(const cuda_args &a, unsigned tile_index)
 {
     const int tile = a.first_tile + (int)(gridDim.x - 1 - tile_index);

@@ -7,13 +7,13 @@
  * Invariants
  *
  * 1. Every call of the CUDA runtime is checked, and its error goes through the table of errors.h. A sticky error
- *    becomes ATTN_DEVICE_LOST for this and every later call on the device. Any other error fails only the call.
- * 2. Device memory is allocated by cudaMalloc and kept. A freed block goes to a list of its size class and is used
- *    again. Under a steady load there is therefore no cudaMalloc, which would synchronise the device. Allocated
- *    memory never exceeds memory_limit, except for blocks that another thread is freeing now. Where an allocation
- *    would exceed it, or the card has no memory left, kept blocks are freed first. `lock` is held for a few
- *    instructions: bytes are reserved under it. The driver is called without it, because cudaMalloc and cudaFree may
- *    wait for all work of the device.
+ *    becomes ATTN_DEVICE_LOST for this and every later call on the device. Any other error fails only the one call.
+ * 2. Device memory is allocated by cudaMalloc and kept. A block that the caller frees goes to a list of its size class
+ *    and is used again. Under a steady load there is therefore no cudaMalloc, which would synchronise the device.
+ *    Allocated memory never exceeds memory_limit, except for blocks that another thread is freeing now. Where an
+ *    allocation would exceed memory_limit, or the card has no memory left, blocks kept in the lists are freed first.
+ *    `lock` is held for a few instructions, in which bytes are reserved. The driver is called without holding `lock`,
+ *    because cudaMalloc and cudaFree may wait for all work of the device.
  * 3. The caller frees a block after the stream that used it is done, so the lists need no knowledge of streams.
  * 4. The current device is per thread, so every function of this backend sets it first.
  * 5. Apart from kernel launches the code is plain C and uses no C++ library, so the program needs none. */
@@ -37,7 +37,7 @@ extern const cuda_kernel simple_observe;                  /* simple/observe.cu *
 
 namespace {
 
-/* errors.h includes none of CUDA's headers, so its numbers are checked here. */
+/* errors.h includes none of CUDA's headers, so these assertions compare its error numbers with CUDA's. */
 #define X(code, cuda, name, sticky, status) \
     static_assert((int)cuda == code, #cuda " is not " #code " in this version of CUDA");
 CUDA_ERROR_MAP(X)
@@ -45,31 +45,32 @@ CUDA_ERROR_MAP(X)
 
 /* ---- Devices ----------------------------------------------------------------------------------------------------- */
 
-enum { STREAMS = 4 }; /* batches in flight: one copies in, one computes, one copies out, one waits */
+enum { STREAMS = 4 }; /* number of streams of a device: one copies in, one computes, one copies out, one waits */
 
-/* Blocks of device memory have sizes 2^n and 1.5 * 2^n, so at most a third of a block is unused. */
+/* Size classes of blocks of device memory: sizes are 2^n and 1.5 * 2^n bytes, so at most a third of a block is
+ * unused. */
 enum { CLASSES = 96, CLASS_LEAST_LOG2 = 9 };
 
-/* Upper bounds that no GPU reaches: the specified rate of dense float8 on the fastest known GPU, and twice the
- * exponentials of all its special function units. */
+/* Rates per second that no GPU reaches: for operations, the specified rate of dense float8 on the fastest known
+ * GPU; for scores, twice the exponentials of all its special function units. */
 const double FASTEST_FLOPS = 1e16, FASTEST_SCORES = 2e13;
 
-/* Dense 16-bit operations of a multiprocessor's tensor cores in a clock, by compute capability. The numbers follow from
- * NVIDIA's data sheets, by division by multiprocessors and clock: 312 TFLOP/s for an A100 at 1.41 GHz, 989 for an H100
- * SXM at 1.83 GHz. */
+/* Dense 16-bit operations per clock cycle of a multiprocessor's tensor cores, by compute capability. They follow from
+ * NVIDIA's data sheets, divided by multiprocessors and clock rate: 312 TFLOP/s for an A100 at 1.41 GHz, 989 TFLOP/s for
+ * an H100 SXM at 1.83 GHz. */
 const struct {
     int compute, a_clock;
 } tensor_cores[] = { { 80, 2048 }, { 86, 1024 },  { 87, 1024 },  { 89, 1024 },
                      { 90, 4096 }, { 100, 8192 }, { 103, 8192 }, { 120, 1024 } };
 
-enum { COUNTER_BYTES = 128 }; /* a stream's counter fills a cache line */
+enum { COUNTER_BYTES = 128 }; /* a stream's counter takes a whole cache line */
 
-/* The most steps that one call of attn_run_some() queues. Queued work cannot be cancelled, and it delays the work of
- * all other streams of the device. */
+/* The work that one call of attn_run_some() queues, at most, in units of the longest step. Queued work cannot be
+ * cancelled, and it delays the work of all other streams of the device. */
 const double SOME_STEPS = 1.2;
 
-/* Bytes before the marks of rows that a later launch computes. They hold cuda_args.rows_found where the stream reads it
- * instead of the host. */
+/* Bytes of the workspace before the marks of rows that a later launch computes. One of these bytes is
+ * cuda_args.rows_found, where the stream reads rows_found instead of the host. */
 enum { MARKS_HEAD = 16 };
 
 struct block {
@@ -82,34 +83,37 @@ struct device {
     attn_device base;
     cuda_chip chip;
     cudaDeviceProp properties;
-    int core_khz, memory_khz, memory_bits; /* highest clock rates, and the width of the memory bus; 0: unknown */
-    /* a sticky error has occurred; any thread may set it, and nobody clears it */
+    /* highest clock rates of cores and memory in kHz, and the width of the memory bus in bits; 0: unknown */
+    int core_khz, memory_khz, memory_bits;
+    /* a sticky error has occurred on the device; any thread may set this, and nothing clears it */
     std::atomic<bool> lost;
-    /* the driver's function that writes a note; NULL: streams have no notes */
+    /* the driver's function by which a stream writes a note (a number in pinned memory); NULL: streams have no notes */
     PFN_cuStreamWriteValue32_v11070 write_word;
 
-    pthread_mutex_t lock; /* protects the members below */
+    pthread_mutex_t lock; /* protects the members after it */
     int64_t memory_limit, memory_used, memory_taken;
-    block *idle[CLASSES]; /* lists of blocks that the caller has freed and that are kept, one for each size class */
-    block *live;          /* blocks that callers use, the youngest first */
+    /* for each size class, a list of blocks that the caller has freed and that are kept for reuse */
+    block *idle[CLASSES];
+    block *live; /* list of blocks that callers use, the youngest first */
 };
 
 struct memory_range {
-    const char *begin, *end; /* `begin` and `end` are NULL where there is no memory */
+    const char *begin, *end; /* both are NULL where there is no memory */
 };
 
 struct stream {
     attn_stream base;
     cudaStream_t cuda;
     cudaEvent_t marks[ATTN_MARKS];
-    /* pinned memory with the number of the last note that the device has reached; NULL: no notes */
+    /* pinned memory with the number of the last note that the device has reached; NULL: the stream has no notes */
     volatile uint32_t *note;
-    uint32_t notes; /* number of notes that were put on the stream so far */
-    int *counter;   /* the stream's counter for kernels, see cuda_chip */
-    /* Two bytes of pinned memory: cuda_chip.found, and whether kernels have skipped rows of a problem (left_rows()). */
+    uint32_t notes; /* number of notes that were queued on the stream so far */
+    int *counter;   /* a counter in device memory that kernels of this stream use, see cuda_chip */
+    /* Two bytes of pinned memory: [0] is cuda_chip.found, [1] is 1 if kernels have skipped rows of a problem
+     * (left_rows()). */
     uint8_t *found;
-    bool every_row;    /* kernels compute all rows of the stream's problems */
-    bool after_decode; /* the kernel of decode.cu was queued last, and it writes `written` */
+    bool every_row;    /* true: kernels compute all rows of the stream's problems, and leave none out */
+    bool after_decode; /* true: the kernel of decode.cu was queued last, and it writes to `written` */
     memory_range written[2];
 };
 
@@ -153,13 +157,14 @@ int device_count(void)
     return count;
 }
 
-/* The share of the memory free at attn_device_open() that a device may use, unless an option sets it. The rest is
- * for the context, the kernels, and other processes. */
+/* The share of free memory that a device may use, unless an option sets it. Memory is measured at attn_device_open().
+ * The rest is for the context, the kernels, and other processes. */
 const double MEMORY_SHARE = 0.85;
 
-/* ATTN_CUDA_FAMILY=NAME names a family of the table of kernels (sm90, generic, ...). Kernels of the same operation
- * that stand before this family in the table are not tried. Slower kernels can thus be tested and timed on a chip
- * that runs all. The variable does not affect an operation without a kernel of this family. */
+/* Returns the index in cuda_kernels[] of the first kernel that may compute the operation `op`. The environment variable
+ * ATTN_CUDA_FAMILY=NAME names a family of kernels (sm90, generic, ...); kernels of the same operation that stand before
+ * this family in the table are not tried. Slower kernels can thus be tested and timed on a chip that runs all of them.
+ * An operation without a kernel of this family is not affected. */
 int first_kernel(attn_op op)
 {
     const char *family = getenv("ATTN_CUDA_FAMILY");
@@ -168,16 +173,16 @@ int first_kernel(attn_op op)
     return 0;
 }
 
-/* ATTN_CUDA_COPIES=threads: a kernel with two versions runs the version that does not use the copy engine. Tests
- * compare the bits of both versions, and benchmarks compare their times. */
+/* Returns whether ATTN_CUDA_COPIES is "threads". A kernel with two versions then runs the version that does not use the
+ * copy engine (TMA). Tests compare the bits of both versions, and benchmarks compare their times. */
 bool copies_by_threads()
 {
     const char *copies = getenv("ATTN_CUDA_COPIES");
     return copies && strcmp(copies, "threads") == 0;
 }
 
-/* ATTN_CUDA_STEP_US=N: a step takes at most N microseconds. Tests use it to check on small problems that steps do
- * not change the bits. */
+/* Returns the longest time of a step in seconds. ATTN_CUDA_STEP_US=N sets it to N microseconds; tests use this to check
+ * on small problems that steps do not change the bits. */
 double step_seconds()
 {
     const char *microseconds = getenv("ATTN_CUDA_STEP_US");
@@ -185,7 +190,7 @@ double step_seconds()
     return seconds > 0 ? seconds : STEP_SECONDS;
 }
 
-/* Fills in the capabilities: those rows of cuda_kernels[] that run on this chip. */
+/* Lists what the device can compute: those rows of cuda_kernels[] that run on this chip. */
 void list_kernels(device *d)
 {
     const int compute = d->chip.major * 10 + d->chip.minor;
@@ -200,7 +205,7 @@ void list_kernels(device *d)
     can->facts_bytes = sizeof d->chip;
 }
 
-/* The driver's function that makes a stream write a word. NULL where the driver has no such function. */
+/* Returns the driver's function that makes a stream write a word; NULL where the driver has no such function. */
 PFN_cuStreamWriteValue32_v11070 word_writer()
 {
     PFN_cuStreamWriteValue32_v11070 write = nullptr;
@@ -275,14 +280,16 @@ void device_close(attn_device *base)
     free(d);
 }
 
-/* What the hardware promises per second. A GPU under load may not keep its highest clock. */
+/* Fills in the operations and bytes per second that the hardware promises. A GPU under load may not keep its highest
+ * clock rate. */
 void describe_peak(const device *d, attn_device_info *info)
 {
     const int compute = d->chip.major * 10 + d->chip.minor;
     if (d->core_khz <= 0 || d->memory_khz <= 0 || d->memory_bits <= 0) return;
     for (const auto &row : tensor_cores)
         if (row.compute == compute) info->peak_flops = 1e3 * d->core_khz * row.a_clock * d->chip.multiprocessors;
-    info->peak_bytes = 2.0 * 1e3 * d->memory_khz * d->memory_bits / 8; /* memory transfers twice per clock cycle */
+    /* factor 2: memory transfers twice per clock cycle */
+    info->peak_bytes = 2.0 * 1e3 * d->memory_khz * d->memory_bits / 8;
     snprintf(info->peak_from, sizeof info->peak_from,
              "%d multiprocessors at %.2f GHz, dense 16-bit products; %d bits of memory at 2 x %.2f GHz",
              d->chip.multiprocessors, d->core_khz / 1e6, d->memory_bits, d->memory_khz / 1e6);
@@ -317,7 +324,7 @@ int64_t class_bytes(int size_class)
     return size_class % 2 ? power + power / 2 : power;
 }
 
-/* The smallest class whose blocks have this many bytes; CLASSES where no class is that large. */
+/* Returns the smallest size class whose blocks have this many bytes; CLASSES where no class is that large. */
 int class_of(size_t bytes)
 {
     int size_class = 0;
@@ -325,7 +332,8 @@ int class_of(size_t bytes)
     return size_class;
 }
 
-/* Removes all kept blocks from the lists and returns them as one list for give_back(). The caller holds the lock. */
+/* Removes all kept blocks (freed blocks that wait for reuse) from the lists and returns them as one list for
+ * give_back(). The caller holds the lock. */
 block *kept_blocks(device *d)
 {
     block *list = nullptr;
@@ -341,7 +349,7 @@ block *kept_blocks(device *d)
     return list;
 }
 
-/* Frees a list of blocks. cudaFree waits for the device, so the caller does not hold the lock. */
+/* Frees a list of blocks. cudaFree waits for the device, so the caller must not hold the lock. */
 void give_back(block *b)
 {
     while (b) {
@@ -352,7 +360,7 @@ void give_back(block *b)
     }
 }
 
-/* Allocates a block of this class from the driver. The caller has reserved its bytes. */
+/* Allocates a block of a size class from the driver. The caller has already counted its bytes as used. */
 attn_status allocate(device *d, int size_class, block **taken, attn_error *err)
 {
     block *b = (block *)calloc(1, sizeof *b);
@@ -360,7 +368,7 @@ attn_status allocate(device *d, int size_class, block **taken, attn_error *err)
     b->size_class = size_class;
     cudaError_t code = cudaMalloc(&b->memory, (size_t)class_bytes(size_class));
     if (code == cudaErrorMemoryAllocation) {
-        /* Another process may have allocated memory. Kept blocks are freed, and the allocation is tried again. */
+        /* Another process may have allocated memory. Free the kept blocks, and try the allocation again. */
         cudaGetLastError();
         pthread_mutex_lock(&d->lock);
         block *const kept = kept_blocks(d);
@@ -417,7 +425,7 @@ void device_free(attn_device *base, void *memory)
     device *d = device_of(base);
     if (!memory) return;
     pthread_mutex_lock(&d->lock);
-    /* the youngest blocks are usually freed first, and the list is short */
+    /* the caller usually frees its youngest blocks first, and the list of live blocks is short */
     for (block **link = &d->live; *link; link = &(*link)->next) {
         block *b = *link;
         if (b->memory != memory) continue;
@@ -446,8 +454,8 @@ void staging_free(attn_device *base, void *memory, size_t bytes)
 
 /* ---- Memory of other processes ----------------------------------------------------------------------------------- */
 
-/* Refuses a handle after an error of the driver. Some of the error codes mean a lost device in other calls. Here
- * they mean that the client sent a wrong handle, as long as the device still works. */
+/* Refuses a handle after an error of the driver. Some of the error codes mean a lost device in other calls. Here they
+ * mean that the client sent a wrong handle, as long as the device still works. */
 attn_status refuse_import(device *d, cudaError_t code, attn_error *err)
 {
     size_t free_bytes, total_bytes;
@@ -458,7 +466,7 @@ attn_status refuse_import(device *d, cudaError_t code, attn_error *err)
                      "cuda: cudaIpcOpenMemHandle: %s (error %d)", cuda_error_of((int)code).name, (int)code);
 }
 
-/* Is `memory` memory of this device, with at least `bytes` bytes? */
+/* Checks that `memory` is memory of this device and has at least `bytes` bytes. */
 attn_status check_import(device *d, void *memory, size_t bytes, attn_error *err)
 {
     cudaPointerAttributes attributes;
@@ -477,7 +485,7 @@ attn_status check_import(device *d, void *memory, size_t bytes, attn_error *err)
                    "cuMemGetAddressRange", err);
     if (status != ATTN_OK) return status;
     if (!address_range) return attn_fail(err, ATTN_UNSUPPORTED, "", "cuda: the driver has no cuMemGetAddressRange");
-    /* The driver's error numbers are the same as the runtime's. */
+    /* The driver's error numbers are the same as those of the CUDA runtime. */
     status = check(d, (cudaError_t)address_range(&base, &size, (CUdeviceptr)memory), "cuMemGetAddressRange", err);
     if (status != ATTN_OK) return status;
     size -= (size_t)((CUdeviceptr)memory - base);
@@ -521,7 +529,8 @@ attn_status pin(attn_device *base, void *memory, size_t bytes, attn_error *err)
     if (status != ATTN_OK) return status;
     const cudaError_t code = cudaHostRegister(memory, bytes, cudaHostRegisterPortable);
     if (code == cudaSuccess) return ATTN_OK;
-    cudaGetLastError(); /* clears the error; if the device is lost, its next call returns the error again */
+    /* clears the error; if the device is lost, the next call on the device returns the error again */
+    cudaGetLastError();
     return attn_fail(err, ATTN_UNSUPPORTED, "", "cuda: cudaHostRegister: %s (error %d)", cuda_error_of((int)code).name,
                      (int)code);
 }
@@ -535,16 +544,17 @@ void unpin(attn_device *base, void *memory)
 
 /* ---- Kernels ----------------------------------------------------------------------------------------------------- */
 
-const size_t WORKSPACE_ALIGN = 1024; /* in bytes; TMA and its swizzles need this alignment */
+const size_t WORKSPACE_ALIGN = 1024; /* alignment in bytes that TMA and its swizzles need */
 
 size_t aligned(size_t bytes)
 {
     return (bytes + WORKSPACE_ALIGN - 1) / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
 }
 
-/* Bytes of the marks by which a kernel tells later launches to compute a row (cuda_args.rows_later). Returns 0 where
- * the kernel computes such rows itself, one key after the other, because here that takes little longer than a step.
- * Also returns 0 for decode.cu, which has few rows, and for simple.cu, which has no tiles. */
+/* Returns the bytes of the marks by which a kernel tells later launches to compute a row (cuda_args.rows_later).
+ * Returns 0 where the kernel computes such rows itself, one key after the other, because in a short problem that takes
+ * little longer than a step. Also returns 0 for decode.cu, which has few rows, and for simple.cu, which has no
+ * tiles. */
 size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
@@ -555,11 +565,13 @@ size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
         plan->kernel == &simple_forward.takes || plan->kernel == &simple_backward.takes ||
         plan->kernel == &simple_observe.takes)
         return 0;
-    if (plan->problem->op == ATTN_OP_OBSERVE) return MARKS_HEAD; /* its rows have their marks in the workspace */
+    /* an observe has the marks of its rows in its own workspace */
+    if (plan->problem->op == ATTN_OP_OBSERVE) return MARKS_HEAD;
     return (size_t)(MARKS_HEAD + query_rows(g.dims) + (backward ? key_rows(g.dims) : 0));
 }
 
-/* The row of cuda_kernels[] that a plan was made for. Its first member is the attn_kernel that the plan points to. */
+/* Returns the row of cuda_kernels[] that a plan was made for. The row's first member is the attn_kernel to which the
+ * plan points. */
 const cuda_kernel *kernel_of(const attn_plan *plan)
 {
     return reinterpret_cast<const cuda_kernel *>(plan->kernel);
@@ -569,7 +581,8 @@ bool plan(const attn_capabilities *can, attn_plan *plan)
 {
     const cuda_chip *const chip = static_cast<const cuda_chip *>(can->facts);
     if (!kernel_of(plan)->plan(chip, plan)) return false;
-    const size_t marks = mark_bytes(chip, plan); /* the marks lie behind the kernel's own workspace, see launch() */
+    /* the marks of rows that later launches compute lie behind the kernel's own workspace, see launch_steps() */
+    const size_t marks = mark_bytes(chip, plan);
     if (marks) plan->workspace_bytes = aligned(plan->workspace_bytes) + aligned(marks);
     return true;
 }
@@ -659,7 +672,8 @@ attn_status copy(attn_stream *base, void *to, const void *from, size_t bytes, at
                  "cudaMemcpyAsync", err);
 }
 
-/* A two-dimensional copy, unless the rows are farther apart than the driver allows. There are then few rows. */
+/* Makes a two-dimensional copy. Where the rows are farther apart than the driver allows, which limits their number, it
+ * copies row by row. */
 attn_status copy_rows(attn_stream *base, const attn_rows *rows, attn_direction direction, attn_error *err)
 {
     const size_t most = INT32_MAX;
@@ -713,7 +727,7 @@ attn_status wait(attn_stream *base, attn_error *err)
     return check(d, cudaStreamSynchronize(stream_of(base)->cuda), "cudaStreamSynchronize", err);
 }
 
-/* The range of memory from a tensor's first element to its last, whatever its strides. */
+/* Returns the range of memory from a tensor's first element to its last, whatever its strides. */
 memory_range range_of(const attn_tensor &t)
 {
     if (t.rank == 0 || !t.data) return { nullptr, nullptr };
@@ -723,7 +737,7 @@ memory_range range_of(const attn_tensor &t)
     return { begin, begin + (last + 1) * (int64_t)attn_dtype_bytes(t.dtype) };
 }
 
-/* Does the problem read nothing that the stream's last call writes (s->written)? */
+/* Returns whether the problem reads nothing that the stream's last call writes (s->written). */
 bool reads_no_results(const stream *s, const attn_problem *p)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
@@ -735,7 +749,7 @@ bool reads_no_results(const stream *s, const attn_problem *p)
     return true;
 }
 
-/* Does the problem take several steps? Any other problem takes one launch, or a few. */
+/* Returns whether the problem may take several steps. Other problems take one launch, or a few. */
 bool has_steps(const device *d, const attn_plan *plan)
 {
     return tile_seconds(&d->chip, plan) > d->chip.step_seconds || mark_bytes(&d->chip, plan) > 0 ||
@@ -743,12 +757,12 @@ bool has_steps(const device *d, const attn_plan *plan)
 }
 
 /* Queues those steps of a long problem that chip->steps selects: first the steps of its kernel, then the steps that
- * compute the rows which the kernel only marked. A short problem is not checked between its steps: it reports to the
- * host that it has marked rows, see attn_run_some(). */
+ * compute the rows which the kernel only marked. In a problem too short for looks_for_rows() nothing checks for marked
+ * rows between the steps: the kernel reports to the host that it has marked rows (left_rows()), see attn_run_some(). */
 cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
 {
     const size_t marks = chip->steps ? mark_bytes(&d->chip, plan)
-                                     : 0; /* where all is queued at once, the kernel computes all rows itself */
+                                     : 0; /* without steps the kernel computes all rows itself, so it needs no marks */
     const bool forward = plan->problem->op == ATTN_OP_FORWARD, by_rows = plan->kernel == &simple_forward.takes;
     if (marks) {
         uint8_t *const head = (uint8_t *)scratch + plan->workspace_bytes - aligned(marks);
@@ -773,8 +787,9 @@ cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan 
     return cudaPeekAtLastError();
 }
 
-/* How a long problem is divided: by rows of the batch, or by heads. Each part is a launch and a step, and no bit of
- * the results changes. Returns how many rows and heads a part has; where a gradient is a sum over them, it has all. */
+/* Returns how a long problem is divided: how many batch rows and how many key/value heads a part has. Each part is a
+ * launch and a step, and no bit of the results changes. Where a gradient is a sum over batch rows or heads, a part has
+ * all of them. */
 attn_part part_of(const device *d, const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
@@ -793,8 +808,8 @@ attn_part part_of(const device *d, const attn_plan *plan)
     return part;
 }
 
-/* Makes a plan for a part of another plan's problem, with the same kernel. Returns false where the part would need
- * more workspace. */
+/* Makes a plan for a part (`some`) of the problem of another plan (`whole`), with the same kernel. Returns false where
+ * the part would need more workspace. */
 bool plan_part(const device *d, const attn_plan *whole, const attn_problem *some, attn_plan *plan)
 {
     *plan = *whole;
@@ -826,7 +841,7 @@ cudaError_t launch_parts(device *d, cuda_chip *chip, stream *s, const attn_plan 
     return cudaSuccess;
 }
 
-/* Queues one problem, or only those of its steps that `steps` selects (NULL: all). */
+/* Queues the steps of one problem that `steps` selects (NULL: all). */
 cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, cuda_steps *steps)
 {
     cuda_chip chip = d->chip;
@@ -844,7 +859,8 @@ cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, c
     }
     if (!takes_step(&chip, tile_seconds(&chip, plan))) return cudaSuccess;
     chip.after_decode = s->after_decode && reads_no_results(s, plan->problem);
-    if (!decodes || dims.B * dims.H * dims.Sq > 0) { /* a decode without rows queues no kernel */
+    /* a decode without rows queues no kernel, so the previous kernel stays the last one */
+    if (!decodes || dims.B * dims.H * dims.Sq > 0) {
         s->after_decode = decodes;
         s->written[0] = range_of(plan->problem->out);
         s->written[1] = range_of(plan->problem->lse);
@@ -852,14 +868,15 @@ cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, c
     return kernel_of(plan)->launch(&chip, s->cuda, plan, scratch);
 }
 
-/* Queues the problems. The caller has allocated `scratch`. `steps` selects which of their steps to queue; NULL: all. */
+/* Queues the problems of `plans`. The caller has allocated the workspace `scratch`. `steps` selects which steps to
+ * queue (NULL: all). */
 attn_status run_with(stream *s, const attn_plan *plans, int count, char *scratch, cuda_steps *steps, attn_error *err)
 {
     device *d = device_of(s->base.device);
     char *const begin = scratch;
     for (int i = 0; i < count && !(steps && steps->more); i++) {
         if (attn_is_cancelled(s->base.cancel)) return attn_given_up(err);
-        /* attn_workspace() starts again at the beginning of the workspace here */
+        /* attn_workspace() counts the workspace from its beginning again at an empty problem */
         if (attn_is_empty(plans[i].problem)) {
             scratch = begin;
             continue;
@@ -885,7 +902,7 @@ attn_status run(attn_stream *base, const attn_plan *plans, int count, void *work
     }
     if (status == ATTN_OK)
         status = run_with(stream_of(base), plans, count, (char *)(own ? own : workspace), nullptr, err);
-    if (own) { /* kernels use the memory `own` until they end, so this call waits before it frees it */
+    if (own) { /* kernels use the workspace `own` until they end, so this call waits before it frees the workspace */
         attn_error late;
         const attn_status waited = wait(base, &late);
         if (status == ATTN_OK && waited != ATTN_OK) {
@@ -897,7 +914,7 @@ attn_status run(attn_stream *base, const attn_plan *plans, int count, void *work
     return status;
 }
 
-/* What one call of run_some() or truth() may queue, where earlier calls have queued `done` steps. */
+/* Sets up what one call of run_some() or truth() may queue; earlier calls have queued `done` steps. */
 attn_status begin_steps(attn_stream *base, int64_t done, cuda_steps *steps, attn_error *err)
 {
     device *d = device_of(base->device);
@@ -958,7 +975,7 @@ attn_status truth_compare(attn_stream *base, const attn_problem *problem, const 
 
 bool left_rows(attn_stream *base)
 {
-    volatile uint8_t *const left = stream_of(base)->found + 1; /* volatile, because kernels write it */
+    volatile uint8_t *const left = stream_of(base)->found + 1; /* volatile, because kernels write this byte */
     const bool any = *left;
     *left = 0;
     return any;

@@ -3,15 +3,15 @@
  * A sticky error has broken the process's context: no later call can succeed, and only a new
  * process can use the device again. Any other error fails the one request. An error that is not in
  * the table counts as sticky, because CUDA promises nothing about it. The fake device of the tests
- * (kernels/fake/) uses the same table, so that its scripted faults have the consequences of real
- * ones. */
+ * (kernels/fake/) uses the same table, so that the faults of a test's script have the
+ * consequences of real CUDA errors. */
 #ifndef ATTN_CUDA_ERRORS_H
 #define ATTN_CUDA_ERRORS_H
 
 #include "kernels/attention.h"
 
-/* Columns: CUDA's number; CUDA's name; the message; 1 for a sticky error; the status it becomes. device.cu checks
- * that numbers and names agree, because this header includes none of CUDA's. */
+/* Columns: CUDA's error number; CUDA's name; the message; 1 for a sticky error; the status of attention.h. device.cu
+ * checks that numbers and names agree, because this header includes none of CUDA's. */
 #define CUDA_ERROR_MAP(X)                                                                 \
     X(1, cudaErrorInvalidValue, "invalid value", 0, DEVICE)                               \
     X(2, cudaErrorMemoryAllocation, "out of memory", 0, NO_MEMORY)                        \

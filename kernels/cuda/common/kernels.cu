@@ -1,4 +1,4 @@
-/* kernels.cu: the table of kernels, fast kernels first. See kernels.h. */
+/* kernels.cu: the table of CUDA kernels that kernels.h describes; fast kernels come first. */
 #include "kernels/cuda/common/kernels.h"
 
 extern const cuda_kernel decode_forward;                                /* sm80/decode.cu */
@@ -17,7 +17,7 @@ extern const cuda_kernel simple_forward, simple_backward;               /* simpl
 extern const cuda_kernel generic_observe;                               /* sm80/observe.cu */
 extern const cuda_kernel simple_observe;                                /* simple/observe.cu */
 
-/* Each row is a line. */
+/* clang-format would put several kernels on a line */
 /* clang-format off */
 extern const cuda_kernel *const cuda_kernels[] = {
     &decode_forward,

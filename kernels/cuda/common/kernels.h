@@ -20,42 +20,46 @@
 
 struct cuda_kernel;
 
-/* The device's properties, and the options of one launch, as kernels' launch() functions read them. */
+/* Properties of the device, and options of one launch. The launch() functions of kernels read both. */
 struct cuda_chip {
     int major, minor;
     int multiprocessors;
-    int shared_bytes; /* the most dynamic shared memory that a block can have, in bytes */
-    /* Above 0 only in a launch that decode.h adds another forward kernel to. That kernel then skips packed sequences
+    int shared_bytes; /* the most dynamic shared memory, in bytes, that a block can have */
+    /* Above 0 only if decode.h combines another forward kernel with decode.cu. The other kernel skips packed sequences
      * of at most this many rows (queries times heads of a group), because decode.cu computes them. */
     int decode_rows;
-    bool copies_by_threads; /* threads copy tiles even where a kernel could use the copy engine: see device.cu */
-    /* True if the previous call on this stream was a decode whose results this problem does not read. The launch may
-     * then read its inputs before that call has ended. launch() sets it; it is false in the device's own cuda_chip. */
+    /* true: threads copy tiles even where a kernel could use the copy engine (see copies_by_threads() in device.cu) */
+    bool copies_by_threads;
+    /* True if the previous call on this stream was a decode whose results this problem does not read. In that case the
+     * launch may read its inputs before that decode has ended. launch() sets it; it is false in the device's own
+     * cuda_chip. */
     bool after_decode;
-    /* the stream's counter, which sm90/layer/scheduler.cuh uses; NULL: none */
+    /* the stream's counter in device memory, which sm90/layer/scheduler.cuh uses; NULL: none */
     int *counter;
-    uint8_t *rows_later, *keys_later, *rows_found; /* the members of the same names in cuda_args */
-    /* Pinned memory: had kernels marked rows when the host last checked? NULL: no later launch of this run computes
-     * such rows, see launch_steps(). */
+    uint8_t *rows_later, *keys_later, *rows_found; /* see the members of the same names in cuda_args */
+    /* Pinned memory: 1 if kernels had marked rows when the host last checked. NULL: no later launch of this run
+     * computes marked rows, see launch_steps(). */
     uint8_t *found;
-    /* the launch computes share `share` of `shares` equal shares of the tiles; both 0: all tiles, see in_shares() */
+    /* the launch computes share number `share` of `shares` equal shares of the tiles; both 0: all tiles, see
+     * in_shares() */
     int share, shares;
-    double step_seconds;      /* the longest time of one step */
-    struct cuda_steps *steps; /* selects the steps to launch now; NULL: all */
-    int first_forward;        /* in cuda_kernels[]: the first forward kernel that may be used, see device.cu */
+    double step_seconds;      /* the longest time that one step may take */
+    struct cuda_steps *steps; /* selects the steps that are launched now; NULL: all steps */
+    /* index in cuda_kernels[] of the first forward kernel that may be used (see first_kernel() in device.cu) */
+    int first_forward;
 };
 
-/* A problem of many launches is queued in steps. A step is one launch, or several that together take at most 20 ms.
- * A launcher has the same steps in the same order at each call; takes_step() returns which of them to launch now.
- * The host can therefore queue a few steps at a time, and cancel the rest between two calls. */
+/* Which steps of a problem of many launches to queue. A step is one launch, or several that together take at most 20
+ * ms. A launcher goes through the same steps in the same order at each call; takes_step() returns which of them to
+ * launch now. The host can therefore queue a few steps at a time, and cancel the rest between two calls. */
 struct cuda_steps {
-    int64_t done;   /* steps that were queued, by earlier calls and by this one */
-    int64_t at;     /* number of the step that takes_step() decides on next */
-    double seconds; /* how much longer this call may queue work; its first step is always queued */
-    bool more;      /* this call has left a step to the next call */
-    bool any;       /* this call has queued a step */
-    bool idle;      /* all work that earlier calls queued had ended when this call began */
-    bool looked;    /* this call has queued a check for marked rows; only the next call sees its result */
+    int64_t done;   /* number of steps that were queued, by earlier calls of attn_run_some() and by this one */
+    int64_t at;     /* number of the step on which takes_step() decides next */
+    double seconds; /* seconds of work that this call may still queue; the first step of a call is always queued */
+    bool more;      /* true: this call has left a step to the next call */
+    bool any;       /* true: this call has queued a step */
+    bool idle;      /* true: all work that earlier calls queued had ended when this call began */
+    bool looked;    /* true: this call has queued a check for marked rows, whose result only the next call sees */
 };
 
 static inline bool takes_step(const struct cuda_chip *chip, double seconds)
@@ -73,16 +77,16 @@ static inline bool takes_step(const struct cuda_chip *chip, double seconds)
     return true;
 }
 
-/* The value of cuda_chip.step_seconds. The emulator overrides it, so that its small problems have
- * several steps too. */
+/* The value of cuda_chip.step_seconds. The emulator sets a smaller value, so that its small problems have several steps
+ * too. */
 #ifdef ATTN_STEP_SECONDS
 const double STEP_SECONDS = ATTN_STEP_SECONDS;
 #else
 const double STEP_SECONDS = 0.02;
 #endif
 
-/* Divides `count` pieces of work, each of `seconds_each`, into parts, and calls visit(first, count) for each part.
- * Each part is a step. */
+/* Divides `count` pieces of work, each of `seconds_each`, into parts, and calls visit(first, count) for each part. Each
+ * part is a step (work that fits step_seconds). */
 template <typename F> void in_parts(const struct cuda_chip *chip, int64_t count, double seconds_each, F visit)
 {
     const double fits = chip->step_seconds / seconds_each, least = (double)count / 1e9,
@@ -91,7 +95,7 @@ template <typename F> void in_parts(const struct cuda_chip *chip, int64_t count,
     for (int64_t first = 0; first < count; first += part) visit(first, part < count - first ? part : count - first);
 }
 
-/* Like in_parts(), but calls launch(first, count) only for the steps that are to be launched now. */
+/* Like in_parts(), but calls launch(first, count) only for the steps that are launched now. */
 template <typename F> void in_steps(const struct cuda_chip *chip, int64_t count, double seconds_each, F launch)
 {
     in_parts(chip, count, seconds_each, [&](int64_t first, int64_t n) {
@@ -99,10 +103,10 @@ template <typename F> void in_steps(const struct cuda_chip *chip, int64_t count,
     });
 }
 
-/* The tiles of one head alone may take longer than a step. Several launches then compute a share of the tiles each,
- * and each launch is a step. Results have the same bits. */
+/* A range of tiles. The tiles of one head alone may take longer than a step: several launches, each of them a step,
+ * then compute one share of the tiles each. Results have the same bits. */
 struct tile_range {
-    int64_t first, end; /* the tiles from `first` to `end` - 1 */
+    int64_t first, end; /* tiles [first, end) */
 };
 static inline tile_range share_of(const struct cuda_chip *chip, int64_t tiles)
 {
@@ -118,14 +122,14 @@ static inline bool is_last_share(const struct cuda_chip *chip)
     return chip->share + 1 >= chip->shares;
 }
 
-/* Into how many shares to divide work that takes `seconds`: one, unless the work takes more than 1.5 steps. */
+/* Returns into how many shares to divide work that takes `seconds`: 1 unless the work takes more than 1.5 steps. */
 static inline int shares_of(const struct cuda_chip *chip, double seconds)
 {
     const double steps = seconds / chip->step_seconds, most = 1 << 20;
     return steps < 1.5 ? 1 : steps < most ? (int)steps + 1 : (int)most;
 }
 
-/* Calls launch(chip) for each share that is to be launched now. */
+/* Calls launch(part) for each share that is launched now; `part` is a copy of the chip with the share's number. */
 template <typename F> cudaError_t in_shares(const struct cuda_chip *chip, double seconds, F launch)
 {
     struct cuda_chip part = *chip;
@@ -136,7 +140,7 @@ template <typename F> cudaError_t in_shares(const struct cuda_chip *chip, double
     return code;
 }
 
-/* Like in_shares(), where before() must precede launch(). With one share both calls are one step. */
+/* Like in_shares(), but all shares of before() run before those of launch(). With one share both calls are one step. */
 template <typename F, typename G>
 cudaError_t in_shares_after(const struct cuda_chip *chip, double seconds_before, F before, double seconds, G launch)
 {
@@ -151,31 +155,33 @@ cudaError_t in_shares_after(const struct cuda_chip *chip, double seconds_before,
 
 struct cuda_kernel {
     attn_kernel takes;
-    int least_compute, most_compute; /* compute capabilities that the kernel is for, as major * 10 + minor */
-    /* Can the kernel compute this problem, whose features and dtypes the row accepts? False where sizes, strides or
-     * the chip's shared memory prevent it. Sets plan->workspace_bytes, the memory that launch() may overwrite, and
-     * may set plan->variant. The result depends on the problem and the chip alone. */
+    /* the kernel runs on compute capabilities from least_compute to most_compute, as major * 10 + minor */
+    int least_compute, most_compute;
+    /* Returns whether the kernel can compute this problem, whose features and dtypes the row accepts. False where
+     * sizes, strides or the chip's shared memory prevent it. Sets plan->workspace_bytes, the memory that launch() may
+     * overwrite, and may set plan->variant. The result depends on the problem and the chip alone. */
     bool (*plan)(const struct cuda_chip *chip, attn_plan *plan);
-    /* Queues the kernels of one planned problem, whose pointers are device memory. The function never waits. */
+    /* Queues the kernels of one planned problem, whose pointers are device memory. launch() never waits. */
     cudaError_t (*launch)(const struct cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
-    bool shares; /* forward only: launch() computes only chip->share; a backward divides its own work */
+    bool shares; /* true (forward only): launch() computes only chip->share; a backward divides its own work */
 };
 
-enum { TILE_HEAD_DIM = 256 }; /* the widest head dim of the kernels on tensor cores */
+enum { TILE_HEAD_DIM = 256 }; /* the largest head dim of the kernels on tensor cores */
 
-const int ANY_COMPUTE = 999; /* most_compute of a kernel that also runs on newer chips */
+const int ANY_COMPUTE = 999; /* value of most_compute for a kernel that also runs on newer chips */
 
-/* Features of every kernel: the basic tensors and options, and masks that are intervals of keys. */
+/* Features that every kernel computes: the basic tensors and options, and masks that are intervals of keys. */
 const uint64_t BASIC_FEATURES = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(out) |
                                 ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(sinks) | ATTN_OPTION_BIT(GROUPED) |
                                 ATTN_OPTION_BIT(CAUSAL) | ATTN_OPTION_BIT(WINDOW) | ATTN_OPTION_BIT(TOP_LEFT);
 const uint64_t LENGTH_FEATURES = ATTN_TENSOR_BIT(cu_seqlens_q) | ATTN_TENSOR_BIT(cu_seqlens_k) |
                                  ATTN_TENSOR_BIT(seqlens_k);
-/* Padding queries, and gaps between packed sequences. cuda_fill_padding() writes the results of these rows. */
+/* Features of padding: padding queries (seqlens_q), and gaps between packed sequences. Kernels ignore them, because
+ * cuda_fill_padding() writes the results of such rows. */
 const uint64_t PADDING_FEATURES = ATTN_TENSOR_BIT(seqlens_q) | ATTN_OPTION_BIT(GAPS);
 
-/* Features that the plain variants of the kernels of sm80/ compute. For any other feature those
- * kernels have a second variant, which computes every score by the functions of args.cuh. */
+/* Features that the variants without options of the kernels of sm80/ compute. For any other feature these kernels have
+ * a second variant, which computes every score by the functions of args.cuh. */
 const uint64_t PLAIN_FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_TENSOR_BIT(page_table) |
                                 ATTN_TENSOR_BIT(v_scale) | ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dlse) |
                                 ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |
@@ -190,17 +196,18 @@ static inline bool has_options(const attn_plan *plan)
     return plan->features & ~PLAIN_FEATURES;
 }
 
-/* Are keys and values in pages? For such problems kernels have a third variant, which copies tiles from pages. */
+/* Returns whether keys and values are in pages. For paged problems kernels have a third variant, which copies tiles
+ * from pages. */
 static inline bool has_pages(const attn_plan *plan)
 {
     return plan->features & ATTN_TENSOR_BIT(page_table);
 }
 
 /* Lets `kernel` use `bytes` of dynamic shared memory on the current device. It calls the runtime only once for each
- * device, not at every launch. Each device has its own context. */
+ * device, because each device has its own context, and not at every launch. */
 template <auto kernel> cudaError_t allow_shared(size_t bytes)
 {
-    static std::atomic<uint64_t> allowed; /* one bit per device */
+    static std::atomic<uint64_t> allowed; /* one bit per device: allow_shared() was called */
     int device = 0;
     cudaError_t code = cudaGetDevice(&device);
     const uint64_t bit = device < 64 ? UINT64_C(1) << device : 0;
@@ -210,16 +217,16 @@ template <auto kernel> cudaError_t allow_shared(size_t bytes)
     return code;
 }
 
-/* Implements attn_moves(), in moves.cu. */
+/* Implements attn_moves(). It is in moves.cu. */
 cudaError_t cuda_moves(cudaStream_t stream, const attn_move *moves, int64_t count);
 
-/* Implements attn_merge(), in merge.cu. */
+/* Implements attn_merge(). It is in merge.cu. */
 cudaError_t cuda_merge(cudaStream_t stream, const attn_merge_plan *plan);
 
-/* Writes the results of padding rows, as attn_fill_padding() does; in padding.cu. */
+/* Writes the results of padding rows, as attn_fill_padding() does. It is in padding.cu. */
 cudaError_t cuda_fill_padding(cudaStream_t stream, const attn_plan *plan);
 
-/* Implements attn_lse_start(), in verify_lse.cu. */
+/* Implements attn_lse_start(). It is in verify_lse.cu. */
 cudaError_t cuda_sum_lse(cudaStream_t stream, const attn_problem *problem, const attn_lse_look *look, double *found);
 
 extern const struct cuda_kernel *const cuda_kernels[];

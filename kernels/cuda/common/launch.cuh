@@ -1,14 +1,14 @@
 /* launch.cuh: programmatic dependent launch. The GPU prepares a kernel while the previous kernel of the stream still
  * runs, and the kernel waits for the previous kernel's end. Every block must call wait_for_prerequisites(), even a
- * block without work. Otherwise the kernel could end before the previous one, and the kernel after it waits only for
- * this kernel's end. */
+ * block without work. Otherwise a kernel could end before the previous kernel, and the next kernel, which waits only
+ * for the end of that kernel, could start too early. */
 #ifndef ATTN_CUDA_LAUNCH_CUH
 #define ATTN_CUDA_LAUNCH_CUH
 
 #include <cuda_runtime.h>
 
-/* Launches a kernel. `overlap` is true for kernels whose code was made for compute capability 9.0 or above; false
- * makes an ordinary launch. */
+/* Launches a kernel. With `overlap` the launch is a programmatic dependent one, for kernels whose code was made for
+ * compute capability 9.0 or above; without it the launch is an ordinary one. */
 template <class... P, class... A>
 cudaError_t launch_kernel(bool overlap, void (*kernel)(P...), dim3 blocks, int threads, size_t shared_bytes,
                           cudaStream_t stream, const A &...args)

@@ -1,7 +1,8 @@
-/* merge.cu: attn_merge(). A warp computes one row. First its lanes find the weights of the parts, each lane of some
- * parts. Then each lane adds up every 32nd column over the parts, in their order. For gradients each lane then adds up
- * its columns of dout times out of a part, and the warp adds up the lanes. dsinks, a sum over rows, is a second kernel
- * with a block for each head; its sums are always in the same order. */
+/* merge.cu: attn_merge(), which makes the result over all keys from results over parts of the keys. A warp
+ * computes one row. First its lanes find the weights of the parts, each lane for some parts. Then each lane adds up
+ * every 32nd column over the parts, in their order. For gradients each lane then adds up its columns of dout times out
+ * of a part, and the warp adds up the lanes. dsinks, a sum over rows, is a second kernel with a block for each head;
+ * its sums are always in the same order. */
 #include "kernels/merge.h"
 
 #include "kernels/cuda/common/args.cuh"
@@ -10,7 +11,7 @@ namespace {
 
 enum { WARPS = 4, SINK_WARPS = 16, MOST_BLOCKS = 1 << 16 };
 
-/* The weights of the parts in a row, and dout . out of each part. */
+/* What a row needs of each part: its weight in the result (share), and dout . out of the part (dot). */
 struct weights {
     float share[ATTN_MERGE_PARTS], dot[ATTN_MERGE_PARTS];
 };
@@ -22,7 +23,7 @@ DEVICE int lane()
 
 DEVICE void find_shares(const attn_merge_plan &m, const attn_merge_row &row, weights &w)
 {
-    __syncwarp(); /* no lane reads the weights of the row before any more */
+    __syncwarp(); /* no lane reads the weights of the previous row any more */
     for (int p = lane(); p < m.count; p += 32) w.share[p] = attn_merge_share(&row, m.part_lse[p][row.lse_at]);
     __syncwarp();
 }
@@ -41,14 +42,15 @@ DEVICE void merge_out(const attn_merge_plan &m, const attn_merge_row &row, const
     }
 }
 
-/* Finds the dots of a row. Returns their mean, in all lanes. */
+/* Computes dout . out of each part of a row. Returns the mean of these dots, weighted by the parts' shares, in all
+ * lanes. */
 DEVICE float find_dots(const attn_merge_plan &m, const attn_merge_row &row, weights &w)
 {
     const int64_t from = attn_at(&m.out_of_part, row.b, row.h, row.i), at = attn_at(&m.dout, row.b, row.h, row.i);
     float mean = 0;
     for (int p = 0; p < m.count; p++) {
         float dot = 0;
-        const bool empty = m.part_lse[p][row.lse_at] == -CUDART_INF_F; /* the value is the same in all lanes */
+        const bool empty = m.part_lse[p][row.lse_at] == -CUDART_INF_F; /* `empty` is the same in all lanes */
         for (int64_t d = lane(); d < m.Dv && !empty; d += 32)
             dot += load_float(m.dout.dtype, m.dout.data, at + d) *
                    load_float(m.out_of_part.dtype, m.part_out[p], from + d);
@@ -90,7 +92,8 @@ __global__ void __launch_bounds__(32 * WARPS) merge_rows(const __grid_constant__
     }
 }
 
-/* Warp w of a head's block adds up its rows w, w + SINK_WARPS, ...; then one thread adds up the warps. */
+/* Computes dsinks of one head per block. Warp w adds up the head's rows w, w + SINK_WARPS, ...; then one thread adds up
+ * the warps. */
 __global__ void __launch_bounds__(32 * SINK_WARPS) merge_sinks(const __grid_constant__ attn_merge_plan m, int64_t rows)
 {
     __shared__ weights all[SINK_WARPS];

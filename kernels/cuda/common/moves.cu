@@ -1,9 +1,9 @@
-/* moves.cu: attn_moves(): one kernel makes many small copies, or clears memory. It writes the new keys and values of
- * a decode step to their pages. A cudaMemcpyAsync for each would cost some 2 us; a step of 64 caches makes 128 of
- * them.
+/* moves.cu: attn_moves(): one kernel makes many small copies, or clears memory. It writes the new keys and values of a
+ * decode step to their pages. A cudaMemcpyAsync for each copy would take some 2 us, and a step of 64 caches makes 128
+ * copies.
  *
- * The list of moves is the kernel's argument, MOST moves per launch. A block copies PIECE bytes of one move. A
- * thread copies AT_ONCE times 16 bytes where the addresses allow it, otherwise single bytes. The same kernel copies
+ * The list of moves is the kernel's argument, MOST moves per launch. A block copies PIECE bytes of one move. A thread
+ * copies AT_ONCE pieces of 16 bytes where the addresses are aligned, otherwise single bytes. The same kernel copies
  * small problems that are computed together from staging memory and back. */
 #include "kernels/cuda/common/kernels.h"
 
@@ -31,7 +31,8 @@ __global__ void __launch_bounds__(THREADS) move(const __grid_constant__ list l)
     uint4 word[AT_ONCE];
 #pragma unroll
     for (int n = 0; n < AT_ONCE;
-         n++) { /* starts all loads before it waits for any, because the source may be staging memory */
+         /* this loop starts all loads before the next one waits for any, because the source may be staging memory */
+         n++) {
         const size_t i = threadIdx.x + n * THREADS;
         word[n] = from && i < words ? ((const uint4 *)from)[i] : make_uint4(0, 0, 0, 0);
     }

@@ -1,7 +1,6 @@
-/* padding.cu: the results of padding rows. They lie behind seqlens_q, or in the gaps between packed sequences.
- * Kernels do not write these rows. Before kernels run, this file writes -inf to their lse, and 0 to all other
- * results. It fills all outputs of an
- * observe, as attn_fill_padding() does. */
+/* padding.cu: the results of padding rows, which lie behind seqlens_q or in the gaps between packed sequences. Kernels
+ * do not write padding rows. Before kernels run, this file writes -inf to the lse of padding rows, and 0 to their other
+ * results. Of an observe it fills all outputs before kernels run, as attn_fill_padding() does. */
 #include "kernels/cuda/common/args.cuh"
 
 namespace {
@@ -10,12 +9,13 @@ enum { WARPS = 4, MOST_BLOCKS = 1 << 16 };
 
 struct padded {
     attn_view view;
-    int64_t rows, heads, columns; /* sizes of the tensor; rows are those of one batch row, or of all sequences */
-    const int32_t *cu;            /* NULL where the tensor is not packed */
+    /* sizes of the tensor; `rows` counts the rows of one batch row, or of all packed sequences */
+    int64_t rows, heads, columns;
+    const int32_t *cu; /* cu_seqlens; NULL where the tensor is not packed */
     bool of_queries, lse;
 };
 
-/* Each warp fills one row. */
+/* Writes the results of padding rows. Each warp fills one row. */
 __global__ void __launch_bounds__(32 * WARPS)
     fill_rows(const __grid_constant__ attn_geometry g, const __grid_constant__ padded x, int64_t count)
 {
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(32 * WARPS)
     }
 }
 
-/* Element n of a tensor of four bytes, in C order, becomes `bits`. */
+/* Sets every element of a tensor of four-byte elements to `bits`. */
 __global__ void __launch_bounds__(32 * WARPS)
     fill_tensor(const __grid_constant__ attn_tensor t, int64_t count, uint32_t bits)
 {

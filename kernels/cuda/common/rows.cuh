@@ -1,23 +1,24 @@
-/* rows.cuh: one warp computes one row: forward, dq, dk and dv, which skip hidden pairs instead of multiplying them
- * by zero.
+/* rows.cuh: functions by which one warp computes one row of a forward, of dq, or of dk and dv. They skip hidden pairs
+ * instead of multiplying them by zero.
  *
- * simple.cu consists of these functions. The tensor core kernels call them for tiles whose result is not finite (see
- * sm80/forward.cu). A lane holds every 32nd channel: N registers for D up to 32 N.
+ * simple.cu consists of these functions. Kernels on tensor cores call these functions for tiles whose result is not
+ * finite (see sm80/forward.cu). A lane holds every 32nd channel: N registers for D up to 32 N.
  *
  * Scores are computed in one of two ways, which give the same bits (except the sign of a 0 in out):
  *
- *  BY_WARP    one pair at a time; each lane has channels. It takes little code and few registers, so the tensor core
- *             kernels use it.
- *  BY_LANES   32 pairs at a time; each lane has a pair and adds up its channels in the order of BY_WARP. It is for
- *             rows of huge scores, whose P is 0 for nearly all keys: those keys are skipped together. A warp that is
- *             alone on its multiprocessor needs 1.2 us for a pair BY_WARP (H100, D 1). */
+ *  BY_WARP    one pair at a time; each lane has some channels of the pair. This way takes little code and few
+ *             registers, so kernels on tensor cores use it.
+ *  BY_LANES   32 pairs at a time; each lane has a pair and adds up its channels in the order of BY_WARP. This way is
+ *             for rows of huge scores, whose P is 0 for nearly all keys: keys with P of 0 are skipped together. BY_WARP
+ *             takes a warp that is alone on its multiprocessor 1.2 us per pair (H100, D 1). */
 #ifndef ATTN_CUDA_ROWS_CUH
 #define ATTN_CUDA_ROWS_CUH
 
 #include "kernels/cuda/common/args.cuh"
 #include "kernels/cuda/common/kernels.h"
 
-/* N for head sizes up to TILE_HEAD_DIM, up to that of multi-head latent attention, and up to the largest. */
+/* N, channels per lane, for head sizes up to TILE_HEAD_DIM, up to 576 (multi-head latent attention), and up to
+ * ATTN_MAX_HEAD_DIM. */
 enum { CHANNELS = TILE_HEAD_DIM / 32, LATENT_CHANNELS = 576 / 32, WIDE_CHANNELS = ATTN_MAX_HEAD_DIM / 32 };
 
 template <int N>
@@ -30,7 +31,7 @@ DEVICE void load_row(const attn_view &view, int64_t b, int64_t h, int64_t line, 
     }
 }
 
-/* load_row() for a key or value, which may lie in a page. */
+/* Like load_row(), for a row of k or v, which may lie in a page. */
 template <int N>
 DEVICE void load_key(const attn_geometry &g, const attn_view &view, int64_t b, int64_t hk, int64_t line, int64_t D,
                      float (&channel)[N])
@@ -57,8 +58,8 @@ enum row_way { BY_WARP, BY_LANES };
 
 const unsigned ALL_LANES = 0xffffffff;
 
-/* Calls add(n, channels) for each n of `set` in order, with N channels of row at(n). It loads several rows ahead, to
- * hide latency. */
+/* Calls add(n, channels) for each n of the bit set `set` in order, with N channels of row at(n). It loads several rows
+ * ahead, to hide latency. */
 template <int N, attn_dtype DTYPE, class AT, class ADD>
 DEVICE void for_rows_as(const void *data, int64_t D, unsigned set, AT at, ADD add)
 {
@@ -98,9 +99,9 @@ template <int N> DEVICE float dot(const float (&x)[N], const float (&y)[N])
     return warp_sum(sum);
 }
 
-/* The dot product of row x, which is the same in all lanes, with row y, which differs between lanes. It has the same
- * bits as dot(), or as the double sum in score_of_rows(), because it adds in the same order: channels d, d + 32,
- * ..., then over d as warp_sum() adds. */
+/* Returns the dot product of row x, which is the same in all lanes, with row y, which differs between lanes. The result
+ * has the same bits as that of dot(), or as the double sum in score_of_rows(), because it adds in the same order: each
+ * lane's channels d, d + 32, ..., then the lanes as warp_sum() adds them. */
 template <typename SUM, attn_dtype DTYPE>
 DEVICE SUM dot_of_lane_as(const attn_view &x, int64_t x_at, const void *y, int64_t y_at, int64_t D)
 {
@@ -133,7 +134,7 @@ static __device__ __noinline__ SUM dot_of_lane(const attn_view &x, int64_t x_at,
     }
 }
 
-/* 0, or NaN if a number of the lane's row y is not finite. */
+/* Returns 0, or NaN if a number of the lane's row y is not finite. */
 template <attn_dtype DTYPE> DEVICE float zero_of_lane_as(const void *y, int64_t y_at, int64_t D)
 {
     float sum[4] = {};
@@ -154,8 +155,8 @@ static __device__ __noinline__ float zero_of_lane(const attn_view &y, int64_t y_
     }
 }
 
-/* score_of_rows() for a different pair (i, j) in each lane. x_at and y_at are the positions of its rows of q and k,
- * or of k and q. */
+/* Like score_of_rows(), for a different pair (i, j) in each lane. x_at and y_at are the positions of the pair's rows of
+ * q and k, or of k and q. */
 DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i, int64_t j, const attn_view &x,
                            int64_t x_at, const attn_view &y, int64_t y_at, float *derivative)
 {
@@ -170,9 +171,9 @@ DEVICE float score_of_lane(const cuda_args &a, const head_args &head, int64_t i,
     return in_double.x;
 }
 
-/* Does 32 steps of an online softmax. `seen`: the lane has a key, of score z. Returns the maximum up to and
- * including that key; *before becomes the maximum without it. A NaN stays in all later maxima. *m becomes the last
- * maximum. */
+/* Takes 32 steps of an online softmax, one for each lane's key; `seen` is true if the lane has a key, whose score is z.
+ * Returns the maximum up to and including the lane's key; *before becomes the maximum without that key. A NaN stays in
+ * all later maxima. *m becomes the last maximum. */
 DEVICE float maximum_of_lanes(float z, bool seen, float *before, float *m)
 {
     const int lane = threadIdx.x % 32;
@@ -188,13 +189,13 @@ DEVICE float maximum_of_lanes(float z, bool seen, float *before, float *m)
     return most;
 }
 
-/* Computes z of a visible pair from its rows of q and k: by score(), or in double where q.k or a partial sum exceeds
- * the range of float32. The whole warp calls it. */
+/* Returns the score z of a visible pair, given its rows of q and k. It calls score(), or computes in double where q.k
+ * or a partial sum exceeds the range of float32. The whole warp calls it. */
 template <int N>
 DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, int64_t j, const float (&q)[N],
                            const float (&k)[N], float *derivative)
 {
-    const float qk = dot(q, k); /* qk is the same in all lanes */
+    const float qk = dot(q, k); /* dot() gives all lanes the same qk */
     if (fabsf(qk) <= FLT_MAX) return score(a, x, i, j, qk, derivative);
     double sum = 0;
     for (int c = 0; c < N; c++) sum += (double)q[c] * (double)k[c];
@@ -204,34 +205,35 @@ DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, in
     return z.x;
 }
 
-/* The largest score for which tensor core kernels are exact. They round the score that a row's exponents are
- * relative to (m c, in base 2), but not the exponents. From 2^24 on the largest P is no longer 1, and from 2^28 on it
- * may exceed the range of float16. forward_row() computes rows whose scores are beyond this limit. */
+/* The largest score for which kernels on tensor cores are exact. Exponents of P are relative to the row's largest score
+ * in base 2; these kernels round that score, but not the exponents. From scores of 2^24 on the largest P is no longer
+ * 1, and from 2^28 on it may exceed the range of float16. forward_row() computes rows whose scores are beyond this
+ * limit. */
 const float SCORE_MOST = 1 << 27;
 
-/* Did tensor cores compute a row correctly, given its largest score m? BUT_HUGE: the kernel's
- * scores come from in_base_2(), which makes rows of huge scores correct too. */
+/* Returns whether tensor cores computed a row correctly, given its largest score m. BUT_HUGE: the kernel's scores come
+ * from in_base_2(), which makes rows of huge scores correct too. */
 template <bool BUT_HUGE> DEVICE bool is_sound_score(float m)
 {
     return m == -CUDART_INF_F || fabsf(m) < SCORE_MOST || (BUT_HUGE && fabsf(m) >= HUGE_SCORE);
 }
 
-/* Marks a row or key with `what`, so that a later launch computes it. The whole warp calls it. */
+/* Marks a row of queries or keys with `what`, so that a later launch computes it. The whole warp calls it. */
 DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 {
     if (threadIdx.x % 32) return;
     *mark = (uint8_t)what;
-    *a.rows_found = 1; /* other warps may write the same value */
+    *a.rows_found = 1; /* other warps may write the same value at the same time */
 }
 
 /* Which rows forward_row() writes. EVERY_ROW: it writes all rows. UNSOUND_ROWS: it writes only rows that tensor cores
- * cannot compute, because the row's result is not finite or its scores are huge. UNSOUND_ROWS_BUT_HUGE: the same,
- * except rows whose largest score is HUGE_SCORE or more in size, which tensor cores compute (see in_base_2()). A result
- * of tensor cores may also be infinite or NaN because their sums overflowed; is_unsound() decides by the row's own
- * numbers. */
+ * cannot compute, because the row's result is not finite or its scores are huge. UNSOUND_ROWS_BUT_HUGE: like
+ * UNSOUND_ROWS, except rows whose largest score is HUGE_SCORE or more in size, which tensor cores compute (see
+ * in_base_2()). A result of tensor cores may also be infinite or NaN because their sums overflowed; is_unsound()
+ * decides by the row's own numbers. */
 enum rows_written : uint8_t { EVERY_ROW, UNSOUND_ROWS, UNSOUND_ROWS_BUT_HUGE };
 
-/* Must forward_row() replace the tensor cores' result in out and lse? */
+/* Returns whether forward_row() must replace the result of tensor cores in out and lse. */
 template <int N>
 DEVICE bool is_unsound(const cuda_args &a, const head_args &x, int64_t i, const attn_view &out, float m, float l)
 {
@@ -250,8 +252,8 @@ DEVICE bool is_unsound(const cuda_args &a, const head_args &x, int64_t i, const 
     return !__all_sync(0xffffffff, finite);
 }
 
-/* Computes an online softmax over the visible keys of query i. Writes out, and lse (to lse_dense where that is not
- * NULL). */
+/* Computes an online softmax over the visible keys of query i. Writes out and lse; lse goes to lse_dense where that is
+ * not NULL. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ void forward_row(const cuda_args &a, const head_args &x, int64_t i, const attn_view &out,
                                                 float *lse_dense, rows_written which)
@@ -263,14 +265,14 @@ static __device__ __noinline__ void forward_row(const cuda_args &a, const head_a
     }
     const int64_t hk = x.hk, D = g.dims.D, Dv = g.dims.Dv;
     const attn_view &view_q = g.view[ATTN_T_q], &view_k = g.view[ATTN_T_k], &view_v = g.view[ATTN_T_v];
-    /* o is kept in this unit, because a sum of values up to 3.4e38 may overflow although their mean does not */
+    /* unit in which o is summed; with a smaller unit a sum of values up to 3.4e38 cannot overflow */
     float unit = 1;
     float q[N], k[N], v[N], derivative;
     if (WAY == BY_WARP) load_row(view_q, x.b, x.h, x.s.q_start + i, D, q);
     const attn_range keys = attn_keys_of(&g, &x.s, i);
 again:
     float o[N] = {};
-    /* the sink is counted once in the denominator, before all keys */
+    /* the sink counts once in the sum l, before all keys */
     float m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
     for (int64_t first = keys.lo; first < keys.hi && WAY == BY_LANES; first += 32) {
         const int64_t j = first + threadIdx.x % 32;
@@ -284,8 +286,8 @@ again:
         const float m_new = maximum_of_lanes(z, seen, &before, &m);
         const float rescale = before == -CUDART_INF_F ? 0 : expf(before - m_new), p = expf(z - m_new);
         const float kept = p * dropout(a, x, i, mine) * unit;
-        /* A key with P 0 changes nothing, unless its value is not finite. Where scores are huge,
-         * nearly all keys have P 0. */
+        /* A key with P of 0 changes nothing, unless its value is not finite. Where scores are huge, nearly all keys
+         * have P of 0, and are skipped. */
         const float zero = zero_of_lane(view_v, attn_key_at(&g, &view_v, x.b, hk, x.s.k_start + mine), Dv);
         const bool counts = seen && !(p == 0 && rescale == 1 && zero == 0);
         for_rows<N>(
@@ -335,20 +337,21 @@ again:
 
 /* ---- Backward ---------------------------------------------------------------------------------------------------- */
 
-/* The value of saved.rest for a row that sees one key. It is too small to change an exponent. */
+/* The value of saved.rest that marks a row that sees exactly one key. It is too small to change an exponent. */
 const float ONE_KEY = FLT_MIN;
 
-/* Results of a forward that a backward needs: given by the client, or recomputed in the workspace. */
+/* Results of the forward that a backward needs: given by the client, or recomputed in the workspace. */
 struct saved {
     float *lse, *delta;
-    float *rest;   /* 0 or ONE_KEY. Where |lse| is ATTN_LSE_MOST or more, lse is the largest score, and rest is the
-                    * logarithm of the rest of the sum */
-    float *far;    /* sums of dZ times distance, for simple_gradients(); exists only where dalibi_slopes is wanted */
-    attn_view out; /* a view like that of every out */
+    /* for |lse| below ATTN_LSE_MOST: 0, or ONE_KEY if the row sees one key; otherwise lse is the row's largest score,
+     * and rest is the logarithm of the rest of the sum */
+    float *rest;
+    /* for each row the sum of dZ times distance, which simple_gradients() needs; only where dalibi_slopes is wanted */
+    float *far;
+    attn_view out; /* the given out, or the recomputed out in the workspace */
 };
 
-/* Number of floats that `saved` needs in the workspace: lse, delta, rest and, for dalibi_slopes,
- * far. */
+/* Returns the number of floats that `saved` needs in the workspace: lse, delta, rest and, for dalibi_slopes, far. */
 static inline size_t saved_floats(const attn_plan *plan)
 {
     return (size_t)query_rows(plan->geometry.dims) * (plan->problem->dalibi_slopes.rank ? 4 : 3);
@@ -361,21 +364,22 @@ static inline void lay_out_saved(saved *s, const attn_dims &d, void *memory)
     s->far = s->rest + query_rows(d);
 }
 
-/* lse in base 2, for the tensor cores. It is +inf for a row that sees no key. It is NaN where P cannot be computed
- * from lse; tiles with such a row are computed pair by pair. */
+/* Returns lse in base 2, as kernels on tensor cores use it. The result is +inf for a row that sees no key. It is NaN
+ * where P cannot be computed from lse; tiles with such a row are computed pair by pair. */
 DEVICE float lse_in_base_2(float lse)
 {
     return lse == -CUDART_INF_F ? CUDART_INF_F : fabsf(lse) < ATTN_LSE_MOST ? lse * LOG2E : CUDART_NAN_F;
 }
 
-/* Do tiles compute lse and rest of a row with huge scores? Yes only if their scores come from
- * in_base_2(): see sm80/forward.cu. */
+/* Returns whether tiles compute lse and rest (the two parts of a huge lse) of this row. They do for huge scores that
+ * come from in_base_2(): see sm80/forward.cu. */
 DEVICE bool is_parted_by_tiles(const cuda_args &a, float lse)
 {
     return a.part_lse && fabsf(lse) >= HUGE_SCORE && lse != -CUDART_INF_F;
 }
 
-/* The exponent of P in base 2, for query i and a score y from in_base_2(). lse2 is lse_in_base_2() of the row's lse. */
+/* Returns the exponent of P in base 2, given a score y of query i from in_base_2(). lse2 is lse_in_base_2() of the
+ * row's lse. */
 DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x, int64_t i, float y, float lse2)
 {
     if (lse2 == lse2) return y - lse2;
@@ -384,15 +388,15 @@ DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x,
     return is_parted_by_tiles(a, m) ? y - m - s.rest[at] * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns lse and rest of row i, from its lse. A large score rounds the logarithm of the sum away, so both are
- * computed again, unless tiles or (if not `now`) a later launch do that. The whole warp calls it. */
+/* Returns the two parts lse and rest of row i, given its lse. A huge score rounds the logarithm of the sum away, so
+ * both parts are computed again, unless tiles or (if not `now`) a later launch do that. The whole warp calls it. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse,
                                                    bool now = false)
 {
     if (lse != lse || lse == -CUDART_INF_F || fabsf(lse) < ATTN_LSE_MOST) return make_float2(lse, 0);
     if (!now && is_parted_by_tiles(a, lse)) return make_float2(lse, 0);
-    if (!now && a.rows_later) { /* lse_in_parts_left() recognises the row by its lse */
+    if (!now && a.rows_later) { /* no mark of the row is needed: lse_in_parts_left() recognises the row by its lse */
         leave_to_later(a, a.rows_found, 1);
         return make_float2(lse, 0);
     }
@@ -428,8 +432,8 @@ static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const hea
     return make_float2(m, l == 0 ? 0 : logf(l));
 }
 
-/* Does query i see exactly one key? The whole warp calls it. Most rows see the keys near their own position, so two
- * of those are tested first. */
+/* Returns whether query i sees exactly one key. Most rows see the keys near their own position, so two of those keys
+ * are tested first. The whole warp calls it. */
 DEVICE bool sees_one_key(const cuda_args &a, const head_args &x, int64_t i)
 {
     const attn_geometry &g = a.g;
@@ -447,14 +451,15 @@ DEVICE bool sees_one_key(const cuda_args &a, const head_args &x, int64_t i)
     return seen == 1;
 }
 
-/* How far the score of a row's only key may be from its lse if both differ only by rounding. Float32 tiles compute
- * exponents in base 2 and add P's 15 bits, so small scores round as scores of 15 do. */
+/* Returns how far the score of a row's only key may be from the row's lse if both differ only by rounding. Float32
+ * tiles compute exponents in base 2 and add P's 15 bits, so small scores round as scores of 15 do. */
 DEVICE float one_key_slack(float lse)
 {
     return 0x1p-18f + ATTN_LSE_SLACK * fabsf(lse);
 }
 
-/* P and dZ of a visible pair, where dS = dZ * derivative. The whole warp calls gradient(). */
+/* What gradient() returns for a visible pair: P, the factor of dropout, dZ, and dS = dZ * derivative. The whole warp
+ * calls gradient(). */
 struct pair_gradient {
     float p, drop, dz, ds;
 };
@@ -480,7 +485,7 @@ DEVICE pair_gradient gradient(const cuda_args &a, const head_args &x, int64_t i,
     return gradient_of_score(a, x, i, j, z, derivative, lse, rest, delta, dout_v);
 }
 
-/* Computes all of dq of query i. */
+/* Computes the whole row of dq for query i. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ void dq_row(const cuda_args &a, const saved &s, const head_args &x, int64_t i)
 {
@@ -529,8 +534,8 @@ static __device__ __noinline__ void dq_row(const cuda_args &a, const saved &s, c
     store_row(g.view[ATTN_T_dq], x.b, x.h, line, D, dq, x.scale);
 }
 
-/* Computes all of dk and dv, where wanted, of key j of key/value head hk. They are sums over the heads of the group,
- * in order. */
+/* Computes the whole rows of dk and dv, where wanted, for key j of key/value head hk. Both are sums over the heads of
+ * the group, in order. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ void dkdv_row(const cuda_args &a, const saved &s, int64_t b, int64_t hk, int64_t j)
 {

@@ -1,13 +1,13 @@
-/* verify_lse.cu: attn_lse_start() on the GPU: sums rows of scores in double, where q and k are in the device's
- * memory. kernels/verify_lse.c explains what the sums are for. A block sums one row by one variant of the scores;
- * its threads share the keys. */
+/* verify_lse.cu: attn_lse_start() on the GPU: sums exponentials of rows of scores in double, where q and k are in the
+ * device's memory. kernels/verify_lse.c compares the sums with the lse that a client has given. A block computes one
+ * row, with one variant of the scores; its threads share the keys. */
 #include "kernels/verify_lse.h"
 
 #include "kernels/cuda/common/kernels.h"
 
 namespace {
 
-enum { THREADS = 1024 }; /* many threads, because each waits for every number of its key */
+enum { THREADS = 1024 }; /* a block has many threads, because each thread waits for every number of its key */
 
 struct lse_args {
     attn_geometry g;
@@ -16,10 +16,11 @@ struct lse_args {
     attn_lse_row row[ATTN_LSE_ROWS];
 };
 
-/* Computes q . k and the sum of its squared products. */
+/* Returns q . k, and in *squares the sum of the squares of its products. */
 __device__ double dot_of(const attn_view &q, int64_t q_at, const attn_view &k, int64_t k_at, int64_t D, double *squares)
 {
-    double dot[4] = { 0, 0, 0, 0 }, sum[4] = { 0, 0, 0, 0 }; /* four independent sums of each, to hide latency */
+    /* four independent sums of products and four of squares, to hide latency */
+    double dot[4] = { 0, 0, 0, 0 }, sum[4] = { 0, 0, 0, 0 };
     for (int64_t d = 0; d < D; d += 4)
 #pragma unroll
         for (int n = 0; n < 4; n++) {

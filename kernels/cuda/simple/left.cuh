@@ -1,4 +1,4 @@
-/* left.cuh: launches that compute the rows which earlier launches have only marked. */
+/* left.cuh: launches that compute marked rows: rows that earlier launches could not compute and only marked. */
 #ifndef ATTN_CUDA_LEFT_CUH
 #define ATTN_CUDA_LEFT_CUH
 
@@ -7,7 +7,8 @@
 
 namespace {
 
-/* Queues a step that tells the host, at its end, whether kernels have marked rows since the last check. */
+/* Queues a step that checks for marked rows. After it, the host knows whether kernels have marked rows since the last
+ * check. */
 inline void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
 {
     if (!takes_step(chip, 0)) return;
@@ -16,12 +17,12 @@ inline void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
     chip->steps->looked = true;
 }
 
-/* Calls launch(blocks, first, count, warps) in steps, to compute marked rows. Where there are many rows, a warp
- * checks several. A call that has queued a check leaves these steps to the next call. If the check found no such row,
- * the steps are counted, but nothing is launched. */
+/* Calls launch(blocks, first, count, warps) in steps, to compute marked rows. Where there are many rows, a warp looks
+ * at the marks of several. If a call of the library has queued a check for marked rows, it leaves these steps to the
+ * next call. If the check found no marked row, the steps are counted, but nothing is launched. */
 template <typename F> void launch_left(const cuda_chip *chip, int64_t rows, double seconds_each, F launch)
 {
-    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* number of warps */
+    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* number of warps that keep the GPU busy */
     cuda_steps *const s = chip->steps;
     seconds_each *= LEFT_COST;
     in_parts(chip, rows, seconds_each, [&](int64_t first, int64_t count) {

@@ -1,18 +1,19 @@
 /* observe.cu: what the queries look at (attention.h, attn_observe), without tensor cores. It computes every dtype,
- * head dim and option. One warp computes each number, in an order that depends only on the problem.
+ * head dim and option. One warp computes each number of a result, in an order of additions that depends only on the
+ * problem.
  *
  *   kernel    a warp computes                                       outputs
  *   rows      a query row of one head, 32 keys at a time            row_max, lse, entropy, top_keys, top_weights
  *   mass      the sum of a key's probabilities over the queries     key_mass
- *   weights   a row of the region                                   weights
- *   map       a cell                                                map
+ *   weights   a query of the region (the selected pairs), all keys  weights
+ *   map       a cell of the grid over the region                    map
  *   heads     a head (a block), from the results of its rows        max_logit, mean_entropy
  *
- * The first kernel leaves two numbers of each row in the workspace (observe.h), and the others compute the scores
- * anew. Sums of many P are double.
+ * The kernel `rows` leaves two numbers of each row in the workspace (observe.h); later kernels compute P from
+ * them and from scores, which they compute again. Sums of many P are double.
  *
- * The kernels on tensor cores (sm80/observe.cu) use the same kernels for the rows that tiles cannot compute. Where
- * rows.strange is given, a kernel computes only strange rows, and adds to sums that are there. */
+ * The kernels on tensor cores (sm80/observe.cu) launch these kernels for strange rows: those that tiles cannot
+ * compute. Where rows.strange is given, a kernel computes only strange rows, and adds to the sums of other rows. */
 #include "kernels/cuda/common/kernels.h"
 #include "left.cuh"
 #include "observe_row.cuh"
@@ -20,25 +21,26 @@
 
 namespace {
 
-/* Does this launch compute a row? */
+/* Returns whether this launch computes the row with index `at`: every row, or only strange rows (those that tiles
+ * cannot compute). */
 DEVICE bool is_wanted(const observed_rows &rows, int64_t at)
 {
     return !rows.strange || rows.strange[at];
 }
 
-/* Are there rows to compute? */
+/* Returns whether this launch has any row to compute. */
 DEVICE bool has_wanted(const observed_rows &rows)
 {
     return !rows.found || *rows.found;
 }
 
-/* A warp calls visit(n) for every n of first .. first + count - 1 that it has. */
+/* Calls visit(n) for every n of first .. first + count - 1 that belongs to this warp. */
 template <class VISIT> DEVICE void for_work(int64_t first, int64_t count, VISIT visit)
 {
     for (int64_t n = warp_index(); n < count; n += (int64_t)gridDim.x * WARPS) visit(first + n);
 }
 
-/* Writes a sum, or adds it to what tiles have summed. */
+/* Writes a sum; where tiles have already summed other rows, adds to their sum instead. */
 DEVICE void store_sum(const observed_rows &rows, float *to, double sum)
 {
     *to = (float)(rows.strange ? (double)*to + sum : sum);
@@ -58,8 +60,8 @@ __global__ void __launch_bounds__(32 * WARPS) observe_rows(const __grid_constant
 
 /* ---- Sums and parts of the probabilities ------------------------------------------------------------------------- */
 
-/* Computes key_mass of key n of all query heads. The lanes of the warp share the queries. Neighbouring numbers n are
- * neighbouring keys of one head. */
+/* Computes key_mass for n, which numbers the keys of all query heads: neighbouring n are neighbouring keys of one head.
+ * The lanes of the warp share the queries. */
 DEVICE void mass_of_key(const cuda_args &a, int64_t n, const observed_rows &rows)
 {
     const attn_geometry &g = a.g;
@@ -115,7 +117,7 @@ DEVICE void for_probabilities(const cuda_args &a, const head_args &x, const obse
     }
 }
 
-/* Computes weights of row n of the region's rows in all heads. */
+/* Computes row n of weights; n numbers the rows of the region (the selected queries) of all heads. */
 DEVICE void weights_of_row(const cuda_args &a, int64_t n, const observed_rows &rows)
 {
     const attn_geometry &g = a.g;
@@ -137,7 +139,7 @@ __global__ void __launch_bounds__(32 * WARPS) observe_weights(const __grid_const
     if (has_wanted(rows)) for_work(first, count, [&](int64_t n) { weights_of_row(a, n, rows); });
 }
 
-/* Computes cell n of all heads' maps. */
+/* Computes cell n of map; n numbers the cells of all heads. */
 DEVICE void sum_of_cell(const cuda_args &a, int64_t n, const observed_rows &rows)
 {
     const attn_geometry &g = a.g;
@@ -168,7 +170,7 @@ __global__ void __launch_bounds__(32 * WARPS) observe_map(const __grid_constant_
 
 enum { HEAD_THREADS = 512 };
 
-/* Computes max_logit and mean_entropy of a head. Each thread has every HEAD_THREADS-th row. */
+/* Computes max_logit and mean_entropy of a head. Each thread reads every HEAD_THREADS-th row. */
 __global__ void __launch_bounds__(HEAD_THREADS)
     observe_heads(const __grid_constant__ cuda_args a, const __grid_constant__ observed_rows rows)
 {
@@ -207,17 +209,18 @@ __global__ void __launch_bounds__(HEAD_THREADS)
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
-/* Calls launch(blocks, first, count) in steps for `count` rows, keys or cells, or, where rows.strange is given, as
- * launch_left() does. */
+/* Calls launch(blocks, first, count) in steps for `count` rows, keys or cells. Where rows.strange is given, it computes
+ * only strange rows, in the steps of launch_left(). */
 template <typename F>
 void launch_each(const cuda_chip *chip, const observed_rows &rows, int64_t count, double seconds_each, F launch)
 {
-    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* number of warps */
+    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* number of warps that keep the GPU busy */
     if (!rows.strange) {
         in_steps(chip, count, seconds_each,
                  [&](int64_t first, int64_t part) { launch(blocks_for(part), first, part); });
     } else if (chip->rows_found) {
-        if (!chip->found) return; /* the caller computes the problem once more */
+        /* without a check by the host nothing is computed now: the caller computes the problem once more */
+        if (!chip->found) return;
         launch_left(chip, count, seconds_each, [&](unsigned blocks, int64_t first, int64_t part, int64_t) {
             launch((unsigned)attn_min64(blocks, busy), first, part);
         });

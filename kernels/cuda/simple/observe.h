@@ -1,4 +1,4 @@
-/* observe.h: parts of an observe that all families of kernels share. */
+/* observe.h: parts of an observe (what the queries look at) that all families of kernels share. */
 #ifndef ATTN_CUDA_SIMPLE_OBSERVE_H
 #define ATTN_CUDA_SIMPLE_OBSERVE_H
 
@@ -6,27 +6,28 @@
 
 struct cuda_args;
 
-/* What the first kernels leave of each row for the others. lse_at() gives the index of a row.
+/* Numbers of each row that the kernels of the rows leave for later kernels, at index lse_at():
  *     P = exp2(z - base) * inverse                    z, base: by in_base_2()
  * base is INFINITY where P is 0, and NaN where all numbers of the row are NaN. */
 struct observed_rows {
     float *base, *inverse, *most, *entropy;
-    /* Rows that tiles cannot compute have a 1 in `strange`; *found is 1 if there is such a row. Both are NULL where
-     * no tiles compute. */
+    /* strange: one byte per row, 1 if tiles cannot compute the row; *found is 1 if there is such a row. Both pointers
+     * are NULL where the kernels use no tiles. */
     uint8_t *strange;
     int *found;
 };
 
-/* Computes the rows that tiles have marked as strange. A problem without such a row costs one short launch, or, where
- * the host looks for marked rows (chip->found), no launch. */
+/* Computes strange rows: those that tiles cannot compute and have marked. A problem without a strange row costs one
+ * short launch, or, where the host looks for marked rows (chip->found), no launch. */
 void simple_observe_rows_left(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                               cudaStream_t stream);
 
-/* Adds the probabilities of strange rows to key_mass and map, and writes their weights. */
+/* Adds the probabilities of strange rows (those that tiles cannot compute) to key_mass and map, and writes weights of
+ * these rows. */
 void simple_observe_sums_left(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                               cudaStream_t stream);
 
-/* Computes max_logit and mean_entropy, where wanted, from the numbers of the rows. */
+/* Computes max_logit and mean_entropy of each head, where wanted, from its rows' largest scores and entropies. */
 void simple_observe_heads(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows, cudaStream_t stream);
 
 #endif

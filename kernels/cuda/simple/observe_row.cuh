@@ -1,8 +1,8 @@
 /* observe_row.cuh: one warp computes a row of an observe: maximum, sums and largest scores. observe.cu consists of
  * these functions, and the kernels on tensor cores (sm80/observe.cu) call them for rows that tiles cannot compute.
  *
- * Entropy: e = sum exp2(z - m) (z - m), and -sum P ln P is made of l and e without a difference of large numbers, as
- * in cpu/observe.c. */
+ * The entropy -sum P ln P is computed from l = sum exp2(z - m) and e = sum exp2(z - m) (z - m), without a difference of
+ * large numbers, as in cpu/observe.c. */
 #ifndef ATTN_CUDA_SIMPLE_OBSERVE_ROW_CUH
 #define ATTN_CUDA_SIMPLE_OBSERVE_ROW_CUH
 
@@ -33,7 +33,7 @@ DEVICE int64_t key_at(const cuda_args &a, const head_args &x, int64_t j)
     return attn_key_at(&a.g, &a.g.view[ATTN_T_k], x.b, x.hk, x.s.k_start + j);
 }
 
-/* Returns the score of query i, which is the same in all lanes, and of key j, of which each lane has its own. It is
+/* Returns the score of query i, which is the same in all lanes, and key j, which differs between lanes. The result is
  * valid where the lane's bit in `set` is 1. The whole warp calls it, and at least one bit of `set` must be 1. */
 DEVICE float score_of_key(const cuda_args &a, const head_args &x, int64_t i, int64_t j, unsigned set, int64_t first)
 {
@@ -43,7 +43,7 @@ DEVICE float score_of_key(const cuda_args &a, const head_args &x, int64_t i, int
                          &derivative);
 }
 
-/* Returns the probability of a lane's score, or 0 if the row does not see the lane's key. */
+/* Returns the probability of a score z, or 0 if the row does not see the lane's key. */
 DEVICE float probability(const observed_rows &rows, int64_t row, bool seen, float z)
 {
     const float base = rows.base[row];
@@ -53,7 +53,8 @@ DEVICE float probability(const observed_rows &rows, int64_t row, bool seen, floa
 
 /* ---- The largest scores of a row --------------------------------------------------------------------------------- */
 
-/* Up to 64 scores of a row in descending order. Number n is in slot n / 32 of lane n % 32. */
+/* A list of up to 64 scores of a row, with their keys, in descending order. Element n is in slot n / 32 of lane n %
+ * 32. */
 struct top_list {
     float z[2];
     int key[2];
@@ -74,7 +75,7 @@ template <typename T> DEVICE void shift(T (&slot)[2], int at, T x)
     slot[1] = lane + 32 < at ? slot[1] : lane + 32 == at ? x : before1;
 }
 
-/* Adds the lanes' scores to the list. Lane n has key first + n. The lower of two keys with equal scores comes
+/* Adds one score z per lane to the list. Lane n has key first + n. Of two keys with equal scores the lower one comes
  * first. */
 DEVICE void add_to_top(top_list &top, int64_t most, bool seen, float z, int64_t first)
 {
@@ -94,21 +95,22 @@ DEVICE void add_to_top(top_list &top, int64_t most, bool seen, float z, int64_t 
 
 /* ---- Rows -------------------------------------------------------------------------------------------------------- */
 
-/* The lse that the client has given for a row; 0 where none is given. */
+/* Returns the lse that the client has given for a row; 0 where none is given. */
 DEVICE float given_lse_of(const cuda_args &a, const head_args &x, int64_t i)
 {
     const attn_view &view = a.g.view[ATTN_T_lse];
     return a.g.observe.given_lse ? ((const float *)view.data)[attn_at(&view, x.b, x.h, x.s.q_start + i)] : 0;
 }
 
-/* Does a given lse say something about the sum of a row? Where it does not, the sum is computed. */
+/* Returns whether a given lse determines the sum of a row's exponentials. An lse of ATTN_LSE_MOST and more does not: it
+ * is too large to have a bit of the sum, and the sum is computed. */
 DEVICE bool says_lse(float lse)
 {
     return fabsf(lse) < ATTN_LSE_MOST || lse == -CUDART_INF_F || lse != lse;
 }
 
-/* The results of a row, and what other kernels need of it. In end_of_row(), `from` is log2 of the probability of the
- * row's largest score. */
+/* The results of a row, with base and inverse, which later kernels need. In end_of_row(), `from` is log2 of the
+ * probability of the row's largest score. */
 struct row_end {
     float lse, base, inverse, entropy;
 };
@@ -139,7 +141,7 @@ DEVICE row_end end_of_row(float m, float l, float e, float sink, bool given, flo
     return end;
 }
 
-/* Writes the outputs of a row, and what other kernels need of it. One thread calls it. */
+/* Writes the outputs of a row, and the numbers of it that later kernels need. One thread calls it. */
 DEVICE void store_end(const cuda_args &a, const head_args &x, int64_t i, const row_end &end, float most,
                       const observed_rows &rows)
 {
@@ -156,7 +158,7 @@ DEVICE void store_end(const cuda_args &a, const head_args &x, int64_t i, const r
     rows.entropy[at] = end.entropy;
 }
 
-/* Computes query i. The whole warp calls it. */
+/* Computes the row of query i: maximum, lse, entropy, and the largest scores. The whole warp calls it. */
 static __device__ __noinline__ void observe_row(const cuda_args &a, const head_args &x, int64_t i,
                                                 const observed_rows &rows)
 {
@@ -176,7 +178,7 @@ static __device__ __noinline__ void observe_row(const cuda_args &a, const head_a
         nan |= __any_sync(ALL_LANES, seen && z != z);
         most = fmaxf(most, warp_max(seen ? z : -CUDART_INF_F));
         const float m_new = fmaxf(m, warp_max(y));
-        if (m_new > m) { /* the same branch in all lanes */
+        if (m_new > m) { /* m is the same in all lanes, so all lanes take the same branch */
             const float by = m - m_new, scale = exp2f(by);
             e = scale == 0 ? 0 : scale * (e + by * l);
             l *= scale;

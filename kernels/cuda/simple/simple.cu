@@ -1,8 +1,8 @@
 /* simple.cu: attention without tensor cores, one warp per output row. It covers every dtype, head dim and option.
  *
- * Tests on the GPU compare all other kernels with it, and it computes problems that no other kernel takes. Each warp
- * owns one row of one output and visits everything that the row depends on. So there are no atomics, warps share
- * nothing, and the bits of a row depend on the problem alone:
+ * Tests on the GPU compare all other kernels with this one, and it computes problems that no other kernel takes. Each
+ * warp owns one row of one output and reads everything that the row depends on. Therefore there are no atomics, warps
+ * share nothing, and the bits of a row depend on the problem alone:
  *
  *   forward   a query row of one head:    online softmax over its visible keys                   out, lse
  *   delta     a query row of one head:    sum_d dout * out - dlse                                delta
@@ -23,7 +23,7 @@ namespace {
 
 /* ---- Forward ----------------------------------------------------------------------------------------------------- */
 
-/* A launch computes rows from `first` on; the other kernels of this file do so too. */
+/* Computes the rows of a forward from `first` on, one per warp. Other kernels of this file have `first` too. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     forward_rows(const __grid_constant__ cuda_args a, int64_t first, attn_view out, float *lse_dense)
@@ -32,8 +32,9 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (r.exists) forward_row<N>(a, r.x, r.i, out, lse_dense, EVERY_ROW);
 }
 
-/* The whole warp calls visit(n) for each n in first .. first + count - 1 with wanted(n). A lane evaluates wanted(n),
- * and few or no n are wanted. The grid's `warps` share the n: each warp takes every `warps`-th. */
+/* The whole warp calls visit(n) for each n in first .. first + count - 1 for which wanted(n) is true. Each lane
+ * evaluates wanted() for its own n; it is true for few n. The grid has `warps` warps, each of which takes every
+ * `warps`-th n. */
 template <class WANTED, class VISIT>
 DEVICE void for_wanted(int64_t first, int64_t count, int64_t warps, WANTED wanted, VISIT visit)
 {
@@ -44,13 +45,13 @@ DEVICE void for_wanted(int64_t first, int64_t count, int64_t warps, WANTED wante
     }
 }
 
-/* Computes rows that earlier launches only marked (cuda_args.rows_later). query_row() numbers their marks. rows_later
- * of `a` itself is NULL; otherwise this launch would mark the rows again and not compute them. */
+/* Computes rows that earlier launches only marked (cuda_args.rows_later). Mark n belongs to query_row(n). The argument
+ * a.rows_later must be NULL; otherwise this launch would mark the rows again instead of computing them. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     forward_rows_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, uint8_t *marks)
 {
-    /* clears the mark, because a backward's kernel marks rows there next */
+    /* each mark is cleared, because a kernel of the backward marks rows there next */
     for_wanted(
         first, count, warps, [&](int64_t n) { return marks[n] != 0; },
         [&](int64_t n) {
@@ -64,7 +65,8 @@ __global__ void __launch_bounds__(32 * WARPS)
 
 /* ---- Backward ---------------------------------------------------------------------------------------------------- */
 
-/* Computes lse and rest of the warp's row. It finds the row again, so that delta_rows() keeps no registers for it. */
+/* Computes lse and rest (the two parts of a huge lse) of the warp's row. The function finds its row again, so that
+ * delta_rows() keeps no registers for it. */
 template <int N> __device__ __noinline__ void lse_of_row_in_parts(const cuda_args &a, const saved &s)
 {
     const row r = query_row(a, warp_index());
@@ -74,17 +76,17 @@ template <int N> __device__ __noinline__ void lse_of_row_in_parts(const cuda_arg
     s.rest[lse_at(a, r.x, r.i)] = parts.y;
 }
 
-/* Marks the warp's row if the row sees one key. It finds the row again, so that delta_rows() keeps no registers for
- * it. */
+/* Marks the warp's row in s.rest if the row sees exactly one key. The function finds its row again, so that
+ * delta_rows() keeps no registers for it. */
 __device__ __noinline__ void mark_one_key(const cuda_args &a, const saved &s)
 {
     const row r = query_row(a, warp_index());
     if (sees_one_key(a, r.x, r.i) && threadIdx.x % 32 == 0) s.rest[lse_at(a, r.x, r.i)] = ONE_KEY;
 }
 
-/* delta_i = rowsum(dO * O) - dlse; also writes the given lse without gaps. A row that sees no key has delta 0. The
- * launch bound keeps as many blocks on a multiprocessor as without the calls of lse_of_row_in_parts() and
- * mark_one_key(), because memory needs many loads in flight. */
+/* Computes delta_i = rowsum(dO * O) - dlse, and writes the given lse without gaps. A row that sees no key has delta 0.
+ * The launch bound keeps as many blocks on a multiprocessor as would fit without the calls of lse_of_row_in_parts() and
+ * mark_one_key(), because reading memory needs many loads in flight. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS, (N > CHANNELS ? 16 : 48) / WARPS)
     delta_rows(const __grid_constant__ cuda_args a, const __grid_constant__ saved s, bool given)
@@ -119,7 +121,7 @@ __global__ void __launch_bounds__(32 * WARPS) dq_rows(const __grid_constant__ cu
     if (r.exists) dq_row<N>(a, s, r.x, r.i);
 }
 
-/* Computes key row n; key rows vary fastest. */
+/* Computes dk and dv of key row n; n numbers the key rows of all heads, head after head. */
 template <int N, row_way WAY> DEVICE void dkdv_row_at(const cuda_args &a, const saved &s, int64_t n)
 {
     const attn_dims &d = a.g.dims;
@@ -135,8 +137,8 @@ __global__ void __launch_bounds__(32 * WARPS) dkdv_rows(const __grid_constant__ 
     if (d.Sk > 0 && n < d.Sk * d.Hk * (d.packed ? 1 : d.B)) dkdv_row_at<N, BY_WARP>(a, s, n);
 }
 
-/* Computes lse and rest of rows with a huge lse that earlier launches only marked. The launches that compute the rows'
- * gradients follow. */
+/* Computes lse and rest (the two parts of a huge lse) of rows that earlier launches only marked. Later launches compute
+ * the gradients of these rows. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     lse_in_parts_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, saved s)
@@ -150,7 +152,7 @@ __global__ void __launch_bounds__(32 * WARPS)
         },
         [&](int64_t n) {
             const row r = query_row(a, n);
-            if (!r.exists) return; /* a row that does not exist has no lse */
+            if (!r.exists) return; /* rows past the end of their sequence have no lse */
             const float2 parts = lse_in_parts<N, BY_LANES>(a, r.x, r.i, s.lse[n], true);
             __syncwarp();
             if (threadIdx.x % 32 == 0) s.lse[n] = parts.x, s.rest[n] = parts.y;
@@ -177,7 +179,7 @@ __global__ void __launch_bounds__(32 * WARPS)
         [&](int64_t n) { dkdv_row_at<N, BY_LANES>(a, s, n); });
 }
 
-/* dZ of any pair, recomputed from its rows; 0 where the pair is hidden. */
+/* Returns dZ of a pair, computed from the pair's rows of q, k, v and dout; 0 where the pair is hidden. */
 template <int N> DEVICE float dz_of(const cuda_args &a, const saved &s, const head_args &x, int64_t i, int64_t j)
 {
     const attn_geometry &g = a.g;
@@ -192,8 +194,9 @@ template <int N> DEVICE float dz_of(const cuda_args &a, const saved &s, const he
     return gradient(a, x, i, j, lse, s.rest[lse_at(a, x, i)], s.delta[lse_at(a, x, i)], q, k, dot(dout, v)).dz;
 }
 
-/* dbias is [nb, nh, nq, Sk], with broadcast axes of size 1. An element is a sum over these axes, which may have as
- * many terms as the whole problem has queries. A launch adds terms [begin, end) to the sum so far. */
+/* A part of the work on dbias. dbias is [nb, nh, nq, Sk], with broadcast axes of size 1. An element of dbias is a sum
+ * over these axes, which may have as many terms as the whole problem has queries. A launch adds terms [begin, end) to
+ * the sum so far. */
 struct dbias_part {
     int64_t nb, nh, nq, first, begin, end;
 };
@@ -214,7 +217,7 @@ __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_consta
     const attn_view &view = a.g.view[ATTN_T_dbias];
     float *const to = (float *)view.data + attn_at(&view, b0, h0, i0) + j;
     float sum = x.begin ? *to : 0;
-    if (x.begin == x.end) { /* there are no queries */
+    if (x.begin == x.end) { /* a problem without queries: the sum is empty */
         if (threadIdx.x % 32 == 0) *to = 0;
         return;
     }
@@ -231,10 +234,10 @@ __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_consta
     if (threadIdx.x % 32 == 0) *to = sum;
 }
 
-/* One warp sums dZ * distance over a row's pairs. Distances are hundreds, so an error of the row's delta is
- * multiplied by hundreds. Where no out was given, delta comes from a forward whose products round P to the tensors'
- * dtype. The function then finds the error of delta from the same pairs: with the right delta, dZ plus the sink's
- * share adds up to dlse, and P plus the sink's share adds up to 1. */
+/* Returns the sum of dZ * distance over a row's pairs; one warp computes it. Distances are hundreds, so an error of the
+ * row's delta is multiplied by hundreds. Where no out was given, delta comes from a forward whose products round P to
+ * the tensors' dtype. In that case the function finds the error of delta from the same pairs: with the right delta, dZ
+ * plus the sink's share adds up to dlse, and P plus the sink's share adds up to 1. */
 template <int N>
 DEVICE float sum_of_far_pairs(const cuda_args &a, const saved &s, const head_args &x, int64_t i, bool given)
 {
@@ -277,8 +280,8 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (threadIdx.x % 32 == 0) s.far[lse_at(a, r.x, r.i)] = sum;
 }
 
-/* Computes dalibi_slopes from the sums of sum_of_far_pairs(); a warp computes one (batch, head) or one head. Four
- * lanes share the query rows, and their sums are added in order. */
+/* Computes dalibi_slopes from the sums of sum_of_far_pairs(). A warp computes the slope of one head, for one batch row
+ * or for all. Four lanes share the query rows, and their sums are added in order. */
 __global__ void __launch_bounds__(32) dslope_heads(const __grid_constant__ cuda_args a, saved s, int64_t batches)
 {
     const attn_dims &d = a.g.dims;
@@ -297,7 +300,7 @@ __global__ void __launch_bounds__(32) dslope_heads(const __grid_constant__ cuda_
     if (lane == 0) ((float *)view.data)[attn_at(&view, b0, h, 0)] = sum;
 }
 
-/* Computes dsinks = -sum over batch and rows of exp(sink - lse) * delta; a block computes one head. */
+/* Computes dsinks = -sum of exp(sink - lse) * delta over batch rows and queries. A block computes one head. */
 __global__ void __launch_bounds__(32 * WARPS) dsink_heads(const __grid_constant__ cuda_args a, saved s)
 {
     const attn_geometry &g = a.g;
@@ -328,7 +331,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     return true;
 }
 
-/* N of the functions of rows.cuh. A backward has no variant of LATENT_CHANNELS. */
+/* Returns N, channels per lane, for the functions of rows.cuh. A backward has no variant of LATENT_CHANNELS. */
 int channels_of(const attn_geometry &g)
 {
     const int64_t most = attn_max64(g.dims.D, g.dims.Dv);
@@ -353,7 +356,7 @@ cudaError_t launch_forward(const cuda_chip *chip, cudaStream_t stream, const att
     return cudaPeekAtLastError();
 }
 
-/* The workspace holds lse and delta without gaps, and a float32 out if the problem gives none. */
+/* Plans a backward. The workspace holds lse and delta without gaps, and a float32 out if the problem gives none. */
 bool plan_backward(const cuda_chip *, attn_plan *plan)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -387,7 +390,7 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     if (!given) {
         s.out.data = (float *)workspace + saved_floats(plan);
         s.out.dtype = ATTN_F32;
-        s.out.row = d.Dv; /* out is [B, H, Sq, Dv]; packed [H, total_q, Dv] */
+        s.out.row = d.Dv; /* out in the workspace is [B, H, Sq, Dv], or for packed problems [H, total_q, Dv] */
         s.out.head = d.Sq * d.Dv;
         s.out.batch = d.packed ? 0 : d.H * d.Sq * d.Dv;
         launch_rows(chip, a, s.out, s.lse, stream);
@@ -423,10 +426,11 @@ void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t
                 });
 }
 
-/* The number of blocks that look at `rows` marks: each warp checks several where there are many. */
+/* Returns the number of blocks of a launch that looks at `rows` marks. Where there are many rows, each warp looks at
+ * several marks. */
 static unsigned blocks_for_marks(const cuda_chip *chip, int64_t rows)
 {
-    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* number of warps */
+    const int64_t busy = (int64_t)chip->multiprocessors * 32; /* number of warps that keep the GPU busy */
     return blocks_for(attn_max64(attn_tiles(rows, 32), attn_min64(rows, busy)));
 }
 
@@ -485,14 +489,15 @@ void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_ar
 
 namespace {
 
-/* Divides elements and their terms so that each launch is a step. The terms of an element are added in order. */
+/* Launches the kernels of dbias. Elements and their terms are divided so that each launch is a step. The terms of an
+ * element are added in order. */
 void launch_dbias(const cuda_chip *chip, const attn_problem *p, const cuda_args &a, const saved &s, cudaStream_t stream)
 {
     const int64_t *n = p->dbias.shape;
     dbias_part x = { n[0], n[1], n[2], 0, 0, 0 };
     const auto kernel = channels_of(a.g) == CHANNELS ? dbias_elements<CHANNELS> : dbias_elements<WIDE_CHANNELS>;
     const int64_t elements = n[0] * n[1] * n[2] * n[3], terms = dbias_terms(a.g.dims, x);
-    /* where there are no terms, one launch writes zeros */
+    /* a sum without terms takes one launch, which writes zeros */
     for (int64_t begin = 0; begin == 0 || begin < terms; begin += MOST_IN_A_ROW) {
         x.begin = begin, x.end = attn_min64(begin + MOST_IN_A_ROW, terms);
         in_steps(chip, elements, (double)attn_max64(x.end - begin, 1) * pair_seconds(chip, a.g, DBIAS_PAIR),

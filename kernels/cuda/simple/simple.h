@@ -1,4 +1,4 @@
-/* simple.h: functions of simple.cu that other families of kernels use too. */
+/* simple.h: functions of simple.cu (attention without tensor cores) that other families of kernels call too. */
 #ifndef ATTN_CUDA_SIMPLE_H
 #define ATTN_CUDA_SIMPLE_H
 
@@ -6,46 +6,46 @@
 
 #include "kernels/cuda/common/rows.cuh"
 
-/* Computes s.delta. If `given`, also computes s.lse from the problem's lse. */
+/* Computes s.delta. If `given`, also computes s.lse and s.rest from the problem's lse. */
 void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t stream);
 
 /* Computes the rows that a forward's kernel has only marked (rows_later). `plan` is the plan of the forward. */
 void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t stream);
 
-/* Computes the rows that a forward's kernel has marked in a.rows_later, in one launch. */
+/* Computes the rows that a forward's kernel has only marked (a.rows_later), in one launch. */
 void simple_marked_rows(const cuda_chip *chip, cuda_args a, cudaStream_t stream);
 
-/* Computes the rows of dq, dk and dv that a backward's kernel has only marked; call it before simple_gradients(). */
+/* Computes the rows of dq, dk and dv that a backward's kernel has only marked. Call it before simple_gradients(). */
 void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_args a, const saved &s,
                            cudaStream_t stream);
 
-/* Computes the rows of dq, dk and dv that a backward's kernel has marked in a.rows_later and a.keys_later, each in one
- * launch. */
+/* Computes the rows of dq, dk and dv that a backward's kernel has only marked (a.rows_later and a.keys_later), with one
+ * launch for queries and one for keys. */
 void simple_marked_gradients(const cuda_chip *chip, cuda_args a, const saved &s, cudaStream_t stream);
 
-/* Computes dbias, dalibi_slopes and dsinks, each where the problem requests it. It needs s.lse and s.delta. */
+/* Computes dbias, dalibi_slopes and dsinks, where the problem requests them, from s.lse and s.delta. */
 void simple_gradients(const cuda_chip *chip, const attn_problem *p, const cuda_args &a, const saved &s,
                       cudaStream_t stream);
 
 /* ---- How long it takes ------------------------------------------------------------------------------------------- */
 
-/* The seconds that a pair takes on an H100 whose 132 multiprocessors are all busy: a constant, and an amount for
- * each 32 channels. tests/gpu/rates.c measured both; they are rounded up. BACKWARD_PAIR holds for each of three
- * loops: dq; dk and dv; dalibi_slopes. */
+/* The seconds that a pair takes on an H100 whose 132 multiprocessors are all busy: a constant, and an amount for each
+ * 32 channels. tests/gpu/rates.c measured both; they are rounded up. BACKWARD_PAIR holds for each of three loops: dq;
+ * dk and dv; dalibi_slopes. */
 struct pair_cost {
     double each, each_32_channels;
 };
 const pair_cost FORWARD_PAIR = { 0.45e-9, 0.2e-9 }, BACKWARD_PAIR = { 0.6e-9, 0.24e-9 },
                 DBIAS_PAIR = { 1.7e-9, 0.22e-9 };
-const double WIDE_COST = 2; /* factor for lanes with more than CHANNELS channels, which do not fit into registers */
+const double WIDE_COST = 2; /* time factor for more than CHANNELS channels per lane, which do not fit into registers */
 
-/* Rows that tensor cores cannot compute may take longer than other rows, because their scores are computed in double
- * and from parts. On an H100, rows of huge scores took 0.75 ns per pair in a forward and 2.1 ns in a backward's three
- * loops (D 64), which is less than other rows take. The factor covers rows in which few keys have a P of 0, and rows
- * whose scores exceed the range of float32. */
+/* Time factor of rows that tensor cores cannot compute. They may take longer than other rows, because their scores are
+ * computed in double and from parts. On an H100, rows of huge scores took 0.75 ns per pair in a forward and 2.1 ns in a
+ * backward's three loops (D 64), which is less than other rows take. The factor covers rows in which few keys have a P
+ * of 0, and rows whose scores exceed the range of float32. */
 const double LEFT_COST = 3.5;
 
-/* In one step a warp adds at most this many terms one after the other. A term takes some 4 us where few warps run. */
+/* The most terms that a warp adds one after the other in one step. A term takes some 4 us where few warps run. */
 const int64_t MOST_IN_A_ROW = 4096;
 
 static inline double pair_seconds(const cuda_chip *chip, const attn_geometry &g, const pair_cost &cost)
@@ -60,21 +60,23 @@ static inline double row_seconds(const cuda_chip *chip, const attn_geometry &g, 
     return (double)keys_of_row(g) * pair_seconds(chip, g, cost);
 }
 
-/* Multiplications for a pair in sm80/wide_forward.cu and sm80/wide_backward.cu: each block makes the scores again for
- * its columns of the result. */
+/* Returns the multiplications for a pair in sm80/wide_forward.cu and sm80/wide_backward.cu, where each block computes
+ * the scores again for its own columns of the result. */
 static inline double wide_products(int64_t D, int64_t Dv, bool backward)
 {
     const int64_t columns = TILE_HEAD_DIM, of_D = attn_tiles(D, columns), of_Dv = attn_tiles(Dv, columns);
     return (double)(of_Dv * (D + columns) + (backward ? 2 * of_D * (D + Dv + columns) : 0));
 }
 
-/* Upper bound on the seconds that tensor cores need for a problem. It assumes no more than their measured rate on an
- * H100 (kernels/MEASUREMENTS.md), and with options a sixth of it, or a third where Hopper's kernels compute them. */
+/* Returns an upper bound on the seconds that tensor cores need for a problem. It assumes at most the rate measured on
+ * an H100 (kernels/MEASUREMENTS.md). With options it assumes a sixth of that rate, or a third for the kernels of
+ * Hopper. */
 static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
     const bool hopper = strncmp(plan->kernel->name, "sm90", 4) == 0;
-    const int64_t D = attn_max64(g.dims.D, 64), Dv = attn_max64(g.dims.Dv, 64); /* tiles are at least 64 columns wide */
+    /* a tile has at least 64 columns, also where D is smaller */
+    const int64_t D = attn_max64(g.dims.D, 64), Dv = attn_max64(g.dims.Dv, 64);
     const bool wide = attn_max64(D, Dv) > TILE_HEAD_DIM && !hopper, backward = plan->problem->op == ATTN_OP_BACKWARD;
     const double flops = 2 * (wide ? wide_products(D, Dv, backward) : (double)(D + Dv) * (backward ? 2.5 : 1)),
                  rate = plan->problem->q.dtype == ATTN_F32 ? 3e13
@@ -84,9 +86,10 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
            (has_options(plan) ? hopper ? 3 : 6 : 1) * 132 / chip->multiprocessors;
 }
 
-/* Should the host check for marked rows in the middle of a problem, before the launches that compute them? It then
- * waits for the stream once more, which takes some 30 us: less than one percent of such a problem's time. In a shorter
- * problem it checks only at the end (attn_stream_left_rows()), and then computes the problem once more. */
+/* Returns whether the host checks for marked rows in the middle of a problem, before the launches that compute these
+ * rows. The check waits for the stream once more, which takes some 30 us: less than one percent of the time of a
+ * problem for which it returns true. In a shorter problem the host checks only at the end (attn_stream_left_rows()); if
+ * rows are marked, it computes the problem once more. */
 static inline bool looks_for_rows(const cuda_chip *chip, const attn_plan *plan)
 {
     return tile_seconds(chip, plan) >= chip->step_seconds / 4;

@@ -1,4 +1,4 @@
-/* work.cuh: which row a warp computes. Work is divided by rows, with several warps per block. */
+/* work.cuh: which row a warp computes. Each warp computes rows of its own, and a block has WARPS warps. */
 #ifndef ATTN_CUDA_WORK_CUH
 #define ATTN_CUDA_WORK_CUH
 
@@ -8,7 +8,7 @@ namespace {
 
 enum { WARPS = 4 };
 
-/* Returns the warp's index in the grid. */
+/* Returns the warp's number in the grid. */
 DEVICE int64_t warp_index()
 {
     return (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
@@ -20,7 +20,7 @@ struct row {
     bool exists;
 };
 
-/* Returns n / by, and the remainder in `rest`. Nearly all n fit in 32 bits, and a 32-bit division takes far fewer
+/* Returns n / by, and sets `rest` to the remainder. Nearly all n fit in 32 bits, and a 32-bit division takes far fewer
  * instructions than a 64-bit one. */
 DEVICE int64_t divide(int64_t n, int64_t by, int64_t &rest)
 {
@@ -29,7 +29,7 @@ DEVICE int64_t divide(int64_t n, int64_t by, int64_t &rest)
     return quotient;
 }
 
-/* The row of work item n of rows x heads; query rows vary fastest. */
+/* Returns the query row with number n, counted over the rows of all heads; rows of one head are neighbours. */
 DEVICE row query_row(const cuda_args &a, int64_t n)
 {
     const attn_dims &d = a.g.dims;

@@ -6,39 +6,40 @@
  *
  *     S^T = K Q^T            dP^T = V dO^T
  *     P^T = exp(S^T - lse)   dS^T = P^T (dP^T - delta)          in registers
- *     dV += P^T dO           dK += dS^T Q                       accumulators of a warp's own keys: no sum crosses a
- *                                                               warp
- *     dQ  = dS K                                                dS by shared memory; added to float32 sums in global
- *                                                               memory
+ *     dV += P^T dO           dK += dS^T Q                       in registers, for a warp's own keys: no sum
+ *                                                               crosses a warp
+ *     dQ  = dS K                                                dS goes through shared memory; dQ is added to float32
+ *                                                               sums in global memory
  *
- * The order of the additions to dQ is not fixed, so its last bits vary from run to run. With `deterministic` there
- * are no such additions: a second kernel computes dQ by query tiles. It computes S and dP again, which makes seven
- * products instead of five. dK and dV are always deterministic, because one block adds up the heads of a group in
- * order.
+ * The order of the additions to dQ is not fixed, so the last bits of dQ vary from run to run. With `deterministic` no
+ * block adds to sums in global memory: a second kernel computes dQ by query tiles. The second kernel computes S and dP
+ * again, so a backward takes seven products instead of five. dK and dV are always deterministic, because one block adds
+ * up the heads of a group in order.
  *
- *   prepare     delta = rowsum(dO O) - dlse, and lse in base 2, both by query tiles; zeros in the sums
- *   dkdv_wide   as above, one block per key tile, for head dims to 128 without options; it is designed for speed
- *   dkdv_tiles  the same with every option, and for head dims above 128. These leave no registers for both dK and
- *               dV: each of two launches computes one (S is computed twice). A warp has 16 keys and all queries of
- *               the tile
- *   finish      dQ = scale * sum, in its dtype               or: dq_tiles, one block per query tile
+ *   prepare     computes delta = rowsum(dO O) - dlse, and lse in base 2, both by query tiles; zeroes the sums of dQ
+ *   dkdv_wide   the main kernel, one block per key tile, for head dims to 128 without options (softcap, bias, masks,
+ *               ...); it is designed for speed
+ *   dkdv_tiles  the main kernel for problems with options, and for head dims above 128. Head dims above 128 leave no
+ *               registers for both dK and dV: each of two launches computes one of them, and both compute S. A warp
+ *               has 16 keys and all queries of the tile
+ *   finish      dQ = scale * sum, in its dtype; with `deterministic` dq_tiles instead, one block per query tile
  *   simple.cu   dbias, dalibi_slopes, dsinks where wanted
  *
  * prepare and finish are in backward_common.cuh, dkdv_wide is in backward_wide.cuh.
  *
- * rows.cuh computes rows again that are not finite; it skips hidden pairs (see forward.cu). */
+ * Rows whose result is not finite are computed again by rows.cuh, which skips hidden pairs (see forward.cu). */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 #include "backward_wide.cuh"
 #include "seen_tiles.cuh"
 #include "recompute.h"
 
-/* forward.cu defines this function */
+/* forward_parts() is defined in forward.cu */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream);
 
 namespace {
 
-/* Shapes for head dims up to D: BN keys per block, one warp for 16 keys. */
+/* Tile sizes for head dims up to D: a block has BN keys, and one warp for each 16 keys. */
 template <int D> struct tile;
 template <> struct tile<64> {
     static const int BN = 128;
@@ -60,14 +61,14 @@ template <int D, bool SCORE_MODS> struct shared {
     alignas(1024) uint16_t V[tile<D>::BN * D];
     alignas(1024) uint16_t Q[STAGES][BM * D];
     alignas(1024) uint16_t dO[STAGES][BM * D];
-    alignas(1024) uint16_t dS[tile<D>::BN * BM]; /* dS^T: its rows are keys */
+    alignas(1024) uint16_t dS[tile<D>::BN * BM]; /* dS^T: a row is a key, a column a query */
     alignas(16) row_values values[STAGES];
     staged_queries<BM> options[SCORE_MODS ? tile<D>::BN / 16 : 1];
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* Adds dQ = dS K of a round to the sums of its query tile. Each warp computes one of four groups of 16 queries and
- * some of the columns, at most 64 at a time. */
+/* Adds dQ = dS K over the block's keys to the float32 sums of a query tile. Each warp computes one of four groups of 16
+ * queries and some of the columns, at most 64 at a time. */
 template <typename T, int D, bool SCORE_MODS>
 DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, uint32_t tileK, int warp, int lane)
 {
@@ -125,7 +126,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     loader<D, THREADS>(g.view[ATTN_T_k], b, hk, place.s.k_start, Sk, g.dims.D).template load<BN>(sm.K, j0);
     loader<D, THREADS>(g.view[ATTN_T_v], b, hk, place.s.k_start, Sk, g.dims.Dv).template load<BN>(sm.V, j0);
 
-    /* Loads the queries of round n: head n / tiles of the group, tile n % tiles. */
+    /* Loads the queries of round n of the block's loop: tile n % tiles of query head n / tiles of the group. */
     auto fetch = [&](int n, int stage) {
         const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
         const int i0 = (first + n % tiles) * BM;
@@ -145,7 +146,8 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     for (int next; n < rounds; n = next) {
         const int stage = STAGES == 2 ? n % 2 : 0, i0 = (first + n % tiles) * BM;
         cp_async_wait<0>();
-        __syncthreads(); /* this round's queries are loaded, and no thread reads the last round's queries any more */
+        /* the queries of this round have arrived, and no thread reads those of the previous round any more */
+        __syncthreads();
         next = above(n);
         if (STAGES == 2 && next < rounds) {
             fetch(next, 1 - stage);
@@ -153,7 +155,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
         }
         const uint32_t Q = smem_addr(sm.Q[stage]), dO = smem_addr(sm.dO[stage]);
 
-        /* S^T = K Q^T, dP^T = V dO^T */
+        /* Compute S^T = K Q^T and dP^T = V dO^T. */
         float S[NT][4] = {}, dP[NT][4] = {};
 #pragma unroll
         for (int kk = 0; kk < D / 16; kk++) {
@@ -174,15 +176,15 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
             }
         }
 
-        /* Masks and options. Element e of block nt: key j0 + 16 warp + 8 (e / 2) + lane / 4, query i0 + 8 nt + 2
-         * (lane % 4) + e % 2. */
+        /* Apply masks and options. Element e of a thread's block nt is the pair of query i0 + 8 nt + 2 (lane % 4) +
+         * e % 2 and key j0 + 16 warp + 8 (e / 2) + lane / 4. */
         if (SCORE_MODS) {
             const head_args x = head_args_of(a, b, hk * (int)g.group + n / tiles);
             apply_options(S, sm.options[warp], a, w.s, x, limit, Sq, i0, j0 + warp * 16, 1, sm.values[stage].lse2, 0,
                           lane);
         } else hide_hidden_queries<BM>(S, limit, Sk, i0, j0 + warp * 16, lane);
 
-            /* P = exp(S - lse), dS = P (dP - delta) */
+            /* Turn S^T into P = exp(S - lse), and dP^T into dS = P (dP - delta). */
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
             const float2 lse2 = *(const float2 *)&sm.values[stage].lse2[nt * 8 + lane % 4 * 2],
@@ -203,7 +205,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
             }
         }
 
-        /* Write dS^T to shared memory, for dQ. */
+        /* Write dS^T to shared memory, where all warps read it to compute dQ. */
         if (want_dq) {
 #pragma unroll
             for (int nt = 0; nt < NT; nt++)
@@ -213,7 +215,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
                                   lane % 4 * 2) = pack<T>(dP[nt][half * 2], dP[nt][half * 2 + 1]);
         }
 
-        /* dV += P^T dO, dK += dS^T Q */
+        /* Add dV += P^T dO and dK += dS^T Q. */
 #pragma unroll
         for (int kk = 0; kk < BM / 16; kk++) {
             uint32_t ap[4], as[4];
@@ -253,12 +255,14 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     bool finite = true;
     if (PARTS & DK) finite &= scale_block(dK, (float)g.scale);
     if (PARTS & DV) finite &= scale_block(dV, 1);
-    /* in a block that no query sees, copies of K and V may still write to the memory where dK and dV are staged */
+    /* where no query sees the block's keys, copies of K and V may still write to the memory in which dK and dV are
+     * staged */
     cp_async_wait<0>();
-    const bool poisoned = __syncthreads_or(!finite); /* after this barrier no thread reads shared memory any more */
+    /* after this barrier no thread reads the tiles in shared memory any more */
+    const bool poisoned = __syncthreads_or(!finite);
     if ((PARTS & DK) && dk.data) {
         const bool pieces = in_pieces<T>(dk, b, hk, line, g.dims.D);
-        /* the memory of K and V together holds D floats for each row */
+        /* dK and dV are staged in the memory of K and V, which together holds D floats for each row */
         stage_block<T, D>(sm.K, pieces, dK, warp * 16, 0, lane);
         __syncthreads();
         store_rows<D, THREADS>(dk, b, hk, line, 0, place.rows, (int)g.dims.D, sm.K, pieces, threadIdx.x);
@@ -281,7 +285,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
 template <int D, bool SCORE_MODS> struct shared_dq {
     alignas(1024) uint16_t Q[BM * D];
     alignas(1024) uint16_t dO[BM * D];
-    alignas(1024) uint16_t K[BM * D]; /* tiles of BM keys */
+    alignas(1024) uint16_t K[BM * D]; /* K and V: one tile of BM keys */
     alignas(1024) uint16_t V[BM * D];
     struct {
         float z[16][BM + 4], cap[16][BM + 4], lse2[16];
@@ -330,7 +334,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             j = seen_tile_above(sm.seen, j - 1, last);
             if (j == last) break;
         }
-        __syncthreads(); /* no thread reads the last tile any more */
+        __syncthreads(); /* no thread reads the previous tile any more */
         K.template load<BN>(sm.K, j * BN);
         V.template load<BN>(sm.V, j * BN);
         cp_async_commit();
@@ -386,7 +390,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             }
         if (SCORE_MODS) __syncwarp();
 
-            /* dQ += dS K */
+            /* Add dQ += dS K. */
 #pragma unroll
         for (int kk = 0; kk < BN / 16; kk++) {
             uint32_t as[4];
@@ -400,14 +404,15 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             }
         }
     }
-    /* in a tile that sees no key, copies of Q and dO may still write to the memory where dQ is staged */
+    /* where the queries see no key, copies of Q and dO may still write to the memory in which dQ is staged */
     cp_async_wait<0>();
     const attn_view &dq = g.view[ATTN_T_dq];
-    const bool poisoned = __syncthreads_or(!scale_block(dQ, x.scale)); /* from here on no thread reads shared memory */
+    /* after this barrier no thread reads the tiles in shared memory any more */
+    const bool poisoned = __syncthreads_or(!scale_block(dQ, x.scale));
     const int64_t line = x.s.q_start + i0;
     const int rows = (int)attn_min64(BM, x.s.Sq - i0);
     const bool pieces = in_pieces<T>(dq, x.b, x.h, line, g.dims.D);
-    /* the memory of Q and dO together holds D floats for each row */
+    /* dQ is staged in the memory of Q and dO, which together holds D floats for each row */
     stage_block<T, D>(sm.Q, pieces, dQ, warp * 16, 0, lane);
     __syncthreads();
     store_rows<D, THREADS>(dq, x.b, x.h, line, 0, rows, (int)g.dims.D, sm.Q, pieces, threadIdx.x);
@@ -424,8 +429,8 @@ size_t align_up(size_t bytes)
     return (bytes + 255) / 256 * 256;
 }
 
-/* The parts of the workspace, in order: lse and delta, both by query tiles, sums of dQ, and the
- * forward's results where they are not given. */
+/* Sizes in bytes of the parts of the workspace, in their order: saved_floats(); row_values of the query tiles; float32
+ * sums of dQ; and, where out and lse are not given, out and lse of the forward that computes them. */
 struct parts {
     size_t rows, values, sums, out, lse, total;
 };
@@ -469,7 +474,7 @@ cudaError_t launch_dkdv(const cuda_chip *chip, cuda_args a, const scratch &w, cu
     return code;
 }
 
-/* Bytes of shared memory of dkdv_wide without its second dS. */
+/* The least shared memory of dkdv_wide, in bytes: with room for one tile of dS instead of two. */
 template <int D> constexpr size_t least_wide = sizeof(shared_wide<D>) - sizeof(shared_wide<D>::dS) / 2;
 
 template <typename T, int D>
@@ -525,7 +530,8 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const scratch 
     }
 }
 
-/* The most shared memory that a block needs, in the variant for these problems. */
+/* The most shared memory, in bytes, that a block of this file's kernels needs: of the variant with or without
+ * options. */
 template <int D> size_t most_shared(bool options, bool deterministic)
 {
     size_t keys = options ? sizeof(shared<D, true>) : sizeof(shared<D, false>);
@@ -534,7 +540,8 @@ template <int D> size_t most_shared(bool options, bool deterministic)
     return keys > dq ? keys : dq;
 }
 
-/* These launch the two kernels around the main one, by head dims and dtype. */
+/* Functions that launch prepare() and finish(), the kernels before and after the main kernel, by head dims and
+ * dtype. */
 template <typename T, int D> void launch_prepare(const cuda_args &a, const scratch &w, dim3 grid, cudaStream_t stream)
 {
     prepare<T, D><<<grid, 128, 0, stream>>>(a, w);
@@ -546,7 +553,7 @@ template <typename T, int D> void launch_finish(const cuda_args &a, const scratc
 
 struct steps_row {
     int D;
-    void (*prepare[2])(const cuda_args &, const scratch &, dim3, cudaStream_t); /* for bfloat16 and float16 */
+    void (*prepare[2])(const cuda_args &, const scratch &, dim3, cudaStream_t); /* [0]: bfloat16, [1]: float16 */
     void (*finish[2])(const cuda_args &, const scratch &, dim3, cudaStream_t);
 };
 template <int D> constexpr steps_row steps_of()
@@ -563,7 +570,7 @@ const steps_row &steps_for(const attn_dims &d)
     return steps[D == 64 ? 0 : D == 128 ? 1 : 2];
 }
 
-/* Do this file's kernels add to sums of dQ? For a deterministic dQ they do not. */
+/* Returns whether this file's kernels add to float32 sums of dQ. Kernels of a deterministic dQ do not. */
 bool adds_dq(const attn_plan *plan)
 {
     return !plan->problem->deterministic;

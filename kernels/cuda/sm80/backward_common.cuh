@@ -1,5 +1,6 @@
 /* backward_common.cuh: code that the variants of backward.cu share: where query tiles and their sums of dQ lie, the
- * kernels that run before (prepare) and after (finish), the keys of a block, and storing results. */
+ * kernels that run before the main kernel (prepare) and after it (finish), the keys of a block, and how results are
+ * stored. */
 #ifndef ATTN_SM80_BACKWARD_COMMON_CUH
 #define ATTN_SM80_BACKWARD_COMMON_CUH
 
@@ -8,7 +9,7 @@
 
 namespace {
 
-enum { BM = QUERY_TILE }; /* number of queries of a tile */
+enum { BM = QUERY_TILE }; /* number of queries of a query tile */
 typedef backward_scratch scratch;
 
 DEVICE void add_fragment(float *sums, int lane, const float (&x)[4])
@@ -28,7 +29,7 @@ DEVICE float4 read_fragment(const float *sums, int lane)
 #endif
 }
 
-/* Copies row_values to shared memory. 32 threads of the block make the copy. */
+/* Copies the row_values of one query tile to shared memory. 32 threads of the block make the copy. */
 DEVICE void load_values(row_values *to, const row_values *from)
 {
     static_assert(sizeof(row_values) == 32 * 16);
@@ -37,8 +38,8 @@ DEVICE void load_values(row_values *to, const row_values *from)
 
 /* ---- prepare ----------------------------------------------------------------------------------------------------- */
 
-/* Computes lse and rest again for a tile's rows whose lse is huge; the other rows keep theirs. It finds its tile
- * again, so that prepare() keeps no registers for it. */
+/* Computes lse and rest, the two parts of a huge lse, again for those rows of a tile whose lse is huge. The function
+ * finds its tile again, so that prepare() keeps no registers for the tile's place. */
 __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const saved &s, unsigned tile)
 {
     const tile_place place = tile_place_of<BM>(a, tile);
@@ -53,14 +54,15 @@ __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const save
     }
 }
 
-/* Computes delta = rowsum(dO O) - dlse, writes lse without gaps and as row_values, and zeroes the sums. One block
- * per query tile and head. Eight blocks must fit on a multiprocessor, because reading needs many loads in flight.
- * Without this bound, the registers of lse_in_parts() would leave room for only six. */
+/* Computes delta = rowsum(dO O) - dlse, writes lse without gaps and as row_values, and zeroes the float32 sums of dQ.
+ * One block per query tile and head. Eight blocks must fit on a multiprocessor, because reading needs many loads in
+ * flight. Without this launch bound, the registers of lse_in_parts() would leave room for only six. */
 template <typename T, int D>
 __global__ void __launch_bounds__(128, 8)
     prepare(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
 {
-    const int LANES = D / 8, STEP = 128 / LANES; /* threads of a row, and rows that the block processes at a time */
+    /* LANES: threads that share a row; STEP: rows that the block processes at a time */
+    const int LANES = D / 8, STEP = 128 / LANES;
     const attn_geometry &g = a.g;
     const tile_place place = tile_place_of<BM>(a, blockIdx.x);
     if (!place.exists) return;
@@ -74,14 +76,15 @@ __global__ void __launch_bounds__(128, 8)
     const int64_t line = x.s.q_start + place.i0, o_at = attn_at(&w.s.out, x.b, x.h, line) + d,
                   do_at = attn_at(&dout, x.b, x.h, line) + d;
     const bool pieces = in_pieces<T>(w.s.out, x.b, x.h, line, Dv) && in_pieces<T>(dout, x.b, x.h, line, Dv);
-    const int mine = threadIdx.x; /* at the end each thread has a row; it loads that row's lse now */
+    const int mine = threadIdx.x; /* at the end each thread writes lse of one row; it loads that lse now */
     float y = -CUDART_INF_F, less = 0;
     if (mine < rows) {
         y = ((const float *)lse.data)[attn_at(&lse, x.b, x.h, line + mine)];
         if (dlse.data) less = ((const float *)dlse.data)[attn_at(&dlse, x.b, x.h, line + mine)];
     }
     __shared__ float sums[BM];
-    const int TOGETHER = BM / STEP < 4 ? BM / STEP : 4; /* rows of a thread whose loads are in flight together */
+    /* number of rows for which a thread has loads in flight at the same time */
+    const int TOGETHER = BM / STEP < 4 ? BM / STEP : 4;
 #pragma unroll 1
     for (int first = threadIdx.x / LANES; first < BM; first += TOGETHER * STEP) {
         float delta[TOGETHER] = {};
@@ -128,7 +131,7 @@ __global__ void __launch_bounds__(128, 8)
         w.values[tile].lse2[mine] = lse_in_base_2(y);
         w.values[tile].delta[mine] = delta;
     }
-    if (any_huge) { /* this is rare: see saved.rest */
+    if (any_huge) { /* rows of huge lse are rare: see saved.rest */
         __syncthreads();
         lse_of_tile_in_parts(a, w.s, kept(blockIdx.x));
     }
@@ -136,17 +139,18 @@ __global__ void __launch_bounds__(128, 8)
 
 /* ---- dK, dV and the sums of dQ: code shared by dkdv_wide and dkdv_tiles --------------------------------------- */
 
-/* The keys of a block, and the query tiles that see any of them. In a packed problem sequences own tiles of keys as
- * they own tiles of queries in tile_place_of(). */
+/* The keys of a block, and the query tiles that see any of these keys. In a packed problem each sequence owns tiles of
+ * keys, in the way in which it owns tiles of queries in tile_place_of(). */
 struct key_place {
     attn_sequence s;
     limits limit;
     int b, hk, j0;
-    int rows;        /* rows of dk and dv to write; they include rows of zeros behind seqlens_k */
-    int first, last; /* tiles of queries that see any of the keys */
+    int rows;        /* number of rows of dk and dv to write; rows behind seqlens_k are written as zeros */
+    int first, last; /* query tiles [first, last) see at least one of the keys */
 };
 
-/* Finds the block's keys. find_queries() finds the query tiles later, while the keys are loaded. */
+/* Finds the block's keys. find_queries() finds the query tiles that see these keys; it is called later, while the keys
+ * are loaded. */
 template <int BN> DEVICE key_place key_place_of(const cuda_args &a, const limits &whole, uint3 block)
 {
     const attn_geometry &g = a.g;
@@ -172,7 +176,7 @@ template <int BN> DEVICE key_place key_place_of(const cuda_args &a, const limits
     return place;
 }
 
-/* The queries i with j - hi < i <= j - lo see key j. */
+/* Finds the query tiles that see the block's keys. Key j is seen by the queries i with j - hi < i <= j - lo. */
 template <int BN> DEVICE void find_queries(key_place &place)
 {
     const int Sq = (int)place.s.Sq, j_last = min(place.j0 + BN, place.limit.Sk) - 1;
@@ -181,7 +185,8 @@ template <int BN> DEVICE void find_queries(key_place &place)
     place.last = max((min(j_last - place.limit.lo + 1, Sq) + BM - 1) / BM, place.first);
 }
 
-/* Writes blocks of 16 x 8 to rows of a result that are staged at `memory` (see tile.cuh). */
+/* Stages a warp's accumulators (blocks of 16 x 8) at `memory`, from which rows of the result are written (see
+ * tile.cuh). */
 template <typename T, int D, int MT, int NT>
 DEVICE void stage_block(void *memory, bool pieces, const float (&c)[MT][NT][4], int row, int column, int lane)
 {
@@ -195,7 +200,7 @@ DEVICE void stage_block(void *memory, bool pieces, const float (&c)[MT][NT][4], 
                                  c[mt][nt][half * 2], c[mt][nt][half * 2 + 1]);
 }
 
-/* Multiplies by `factor`. Returns whether every product is finite. */
+/* Multiplies accumulators by `factor`. Returns whether every product is finite. */
 template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float factor)
 {
     float zero = 0;
@@ -206,7 +211,7 @@ template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float f
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 c[mt][nt][e] *= factor;
-                zero = fmaf(c[mt][nt][e], 0, zero); /* NaN if the product is not finite */
+                zero = fmaf(c[mt][nt][e], 0, zero); /* `zero` becomes NaN if the product is not finite */
             }
     return zero == 0;
 }
@@ -214,8 +219,8 @@ template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float f
 /* ---- finish ------------------------------------------------------------------------------------------------------ */
 
 /* Stores dQ = scale * sums, in its dtype. One block per query tile and head. */
-/* Four blocks per multiprocessor, because reading needs many loads in flight. Without the limit,
- * repairs (dq_row) would take so many registers that only two fit. */
+/* Four blocks must fit on a multiprocessor, because reading needs many loads in flight. Without this launch bound,
+ * dq_row(), which computes single rows again, would take so many registers that only two fit. */
 template <typename T, int D>
 __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
 {
@@ -232,7 +237,8 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
     bool finite = true;
     if (pieces) {
         const int EACH = BM / 16 * (D / 8) / 8,
-                  CHUNK = EACH < 8 ? EACH : 8; /* a warp loads blocks of 16 queries x 8 channels, this many together */
+                  /* EACH: blocks of 16 queries x 8 channels that a warp loads; CHUNK: those that it loads together */
+            CHUNK = EACH < 8 ? EACH : 8;
 #pragma unroll
         for (int chunk = 0; chunk < EACH; chunk += CHUNK) {
             float4 sum[CHUNK];
@@ -240,7 +246,8 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
             for (int k = 0; k < CHUNK; k++) sum[k] = read_fragment(sums + ((chunk + k) * 8 + warp) * 128, lane);
 #pragma unroll
             for (int k = 0; k < CHUNK; k++) {
-                const int n = (chunk + k) * 8 + warp; /* the block's number, in the order of fragment_at() */
+                /* number of the block of 16 x 8 sums, in the order of fragment_at() */
+                const int n = (chunk + k) * 8 + warp;
                 const int r = n / (D / 4) * 32 + n % 2 * 16 + lane / 4, d = n / 2 % (D / 8) * 8 + lane % 4 * 2;
                 const float y[4] = { sum[k].x * x.scale, sum[k].y * x.scale, sum[k].z * x.scale, sum[k].w * x.scale };
                 for (int e = 0; e < 4; e++) finite &= y[e] - y[e] == 0;
@@ -264,7 +271,7 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
     }
     const bool poisoned = __syncthreads_or(!finite);
     if (pieces) store_rows<D, 256>(dq, x.b, x.h, line, 0, rows, width, staged_rows, true, threadIdx.x);
-    if (poisoned) { /* The place is found again, because registers are too scarce to keep it. */
+    if (poisoned) { /* The tile's place is computed again, because registers are too scarce to keep it. */
         __syncthreads();
         const tile_place again = tile_place_of<BM>(a, kept(blockIdx.x));
         for (int r = warp; r < rows; r += 8) dq_row(a, w.s, again.x, again.i0 + r);

@@ -1,10 +1,11 @@
 /* backward_steps.h: the steps that a backward on tensor cores takes before and after its main kernel. sm80/backward.cu
  * and sm90/backward/backward.cu share them.
  *
- *   begin_backward   the forward, where out and lse are not given
- *   prepare_backward `prepare`: delta = rowsum(dO O) - dlse, lse and delta by query tiles, zeros in the sums of dQ
- *   the main kernel  dK, dV, and dQ of all its keys added to the sums; dQ = scale * sums, in its dtype
- *   end_backward     rows that kernels have only marked; dbias, dalibi_slopes and dsinks where wanted
+ *   begin_backward   runs the forward, where out and lse are not given
+ *   prepare_backward launches `prepare`: delta = rowsum(dO O) - dlse, lse and delta by query tiles, zeros in the
+ *                    sums of dQ
+ *   the main kernel  computes dK and dV, and adds dQ of its keys to the float32 sums; then dQ = scale * sums
+ *   end_backward     computes rows that kernels have only marked, and dbias, dalibi_slopes and dsinks where wanted
  *
  * sm90/backward/backward.cu has its own `prepare` (sm90/backward/backward_prepare.cuh). */
 #ifndef ATTN_SM80_BACKWARD_STEPS_H
@@ -13,24 +14,24 @@
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 
-enum { QUERY_TILE = 64 }; /* queries of one tile, whose values and sums are contiguous */
+enum { QUERY_TILE = 64 }; /* number of queries of one tile, whose values and sums are contiguous */
 
-/* Values of each row of a query tile: delta, and lse in base 2. Where a row does not exist or sees no key, lse is
- * +inf, which makes P 0. */
+/* Values of each row (query) of a query tile: delta, and lse in base 2. Where a row does not exist or sees no key, lse
+ * is +inf, which makes P 0. */
 struct row_values {
     float lse2[QUERY_TILE], delta[QUERY_TILE];
 };
 
-/* The workspace as kernels see it: `saved` of rows.cuh, the values of every query tile, and the float32 sums of dQ
- * of every query tile (64 by D of the class; NULL where dQ is not wanted). */
+/* The workspace as kernels see it: lse and delta of each row (`saved` of rows.cuh), row_values of every query tile, and
+ * the float32 sums of dQ of every query tile (64 queries by 64, 128 or 256 columns; NULL where dQ is not wanted). */
 struct backward_scratch {
     saved s;
     row_values *values;
     float *sums;
 };
 
-/* Query tiles are numbered across all heads. In a packed problem sequence b owns tiles from cu[b] / QUERY_TILE + b
- * on, as in tile_place_of(). */
+/* The index of a query tile; tiles are numbered across all heads. In a packed problem sequence b owns the tiles from
+ * number cu[b] / QUERY_TILE + b on, as in tile_place_of(). */
 DEVICE int64_t query_tile(const cuda_args &a, const attn_sequence &s, int b, int h, int tile)
 {
     const int64_t tiles = a.g.dims.packed ? a.g.dims.total_q / QUERY_TILE + a.g.dims.B
@@ -38,21 +39,22 @@ DEVICE int64_t query_tile(const cuda_args &a, const attn_sequence &s, int b, int
     return (a.g.dims.packed ? h * tiles + s.q_start / QUERY_TILE + b : (b * a.g.dims.H + h) * tiles) + tile;
 }
 
-/* The sums of a query tile are blocks of 16 queries x 8 channels, stored as fragments: four floats per lane. The
- * blocks of 32 queries lie together, pairs of blocks channel by channel, so the 32 x 32 sums of a warp are one piece
- * of memory. Where the GPU has the instruction, red_add_4() adds four contiguous floats. Elsewhere a warp adds one
- * of the four at a time, which is fastest if the warp's addresses are contiguous. */
+/* Returns the position of query q, channel d in the float32 sums of dQ of its query tile. The sums are blocks of 16
+ * queries x 8 channels, stored as fragments: four floats per lane. The blocks of 32 queries lie together, pairs of
+ * blocks channel by channel, so the 32 x 32 sums of a warp are one piece of memory. Where the GPU has the instruction,
+ * red_add_4() adds four contiguous floats. Elsewhere a warp adds one of the four at a time, which is fastest if the
+ * warp's addresses are contiguous. */
 template <int D> DEVICE int fragment_at(int q, int d)
 {
     return ((q / 32 * (D / 8) + d / 8) * 2 + q / 16 % 2) * 128;
 }
 
-/* The class of a problem's head dims: 64, 128 or 256, rounded up. */
+/* Rounds a problem's head dims up to the size that kernels are compiled for: 64, 128 or 256. */
 int backward_class(const attn_dims &d);
 
-/* Bytes of workspace for all of these steps; the main kernel's own workspace follows. Returns 0 where the problem
- * needs a forward that is not available here. `adds`: the main kernel adds to sums of dQ (if dQ is wanted) in an
- * order accurate enough for the problem. */
+/* Bytes of workspace for all steps but the main kernel, whose own workspace follows. Returns 0 where the problem needs
+ * a forward that is not available here. `adds`: the main kernel adds to float32 sums of dQ (if dQ is wanted), and an
+ * arbitrary order of additions is accurate enough for the problem. */
 size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan, bool adds);
 
 struct backward_run {

@@ -1,4 +1,5 @@
-/* backward_wide.cuh: dkdv_wide, the plain variant of backward.cu: no options, head dims up to 128. */
+/* backward_wide.cuh: dkdv_wide, the variant of backward.cu for problems without options (softcap, bias, masks, ...),
+ * and for head dims up to 128. */
 #ifndef ATTN_SM80_BACKWARD_WIDE_CUH
 #define ATTN_SM80_BACKWARD_WIDE_CUH
 
@@ -10,18 +11,18 @@ namespace {
  * tensor cores compute one to two products. A warp therefore computes blocks of 32 x 32 or 32 x 64, in which a
  * fragment serves two to four products:
  *
- *   S^T, dP^T   32 keys x 32 queries; for head dims to 64 in two rounds per tile; above, a pair of warps shares the
- *               keys
- *   dV, dK      32 keys x 64 channels, over the tile's queries: P^T and dS^T from registers; for head dims above 64
- *               from the pair's shared memory
+ *   S^T, dP^T   32 keys x 32 queries; for head dims to 64 in two rounds per tile of queries; for larger head dims
+ *               a pair of warps shares the keys, and each warp has half of the queries
+ *   dV, dK      32 keys x 64 channels, over the tile's queries; P^T and dS^T come from registers, and for head dims
+ *               above 64 from the shared memory of the pair of warps
  *   dQ          32 queries x 32 channels, over the block's keys
  *
- * dQ of a tile needs dS of all warps. It is computed one tile later, so that each tile costs only one barrier of the
- * block. */
+ * dQ of a query tile needs dS of all warps. A block computes dQ one tile later than dS, so that each tile costs only
+ * one barrier of the block. */
 template <int D> struct wide;
 template <> struct wide<64> {
     static const int QW = 1, BLOCKS = 2;
-}; /* QW: warps that share 32 keys; BLOCKS: blocks per multiprocessor */
+}; /* QW: number of warps that share 32 keys; BLOCKS: blocks per multiprocessor */
 template <> struct wide<128> {
     static const int QW = 2, BLOCKS = 1;
 };
@@ -33,12 +34,12 @@ template <int D> struct shared_wide {
     alignas(1024) uint16_t Q[2][BM * D];
     alignas(1024) uint16_t dO[2][BM * D];
     alignas(1024) row_values values[2];
-    alignas(1024) uint16_t P[wide<D>::QW == 2 ? BN * BM : 512]; /* P^T: its rows are keys */
-    /* dS^T of this tile, and of the tile before it where shared memory has room for both */
+    alignas(1024) uint16_t P[wide<D>::QW == 2 ? BN * BM : 512]; /* P^T: a row is a key, a column a query */
+    /* dS^T of this tile of queries and, where shared memory has room for both, of the previous tile */
     alignas(1024) uint16_t dS[2][BN * BM];
 };
 
-/* Writes a warp's 32 x 32 block of P^T or dS^T to its place in a tile of BM columns. */
+/* Writes a warp's 32 x 32 block of P^T or dS^T into a tile of BM columns in shared memory. */
 template <typename T> DEVICE void write_block(uint16_t *tile, const float (&c)[2][4][4], int row, int column, int lane)
 {
 #pragma unroll
@@ -51,9 +52,9 @@ template <typename T> DEVICE void write_block(uint16_t *tile, const float (&c)[2
                               lane % 4 * 2) = pack<T>(c[mt][nt][half * 2], c[mt][nt][half * 2 + 1]);
 }
 
-/* A barrier of the two warps of a pair. Both call it at every tile, even if the pair sees no query of the tile. Both
- * could skip it together: only warps that compute the tile exchange P and dS, and a barrier of the block precedes
- * their next writes. Race checkers could not follow that. */
+/* Barrier for the two warps that share 32 keys. Both warps call it at every tile of queries, even if their keys are
+ * hidden from the whole tile. Both could skip the call together: only warps that compute the tile exchange P and dS,
+ * and a barrier of the block precedes their next writes. Race checkers could not follow that. */
 DEVICE void pair_barrier(int pair)
 {
     switch (pair) {
@@ -64,18 +65,19 @@ DEVICE void pair_barrier(int pair)
     }
 }
 
-/* Makes the A fragments of columns k .. k + 15 of a block in registers. */
+/* Converts columns k .. k + 15 of a block in registers to A fragments. */
 template <typename T> DEVICE void pack_block(uint32_t (&f)[2][4], const float (&c)[2][4][4], int k)
 {
 #pragma unroll
     for (int mt = 0; mt < 2; mt++) to_operand<T>(f[mt], c[mt], k / 16);
 }
 
-/* Loads the fragments of step k for `count` blocks of 16 rows or columns, from `from` on. */
+/* Loads the fragments of step k of a product, for `count` blocks of 16 rows (or columns) of a tile, from number `from`
+ * on. `how`: a_rows, a_columns, b_rows or b_columns of tile.cuh. */
 #define FRAGMENTS(how, D, count, tile, from, k) \
     _Pragma("unroll") for (int t_ = 0; t_ < count; t_++) how<D>(f[t_], tile, (from) + t_ * 16, k, lane)
 
-/* ds_stride: elements from one dS to the other; 0: there is only one dS. */
+/* ds_stride: number of elements from one dS buffer to the other, or 0 where there is only one. */
 template <typename T, int D>
 __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     dkdv_wide(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w, limits whole, int ds_stride)
@@ -86,7 +88,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     Shared &sm = *reinterpret_cast<Shared *>(memory);
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    /* this warp's first key in the block, and its number in its pair */
+    /* key: first of this warp's keys, counted in the block; part: the warp's number among those that share these
+     * keys */
     const int key = warp / QW * 32, part = warp % QW;
 
     key_place place = key_place_of<BN>(a, whole, blockIdx);
@@ -100,34 +103,36 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     find_queries<BN>(place);
     const int jl = place.j0 + key, first = place.first, last = place.last, rounds = (last - first) * (int)g.group;
 
-    /* The tile to fetch next: its head and its number. */
+    /* Head and number of the query tile to load next. */
     int h = place.hk * (int)g.group, tile = first, i0 = 0, i0_next = 0;
     loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, h, place.s.q_start, place.s.Sq, g.dims.D);
     loader<D, THREADS> dO(g.view[ATTN_T_dout], place.b, h, place.s.q_start, place.s.Sq, g.dims.Dv);
     int tiles_of_head = (int)query_tile(a, place.s, place.b, h,
-                                        0);       /* a tile has kilobytes, so the number of tiles fits in 31 bits */
-    int sums_next = 0, sums_now = 0, sums_before; /* the index of the sums of tiles n + 1, n and n - 1 */
+                                        /* a tile takes kilobytes of memory, so the number of tiles fits in 31 bits */
+                                        0);
+    int sums_next = 0, sums_now = 0, sums_before; /* indices of the float32 sums of dQ for tiles n + 1, n and n - 1 */
 
     const float scale_log2 = (float)g.scale * LOG2E;
     float dK[2][8][4] = {}, dV[2][8][4] = {};
     const uint32_t tileK = smem_addr(sm.K), tileV = smem_addr(sm.V), tileP = smem_addr(sm.P);
 
-    /* Step n fetches tile n + 1, computes dQ of tile n - 1, and computes all else of tile n. */
+    /* Step n loads query tile n + 1, computes dQ of tile n - 1, and computes all else of tile n. */
 #pragma unroll 1
     for (int n = -1; n <= rounds; n++) {
         const int stage = n & 1;
         cp_async_wait<0>();
-        /* tile n and dS of n - 1 are here; no thread reads the queries of n - 1 or dS of n - 2 any more */
+        /* Tile n and dS of tile n - 1 are in shared memory. No thread reads the queries of tile n - 1 or dS of tile n -
+         * 2 any more. */
         __syncthreads();
         sums_before = sums_now;
         sums_now = sums_next;
         i0 = i0_next;
-        /* Two warps of one scheduler do these two parts in opposite order, so that one computes addresses while the
-         * other computes products. */
+        /* A step has two parts: dQ of the tile before, and S, dP, dK and dV of this tile. Two warps of one scheduler do
+         * the parts in opposite order, so that one warp computes addresses while the other computes products. */
 #pragma unroll 1
         for (int turn = 0; turn < 2; turn++) {
             const bool dQ_now = (warp / 4 + turn) % 2 == 1;
-            /* dQ = dS K of tile n - 1 */
+            /* Compute dQ = dS K of query tile n - 1. */
             if (dQ_now && n > 0 && w.sums) {
                 const int q = warp % 2 * 32, d = warp / 2 * 32;
                 const uint32_t tileS = smem_addr(sm.dS[0] + (1 - stage) * ds_stride);
@@ -166,8 +171,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
             const int q = QW == 2 ? part * 32 : round * 32,
-                      il = i0 + q; /* this warp's first query, counted in the tile and in the sequence */
-            /* Does any query of this warp, or of its pair, see any of these keys? */
+                      il = i0 + q; /* q, il: this warp's first query, counted in the tile and in the sequence */
+            /* Test whether any query of this warp (or of the pair of warps) sees any of the warp's keys. */
             const int low_q = QW == 2 ? i0 : il, high_q = QW == 2 ? i0 + BM - 1 : il + 31;
             if (jl + 31 < low_q + limit.lo || jl >= high_q + limit.hi || jl >= limit.Sk) {
                 const float zero[2][4][4] = {};
@@ -176,18 +181,18 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
                 continue;
             }
 
-            /* S^T = K Q^T */
+            /* Compute S^T = K Q^T. */
             float S[2][4][4] = {}, dP[2][4][4] = {};
             product<T, D / 16>(
                 S, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, D, 2, tileK, key, kk * 16); },
                 [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(b_rows, D, 2, tileQ, q, kk * 16); });
-            /* only some of the block's pairs are visible */
+            /* some of these pairs are hidden */
             if (jl < il + 31 + limit.lo || jl + 31 >= min(il + limit.hi, limit.Sk)) {
 #pragma unroll
                 for (int mt = 0; mt < 2; mt++) hide_queries(S[mt], limit, jl + mt * 16 + lane / 4, il + lane % 4 * 2);
             }
 
-            /* P^T = exp(S^T - lse) */
+            /* Turn S^T into P^T = exp(S^T - lse). */
 #pragma unroll
             for (int nt = 0; nt < 4; nt++) {
                 const float2 lse2 = *(const float2 *)&sm.values[stage].lse2[q + nt * 8 + lane % 4 * 2];
@@ -199,7 +204,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
             }
             if (QW == 2) write_block<T>(sm.P, S, key, q, lane);
 
-            /* dP^T = V dO^T, dS^T = P^T (dP^T - delta) */
+            /* Compute dP^T = V dO^T and dS^T = P^T (dP^T - delta). */
             product<T, D / 16>(
                 dP, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, D, 2, tileV, key, kk * 16); },
                 [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(b_rows, D, 2, tileO, q, kk * 16); });
@@ -214,10 +219,10 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
             }
             write_block<T>(dS_to, dP, key, q, lane);
 
-            /* dV += P^T dO, dK += dS^T Q */
+            /* Add dV += P^T dO and dK += dS^T Q. */
             if constexpr (QW == 2) {
                 const uint32_t tileS = smem_addr(dS_to);
-                pair_barrier(warp / 2); /* P and dS of both warps of the pair are in shared memory */
+                pair_barrier(warp / 2); /* P and dS of both warps that share the keys are in shared memory */
                 product<T, BM / 16>(
                     dV, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, BM, 2, tileP, key, kk * 16); },
                     [&](uint32_t(&f)[4][4], int kk) { FRAGMENTS(b_columns, D, 4, tileO, part * 64, kk * 16); });
@@ -235,16 +240,17 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
         }
     }
 
-    /* The place is computed again, because registers are scarce in the loop. */
+    /* The place of the block's keys is computed again, because registers are scarce in the loop. */
     place = key_place_of<BN>(a, whole, make_uint3(kept(blockIdx.x), kept(blockIdx.y), kept(blockIdx.z)));
     const attn_view &dk = g.view[ATTN_T_dk], &dv = g.view[ATTN_T_dv];
     bool finite = scale_block(dK, (float)g.scale);
     finite &= scale_block(dV, 1);
-    const bool poisoned = __syncthreads_or(!finite); /* after this barrier no thread reads shared memory any more */
+    /* after this barrier no thread reads the tiles in shared memory any more */
+    const bool poisoned = __syncthreads_or(!finite);
     const int64_t line = place.s.k_start + place.j0;
     const bool k_pieces = in_pieces<T>(dk, place.b, place.hk, line, g.dims.D),
                v_pieces = in_pieces<T>(dv, place.b, place.hk, line, g.dims.Dv);
-    /* the memory of K and V, and that of Q and dO, holds D floats for each row */
+    /* dK is staged in the memory of K and V, dV in that of Q and dO; each holds D floats for each row */
     stage_block<T, D>(sm.K, k_pieces, dK, key, part * 64, lane);
     stage_block<T, D>(sm.Q, v_pieces, dV, key, part * 64, lane);
     __syncthreads();

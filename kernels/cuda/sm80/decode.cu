@@ -1,17 +1,19 @@
 /* decode.cu: forward of few queries over many keys: decoding, speculation, short questions to a long context.
  *
- * Reading K and V once takes nearly all of the time, because nothing else is large. Therefore:
+ * Reading K and V once takes nearly all of the time, because no other tensor is large. The design therefore keeps all
+ * multiprocessors busy with reading:
  *
  *   All query heads of a key/value head and all queries of a sequence are the rows of one tile ("packed GQA"): row r
- *   is query r / G of head r % G of the group. This file computes sequences of at most DECODE_ROWS rows; other
- *   kernels compute longer ones. The keys of a sequence are divided into splits, one block each. A block leaves O
- *   (not divided), m and l of its split in the workspace, and combine_splits() adds them up in the order of the keys
- *   (Flash-Decoding, Dao et al. 2023; FlashAttention-2, arXiv:2307.08691, section 3.2). The block of a sequence with
- *   one split writes the result itself. Splits are added up within split groups of SPLIT_GROUP neighbours, then the
- *   groups are added up. Where a batch has enough blocks, a block computes all splits of a group, one after the
- *   other, and leaves their sum: the same additions in the same order, with fewer partial results.
+ *   is query r / G of head r % G of the group. This file computes sequences of at most DECODE_ROWS rows (queries times
+ *   heads of a group); other kernels compute longer sequences. The keys of a sequence are divided into splits, one
+ *   block each. A block leaves the partial result of its split in the workspace: O (not divided by l), the maximum m
+ *   and the sum l. combine_splits() adds up the partial results in the order of the keys (Flash-Decoding, Dao et al.
+ *   2023; FlashAttention-2, arXiv:2307.08691, section 3.2). Where a sequence has only one split, the split's block
+ *   writes the result itself. Splits are added up within split groups of SPLIT_GROUP neighbours, then the groups are
+ *   added up. Where a batch has enough blocks, a block computes all splits of a group, one after the other, and leaves
+ *   the sum of the group in the workspace. That makes the same additions in the same order, with fewer partial results.
  *
- * A block is four warps. It keeps tiles of BN keys in a ring, which holds tiles of K and V alternately:
+ * A block is four warps. Shared memory has a ring of SLOTS tiles of BN keys each, alternately of K and of V:
  *
  *     load Q, K[0];  load V[0];  load K[1]                       one group of copies per slot
  *     for j = 0 .. :  wait K[j];  load V[j+1]                    SLOTS - 1 groups are always in flight
@@ -21,36 +23,39 @@
  *
  * With up to 16 rows, each warp takes a part of the tile's keys for all rows, with m, l and O of its own. With up to
  * 64 rows, each warp takes 16 of the rows for all keys. Up to 8 rows of head sizes 65 to 128, which is one query of
- * most models, have a variant of their own (decode_few()). 8 rows are half an operand, so O^T += V^T P^T takes half
- * the products and half the registers. The place of a split is computed in 32 bits, and its first tiles are loaded
- * before anything else. Three blocks fit on a multiprocessor of Hopper, so that memory is not idle while one of them
- * begins or ends. Loads of K and V have the policy evict-first, so that the partial results stay in the L2.
+ * most models, have a variant of their own (decode_few()). Because 8 rows are half an operand, this variant computes
+ * O^T += V^T P^T, with half the products and half the registers. decode_few() computes the place of a split in 32 bits,
+ * and loads the split's first tiles before anything else. Three blocks fit on a multiprocessor of Hopper, so that
+ * memory is not idle while one block begins or ends. Loads of K and V have the L2 policy evict-first, so that partial
+ * results stay in the L2.
  *
- * Where sequences of a batch share a prefix (decode_places.cuh), the prefix is read once for several of them.
- * decode_stacks() runs first and computes such splits for the rows of all these sequences, one below the other, each
- * row as it would be alone. decode_splits() skips these splits.
+ * Where sequences of a batch share a prefix (decode_places.cuh), the prefix is read once for several sequences (a
+ * stack). decode_stacks() runs first and computes the splits of the prefix for the rows of all sequences of a stack,
+ * one below the other. Each row has the same bits as without the stack. decode_splits() runs next and skips these
+ * splits.
  *
- * Results depend on the problem alone: the keys that a sequence's queries see, and its number of rows, determine its
- * splits (split_keys()); the batch and the device do not. A packed problem may hold sequences of either kind; then
- * the other kernel runs first and skips the sequences that this file computes (cuda_chip::decode_rows).
+ * The bits of a result depend on the problem alone: the keys that a sequence's queries see, and its number of rows,
+ * determine its splits (split_keys()); the batch and the device do not. A packed problem may hold both short sequences
+ * (of at most DECODE_ROWS rows) and long ones. A kernel for long sequences runs first and skips the short ones, which
+ * this file then computes (cuda_chip::decode_rows).
  *
- * When one call follows another, the next call's reads overlap the previous call's combine_splits() (plan::ahead),
- * if the next reads nothing that the previous writes. device.cu knows a stream's last kernels. Every kernel here
- * must therefore call launch_dependents() only after its own wait for the previous kernel: all work before the
- * previous call has then ended when a block of the next call runs. A kernel must also write nothing before its own
- * wait. Only combine_splits() calls launch_dependents() at once, because the blocks that allowed it to start had
- * waited.
+ * When one call follows another on a stream, the second call's reads overlap the first call's combine_splits()
+ * (plan::ahead), if the second call reads nothing that the first call writes. device.cu knows a stream's last kernels.
+ * Every kernel here must therefore call launch_dependents() only after its own wait for the previous kernel: when a
+ * block of a call runs, all work before the previous call has then ended. A kernel must also write nothing before
+ * its own wait. Only combine_splits() calls launch_dependents() at once, because the blocks that allowed
+ * combine_splits() to start have waited already.
  *
- * On Hopper the copy engine loads keys and values where it can, with the same bits:
- * sm90/decode/decode.cu.
+ * On Hopper sm90/decode/decode.cu lets the copy engine (TMA) load keys and values where possible. Results have the same
+ * bits.
  *
- * Float8 keys and values stay float8 in shared memory, which halves the reading (float8.cuh). Float8 has a variant
- * of its own, which computes P V in float16. Problems with options use the variant for 16-bit numbers, whose loader
- * widens float8 one by one.
+ * Float8 keys and values stay float8 in shared memory, which halves the time of reading them (float8.cuh). Float8 has a
+ * variant of its own, which computes P V in float16. Problems with options (softcap, bias, masks, ...) use the variant
+ * for 16-bit numbers, whose loader converts float8 one by one.
  *
  * As in forward.cu there is a variant with options. A block whose result is not finite repeats its
- * split with zeros in place of values that are not finite. Then it computes one by one the rows
- * that see such a value. */
+ * split with zeros in place of values that are not finite. In the end the block computes one by one those rows that see
+ * a value that is not finite. */
 #include <atomic>
 
 #include "decode.cuh"
@@ -85,11 +90,11 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
 
 enum { COMBINE_WARPS = 8, COMBINE_THREADS = 32 * COMBINE_WARPS };
 
-/* Returns the sum of x over all threads of a block. Every thread of the block gets the sum. */
+/* Returns the sum of x over all threads of a block, in every thread of the block. */
 template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_WARPS])
 {
     for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
-    __syncthreads(); /* no thread reads the parts of the last sum any more */
+    __syncthreads(); /* no thread reads the parts of the previous sum any more */
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
     __syncthreads();
     real sum = 0;
@@ -97,8 +102,8 @@ template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_W
     return sum;
 }
 
-/* forward_row() of rows.cuh by a block, one channel per thread. It is written out here, because a
- * kernel that calls a function has a stack and starts later. */
+/* Does what forward_row() of rows.cuh does, by a whole block with one channel per thread. It is written out here,
+ * because a kernel that calls a function has a stack and starts later. */
 DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t i, double (&parts)[COMBINE_WARPS])
 {
     static_assert(COMBINE_THREADS >= TILE_HEAD_DIM, "a channel a thread");
@@ -111,7 +116,7 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
     const attn_range keys = attn_keys_of(&g, &x.s, i);
     float unit = 1, o, m, l;
 #pragma unroll 1
-    /* if the sums of values overflow, the second turn computes them again in smaller units */
+    /* a second turn computes sums that overflowed again, in smaller units */
     for (int turn = 0; turn < 2; turn++) {
         o = 0;
         m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
@@ -123,7 +128,7 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
             const float of_v = has_v ? load_float(v.dtype, v.data, attn_key_at(&g, &v, x.b, x.hk, x.s.k_start + j) + d)
                                      : 0;
             float derivative;
-            const float qk = block_sum(of_q * of_k, parts); /* qk is the same in all threads of the block */
+            const float qk = block_sum(of_q * of_k, parts); /* block_sum() gives all threads of the block the same qk */
             const float z = fabsf(qk) <= FLT_MAX
                                 ? score(a, x, i, j, qk, &derivative)
                                 : score_in_double_inline(a, x, i, j, block_sum((double)of_q * (double)of_k, parts)).x;
@@ -148,13 +153,13 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
         ((float *)lse.data)[attn_at(&lse, x.b, x.h, x.s.q_start + i)] = l == 0 ? -CUDART_INF_F : m + logf(l);
 }
 
-/* out and lse of rows blockIdx.y, blockIdx.y + gridDim.y, ... of one key/value head of a sequence. Each warp adds up
- * every eighth split group and loads m, l and O together. Then the block adds up the warps, always in the same
- * order. A lane has D / 32 neighbouring channels. Rows of huge scores, and rows whose sums overflow, are computed
- * one by one.
+/* Combines the partial results of all splits: out and lse of rows blockIdx.y, blockIdx.y + gridDim.y, ... of one
+ * key/value head of a sequence. Each warp adds up every eighth split group and loads m, l and O together. Then the
+ * block adds up the warps, always in the same order. A lane has D / 32 neighbouring channels. Rows of huge scores, and
+ * rows whose sums overflow, are computed one by one.
  *
- * A block starts as soon as a block of decode_splits() leaves a multiprocessor, and must therefore
- * not need more registers than that block had. */
+ * A block starts as soon as a block of decode_splits() leaves a multiprocessor, and must therefore not need more
+ * registers than that block had. */
 template <int D>
 __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
                                                    : D == 128 ? 3
@@ -165,24 +170,28 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
     __shared__ float part[COMBINE_WARPS][D];
     __shared__ float2 parts_ml[COMBINE_WARPS];
     __shared__ double parts_sum[COMBINE_WARPS];
-    /* head_args of a row that is computed one by one; in shared memory it takes no registers */
+    /* head_args of a row that the block computes alone; shared memory holds it, because registers are scarce */
     __shared__ head_args of_head;
     const attn_geometry &g = a.g;
     const int Hk = (int)g.dims.Hk, b = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk), group = (int)g.group;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    launch_dependents(); /* the stream's next kernel may start now, if it waits for this kernel's end */
+    /* the stream's next kernel may start now; a kernel that reads results waits for this kernel's end */
+    launch_dependents();
     const group_place place = group_place_of(a, p, b, hk);
     const head_args &x = place.x;
     const int rows = place.rows, splits = place.splits;
     wait_for_prerequisites();
     if (rows == 0 || splits == 1) return;
-    uint32_t repair = 0; /* one bit for each row of this block, of which there are at most DECODE_ROWS / 4 */
+    /* one bit for each row of this block (at most DECODE_ROWS / 4 rows): the row must be computed one by one */
+    uint32_t repair = 0;
     for (int r = blockIdx.y; r < rows; r += gridDim.y) {
         const int i = r / group, h = (int)x.h + r % group;
         const float2 *ml = p.ml + place.saved + r;
         const float *O = p.O + (place.saved + r) * D + lane * C;
         const float sink = sink_in_base_2(sink_of(a, h));
-        const int each = p.splits_per_block > 1 ? 1 : SPLIT_GROUP; /* partial results in a split group */
+        /* a split group (SPLIT_GROUP neighbouring splits) has one partial result where a block adds up the group,
+         * otherwise one per split */
+        const int each = p.splits_per_block > 1 ? 1 : SPLIT_GROUP;
         float m = -CUDART_INF_F, l = 0, o[C] = {};
         for (int s = warp * SPLIT_GROUP; s < splits; s += COMBINE_WARPS * SPLIT_GROUP) {
             const int count = min(each, splits - s);
@@ -218,7 +227,8 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         float top = sink;
         for (int w = 0; w < COMBINE_WARPS; w++) top = fmaxf(top, parts_ml[w].x);
         const float base = top == -CUDART_INF_F ? 0 : top;
-        float sum = exp2_fast(sink - base), factors[COMBINE_WARPS]; /* the sink is added to the sum once */
+        /* the sink counts once per row, not once per split */
+        float sum = exp2_fast(sink - base), factors[COMBINE_WARPS];
 #pragma unroll
         for (int w = 0; w < COMBINE_WARPS; w++) {
             factors[w] = exp2_fast(parts_ml[w].x - base);
@@ -238,12 +248,12 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         }
         if (threadIdx.x == 0 && lse.data)
             ((float *)lse.data)[attn_at(&lse, x.b, h, x.s.q_start + i)] = lse_of_sum(top, sum);
-        /* this barrier also allows the next row to overwrite `part` */
+        /* after this barrier the next row may also overwrite `part` */
         repair |= (uint32_t)(__syncthreads_or(!finite) != 0) << (r / gridDim.y);
     }
     for (int r = blockIdx.y; repair; r += gridDim.y, repair >>= 1)
         if (repair & 1) {
-            __syncthreads(); /* no thread reads `of_head` of the last row any more */
+            __syncthreads(); /* no thread reads `of_head` of the previous row any more */
             if (threadIdx.x == 0) of_head = head_args_of(a, b, x.h + r % group);
             __syncthreads();
             forward_row_by_block(a, of_head, r / group, parts_sum);
@@ -271,15 +281,17 @@ int class_of(const attn_dims &d)
     return D <= 64 ? 64 : D <= 128 ? 128 : 256;
 }
 
-/* A complete launch: the plan, number of blocks, bytes of workspace. */
+/* What a complete launch needs: the plan, number of blocks, bytes of workspace. */
 struct launch_plan {
     plan p;
     int64_t blocks;
-    unsigned combine_rows; /* size of the grid of combine_splits() in y */
-    int64_t rows;          /* number of rows of the workspace; 0: no sequence has more than one split */
+    unsigned combine_rows; /* gridDim.y of combine_splits(): number of blocks that share the rows of a key/value head */
+    /* number of rows of partial results in the workspace, over all splits; 0: no sequence has more than one split */
+    int64_t rows;
 };
 
-/* Plans the launch. `float8`: for the variant of float8 keys, which never has more splits than the other. */
+/* Plans the launch. `float8`: plans it for the variant with float8 keys, which never has more splits than the variant
+ * with 16-bit keys. */
 launch_plan launch_plan_of(const attn_geometry &g, bool float8)
 {
     const attn_dims &d = g.dims;
@@ -294,10 +306,10 @@ launch_plan launch_plan_of(const attn_geometry &g, bool float8)
         y.p.head_rows = d.total_k / KEYS_A_ROW;
         y.blocks = attn_min64(short_slots, long_slots) * d.Hk;
         y.rows = most_splits(d.total_k, false, false) > 1 ? y.p.head_rows * d.Hk : 0;
-        y.combine_rows = 4; /* at least DECODE_ROWS / 32, as combine_splits() requires */
+        y.combine_rows = 4; /* combine_splits() requires at least DECODE_ROWS / 32 */
     } else {
         const int64_t rows = d.Sq * g.group;
-        /* keys that all queries together may see */
+        /* number of keys that at least one query may see */
         const int64_t keys = attn_min64(d.Sk, g.left + g.right + d.Sq + SPLIT_ALIGN);
         const int64_t splits = most_splits(keys, rows > NARROW, float8);
         y.p.splits = y.p.walkers = (int)splits;
@@ -308,15 +320,15 @@ launch_plan launch_plan_of(const attn_geometry &g, bool float8)
     return y;
 }
 
-/* State of a kernel's one-time setup, per device. */
+/* For each device, whether a kernel's one-time setup is done. */
 enum { DEVICES = 64 };
 struct once {
-    /* 0: not set up yet; 1: set up; 2: set up, and may be launched as a programmatic dependent */
+    /* 0: not set up yet; 1: set up; 2: set up, and programmatic dependent launch is possible */
     std::atomic<int> state[DEVICES];
 };
 
-/* Lets decode_splits use its shared memory. *overlap tells whether combine_splits may overlap: it may if its code
- * was made for compute capability 9.0. */
+/* Lets decode_splits() use the shared memory that it needs. *overlap becomes true if combine_splits() may start before
+ * decode_splits() ends, which needs code that was made for compute capability 9.0. */
 template <typename Main, typename Combine>
 cudaError_t prepare(once &known, Main *main, Combine *combine, size_t bytes, bool *overlap)
 {
@@ -347,7 +359,7 @@ template <typename T, int D> cudaError_t launch_stacks(const cuda_args &a, const
     return cudaPeekAtLastError();
 }
 
-/* Is there a variant for few rows of this head size, decode_few()? */
+/* True if few rows of this head size have their own variant, decode_few(). */
 constexpr bool has_few_form(int D)
 {
     return D == 128;
@@ -406,8 +418,8 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const launch_p
                     : launch_variant<T, 256, PAGED>(chip, a, y, of, stream);
 }
 
-/* Does decode_few() compute this problem? Its grid limits the number of blocks per key/value head and of batch rows,
- * and it counts keys in 32 bits. */
+/* Returns whether decode_few() computes this problem. The limits of its grid bound the number of blocks per key/value
+ * head and the number of batch rows, and it counts keys in 32 bits. */
 bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -415,12 +427,12 @@ bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
            d.B <= UINT16_MAX && d.Sk <= INT32_MAX / 2 && (!has_options(plan) || decode_has_float8_form(plan));
 }
 
-/* A block takes several splits only if at least FULL blocks remain for each of the PLACES on a
- * multiprocessor. */
+/* A block takes several splits only if the GPU still has FULL blocks for each of the PLACES (blocks that fit on a
+ * multiprocessor). */
 const int FULL = 4, PLACES = 3;
 
-/* Lets a block take a whole split group if enough blocks remain. The bits of the answer are the
- * same. */
+/* Lets a block compute a whole split group (SPLIT_GROUP neighbouring splits), if that leaves enough blocks to fill the
+ * GPU. The result keeps the same bits. */
 void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, int64_t rows)
 {
     const int64_t groups = attn_tiles(y.p.splits, SPLIT_GROUP), blocks = d.B * d.Hk * groups;
@@ -432,8 +444,7 @@ void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, 
     y.blocks = blocks;
 }
 
-/* How many sequences may share splits. decode_stacks() runs first and may compute most splits, so decode_splits()
- * has only as many blocks as fill the GPU. */
+/* The number of sequences that may share a split, which decode_stacks() reads once for all of them. */
 template <int D> int sequences_of_stack(int64_t rows)
 {
     return (int)attn_min64(32, stack_shape<D>::BM / rows);
@@ -464,7 +475,8 @@ bool plan_decode(const cuda_chip *, attn_plan *plan)
 
 } // namespace
 
-/* Do the limits of a grid allow this many blocks? */
+/* Returns whether decode.cu can launch this problem: a group has at most DECODE_ROWS heads, and the number of blocks is
+ * within a grid's limits. */
 bool decode_fits(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
@@ -476,7 +488,7 @@ size_t decode_workspace(const attn_geometry &g)
     return (workspace_of(g) + 1023) / 1024 * 1024;
 }
 
-/* Do the kernels read nothing but Q, K and V? */
+/* Returns whether the kernels read no other tensors than q, k and v. */
 static bool reads_no_more(const attn_geometry &g)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)

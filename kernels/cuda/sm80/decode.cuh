@@ -1,24 +1,24 @@
-/* decode.cuh: a block computes a split of decode.cu: few queries over some of a sequence's keys. It also has the
+/* decode.cuh: a block computes a split of decode.cu: few queries over some of a sequence's keys. This file also has a
  * block's loop over its splits. A template parameter says how keys and values get to shared memory:
  *
- *   copies_by_threads   every thread copies pieces of 16 bytes (cp.async): any strides, options, compute capability 8.0
- *                       on
+ *   copies_by_threads   every thread copies pieces of 16 bytes (cp.async): any strides, options, for compute capability
+ *                       8.0 and above
  *   copies_by_engine    a warp requests boxes from the copy engine (sm90/decode/decode.cu)
  *
- * Both load the same tiles in the same order, and differ in where the channels of a row lie (CHUNK). The bits of a
- * result are the same.
+ * Both ways load the same tiles in the same order. They differ in where the channels of a row lie in shared memory
+ * (CHUNK); results have the same bits.
  *
  * RING<T, X> is a block's ring of tiles, K and V alternately:
  *
- *   kept                 state that outlives a split
+ *   kept                 the ring's state that outlives a split
  *   begin(queries)       requests the first tiles; lets queries() write Q to shared memory, where all threads can read
  *                        it when next() has returned
  *   next<VALUES>()       returns the next tile of V or K, when it has arrived
- *   clear_tail(tile, j)  makes rows of tile j past the sequence zeros, where copies do not do that
- *   changed()            each thread that has written to a tile, or to its memory, calls this before a block barrier
- *   release()            tells that this warp has read the tile
- *   FEW_ADDRESSES        1: its registers are scarce; see keys_of()
- *   end()                tells that the block has read all tiles */
+ *   clear_tail(tile, j)  sets those rows of tile j to 0 that are past the sequence, where copies do not do that
+ *   changed()            each thread that has written to a tile, or to its memory, calls it before a block barrier
+ *   release()            says that this warp has read the tile
+ *   FEW_ADDRESSES        1: the kernel's registers are scarce, so fragments take few address registers; see keys_of()
+ *   end()                says that the block has read all tiles */
 #ifndef ATTN_SM80_DECODE_CUH
 #define ATTN_SM80_DECODE_CUH
 
@@ -35,21 +35,22 @@ namespace {
 
 enum { WARPS = 4, THREADS = 32 * WARPS };
 
-/* The type of keys and values in shared memory: T, to which the loader converts, or float8, which
- * becomes T in registers (float8.cuh). */
+/* How keys and values lie in shared memory: as type T, to which the loader converts them, or as float8, which the
+ * kernel converts to T in registers (float8.cuh). */
 enum keys_as { KEYS_AS_T, KEYS_AS_FLOAT8 };
 
-/* decode_stacks() computes rows of several sequences over the same keys, in this many tiles of 16 rows. */
+/* Number of tiles of 16 rows in a block of decode_stacks(), which computes rows of several sequences that see the same
+ * keys. */
 enum { STACK_TILES = 2 };
 
-/* WM warps share the rows, WK the keys of a tile, WD the columns of V. A tile of float8 has twice the keys, or the
- * ring has twice the slots. FEW: at most 8 rows, whose O^T is computed as V^T P^T: that takes half the products and
- * half the registers. */
+/* The shape of a block: WM warps share the rows, WK warps the keys of a tile, and WD warps the columns of V. With
+ * float8 a tile has twice the keys, or the ring has twice the slots. FEW: at most 8 rows, whose O^T is computed as V^T
+ * P^T, with half the products and half the registers. */
 template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STACK = 1, bool FEW_ = false> struct shape {
     static const bool FEW = FEW_;
     static const int D = D_, WM = WIDE ? 4 : STACK, WD = D == 256 && !WIDE ? 2 : 1, WK = WIDE ? 1 : WARPS / WD;
     static const int THREADS = 32 * WM * WK * WD;
-    static const bool STACKED = STACK > 1; /* STACK times 16 rows and four warps */
+    static const bool STACKED = STACK > 1; /* a block has STACK times 16 rows, from several sequences, and four warps */
     static const bool SCORE_MODS = SCORE_MODS_, PAGED = PAGED_, FLOAT8 = AS == KEYS_AS_FLOAT8;
     static const bool MORE_KEYS = FLOAT8 && !WIDE && D >= 128;
     static const int BM = FEW ? (int)FEW_ROWS : 16 * WM,
@@ -59,21 +60,21 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
                           (MORE_KEYS ? 2 : 1),
                      KW = BN / WK;
     static const int SLOTS = (!WIDE ? 4 : D == 64 ? 6 : 3) * (FLOAT8 && !MORE_KEYS ? 2 : 1);
-    static const int WIDTH = FLOAT8 ? D / 2 : D; /* width of a row of the ring, in 16-bit words */
+    static const int WIDTH = FLOAT8 ? D / 2 : D; /* 16-bit words in a row of a tile in the ring */
 };
 
-/* The shape of a stack: rows of several sequences, one below the other. */
+/* The shape of a block of decode_stacks(): rows of several sequences, one below the other, over the same keys. */
 template <int D> using stack_shape = shape<D, false, false, true, KEYS_AS_T, STACK_TILES>;
 
-/* The shape for at most FEW_ROWS rows. */
+/* The shape of a block with at most FEW_ROWS rows. */
 template <int D, bool PAGED, keys_as AS> using few_shape = shape<D, false, false, PAGED, AS, 1, true>;
 
-/* SPLIT_GROUP splits are added up together. SPLIT_GROUP_ROWS is the most rows of a block that computes a whole split
- * group, whose sums lie in shared memory beside the ring. */
+/* SPLIT_GROUP: number of splits that are added up to one partial result. SPLIT_GROUP_ROWS: the most rows of a block
+ * that computes all splits of a group; the sums of the group then lie in shared memory beside the ring. */
 enum { SPLIT_GROUP = 4, SPLIT_GROUP_ROWS = 8 };
 
-/* Blocks per multiprocessor, which limits their registers. Before compute capability 9.0 shared memory has room for
- * at most two. */
+/* Blocks per multiprocessor; more blocks leave each thread fewer registers. Before compute capability 9.0 shared memory
+ * has room for at most two. */
 #if __CUDA_ARCH__ >= 900
 template <int D, bool SCORE_MODS> constexpr int blocks_of = D == 256 || SCORE_MODS ? 2 : 3;
 #else
@@ -85,26 +86,30 @@ template <class X> struct shared {
         alignas(128) uint16_t Q[X::BM * X::D];
         alignas(128) uint16_t ring[X::SLOTS][X::BN * X::WIDTH];
         float S[X::SCORE_MODS ? WARPS : 1][16]
-               [X::SCORE_MODS ? X::KW + 4 : 1]; /* scores, while options are applied to them */
+               /* scores of each warp, while options (softcap, bias, masks) are applied to them */
+               [X::SCORE_MODS ? X::KW + 4 : 1];
     };
-    union { /* the sums are written after the last tile was read */
+    union { /* O overwrites the tiles, after the last tile was read */
         tiles tile;
         float O[X::WK][X::BM][X::D + 4];
     };
-    /* m and l of each warp. At the end m becomes the factor by which the warp's O is multiplied */
+    /* m and l of each warp; at the end m becomes the factor by which the warp's O is multiplied */
     float m[X::WK][X::BM], l[X::WK][X::BM];
-    float top[X::BM], sum[X::BM];                /* m and l of the block */
-    float split_group_O[SPLIT_GROUP_ROWS][X::D]; /* the sum of those splits of a split group that are done */
+    float top[X::BM], sum[X::BM]; /* m (top) and l (sum) of the whole block */
+    /* sum of those splits of the current split group that the block has computed */
+    float split_group_O[SPLIT_GROUP_ROWS][X::D];
     float2 split_group_ml[SPLIT_GROUP_ROWS];
     int i[X::BM], h[X::BM]; /* query and query head of each row of the block */
     float slope[X::BM];
-    float factor[X::FLOAT8 ? X::BM : 1]; /* factor of each row's scores: see load_permuted_queries() */
+    /* factor of each row's scores, where keys are float8: see load_permuted_queries() */
+    float factor[X::FLOAT8 ? X::BM : 1];
 };
 
 /* ---- One row of one split ---------------------------------------------------------------------------------------- */
 
-/* Computes keys [first, last) for query i, skipping hidden ones (see rows.cuh). One warp calls it. It writes only
- * results that tensor cores cannot compute: results that are not finite, or that come from huge scores. */
+/* Computes the partial result of query i over keys [first, last), skipping hidden keys (see rows.cuh). One warp calls
+ * it. It writes the result only where tensor cores cannot compute it: where it is not finite, or comes from huge
+ * scores. */
 __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, int64_t i, int64_t first, int64_t last,
                                         float *O, float2 *ml)
 {
@@ -134,10 +139,10 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
 
 /* ---- The ring ---------------------------------------------------------------------------------------------------- */
 
-/* The keys of a split. */
+/* The keys of a split, and their tiles. */
 struct split_place {
-    int first, last;  /* keys of the split; `first` is a multiple of BN */
-    int tiles, steps; /* the first tile, and the number of tiles of K and V */
+    int first, last;  /* the split has keys [first, last); `first` is a multiple of BN */
+    int tiles, steps; /* tiles: number of its first tile; steps: how many tiles of K and V it has */
 };
 
 template <class X> DEVICE split_place split_place_of(const group_place &place, int index)
@@ -150,7 +155,7 @@ template <class X> DEVICE split_place split_place_of(const group_place &place, i
     return y;
 }
 
-/* Step 2 j loads K[j], and step 2 j + 1 loads V[j]. */
+/* Loads the ring's tiles with cp.async. Step 2 j loads K[j], and step 2 j + 1 loads V[j]. */
 template <typename T, class X> struct copies_by_threads {
     static const int CHUNK = X::WIDTH, SLOTS = X::SLOTS;
     enum { FEW_ADDRESSES = 0 };
@@ -195,7 +200,7 @@ template <typename T, class X> struct copies_by_threads {
     template <bool VALUES> DEVICE uint16_t *next()
     {
         cp_async_wait<SLOTS - 2>();
-        __syncthreads(); /* the tile has arrived, and no thread reads the slot before it any more */
+        __syncthreads(); /* this tile has arrived, and no thread reads the ring's slot of the previous tile any more */
         uint16_t *const tile = sm.tile.ring[slot];
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
         fill<(SLOTS - 1) % 2 != VALUES>();
@@ -212,16 +217,16 @@ template <typename T, class X> struct copies_by_threads {
     }
 };
 
-/* Fragments of a tile of ROWS rows of WIDTH elements in chunks of CHUNK, one chunk after the other (tile.cuh).
- * `chunk`: a multiple of CHUNK, or 0 where there is only one chunk. FEW_ADDRESSES: each address is computed again
- * from the lane's own by one instruction, and takes no register. */
+/* The functions below load fragments of a tile in the ring: ROWS rows of WIDTH elements, stored as chunks of CHUNK
+ * columns, one chunk after the other (tile.cuh). `chunk`: a multiple of CHUNK, or 0 where there is only one chunk.
+ * FEW_ADDRESSES: each address is computed from one address of the lane by one instruction, and takes no register. */
 template <int D, bool FEW_ADDRESSES>
 DEVICE void queries_of(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
 {
     if constexpr (FEW_ADDRESSES) a_rows<D>(a, smem_addr(tile), m, k, lane);
     else a_rows<D>(a, tile, m, k, lane);
 }
-/* The fragment of 8 rows, which stand also in its rows 8 to 15. */
+/* Loads the A fragment of 8 rows of Q, which also fill its rows 8 to 15. */
 template <int D> DEVICE void few_queries_of(uint32_t (&a)[4], const uint16_t *tile, int k, int lane)
 {
     ldmatrix_x4(a, smem_addr(tile) + lane % 8 * (D * 2) + (((lane / 16 ^ lane % 8) * 16) ^ (k * 2)));
@@ -242,7 +247,7 @@ DEVICE void values_of(uint32_t (&b)[4], const uint16_t *tile, int first, int n, 
     else b_columns<CHUNK>(b, tile + chunk, column, k, lane);
 }
 
-/* The A fragment of columns m .. m + 15, from row k on. */
+/* Loads the A fragment of V^T: columns m .. m + 15 of V, and rows from k on. */
 template <int WIDTH, int CHUNK, int ROWS>
 DEVICE void turned_values_of(uint32_t (&a)[4], const uint16_t *tile, int first, int m, int k, int lane)
 {
@@ -254,7 +259,7 @@ DEVICE void turned_values_of(uint32_t (&a)[4], const uint16_t *tile, int first, 
 
 /* ---- A split ----------------------------------------------------------------------------------------------------- */
 
-/* Loads rows of Q to shared memory, and zeros behind the last row. */
+/* Loads the block's rows of Q to shared memory, with zeros in rows that do not exist. */
 template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, const group_place &place, int sequences)
 {
     const int D = X::D, BM = X::BM;
@@ -283,9 +288,9 @@ template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, co
     }
 }
 
-/* Converts eight bfloat16 (LANES neighbouring lanes have a row) to float16 times a power of two, which brings the
- * row's largest number to 2^14 or more. Divides `factor` by that power. Returns false where a bit was lost: where a
- * number is 2^31 times smaller than its row's largest, or `factor` exceeds float32's range. Infinities and NaN stay
+/* Converts eight bfloat16 (LANES neighbouring lanes have a row) to float16 times a power of two, which brings the row's
+ * largest number to 2^14 or more. Divides `factor` by that power. Returns false where the conversion loses a bit: where
+ * a number is 2^31 times smaller than its row's largest, or `factor` exceeds float32's range. Infinities and NaN stay
  * infinite and NaN. */
 template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &factor)
 {
@@ -295,7 +300,8 @@ template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &fa
 #pragma unroll
     for (int step = LANES / 2; step; step /= 2) most = max(most, __shfl_xor_sync(0xffffffff, most, step));
     const int exponent = (int)(most >> 7), power = most == 0 || exponent == 255 ? 0 : 141 - max(exponent, 1);
-    const int half = power / 2, rest = power - half; /* 2^power itself is not always a float */
+    /* 2^power may exceed the range of a float, so two factors make it */
+    const int half = power / 2, rest = power - half;
     const float up = __int_as_float((127 + half) << 23), up_more = __int_as_float((127 + rest) << 23);
     factor = factor * __int_as_float((127 - half) << 23) * __int_as_float((127 - rest) << 23);
     bool exact = factor > 0 && factor < CUDART_INF_F;
@@ -367,12 +373,12 @@ DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group
                 *(uint32_t *)(sm.tile.Q + at<D>(r, p / 2 * 2 + there / 4) + there % 4 * 2) = word[w] ^ sign;
             }
         }
-        /* from this barrier on all threads see the factors */
+        /* after this barrier all threads see sm.factor */
         if (!SCALED || !halves || !__syncthreads_or(!exact)) return halves;
     }
 }
 
-/* The block's O of row r, channels d to d + 3: the sum of its warps' O, each times its factor. */
+/* Adds up O of the block's warps, each times its factor: row r, channels d to d + 3. */
 template <class X> DEVICE float4 sum_of_warps(const shared<X> &sm, int r, int d)
 {
     float4 o = make_float4(0, 0, 0, 0);
@@ -386,7 +392,7 @@ template <class X> DEVICE float4 sum_of_warps(const shared<X> &sm, int r, int d)
     return o;
 }
 
-/* Returns m and l of row r over all warps. Replaces each warp's m by the factor for its O. */
+/* Returns m and l of row r over all warps of the block. Replaces each warp's m by the factor for the warp's O. */
 template <class X> DEVICE float2 add_up_row(shared<X> &sm, int r, float sink)
 {
     float top = sink, sum;
@@ -408,8 +414,9 @@ DEVICE bool is_finite(const float4 &o)
     return o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
 }
 
-/* Stores the block's sums in the workspace, from row `saved` on. With few rows each thread stores without another
- * barrier. Returns false where a sum is not finite, or comes from huge scores. */
+/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on. Where a block has few rows, each
+ * thread stores its part without another barrier. Returns false where a sum is not finite, or comes from huge
+ * scores. */
 template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int64_t saved, int rows)
 {
     const int D = X::D;
@@ -436,8 +443,9 @@ template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int
     return finite;
 }
 
-/* Adds a split to the earlier splits of its split group. The last split's call leaves the sum in the workspace, in
- * row `to`, which is the first split's row. `saved` is this split's own row there, which holds it if it was computed
+/* Adds a split's partial result to the sum of the earlier splits of its split group (SPLIT_GROUP neighbouring splits).
+ * The call for the group's last split stores the sum in the workspace, in row `to`, which is the row of the group's
+ * first split. `saved` is this split's own row in the workspace, which holds its result if the split was computed
  * twice. */
 template <class X>
 DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from_workspace, int64_t saved, bool first,
@@ -446,7 +454,7 @@ DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from
     const int D = X::D;
     auto split_ml = [&](int r) { return from_workspace ? p.ml[saved + r] : make_float2(sm.top[r], sm.sum[r]); };
     auto split_group_ml = [&](int r) { return first ? make_float2(-CUDART_INF_F, 0) : sm.split_group_ml[r]; };
-    __syncthreads(); /* rows that were repaired are now in the workspace */
+    __syncthreads(); /* after this barrier the workspace has the rows that repair_row() wrote */
     for (int n = threadIdx.x; n < rows * (D / 4); n += THREADS) {
         const int r = n / (D / 4), d = n % (D / 4) * 4;
         const float4 next = from_workspace ? *(const float4 *)&p.O[(saved + r) * D + d] : sum_of_warps(sm, r, d);
@@ -454,7 +462,7 @@ DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from
         const float4 sum = fold(split_group_ml(r).x, split_ml(r).x)(before, next);
         *(float4 *)(last ? &p.O[(to + r) * D + d] : &sm.split_group_O[r][d]) = sum;
     }
-    __syncthreads(); /* all threads have read m, and the ring may hold the next split */
+    __syncthreads(); /* all threads have read m, and the ring may be loaded with the next split */
     if ((int)threadIdx.x < rows) {
         const int r = threadIdx.x;
         const float2 before = split_group_ml(r), next = split_ml(r);
@@ -463,7 +471,7 @@ DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from
     }
 }
 
-/* Finds the query, head and slope of each row of a block. */
+/* Writes the query, head and ALiBi slope of each row of a block to shared memory. */
 template <class X> DEVICE void name_rows(shared<X> &sm, const cuda_args &a, const group_place &place, int rows)
 {
     const int group = (int)a.g.group;
@@ -477,7 +485,7 @@ template <class X> DEVICE void name_rows(shared<X> &sm, const cuda_args &a, cons
     }
 }
 
-/* Replaces values of a tile that are not finite by zeros. */
+/* Replaces NaN and infinities in a tile of V by zeros. */
 template <typename T, class X> DEVICE void clear_values(uint16_t *values)
 {
     uint8_t *const bytes = (uint8_t *)values;
@@ -489,7 +497,7 @@ template <typename T, class X> DEVICE void clear_values(uint16_t *values)
         }
 }
 
-/* Multiplies the lane's two rows of O by their factors. */
+/* Multiplies each of the lane's two rows of O by the row's factor. */
 template <int DT> DEVICE void multiply_rows(float (&O)[DT][4], const float (&by)[2])
 {
 #pragma unroll
@@ -498,7 +506,7 @@ template <int DT> DEVICE void multiply_rows(float (&O)[DT][4], const float (&by)
         for (int e = 0; e < 4; e++) O[dt][e] *= by[e / 2];
 }
 
-/* Multiplies one of the lane's two rows of O. */
+/* Multiplies one of the lane's two rows of O by a factor. */
 template <int DT> DEVICE void multiply_row(float (&O)[DT][4], int half, float by)
 {
 #pragma unroll
@@ -508,7 +516,7 @@ template <int DT> DEVICE void multiply_row(float (&O)[DT][4], int half, float by
     }
 }
 
-/* Multiplies the rows of O^T, for few rows; lane 4 r has the factor of row r. */
+/* Multiplies the rows of O^T by their factors, where a block has few rows; lane 4 r passes the factor of row r. */
 template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
 {
     const int t = threadIdx.x % 4;
@@ -519,8 +527,8 @@ template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
         for (int e = 0; e < 4; e++) O[dt][e] *= by_row[e % 2];
 }
 
-/* Writes O^T of few rows to shared memory. A lane has rows 2 t and 2 t + 1 (t: lane % 4) of two channels of each 16;
- * for float8 of two neighbouring channels, twice. */
+/* Writes a warp's O^T, where a block has few rows, to shared memory. A lane has rows 2 t and 2 t + 1 (t: lane % 4) of
+ * two of every 16 channels; with float8 keys, of two neighbouring channels, twice. */
 template <class X, int DT>
 DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, int wk, int rows)
 {
@@ -541,8 +549,8 @@ DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, in
     }
 }
 
-/* Writes a warp's O, m and l (summed over its lanes) of rows from m0 on and columns from d0 on to
- * its place wk in shared memory. */
+/* Writes a warp's O, m and l (summed over its lanes) to shared memory, as number wk of the block's partial sums: rows
+ * from m0 on, columns from d0 on. */
 template <class X, int DT>
 DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[2], float (&l)[2], int m0, int d0,
                        int wk, int rows)
@@ -575,15 +583,16 @@ DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[
 DEVICE void wait_and_let_begin()
 {
     wait_for_prerequisites();
-    /* combine_splits() may start when the last block has begun; it then finds the lengths written */
+    /* combine_splits() may start when all blocks have begun; it then reads lengths that the previous kernel has
+     * written */
     launch_dependents();
 }
 
-/* O += P V of a tile of values: columns from d0 on, keys from k0 on. */
+/* Adds O += P V for one tile of values, whose rows from k0 on are used; the warp computes columns from d0 on. */
 template <typename T, class X, int CHUNK, bool FEW_ADDRESSES, int DT, int NT>
 DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_t *values, int d0, int k0, int lane)
 {
-    const int BN = X::BN, first = X::FLOAT8 ? d0 / 2 : d0; /* 16-bit words in a row */
+    const int BN = X::BN, first = X::FLOAT8 ? d0 / 2 : d0; /* first: the warp's first column of V, in 16-bit words */
     const auto turned = [&](uint32_t(&f)[4], int dt, int kk) {
         turned_values_of<X::WIDTH, CHUNK, BN>(f, values, first, dt * 16, k0 + kk * 16, lane);
     };
@@ -596,17 +605,17 @@ DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_
     else accumulate<T>(*(float(*)[1][DT][4]) & O, *(const float(*)[1][NT][4]) & P, columns);
 }
 
-/* Computes split `index` of one key/value head: rows of Q against its keys. Writes out, or partial results to
- * memory. Where a result is not finite, it computes the split once more with zeros for values of V that are not
- * finite. STACKED: it computes the rows of `sequences` sequences from place's on, and leaves results that are not
- * finite to decode_splits(). */
+/* Computes split `index` of one key/value head: rows of Q against the split's keys. Writes out, or partial results to
+ * the workspace. Where a result is not finite, it computes the split once more with zeros in place of values of V that
+ * are not finite. STACKED: it computes the rows of `sequences` sequences, from the sequence of `place` on, and leaves
+ * results that are not finite to decode_splits(). */
 template <typename T, class X, template <typename, class> class RING>
 DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, int index, char *memory,
                   typename RING<T, X>::kept &kept, int sequences = 1)
 {
     const int THREADS = X::THREADS;
     const int D = X::D, BN = X::BN, KW = X::KW, WK = X::WK, CHUNK = RING<T, X>::CHUNK;
-    const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2; /* halves of the lane's rows */
+    const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2; /* HALVES: rows of a lane */
     const bool FEW_ADDRESSES = RING<T, X>::FEW_ADDRESSES && WK > 1 && !X::STACKED;      /* not timed for many rows */
     typename RING<T, X>::memory &sm = *reinterpret_cast<typename RING<T, X>::memory *>(memory);
     const attn_geometry &g = a.g;
@@ -615,10 +624,10 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     RING<T, X> ring(kept, sm, a, x, keys);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rows = X::STACKED ? place.rows * sequences : place.rows;
     const int m0 = warp / (WK * X::WD) * 16, k0 = warp / X::WD % WK * KW,
-              d0 = warp % X::WD * (D / X::WD); /* the warp's first row, key of a tile, column of V */
+              d0 = warp % X::WD * (D / X::WD); /* the warp's first row m0, key k0 of a tile, column d0 of V */
     const bool idle = m0 >= rows;
     limits limit;
-    attn_range open; /* keys that all rows see, so that no causal or window test is needed */
+    attn_range open; /* keys that all rows see; tiles of such keys need no causal or window test */
     const auto prepare_rows = [&] {
         limit = limits_of(g, x.s);
         open = attn_keys_of_all_rows(&g, &x.s, 0, x.s.Sq);
@@ -630,20 +639,20 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
                     : X::FLOAT8                 ? fabsf(x.scale) * LOG2E
                                                 : x.scale * LOG2E;
 
-    bool halves = true; /* in the float8 variant: Q is float16 */
+    bool halves = true; /* true if Q is float16 in shared memory (only where keys are float8) */
     const auto load_rows = [&] {
-        if (X::FEW) prepare_rows(); /* the copies are in flight by now */
+        if (X::FEW) prepare_rows(); /* the first copies of K and V are in flight by now */
         if constexpr (X::FLOAT8) halves = load_permuted_queries<T, X>(sm, a, place, c);
         else load_queries<X>(sm.tile.Q, a, place, sequences);
     };
     if (!X::FEW) prepare_rows();
-    bool clean = false; /* true in the second pass, where infinities and NaN of V were replaced by zeros */
+    bool clean = false; /* true: the loop's second pass, in which zeros replace infinities and NaN of V */
 again:
     float O[1][DT][4] = {}, m[2] = { -CUDART_INF_F, -CUDART_INF_F }, l[2] = {};
 
     ring.begin(load_rows);
     if (X::FEW && p.ahead) wait_and_let_begin();
-    float c_of[2] = { c, c }; /* one for each of the lane's two rows */
+    float c_of[2] = { c, c }; /* factor of the scores, for each of the lane's two rows */
     if constexpr (X::FLOAT8 && !std::is_same<T, __half>::value)
         if (halves)
 #pragma unroll
@@ -666,7 +675,7 @@ again:
             } else
                 scores<T, D>(
                     S, [&](uint32_t(&f)[4], int, int kk) { of_q(f, kk); }, rows_of_k);
-            const int column = j * BN + k0; /* this warp's first key of the tile */
+            const int column = j * BN + k0; /* first key of the tile that this warp computes */
             if (X::SCORE_MODS) {
                 head_args y = x;
                 change_scores<false>(S[0], lines_of<KW + 4>(&sm.tile.S[X::SCORE_MODS ? warp : 0]), lane,
@@ -685,12 +694,12 @@ again:
                 }
             }
 
-            /* One step of the online softmax; S becomes P. */
+            /* Take one step of the online softmax: scores S become probabilities P. */
             float rescale[2];
 #pragma unroll
             for (int half = 0; half < HALVES; half++) {
-                const float m_new = fmaxf(m[half], largest_of_row(S[0], half) * c_of[half]); /* m is kept in base 2 */
-                const float base = m_new == -CUDART_INF_F ? 0 : m_new; /* before the first key: -inf - -inf is NaN */
+                const float m_new = fmaxf(m[half], largest_of_row(S[0], half) * c_of[half]); /* m is in base 2 */
+                const float base = m_new == -CUDART_INF_F ? 0 : m_new; /* no key yet: -inf - -inf would be NaN */
                 rescale[half] = exp2_fast(m[half] - base);
                 const float sum = exponents_of_row(S[0], half, c_of[half], -base);
                 l[half] = l[half] * rescale[half] + sum;
@@ -725,13 +734,13 @@ again:
         ring.release();
     }
 
-    /* Put the warps' sums side by side in shared memory. */
+    /* Write the sums of each warp to shared memory, side by side. */
     ring.end();
     share_sums<X>(sm, O[0], m, l, m0, d0, warp / X::WD % WK, rows);
     ring.changed();
     __syncthreads();
     const int64_t saved = place.saved + (int64_t)index * place.rows;
-    /* distance from one sequence's rows to the next sequence's */
+    /* distance in the workspace from one sequence's rows to the next sequence's rows */
     const int64_t each = X::STACKED ? g.dims.Hk * p.splits * place.rows : 0;
     const auto saved_row = [&](int r) {
         return X::STACKED ? saved + r / place.rows * each + r % place.rows : saved + r;
@@ -744,7 +753,7 @@ again:
         }
     if ((int)threadIdx.x < rows) {
         const int r = threadIdx.x;
-        /* else combine_splits() adds it */
+        /* a single split counts the sink; where there are several, combine_splits() adds it */
         const float sink = single ? sink_in_base_2(sink_of(a, sm.h[r])) : -CUDART_INF_F;
         const float2 ml = add_up_row(sm, r, sink);
         if (!single && (clean || !takes_split_groups)) p.ml[saved_row(r)] = ml;
@@ -754,10 +763,10 @@ again:
     }
     __syncthreads();
 
-    /* Write the sums to the workspace, or divided to out. */
+    /* Write the sums to the workspace; or divide them by l and write them to out. */
     const attn_view &out = g.view[ATTN_T_out];
     bool finite = true;
-    uint32_t not_finite_of = 0; /* X::STACKED: bit n: this thread found a row of the stack's sequence n not sound */
+    uint32_t not_finite_of = 0; /* X::STACKED: bit n: tensor cores failed on a row of the stack's sequence n */
     for (int n = threadIdx.x; n < rows * (D / 4); n += THREADS) {
         const int r = n / (D / 4), d = n % (D / 4) * 4;
         const float4 o = sum_of_warps(sm, r, d);
@@ -781,7 +790,7 @@ again:
             for (int n = 0; n < sequences; n++)
                 if (__syncthreads_or(not_finite_of >> n & 1) && threadIdx.x == 0)
                     p.ml[saved + n * each] = make_float2(CUDART_NAN_F, CUDART_NAN_F);
-        return; /* all threads have read m */
+        return; /* all threads have read m in shared memory */
     }
     if (clean) {
         __syncthreads();
@@ -801,7 +810,7 @@ again:
     }
 }
 
-/* The shared memory that a block needs, for few rows or many. */
+/* The shared memory, in bytes, that a block needs in any variant, for few rows or many. */
 template <typename T, int D, bool SCORE_MODS, keys_as AS, template <typename, class> class RING>
 constexpr size_t shared_bytes()
 {
@@ -810,10 +819,10 @@ constexpr size_t shared_bytes()
     return narrow > wide ? narrow : wide;
 }
 
-/* A block of decode_stacks() computes split `index` of one key/value head, for all runs of two and more sequences of
- * a stack that share it. Blocks of the same keys are neighbours, so that one finds in the L2 what another has read.
- * A sequence whose result is not finite gets NaN as m and l of its first row; decode_splits() runs next and computes
- * that split. */
+/* A block of decode_stacks(): computes split `index` of one key/value head, for each run of two and more sequences of a
+ * stack that share this split. Blocks of the same keys are neighbours, so that one finds in the L2 what another has
+ * read. A sequence whose result is not finite gets NaN as m and l of its first row; decode_splits() runs next and
+ * computes that sequence's split. */
 template <typename T, class X, template <typename, class> class RING, class KEPT>
 DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {
@@ -821,8 +830,9 @@ DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kep
     const int first = (int)(blockIdx.x % stacks) * p.stack, hk = (int)(blockIdx.x / stacks % Hk),
               index = (int)(blockIdx.x / stacks / Hk), lane = threadIdx.x % 32;
     uint32_t shares = __ballot_sync(0xffffffff, lane < p.stack && splits_shared(a, p, first + lane, hk).has(index));
-    while (shares) { /* bit s: sequence first + s shares the split with the sequence before it */
-        /* a run of sharing sequences begins one sequence before its first bit, and ends at the next zero bit */
+    while (shares) { /* bit s: sequence first + s shares the split with the sequence before it in the stack */
+        /* a run of sequences that share the split begins one sequence before its first bit, and ends at the next zero
+         * bit */
         const int begin = __ffs(shares) - 2, length = __ffs(~(shares >> (begin + 1)));
         split<T, X, RING>(a, p, group_place_of(a, p, first + begin, hk), index, memory, kept, length);
         shares &= ~0u << (begin + length - 1) << 1;
@@ -840,7 +850,7 @@ inline dim3 grid_of_splits(const attn_dims &d, const plan &p, int64_t blocks)
     return p.few ? dim3((unsigned)d.Hk, (unsigned)p.walkers, (unsigned)d.B) : dim3((unsigned)blocks);
 }
 
-/* Computes the splits of a block. */
+/* A block of decode_splits(): computes the splits that belong to the block. */
 template <typename T, int D, bool SCORE_MODS, bool PAGED, keys_as AS, template <typename, class> class RING,
           class KEPT_NARROW, class KEPT_WIDE>
 DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NARROW narrow, KEPT_WIDE wide)
@@ -860,7 +870,8 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
     wait_and_let_begin();
     if (place.rows == 0) return;
     int end = min(index + p.splits_per_block, place.splits), step = 1;
-    /* splits that decode_stacks() has computed, shared with the sequence before and with the one after */
+    /* splits of this sequence that decode_stacks() has computed: shared with the sequence before, and with the one
+     * after */
     split_range before = {}, after = {};
     if constexpr (STACKS)
         if (p.stack) {
@@ -871,25 +882,27 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
 #pragma unroll 1
         for (; index < end; index += step) {
             if constexpr (STACKS)
-                if (p.stack) { /* finds the next split that is not done; a warp checks 32 at a time */
+                /* find the block's next split that decode_stacks() has not done; a warp checks 32 splits at a time */
+                if (p.stack) {
                     const int lane = threadIdx.x % 32, own = index + lane * step;
                     bool done = own >= end;
                     if (before.has(own) || after.has(own)) {
                         const float sum = p.ml[place.saved + (int64_t)own * place.rows].y;
-                        done = sum == sum; /* decode_stacks() found only finite results there */
+                        done = sum == sum; /* NaN marks a split that decode_stacks() could not compute */
                     }
                     const uint32_t left = __ballot_sync(0xffffffff, !done);
                     index += (left ? __ffs(left) - 1 : 31) * step;
                     if (!left) continue;
-                    __syncthreads(); /* no thread reads the last split's sums any more */
+                    __syncthreads(); /* no thread reads the sums of the previous split any more */
                 }
             split<T, shape<D, false, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, narrow);
         }
     else if (index < end) split<T, shape<D, true, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, wide);
 }
 
-/* Computes the splits of a block with few rows. If the previous kernel writes nothing that this one reads (p.ahead),
- * only the first write waits for that kernel's end, in split(); the first copies do not. */
+/* A block of decode_few(): computes the splits of a block with few rows. If the previous kernel writes nothing that
+ * this kernel reads (p.ahead), then only the first write waits for the previous kernel's end, in split(); the first
+ * copies do not wait. */
 template <typename T, int D, bool PAGED, keys_as AS, template <typename, class> class RING, class KEPT>
 DEVICE void walk_few(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {

@@ -1,6 +1,6 @@
-/* decode.h: lets other kernels leave decoding to decode.cu. A packed problem may have long sequences and sequences
- * of few rows. The other kernel runs first and skips the sequences of few rows (cuda_chip::decode_rows); then
- * decode.cu computes these.
+/* decode.h: lets other kernels leave decoding to decode.cu. A packed problem may have long sequences and sequences of
+ * few rows. A kernel for long sequences runs first and skips sequences of few rows (cuda_chip::decode_rows); then
+ * decode.cu computes the skipped sequences.
  *
  * Such a kernel has a second row in the table, with the same features:
  *     { { "sm90+decode", ... }, 90, 90, plan_with_decode<sm90_forward>, launch_with_decode<sm90_forward> } */
@@ -12,20 +12,19 @@
 enum { DECODE_ROWS = 64 };
 
 bool decode_fits(const attn_geometry &g);
-size_t decode_workspace(const attn_geometry &g); /* in bytes, a multiple of 1024 */
+size_t decode_workspace(const attn_geometry &g); /* the part of decode.cu in the workspace: bytes, a multiple of 1024 */
 cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
 
-/* sm90/decode/decode.cu: computes the splits of decode.cu where the copy engine can read keys and values. That needs
- * compute capability 9.0, pages of a multiple of 8 keys, strides of whole pieces of 16 bytes, no
- * options, and a driver that makes tensor maps. Returns false, and launches nothing, if any of
- * these fails. */
+/* Computes the splits of decode.cu with the copy engine, in sm90/decode/decode.cu. This needs compute capability 9.0,
+ * pages of a multiple of 8 keys, strides of whole 16-byte pieces, no options, and a driver that makes tensor maps.
+ * Where one of these is missing, it returns false and launches nothing. */
 struct cuda_args;
 struct decode_plan;
 bool decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
                       const decode_plan &p, int64_t blocks, cudaError_t *code);
 
-/* Does the variant for float8 keys compute this problem? That variant handles scales of any size:
- * see load_permuted_queries(). */
+/* Returns whether the variant for float8 keys computes this problem. That variant handles scales of any size: see
+ * load_permuted_queries(). */
 static inline bool decode_has_float8_form(const attn_plan *plan)
 {
     const uint64_t features = PLAIN_FEATURES | ATTN_TENSOR_BIT(q_scale) | ATTN_TENSOR_BIT(k_scale);
@@ -39,7 +38,7 @@ template <const cuda_kernel &other> bool plan_with_decode(const cuda_chip *chip,
     return true;
 }
 
-/* The workspace begins with decode's part. */
+/* Launches kernel `other`, then decode.cu. The workspace begins with the part of decode.cu. */
 template <const cuda_kernel &other>
 cudaError_t launch_with_decode(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace)
 {

@@ -8,48 +8,52 @@
 
 /* How blocks find their work. Each key/value head has slots, and a block takes one slot.
  *
- * Not packed: a batch row has a slot for each `splits_per_block` of its splits. If it shares splits with other rows
- * (`stack`), it has `walkers` slots, each of which takes every `walkers`-th split that is left. Packed: sequence b
- * has the slots from cu_k[b] / unit + extra * b on. That is never fewer than it needs, so a block finds its sequence
- * by bisection; some slots are left over. */
+ * Not packed: a batch row has one slot for each `splits_per_block` of its splits. A batch row that shares splits with
+ * other rows (`stack`) has `walkers` slots; each takes every `walkers`-th of the splits that decode_stacks() has not
+ * computed. Packed: sequence b has the slots from cu_k[b] / unit + extra * b on. That is never fewer than the sequence
+ * needs, so a block finds its sequence by bisection; some slots have no work. */
 struct decode_plan {
-    int splits, splits_per_block; /* splits_per_block: splits that a block computes, 1 or SPLIT_GROUP */
-    int walkers;                  /* number of blocks for each batch row and key/value head */
+    int splits, splits_per_block; /* splits_per_block: number of splits that a block computes, 1 or SPLIT_GROUP */
+    int walkers;                  /* number of blocks (slots) for each batch row and key/value head */
     int unit, extra;
-    /* the splits depend on the launch's arguments alone, and on no memory that the previous kernel writes */
+    /* the kernel's arguments alone determine the splits: no device memory that the previous kernel may still write is
+     * read to find them */
     bool early;
-    /* there are at most FEW_ROWS rows, and the variant for them computes them; its grid is (Hk, walkers, B) */
+    /* true if there are at most FEW_ROWS rows, which the variant for few rows computes; its grid is (Hk, walkers, B) */
     bool few;
-    bool ahead;   /* with few: the previous kernel writes nothing that this one reads, except the workspace */
-    bool float8;  /* keys and values are float8, and the variant of float8.cuh computes them */
-    bool options; /* the problem has options, so in_base_2() computes the scores */
-    int stack;    /* the most sequences whose rows decode_stacks() computes together; 0: it is not launched */
-    /* packed: rows of the workspace per key/value head; sequence b has the rows from cu_k[b] / KEYS_A_ROW on */
+    /* set only with `few`: true if the previous kernel writes nothing that this kernel reads, except the workspace */
+    bool ahead;
+    bool float8;  /* keys and values are float8, and the variant for float8 keys computes them */
+    bool options; /* the problem has options (softcap, bias, masks, ...), so scores come from in_base_2() */
+    int stack; /* the most sequences whose rows decode_stacks() computes together; 0: decode_stacks() is not launched */
+    /* for packed problems: rows of partial results per key/value head; sequence b has those from cu_k[b] / KEYS_A_ROW
+     * on */
     int64_t head_rows;
-    float *O;   /* in the workspace: rows of D numbers; NULL: no sequence has more than one split */
-    float2 *ml; /* m (base 2) and l of each row of the workspace */
+    float *O;   /* O of each partial result: rows of D numbers; NULL: no sequence has more than one split */
+    float2 *ml; /* m (base 2) and l of each partial result */
 };
 
 namespace {
 
 enum {
-    NARROW = 16, /* at most this many rows are one block of 16 rows, which all warps share */
-    FEW_ROWS = 8 /* up to this many rows have a variant of their own */
+    NARROW = 16, /* up to this many rows, a block has 16 rows, which all warps share */
+    FEW_ROWS = 8 /* up to this many rows, a special variant (decode_few()) computes them */
 };
 
 /* ---- Where the splits are ---------------------------------------------------------------------------------------- */
 
-/* A split begins at a multiple of this, which is a multiple of every BN. */
+/* Every split begins at a multiple of this many keys, which is a multiple of every BN. */
 const int SPLIT_ALIGN = 128;
 
-/* The number of keys of a split. There are sixteen splits, which with eight key/value heads fill a GPU. A split is
- * long enough that partial results take little time, and short enough that every multiprocessor is busy to the end.
- * More rows have larger partial results. Reading float8 keys takes half as long, but the block's other work does
- * not: where there are enough blocks anyway, float8 splits are longer. */
+/* Returns the number of keys of a split. Sixteen splits, with eight key/value heads, fill a GPU. A split must be long
+ * enough that partial results take little time, and short enough that every multiprocessor is busy to the end. Splits
+ * are longer where a block has more rows (`wide`), whose partial results are larger. Reading float8 keys takes half as
+ * long, but the block's other work does not: where a sequence is long enough for many blocks, float8 splits are
+ * longer. */
 enum { LONG_FLOAT8 = 48 * 1024, MOST_FLOAT8 = 1408 };
 template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide, bool float8)
 {
-    const I least = wide ? 512 : 128, /* both are powers of two */
+    const I least = wide ? 512 : 128, /* 512, 128, 2048 and 1024 are powers of two */
         most = wide                           ? 2048
                : float8 && keys > LONG_FLOAT8 ? MOST_FLOAT8
                                               : 1024;
@@ -57,8 +61,8 @@ template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide,
     return even < least ? least : even > most ? most : even;
 }
 
-/* The most splits that a sequence of up to `keys` keys may have. More keys may have fewer splits: 2048 keys have 16
- * of 128, and 2049 keys have 9 of 256. */
+/* Returns the most splits that a sequence of up to `keys` keys may have. More keys may have fewer splits: 2048 keys
+ * have 16 splits of 128 keys, and 2049 keys have 9 splits of 256. */
 inline int64_t most_splits(int64_t keys, bool wide, bool float8)
 {
     const int64_t least = wide ? 512 : 128, most = wide ? 2048 : 1024;
@@ -69,17 +73,18 @@ inline int64_t most_splits(int64_t keys, bool wide, bool float8)
 
 typedef decode_plan plan;
 
-/* A sequence of n > 1 splits has at least n * 64 keys, and with more than 16 rows at least n * 256 (see
- * split_keys()). */
+/* In a packed problem the workspace has one row of partial results for this many keys. That is enough: a sequence of n
+ * > 1 splits has at least n * 64 keys for up to 16 rows, and at least n * 256 for up to 64 rows (see split_keys()). */
 const int KEYS_A_ROW = 4;
 
-/* One key/value head of a sequence. */
+/* What a block knows of one key/value head of a sequence. */
 struct group_place {
-    head_args x; /* head_args of the group's first query head */
-    int rows;    /* number of rows; 0: another kernel computes this sequence */
-    /* keys [first, last) are those that any row sees; keys of a split; number of splits, at least 1 */
+    head_args x; /* the options' arguments for the first query head of the group */
+    int rows;    /* number of rows (queries times heads of the group); 0: another kernel computes this sequence */
+    /* at least one row sees keys [first, last); length: keys of a split; splits: their number, at least 1 */
     int first, last, length, splits;
-    /* row of the workspace where its partial results begin: all rows of a split, then those of the next split */
+    /* first row of the sequence's partial results in the workspace: all rows of a split, then those of the next
+     * split */
     int64_t saved;
 };
 
@@ -103,12 +108,13 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
     return place;
 }
 
-/* group_place_of() for few rows, not packed, computed in 32 bits because the first copies wait for it. It does not
- * fill in the options of the head. */
+/* group_place_of() for problems of few rows that are not packed. It computes in 32 bits, because the first copies wait
+ * for it, and leaves out the options of the head. */
 DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk)
 {
     const attn_geometry &g = a.g;
-    const int64_t far = INT64_C(1) << 30; /* lengths are below 2^31, so clamping to this changes no result */
+    /* lengths are below 2^31, so clamping a window to this many keys changes no result */
+    const int64_t far = INT64_C(1) << 30;
     const int group = (int)g.group, Sq = (int)g.dims.Sq, Sk = g.seqlens_k ? g.seqlens_k[b] : (int)g.dims.Sk,
               align = g.top_left ? 0 : Sk - Sq, left = (int)attn_min64(g.left, far),
               right = (int)attn_min64(g.right, far);
@@ -154,7 +160,8 @@ DEVICE split_range splits_in_common(const cuda_args &a, const group_place &befor
     return { lo > 0 ? (int)attn_tiles(lo, place.length) : 0, (int)(hi / place.length) };
 }
 
-/* The splits that sequence b shares with sequence b - 1 in one stack. Stacks begin at multiples of p.stack. */
+/* Returns the splits that sequences b and b - 1 share in a stack, a group of sequences whose common keys are read once.
+ * Stacks begin at multiples of p.stack. */
 DEVICE split_range splits_shared(const cuda_args &a, const plan &p, int b, int hk)
 {
     if (b >= a.g.dims.B || b % p.stack == 0) return { 0, 0 };
@@ -163,14 +170,15 @@ DEVICE split_range splits_shared(const cuda_args &a, const plan &p, int b, int h
 
 /* ---- Partial results --------------------------------------------------------------------------------------------- */
 
-/* Brings two partial results to one maximum. Every rounding is written out, because two kernels do this and must get
- * the same bits. */
+/* Makes one partial result of two, relative to the larger of their maxima. Every rounding is written out, because two
+ * kernels call this and must get the same bits. */
 struct fold {
     float m, keep, add;
     DEVICE fold(float m_before, float m_next)
     {
         m = fmaxf(m_before, m_next);
-        const float base = m == -CUDART_INF_F ? 0 : m; /* before the first key: -inf - -inf is NaN */
+        /* before the first key m is -inf, and -inf - -inf would be NaN */
+        const float base = m == -CUDART_INF_F ? 0 : m;
         keep = exp2_fast(__fsub_rn(m_before, base));
         add = exp2_fast(__fsub_rn(m_next, base));
     }

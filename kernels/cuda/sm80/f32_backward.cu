@@ -7,35 +7,38 @@
  * A warp owns 16 keys. A query tile is one round:
  *
  *     wait Q, dO, lse, delta
- *     S^T = K Q^T       P^T = exp(S^T - lse)              in registers, where they are A operands at once
+ *     S^T = K Q^T       P^T = exp(S^T - lse)              P^T stays in registers as an A operand
  *     dV += P^T dO
  *     dP^T = V dO^T     dS^T = P^T (dP^T - delta)
  *     dK += dS^T Q      dS to shared memory
- *     ---- no warp reads Q and dO any more: the next ones are loaded during dQ = dS K added to float32 sums in global
- *     memory
+ *     ---- barrier: no warp reads Q and dO any more, and the next round's Q and dO are loaded
+ *     dQ = dS K         added to float32 sums in global memory
  *
- * One copy of Q and dO suffices. Beside K and V a second copy would not fit, because a number takes 32 bits.
+ * Shared memory has only one buffer for Q and dO, which are loaded while dQ is computed. A second buffer would not fit
+ * beside K and V, because a number takes 32 bits.
  *
- * P is kept as 2^15 P. The size of dS is not known beforehand: a power of two brings the upper bound on it,
+ * Registers hold 2^15 P instead of P, so that small probabilities stay within float16's range. The size of dS is not
+ * known beforehand. A power of two, by which dS is multiplied, brings the upper bound on |dS|,
  *
- *     |dS_ij| <= |dO_i| |v_j| + |delta_i|      (norms of rows: the largest of the tile)
+ *     |dS_ij| <= |dO_i| |v_j| + |delta_i|      (|x|: the largest norm of a row of the tile)
  *
  * near 2^14. Sums over rounds are float32, and each round's products start from 0 (split.cuh).
  *
- * The order of the additions to dQ is not fixed, so its last bits vary from run to run. With `deterministic` there
- * are no such additions: a second kernel computes dQ by query tiles. It computes S and dP again, which makes seven
- * products instead of five. dK and dV are always deterministic. Head dims above 128 leave no registers for both dK
- * and dV: each of two launches computes one (S is computed twice).
+ * The order of the additions to dQ is not fixed, so its last bits vary from run to run. With `deterministic` no block
+ * adds to sums in global memory: a second kernel computes dQ by query tiles. The second kernel computes S and dP again,
+ * so a backward takes seven products instead of five. dK and dV are always deterministic. Head dims above 128 leave no
+ * registers for both dK and dV: each of two launches computes one (S is computed twice).
  *
- *   prepare    delta = rowsum(dO O) - dlse (simple.cu), lse dense
- *   split      Q, K, V and dO to planes (f32_split.cu)
- *   dkdv       as above, one block a key tile
- *   finish     dQ = scale * sum                              or: dq, one block a query tile
+ *   prepare    computes delta = rowsum(dO O) - dlse (simple.cu), and writes lse without gaps
+ *   split      converts Q, K, V and dO to planes of float16 (f32_split.cu)
+ *   dkdv       the main kernel, one block per key tile
+ *   finish     dQ = scale * sum; with `deterministic` dq instead, one block per query tile
  *   simple.cu  dbias, dalibi_slopes, dsinks where wanted
  *
  * finish and dq are in f32_dq.cuh.
  *
- * rows.cuh computes tiles whose result is not finite, and tiles that depend on a wide tile (split.cuh). */
+ * rows.cuh computes tiles whose result is not finite, and tiles that depend on a wide tile: one with rows of numbers
+ * too small for the tile's exponent (split.cuh). */
 #include <stddef.h>
 
 #include "kernels/cuda/simple/simple.h"
@@ -43,14 +46,14 @@
 #include "recompute.h"
 #include "seen_tiles.cuh"
 
-/* f32_forward.cu defines these functions */
+/* defined in f32_forward.cu */
 extern const cuda_kernel f32_forward;
 cudaError_t f32_forward_parts(const cuda_chip *chip, cuda_args a, const split_planes &k, const split_planes &v,
                               cudaStream_t stream);
 
 namespace {
 
-/* Shapes for head dims up to D: keys per block (one warp for 16), queries per tile, blocks per
+/* Tile sizes for head dims up to D: keys per block (one warp for each 16 keys), queries per tile, blocks per
  * multiprocessor. */
 template <int D, bool SCORE_MODS> struct tile;
 template <> struct tile<64, false> {
@@ -70,22 +73,24 @@ template <bool SCORE_MODS> struct tile<256, SCORE_MODS> {
 };
 
 enum part { DK = 1, DV = 2 };
-enum { DS_ROW = 64 }; /* elements of a row of dS in shared memory: eight pieces, for any BM */
+enum { DS_ROW = 64 }; /* elements of a row of dS in shared memory: eight 16-byte pieces, whatever BM is */
 
 template <int D, bool SCORE_MODS> struct shared {
     static const int BN = tile<D, SCORE_MODS>::BN, BM = tile<D, SCORE_MODS>::BM;
-    alignas(1024) uint16_t K[2 * BN * D]; /* each array has the plane hi, then the plane lo */
+    /* each array holds its tile's high halves (plane hi), then the low halves (plane lo) */
+    alignas(1024) uint16_t K[2 * BN * D];
     alignas(1024) uint16_t V[2 * BN * D];
     alignas(1024) uint16_t Q[2 * BM * D];
     alignas(1024) uint16_t dO[2 * BM * D];
-    alignas(1024) uint16_t dS[2 * BN * DS_ROW]; /* dS^T: its rows are keys */
+    alignas(1024) uint16_t dS[2 * BN * DS_ROW]; /* dS^T: a row is a key, a column a query */
     float lse2[BM], delta[BM];
-    float one_key[BM]; /* for each row: the argument `slack` of of_one_key() */
+    float one_key[BM]; /* for each query of the tile: the argument `slack` of of_one_key() */
     staged_queries<BM> options[SCORE_MODS ? BN / 16 : 1];
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* Bytes of shared memory. The last members, `options` and `seen`, are used only with options and left out otherwise. */
+/* Bytes of shared memory of a block. The last members of the struct, `options` and `seen`, take no memory in the
+ * variant without options. */
 template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
 {
     typedef shared<D, SCORE_MODS> Shared;
@@ -94,7 +99,7 @@ template <int D, bool SCORE_MODS> constexpr size_t shared_bytes()
 
 /* ---- dK, dV and the sums of dQ ----------------------------------------------------------------------------------- */
 
-/* Number of tiles of BM queries that see any of the BN keys from j0 on, and the first of these
+/* Returns the number of tiles of BM queries that see any of the BN keys from j0 on, and in `first` the first of these
  * tiles. */
 template <int BN, int BM>
 DEVICE int query_tiles_of(const attn_geometry &g, const attn_sequence &sequence, int j0, int &first)
@@ -106,7 +111,7 @@ DEVICE int query_tiles_of(const attn_geometry &g, const attn_sequence &sequence,
     return max((int)attn_tiles(highest.hi, BM) - first, 0);
 }
 
-/* Scales sums to results. Returns whether every element is finite. */
+/* Multiplies sums by a factor, which makes results of them. Returns whether every result is finite. */
 template <int DT> DEVICE bool scale_sums(float (&x)[DT][4], float factor)
 {
     bool is_finite = true;
@@ -120,7 +125,7 @@ template <int DT> DEVICE bool scale_sums(float (&x)[DT][4], float factor)
     return is_finite;
 }
 
-/* Writes a warp's 16 rows of dS^T, hi and lo, to shared memory. */
+/* Writes a warp's 16 rows of dS^T to shared memory, as two float16 parts hi and lo. */
 template <int BN, int KK>
 DEVICE void stage_ds(uint16_t *dS, const uint32_t (&hi)[KK][4], const uint32_t (&lo)[KK][4], int warp, int lane)
 {
@@ -134,7 +139,7 @@ DEVICE void stage_ds(uint16_t *dS, const uint32_t (&hi)[KK][4], const uint32_t (
         }
 }
 
-/* Adds dQ = dS K of a round to the sums of its query tile. Each warp has a group of 16 queries and
+/* Adds dQ = dS K over the block's keys to the float32 sums of a query tile. Each warp has a group of 16 queries and
  * some of the columns. */
 template <int D, bool SCORE_MODS>
 DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, float dq_unit, int warp, int lane)
@@ -162,8 +167,8 @@ DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, float dq_unit, int wa
     }
 }
 
-/* Stores a warp's 16 rows of dk or dv, if wanted, from row `first` of the sequence on. Rows from `end` on do not
- * exist. One store instruction writes 8 rows, with 4 lanes each. */
+/* Stores a warp's 16 rows of dk or dv, if wanted, from key `first` of the sequence on. Rows from `end` on do not exist.
+ * One store instruction writes 8 rows, with 4 lanes each. */
 template <int DT>
 DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, int hk, int64_t start, int first, int end,
                        int width, int lane)
@@ -181,8 +186,9 @@ DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, in
     }
 }
 
-/* The rounds of a block. Each round is one tile of queries: tiles [first, first + tiles) of head h, then the same tiles
- * of head h + 1, and so on. With options a list says which rounds have a visible pair; the block skips the others. */
+/* The rounds of a block, each of which visits one tile of queries: tiles [first, first + tiles) of head h, then the
+ * same tiles of head h + 1, and so on. In the variant with options a list says which rounds have a visible pair; the
+ * block skips the other rounds. */
 struct query_round {
     int n, h, row_tile;
 };
@@ -195,7 +201,7 @@ struct query_rounds {
         if (++r.row_tile == first + tiles) r.h++, r.row_tile = first;
         return r;
     }
-    /* Round n of the list; n may lie past the last round. */
+    /* Returns round n, counted over all heads; n may lie past the last round. */
     DEVICE query_round listed(int n) const { return { n, h + n / max(tiles, 1), first + n % max(tiles, 1) }; }
 };
 
@@ -210,7 +216,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    /* The block's keys. In a packed problem sequences own tiles of keys as in tile_place_of(). */
+    /* Find the block's keys. In a packed problem each sequence owns tiles of keys, in the way in which it owns tiles of
+     * queries in tile_place_of(). */
     const int key_tile = a.first_tile + (int)blockIdx.x;
     int b = blockIdx.z, j0 = key_tile * BN;
     if (g.dims.packed) {
@@ -219,7 +226,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     }
     const int hk = blockIdx.y;
     const attn_sequence sequence = attn_sequence_of(&g, b);
-    /* rows of dk to write; they include rows of zeros behind seqlens_k */
+    /* number of rows of dk to write; rows behind seqlens_k are written as zeros */
     const int Sk_all = g.dims.packed ? (int)sequence.Sk : (int)g.dims.Sk;
     if (j0 >= Sk_all) return;
     const int Sk = (int)sequence.Sk, Sq = (int)sequence.Sq;
@@ -227,7 +234,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     int first = 0;
     const int tiles = query_tiles_of<BN, BM>(g, sequence, j0, first), rounds = tiles * (int)g.group;
 
-    /* the tile of V has the same number */
+    /* the tile of V has the same number as the tile of K */
     const int64_t k_tile = split_tile_of(planes.k, b, hk, sequence.k_start) + j0 / SPLIT_ROWS;
     load_planes<D, BN, THREADS>(sm.K, planes.k.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
     load_planes<D, BN, THREADS>(sm.V, planes.v.data + k_tile * 2 * SPLIT_ROWS * D, j0 % SPLIT_ROWS);
@@ -243,14 +250,15 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     auto query_tile = [&](int h, int row_tile) {
         return split_tile_of(planes.q, b, h, sequence.q_start) + row_tile * BM / SPLIT_ROWS;
     };
-    bool has_one_key = false; /* true: the query whose values this thread loaded sees one key */
+    bool has_one_key = false; /* true: this thread loaded lse and delta of a query that sees exactly one key */
     auto fetch = [&](int h, int row_tile) {
         const int64_t from = query_tile(h, row_tile) * 2 * SPLIT_ROWS * D;
         const int i0 = row_tile * BM;
         load_planes<D, BM, THREADS>(sm.Q, planes.q.data + from, i0 % SPLIT_ROWS);
         load_planes<D, BM, THREADS>(sm.dO, planes.dout.data + from, i0 % SPLIT_ROWS);
         cp_async_commit();
-        /* Load lse in base 2 and delta. Where a row does not exist or sees no key, lse is +inf, which makes P 0. */
+        /* Load lse in base 2 and delta of this round's queries. Where a query does not exist or sees no key, lse is
+         * +inf, which makes P 0. */
         if (threadIdx.x < BM) {
             const int i = i0 + (int)threadIdx.x;
             const int64_t at = b * a.lse_batch + h * a.lse_head + sequence.q_start + i;
@@ -264,7 +272,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     if (now.n < rounds) fetch(now.h, now.row_tile);
     cp_async_commit();
 
-    /* Addresses of fragments: keys by rows; queries by rows for S and dP, and by columns for dK and dV. */
+    /* Addresses of this lane's fragments: K and V by rows; Q and dO by rows (for S, dP) and by columns (dK, dV). */
     uint32_t k_at = by_16<D>(sm.K, lane) + warp * 32 * D, v_at = by_16<D>(sm.V, lane) + warp * 32 * D,
              q_at = by_8<D>(sm.Q, lane), o_at = by_8<D>(sm.dO, lane);
     uint32_t q_columns_at = by_16<D>(sm.Q, lane), o_columns_at = by_16<D>(sm.dO, lane);
@@ -281,25 +289,25 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         const split_stats q_stats = planes.q.stats[at], o_stats = planes.dout.stats[at];
         wide |= q_stats.wide != 0;
         cp_async_wait<0>();
-        /* this round's queries are loaded, and no thread reads the last round's dS any more */
+        /* the queries of this round have arrived, and no thread reads dS of the previous round any more */
         const bool any_one_key = __syncthreads_or(has_one_key);
 
-        /* S^T = K Q^T */
+        /* Compute S^T = K Q^T. */
         float rows_of_S[1][NT][4], (&S)[NT][4] = rows_of_S[0];
         opaque(k_at);
         opaque(q_at);
         multiply_rows<D, 1, BM, BN, true>(rows_of_S, k_at, q_at);
 
-        /* Masks and options. Element e of block nt: key j0 + 16 warp + 8 (e / 2) + lane / 4, query i0 + 8 nt + 2
-         * (lane % 4) + e % 2. */
+        /* Apply masks and options. Element e of a thread's block nt is the pair of query i0 + 8 nt + 2 (lane % 4) +
+         * e % 2 and key j0 + 16 warp + 8 (e / 2) + lane / 4. */
         const float unit = power_of_two(-q_stats.exponent) * power_of_two(-k_stats.exponent);
-        const float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* never 0, because -inf * 0 would be NaN */
+        const float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* not 0, because 0 times a score of -inf is NaN */
         if (SCORE_MODS) {
             const head_args x = head_args_of(a, b, h);
             apply_options(S, sm.options[warp], a, s, x, limit, Sq, i0, j0 + warp * 16, unit, sm.lse2, P_BITS, lane);
         } else hide_hidden_queries<BM>(S, limit, Sk, i0, j0 + warp * 16, lane);
 
-        /* P = exp(S - lse), times 2^P_BITS. */
+        /* P = 2^P_BITS exp(S - lse): the factor keeps small probabilities within float16's range. */
         float top_delta = 0;
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
@@ -316,7 +324,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         }
         uint32_t ah[NT / 2][4], al[NT / 2][4];
 
-        /* dV += P^T dO */
+        /* Add dV += P^T dO. */
         if (PARTS & DV) {
             const float dv_unit = power_of_two(-o_stats.exponent) * P_UNIT;
             if (SCORE_MODS && a.drop_below) {
@@ -328,7 +336,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                     for (int e = 0; e < 4; e++)
                         kept[nt][e] = st.kept[nt * 8 + lane % 4 * 2 + e % 2][e / 2] >> (lane / 4) & 1
                                           ? S[nt][e]
-                                          : 0; /* drop_scale is applied at the end */
+                                          : 0; /* the factor of dropout, drop_scale, is applied at the end */
                 split_fragments<BM>(ah, al, kept);
             } else split_fragments<BM>(ah, al, S);
             opaque(o_columns_at);
@@ -336,13 +344,13 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         }
 
         if (PARTS & DK) {
-            /* dP^T = V dO^T */
+            /* Compute dP^T = V dO^T. */
             float rows_of_dP[1][NT][4], (&dP)[NT][4] = rows_of_dP[0];
             opaque(v_at);
             opaque(o_at);
             multiply_rows<D, 1, BM, BN>(rows_of_dP, v_at, o_at);
 
-            /* dS = P (dP - delta), in units of 2^-exponent */
+            /* dS = P (dP - delta), in units of 2^-exponent, which keep dS within float16's range */
             for (int r = lane; r < BM; r += 32) top_delta = fmaxf(top_delta, fabsf(sm.delta[r]));
             top_delta = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(top_delta)));
             const float o_unit = power_of_two(-o_stats.exponent), v_unit = power_of_two(-v_stats.exponent);
@@ -365,14 +373,14 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                 }
             }
 
-            /* dK += dS^T Q. Also write dS^T to shared memory, for dQ. */
+            /* Add dK += dS^T Q. Also write dS^T to shared memory, for dQ. */
             const float q_unit = power_of_two(-exponent) * power_of_two(-q_stats.exponent);
             split_fragments<BM>(ah, al, dP);
             if (want_dq) stage_ds<BN>(sm.dS, ah, al, warp, lane);
             opaque(q_columns_at);
             add_products_of_columns<D, BM>(dK, ah, al, q_columns_at, q_unit);
 
-            __syncthreads(); /* dS is complete, and no thread reads Q and dO any more */
+            __syncthreads(); /* dS is complete, and no thread reads this round's Q and dO any more */
             if (next.n < rounds) fetch(next.h, next.row_tile);
 
             if (want_dq) {
@@ -381,7 +389,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                        power_of_two(-exponent) * power_of_two(-k_stats.exponent), warp, lane);
             }
         } else {
-            __syncthreads(); /* no thread reads Q and dO any more */
+            __syncthreads(); /* no thread reads this round's Q and dO any more */
             if (next.n < rounds) fetch(next.h, next.row_tile);
         }
     }
@@ -410,8 +418,8 @@ static_assert(tile<64, false>::BM == tile<128, false>::BM && tile<128, true>::BM
 
 const attn_tensor_id split_ids[] = { ATTN_T_q, ATTN_T_k, ATTN_T_v, ATTN_T_dout };
 
-/* The parts of the workspace, in this order: lse and delta; sums of dQ; planes; and, where out and lse are not
- * given, both of these and the workspace of the forward. */
+/* The parts of the workspace, in this order: lse and delta; float32 sums of dQ; planes (hi and lo of q, k, v and dout);
+ * and, where out and lse are not given, out, lse and the workspace of the forward that computes them. */
 struct parts {
     size_t rows, sums, planes, out, lse, forward, total;
 };
@@ -427,7 +435,7 @@ size_t lay_out(const attn_dims &d, void *memory, split_planes (&planes)[4])
     return total;
 }
 
-/* Lays out the workspace. `forward`: bytes of scratch for the forward, if it runs. */
+/* Returns the sizes of the workspace's parts. `forward`: bytes of workspace for the forward, if it runs. */
 parts parts_of(const attn_plan *plan, size_t forward)
 {
     const attn_geometry &g = plan->geometry;
@@ -499,7 +507,7 @@ cudaError_t launch_width(const cuda_chip *chip, const cuda_args &a, const backwa
                    : launch_variant<D, false>(chip, a, planes, s, sums, stream);
 }
 
-/* The most shared memory that a block of this problem's kernels needs. */
+/* The most shared memory, in bytes, that a block of this problem's kernels needs. */
 template <int D, bool SCORE_MODS> size_t most_shared(bool deterministic)
 {
     const size_t dkdv = shared_bytes<D, SCORE_MODS>(), dq = deterministic ? sizeof(shared_dq<D, SCORE_MODS>) : 0;
@@ -527,7 +535,8 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return true;
 }
 
-/* prepare_tiles() computes the inputs of the tiles. launch_tiles() then computes the chip's share of the tiles. */
+/* prepare_tiles() computes what the main kernel's tiles read: delta, lse, and the float16 parts of q, k, v and dout.
+ * launch_tiles() then computes the chip's share of the tiles. */
 cudaError_t prepare_tiles(const cuda_chip *chip, const cuda_args &a, const backward_planes &planes, const saved &s,
                           float *sums, size_t sums_bytes, cudaStream_t stream)
 {
@@ -565,7 +574,7 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     at += w.sums;
     lay_out(a.g.dims, at, planes);
     at += w.planes;
-    if (!plan->problem->out.rank) { /* where out and lse are not given, the forward computes them first */
+    if (!plan->problem->out.rank) { /* where out and lse are not given, a forward computes them first */
         recomputed_forward forward;
         if (!plan_recomputed(&forward, f32_forward, chip, plan, at, at + w.out)) return cudaErrorInvalidConfiguration;
         code = in_shares(chip, tile_seconds(chip, &forward.plan), [&](const cuda_chip *part) {

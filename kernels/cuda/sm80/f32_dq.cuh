@@ -1,5 +1,5 @@
-/* f32_dq.cuh: how f32_backward.cu computes dQ: from the sums, or by query tiles. It also has code that both ways
- * share with dkdv. */
+/* f32_dq.cuh: how f32_backward.cu computes dQ: from float32 sums to which all blocks of keys add, or (deterministic) by
+ * query tiles. It also has code that dkdv and the second way share. */
 #ifndef ATTN_SM80_F32_DQ_CUH
 #define ATTN_SM80_F32_DQ_CUH
 
@@ -15,8 +15,8 @@ struct backward_planes {
     split_planes q, k, v, dout;
 };
 
-/* The address of a query tile's float32 sums. They are fragments (16 rows x 8 columns: [4][32 lanes]) of the dQ
- * product, by rows of fragments. */
+/* Returns the address of a query tile's float32 sums of dQ. They are stored as fragments (16 rows x 8 columns: [4][32
+ * lanes]), row of fragments after row of fragments. */
 template <int D, int BM> DEVICE float *sums_of(float *sums, const cuda_args &a, const head_args &x, int query_tile)
 {
     const int64_t tiles = a.g.dims.packed ? a.g.dims.total_q / BM + a.g.dims.B : attn_tiles(a.g.dims.Sq, BM);
@@ -25,13 +25,14 @@ template <int D, int BM> DEVICE float *sums_of(float *sums, const cuda_args &a, 
     return sums + (head * tiles + slot + query_tile) * BM * D;
 }
 
-/* sum += unit * A B for 16 rows of A (fragments) and the D columns of a tile of ROWS rows. by_16() gives the tile's
- * address. */
+/* sum += unit * A B. A is 16 rows in registers, as fragments; B is the D columns of a tile of ROWS rows in shared
+ * memory, whose address `b` comes from by_16(). */
 template <int D, int ROWS>
 DEVICE void add_products_of_columns(float (&sum)[D / 8][4], const uint32_t (&ah)[ROWS / 16][4],
                                     const uint32_t (&al)[ROWS / 16][4], uint32_t b, float unit)
 {
-    const int PAIRS = D == 64 ? 4 : D == 128 ? 2 : 1; /* as many as registers allow */
+    /* pairs of column blocks that are multiplied together: as many as registers allow */
+    const int PAIRS = D == 64 ? 4 : D == 128 ? 2 : 1;
 #pragma unroll
     for (int dt = 0; dt < D / 8; dt += 2 * PAIRS) {
         float part[1][2 * PAIRS][4] = {};
@@ -48,8 +49,8 @@ DEVICE void add_products_of_columns(float (&sum)[D / 8][4], const uint32_t (&ah)
     }
 }
 
-/* Stores two neighbouring floats of a row of `width`, where the row has them. `pairs`: rows are 8-byte aligned and
- * `width` is even. */
+/* Stores two neighbouring floats, columns d and d + 1, of a row of `width` columns; columns past the width are left
+ * out. `pairs`: rows are 8-byte aligned and `width` is even. */
 DEVICE void store_two(float *row, int d, int width, bool pairs, float x, float y)
 {
     if (pairs && d < width) *(float2 *)(row + d) = make_float2(x, y);
@@ -63,16 +64,15 @@ DEVICE bool starts_on_pairs(const attn_view &view, const float *row, int64_t wid
     return width % 2 == 0 && view.row % 2 == 0 && (uint64_t)row % 8 == 0;
 }
 
-/* P of a row that may see one key. p is 2^P_BITS P. `slack` is e to one_key_slack(lse) for a row that sees one key,
- * and 0 for any other row. In a row that sees one key, P is exactly 1 if the score differs from lse only by
- * rounding. */
+/* Returns P of a pair, exactly 1 if the row sees one key and its score differs from lse only by rounding. p is 2^P_BITS
+ * P. `slack` is e to the power of one_key_slack(lse) for a row that sees one key, and 0 for any other row. */
 DEVICE float of_one_key(float p, float slack)
 {
     const float unit = 1 / P_UNIT;
     return p * slack >= unit && p <= unit * slack ? unit : p;
 }
 
-/* An exponent e for which dS 2^e is at most about 2^14, where |dS| <= bound. */
+/* Returns an exponent e for which dS 2^e is at most about 2^14, where |dS| <= bound. */
 DEVICE int exponent_for(float bound)
 {
     const int E = (int)(__float_as_uint(bound) >> 23 & 255) - 127;
@@ -81,7 +81,8 @@ DEVICE int exponent_for(float bound)
 
 /* ---- dQ from the sums -------------------------------------------------------------------------------------------- */
 
-/* Does a query tile depend on a wide tile? The whole block calls it. */
+/* Returns whether a query tile depends on a wide tile: one with a row whose numbers are all too small for the tile's
+ * exponent (split.cuh). The whole block calls it. */
 DEVICE bool sees_wide(const cuda_args &a, const backward_planes &planes, const head_args &x, int i0, attn_range seen)
 {
     const int64_t k_tile = split_tile_of(planes.k, x.b, x.hk, x.s.k_start);
@@ -91,7 +92,7 @@ DEVICE bool sees_wide(const cuda_args &a, const backward_planes &planes, const h
     return k || v || planes.q.stats[q_tile].wide;
 }
 
-/* Computes dq from the sums and undoes the order of sums_of(). One block per query tile and head. */
+/* Computes dq from the float32 sums and puts it in the order of rows. One block per query tile and head. */
 template <int D, int BM>
 __global__ void __launch_bounds__(128)
     f32_finish_dq(const __grid_constant__ cuda_args a, const __grid_constant__ backward_planes planes, saved s,
@@ -165,7 +166,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     uint32_t q_at = by_16<D>(sm.Q, lane) + warp * 32 * D, o_at = by_16<D>(sm.dO, lane) + warp * 32 * D;
     uint32_t k_at = by_8<D>(sm.K, lane), v_at = by_8<D>(sm.V, lane), k_columns_at = by_16<D>(sm.K, lane);
     float lse2[2], delta[2], dQ[DT][4] = {}, top_delta = 0;
-    float one_key[2]; /* for each row: the argument `slack` of of_one_key() */
+    float one_key[2]; /* for each of this thread's rows: the argument `slack` of of_one_key() */
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int i = i0 + warp * 16 + half * 8 + lane / 4;
@@ -180,7 +181,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     const bool any_one_key = __any_sync(0xffffffff, one_key[0] + one_key[1] > 0);
     const float drop_scale = SCORE_MODS && a.drop_below ? a.drop_scale : 1, o_unit = power_of_two(-o_stats.exponent);
     int j = first;
-    const auto above = [&](int n) { /* the next tile of keys that has a visible pair */
+    const auto above = [&](int n) { /* returns the next tile of keys that has a visible pair */
                                     if constexpr (SCORE_MODS) return seen_tile_above(sm.visible, n, last);
                                     else return n + 1;
     };
@@ -192,7 +193,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     for (; j < last; j = above(j)) {
         const int64_t t = k_tile + j * BN / SPLIT_ROWS;
         const split_stats k_stats = planes.k.stats[t], v_stats = planes.v.stats[t];
-        __syncthreads(); /* no thread reads the last tile any more */
+        __syncthreads(); /* no thread reads the previous tile any more */
         load_planes<D, BN, THREADS>(sm.K, planes.k.data + t * 2 * SPLIT_ROWS * D, j * BN % SPLIT_ROWS);
         load_planes<D, BN, THREADS>(sm.V, planes.v.data + t * 2 * SPLIT_ROWS * D, j * BN % SPLIT_ROWS);
         cp_async_commit();
@@ -244,7 +245,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
             }
         if (SCORE_MODS) __syncwarp();
 
-        /* dQ += dS K */
+        /* Add dQ += dS K. */
         uint32_t ah[NT / 2][4], al[NT / 2][4];
         split_fragments<BN>(ah, al, S);
         opaque(k_columns_at);

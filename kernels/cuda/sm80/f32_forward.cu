@@ -2,22 +2,24 @@
  * capability 8.0 on.
  *
  * The algorithm is forward.cu's (FlashAttention-2, arXiv:2307.08691, Algorithm 1). Numbers are pairs of float16, and
- * three products make one: split.cuh explains that and its error, which is about that of float32 itself. A kernel
- * that runs first splits K and V; each block splits its Q. S = Q K^T and P V are products of pairs; P is split in
- * registers; softmax, O and lse are float32.
+ * three products of float16 make one product: split.cuh explains this and its error, which is about that of float32
+ * itself. A kernel that runs first splits K and V; each block splits its Q. S = Q K^T and P V are products of pairs; P
+ * is split in registers; softmax, O and lse are float32.
  *
- * P is kept as 2^15 P, and l with it, so that small probabilities stay within float16's range.
+ * Registers hold 2^15 P instead of P, and 2^15 l instead of l, so that small probabilities stay within float16's range.
  *
- * A row that sees one key is a bitwise copy of that key's value. Values that are not finite are
- * handled as in forward.cu: the tile is repeated with zeros for them, then rows.cuh computes the
- * rows that see one. If a tile that a block reads is wide (split.cuh), rows.cuh computes all rows of the block. */
+ * Where a row sees one key, out is a bitwise copy of that key's value. Values that are not finite are handled as in
+ * forward.cu: the block computes its tile again with zeros in their place, then rows.cuh computes the rows that see a
+ * value that is not finite. If a tile that a block reads is wide (has rows of numbers too small for its exponent,
+ * split.cuh), rows.cuh computes all rows of the block. */
 #include "forward_steps.cuh"
 #include "seen_tiles.cuh"
 #include "split.cuh"
 
 namespace {
 
-/* Shapes for head dims up to D: 16-row blocks per warp, keys per tile, warps, blocks per multiprocessor. */
+/* Tile sizes for head dims up to D: MT blocks of 16 rows per warp, BN keys per tile, warps per block, blocks per
+ * multiprocessor. */
 template <int D> struct tile;
 template <> struct tile<64> {
     static const int MT = 2, BN = 64, WARPS = 4, BLOCKS = 2;
@@ -29,7 +31,8 @@ template <> struct tile<256> {
     static const int MT = 1, BN = 32, WARPS = 8, BLOCKS = 1;
 };
 
-/* The variant with options has one 16-row block per warp, which leaves registers for the options. */
+/* The shape of a block. The variant with options has one 16-row block per warp, which leaves registers for the options
+ * (softcap, bias, masks, ...). */
 template <int D, bool SCORE_MODS_> struct shape {
     static const bool SCORE_MODS = SCORE_MODS_;
     static const int WARPS = tile<D>::WARPS, THREADS = 32 * WARPS, BN = tile<D>::BN, MT = SCORE_MODS ? 1 : tile<D>::MT;
@@ -38,18 +41,19 @@ template <int D, bool SCORE_MODS_> struct shape {
 };
 
 template <int D, bool SCORE_MODS> struct shared {
-    alignas(1024) uint16_t Q[2 * shape<D, SCORE_MODS>::BM * D]; /* each array has the plane hi, then the plane lo */
+    /* each array holds its tile's high halves (plane hi), then the low halves (plane lo) */
+    alignas(1024) uint16_t Q[2 * shape<D, SCORE_MODS>::BM * D];
     alignas(1024) uint16_t K[2 * shape<D, SCORE_MODS>::BN * D];
     alignas(1024) uint16_t V[2 * shape<D, SCORE_MODS>::BN * D];
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* l of a softmax_row is kept in units of P_UNIT. */
+/* P is 2^15 times the probability, and so is its sum l: probability 1 is 2^P_BITS, and P_UNIT is its inverse. */
 const float P_BITS = 15, P_UNIT = 1.0f / 32768;
 
-/* m rounded to a multiple of 1/16 (to a coarser one above 2^18). Maxima are rounded so that adding
- * P's 15 bits to one is exact. Huge maxima are not rounded: see in_base_2(). */
+/* Returns m rounded to a multiple of 1/16 (to a coarser one above 2^18). A rounded maximum makes it exact to add P's 15
+ * bits to it. Huge maxima are not rounded: see in_base_2(). */
 DEVICE float rounded(float m)
 {
     const float y = __fadd_rn(__fadd_rn(m, 786432.0f), -786432.0f);
@@ -60,9 +64,9 @@ struct forward_planes {
     split_planes k, v;
 };
 
-/* Splits Q into its planes in shared memory. The block itself does it, because it alone reads these rows. The BM
- * rows have one exponent, with unit q_unit. Scores are at most score_bound times K's largest number, and 16 times
- * that where Q is wide. */
+/* Splits the block's rows of Q into planes hi and lo in shared memory. Each block does this itself, because no other
+ * block reads these rows. The BM rows share one exponent, whose unit is q_unit. No score exceeds score_bound times K's
+ * largest number; where Q is wide (has rows of small numbers, split.cuh), score_bound is 16 times larger. */
 template <int D, bool SCORE_MODS>
 DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const tile_place &place, float &q_unit,
                           float &score_bound)
@@ -86,18 +90,19 @@ DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const t
     score_bound = top * (float)a.g.dims.D * fabsf(place.x.scale) * (is_wide(top, least) ? 16 : 1);
 }
 
-/* One step of the online softmax; S becomes P, in units of P_UNIT, shifted. `c` converts a score in S to base 2.
- * `rescale` becomes the factor for O. Scores from in_base_2() may be so huge that a number added to them is lost:
- * there the unit is multiplied afterwards. */
+/* Takes one step of the online softmax. S becomes P: the probability times 2^(P_BITS - shift). `c` converts a score in
+ * S to base 2. `rescale` becomes the factor for O. A score from in_base_2() may be so huge that an exponent added to it
+ * is lost; with options P is therefore multiplied by its unit afterwards. */
 template <bool SCORE_MODS, int NT>
 DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&rescale)[2], float c, int shift)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        /* scores of in_base_2() are in base 2, and so is row.m */
+        /* with options S comes from in_base_2() and c is 1; either way S * c and row.m are in base 2 */
         const float m = fmaxf(row.m, rounded(largest_of_row(S, half) * c));
-        const float base = m == -CUDART_INF_F ? 0 : m; /* before the first key: -inf - -inf is NaN */
+        /* before the first key m is -inf, and -inf - -inf would be NaN */
+        const float base = m == -CUDART_INF_F ? 0 : m;
         const float factor = exp2_fast(row.m - base), offset = SCORE_MODS ? -base : P_BITS - (float)shift - base;
         float sum = exponents_of_row(S, half, c, offset);
         if (SCORE_MODS) {
@@ -122,7 +127,7 @@ template <int MT, int DT> DEVICE void multiply(float (&O)[MT][DT][4], float fact
             for (int e = 0; e < 4; e++) O[mt][dt][e] *= factor;
 }
 
-/* Completes l, the sum over the row's lanes, and divides O by it. Returns whether all of O is finite. */
+/* Adds up l over the row's lanes, and divides O by it. Returns whether all of O is finite. */
 template <bool SCORE_MODS, int DT>
 DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], float drop_scale, float o_unit)
 {
@@ -145,8 +150,8 @@ DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], float drop_scale, 
     return is_finite;
 }
 
-/* Stores ROWS staged rows of a block's tile, from `first` on. `copies`: a row that sees one key
- * becomes a bitwise copy of that key's value. */
+/* Stores ROWS rows of out that are staged in shared memory, from row `first` of the block's tile on. `copies`: where a
+ * row sees one key, that key's value is copied bit by bit instead. */
 template <int D, int ROWS>
 DEVICE void store_rows_or_values(const cuda_args &a, const head_args &x, const float *staged, int q0, int first,
                                  const limits &limit, bool copies, int lane)
@@ -195,17 +200,17 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const attn_range seen = attn_keys_of_rows(&g, &place.x.s, q0, rows_end),
                      open = attn_keys_of_all_rows(&g, &place.x.s, q0, rows_end);
     const int first = (int)(seen.lo / BN);
-    int last = (int)attn_tiles(seen.hi, BN); /* tiles [first, last) have keys that some row sees */
+    int last = (int)attn_tiles(seen.hi, BN); /* tiles [first, last) have keys that at least one row sees */
     last = last_tile<SCORE_MODS, BN, THREADS>(a, (int)place.x.b, (int)place.x.h, q0, (int)rows_end, first, last,
                                               sm.seen);
-    /* Tiles [free_first, free_last) need no causal or window test. */
+    /* All rows see all keys of tiles [free_first, free_last), so these tiles need no causal or window test. */
     const int free_first = (int)attn_tiles(open.lo, BN), free_last = (int)(open.hi / BN);
 
-    /* The number of the head's first tile of K, and of V. A plane of 2^31 tiles would have 2^46 bytes, so 32 bits
-     * suffice. */
+    /* number of the head's first tile of K, and of V; a tensor of 2^31 tiles would have 2^46 bytes, so 32 bits
+     * suffice */
     const int k_tile = (int)split_tile_of(planes.k, place.x.b, place.x.hk, place.x.s.k_start);
 
-    /* Loads tile j of K or V from the planes of its head. */
+    /* Loads tile j of K or V from the head's planes (hi and lo float16 parts). */
     auto load = [&](uint16_t *to, const split_planes &from, int j) {
         load_planes<D, BN, THREADS>(to, from.data + (int64_t)(k_tile + j * BN / SPLIT_ROWS) * (2 * SPLIT_ROWS * D),
                                     j * BN % SPLIT_ROWS);
@@ -216,14 +221,16 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     float q_unit, score_bound;
     split_queries<D, SCORE_MODS>(sm, a, place, q_unit, score_bound);
 
-    bool clean = false; /* true in the second pass, where infinities and NaN of V were replaced by zeros */
-    bool wide = false;  /* true: forward_row() computes all rows */
+    bool clean = false; /* true: the loop's second pass, in which zeros replace infinities and NaN of V */
+    /* true: numbers differ too much in size for tiles, so forward_row() computes all rows of the block */
+    bool wide = false;
 again:
-    int o_exponent = 126; /* O holds sums of P V 2^o_exponent: the smallest exponent of V's tiles so far */
+    /* O holds sums of P V 2^o_exponent; o_exponent is the smallest exponent of V's tiles so far */
+    int o_exponent = 126;
     float O[MT][DT][4];
     softmax_row rows[MT][2];
     const float sink = sink_in_base_2(sink_of(a, place.x.h)), sink_m = rounded(sink),
-                /* converts a score in S to base 2, except for the exponent of K */
+                /* times the unit of K's tile (2^-exponent), this factor converts a score in S to base 2 */
         scale_log2 = place.x.scale * LOG2E * q_unit;
     begin_rows(O, rows, sink_m, sink != -CUDART_INF_F && lane % 4 == 0 ? exp2_fast(sink - sink_m) * (1 / P_UNIT) : 0);
 
@@ -232,11 +239,12 @@ again:
     for (int j = last - 1, next; j >= first; j = next) {
         const split_stats ks = planes.k.stats[k_tile + j * BN / SPLIT_ROWS],
                           vs = planes.v.stats[k_tile + j * BN / SPLIT_ROWS];
-        /* Scores above 2^22 round so coarsely that P, by a fused multiply-add, would exceed float16's range. Scores
-         * below 2^18 have a small absolute error even where tiles are wide (score_bound allows for a wide Q). */
+        /* Tiles cannot compute scores above 2^22: these round so coarsely that P, by a fused multiply-add, would exceed
+         * float16's range. Where K's tile is wide (has rows of small numbers, split.cuh) the limit is 2^18, below which
+         * the absolute error is small. score_bound allows for a wide Q. */
         wide |= vs.wide || !(score_bound * ks.top < (ks.wide ? 1 << 18 : 1 << 22));
-        /* In most problems V's tiles have one exponent, and shift is 0. For a tile of smaller numbers P is made
-         * smaller, instead of O larger. */
+        /* In most problems all tiles of V have one exponent, and shift is 0. For a tile of V with smaller numbers, P is
+         * made smaller, so that O need not be made larger. */
         int shift = vs.top > 0 ? vs.exponent - o_exponent : 0;
         float o_rescale = 1;
         if (shift < 0) {
@@ -246,17 +254,17 @@ again:
         }
         wide |= shift > 16;
         cp_async_wait<0>();
-        __syncthreads(); /* K[j] is here, and no thread reads the V before it any more */
+        __syncthreads(); /* K[j] has arrived, and no thread reads the previous tile of V any more */
         load(sm.V, planes.v, j);
 
-        /* Does any row of this warp see any of these keys? A warp with two 16-row blocks has no registers for this
-         * test. */
+        /* True if any row of this warp sees any key of the tile. A warp with two 16-row blocks has no registers for
+         * this test. */
         const int w0 = q0 + warp * MT * 16;
         const bool active = MT == 2 || (j * BN < w0 + MT * 16 - 1 + limit.hi && (j + 1) * BN > w0 + limit.lo);
         uint32_t ph[MT][NT / 2][4], pl[MT][NT / 2][4];
         float rescale[MT][2];
         if (active) {
-            float S[MT][NT][4]; /* = Q K^T */
+            float S[MT][NT][4]; /* scores: Q K^T */
             opaque(q_at);
             opaque(k_at);
             multiply_rows<D, MT, BN, BM>(S, q_at, k_at);
@@ -264,7 +272,7 @@ again:
 
             change_or_hide<Shape>(S, sm.way, a, place.x, limit, place.x.s.Sq, q0, j, j < free_first || j >= free_last,
                                   q_unit * k_unit);
-            /* never 0, because -inf * 0 would be NaN */
+            /* c is never 0, because 0 times a score of -inf would be NaN */
             const float c = SCORE_MODS ? 1 : fmaxf(scale_log2 * k_unit, 1.2e-38f);
 #pragma unroll
             for (int mt = 0; mt < MT; mt++) {
@@ -278,12 +286,13 @@ again:
         }
 
         cp_async_wait<0>();
-        __syncthreads();                                     /* V[j] is here, and no thread reads K[j] any more */
-        if (clean) clear_not_finite<__half, Shape, D>(sm.V); /* lo is 0 already wherever hi is not finite */
+        __syncthreads(); /* V[j] has arrived, and no thread reads K[j] any more */
+        /* clears only plane hi of V: where hi is not finite, lo is 0 already */
+        if (clean) clear_not_finite<__half, Shape, D>(sm.V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) load(sm.K, planes.k, next);
 
-        /* O = rescale O + P V, as many columns at a time as registers allow. */
+        /* O = rescale O + P V, for PAIRS pairs of column blocks at a time: as many as registers allow. */
         const int PAIRS = D == 256 ? 1 : 2;
         if (!active) {
             if (o_rescale != 1) multiply(O, o_rescale);
@@ -312,7 +321,7 @@ again:
         }
     }
 
-    /* out = O / l, lse = m + ln l. The place is computed again instead of kept in registers through the loop. */
+    /* out = O / l, lse = m + ln l. The tile's place is computed again instead of kept in registers through the loop. */
     unsigned block = blockIdx.x;
     asm volatile("" : "+r"(block));
     const tile_place home = tile_place_of<BM>(a, block);
@@ -329,13 +338,15 @@ again:
         goto again;
     }
     if (SCORE_MODS && a.part_lse) {
-        if (wide) /* computes all rows one by one, as if tensor cores had made none of them correctly */
+        /* l of NaN makes later code compute all rows one by one, as if tensor cores had computed none of them
+         * correctly */
+        if (wide)
             for (int n = 0; n < 2 * MT; n++) rows[n / 2][n % 2].l = CUDART_NAN_F;
         store_parts<Shape>(a, x, q0, rows);
         return;
     }
-    /* Stage rows in the memory of Q, where rows of D floats just fit. A warp reads back only rows that it wrote.
-     * Eight floats c of row r lie at place c ^ (r % 8) of their row. */
+    /* Stage rows of out in the memory of Q, where rows of D floats just fit. A warp reads back only rows that it wrote.
+     * Piece c (eight floats) of row r lies at place c ^ (r % 8) of its row. */
     float *const staged = reinterpret_cast<float *>(sm.Q);
     __syncthreads();
     for_own_rows<Shape>([&](int mt, int half, int r) {
@@ -346,7 +357,7 @@ again:
                                                                             O[mt][dt][half * 2 + 1]);
     });
     __syncwarp();
-    /* a row that sees one key is a copy of that key's value */
+    /* true: a row that sees one key is a bitwise copy of that key's value */
     const bool copies = !SCORE_MODS && sink_of(a, x.h) == -CUDART_INF_F;
     if (out.data) store_rows_or_values<D, MT * 16>(a, x, staged, q0, warp * MT * 16, limit, copies, lane);
     if (clean || wide) {
@@ -424,7 +435,8 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
 
 } // namespace
 
-/* The float32 counterpart of forward_parts() in forward.cu. */
+/* Computes a.part_lse and a.part_rest of rows with huge scores in float32 problems, as forward_parts() in forward.cu
+ * does for 16-bit numbers. */
 cudaError_t f32_forward_parts(const cuda_chip *chip, cuda_args a, const split_planes &k, const split_planes &v,
                               cudaStream_t stream)
 {

@@ -1,9 +1,9 @@
-/* f32_split.cu: converts float32 tensors to planes of float16. See split.cuh.
+/* f32_split.cu: converts float32 tensors to planes: two float16 numbers, hi and lo, for each float32 (split.cuh).
  *
  * A block reads the 128 rows of one tile once, keeps them in registers, finds the largest number, and writes hi and
- * lo. It is memory bound: 4 bytes in and 4 out per number. One launch splits all tensors of a problem. Keys and
- * values in pages have an instantiation of their own, because the registers of the look-up would cost one block per
- * multiprocessor. */
+ * lo. Memory bandwidth bounds the speed: 4 bytes are read and 4 are written per number. One launch splits all tensors
+ * of a problem. Keys and values in pages have an instantiation of their own, because the registers of the look-up would
+ * cost one block per multiprocessor. */
 #include "split.cuh"
 
 namespace {
@@ -13,11 +13,12 @@ enum { WARPS = 8, ROWS = SPLIT_ROWS / WARPS, MOST = 4 };
 struct split_jobs {
     split_planes planes[MOST];
     attn_tensor_id id[MOST];
-    /* blocks first[n] to first[n + 1] - 1 of the grid's x axis convert tensor n, one tile each */
+    /* blocks first[n] to first[n + 1] - 1 of the grid's x axis convert tensor n: one block, one tile */
     unsigned first[MOST + 1];
 };
 
-/* A lane holds D / 32 neighbouring columns of 16 rows. */
+/* Splits tiles of float32 into planes: two float16 parts, hi and lo. A lane holds D / 32 neighbouring columns of 16
+ * rows. */
 template <int D, bool PAGES>
 __global__ void __launch_bounds__(32 * WARPS)
     split_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ split_jobs jobs)
@@ -37,7 +38,7 @@ __global__ void __launch_bounds__(32 * WARPS)
     }
     const attn_sequence s = attn_sequence_of(&g, b);
     const int64_t count = p.queries ? s.Sq : s.Sk, start = p.queries ? s.q_start : s.k_start;
-    /* tiles are counted generously, and this one is behind the end of its sequence */
+    /* the grid has more tiles than sequences need; this tile is behind the end of its sequence */
     if (p.packed && (int64_t)tile * SPLIT_ROWS >= count) return;
     float x[ROWS][V], top, least;
     load_rows<D, ROWS>(x, g.view[jobs.id[job]], b, blockIdx.y, start, (int64_t)tile * SPLIT_ROWS + warp * ROWS, count,
@@ -91,7 +92,7 @@ cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const 
         if ((unsigned)planes[n].heads > heads) heads = (unsigned)planes[n].heads;
     }
     for (int n = count; n <= MOST; n++) jobs.first[n] = blocks;
-    /* either all tensors of a call are packed, or none is */
+    /* all tensors of a call are packed, or none is */
     const dim3 grid(blocks, heads, planes[0].packed ? 1 : (unsigned)d.B);
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
     switch (split_class(d)) {

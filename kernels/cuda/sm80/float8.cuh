@@ -10,15 +10,15 @@
  *   P V    A lane has channels 2 n and 2 n + 1 of two keys: the first column of two blocks of eight, the even channels
  *          and the odd ones. So a lane's accumulators are those of channels 4 t .. 4 t + 3 of 16: four_channels().
  *
- * Four float8 become float16 in two instructions, where the GPU has such an instruction, and bfloat16 in eight. P V
- * is therefore computed in float16. So is Q K^T, if each row of Q is float16 times a power of two
+ * Four float8 become float16 in two instructions, where the GPU has such an instruction, and bfloat16 in eight. P V is
+ * therefore computed in float16. Q K^T is computed in float16 too, if each row of Q is float16 times a power of two
  * (load_permuted_queries() in decode.cuh). */
 #ifndef ATTN_SM80_FLOAT8_CUH
 #define ATTN_SM80_FLOAT8_CUH
 
 #include "scores.cuh"
 
-/* Converts bytes 0 and 1 to float16 in `low`, and bytes 2 and 3 in `high`. The conversion is exact. */
+/* Converts four float8 to float16: bytes 0 and 1 to `low`, bytes 2 and 3 to `high`. The conversion is exact. */
 DEVICE void halves_of(uint32_t bytes, uint32_t &low, uint32_t &high)
 {
 #if __CUDA_ARCH__ >= 890
@@ -26,7 +26,7 @@ DEVICE void halves_of(uint32_t bytes, uint32_t &low, uint32_t &high)
     high = halves_of_e4m3<1>(bytes);
 #else
     /* A float8 in the upper byte of 16 bits, shifted right by one, is a float16 whose exponent has bias 7 instead of
-     * 15. */
+     * 15; a multiplication by 2^8 corrects that. */
     const auto one = [](uint32_t x) {
         const uint32_t magnitude = x & 0x7f007f00, nan = (magnitude + 0x01000100) & 0x80008000;
         return multiply_halves(magnitude >> 1 | (x & 0x80008000), 0x5c005c00 /* 2^8 */) | (nan - (nan >> 15));
@@ -36,7 +36,7 @@ DEVICE void halves_of(uint32_t bytes, uint32_t &low, uint32_t &high)
 #endif
 }
 
-/* Converts two float16 that were float8 to T. The conversion is exact. */
+/* Converts to T two float16 whose values float8 can hold. The conversion is exact. */
 template <typename T> DEVICE uint32_t from_halves(uint32_t x)
 {
     const float2 y = floats_of_halves(x);
@@ -47,15 +47,15 @@ template <> DEVICE uint32_t from_halves<__half>(uint32_t x)
     return x;
 }
 
-/* Of every 16 channels of a row of Q, channels 2 w and 2 w + 1 are word permuted_word(w) of eight. This is the order in
- * which a lane has K's channels when it converts a word of four float8. */
+/* Returns which of the eight words that a row of Q has for each 16 channels holds channels 2 w and 2 w + 1. In this
+ * order a lane has K's channels when it converts a word of four float8. */
 DEVICE int permuted_word(int w)
 {
     return w % 2 * 4 + w / 2;
 }
 
-/* scores() for one block of rows. rows_of_a(fragment, kk) loads Q in channels 16 kk .. (permuted), and
- * rows_of_b(bytes, nt, kk) loads K in channels 32 kk ... */
+/* Does what scores() of scores.cuh does, with K in float8, for one block of 16 rows. rows_of_a(fragment, kk) loads Q in
+ * channels from 16 kk on (permuted), and rows_of_b(bytes, nt, kk) loads K in channels from 32 kk on. */
 template <typename T, int D, int NT, typename A, typename B>
 DEVICE void scores_of_float8(float (&S)[NT][4], A rows_of_a, B rows_of_b)
 {
@@ -70,7 +70,8 @@ DEVICE void scores_of_float8(float (&S)[NT][4], A rows_of_a, B rows_of_b)
             rows_of_b(bytes, nt, kk);
 #pragma unroll
             for (int n = 0; n < 4; n++) {
-                const int e = n % 2 * 2 + n / 2; /* neighbouring products add to different sums */
+                /* neighbouring products add to different sums, so that they need not wait for each other */
+                const int e = n % 2 * 2 + n / 2;
                 uint32_t low, high;
                 halves_of(bytes[e], low, high);
                 mma<T>(S[nt + e / 2], a[e % 2], from_halves<T>(low), from_halves<T>(high));
@@ -79,8 +80,9 @@ DEVICE void scores_of_float8(float (&S)[NT][4], A rows_of_a, B rows_of_b)
     }
 }
 
-/* accumulate() for one block of rows, in float16, because P is at most 1. columns_of_b(bytes, u, kk) loads keys 16
- * kk .. 16 kk + 15 of channels 32 u .. 32 u + 31. */
+/* Does what accumulate() of scores.cuh does, with V in float8, for one block of 16 rows. It multiplies in float16,
+ * which suffices for P because P is at most 1. columns_of_b(bytes, u, kk) loads keys 16 kk .. 16 kk + 15 of channels 32
+ * u .. 32 u + 31. */
 template <int NT, int DT, typename B>
 DEVICE void accumulate_float8(float (&O)[DT][4], const float (&P)[NT][4], B columns_of_b)
 {
@@ -105,8 +107,8 @@ DEVICE void accumulate_float8(float (&O)[DT][4], const float (&P)[NT][4], B colu
     }
 }
 
-/* accumulate_float8() for O^T of at most 8 rows: accumulators 2 u hold the even channels from 32 u on, and 2 u + 1
- * the odd channels. */
+/* Does what accumulate_float8() does, for O^T of at most 8 rows: accumulators 2 u hold the even channels from 32 u on,
+ * and accumulators 2 u + 1 the odd channels. */
 template <int NT, int DT, typename A>
 DEVICE void accumulate_turned_float8(float (&O)[DT][4], const float (&P)[NT][4], A columns_of_a)
 {
@@ -126,7 +128,7 @@ DEVICE void accumulate_turned_float8(float (&O)[DT][4], const float (&P)[NT][4],
     }
 }
 
-/* The lane's accumulators of channels 16 n + 4 t .. 16 n + 4 t + 3. */
+/* Returns the lane's accumulators of channels 16 n + 4 t .. 16 n + 4 t + 3 (t: lane % 4). */
 template <int DT> DEVICE float4 four_channels(const float (&O)[DT][4], int n, int half)
 {
     return make_float4(O[n * 2][half * 2], O[n * 2 + 1][half * 2], O[n * 2][half * 2 + 1], O[n * 2 + 1][half * 2 + 1]);

@@ -10,21 +10,22 @@
  *                        m, l, P = softmax_step(S);  O = rescale O + P V[j]
  *     out = O / l,  lse = m + ln l
  *
- * A warp owns 16 MT of the rows, and four lanes share a row, so the softmax needs no other warp. S's fragments are
- * P's fragments. m may be up to 8 (base 2) below the maximum, so that O is rescaled once or twice per row and not
- * once per tile. Shared memory holds tiles as rows of D elements in 16-byte pieces; piece c of row r lies at c ^ (r
- * % 8), so that neither copies nor ldmatrix have bank conflicts.
+ * A warp owns 16 MT of the rows, and four lanes share a row, so the softmax needs no other warp. S and P have the same
+ * layout in registers, so P needs no shared memory. m may be up to 8 (base 2) below the maximum, so that O is rescaled
+ * once or twice per row and not once per tile. Shared memory holds tiles as rows of D elements in 16-byte pieces; piece
+ * c of row r lies at c ^ (r % 8), so that neither copies nor ldmatrix have bank conflicts.
  *
  * Each kernel has two variants: plain (lengths, causal and window, which give each row an interval of keys; a scale
  * above 0), and with options (softcap, bias, ALiBi, keep_mask, FlashMask, dropout, any scale), which treats every
- * score by the functions of args.cuh. Rows without visible keys give 0 and -inf. Rows that copies of 16 bytes do not
- * fit (D % 8, odd strides) are loaded element by element.
+ * score by the functions of args.cuh. Rows without visible keys give 0 and -inf. Rows that do not consist of aligned
+ * 16-byte pieces (D not a multiple of 8, odd strides) are loaded element by element.
  *
- * Some rows of a tile may see a key whose V holds NaN or infinity, and others may not. In the product that value
- * times P = 0 becomes NaN even in rows that do not see the key. A block whose result is not finite therefore
- * processes its tiles once more, with zeros for such values: the other rows then get the same bits as without them.
- * Then it computes the rows that do see such a value one by one (rows.cuh, which skips hidden keys). The test costs
- * one instruction per output element; the rest is done only where inputs hold such values. */
+ * Some rows of a tile may see a key whose V holds NaN or infinity, while other rows do not see that key. In the product
+ * P V, P = 0 times such a value is NaN, even in rows that do not see the key. A block whose result is not finite
+ * therefore processes its tiles once more, with zeros in place of NaN and infinities of V: rows that do not see these
+ * values then get right results. After that the block computes the rows that do see such a value one by one (rows.cuh,
+ * which skips hidden keys). The test for finite results costs one instruction per output element; the second pass runs
+ * only where inputs hold NaN or infinities. */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/rows.cuh"
 #include "decode.h"
@@ -33,7 +34,7 @@
 
 namespace {
 
-/* Shapes for head dims up to D: BM queries, BN keys, warps, blocks per multiprocessor. */
+/* Tile sizes for head dims up to D: BM queries, BN keys, warps per block, blocks per multiprocessor. */
 template <int D> struct tile;
 template <> struct tile<64> {
     static const int BM = 128, BN = 128, WARPS = 4, BLOCKS = 2;
@@ -45,7 +46,8 @@ template <> struct tile<256> {
     static const int BM = 128, BN = 64, WARPS = 8, BLOCKS = 1;
 };
 
-/* With options a warp has one 16-row block, because the options need registers. */
+/* The shape of a block. With options (softcap, bias, masks, ...) a warp has one 16-row block, because the options need
+ * registers. */
 template <int D, bool SCORE_MODS_> struct shape {
     static const bool SCORE_MODS = SCORE_MODS_;
     static const int WARPS = tile<D>::WARPS, THREADS = 32 * WARPS, BN = SCORE_MODS ? 64 : tile<D>::BN,
@@ -54,14 +56,14 @@ template <int D, bool SCORE_MODS_> struct shape {
 };
 
 template <int D, bool SCORE_MODS> struct shared {
-    alignas(1024) uint16_t Q[shape<D, SCORE_MODS>::BM * D]; /* Q, and at the end the rows of out */
+    alignas(1024) uint16_t Q[shape<D, SCORE_MODS>::BM * D]; /* Q; after the loop, the rows of out */
     alignas(1024) uint16_t K[shape<D, SCORE_MODS>::BN * D];
     alignas(1024) uint16_t V[shape<D, SCORE_MODS>::BN * D];
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* Results, rows of at most D floats, are staged in all of the block's shared memory. */
+/* True if rows of D floats fit into the block's shared memory, in which results are staged. */
 template <int D, bool SCORE_MODS>
 constexpr bool results_fit = sizeof(shared<D, SCORE_MODS>) >= sizeof(float) * shape<D, SCORE_MODS>::BM *D;
 static_assert(results_fit<64, false> && results_fit<64, true> && results_fit<128, false> && results_fit<128, true> &&
@@ -77,7 +79,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    /* Q and the last keys are loaded as soon as their places are known. */
+    /* Start to load Q as soon as its place is known, and the last keys as soon as theirs is known. */
     row_place place = row_place_of<BM>(a, whole, blockIdx);
     if (!place.exists) return;
     if (SCORE_MODS && a.part_lse && !has_parts<BM>(a, head_args_of(a, place.b, place.h), place.i0)) return;
@@ -87,9 +89,9 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     Q.template load<BM>(sm.Q, q0);
     const int q_last = min(q0 + BM, place.Sq) - 1;
     const int seen = max(q0 + limit.lo, 0),
-              end = max(min(q_last + limit.hi, limit.Sk), 0); /* end of the keys that some row sees */
+              end = max(min(q_last + limit.hi, limit.Sk), 0); /* no row sees keys from `end` on */
     const int first = min(seen, limit.Sk) / BN;
-    int last = (end + BN - 1) / BN; /* tiles [first, last) have keys that some row sees */
+    int last = (end + BN - 1) / BN; /* tiles [first, last) have keys that at least one row sees */
     last = last_tile<SCORE_MODS, BN, THREADS>(a, place.b, place.h, q0, q_last + 1, first, last, sm.seen);
     key_loader<T, D, THREADS, false, PAGED> K(g, g.view[ATTN_T_k], place.b, place.hk, place.k_start, limit.Sk,
                                               g.dims.D);
@@ -97,17 +99,19 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     cp_async_commit();
     key_loader<T, D, THREADS, false, PAGED> V(g, g.view[ATTN_T_v], place.b, place.hk, place.k_start, limit.Sk,
                                               g.dims.Dv);
-    /* Tiles [free_first, free_last) need no causal or window test. */
+    /* All rows see all keys of tiles [free_first, free_last), so these tiles need no causal or window test. */
     const int free_first = (max(q_last + limit.lo, 0) + BN - 1) / BN,
               free_last = max(min(q0 + limit.hi, limit.Sk), 0) / BN;
-    head_args x; /* the options read it */
+    head_args x; /* the head's arguments for options (softcap, bias, masks); not set in the variant without options */
     if (SCORE_MODS) x = head_args_of(a, place.b, place.h);
 
-    /* For D above 64 one address is kept in a register (3 % faster on an H200); for 64 no register is left for it. */
+    /* For D above 64 the address `across` is kept in a register, which was 3 % faster on an H200; for D 64 no register
+     * is left for it. */
     const uint32_t start = smem_addr(&sm), down = start + lane_down<D>(lane);
     const uint32_t across = D == 128 ? kept(start + lane_across<D>(lane)) : start + lane_across<D>(lane);
-    const uint32_t tileK = sizeof sm.Q, tileV = tileK + sizeof sm.K; /* offsets from the start of shared memory */
-    bool clean = false; /* true in the second pass, where infinities and NaN of V were replaced by zeros */
+    /* offsets of the tiles from the start of shared memory */
+    const uint32_t tileK = sizeof sm.Q, tileV = tileK + sizeof sm.K;
+    bool clean = false; /* true: the loop's second pass, in which zeros replace infinities and NaN of V */
 again:
     float O[MT][DT][4];
     softmax_row rows[MT][2];
@@ -120,7 +124,7 @@ again:
     }
     for (int j = last - 1, next; j >= first; j = next) {
         cp_async_wait<0>();
-        __syncthreads(); /* K[j] is here, and no thread reads the V before it any more */
+        __syncthreads(); /* K[j] has arrived, and no thread reads the previous tile of V any more */
         V.template load<BN>(sm.V, j * BN);
         cp_async_commit();
 
@@ -136,7 +140,7 @@ again:
         drop_some<Shape>(S, sm.way, a, dropout_head(a, x.b, x.h), q0, j);
 
         cp_async_wait<0>();
-        __syncthreads(); /* V[j] is here, and no thread reads K[j] any more */
+        __syncthreads(); /* V[j] has arrived, and no thread reads K[j] any more */
         if (clean) clear_not_finite<T, Shape, D>(sm.V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) {
@@ -147,7 +151,7 @@ again:
         accumulate<T>(O, S, [&](uint32_t(&f)[4], int dt, int kk) { b_columns_of<D>(f, down, tileV, dt * 8, kk * 16); });
     }
 
-    /* out = O / l, lse = m + ln l. The place is computed again, because registers are scarce in the loop. */
+    /* out = O / l, lse = m + ln l. The tile's place is computed again, because registers are scarce in the loop. */
     place = row_place_of<BM>(a, whole, make_uint3(kept(blockIdx.x), kept(blockIdx.y), kept(blockIdx.z)));
     const float v_scale = scale_of(g.view[ATTN_T_v_scale], place.b, place.hk) *
                           (SCORE_MODS && a.drop_below ? a.drop_scale : 1);
@@ -165,7 +169,7 @@ again:
             finite &= is_sound_score<SCORE_MODS>(row.m);
             if (!SCORE_MODS && row.m == -CUDART_INF_F) {
                 const int i = place.i0 + (warp * MT + mt) * 16 + half * 8 + lane / 4;
-                /* the row sees no key */
+                /* a maximum of -inf is right only in a row that sees no key */
                 finite &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk);
             }
 #pragma unroll
@@ -174,10 +178,10 @@ again:
                 for (int e = 0; e < 2; e++) {
                     float &o = O[mt][dt][half * 2 + e];
                     o *= factor;
-                    /* Both lines test whether o is finite. The second has fewer instructions; with the first ptxas
-                     * had no spills. */
+                    /* Both branches test whether o is finite. The second one takes fewer instructions; for D above 64
+                     * only the first one compiles without spills. */
                     if (D > 64) finite &= o - o == 0;
-                    else zero = fmaf(o, 0, zero); /* NaN if it is not finite */
+                    else zero = fmaf(o, 0, zero); /* NaN if o is not finite */
                 }
         }
     cp_async_wait<0>();
@@ -198,7 +202,7 @@ again:
     });
     if (out.data) {
         const int mine = warp * MT * 16;
-        __syncwarp(); /* a warp reads back only rows that it wrote */
+        __syncwarp(); /* the barrier of one warp suffices, because a warp reads back only rows that it wrote */
         store_rows<D, 32>(out, place.b, place.h, place.q_start + place.i0, mine,
                           (int)attn_clamp64(place.Sq - place.i0 - mine, 0, MT * 16), (int)g.dims.Dv, &sm, pieces, lane);
     }
@@ -269,8 +273,8 @@ const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_
 
 } // namespace
 
-/* Computes a.part_lse and a.part_rest of rows with huge scores, for a backward with options, in the tiles that have
- * such rows. */
+/* Computes a.part_lse and a.part_rest (lse of huge scores in two parts) of rows with huge scores, for a backward with
+ * options. It computes only tiles that have such rows. */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream)
 {
     a.rows_later = nullptr;

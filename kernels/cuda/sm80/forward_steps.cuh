@@ -1,9 +1,9 @@
 /* forward_steps.cuh: the steps that the forwards for 16-bit numbers (forward.cu, wide_forward.cu) and for float32
  * (f32_forward.cu) share.
  *
- * X is a kernel's shape: BM queries, BN keys, MT blocks of 16 rows per warp, THREADS, SCORE_MODS: the variant with
- * options, which has one 16-row block per warp. O, S and rows are fragments: row r of a block of 16 lies in lanes r
- * % 8 * 4 .. + 3, in their half r / 8. */
+ * Template argument X is a kernel's shape: BM queries, BN keys, MT blocks of 16 rows per warp, THREADS threads.
+ * X::SCORE_MODS is the variant with options (softcap, bias, masks, ...), which has one 16-row block per warp. O, S and
+ * `rows` are fragments: of a block of 16 rows, row r lies in lanes r % 8 * 4 to r % 8 * 4 + 3, in their half r / 8. */
 #ifndef ATTN_SM80_FORWARD_STEPS_CUH
 #define ATTN_SM80_FORWARD_STEPS_CUH
 
@@ -12,17 +12,18 @@
 
 namespace {
 
-/* A thread's state of one of its rows: the maximum (base 2) and this lane's part of the sum. */
+/* A thread's state of one row of its tile: the maximum m (base 2) and the lane's part of the sum l. */
 struct softmax_row {
     float m, l;
 };
 
-/* Shared memory for scores, while options are applied to them. */
+/* Shared memory through which scores pass while options (softcap, bias, masks) are applied to them. */
 template <class X> struct scores_on_their_way {
     float S[X::SCORE_MODS ? X::BM : 1][X::SCORE_MODS ? X::BN + 4 : 1];
 };
 
-/* Sets the state of a row that has seen no key. The sink counts already: its share of the sum, l, is added once. */
+/* Sets the state of rows that have seen no key. m is the sink's score, or -inf without a sink. One lane of each row
+ * passes the sink's share of the sum as l; the other lanes pass 0. */
 template <int MT, int DT> DEVICE void begin_rows(float (&O)[MT][DT][4], softmax_row (&rows)[MT][2], float m, float l)
 {
 #pragma unroll
@@ -34,9 +35,9 @@ template <int MT, int DT> DEVICE void begin_rows(float (&O)[MT][DT][4], softmax_
     }
 }
 
-/* One step of the online softmax; S becomes P. m changes only when the maximum has grown by more than 8, so that O
- * is hardly ever rescaled. P and l are then at most 2^8 times larger, which float32 sums and 16-bit floats hold
- * without loss. `c` converts a score in S to base 2. */
+/* Takes one step of the online softmax: S becomes P. m changes only when the maximum has grown by more than 8, so that
+ * O is hardly ever rescaled. P and l are then at most 2^8 times larger than with an exact maximum, which float32 sums
+ * and 16-bit floats hold without loss. `c` converts a score in S to base 2. */
 template <int NT, int DT>
 DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&rows)[2], float c)
 {
@@ -45,7 +46,7 @@ DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&row
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        const float top = largest_of_row(S, half) * c; /* row.m is in base 2 already */
+        const float top = largest_of_row(S, half) * c; /* row.m is in base 2 */
         const bool grows = top > row.m + 8;
         const float m = grows ? top : row.m;
         rescale[half] = grows ? exp2_fast(row.m - m) : 1;
@@ -66,13 +67,14 @@ DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&row
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        const float base = row.m == -CUDART_INF_F ? 0 : row.m; /* no key seen yet: -inf - -inf would be NaN */
+        /* before the first key m is -inf, and -inf - -inf would be NaN */
+        const float base = row.m == -CUDART_INF_F ? 0 : row.m;
         row.l += exponents_of_row(S, half, c, -base);
     }
 }
 
-/* Changes the scores of keys from j * BN on: applies options, or, if `bounded`, sets scores outside the interval of
- * causal and window to -inf. `unit` is the unit of S. */
+/* Applies options to the scores of keys from j * BN on. In the variant without options, if `bounded`, sets scores
+ * outside the interval of causal and window to -inf instead. `unit` is the unit of S. */
 template <class X, int NT>
 DEVICE void change_or_hide(float (&S)[X::MT][NT][4], scores_on_their_way<X> &way, const cuda_args &a,
                            const head_args &x, const limits &limit, int Sq, int q0, int j, bool bounded, float unit)
@@ -91,7 +93,8 @@ DEVICE void change_or_hide(float (&S)[X::MT][NT][4], scores_on_their_way<X> &way
     }
 }
 
-/* Applies dropout to P. Its factor is applied at the end, because P may be large here. `head` is b * H + h. */
+/* Sets P to 0 where dropout drops it. The factor 1 / (1 - dropout_p) is applied at the end, because P times the factor
+ * might leave the range of 16 bits. `head` is b * H + h. */
 template <class X, int NT>
 DEVICE void drop_some(float (&P)[X::MT][NT][4], scores_on_their_way<X> &way, const cuda_args &a, int64_t head, int q0,
                       int j)
@@ -102,7 +105,8 @@ DEVICE void drop_some(float (&P)[X::MT][NT][4], scores_on_their_way<X> &way, con
              [&](int r, int eighth) { return kept_of(a, head, q0 + warp * 16 + r, j * NT + eighth); });
 }
 
-/* Calls visit(mt, half, row of the block's tile) for each of the thread's rows. */
+/* Calls visit(mt, half, r) for each of the thread's rows: row r of the block's tile lies in half `half` of the warp's
+ * 16-row block mt. */
 template <class X, typename F> DEVICE void for_own_rows(F visit)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -112,7 +116,8 @@ template <class X, typename F> DEVICE void for_own_rows(F visit)
         for (int half = 0; half < 2; half++) visit(mt, half, (warp * X::MT + mt) * 16 + half * 8 + lane / 4);
 }
 
-/* All threads call it: replaces numbers that are not finite by 0 in a tile of V, or in its upper halves. */
+/* Replaces numbers that are not finite by 0 in a tile of V; for float32, in its plane of upper halves. All threads call
+ * it. */
 template <typename T, class X, int D> DEVICE void clear_not_finite(uint16_t *V)
 {
     for (int n = threadIdx.x; n < X::BN * D; n += X::THREADS)
@@ -120,7 +125,7 @@ template <typename T, class X, int D> DEVICE void clear_not_finite(uint16_t *V)
     __syncthreads();
 }
 
-/* The sum of a row, from the parts of its four lanes. */
+/* Returns the sum of a row from the parts that its four lanes have. */
 DEVICE float whole_sum(float l)
 {
     l += __shfl_xor_sync(0xffffffff, l, 1);
@@ -128,16 +133,16 @@ DEVICE float whole_sum(float l)
     return l;
 }
 
-/* A row's four lanes call it: stores the row's lse, where it is wanted and the row exists. */
+/* Stores a row's lse, where it is wanted and the row exists. The row's four lanes call it. */
 DEVICE void store_lse(const attn_view &lse, int64_t b, int64_t h, int64_t row, bool exists, const softmax_row &of)
 {
     if (exists && threadIdx.x % 4 == 0 && lse.data)
         ((float *)lse.data)[attn_at(&lse, b, h, row)] = lse_of_sum(of.m, of.l);
 }
 
-/* Has any of the ROWS rows from i0 on a huge lse? The whole block calls this at its beginning and at its end.
- * is_parted_by_tiles() explains such rows. Rows that tensor cores cannot compute become NaN, and are computed one by
- * one. */
+/* The whole block calls has_parts() at its beginning and store_parts() at its end. has_parts() returns whether any of
+ * the ROWS rows from i0 on has a huge lse, which is_parted_by_tiles() tests. store_parts() stores lse and rest of such
+ * rows; those that tensor cores cannot compute become NaN, and are computed one by one. */
 template <int ROWS> DEVICE bool has_parts(const cuda_args &a, const head_args &x, int64_t i0)
 {
     const int64_t i = i0 + threadIdx.x;
@@ -156,7 +161,7 @@ DEVICE void store_parts(const cuda_args &a, const head_args &x, int64_t i0, cons
         if (sound) a.part_lse[at] = row.m;
         a.part_rest[at] = sound ? logf(row.l) : CUDART_NAN_F;
     });
-    __syncwarp(); /* each warp checks its own rows */
+    __syncwarp(); /* the warp checks rows that its own lanes wrote */
     for (int r = warp * X::MT * 16; r < (warp + 1) * X::MT * 16 && i0 + r < x.s.Sq; r++) {
         const int64_t at = lse_at(a, x, i0 + r);
         if (!is_parted_by_tiles(a, a.part_lse[at]) || a.part_rest[at] == a.part_rest[at]) continue;
@@ -166,7 +171,7 @@ DEVICE void store_parts(const cuda_args &a, const head_args &x, int64_t i0, cons
     }
 }
 
-/* Launches one block per tile of queries and head, for the chip's share of the tiles. */
+/* Launches a kernel with one block per tile of queries and head, for the chip's share of the tiles. */
 template <class X, auto kernel, typename... Args>
 cudaError_t launch_tiles(const cuda_chip *chip, cuda_args a, size_t shared_bytes, cudaStream_t stream,
                          const Args &...args)

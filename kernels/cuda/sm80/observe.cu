@@ -1,22 +1,22 @@
 /* observe.cu: what the queries look at (attention.h, attn_observe), on tensor cores by mma.sync, for any GPU from
  * compute capability 8.0 on.
  *
- *   pass     a block has                      it makes                                             file
+ *   pass     a block has                      the block computes                                   file
  *   rows     queries, all keys in chunks      maxima, and sums of exponentials where wanted        observe_rows.cu
- *   finish   rows, a thread each              row_max, lse, entropy; base and inverse of a row     observe.cu
+ *   finish   rows, one per thread             row_max, lse, entropy; base and inverse of a row     observe.cu
  *   top      queries, all keys                top_keys, top_weights                                observe_rows.cu
  *   mass     keys, all queries                key_mass                                             observe_mass.cu
  *   cells    queries and keys of the region   weights; sums of parts of the cells of map           observe_cells.cu
- *   map      cells of map, a thread each      map                                                  observe.cu
+ *   map      cells of map, one per thread     map                                                  observe.cu
  *   heads    the rows of a head               max_logit, mean_entropy                              simple/observe.cu
  *
  * A pass after `finish` has P = exp2(z - base) * inverse.
  *
- * Each pass makes the scores anew, so no array of Sq x Sk exists. A pass costs half of a forward's products.
+ * Each pass computes the scores again, so no array of Sq x Sk exists. A pass costs half of a forward's products.
  *
  * Tiles cannot compute a row that has a NaN, a product that leaves float32, or a score of 2^27 and more. The pass
- * `finish` marks such rows (strange), later passes leave their P out, and simple/observe.cu computes them: the rows
- * after `finish`, and what they add to sums at the end. */
+ * `finish` marks such rows as strange, and later passes leave out their P. simple/observe.cu computes strange rows:
+ * their own results after `finish`, and at the end what they add to key_mass, map and weights. */
 #include "kernels/cuda/simple/observe_row.cuh"
 #include "kernels/cuda/simple/simple.h"
 #include "kernels/cuda/simple/work.cuh"
@@ -27,15 +27,15 @@ namespace {
 
 enum { THREADS = 128 };
 
-/* How `finish` reads the parts of the rows. */
+/* What the pass `finish` needs to read the parts of the rows (maxima and sums over some keys). */
 struct finish_args {
     observed_parts parts;
     float scale, scale_log2;
-    bool options; /* the parts' unit is the score itself */
-    int sums;     /* what the parts have: 0: maxima; 1: l too; 2: l and e too */
+    bool options; /* true: the parts' maxima are scores; false: they are q.k, not yet multiplied by the scale */
+    int sums;     /* which numbers the parts have: 0: maxima; 1: maxima and l; 2: maxima, l and e */
 };
 
-/* Can tiles compute this row? */
+/* Returns whether tiles have computed this row correctly. */
 DEVICE bool is_computed(const cuda_args &a, const finish_args &f, const row &r, const float4 &part, float m,
                         float given)
 {
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(THREADS)
     store_end(a, r.x, r.i, end, most, rows);
 }
 
-/* Adds up the strips of each cell, in order. A thread has a cell. */
+/* Adds up the sums of a map's cell over the strips (rows of a warp), in order. One thread adds up one cell. */
 __global__ void __launch_bounds__(THREADS)
     add_strips(const __grid_constant__ cuda_args a, const __grid_constant__ observed_cells cells, int strip_rows,
                int64_t count)
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(THREADS)
 
 /* ---- Workspace --------------------------------------------------------------------------------------------------- */
 
-/* What a problem needs beside its outputs. */
+/* The workspace of a problem. */
 struct layout {
     observed_rows rows;
     tile_rows tiles;
@@ -108,7 +108,7 @@ struct layout {
     size_t part_bytes, cell_bytes, bytes;
 };
 
-/* Takes room for `count` elements. */
+/* Reserves memory for `count` elements in the workspace, and returns its address. */
 template <typename X> X *take(char *memory, size_t *used, int64_t count)
 {
     X *const at = (X *)(memory + *used);
@@ -116,7 +116,7 @@ template <typename X> X *take(char *memory, size_t *used, int64_t count)
     return at;
 }
 
-/* How many blocks share a tile, if a launch has `tiles` tiles and each can be shared by at most `most` blocks. */
+/* Returns how many blocks share a tile, where a launch has `tiles` tiles and at most `most` blocks can share one. */
 int blocks_of(const cuda_chip *chip, int64_t tiles, int64_t most)
 {
     const int64_t busy = (int64_t)chip->multiprocessors * 4;
@@ -143,7 +143,8 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan, void *memory)
     x.parts.rows = rows;
     size_t before = x.bytes;
     x.parts.part = take<float4>(at, &x.bytes, rows * (x.parts.blocks == 1 ? 1 : chunks));
-    x.part_bytes = x.parts.blocks == 1 ? 0 : x.bytes - before; /* only shared rows may lack a part */
+    /* a row has missing parts only if several blocks share it; part_bytes: memory to clear */
+    x.part_bytes = x.parts.blocks == 1 ? 0 : x.bytes - before;
     if (!plan->problem->map.rank) return x;
     before = x.bytes;
     x.cells.map = true;
@@ -156,7 +157,7 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan, void *memory)
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
-/* Which sums of the rows the outputs need: see observe_rows_pass(). */
+/* Returns which sums of a row the outputs need: 0: none; 1: l; 2: l and e. */
 int needed_sums(const attn_problem *p)
 {
     if (p->entropy.rank || p->mean_entropy.rank) return 2;
@@ -174,7 +175,8 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return plan->workspace_bytes < (size_t)most_bytes;
 }
 
-/* The passes over pairs, with the seconds that each may take. */
+/* Estimated seconds of a pass over all pairs, of the pass for key_mass, and of a pass over the region (selected pairs)
+ * of weights and map. */
 struct pass_seconds {
     double all, mass, region;
 };
@@ -208,7 +210,8 @@ cudaError_t launch_rows(const cuda_chip *chip, const cuda_args &a, const attn_pl
     return code;
 }
 
-/* Computes weights, and map. */
+/* Launches the pass over the region (selected queries and keys) that computes weights, and the one that computes
+ * map. */
 cudaError_t launch_region(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const layout &x,
                           const pass_seconds &seconds, cudaStream_t stream)
 {

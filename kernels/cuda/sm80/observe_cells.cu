@@ -1,12 +1,13 @@
-/* observe_cells.cu: an observe's pass over a region of pairs, on tensor cores: weights, or the sums of map.
+/* observe_cells.cu: an observe's pass over the region (the queries and keys that the request selects), on tensor cores.
+ * It computes weights, or sums for map, which has the sum of P of each cell of a grid over the region.
  *
- * Cells of a map have any size, so sums are made in two steps. A warp owns a strip of queries. It adds up the
- * probabilities of the strip's queries in row u of the map and of the keys in column v, for each u and v, and stores
- * the sum. observe.cu then adds the strips of each cell in order. Every sum is written by one warp.
+ * Cells of a map have any size, so sums are made in two steps. A warp owns a strip of queries. For each row u and
+ * column v of the map, the warp adds up P over the strip's queries in row u and the keys in column v, and stores the
+ * sum. observe.cu then adds up the strips of each cell in order. Every sum is written by one warp.
  *
- * A tile of keys is divided into runs of keys with the same v: one run, unless a column ends inside of the tile. A
- * lane adds its elements of a run for each of its rows. The sums of the rows are then added for each u: lane n keeps
- * the sum of the strip's n-th row of the map until the column ends. */
+ * A tile of keys is divided into runs of keys in the same column v: one run, unless a column ends inside the tile. A
+ * lane adds up its elements of a run for each of its queries. The warp then adds up the queries of each row u: lane n
+ * keeps the sum of the n-th row of the map that the strip has, until the column ends. */
 #include "observe_tiles.cuh"
 
 namespace {
@@ -17,17 +18,18 @@ template <int D, bool SCORE_MODS> struct shared {
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* The first of `size` rows (or keys) that lies in cell `cell` of `cells`, or in a later cell. */
+/* Returns the first of `size` rows (or keys) that lies in cell `cell` of `cells`, or in a later cell. */
 DEVICE int first_of_cell(int64_t cell, int64_t cells, int64_t size)
 {
     return (int)attn_tiles(cell * size, cells);
 }
 
-/* A column of a map: the keys before `end`, counted from the region's first key, that lie in no column before `v`.
- * Moves from column to column without a division. */
+/* A column of a map: column v has the keys before `end` (counted from the region's first key) that lie in no earlier
+ * column. next() moves to the next column without a division. */
 struct map_column {
     int v, end;
-    int size, cells, whole, rest, left; /* (v + 1) size = whole cells * quotient + left */
+    /* invariant: (v + 1) * size = cells * quotient + left, and size = cells * whole + rest */
+    int size, cells, whole, rest, left;
 
     DEVICE map_column(int first, int keys, int columns)
     {
@@ -48,18 +50,19 @@ struct map_column {
     }
 };
 
-/* The rows of the map in which a strip has queries: `count` of them, at most one for each query. Lane n has the n-th:
- * row u of the map, which has the strip's queries [begin, end). */
+/* The rows of the map in which a strip (the rows of a warp) has queries: `count` rows, at most one for each query. Lane
+ * n holds the n-th of them: row u of the map, which has the strip's queries [begin, end). */
 struct strip_rows {
     int count, u, begin, end;
 
-    DEVICE strip_rows(int r0, int r1, int64_t cells, int64_t size) /* r0, r1: counted from the region's first query */
+    /* r0, r1: the strip's first query and the end of its queries, counted from the region's first query */
+    DEVICE strip_rows(int r0, int r1, int64_t cells, int64_t size)
     {
         const int lane = threadIdx.x % 32;
         count = u = begin = end = 0;
         if (r0 >= r1) return;
         const int first = (int)((int64_t)r0 * cells / size), last = (int)((int64_t)(r1 - 1) * cells / size);
-        const bool single = cells > size; /* a row of the map has at most one query, and some have none */
+        const bool single = cells > size; /* true: a row of the map has at most one query, and some rows have none */
         count = single ? r1 - r0 : last - first + 1;
         u = single ? (int)((int64_t)(r0 + lane) * cells / size) : first + lane;
         begin = single ? lane : max(first_of_cell(u, cells, size), r0) - r0;
@@ -68,7 +71,7 @@ struct strip_rows {
     }
 };
 
-/* Adds the elements of columns [c0, c1) of P to the lane's rows. */
+/* Adds columns [c0, c1) of P to the sums of the lane's rows. */
 template <class Shape, int NT>
 DEVICE void add_run(const float (&P)[Shape::MT][NT][4], int c0, int c1, float (&sum)[Shape::MT][2])
 {
@@ -89,7 +92,7 @@ DEVICE void add_run(const float (&P)[Shape::MT][NT][4], int c0, int c1, float (&
     }
 }
 
-/* Returns the sum over rows [begin, end) of the strip, which is the same in all lanes. */
+/* Returns the sum over rows [begin, end) of the warp's rows, in all lanes. */
 template <class Shape> DEVICE float sum_of_rows(const float (&sum)[Shape::MT][2], int begin, int end)
 {
     const int row = threadIdx.x % 32 / 4;
@@ -104,8 +107,8 @@ template <class Shape> DEVICE float sum_of_rows(const float (&sum)[Shape::MT][2]
     return warp_sum(all);
 }
 
-/* Hides all keys from the rows whose base is INFINITY. Otherwise a score that is NaN or infinite would give them a P
- * of NaN. */
+/* Sets all scores to -inf in rows whose base is INFINITY. Otherwise a score that is NaN or infinite would give a hidden
+ * pair a P of NaN. */
 template <int MT, int NT> DEVICE void hide_rows_without_base(float (&S)[MT][NT][4], const float (&base)[MT][2])
 {
 #pragma unroll
@@ -135,7 +138,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     const int tile = shared_tile(a, cells.blocks, &number);
     const head_args x = head_args_of(a, g.dims.packed ? o.sequence : blockIdx.z, blockIdx.y);
     const limits limit = limits_of(g, x.s);
-    /* queries [q0, q1), and keys [k0, k1), which are the keys of columns [v0, v1) of a map */
+    /* the block has queries [q0, q1) and keys [k0, k1), which are the keys of columns [v0, v1) of a map */
     const int height = (int)(o.rows[1] - o.rows[0]), width = (int)(o.keys[1] - o.keys[0]), r0 = tile * BM;
     const int q0 = (int)o.rows[0] + r0, q1 = (int)attn_min64(attn_min64(q0 + BM, o.rows[1]), x.s.Sq);
     const int parts = cells.map ? (int)o.map[1] : (width + BN - 1) / BN;
@@ -154,7 +157,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     key_loader<T, D, THREADS, false, V::PAGED> K(g, g.view[ATTN_T_k], x.b, x.hk, x.s.k_start, limit.Sk, g.dims.D);
 
     float base[MT][2], inverse[MT][2];
-    bool skips = false; /* a row of the warp has no P here: it does not exist, or tiles cannot compute it */
+    bool skips = false; /* true: some row of the warp has no P, because it does not exist or tiles cannot compute it */
     for_own_rows<Shape>([&](int mt, int half, int r) {
         const float2 end = q0 + r < q1 ? rows.end[lse_at(a, x, q0 + r)] : make_float2(CUDART_INF_F, 0);
         base[mt][half] = end.x;
@@ -168,7 +171,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     float *const to = cells.part +
                       ((x.b * (g.dims.packed ? 0 : g.dims.H) + x.h) * (cells.strips + o.map[0]) + strip + of_map.u) *
                           o.map[1];
-    double open = 0; /* in lane n: the sum of row n of the strip's rows of the map, in this column */
+    /* lane n: sum over the current column of the map, for the n-th row of the map in which the strip has queries */
+    double open = 0;
     const attn_view &weights = g.view[ATTN_T_weights];
     uint32_t own[MT][D / 16][4];
     cp_async_wait<0>();

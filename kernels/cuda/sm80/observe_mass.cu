@@ -1,7 +1,7 @@
 /* observe_mass.cu: an observe's pass that makes key_mass, on tensor cores. A block owns keys of one query head and
- * visits tiles of queries, in ascending order. S is turned: its rows are keys and its columns are queries, so that a
- * lane adds up its keys in registers. The sum over a tile of queries is float32, and the sum of these sums is
- * double. */
+ * visits tiles of queries, in ascending order. The kernel computes S^T, whose rows are keys and whose columns are
+ * queries, so that a lane adds up P of its keys in registers. The sum over a tile of queries is float32, and the sum of
+ * these sums is double. */
 #include "observe_tiles.cuh"
 
 namespace {
@@ -9,12 +9,13 @@ namespace {
 template <int D, bool SCORE_MODS> struct shared {
     typedef shape<D, SCORE_MODS> Shape;
     stages<D, SCORE_MODS> tiles;
-    float2 end[2][Shape::BN]; /* base and inverse of each query of a tile; base is INFINITY where P is 0 */
+    /* base and inverse of each query of a tile (see tile_rows); base is INFINITY where P is 0 */
+    float2 end[2][Shape::BN];
     float S[SCORE_MODS ? Shape::BM : 1][SCORE_MODS ? Shape::BN + 2 : 1];
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* The keys of a block: of sequence b, from key j0 on. */
+/* The keys of a block: those of sequence b from key j0 on. */
 struct key_place {
     int64_t b;
     int j0;
@@ -32,7 +33,8 @@ template <int BM> DEVICE key_place key_place_of(const cuda_args &a)
     return { b, tile * BM };
 }
 
-/* Hides the queries whose base is INFINITY. Otherwise a score that is NaN or infinite would give them a P of NaN. */
+/* Sets all scores to -inf of queries whose base is INFINITY. Otherwise a score that is NaN or infinite would give a
+ * hidden pair a P of NaN. */
 template <int MT, int NT> DEVICE void hide_queries_without_base(float (&S)[MT][NT][4], const float2 *end)
 {
 #pragma unroll
@@ -65,7 +67,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
               shown = !packed && g.observe.shown_keys > 0 ? (int)attn_min64(g.observe.shown_keys, limit.Sk) : limit.Sk;
     if (j0 >= shown) return;
     const int j1 = min(j0 + BM, limit.Sk), Sq = (int)x.s.Sq;
-    /* queries [i0, i1) see a key of the block and count */
+    /* queries [i0, i1) see a key of the block, and count in key_mass (which may have only the last queries) */
     const int64_t last_rows = g.observe.key_mass_rows > 0 ? g.observe.key_mass_rows : Sq;
     const int i0 = (int)attn_max64(attn_rows_of(&g, &x.s, j0).lo, Sq - last_rows),
               i1 = (int)attn_rows_of(&g, &x.s, j1 - 1).hi, first = i0 / BN, last = i0 < i1 ? (i1 + BN - 1) / BN : 0;
@@ -87,7 +89,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
         if constexpr (V::SCORE_MODS) return seen_tile_above(sm.seen, n - 1, last);
         else return n;
     };
-    /* What the first BN threads know of a query of the next tile. */
+    /* Returns base and inverse of one query of tile n, in each of the first BN threads. */
     const auto end_of = [&](int n) {
         const int i = n * BN + threadIdx.x;
         if (threadIdx.x >= BN || i < i0 || i >= i1) return make_float2(CUDART_INF_F, 0);
@@ -95,7 +97,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     };
     const int begin = from(first);
     float2 end = make_float2(0, 0);
-    bool skips = false; /* some query of the tile has no P here */
+    /* true: some query of the tile has no P, because it does not exist or tiles cannot compute it */
+    bool skips = false;
     double total[MT][2] = {};
     if (begin < last) {
         end = end_of(begin);

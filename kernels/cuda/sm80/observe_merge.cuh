@@ -1,5 +1,5 @@
 /* observe_merge.cuh: merges the sums of a row over some keys with those over other keys, with the same bits in every
- * kernel. See observed_parts in observe.h. */
+ * kernel. The sums (m, l, e) are those of observed_parts in observe.h. */
 #ifndef ATTN_SM80_OBSERVE_MERGE_CUH
 #define ATTN_SM80_OBSERVE_MERGE_CUH
 
@@ -8,7 +8,7 @@
 
 namespace {
 
-/* l and e of a part, relative to a larger maximum. */
+/* Converts l and e of a part of a row to those relative to a larger maximum. */
 DEVICE float2 relative_to(const float4 &part, float by)
 {
     const float scale = part.x == -CUDART_INF_F ? 0 : exp2_fast(by);

@@ -15,10 +15,11 @@ template <int D, bool SCORE_MODS> struct shared {
     stages<D, SCORE_MODS> tiles;
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
-    float4 row[shape<D, SCORE_MODS>::BM]; /* the merged chunks of a row */
+    float4 row[shape<D, SCORE_MODS>::BM]; /* for each row of the block: the sums over the chunks so far */
 };
 
-/* A thread's part of one of its rows: the largest score in the unit of S; the reference m of the sums, in base 2. */
+/* What a thread knows of one of its rows: `most` is the largest score in the unit of S, and m the reference (base 2) to
+ * which l and e are relative. */
 struct lane_row {
     float most, m, l, e;
 };
@@ -28,8 +29,8 @@ DEVICE lane_row no_keys()
     return { -CUDART_INF_F, -CUDART_INF_F, 0, 0 };
 }
 
-/* Adds the scores of a tile to the thread's part of its two rows. S is overwritten. Where scores may be hidden, their
- * exponents are made finite, because 0 times -inf is NaN. */
+/* Adds the scores of a tile to what the thread knows of its two rows. S is overwritten. Where scores may be hidden,
+ * their exponents are made finite, because 0 times -inf is NaN. */
 template <int SUMS, bool SCORE_MODS, int NT>
 DEVICE void add_tile(float (&S)[NT][4], lane_row (&rows)[2], float scale_log2, bool bounded)
 {
@@ -48,7 +49,8 @@ DEVICE void add_tile(float (&S)[NT][4], lane_row (&rows)[2], float scale_log2, b
             row.l *= scale;
             row.m = y;
         }
-        const float base = row.m == -CUDART_INF_F ? 0 : row.m; /* no key seen yet: -inf - -inf would be NaN */
+        /* before the first key m is -inf, and -inf - -inf would be NaN */
+        const float base = row.m == -CUDART_INF_F ? 0 : row.m;
 #pragma unroll
         for (int nt = 0; nt < NT; nt++)
 #pragma unroll
@@ -79,7 +81,7 @@ DEVICE void add_tile(float (&S)[NT][4], lane_row (&rows)[2], float scale_log2, b
     }
 }
 
-/* Merges the parts of a row's four lanes. The result is valid in the first lane. */
+/* Merges what a row's four lanes know of the row. The result is valid in the row's first lane. */
 template <bool SCORE_MODS> DEVICE float4 whole_row(const lane_row &row, float scale_log2)
 {
     const float by = row.m == -CUDART_INF_F ? 0 : row.m - exponent<SCORE_MODS>(row.most, scale_log2, 0);
@@ -95,7 +97,7 @@ template <bool SCORE_MODS> DEVICE float4 whole_row(const lane_row &row, float sc
     return sum;
 }
 
-/* SUMS: 0: maxima alone; 1: l too; 2: l and e too. */
+/* Computes maxima and sums of rows. SUMS: 0: only maxima; 1: maxima and l; 2: maxima, l and e. */
 template <class V, int SUMS>
 __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     rows_of_tiles(const __grid_constant__ cuda_args a, limits whole, float scale_log2,
@@ -138,7 +140,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
 #pragma unroll
     for (int mt = 0; mt < MT; mt++) rows[mt][0] = rows[mt][1] = no_keys();
     const int of_chunk = OBSERVE_CHUNK / BN;
-    /* The block has every chunk whose number is `number` plus a multiple of parts.blocks. */
+    /* Returns the first tile from n on that lies in a chunk of this block. The block has the chunks whose number is
+     * `number` plus a multiple of parts.blocks. */
     const auto own_tile = [&](int n) {
         const int blocks = parts.blocks;
         for (;;) {
@@ -177,10 +180,12 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
 
 /* ---- The largest scores of a row --------------------------------------------------------------------------------- */
 
-/* The lists of all rows follow it in shared memory: top scores of each row, then top keys of each row. */
+/* Shared memory of tops_of_tiles(). Behind this struct lie the lists of the block's rows: top scores of each row, then
+ * top keys of each row. */
 template <int D> struct top_shared {
     shared<D, true> of_rows;
-    float least[shape<D, true>::BM]; /* the smallest score of a full list; -inf where the list is not full */
+    /* for each row of the block: the smallest score of its list if the list is full, else -inf */
+    float least[shape<D, true>::BM];
 };
 
 template <class V>
@@ -245,7 +250,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, 1)
                         top_keys[row * most + lane + 32 * slot] = top.key[slot];
                     }
                 const float now = top_least(top, most);
-                __syncwarp(); /* all lanes have read the old value */
+                __syncwarp(); /* all lanes have read the old value of sm.least[row] */
                 if (lane == 0) sm.least[row] = now;
             }
             __syncwarp();
@@ -253,7 +258,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, 1)
     const attn_view &keys_view = g.view[ATTN_T_top_keys], &weights = g.view[ATTN_T_top_weights];
     for (int r = warp * 16; r < warp * 16 + 16 && place.i0 + r < place.Sq; r++) {
         const int64_t at = lse_at(a, x, place.i0 + r), line = x.s.q_start + place.i0 + r;
-        if (results.strange[at]) continue; /* a warp has computed the row */
+        /* another kernel computes the top keys of a strange row (one that tiles cannot compute) */
+        if (results.strange[at]) continue;
         const top_list top = list_of(r);
         for (int slot = 0; slot < 2; slot++) {
             const int n = lane + 32 * slot;

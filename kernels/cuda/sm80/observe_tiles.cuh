@@ -6,8 +6,8 @@
  *     for each tile:  wait for the tile;  load the next tile       the copy runs while products are computed
  *                     S = own tile^T;  hide;  visit(S)
  *
- * There are two stages of shared memory, so a tile takes one barrier. The own rows are queries, and tiles are keys;
- * for key_mass it is the other way round. S is as in scores.cuh. */
+ * Shared memory has two stages, so a tile takes one barrier. A block's own rows are queries, and tiles are keys; for
+ * key_mass own rows are keys, and tiles are queries. scores.cuh explains which elements of S a lane has. */
 #ifndef ATTN_SM80_OBSERVE_TILES_CUH
 #define ATTN_SM80_OBSERVE_TILES_CUH
 
@@ -17,7 +17,8 @@
 
 namespace {
 
-/* With options, and for wide heads, a warp has one 16-row block, because registers are scarce. */
+/* The shape of a block. With options, and for heads wider than 128, a warp has one 16-row block, because registers are
+ * scarce. */
 template <int D, bool SCORE_MODS_> struct shape {
     static const bool SCORE_MODS = SCORE_MODS_;
     static const int WARPS = D > 128 ? 8 : 4, THREADS = 32 * WARPS, BN = 64, MT = D > 128 || SCORE_MODS ? 1 : 2,
@@ -29,12 +30,12 @@ template <int D, bool SCORE_MODS_> struct shape {
 
 template <int D, bool SCORE_MODS> struct stages {
     typedef shape<D, SCORE_MODS> Shape;
-    /* two tiles; before the first tile the block's own rows are here */
+    /* room for two tiles; before the first tile it holds the block's own rows */
     alignas(1024) uint16_t tile[2][Shape::BN * D];
     static_assert(Shape::BM <= 2 * Shape::BN, "the own rows fit");
 };
 
-/* The variant of a kernel for a problem. */
+/* The template arguments of the kernel variant that computes a problem. */
 template <typename T_, int D_, bool SCORE_MODS_, bool PAGED_> struct variant {
     typedef T_ T;
     static const int D = D_;
@@ -42,7 +43,7 @@ template <typename T_, int D_, bool SCORE_MODS_, bool PAGED_> struct variant {
     typedef shape<D, SCORE_MODS> Shape;
 };
 
-/* Returns visit(variant). */
+/* Calls visit() with the kernel variant for a problem, and returns its result. */
 template <bool SCORE_MODS, typename T, int D, typename F> auto with_pages(const attn_plan *plan, F visit)
 {
     return has_pages(plan) ? visit(variant<T, D, SCORE_MODS, true>()) : visit(variant<T, D, SCORE_MODS, false>());
@@ -64,7 +65,7 @@ template <typename F> auto with_variant(const attn_plan *plan, F visit)
     return has_options(plan) ? with_options<true>(plan, visit) : with_options<false>(plan, visit);
 }
 
-/* Launches a kernel on the chip's share of a grid of tiles, where `blocks` blocks share a tile. */
+/* Launches a kernel on the chip's share of a grid of tiles; `blocks` blocks share each tile. */
 template <auto kernel, typename... Args>
 cudaError_t launch_share(const cuda_chip *chip, cuda_args a, dim3 grid, int blocks, int threads, size_t bytes,
                          cudaStream_t stream, const Args &...args)
@@ -77,8 +78,8 @@ cudaError_t launch_share(const cuda_chip *chip, cuda_args a, dim3 grid, int bloc
     return code == cudaSuccess ? cudaPeekAtLastError() : code;
 }
 
-/* The tile of a block, and the block's number among those that share the tile. The last tiles come first, because
- * they are the longest under a causal mask. */
+/* Returns the tile of a block, and in *number the block's number among the blocks that share the tile. The last tiles
+ * come first, because they are the longest under a causal mask. */
 DEVICE int shared_tile(const cuda_args &a, int blocks, int *number)
 {
     const int n = (int)(gridDim.x - 1 - blockIdx.x);
@@ -86,7 +87,7 @@ DEVICE int shared_tile(const cuda_args &a, int blocks, int *number)
     return a.first_tile + n / blocks;
 }
 
-/* Reads the block's own rows from shared memory into registers. */
+/* Reads the block's own rows from shared memory into registers, as fragments. */
 template <int D, class Shape> DEVICE void take_rows(uint32_t (&own)[Shape::MT][D / 16][4], uint32_t down)
 {
     const int warp = threadIdx.x / 32;
@@ -96,8 +97,8 @@ template <int D, class Shape> DEVICE void take_rows(uint32_t (&own)[Shape::MT][D
         for (int kk = 0; kk < D / 16; kk++) a_rows_of<D>(own[mt][kk], down, 0, (warp * Shape::MT + mt) * 16, kk * 16);
 }
 
-/* Visits tiles `tile`, next(tile), ... below `end`. load(to, tile) begins to copy a tile, arrive() is the barrier,
- * visit(S, tile, after, stage) gets the scores of a tile and the number of the next one. */
+/* Calls visit(S, tile, after, stage) for tiles `tile`, next(tile), ... below `end`, with the scores S of the tile and
+ * the number `after` of the next one. load(to, tile) begins to copy a tile; arrive() is the barrier of the block. */
 template <typename T, int D, class Shape, class LOAD, class ARRIVE, class NEXT, class VISIT>
 DEVICE void for_tiles(uint16_t (&tiles)[2][Shape::BN * D], const uint32_t (&own)[Shape::MT][D / 16][4], int tile,
                       int end, LOAD load, ARRIVE arrive, NEXT next, VISIT visit)
@@ -108,7 +109,7 @@ DEVICE void for_tiles(uint16_t (&tiles)[2][Shape::BN * D], const uint32_t (&own)
     for (int stage = 0; tile < end; stage ^= 1) {
         const int after = next(tile);
         cp_async_wait<0>();
-        arrive(); /* the tile is here, and no thread reads the one before it any more */
+        arrive(); /* the tile has arrived, and no thread reads the previous tile any more */
         if (after < end) load(tiles[stage ^ 1], after);
         cp_async_commit();
         float S[Shape::MT][Shape::BN / 8][4] = {};
@@ -127,7 +128,7 @@ DEVICE void for_tiles(uint16_t (&tiles)[2][Shape::BN * D], const uint32_t (&own)
     cp_async_wait<0>();
 }
 
-/* The score of a pair, not in base 2; -inf where the query does not see the key. */
+/* Returns the score of a pair, not converted to base 2; -inf where the query does not see the key. */
 DEVICE float visible_score(const cuda_args &a, const head_args &x, const limits &limit, int i, int key, float dot)
 {
     float derivative;
@@ -136,8 +137,8 @@ DEVICE float visible_score(const cuda_args &a, const head_args &x, const limits 
     return sees ? score(a, x, i, key, dot, &derivative) : -CUDART_INF_F;
 }
 
-/* The block's own rows are queries from q0 on: makes scores of S with options, or hides what causal, window and
- * lengths hide. */
+/* Applies options to S, or hides what causal, window and lengths hide. The block's own rows must be queries, from q0
+ * on. */
 template <class Shape, int NT>
 DEVICE void finish_scores(float (&S)[Shape::MT][NT][4], scores_on_their_way<Shape> &way, const cuda_args &a,
                           const head_args &x, const limits &limit, int q0, int tile, bool bounded)
@@ -154,14 +155,14 @@ DEVICE void finish_scores(float (&S)[Shape::MT][NT][4], scores_on_their_way<Shap
     }
 }
 
-/* The score of S relative to `base`, in base 2. */
+/* Converts a score in S to base 2, and subtracts `base`. */
 template <bool SCORE_MODS> DEVICE float exponent(float s, float scale_log2, float base)
 {
     return SCORE_MODS ? in_base_2(s) - base : fmaf(s, scale_log2, -base);
 }
 
-/* The tiles of keys that a block's queries [q0, q1) see: [first, last), of which [free_first, free_last) need no
- * causal or window test. */
+/* The tiles of keys that a block's queries [q0, q1) see: at least one query sees tiles [first, last), and all queries
+ * see all keys of tiles [free_first, free_last), which need no causal or window test. */
 struct key_range {
     int first, last, free_first, free_last;
 };

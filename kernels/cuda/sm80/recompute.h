@@ -6,22 +6,21 @@
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 
-/* A forward of the same tensors. Do not copy this struct: its plan points into
- * it. */
+/* A forward of the backward's tensors. Do not copy this struct: `plan` has pointers to `problem`. */
 struct recomputed_forward {
     attn_problem problem;
     attn_plan plan;
 };
 
-/* Do the forward's tiles compute lse and rest of rows with huge scores? They do if all kernels of the backward take
- * scores from in_base_2(). They do not for dbias and dalibi_slopes, whose kernels (simple.cu) sum scores in another
- * order. */
+/* Returns whether the tiles of the recomputed forward compute lse and rest (the two parts of a huge lse) of rows with
+ * huge scores. They do if all kernels of the backward take scores from in_base_2(). They do not where dbias or
+ * dalibi_slopes is wanted, because their kernels (simple.cu) sum scores in another order. */
 static inline bool parts_by_tiles(const attn_plan *plan)
 {
     return has_options(plan) && !plan->problem->dbias.rank && !plan->problem->dalibi_slopes.rank;
 }
 
-/* Bytes of the recomputed out, and of the recomputed lse. */
+/* Return the bytes of out and of lse where the backward recomputes them. */
 static inline size_t recomputed_out_bytes(const attn_dims &d)
 {
     return (size_t)query_rows(d) * (size_t)d.Dv * sizeof(float);
@@ -31,8 +30,8 @@ static inline size_t recomputed_lse_bytes(const attn_dims &d)
     return (size_t)query_rows(d) * sizeof(float);
 }
 
-/* Plans the recomputed forward, whose out is of `dtype`. `out` and `lse` may be NULL if only the plan's
- * workspace size is wanted. Returns false if `kernel` does not compute this forward. */
+/* Plans the forward that recomputes out (of `dtype`) and lse for a backward. `out` and `lse` may be NULL if only the
+ * plan's workspace size is wanted. Returns false if `kernel` does not compute this forward. */
 static inline bool plan_recomputed(recomputed_forward *f, const cuda_kernel &kernel, const cuda_chip *chip,
                                    const attn_plan *backward, void *out, void *lse, attn_dtype dtype = ATTN_F32)
 {
@@ -54,9 +53,10 @@ static inline bool plan_recomputed(recomputed_forward *f, const cuda_kernel &ker
     return attn_kernel_takes(&kernel.takes, &p, f->plan.features) && kernel.plan(chip, &f->plan);
 }
 
-/* plan_recomputed() with the first of the chip's kernels that takes the problem. out is float32 where that kernel can
- * write it, else of q's dtype. Kernels that decode are left out: a packed sequence would have other bits than alone,
- * where the two outs have different dtypes. Returns the kernel, or NULL. */
+/* Like plan_recomputed(), with the first of the chip's kernels that takes the problem. out is float32 where that kernel
+ * can write it, and otherwise has q's dtype. Kernels that leave some sequences to decode.cu are not used: where a
+ * packed sequence and the same sequence alone get outs of different dtypes, their bits would differ. Returns the
+ * kernel, or NULL. */
 static inline const cuda_kernel *plan_first_recomputed(recomputed_forward *f, const cuda_chip *chip,
                                                        const attn_plan *backward, void *out, void *lse)
 {

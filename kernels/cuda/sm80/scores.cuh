@@ -5,13 +5,14 @@
  * in dkdv (S^T) rows are keys and columns are queries. The steps, in the order of a kernel's loop:
  *
  *   scores              S = A B^T
- *   change_scores       options: the rows go through shared memory, so that one small loop treats every element
- *   hide_outside        causal and window, in registers, where there are no options
+ *   change_scores       applies options (softcap, bias, masks, ...): rows go through shared memory, so that one small
+ *                       loop treats every element
+ *   hide_outside        hides by causal and window, in registers, where there are no options
  *   largest_of_row, exponents_of_row
  *                       the two halves of a step of the online softmax; between them each kernel has its own code
  *                       (when to rescale, the unit of P)
- *   kept_of, drop       dropout
- *   to_operand          P as an operand
+ *   kept_of, drop       apply dropout
+ *   to_operand          converts P to an operand
  *   accumulate          O += P V
  *   accumulate_turned   O^T += V^T P^T */
 #ifndef ATTN_SM80_SCORES_CUH
@@ -22,8 +23,8 @@
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
-/* S += A B^T over D channels: MT blocks of 16 rows, NT blocks of 8 columns. rows_of_a(fragment, mt, kk) and
- * rows_of_b(fragment, nt, kk) load the fragments of channels 16 kk .. 16 kk + 15; rows_of_b() loads those of two
+/* S += A B^T over D channels, for MT blocks of 16 rows of A and NT blocks of 8 rows of B. rows_of_a(fragment, mt, kk)
+ * and rows_of_b(fragment, nt, kk) load the fragments of channels 16 kk .. 16 kk + 15; rows_of_b() loads those of two
  * blocks. */
 template <typename T, int D, int MT, int NT, typename A, typename B>
 DEVICE void scores(float (&S)[MT][NT][4], A rows_of_a, B rows_of_b)
@@ -46,14 +47,15 @@ DEVICE void scores(float (&S)[MT][NT][4], A rows_of_a, B rows_of_b)
     }
 }
 
-/* Converts accumulators of columns 16 kk .. 16 kk + 15 to the A fragment of the next product. */
+/* Converts columns 16 kk .. 16 kk + 15 of accumulators to the A fragment of the next product. */
 template <typename T, int NT> DEVICE void to_operand(uint32_t (&a)[4], const float (&c)[NT][4], int kk)
 {
 #pragma unroll
     for (int e = 0; e < 4; e++) a[e] = pack<T>(c[kk * 2 + e / 2][e % 2 * 2], c[kk * 2 + e / 2][e % 2 * 2 + 1]);
 }
 
-/* O += P B. columns_of_b(fragment, dt, kk) loads rows 16 kk .. 16 kk + 15 of column blocks dt and dt + 1. */
+/* O += P B, where B is V or another tile in shared memory. columns_of_b(fragment, dt, kk) loads rows 16 kk .. 16 kk +
+ * 15 of column blocks dt and dt + 1. */
 template <typename T, int MT, int NT, int DT, typename B>
 DEVICE void accumulate(float (&O)[MT][DT][4], const float (&P)[MT][NT][4], B columns_of_b)
 {
@@ -75,8 +77,9 @@ DEVICE void accumulate(float (&O)[MT][DT][4], const float (&P)[MT][NT][4], B col
     }
 }
 
-/* O^T += V^T P^T for at most 8 rows. columns_of_a(fragment, dt, kk) loads columns 16 dt .. of rows 16 kk ... The
- * accumulators of P's upper rows are an operand without conversion. */
+/* O^T += V^T P^T for at most 8 rows of O. columns_of_a(fragment, dt, kk) loads 16 columns of V from 16 dt on, of 16
+ * rows from 16 kk on. The accumulators of P's upper 8 rows are an operand of this product without moves between
+ * lanes. */
 template <typename T, int NT> DEVICE void to_turned_operand(uint32_t (&b)[2], const float (&P)[NT][4], int kk)
 {
 #pragma unroll
@@ -100,7 +103,7 @@ DEVICE void accumulate_turned(float (&O)[DT][4], const float (&P)[NT][4], A colu
 
 /* ---- Masks and options ------------------------------------------------------------------------------------------- */
 
-/* Sets the elements of a row whose column is outside [lo, hi) to -inf. Columns are counted from this lane's first
+/* Sets those elements of a row to -inf whose column is outside [lo, hi). Columns are counted from this lane's first
  * column. */
 template <int NT> DEVICE void hide_outside(float (&S)[NT][4], int half, int lo, int hi)
 {
@@ -111,7 +114,8 @@ template <int NT> DEVICE void hide_outside(float (&S)[NT][4], int half, int lo, 
             if (nt * 8 + e < lo || nt * 8 + e >= hi) S[nt][half * 2 + e] = -CUDART_INF_F;
 }
 
-/* Hides keys where rows are queries: `i` is this lane's upper row, `key` its first column. */
+/* Hides keys (sets their scores to -inf) by causal, window and lengths, where the rows of S are queries: `i` is this
+ * lane's upper row, `key` its first column. */
 template <int NT> DEVICE void hide_keys(float (&S)[NT][4], const limits &limit, int i, int key)
 {
 #pragma unroll
@@ -119,8 +123,8 @@ template <int NT> DEVICE void hide_keys(float (&S)[NT][4], const limits &limit, 
         hide_outside(S, half, i + half * 8 + limit.lo - key, min(i + half * 8 + limit.hi, limit.Sk) - key);
 }
 
-/* Hides queries where rows are keys. The queries j - hi < i <= j - lo see key j. `j` is this lane's upper row, `i`
- * its first column. */
+/* Hides queries (sets their scores to -inf) by causal and window, where the rows of S are keys. The queries j - hi < i
+ * <= j - lo see key j. `j` is this lane's upper row, `i` its first column. */
 template <int NT> DEVICE void hide_queries(float (&S)[NT][4], const limits &limit, int j, int i)
 {
 #pragma unroll
@@ -130,8 +134,8 @@ template <int NT> DEVICE void hide_queries(float (&S)[NT][4], const limits &limi
     }
 }
 
-/* The score of query i and a key with all options, in base 2; -inf where the query does not exist or does not see
- * the key. */
+/* Returns the score of query i and key `key` with all options, in base 2; -inf where the query does not exist or does
+ * not see the key. */
 DEVICE float score_log2(const cuda_args &a, const head_args &x, const limits &limit, bool exists, int i, int key,
                         float dot, float *derivative)
 {
@@ -140,14 +144,15 @@ DEVICE float score_log2(const cuda_args &a, const head_args &x, const limits &li
     return sees ? in_base_2(score(a, x, i, key, dot, derivative)) : -CUDART_INF_F;
 }
 
-/* Uses `memory` as 16 lines of LINE floats. */
+/* Returns `memory` as an array of 16 lines of LINE floats. */
 template <int LINE> DEVICE float (&lines_of(void *memory))[16][LINE]
 {
     return *reinterpret_cast<float(*)[16][LINE]>(memory);
 }
 
-/* Replaces every element by change(row, column, score), by way of `line`. Neighbouring lanes get neighbouring
- * columns (with ROWS_FIRST: rows), so that they have neighbouring keys, whose masks and biases lie together. */
+/* Replaces every element of S by change(row, column, score). Elements pass through `line` in shared memory, so that
+ * neighbouring lanes get neighbouring columns (with ROWS_FIRST: rows): neighbouring keys, whose masks and biases lie
+ * together. */
 template <bool ROWS_FIRST, int NT, int LINE, typename F>
 DEVICE void change_scores(float (&S)[NT][4], float (&line)[16][LINE], int lane, F change)
 {
@@ -175,7 +180,7 @@ DEVICE void change_scores(float (&S)[NT][4], float (&line)[16][LINE], int lane, 
 
 /* ---- Online softmax ---------------------------------------------------------------------------------------------- */
 
-/* The largest score of a row. Four lanes have a part of the row each. */
+/* Returns the largest score of a row, of which each of four lanes has a part. */
 template <int NT> DEVICE float largest_of_row(const float (&S)[NT][4], int half)
 {
     float top = -CUDART_INF_F;
@@ -185,7 +190,7 @@ template <int NT> DEVICE float largest_of_row(const float (&S)[NT][4], int half)
     return fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
 }
 
-/* Turns S into 2^(c S + offset). Returns this lane's part of the row's sum. */
+/* Turns the scores S of a row into 2^(c S + offset). Returns the sum of this lane's part of the row. */
 template <int NT> DEVICE float exponents_of_row(float (&S)[NT][4], int half, float c, float offset)
 {
     float sum = 0;
@@ -202,8 +207,8 @@ template <int NT> DEVICE float exponents_of_row(float (&S)[NT][4], int half, flo
 
 /* ---- Dropout ----------------------------------------------------------------------------------------------------- */
 
-/* One bit for each of keys 8 eighth .. 8 eighth + 7: does dropout keep the key for query i? One call of the
- * generator gives all eight. `head` is b H + h. */
+/* Returns one bit for each of keys 8 eighth .. 8 eighth + 7: 1 if dropout keeps the key for query i. One call of the
+ * generator (Philox) decides all eight. `head` is b * H + h. */
 DEVICE uint32_t kept_of(const cuda_args &a, int64_t head, int64_t i, int64_t eighth)
 {
     const attn_philox words = attn_dropout_words(a.seed, head, i, eighth);
@@ -212,9 +217,9 @@ DEVICE uint32_t kept_of(const cuda_args &a, int64_t head, int64_t i, int64_t eig
     return bits;
 }
 
-/* Rows are queries. Multiplies kept elements by `scale` and sets the others to 0. draw(row, block) returns kept_of()
- * of a row's block of eight keys; `kept` has room for [16][NT]. Call it after the row's sum, because dropout does
- * not enter lse. */
+/* Applies dropout to S, whose rows are queries: multiplies elements that dropout keeps by `scale` and sets the others
+ * to 0. draw(row, block) returns kept_of() of a row's block of eight keys; `kept` has room for [16][NT]. Call it after
+ * the row's sum, because dropout does not enter lse. */
 template <int NT, typename F> DEVICE void drop(float (&S)[NT][4], uint32_t *kept, float scale, int lane, F draw)
 {
 #pragma unroll 1
@@ -230,16 +235,16 @@ template <int NT, typename F> DEVICE void drop(float (&S)[NT][4], uint32_t *kept
 
 /* ---- S^T: rows are keys ------------------------------------------------------------------------------------------ */
 
-/* A warp's scores of 16 keys x BM queries, while options are applied, with 1 - tanh^2 and the dropout bits of eight
- * keys. */
+/* Shared memory of a warp's 16 keys x BM queries while options are applied: scores, 1 - tanh^2 (the derivative of
+ * softcap), and bits of the keys that dropout keeps. */
 template <int BM> struct staged_queries {
     float z[16][BM + 2];
     float cap[16][BM + 2];
     uint8_t kept[BM][2];
 };
 
-/* Applies all options, in base 2, to keys from j0 on and queries from i0 on, of which Sq exist; also computes which
- * pairs dropout keeps. `unit` is the unit of the scores in S, which become exponents of P. lse2 is the queries' lse
+/* Applies all options to scores of keys from j0 on and queries from i0 on, of which Sq exist, and computes which pairs
+ * dropout keeps. `unit` is the unit of the scores in S, which become exponents of P in base 2. lse2 is the queries' lse
  * in base 2 minus `bits`. */
 template <int BM, int NT>
 DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_args &a, const saved &s,
@@ -260,7 +265,8 @@ DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_
     __syncwarp();
 }
 
-/* Hides pairs by causal and window, where not every pair is permitted. */
+/* Sets the scores of pairs to -inf that causal and window hide. Blocks in which every pair is visible are left as they
+ * are. */
 template <int BM, int NT>
 DEVICE void hide_hidden_queries(float (&S)[NT][4], const limits &limit, int Sk, int i0, int j0, int lane)
 {

@@ -12,13 +12,13 @@
 
 #include "kernels/cuda/common/args.cuh"
 
-enum { SEEN_TILES = 4096 }; /* number of tiles that a list has bits for; tiles behind them count as seen */
+enum { SEEN_TILES = 4096 }; /* number of tiles that have a bit in the list; tiles behind them count as visible */
 struct seen_tiles {
     uint32_t bits[SEEN_TILES / 32];
 };
 
-/* Does a FlashMask leave one of keys [j0, j1) visible to one of queries [i0, i1)? The whole warp calls it. It may
- * return true for a hidden tile, but never false for a seen one. */
+/* Returns whether a FlashMask leaves one of keys [j0, j1) visible to one of queries [i0, i1). The result may be true
+ * for a hidden tile, but is never false for a visible one. The whole warp calls it. */
 DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
     const attn_view &view = a.g.view[ATTN_T_mask_startend_rows];
@@ -35,14 +35,15 @@ DEVICE bool flash_mask_shows(const cuda_args &a, const head_args &x, int i0, int
     return attn_mask_classify(&e, i0, i1) != ATTN_TILE_HIDDEN;
 }
 
-/* Does a keep_mask leave one of these keys visible to one of these queries? The result is exact. The search stops at
- * the first rows that see a key: in most tiles at the first row. */
+/* Returns whether a keep_mask leaves one of keys [j0, j1) visible to one of queries [i0, i1). The result is exact. The
+ * search stops at the first rows of the mask that keep a key: in most tiles at the first row. */
 DEVICE bool keep_mask_shows(const cuda_args &a, const head_args &x, int i0, int i1, int j0, int j1)
 {
-    enum { TOGETHER = 8 }; /* rows whose loads are in flight together */
+    enum { TOGETHER = 8 }; /* number of rows of the mask whose loads are in flight together */
     const attn_view &keep = a.g.view[ATTN_T_keep_mask];
     const int64_t from = attn_keep_from(&a.g, &x.s);
-    if (j0 < from) return true; /* keys before the mask's first column are visible (keep_mask_at_end) */
+    /* keep_mask has no column for keys before `from` (keep_mask_at_end), so they are visible */
+    if (j0 < from) return true;
     const uint8_t *row = (const uint8_t *)keep.data + attn_at(&keep, x.b, x.h, i0) + j0 - from + threadIdx.x % 32;
     for (int left = i1 - i0, rows = 1; left > 0; row += rows * keep.row, left -= rows, rows = TOGETHER) {
         uint32_t kept = 0;
@@ -60,8 +61,8 @@ struct pair_tile {
     int h, i0, i1, j0, j1;
 };
 
-/* Fills the bits of tiles [first, last) of sequence b; place(n) is tile n. All threads of the block
- * call it. */
+/* Sets the bits of tiles [first, last) of sequence b that have a visible pair; place(n) returns tile n. All threads of
+ * the block call it. */
 template <int THREADS, class PLACE>
 DEVICE void list_seen_tiles(const cuda_args &a, int b, int first, int last, seen_tiles &seen, PLACE place)
 {
@@ -79,7 +80,7 @@ DEVICE void list_seen_tiles(const cuda_args &a, int b, int first, int last, seen
     __syncthreads();
 }
 
-/* Makes the list for queries [i0, i1) of head h: tiles of BN keys. */
+/* Lists the tiles of BN keys that have a visible pair with queries [i0, i1) of head h. */
 template <int BN, int THREADS>
 static __device__ __noinline__ void list_seen_keys(const cuda_args &a, int b, int h, int i0, int i1, int first,
                                                    int last, seen_tiles &seen)
@@ -90,7 +91,8 @@ static __device__ __noinline__ void list_seen_keys(const cuda_args &a, int b, in
     });
 }
 
-/* Makes the list for keys [j0, j1): rounds of BM queries, tiles [first, first + tiles) of each head of the group. */
+/* Lists the rounds that have a visible pair with keys [j0, j1). A round is a tile of BM queries: tiles [first, first +
+ * tiles) of each head of the group, head after head. */
 template <int BM, int THREADS>
 static __device__ __noinline__ void list_seen_rounds(const cuda_args &a, int b, int hk, int j0, int j1, int first,
                                                      int tiles, seen_tiles &seen)
@@ -102,7 +104,7 @@ static __device__ __noinline__ void list_seen_rounds(const cuda_args &a, int b, 
     });
 }
 
-/* The next tile of the list below n, or first - 1 if there is none. */
+/* Returns the next visible tile of the list below n, or first - 1 if there is none. */
 DEVICE int seen_tile_below(const seen_tiles &seen, int n, int first)
 {
     for (n--; n >= first && n < SEEN_TILES; n = n / 32 * 32 - 1) {
@@ -112,7 +114,7 @@ DEVICE int seen_tile_below(const seen_tiles &seen, int n, int first)
     return max(n, first - 1);
 }
 
-/* The next tile of the list above n, or `end` if there is none. */
+/* Returns the next visible tile of the list above n, or `end` if there is none. */
 DEVICE int seen_tile_above(const seen_tiles &seen, int n, int end)
 {
     for (n++; n < end && n < SEEN_TILES; n = n / 32 * 32 + 32) {
@@ -122,9 +124,9 @@ DEVICE int seen_tile_above(const seen_tiles &seen, int n, int end)
     return min(n, end);
 }
 
-/* For kernels that have a variant without a list (LISTED is false): visits the tiles of keys [first, last) of a tile
- * of queries from the last to the first. last_tile() makes the list and returns the end of the last tile that is
- * seen. */
+/* last_tile() and tile_below() visit the tiles of keys [first, last) of a tile of queries, from the last to the first,
+ * in kernels that also have a variant without a list (LISTED is false). last_tile() makes the list and returns the
+ * number behind the last visible tile. */
 template <bool LISTED, int BN, int THREADS, class SEEN>
 DEVICE int last_tile(const cuda_args &a, int b, int h, int i0, int i1, int first, int last, SEEN &seen)
 {

@@ -7,24 +7,24 @@
  *
  *     sum_k x_k y_k = 2^-(ex + ey) ( sum hi hi' + (sum hi lo' + sum lo hi') / 2048 )
  *
- * Three products make one; lo lo' is left out.
+ * Three products of float16 thus make one product of float32; the fourth, lo lo', is left out.
  *
  * Three products of m16n8k16 on float16 cost half of what three on TF32 do (the same 11 bits, at half the rate), and
  * half of the six that three bfloat16 parts need. float16 lacks range. Every 128 rows of a tensor (of one head of
  * one sequence: a tile) therefore share an exponent e, which brings the tile's largest number between 2^7 and 2^15.
- * e is a multiple of 8, so that most tiles have the same e, and the last bits of a row do not depend on its
- * neighbours.
+ * e is a multiple of 8. Most tiles therefore have the same e, and the last bits of a row do not depend on its
+ * neighbours in the tile.
  *
- * Error of one factor, relative to the number: 2^-22 at most, 2^-23 mostly, for numbers down to 2^-21 of the tile's
- * largest; below that 2^-42 of the tile's largest at most. Only rows of small numbers lose accuracy: a row all of
- * whose numbers, except zeros, are below 2^-22 of the tile's largest makes the tile `wide`. Results that depend on a
- * wide tile are computed row by row in float32 (rows.cuh), which is slow. In dout such rows do not make a tile wide,
- * because their part of a gradient is as much smaller than that of other rows.
+ * Error of one factor: for numbers down to 2^-21 of the tile's largest number, at most 2^-22 and mostly 2^-23 of the
+ * number itself; for smaller numbers, at most 2^-42 of the tile's largest number. Only rows of small numbers lose
+ * accuracy: a row all of whose numbers, except zeros, are below 2^-22 of the tile's largest makes the tile `wide`.
+ * Results that depend on a wide tile are computed row by row in float32 (rows.cuh), which is slow. In dout such rows do
+ * not make a tile wide, because their part of a gradient is smaller than that of other rows in the same proportion.
  *
- * Error of the results, largest over largest value (lse: absolute), against the reference in float64, N(0, 1), S
- * 1024 to 4096, D 64 to 256, causal and not: out 1.2e-6, lse 1e-6, dq 1.9e-6, dk 1.5e-6, dv 1.3e-6; with q three
- * times as large out 9e-7, lse 5e-6, dq 1.4e-6, dk 1.2e-6, dv 1.2e-6: about the error of sums in float32. (One
- * NVIDIA H200, 2026-11-20.)
+ * Error of the results against the reference in float64, as the largest error divided by the largest value (of lse:
+ * the largest error), for inputs from N(0, 1), lengths 1024 to 4096, D 64 to 256, causal and not: out 1.2e-6, lse 1e-6,
+ * dq 1.9e-6, dk 1.5e-6, dv 1.3e-6. With q three times as large: out 9e-7, lse 5e-6, dq 1.4e-6, dk 1.2e-6, dv 1.2e-6.
+ * Sums in float32 have about the same error. (One NVIDIA H200, 2026-11-20.)
  *
  * Tensor cores truncate when they add, which would be a bias over thousands of additions to one sum. No sum is
  * therefore longer than a tile: products of a tile start from 0 and are added to the running sum by a rounded
@@ -52,19 +52,19 @@ const float LO_UNIT = 1.0f / 2048;
 struct split_stats {
     int exponent;
     int wide;
-    float top;  /* the largest magnitude of the tile */
-    float norm; /* the largest Euclidean norm of a row, in units of 2^-exponent */
+    float top;  /* the tile's largest magnitude */
+    float norm; /* the largest Euclidean norm of the tile's rows, in units of 2^-exponent */
 };
 
-/* The planes of one tensor. A head has `tiles` of them; in a packed problem sequence b has the planes from start /
- * 128 + b on (see tile_grid() in args.cuh). */
+/* The planes (float16 parts hi and lo) of all tiles of a tensor. A head has `tiles` tiles. In a packed problem sequence
+ * b has the tiles from number start / 128 + b on, where `start` is its first row (see tile_grid() in args.cuh). */
 struct split_planes {
     uint16_t *data;
     split_stats *stats;
     int64_t tiles;
     int heads, width;
-    int queries; /* 1: rows are queries; 0: rows are keys */
-    /* 1: the tensor holds the rows of all sequences, and the tiles of sequences follow each other in the planes */
+    int queries; /* 1: rows of the tensor are queries; 0: rows are keys */
+    /* 1: sequences are packed, and the tiles of one sequence follow those of the previous sequence */
     int packed;
 };
 
@@ -86,7 +86,8 @@ static inline size_t split_align(size_t bytes)
     return (bytes + 255) / 256 * 256;
 }
 
-/* The planes of tensor `id` of a problem, at `memory`. With `memory` NULL the call only computes *bytes. */
+/* Lays out the planes of tensor `id` of a problem at `memory`, and sets *bytes to their size. With `memory` NULL the
+ * call only computes *bytes. */
 static inline split_planes split_planes_of(const attn_dims &d, attn_tensor_id id, void *memory, size_t *bytes)
 {
     split_planes p;
@@ -104,20 +105,21 @@ static inline split_planes split_planes_of(const attn_dims &d, attn_tensor_id id
     return p;
 }
 
-/* Fills the planes of `count` (at most 4) tensors; ids[n] belongs to planes[n]. f32_split.cu defines it. */
+/* Computes the planes (float16 parts hi and lo) of `count` (at most 4) tensors; ids[n] belongs to planes[n]. It is in
+ * f32_split.cu. */
 cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const attn_tensor_id *ids, int count,
                           cudaStream_t stream);
 
 /* ---- Device ------------------------------------------------------------------------------------------------------ */
 
-/* 2^e for |e| <= 126. Exponents of tiles are at most 120; those of dS are at most 114. */
+/* Returns 2^e, where |e| <= 126. Exponents of tiles are at most 120; those of dS are at most 114. */
 DEVICE float power_of_two(int e)
 {
     return __int_as_float((e + 127) << 23);
 }
 
-/* Copies rows [row, row + ROWS) of both planes of a tile to shared memory: hi to to[0 .. ROWS * D), lo behind it.
- * `tile` is the tile's plane hi. */
+/* Copies rows [row, row + ROWS) of a tile's planes hi and lo to shared memory: hi to to[0 .. ROWS * D), lo behind it.
+ * `tile` is the address of the tile's plane hi; lo follows it. */
 template <int D, int ROWS, int THREADS> DEVICE void load_planes(uint16_t *to, const uint16_t *tile, int row)
 {
     const int PIECES = D / 8, STEP = THREADS / PIECES;
@@ -133,8 +135,8 @@ template <int D, int ROWS, int THREADS> DEVICE void load_planes(uint16_t *to, co
                         from + plane * SPLIT_ROWS * D + n * STEP * D, true);
 }
 
-/* Splits two numbers below 65504 in magnitude into hi + lo / LO. LO is 2048 in planes, and 1 where a product reads
- * them from registers. */
+/* Splits two numbers below 65504 in magnitude into float16 hi + lo / LO. LO is 2048 for tiles in memory, and 1 for
+ * operands in registers. */
 template <int LO> DEVICE void split_pair(uint32_t &hi, uint32_t &lo, float x, float y)
 {
     hi = pack<__half>(x, y);
@@ -142,7 +144,7 @@ template <int LO> DEVICE void split_pair(uint32_t &hi, uint32_t &lo, float x, fl
     lo = pack<__half>((x - there.x) * LO, (y - there.y) * LO);
 }
 
-/* Splits accumulators (16 rows x N columns) into A fragments, LO = 1. */
+/* Splits accumulators (16 rows x N columns) into A fragments of hi and lo, without a factor for lo (LO = 1). */
 template <int N>
 DEVICE void split_fragments(uint32_t (&ah)[N / 16][4], uint32_t (&al)[N / 16][4], const float (&S)[N / 8][4])
 {
@@ -169,15 +171,16 @@ template <int D> DEVICE uint32_t by_8(const uint16_t *tile, int lane)
     return smem_addr(tile + at<D>(lane % 8 + lane / 16 * 8, lane / 8 % 2));
 }
 
-/* Makes x opaque to the compiler. Otherwise it would compute values from x before the loop and keep
- * them all in scarce registers. */
+/* Makes x opaque to the compiler. Otherwise the compiler would compute values from x before the loop and keep them all
+ * in scarce registers. */
 DEVICE void opaque(uint32_t &x)
 {
     asm volatile("" : "+r"(x));
 }
 
-/* S = A B^T over D channels, 16 MT rows of A and N rows of B, both planes of pairs (A_ROWS and N rows). The small
- * products have a sum of their own, because a sum here is as long as D. */
+/* S = A B^T over D channels, for 16 MT rows of A and N rows of B. Both operands are planes hi and lo in shared memory,
+ * of A_ROWS and N rows. The small products (hi times lo) have a sum of their own, because these sums are as long as
+ * D. */
 template <int D, int MT, int N, int A_ROWS, bool TURNED = false>
 DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
 {
@@ -226,8 +229,9 @@ DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
             for (int e = 0; e < 4; e++) S[mt][nt][e] = fmaf(rest[mt][nt][e], LO_UNIT, S[mt][nt][e]);
 }
 
-/* One step of 16 of a product whose A is in registers (LO = 1) and B by columns of a tile (planes, PLANE bytes apart):
- * columns of `PAIRS` times 16, from b on. hi lo' / 2048 equals (hi / 2048) lo', so one sum suffices. */
+/* sum += A B for 16 rows of B: A is in registers (LO = 1), B is planes hi and lo in shared memory, PLANE bytes apart,
+ * read by columns: PAIRS times 16 columns from address b on. hi lo' / 2048 equals (hi / 2048) lo', so one sum suffices
+ * for all products. */
 template <int MT, int PAIRS, int PLANE>
 DEVICE void multiply_columns(float (&sum)[MT][2 * PAIRS][4], const uint32_t (&ah)[MT][4], const uint32_t (&al)[MT][4],
                              uint32_t b, int pair, int offset)
@@ -260,7 +264,7 @@ DEVICE void multiply_columns(float (&sum)[MT][2 * PAIRS][4], const uint32_t (&ah
 }
 
 /* Loads a warp's ROWS neighbouring rows of a float32 tensor: a lane has D / 32 columns of each. Elements outside the
- * tensor are 0. `pages` is NULL, or the problem whose keys or values these are if they are in pages. */
+ * tensor are 0. `pages`: the problem, if its keys or values in pages are loaded; otherwise NULL. */
 template <int D, int ROWS>
 DEVICE void load_rows(float (&x)[ROWS][D / 32], const attn_view &view, int64_t b, int64_t h, int64_t start,
                       int64_t first, int64_t count, int width, const attn_geometry *pages = nullptr)
@@ -301,8 +305,8 @@ DEVICE bool is_number(float x)
     return x - x == 0;
 }
 
-/* Finds each row's largest magnitude; top and least become the largest and the smallest of these
- * (+inf if all are 0). */
+/* Finds the largest magnitude of each row. top and least become the largest and the smallest of these magnitudes; rows
+ * of zeros do not count for least, which is +inf if all rows are zeros. */
 template <int V, int ROWS> DEVICE void range_of_rows(const float (&x)[ROWS][V], float &top, float &least)
 {
     top = 0, least = CUDART_INF_F;
@@ -312,14 +316,15 @@ template <int V, int ROWS> DEVICE void range_of_rows(const float (&x)[ROWS][V], 
 #pragma unroll
         for (int v = 0; v < V; v++)
             if (is_number(x[r][v])) most = fmaxf(most, fabsf(x[r][v]));
-        /* Magnitudes compare in the same order as their bits. */
+        /* magnitudes, which are not negative, have the order of their bits as integers */
         most = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(most)));
         top = fmaxf(top, most);
         if (most > 0) least = fminf(least, most);
     }
 }
 
-/* A tile's exponent e, where top < 2^(E + 1): E + e is 7 to 14, and e is a multiple of 8, at most 120. */
+/* Returns a tile's exponent e, a multiple of 8 and at most 120. If `top`, the tile's largest magnitude, is in [2^E,
+ * 2^(E + 1)), E + e is 7 to 14 unless e is 120. */
 DEVICE int exponent_of(float top)
 {
     const int E = (int)(__float_as_uint(top) >> 23) - 127;
@@ -331,8 +336,8 @@ DEVICE bool is_wide(float top, float least)
     return least < top * (1.0f / (1 << 22));
 }
 
-/* Splits one lane's part of a row, times `factor`, into hi at `to` and lo `plane` elements further. Returns the sum
- * of its squares. */
+/* Splits one lane's part of a row, times `factor`, into hi (written at `to`) and lo (written `plane` elements behind
+ * it). Returns the sum of the squares of the part. */
 template <int V> DEVICE float split_row(uint16_t *to, int plane, const float (&x)[V], float factor)
 {
     uint32_t hi[V / 2], lo[V / 2];
@@ -358,7 +363,8 @@ template <int V> DEVICE float split_row(uint16_t *to, int plane, const float (&x
     return square;
 }
 
-/* Is any of tiles [first, last) wide? The whole block calls it. */
+/* Returns whether any of tiles [first, last) is wide: has a row whose numbers are all too small for the tile's
+ * exponent. The whole block calls it. */
 DEVICE bool any_wide(const split_stats *stats, int first, int last)
 {
     bool wide = false;

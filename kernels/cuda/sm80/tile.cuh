@@ -4,20 +4,21 @@
  * A tile is rows of D 16-bit elements in pieces of 16 bytes; piece c of row r lies at c ^ (r % 8), so that neither
  * copies nor ldmatrix have bank conflicts. A fragment is read from a tile in four ways (mma.m16n8k16, see ptx.cuh):
  *
- *   a_rows     A, rows of the tile are m          b_rows     B, rows of the tile are n    (Q K^T: both)
- *   a_columns  A, columns of the tile are m       b_columns  B, rows of the tile are k    (P V: V by columns) */
+ *   a_rows     operand A, rows of the tile are m         b_rows     operand B, rows of the tile are n    (Q K^T: both)
+ *   a_columns  operand A, columns of the tile are m      b_columns  operand B, rows of the tile are k    (V in P V) */
 #ifndef ATTN_SM80_TILE_CUH
 #define ATTN_SM80_TILE_CUH
 
 #include "ptx.cuh"
 
-/* The place of piece (16 bytes) c of row r, in elements of 16 bits. With D 32 two rows share all banks. */
+/* Returns the place of piece c (16 bytes) of row r in a tile, in elements of 16 bits. With D 32 two rows together span
+ * all banks. */
 template <int D> DEVICE int at(int r, int c)
 {
     return r * D + (c ^ (D >= 64 ? r & 7 : r / 2 & 3)) * 8;
 }
 
-/* Converts a float8 to T, which can hold each of its values. */
+/* Converts a float8 to T, which can hold each value of float8. */
 template <typename T> DEVICE uint16_t widened(uint8_t x)
 {
     return attn_bf16_from_f32(attn_e4m3_to_f32(x));
@@ -27,12 +28,12 @@ template <> DEVICE uint16_t widened<__half>(uint8_t x)
     return __half_as_ushort(__float2half_rn(attn_e4m3_to_f32(x)));
 }
 
-/* Elements of a tile of type T: 16 bits, to which float8 is widened; or, for uint8_t, float8 as it is, in rows of D
- * bytes. */
+/* Elements of a tile in shared memory. For a T of 16 bits, float8 is converted to T. For uint8_t, float8 stays as it
+ * is, in rows of D bytes. */
 template <typename T, int D> struct tile_row {
     static const int BYTES = sizeof(T), PIECE = 16 / BYTES, WIDTH = D * BYTES / 2, PIECES = D / PIECE;
 
-    /* Sets element d of row r to number `index` of `data`. */
+    /* Sets element d of the tile's row r to number `index` of `data`, or to 0 if not `valid`. */
     static DEVICE void put(uint16_t *to, int r, int d, attn_dtype dtype, const void *data, int64_t index, bool valid)
     {
         if constexpr (BYTES == 1) {
@@ -46,18 +47,19 @@ template <typename T, int D> struct tile_row {
     }
 };
 
-/* Copies tiles of one head's rows to shared memory. A thread copies piece c of rows r, r + STEP,
- * ... of every tile; where STEP is a multiple of 8, the piece has the same place in the swizzle of each row.
- * ONCE: no other block reads these rows. T: see tile_row. */
+/* Copies tiles of one head's rows to shared memory. A thread copies piece c (16 bytes) of rows r, r + STEP, ... of
+ * every tile; where STEP is a multiple of 8, the piece has the same place in the swizzle of each row. ONCE: no other
+ * block reads these rows. T: see tile_row. */
 template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loader {
     typedef tile_row<T, D> tile;
     static const int W = tile::WIDTH, PIECES = tile::PIECES, STEP = THREADS / PIECES;
-    const char *data; /* the thread's piece in row r of the sequence; where copies do not fit, the row itself */
+    /* address of this thread's piece in row r of the sequence; where 16-byte copies do not fit, of row 0 */
+    const char *data;
     const attn_view *view;
-    int row_bytes; /* bytes from row to row, where copies fit */
-    int rows;      /* number of the sequence's rows; rows from here on are zeros */
+    int row_bytes; /* bytes from row to row (only where 16-byte copies fit) */
+    int rows;      /* number of the sequence's rows; later rows of a tile become zeros */
     int columns;
-    bool pieces; /* every row is 16-byte aligned, and its columns fill whole pieces */
+    bool pieces; /* 16-byte copies fit: every row is 16-byte aligned, and its columns fill whole pieces */
 
     DEVICE loader(const attn_view &tensor, int64_t b, int64_t h, int64_t line, int64_t count, int64_t width)
     {
@@ -72,7 +74,8 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
         if (pieces) data += (int64_t)(threadIdx.x / PIECES) * row_bytes + threadIdx.x % PIECES * 16;
     }
 
-    /* Loads rows [first, first + ROWS). Rows past the sequence and columns past the tensor become zeros. */
+    /* Loads rows [first, first + ROWS) of the sequence. Rows past the sequence and columns past the tensor become
+     * zeros. */
     template <int ROWS> DEVICE void load(uint16_t *to, int first) const
     {
         if (pieces) {
@@ -100,7 +103,7 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
     }
 };
 
-/* A loader for K or V. Keys may be in pages, and then it looks up the place of each row. */
+/* A loader for K or V. If keys are in pages (PAGED), it looks up the place of each row in page_table. */
 template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_loader : loader<D, THREADS, ONCE, T> {
     DEVICE key_loader(const attn_geometry &, const attn_view &tensor, int64_t b, int64_t hk, int64_t line,
                       int64_t count, int64_t width)
@@ -111,21 +114,24 @@ template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_load
 template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THREADS, ONCE, true> {
     typedef tile_row<T, D> tile;
     static const int PIECES = tile::PIECES, STEP = THREADS / PIECES;
-    /* A chunk of rows lies in one page where the page size is a multiple of CHUNK. One entry of the table is read
-     * for each chunk. */
+    /* Rows that are looked up together: a chunk of rows lies in one page if the page size is a multiple of CHUNK. One
+     * entry of page_table is then read for each chunk. */
     static const int CHUNK = STEP > 16 ? STEP : 16;
     const attn_geometry *g;
     const attn_view *view;
-    /* page_table of this sequence; where tiles are whole pages or parts of one, from the next tile's page on */
+    /* page_table of this sequence; where tiles are whole pages or parts of one, its entries from the next tile's page
+     * on */
     const int32_t *table;
-    const char *data; /* the thread's piece in slot r of page 0 */
+    const char *data; /* address of this thread's piece in slot r of page 0 */
     int64_t page_bytes;
     int page_size, row_bytes;
     int b, hk, rows, columns;
     int next = -1, page,
-        slot;    /* the tile that is expected next, its page, which is loaded ahead of time, and its slot in the page */
-    bool pieces; /* every slot is 16-byte aligned, and its columns fill whole pieces */
-    bool chunks; /* as `pieces`, and pages hold whole chunks */
+        /* next: first row of the tile that is expected next; page: its page, read ahead of time; slot: its slot in the
+         * page */
+        slot;
+    bool pieces; /* 16-byte copies fit: every slot is 16-byte aligned, and its columns fill whole pieces */
+    bool chunks; /* `pieces` is true, and a page holds whole chunks */
 
     DEVICE key_loader(const attn_geometry &geometry, const attn_view &tensor, int64_t b, int64_t hk, int64_t,
                       int64_t count, int64_t width)
@@ -155,7 +161,8 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
         else cp_async_16(piece, from, valid);
     }
 
-    /* `first` is a multiple of ROWS. The call is fast where `first` is that of the last call plus ROWS. */
+    /* Loads rows [first, first + ROWS); `first` is a multiple of ROWS. The call is fast where the tile follows the tile
+     * of the previous call. */
     template <int ROWS> DEVICE void load(uint16_t *to, int first)
     {
         static_assert(CHUNK % STEP == 0 && ROWS % STEP == 0, "a thread's rows of a chunk are whole steps");
@@ -166,7 +173,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
                 const int entry = first / page_size;
                 table = g->page_table + b * g->page_table_row + entry;
                 slot = first - entry * page_size;
-                page = first < rows ? *table : 0; /* there is no entry for rows past the last */
+                page = first < rows ? *table : 0; /* page_table has no entry for rows past the last */
             }
             const char *const from = data + page * page_bytes + slot * row_bytes;
 #pragma unroll
@@ -201,7 +208,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
 #pragma unroll 1
             for (int n = 0; n < ROWS / STEP; n++) {
                 const int line = first + r + n * STEP;
-                const bool valid = column && line < rows; /* there is no entry for rows past the last */
+                const bool valid = column && line < rows; /* page_table has no entry for rows past the last */
                 copy(to, r + n * STEP, c,
                      (const char *)view->data +
                          (valid ? attn_key_at(g, view, b, hk, line) + c * tile::PIECE : 0) * tile::BYTES,
@@ -225,7 +232,7 @@ template <typename T> DEVICE bool not_finite(uint16_t x)
     return (x & 0x7fff) >= exponent_mask<T>;
 }
 
-/* Causal and window as 32-bit limits: query i of the sequence sees keys [max(0, i + lo), min(Sk, i + hi)). */
+/* Causal, window and length as 32-bit limits: query i of the sequence sees keys [max(0, i + lo), min(Sk, i + hi)). */
 struct limits {
     int lo, hi, Sk;
 };
@@ -233,22 +240,23 @@ struct limits {
 DEVICE limits limits_of(const attn_geometry &g, const attn_sequence &s)
 {
     const int64_t far = INT64_C(1) << 30,
-                  align = attn_align(&g, &s); /* lengths are below 2^31, so clamping to `far` changes no result */
+                  /* `far` bounds windows; lengths are below 2^31, so clamping to it changes no result */
+        align = attn_align(&g, &s);
     return limits{ (int)attn_clamp64(align - g.left, -far, far), (int)attn_clamp64(align + g.right + 1, -far, far),
                    (int)s.Sk };
 }
 
-/* Returns x as a value that is opaque to the compiler. The compiler then keeps it in a register where it would
- * compute it again, or computes it again where it would keep it. */
+/* Returns x as a value that is opaque to the compiler, which makes the compiler keep x in a register instead of
+ * computing it again, or compute x again instead of keeping it. */
 DEVICE uint32_t kept(uint32_t x)
 {
     asm volatile("" : "+r"(x));
     return x;
 }
 
-/* The query rows of a block, found by row_place_of(). Where all sequences have one length, it uses only 32-bit
- * arithmetic, because the block's first copies wait for the result; otherwise it calls tile_place_of(). `whole`:
- * limits_of_whole(), for that one length, computed by the host. */
+/* The query rows of a block, found by row_place_of(). Where all sequences have one length, row_place_of() uses only
+ * 32-bit arithmetic, because the block's first copies wait for the result; otherwise it calls tile_place_of(). Its
+ * argument `whole` is limits_of_whole(), which the host computes for the case of one length. */
 struct row_place {
     int b, h, hk, i0, Sq;
     int64_t q_start, k_start;
@@ -317,8 +325,9 @@ template <int D> DEVICE uint32_t lane_across(int lane)
     return (lane % 8 + lane / 16 * 8) * (D * 2) + ((lane / 8 % 2) ^ (lane % 8)) * 16;
 }
 
-/* `down` and `across` are lane_down() and lane_across(), computed once. If the start of shared memory is added to
- * them, `tile` is an offset. */
+/* These functions load a fragment of a tile, as a_rows() and the others below do, from a lane's address that is
+ * computed once: `down` is lane_down(), `across` is lane_across(). If the start of shared memory was added to that
+ * address, `tile` is an offset from that start. */
 template <int D> DEVICE void a_rows_of(uint32_t (&a)[4], uint32_t down, uint32_t tile, int m, int k)
 {
     ldmatrix_x4(a, (down ^ (k * 2)) + (tile + m * (D * 2)));
@@ -353,7 +362,7 @@ template <int D> DEVICE void b_columns(uint32_t (&b)[4], uint32_t tile, int n, i
     b_columns_of<D>(b, lane_down<D>(lane), tile, n, k);
 }
 
-/* Loads a fragment of a tile that is only 16-byte aligned. */
+/* Loads a fragment of a tile that need not be aligned to more than 16 bytes. */
 template <int D> DEVICE void a_rows(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
 {
     ldmatrix_x4(a, smem_addr(tile + at<D>(m + lane % 16, k / 8 + lane / 16)));
@@ -371,8 +380,8 @@ template <int D> DEVICE void b_columns(uint32_t (&b)[4], const uint16_t *tile, i
     ldmatrix_x4_trans(b, smem_addr(tile + at<D>(k + lane % 8 + lane / 8 % 2 * 8, n / 8 + lane / 16)));
 }
 
-/* C += A B for MT blocks of 16 rows and NT blocks of 8 columns, in KK steps of 16. load_a and load_b load the
- * fragments of one step, one step before the products that use them. */
+/* C += A B for MT blocks of 16 rows and NT blocks of 8 columns, in KK steps of 16. load_a and load_b load the fragments
+ * of a step one step ahead of the products that use these. */
 template <typename T, int KK, int MT, int NT, typename A, typename B>
 DEVICE void product(float (&c)[MT][NT][4], A load_a, B load_b)
 {
@@ -402,22 +411,24 @@ DEVICE void product(float (&c)[MT][NT][4], A load_a, B load_b)
 template <typename T> constexpr attn_dtype dtype_of = ATTN_BF16;
 template <> constexpr attn_dtype dtype_of<__half> = ATTN_F16;
 
-/* Can rows of `width` elements, from line `line` on, be written in whole pieces? */
+/* Returns whether rows of `width` elements, from line `line` of the tensor on, can be written in whole 16-byte
+ * pieces. */
 template <typename T> DEVICE bool in_pieces(const attn_view &view, int64_t b, int64_t h, int64_t line, int64_t width)
 {
     return view.dtype == dtype_of<T> && width % 8 == 0 && view.row % 8 == 0 &&
            ((uint64_t)view.data + 2 * attn_at(&view, b, h, line)) % 16 == 0;
 }
 
-/* Stages elements d and d + 1 (d is even) of row r. */
+/* Stages elements d and d + 1 (d is even) of row r of a result in shared memory: as T where it is written in whole
+ * pieces, else as float. */
 template <typename T, int D> DEVICE void stage_pair(void *staged, bool pieces, int r, int d, float low, float high)
 {
     if (pieces) *(uint32_t *)((uint16_t *)staged + at<D>(r, d / 8) + d % 8) = pack<T>(low, high);
     else *(float2 *)((float *)staged + r * D + d) = make_float2(low, high);
 }
 
-/* Writes the staged rows [first, first + count) to lines `line` + first and on. THREADS threads call it; this thread
- * is number `thread`. */
+/* Writes the staged rows [first, first + count) to lines `line` + first and on of the tensor. THREADS threads call it;
+ * this thread is number `thread` of them. */
 template <int D, int THREADS>
 DEVICE void store_rows(const attn_view &view, int64_t b, int64_t h, int64_t line, int first, int count, int width,
                        const void *staged, bool pieces, int thread)

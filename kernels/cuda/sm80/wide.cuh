@@ -6,9 +6,9 @@
 
 namespace {
 
-enum { COLUMNS = 256 }; /* columns of a result that a block computes */
+enum { COLUMNS = 256 }; /* number of columns of a result that a block computes */
 
-/* The columns of a tensor from `first` on. */
+/* Returns the tensor without its columns before `first`. */
 DEVICE attn_view columns_from(attn_view view, int first)
 {
     const int bytes = view.dtype == ATTN_F32 ? 4 : view.dtype == ATTN_F8E4M3 ? 1 : 2;
@@ -16,8 +16,8 @@ DEVICE attn_view columns_from(attn_view view, int first)
     return view;
 }
 
-/* S += A B^T over a chunk of CHUNK channels, of which `channels` exist. tileA and tileB are offsets from the start of
- * shared memory; the warp's rows of A begin at row `first`. */
+/* S += A B^T over a chunk of at most CHUNK channels, of which `channels` exist. tileA and tileB are offsets from the
+ * start of shared memory; the warp's rows of A begin at row `first`. */
 template <typename T, int CHUNK, int MT, int NT>
 DEVICE void add_chunk(float (&S)[MT][NT][4], uint32_t start, uint32_t tileA, uint32_t tileB, int first, int channels)
 {
@@ -33,14 +33,15 @@ DEVICE void add_chunk(float (&S)[MT][NT][4], uint32_t start, uint32_t tileA, uin
     else scores<T, CHUNK / 2>(S, rows_of_a, rows_of_b);
 }
 
-/* Writes a block's COLUMNS columns of a result from column0 on, of which `width` exist, to lines `line` + first and on.
+/* Writes a block's COLUMNS columns of a result, from column0 on, to lines from `line` on; `width` of the columns exist.
  * A warp stages and writes its own `count` rows. `staged` has room for COLUMNS / 2 floats of each row of the block. */
 template <typename T, int MT, int DT>
 DEVICE void store_columns(const attn_view &result, int64_t b, int64_t h, int64_t line, int count, int column0,
                           int width, const float (&O)[MT][DT][4], void *staged)
 {
     const int HALF = COLUMNS / 2, lane = threadIdx.x % 32, mine = threadIdx.x / 32 * MT * 16;
-    /* One layout for both halves: in the other layout a warp's rows lie where another warp's may still be. */
+    /* Both halves of the columns are staged in the same layout: in another layout a warp's rows would lie where another
+     * warp's rows may still be. */
     const bool pieces = in_pieces<T>(columns_from(result, column0), b, h, line, width);
 #pragma unroll
     for (int part = 0; part < 2; part++) {

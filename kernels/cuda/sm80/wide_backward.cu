@@ -10,12 +10,12 @@
  *     dk    S^T += K Q^T      P  = exp(S - lse)    dP^T += V dO^T    dS = P (dP - delta)      dk += dS^T Q
  *     dv    S^T += K Q^T      P  = exp(S - lse)                                               dv += P^T dO
  *
- * A warp parks P in shared memory while dP takes the registers of S. Every block computes the S and dP that it needs.
- * For each pair of a query and a key, dq and dk take ceil(D / COLUMNS) (D + Dv + COLUMNS) multiplications each, and dv
- * takes ceil(Dv / COLUMNS) (D + COLUMNS). At D = Dv = 512 that is 2.6 times the five products, at 1024 it is 4.6 times.
- * No sum crosses a block, so all gradients are deterministic.
+ * A warp keeps P in shared memory (park()) while dP takes the registers of S. Every block computes the S and dP that it
+ * needs. For each pair of a query and a key, dq and dk take ceil(D / COLUMNS) (D + Dv + COLUMNS) multiplications each,
+ * and dv takes ceil(Dv / COLUMNS) (D + COLUMNS). At D = Dv = 512 that is 2.6 times the five products, at 1024 it is 4.6
+ * times. No sum crosses a block, so all gradients are deterministic.
  *
- * Rows whose results are not finite are only marked, as in wide_forward.cu: later launches compute them. */
+ * Rows whose results are not finite are only marked, as in wide_forward.cu; later launches compute the marked rows. */
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 #include "backward_common.cuh"
@@ -29,13 +29,15 @@ enum { ROWS = 128, TILE = QUERY_TILE, CHUNK = 64, WARPS = ROWS / 16, THREADS = 3
 
 union stage {
     struct {
-        uint16_t own[ROWS * CHUNK], other[TILE * CHUNK]; /* rows of the block, and rows of the tile that it visits */
+        /* rows of the block, and rows of the tile that the block visits */
+        uint16_t own[ROWS * CHUNK], other[TILE * CHUNK];
     } chunk;
     uint16_t columns[TILE * COLUMNS];
 };
 static_assert(sizeof(stage) % 1024 == 0, "fragments' swizzle");
 
-/* A warp's scores of 16 queries x TILE keys while options are applied, then its P; 1 - tanh^2; dropout bits. */
+/* Shared memory of a warp's 16 queries x TILE keys: z has the scores while options are applied, and P later; cap has 1
+ * - tanh^2 (the derivative of softcap); kept has bits of the pairs that dropout keeps. */
 struct staged_keys {
     float z[16][TILE + 2], cap[16][TILE + 2], lse2[16];
     uint32_t kept[16][TILE / 8];
@@ -44,24 +46,27 @@ struct parked {
     float z[16][TILE + 2];
 };
 
-/* Where the block works. */
+/* Which rows and columns of the gradient the block computes. */
 struct block_place {
     attn_sequence s;
     limits limit;
-    int b, h, hk; /* h: the head of the tile that is visited; for dk and dv it changes */
-    int row0;     /* first row of the block, counted inside the sequence */
-    int rows;     /* rows to write */
+    /* h: the head of the tile that is visited, which for dk and dv is one head of the group after the other */
+    int b, h, hk;
+    int row0; /* the block's first row, counted inside the sequence */
+    int rows; /* number of rows to write */
     int column0;
-    int begin, end;        /* range of rounds: tiles of keys; for dk and dv tiles of queries, head after head */
-    int first_tile, tiles; /* for dk and dv: query tiles of each head */
-    head_args head;        /* of h */
+    /* rounds [begin, end): one for each tile of keys (dq), or for each tile of queries, head after head (dk and dv) */
+    int begin, end;
+    /* used for dk and dv: number of the first query tile of each head, and how many tiles it has */
+    int first_tile, tiles;
+    head_args head; /* arguments of scores in head h */
 };
 
 template <gradient G, bool SCORE_MODS> struct shared {
     alignas(1024) stage stages[2];
     std::conditional_t<SCORE_MODS, std::conditional_t<G == DQ, staged_keys, staged_queries<TILE>>, parked>
         options[WARPS];
-    row_values values; /* for dk and dv: of the tile's queries */
+    row_values values; /* used for dk and dv: lse and delta of the tile's queries */
     block_place place;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
@@ -69,8 +74,8 @@ static_assert(2 * sizeof(stage) >= sizeof(float) * ROWS * COLUMNS / 2, "results 
 
 /* ---- Where a block works ----------------------------------------------------------------------------------------- */
 
-/* Fills in the place of a block of dq. Blocks of the same queries follow each other, because they read the same keys.
- */
+/* Finds the rows and columns of a block of dq. Blocks of the same queries follow each other, because they read the same
+ * keys. */
 DEVICE void find_queries_of_block(const cuda_args &a, const limits &whole, int column_blocks, block_place &p)
 {
     const int n = (int)(gridDim.x - 1 - blockIdx.x);
@@ -88,7 +93,8 @@ DEVICE void find_queries_of_block(const cuda_args &a, const limits &whole, int c
     p.first_tile = p.tiles = 0;
 }
 
-/* The same for a block of dk or dv. */
+/* Finds the rows and columns of a block of dk or dv. Blocks of the same keys follow each other, because they read the
+ * same queries. */
 DEVICE void find_keys_of_block(const cuda_args &a, const limits &whole, int column_blocks, block_place &p)
 {
     key_place place = key_place_of<ROWS>(a, whole, make_uint3(blockIdx.x / column_blocks, blockIdx.y, blockIdx.z));
@@ -104,7 +110,7 @@ DEVICE void find_keys_of_block(const cuda_args &a, const limits &whole, int colu
     p.end = place.rows > 0 ? p.tiles * (int)a.g.group : 0;
 }
 
-/* First row of the tile of round n, and that round's query head. */
+/* tile_row() returns the first row of the tile of round n; head_of_round() returns that tile's query head. */
 template <gradient G> DEVICE int tile_row(const block_place &p, int n)
 {
     return (G == DQ ? n : p.first_tile + n % p.tiles) * TILE;
@@ -114,7 +120,7 @@ template <gradient G> DEVICE int head_of_round(const cuda_args &a, const block_p
     return G == DQ ? p.h : p.hk * (int)a.g.group + n / p.tiles;
 }
 
-/* The round after n. */
+/* Returns the next round (tile) after n that has a visible pair. */
 template <bool SCORE_MODS, class SEEN> DEVICE int round_after(const SEEN &seen, int n, int end)
 {
     if constexpr (SCORE_MODS) return seen_tile_above(seen, n, end);
@@ -123,7 +129,7 @@ template <bool SCORE_MODS, class SEEN> DEVICE int round_after(const SEEN &seen, 
 
 /* ---- Loads ------------------------------------------------------------------------------------------------------- */
 
-/* Begins to load COUNT rows of a tensor, and WIDTH of its columns from `column` on. */
+/* Begins to load COUNT rows of a tensor from `row` on, and WIDTH of their columns from `column` on. */
 template <int COUNT, int WIDTH>
 DEVICE void load_rows(const cuda_args &a, const block_place &p, attn_tensor_id id, int h, int row, int column,
                       uint16_t *to)
@@ -136,7 +142,8 @@ DEVICE void load_rows(const cuda_args &a, const block_place &p, attn_tensor_id i
     from.template load<COUNT>(to, row);
 }
 
-/* Begins to load a chunk of the operands of S (VALUES is false) or of dP, for round n. */
+/* Begins to load a chunk of channels for the tile of round n: of q and k, whose product is S, or (VALUES) of dout and
+ * v, whose product is dP. */
 template <gradient G, bool VALUES>
 DEVICE void load_chunk(const cuda_args &a, const block_place &p, stage &to, int n, int chunk)
 {
@@ -147,7 +154,7 @@ DEVICE void load_chunk(const cuda_args &a, const block_place &p, stage &to, int 
     cp_async_commit();
 }
 
-/* Begins to load the block's columns of the tile of round n, which dS or P multiplies. */
+/* Begins to load the operand of round n that dS or P multiplies: the block's columns of the tile's k, q or dout. */
 template <gradient G> DEVICE void load_columns(const cuda_args &a, const block_place &p, stage &to, int n)
 {
     load_rows<TILE, COLUMNS>(a, p,
@@ -158,7 +165,7 @@ template <gradient G> DEVICE void load_columns(const cuda_args &a, const block_p
     cp_async_commit();
 }
 
-/* Loads lse and delta of the queries of round n, and the values of its head. */
+/* Loads what round n needs of its queries and its head: lse and delta, and the head's arguments of options. */
 template <gradient G, class Shared> DEVICE void load_round(const cuda_args &a, const saved &s, Shared &sm, int n)
 {
     block_place &p = sm.place;
@@ -174,12 +181,13 @@ template <gradient G, class Shared> DEVICE void load_round(const cuda_args &a, c
 
 /* ---- P and dS ---------------------------------------------------------------------------------------------------- */
 
-/* What P and dS of this thread's pairs need besides S and dP. Rows are queries for dq, and keys for dk and dv. */
+/* lse and delta of this thread's rows, with which S and dP become P and dS. Rows are queries for dq, and keys for dk
+ * and dv, which have lse and delta in shared memory. */
 template <gradient G> struct row_numbers {
     float lse2[G == DQ ? 2 : 1], delta[G == DQ ? 2 : 1];
 };
 
-/* lse2 and delta of the query of element e of block nt. */
+/* Returns lse in base 2 and delta of the query of element e of block nt. */
 template <gradient G, class Shared> DEVICE float2 numbers_of(const Shared &sm, const row_numbers<G> &own, int nt, int e)
 {
     if constexpr (G == DQ) return make_float2(own.lse2[e / 2], own.delta[e / 2]);
@@ -187,7 +195,7 @@ template <gradient G, class Shared> DEVICE float2 numbers_of(const Shared &sm, c
     return make_float2(sm.values.lse2[query], sm.values.delta[query]);
 }
 
-/* The factor by which dropout multiplies the pair, and 1 - tanh^2. */
+/* Returns the factor by which dropout multiplies the pair, and 1 - tanh^2 (the derivative of softcap). */
 template <gradient G, bool SCORE_MODS, class Shared>
 DEVICE float2 factors_of(const cuda_args &a, const Shared &sm, int nt, int e)
 {
@@ -203,7 +211,7 @@ DEVICE float2 factors_of(const cuda_args &a, const Shared &sm, int nt, int e)
     return factors;
 }
 
-/* S becomes P of round n: masks and options, then 2^(S - lse). */
+/* Turns the scores S of the tile of round n into P: applies masks and options, then 2^(S - lse). */
 template <gradient G, bool SCORE_MODS, int NT, class Shared>
 DEVICE void scores_to_p(float (&S)[NT][4], const cuda_args &a, const saved &s, Shared &sm, const row_numbers<G> &own,
                         int n, float scale_log2)
@@ -241,7 +249,8 @@ DEVICE void scores_to_p(float (&S)[NT][4], const cuda_args &a, const saved &s, S
         }
 }
 
-/* Each lane parks its own elements of P, and reads them back: dP becomes dS. */
+/* park() writes each lane's elements of P to shared memory, to free registers; the function after it reads them back
+ * and turns dP into dS. */
 template <int NT, class Shared> DEVICE void park(Shared &sm, float (&P)[NT][4])
 {
     auto &z = sm.options[threadIdx.x / 32].z;
@@ -308,7 +317,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
     const uint32_t start = smem_addr(&sm);
     float sums[1][DT][4] = {};
-    int n = round_after<SCORE_MODS>(sm.seen, p.begin - 1, end), at = 0; /* at: the stage that is read next */
+    /* at: number (0 or 1) of the stage, a buffer of shared memory, that is read next */
+    int n = round_after<SCORE_MODS>(sm.seen, p.begin - 1, end), at = 0;
     if (n < end) load_chunk<G, false>(a, p, sm.stages[at], n, 0);
     while (n < end) {
         const auto multiply_next = [&](float(&S)[1][NT][4], int channels) {
@@ -321,7 +331,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll 1
         for (int d = 0; d < D; d += CHUNK) {
             cp_async_wait<0>();
-            __syncthreads(); /* the chunk is here, and no thread reads the other stage any more */
+            __syncthreads(); /* the chunk has arrived, and no thread reads the other stage (buffer) any more */
             if (d + CHUNK < D) load_chunk<G, false>(a, p, sm.stages[at ^ 1], n, d / CHUNK + 1);
             else if (G != DV) load_chunk<G, true>(a, p, sm.stages[at ^ 1], n, 0);
             else load_columns<G>(a, p, sm.stages[at ^ 1], n);
@@ -341,7 +351,9 @@ __global__ void __launch_bounds__(THREADS, 1)
             to_ds<G, SCORE_MODS>(S[0], a, sm, own);
         }
         cp_async_wait<0>();
-        __syncthreads(); /* the columns are here, and no thread uses the other stage or the round's values any more */
+        /* the columns have arrived, and no thread uses the other stage (buffer) or this round's lse and delta any
+         * more */
+        __syncthreads();
         n = round_after<SCORE_MODS>(sm.seen, n, end);
         if (n < end) load_chunk<G, false>(a, p, sm.stages[at ^ 1], n, 0);
         const uint32_t down = start + lane_down<COLUMNS>(lane), tile = at * (uint32_t)sizeof(stage);
@@ -351,7 +363,8 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 
     const bool finite = scale_block(sums, G == DV ? 1 : (float)g.scale);
-    const bool poisoned = __syncthreads_or(!finite); /* from here on no thread reads the stages */
+    /* after this barrier no thread reads the stages (buffers of chunks) any more */
+    const bool poisoned = __syncthreads_or(!finite);
     const attn_view &result = g.view[G == DQ ? ATTN_T_dq : G == DK ? ATTN_T_dk : ATTN_T_dv];
     const int64_t line = (G == DQ ? p.s.q_start : p.s.k_start) + p.row0;
     store_columns<T>(result, p.b, G == DQ ? p.h : p.hk, line, (int)attn_clamp64(p.rows - warp * 16, 0, 16), p.column0,
@@ -366,7 +379,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- Launchers --------------------------------------------------------------------------------------------------- */
 
-enum { MARKS_HEAD = 16 }; /* bytes before the marks: the first one is cuda_args.rows_found */
+/* bytes of the workspace before the marks of rows; the first of these bytes is cuda_args.rows_found */
+enum { MARKS_HEAD = 16 };
 
 size_t mark_bytes(const attn_dims &d)
 {
@@ -420,7 +434,7 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return others > 0;
 }
 
-/* The marks lie behind what begin_backward() needs. */
+/* Launches the kernels of one backward. The marks of rows lie in the workspace behind what begin_backward() needs. */
 cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -437,7 +451,8 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     const auto before = [&](const cuda_chip *part) {
         cuda_args now = a;
         if (!is_first_share(part)) return cudaSuccess;
-        if (own) now.rows_later = nullptr; /* no later launch computes lse in parts */
+        /* no marks: simple_delta() computes each huge lse at once, because no later launch does */
+        if (own) now.rows_later = nullptr;
         simple_delta(now, run.scratch.s, true, stream);
         return own ? cudaMemsetAsync(a.rows_found, 0, mark_bytes(d), stream) : cudaSuccess;
     };

@@ -1,8 +1,9 @@
 /* wide_forward.cu: the forward of forward.cu for head sizes up to ATTN_MAX_HEAD_DIM, in shared memory and registers
  * that do not grow with D or Dv.
  *
- * A block owns BM queries of one head and COLUMNS columns of their O. It visits the keys that they may see in tiles of
- * BN, from the last to the first. Shared memory has two stages. While a product reads one stage, copies fill the other:
+ * A block owns BM queries of one head and COLUMNS columns of their O. It visits the keys that these queries may see in
+ * tiles of BN, from the last to the first. Shared memory has two stages. While a product reads one stage, copies fill
+ * the other:
  *
  *     for each tile j of keys:  S = 0
  *                               for each chunk c of D:  S += Q[c] K[j][c]^T      one stage: CHUNK columns of Q and K
@@ -16,8 +17,8 @@
  *
  * All blocks of a row compute the same m and l. The first one writes lse. Whether a result is finite depends on a
  * block's own columns of V, but a row that tensor cores cannot compute must be computed by one warp in all columns.
- * Therefore a block only marks such rows (cuda_args.rows_later), and a later launch computes them. Where the caller has
- * no marks, they lie in the workspace. For NaN and infinity in V see forward.cu. */
+ * Therefore a block only marks such rows (cuda_args.rows_later), and a later launch computes them. The marks lie in the
+ * workspace, unless the caller provides memory for them. For NaN and infinity in V see forward.cu. */
 #include "forward_steps.cuh"
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/common/rows.cuh"
@@ -35,7 +36,8 @@ template <bool SCORE_MODS_> struct shape {
     static_assert(BM == 16 * MT * WARPS, "a warp has 16 MT rows");
 };
 
-/* The scores on their way take the stage whose chunk was multiplied last. */
+/* A buffer of shared memory for a chunk of Q and K, or for columns of V. Scores, while options are applied to them,
+ * take the stage whose chunk was multiplied last. */
 template <class X> union stage {
     struct {
         uint16_t Q[X::BM * CHUNK], K[X::BN * CHUNK];
@@ -44,11 +46,12 @@ template <class X> union stage {
     scores_on_their_way<X> way;
 };
 
-/* Where the block works. It lies in shared memory, because O and S leave no registers for it. */
+/* Which rows and columns of out the block computes. The struct lies in shared memory, because O and S leave no
+ * registers for it. */
 struct block_place {
     row_place rows;
     head_args head;
-    int column0; /* the block's first column of V and out */
+    int column0; /* the block's first column of v and of out */
 };
 
 template <class X> struct shared {
@@ -60,8 +63,8 @@ static_assert(sizeof(stage<shape<true>>) % 1024 == 0 && sizeof(stage<shape<false
 
 static_assert(sizeof(shared<shape<false>>) >= sizeof(float) * shape<false>::BM * COLUMNS / 2, "results are staged");
 
-/* Finds where the block of this launch works. Blocks of the same queries follow each other, because they read the same
- * keys. All threads call it. */
+/* Finds which rows and columns of out the block computes. Blocks of the same queries follow each other, because they
+ * read the same keys. All threads call it. */
 template <int BM> DEVICE void find_place(const cuda_args &a, const limits &whole, int column_blocks, block_place &place)
 {
     const int n = (int)(gridDim.x - 1 - blockIdx.x);
@@ -73,7 +76,7 @@ template <int BM> DEVICE void find_place(const cuda_args &a, const limits &whole
     __syncthreads();
 }
 
-/* Begins to load a chunk of Q, and of tile j of K. */
+/* Begins to load one chunk of channels of Q and of tile j of K. */
 template <typename T, class X, bool PAGED>
 DEVICE void load_chunk(const cuda_args &a, const row_place &place, stage<X> &to, int chunk, int j)
 {
@@ -88,7 +91,7 @@ DEVICE void load_chunk(const cuda_args &a, const row_place &place, stage<X> &to,
     cp_async_commit();
 }
 
-/* Begins to load the block's columns of tile j of V. */
+/* Begins to load tile j of V: those columns that the block computes. */
 template <typename T, class X, bool PAGED>
 DEVICE void load_values(const cuda_args &a, const block_place &place, stage<X> &to, int j)
 {
@@ -100,8 +103,8 @@ DEVICE void load_values(const cuda_args &a, const block_place &place, stage<X> &
     cp_async_commit();
 }
 
-/* Turns sums into results: O / l. Returns false where some row of this thread has a result that tensor cores cannot
- * compute. */
+/* Divides the sums O by l. Returns false where some row of this thread has a result that tensor cores cannot compute
+ * correctly. */
 template <class X, int DT>
 DEVICE bool divide_rows(float (&O)[X::MT][DT][4], softmax_row (&rows)[X::MT][2], const row_place &place, float v_scale)
 {
@@ -111,7 +114,7 @@ DEVICE bool divide_rows(float (&O)[X::MT][DT][4], softmax_row (&rows)[X::MT][2],
         row.l = whole_sum(row.l);
         const float factor = row.l == 0 ? 0 : v_scale / row.l;
         sound &= is_sound_score<X::SCORE_MODS>(row.m) && row.l - row.l == 0;
-        if (!X::SCORE_MODS && row.m == -CUDART_INF_F) { /* sound if the row sees no key */
+        if (!X::SCORE_MODS && row.m == -CUDART_INF_F) { /* a maximum of -inf is right only in a row that sees no key */
             const int i = place.i0 + r;
             sound &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk);
         }
@@ -127,7 +130,7 @@ DEVICE bool divide_rows(float (&O)[X::MT][DT][4], softmax_row (&rows)[X::MT][2],
     return sound;
 }
 
-/* Writes the block's columns of out, and lse where they are the first. */
+/* Writes the block's columns of out; the block of the first columns also writes lse. */
 template <typename T, class X, int DT>
 DEVICE void store_results(const cuda_args &a, const row_place &place, int column0, const float (&O)[X::MT][DT][4],
                           const softmax_row (&rows)[X::MT][2], void *staged)
@@ -161,39 +164,39 @@ __global__ void __launch_bounds__(shape<SCORE_MODS>::THREADS, 1)
     if (!place.exists) return;
 
     const int q_last = min(place.i0 + BM, place.Sq) - 1;
-    const int end = max(min(q_last + limit.hi, limit.Sk), 0); /* end of the keys that some row sees */
+    const int end = max(min(q_last + limit.hi, limit.Sk), 0); /* no row sees keys from `end` on */
     const int first = min(max(place.i0 + limit.lo, 0), limit.Sk) / BN;
     const int last = last_tile<SCORE_MODS, BN, X::THREADS>(a, place.b, place.h, place.i0, q_last + 1, first,
                                                            (end + BN - 1) / BN, sm.seen);
     const uint32_t start = smem_addr(&sm);
     const float c = SCORE_MODS ? 1 : scale_log2;
-    bool clean = false; /* true in the second pass, where V has no infinities and NaN */
+    bool clean = false; /* true: the loop's second pass, in which zeros replace infinities and NaN of V */
 again:
     float O[1][DT][4];
     softmax_row rows[1][2];
     const float sink = sink_in_base_2(sink_of(a, place.h));
     begin_rows(O, rows, sink, sink != -CUDART_INF_F && lane % 4 == 0 ? 1 : 0);
-    int at = 0; /* the stage that is read next */
+    int at = 0; /* number (0 or 1) of the stage, a buffer of shared memory, that is read next */
     if (first < last) load_chunk<T, X, PAGED>(a, place, sm.stages[at], 0, last - 1);
     for (int j = last - 1, next; j >= first; j = next) {
         float S[1][NT][4] = {};
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; chunk++, at ^= 1) {
             cp_async_wait<0>();
-            __syncthreads(); /* the chunk is here, and no thread reads the other stage any more */
+            __syncthreads(); /* the chunk has arrived, and no thread reads the other stage (buffer) any more */
             if (chunk + 1 < chunks) load_chunk<T, X, PAGED>(a, place, sm.stages[at ^ 1], chunk + 1, j);
             else load_values<T, X, PAGED>(a, sm.place, sm.stages[at ^ 1], j);
             const uint32_t tileQ = at * (uint32_t)sizeof(stage<X>);
             add_chunk<T, CHUNK>(S, start, tileQ, tileQ + BM * CHUNK * 2, threadIdx.x / 32 * 16, D - chunk * CHUNK);
         }
-        if (SCORE_MODS) __syncthreads(); /* no thread reads the last chunk any more: the scores take its memory */
+        if (SCORE_MODS) __syncthreads(); /* no thread reads the last chunk any more, whose memory the scores take now */
         const bool bounded = j * BN < q_last + limit.lo || j * BN + BN > min(place.i0 + limit.hi, limit.Sk);
         change_or_hide<X>(S, sm.stages[at ^ 1].way, a, x, limit, place.Sq, place.i0, j, bounded, 1);
         softmax_step(S[0], O[0], rows[0], c);
         drop_some<X>(S, sm.stages[at ^ 1].way, a, dropout_head(a, x.b, x.h), place.i0, j);
 
         cp_async_wait<0>();
-        __syncthreads(); /* V[j] is here, and no thread uses the other stage any more */
+        __syncthreads(); /* V[j] has arrived, and no thread uses the other stage (buffer) any more */
         if (clean) clear_not_finite<T, X, COLUMNS>(sm.stages[at].V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) load_chunk<T, X, PAGED>(a, place, sm.stages[at ^ 1], 0, next);
@@ -219,7 +222,8 @@ again:
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
-enum { MARKS_HEAD = 16 }; /* bytes of the workspace before the marks: the first one is cuda_args.rows_found */
+/* bytes of the workspace before the marks of rows; the first of these bytes is cuda_args.rows_found */
+enum { MARKS_HEAD = 16 };
 
 template <typename T, bool SCORE_MODS, bool PAGED>
 cudaError_t launch_variant(const cuda_chip *chip, cuda_args a, cudaStream_t stream)

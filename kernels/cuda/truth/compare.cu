@@ -1,4 +1,5 @@
-/* compare.cu: measures how far results are from the truth that truth.cu computes (attn_truth_compare()). */
+/* compare.cu: measures how far results are from the truth, the float64 results that truth.cu computes
+ * (attn_truth_compare()). */
 #include "kernels/cuda/truth/rows.cuh"
 #include "kernels/cuda/truth/truth.h"
 
@@ -8,14 +9,14 @@ enum { COMPARE_THREADS = 256, COMPARE_BLOCKS = 1 << 12 };
 
 struct compared {
     attn_geometry g;
-    attn_view view; /* the result, as a tensor with strides */
+    attn_view view; /* the result that is compared, with its strides */
     const double *truth;
     int64_t rows, columns;
     bool keys;
     attn_truth_distance *to;
 };
 
-/* Does the row exist: is it neither padding nor between packed sequences? */
+/* Returns whether the row exists: it is neither padding nor in a gap between packed sequences. */
 DEVICE bool row_exists(const attn_geometry &g, bool keys, const row_place &row)
 {
     const bool packed = packed_rows(g.dims, keys);
@@ -24,13 +25,14 @@ DEVICE bool row_exists(const attn_geometry &g, bool keys, const row_place &row)
     return row.line - (!packed ? 0 : keys ? s.k_start : s.q_start) < (keys ? s.Sk : s.Sq);
 }
 
-/* Sets *to to the larger of *to and x, which are not negative: such doubles have the order of their bits. */
+/* Sets *to to the larger of *to and x. Neither is negative, and such doubles have the order of their bits as
+ * integers. */
 DEVICE void raise(double *to, double x)
 {
     atomicMax((unsigned long long *)to, (unsigned long long)__double_as_longlong(x));
 }
 
-/* Compares the result with the truth. A warp compares one row at a time. */
+/* Compares a result with the truth (float64). A warp compares one row at a time. */
 __global__ void __launch_bounds__(COMPARE_THREADS) compare(const __grid_constant__ compared c)
 {
     const int lane = threadIdx.x % 32, warps = COMPARE_THREADS / 32;

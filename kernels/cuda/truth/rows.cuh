@@ -1,4 +1,4 @@
-/* rows.cuh: the arguments of truth.cu's kernels, and how rows are numbered. */
+/* rows.cuh: the arguments of truth.cu's kernels, and the numbers by which they find rows of tensors. */
 #ifndef ATTN_TRUTH_ROWS_CUH
 #define ATTN_TRUTH_ROWS_CUH
 
@@ -7,21 +7,24 @@
 namespace {
 
 enum { ROWS = 64, COLUMNS = 32, THREADS = ROWS * 2, WARPS = THREADS / 32 };
-enum { CHUNK = 32, WIDTH = 128, STAGES = 3 };  /* channels of S and dP at a time; columns of a block's result */
-enum { LINE = CHUNK + 4, Z_LINE = WIDTH + 4 }; /* floats: a warp's loads of fragments then use all banks */
+/* CHUNK: channels of S and dP that are loaded at a time; WIDTH: columns of a block's result */
+enum { CHUNK = 32, WIDTH = 128, STAGES = 3 };
+/* LINE, Z_LINE: floats from row to row in shared memory; with 4 more than needed, a warp's loads use all banks */
+enum { LINE = CHUNK + 4, Z_LINE = WIDTH + 4 };
 enum { N_TILES = COLUMNS / 8, N_WIDTH = WIDTH / 8 };
 
 enum pass { FORWARD, DQ, DK, DV };
 
-/* The softmax of a row of queries. `only`: the score of the key if the row sees one key, and NaN otherwise. */
+/* The softmax of a query's row: largest score, logarithm of the rest of the sum, and delta. `only`: the score of the
+ * key if the row sees one key, and NaN otherwise. */
 struct row_sum {
     double top, rest, delta, only;
 };
 
-/* A tensor as widen() leaves it: rows of `width` floats, a multiple of CHUNK, zeros behind the tensor's channels. */
+/* A tensor after widen(): rows of `width` floats, a multiple of CHUNK, with zeros behind the tensor's channels. */
 struct dense {
     float *data;
-    uint8_t *strange; /* one byte per row: 1 if the row has a NaN or an infinity */
+    uint8_t *strange; /* for each row one byte: 1 if the row has a NaN or an infinity */
     int width;
 };
 
@@ -29,10 +32,10 @@ struct truth_args {
     cuda_args a;
     dense q, k, v, dout;
     row_sum *sums;
-    attn_truth to; /* NULL: not wanted. out is never NULL in a backward, because delta needs it */
+    attn_truth to; /* where results go; NULL: not wanted. out is never NULL in a backward, because delta needs out */
     attn_score_options_as<double> scores;
     double drop_scale;
-    bool options; /* the problem has options other than scale, causal, window and lengths */
+    bool options; /* the problem has other options than scale, causal, window and lengths */
     int64_t first_block;
 };
 
@@ -47,15 +50,15 @@ static inline int64_t dense_rows(const attn_dims &d, bool keys)
     return (keys ? d.Sk * d.Hk : d.Sq * d.H) * (packed_rows(d, keys) ? 1 : d.B);
 }
 
-/* Returns the index of the first row of sequence b and head h among the rows of all heads. */
+/* Returns the index of the first row of sequence b in head h, counted over the rows of all heads. */
 DEVICE int64_t first_row(const attn_dims &d, const attn_sequence &s, bool keys, int64_t b, int64_t h)
 {
     const int64_t rows = keys ? d.Sk : d.Sq, heads = keys ? d.Hk : d.H;
     return packed_rows(d, keys) ? h * rows + (keys ? s.k_start : s.q_start) : (b * heads + h) * rows;
 }
 
-/* Where the row of an index of first_row() is. `line` is its row in the tensor: where sequences are packed, it is
- * counted from the start of the tensor, and b is 0. */
+/* The place of a row, given its index as in first_row(). `line` is the row's number in the tensor. Where sequences are
+ * packed, it counts from the start of the tensor, and b is 0. */
 struct row_place {
     int64_t b, h, line;
 };

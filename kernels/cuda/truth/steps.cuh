@@ -1,4 +1,4 @@
-/* steps.cuh: what the passes of truth.cu do with a tile of 32 columns: scores, products, softmax. */
+/* steps.cuh: what each pass of truth.cu computes from a tile of 32 columns: scores, products, softmax. */
 #ifndef ATTN_TRUTH_STEPS_CUH
 #define ATTN_TRUTH_STEPS_CUH
 
@@ -9,20 +9,21 @@ namespace {
 
 /* ---- Scores ------------------------------------------------------------------------------------------------------ */
 
-/* Memory through which the scores of a warp's 16 rows pass to the options and back. */
+/* Shared memory for the scores of a warp's 16 rows while options (softcap, bias, masks) are applied to them. */
 struct exchange {
-    double z[16][COLUMNS + 2], slope[16][COLUMNS + 2]; /* slope: the score's derivative, negative where dropout drops */
+    /* slope: the score's derivative; it is negative where dropout drops the pair */
+    double z[16][COLUMNS + 2], slope[16][COLUMNS + 2];
 };
 
 struct truth_memory {
     float stage[STAGES][COLUMNS * Z_LINE];
-    exchange warp[WARPS]; /* used only by problems with options */
+    exchange warp[WARPS]; /* only problems with options use this memory */
 };
 static_assert((ROWS + COLUMNS) * LINE <= COLUMNS * Z_LINE, "a chunk of X and Y fits a stage");
 static_assert(sizeof(truth_memory) <= 99 * 1024, "fits a block of every chip from 8.0 on");
 
-/* A lane's numbers of a warp's 16 rows and a tile's columns: x[n][2 r + e] is of row lane / 4 + 8 r and of column
- * 8 n + 2 (lane % 4) + e. */
+/* The numbers that a lane has of a warp's 16 rows and a tile's columns: x[n][2 r + e] is in row lane / 4 + 8 r and in
+ * column 8 n + 2 (lane % 4) + e. */
 typedef double fragment[N_TILES][4];
 
 DEVICE int row_of(int e)
@@ -34,7 +35,7 @@ DEVICE int column_of(int n, int e)
     return 8 * n + threadIdx.x % 4 * 2 + e % 2;
 }
 
-/* Calls visit(n, e) for each number of a lane's fragment. */
+/* Calls visit(n, e) for each number of a lane's fragment: element e of block n. */
 template <typename F> DEVICE void for_each(F visit)
 {
 #pragma unroll
@@ -45,7 +46,8 @@ template <typename F> DEVICE void for_each(F visit)
 
 DEVICE double saturated_double(double z)
 {
-    return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z; /* a NaN stays NaN */
+    /* the comparisons are false for NaN, so a NaN stays NaN */
+    return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z;
 }
 
 DEVICE bool is_hidden(double p)
@@ -53,7 +55,7 @@ DEVICE bool is_hidden(double p)
     return p == 0 && signbit(p);
 }
 
-/* Turns the products in `ex` into scores with every option, -inf where hidden. A lane works on one column. */
+/* Turns the products q.k in `ex` into scores with every option; -inf where hidden. Each lane works on one column. */
 template <bool BY_KEYS>
 DEVICE void apply_options(const truth_args &t, const head_args &x, double scale, exchange &ex, int row0, int column0)
 {
@@ -77,7 +79,7 @@ DEVICE void apply_options(const truth_args &t, const head_args &x, double scale,
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
-/* c += X Y^T for a chunk of channels: a warp has 16 rows of X and all columns. */
+/* Adds X Y^T of a chunk of channels to c: each warp has 16 rows of X, and all columns. */
 DEVICE void add_scores(fragment &c, const float *x, const float *y)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
@@ -102,8 +104,8 @@ DEVICE void add_scores(fragment &c, const float *x, const float *y)
 
 typedef double result_fragment[N_WIDTH][4];
 
-/* Adds P Z to result. As operand A, a lane's p[n][2 r + e] is row g + 8 r of column 8 n + 2 q + e, where g = lane / 4
- * and q = lane % 4. The rows of Z are taken in the same order. */
+/* Adds P Z to result. A lane's p[n][2 r + e] belongs to row g + 8 r and column 8 n + 2 q + e of operand A, where g =
+ * lane / 4 and q = lane % 4. The rows of Z are taken in the order of A's columns. */
 DEVICE void add_product(result_fragment &result, const fragment &p, const float *z, int width)
 {
     const int lane = threadIdx.x % 32, g = lane / 4, q = lane % 4;
@@ -126,7 +128,7 @@ DEVICE void add_product(result_fragment &result, const fragment &p, const float 
     }
 }
 
-/* Adds P Z to result where Z has a NaN or an infinity: hidden pairs are skipped. */
+/* Adds P Z to result where Z has a NaN or an infinity. Hidden pairs are skipped, because 0 times NaN is NaN. */
 DEVICE void add_strange_product(result_fragment &result, const fragment &p, const float *z, int width)
 {
     const int lane = threadIdx.x % 32, q = lane % 4;
@@ -152,7 +154,7 @@ DEVICE void add_strange_product(result_fragment &result, const fragment &p, cons
 
 /* ---- Softmax ----------------------------------------------------------------------------------------------------- */
 
-/* Returns the larger number, or NaN if one is NaN. */
+/* Returns the larger of two numbers, or NaN if one is NaN. */
 DEVICE double larger(double m, double z)
 {
     return z > m || z != z ? z : m;
@@ -168,19 +170,22 @@ template <typename T> DEVICE T sum_of_quad(T x)
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-/* The running softmax of a row. A lane's sums are of the lane's own columns. */
+/* The online softmax of a row: maximum m, sum l, and the scores seen. Each of a row's four lanes counts only its own
+ * columns. */
 struct online_row {
-    double m, l, seen_z; /* seen_z: the sum of the scores, which is the score if the row sees one key */
+    double m, l, seen_z; /* seen_z: the sum of the seen scores; if the row sees one key, it is that key's score */
     int seen;
 };
 
-/* Returns the state before the first tile. The row's sink, if it has one, counts in one lane. */
+/* Returns the state of a row before its first tile. The row's sink, if it has one, counts in one of the row's four
+ * lanes. */
 DEVICE online_row first_of_row(double sink)
 {
     return { sink, sink == -INFINITY || threadIdx.x % 4 != 0 ? 0.0 : 1.0, 0, 0 };
 }
 
-/* Turns scores z into exp(z - m), where m may grow. Returns the factor by which earlier sums must be multiplied. */
+/* Turns scores z into exp(z - m), where the maximum m may grow. Returns the factor by which earlier sums must be
+ * multiplied. */
 template <int R> DEVICE double softmax_step(online_row &row, fragment &z)
 {
     double m = -INFINITY;

@@ -1,13 +1,13 @@
 /* truth.cu: attention in float64 on tensor cores: the results that others are compared with (attn_truth_some()).
  *
- *   widen       q, k, v and dout become dense float32, whatever their dtype, strides or pages: that is exact. A byte
- *               per row says whether the row has a NaN or an infinity.
- *   FORWARD     out, and lse in two parts
- *   close_rows  backward: delta of each row; the given lse where there is one
- *   DQ, DK, DV  one gradient each
+ *   widen       converts q, k, v and dout exactly to float32 without gaps, whatever their dtype, strides or pages. A
+ *               byte per row says whether the row has a NaN or an infinity.
+ *   FORWARD     computes out, and lse in two parts
+ *   close_rows  before gradients: computes delta of each row, and takes the given lse where there is one
+ *   DQ, DK, DV  compute one gradient each
  *
- * The four passes are one kernel. A block has 64 rows of a head (queries, or keys for DK and DV) and WIDTH columns of
- * the result. It goes over tiles of 32 columns (keys, or queries), and computes for each tile
+ * The four passes FORWARD, DQ, DK and DV are one kernel. A block has 64 rows of a head (queries, or keys for DK and DV)
+ * and WIDTH columns of the result. It goes over tiles of 32 columns (keys, or queries), and computes for each tile
  *
  *   S = X Y^T      X: q, or k           Y: k, or q          then the scores, and P of them
  *   dP = X2 Y2^T   X2: dout, or v       Y2: v, or dout      only DQ and DK; then dS
@@ -18,11 +18,11 @@
  * and for Z, so a lane's numbers of C are its numbers of A (see add_product()).
  *
  * Invariants
- * 1. A hidden pair has P of -0, and a visible one never has. So P times a number that is finite adds nothing where the
+ * 1. A hidden pair has P of -0, and a visible pair never has. P times a finite number therefore adds nothing where the
  *    pair is hidden. Where a row of Z has a NaN or an infinity, the product is computed without tensor cores, and skips
  *    hidden pairs.
- * 2. All sums are in double, in an order that depends on the problem alone. lse is kept as the row's largest score and
- *    the logarithm of the rest: see cpu/reference.c, whose results these are. */
+ * 2. All sums are in double, in an order that depends on the problem alone. Two doubles hold lse: the row's largest
+ *    score, and the logarithm of the rest of the sum. Results are those of cpu/reference.c. */
 #include "kernels/cuda/sm80/ptx.cuh"
 #include "kernels/cuda/truth/steps.cuh"
 #include "kernels/cuda/truth/truth.h"
@@ -33,7 +33,7 @@ namespace {
 
 enum { SMALL_BLOCK = 256, SMALL_ROWS = SMALL_BLOCK / 32, MOST_BLOCKS = 1 << 16 };
 
-/* Widens a tensor. A warp copies one row at a time. */
+/* Converts a tensor to float32 without gaps. A warp copies one row at a time. */
 __global__ void __launch_bounds__(SMALL_BLOCK)
     widen(const __grid_constant__ truth_args t, attn_tensor_id id, bool keys, int64_t rows, int64_t D, dense to)
 {
@@ -74,7 +74,7 @@ constexpr bool has_two_products(pass p)
     return p == DQ || p == DK;
 }
 
-/* The operands of a pass: X Y^T, X2 Y2^T and result += P Z. */
+/* The operands of a pass (forward, dq, dk or dv), which computes S = X Y^T, dP = X2 Y2^T and result += P Z. */
 struct operands {
     dense x, y, x2, y2, z;
 };
@@ -88,8 +88,8 @@ template <pass PASS> ATTN_HD operands operands_of(const truth_args &t)
     }
 }
 
-/* Counts the blocks of a pass. Each head of each batch row has tiles of rows, and each tile has a block for every WIDTH
- * columns of the result. */
+/* The block counts of a pass. Each head of each batch row has tiles of rows, and each tile has one block for every
+ * WIDTH columns of the result. */
 static inline int64_t row_tiles(const attn_dims &d, bool keys)
 {
     return packed_rows(d, keys) ? (keys ? d.Sk : d.Sq) / ROWS + d.B : attn_tiles(keys ? d.Sk : d.Sq, ROWS);
@@ -99,7 +99,7 @@ struct block_shape {
 };
 
 struct block_place {
-    int64_t b, h; /* h: the query head, or the key/value head in DK and DV */
+    int64_t b, h; /* h: a query head; in the passes DK and DV a key/value head */
     int row, part;
     attn_sequence s;
 };
@@ -125,7 +125,7 @@ DEVICE block_place place_of_block(const truth_args &t, const block_shape &shape,
     return place;
 }
 
-/* Returns the columns that a row sees: keys of a query, or queries of a key. */
+/* Returns the columns that a row sees: keys if the row is a query, queries if it is a key. */
 template <bool BY_KEYS> DEVICE attn_range columns_of(const attn_geometry &g, const attn_sequence &s, int64_t row)
 {
     return BY_KEYS ? attn_rows_of(&g, &s, row) : attn_keys_of(&g, &s, row);
@@ -133,22 +133,25 @@ template <bool BY_KEYS> DEVICE attn_range columns_of(const attn_geometry &g, con
 
 /* ---- A block ----------------------------------------------------------------------------------------------------- */
 
-/* The work of one block. Its rows are queries or keys of one head, its columns keys or queries. */
+/* The work of one block. In the passes FORWARD and DQ its rows are queries and its columns keys; in DK and DV its rows
+ * are keys and its columns queries. */
 struct block_work {
     operands o;
     attn_sequence s;
-    int64_t b, h, hk;       /* h: the head of the rows */
-    int64_t first_row;      /* index of the tile's first row among the rows of all heads */
-    int row, rows, columns; /* first row of the tile; rows and columns of the sequence */
-    int begin, end;         /* first and last column (exclusive) that some row of the tile may see */
-    int chunks, chunks2;    /* chunks of channels of X Y^T, and of X2 Y2^T */
-    int members, part;      /* number of query heads to visit; index of the block's WIDTH columns of the result */
-    int from_z, width;      /* the block's first column of Z and of the result, and how many */
-    int lo[2], hi[2];       /* columns that causal, window and lengths let the lane's rows see */
+    int64_t b, h, hk;       /* h: the head to which the rows belong */
+    int64_t first_row;      /* index of the tile's first row, counted over the rows of all heads */
+    int row, rows, columns; /* row: the tile's first row; rows, columns: how many the sequence has */
+    int begin, end;         /* columns [begin, end): those that some row of the tile may see */
+    int chunks, chunks2;    /* number of chunks of channels of X Y^T, and of X2 Y2^T */
+    /* members: number of query heads to visit; part: which WIDTH columns of the result the block computes */
+    int members, part;
+    /* from_z: first column of Z and of the result that the block computes; width: number of these columns */
+    int from_z, width;
+    int lo[2], hi[2]; /* columns [lo, hi) that causal, window and lengths let each of the lane's two rows see */
     double scale;
 };
 
-/* A place in the loop of a block: chunk `part` of the tile of columns from `column` on, in query head `member`. */
+/* A step of a block's loop: chunk `part` of the tile of columns from `column` on, in query head `member`. */
 struct cursor {
     int part, column, member;
 };
@@ -161,13 +164,13 @@ DEVICE void advance(const block_work &w, cursor &at)
     at.member++;
 }
 
-/* Returns the query head of the pairs of rows and columns. */
+/* Returns the query head of the block's pairs, where the loop is at query head `member` of the group. */
 template <pass PASS> DEVICE int64_t query_head(const truth_args &t, const block_work &w, int member)
 {
     return is_by_keys(PASS) ? w.h * t.a.g.group + member : w.h;
 }
 
-/* Returns the index of the sequence's column 0 among the rows of all heads. */
+/* Returns the index of the sequence's column 0, counted over the rows of all heads. */
 template <pass PASS> DEVICE int64_t first_column(const truth_args &t, const block_work &w, int member)
 {
     constexpr bool BY_KEYS = is_by_keys(PASS);
@@ -186,7 +189,7 @@ template <pass PASS> DEVICE block_work work_of(const truth_args &t, const block_
     w.row = place.row, w.part = place.part;
     w.rows = (int)(BY_KEYS ? w.s.Sk : w.s.Sq), w.columns = (int)(BY_KEYS ? w.s.Sq : w.s.Sk);
     w.first_row = first_row(g.dims, w.s, BY_KEYS, w.b, w.h) + w.row;
-    /* The first and the last column that a row sees both grow with the row. */
+    /* the first and the last column that a row sees both grow with the row's number */
     w.begin = (int)columns_of<BY_KEYS>(g, w.s, w.row).lo / COLUMNS * COLUMNS;
     w.end = (int)columns_of<BY_KEYS>(g, w.s, min(w.row + ROWS, w.rows) - 1).hi;
     w.chunks = w.o.x.width / CHUNK, w.chunks2 = has_two_products(PASS) ? w.o.x2.width / CHUNK : 0;
@@ -204,10 +207,10 @@ template <pass PASS> DEVICE block_work work_of(const truth_args &t, const block_
     return w;
 }
 
-/* Copies `wide` channels of `count` rows to shared memory. Rows from `valid` on become zeros. */
+/* Copies channels [channel, channel + wide) of `count` rows to shared memory. Rows from `valid` on become zeros. */
 DEVICE void load_rows(float *to, int line, const dense &from, int64_t row0, int channel, int count, int wide, int valid)
 {
-    const int pieces = wide / 4; /* number of 16-byte pieces of a row */
+    const int pieces = wide / 4; /* number of 16-byte pieces that are copied of a row */
     for (int n = threadIdx.x; n < count * pieces; n += THREADS) {
         const int row = n / pieces, piece = n % pieces;
         cp_async_16(smem_addr(to + row * line + piece * 4),
@@ -215,7 +218,7 @@ DEVICE void load_rows(float *to, int line, const dense &from, int64_t row0, int 
     }
 }
 
-/* Begins to load the stage for `at`, as one group of copies. Past the last tile the group is empty. */
+/* Begins to load what step `at` reads, as one group of copies. Past the last tile the group is empty. */
 template <pass PASS> DEVICE void load(const truth_args &t, const block_work &w, float *to, const cursor &at)
 {
     if (at.member < w.members && w.begin < w.end) {
@@ -231,8 +234,8 @@ template <pass PASS> DEVICE void load(const truth_args &t, const block_work &w, 
     cp_async_commit();
 }
 
-/* Turns products into scores, -inf where hidden. With options, ex.slope then has the derivatives that score_gradients()
- * needs. */
+/* Turns products q.k into scores; -inf where hidden. With options it also sets ex.slope to the scores' derivatives,
+ * which score_gradients() needs. */
 template <pass PASS>
 DEVICE void finish_scores(const truth_args &t, const block_work &w, const cursor &at, fragment &S, exchange &ex)
 {
@@ -252,14 +255,15 @@ DEVICE void finish_scores(const truth_args &t, const block_work &w, const cursor
     });
 }
 
-/* Returns the softmax of the query of a pair. The query is a row in DQ, and a column in DK and DV. */
+/* Returns the softmax of the query of a pair. The query is the pair's row in the pass DQ, and its column in DK and
+ * DV. */
 template <pass PASS>
 DEVICE const row_sum &sum_of(const row_sum (&of_rows)[2], const row_sum *of_columns, const cursor &at, int n, int e)
 {
     return is_by_keys(PASS) ? of_columns[at.column + column_of(n, e)] : of_rows[e / 2];
 }
 
-/* Turns scores into probabilities, -0 where hidden, in a backward. */
+/* Turns scores into probabilities P in a backward. P of a hidden pair is -0. */
 template <pass PASS>
 DEVICE void probabilities(const row_sum (&of_rows)[2], const row_sum *of_columns, const cursor &at, fragment &S)
 {
@@ -273,13 +277,13 @@ DEVICE void probabilities(const row_sum (&of_rows)[2], const row_sum *of_columns
     });
 }
 
-/* Returns dropout's factor for the lane's number n, e. */
+/* Returns the factor of dropout for the pair of element e of the lane's block n. */
 DEVICE double kept(const truth_args &t, const exchange &ex, int n, int e)
 {
     return !t.a.drop_below ? 1 : signbit(ex.slope[row_of(e)][column_of(n, e)]) ? 0 : t.drop_scale;
 }
 
-/* Replaces P by dS, and dP by 0. */
+/* Replaces P by dS in S, and dP by 0. */
 template <pass PASS>
 DEVICE void score_gradients(const truth_args &t, const row_sum (&of_rows)[2], const row_sum *of_columns,
                             const cursor &at, fragment &S, fragment &dP, const exchange &ex)
@@ -290,11 +294,12 @@ DEVICE void score_gradients(const truth_args &t, const row_sum (&of_rows)[2], co
         if (is_hidden(S[n][e])) return;
         double ds = S[n][e] * (kept(t, ex, n, e) * dp - sum_of<PASS>(of_rows, of_columns, at, n, e).delta);
         if (t.options) ds *= fabs(ex.slope[row_of(e)][column_of(n, e)]);
-        S[n][e] = ds == 0 ? 0 : ds; /* P of a hidden pair is -0 */
+        S[n][e] = ds == 0 ? 0 : ds; /* dS of a visible pair is never -0, which stands for a hidden pair */
     });
 }
 
-/* Ends the softmax of a lane's row r and stores lse. Returns the factor for the row's result. */
+/* Ends the softmax of a lane's row number r, and stores lse. Returns the factor by which the row's result is
+ * multiplied. */
 DEVICE double close_softmax(const truth_args &t, const block_work &w, const online_row &online, int r)
 {
     const double l = sum_of_quad(online.l), z = sum_of_quad(online.seen_z);
@@ -348,7 +353,8 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
     for (int n = 0; n < STAGES - 1; n++, advance(w, next)) load<PASS>(t, w, sm.stage[n], next);
     for (int step = 0, stage = 0; step < tiles * (w.chunks + w.chunks2 + 1); step++, advance(w, at)) {
         cp_async_wait<STAGES - 2>();
-        __syncthreads(); /* the stage's data are visible, and no warp reads the stage that is loaded next */
+        /* the data of this stage (buffer) have arrived, and no warp reads the stage that is loaded next */
+        __syncthreads();
         load<PASS>(t, w, sm.stage[stage == 0 ? STAGES - 1 : stage - 1], next);
         advance(w, next);
         const float *const from = sm.stage[stage];
@@ -358,7 +364,7 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
         else if (at.part < w.chunks + w.chunks2) add_scores(dP, from, from + ROWS * LINE);
 
         const int64_t column0 = first_column<PASS>(t, w, at.member);
-        if (at.part == w.chunks - 1) { /* all chunks of S were added up */
+        if (at.part == w.chunks - 1) { /* S is complete: all chunks were added up */
             finish_scores<PASS>(t, w, at, S, ex);
             if (PASS == FORWARD) {
                 const double rescale[2] = { softmax_step<0>(online[0], S), softmax_step<1>(online[1], S) };
@@ -372,7 +378,8 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
                     if (!is_hidden(S[n][e])) S[n][e] *= kept(t, ex, n, e);
                 });
         }
-        if (has_two_products(PASS) && at.part == w.chunks + w.chunks2 - 1) /* all chunks of dP were added up */
+        /* dP is complete: all chunks were added up */
+        if (has_two_products(PASS) && at.part == w.chunks + w.chunks2 - 1)
             score_gradients<PASS>(t, sums, t.sums + column0, at, S, dP, ex);
         if (at.part == w.chunks + w.chunks2) {
             const int column = at.column + threadIdx.x % 32;
@@ -391,8 +398,9 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
 
 /* ---- Between forward and gradients ------------------------------------------------------------------------------- */
 
-/* The lse that a backward is given, by the rules of cpu/reference.c: one of ATTN_LSE_MOST and more is computed instead,
- * and a row that sees one key has P of 1 if its score is lse but for rounding. */
+/* Replaces the computed softmax of a row by the lse that a backward is given, by the rules of cpu/reference.c. An lse
+ * of ATTN_LSE_MOST or more in size, except -inf, is not taken: the computed one stays. A row that sees one key has
+ * P = 1 if its score equals lse but for rounding. */
 DEVICE void take_given_lse(row_sum &sum, double lse)
 {
     const bool counts = fabs(lse) < ATTN_LSE_MOST;
@@ -402,7 +410,7 @@ DEVICE void take_given_lse(row_sum &sum, double lse)
     sum.rest = 0;
 }
 
-/* Prepares the rows for a backward: delta, and the given lse. A warp has one row. */
+/* Prepares rows for a backward: computes delta, and takes the given lse. A warp computes one row. */
 __global__ void __launch_bounds__(SMALL_BLOCK) close_rows(const __grid_constant__ truth_args t, int64_t rows)
 {
     const attn_geometry &g = t.a.g;
@@ -430,8 +438,9 @@ __global__ void __launch_bounds__(SMALL_BLOCK) close_rows(const __grid_constant_
 /* ---- The host's part --------------------------------------------------------------------------------------------- */
 
 /* Operations per second. An H100 makes 2.1e13 in a forward and 1.8e13 in a backward of head size 128. With all options
- * together a forward takes 3.8 times as long (attn-bench --truth, 2026-11-27). The tensor cores of an A100 compute
- * doubles at 0.3 of the H100's rate. Chips of 8.6, 8.7 and 8.9 compute doubles at a 64th of their rate for float32. */
+ * together a forward takes 3.8 times as long as without options (attn-bench --truth, 2026-11-27). The tensor cores of
+ * an A100 compute doubles at 0.3 of the H100's rate. Chips of compute capability 8.6, 8.7 and 8.9 (RATE_OF_FEW) compute
+ * doubles at a 64th of their rate for float32. */
 const double RATE = 1.8e13, RATE_OF_FEW = 2.5e11, OPTIONS_COST = 4;
 const double BYTES_PER_SECOND = 5e11;
 
@@ -447,7 +456,7 @@ int padded(int64_t channels)
     return (int)(attn_tiles(channels, CHUNK) * CHUNK);
 }
 
-/* Returns the operations that a pass makes for a pair of a query and a key. */
+/* Returns the number of operations that a pass (forward, dq, dk or dv) makes for a pair of a query and a key. */
 double flops_of_pair(const attn_dims &d, pass p)
 {
     const int D = padded(d.D), Dv = padded(d.Dv), width = p == FORWARD || p == DV ? Dv : D;
@@ -460,8 +469,8 @@ struct layout {
     bool overflows;
 };
 
-/* Places `count` elements in the workspace. Addresses are relative to `base`, which is NULL where only sizes are asked
- * for. */
+/* Reserves memory for `count` elements in the workspace. Addresses are relative to `base`, which is NULL where only
+ * sizes are wanted. */
 template <typename T> void take(layout &l, char *base, T *&to, int64_t count, int64_t each)
 {
     int64_t bytes;
@@ -489,8 +498,8 @@ layout lay_out(const attn_problem *p, const attn_truth *to, char *base)
     if (backward) {
         take_dense(l.t.dout, queries, g.dims.Dv);
         take(l, base, l.t.sums, queries, 1);
-        /* The workspace has room for `out` even if the caller provides memory for it, so that its size does not depend
-         * on which results are wanted. */
+        /* The workspace has memory for `out` even where the caller provides memory for out, so that the workspace's
+         * size does not depend on which results are wanted. */
         double *out;
         take(l, base, out, queries, g.dims.Dv);
         if (!l.t.to.out) l.t.to.out = out;
@@ -523,7 +532,7 @@ template <pass PASS> cudaError_t launch_pass(const cuda_chip *chip, cudaStream_t
     return cudaPeekAtLastError();
 }
 
-/* Makes dense rows of the inputs, and sets what no pass writes to zero or -inf. */
+/* Converts the inputs to float32 without gaps, and sets results that no pass writes to zero or -inf. */
 cudaError_t prepare(cudaStream_t stream, const truth_args &t, bool backward)
 {
     const attn_dims &d = t.a.g.dims;

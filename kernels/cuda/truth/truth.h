@@ -1,4 +1,5 @@
-/* truth.h: what truth.cu offers to device.cu: attn_truth_need() and attn_truth_some() of attention.h. */
+/* truth.h: what device.cu calls for attn_truth_need(), attn_truth_some() and attn_truth_compare() of attention.h:
+ * results in float64 with which others are compared. */
 #ifndef ATTN_CUDA_TRUTH_H
 #define ATTN_CUDA_TRUTH_H
 
@@ -11,7 +12,7 @@ bool cuda_truth_need(const cuda_chip *chip, const attn_problem *problem, attn_tr
 cudaError_t cuda_truth(const cuda_chip *chip, cudaStream_t stream, const attn_problem *problem,
                        const attn_truth *results, void *workspace);
 
-/* Implements attn_truth_compare(), in compare.cu. */
+/* Implements attn_truth_compare(); it is in compare.cu. */
 cudaError_t cuda_truth_compare(cudaStream_t stream, const attn_problem *problem, const attn_truth *truth,
                                attn_truth_distance *distances);
 
