@@ -26,7 +26,7 @@
 struct variant {
     const char *name;
     bool (*runs_here)(void);
-    base64_decode_groups *decode, *decode_large; /* decode_large may be NULL */
+    base64_decode_groups *decode, *decode_large; /* decode_large may be NULL: streams of any size then use decode */
     base64_encode_groups *encode;
 };
 
@@ -36,8 +36,8 @@ static bool always(void)
 }
 
 #ifdef __x86_64__
-/* The compiler's run-time library reads cpuid to learn which instructions exist, and xgetbv to learn whether the system
- * saves their registers. */
+/* Tell whether the processor has an instruction set and the system saves its registers. The compiler's run-time library
+ * asks both: cpuid for the instructions, xgetbv for the registers. */
 static bool has_avx2(void)
 {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
@@ -50,7 +50,7 @@ static bool has_avx512(void)
 }
 #endif
 
-/* The variants, the fastest first. The last one runs on every processor. */
+/* The SIMD variants of the loops that decode and encode, the fastest first. The last one runs on every processor. */
 static const struct variant variants[] = {
 #ifdef __x86_64__
     { "avx512", has_avx512, base64_decode_avx512, base64_decode_large_avx512,
@@ -72,8 +72,8 @@ static const struct variant *best(void)
     return v;
 }
 
-/* NULL until the first use. If two threads choose at the same time, both find the same variant, so the race is
- * harmless. */
+/* The variant in use; NULL until the first use. If two threads choose it at the same time, both find the same variant,
+ * so the race is harmless. */
 static _Atomic(const struct variant *) chosen;
 
 static const struct variant *variant(void)
@@ -88,7 +88,8 @@ static const struct variant *variant(void)
 
 const char *const *base64_variants(void)
 {
-    /* Filled at every call. Each thread has a list of its own, so no two threads write to the same memory. */
+    /* The list is filled at every call. Each thread has a list of its own, so no two threads write to the same
+     * memory. */
     static _Thread_local const char *names[VARIANTS + 1];
     size_t count = 0;
     for (size_t i = 0; i < VARIANTS; i++)
@@ -130,10 +131,12 @@ static bool step(base64_decoder *d, unsigned char c, uint8_t **out)
             *(*out)++ = (uint8_t)d->bits;
             d->held = 0;
         }
-    } else if (c == '=' && d->held == 2 && (d->bits & 0xF) == 0) { /* xx== : 12 bits hold 8, four are left over */
+        /* the first '=' of "xx==": 12 bits hold a byte of 8, and the four bits left over must be 0 */
+    } else if (c == '=' && d->held == 2 && (d->bits & 0xF) == 0) {
         d->ended = true;
         d->held = 3;
-    } else if (c == '=' && d->held == 3 && (d->bits & 0x3) == 0) { /* xxx= : 18 bits hold 16, two are left over */
+        /* the '=' of "xxx=": 18 bits hold two bytes, and the two bits left over must be 0 */
+    } else if (c == '=' && d->held == 3 && (d->bits & 0x3) == 0) {
         *(*out)++ = (uint8_t)(d->bits >> 10);
         *(*out)++ = (uint8_t)(d->bits >> 2);
         d->ended = true;
@@ -167,7 +170,8 @@ size_t base64_decode_until(base64_decoder *decoder, const char *text, size_t cou
         taken += goes_on;
     }
     decoder->offset += taken;
-    assert(decoder->held >= 0 && decoder->held <= 3 && taken <= count); /* invariant 4 of this file */
+    /* invariant 4 at the top of this file: `held` characters of a group are in `bits` */
+    assert(decoder->held >= 0 && decoder->held <= 3 && taken <= count);
     assert(!decoder->ended || decoder->held == 0 || decoder->held == 3);
     *written = (size_t)(out - first);
     return taken;

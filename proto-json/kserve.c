@@ -39,7 +39,7 @@
 
 /* ---- The body ---------------------------------------------------------------------------------------------------- */
 
-/* Moves `now` past the inputs that are complete. */
+/* Moves `now`, the index of the input that is arriving, past the inputs that are complete. */
 static void pass(struct kserve_reader *r)
 {
     while (r->now < r->extract_count && r->extracts[r->now].bytes == (uint64_t)r->sizes[r->now]) r->now++;
@@ -74,7 +74,7 @@ static void *open_reader(const proto_limits *limits, const proto_memory *memory)
     if (!r) return NULL;
     r->limits = *limits;
     if (r->limits.rest_bytes > PROTO_HEADER_BYTES) r->limits.rest_bytes = PROTO_HEADER_BYTES;
-    r->model = proto_operations[ATTN_OP_FORWARD].models; /* until begin() names the model */
+    r->model = proto_operations[ATTN_OP_FORWARD].models; /* stands for the model until begin() names it */
     r->json_bytes = JSON_BYTES_UNKNOWN;
     r->json = scan_new_kserve(&r->limits, memory);
     if (r->json) return r;
@@ -263,7 +263,7 @@ static void locate(const proto_call *call, attn_error *err)
         else if (input->shared && !strcmp(rest, "/data")) rest = "/parameters/" REGION_SIZE;
         else if (!strcmp(rest, "/dtype")) rest = "/datatype";
         if (input->place) snprintf(pointer, sizeof pointer, "/inputs/%d%s", input->place - 1, rest);
-        /* an input that may be a number is not missing, because it may be a parameter */
+        /* an input that may be a single number may come as a parameter, so it is not missing among the inputs */
         else if (proto_may_be_number(proto_tensor_id(number)))
             snprintf(pointer, sizeof pointer, "/parameters%s", err->member);
         else snprintf(pointer, sizeof pointer, "/inputs"); /* the input is missing */
@@ -273,7 +273,7 @@ static void locate(const proto_call *call, attn_error *err)
     snprintf(err->member, sizeof err->member, "%.*s", (int)sizeof err->member - 1, pointer);
 }
 
-enum { REPORT_BYTES = 64 << 10 }; /* the longest report of a check, before its characters are escaped */
+enum { REPORT_BYTES = 64 << 10 }; /* the longest report of a check in bytes, before its characters are escaped */
 
 /* ---- Answers ----------------------------------------------------------------------------------------------------- */
 
@@ -346,7 +346,8 @@ static void put_output(proto_encoder *e, int number, const attn_tensor *tensor, 
 
 static bool is_binary(const proto_call *call, int number)
 {
-    const int of_part = number - ATTN_TENSOR_COUNT; /* dout and dlse of each part, in turn */
+    /* the outputs behind the tensors are gradients of parts: dout and dlse of part 0, of part 1, ... */
+    const int of_part = number - ATTN_TENSOR_COUNT;
     return of_part < 0 ? call->binary >> number & 1 : call->binary_parts[of_part % 2] >> of_part / 2 & 1;
 }
 
@@ -356,7 +357,8 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     struct text *const t = encode_text(e);
     const int end = proto_item_results_end(item);
     bool first = true;
-    (void)request_id; /* only problem documents within an envelope contain the id */
+    /* unused: request_id goes into errors of an envelope's problems, and this format has no envelope */
+    (void)request_id;
     text_put_char(t, '{');
     if (call->id) {
         text_put_string(t, "\"id\":\"");

@@ -52,7 +52,7 @@ typedef enum numbers_type {
         NUMBERS_UNTYPED = ATTN_DTYPE_COUNT
 } numbers_type;
 
-size_t numbers_bytes(numbers_type type); /* bytes of one element */
+size_t numbers_bytes(numbers_type type); /* bytes of one element in memory */
 
 typedef enum numbers_status { NUMBERS_MORE, NUMBERS_FULL, NUMBERS_DONE, NUMBERS_BAD } numbers_status;
 
@@ -61,7 +61,7 @@ typedef struct numbers_reader {
     uint64_t elements; /* number of elements appended so far */
     uint64_t offset;   /* characters taken; after NUMBERS_BAD the position of the error */
     const char *error; /* static text that completes "at offset 17: "; NULL: no error */
-    bool bare_words;   /* set by the caller */
+    bool bare_words;   /* set by the caller: NaN, infinities, true and false may have no quotes */
     int rank;          /* valid after NUMBERS_DONE */
     int64_t shape[NUMBERS_RANK];
 
