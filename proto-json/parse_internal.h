@@ -31,13 +31,13 @@ struct parse_reader {
     int extract_count;
     uint8_t *memory;
     bool sequence; /* `sequence_id` of KServe replaces `caches` */
-    int gradients; /* number of parts up to the last one whose gradient KServe names as an output */
+    int gradients; /* one more than the index of the last part whose gradient KServe names as an output */
     struct parse_room *room;
 };
 
 /* ---- parse_tensors.c -------------------------------------------------------------------------------------------- */
 
-/* Reads the member of this name: its shape, its dtype, and where in `memory` its numbers lie. */
+/* Reads the member with the tensor's name: its shape, its dtype, and where in `memory` its numbers lie. */
 attn_status parse_tensor(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
                          attn_error *err);
 
@@ -48,9 +48,9 @@ size_t parse_room_of(const cJSON *problem, size_t bytes);
 /* Makes cu_seqlens_k, the start of each sequence's keys, for packed queries with keys [B, Sk, Hk, D]. */
 void parse_starts_of_keys(const struct parse_reader *r, attn_problem *p);
 
-/* Checks that the size that a body gives for a tensor's bytes matches its shape and dtype. A format's reader calls this
- * before the bytes arrive. `what` is the format's name of that size. An impossible shape passes here, because
- * parse_tensor() refuses it. */
+/* Checks that the size that a body gives for a tensor's bytes matches the tensor's shape and dtype. A format's reader
+ * calls this before the bytes arrive. `what` is the format's name of that size. An impossible shape passes here,
+ * because parse_tensor() refuses it. */
 attn_status parse_size(attn_tensor_id id, const cJSON *of_shape, const proto_dtype *dtype, const char *what,
                        int64_t size, const char *pointer, attn_error *err);
 
@@ -70,7 +70,7 @@ const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *v
 /* Reads the member `parts`, a list, into the item. */
 attn_status parse_parts(const struct parse_reader *r, const cJSON *value, proto_item *item, attn_error *err);
 
-/* Is it the name of a tensor of a part? */
+/* Returns whether the name is that of a tensor of a merge's part, such as parts.3.out. */
 bool parse_parts_has(const char *name);
 /* Reads `member` of `object`, whose name parse_parts_has() knows. */
 attn_status parse_parts_named(const struct parse_reader *r, const cJSON *object, const cJSON *member, proto_item *item,

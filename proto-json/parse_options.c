@@ -168,7 +168,8 @@ static attn_status wrong_bool(const char *name, const cJSON *value, attn_error *
     return wrong_word(name, NULL, value, "true or false", suggestion, err);
 }
 
-/* Makes the error for a value that should be an integer. A number of a pair (`step`) cannot be left out. */
+/* Makes the error for a value that should be an integer. `step`: the value is one number of a pair, which cannot be
+ * left out alone. */
 static attn_status wrong_integer(const char *name, const char *step, const cJSON *value, const char *rule,
                                  attn_error *err)
 {
@@ -361,7 +362,8 @@ attn_status parse_option(const struct parse_reader *r, const proto_option *o, co
         break;
     case PROTO_TYPE_NUMBER: {
         const char *text = tree_number(value);
-        const double x = text ? strtod(text, NULL) : 0; /* the program always runs in the C locale */
+        /* strtod() reads a decimal point, because the program always runs in the C locale */
+        const double x = text ? strtod(text, NULL) : 0;
         if (!text) return wrong(o->name, NULL, value, "a number", err);
         if (!isfinite(x)) return wrong(o->name, NULL, value, "within the range of float64", err);
         *(double *)to = x;
@@ -376,7 +378,7 @@ attn_status parse_option(const struct parse_reader *r, const proto_option *o, co
     case PROTO_TYPE_PAIR: status = pair(o, value, to, err); break;
     case PROTO_TYPE_DTYPE: {
         const char *text = tree_string(value);
-        const unsigned dtypes = attn_tensor_dtypes(ATTN_T_out); /* a gradient can have the same dtypes */
+        const unsigned dtypes = attn_tensor_dtypes(ATTN_T_out); /* a gradient can have the same dtypes as out */
         char list[ATTN_DTYPE_LIST_BYTES], suggestion[TREE_SUGGESTION_BYTES];
         attn_dtype dtype;
         if (!text || !attn_dtype_parse(text, &dtype) || !(dtypes >> dtype & 1))

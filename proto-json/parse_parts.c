@@ -103,7 +103,7 @@ static attn_status read_tensor(const struct parse_reader *r, proto_parts *parts,
     attn_error why = { 0 };
     const attn_status status = parse_tensor(r, id, value, id == ATTN_T_out ? &part->out : &part->lse, &why);
     if (status == ATTN_OK || !err) return status;
-    /* The pointer of the error begins with the name of the tensor, as if the tensor were the problem's own. */
+    /* The pointer in parse_tensor()'s error begins with the tensor's name, as if the tensor were the problem's own. */
     const char *const rest = why.member[0] ? strchr(why.member + 1, '/') : NULL;
     *err = why;
     snprintf(err->member, sizeof err->member, "%s%.*s", where, (int)(sizeof err->member - strlen(where) - 1),
@@ -142,7 +142,7 @@ static attn_status read_part(const struct parse_reader *r, proto_parts *parts, i
     return ATTN_OK;
 }
 
-/* Fails because the body names parts both as a list and one by one. */
+/* Makes the error for a body that names parts both in a list and one by one. */
 static attn_status both_ways(const char *name, attn_error *err)
 {
     tree_member member;
@@ -227,7 +227,7 @@ static void locate(const proto_parts *parts, attn_error *err)
     if (after_part) *after_part = '.';
 }
 
-/* Fails for element `at` of tensor t, which has the number `number`. */
+/* Makes the error for element `at` of tensor t, whose number is `number`. */
 static attn_status refuse_value(const proto_parts *parts, int number, const attn_tensor *t, int64_t at,
                                 const char *rule, attn_error *err)
 {
@@ -239,7 +239,7 @@ static attn_status refuse_value(const proto_parts *parts, int number, const attn
     for (int a = t->rank - 1; a >= 0; a--) indices[a] = at % t->shape[a], at /= t->shape[a];
     for (int a = 0; a < t->rank; a++) text_printf(&text, "%s%lld", a ? ", " : "[", (long long)indices[a]);
     text_put_char(&text, ']');
-    if (isnan(x)) snprintf(is, sizeof is, "nan"); /* printf would write the sign of NaN */
+    if (isnan(x)) snprintf(is, sizeof is, "nan"); /* printf() would write a NaN's sign, too */
     else snprintf(is, sizeof is, "%.10g", x);
     if (number < ATTN_TENSOR_COUNT) snprintf(member, sizeof member, "/%s/data", name);
     else snprintf(member, sizeof member, "/" PARTS "/%d/lse/data", part_of(number));

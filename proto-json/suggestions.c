@@ -529,7 +529,7 @@ const struct suggestion suggestion_topics[] = {
     { NULL, NULL, NULL },
 };
 
-/* Finds the next part of a name: mask and dtype are the parts of mask_dtype and of maskDtype. */
+/* Finds the next part of a name. The parts of mask_dtype, and of maskDtype, are mask and dtype. */
 static const char *next_part(const char *at, size_t *length)
 {
     while (*at && !isalnum((unsigned char)*at)) at++;
@@ -585,7 +585,7 @@ bool suggestion_big_endian(const char *dtype)
 #define WHITE_SPACE "white space; write it without (forms and URLs turn '+' into a space)"
 
 static const struct {
-    const char *begins; /* the whole text before it; NULL: any text */
+    const char *begins; /* the text before the bad character is exactly this; NULL: any text */
     char found;
     const char *suggestion;
 } texts[] = {
@@ -625,7 +625,8 @@ const char suggestion_hex[] = "this is hexadecimal, base64 is wanted: " BASE64_C
 
 bool suggestion_is_hex(const uint8_t *bytes, size_t count)
 {
-    enum { BLOCK = 48, LEAST = 6, MOST = 64 * BLOCK }; /* shorter text may be hexadecimal by chance */
+    /* LEAST: shorter text may look like hexadecimal digits by chance */
+    enum { BLOCK = 48, LEAST = 6, MOST = 64 * BLOCK };
     bool digit = false; /* base64 of zeros has only 'A', so a decimal digit is also required */
     if (count < LEAST || count % 3 != 0) return false; /* hexadecimal text has no padding */
     for (size_t at = 0; at < count && at < MOST; at += BLOCK) {
@@ -682,7 +683,7 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
 #define QUOTES     " (strings stand in double quotes, as json.dumps() writes them)"
 #define COMMA      " (a comma too many?)"
 #define NOT_FINITE "JSON has no NaN or Infinity; inside `data` write them as strings"
-/* Letters with which none of null, true, false, NaN, Infinity, None, True, False begins. */
+/* The letters that begin none of the words null, true, false, NaN, Infinity, None, True, False. */
 #define FORM "abcdeghijklmopqrsuvwxyzABCDEGHJKLMOQRSUVWXYZ"
 
 #define FIRST     SUGGESTION_OTHER, 1
@@ -692,8 +693,8 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
 #define ANYWHERE  SUGGESTION_OTHER, 0
 
 static const struct {
-    suggestion_place place; /* SUGGESTION_OTHER: any place */
-    int before;             /* largest distance from the start of the body; 0: anywhere */
+    suggestion_place place; /* where in the JSON the character was found; SUGGESTION_OTHER: any place */
+    int before;             /* largest distance of the character from the start of the body; 0: it may be anywhere */
     const char *found;      /* the character found is one of these; empty: a NUL */
     const char *suggestion;
 } characters[] = {
@@ -723,7 +724,7 @@ static const struct {
     { A_NAME, "'", QUOTES },
     { A_NAME, "},", COMMA },
     { SUGGESTION_END, 0, "{", " (several problems go into one {\"requests\": [...]})" },
-    { ANYWHERE, "I", " (" NOT_FINITE ")" }, /* begins Infinity, also behind a minus sign */
+    { ANYWHERE, "I", " (" NOT_FINITE ")" }, /* an 'I' begins Infinity, and may follow a minus sign */
     { ANYWHERE, "/#", " (JSON has no comments, and no fractions such as 1/8)" },
 };
 

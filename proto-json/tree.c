@@ -24,7 +24,8 @@ struct tree_block {
     _Alignas(TREE_ALIGNMENT) char bytes[];
 };
 
-static _Thread_local struct tree_memory *entered; /* the entered memory of this thread; NULL: none */
+/* the memory that this thread has entered with tree_enter(); NULL: none */
+static _Thread_local struct tree_memory *entered;
 
 static size_t aligned(size_t bytes)
 {
@@ -178,7 +179,7 @@ static cJSON *take_tagged(const char **at)
 {
     cJSON *const value = new_value((*at)[1] == SCAN_NUMBER ? cJSON_Raw : cJSON_String);
     if (value == NULL) return NULL;
-    ++*at; /* take_string() skips a quote, and the type letter is in its place */
+    ++*at; /* take_string() begins by skipping a quote; here the type letter stands in its place */
     value->valuestring = take_string(at);
     return value->valuestring ? value : NULL;
 }
@@ -224,7 +225,7 @@ static cJSON *take_member(cJSON *in, const char **at)
 cJSON *tree_parse(const char *rest, size_t bytes)
 {
     assert(entered);
-    cJSON *open[PROTO_MAX_DEPTH], *root = NULL; /* open containers, the innermost last */
+    cJSON *open[PROTO_MAX_DEPTH], *root = NULL; /* the objects and arrays that are not closed yet, the innermost last */
     int depth = 0;
     const char *at = rest;
     do {
@@ -232,7 +233,7 @@ cJSON *tree_parse(const char *rest, size_t bytes)
         if (value == NULL) return NULL;
         if (root == NULL) root = value;
         if (is_container(value) && *at != '}' && *at != ']') {
-            assert(depth < PROTO_MAX_DEPTH); /* the scanner's limit on depth */
+            assert(depth < PROTO_MAX_DEPTH); /* the scanner's limit on depth ensures this */
             open[depth++] = value;
             continue;
         }
@@ -276,7 +277,7 @@ static cJSON *list_of_words(const char *text, size_t bytes, int most, int *value
 {
     const char *const end = text + bytes;
     cJSON *const list = *text == '[' ? cJSON_CreateArray() : NULL;
-    int count = 1; /* starts at 1 for the list itself */
+    int count = 1; /* the list itself is the first value */
     const char *at = list ? text + 1 : NULL;
     while (at) {
         while (is_space(*at)) at++;
@@ -395,7 +396,7 @@ attn_status tree_unknown(const char *place, const char *outer, const struct text
     tree_member member;
     char suggestion[TREE_SUGGESTION_BYTES];
     const int length = (int)text_cut(best->unknown, TREE_NAME_BYTES);
-    const bool near = best->name && best->distance < 2; /* names that differ more may be similar by chance */
+    const bool near = best->name && best->distance < 2; /* names that differ by more may be similar by chance */
     const char *const topic = near || suggestion_of(place, best->unknown) ? NULL
                                                                           : suggestion_topic(place, best->unknown);
     if (topic)

@@ -36,14 +36,14 @@ attn_status tree_of_text(const char *text, const proto_limits *limits, int *valu
 
 #define TREE_INTEGER_MAX (INT64_C(1) << 53) /* above this, other programs do not read JSON numbers exactly */
 
-const char *tree_string(const cJSON *value); /* the client's string; NULL: the value is not a string */
-/* The client's number as it was written; NULL: the value is not a number. */
+const char *tree_string(const cJSON *value); /* Returns the client's string; NULL: the value is not a string */
+/* Returns the client's number as it was written; NULL: the value is not a number. */
 const char *tree_number(const cJSON *value);
-/* Is the value an integer literal within the limits? Such a literal has no fraction (1.0 is refused too), no exponent,
- * and is not -0. */
+/* Returns whether the value is an integer literal within the limits. Such a literal has no fraction (1.0 is refused
+ * too), no exponent, and is not -0. */
 bool tree_integer(const cJSON *value, int64_t minimum, int64_t maximum, int64_t *integer);
 
-/* Writes the value for a message; a short value is written whole. Returns `quote`. */
+/* Writes the value into `quote` for a message; a short value is written whole. Returns `quote`. */
 enum { TREE_QUOTE_BYTES = 48 };
 const char *tree_describe(const cJSON *value, char quote[TREE_QUOTE_BYTES]);
 
@@ -54,8 +54,8 @@ const char *tree_describe(const cJSON *value, char quote[TREE_QUOTE_BYTES]);
 enum { TREE_SUGGESTION_BYTES = 160 };
 const char *tree_suggestion(const char *place, const struct text_nearest *best, char suggestion[TREE_SUGGESTION_BYTES]);
 
-/* Writes a pointer (RFC 6901) of one or two steps into a problem. ~ and / in names are escaped, and the pointer is cut
- * between characters. Returns `out`. */
+/* Writes a JSON pointer (RFC 6901) of one or two steps into a problem. ~ and / in names are escaped, and the pointer is
+ * cut between characters. Returns `out`. */
 typedef char tree_member[sizeof((attn_error *)0)->member];
 const char *tree_pointer(tree_member out, const char *outer, const char *name);
 
@@ -65,7 +65,7 @@ enum { TREE_NAME_BYTES = 48 }; /* the most bytes of a client's name in a message
  * names the members of `outer`, or says where they are listed. */
 attn_status tree_unknown(const char *place, const char *outer, const struct text_nearest *best, const char *listed,
                          attn_error *err);
-/* Did this name occur in the object before? tree_twice() makes the error for a name that did. */
+/* Returns whether this member's name occurred in the object before. tree_twice() makes the error for such a name. */
 bool tree_repeated(const cJSON *object, const cJSON *member);
 attn_status tree_twice(const char *outer, const char *name, attn_error *err);
 
