@@ -101,7 +101,7 @@ struct scan {
 
     /* The caller's memory, and the values extracted into it. */
     struct scan_room room;
-    size_t used; /* number of bytes of the rest in use */
+    size_t used; /* number of bytes in use of the memory in `room` */
     scan_extract *extracts;
     int extract_count, extract_capacity;
     base64_decoder base64;
