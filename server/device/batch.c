@@ -1,5 +1,5 @@
-/* batch.c: counts the operations of a batch, records its results, times and metrics, and says how long a guest (a batch
- * that begins beside long ones) must wait. */
+/* batch.c: counts the operations of a batch, records its results, times and metrics, and says how long a guest must
+ * wait. A guest is the batch of a flow (one client's requests) that has no other batch on the device. */
 #include "server/device/internal.h"
 
 #include <string.h>
