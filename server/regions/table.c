@@ -93,7 +93,7 @@ static const char *without_slash(const char *key)
     return *key == '/' ? key + 1 : key;
 }
 
-/* Checks that a client may use this key. The error does not reveal whether such an object exists. */
+/* Checks that a client may use this key. The error does not reveal whether an object with this key exists. */
 static attn_status check_key(const struct regions *regions, const char *key, attn_error *why)
 {
     const char *const name = without_slash(key);
@@ -123,7 +123,7 @@ static attn_status cannot_open(const char *key, int error, proto_error *code, at
         { EPERM, "it is sealed, or its mode does not let the server read and write it" },
         { ELOOP, "it is a symbolic link, which is not followed" },
         { EISDIR, "it is a directory" },
-        { EINVAL, "it is a directory" }, /* glibc's shm_open() reports a directory so */
+        { EINVAL, "it is a directory" }, /* glibc's shm_open() gives EINVAL for a directory */
         { ENXIO, "it is not a regular file" },
         { EWOULDBLOCK, "another process has a lease on it" },
     };
@@ -131,11 +131,11 @@ static attn_status cannot_open(const char *key, int error, proto_error *code, at
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++)
         if (reasons[i].error == error)
             return attn_fail(why, ATTN_INVALID, "/key", "key: '%s' cannot be opened: %s", key, reasons[i].says);
-    *code = PROTO_E_UNAVAILABLE; /* no descriptors or memory are left */
+    *code = PROTO_E_UNAVAILABLE; /* the remaining reasons are a lack of descriptors or memory */
     return attn_fail(why, ATTN_BUSY, "/key", "key: '%s' cannot be opened: %s", key, strerror(error));
 }
 
-/* True if the server could read and write the file without privileges over others' files. */
+/* True if the server could read and write the file without privileges over the files of other users. */
 static bool is_open_to_us(const struct stat *st)
 {
     const mode_t others = S_IROTH | S_IWOTH, group = S_IRGRP | S_IWGRP;
@@ -178,7 +178,8 @@ bool region_is_same_object(const struct region *a, const struct region *b)
 {
     if (a->kind != b->kind) return false;
     if (a->kind == REGION_SYSTEM) return a->inode == b->inode && a->filesystem == b->filesystem;
-    return a->device == b->device && a->memory == b->memory; /* memory opened twice has one address */
+    /* one allocation of a GPU that is opened twice has the same address both times */
+    return a->device == b->device && a->memory == b->memory;
 }
 
 /* True if another caller has registered the same object. Call this with the lock held. */
@@ -240,7 +241,7 @@ static proto_error add(struct regions *regions, struct region *region, attn_erro
     return error;
 }
 
-/* Makes a region that is not in the table yet. NULL: out of memory, or the name is too long; see *error. */
+/* Makes a region that is not in the table yet. NULL: out of memory, or the name is too long; *error says which. */
 static struct region *region_new(struct regions *regions, enum region_kind kind, struct caller *caller,
                                  const char *name, int64_t bytes, proto_error *error, attn_error *why)
 {
@@ -262,7 +263,8 @@ static struct region *region_new(struct regions *regions, enum region_kind kind,
     return region;
 }
 
-/* Adds the region to the table if there was no error so far, and drops the calling function's reference. */
+/* Adds the region to the table if *error says that there was no error so far. Drops the calling function's reference in
+ * any case. */
 static bool settle(struct region *region, proto_error *error, attn_error *why)
 {
     struct regions *const regions = region->regions;
@@ -305,7 +307,7 @@ bool regions_register_cuda(struct regions *regions, struct caller *caller, const
     if (region == NULL) return false;
     region->number = number;
     region->id = wanted->device;
-    /* Checks the limits first, so that nothing is opened if there is no room. */
+    /* Checks the limits first, so that no object is opened if there is no room for a region. */
     pthread_mutex_lock(&regions->lock);
     *error = check_room(regions, region, why);
     pthread_mutex_unlock(&regions->lock);

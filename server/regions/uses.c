@@ -1,7 +1,8 @@
-/* uses.c: the tensors of a request that lie in regions. In a list of uses the inputs come before the outputs.
+/* uses.c: the tensors of a request that lie in regions (memory that clients registered). In a list of uses the inputs
+ * come before the outputs.
  *
  * A tensor is accessed in one of three ways. The CPU copies it piece by piece with pread() and pwrite(); if the client
- * truncates its object meanwhile, a system call fails and no signal is raised. Or a GPU copies it from or to pinned
+ * truncates its object during this, a system call fails and no signal is raised. Or a GPU copies it from or to pinned
  * pages. Or it is in a GPU's memory, and kernels use it in place. */
 #include "server/regions/internal.h"
 
@@ -27,8 +28,8 @@ static void point(attn_error *err, bool output, int index, const char *parameter
                  parameter);
 }
 
-/* Returns a reference to the region's valid pin, or NULL. If the pin is no longer valid, a new one is requested. Call
- * this with the lock held. */
+/* Returns a reference to the region's valid pin (pages held for a device's copies), or NULL. If the pin is no longer
+ * valid, a new one is requested. Call this with the lock held. */
 static struct pin *begin_copies(struct region *region)
 {
     if (region->pin && region_is_intact(region)) {
@@ -185,8 +186,8 @@ static bool overlap(const char *a, int64_t a_bytes, const char *b, int64_t b_byt
            (uintptr_t)b < (uintptr_t)a + (uint64_t)a_bytes;
 }
 
-/* True if an output has bytes in common with another tensor. Copied inputs do not count, as they are read before
- * anything is written. */
+/* True if an output has bytes in common with another tensor of the request. Copied inputs do not count, as they are
+ * read before any output is written. */
 static bool collide(const struct region_use *output, const struct region_use *other)
 {
     if ((output->in_place != NULL) != (other->in_place != NULL)) return false;
@@ -195,7 +196,7 @@ static bool collide(const struct region_use *output, const struct region_use *ot
            other->offset < output->offset + output->bytes && output->offset < other->offset + other->bytes;
 }
 
-/* Checks an output against the uses before it, which include all inputs. */
+/* Checks an output against the uses before it in the list, which include all inputs. */
 static attn_status bind_output(const struct region_uses *uses, struct region_use *use, const attn_tensor *t,
                                attn_error *err)
 {
@@ -246,7 +247,7 @@ attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, si
 
 /* ---- Read and write ---------------------------------------------------------------------------------------------- */
 
-/* Error: the object ends before the use does, or another error of the system. */
+/* Makes the error for an object that ends before the use does, or for another error of the system. */
 static attn_status broken(const struct region_use *use, int error, attn_error *err)
 {
     const char *const name = attn_tensors[use->id].name;
