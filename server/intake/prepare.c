@@ -421,8 +421,8 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
         if (error->status == ATTN_OK) count_outputs(item, elsewhere_of(job), &bytes, error);
         if (error->status != ATTN_OK) {
             give_context_back(job, i);
-            /* the sequence failed to start; later requests of this name must not continue an earlier sequence */
-            if (call->sequence.start) caches_end_sequence(job->caches, job->caller, call->sequence.id);
+            if (call->sequence.start) /* its later requests must not continue an earlier sequence */
+                caches_end_sequence(job->caches, job->caller, call->sequence.id);
             if (!call->envelope) {
                 if (err) *err = *error;
                 return error->status;
@@ -465,8 +465,7 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
     if (found > 0) at += found;
     assert(bytes == 0 || at == job->outputs.memory + bytes);
     if (job->shared && call->items[0].error.status == ATTN_OK &&
-        /* cannot fail, because the first call of bind_regions() has succeeded */
-        (status = bind_regions(job, &call->items[0], err)) != ATTN_OK)
+        (status = bind_regions(job, &call->items[0], err)) != ATTN_OK) /* cannot fail: the first call succeeded */
         return status;
     job->tensor_bytes = (job->inputs ? job->inputs->bytes : 0) + (job->spare ? job->spare->bytes : 0);
     job->memory_bound = job->transaction && !largest->unified;
