@@ -60,7 +60,7 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
 static inline __m256i joined(__m256i sextets32, __m256i places)
 {
     __m256i pairs = _mm256_maddubs_epi16(sextets32, _mm256_set1_epi32(0x01400140)); /* a pair of sextets: a * 64 + b */
-    __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi32(0x00011000));        /* two pairs: ab * 4096 + cd */
+    __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi32(0x00011000)); /* two pairs of sextets: ab * 4096 + cd */
     __m256i close = TWICE(2, 1, 0, 6, 5, 4, 10, 9, 8, 14, 13, 12, -1, -1, -1, -1);
     return _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(fours, close), places);
 }
@@ -96,7 +96,7 @@ size_t base64_decode_avx2(const char *text, size_t count, uint8_t *out)
     return done;
 }
 
-/* Four times 24 bytes make three whole vectors. Each vector is put together from two parts. */
+/* Four results of 24 bytes make three whole vectors. Each vector is put together from two parts. */
 size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
 {
     size_t head = base64_chars_to_line(out);

@@ -19,11 +19,11 @@
 
 enum { CHARS = 64, BYTES = 48, UNROLL = 4 };
 
-/* Memory is prefetched this many bytes before it is written, because another core used it last and has it in its
+/* The memory for the output is prefetched this many bytes ahead, because another core used it last and has it in its
  * cache. */
 enum { AHEAD = 2048, LINE = 64 };
 
-/* The values of the characters 0 to 127. F marks a character outside the alphabet. */
+/* The sextets (6-bit values) of the characters 0 to 127. F marks a character outside the alphabet. */
 #define F 0x80
 static const uint8_t sextet_of[128] __attribute__((aligned(64))) = {
     F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  /* from 0x00 */
@@ -56,11 +56,11 @@ static const uint8_t deal_out[64] __attribute__((aligned(64))) = {
     DEAL(8), DEAL(9), DEAL(10), DEAL(11), DEAL(12), DEAL(13), DEAL(14), DEAL(15),
 };
 
-/* Joins 64 sextets to sixteen times 24 bits, each in 32 bits. */
+/* Joins 64 sextets (6-bit values, one in each byte) to sixteen times 24 bits, each in the low end of 32 bits. */
 static inline __m512i joined(__m512i sextets)
 {
     __m512i pairs = _mm512_maddubs_epi16(sextets, _mm512_set1_epi32(0x01400140)); /* a pair of sextets: a * 64 + b */
-    return _mm512_madd_epi16(pairs, _mm512_set1_epi32(0x00011000));               /* two pairs: ab * 4096 + cd */
+    return _mm512_madd_epi16(pairs, _mm512_set1_epi32(0x00011000)); /* two pairs of sextets: ab * 4096 + cd */
 }
 
 static inline __m512i closed(__m512i joined16)
@@ -100,7 +100,7 @@ size_t base64_decode_avx512(const char *text, size_t count, uint8_t *out)
     return done;
 }
 
-/* Four times 48 bytes make three whole vectors. Each vector is put together from two parts. */
+/* Four results of 48 bytes make three whole vectors. Each vector is put together from two parts. */
 size_t base64_decode_large_avx512(const char *text, size_t count, uint8_t *out)
 {
     const __m512i table0 = _mm512_load_si512(sextet_of), table1 = _mm512_load_si512(sextet_of + 64);

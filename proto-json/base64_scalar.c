@@ -1,9 +1,9 @@
-/* base64_scalar.c: the loops that run on every processor, and the alphabet as tables. */
+/* base64_scalar.c: the base64 loops that run on every processor, and the alphabet as tables. */
 #include "base64_simd.h"
 
 const char base64_alphabet[65] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/* The sextet of each character; __ for a character outside the alphabet. */
+/* The sextet (6-bit value) of each character; __ for a character outside the alphabet. */
 /* clang-format off */
 #define __ BASE64_FOREIGN
 const uint8_t base64_sextet[256] = {

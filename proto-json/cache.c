@@ -168,7 +168,7 @@ static attn_status read_object(const struct body *body, const cJSON *root, char 
     return ATTN_OK;
 }
 
-/* Reads the members of a small body. An empty body is read as {}. */
+/* Reads the members of a small body into a struct. An empty body is read as {}. */
 static attn_status read_body(const struct body *body, const void *text, size_t bytes, void *into, attn_error *err)
 {
     const proto_limits limits = PROTO_LIMITS_DEFAULT;

@@ -36,7 +36,7 @@ const char *const proto_stages[PROTO_STAGE_COUNT] = {
 };
 
 struct piece {
-    const attn_tensor *tensor; /* NULL: the piece is text */
+    const attn_tensor *tensor; /* the tensor that the piece writes; NULL: the piece is text */
     encode_as as;              /* how the tensor is written */
     size_t offset;             /* offset of the piece's text in the encoder's buffer */
     uint64_t length;           /* length of the piece in bytes */
@@ -65,16 +65,16 @@ struct proto_encoder {
     size_t piece_count, piece_capacity;
     bool short_of_memory;
 
-    /* The state of measuring. For arrays the numbers are formatted once only to learn their length. */
+    /* The state of measuring the answer's length. Numbers of arrays are formatted once only for their length. */
     uint64_t length;          /* sum of the lengths of the measured pieces, in bytes */
     size_t measured;          /* number of measured pieces */
-    int64_t measured_element; /* next element to measure of the array that is being measured */
+    int64_t measured_element; /* index of the next element to measure in the array that is being measured */
 
-    /* The position of the next read. */
+    /* The position in the answer at which the next read continues. */
     size_t piece;
     uint64_t taken;  /* characters of piece number `piece` that were read */
-    uint64_t read;   /* characters of the whole answer that were read */
-    int64_t element; /* next element of the array that is being read */
+    uint64_t read;   /* number of characters of the whole answer that were read */
+    int64_t element; /* index of the next element of the array that is being read */
     struct token token;
 };
 
@@ -158,8 +158,8 @@ static void put_merge_sizes(struct text *t, const proto_item *item)
     text_put_char(t, '}');
 }
 
-/* Writes the sizes that the server has read from the shapes; they reveal a wrong layout. Packed queries have no B and
- * no Sq, and packed keys have no Sk. For caches, Sk is the length of the longest cache. */
+/* Writes the sizes that the server has read from the shapes, in which a client can see a wrong layout. Packed queries
+ * have no B and no Sq, and packed keys have no Sk. For caches, Sk is the length of the longest cache. */
 static void put_sizes(struct text *t, const proto_item *item, const proto_result *result)
 {
     if (item->parts) {
@@ -409,8 +409,8 @@ static size_t read_array(proto_encoder *e, const struct piece *piece, char *to, 
     return done;
 }
 
-/* Reads characters [taken, taken + capacity) of a tensor's base64. Whole groups of four go straight to `to`.
- * A group that the reader splits is encoded again for each part. */
+/* Reads characters [taken, taken + capacity) of a tensor's base64. Whole groups of four go straight to `to`. A group of
+ * which one read takes only a part is encoded again by the next read. */
 static size_t read_base64(const struct piece *piece, uint64_t taken, char *to, size_t capacity)
 {
     const uint8_t *bytes = piece->tensor->data;

@@ -32,7 +32,7 @@ proto_error proto_error_of(attn_status status)
     case ATTN_IN_USE: return PROTO_E_IN_USE;
     case ATTN_QUOTA: return PROTO_E_QUOTA;
     case ATTN_FULL: return PROTO_E_STORAGE_FULL;
-    /* another process can do the work, or this one after a restart */
+    /* 503: another process can do the work, or this one after a restart */
     case ATTN_DEVICE_LOST: return PROTO_E_UNAVAILABLE;
     /* ATTN_OK is no error: a call with it is a mistake in the caller's code. */
     case ATTN_OK:
@@ -79,7 +79,7 @@ size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const
         if (t.failure == TEXT_FINE) return t.used;
         if (room == 0) break;
     }
-    /* The buffer is too small even for the fixed members. */
+    /* The buffer is too small even for the members that are never left out. */
     struct text t = text_in(buffer, capacity);
     text_put_string(&t, "{}");
     return t.used;

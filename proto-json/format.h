@@ -15,7 +15,7 @@
 #include "proto.h"
 #include "scan.h"
 
-/* The results of reading a body. */
+/* The results of reading a body, as parse.c gets them. */
 struct format_body {
     /* the body's JSON without tensor values, as a tree (tree.h) that the reader owns; NULL: out of memory */
     const cJSON *root;
@@ -23,7 +23,7 @@ struct format_body {
     int extract_count;
     uint8_t *memory; /* the caller's memory, in which the extracted values lie */
     size_t memory_bytes;
-    struct scan_room *room; /* makes `memory` larger */
+    struct scan_room *room; /* describes the room in `memory`, and can make it larger */
     /* For KServe: the model and the id of the request, copied to proto_call for the answer. The reader owns the id. */
     const proto_model *model;
     const char *id;
@@ -39,7 +39,7 @@ struct proto_format {
     /* Functions that read a body. `reader` is what open() returned; NULL means out of memory. After an error
      * every further feed() returns that error. Call finish() once, after the last feed(). */
     void *(*open)(const proto_limits *limits, const proto_memory *memory);
-    void (*close)(void *reader); /* does nothing for NULL */
+    void (*close)(void *reader); /* frees the reader; does nothing for NULL */
     /* implements proto_parser_kserve(); NULL: the format needs no such call */
     void (*begin)(void *reader, const proto_model *model, int64_t json_bytes);
     attn_status (*feed)(void *reader, const void *bytes, size_t count, attn_error *err);
@@ -55,15 +55,15 @@ struct proto_format {
     size_t (*held_bytes)(const void *reader);
     /* bytes of tensors in a body of this length, without the gaps for alignment */
     size_t (*memory_for)(uint64_t body_bytes);
-    /* Turns err->member, a pointer into the tree of problems, into a pointer into the body. NULL: the two are the
-     * same. */
+    /* Turns err->member, a pointer into the tree of problems, into a pointer into the body as it was sent. NULL: the
+     * two pointers are the same. */
     void (*locate)(const proto_call *call, attn_error *err);
 
-    /* The functions and properties of answers. */
+    /* Functions and properties of the format's answers follow. */
     void (*write)(proto_encoder *encoder, const proto_call *call, const proto_result *results, const char *request_id);
     const char *media; /* content type of the answer */
     bool one_problem;  /* an answer has room for only one problem */
-    bool text;         /* tensors are text, in the form that `encoding` names */
+    bool text;         /* true: tensors are written as text, in the form that the member `encoding` names */
 };
 
 #endif

@@ -1,4 +1,4 @@
-/* hints.c: see hints.h. */
+/* hints.c: finds what looks wrong in valid requests. See hints.h. */
 #include "hints.h"
 
 #include <math.h>

@@ -45,7 +45,7 @@ static void pass(struct kserve_reader *r)
     while (r->now < r->extract_count && r->extracts[r->now].bytes == (uint64_t)r->sizes[r->now]) r->now++;
 }
 
-/* Takes the bytes of the piece that belong to the current part of the body. */
+/* Takes those bytes of the piece that belong to the current part of the body (the JSON or an input). */
 static attn_status take(struct kserve_reader *r, const uint8_t *bytes, size_t count, size_t *taken)
 {
     attn_status status;
@@ -244,7 +244,8 @@ static size_t memory_for(uint64_t body_bytes)
     return (size_t)body_bytes;
 }
 
-/* Turns a pointer into the tree of problems into a pointer into the body: /q/shape/1 becomes /inputs/0/shape/1. */
+/* Turns a pointer into the tree of problems into a pointer into the KServe body: /q/shape/1 becomes
+ * /inputs/0/shape/1. */
 static void locate(const proto_call *call, attn_error *err)
 {
     char first[TREE_NAME_BYTES], pointer[sizeof(tree_member) + 64];
@@ -277,13 +278,13 @@ enum { REPORT_BYTES = 64 << 10 }; /* the longest report of a check in bytes, bef
 
 /* ---- Answers ----------------------------------------------------------------------------------------------------- */
 
-/* Writes facts as parameters. A value that is not a string, number or bool becomes a string of JSON, as in a
- * request. */
+/* Writes facts of an answer as parameters. A value that is not a string, number or bool becomes a string of JSON, as in
+ * a request. */
 static void put_parameters(struct text *t, const proto_item *item, const proto_result *result)
 {
     struct encode_fact facts[ENCODE_FACTS];
     proto_result without = *result;
-    without.report = NULL; /* the report is sent as an output tensor, so it is no parameter here */
+    without.report = NULL; /* a check's report is sent as an output tensor, so it is no parameter here */
     const int count = encode_facts(item, &without, facts);
     text_put_string(t, "\"parameters\":{");
     for (int i = 0; i < count; i++) {
@@ -362,7 +363,7 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     text_put_char(t, '{');
     if (call->id) {
         text_put_string(t, "\"id\":\"");
-        text_put_json(t, call->id, 6 * ID_BYTES); /* the id may become six times as long by escapes */
+        text_put_json(t, call->id, 6 * ID_BYTES); /* escapes may make the id six times as long */
         text_put_string(t, "\",");
     }
     text_put_string(t, "\"model_name\":\"");
@@ -398,7 +399,8 @@ const proto_format proto_kserve = {
     .memory_for = memory_for,
     .locate = locate,
     .write = answer,
-    /* If bytes follow the JSON, the content type is application/octet-stream (proto_encoder_head_bytes()). */
+    /* This is the content type if all is JSON. If bytes follow the JSON, it is application/octet-stream
+     * (proto_encoder_head_bytes()). */
     .media = "application/json",
     .one_problem = true,
     .text = true,

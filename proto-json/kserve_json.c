@@ -49,7 +49,7 @@ static void name_output(char where[WHERE_BYTES], int index, const char *colon, c
     text_put_string(&t, part);
 }
 
-/* Writes a list of names: " (there are a, b and c)". */
+/* Writes a list of names for a message: " (there are a, b and c)". */
 enum { LISTED_BYTES = 240 };
 static const char *list_names(const char *const *names, char listed[LISTED_BYTES])
 {
@@ -359,8 +359,8 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
                          cJSON_IsNumber(data) ? "a string" : tree_describe(data, quote));
     } else {
         slot->extract = (int)data->valuedouble;
-        if (fp8 && r->extracts[slot->extract].typed) /* In an array of UINT8, each number is a byte. */
-            r->extracts[slot->extract].dtype = dtype.as;
+        /* In an array with the datatype UINT8, each number is a byte of the tensor. */
+        if (fp8 && r->extracts[slot->extract].typed) r->extracts[slot->extract].dtype = dtype.as;
     }
     (void)cJSON_DetachItemFromObjectCaseSensitive(input, "name");
     return ATTN_OK;
@@ -399,7 +399,7 @@ static attn_status place_one(struct kserve_reader *r, scan_extract *extract, int
     return ATTN_OK;
 }
 
-/* Assigns a place to each binary input, behind the values that the scanner has extracted. */
+/* Assigns a place in memory to each binary input, behind the values that the scanner has extracted. */
 static attn_status place(struct kserve_reader *r)
 {
     attn_status status = ATTN_OK;
@@ -430,8 +430,8 @@ attn_status kserve_place_shared(struct kserve_reader *r)
 static const char *const output_members[] = { "name", "parameters", NULL };
 static const char *const output_parameters[] = { "binary_data", REGION, REGION_AT, REGION_SIZE, NULL };
 
-/* Reads whether the client wants an output as bytes, or (place->bytes >= 0) in shared memory. *binary is the request's
- * default before the call. */
+/* Reads whether the client wants an output as bytes, as numbers, or in shared memory (place->bytes >= 0). Before the
+ * call *binary is the request's default. */
 static attn_status read_output_parameters(struct kserve_reader *r, int index, const cJSON *parameters, bool *binary,
                                           proto_shared *place)
 {
@@ -503,7 +503,7 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
         return ATTN_OK;
     }
     if (!cJSON_IsArray(outputs)) return must_be(r, "/outputs", "outputs", outputs, "an array of {\"name\": ...}");
-    /* a model that judges has one output, the report, which is JSON */
+    /* true: the model is a check, whose only output is its report, which is JSON */
     const bool judges = proto_operations[r->model->op].judges;
     const char *const asks = proto_operations[r->model->op].asks, *const member = asks ? asks : "outputs";
     /* the names that a parameter of the request has given before */

@@ -52,7 +52,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 /* A floating-point format. A value is (-1)^sign * c * 2^q with c < 2^(fraction_bits + 1). Its code is sign, exponent
  * and fraction, as in IEEE 754. */
 static const struct format {
-    int fraction_bits, min_exponent; /* min_exponent: the exponent of the smallest normal number */
+    int fraction_bits, min_exponent; /* min_exponent: exponent of the smallest normal number of the format */
     /* bit patterns of the largest finite value, the sign, infinity (0: the format has none) and NaN */
     uint32_t largest, sign, infinity, nan;
 } formats[] = {
@@ -93,7 +93,7 @@ struct decimal {
     bool negative, longer, integer; /* integer: the text has neither a point nor an exponent */
     uint64_t w;                     /* the first 19 significant digits, or all if there are fewer */
     int exponent;
-    const char *text; /* text of the digits and the point; the character behind it is not among "0123456789." */
+    const char *text; /* text of the digits and the point, followed by a character that is neither */
     size_t count;
 };
 
@@ -118,10 +118,10 @@ enum {
 /* these two stand for all numbers above HUGE_EXPONENT and below TINY_EXPONENT */
 static const double HUGE_NUMBER = 0x1p200, TINY_NUMBER = 0x1p-200;
 
-/* Natural numbers as large as 768 digits and the exponents above can make them: below 10^768 * 2^244 < 2^2816. */
+/* Natural numbers as large as 768 digits and the exponents above can make them, below 10^768 * 2^244 < 2^2816. */
 struct big {
     int words;
-    uint32_t word[96]; /* words of 32 bits, the lowest first */
+    uint32_t word[96]; /* digits of 32 bits, the lowest first */
 };
 
 static void big_multiply_add(struct big *b, uint32_t factor, uint32_t addend)
@@ -155,7 +155,7 @@ static int big_compare(const struct big *a, const struct big *b)
     return 0;
 }
 
-/* Returns the sign of d - m * 2^q. The two numbers differ by little, which limits the size of all numbers here. */
+/* Returns the sign of d - m * 2^q. The two numbers are near each other, which limits the size of all numbers here. */
 static int compare_big(const struct decimal *d, uint32_t m, int q)
 {
     struct big left = { 0, { 0 } }, right = { 1, { m } };
@@ -226,8 +226,8 @@ static int compare(const struct decimal *d, uint32_t m, int q)
     return left < right ? -1 : left > right;
 }
 
-/* Returns a double that compares with every number of 25 bits as the exact value does. If the exact value has 25 bits,
- * the double is equal to it. */
+/* Returns a double that compares with every number of 25 bits as the exact value of d does. If the exact value has 25
+ * bits, the double is equal to it. */
 static double magnitude(const struct decimal *d)
 {
     enum { GUARD = 8 }; /* a bound above the error of x (computed below), in units of the last place of x */
@@ -246,8 +246,8 @@ static double magnitude(const struct decimal *d)
     return bits_double(grid + (uint64_t)(int64_t)compare(d, m, q));
 }
 
-/* Rounds a double from 0 to HUGE_NUMBER to the nearest code, ties to even. False: the result is beyond the largest
- * code. */
+/* Rounds a double from 0 to HUGE_NUMBER to the nearest number of the format, ties to even, and sets its code (bit
+ * pattern). False: the result is beyond the format's largest number. */
 static bool narrow(const struct format *f, double x, uint32_t *code)
 {
     uint64_t bits = double_bits(x);
@@ -262,7 +262,7 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     uint64_t c = (bits & BELOW(52)) | UINT64_C(1) << 52;
     uint64_t half = UINT64_C(1) << (shift - 1), cut = c & (2 * half - 1);
     c >>= shift;
-    /* The comparisons are 0 or 1. There is no branch, because the processor could not predict it. */
+    /* Each comparison is 0 or 1. They are added without a branch, because the processor could not predict it. */
     c += (cut > half) | ((cut == half) & c);
     /* The sum does not overflow: 2^200 is 326 << 23. The highest bit of a normal c adds one to the exponent's field,
      * and so does a subnormal c that was rounded up to it. */
@@ -270,8 +270,8 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     return *code <= f->largest;
 }
 
-/* Writes the lowest bytes of a code. It uses memcpy() because numbers_convert() writes over the doubles that it
- * reads. */
+/* Writes the lowest `bytes` bytes of a code (bit pattern). It uses memcpy() because numbers_convert() writes over the
+ * doubles that it reads. */
 static void put(void *out, size_t index, size_t bytes, uint32_t code)
 {
     char *at = (char *)out + index * bytes;
@@ -316,7 +316,7 @@ static const char *put_floating(numbers_type type, bool negative, double x, void
 {
     const struct format *f = &formats[type];
     uint32_t code;
-    if (type == NUMBERS_F32 && x < 0x1.ffffffp127) { /* the processor rounds these numbers as narrow() does */
+    if (type == NUMBERS_F32 && x < 0x1.ffffffp127) { /* the processor rounds numbers in this range as narrow() does */
         float value = negative ? (float)-x : (float)x;
         memcpy(&code, &value, sizeof code);
         put(out, index, sizeof code, code);
@@ -356,7 +356,7 @@ static bool is_digit(char c)
 static inline uint64_t sum_eight(uint64_t v)
 {
     const uint64_t every_fourth = UINT64_C(0x000000FF000000FF);
-    v = v * 10 + (v >> 8); /* sums of pairs of digits, in bytes 0, 2, 4 and 6 */
+    v = v * 10 + (v >> 8); /* sums of two digits each, in bytes 0, 2, 4 and 6 */
     return ((v & every_fourth) * (100 + (UINT64_C(1000000) << 32)) +
             (v >> 16 & every_fourth) * (1 + (UINT64_C(10000) << 32))) >>
            32;
@@ -379,7 +379,7 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
             p += 8;
             continue;
         }
-        int count = __builtin_ctzll(others) / 8; /* number of leading digits, 0 to 7 */
+        int count = __builtin_ctzll(others) / 8; /* number of leading digits among the eight characters, 0 to 7 */
         *w = *w * scale[count] + sum_eight(v << 8 << (56 - 8 * count));
         return p + count;
     }
@@ -415,7 +415,7 @@ static void take_apart_long(struct decimal *d, int written_exponent)
 }
 
 /* Parses a whole number and returns the text behind it. NULL: the number does not end before `end`, is malformed, or is
- * too long. The state machine then reads it. `p` is at a digit or a minus. */
+ * too long, and the state machine must read it. `p` is at a digit or a minus. */
 static const char *quick(const char *p, const char *end, struct decimal *d)
 {
     /* larger exponents are cut to this one, which the digits of NUMBERS_CHARS characters cannot offset */
@@ -585,7 +585,7 @@ static void open_array(numbers_reader *r)
     r->state = FIRST;
 }
 
-/* Ends the innermost array. Returns NULL, or what is wrong. */
+/* Ends the innermost open array. Returns NULL, or text that says what is wrong. */
 static const char *close_array(numbers_reader *r)
 {
     int d = r->depth;
@@ -601,7 +601,7 @@ static const char *close_array(numbers_reader *r)
     return NULL;
 }
 
-/* Counts an element that was written. */
+/* Counts an element that was written, in its array. */
 static void count_element(numbers_reader *r)
 {
     r->leaf_depth = r->depth;
@@ -662,8 +662,8 @@ struct feed {
     void *const out;
     const size_t room;
     const char *error;
-    bool at_token; /* the error is at the start of the token, and not at p */
-    bool full;     /* there is no room for the next element */
+    bool at_token; /* true: the error is at the start of the token, and not at p */
+    bool full;     /* true: `out` has no room for the next element */
 };
 
 static inline size_t done_here(const struct feed *f)
@@ -676,7 +676,8 @@ static inline bool is_space(char c)
     return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
-/* Returns the bare word with this beginning, or BARE_WORDS if none may stand here. */
+/* Returns the number of the bare word (such as NaN without quotes) that begins like this, or BARE_WORDS if none may
+ * stand here. */
 static int bare_word(const numbers_reader *r, const char *begin)
 {
     int w = 0;
@@ -756,7 +757,7 @@ static void after_value(struct feed *f, char c)
     else if (!(f->error = close_array(f->r))) f->p++;
 }
 
-/* Reads one character inside "NaN" or another word. */
+/* Reads one character inside a word such as "NaN". */
 static void in_word(struct feed *f, char c)
 {
     numbers_reader *r = f->r;
@@ -827,7 +828,7 @@ static inline void in_number(struct feed *f, char c)
         f->full = true;
     } else {
         r->text[r->held] = ',';
-        /* quick() cannot fail, because the state machine has checked the text */
+        /* quick() cannot fail here, because the state machine has checked the text */
         quick(r->text, r->text + r->held + 1, &d);
         if ((f->error = put_decimal(r, &d, f->out, done_here(f), r->elements))) f->at_token = true;
         else count_element(r);
@@ -900,8 +901,8 @@ bool numbers_convert(numbers_reader *r, const double *values, numbers_type type,
 
 /* ---- Binary to decimal ------------------------------------------------------------------------------------------- */
 
-/* Return floor of log10(2^q), log10(3/4 * 2^q) and log2(10^k), computed in integers. They are right for all q and k
- * that occur here. */
+/* These return the floor of log10(2^q), log10(3/4 * 2^q) and log2(10^k), computed in integers. They are right for all q
+ * and k that occur here. */
 static int log10_pow2(int q)
 {
     return (q * 1262611) >> 22;
@@ -917,7 +918,7 @@ static int log2_pow10(int k)
 
 enum { POWER_MIN = -36, POWER_MAX = 45 };
 
-/* 10^k, multiplied by a power of two so that it has 64 bits with the top bit set, and rounded up. */
+/* Powers 10^k, multiplied by a power of two so that each has 64 bits with the top bit set, and rounded up. */
 static const uint64_t powers_of_ten[POWER_MAX - POWER_MIN + 1] = {
     0xAA242499697392D3, 0xD4AD2DBFC3D07788, 0x84EC3C97DA624AB5, 0xA6274BBDD0FADD62, 0xCFB11EAD453994BB, /* from 1e-36 */
     0x81CEB32C4B43FCF5, 0xA2425FF75E14FC32, 0xCAD2F7F5359A3B3F, 0xFD87B5F28300CA0E, 0x9E74D1B791E07E49, /* from 1e-31 */
@@ -950,9 +951,9 @@ static uint32_t multiply_to_odd(uint64_t power, uint32_t c)
  * nearest one, ties to even. `narrow_below`: c is a power of two, so the next value below is only half as far away. */
 static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
 {
-    bool even = (c & 1) == 0; /* true: the boundaries themselves also round to c */
+    bool even = (c & 1) == 0; /* true: the boundaries themselves also round to c, because ties go to even */
     int k = narrow_below ? log10_three_quarters_pow2(q) : log10_pow2(q);
-    int h = q + log2_pow10(-k) + 1; /* h is from 1 to 4 */
+    int h = q + log2_pow10(-k) + 1; /* the shift h is from 1 to 4 */
     uint64_t power = powers_of_ten[-k - POWER_MIN];
     /* The value and its boundaries, multiplied by four, in units of 10^k. */
     uint32_t lower = multiply_to_odd(power, (4 * c - 2 + narrow_below) << h) + !even;
@@ -1022,16 +1023,17 @@ static size_t write_integer(uint32_t n, char *text)
 /* Writes s * 10^k with 0 < s < 10^9. */
 static size_t write_decimal(uint32_t s, int k, char *text)
 {
-    enum { ZEROS_AFTER_POINT = 3, INTEGER_DIGITS = 9 }; /* 0.0001 to 999999999 are written without an exponent */
-    int count = count_digits(s), point = count + k;     /* s * 10^k = 0.digits * 10^point */
-    s *= integer_tens[9 - count];                       /* nine digits, padded with trailing zeros */
+    /* numbers from 0.0001 to 999999999 are written without an exponent */
+    enum { ZEROS_AFTER_POINT = 3, INTEGER_DIGITS = 9 };
+    int count = count_digits(s), point = count + k; /* the position of the point: s * 10^k = 0.digits * 10^point */
+    s *= integer_tens[9 - count];                   /* now s has nine digits, padded with trailing zeros */
     char first = (char)('0' + s / 100000000);
     uint64_t others = eight_digits(s % 100000000), zeros = UINT64_C(0x3030303030303030);
-    /* The number of digits without trailing zeros. */
+    /* Now count is the number of digits without trailing zeros. */
     count = others == zeros ? 1 : 9 - __builtin_clzll(others ^ zeros) / 8;
 
     char *t = text;
-    if (point > INTEGER_DIGITS || point < -ZEROS_AFTER_POINT) { /* written as 1.2345e-7 */
+    if (point > INTEGER_DIGITS || point < -ZEROS_AFTER_POINT) { /* such numbers are written as 1.2345e-7 */
         t[0] = first;
         t[1] = '.';
         put_eight(t + 2, others);
@@ -1040,7 +1042,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
         t[1] = '-';
         t += point > 0 ? 1 : 2;
         t += write_integer((uint32_t)abs(point - 1), t);
-    } else if (point <= 0) { /* written as 0.00012345 */
+    } else if (point <= 0) { /* such numbers are written as 0.00012345 */
         memcpy(t, "0.000000", 8);
         t += 2 - point;
         t[0] = first;
@@ -1051,7 +1053,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
         put_eight(t + 1, others);
         if (point >= count) return (size_t)point; /* an integer such as 123000: its zeros are written already */
         t[point] = '.';
-        put_eight(t + point + 1, others >> 8 * (point - 1)); /* written as 12.345 */
+        put_eight(t + point + 1, others >> 8 * (point - 1)); /* such numbers are written as 12.345 */
         t += count + 1;
     }
     return (size_t)(t - text);
@@ -1084,7 +1086,7 @@ static size_t format_floating(const struct format *f, uint32_t code, char *text)
 size_t numbers_format(attn_dtype dtype, const void *value, char *text)
 {
     uint32_t code = 0;
-    switch (element_bytes[dtype]) { /* `value` may have any alignment */
+    switch (element_bytes[dtype]) { /* memcpy() is used because `value` may have any alignment */
     case 4: memcpy(&code, value, 4); break;
     case 2: memcpy(&code, value, 2); break;
     default: memcpy(&code, value, 1); break;

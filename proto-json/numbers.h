@@ -62,19 +62,19 @@ typedef struct numbers_reader {
     uint64_t offset;   /* characters taken; after NUMBERS_BAD the position of the error */
     const char *error; /* static text that completes "at offset 17: "; NULL: no error */
     bool bare_words;   /* set by the caller: NaN, infinities, true and false may have no quotes */
-    int rank;          /* valid after NUMBERS_DONE */
+    int rank;          /* number of axes; valid after NUMBERS_DONE */
     int64_t shape[NUMBERS_RANK];
 
-    /* The members below belong to the reader. */
+    /* The members below belong to the reader; the caller leaves them alone. */
     numbers_type type;
     int state;                   /* state of the grammar; numbers.c has the diagram */
-    int depth;                   /* number of open brackets */
+    int depth;                   /* number of brackets that are open */
     int leaf_depth;              /* depth of the arrays that contain the elements; 0: not known yet */
     int64_t count[NUMBERS_RANK]; /* number of elements of the open array at each depth */
     uint64_t token;              /* offset in the whole text of the token that is being read */
-    bool fractional; /* some element was not an integer literal; the first such element is in the next member */
+    bool fractional; /* some element was not an integer literal; fraction_element is the first such element */
     uint64_t fraction_element;
-    bool truths; /* some element was true or false; the first such element is in the next member */
+    bool truths; /* some element was true or false; truth_element is the first such element */
     uint64_t truth_element;
     /* Inside a string: the number of the word in it, and how many characters of the word were read. Inside a number:
      * `held` characters are in `text`. */

@@ -1,4 +1,4 @@
-/* operations.c: the table of operations. See operations.h. */
+/* operations.c: the table of operations (forward, backward, decode, ...). See operations.h. */
 #include "operations.h"
 
 #include <stddef.h>

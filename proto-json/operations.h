@@ -8,12 +8,12 @@
 
 #include "kernels/attention.h"
 
-/* The number of an operation. The first numbers are those of attn_op. */
+/* The number of an operation. The first numbers are those of attn_op (forward, backward, ...). */
 typedef int proto_op;
 enum {
     PROTO_OP_DECODE = ATTN_OP_COUNT, /* a forward whose keys and values are in caches of the server */
     PROTO_OP_APPEND,                 /* adds keys and values to one cache, and computes nothing */
-    PROTO_OP_CHECK,                  /* says what is wrong with the caller's own results */
+    PROTO_OP_CHECK,                  /* judges the results that the client sends: says what is wrong with them */
     PROTO_OP_MERGE, /* results of the same queries over different parts of the keys become one result */
     PROTO_OP_COUNT
 };
@@ -23,7 +23,7 @@ typedef struct proto_model {
     const char *name;
     proto_op op;
     bool causal; /* true: the model sets the option causal */
-    bool fixed;  /* q has the dtype in the next member and no other */
+    bool fixed;  /* true: q must have the dtype in the next member */
     attn_dtype dtype;
 } proto_model;
 
@@ -37,18 +37,19 @@ typedef struct proto_tensor_doc {
     const char *says; /* the text; NULL ends a list of such entries */
 } proto_tensor_doc;
 
-/* Sets of tensors are bits of attn_tensor_id. All texts are constants. */
+/* One operation. Sets of tensors are bits of attn_tensor_id. All texts are constants. */
 typedef struct proto_operation {
     const char *name; /* name in messages, in metrics and in /v1/info, such as "decode" */
     const char *path; /* path of the route, such as "/v1/attention/decode" */
-    attn_op op;       /* the op of its problems, which attn_check() and the kernels see */
+    attn_op op;       /* the op of its problems, as attn_check() and the kernels see it */
 
-    bool computes;     /* true if a device computes the problem */
-    bool merges;       /* a device merges `parts` (attn_merge()); the problem holds no more than the other tensors */
-    bool takes_caches; /* keys and values are in caches of the server, and the request is a cache transaction */
+    bool computes; /* true if a device computes the problem */
+    /* true: a device merges the tensors in `parts` (attn_merge()); the problem has only the other tensors */
+    bool merges;
+    bool takes_caches; /* true: keys and values are in caches of the server, and the request is a cache transaction */
     /* keys and values are in caches only if the request has the member `caches`: see proto_uses_caches() */
     bool may_take_caches;
-    bool cache_in_path; /* the path names the one cache; otherwise the member `caches` names all caches */
+    bool cache_in_path; /* true: the URL's path names the one cache; otherwise the member `caches` names all caches */
     bool envelope;      /* one body may hold several problems: {"requests": [...]} */
 
     /* the processor, not a device, computes the problem in float64 and judges the client's results
@@ -59,24 +60,26 @@ typedef struct proto_operation {
     /* inputs that a problem must have. With the member `context` (a saved forward) it needs only those with role
      * IN_BACK */
     uint64_t needs;
-    uint64_t appends; /* inputs that are appended to the caches */
+    uint64_t appends; /* inputs that are appended to caches of keys and values */
     uint64_t gives;   /* outputs that the member `outputs` may name */
-    uint64_t judged;  /* those tensors of `takes` that are results to be judged; a problem needs at least one */
-    uint64_t usual;   /* default outputs: those of a problem that does not have the member `outputs` */
+    /* those tensors of `takes` that are results of the client to be judged; a problem needs at least one */
+    uint64_t judged;
+    uint64_t usual; /* default outputs: those of a problem that does not have the member `outputs` */
     /* The required member that replaces `outputs`; NULL: the operation has `outputs`. That member may also name numbers
      * of PROTO_COUNT_MAP. */
     const char *asks;
-    uint64_t beside_caches; /* inputs that a problem may have beside `caches` */
+    uint64_t beside_caches; /* inputs that a problem may have together with the member `caches` */
 
     const proto_model *models; /* KServe's names for the operation, model_count of them */
-    int model_count;           /* 0: KServe does not offer the operation */
+    int model_count;           /* number of `models`; 0: KServe does not offer the operation */
 
-    /* Texts for messages and the OpenAPI document. */
+    /* Texts for messages and for the OpenAPI document follow. */
     const char *members;               /* "q and caches": the required members, for a message */
     const char *title;                 /* how the names of its schemas begin, such as "Decode" */
-    const char *summary, *description; /* texts of the operation's route */
+    const char *summary, *description; /* texts about the operation's route, for the OpenAPI document */
     const char *answer;                /* what a 200 answer contains */
-    const proto_tensor_doc *tensors;   /* NULL: attn_tensors[] describes all tensors */
+    /* descriptions of tensors that differ in this operation; NULL: attn_tensors[] describes all tensors */
+    const proto_tensor_doc *tensors;
 } proto_operation;
 
 extern const proto_operation proto_operations[PROTO_OP_COUNT];

@@ -348,7 +348,7 @@ attn_status proto_parser_shared(proto_parser *parser, proto_shared **shared, int
     return parser->format->shared ? parser->format->shared(parser->reader, shared, count, err) : ATTN_OK;
 }
 
-/* For the tensors of this list attn_check() checks only sizes. It reads the values of all other tensors. */
+/* For tensors in this list, attn_check() checks only sizes. It reads the values of all other tensors. */
 bool proto_may_lie_on_device(attn_tensor_id id)
 {
     static const uint64_t may = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(dout) |
@@ -371,7 +371,7 @@ static attn_status no_memory(attn_error *err)
     return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to read the request");
 }
 
-/* Reads {"requests": [...]}, which may have no other member. */
+/* Reads an envelope {"requests": [...]}, which may have no other member. */
 static attn_status envelope(const proto_parser *d, const struct parse_reader *r, const cJSON *root, proto_call *call,
                             attn_error *err)
 {
@@ -498,7 +498,7 @@ attn_status proto_parser_finish(proto_parser *parser, proto_call **call, attn_er
     }
     if (status == ATTN_OK) {
         *call = made;
-        made = NULL; /* the caller owns the call now */
+        made = NULL; /* the caller owns the call now, so it is not freed here */
     } else if (err) proto_call_locate(made, err);
 out:
     proto_call_free(made);

@@ -24,13 +24,13 @@ struct parse_room {
     size_t left;
 };
 
-/* The state that all functions reading one body share. */
+/* The state that all functions share that read one body. */
 struct parse_reader {
     proto_op op;
     const scan_extract *extracts;
     int extract_count;
     uint8_t *memory;
-    bool sequence; /* `sequence_id` of KServe replaces `caches` */
+    bool sequence; /* true: `sequence_id` of KServe replaces `caches` */
     int gradients; /* one more than the index of the last part whose gradient KServe names as an output */
     struct parse_room *room;
 };
@@ -60,19 +60,19 @@ const char *parse_value_suggestion(const cJSON *value);
 /* Returns a hint for a value that should be an integer and must be given; "" if there is none. */
 const char *parse_integer_suggestion(const cJSON *value);
 
-/* Returns a hint for a dtype that the tensor cannot have: what to write instead. It offers no conversion for an
- * output. */
+/* Returns a hint for a dtype that the tensor cannot have: what to write instead. For an output it offers no
+ * conversion. */
 const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *value,
                                    char suggestion[TREE_SUGGESTION_BYTES]);
 
 /* ---- parse_parts.c ---------------------------------------------------------------------------------------------- */
 
-/* Reads the member `parts`, a list, into the item. */
+/* Reads the member `parts`, a list of a merge's parts, into the item. */
 attn_status parse_parts(const struct parse_reader *r, const cJSON *value, proto_item *item, attn_error *err);
 
 /* Returns whether the name is that of a tensor of a merge's part, such as parts.3.out. */
 bool parse_parts_has(const char *name);
-/* Reads `member` of `object`, whose name parse_parts_has() knows. */
+/* Reads the tensor of a part from `member` of `object`, whose name parse_parts_has() has recognized. */
 attn_status parse_parts_named(const struct parse_reader *r, const cJSON *object, const cJSON *member, proto_item *item,
                               attn_error *err);
 

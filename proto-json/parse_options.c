@@ -39,7 +39,7 @@ static const char *const empties[] = { "-inf", "+inf", NULL };
 
 #define AT(field) offsetof(proto_item, field)
 const proto_option proto_options[] = {
-    /* columns: name, type, ops, with_context, offset, given, minimum, maximum, choices, otherwise, help */
+    /* columns of the table: name, type, ops, with_context, offset, given, minimum, maximum, choices, otherwise, help */
     { "parts", PROTO_TYPE_PARTS, PROTO_MERGE, false, AT(parts), 0, 0, 0, NULL, NULL,
       "what to merge: out and lse of the same queries over each part of the keys, 1 to 64 of equal shapes and dtypes. "
       "out is [B, Sq, H, Dv] in float32, float16 or bfloat16, or packed [total_q, H, Dv]; lse is float32 [B, H, Sq], "
@@ -152,7 +152,7 @@ static attn_status wrong_word(const char *name, const char *step, const cJSON *v
                      tree_describe(value, quote), rule, suggestion);
 }
 
-/* Makes the error for a value that is not a word. */
+/* Makes the error for a value that is not one of the words that are allowed. */
 static attn_status wrong(const char *name, const char *step, const cJSON *value, const char *rule, attn_error *err)
 {
     return wrong_word(name, step, value, rule, parse_value_suggestion(value), err);
@@ -229,7 +229,8 @@ static attn_status choice(const proto_option *o, const cJSON *value, int *to, at
     return wrong_word(o->name, NULL, value, rule, tree_suggestion(o->name, &best, suggestion), err);
 }
 
-/* Names that `outputs`, or the member in its place, may have: outputs by attn_tensor_id, then numbers. */
+/* Number of names that `outputs`, or the member in its place, may have: outputs by attn_tensor_id, then counted
+ * numbers. */
 enum { NAMES = ATTN_TENSOR_COUNT + PROTO_COUNTS };
 static const char *name_at(proto_op op, int n)
 {

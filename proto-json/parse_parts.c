@@ -17,10 +17,11 @@
 
 #define PARTS "parts"
 
-/* The tensors of a part and the gradients of a part, in the order of their numbers. */
+/* The tensors of a part of a merge and the gradients of a part, in the order of their numbers. */
 static const attn_tensor_id of_part[] = { ATTN_T_out, ATTN_T_lse }, of_gradient[] = { ATTN_T_dout, ATTN_T_dlse };
 
-/* Returns the number of tensor `which` of a part. Numbers below ATTN_TENSOR_COUNT are the problem's own tensors. */
+/* Returns the number of tensor `which` (0 or 1) of a part. Numbers below ATTN_TENSOR_COUNT are the problem's own
+ * tensors. */
 static int number_of(int part, int which)
 {
     return ATTN_TENSOR_COUNT + 2 * part + which;
@@ -257,7 +258,7 @@ static attn_status convert_lse(const proto_item *item, attn_error *err)
         const attn_tensor *const t = &parts->at[p].lse;
         float *const lse = t->data;
         int64_t elements = 0;
-        (void)attn_shape_elements(t->rank, t->shape, &elements); /* the shape was checked before */
+        (void)attn_shape_elements(t->rank, t->shape, &elements); /* cannot fail, because the shape was checked before */
         for (int64_t i = 0; i < elements; i++) {
             if (isnan(lse[i]) || (lse[i] == INFINITY && !item->empty_lse))
                 return refuse_value(parts, number_of(p, 1), t, i,
@@ -282,7 +283,7 @@ static attn_status check_sinks(const proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* Sets shape and dtype of the wanted outputs. They have no memory yet. */
+/* Sets shape and dtype of the outputs that the request wants. They have no memory yet. */
 static void make_outputs(proto_item *item)
 {
     attn_problem *const p = &item->problem;

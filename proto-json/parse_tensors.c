@@ -202,7 +202,8 @@ static attn_status data(const struct parse_reader *r, attn_tensor_id id, const c
     char quote[TREE_QUOTE_BYTES], is[SHAPE_BYTES], must[SHAPE_BYTES], suggestion[TREE_SUGGESTION_BYTES];
     const scan_extract *extract;
     int64_t bytes, elements;
-    if (!cJSON_IsNumber(value)) /* a number in this tree is always the index of an extracted value */
+    /* numbers in a tree (tree.h) are always indices of extracted values; the client's own numbers are text there */
+    if (!cJSON_IsNumber(value))
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
                          "%s: data is %s, must be base64 in a string or an array of numbers%s%s", name,
                          tree_describe(value, quote), cJSON_IsObject(value) || cJSON_IsNull(value) ? "; " : "",
@@ -322,7 +323,7 @@ const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *v
     return suggestion;
 }
 
-/* Makes the error for a missing member of a tensor. */
+/* Makes the error for a member that is missing in a tensor. */
 static attn_status missing(attn_tensor_id id, const char *part, attn_error *err)
 {
     const char *const name = attn_tensors[id].name;
@@ -384,7 +385,7 @@ void parse_starts_of_keys(const struct parse_reader *r, attn_problem *p)
 {
     if (p->cu_seqlens_q.rank != 1 || p->cu_seqlens_k.rank || p->page_table.rank || p->k.rank != 4) return;
     const int64_t rows = p->cu_seqlens_q.shape[0] - 1, Sk = p->k.shape[1];
-    if (rows < 0 || p->k.shape[0] != rows || Sk > INT32_MAX) return; /* attn_check() will report this error */
+    if (rows < 0 || p->k.shape[0] != rows || Sk > INT32_MAX) return; /* attn_check() will report these errors */
     int32_t *const starts = take(r, (size_t)(rows + 1) * sizeof *starts);
     for (int64_t b = 0; b <= rows; b++) starts[b] = (int32_t)(b * Sk < INT32_MAX ? b * Sk : INT32_MAX);
     p->cu_seqlens_k = attn_tensor_make(starts, ATTN_I32, 1, (const int64_t[]){ rows + 1 });

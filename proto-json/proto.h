@@ -16,7 +16,7 @@
 
 /* ---- Errors: one table for every refusal a client can meet ------------------------------------------------------- */
 
-/* Each error: its id, HTTP status, code (a stable name), title. The texts (`detail`) are made where the error is
+/* The errors. Each row: id, HTTP status, code (a stable name), title. The sentence `detail` is made where the error is
  * found. */
 #define PROTO_ERROR_MAP(X)                                                                                  \
     X(INVALID_REQUEST, 400, "invalid-request", "The request is malformed")                                  \
@@ -58,11 +58,12 @@ typedef struct proto_error_info {
 } proto_error_info;
 extern const proto_error_info proto_errors[PROTO_ERROR_COUNT];
 
-proto_error proto_error_of(attn_status status); /* ATTN_INVALID -> INVALID_REQUEST, ATTN_BUSY -> QUEUE_FULL, ... */
+/* Returns the error of a status: ATTN_INVALID gives INVALID_REQUEST, ATTN_BUSY gives QUEUE_FULL, ... */
+proto_error proto_error_of(attn_status status);
 
-/* Writes the problem document (RFC 9457, plus code, request_id, pointer, error) with a NUL, cut to fit, and returns its
- * length. `pointer` may be NULL or empty. `prefix` (may be NULL) goes before `pointer`, such as "/requests/3". 4 KiB
- * are always enough. */
+/* Writes the problem document of an error (RFC 9457, plus code, request_id, pointer, error) with a NUL, cut to fit, and
+ * returns its length. `pointer` may be NULL or empty. `prefix`, such as "/requests/3", goes before `pointer` and may be
+ * NULL. 4 KiB are always enough. */
 size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const char *detail, const char *prefix,
                          const char *pointer, const char *request_id);
 
@@ -76,12 +77,12 @@ size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const
     X("bool", "BOOL", "BOOL", 1, U8)
 
 typedef struct proto_dtype {
-    const char *name; /* name in a JSON body */
-    attn_dtype as;    /* the resulting dtype of its elements */
+    const char *name; /* its name in a JSON body */
+    attn_dtype as;    /* the dtype of its elements after conversion */
     size_t bytes;     /* bytes of an element as it is sent, before base64 */
 } proto_dtype;
 
-/* Finds a dtype by any of its three names, in upper or lower case. */
+/* Finds a dtype by any of its three names (JSON, safetensors, KServe), in upper or lower case. */
 bool proto_dtype_parse(const char *name, proto_dtype *dtype);
 /* proto_dtype_takes(): whether the tensor may have this dtype, for some dtypes of the other tensors. proto_dtype_list()
  * writes the wire names of all dtypes that it may have, such as "int32 or int64", and returns `text`.
@@ -101,21 +102,21 @@ bool proto_is_safetensors(const void *bytes, size_t count);
 /* A format of bodies and answers. All formats have the same tensors and options (PROTOCOL.md). */
 typedef struct proto_format proto_format;
 extern const proto_format proto_json, proto_safetensors, proto_kserve;
-const char *proto_media(const proto_format *format); /* the content type of the format */
+const char *proto_media(const proto_format *format); /* returns the content type of the format */
 
-/* The dtype as KServe writes it: "FP32". */
+/* Returns the dtype's name as KServe writes it, such as "FP32". */
 const char *proto_datatype(attn_dtype dtype);
 
 /* ---- Decoding ---------------------------------------------------------------------------------------------------- */
 
 typedef struct proto_limits {
-    size_t rest_bytes; /* bytes of a body that are not tensor data */
+    size_t rest_bytes; /* most bytes of a body that are not tensor data */
     int depth;         /* the deepest nesting of arrays and objects */
     int members;       /* most members of one object */
     /* Number of values outside tensor data (numbers, strings, arrays, ...). Each costs cJSON a node. */
     int values;
-    int batch;            /* most problems in {"requests": [...]} */
-    int64_t tensor_bytes; /* decoded bytes of the tensors of one body */
+    int batch;            /* most problems in an envelope {"requests": [...]} */
+    int64_t tensor_bytes; /* most bytes of the tensors of one body, after decoding */
 } proto_limits;
 
 #define PROTO_LIMITS_DEFAULT                                                                 \
@@ -178,11 +179,11 @@ const char *proto_tensor_name(int number, bool result, char name[PROTO_NAME_BYTE
 /* Returns the attn_tensor_id that says which dtypes and axes the tensor has: for parts.3.out it is ATTN_T_out. */
 attn_tensor_id proto_tensor_id(int number);
 
-/* The parts of a merge. */
+/* The parts of a merge: results over parts of the keys. */
 typedef struct proto_parts {
     int count;
     bool named;    /* the body names the tensors parts.0.out, ... and has no list of parts */
-    bool has_back; /* the gradients are wanted */
+    bool has_back; /* true: the gradients of the parts are wanted */
     /* `count` parts, followed by their `count` gradients; lse has base e, and is -inf in empty parts */
     attn_result at[];
 } proto_parts;
@@ -191,24 +192,24 @@ typedef struct proto_parts {
  * strides set and data NULL; the caller provides their memory. */
 typedef struct proto_item {
     attn_problem problem;
-    attn_dtype result_dtype; /* out_dtype or grad_dtype, as given or by default: see attn_output() */
+    attn_dtype result_dtype; /* the value of out_dtype or grad_dtype, or its default: see attn_output() */
     bool has_result_dtype;   /* out_dtype or grad_dtype was given in the body */
     bool has_seed;           /* problem.seed was given; otherwise the caller draws one for a forward with dropout */
     bool has_layout;         /* the member `layout` was given */
     unsigned hints;          /* hints about a valid problem, as bits: see hints.h */
-    uint64_t outputs;        /* the outputs of the answer: bits of attn_tensor_id */
+    uint64_t outputs;        /* bits of attn_tensor_id: the outputs that the answer contains */
     proto_encoding encoding;
     int64_t verify_rows; /* number of rows to verify; 0: none; or PROTO_VERIFY_ALL */
-    bool save;           /* forward: keep the results for one backward */
-    /* For a backward: the id of the saved forward; empty: none. With an id the problem has only dout and dlse, is not
-     * checked, and the caller sets its other tensors. */
+    bool save;           /* forward: the client wants the results kept as a context, for one backward */
+    /* For a backward: the id of the context (saved forward) that it uses; empty: none. With an id the problem has only
+     * dout and dlse, is not checked, and the caller sets its other tensors. */
     char context[PROTO_CONTEXT_BYTES];
     /* For a decode: the ids of the caches, one for each row of q. The problem is not checked, k and v are the rows to
      * append, and the caller sets its other tensors. */
     char (*caches)[PROTO_CONTEXT_BYTES];
     int cache_count;
     unsigned counts; /* observe: a bit for each proto_count_id (a number of the answer) that is wanted */
-    /* the counts of `tiles` are for tiles of this many queries and this many keys; 0: not given */
+    /* observe: number of queries and of keys in a tile, for the counts of `tiles`; 0: not given */
     int64_t tile_size[2];
     int64_t head_dim_v; /* length of a row of V, for flops_forward and flops_backward; 0: the same as that of Q and K */
     proto_parts *parts; /* merge: the parts; NULL: there are none. The proto_call owns them */
@@ -217,8 +218,8 @@ typedef struct proto_item {
     int lse_base, empty_lse;
     attn_tensor *results; /* check: the results to judge, by attn_tensor_id; the proto_call owns them */
     attn_op asked;        /* check: the member `operation`, which says whose results are judged */
-    int64_t timeout_ms;   /* member timeout_ms; 0: none */
-    int64_t priority;     /* member priority, where 1 is the most urgent; 0: not given */
+    int64_t timeout_ms;   /* value of the member timeout_ms; 0: not given */
+    int64_t priority;     /* value of the member priority, where 1 is the most urgent; 0: not given */
     /* the error of this problem; if its status is not ATTN_OK, the problem is not run and has no result */
     attn_error error;
 } proto_item;
@@ -263,17 +264,19 @@ enum {
 typedef struct proto_option {
     const char *name;
     proto_type type;
-    unsigned ops;      /* the operations that take the option: bits PROTO_FORWARD, ... */
+    unsigned ops;      /* operations that take the option: bits PROTO_FORWARD, ... */
     bool with_context; /* the option may be given with `context` (a saved forward), from which all other options come */
-    size_t offset;     /* offset of the value in proto_item */
+    size_t offset;     /* offset of the option's value in proto_item */
     size_t given;      /* offset of the bool in proto_item that becomes true if the option is given; 0: there is none */
     int64_t minimum, maximum;
-    const char *const *choices; /* the words, then NULL. For PROTO_TYPE_PAIR: one word, which is its form in messages */
-    const char *otherwise;      /* the default, as JSON; NULL: the default varies, as `help` explains */
+    /* the words that the value may be, then NULL. For PROTO_TYPE_PAIR: one word, which is the pair's form in
+     * messages */
+    const char *const *choices;
+    const char *otherwise; /* the default, as JSON; NULL: the default varies, as `help` explains */
     const char *help;
 } proto_option;
 
-extern const proto_option proto_options[]; /* a row whose name is NULL ends it */
+extern const proto_option proto_options[]; /* a row whose name is NULL ends the table */
 /* Returns whether the option may be one of the `parameters` of a KServe request. The names and the form of the outputs
  * may not: such a request has other places for them. */
 bool proto_is_parameter(const proto_option *option);
@@ -289,8 +292,8 @@ enum { PROTO_REGION_BYTES = 129 }; /* size of a name or a key, with the NUL */
 typedef struct proto_shared {
     attn_tensor_id id;
     bool output;
-    int index;                       /* index in the inputs or outputs of the body */
-    char region[PROTO_REGION_BYTES]; /* the name under which the region was registered */
+    int index;                       /* index of the tensor in the inputs or outputs of the body */
+    char region[PROTO_REGION_BYTES]; /* the name under which the client registered the memory */
     /* the tensor's range in the registered memory, each number up to 2^53; for an output, `bytes` is the room for it */
     int64_t offset, bytes;
     bool kernels_only; /* only kernels read or write the tensor */
@@ -311,7 +314,7 @@ typedef struct proto_sequence {
     bool start, end;
 } proto_sequence;
 
-/* KServe: the place of a tensor in the body. */
+/* KServe: the position of a tensor in the body. */
 typedef struct proto_input {
     int place;   /* position of the tensor among the body's inputs, counted from 1; 0: the body does not have it */
     bool binary; /* true: the bytes of the tensor are behind the JSON */
@@ -321,12 +324,12 @@ typedef struct proto_input {
 /* A decoded body. The caller owns it and frees it with proto_call_free(). */
 typedef struct proto_call {
     proto_op op;
-    bool envelope; /* the body is {"requests": [...]}, and the answer {"responses": [...]} */
+    bool envelope; /* true: the body is {"requests": [...]}, and the answer {"responses": [...]} */
     int count;
     proto_item *items;
-    size_t memory_bytes;        /* bytes of the caller's proto_memory in use */
+    size_t memory_bytes;        /* number of bytes in use of the caller's proto_memory */
     const proto_format *answer; /* format of the answer: the body's, unless proto_call_answer_as() was called */
-    /* The members below are used for KServe. */
+    /* Only KServe uses the members below. */
     const proto_model *model; /* the model of the request; NULL in other formats */
     char *id;                 /* the request's id, which the answer repeats; NULL: none */
     uint64_t binary;          /* bits of attn_tensor_id: outputs written as bytes behind the JSON */
@@ -381,7 +384,7 @@ attn_status proto_item_prepare(proto_item *item, attn_error *err);
 
 typedef struct proto_parser proto_parser;
 
-/* Makes a parser; `limits` and `memory` are copied. NULL when out of memory. */
+/* Makes a parser. It copies `limits` and `memory`. NULL: out of memory. */
 proto_parser *proto_parser_new(const proto_format *format, proto_op op, const proto_limits *limits,
                                const proto_memory *memory);
 /* Passes what the URL and the head of a KServe request say. Call this before the first byte. `model` is borrowed.
@@ -444,14 +447,14 @@ attn_status proto_index_read(const void *body, size_t bytes, bool *ready, attn_e
 
 /* Reads {"length": n}. *length is -1 if it is neither given nor required. An empty body is read as {}. */
 attn_status proto_length_read(const void *body, size_t bytes, bool required, int64_t *length, attn_error *err);
-/* The body with which Triton's clients register a region of shared memory: {"key": "/x", "offset": 0,
- * "byte_size": 64}. `offset` may be left out. INVALID comes with a pointer into the body. */
+/* The body with which Triton's clients register a part (region) of shared memory: {"key": "/x", "offset": 0,
+ * "byte_size": 64}. `offset` may be left out. An INVALID error has a pointer into the body. */
 typedef struct proto_region {
     char key[PROTO_REGION_BYTES];
     int64_t offset, bytes; /* both are numbers up to 2^53 */
 } proto_region;
 attn_status proto_region_read(const void *body, size_t bytes, proto_region *region, attn_error *err);
-/* The body that registers a region of a GPU's memory: {"raw_handle": {"b64": "..."}, "device_id": 0,
+/* The body that registers a part (region) of a GPU's memory: {"raw_handle": {"b64": "..."}, "device_id": 0,
  * "byte_size": 64}. All members are required. */
 typedef struct proto_cuda_region {
     uint8_t handle[ATTN_HANDLE_BYTES];
@@ -475,14 +478,14 @@ typedef enum proto_stage {
 } proto_stage;
 extern const char *const proto_stages[PROTO_STAGE_COUNT];
 
-typedef struct proto_verification { /* the result of `verify` */
-    double max_abs, relative;       /* largest absolute error of out; that error relative to the largest |out| */
+typedef struct proto_verification { /* the result of `verify`: outputs compared with their recomputation in float64 */
+    double max_abs, relative;       /* largest absolute error of out; this error relative to the largest |out| */
     int64_t rows;
 } proto_verification;
 
-/* The result of one item that had no error. */
+/* The result of one item (problem) that had no error. */
 typedef struct proto_result {
-    char backend[80];                    /* such as "cpu avx512" or "cuda:0 sm90" */
+    char backend[80];                    /* device and kernel, such as "cpu avx512" or "cuda:0 sm90" */
     double timing_us[PROTO_STAGE_COUNT]; /* microseconds in each stage; only the stages of a device are set */
     char context[PROTO_CONTEXT_BYTES];   /* id of the context (a saved forward) that this problem made; empty: none */
     /* After a decode or an append: the new lengths of the cache_count caches. NULL: the operation has no caches. */
@@ -497,14 +500,14 @@ typedef struct proto_result {
 typedef struct proto_encoder proto_encoder;
 
 /* Makes the 200 answer to `call`, in the format call->answer, from results[i] and the output tensors of items[i]. It
- * borrows call, results and the tensors' memory until proto_encoder_free(). With array encoding the numbers are
- * formatted twice: once to know the length (proto_encoder_measure), and again while they are read. So their text is
- * never in memory as a whole. request_id goes into the problem documents of failed items of an envelope. A failed call
- * that is not an envelope has no 200 answer: its error is returned. */
+ * borrows call, results and the tensors' memory until proto_encoder_free(). With array encoding, numbers are formatted
+ * twice: once to know the length (proto_encoder_measure), and again while they are read. So their text is never in
+ * memory as a whole. request_id goes into the problem documents of failed items of an envelope. A failed call that is
+ * not an envelope has no 200 answer: its error is returned. */
 attn_status proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,
                               proto_encoder **encoder, attn_error *err);
-/* Measures at most `elements` more numbers of arrays, at some 0.1 to 0.3 us each. Returns true when all are
- * measured. */
+/* Measures the text of at most `elements` more numbers of arrays, at some 0.1 to 0.3 us each. Returns true when all
+ * numbers are measured. */
 bool proto_encoder_measure(proto_encoder *encoder, int64_t elements);
 /* returns the length of the answer in bytes, and first measures what is not yet measured */
 uint64_t proto_encoder_length(proto_encoder *encoder);

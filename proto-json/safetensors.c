@@ -34,7 +34,7 @@ enum { LENGTH_BYTES = 8, HEADER_MIN = 2 /* the length of {}, the shortest header
 #define METADATA "__metadata__"
 #define OFFSETS  "data_offsets"
 
-/* One tensor of the file. */
+/* One tensor of the safetensors file. */
 struct slot {
     const char *name; /* name of the tensor, owned by the tree */
     int64_t begin, end;
@@ -49,7 +49,7 @@ struct reader {
     /* The state of reading the header. */
     uint8_t length[LENGTH_BYTES];
     uint64_t header_bytes; /* length of the header, known after LENGTH_BYTES bytes of the body */
-    scan *header;          /* NULL: the header has not begun */
+    scan *header;          /* scanner of the header; NULL: the header has not begun */
     int values;            /* number of JSON values read so far, with those inside strings of __metadata__ */
     struct tree_memory trees;
     cJSON *root; /* tree of the header, in `memory`; NULL: the header is not complete */
@@ -101,7 +101,7 @@ static attn_status offsets(struct reader *r, const cJSON *value, struct slot *sl
     return ATTN_OK;
 }
 
-/* Reads the data_offsets of a tensor. parse.c checks the rest of its description. */
+/* Reads the data_offsets of a tensor; parse.c checks the other members that describe the tensor. */
 static attn_status describe(struct reader *r, const cJSON *tensor, struct slot *slot)
 {
     static const char *const parts[] = { "dtype", "shape", OFFSETS };
@@ -323,7 +323,7 @@ static attn_status extract(struct reader *r)
     return ATTN_OK;
 }
 
-/* Turns the tree of the header into that of a JSON body. */
+/* Turns the tree of the header into the tree of a JSON body. */
 static attn_status translate(struct reader *r)
 {
     char quote[TREE_QUOTE_BYTES];
@@ -414,7 +414,7 @@ static uint64_t body_end(const struct reader *r)
     return LENGTH_BYTES + r->header_bytes + (r->count ? (uint64_t)r->slots[r->count - 1].end : 0);
 }
 
-/* Takes the bytes of the piece that belong to the current part of the body. */
+/* Takes those bytes of the piece that belong to the current part of the body (length, header or tensor). */
 static attn_status take(struct reader *r, const uint8_t *bytes, size_t count, size_t *taken)
 {
     attn_status status = ATTN_OK;

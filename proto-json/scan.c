@@ -37,7 +37,7 @@ enum state {
     FIRST_NAME,    /* after '{': a member's name or '}' */
     NAME,          /* after ',' in an object: a member's name */
     COLON,
-    AFTER, /* a value is complete: ',' or the end of its container */
+    AFTER, /* a value is complete: ',' or the end of its object or array must follow */
     STRING,
     ESCAPE,    /* after '\' */
     HEX,       /* inside the four digits of \u */
@@ -51,9 +51,9 @@ enum state {
     EXPONENT,
     EXPONENT_SIGN,
     EXPONENT_DIGITS,
-    LITERAL, /* inside true, false or null */
+    LITERAL, /* inside the word true, false or null */
     ARRAY,   /* inside an array that is being extracted; the reader in numbers.c has the state */
-    DONE,    /* behind the body's value */
+    DONE,    /* behind the body's value, where only white space may follow */
 };
 
 enum sink { REST, EXTRACTED, NOWHERE };
@@ -67,35 +67,36 @@ struct frame {
     bool object;
     int members; /* for an object: the number of its members */
     int extract; /* for an object: index of the extracted value of its member `data` */
-    int dtype;   /* for an object: the dtype in its member `dtype` */
+    int dtype;   /* for an object: the dtype that its member `dtype` names */
 };
 
 struct scan {
     proto_limits limits;
     bool plain;       /* the JSON has no tensor values, so the scanner extracts nothing */
-    bool kserve;      /* the body is JSON as KServe's clients write it */
+    bool kserve;      /* true: the body is JSON as KServe's clients write it */
     attn_error error; /* the first error; once it is set, every call returns it */
-    uint64_t offset;  /* bytes of the body in earlier pieces */
+    uint64_t offset;  /* number of bytes in earlier pieces of the body */
 
     /* The state of the grammar: see invariant 1. */
     enum state state;
-    int depth; /* number of frames in use */
+    int depth; /* number of open objects and arrays (frames in use) */
     struct frame frames[PROTO_MAX_DEPTH];
     int values;
     const char *literal; /* the letters of true, false or null that must still follow */
-    bool is_name;        /* the string is a member's name */
+    bool is_name;        /* true: the string is a member's name */
     enum name name;      /* meaning of the member's name before the next value */
     int hex_left;        /* digits of \u that must still follow */
-    uint32_t code, high; /* the code point so far; the high surrogate before it, or 0 */
-    int utf8_left;       /* continuation bytes that must still follow; the next is from utf8_low to utf8_high */
+    uint32_t code, high; /* the code point of \u as far as it was read; the high surrogate before it, or 0 */
+    /* number of UTF-8 continuation bytes that must still follow; the next must be from utf8_low to utf8_high */
+    int utf8_left;
     unsigned char utf8_low, utf8_high;
 
     /* The state of the sinks: see the comment at the top of this file. */
     enum sink sink;
     /* not 0: the bytes of the frame at this depth and of all frames inside it go NOWHERE (checked and dropped) */
     int mute_depth;
-    char word[WORD_BYTES]; /* the beginning of the string, decoded, with a NUL */
-    int word_length;       /* WORD_BYTES: the string is longer than every word that matters, or not ASCII */
+    char word[WORD_BYTES]; /* the beginning of the string that is being read, decoded, with a NUL */
+    int word_length; /* length of `word`; WORD_BYTES: the string is longer than every word that matters, or not ASCII */
 
     struct text rest;
 
@@ -345,7 +346,7 @@ static attn_status base64_text(scan *s, const unsigned char **text, const unsign
     return ATTN_OK;
 }
 
-/* Takes the code point that an escape stands for. */
+/* Takes the code point that an escape \uXXXX stands for. */
 static attn_status code_point(scan *s, uint32_t code, uint64_t at)
 {
     const unsigned char c = (unsigned char)code;
@@ -410,7 +411,8 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         size_t run = text_plain_run((const char *)p, (const char *)end);
         word_add(s, p, run);
         p += run;
-        while (end - p >= 2 && p[0] == '\\' && p[1] == '"') { /* a string that contains JSON has many escaped quotes */
+        /* a string that contains JSON has many escaped quotes, so they are taken here */
+        while (end - p >= 2 && p[0] == '\\' && p[1] == '"') {
             run = text_plain_run((const char *)p + 2, (const char *)end);
             word_add(s, p + 1, 1 + run);
             p += 2 + run;
@@ -514,8 +516,8 @@ static attn_status push(scan *s, bool object, uint64_t at)
     return ATTN_OK;
 }
 
-/* Ends a container. An array that was before its dtype in the body is converted now, while it is the last value in
- * memory. */
+/* Ends an object or array. An array that was before its dtype in the body is converted now, while it is the last value
+ * in memory. */
 static attn_status pop(scan *s, char c)
 {
     const struct frame frame = s->frames[--s->depth];
@@ -549,7 +551,7 @@ static attn_status pop(scan *s, char c)
 
 /* ---- Arrays of numbers ------------------------------------------------------------------------------------------- */
 
-/* The most characters that numbers_read() gets at once, which limits the memory that is reserved ahead. */
+/* The most characters that numbers_read() gets at once. This limits the memory that is reserved before it runs. */
 enum { ARRAY_BLOCK = 1 << 15 };
 
 static attn_status array_begin(scan *s, uint64_t at)
@@ -570,9 +572,10 @@ static attn_status array_begin(scan *s, uint64_t at)
 
 static attn_status consume(scan *s, const unsigned char *text, const unsigned char *end, uint64_t at);
 
-/* Handles an array that contains something other than numbers, which may still be JSON. The state machine is set to the
- * beginning of the bad token, as if it had read the array itself. It reads the part of that token that was taken, and
- * then checks the remainder of the array without storing it. `at`: the first byte that was not taken. */
+/* Handles an array of tensor data that contains something other than numbers, which may still be JSON. The state
+ * machine is set to the beginning of the bad token, as if it had read the array itself. It reads the part of that token
+ * that was taken, and then checks the remainder of the array without storing it. `at`: the first byte that was not
+ * taken. */
 static attn_status array_fault(scan *s, uint64_t at)
 {
     char token[NUMBERS_CHARS];

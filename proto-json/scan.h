@@ -32,13 +32,13 @@ enum { SCAN_ALIGNMENT = 64 }; /* alignment of every extracted value in the calle
 /* Why a value could not be decoded. Its scan_extract has `reason` and the details. */
 typedef enum scan_fault {
     SCAN_FINE,
-    SCAN_BASE64_CHARACTER, /* the character at `position` of the text cannot stand there */
-    SCAN_BASE64_ENDS,      /* the text ends after `position` characters, inside a group of four */
+    SCAN_BASE64_CHARACTER, /* the character at `position` of the base64 text cannot stand there */
+    SCAN_BASE64_ENDS,      /* the base64 text ends after `position` characters, inside a group of four */
     SCAN_ARRAY_TEXT,    /* byte `at` of the body is not a number of the dtype, or the nesting of the array is uneven */
     SCAN_ARRAY_ELEMENT, /* element `position` does not fit the dtype, which the body gave behind the array */
 } scan_fault;
 
-/* A value that was extracted from the body. */
+/* A tensor value that was extracted from the body. */
 typedef struct scan_extract {
     scan_kind kind;
     /* For an array: true if its elements are stored in `dtype`, false if they are stored as double, because the body
@@ -55,13 +55,13 @@ typedef struct scan_extract {
     int64_t shape[ATTN_MAX_RANK];
     scan_fault fault;
     uint64_t position;
-    uint64_t at;        /* offset of the faulty byte in the body */
-    const char *reason; /* static text, the reason of the error */
+    uint64_t at;        /* offset in the body of the byte that is wrong */
+    const char *reason; /* static text that gives the reason of the error */
 } scan_extract;
 
 typedef struct scan scan;
 
-/* Makes a scanner; `limits` and `memory` are copied. NULL when out of memory. */
+/* Makes a scanner. It copies `limits` and `memory`. NULL: out of memory. */
 scan *scan_new(const proto_limits *limits, const proto_memory *memory);
 /* Makes a scanner for JSON without tensor values, which extracts nothing. Its first byte is byte `at` of the body. */
 scan *scan_new_plain(const proto_limits *limits, uint64_t at);
@@ -85,7 +85,7 @@ const scan_extract *scan_extracts(const scan *s, int *count);
 /* Returns the address of the caller's memory for extracted values. *bytes becomes the number of its bytes in use. */
 void *scan_memory(const scan *s, size_t *bytes);
 
-/* The memory of extracted values: where the caller provides it, and how much of it there is. */
+/* The caller's memory for extracted values: how it grows, and how much of it there is. */
 struct scan_room {
     proto_memory memory;
     uint8_t *base;

@@ -8,10 +8,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The places where a word may stand. For a member of a problem the place is the operation's name, as in
+/* The places where an unknown word may stand. For a member of a problem the place is the operation's name, as in
  * proto_operations[], because each operation takes other members. */
 #define SUGGESTION_CACHE  "cache"  /* a member of the body that creates a cache */
-#define SUGGESTION_LENGTH "length" /* a member of the body of a fork or a truncation */
+#define SUGGESTION_LENGTH "length" /* a member of the body that forks or truncates a cache */
 #define SUGGESTION_TENSOR "tensor" /* a member of a tensor */
 #define SUGGESTION_INPUT  "input"  /* a member of one of KServe's inputs */
 #define SUGGESTION_KSERVE "kserve" /* a member of KServe's request */
@@ -26,7 +26,7 @@ struct suggestion {
 };
 extern const struct suggestion suggestions[]; /* the last row has places == NULL */
 
-/* Returns the hint for an unknown word at that place, such as "write 'causal'"; NULL: the tables have none. Case and
+/* Returns the hint for an unknown word at this place, such as "write 'causal'"; NULL: the tables have none. Case and
  * underscores do not count: isCausal is is_causal. */
 const char *suggestion_of(const char *place, const char *word);
 

@@ -17,24 +17,25 @@
 struct tree_block;
 struct tree_memory {
     struct tree_block *last;
-    size_t used; /* number of bytes of the last block in use */
+    size_t used; /* number of bytes of the last block that are in use */
 };
 void tree_enter(struct tree_memory *memory);
 void tree_leave(void);
 /* frees all trees that were made in `memory`, which is empty afterwards */
 void tree_forget(struct tree_memory *memory);
 
-/* Parses a rest of `bytes` characters into a tree. A memory must be entered. NULL: out of memory; there is no other
- * error. */
+/* Parses a rest (a body's JSON without tensor values, scan.h) of `bytes` characters into a tree. The thread must have
+ * entered a tree_memory. NULL: out of memory; there is no other error. */
 cJSON *tree_parse(const char *rest, size_t bytes);
 /* Parses the JSON that a client's string contains into a tree. *value stays NULL if the string is not JSON. *values
- * counts the values read so far, against limits->values. TOO_LARGE: that limit or another one is exceeded. A memory
- * must be entered. */
+ * counts the values read so far, up to limits->values. TOO_LARGE: this limit or another one is exceeded. The thread
+ * must have entered a tree_memory. */
 attn_status tree_of_text(const char *text, const proto_limits *limits, int *values, cJSON **value);
 
 /* ---- Values ------------------------------------------------------------------------------------------------------ */
 
-#define TREE_INTEGER_MAX (INT64_C(1) << 53) /* above this, other programs do not read JSON numbers exactly */
+/* the largest integer that programs which read JSON numbers as doubles still read exactly */
+#define TREE_INTEGER_MAX (INT64_C(1) << 53)
 
 const char *tree_string(const cJSON *value); /* Returns the client's string; NULL: the value is not a string */
 /* Returns the client's number as it was written; NULL: the value is not a number. */
@@ -59,10 +60,10 @@ const char *tree_suggestion(const char *place, const struct text_nearest *best, 
 typedef char tree_member[sizeof((attn_error *)0)->member];
 const char *tree_pointer(tree_member out, const char *outer, const char *name);
 
-enum { TREE_NAME_BYTES = 48 }; /* the most bytes of a client's name in a message */
+enum { TREE_NAME_BYTES = 48 }; /* the most bytes of a name from a client that a message repeats */
 
-/* Makes the error for a name that `outer` (NULL: the body) does not have. `place` is as in suggestions.h. `listed`
- * names the members of `outer`, or says where they are listed. */
+/* Makes the error for a name that `outer` (NULL: the body) does not have as a member. `place` is a place as in
+ * suggestions.h. `listed` names the members of `outer`, or says where they are listed. */
 attn_status tree_unknown(const char *place, const char *outer, const struct text_nearest *best, const char *listed,
                          attn_error *err);
 /* Returns whether this member's name occurred in the object before. tree_twice() makes the error for such a name. */

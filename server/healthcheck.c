@@ -41,7 +41,7 @@ static const char usage[] =
     "unix:/run/attnd.sock) or nothing: the first address of ATTND_LISTEN, else 127.0.0.1:8080.\n"
     "The path is /readyz unless given; /livez asks whether the process works at all.\n";
 
-/* The address and path to request. */
+/* The address and the path of the request that the health check sends. */
 struct target {
     bool tls, is_unix;
     char host[256]; /* the name of a host, or the path of a unix socket */
@@ -79,7 +79,8 @@ static bool parse_target(const char *text, struct target *t)
     const size_t length = strcspn(text, "/?#");
     if (text[length] == '/' && text[length + 1] != '\0') {
         if ((size_t)snprintf(t->path, sizeof t->path, "%s", text + length) >= sizeof t->path) return false;
-        for (const char *c = t->path; *c; c++) /* white space and control characters may not stand in a request line */
+        /* refuses white space and control characters, which may not stand in a request line */
+        for (const char *c = t->path; *c; c++)
             if ((unsigned char)*c <= 0x20 || *c == 0x7f) return false;
     } else if (text[length] != '\0' && text[length] != '/') return false;
 
@@ -95,7 +96,7 @@ static bool parse_target(const char *text, struct target *t)
         if (end[1] == ':') port = end + 2;
         *end = '\0';
     } else if ((port = strrchr(host, ':')) != NULL) *port++ = '\0';
-    /* a word without scheme and port is more likely a mistake than the name of a host */
+    /* refuses a word without scheme and port, which is more likely a mistake than the name of a host */
     if (port == NULL && !scheme) return false;
     if (port == NULL) port = t->tls ? "443" : "80";
     uint64_t number;
@@ -240,21 +241,21 @@ static int ask_http(int fd, const struct target *t, int64_t deadline_ms, const c
 static bool ask_tls(int fd, int64_t deadline_ms, const char **why)
 {
     static const unsigned char hello[94] = {
-        0x16,     3,    1, 0,    89,     /* record: handshake, 89 bytes */
-        1,        0,    0, 85,   3,  3,  /* ClientHello, 85 bytes, TLS 1.2; then 32 random bytes, here zeros */
-        [43] = 0,                        /* no session */
-        [44] = 0, 8,                     /* cipher suites, 8 bytes */
-        0xc0,     0x2b,                  /* TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256 */
-        0xc0,     0x2f,                  /* TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 */
-        0,        0x9c, 0, 0x2f,         /* TLS_RSA_WITH_AES_128_GCM_SHA256, TLS_RSA_WITH_AES_128_CBC_SHA */
-        1,        0,                     /* no compression */
-        0,        36,                    /* extensions, 36 bytes */
-        0,        10,   0, 8,    0,  6,  /* supported_groups */
-        0,        29,   0, 23,   0,  24, /* groups x25519, secp256r1, secp384r1 */
-        0,        13,   0, 20,   0,  18, /* signature_algorithms */
-        4,        3,    5, 3,    8,  7,  /* ECDSA with SHA-256 and SHA-384, Ed25519 */
-        8,        4,    8, 5,    8,  6,  /* RSA-PSS with SHA-256, SHA-384, SHA-512 */
-        4,        1,    5, 1,    6,  1,  /* RSA (PKCS #1 v1.5) with SHA-256, SHA-384, SHA-512 */
+        0x16, 3, 1, 0, 89, /* header of the TLS record: a handshake of 89 bytes */
+        /* ClientHello of 85 bytes, TLS 1.2; 32 random bytes follow, which are zeros here */
+        1, 0, 0, 85, 3, 3, [43] = 0, /* no session */
+        [44] = 0, 8,                 /* cipher suites, 8 bytes in all */
+        0xc0, 0x2b,                  /* TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256 */
+        0xc0, 0x2f,                  /* TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 */
+        0, 0x9c, 0, 0x2f,            /* TLS_RSA_WITH_AES_128_GCM_SHA256, TLS_RSA_WITH_AES_128_CBC_SHA */
+        1, 0,                        /* no compression */
+        0, 36,                       /* extensions, 36 bytes in all */
+        0, 10, 0, 8, 0, 6,           /* supported_groups */
+        0, 29, 0, 23, 0, 24,         /* groups x25519, secp256r1, secp384r1 */
+        0, 13, 0, 20, 0, 18,         /* signature_algorithms */
+        4, 3, 5, 3, 8, 7,            /* signatures ECDSA with SHA-256 and SHA-384, Ed25519 */
+        8, 4, 8, 5, 8, 6,            /* signatures RSA-PSS with SHA-256, SHA-384, SHA-512 */
+        4, 1, 5, 1, 6, 1,            /* RSA (PKCS #1 v1.5) with SHA-256, SHA-384, SHA-512 */
     };
     unsigned char record[5] = { 0 };
     if (!send_all(fd, hello, sizeof hello, deadline_ms)) {

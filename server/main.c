@@ -45,7 +45,7 @@ static int complain(int status, const char *text)
 }
 
 /* Makes glibc keep freed memory. The server allocates and frees pieces of some hundred KiB. By default glibc maps each
- * of them anew, which costs a fault for every page. */
+ * piece anew, which costs a page fault for every page. */
 static void tune_malloc(void)
 {
 #ifdef __GLIBC__
@@ -95,7 +95,7 @@ static void on_signal(void *loop, int number)
     loop_signal(loop, number);
 }
 
-/* Writes the URL for a browser on this machine; "" if the server listens on unix sockets only. */
+/* Writes the URL at which a browser on this machine finds the server; "" if the server listens on unix sockets only. */
 static const char *first_url(const struct config *config, const struct listener *listeners,
                              char text[LISTENER_URL_BYTES])
 {

@@ -1,5 +1,5 @@
 /* supervise.h: --supervise, a parent process that keeps the listening sockets and starts a new server when one dies.
- * Clients then see a pause and no refused connection. */
+ * Clients then see a pause, but no refused connection. */
 #ifndef SUPERVISE_H
 #define SUPERVISE_H
 

@@ -1,4 +1,4 @@
-/* text.c: see text.h. */
+/* text.c: builds text, compares names, and reads numbers and UTF-8. See text.h. */
 #include "text/text.h"
 
 #include <assert.h>
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <strings.h>
 
-enum { FIRST_BYTES = 1024 }; /* first size of a growing text; each later size is twice the one before */
+enum { FIRST_BYTES = 1024 }; /* first size in bytes of a growing text; each later size is twice the one before */
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 

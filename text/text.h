@@ -29,13 +29,14 @@ struct text {
     char *at;
     size_t used;  /* number of bytes, without the NUL */
     size_t size;  /* bytes of memory at `at`; after a failure it equals `used`, so that the next piece fails too */
-    size_t limit; /* upper bound of `used` */
+    size_t limit; /* upper bound of `used`, in bytes */
     bool grows;   /* true: text_growing() made the text, which owns its memory */
     text_failure failure;
 };
 
 struct text text_in(char *buffer, size_t capacity); /* `capacity` is the size of the buffer, and counts the NUL */
-struct text text_growing(size_t limit);             /* `limit` does not count the NUL; the memory is from malloc() */
+/* `limit` is the longest text in bytes, without the NUL; the memory is from malloc() */
+struct text text_growing(size_t limit);
 
 /* Hands the memory of a growing text to the caller, who frees it with free(). NULL: the text has failed, and its memory
  * is freed. */
@@ -71,7 +72,7 @@ void text_put_json(struct text *t, const char *string, size_t room);
 
 /* ---- Numbers ----------------------------------------------------------------------------------------------------- */
 
-enum { TEXT_DIGITS = 20 }; /* the number of digits of 2^64 - 1 */
+enum { TEXT_DIGITS = 20 }; /* the number of decimal digits of 2^64 - 1 */
 
 /* Writes x in decimal before `end` and returns the first digit. TEXT_DIGITS bytes must be free before `end`. */
 static inline char *text_digits_before(char *end, uint64_t x)
@@ -179,7 +180,7 @@ size_t text_cut(const char *text, size_t room);
  * above the largest distance that still counts as similar. */
 struct text_nearest {
     const char *unknown;
-    const char *name; /* the most similar name; NULL: none is similar enough */
+    const char *name; /* the most similar name so far; NULL: none is similar enough */
     int distance;
 };
 

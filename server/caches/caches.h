@@ -44,7 +44,7 @@ enum { CACHE_ID_CHARS = 40, CACHE_ID_BYTES = CACHE_ID_CHARS + 1 };
 struct cache_shape {
     int64_t kv_heads, head_dim, head_dim_v;
     attn_dtype dtype;
-    /* Values are the first head_dim_v numbers of the keys, and are not stored (Multi-head Latent Attention). */
+    /* true: values are the first head_dim_v numbers of the keys, and are not stored (Multi-head Latent Attention) */
     bool latent;
     int64_t page_size; /* number of positions in a page */
 };
@@ -52,7 +52,7 @@ struct cache_shape {
 struct cache_info {
     char id[CACHE_ID_BYTES];
     struct cache_shape shape;
-    int64_t length; /* number of positions */
+    int64_t length; /* number of positions in the cache */
     int64_t pages, shared_pages;
     int64_t page_bytes;
     int64_t ttl_ms, expires_in_ms; /* time to live of an unused cache, and the part of it that is left */
@@ -106,7 +106,7 @@ attn_status caches_delete(struct caches *caches, const struct caller *caller, co
 attn_status caches_sequence(struct caches *caches, struct caller *caller, const char *name,
                             const struct cache_shape *shape, char id[CACHE_ID_BYTES], attn_error *err);
 
-/* Deletes the cache of a sequence, if it exists. */
+/* Deletes the cache of the sequence with this name, if it exists. */
 void caches_end_sequence(struct caches *caches, const struct caller *caller, const char *name);
 
 /* Ends the caches that were unused for longer than their time to live. */
@@ -134,24 +134,24 @@ struct cache_step {
     const char *k, *v;
     int64_t k_row_bytes, v_row_bytes; /* bytes of one row (one cache) of k and of v */
 
-    struct cache_shape shape; /* shape of all its caches */
+    struct cache_shape shape; /* the shape that all caches of the step have */
     int device;               /* number of the device that has all its caches */
-    const char *pool;         /* address of page 0 on the device */
+    const char *pool;         /* address of page 0 in the device's memory */
     size_t pool_bytes, page_bytes;
     size_t granule;          /* distance in bytes from one page number to the next */
-    bool k_scaled, v_scaled; /* the caches have scales */
+    bool k_scaled, v_scaled; /* true: the caches have scales for keys, for values */
     int64_t most;            /* number of pages of the row with the most pages */
     int32_t *lengths;        /* [rows]: lengths of the caches after the step; estimates until the step has begun */
 
     bool begun;
     /* [rows, most]: page numbers. This array and those below are in the memory given to caches_begin() */
     int32_t *table;
-    int32_t *table_lengths; /* [rows]: a copy of the lengths */
+    int32_t *table_lengths; /* [rows]: a copy of `lengths`, in the same memory as the table */
     /* [rows]: how many positions are in pages that the row before also has (attn_problem.prefix_keys) */
     int32_t *prefix_keys;
     bool shares;              /* some row shares enough pages that a device uses prefix_keys */
     float *k_scale, *v_scale; /* [rows, kv_heads], or NULL; until the step has begun these arrays are in `scales` */
-    attn_move *moves;         /* copies that the device makes before it computes */
+    attn_move *moves;         /* moves: copies that the device makes before it computes */
     int64_t move_count;
     bool ends;             /* committing the step deletes its caches, because their sequence ends */
     struct cache_row *row; /* only the code of server/caches uses this member and those below */

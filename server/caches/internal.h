@@ -1,4 +1,5 @@
-/* internal.h: what table.c and transactions.c share. The public header is caches.h. */
+/* internal.h: types and functions that the two files table.c and transactions.c share. The public header is
+ * caches.h. */
 #ifndef CACHES_INTERNAL_H
 #define CACHES_INTERNAL_H
 
@@ -18,7 +19,7 @@ static_assert((BUCKETS & (BUCKETS - 1)) == 0, "a bucket is some bits of a hash")
 
 struct pool {
     struct pages *pages; /* the pool's pages; NULL: the pool's memory was not allocated yet */
-    char *memory;        /* address of page 0 */
+    char *memory;        /* address of page 0 of the pool, on the device */
     const char *device;  /* name of the device; NULL: the device has no pool, or is lost */
     bool opening;        /* a thread is allocating the pool's memory */
     struct caches_source source;
@@ -30,13 +31,13 @@ struct pool {
 
 struct cache {
     char id[CACHE_ID_BYTES];     /* the id as text, because lookups compare 64 characters at a time */
-    struct cache *chain;         /* next cache in its bucket */
-    struct cache *older, *newer; /* list of all caches */
+    struct cache *chain;         /* next cache in the same bucket of the hash table */
+    struct cache *older, *newer; /* neighbours in the list of all caches */
     struct caller *caller;       /* a reference to the cache's owner */
     struct cache *next_sequence; /* next cache in the same bucket of `sequences`, if the cache has a sequence's name */
     char sequence[PROTO_SEQUENCE_BYTES];
     struct cache_shape shape;
-    float *k_scale, *v_scale; /* [kv_heads]; NULL: the cache has no scales */
+    float *k_scale, *v_scale; /* [kv_heads] scales; NULL: the cache has none */
     int pool;
     size_t page_bytes;
     int32_t run; /* number of granules (units of the pool's memory) in a page */
@@ -53,7 +54,7 @@ struct cache {
 struct caches {
     pthread_mutex_t lock;
     pthread_cond_t opened;           /* signalled when the allocation of a pool's memory has succeeded or failed */
-    struct hash_key key;             /* key of both hash tables */
+    struct hash_key key;             /* key for the hashes of both hash tables */
     char process[PROCESS_CHARS + 1]; /* first characters of the ids that this process makes */
     int max_count, count;
     int64_t expired, lost_ids;
@@ -71,11 +72,11 @@ struct caches {
 /* The changes that a step (a cache transaction) makes to one of its caches. */
 struct cache_row {
     struct cache *cache;
-    int64_t before; /* length of the cache before the step */
+    int64_t before; /* length of the cache before the step (transaction) */
     int64_t first;  /* index of the first page that `pages` replaces or adds */
-    int64_t count;  /* number of pages in `pages` */
+    int64_t count;  /* number of pages in the array `pages` */
     int32_t *pages; /* numbers of the pages that the step has taken from the pool */
-    bool copied;    /* pages[0] is a copy of a shared page, which it replaces */
+    bool copied;    /* true: pages[0] is a copy of a shared page, and replaces that page */
 };
 
 static inline struct pages *cache_pages_of(const struct caches *caches, const struct cache *cache)

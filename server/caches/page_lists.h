@@ -21,7 +21,7 @@
 enum { PAGE_BLOCK = 1024 };
 
 struct page_block {
-    int32_t references; /* number of lists that have the block */
+    int32_t references; /* number of page lists that have the block */
     int32_t shared;     /* number of this block's pages that are in other blocks as well */
     int32_t count, room;
     int32_t *pages;
@@ -59,8 +59,8 @@ void page_list_put(struct page_list *list, struct pages *pages, int32_t page);
  * reserved. */
 bool page_list_drop_last(struct page_list *list, struct pages *pages, int32_t run);
 
-/* Makes the empty list `to` a list of the first `count` pages of `from`. The first `full` of these (all, or all but
- * the last) are full of positions, so neither list will replace them. False: out of memory; nothing has changed. */
+/* Makes the empty list `to` a list of the first `count` pages of `from`. The first `full` of these pages (all, or all
+ * but the last) are full of positions, so neither list will replace them. False: out of memory; nothing has changed. */
 bool page_list_fork(struct page_list *to, const struct page_list *from, struct pages *pages, int64_t count,
                     int64_t full);
 

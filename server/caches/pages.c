@@ -21,7 +21,7 @@ struct pages {
         shared;
     int64_t next;        /* granule where the next search begins */
     uint64_t *taken;     /* a bit for each granule; 1: the granule is in a page */
-    int32_t *references; /* [granule]: references to the page that begins there */
+    int32_t *references; /* [granule]: number of references to the page that begins at this granule */
     /* [granule]: the exclusive or of the addresses of a page's owners, which for one owner is its address */
     uintptr_t *owners;
 };
@@ -104,7 +104,7 @@ static void mark(struct pages *pages, int64_t from, int64_t run, bool taken)
     }
 }
 
-/* Returns the first run of free granules in [from, to), or -1. */
+/* Returns the first of `run` free granules in a row within [from, to), or -1. */
 static int64_t search(const struct pages *pages, int64_t from, int64_t to, int64_t run)
 {
     int64_t begin = from;

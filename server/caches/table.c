@@ -207,7 +207,7 @@ static void link_in(struct caches *caches, struct cache *cache)
     cache->caller->caches++;
 }
 
-/* Removes the cache from all lists and buckets, so that it cannot be found. */
+/* Removes the cache from all lists and buckets, so that no search can find it. */
 static void link_out(struct caches *caches, struct cache *cache)
 {
     struct cache **at = bucket_of(caches, cache->caller, cache->id);
@@ -467,7 +467,7 @@ static attn_status make_ready(struct caches *caches, attn_error *err)
     }
 }
 
-/* Makes a cache in a pool that make_ready() has opened. Call this with the lock held. */
+/* Makes a cache in a pool whose memory make_ready() has allocated. Call this with the lock held. */
 static attn_status create(struct caches *caches, struct caller *caller, const struct cache_shape *shape,
                           const float *k_scale, const float *v_scale, int64_t ttl_ms, struct cache_info *info,
                           attn_error *err)
@@ -584,7 +584,8 @@ void caches_list(struct caches *caches, const struct caller *caller, struct cach
         ++*count;
     }
     pthread_mutex_unlock(&caches->lock);
-    /* Takes the lock for each cache, because the shared pages of one cache are a sum over up to a thousand blocks. */
+    /* Takes the lock for each cache anew, because counting the shared pages of one cache may go through a thousand
+     * blocks. */
     for (int i = 0; i < found; i++) {
         pthread_mutex_lock(&caches->lock);
         const struct cache *const cache = cache_known(caches, caller, infos[i].id, clock_ms());

@@ -34,8 +34,8 @@ static const char *scales_text(const struct cache *cache)
     return cache->v_scale ? "v_scale alone" : "neither k_scale nor v_scale";
 }
 
-/* Returns the cache of a row, or NULL with an error. If the pointer that an earlier search found is still valid, it is
- * used again, because there may be many rows. */
+/* Returns the cache of a row (an id of the step), or NULL with an error. If the pointer that an earlier search found is
+ * still valid, it is used again, because there may be many rows. */
 static struct cache *find_row(const struct cache_step *step, int row, int64_t now_ms, attn_error *err)
 {
     char member[32], what[32];
@@ -104,7 +104,7 @@ static attn_status look_at_scales(struct cache_step *step, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks the size of the page table, which has step->most entries for each row. */
+/* Checks the size of the step's page table, which has step->most entries for each row. */
 static attn_status check_pages(const struct cache_step *step, attn_error *err)
 {
     if (step->most <= CACHES_STEP_PAGES / step->rows) return ATTN_OK;
@@ -302,7 +302,7 @@ static attn_status take_pages(struct cache_step *step, attn_error *err)
     int64_t count = 0;
     for (int row = 0; row < step->rows; row++) {
         count += count_pages(step, row);
-        step->row[row].cache->users++; /* a cache that is in use does not expire */
+        step->row[row].cache->users++; /* marks the cache as in use, so that it does not expire */
     }
     attn_status status = check_room(step, count, NULL);
     if (status != ATTN_OK) {
@@ -380,7 +380,7 @@ static void write_table(struct cache_step *step, int index)
     copy_scales(cache, index, step->k_scale, step->v_scale);
 }
 
-/* True if another step uses one of the caches of `step`, or an older step waits for one of them. */
+/* True if another step (transaction) uses one of the caches of `step`, or an older step waits for one of them. */
 static bool is_blocked(const struct cache_step *step, uint64_t scan)
 {
     for (int row = 0; row < step->rows; row++) {
@@ -441,7 +441,7 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     if (status != ATTN_OK || *wait) return status;
     for (int row = 0; row < step->rows; row++) {
         const int64_t pages = cache_pages_for(step->row[row].cache, step->row[row].before + step->append);
-        if (pages > step->most) /* another step has extended the cache since the table was made */
+        if (pages > step->most) /* another step has extended a cache since the size of the table was computed */
             return attn_fail(err, ATTN_BUSY, NULL, "caches: [%d] has grown meanwhile", row);
         moves += 6 * (pages - step->row[row].before / step->shape.page_size + 1);
     }

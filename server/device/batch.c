@@ -51,7 +51,7 @@ void batch_count(const struct batch *batch, const struct job_part *first)
     }
     if (first->error.status == ATTN_CANCELLED) return; /* requests that were cancelled are counted by other code */
     metrics_add(METRIC_DEVICE_ERRORS, device, attn_status_name(first->error.status), 1);
-    if (first->error.status != ATTN_DEVICE_LOST) /* the loop reports a lost device, and only once */
+    if (first->error.status != ATTN_DEVICE_LOST) /* a lost device is reported by the loop, and only once */
         log_event(LOG_WARN, NULL, "batch_failed", "device=%s requests=%d text=" LOG_Q, device, batch->count,
                   first->error.text);
 }

@@ -44,7 +44,7 @@ static bool has_parts(const struct job *job)
     return true;
 }
 
-/* True if the two devices take the same problems with the same kernels. */
+/* True if the two devices take the same problems and compute them with the same kernels. */
 static bool have_same_kernels(const attn_capabilities *a, const attn_capabilities *b)
 {
     if (a->backend != b->backend || a->kernel_count != b->kernel_count) return false;
@@ -57,7 +57,7 @@ static bool have_same_kernels(const attn_capabilities *a, const attn_capabilitie
     return true;
 }
 
-/* True if the two devices compute the same bits: they have the same kernels and are of one kind. */
+/* True if the two devices compute results that are equal to the bit: they have the same kernels and are of one kind. */
 static bool are_alike(const struct device *a, const struct device *b)
 {
     const attn_device_info *const i = &a->info, *const j = &b->info;

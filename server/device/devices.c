@@ -98,7 +98,7 @@ static attn_status device_open(const struct config *config, const char *backend,
     status = attn_device_open(backend, index, &options, &device->handle, err);
     if (status != ATTN_OK) goto fail;
     attn_device_describe(device->handle, &device->info);
-    /* The watchdog does not watch the CPU: large problems may take minutes there, and the CPU cannot be lost. */
+    /* The watchdog ignores the CPU: large problems may take minutes there, and the CPU cannot be lost. */
     device->watchdog_ns = device->info.unified ? NEVER : config->watchdog_ms * CLOCK_NS_PER_MS;
     atomic_store(&device->due_ns, NEVER);
     const int most = DEVICE_MAX_STREAMS - DEVICE_GUESTS, streams = device->info.streams;
@@ -125,7 +125,7 @@ fail:
     return status;
 }
 
-/* Returns the backend whose devices --devices numbers. NULL: this build has only the CPU. */
+/* Returns the backend whose devices the numbers of --devices mean. NULL: this build has only the CPU. */
 static const char *gpu_backend(void)
 {
     for (const char *const *name = attn_backends(); *name; name++)
@@ -335,8 +335,9 @@ void devices_note_lost(struct devices *devices, int number)
     atomic_store(&devices->device[number]->lost, true);
 }
 
-/* Sums the time of the job's problems on the fastest device. Scores that FlashMask hides may be skipped, so they do not
- * count. Finding them means reading the mask's rows, which is done only if the sum is large enough to matter. */
+/* Returns the sum of the times that the job's problems take on the fastest device. Scores that FlashMask hides may be
+ * skipped, so they do not count. Finding them means reading the mask's rows, which is done only if the sum is large
+ * enough to matter. */
 double devices_least_seconds(const struct devices *devices, const struct job *job)
 {
     const double unimportant_s = 0.05;

@@ -38,9 +38,9 @@ struct batch {
     /* The flow (one client's work) of the first job, which holds the reference. The batch counts as a batch of this
      * flow. NULL: the job has no flow. */
     const struct flow *flow;
-    int64_t left_ns;               /* time at which the batch left for the device */
-    int64_t charged_ns;            /* device time, which is charged to the flows of the batch's jobs */
-    struct batch *next, *previous; /* the loop's list of batches on this device */
+    int64_t left_ns;    /* time at which the batch left for the device */
+    int64_t charged_ns; /* device time in nanoseconds, which is charged to the flows (clients) of the batch's jobs */
+    struct batch *next, *previous; /* neighbours in the loop's list of batches on this device */
     int count;
     int waiting; /* number of jobs whose requests still wait (used by the loop); at 0 the batch is cancelled */
     /* set by attn_cancel(): the device ends the batch between two tiles of a kernel, or between two launches */
@@ -50,9 +50,9 @@ struct batch {
     bool adopted;
     int64_t started_ns, ended_ns; /* times at which the batch started and ended, on the thread that ran it */
     double prepare_us, copy_in_us, compute_us, copy_out_us;
-    double launch_us;         /* the part of compute_us before the kernels were on the stream */
+    double launch_us;         /* that part of compute_us in which the kernels were not on the stream yet */
     double truth_us;          /* device time of verifying outputs in float64, which follows copy_out_us */
-    struct job_part *parts[]; /* each part has a reference to its job */
+    struct job_part *parts[]; /* the parts of jobs in the batch, each with a reference to its job */
 };
 
 static inline struct job *batch_job(const struct batch *batch, int part)
@@ -82,13 +82,13 @@ bool devices_stop(struct devices *devices, int64_t wait_ms);
 /* Call this after devices_stop() has returned true, with the mailbox empty. */
 void devices_close(struct devices *devices); /* does nothing if `devices` is NULL */
 
-/* Adds a pool for KV caches (--kv-bytes) on each device. The pool's memory is allocated with the first cache. Call this
- * before the first request. INVALID: a device has less memory than that. */
+/* Adds a pool of memory for KV caches (--kv-bytes) on each device. The memory is allocated with the first cache. Call
+ * this before the first request. INVALID: a device has less memory than the pool needs. */
 attn_status devices_add_caches(struct devices *devices, const struct config *config, struct caches *caches,
                                attn_error *err);
 
 int devices_count(const struct devices *devices);
-/* Returns what the first device can compute. Any thread may plan problems by it. */
+/* Returns what the first device can compute, by which any thread may plan problems. */
 const attn_capabilities *devices_capabilities(const struct devices *devices);
 const attn_device_info *
 /* Returns the device with the most memory, as it was described when it was opened. */
@@ -103,7 +103,7 @@ bool devices_usable(const struct devices *devices);
 
 /* The present state of a device, for other parts of the server. */
 struct device_state {
-    const attn_capabilities *can; /* NULL in tests without a device */
+    const attn_capabilities *can; /* what the device can compute; NULL in tests without a device */
     attn_device_info info;        /* result of attn_device_describe() */
     bool usable;                  /* true if the device has not failed */
     int64_t running_requests;     /* number of requests on this device that are not answered yet */
@@ -151,7 +151,7 @@ bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device);
 /* Submits a batch of one late job: an HTTP thread has put the job on the device already, so it needs no room. */
 void devices_submit_late(struct devices *devices, struct batch *batch);
-/* True if a device other than the CPU has a batch. */
+/* True if a device other than the CPU has a batch that has not come back. */
 bool devices_away(const struct devices *devices);
 /* Call this for each batch that has come back from a device. */
 void devices_collect(struct devices *devices, struct batch *batch);

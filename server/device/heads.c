@@ -63,7 +63,7 @@ static attn_rows rows_of(const attn_tensor *whole, const attn_tensor *host, cons
     int axis = 0;
     size_t rows = 1;
     while (axis < host->rank && host->shape[axis] == whole->shape[axis]) rows *= (size_t)host->shape[axis++];
-    if (axis == host->rank) rows = 1; /* the tensor has no heads to cut */
+    if (axis == host->rank) rows = 1; /* a tensor without an axis of heads is one row */
     const size_t width = rows > 0 ? bytes_of(there) / rows : 0, all = rows > 0 ? bytes_of(whole) / rows : 0;
     return out ? (attn_rows){ host->data, there->data, all, width, width, rows }
                : (attn_rows){ there->data, host->data, width, all, width, rows };

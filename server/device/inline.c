@@ -170,7 +170,7 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
 }
 
 /* Begins the job's cache transaction and sets *placed to the job's problem with device addresses. False: the job cannot
- * run here; transaction_has_begun() tells whether the transaction has begun anyway. */
+ * run on this inline slot; transaction_has_begun() tells whether the transaction has begun anyway. */
 static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_problem *placed)
 {
     attn_error ignored; /* not reported here: the loop will meet the same error and report it */
@@ -251,7 +251,7 @@ static void note_end(struct devices *devices, struct job *job, struct batch *bat
     batch_count(batch, &job->part);
 }
 
-/* Runs a job whose inline slot is ready for it. */
+/* Runs a job on the inline slot that was taken and made ready for it. */
 static enum inline_outcome run(struct devices *devices, struct inline_slot *inline_slot, struct job *job,
                                const attn_plan *plan)
 {

@@ -18,7 +18,7 @@
 #include "server/base/limits.h"
 #include "server/device/devices.h"
 
-enum { LINE = 64 }; /* size of a cache line in bytes */
+enum { LINE = 64 }; /* size of the processor's cache line in bytes */
 #define NEVER INT64_MAX
 
 struct mirror {
@@ -30,16 +30,17 @@ struct mirror {
 /* A place on a device for one batch that runs, with a stream. */
 struct slot {
     attn_stream *stream;
-    struct batch *batch; /* NULL: the slot is free */
-    int64_t due_ns;      /* time at which the batch should be over */
+    struct batch *batch; /* the batch that runs in the slot; NULL: the slot is free */
+    int64_t due_ns;      /* time at which the batch should be over, for the watchdog */
     int64_t worst_ns;    /* time that the batch's work would take at the slowest rate, DEVICE_SLOWEST_FLOPS */
     attn_problem *problems;
     attn_plan *plans; /* one plan for each of `problems` */
     /* Numbers of problems: for how many there is room, how many this batch has, and how many of these are on the
      * stream. */
     int room, count, launched;
-    double queued_s; /* estimated seconds of the batch's kernels on the stream; 0: no kernels are known to be there */
-    bool blocked;    /* the next kernels wait until it is the turn of their flow (client) */
+    /* estimated seconds of the kernels that the batch has on the stream; 0: none are known to be there */
+    double queued_s;
+    bool blocked; /* the next kernels wait until it is the turn of their flow (client) */
     /* Time when kernels were last put on the stream. Before the first kernels it is the time when the batch began. */
     int64_t piece_ns;
     int64_t step;       /* the step of attn_run_some() at which a long problem continues */
@@ -48,7 +49,7 @@ struct slot {
      * of the first of them, and the next step of its truth (truth.c). */
     int truths_left, truth_item;
     int64_t truth_step;
-    bool truth_began;    /* the first step of the truth is on the stream */
+    bool truth_began;    /* true: the first step of computing the truth (float64) is on the stream */
     void *truth_out;     /* device memory for the truth (the values in float64) of an item's out */
     int64_t began_ns;    /* time when the batch's first mark (event) was on the stream */
     int64_t launched_ns; /* time when the batch's first kernels were on the stream */
@@ -61,13 +62,13 @@ struct slot {
     int mirror_count, mirror_room, region_count;
 
     /* The arrays below are indexed by the batch's jobs. */
-    /* The number of the job whose problem this job joins, or its own number if it joins none. */
+    /* Number of the job (the leader) whose merged problem this job joins, or its own number if it joins none. */
     int16_t leader[CONFIG_MAX_BATCH];
     int16_t members[CONFIG_MAX_BATCH]; /* number of jobs in the merged problem of a leader, itself included */
     int16_t place[CONFIG_MAX_BATCH];   /* the job's position among the members of its merged problem */
     /* True if moves copy the job's tensors to its leader's problem and back. The job then has no mirrors. */
     bool moved[CONFIG_MAX_BATCH];
-    int problem[CONFIG_MAX_BATCH]; /* index of the job's first problem in `problems` */
+    int problem[CONFIG_MAX_BATCH]; /* index of the job's first problem in the slot's array `problems` */
 };
 
 /* A thread of a device. Only this thread fills and empties its slots. */
@@ -95,7 +96,7 @@ struct device {
     /* Protects the members down to `over`, and the members `batch` and started_ns of each slot. */
     pthread_mutex_t lock;
     pthread_cond_t wake;
-    struct message *first, **last; /* submitted batches that are not on a stream yet */
+    struct message *first, **last; /* submitted batches that are not on a stream yet (the inbox) */
     bool stop;
     int threads_ended;
     struct batch *held; /* a batch for which there was no memory while other batches ran (a held batch) */
@@ -103,16 +104,17 @@ struct device {
     unsigned over;      /* number of batches that have ended */
 
     int64_t watchdog_ns;
-    /* The earliest due_ns of the slots. NEVER: no batch runs, or the device is not watched. */
+    /* The earliest time at which a batch of the slots should be over. NEVER: no batch runs, or the device is not
+     * watched. */
     _Atomic int64_t due_ns;
 
-    /* The loop uses the members below; other threads read only the atomic ones. */
+    /* The loop uses the members below; other threads read only the atomic ones among them. */
     int outstanding;
     double flops;
     bool disabled;
     struct batch *batches;
     _Atomic int requests;        /* number of requests on the device, for /v1/info */
-    _Atomic int inline_requests; /* number of these requests that are in inline slots */
+    _Atomic int inline_requests; /* number of these requests that HTTP threads run in inline slots */
     _Atomic bool usable;
     _Atomic bool lost; /* a thread that does not belong to the device has noted that the device is lost */
 };
@@ -158,8 +160,8 @@ void memory_place_pinned(const struct job *job, attn_problem *problem);
  * all tensors of a problem. */
 void *memory_address(const struct slot *slot, void *address);
 void memory_place(const struct slot *slot, attn_problem *problem);
-/* Put copies on the slot's stream: memory_copy_in() copies the slot's mirrors to the device, and memory_copy_out() a
- * job's outputs to the host. */
+/* These put copies on the slot's stream. memory_copy_in() copies the slot's mirrors (copies of host memory) to the
+ * device, and memory_copy_out() copies a job's outputs to the host. */
 attn_status memory_copy_in(struct slot *slot, attn_error *err);
 attn_status memory_copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err);
 /* Puts the moves (copies) of a job's cache transaction on the slot's stream: new keys and values go to their pages. */
@@ -216,8 +218,8 @@ attn_status truth_launch(struct slot *slot, attn_error *err);
 
 /* ---- inline.c ---------------------------------------------------------------------------------------------------- */
 
-/* Opens as many slots as there are HTTP threads, if the devices are the CPU or read staging memory. Otherwise it opens
- * none. */
+/* Opens as many inline slots as there are HTTP threads, if the devices are the CPU or read staging memory. Otherwise it
+ * opens none. */
 attn_status inline_open(struct devices *devices, const struct config *config, attn_error *err);
 void inline_close(struct devices *devices);
 /* Lets a device's thread take over the work that an inline slot left on its stream. */
@@ -237,7 +239,7 @@ struct guest_others {
     int count;
     const struct flow *flow; /* flow (client) of one of the batches */
     bool several_flows;
-    int64_t oldest_ns, youngest_ns; /* times when the first and the last batch began */
+    int64_t oldest_ns, youngest_ns; /* times when the first and the last of the batches began */
 };
 void batch_guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
 /* Returns how many nanoseconds a guest must still wait if its work is expected to take `seconds`; 0 or less: it may

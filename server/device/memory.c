@@ -52,7 +52,8 @@ static const struct mirror *region_at(const struct slot *slot, int place)
     return &slot->mirrors[slot->regions[place]];
 }
 
-/* Returns how many of slot->regions begin at or before this address. Only the last of these may contain it. */
+/* Returns how many regions (pieces of host memory with a mirror) begin at or before this address. Only the last of
+ * these may contain it. */
 static int regions_up_to(const struct slot *slot, const char *address)
 {
     int low = 0, high = slot->region_count;

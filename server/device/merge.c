@@ -49,8 +49,8 @@ static bool lies_in(const attn_tensor *t, const char *memory, size_t bytes)
     return memory && data >= memory && data < memory + bytes;
 }
 
-/* True if a tensor can be merged: it is contiguous, it stays aligned behind other tensors, and it is in the job's own
- * memory. */
+/* True if a tensor can be merged with those of other jobs: it is contiguous, it stays aligned behind other tensors, and
+ * it is in the job's own memory. */
 static bool tensor_fits(const struct job *job, const attn_tensor *t)
 {
     const attn_tensor whole = attn_tensor_make(t->data, t->dtype, t->rank, t->shape);
@@ -74,7 +74,8 @@ static bool fits(const struct job *job)
     return true;
 }
 
-/* True if these two tensors allow their problems to be merged. `paged`: both problems belong to cache transactions. */
+/* True if these two tensors allow their problems to be merged into one. `paged`: both problems belong to cache
+ * transactions. */
 static bool same_tensor(const attn_tensor *a, const attn_tensor *b, int id, bool paged)
 {
     if (a->rank != b->rank) return false;
@@ -135,7 +136,8 @@ static bool same_kernel(const struct device *device, const struct slot *slot, in
            attn_plan_make(can, &wide, &together, &ignored) == ATTN_OK && alone.kernel == together.kernel;
 }
 
-/* Undoes the merging of a leader's members: each runs alone, with mirrors and without moves. */
+/* Undoes the merging of a leader's members: each job runs alone, with mirrors (device copies of its memory) and without
+ * moves. */
 static void part(struct slot *slot, int leader)
 {
     for (int j = leader; j < slot->batch->count; j++) {

@@ -30,7 +30,7 @@ static int64_t worst_ns(const struct batch *batch)
     for (int j = 0; j < batch->count; j++)
         seconds += batch_padded_flops(batch->parts[j]) / DEVICE_SLOWEST_FLOPS +
                    batch_job(batch, j)->truth_seconds * DEVICE_TRUTH_SLOWEST;
-    const double most = 1e9; /* 1e9 seconds are thirty years */
+    const double most = 1e9; /* a bound of 1e9 seconds, thirty years, so that nanoseconds fit 64 bits */
     return (int64_t)((seconds < most ? seconds : most) * 1e9);
 }
 
@@ -138,7 +138,7 @@ static attn_status plan_heads(const attn_capabilities *can, struct job_part *par
     return status;
 }
 
-/* Plans all problems of the batch with their addresses on this device. A merged problem gets a plan of its own, because
+/* Plans all problems of the batch for their addresses on this device. A merged problem gets a plan of its own, because
  * its sizes differ from those of the problems that prepare_job() planned. */
 static attn_status plan_all(struct device *device, struct slot *slot, attn_error *err)
 {
@@ -236,7 +236,7 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
 {
     struct batch *batch = slot->batch;
     const int count = group_of(device, slot);
-    const bool begins = slot->launched == 0 && slot->step == 0; /* true once for each batch */
+    const bool begins = slot->launched == 0 && slot->step == 0; /* true at the first call for each batch */
     attn_status status = ATTN_OK;
     slot->queued_s = piece_seconds(slot);
     slot->blocked = false;
@@ -370,7 +370,7 @@ static void note_stages(const struct device *device, const struct slot *slot)
     batch->launch_us = stood_us < 0 ? 0 : stood_us < batch->compute_us ? stood_us : batch->compute_us;
 }
 
-/* Ends a batch, failed or not: frees its memory and reports it. */
+/* Ends a batch, failed or not: frees its device memory and reports it to the loop. */
 static void finish_batch(struct device *device, struct slot *slot, attn_status status, const attn_error *err)
 {
     struct batch *batch = slot->batch;
@@ -499,7 +499,8 @@ static void start(struct device *device, struct slot *slot)
     finish_batch(device, slot, status, &err);
 }
 
-/* Ends the batches whose streams are done. `wait`: waits for at least one. True: at least one batch has ended. */
+/* Ends the batches whose streams are done. `wait`: waits for at least one stream. True: at least one batch has
+ * ended. */
 static bool poll_slots(struct device_thread *thread, bool wait)
 {
     struct device *const device = thread->device;
@@ -598,7 +599,7 @@ static struct batch *next_batch(const struct device *device, int64_t *until_ns)
     return best;
 }
 
-/* Moves the batch from the inbox to the slot. Call this with the lock held. */
+/* Moves the batch from the inbox to the slot. Call this with the device's lock held. */
 static void take_batch(struct device *device, struct slot *slot, struct batch *batch)
 {
     slot->batch = batch;
@@ -619,7 +620,7 @@ static void take_batch(struct device *device, struct slot *slot, struct batch *b
     if (device->first) pthread_cond_signal(&device->wake); /* wakes another thread, which takes the other batches */
 }
 
-/* Waits until there is new work or until_ns has come. Call this with the lock held. */
+/* Waits until a batch is submitted or until_ns has come. Call this with the device's lock held. */
 static void wait_for_work(struct device *device, int64_t until_ns)
 {
     const struct timespec at = { until_ns / CLOCK_NS_PER_S, until_ns % CLOCK_NS_PER_S };

@@ -1,4 +1,4 @@
-/* check.c: see check.h. */
+/* check.c: checks a complete body and makes its job. See check.h. */
 #include "server/intake/check.h"
 
 #include <assert.h>
@@ -17,7 +17,7 @@
 #include "server/intake/prepare.h"
 #include "server/regions/regions.h"
 
-enum { ALIGNMENT = 64 }; /* alignment of tensors in memory, in bytes */
+enum { ALIGNMENT = 64 }; /* alignment in bytes of tensors in memory */
 
 bool check_takes_long(const struct request *request)
 {

@@ -1,9 +1,9 @@
 /* check.h: makes a job that can run from a complete body, or refuses the body.
  *
  * The time of a check depends on the body: 40 ms for an envelope of 1024 problems, 200 ms for a mask of a gigabyte. So
- * the HTTP thread that received a small body checks it, and libuv's threads check large bodies for the loop (CHECKING).
- * Reading shared memory takes long too, 15 ms for 67 MB. It is done in pieces, which alternate with the pieces of other
- * requests. */
+ * the HTTP thread that received a small body checks it, and libuv's threads check large bodies for the loop (state
+ * CHECKING). Reading shared memory takes long too, 15 ms for 67 MB. Large bodies and shared memory are therefore
+ * handled in pieces, which alternate with the pieces of other requests. */
 #ifndef CHECK_H
 #define CHECK_H
 
@@ -20,8 +20,8 @@ struct check_result {
     int64_t took_ns;
 };
 
-/* The HTTP thread calls this first. It finds and holds the shared memory that the body refers to. False:
- * the request has failed. */
+/* Finds and holds the shared memory that the body refers to. The HTTP thread calls this before the other functions.
+ * False: the request has failed. */
 bool check_shared(struct request *request);
 /* True if the check takes some milliseconds or more, which is too long for an HTTP thread. */
 bool check_takes_long(const struct request *request);

@@ -27,7 +27,7 @@
 #include "server/work/transaction.h"
 #include "server/intake/verify.h"
 
-enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* alignment of attn_move */ };
+enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* MOVE_ALIGNMENT: alignment of an attn_move in bytes */ };
 
 /* Returns the output of this number if memory is needed for it, otherwise NULL. A problem that is saved as a context
  * keeps more outputs than its answer has. */
@@ -189,7 +189,7 @@ static attn_status count_outputs(proto_item *item, uint64_t elsewhere, size_t *b
     return ATTN_OK;
 }
 
-/* Returns how many numbers of the item an answer writes as text. */
+/* Returns how many numbers of the item the answer contains as text. */
 static int64_t count_numbers(proto_item *item)
 {
     int64_t sum = 0;
@@ -352,8 +352,8 @@ static int64_t priority_of(const proto_call *call)
     return first;
 }
 
-/* Returns the tensors that are in this process's own memory and that no other thread or process writes now. Tensors in
- * caches, in a GPU's memory, or copied by a GPU from a client's pages are not among them. */
+/* Returns the tensors, as bits, that are in this process's own memory and that no other thread or process writes now.
+ * Tensors in caches, in a GPU's memory, or copied by a GPU from a client's pages are not among them. */
 static uint64_t readable_of(const struct job *job)
 {
     if (job->transaction || (job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0))) return 0;

@@ -24,23 +24,23 @@ struct region {
     int64_t offset, bytes; /* range of the region in its object, in bytes; the offset is 0 in a GPU's memory */
     struct region *next;   /* next region in the list of regions to close */
 
-    /* The members below are used for regions of kind SYSTEM. */
+    /* The members below are used for regions of kind SYSTEM (objects of /dev/shm). */
     char key[PROTO_REGION_BYTES];
     int fd; /* descriptor of the object; -1: the region has none */
     dev_t filesystem;
     ino_t inode;
     struct pin *pin; /* the pinned pages; NULL: not pinned. The table's lock protects this member and the next ones */
     struct timespec seen; /* time of the object's last modification, ignoring the server's own writes */
-    int writing;          /* number of the server's writes that are running */
+    int writing;          /* number of the server's writes to the region that are running */
     bool intact;          /* no client had modified the object before the running writes began */
     int64_t pinned_ms;    /* time of the last attempt to pin the region */
-    bool is_to_pin;       /* the region is in the list `fresh`, which holds a reference */
+    bool is_to_pin;       /* true: the region is in the list `fresh` of regions to pin, which holds a reference */
     struct region *after; /* next region in the list `fresh` */
 
-    /* The members below are used for regions of kind CUDA. */
+    /* The members below are used for regions of kind CUDA (a GPU's memory). */
     attn_device *device;
-    int number; /* the server's number of the device */
-    int64_t id; /* the client's number of the device */
+    int number; /* the server's number of `device` */
+    int64_t id; /* the client's number of `device` */
     char *memory;
 };
 
@@ -69,10 +69,10 @@ struct regions {
 
     pthread_t keeper;
     pthread_cond_t wake;
-    struct region *gone, *fresh; /* lists of regions to close, and to pin */
+    struct region *gone, *fresh; /* lists of regions: those to close, and those to pin */
     struct pin *loose;           /* list of pins to undo */
     bool end;
-    attn_device *pinner; /* the device that pins; NULL: no device copies from regions */
+    attn_device *pinner; /* the device for which memory is pinned; NULL: no device copies from regions */
     int64_t pinned_bytes, pinned_most;
 };
 
@@ -86,11 +86,11 @@ int regions_find(const struct regions *regions, const struct caller *caller, con
 
 /* ---- keeper.c: with the lock held -------------------------------------------------------------------------------- */
 
-/* Drops a reference to the region. */
+/* Drops a reference to the region (memory that a client registered). */
 void region_let_go(struct region *region);
 void region_let_pin_go(struct pin *pin); /* does nothing if `pin` is NULL */
 
-/* True if no client has modified the object since it was pinned, and it is not too short. */
+/* True if no client has modified the region's object since it was pinned, and the object is long enough. */
 bool region_is_intact(const struct region *region);
 
 /* Puts the region on the list of regions to pin, if pinning it is worthwhile. */

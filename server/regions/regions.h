@@ -77,7 +77,7 @@ bool regions_register_cuda(struct regions *regions, struct caller *caller, const
 /* Unregisters the caller's region of this kind and name, or all of the caller's regions of this kind if `name` is NULL.
  * Returns how many. Requests that use them continue. */
 int regions_unregister(struct regions *regions, enum region_kind kind, const struct caller *caller, const char *name);
-/* Unregisters all regions of callers that is_known() rejects. */
+/* Unregisters all regions (registered memory) of callers that is_known() rejects. */
 void regions_forget(struct regions *regions, bool (*is_known)(void *context, const struct caller *caller),
                     void *context);
 
@@ -98,29 +98,31 @@ int64_t regions_pinned_bytes(struct regions *regions);
 
 struct region;
 
-/* One tensor of a request that lies in a region. */
+/* One tensor of a request that lies in a region (memory that a client registered). */
 struct region_use {
     struct region *region; /* the region, to which the use holds a reference */
     attn_tensor_id id;
     bool output;
-    int index;       /* index of the tensor in the body's inputs or outputs, for error pointers */
-    int64_t offset;  /* offset of the tensor in the object */
-    int64_t bytes;   /* size of the tensor in bytes; for an output before region_uses_bind(), the size of its buffer */
-    int64_t done;    /* number of bytes copied so far */
-    char *memory;    /* the other end of the copy: an address in staging memory */
-    char *in_place;  /* address of the tensor in a GPU's memory, where kernels use it; NULL: the tensor is copied */
-    char *pinned;    /* address of the pinned pages for copies by devices; NULL: the CPU copies */
-    struct pin *pin; /* a reference to the pin of `pinned` */
-    void *mirror;    /* the device's copy of the tensor while a batch runs; used by the device's thread */
+    int index;      /* index of the tensor in the body's inputs or outputs, for error pointers */
+    int64_t offset; /* offset of the tensor in the region's object, in bytes */
+    int64_t bytes;  /* size of the tensor in bytes; for an output before region_uses_bind(), the size of its buffer */
+    int64_t done;   /* number of bytes copied so far */
+    char *memory;   /* the other end of the copy: an address in staging memory */
+    /* address of the tensor in a GPU's memory, where kernels use it in place; NULL: the tensor is copied */
+    char *in_place;
+    char *pinned;    /* address of the pinned pages from or to which a device copies; NULL: the CPU copies */
+    struct pin *pin; /* a reference to the pin that holds these pages */
+    void *mirror;    /* the device's copy of the tensor while a batch runs; only the device's thread uses this member */
 };
 
 /* All tensors of a request that lie in regions (registered memory). The owner of the request owns them, and later its
  * job. */
 struct region_uses {
     int64_t input_bytes, output_bytes; /* bytes of inputs and of outputs that the CPU copies */
-    int64_t pinned_bytes;              /* bytes that devices copy; an output counts with the size of its buffer */
-    bool placed;                       /* the address `memory` of all inputs has been set */
-    bool writes;                       /* the CPU copies some outputs */
+    /* bytes that devices copy from and to pinned pages; an output counts with the size of its buffer */
+    int64_t pinned_bytes;
+    bool placed;        /* the address `memory` of all inputs has been set */
+    bool writes;        /* true: the CPU copies some outputs */
     int home;           /* number of the GPU in whose memory tensors are used in place; -1: there are none */
     uint64_t elsewhere; /* bits of attn_tensor_id: outputs that need no staging memory */
     int count;

@@ -1,9 +1,10 @@
-/* table.c: the table of regions. See regions.h, and internal.h for the other files of the folder.
+/* table.c: the table of regions (memory that clients registered). See regions.h, and internal.h for the other files of
+ * the folder.
  *
  * Objects that may be registered: a key names one object of /dev/shm, so it has no '/'. It begins with a prefix that
  * the operator chose for clients' objects. The object must be a regular file without a second name, which could be a
- * link to another user's object. It must be the server's own, or open to the server by its mode: a client may not
- * offer what only root can open. An object that one caller has registered cannot be registered by another. */
+ * link to another user's object. It must be the server's own, or open to the server by its mode: a client may not offer
+ * what only root can open. An object that one caller has registered cannot be registered by another. */
 #include "server/regions/internal.h"
 
 #include <assert.h>
@@ -60,7 +61,7 @@ void regions_pin_for(struct regions *regions, attn_device *device, int64_t most_
     regions->pinned_most = most_bytes < REGIONS_PINNED_BYTES ? most_bytes : REGIONS_PINNED_BYTES;
 }
 
-/* Removes entry `i` from the table. Call this with the lock held. */
+/* Removes entry `i` from the table of regions. Call this with the lock held. */
 static void take_out(struct regions *regions, int i)
 {
     struct region *const region = regions->table[i].region;
@@ -87,7 +88,7 @@ void regions_free(struct regions *regions)
 
 /* ---- Which objects ----------------------------------------------------------------------------------------------- */
 
-/* Removes a leading '/': it does not change which object a key names. */
+/* Removes a leading '/' from a key, since it does not change which object the key names. */
 static const char *without_slash(const char *key)
 {
     return *key == '/' ? key + 1 : key;
@@ -182,7 +183,7 @@ bool region_is_same_object(const struct region *a, const struct region *b)
     return a->device == b->device && a->memory == b->memory;
 }
 
-/* True if another caller has registered the same object. Call this with the lock held. */
+/* True if another caller has registered the same object of shared memory. Call this with the lock held. */
 static bool is_anothers(const struct regions *regions, const struct region *region)
 {
     for (int i = 0; i < regions->count; i++) {
@@ -192,7 +193,7 @@ static bool is_anothers(const struct regions *regions, const struct region *regi
     return false;
 }
 
-/* Checks the limits for one more region. Call this with the lock held. */
+/* Checks the limits for registering one more region. Call this with the lock held. */
 static proto_error check_room(const struct regions *regions, const struct region *region, attn_error *why)
 {
     const struct caller *const caller = region->caller;
@@ -288,7 +289,7 @@ bool regions_register(struct regions *regions, struct caller *caller, const char
     region->offset = wanted->offset;
     strcpy(region->key, wanted->key);
     snprintf(path, sizeof path, "/%s", without_slash(wanted->key));
-    /* O_NONBLOCK: the call must not wait if another process has a lease on the file. */
+    /* O_NONBLOCK: without it the call would wait if another process has a lease on the file. */
     region->fd = shm_open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0);
     if (region->fd < 0) cannot_open(wanted->key, errno, error, why);
     else if (fstat(region->fd, &st) != 0) cannot_open(wanted->key, errno, error, why);

@@ -20,7 +20,7 @@
 
 /* ---- Begin and end ----------------------------------------------------------------------------------------------- */
 
-/* Sets an error's pointer to a parameter of a tensor in the body. */
+/* Sets an error's pointer to the parameter of a tensor in the body, such as its offset in shared memory. */
 static void point(attn_error *err, bool output, int index, const char *parameter)
 {
     if (err)
@@ -81,7 +81,7 @@ static attn_status begin_use(struct regions *regions, const struct caller *calle
     return ATTN_OK;
 }
 
-/* Checks a tensor in a GPU's memory: the tensor must be allowed there, and must be on the same GPU as the request's
+/* Checks a tensor in a GPU's memory: it must be a tensor that may lie there, and on the same GPU as the request's
  * earlier tensors. */
 static attn_status begin_in_place(struct region_uses *uses, const struct region_use *use, attn_error *err)
 {
@@ -129,7 +129,8 @@ attn_status region_uses_new(struct regions *regions, const struct caller *caller
             if (use->output) made->elsewhere |= UINT64_C(1) << use->id;
             continue;
         }
-        /* The sum cannot overflow: each use is at most a region long, and PROTO_HEADER_BYTES bounds their number. */
+        /* The sum cannot overflow: each tensor is at most as long as its region, and PROTO_HEADER_BYTES bounds the
+         * number of tensors. */
         *(use->output ? &made->output_bytes : &made->input_bytes) += use->bytes;
     }
     if (status == ATTN_OK) *uses = made;
@@ -287,8 +288,8 @@ static attn_status read_piece(struct region_use *use, attn_error *err)
     return ATTN_OK;
 }
 
-/* Writes one piece. pwrite() would extend an object that has become shorter, so its size is tested first. (If a client
- * truncates it between the two calls, the object gets one piece longer.) */
+/* Writes one piece of an output to shared memory. pwrite() would extend an object that has become shorter, so its size
+ * is tested first. (If a client truncates the object between the two calls, it gets one piece longer.) */
 static attn_status write_piece(struct region_use *use, attn_error *err)
 {
     const size_t bytes = next_piece(use);
@@ -307,7 +308,7 @@ static attn_status write_piece(struct region_use *use, attn_error *err)
     return ATTN_OK;
 }
 
-/* Marks a tensor as copied by a device, if the object is still long enough. */
+/* Marks a tensor as copied by a device, if the shared object is still long enough. */
 static attn_status note_copies(struct region_use *use, attn_error *err)
 {
     struct stat st;
@@ -319,7 +320,7 @@ static attn_status note_copies(struct region_use *use, attn_error *err)
     return ATTN_OK;
 }
 
-/* Copies the inputs or the outputs, one piece after another. */
+/* Copies the inputs from shared memory, or the outputs to it, one piece after another. */
 static attn_status move(struct region_uses *uses, bool outputs, int64_t until_ns, bool *done, attn_error *err)
 {
     *done = false;

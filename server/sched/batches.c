@@ -47,9 +47,9 @@ static void end_step(struct loop *loop, struct job *job, bool commit)
     loop->queue_changed = loop->transactions_changed = true;
 }
 
-/* Begins the cache transactions that can begin, from the oldest on; their jobs may then leave. If no transaction has
- * ended since the last full scan, only new ones are examined, because a transaction may have a thousand caches, and
- * hundreds may wait. */
+/* Begins the cache transactions that can begin, from the oldest on. Their jobs may then leave for a device. If no
+ * transaction has ended since the last full scan, only new ones are examined, because a transaction may have a thousand
+ * caches, and hundreds may wait. */
 static void begin_transactions(struct loop *loop)
 {
     struct job *job = loop->server->queue.first, *next;
@@ -165,7 +165,8 @@ void batches_dispatch(struct loop *loop)
         }
         const struct queue_taker taker = { device_number(device), has_room, &asked };
         const int count = queue_take(&server->queue, &taker, asked.now_ns, loop->batch_jobs, &wait_ns);
-        /* All jobs wait: for another device, for room on this one, or for other jobs to join the batch. */
+        /* No job can leave now: all wait for another device, for room on this one, or for other jobs to join the
+         * batch. */
         if (count == 0) {
             if (wait_ns == 0 && asked.wait_ns < INT64_MAX) wait_ns = asked.wait_ns;
             if (wait_ns > 0) arm_window(loop, wait_ns);
@@ -189,8 +190,8 @@ void batches_window(uv_poll_t *poll, int status, int events)
 
 /* ---- Batches back ------------------------------------------------------------------------------------------------ */
 
-/* Hands back the request of a finished job. Its answer contains the results, or the error of verifying, writing or
- * measuring. */
+/* Hands the request of a finished job back to its HTTP thread. The answer contains the results, or the error of
+ * verifying, writing or measuring. */
 static void finish_request(struct loop *loop, struct job *job)
 {
     /* For requests that get a normal answer, the code that sends the answer calls this. */
@@ -209,7 +210,7 @@ static void on_finished(void *context, struct finishing *finishing)
     const bool failed = finishing->error.status != ATTN_OK;
     end_step(loop, job, request != NULL && !request->failed && !request->gone && !failed);
     job->finishing = NULL;
-    region_uses_free(job->shared); /* all outputs in shared memory are written */
+    region_uses_free(job->shared); /* all outputs in shared memory are written, so the job lets go of it */
     job->shared = NULL;
     if (request != NULL) {
         const proto_call *call = job->call;
@@ -374,7 +375,7 @@ void batches_done(struct loop *loop, struct batch *batch)
     batch_count(batch, batch->parts[0]);
     queue_flow_ran(batch_job(batch, 0)->flow, batch->left_ns);
     charge(batch);
-    /* If a batch fails, all its parts fail for the same reason. */
+    /* If a batch fails, all its parts fail for the same reason, so the first part tells. */
     if (!batch->parts[0]->ran && batch->parts[0]->error.status == ATTN_DEVICE_LOST)
         device_failed(loop, device, batch->parts[0]->error.text);
     if (batch->waiting > 0)
@@ -391,7 +392,7 @@ void batches_done(struct loop *loop, struct batch *batch)
         part->batch = NULL;
         if (part->ran) batch_note_times(batch, job);
         else cancel_other_parts(job);
-        /* The job is over when its last part is back. */
+        /* The job is over when the last of its parts is back. */
         if (--job->parts_out > 0 || (waited && compute_again(loop, job))) {
             job_release(job);
             continue;

@@ -104,7 +104,7 @@ static attn_status open_verifier(struct finishing *finishing, proto_item *item)
     return attn_verifier_open(&item->problem, item->verify_rows, &finishing->verifier, &item->error);
 }
 
-/* Verifies some rows of the current item. Returns true when no item is left. */
+/* Verifies (recomputes in float64) some rows of the current item. Returns true when no item is left. */
 static bool verify_step(struct finishing *finishing)
 {
     struct job *job = finishing->job;

@@ -29,11 +29,11 @@ struct finishing {
     void *context;
 
     /* The thread that runs a piece uses the members below; between two pieces, the loop does. */
-    int item; /* the item being verified */
+    int item; /* index of the item that is being verified */
     attn_verifier *verifier;
     int64_t judge_until_ns; /* the time at which the judge of a check stops */
     struct judging judging;
-    int counted; /* the item whose pairs are being counted */
+    int counted; /* index of the item whose pairs are being counted */
     attn_problem count_of;
     attn_counter *counter;
     proto_encoder *encoder; /* encoder of the answer, whose length is being measured */
@@ -45,8 +45,8 @@ struct finishing {
 /* True if the job needs any finishing work, such as verification. */
 bool finish_is_wanted(const struct job *job);
 
-/* Makes the finishing work of a job. The loop calls done(context, finishing) once: when all is done, or after the piece
- * in which the work was cancelled. NULL: out of memory. */
+/* Makes the finishing work of a job (verification and the like). The loop calls done(context, finishing) once: when all
+ * is done, or after the piece in which the work was cancelled. NULL: out of memory. */
 struct finishing *finish_new(struct job *job, const char *id, void (*done)(void *context, struct finishing *finishing),
                              void *context);
 void finish_start(struct finishing *finishing, struct pieces *pieces);

@@ -48,7 +48,7 @@ static void on_prepare(uv_prepare_t *prepare)
     if (now_ns >= loop->awake_until_ns || atomic_load(&loop->server->suspended) > NAPS_MOST ||
         !devices_away(loop->server->devices))
         return;
-    const int timeout_ms = uv_backend_timeout(&loop->uv); /* -1: no timer is set */
+    const int timeout_ms = uv_backend_timeout(&loop->uv); /* milliseconds to the next timer; -1: no timer is set */
     const int64_t timer_ns = timeout_ms < 0 ? INT64_MAX : now_ns + timeout_ms * CLOCK_NS_PER_MS;
     polling_sleep_until(uv_backend_fd(&loop->uv), timer_ns < loop->awake_until_ns ? timer_ns : loop->awake_until_ns);
 }
@@ -198,7 +198,7 @@ static void on_message(void *context, struct message *message)
     switch (message->kind) {
     case LOOP_REQUEST:
         request_arrived(context, (struct request *)message);
-        break; /* the message is the first member of both structs */
+        break; /* the message is the first member of both structs, so a message's address is that of its struct */
     case LOOP_BATCH: batches_done(context, (struct batch *)message); break;
     default: assert(0 && "a message of no kind");
     }
@@ -224,8 +224,8 @@ void loop_note_step_end(struct loop *loop)
 
 /* ---- Sweeps and signals ------------------------------------------------------------------------------------------ */
 
-/* Returns memory to the system after many connections have closed, because glibc keeps the memory that connections and
- * their requests freed. libmicrohttpd maps 80 KiB for each connection and unmaps them by itself. */
+/* Returns freed memory to the system after many connections have closed, because glibc keeps the memory that
+ * connections and their requests freed. libmicrohttpd maps 80 KiB for each connection and unmaps them by itself. */
 static void give_back_memory(struct loop *loop)
 {
     const int open = stop_open_connections(loop);
@@ -355,7 +355,7 @@ struct loop_watch {
     uv_poll_t poll;
     void (*on_readable)(void *context);
     void *context;
-    struct loop_watch *previous, *next; /* list of all watches of the loop */
+    struct loop_watch *previous, *next; /* neighbours in the list of all watches of the loop */
 };
 
 static void on_readable(uv_poll_t *poll, int status, int events)

@@ -1,4 +1,5 @@
-/* loop.h: the main thread. It handles scheduling, deadlines, hang-ups, signals and the drain. */
+/* loop.h: the main thread. It handles scheduling, deadlines, hang-ups of clients, signals and the drain (finishing
+ * accepted requests before the stop). */
 #ifndef LOOP_H
 #define LOOP_H
 
@@ -11,9 +12,9 @@ struct loop;
 /* Kinds of messages in the loop's mailbox: a request, or a batch that has come back. */
 enum loop_message { LOOP_REQUEST, LOOP_BATCH };
 
-/* main.c calls the two functions in this order. */
-struct loop *loop_open(struct server *server);   /* aborts when the system refuses what it needs */
-struct mailbox *loop_mailbox(struct loop *loop); /* Returns the mailbox to which devices post finished batches */
+/* main.c calls the functions loop_open() and loop_mailbox() in this order. */
+struct loop *loop_open(struct server *server);   /* makes the loop; aborts when the system refuses what it needs */
+struct mailbox *loop_mailbox(struct loop *loop); /* returns the mailbox to which devices post finished batches */
 
 /* Watches a descriptor: whenever it can be read, the loop calls on_readable(context). Call this on the loop's thread.
  * The caller still owns the descriptor. INTERNAL: libuv refuses the descriptor; *err has libuv's text. */
@@ -39,12 +40,12 @@ struct loop_frontend {
     void (*close_metrics)(void *context); /* stops accepting connections also on --metrics-listen */
 };
 
-/* Serves until a signal ends it. Returns the exit status: 0 after a drain, 70 when the last device failed. Afterwards
- * no connection is suspended, and the web servers can be closed. */
+/* Serves requests until a signal ends the server. Returns the exit status: 0 after a drain, 70 when the last device
+ * failed. Afterwards no connection is suspended, and the web servers can be closed. */
 int loop_run(struct loop *loop, const struct loop_frontend *frontend);
 
 /* Handles a signal. SIGTERM or SIGINT: stop; a second one: stop without waiting. SIGHUP: read the tokens again. Any
- * thread may call this after loop_open(). A signal that arrives before loop_run() is handled in loop_run(). */
+ * thread may call this after loop_open(). A signal that arrives before loop_run() is handled when loop_run() begins. */
 void loop_signal(struct loop *loop, int number);
 
 /* Frees the loop. Call this after the web servers and the devices are closed. */
@@ -52,7 +53,8 @@ void loop_close(struct loop *loop);
 
 /* Gives a request whose connection is suspended to the loop, which owns it from now on. An HTTP thread calls this. */
 void loop_post(struct loop *loop, struct request *request);
-/* Tells the loop that a cache transaction on an HTTP thread has ended, because queued requests may wait for that. */
+/* Tells the loop that a cache transaction on an HTTP thread has ended, because queued requests may wait for its
+ * caches. */
 void loop_note_step_end(struct loop *loop);
 
 #endif

@@ -28,24 +28,26 @@ struct loop {
     uv_prepare_t prepare;
     uv_timer_t deadline_timer, tick_timer, sweep_timer;
     uv_poll_t window_poll;
-    int window_fd; /* timerfd for --batch-window-us, because libuv's timers count milliseconds */
+    /* timerfd that counts the microseconds of --batch-window-us, because libuv's timers count milliseconds */
+    int window_fd;
     uv_async_t signalled, step_ended;
     uv_work_t first_work;       /* a first, empty piece of work, which makes libuv start its threads */
     _Atomic int stops, reloads; /* number of signals to stop, and to reload, that are not handled yet */
 
     struct deadlines deadlines;
-    struct request *oldest, *newest; /* all requests whose connections are suspended */
+    struct request *oldest, *newest; /* list of all requests whose connections are suspended */
     struct request *unwatched; /* the oldest request without a hang-up watch; all newer requests have none either */
     bool queue_changed;
     /* a cache transaction has ended, or one that waited was dropped, so all waiting ones must be examined */
     bool transactions_changed;
-    bool transactions_arrived; /* a job with a cache transaction has arrived and was not examined yet */
-    bool scan_cut;             /* the last scan of waiting transactions did not reach the end of the queue */
-    uint64_t scan;             /* number of the last scan of all waiting transactions */
+    /* a job with a cache transaction has arrived that begin_transactions() has not examined yet */
+    bool transactions_arrived;
+    bool scan_cut; /* the last scan of waiting transactions did not reach the end of the queue */
+    uint64_t scan; /* number of the last scan of all waiting transactions */
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
     struct pieces pieces;
-    /* Until this time the loop polls for the end of the last batch on a device other than this machine's CPU
+    /* Until this time the loop polls instead of sleeping, because the last batch on a GPU will end soon
      * (base/polling_sleep.h). */
     int64_t awake_until_ns;
 
@@ -54,14 +56,14 @@ struct loop {
     enum loop_stage stage;
     int64_t stage_since_ms;
     int exit_status;
-    int most_open; /* the most connections since memory was last returned to the system */
+    int most_open; /* the largest number of connections since memory was last returned to the system */
 };
 
 uv_loop_t *loop_uv(struct loop *loop);
 
 /* ---- waiting.c --------------------------------------------------------------------------------------------------- */
 
-/* Adds a request whose connection is suspended. */
+/* Adds a request whose connection is suspended to the list of waiting requests. */
 void waiting_add(struct loop *loop, struct request *request);
 /* Ends the loop's work on the request, whatever its outcome, and resumes the request's connection. */
 void waiting_hand_back(struct loop *loop, struct request *request);
@@ -75,7 +77,7 @@ void waiting_cancel(struct loop *loop, struct request *request, proto_error erro
 void waiting_let_go_of_device(struct request *request);
 /* True if a device uses the client's memory in place. The client then gets no answer before the device is done. */
 bool waiting_is_used_in_place(const struct job *job);
-/* Sets the timer to the next deadline. */
+/* Sets the loop's timer to the next deadline. */
 void waiting_arm_deadline(struct loop *loop);
 /* Watches for a hang-up of the client those requests that have waited long enough. */
 void waiting_tick(uv_timer_t *timer);
@@ -94,7 +96,7 @@ void stop_advance(struct loop *loop, int64_t now_ms);
 
 /* ---- batches.c --------------------------------------------------------------------------------------------------- */
 
-/* Puts the job into the queue for a device. */
+/* Puts the job into the queue of jobs that wait for a device. */
 void batches_enqueue(struct loop *loop, struct job *job);
 /* Starts a check, which a judge on the CPU computes and no device. False: out of memory; the request has been
  * answered. */
@@ -103,9 +105,9 @@ bool batches_judge(struct loop *loop, struct job *job);
 void batches_dispatch(struct loop *loop);
 /* Sets the members of each job that KServe's statistics of batches need. */
 void batches_mark(struct batch *batch);
-/* Called when the time of --batch-window-us is over. */
+/* libuv calls this when the time of --batch-window-us is over. */
 void batches_window(uv_poll_t *poll, int status, int events);
-/* Handles a batch that has come back. */
+/* Handles a batch that has come back from a device. */
 void batches_done(struct loop *loop, struct batch *batch);
 /* Disables devices that do not finish their batches in time, and answers the requests. The jobs stay with the device,
  * because it may still write to their memory. */

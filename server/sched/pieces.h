@@ -19,8 +19,8 @@ struct piece {
     /* the flow (client) that is charged; the piece's owner holds the reference to it; NULL: no flow */
     struct flow *flow;
     enum flow_work work;
-    void (*run)(struct piece *piece);   /* called on one of libuv's threads */
-    void (*after)(struct piece *piece); /* called by the loop; it may add the piece again, or free it */
+    void (*run)(struct piece *piece);   /* does the work; called on one of libuv's threads */
+    void (*after)(struct piece *piece); /* called by the loop after run(); it may add the piece again, or free it */
     struct pieces *pieces;
     struct piece *next;
     int64_t took_ns;

@@ -136,7 +136,8 @@ void waiting_detach(struct loop *loop, struct request *request)
         queue_remove(&loop->server->queue, job);
         loop->queue_changed = true;
         loop->transactions_changed |= job->transaction != NULL;
-        transaction_end(job, false); /* the transaction of a running job ends when the device is done */
+        /* only now, because the transaction of a running job ends when the device is done */
+        transaction_end(job, false);
     }
     if (job->finishing)
         /* on_finished() ends the contexts (saved forwards), because the finishing thread may read their names */
@@ -183,7 +184,7 @@ static void on_hangup(uv_poll_t *poll, int status, int events)
 static void watch_start(struct loop *loop, struct request *request)
 {
     struct hangup_watch *watch = calloc(1, sizeof *watch);
-    if (watch == NULL) return; /* without a watch, a hang-up is noticed when the answer is sent */
+    if (watch == NULL) return; /* no memory for a watch: a hang-up is then noticed when the answer is sent */
     watch->request = request;
     if (uv_poll_init(&loop->uv, &watch->poll, request->socket) != 0) {
         free(watch);

@@ -16,8 +16,8 @@
 #include "server/base/limits.h"
 #include "server/work/job.h"
 
-/* Each state: its id, its label in /metrics. A RESERVED context waits for its forward, a READY one can be taken, and a
- * TAKEN one is used by a backward. contexts.c shows how the states change. */
+/* The states of a context (a saved forward). Each row: id, label in /metrics. A RESERVED context waits for its forward,
+ * a READY one can be taken, and a TAKEN one is used by a backward. contexts.c shows how the states change. */
 #define CONTEXT_STATE_MAP(X) X(RESERVED, "reserved") X(READY, "ready") X(TAKEN, "taken")
 
 enum context_state {

@@ -35,7 +35,8 @@ struct job_region {
     size_t bytes;
 };
 
-/* Jobs of the same kind may run in one batch. A job of kind 0 always runs alone. */
+/* A number for what jobs have in common: jobs of the same kind may run in one batch. A job of kind 0 always runs
+ * alone. */
 typedef uint64_t job_kind;
 #define JOB_KIND_APPEND ((job_kind)1 << 51)
 
@@ -60,7 +61,7 @@ struct job_truth {
  * 3. A job ran when all its parts ran. The error of a job is that of the first part in the list that has an error other
  *    than CANCELLED, because the parts of a job that fails are cancelled. */
 struct job_part {
-    struct job_part *next; /* next part of the same job; NULL: the last one */
+    struct job_part *next; /* next part of the same job; NULL: this is the last part */
     struct job *job;
     int device; /* number of the only device that can compute the part; -1: any device can */
     /* The key/value heads of the part, heads[0] to heads[1] - 1, and its share of the job's work. A part that is the
@@ -68,15 +69,16 @@ struct job_part {
     int64_t heads[2];
     double share;
 
-    /* Only the loop's thread uses the members below, down to handed_over. */
-    struct batch *batch;             /* the part has been put in a batch, which happens only once */
-    bool left;                       /* the part has left for a device in a batch, and never leaves again */
-    struct inline_slot *handed_over; /* an HTTP thread put the part on a device, where it still runs (INLINE_LATE) */
+    /* Only the loop's thread uses the members from here down to handed_over. */
+    struct batch *batch; /* the batch with the part, which is put in a batch only once */
+    bool left;           /* the part has left for a device in a batch, and never leaves again */
+    /* the slot in which the part still runs on a device (INLINE_LATE), where an HTTP thread put it; NULL: none */
+    struct inline_slot *handed_over;
 
     /* The thread that computes (the device's, or an HTTP thread) writes the members below. The loop reads them when the
      * batch is back. */
     bool ran;           /* the kernels ran and did not fail, and the contexts (saved forwards) in use are used up */
-    attn_error error;   /* why the part did not run */
+    attn_error error;   /* the reason why the part did not run */
     int index;          /* for a part of a cut job: the backend's number of the device that computed the part */
     const char *kernel; /* for a part of a cut job: the name of the kernel */
 };
@@ -98,13 +100,13 @@ struct job {
     /* [call->count]: the plans of the problems (job_problem()). prepare_job() makes them from the capabilities of the
      * first device, and a device adapts them to its own addresses (batch_plan()). */
     attn_plan *plans;
-    int runnable; /* number of items without an error that a device must compute */
+    int runnable; /* number of items (problems) without an error that a device must compute */
     double flops; /* floating-point operations of the runnable items */
     /* bytes of the runnable items' tensors, and of the keys and values that they read in pages (attn_cost) */
     double bytes;
     double seconds;       /* seconds that a device is expected to take for the runnable items (attn_cost_of()) */
     double worst_seconds; /* value of `seconds` if the scores of all rows exceeded the range of float32 */
-    const char *because;  /* the costliest part of the costliest item (attn_cost); "": products of q, k and v */
+    const char *because;  /* what makes the costliest item expensive (attn_cost); "": the products of q, k and v */
     size_t tensor_bytes;  /* bytes of the job's blocks of staging memory, which the queue counts */
     job_kind kind;
     size_t inputs_used;        /* bytes of `inputs` that hold tensors; an answer that fits there may overwrite them */
@@ -112,15 +114,16 @@ struct job {
     struct contexts *contexts;
     struct caller *caller; /* a reference to the account to which the job is charged */
     struct flow *flow;     /* a reference to the flow (client) that is charged the job's device time; NULL: none */
-    int64_t priority;      /* order among its caller's jobs: 1 leaves before 2 */
+    int64_t priority;      /* order among the jobs of its caller: 1 leaves for a device before 2 */
     /* For each item a reference to the job whose context (saved forward) the item uses, or NULL. The array is NULL if
      * no item uses one. */
     struct job **saved;
     struct region_uses
-        *shared; /* outputs to write to shared memory, and tensors in a GPU's shared memory; NULL: none left */
+        /* outputs to write to shared memory, and tensors in a GPU's shared memory; NULL: there are none left */
+        *shared;
     /* rows of scores that a device sums to check the lse, if only a device can read q or k; NULL: none */
     attn_lse_look *lse;
-    void *lse_found; /* where the sums of `lse` arrive, among the outputs */
+    void *lse_found; /* where the sums that belong to `lse` arrive, among the outputs */
     /* [call->count]: what a device needs to verify each item's out; NULL: it verifies none. A job with this member runs
      * alone. */
     struct job_truth *truths;
@@ -129,10 +132,11 @@ struct job {
     attn_truth_distance (*truth_found)[ATTN_TRUTH_RESULTS];
     bool truth_known; /* the device has written truth_found; false: the device computes no truth */
     bool wants_verify, wants_save, wants_count;
-    bool wants_judge; /* the request is a check, which a judge computes and not a device (sched/finish.h) */
+    bool wants_judge; /* the request is a check, which a judge on the CPU computes and no device (sched/finish.h) */
     /* The answer contains many numbers as text, whose length is measured in pieces before the answer is encoded. */
     bool wants_measure;
-    bool holds_contexts;                 /* the job took or reserved contexts: contexts_finish_job() must be called */
+    /* the job took or reserved contexts (saved forwards), so contexts_finish_job() must be called */
+    bool holds_contexts;
     struct caches *caches;               /* the table of the caches that the request names */
     struct job_transaction *transaction; /* the job's cache transaction (transaction.h); NULL: none */
     struct staging_block *tables;        /* memory of the transaction's page tables while the transaction runs */
@@ -142,9 +146,9 @@ struct job {
     /* number of contexts (saved forwards) that hold this job; contexts.c changes it under its lock */
     int context_count;
 
-    /* Only the loop's thread uses the members below, down to given_up. */
+    /* Only the loop's thread uses the members from here down to given_up. */
     struct request *request;     /* the request that waits for the job; NULL: no client waits any more */
-    struct finishing *finishing; /* work after the run, such as verification; NULL: none */
+    struct finishing *finishing; /* the job's work after its run, such as verification; NULL: none */
     int parts_out;               /* number of parts that are in batches and not yet back */
     /* links in the list of all waiting jobs, and in the list of its flow (client) */
     struct job_links in_queue, in_flow;

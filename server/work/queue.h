@@ -1,8 +1,9 @@
 /* queue.h: the jobs that wait for a device, and the admission of requests.
  *
- * Admission (any thread): a request takes a slot of CALLER_RECEIVING from its headers to its last byte. After that it
- * has a slot of CALLER_WAITING until it leaves for a device or ends. Each kind has its own bound, so clients that send
- * slowly do not keep others from being computed. Only the loop's thread uses the rest. No sockets, no timers. */
+ * Admission (any thread): a request takes a slot of the kind CALLER_RECEIVING from its headers to its last byte. After
+ * that it has a slot of the kind CALLER_WAITING until it leaves for a device or ends. The number of slots of each kind
+ * is bounded, so clients that send slowly do not keep other clients' requests from being computed. Only the loop's
+ * thread uses the functions for jobs. This file has no sockets and no timers. */
 #ifndef QUEUE_H
 #define QUEUE_H
 
@@ -17,13 +18,14 @@
 struct queue {
     struct {
         _Atomic int count; /* number of requests that have a slot of this kind */
-        int limit;         /* upper bound of `count` */
+        int limit;         /* upper bound of `count`: the number of slots */
     } places[CALLER_PLACES];
 
     /* Only the loop's thread uses the members from here down to `bytes`. */
     int max_batch;
     int64_t window_ns;
-    struct job *first, *last; /* all jobs, linked by in_queue, in order of arrival except for priority */
+    /* list of all waiting jobs, linked by in_queue, in order of arrival except for priority */
+    struct job *first, *last;
     int count;
     struct flow *first_flow, *last_flow; /* list of the flows (clients) that have waiting jobs */
     int flows;
@@ -31,7 +33,7 @@ struct queue {
     int64_t virtual_ns; /* virtual time (queue.c) of the flow that was served last */
     int64_t bytes;
     double seconds_per_job; /* moving average of the seconds that a job takes on a device, for the header Retry-After */
-    _Atomic int64_t waiting, waiting_bytes; /* copies of count and bytes for other threads */
+    _Atomic int64_t waiting, waiting_bytes; /* copies of `count` and `bytes` of the list, for other threads */
 };
 
 void queue_init(struct queue *queue, int max_receiving, int depth, int max_batch, int64_t window_ns);
@@ -91,10 +93,10 @@ void queue_flow_served(struct queue *queue, const struct flow *flow);
 void queue_flow_runs(struct flow *flow, int64_t left_ns);
 void queue_flow_ran(struct flow *flow, int64_t left_ns);
 
-/* True if the next batch could still grow by waiting. */
+/* True if the next batch could still get more jobs by waiting. */
 bool queue_may_grow(const struct queue *queue);
 
-/* Records that a batch of `jobs` took `seconds` on its device. */
+/* Records that a batch of `jobs` jobs took `seconds` on its device, for the average seconds_per_job. */
 void queue_learn(struct queue *queue, int jobs, double seconds);
 
 #endif

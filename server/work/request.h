@@ -1,8 +1,8 @@
 /* request.h: one HTTP request from its request line to its last byte, and which thread may use it when.
  *
- * A request has one owner at a time, and the hand-over to the next owner is the only synchronisation. It goes through
- * a lock (the mailbox, or libmicrohttpd's suspend and resume), so the new owner sees what the old one wrote. The table
- * below is executable: request_move() asserts it and counts the moves for /metrics. */
+ * A request has one owner (thread) at a time, and the hand-over to the next owner is the only synchronisation. The
+ * hand-over goes through a lock (the mailbox, or libmicrohttpd's suspend and resume), so the new owner sees what the
+ * old one wrote. The table below is executable: request_move() asserts it and counts the moves for /metrics. */
 #ifndef REQUEST_H
 #define REQUEST_H
 
@@ -86,7 +86,7 @@ struct slice {
     size_t length;
 };
 
-enum { REQUEST_PARAMETERS = 4 }; /* the most parameters in a path */
+enum { REQUEST_PARAMETERS = 4 }; /* the largest number of parameters in a path */
 
 /* The answer of a handler that computes no tensors. */
 struct answer {
@@ -102,7 +102,7 @@ struct answer {
 struct request {
     struct message message; /* with this message the request is sent to the loop */
     enum request_state state;
-    bool counted; /* the request is included in request_count() */
+    bool counted; /* true: request_count() includes the request */
     struct server *server;
     int socket; /* the connection's socket, watched for a hang-up and never closed here */
     /* row of the table of routes; NULL: the path is unknown. If the path has no row with this method, it is the path's
@@ -115,14 +115,15 @@ struct request {
     char id[REQUEST_ID_BYTES];
     struct request_times times;
 
-    /* While the request is received, only the HTTP thread uses the members below. */
+    /* While the request is received, only its HTTP thread uses the members below. */
     const proto_model *model;      /* the KServe model in the path; NULL: none */
     const proto_format *answer_as; /* format of the answer */
     proto_parser *parser;
-    struct staging_block *block; /* staging memory that the parser writes to */
+    struct staging_block *block; /* block of staging memory into which the parser writes tensors */
     size_t counted_bytes;        /* bytes of `text` or of the answer that are counted as staging memory */
-    struct region_uses *shared;  /* shared memory that the body refers to, until the job takes it over; NULL: none */
-    char *text;                  /* the body, from malloc(), for a route that keeps the body as text */
+    /* the tensors in shared memory to which the body refers, until the job takes them over; NULL: none */
+    struct region_uses *shared;
+    char *text; /* the body, from malloc(), for a route that keeps the body as text */
     size_t text_bytes;
     uint64_t decoded_bytes;    /* number of bytes of the unpacked body that the parser has got */
     int64_t client_timeout_ms; /* value of the header X-Request-Timeout-Ms; -1: not given */
@@ -138,13 +139,14 @@ struct request {
 
     proto_encoder *encoder; /* encoder of the answer, which is already measured; NULL: none yet */
 
-    /* While the request waits, only the loop's thread uses the members below. */
+    /* While the request waits, only the loop's thread uses the members from here on. */
     struct deadline deadline;
-    /* The request cannot be handed back yet: another thread checks its body, or writes to its client's shared
-     * memory. */
+    /* true: the request cannot be handed back yet, because another thread checks its body, or its client's shared
+     * memory is in use. */
     bool held;
-    struct request *previous, *next; /* list of all requests with suspended connections, in order of arrival */
-    struct hangup_watch *watch;      /* watch for the client's hang-up; NULL: not watched, or not yet */
+    /* neighbours in the list of all requests with suspended connections, in order of arrival */
+    struct request *previous, *next;
+    struct hangup_watch *watch; /* watch for the client's hang-up; NULL: not watched, or not yet */
 };
 
 /* Makes a request in the state RECEIVING, which the calling HTTP thread owns. It is the first member of a zeroed block

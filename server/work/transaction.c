@@ -28,7 +28,7 @@ struct job_transaction {
 
 /* ---- Prepare ----------------------------------------------------------------------------------------------------- */
 
-/* Copies an id. An id of another length is cut; no cache will be found for it. */
+/* Copies a cache's id. An id of another length is cut, and no cache will be found for it. */
 static void copy_id(char to[CACHE_ID_BYTES], const char *from)
 {
     const size_t length = strnlen(from, CACHE_ID_BYTES - 1);
@@ -37,7 +37,7 @@ static void copy_id(char to[CACHE_ID_BYTES], const char *from)
     if (from[length] != '\0') to[0] = '\0';
 }
 
-/* Checks one size of the tensor that is appended. */
+/* Checks one size of the tensor (k or v) that is appended. */
 static attn_status check_size(attn_tensor_id id, const attn_tensor *t, int axis, int64_t want, const char *of,
                               attn_error *err)
 {
@@ -171,8 +171,8 @@ static void drop_started(struct job *job)
     *id = '\0';
 }
 
-/* Makes an error about the cache of a new sequence name the tensor instead, because the cache gets its sizes from the
- * request's tensors. */
+/* Changes an error about the cache of a new sequence so that it names a tensor instead, because the cache gets its
+ * sizes from the request's tensors. */
 static void point_at_tensor(attn_error *err)
 {
     static const struct {
@@ -188,7 +188,7 @@ static void point_at_tensor(attn_error *err)
         }
 }
 
-/* Finds the cache of the request's sequence, or makes one if the request starts it. */
+/* Finds the cache of the request's sequence (Triton's protocol), or makes one if the request starts the sequence. */
 static attn_status name_sequence(struct job *job, attn_error *err)
 {
     const proto_sequence *const sequence = &job->call->sequence;

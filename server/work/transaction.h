@@ -26,8 +26,8 @@ bool transaction_has_begun(const struct job *job);
 bool transaction_is_committed(const struct job *job);
 void transaction_free(struct job *job); /* does nothing for a job without a transaction */
 
-/* Returns the bytes of keys and values that a device will read, at the caches' present lengths. Shared pages count once
- * for each fork. */
+/* Returns the bytes of keys and values that a device will read, at the caches' present lengths. Pages that forks share
+ * count once for each fork. */
 int64_t transaction_bytes(const struct job *job);
 
 /* Returns the number of moves (copies that the device makes before it computes), and sets *moves to them. */
