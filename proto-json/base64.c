@@ -88,7 +88,7 @@ static const struct variant *variant(void)
 
 const char *const *base64_variants(void)
 {
-    /* The list is filled at every call. Each thread has a list of its own, so no two threads write to the same
+    /* This list is filled at every call. Each thread has a list of its own, so no two threads write to the same
      * memory. */
     static _Thread_local const char *names[VARIANTS + 1];
     size_t count = 0;

@@ -439,7 +439,8 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
 {
     char *to = buffer;
     size_t done = 0;
-    /* An array's end is known only after it is measured. A measured array is not measured again. */
+    /* An array's end is known only after its text is measured. An array that was measured before is not measured
+     * again. */
     (void)proto_encoder_length(e);
     while (done < capacity && e->piece < e->piece_count) {
         const struct piece *piece = &e->pieces[e->piece];

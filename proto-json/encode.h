@@ -18,8 +18,8 @@ struct text *encode_text(proto_encoder *encoder);
 typedef enum encode_as { ENCODE_BYTES, ENCODE_BASE64, ENCODE_ARRAY, ENCODE_LIST } encode_as;
 void encode_tensor(proto_encoder *encoder, const attn_tensor *tensor, encode_as as);
 
-/* Collects the facts that an answer states beside its tensors, in order: names, with values as JSON. Returns their
- * number. */
+/* Collects the facts that an answer states beside its tensors, in the order of the answer: names, with values as JSON.
+ * Returns the number of facts. */
 enum {
     ENCODE_FACTS = 8 + 8 + PROTO_COUNTS, /* the second 8 are the members of a check's report, report_members[] */
     /* room for the lengths of PROTO_MAX_CACHES caches as text, and some more */

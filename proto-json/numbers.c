@@ -487,15 +487,16 @@ enum state {
     E_SIGN,
     EXPONENT, /* the states up to here are inside a number; each is named after the character read last */
     NUMBER_STATES,
-    START = NUMBER_STATES, /* before the outermost '[' */
-    FIRST,                 /* behind '[': a value or ']' */
-    NEXT,                  /* behind ',': a value */
-    AFTER,                 /* behind a value: ',' or ']' */
-    WORD,                  /* inside a string */
-    BARE_WORD,             /* inside a word that has no quotes */
+    START = NUMBER_STATES, /* state before the outermost '[' */
+    FIRST,                 /* state behind '[': a value or ']' must follow */
+    NEXT,                  /* state behind ',': a value must follow */
+    AFTER,                 /* state behind a value: ',' or ']' must follow */
+    WORD,                  /* state inside a string */
+    BARE_WORD,             /* state inside a word that has no quotes */
     DONE,
     COMPLETE,
-    /* These two results are not states: the number ended before this character, or the character cannot stand here. */
+    /* These two are not states, but results: the number ended before this character, or the character cannot stand
+     * here. */
     WRONG
 };
 
@@ -955,7 +956,7 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     int k = narrow_below ? log10_three_quarters_pow2(q) : log10_pow2(q);
     int h = q + log2_pow10(-k) + 1; /* the shift h is from 1 to 4 */
     uint64_t power = powers_of_ten[-k - POWER_MIN];
-    /* The value and its boundaries, multiplied by four, in units of 10^k. */
+    /* The value and the two boundaries of its interval, multiplied by four, in units of 10^k. */
     uint32_t lower = multiply_to_odd(power, (4 * c - 2 + narrow_below) << h) + !even;
     uint32_t value = multiply_to_odd(power, (4 * c) << h);
     uint32_t upper = multiply_to_odd(power, (4 * c + 2) << h) - !even;

@@ -284,7 +284,8 @@ bool proto_is_parameter(const proto_option *option);
 /* Returns whether a single number may replace this tensor, as if the tensor were an option. */
 bool proto_may_be_number(attn_tensor_id id);
 
-/* The error for a tensor in shared memory, on servers and for callers of the parser that do not offer shared memory. */
+/* The text of the error for a tensor in shared memory, where the server or the parser's caller does not offer shared
+ * memory. */
 #define PROTO_NO_SHARED_MEMORY "shared memory is not offered here, send the bytes as binary data"
 
 /* KServe: a tensor in memory that client and server share. Neither the body nor the answer contains its bytes. */

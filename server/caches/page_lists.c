@@ -1,11 +1,12 @@
-/* page_lists.c: see page_lists.h.
+/* page_lists.c: lists of pages, in blocks of page numbers. See page_lists.h.
  *
  * Invariants
- * 1. A block that several lists have is full. All its pages are full of positions, so none is ever replaced.
- * 2. pages.c knows the block of each page with one reference (NULL: a running step has the page).
+ * 1. A block (of page numbers) that several lists share is full. All its pages are full of positions, so none of them
+ *    is ever replaced.
+ * 2. pages.c knows the block of each page with one reference (NULL: a running step, a cache transaction, has the page).
  * 3. block->shared counts the block's pages that have more than one reference.
- * 4. pages_shared() counts each page once that several lists have. They are the pages with several references (pages.c
- * counts them), and the pages that only one block has, if several lists have the block. */
+ * 4. pages_shared() counts each page once that several lists share. These are the pages with several references, which
+ *    pages.c counts, and the pages that only one block has, if several lists have the block. */
 #include "server/caches/page_lists.h"
 
 #include <assert.h>

@@ -3,13 +3,15 @@
  * Invariants, all under the lock:
  * 1. A cache's list has a reference to each of its pages. The number of pages is the cache's length, rounded up to
  *    pages.
- * 2. `users` counts the steps on a cache that have begun and not ended. If `writing` is set, one step appends, and
- *    no other step uses the cache. Data that a step reads do not change before the step ends, so reading them needs
- *    no lock. A truncation waits in `truncate_to`, a deletion in `dead`; both happen when the last step ends.
+ * 2. `users` counts the steps (transactions) on a cache that have begun and not ended. If `writing` is set, one step
+ *    appends, and no other step uses the cache. Data that a step reads do not change before the step ends, so reading
+ *    them needs no lock. A truncation waits in `truncate_to`, a deletion in `dead`; both happen when the last step
+ *    ends.
  * 3. A step that has begun has the memory for everything that its end does, so the end cannot fail.
  * 4. A page is charged to its caller once, from its allocation until its last reference is dropped. Caches that
  *    share pages belong to one caller.
- * 5. A pool's memory is allocated without the lock, because a driver may take long. Meanwhile `opening` is set.
+ * 5. A pool's memory is allocated without the lock, because a driver may take long. While a thread does so, `opening`
+ *    is set.
  * 6. Work under the lock does not take longer if there are more caches, or longer ones. Taking and freeing pages may
  *    take as long as the request that filled them. Exceptions happen at most once a second: see `expires_ms`. */
 #include "server/caches/internal.h"

@@ -1,4 +1,4 @@
-/* devices.c: the way of batches through devices.
+/* devices.c: how batches of jobs go to a device and come back.
  *
  *   loop --submit--> inbox --> slot 0: stream, batch: copy in | run | copy out --> done? --> mailbox of the loop
  *                              slot 1: ...               (attn_device_info.streams of them, and DEVICE_GUESTS)
@@ -6,10 +6,10 @@
  * A GPU has one thread for all of its slots, the CPU one for each. internal.h lists the files of the folder.
  *
  * Invariants
- * 1. One flow has at most as many batches on a device as the device has streams. On the CPU, or with a single
- *    stream, it may have one more, because the device would otherwise be idle between two batches. All flows
- *    together may have that number and DEVICE_GUESTS more. A guest is the batch of a flow that has no other batch on
- *    the device.
+ * 1. One flow (the work of one token or connection) has at most as many batches on a device as the device has streams.
+ *    On the CPU, or with a single stream, it may have one more, because the device would otherwise be idle between two
+ *    batches. All flows together may have that number and DEVICE_GUESTS more. A guest is the batch of a flow that has
+ *    no other batch on the device.
  * 2. A guest begins when all other batches have run for DEVICE_GUEST_AFTER_NS, so that short batches run alone. If
  *    the others belong to several flows, the oldest of them must also have run for a multiple of the time that the
  *    guest needs (DEVICE_GUEST_FACTOR).

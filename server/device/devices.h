@@ -60,8 +60,8 @@ static inline struct job *batch_job(const struct batch *batch, int part)
     return batch->parts[part]->job;
 }
 
-/* Counts a batch that came back in the metrics, and logs it if it failed. `first` is one of its parts; if one part
- * fails, all parts do. */
+/* Records in the metrics that a batch came back, and logs it if it failed. `first` is one of the batch's parts; if one
+ * part fails, all parts do. */
 void batch_count(const struct batch *batch, const struct job_part *first);
 /* Sets the times of a job that ran in the batch, for its answer. If a job has several parts, the times of the part that
  * took longest remain. */

@@ -8,16 +8,16 @@
  * On the CPU each slot is a device with one thread. On a GPU the kernel reads and writes the request's staging memory
  * in place (attn_device_info.reads_staging, attn_kernel.in_place), so one launch is enough. The thread polls its
  * stream, which takes less time than a hand-over to another thread. The same holds if all tensors lie in a client's
- * region of the GPU's memory, also for a cache transaction. The HTTP thread then begins and ends the transaction
- * (transaction.h), and the moves before the kernel also copy the transaction's tables (memory.c).
+ * registered range of the GPU's memory, also for a cache transaction. The HTTP thread then begins and ends the
+ * transaction (transaction.h), and the moves before the kernel also copy the transaction's tables (memory.c).
  *
  * A GPU is used this way only while it has no batches. Otherwise the thread would wait for a whole batch, and many
  * threads that launch kernels block each other in the driver. Busy GPUs get batches instead, in which equal problems
  * are merged (merge.c). A cache transaction runs here only if the GPU has no other work: transactions slow each other
  * down, and small ones are faster merged.
  *
- * A job that has not ended in INLINE_WAIT_NS (INLINE_STEP_WAIT_NS) is late. The device's thread then takes it over like
- * any batch, with deadline, hang-up and watchdog:
+ * A job that has not ended in INLINE_WAIT_NS (a cache transaction: INLINE_STEP_WAIT_NS) is late. The device's thread
+ * then takes it over like any batch, with deadline, hang-up and watchdog:
  *
  *   HTTP thread: late --> posted to the loop --> devices_submit_late() --> device's thread: inline_adopt()
  *

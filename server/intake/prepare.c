@@ -7,7 +7,7 @@
  *            0                                 inputs_used         bytes
  *   spare:   | out | lse | ... when they do not fit behind the inputs
  *
- * Outputs for a client's region of a GPU's memory lie in that region instead. Every tensor here starts on a 64-byte
+ * Outputs for a client's registered range of a GPU's memory lie there instead. Every tensor here starts on a 64-byte
  * boundary. All outputs form one piece, and all inputs form another: a device with its own memory copies each piece at
  * once. */
 #include "server/intake/prepare.h"

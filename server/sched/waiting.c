@@ -5,7 +5,7 @@
  * its sending side counts as gone.
  *
  * A request leaves with its job's result, or it is cancelled by its deadline, its client, a failed device or the end of
- * the server. A held request, whose client's memory a device or thread uses, leaves when that use has ended.
+ * the server. A held request (one whose client's memory a device or thread uses) leaves when that use has ended.
  *
  * Invariants
  * 1. The list of suspended requests has exactly the requests in CHECKING, QUEUED, RUNNING and FINISHING.

@@ -1,4 +1,4 @@
-/* contexts.c: a table of at most CONTEXTS_MAX_COUNT entries, searched by id.
+/* contexts.c: the table of contexts (saved forwards), with at most CONTEXTS_MAX_COUNT entries, searched by id.
  *
  *   FREE --reserve--> RESERVED --fill--> READY --take--> TAKEN --finish(used)--> FREE
  *                         \--drop--> FREE   ^----finish(not used)---/
@@ -216,7 +216,8 @@ void contexts_finish(struct contexts *contexts, const char *id, bool used)
     job_release(job);
 }
 
-/* Ends contexts in READY that are too old, or those of callers that is_known() rejects if is_known is not NULL. */
+/* Ends READY contexts (saved forwards) that are too old. If is_known is not NULL, it also ends those of callers that
+ * is_known() rejects. */
 static void end_some(struct contexts *contexts, int64_t now_ms,
                      bool (*is_known)(void *context, const struct caller *caller), void *context)
 {

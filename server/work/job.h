@@ -2,9 +2,9 @@
  *
  * A running kernel is never interrupted. So a job outlives its request when the client leaves or the deadline passes
  * while the kernel runs. A job also outlives its request when a forward is saved for a backward. Jobs are counted by
- * references: the request, the device that runs the job, and each context hold one.
+ * references: the request, the device that runs the job, and each context (saved forward) hold one.
  *
- *   RECEIVING   an HTTP thread makes the job (job_new) and places the outputs (job_prepare)
+ *   RECEIVING   an HTTP thread makes the job (job_new) and places the outputs (prepare_job)
  *   QUEUED      the loop owns the job
  *   RUNNING     the device owns the job, and writes results and timing
  *   later       the encoder and contexts only read the job */

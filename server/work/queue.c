@@ -1,4 +1,5 @@
-/* queue.c: serves the flow that has used the least time first, and joins small jobs of one kind in a batch.
+/* queue.c: serves the flow that has used the least time first, and joins small jobs of one kind in a batch. A flow is
+ * the work of one token, or of one connection.
  *
  * Start-time fair queueing: a flow's virtual time is the time that it has used, plus the time by which it was set
  * ahead. The flow with the least virtual time has the next job. A flow that begins to wait is set ahead to the virtual
