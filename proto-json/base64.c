@@ -26,7 +26,7 @@
 struct variant {
     const char *name;
     bool (*runs_here)(void);
-    base64_decode_groups *decode, *decode_large; /* decode_large may be NULL */
+    base64_decode_groups *decode, *decode_large; /* decode_large may be NULL: streams of any size then use decode */
     base64_encode_groups *encode;
 };
 
@@ -36,8 +36,8 @@ static bool always(void)
 }
 
 #ifdef __x86_64__
-/* The compiler's run-time library reads cpuid to learn which instructions exist, and xgetbv to learn whether the system
- * saves their registers. */
+/* Tell whether the processor has an instruction set and the system saves its registers. The compiler's run-time library
+ * asks both: cpuid for the instructions, xgetbv for the registers. */
 static bool has_avx2(void)
 {
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
@@ -50,12 +50,12 @@ static bool has_avx512(void)
 }
 #endif
 
-/* The variants, the fastest first. The last one runs on every processor. */
+/* The SIMD variants of the loops that decode and encode, the fastest first. The last one runs on every processor. */
 static const struct variant variants[] = {
 #ifdef __x86_64__
     { "avx512", has_avx512, base64_decode_avx512, base64_decode_large_avx512,
-      base64_encode_avx512 }, /* runs on Ice Lake, Zen 4 and later */
-    /* runs on Haswell, Zen and later */
+      base64_encode_avx512 }, /* this variant runs on Ice Lake, Zen 4 and later */
+    /* this variant runs on Haswell, Zen and later */
     { "avx2", has_avx2, base64_decode_avx2, base64_decode_large_avx2, base64_encode_avx2 },
 #endif
 #ifdef __aarch64__
@@ -72,8 +72,8 @@ static const struct variant *best(void)
     return v;
 }
 
-/* NULL until the first use. If two threads choose at the same time, both find the same variant, so the race is
- * harmless. */
+/* The variant in use; NULL until the first use. If two threads choose it at the same time, both find the same variant,
+ * so the race is harmless. */
 static _Atomic(const struct variant *) chosen;
 
 static const struct variant *variant(void)
@@ -88,7 +88,8 @@ static const struct variant *variant(void)
 
 const char *const *base64_variants(void)
 {
-    /* Filled at every call. Each thread has a list of its own, so no two threads write to the same memory. */
+    /* This list is filled at every call. Each thread has a list of its own, so no two threads write to the same
+     * memory. */
     static _Thread_local const char *names[VARIANTS + 1];
     size_t count = 0;
     for (size_t i = 0; i < VARIANTS; i++)
@@ -109,16 +110,16 @@ bool base64_use(const char *name)
 
 /* ---- Decoding ---------------------------------------------------------------------------------------------------- */
 
-/* A stream of at least LARGE characters is stored past the caches, if its piece has at least LARGE_PIECE characters. On
- * a Xeon with 2 MiB of L2 per core, 64 KiB pieces decoded to 192 MiB of memory ran at 15.9 instead of 9.5 GB/s of text.
- * Smaller tensors go through the caches. */
+/* A stream of at least LARGE characters is stored past the processor's caches, if its piece has at least LARGE_PIECE
+ * characters. On a Xeon with 2 MiB of L2 cache per core, 64 KiB pieces decoded to 192 MiB of memory then ran at 15.9
+ * GB/s of text, and at 9.5 GB/s through the caches. Smaller tensors go through the caches. */
 enum { LARGE = 8 << 20, LARGE_PIECE = 4096 };
 
-/* Takes one character. False: the character cannot stand here, and nothing has changed. *out moves behind the bytes of
- * a full group. */
+/* Takes one character. False: the character cannot stand here, and nothing has changed. *out moves behind the three
+ * bytes of a group that is complete. */
 static bool step(base64_decoder *d, unsigned char c, uint8_t **out)
 {
-    if (d->ended) { /* only the second '=' of two may follow */
+    if (d->ended) { /* after padding, only the second '=' of two may follow */
         if (d->held != 3 || c != '=') return false;
         *(*out)++ = (uint8_t)(d->bits >> 4);
         d->held = 0;
@@ -130,10 +131,12 @@ static bool step(base64_decoder *d, unsigned char c, uint8_t **out)
             *(*out)++ = (uint8_t)d->bits;
             d->held = 0;
         }
-    } else if (c == '=' && d->held == 2 && (d->bits & 0xF) == 0) { /* xx== : 12 bits hold 8, four are left over */
+        /* the first '=' of "xx==": 12 bits hold a byte of 8, and the four bits left over must be 0 */
+    } else if (c == '=' && d->held == 2 && (d->bits & 0xF) == 0) {
         d->ended = true;
         d->held = 3;
-    } else if (c == '=' && d->held == 3 && (d->bits & 0x3) == 0) { /* xxx= : 18 bits hold 16, two are left over */
+        /* the '=' of "xxx=": 18 bits hold two bytes, and the two bits left over must be 0 */
+    } else if (c == '=' && d->held == 3 && (d->bits & 0x3) == 0) {
         *(*out)++ = (uint8_t)(d->bits >> 10);
         *(*out)++ = (uint8_t)(d->bits >> 2);
         d->ended = true;
@@ -167,7 +170,8 @@ size_t base64_decode_until(base64_decoder *decoder, const char *text, size_t cou
         taken += goes_on;
     }
     decoder->offset += taken;
-    assert(decoder->held >= 0 && decoder->held <= 3 && taken <= count); /* invariant 4 of this file */
+    /* invariant 4 at the top of this file: `held` characters of a group are in `bits` */
+    assert(decoder->held >= 0 && decoder->held <= 3 && taken <= count);
     assert(!decoder->ended || decoder->held == 0 || decoder->held == 3);
     *written = (size_t)(out - first);
     return taken;

@@ -19,17 +19,17 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A stream whose text arrives in pieces of any size. Start with zeros. If a call stops at a character, the state is the
- * one before that character, and the stream may go on with another character. */
+/* The state of decoding a stream whose text arrives in pieces of any size. Start with zeros. If a call stops at a
+ * character, the state is the one before that character, and the stream may go on with another character. */
 typedef struct base64_decoder {
-    uint32_t bits;   /* bits of the unfinished group, 6 for each of its characters */
+    uint32_t bits;   /* bits of the unfinished group, 6 for each character that was read */
     int held;        /* characters of the unfinished group, 0 to 3; the first '=' of two counts as one */
     bool ended;      /* padding was seen, so the text must end */
     uint64_t offset; /* number of characters consumed */
 } base64_decoder;
 
-/* Bytes that `out` must have room for when `count` characters are decoded. SIMD stores whole vectors, which
- * may overwrite memory behind the last byte that *written counts, up to this size. */
+/* Number of bytes that `out` must have room for when `count` characters are decoded. SIMD code stores whole vectors,
+ * which may overwrite memory behind the last byte that *written counts, up to this size. */
 #define BASE64_DECODED_MAX(count) (((count) + 3) / 4 * 3 + 64)
 
 /* Decodes up to the first character that cannot stand in its place: one outside the alphabet, a '=' too early, one

@@ -23,24 +23,26 @@
 
 enum { CHARS = 32, BYTES = 24, UNROLL = 4 };
 
-#define TWICE(...) _mm256_setr_epi8(__VA_ARGS__, __VA_ARGS__) /* a shuffle looks up within each half of the vector */
+/* the table is given twice, because a shuffle looks up within each half of the vector */
+#define TWICE(...) _mm256_setr_epi8(__VA_ARGS__, __VA_ARGS__)
 
 /* Returns the sextets of 32 characters. *foreign: bits in each byte whose character is outside the alphabet, else 0. */
 static inline __m256i sextets(__m256i text, __m256i *foreign)
 {
     enum { PLUS_SLASH = 1, DIGITS = 2, AO_ao = 4, PZ_pz = 8, NEVER = 16 };
-    /* the rows of hi 0 to 7 */
+    /* entry i is the kind of the characters whose upper half (hi) is i */
     const __m256i kind_of_hi = TWICE(NEVER, NEVER, PLUS_SLASH, DIGITS, AO_ao, PZ_pz, AO_ao, PZ_pz, NEVER, NEVER, NEVER,
                                      NEVER, NEVER, NEVER, NEVER, NEVER);
     const __m256i not_with_lo = TWICE(
-        NEVER | PLUS_SLASH | AO_ao,                                 /* lo 0 occurs in 0 P p */
-        NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, /* lo 1-9 occur in digits and letters */
+        NEVER | PLUS_SLASH | AO_ao, /* lower half (lo) 0: in the characters 0 P p, and in no kind of this line */
+        /* lo 1 to 9: in digits and letters, so not in + / */
         NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
-        NEVER | PLUS_SLASH, NEVER | PLUS_SLASH | DIGITS, /* lo A occurs in J Z j z */
-        NEVER | DIGITS | PZ_pz,                          /* lo B occurs in + K k */
+        NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
+        NEVER | PLUS_SLASH | DIGITS, /* lo A: in J Z j z, so not in + / or digits */
+        NEVER | DIGITS | PZ_pz,      /* lo B: in + K k, so not in digits or P-Z p-z */
         NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
-        NEVER | PLUS_SLASH | DIGITS | PZ_pz, /* lo C-E occur in letters */
-        NEVER | DIGITS | PZ_pz);             /* lo F occurs in / O o */
+        NEVER | PLUS_SLASH | DIGITS | PZ_pz, /* lo C to E: in A-O and a-o alone */
+        NEVER | DIGITS | PZ_pz);             /* lo F: in / O o, so not in digits or P-Z p-z */
     const __m256i to_sextet = TWICE(0, 63 - '/', 62 - '+', 52 - '0', -'A', -'A', 26 - 'a', 26 - 'a', 0, 0, 0, 0, 0, 0,
                                     0, 0);
 
@@ -48,16 +50,17 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     __m256i lo = _mm256_and_si256(text, low_half);
     __m256i hi = _mm256_and_si256(_mm256_srli_epi32(text, 4), low_half);
     *foreign = _mm256_and_si256(_mm256_shuffle_epi8(not_with_lo, lo), _mm256_shuffle_epi8(kind_of_hi, hi));
-    __m256i slash = _mm256_cmpeq_epi8(text, _mm256_set1_epi8('/')); /* -1 moves it from row 2 to row 1 */
+    /* -1 for a '/', which moves it from row 2 of the table to the free row 1 */
+    __m256i slash = _mm256_cmpeq_epi8(text, _mm256_set1_epi8('/'));
     return _mm256_add_epi8(text, _mm256_shuffle_epi8(to_sextet, _mm256_add_epi8(hi, slash)));
 }
 
-/* Joins 32 sextets to 24 bytes, in six pieces of four bytes. `places` puts the pieces where they are wanted; their
- * numbers are 0 1 2 4 5 6. */
+/* Joins 32 sextets (6-bit numbers, one in each byte) to 24 bytes. The bytes come out in the pieces 0 1 2 4 5 6, of four
+ * bytes each; `places` says which piece goes where. */
 static inline __m256i joined(__m256i sextets32, __m256i places)
 {
     __m256i pairs = _mm256_maddubs_epi16(sextets32, _mm256_set1_epi32(0x01400140)); /* a pair of sextets: a * 64 + b */
-    __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi32(0x00011000));        /* two pairs: ab * 4096 + cd */
+    __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi32(0x00011000)); /* two pairs of sextets: ab * 4096 + cd */
     __m256i close = TWICE(2, 1, 0, 6, 5, 4, 10, 9, 8, 14, 13, 12, -1, -1, -1, -1);
     return _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(fours, close), places);
 }
@@ -75,13 +78,13 @@ static inline void store(void *to, __m256i v)
 size_t base64_decode_avx2(const char *text, size_t count, uint8_t *out)
 {
     size_t done = 0;
-    /* Four vectors share one test. If it fails, the loop below finds the bad character. */
+    /* One test for foreign characters covers four vectors. If it fails, the loop below finds the foreign character. */
     for (; count - done >= UNROLL * CHARS; done += UNROLL * CHARS, out += UNROLL * BYTES) {
         __m256i s[UNROLL], f[UNROLL];
         for (int i = 0; i < UNROLL; i++) s[i] = sextets(load(text + done + i * CHARS), &f[i]);
         __m256i any = _mm256_or_si256(_mm256_or_si256(f[0], f[1]), _mm256_or_si256(f[2], f[3]));
         if (!_mm256_testz_si256(any, any)) break;
-        for (int i = 0; i < UNROLL; i++) /* the next store covers the 8 bytes that this one writes too many */
+        for (int i = 0; i < UNROLL; i++) /* each store writes 8 bytes too many, which the next store overwrites */
             store(out + i * BYTES, joined(s[i], AT_LOW_END));
     }
     for (; count - done >= CHARS; done += CHARS, out += BYTES) {
@@ -93,7 +96,7 @@ size_t base64_decode_avx2(const char *text, size_t count, uint8_t *out)
     return done;
 }
 
-/* Four times 24 bytes make three whole vectors. Each vector is put together from two parts. */
+/* Four results of 24 bytes make three whole vectors. Each vector is put together from two parts. */
 size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
 {
     size_t head = base64_chars_to_line(out);
@@ -107,9 +110,8 @@ size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
         for (int i = 0; i < UNROLL; i++) s[i] = sextets(load(text + done + i * CHARS), &f[i]);
         __m256i any = _mm256_or_si256(_mm256_or_si256(f[0], f[1]), _mm256_or_si256(f[2], f[3]));
         if (!_mm256_testz_si256(any, any)) break;
-        /* In units of 8 bytes: a0 a1 a2 b0 | b1 b2 c0 c1 | c2 d0 d1 d2. b and c are turned so that both parts are
-         * in place.
-         * */
+        /* a, b, c and d are the four results, in units of 8 bytes: a0 a1 a2 b0 | b1 b2 c0 c1 | c2 d0 d1 d2. b and c are
+         * rotated so that both of their parts are in place. */
         __m256i a = joined(s[0], _mm256_setr_epi32(0, 1, 2, 4, 5, 6, 3, 7));
         __m256i b = joined(s[1], _mm256_setr_epi32(2, 4, 5, 6, 3, 7, 0, 1));
         __m256i c = joined(s[2], _mm256_setr_epi32(5, 6, 3, 7, 0, 1, 2, 4));
@@ -118,14 +120,16 @@ size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
         _mm256_stream_si256((__m256i *)(out + 32), _mm256_blend_epi32(b, c, 0xF0));
         _mm256_stream_si256((__m256i *)(out + 64), _mm256_blend_epi32(c, d, 0xFC));
     }
-    _mm_sfence(); /* without it, another thread that gets this memory might not see these stores */
+    /* without this fence, another thread that gets the memory might not see the stores that bypass the caches */
+    _mm_sfence();
     return done;
 }
 
-/* Turns 24 bytes, 12 in the low end of each half, into 32 characters. */
+/* Turns 24 bytes into 32 characters. Each half of the vector has 12 of the bytes at its low end. */
 static inline __m256i letters(__m256i bytes)
 {
-    /* Each 32 bits get bytes b1 b0 b2 b1. The sextets then are bits 10-15, 4-9, 22-27 and 16-21. */
+    /* Each three bytes b0 b1 b2 become 32 bits, b1 b0 b2 b1. The four sextets are then bits 10-15, 4-9, 22-27 and 16-21
+     * of them. */
     __m256i dealt = _mm256_shuffle_epi8(bytes, TWICE(1, 0, 2, 1, 4, 3, 5, 4, 7, 6, 8, 7, 10, 9, 11, 10));
     __m256i even = _mm256_mulhi_epu16(_mm256_and_si256(dealt, _mm256_set1_epi32(0x0FC0FC00)),
                                       _mm256_set1_epi32(0x04000040));
@@ -133,8 +137,9 @@ static inline __m256i letters(__m256i bytes)
                                      _mm256_set1_epi32(0x01000010));
     __m256i sextets32 = _mm256_or_si256(even, odd);
 
-    /* Row 0 is for A-Z, row 1 for a-z, rows 2 to 11 for 0-9, row 12 for +, row 13 for /. The subtraction gives the row
-     * of each sextet of 52 or more. It gives 0 for all letters, and the comparison moves the small letters to row 1. */
+    /* Row 0 of the table is for A-Z, row 1 for a-z, rows 2 to 11 for 0-9, row 12 for +, row 13 for /. The subtraction
+     * gives the row of each sextet of 52 or more. It gives 0 for all letters, and the comparison moves the small
+     * letters to row 1. */
     const __m256i differences = TWICE('A', 'a' - 26, '0' - 52, '0' - 52, '0' - 52, '0' - 52, '0' - 52, '0' - 52,
                                       '0' - 52, '0' - 52, '0' - 52, '0' - 52, '+' - 62, '/' - 63, 0, 0);
     __m256i row = _mm256_subs_epu8(sextets32, _mm256_set1_epi8(51));
@@ -150,7 +155,7 @@ static inline __m256i load_halves(const uint8_t *from)
 
 size_t base64_encode_avx2(const uint8_t *bytes, size_t count, char *text)
 {
-    enum { READ_TOO_FAR = 4 }; /* the second half is loaded as 16 bytes, of which 12 are used */
+    enum { READ_TOO_FAR = 4 }; /* the second half of a vector is loaded as 16 bytes, of which 12 are used */
     size_t done = 0;
     for (; count - done >= UNROLL * BYTES + READ_TOO_FAR; done += UNROLL * BYTES, text += UNROLL * CHARS)
         for (int i = 0; i < UNROLL; i++) store(text + i * CHARS, letters(load_halves(bytes + done + i * BYTES)));

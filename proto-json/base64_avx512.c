@@ -19,11 +19,11 @@
 
 enum { CHARS = 64, BYTES = 48, UNROLL = 4 };
 
-/* Memory is prefetched this many bytes before it is written, because another core used it last and has it in its
+/* The memory for the output is prefetched this many bytes ahead, because another core used it last and has it in its
  * cache. */
 enum { AHEAD = 2048, LINE = 64 };
 
-/* The values of the characters 0 to 127. F marks a character outside the alphabet. */
+/* The sextets (6-bit values) of the characters 0 to 127. F marks a character outside the alphabet. */
 #define F 0x80
 static const uint8_t sextet_of[128] __attribute__((aligned(64))) = {
     F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  F,  /* from 0x00 */
@@ -40,26 +40,27 @@ static const uint8_t sextet_of[128] __attribute__((aligned(64))) = {
 static const char letter_of[65]
     __attribute__((aligned(64))) = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/* The sources of the three bytes of each group i of 16. A group is 4 bytes whose lowest three hold 24 bits, the last
- * byte first. The entries from 48 on take the start of a second register: read from 0, 16 and 32, the table closes the
- * gaps between two vectors. */
+/* Byte numbers for a permutation: the three bytes of group i, of 16 groups. A group is 4 bytes whose lowest three hold
+ * 24 bits, the last byte first. The entries from 48 on repeat the start for a second register: read from 0, 16 and 32,
+ * the table closes the gaps between two vectors. */
 #define CLOSE(i) 4 * (i) + 2, 4 * (i) + 1, 4 * (i)
 #define CLOSE8(i) \
     CLOSE(i), CLOSE(i + 1), CLOSE(i + 2), CLOSE(i + 3), CLOSE(i + 4), CLOSE(i + 5), CLOSE(i + 6), CLOSE(i + 7)
 static const uint8_t close_gaps[96] __attribute__((aligned(64))) = { CLOSE8(0), CLOSE8(8), CLOSE8(16), CLOSE8(24) };
 
-/* The sources for encoding: four bytes b1 b0 b2 b1 from each three, so that every sextet is a run of bits of the 32. */
+/* Byte numbers for the permutation of encoding: each three bytes b0 b1 b2 become four, b1 b0 b2 b1, so that every
+ * sextet (6 bits) is a run of bits of the 32. */
 #define DEAL(i) 3 * (i) + 1, 3 * (i), 3 * (i) + 2, 3 * (i) + 1
 static const uint8_t deal_out[64] __attribute__((aligned(64))) = {
     DEAL(0), DEAL(1), DEAL(2),  DEAL(3),  DEAL(4),  DEAL(5),  DEAL(6),  DEAL(7),
     DEAL(8), DEAL(9), DEAL(10), DEAL(11), DEAL(12), DEAL(13), DEAL(14), DEAL(15),
 };
 
-/* Joins 64 sextets to sixteen times 24 bits, each in 32 bits. */
+/* Joins 64 sextets (6-bit values, one in each byte) to sixteen times 24 bits, each in the low end of 32 bits. */
 static inline __m512i joined(__m512i sextets)
 {
     __m512i pairs = _mm512_maddubs_epi16(sextets, _mm512_set1_epi32(0x01400140)); /* a pair of sextets: a * 64 + b */
-    return _mm512_madd_epi16(pairs, _mm512_set1_epi32(0x00011000));               /* two pairs: ab * 4096 + cd */
+    return _mm512_madd_epi16(pairs, _mm512_set1_epi32(0x00011000)); /* two pairs of sextets: ab * 4096 + cd */
 }
 
 static inline __m512i closed(__m512i joined16)
@@ -71,17 +72,18 @@ size_t base64_decode_avx512(const char *text, size_t count, uint8_t *out)
 {
     const __m512i table0 = _mm512_load_si512(sextet_of), table1 = _mm512_load_si512(sextet_of + 64);
     size_t done = 0;
-    /* One test covers four vectors. If it fails, the loop below finds the bad character. */
+    /* One test for foreign characters covers four vectors. If it fails, the loop below finds the foreign character. */
     for (; count - done >= UNROLL * CHARS; done += UNROLL * CHARS, out += UNROLL * BYTES) {
         __m512i s[UNROLL], any = _mm512_setzero_si512();
         for (int i = 0; i < UNROLL; i++) {
             __m512i c = _mm512_loadu_si512(text + done + i * CHARS);
             s[i] = _mm512_permutex2var_epi8(table0, c, table1);
-            any = _mm512_ternarylogic_epi32(any, s[i], c, 0xFE); /* 0xFE selects a | b | c */
+            /* the constant 0xFE makes this instruction compute a | b | c */
+            any = _mm512_ternarylogic_epi32(any, s[i], c, 0xFE);
         }
         if (_mm512_movepi8_mask(any)) break;
         for (int i = 0; i < UNROLL * BYTES / LINE; i++) __builtin_prefetch(out + AHEAD + i * LINE, 1);
-        for (int i = 0; i < UNROLL; i++) /* the next store covers the 16 bytes that this one writes too many */
+        for (int i = 0; i < UNROLL; i++) /* each store writes 16 bytes too many, which the next store overwrites */
             _mm512_storeu_si512(out + i * BYTES, closed(joined(s[i])));
     }
     while (count - done >= 4) {
@@ -98,7 +100,7 @@ size_t base64_decode_avx512(const char *text, size_t count, uint8_t *out)
     return done;
 }
 
-/* Four times 48 bytes make three whole vectors. Each vector is put together from two parts. */
+/* Four results of 48 bytes make three whole vectors. Each vector is put together from two parts. */
 size_t base64_decode_large_avx512(const char *text, size_t count, uint8_t *out)
 {
     const __m512i table0 = _mm512_load_si512(sextet_of), table1 = _mm512_load_si512(sextet_of + 64);
@@ -122,14 +124,15 @@ size_t base64_decode_large_avx512(const char *text, size_t count, uint8_t *out)
         _mm512_stream_si512((void *)(out + 64), _mm512_permutex2var_epi8(s[1], from_32_32, s[2]));
         _mm512_stream_si512((void *)(out + 128), _mm512_permutex2var_epi8(s[2], from_16_48, s[3]));
     }
-    _mm_sfence(); /* without it, another thread that gets this memory might not see these stores */
+    /* without this fence, another thread that gets the memory might not see the stores that bypass the caches */
+    _mm_sfence();
     return done;
 }
 
 static inline __m512i letters(__m512i bytes)
 {
     const __m512i shifts = _mm512_set1_epi64(
-        0x3036242A1016040A); /* first bits of the sextets in 64 bits: 10 4 22 16, 42 36 54 48 */
+        0x3036242A1016040A); /* the first bit of each sextet within 64 bits: 10 4 22 16, 42 36 54 48 */
     __m512i dealt = _mm512_permutexvar_epi8(_mm512_load_si512(deal_out), bytes);
     __m512i sextets = _mm512_multishift_epi64_epi8(shifts, dealt); /* the lookup ignores the two bits above a sextet */
     return _mm512_permutexvar_epi8(sextets, _mm512_load_si512(letter_of));

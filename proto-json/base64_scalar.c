@@ -1,20 +1,20 @@
-/* base64_scalar.c: the loops that run on every processor, and the alphabet as tables. */
+/* base64_scalar.c: the base64 loops that run on every processor, and the alphabet as tables. */
 #include "base64_simd.h"
 
 const char base64_alphabet[65] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/* The sextet of each character; __ for a character outside the alphabet. */
+/* The sextet (6-bit value) of each character; __ for a character outside the alphabet. */
 /* clang-format off */
 #define __ BASE64_FOREIGN
 const uint8_t base64_sextet[256] = {
     __, __, __, __, __, __, __, __, __, __, __, __, __, __, __, __, /* from 0x00 */
     __, __, __, __, __, __, __, __, __, __, __, __, __, __, __, __, /* from 0x10 */
-    __, __, __, __, __, __, __, __, __, __, __, 62, __, __, __, 63, /* from 0x20: + / */
-    52, 53, 54, 55, 56, 57, 58, 59, 60, 61, __, __, __, __, __, __, /* from 0x30: 0-9 */
-    __, 0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, /* from 0x40: A-O */
-    15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, __, __, __, __, __, /* from 0x50: P-Z */
-    __, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, /* from 0x60: a-o */
-    41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, __, __, __, __, __, /* from 0x70: p-z */
+    __, __, __, __, __, __, __, __, __, __, __, 62, __, __, __, 63, /* characters 0x20 to 0x2F, with + and / */
+    52, 53, 54, 55, 56, 57, 58, 59, 60, 61, __, __, __, __, __, __, /* characters 0x30 to 0x3F, with 0-9 */
+    __, 0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, /* characters 0x40 to 0x4F, with A-O */
+    15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, __, __, __, __, __, /* characters 0x50 to 0x5F, with P-Z */
+    __, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, /* characters 0x60 to 0x6F, with a-o */
+    41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, __, __, __, __, __, /* characters 0x70 to 0x7F, with p-z */
     [0x80 ... 0xFF] = __,
 };
 #undef __

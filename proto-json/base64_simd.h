@@ -19,16 +19,17 @@ typedef size_t base64_decode_groups(const char *text, size_t count, uint8_t *out
  * beyond `count` and writes nothing beyond the text of the bytes that it took. */
 typedef size_t base64_encode_groups(const uint8_t *bytes, size_t count, char *text);
 
-/* The alphabet as two tables: the character of each sextet, and the sextet of each character. Characters
- * outside the alphabet have BASE64_FOREIGN, a bit that no sextet has. */
+/* The base64 alphabet as two tables: the character of each sextet (6-bit value), and the sextet of each character.
+ * Characters outside the alphabet have BASE64_FOREIGN, a bit that no sextet has. */
 enum { BASE64_FOREIGN = 0x80 };
 extern const char base64_alphabet[65];
 extern const uint8_t base64_sextet[256];
 
 base64_decode_groups base64_decode_scalar, base64_decode_avx2, base64_decode_avx512, base64_decode_neon;
 
-/* Decode like base64_decode_groups, for streams larger than the caches. They store whole lines past the caches, because
- * an ordinary store first reads the line that it overwrites. Other threads see the bytes when the call returns. */
+/* These functions do what base64_decode_groups does, for streams larger than the caches. They store whole cache lines
+ * past the caches, because an ordinary store first reads the line that it overwrites. Other threads see the bytes when
+ * the call returns. */
 base64_decode_groups base64_decode_large_avx2, base64_decode_large_avx512;
 base64_encode_groups base64_encode_scalar, base64_encode_avx2, base64_encode_avx512, base64_encode_neon;
 

@@ -1,4 +1,5 @@
-/* cache.c: reads small bodies, with a table for each: a new cache, a length (/v1/caches), and KServe's index. */
+/* cache.c: reads three kinds of small bodies, each described by a table: a new cache, a length (both for /v1/caches),
+ * and KServe's index of models. */
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -18,11 +19,11 @@ struct member {
     const char *name;
     enum type type;
     bool required;
-    /* The member's offset in the struct that is filled. For TYPE_SCALES it is that of a float *, with an int behind
-     * it. */
+    /* Offset of the member's value in the struct that is filled. For TYPE_SCALES the value is a float *, followed by an
+     * int. */
     size_t offset;
     int64_t minimum, maximum;
-    const char *rule; /* the rule in words; NULL: it follows from the limits */
+    const char *rule; /* the rule for a value in words; NULL: the message is made from minimum and maximum */
 };
 
 #define AT(field) offsetof(proto_cache, field)
@@ -49,8 +50,8 @@ static const struct member index_members[] = { { "ready", TYPE_BOOL, false, 0, 0
 struct body {
     const struct member *members;
     const char *example;
-    const char *place;  /* place in the tables of suggestions; "": none */
-    const char *listed; /* the members, in words */
+    const char *place;  /* key for hints in the tables of suggestions.c; "": there are none */
+    const char *listed; /* the names of the members, as a message lists them */
 };
 static const struct body new_cache = { create, "{\"kv_heads\": 8, \"head_dim\": 128, \"dtype\": \"bfloat16\"}",
                                        SUGGESTION_CACHE,
@@ -74,7 +75,8 @@ static attn_status wrong(const char *name, const cJSON *value, const char *rule,
                      tree_describe(value, quote), rule, parse_value_suggestion(value));
 }
 
-/* Reads an array of numbers, or a single number, for which *count stays 0 until the number of heads is known. */
+/* Reads scales: an array of numbers, or a single number for all heads. For a single number *count stays 0 until the
+ * number of heads is known. */
 static attn_status read_scales(const char *name, const cJSON *value, float **scales, int *count, attn_error *err)
 {
     const bool single = tree_number(value) != NULL;
@@ -166,7 +168,7 @@ static attn_status read_object(const struct body *body, const cJSON *root, char 
     return ATTN_OK;
 }
 
-/* Reads the members of a small body. An empty body is read as {}. */
+/* Reads the members of a small body into a struct. An empty body is read as {}. */
 static attn_status read_body(const struct body *body, const void *text, size_t bytes, void *into, attn_error *err)
 {
     const proto_limits limits = PROTO_LIMITS_DEFAULT;
@@ -188,7 +190,7 @@ static attn_status read_body(const struct body *body, const void *text, size_t b
     return status;
 }
 
-/* Copies a single number to every head. */
+/* Copies a scale that was given as a single number to every head. */
 static attn_status spread_scale(float **scales, int *count, int64_t heads, attn_error *err)
 {
     if (*scales == NULL || *count > 0) return ATTN_OK;
@@ -201,8 +203,8 @@ static attn_status spread_scale(float **scales, int *count, int64_t heads, attn_
     return ATTN_OK;
 }
 
-/* If a number of a key is also one of a value, both must have one scale, because kernels multiply by each of the
- * two. */
+/* In a latent cache the numbers of a value are also numbers of its key. Kernels multiply by the scale of keys and by
+ * the scale of values, so the two must be equal. */
 static attn_status check_latent_scales(const proto_cache *cache, attn_error *err)
 {
 #define AS_KEYS ": values of a latent cache are the first numbers of its keys"

@@ -36,9 +36,9 @@ const char *const proto_stages[PROTO_STAGE_COUNT] = {
 };
 
 struct piece {
-    const attn_tensor *tensor; /* NULL: the piece is text */
+    const attn_tensor *tensor; /* the tensor that the piece writes; NULL: the piece is text */
     encode_as as;              /* how the tensor is written */
-    size_t offset;             /* the text's offset in the encoder's buffer */
+    size_t offset;             /* offset of the piece's text in the encoder's buffer */
     uint64_t length;           /* length of the piece in bytes */
 };
 
@@ -49,7 +49,7 @@ enum {
      * 168 bytes). */
     TENSOR_BYTES = 256,
     ITEM_BYTES = ENCODE_PROBLEM_BYTES + TENSOR_BYTES * ATTN_TENSOR_COUNT,
-    REPORT_BYTES = 64 << 10, /* room for a check's answer to one problem, with its escapes */
+    REPORT_BYTES = 64 << 10, /* bytes of room for the report of a check on one problem, with its escapes */
 };
 
 /* One element of an array with the brackets and comma before it, or the brackets at the end. */
@@ -60,21 +60,21 @@ struct token {
 
 struct proto_encoder {
     struct text text;
-    size_t text_in_pieces; /* number of bytes of the text that are in pieces */
+    size_t text_in_pieces; /* number of bytes of the text that are in pieces already made */
     struct piece *pieces;
     size_t piece_count, piece_capacity;
     bool short_of_memory;
 
-    /* The state of measuring. For arrays the numbers are formatted once only to learn their length. */
-    uint64_t length;          /* length of the measured pieces */
+    /* The state of measuring the answer's length. Numbers of arrays are formatted once only for their length. */
+    uint64_t length;          /* sum of the lengths of the measured pieces, in bytes */
     size_t measured;          /* number of measured pieces */
-    int64_t measured_element; /* next element to measure of the array that is being measured */
+    int64_t measured_element; /* index of the next element to measure in the array that is being measured */
 
-    /* The position of the next read. */
+    /* The position in the answer at which the next read continues. */
     size_t piece;
-    uint64_t taken;  /* characters of that piece that were read */
-    uint64_t read;   /* characters of the whole answer that were read */
-    int64_t element; /* next element of the array that is being read */
+    uint64_t taken;  /* characters of piece number `piece` that were read */
+    uint64_t read;   /* number of characters of the whole answer that were read */
+    int64_t element; /* index of the next element of the array that is being read */
     struct token token;
 };
 
@@ -122,7 +122,7 @@ void encode_tensor(proto_encoder *e, const attn_tensor *tensor, encode_as as)
     else if (as == ENCODE_BYTES) piece.length = (uint64_t)bytes;
     end_text(e);
     if (is_numbers(&piece) || piece.length > 0)
-        add_piece(e, piece); /* proto_encoder_measure() finds the length of arrays */
+        add_piece(e, piece); /* the length of an array is not known yet: proto_encoder_measure() finds it */
 }
 
 /* Writes a short text of this program in quotes: the name of a device or a context. Characters that need an escape are
@@ -145,7 +145,7 @@ static void put_size(struct text *t, const char *name, int64_t size)
     text_put_number(t, (uint64_t)size);
 }
 
-/* put_sizes() of a merge. */
+/* Writes the sizes of a merge, as put_sizes() does for other problems. */
 static void put_merge_sizes(struct text *t, const proto_item *item)
 {
     const attn_tensor *const out = &item->parts->at[0].out;
@@ -158,8 +158,8 @@ static void put_merge_sizes(struct text *t, const proto_item *item)
     text_put_char(t, '}');
 }
 
-/* Writes the sizes that the server has read from the shapes; they reveal a wrong layout. Packed queries have no B and
- * no Sq, and packed keys have no Sk. For caches, Sk is the length of the longest cache. */
+/* Writes the sizes that the server has read from the shapes, in which a client can see a wrong layout. Packed queries
+ * have no B and no Sq, and packed keys have no Sk. For caches, Sk is the length of the longest cache. */
 static void put_sizes(struct text *t, const proto_item *item, const proto_result *result)
 {
     if (item->parts) {
@@ -177,11 +177,11 @@ static void put_sizes(struct text *t, const proto_item *item, const proto_result
     put_size(t, ",\"H\":", d.H);
     put_size(t, ",\"Hk\":", d.Hk);
     put_size(t, ",\"D\":", d.D);
-    if (d.Dv > 0) put_size(t, ",\"Dv\":", d.Dv); /* an observe has no v */
+    if (d.Dv > 0) put_size(t, ",\"Dv\":", d.Dv); /* an observe operation has no v, so Dv is 0 */
     text_put_char(t, '}');
 }
 
-/* Writes an integer that a double holds, of any size. */
+/* Writes a count of any size: an integer held in a double. */
 static void put_count(struct text *t, double count)
 {
     if (count < 0x1p63) text_put_number(t, (uint64_t)count);
@@ -201,7 +201,7 @@ static void put_tiles(struct text *t, const proto_item *item, const attn_counts 
     text_put_char(t, '}');
 }
 
-/* Writes a number that an observe was asked for. */
+/* Writes the value of one number that an observe operation was asked for. */
 static void put_counted(struct text *t, proto_count_id which, const proto_item *item, const attn_counts *counts)
 {
     const attn_dims d = attn_dims_of(&item->problem);
@@ -256,7 +256,7 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
         }
         text_put_char(&t, ']');
     }
-    if (item->problem.q.rank > 0 || item->parts) { /* an append has no queries */
+    if (item->problem.q.rank > 0 || item->parts) { /* an append operation has no queries, so its answer has no sizes */
         FACT("sizes");
         put_sizes(&t, item, result);
     }
@@ -270,7 +270,8 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
     for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
         double us = result->timing_us[written[i]];
         if (written[i] == PROTO_STAGE_compute) us += result->timing_us[PROTO_STAGE_launch];
-        uint64_t tenths = us > 0 && us < 1e15 ? (uint64_t)(us * 10 + 0.5) : 0; /* the clock gives no other values */
+        /* the clock gives no times outside these bounds */
+        uint64_t tenths = us > 0 && us < 1e15 ? (uint64_t)(us * 10 + 0.5) : 0;
         text_put_string(&t, i ? ",\"" : "{\"");
         text_put_string(&t, proto_stages[written[i]]);
         text_put_string(&t, "\":");
@@ -366,7 +367,7 @@ static bool next_token(const struct piece *piece, int64_t element, struct token 
     const size_t bytes = attn_dtype_bytes(t->dtype);
     const int rank = piece->as == ENCODE_LIST ? 1 : t->rank;
     int64_t elements = 0, row = 1;
-    int levels = 0; /* number of levels that begin, or end, here */
+    int levels = 0; /* number of levels of the array whose bracket opens, or closes, at this element */
     char *p = token->text;
     token->length = token->taken = 0;
     attn_shape_elements(t->rank, t->shape, &elements);
@@ -408,8 +409,8 @@ static size_t read_array(proto_encoder *e, const struct piece *piece, char *to, 
     return done;
 }
 
-/* Reads characters [taken, taken + capacity) of a tensor's base64. Whole groups of four go straight to `to`.
- * A group that the reader splits is encoded again for each part. */
+/* Reads characters [taken, taken + capacity) of a tensor's base64. Whole groups of four go straight to `to`. A group of
+ * which one read takes only a part is encoded again by the next read. */
 static size_t read_base64(const struct piece *piece, uint64_t taken, char *to, size_t capacity)
 {
     const uint8_t *bytes = piece->tensor->data;
@@ -438,7 +439,8 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
 {
     char *to = buffer;
     size_t done = 0;
-    /* An array's end is known only after it is measured. A measured array is not measured again. */
+    /* An array's end is known only after its text is measured. An array that was measured before is not measured
+     * again. */
     (void)proto_encoder_length(e);
     while (done < capacity && e->piece < e->piece_count) {
         const struct piece *piece = &e->pieces[e->piece];
@@ -463,6 +465,7 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
         }
     }
     e->read += done;
-    assert(e->piece < e->piece_count || e->read == e->length); /* invariant 2 of this file */
+    /* invariant 2 at the top of this file: the answer ends after exactly its length */
+    assert(e->piece < e->piece_count || e->read == e->length);
     return done;
 }

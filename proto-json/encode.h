@@ -6,7 +6,8 @@
 #include "proto.h"
 #include "text/text.h"
 
-enum { ENCODE_PROBLEM_BYTES = 4096 }; /* bound on a problem document, and twice the bound on the facts of an answer */
+/* bound on the bytes of a problem document (an error as JSON), and twice the bound on the facts of an answer */
+enum { ENCODE_PROBLEM_BYTES = 4096 };
 
 /* Returns the text of the answer. Text that is written before a call of encode_tensor() goes before that tensor. */
 struct text *encode_text(proto_encoder *encoder);
@@ -17,11 +18,12 @@ struct text *encode_text(proto_encoder *encoder);
 typedef enum encode_as { ENCODE_BYTES, ENCODE_BASE64, ENCODE_ARRAY, ENCODE_LIST } encode_as;
 void encode_tensor(proto_encoder *encoder, const attn_tensor *tensor, encode_as as);
 
-/* Collects the facts that an answer states beside its tensors, in order: names, with values as JSON. Returns their
- * number. */
+/* Collects the facts that an answer states beside its tensors, in the order of the answer: names, with values as JSON.
+ * Returns the number of facts. */
 enum {
-    ENCODE_FACTS = 8 + 8 + PROTO_COUNTS,            /* the second 8 are report_members[] of a check */
-    ENCODE_FACT_BYTES = PROTO_MAX_CACHES * 11 + 64, /* the lengths of PROTO_MAX_CACHES caches, and some more */
+    ENCODE_FACTS = 8 + 8 + PROTO_COUNTS, /* the second 8 are the members of a check's report, report_members[] */
+    /* room for the lengths of PROTO_MAX_CACHES caches as text, and some more */
+    ENCODE_FACT_BYTES = PROTO_MAX_CACHES * 11 + 64,
 };
 struct encode_fact {
     const char *name;

@@ -25,13 +25,14 @@ proto_error proto_error_of(attn_status status)
     case ATTN_UNSUPPORTED: return PROTO_E_UNSUPPORTED;
     case ATTN_BUSY: return PROTO_E_QUEUE_FULL;
     case ATTN_TIMEOUT:
-    case ATTN_CANCELLED: return PROTO_E_DEADLINE; /* the client has left, so it will not read this error */
+    /* the client has left and will not read this error, so any one does */
+    case ATTN_CANCELLED: return PROTO_E_DEADLINE;
     case ATTN_NO_MEMORY: return PROTO_E_OUT_OF_MEMORY;
     case ATTN_NOT_FOUND: return PROTO_E_NOT_FOUND;
     case ATTN_IN_USE: return PROTO_E_IN_USE;
     case ATTN_QUOTA: return PROTO_E_QUOTA;
     case ATTN_FULL: return PROTO_E_STORAGE_FULL;
-    /* another process can do the work, or this one after a restart */
+    /* 503: another process can do the work, or this one after a restart */
     case ATTN_DEVICE_LOST: return PROTO_E_UNAVAILABLE;
     /* ATTN_OK is no error: a call with it is a mistake in the caller's code. */
     case ATTN_OK:
@@ -42,7 +43,7 @@ proto_error proto_error_of(attn_status status)
     return PROTO_E_INTERNAL;
 }
 
-/* Writes a member whose value is `before` followed by `value`. Each takes at most `room` bytes. */
+/* Writes a member whose value is `before` followed by `value`. Each of these two texts takes at most `room` bytes. */
 static void put_member(struct text *t, const char *name, const char *before, const char *value, size_t room)
 {
     text_put_string(t, ",\"");
@@ -78,7 +79,7 @@ size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const
         if (t.failure == TEXT_FINE) return t.used;
         if (room == 0) break;
     }
-    /* The buffer is too small even for the fixed members. */
+    /* The buffer is too small even for the members that are never left out. */
     struct text t = text_in(buffer, capacity);
     text_put_string(&t, "{}");
     return t.used;

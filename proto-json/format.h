@@ -15,51 +15,55 @@
 #include "proto.h"
 #include "scan.h"
 
-/* The results of reading a body. */
+/* The results of reading a body, as parse.c gets them. */
 struct format_body {
-    const cJSON *root;            /* the tree of a rest (tree.h), owned by the reader; NULL: out of memory */
-    const scan_extract *extracts; /* the extracted values, owned by the reader */
+    /* the body's JSON without tensor values, as a tree (tree.h) that the reader owns; NULL: out of memory */
+    const cJSON *root;
+    const scan_extract *extracts; /* the tensor values extracted from the body; the reader owns this list */
     int extract_count;
     uint8_t *memory; /* the caller's memory, in which the extracted values lie */
     size_t memory_bytes;
-    struct scan_room *room; /* makes `memory` larger */
-    /* KServe: copied to proto_call for the answer. The reader owns the id. */
+    struct scan_room *room; /* describes the room in `memory`, and can make it larger */
+    /* For KServe: the model and the id of the request, copied to proto_call for the answer. The reader owns the id. */
     const proto_model *model;
     const char *id;
     proto_sequence sequence;
     uint64_t binary, shared, binary_parts[2];
-    int gradients;             /* number of parts up to the last one whose gradient the body names as an output */
-    const proto_input *inputs; /* an array of PROTO_TENSORS; NULL: none */
+    /* for a merge: one more than the index of the last part whose gradient the body names as an output */
+    int gradients;
+    /* the places of the input tensors, an array of PROTO_TENSORS; NULL: the format has none */
+    const proto_input *inputs;
 };
 
 struct proto_format {
     /* Functions that read a body. `reader` is what open() returned; NULL means out of memory. After an error
      * every further feed() returns that error. Call finish() once, after the last feed(). */
     void *(*open)(const proto_limits *limits, const proto_memory *memory);
-    void (*close)(void *reader); /* does nothing for NULL */
-    /* proto_parser_kserve(); NULL: the format needs no such call */
+    void (*close)(void *reader); /* frees the reader; does nothing for NULL */
+    /* implements proto_parser_kserve(); NULL: the format needs no such call */
     void (*begin)(void *reader, const proto_model *model, int64_t json_bytes);
     attn_status (*feed)(void *reader, const void *bytes, size_t count, attn_error *err);
     attn_status (*finish)(void *reader, struct format_body *body, attn_error *err);
-    const proto_sequence *(*sequence)(const void *reader); /* proto_parser_sequence(); NULL: this format has
-                                                            * no sequences */
-    /* proto_parser_shared() and proto_parser_shared_room(). NULL: a body of this format has no tensors in shared
-     * memory. */
+    /* implements proto_parser_sequence(); NULL: this format has no sequences */
+    const proto_sequence *(*sequence)(const void *reader);
+    /* Implement proto_parser_shared() and proto_parser_shared_room(). NULL: a body of this format has no tensors in
+     * shared memory. */
     attn_status (*shared)(void *reader, proto_shared **shared, int *count, attn_error *err);
     attn_status (*shared_room)(void *reader, attn_error *err);
     size_t (*rest_bytes)(const void *reader);
-    size_t (*held_bytes)(const void *reader); /* proto_parser_held_bytes(); NULL: the reader holds one header of at most
-                              * PROTO_HEADER_BYTES */
-    size_t (*memory_for)(uint64_t body_bytes); /* bytes of tensors in a body of this length, before alignment */
-    /* Turns err->member, a pointer into the tree of problems, into a pointer into the body. NULL: the two are the
-     * same. */
+    /* implements proto_parser_held_bytes(); NULL: the reader holds one header of at most PROTO_HEADER_BYTES */
+    size_t (*held_bytes)(const void *reader);
+    /* bytes of tensors in a body of this length, without the gaps for alignment */
+    size_t (*memory_for)(uint64_t body_bytes);
+    /* Turns err->member, a pointer into the tree of problems, into a pointer into the body as it was sent. NULL: the
+     * two pointers are the same. */
     void (*locate)(const proto_call *call, attn_error *err);
 
-    /* The functions and properties of answers. */
+    /* Functions and properties of the format's answers follow. */
     void (*write)(proto_encoder *encoder, const proto_call *call, const proto_result *results, const char *request_id);
     const char *media; /* content type of the answer */
     bool one_problem;  /* an answer has room for only one problem */
-    bool text;         /* tensors are text, in the form that `encoding` names */
+    bool text;         /* true: tensors are written as text, in the form that the member `encoding` names */
 };
 
 #endif

@@ -1,4 +1,4 @@
-/* hints.c: see hints.h. */
+/* hints.c: finds what looks wrong in valid requests. See hints.h. */
 #include "hints.h"
 
 #include <math.h>
@@ -23,8 +23,8 @@ static int64_t elements_of(const attn_tensor *t)
     return t->rank > 0 && attn_shape_elements(t->rank, t->shape, &elements) ? elements : 0;
 }
 
-/* Is every number of the tensor 0 or 1, and at least one of them 1? The numbers are compared as bits, by their
- * dtype. */
+/* Returns whether every number of the tensor is 0 or 1, and at least one of them is 1. The numbers are compared as
+ * bits, by their dtype. */
 static bool is_of_bits(const attn_tensor *t)
 {
     const int64_t elements = elements_of(t);
@@ -46,7 +46,7 @@ static bool is_zero(const attn_tensor *mask)
     return elements > 0 && memchr(mask->data, 1, (size_t)elements) == NULL;
 }
 
-/* Is each matrix of a tensor [.., .., S, S] 1 above its diagonal, and 0 elsewhere? */
+/* Returns whether each matrix of a tensor [.., .., S, S] is 1 above its diagonal and 0 elsewhere. */
 static bool is_upper_triangle(const attn_tensor *mask)
 {
     const int64_t S = mask->shape[3], elements = elements_of(mask);
@@ -64,7 +64,8 @@ unsigned hints_of(const proto_item *item)
 {
     const attn_problem *const p = &item->problem;
     const attn_dims d = attn_dims_of(p);
-    const bool pages = p->page_table.rank > 0; /* true for pages, and for keys and values in caches */
+    /* true if keys and values are in pages; those in caches of the server are, too */
+    const bool pages = p->page_table.rank > 0;
     unsigned hints = 0;
 #define SAY(hint) hints |= 1U << (hint)
     if (p->has_scale && p->scale == 0) SAY(SCALE_ZERO);
@@ -87,7 +88,7 @@ void hints_put(struct text *t, unsigned hints)
         if (!(hints >> i & 1)) continue;
         text_put_char(t, before);
         text_put_char(t, '"');
-        text_put_string(t, texts[i]); /* hints have no characters that need an escape */
+        text_put_string(t, texts[i]); /* the texts of hints have no characters that need an escape in JSON */
         text_put_char(t, '"');
         before = ',';
     }

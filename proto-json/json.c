@@ -41,7 +41,8 @@ static void close_reader(void *reader)
     free(r);
 }
 
-/* Sends the first bytes to the scanner, once there are enough of them or the body ends. */
+/* Passes the first bytes of the body, which were kept, to the scanner. Call this once there are enough of them or the
+ * body ends. */
 static attn_status first_bytes_done(struct reader *r, attn_error *err)
 {
     if (!proto_is_safetensors(r->first, r->first_bytes)) return scan_feed(r->scan, r->first, r->first_bytes, err);
@@ -99,7 +100,8 @@ static size_t held_bytes(const void *reader)
     return scan_held_bytes(((const struct reader *)reader)->scan);
 }
 
-/* Exact for base64 text; arrays of numbers may need more. */
+/* Returns the bytes of tensors in a body of this length. This is exact for base64 text; arrays of numbers may need
+ * more. */
 static size_t memory_for(uint64_t body_bytes)
 {
     return (size_t)(body_bytes / 4 * 3);
@@ -107,7 +109,7 @@ static size_t memory_for(uint64_t body_bytes)
 
 /* ---- Answers ----------------------------------------------------------------------------------------------------- */
 
-/* Adds a member. */
+/* Adds a tensor to the answer, as the member of this name. */
 static void add_tensor(proto_encoder *e, const char *name, const attn_tensor *tensor, proto_encoding encoding)
 {
     struct text *const t = encode_text(e);
@@ -143,7 +145,7 @@ static void add_gradients(proto_encoder *e, const proto_item *item)
     text_put_string(t, "],");
 }
 
-/* Adds the members of one answer. */
+/* Adds the members of the answer to one problem: its tensors and facts. */
 static void add_result(proto_encoder *e, const proto_item *item, const proto_result *result)
 {
     struct text *const t = encode_text(e);
@@ -165,7 +167,7 @@ static void add_result(proto_encoder *e, const proto_item *item, const proto_res
     text_put_char(t, '}');
 }
 
-/* Adds the error of one problem of several. */
+/* Adds the error of one problem to the answer of an envelope (a body with several problems). */
 static void add_fault(proto_encoder *e, int index, const attn_error *fault, const char *request_id)
 {
     struct text *const t = encode_text(e);

@@ -39,13 +39,13 @@
 
 /* ---- The body ---------------------------------------------------------------------------------------------------- */
 
-/* Moves `now` past the inputs that are complete. */
+/* Moves `now`, the index of the input that is arriving, past the inputs that are complete. */
 static void pass(struct kserve_reader *r)
 {
     while (r->now < r->extract_count && r->extracts[r->now].bytes == (uint64_t)r->sizes[r->now]) r->now++;
 }
 
-/* Takes the bytes of the piece that belong to the current part of the body. */
+/* Takes those bytes of the piece that belong to the current part of the body (the JSON or an input). */
 static attn_status take(struct kserve_reader *r, const uint8_t *bytes, size_t count, size_t *taken)
 {
     attn_status status;
@@ -74,7 +74,7 @@ static void *open_reader(const proto_limits *limits, const proto_memory *memory)
     if (!r) return NULL;
     r->limits = *limits;
     if (r->limits.rest_bytes > PROTO_HEADER_BYTES) r->limits.rest_bytes = PROTO_HEADER_BYTES;
-    r->model = proto_operations[ATTN_OP_FORWARD].models; /* until begin() names the model */
+    r->model = proto_operations[ATTN_OP_FORWARD].models; /* stands for the model until begin() names it */
     r->json_bytes = JSON_BYTES_UNKNOWN;
     r->json = scan_new_kserve(&r->limits, memory);
     if (r->json) return r;
@@ -244,7 +244,8 @@ static size_t memory_for(uint64_t body_bytes)
     return (size_t)body_bytes;
 }
 
-/* Turns a pointer into the tree of problems into a pointer into the body: /q/shape/1 becomes /inputs/0/shape/1. */
+/* Turns a pointer into the tree of problems into a pointer into the KServe body: /q/shape/1 becomes
+ * /inputs/0/shape/1. */
 static void locate(const proto_call *call, attn_error *err)
 {
     char first[TREE_NAME_BYTES], pointer[sizeof(tree_member) + 64];
@@ -263,7 +264,7 @@ static void locate(const proto_call *call, attn_error *err)
         else if (input->shared && !strcmp(rest, "/data")) rest = "/parameters/" REGION_SIZE;
         else if (!strcmp(rest, "/dtype")) rest = "/datatype";
         if (input->place) snprintf(pointer, sizeof pointer, "/inputs/%d%s", input->place - 1, rest);
-        /* an input that may be a number is not missing, because it may be a parameter */
+        /* an input that may be a single number may come as a parameter, so it is not missing among the inputs */
         else if (proto_may_be_number(proto_tensor_id(number)))
             snprintf(pointer, sizeof pointer, "/parameters%s", err->member);
         else snprintf(pointer, sizeof pointer, "/inputs"); /* the input is missing */
@@ -273,17 +274,17 @@ static void locate(const proto_call *call, attn_error *err)
     snprintf(err->member, sizeof err->member, "%.*s", (int)sizeof err->member - 1, pointer);
 }
 
-enum { REPORT_BYTES = 64 << 10 }; /* the longest report of a check, before its characters are escaped */
+enum { REPORT_BYTES = 64 << 10 }; /* the longest report of a check in bytes, before its characters are escaped */
 
 /* ---- Answers ----------------------------------------------------------------------------------------------------- */
 
-/* Writes facts as parameters. A value that is not a string, number or bool becomes a string of JSON, as in a
- * request. */
+/* Writes facts of an answer as parameters. A value that is not a string, number or bool becomes a string of JSON, as in
+ * a request. */
 static void put_parameters(struct text *t, const proto_item *item, const proto_result *result)
 {
     struct encode_fact facts[ENCODE_FACTS];
     proto_result without = *result;
-    without.report = NULL; /* the report is sent as an output tensor, so it is no parameter here */
+    without.report = NULL; /* a check's report is sent as an output tensor, so it is no parameter here */
     const int count = encode_facts(item, &without, facts);
     text_put_string(t, "\"parameters\":{");
     for (int i = 0; i < count; i++) {
@@ -346,7 +347,8 @@ static void put_output(proto_encoder *e, int number, const attn_tensor *tensor, 
 
 static bool is_binary(const proto_call *call, int number)
 {
-    const int of_part = number - ATTN_TENSOR_COUNT; /* dout and dlse of each part, in turn */
+    /* the outputs behind the tensors are gradients of parts: dout and dlse of part 0, of part 1, ... */
+    const int of_part = number - ATTN_TENSOR_COUNT;
     return of_part < 0 ? call->binary >> number & 1 : call->binary_parts[of_part % 2] >> of_part / 2 & 1;
 }
 
@@ -356,11 +358,12 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     struct text *const t = encode_text(e);
     const int end = proto_item_results_end(item);
     bool first = true;
-    (void)request_id; /* only problem documents within an envelope contain the id */
+    /* unused: request_id goes into errors of an envelope's problems, and this format has no envelope */
+    (void)request_id;
     text_put_char(t, '{');
     if (call->id) {
         text_put_string(t, "\"id\":\"");
-        text_put_json(t, call->id, 6 * ID_BYTES); /* the id may become six times as long by escapes */
+        text_put_json(t, call->id, 6 * ID_BYTES); /* escapes may make the id six times as long */
         text_put_string(t, "\",");
     }
     text_put_string(t, "\"model_name\":\"");
@@ -396,7 +399,8 @@ const proto_format proto_kserve = {
     .memory_for = memory_for,
     .locate = locate,
     .write = answer,
-    /* If bytes follow the JSON, the content type is application/octet-stream (proto_encoder_head_bytes()). */
+    /* This is the content type if all is JSON. If bytes follow the JSON, it is application/octet-stream
+     * (proto_encoder_head_bytes()). */
     .media = "application/json",
     .one_problem = true,
     .text = true,

@@ -19,59 +19,62 @@
 #define REGION_AT   "shared_memory_offset"
 #define REGION_SIZE "shared_memory_byte_size"
 
-enum { ID_BYTES = 512 /* bound on a request's id, which the answer repeats */, JSON_BYTES_UNKNOWN = -1 };
+enum { ID_BYTES = 512 /* bound on the bytes of a request's id, which the answer repeats */, JSON_BYTES_UNKNOWN = -1 };
 
-/* One input. The list has the inputs in the order of the body. */
+/* One input of the request. The list of inputs is in the order of the body. */
 struct kserve_input {
-    const char *name; /* the name of its member, owned by the tree */
+    const char *name; /* name of the tensor, owned by the tree */
     int extract;
     bool binary;
-    bool shared; /* the input is in shared memory, in an entry of `shared` with its index */
+    bool shared; /* the input is in shared memory, described by an entry of `shared` with this input's index */
 };
 
 struct kserve_reader {
     proto_limits limits;
     const proto_model *model;
-    int64_t json_bytes; /* JSON_BYTES_UNKNOWN: the whole body */
+    int64_t json_bytes; /* length of the JSON in bytes; JSON_BYTES_UNKNOWN: the whole body is JSON */
     attn_error error;   /* the first error; once it is set, every call returns it */
-    uint64_t offset;    /* number of bytes of the body so far */
+    uint64_t offset;    /* number of bytes of the body that have arrived */
     scan *json;
-    int values; /* values in the JSON, with those inside strings of parameters */
+    int values; /* number of JSON values read so far, with those inside strings of parameters */
     struct tree_memory trees;
-    /* The body's tree, and the tree made from it, both in `memory`. NULL: the JSON is not complete. */
+    /* source: the tree of the request's JSON; root: the JSON body that is made from it. Both are in `memory`. NULL: the
+     * JSON is not complete. */
     cJSON *source, *root;
 
     struct kserve_input *inputs;
     int input_count;
-    /* The scanner's values, and behind them the binary inputs. Their .bytes counts the bytes that have arrived. */
+    /* The values that the scanner has extracted, and behind them the binary inputs. Their .bytes counts the bytes that
+     * have arrived. */
     scan_extract *extracts;
-    int64_t *sizes; /* the bytes that must arrive for each binary input */
+    int64_t *sizes; /* number of bytes that must arrive for each binary input */
     int first_binary, extract_count;
     int now;             /* index of the first extracted value that is not complete */
-    uint64_t body_bytes; /* length that the body must have */
-    /* Offset of the end of the last tensor in memory. Inputs in shared memory count once memory is reserved for their
-     * copies (has_room). */
+    uint64_t body_bytes; /* length in bytes that the body must have */
+    /* Offset of the end of the last tensor in memory. Inputs in shared memory count only after memory is reserved for
+     * their copies (has_room). */
     size_t memory_bytes;
 
-    proto_shared *shared; /* the inputs among `shared` have room in memory */
+    proto_shared *shared; /* the inputs and outputs in shared memory */
     int shared_count;
-    bool has_room; /* memory is reserved for copies of the inputs among `shared` */
+    bool has_room; /* memory is reserved for copies of those inputs in `shared` that need one */
 
-    proto_input places[PROTO_TENSORS]; /* places of the inputs, once the body is complete */
+    proto_input places[PROTO_TENSORS]; /* positions of the tensors among the inputs, once the body is complete */
     char id[ID_BYTES + 1];
     proto_sequence sequence;
-    uint64_t binary;          /* outputs whose bytes follow the answer's JSON */
-    uint64_t binary_parts[2]; /* gradients of parts whose bytes do: bits of parts, for dout and for dlse */
-    int gradients;            /* number of parts up to the last one whose gradient is named as an output */
+    uint64_t binary; /* outputs whose bytes follow the answer's JSON, as bits of attn_tensor_id */
+    /* gradients of a merge's parts whose bytes follow the JSON: a bit for each part, [0] for dout and [1] for dlse */
+    uint64_t binary_parts[2];
+    int gradients; /* for a merge: one more than the index of the last part whose gradient is named as an output */
 };
 
 /* ---- kserve_json.c ----------------------------------------------------------------------------------------------- */
 
-/* Call this when the JSON is complete. It makes the tree of a JSON body, and assigns a place in memory to each tensor
- * that follows the JSON. */
+/* Call this when the JSON of the request is complete. It makes the tree of a JSON body, and assigns a place in memory
+ * to each tensor that follows the JSON. */
 attn_status kserve_end_json(struct kserve_reader *r);
 
-/* Assigns places, behind all others, to inputs that are copied from shared memory. */
+/* Assigns places in memory, behind all other tensors, to inputs that are copied from shared memory. */
 attn_status kserve_place_shared(struct kserve_reader *r);
 
 /* Returns the row of the option with this name, or NULL if there is none. */

@@ -49,7 +49,7 @@ static void name_output(char where[WHERE_BYTES], int index, const char *colon, c
     text_put_string(&t, part);
 }
 
-/* Writes a list of names: " (there are a, b and c)". */
+/* Writes a list of names for a message: " (there are a, b and c)". */
 enum { LISTED_BYTES = 240 };
 static const char *list_names(const char *const *names, char listed[LISTED_BYTES])
 {
@@ -62,8 +62,8 @@ static const char *list_names(const char *const *names, char listed[LISTED_BYTES
     return listed;
 }
 
-/* Makes the error for an unknown member, which other servers may have. `where` is NULL at the top of the body. `place`
- * is a place as in suggestions.h. */
+/* Makes the error for a member that attnd does not know, although other servers may. `where` is NULL at the top of the
+ * body. `place` is a place as in suggestions.h. */
 static attn_status unknown(struct kserve_reader *r, const char *pointer, const char *place, const char *where,
                            const char *name, const char *const *known)
 {
@@ -145,14 +145,14 @@ static const char *list_inputs(proto_op op, char listed[LISTED_BYTES])
     return listed;
 }
 
-/* The tensor of a problem that has this name; ATTN_TENSOR_COUNT: there is none. */
+/* Returns the number of the problem's tensor with this name; ATTN_TENSOR_COUNT: there is none. */
 static int named(const char *name)
 {
     const int number = proto_tensor_named(name, false);
     return number < ATTN_TENSOR_COUNT ? number : ATTN_TENSOR_COUNT;
 }
 
-/* Does an operation take the tensor of this number as an input? */
+/* Returns whether an operation takes the tensor of this number as an input. */
 static bool takes_input(proto_op op, int number)
 {
     if (number < ATTN_TENSOR_COUNT) return proto_takes_tensor(op, (attn_tensor_id)number);
@@ -166,7 +166,7 @@ const proto_option *kserve_option_named(const char *name)
     return o->name ? o : NULL;
 }
 
-/* Reads one of the parameters that give a tensor's place in shared memory. Before the first of them, *place is {.bytes
+/* Reads one of the parameters that say where in shared memory a tensor is. Before the first of them, *place is {.bytes
  * = -1}. */
 static attn_status read_place(struct kserve_reader *r, const char *pointer, const char *where, const cJSON *one,
                               proto_shared *place)
@@ -188,7 +188,8 @@ static attn_status read_place(struct kserve_reader *r, const char *pointer, cons
     return ATTN_OK;
 }
 
-/* Checks that the parameters of a place in shared memory are complete. `said`: at least one of them was given. */
+/* Checks that the parameters of a tensor's place in shared memory are complete. `said`: at least one of them was
+ * given. */
 static attn_status check_place(struct kserve_reader *r, const char *pointer, const char *where, bool said,
                                const proto_shared *place)
 {
@@ -205,8 +206,8 @@ static bool is_place(const char *name)
     return !strncmp(name, shared_memory, sizeof shared_memory - 1);
 }
 
-/* Reads the parameters of an input. *size is the size of its binary data, or -1 if it has none. place->bytes is its
- * size in shared memory. */
+/* Reads the parameters of an input. *size becomes the bytes of its binary data in the body, or -1 if it has none there.
+ * place->bytes becomes its bytes in shared memory. */
 static attn_status read_input_parameters(struct kserve_reader *r, const char *name, int index, const cJSON *parameters,
                                          int64_t *size, bool *fp8, proto_shared *place)
 {
@@ -250,7 +251,8 @@ static attn_status read_datatype(struct kserve_reader *r, int index, int id, con
     attn_status status = ATTN_OK;
     point_to(pointer, "/inputs/", index, "/datatype");
     bool takes = word && proto_dtype_parse(word, dtype);
-    if (takes && fp8 && !strcmp(dtype->name, attn_dtype_name(ATTN_U8))) /* UINT8 may be float8, BOOL may not */
+    /* a client may send float8 as UINT8, but not as BOOL */
+    if (takes && fp8 && !strcmp(dtype->name, attn_dtype_name(ATTN_U8)))
         (void)proto_dtype_parse(attn_dtype_name(ATTN_F8E4M3), dtype);
     else if (takes && fp8)
         status = attn_fail(&r->error, ATTN_INVALID, pointer, "%s: " FP8 " is true, which goes with UINT8, not with %s",
@@ -346,7 +348,7 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
     if (slot->binary || slot->shared) {
         slot->extract = r->extract_count++;
         r->extracts[slot->extract] = (scan_extract){ .kind = SCAN_BYTES };
-        /* the length of the input in the body: none if it is in shared memory */
+        /* bytes of the input in the body: none if the input is in shared memory */
         r->sizes[slot->extract] = slot->shared ? 0 : size;
         place.id = id;
         if (slot->shared) r->shared[r->shared_count++] = place;
@@ -357,8 +359,8 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
                          cJSON_IsNumber(data) ? "a string" : tree_describe(data, quote));
     } else {
         slot->extract = (int)data->valuedouble;
-        if (fp8 && r->extracts[slot->extract].typed) /* In an array of UINT8, each number is a byte. */
-            r->extracts[slot->extract].dtype = dtype.as;
+        /* In an array with the datatype UINT8, each number is a byte of the tensor. */
+        if (fp8 && r->extracts[slot->extract].typed) r->extracts[slot->extract].dtype = dtype.as;
     }
     (void)cJSON_DetachItemFromObjectCaseSensitive(input, "name");
     return ATTN_OK;
@@ -381,12 +383,13 @@ static attn_status read_inputs(struct kserve_reader *r, cJSON *inputs)
     return ATTN_OK;
 }
 
-/* Assigns a place in memory to the extracted value, behind all others. */
+/* Assigns a place in the caller's memory to the extracted value, behind all other values. */
 static attn_status place_one(struct kserve_reader *r, scan_extract *extract, int64_t size)
 {
     const size_t at = SCAN_ALIGNED(r->memory_bytes);
     const uint64_t end =
-        /* A size is at most 2^53, and a sum near 64 bits would have exceeded the limit before. */
+        /* The sum cannot overflow: a size is at most 2^53, and a sum near 64 bits would have exceeded the limit
+         * before. */
         at + (uint64_t)size;
     extract->offset = at;
     if (end > (uint64_t)r->limits.tensor_bytes)
@@ -396,7 +399,7 @@ static attn_status place_one(struct kserve_reader *r, scan_extract *extract, int
     return ATTN_OK;
 }
 
-/* Assigns a place to each binary input, behind the values that the scanner has extracted. */
+/* Assigns a place in memory to each binary input, behind the values that the scanner has extracted. */
 static attn_status place(struct kserve_reader *r)
 {
     attn_status status = ATTN_OK;
@@ -427,8 +430,8 @@ attn_status kserve_place_shared(struct kserve_reader *r)
 static const char *const output_members[] = { "name", "parameters", NULL };
 static const char *const output_parameters[] = { "binary_data", REGION, REGION_AT, REGION_SIZE, NULL };
 
-/* Reads whether the client wants an output as bytes, or (place->bytes >= 0) in shared memory. *binary is the request's
- * default before the call. */
+/* Reads whether the client wants an output as bytes, as numbers, or in shared memory (place->bytes >= 0). Before the
+ * call *binary is the request's default. */
 static attn_status read_output_parameters(struct kserve_reader *r, int index, const cJSON *parameters, bool *binary,
                                           proto_shared *place)
 {
@@ -471,7 +474,8 @@ static bool names_already(const cJSON *names, const char *word)
     return false;
 }
 
-/* Reads the name of a gradient of a part, which the answer has whether it is named or not. */
+/* Reads an output name that is the gradient of a merge's part. The answer has this gradient whether it is named or
+ * not. */
 static attn_status read_gradient(struct kserve_reader *r, int index, const char *name, bool binary,
                                  const proto_shared *place)
 {
@@ -485,8 +489,9 @@ static attn_status read_gradient(struct kserve_reader *r, int index, const char 
     return ATTN_OK;
 }
 
-/* Turns the names of outputs into the member `outputs`, or into the member that the operation has in its place. Without
- * names the default outputs are sent. *text: some outputs are sent as numbers. */
+/* Turns the names of outputs into the member `outputs`, or into another member if the operation's row in
+ * proto_operations[] `asks` for it. Without names the default outputs are sent. *text: some outputs are sent as
+ * numbers. */
 static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, bool all_binary, bool *text)
 {
     cJSON *names;
@@ -498,10 +503,11 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
         return ATTN_OK;
     }
     if (!cJSON_IsArray(outputs)) return must_be(r, "/outputs", "outputs", outputs, "an array of {\"name\": ...}");
-    /* a model that judges has one output, the report, which is JSON */
+    /* true: the model is a check, whose only output is its report, which is JSON */
     const bool judges = proto_operations[r->model->op].judges;
     const char *const asks = proto_operations[r->model->op].asks, *const member = asks ? asks : "outputs";
-    names = cJSON_GetObjectItemCaseSensitive(r->root, member); /* what a parameter names already */
+    /* the names that a parameter of the request has given before */
+    names = cJSON_GetObjectItemCaseSensitive(r->root, member);
     if (!names && !judges) names = cJSON_AddArrayToObject(r->root, member);
     if (!names && !judges) return no_memory(r);
     for (const cJSON *one = outputs->child; one; one = one->next, index++) {
@@ -544,7 +550,8 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
         cJSON *const copy = cJSON_CreateString(word);
         if (!copy || !cJSON_AddItemToArray(names, copy)) return no_memory(r);
     }
-    if (names && !names->child) (void)cJSON_DetachItemViaPointer(r->root, names); /* gradients of parts alone */
+    /* only gradients of parts were named, so the list of other outputs is left out */
+    if (names && !names->child) (void)cJSON_DetachItemViaPointer(r->root, names);
     return ATTN_OK;
 }
 
@@ -619,7 +626,7 @@ static attn_status check_sequence(struct kserve_reader *r)
                      "%s: is true, which wants the sequence's sequence_id, a number other than 0 or a name", name);
 }
 
-/* Looks for the start of a sequence before anything else is read, so that a refusal can end that sequence too. */
+/* Reads sequence_start and its id before anything else, so that a refusal of the request can end that sequence too. */
 static void look_for_start(struct kserve_reader *r)
 {
     const cJSON *const parameters = cJSON_GetObjectItemCaseSensitive(r->source, "parameters"),
@@ -652,7 +659,7 @@ static attn_status read_reserved(struct kserve_reader *r, const cJSON *one, bool
     return ATTN_OK;
 }
 
-/* Makes a member of the problem from the parameter, without a change. */
+/* Turns a parameter into a member of the problem, without a change of its value. */
 static attn_status add_option(struct kserve_reader *r, cJSON *parameters, cJSON *one)
 {
     cJSON *const value = cJSON_DetachItemViaPointer(parameters, one);
@@ -660,7 +667,7 @@ static attn_status add_option(struct kserve_reader *r, cJSON *parameters, cJSON 
                                                                                                    : no_memory(r);
 }
 
-/* Makes a member of the problem from an option. */
+/* Turns a parameter that is an option into a member of the problem. */
 static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON *one)
 {
     const proto_option *const o = kserve_option_named(one->string);
@@ -673,7 +680,8 @@ static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON
             return must_be(r, pointer, one->string, one, "a number; as a tensor it goes into inputs");
         return add_option(r, parameters, one);
     }
-    const bool takes = o && (o->ops >> r->model->op & 1); /* `map` is an option and an output */
+    /* true if the name is an option of this operation; `map` is both an option and an output tensor */
+    const bool takes = o && (o->ops >> r->model->op & 1);
     if (id < ATTN_TENSOR_COUNT && !takes)
         return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: is a tensor, which goes into inputs", one->string);
     if (!o || !proto_is_parameter(o)) {
@@ -716,7 +724,8 @@ static attn_status read_parameters(struct kserve_reader *r, cJSON *parameters, b
         if (status == ATTN_OK && !known) status = read_option(r, parameters, one);
         if (status != ATTN_OK) return status;
     }
-    if (timeout_us > 0) { /* the smaller of the two time limits applies */
+    /* Triton's timeout in microseconds and timeout_ms may both be given: the smaller one applies */
+    if (timeout_us > 0) {
         const int64_t most_ms = (timeout_us + 999) / 1000;
         const cJSON *const given = cJSON_GetObjectItemCaseSensitive(r->root, "timeout_ms");
         if (!given || (tree_integer(given, 1, TREE_INTEGER_MAX, &timeout_ms) && most_ms < timeout_ms)) {
@@ -740,7 +749,7 @@ static attn_status apply_model(struct kserve_reader *r)
 
 /* ---- The JSON ---------------------------------------------------------------------------------------------------- */
 
-/* The members of a request. There is none for the model, because the URL names it. */
+/* The members of a KServe request. The model is not among them, because the URL names it. */
 static const char *const members[] = { "id", "parameters", "inputs", "outputs", "model_name", "model_version", NULL };
 
 static attn_status read_id(struct kserve_reader *r, const cJSON *id)
@@ -773,7 +782,7 @@ static attn_status unknown_member(struct kserve_reader *r, const char *name)
     return unknown(r, pointer, SUGGESTION_KSERVE, NULL, name, members);
 }
 
-/* Turns the tree of the body into that of a JSON body. */
+/* Turns the tree of a KServe body into the tree of a JSON body. */
 static attn_status translate(struct kserve_reader *r)
 {
     char quote[TREE_QUOTE_BYTES];

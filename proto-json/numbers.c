@@ -52,8 +52,9 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 /* A floating-point format. A value is (-1)^sign * c * 2^q with c < 2^(fraction_bits + 1). Its code is sign, exponent
  * and fraction, as in IEEE 754. */
 static const struct format {
-    int fraction_bits, min_exponent;       /* min_exponent: the exponent of the smallest normal number */
-    uint32_t largest, sign, infinity, nan; /* codes; infinity is 0 if the format has none */
+    int fraction_bits, min_exponent; /* min_exponent: exponent of the smallest normal number of the format */
+    /* bit patterns of the largest finite value, the sign, infinity (0: the format has none) and NaN */
+    uint32_t largest, sign, infinity, nan;
 } formats[] = {
     [ATTN_F32] = { 23, -126, 0x7F7FFFFF, 0x80000000, 0x7F800000, 0x7FC00000 },
     [ATTN_F16] = { 10, -14, 0x7BFF, 0x8000, 0x7C00, 0x7E00 },
@@ -90,13 +91,13 @@ static double bits_double(uint64_t bits)
 /* The parsed text of a number: (-1)^negative * w * 10^exponent. With `longer`, more digits follow those of w. */
 struct decimal {
     bool negative, longer, integer; /* integer: the text has neither a point nor an exponent */
-    uint64_t w;                     /* the first 19 significant digits, or all of them */
+    uint64_t w;                     /* the first 19 significant digits, or all if there are fewer */
     int exponent;
-    const char *text; /* text of the digits and the point; the character behind it is not among "0123456789." */
+    const char *text; /* text of the digits and the point, followed by a character that is neither */
     size_t count;
 };
 
-enum { W_DIGITS = 19 }; /* 10^19 < 2^64 */
+enum { W_DIGITS = 19 }; /* as many digits as always fit 64 bits: 10^19 < 2^64 */
 
 /* Powers of ten. Those up to 10^22 are exact, the others are the nearest double. */
 static const double tens[] = {
@@ -106,19 +107,21 @@ static const double tens[] = {
     1e51, 1e52, 1e53, 1e54, 1e55, 1e56, 1e57, 1e58, 1e59, 1e60, 1e61, 1e62, 1e63, 1e64, 1e65, 1e66,
 };
 
-#define BELOW(bit) ((UINT64_C(1) << (bit)) - 1) /* all bits below this bit */
+#define BELOW(bit) ((UINT64_C(1) << (bit)) - 1) /* a mask of all bits below bit number `bit` */
 
 enum {
-    HUGE_EXPONENT = 38,   /* w * 10^39 >= 10^39 > 2^128: beyond every dtype */
-    TINY_EXPONENT = -66,  /* w * 10^-67 < 10^-48 < 2^-150, half of the smallest float32: 0 in every dtype */
-    GRID_SHIFT = 52 - 24, /* number of binary places of a double behind the 25th */
+    HUGE_EXPONENT = 38, /* with a larger exponent, w * 10^39 >= 10^39 > 2^128 is beyond every dtype */
+    /* with a smaller exponent, w * 10^-67 < 10^-48 < 2^-150 (half of the smallest float32) is 0 in every dtype */
+    TINY_EXPONENT = -66,
+    GRID_SHIFT = 52 - 24, /* number of binary places that a double has behind the 25th */
 };
-static const double HUGE_NUMBER = 0x1p200, TINY_NUMBER = 0x1p-200; /* stand for all numbers beyond these exponents */
+/* these two stand for all numbers above HUGE_EXPONENT and below TINY_EXPONENT */
+static const double HUGE_NUMBER = 0x1p200, TINY_NUMBER = 0x1p-200;
 
-/* Natural numbers as large as 768 digits and the exponents above can make them: below 10^768 * 2^244 < 2^2816. */
+/* Natural numbers as large as 768 digits and the exponents above can make them, below 10^768 * 2^244 < 2^2816. */
 struct big {
     int words;
-    uint32_t word[96]; /* words of 32 bits, the lowest first */
+    uint32_t word[96]; /* digits of 32 bits, the lowest first */
 };
 
 static void big_multiply_add(struct big *b, uint32_t factor, uint32_t addend)
@@ -152,13 +155,13 @@ static int big_compare(const struct big *a, const struct big *b)
     return 0;
 }
 
-/* Returns the sign of d - m * 2^q. The two numbers differ by little, which limits the size of all numbers here. */
+/* Returns the sign of d - m * 2^q. The two numbers are near each other, which limits the size of all numbers here. */
 static int compare_big(const struct decimal *d, uint32_t m, int q)
 {
     struct big left = { 0, { 0 } }, right = { 1, { m } };
-    int exponent = d->exponent; /* exponent of the 19th significant digit, turned into that of the last one */
+    int exponent = d->exponent; /* first the exponent of the 19th significant digit, then that of the last digit */
     int significant = 0, pending = 0;
-    uint32_t chunk = 0; /* up to nine digits, which are multiplied in at once */
+    uint32_t chunk = 0; /* up to nine digits, which one multiplication appends to the number */
     for (size_t i = 0; i < d->count; i++) {
         if (d->text[i] == '.') continue;
         if (significant > 0 || d->text[i] != '0') significant++;
@@ -223,11 +226,11 @@ static int compare(const struct decimal *d, uint32_t m, int q)
     return left < right ? -1 : left > right;
 }
 
-/* Returns a double that compares with every number of 25 bits as the exact value does. If the exact value has 25 bits,
- * the double is equal to it. */
+/* Returns a double that compares with every number of 25 bits as the exact value of d does. If the exact value has 25
+ * bits, the double is equal to it. */
 static double magnitude(const struct decimal *d)
 {
-    enum { GUARD = 8 }; /* more than the error of x below, in units of the last place of x */
+    enum { GUARD = 8 }; /* a bound above the error of x (computed below), in units of the last place of x */
     const uint64_t off_grid = BELOW(GRID_SHIFT);
     if (d->exponent == 0 && d->w >> 53 == 0 && !d->longer) return (double)d->w;
     if (d->w == 0) return 0;
@@ -239,27 +242,27 @@ static double magnitude(const struct decimal *d)
     uint64_t grid = (bits + GUARD) & ~off_grid;
     uint32_t m = (uint32_t)((grid & BELOW(52)) >> GRID_SHIFT) | 1u << 24;
     int q = (int)(grid >> 52) - 1023 - 24;
-    /* the grid point itself, or the next number above or below it */
+    /* the grid point (a number of 25 bits) itself, or the next double above or below it */
     return bits_double(grid + (uint64_t)(int64_t)compare(d, m, q));
 }
 
-/* Rounds a double from 0 to HUGE_NUMBER to the nearest code, ties to even. False: the result is beyond the largest
- * code. */
+/* Rounds a double from 0 to HUGE_NUMBER to the nearest number of the format, ties to even, and sets its code (bit
+ * pattern). False: the result is beyond the format's largest number. */
 static bool narrow(const struct format *f, double x, uint32_t *code)
 {
     uint64_t bits = double_bits(x);
     int exponent = (int)(bits >> 52) - 1023;
-    /* a subnormal number has this many binary places fewer */
+    /* a subnormal number has this many significant bits fewer than a normal one */
     int below = exponent < f->min_exponent ? f->min_exponent - exponent : 0;
     int shift = 52 - f->fraction_bits + below;
-    if (bits == 0 || shift > 54) { /* less than half of the smallest number */
+    if (bits == 0 || shift > 54) { /* x is less than half of the format's smallest number, so it becomes 0 */
         *code = 0;
         return true;
     }
     uint64_t c = (bits & BELOW(52)) | UINT64_C(1) << 52;
     uint64_t half = UINT64_C(1) << (shift - 1), cut = c & (2 * half - 1);
     c >>= shift;
-    /* The comparisons are 0 or 1. There is no branch, because the processor could not predict it. */
+    /* Each comparison is 0 or 1. They are added without a branch, because the processor could not predict it. */
     c += (cut > half) | ((cut == half) & c);
     /* The sum does not overflow: 2^200 is 326 << 23. The highest bit of a normal c adds one to the exponent's field,
      * and so does a subnormal c that was rounded up to it. */
@@ -267,8 +270,8 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     return *code <= f->largest;
 }
 
-/* Writes the lowest bytes of a code. It uses memcpy() because numbers_convert() writes over the doubles that it
- * reads. */
+/* Writes the lowest `bytes` bytes of a code (bit pattern). It uses memcpy() because numbers_convert() writes over the
+ * doubles that it reads. */
 static void put(void *out, size_t index, size_t bytes, uint32_t code)
 {
     char *at = (char *)out + index * bytes;
@@ -298,7 +301,7 @@ static const char *const range_errors[] = {
 };
 static const char no_integer[] = "an integer without point or exponent is expected";
 
-/* Write an element of each kind. They return NULL, or what is wrong with the number. */
+/* Each put_ function writes one element of its kind of dtype. It returns NULL, or what is wrong with the number. */
 
 static const char *put_integer(numbers_type type, bool negative, uint64_t w, void *out, size_t index)
 {
@@ -313,7 +316,7 @@ static const char *put_floating(numbers_type type, bool negative, double x, void
 {
     const struct format *f = &formats[type];
     uint32_t code;
-    if (type == NUMBERS_F32 && x < 0x1.ffffffp127) { /* the processor rounds these numbers as narrow() does */
+    if (type == NUMBERS_F32 && x < 0x1.ffffffp127) { /* the processor rounds numbers in this range as narrow() does */
         float value = negative ? (float)-x : (float)x;
         memcpy(&code, &value, sizeof code);
         put(out, index, sizeof code, code);
@@ -353,7 +356,7 @@ static bool is_digit(char c)
 static inline uint64_t sum_eight(uint64_t v)
 {
     const uint64_t every_fourth = UINT64_C(0x000000FF000000FF);
-    v = v * 10 + (v >> 8); /* sums of pairs of digits, in bytes 0, 2, 4 and 6 */
+    v = v * 10 + (v >> 8); /* sums of two digits each, in bytes 0, 2, 4 and 6 */
     return ((v & every_fourth) * (100 + (UINT64_C(1000000) << 32)) +
             (v >> 16 & every_fourth) * (1 + (UINT64_C(10000) << 32))) >>
            32;
@@ -369,13 +372,14 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
         memcpy(&v, p, 8);
         v ^= UINT64_C(0x3030303030303030);
         uint64_t others = ((v + UINT64_C(0x7676767676767676)) | v) &
-                          UINT64_C(0x8080808080808080); /* marks others than digits, correctly up to the lowest one */
+                          /* marks the bytes that are no digits; the marks are correct up to the lowest one */
+                          UINT64_C(0x8080808080808080);
         if (others == 0) {
             *w = *w * scale[8] + sum_eight(v);
             p += 8;
             continue;
         }
-        int count = __builtin_ctzll(others) / 8; /* number of leading digits, 0 to 7 */
+        int count = __builtin_ctzll(others) / 8; /* number of leading digits among the eight characters, 0 to 7 */
         *w = *w * scale[count] + sum_eight(v << 8 << (56 - 8 * count));
         return p + count;
     }
@@ -383,8 +387,8 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
     return p;
 }
 
-/* Sets the value of a number of more than 19 digits, leading zeros included. written_exponent is the number behind its
- * e. */
+/* Sets the value of a number of more than 19 digits (leading zeros count). written_exponent is the number behind its
+ * 'e'. */
 static void take_apart_long(struct decimal *d, int written_exponent)
 {
     int significant = 0, after_point = 0;
@@ -411,10 +415,11 @@ static void take_apart_long(struct decimal *d, int written_exponent)
 }
 
 /* Parses a whole number and returns the text behind it. NULL: the number does not end before `end`, is malformed, or is
- * too long. The state machine then reads it. `p` is at a digit or a minus. */
+ * too long, and the state machine must read it. `p` is at a digit or a minus. */
 static const char *quick(const char *p, const char *end, struct decimal *d)
 {
-    enum { SATURATED = 100000 }; /* an exponent that the digits of NUMBERS_CHARS characters cannot offset */
+    /* larger exponents are cut to this one, which the digits of NUMBERS_CHARS characters cannot offset */
+    enum { SATURATED = 100000 };
     const char *const start = p;
     d->negative = *p == '-';
     p += d->negative;
@@ -460,7 +465,7 @@ static const char *put_decimal(numbers_reader *r, const struct decimal *d, void 
     double x = magnitude(d);
     if (r->type != NUMBERS_UNTYPED) return put_floating(r->type, d->negative, x, out, index);
     uint32_t code;
-    /* no dtype has larger numbers than float32 */
+    /* no dtype has larger numbers than float32, so a number beyond float32 fits none */
     if (!narrow(&formats[ATTN_F32], x, &code)) return range_errors[NUMBERS_UNTYPED];
     if (!d->integer && !r->fractional) {
         r->fractional = true;
@@ -480,17 +485,18 @@ enum state {
     FRACTION,
     E,
     E_SIGN,
-    EXPONENT, /* states inside a number, behind the character that the name tells */
+    EXPONENT, /* the states up to here are inside a number; each is named after the character read last */
     NUMBER_STATES,
-    START = NUMBER_STATES, /* before the outermost '[' */
-    FIRST,                 /* behind '[': a value or ']' */
-    NEXT,                  /* behind ',': a value */
-    AFTER,                 /* behind a value: ',' or ']' */
-    WORD,                  /* inside a string */
-    BARE_WORD,             /* inside a word that has no quotes */
+    START = NUMBER_STATES, /* state before the outermost '[' */
+    FIRST,                 /* state behind '[': a value or ']' must follow */
+    NEXT,                  /* state behind ',': a value must follow */
+    AFTER,                 /* state behind a value: ',' or ']' must follow */
+    WORD,                  /* state inside a string */
+    BARE_WORD,             /* state inside a word that has no quotes */
     DONE,
     COMPLETE,
-    /* These two results are not states: the number ended before this character, or the character cannot stand here. */
+    /* These two are not states, but results: the number ended before this character, or the character cannot stand
+     * here. */
     WRONG
 };
 
@@ -539,11 +545,11 @@ static const struct {
 };
 enum { WORDS = sizeof words / sizeof words[0] };
 
-/* The words of bare_words. */
+/* The words that a reader with bare_words accepts without quotes. */
 static const struct {
     const char *text;
     double value;
-    bool truth; /* true and false, which only uint8 accepts */
+    bool truth; /* the word is true or false, which only uint8 accepts */
 } bare_words[] = {
     { "NaN", NAN, false }, { "Infinity", INFINITY, false }, { "-Infinity", -INFINITY, false }, { "true", 1, true },
     { "false", 0, true },
@@ -556,15 +562,16 @@ void numbers_begin(numbers_reader *reader, numbers_type type)
     memset(reader, 0, offsetof(numbers_reader, text));
     reader->type = type;
     reader->state = START;
-    for (int i = 0; i < NUMBERS_RANK; i++) reader->shape[i] = -1; /* unknown until an array of that depth is closed */
+    /* the size of an axis is unknown until an array of that depth is closed */
+    for (int i = 0; i < NUMBERS_RANK; i++) reader->shape[i] = -1;
 }
 
-/* May a value (with `opens`, an array) stand at the reader's position? Returns NULL, or what is wrong. */
+/* Checks that a value (with `opens`, an array) may stand at the reader's position. Returns NULL, or what is wrong. */
 static const char *check_place(const numbers_reader *r, bool opens)
 {
     int d = r->depth;
     if (opens && d == NUMBERS_RANK) return "arrays are nested deeper than 4";
-    if (d == 0) return NULL; /* the outermost array */
+    if (d == 0) return NULL; /* the outermost array may always stand here */
     if (opens && r->leaf_depth == d) return "this array is nested deeper than the ones before it";
     if (!opens && r->leaf_depth > d) return "an array is expected, for the elements before are arrays";
     if (r->shape[d - 1] >= 0 && r->count[d - 1] == r->shape[d - 1])
@@ -579,14 +586,14 @@ static void open_array(numbers_reader *r)
     r->state = FIRST;
 }
 
-/* Ends the innermost array. Returns NULL, or what is wrong. */
+/* Ends the innermost open array. Returns NULL, or text that says what is wrong. */
 static const char *close_array(numbers_reader *r)
 {
     int d = r->depth;
     int64_t count = r->count[d - 1];
     if (r->shape[d - 1] >= 0 && count != r->shape[d - 1]) return "this array is shorter than the ones before it";
     r->shape[d - 1] = count;
-    if (r->leaf_depth == 0) r->leaf_depth = d; /* an empty array also fixes the depth */
+    if (r->leaf_depth == 0) r->leaf_depth = d; /* an empty array also fixes the depth at which elements stand */
     r->state = AFTER;
     if (--r->depth == 0) {
         r->state = DONE;
@@ -595,7 +602,7 @@ static const char *close_array(numbers_reader *r)
     return NULL;
 }
 
-/* Counts an element that was written. */
+/* Counts an element that was written, in its array. */
 static void count_element(numbers_reader *r)
 {
     r->leaf_depth = r->depth;
@@ -656,8 +663,8 @@ struct feed {
     void *const out;
     const size_t room;
     const char *error;
-    bool at_token; /* the error is at the start of the token, and not at p */
-    bool full;     /* there is no room for the next element */
+    bool at_token; /* true: the error is at the start of the token, and not at p */
+    bool full;     /* true: `out` has no room for the next element */
 };
 
 static inline size_t done_here(const struct feed *f)
@@ -670,7 +677,8 @@ static inline bool is_space(char c)
     return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
-/* Returns the bare word with this beginning, or BARE_WORDS if none may stand here. */
+/* Returns the number of the bare word (such as NaN without quotes) that begins like this, or BARE_WORDS if none may
+ * stand here. */
 static int bare_word(const numbers_reader *r, const char *begin)
 {
     int w = 0;
@@ -750,7 +758,7 @@ static void after_value(struct feed *f, char c)
     else if (!(f->error = close_array(f->r))) f->p++;
 }
 
-/* Reads one character inside "NaN" or another word. */
+/* Reads one character inside a word such as "NaN". */
 static void in_word(struct feed *f, char c)
 {
     numbers_reader *r = f->r;
@@ -821,7 +829,7 @@ static inline void in_number(struct feed *f, char c)
         f->full = true;
     } else {
         r->text[r->held] = ',';
-        /* quick() cannot fail, because the state machine has checked the text */
+        /* quick() cannot fail here, because the state machine has checked the text */
         quick(r->text, r->text + r->held + 1, &d);
         if ((f->error = put_decimal(r, &d, f->out, done_here(f), r->elements))) f->at_token = true;
         else count_element(r);
@@ -894,8 +902,8 @@ bool numbers_convert(numbers_reader *r, const double *values, numbers_type type,
 
 /* ---- Binary to decimal ------------------------------------------------------------------------------------------- */
 
-/* Return floor of log10(2^q), log10(3/4 * 2^q) and log2(10^k), computed in integers. They are right for all q and k
- * that occur here. */
+/* These return the floor of log10(2^q), log10(3/4 * 2^q) and log2(10^k), computed in integers. They are right for all q
+ * and k that occur here. */
 static int log10_pow2(int q)
 {
     return (q * 1262611) >> 22;
@@ -911,7 +919,7 @@ static int log2_pow10(int k)
 
 enum { POWER_MIN = -36, POWER_MAX = 45 };
 
-/* 10^k, multiplied by a power of two so that it has 64 bits with the top bit set, and rounded up. */
+/* Powers 10^k, multiplied by a power of two so that each has 64 bits with the top bit set, and rounded up. */
 static const uint64_t powers_of_ten[POWER_MAX - POWER_MIN + 1] = {
     0xAA242499697392D3, 0xD4AD2DBFC3D07788, 0x84EC3C97DA624AB5, 0xA6274BBDD0FADD62, 0xCFB11EAD453994BB, /* from 1e-36 */
     0x81CEB32C4B43FCF5, 0xA2425FF75E14FC32, 0xCAD2F7F5359A3B3F, 0xFD87B5F28300CA0E, 0x9E74D1B791E07E49, /* from 1e-31 */
@@ -932,7 +940,7 @@ static const uint64_t powers_of_ten[POWER_MAX - POWER_MIN + 1] = {
     0x8F7E32CE7BEA5C70, 0xB35DBF821AE4F38C,                                                             /* from 1e44 */
 };
 
-/* Returns power * c / 2^64, rounded to odd: the lowest bit also says whether a remainder was cut off. A remainder below
+/* Returns power * c / 2^64, rounded to odd: the lowest bit is also set if a remainder was cut off. A remainder below
  * 2^-31 of a unit counts as zero, because it may come from the rounding of `power`. */
 static uint32_t multiply_to_odd(uint64_t power, uint32_t c)
 {
@@ -944,18 +952,18 @@ static uint32_t multiply_to_odd(uint64_t power, uint32_t c)
  * nearest one, ties to even. `narrow_below`: c is a power of two, so the next value below is only half as far away. */
 static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
 {
-    bool even = (c & 1) == 0; /* true: the boundaries themselves also round to c */
+    bool even = (c & 1) == 0; /* true: the boundaries themselves also round to c, because ties go to even */
     int k = narrow_below ? log10_three_quarters_pow2(q) : log10_pow2(q);
-    int h = q + log2_pow10(-k) + 1; /* h is from 1 to 4 */
+    int h = q + log2_pow10(-k) + 1; /* the shift h is from 1 to 4 */
     uint64_t power = powers_of_ten[-k - POWER_MIN];
-    /* The value and its boundaries, multiplied by four, in units of 10^k. */
+    /* The value and the two boundaries of its interval, multiplied by four, in units of 10^k. */
     uint32_t lower = multiply_to_odd(power, (4 * c - 2 + narrow_below) << h) + !even;
     uint32_t value = multiply_to_odd(power, (4 * c) << h);
     uint32_t upper = multiply_to_odd(power, (4 * c + 2) << h) - !even;
 
-    /* Is a decimal with one digit less also inside? At most one multiple of 10^(k + 1) is inside. For s < 10 that could
-     * only be 0 or 10, which is no shorter. The processor could not predict a branch here, so both cases are
-     * computed. */
+    /* If a decimal with one digit less is also inside the interval, it is the result. At most one multiple of 10^(k +
+     * 1) is inside. For s < 10 it could only be 0 or 10, which is no shorter. The processor could not predict a branch
+     * here, so both cases are computed. */
     uint32_t s = value / 4, tenth = s / 10, middle = 4 * s + 2;
     bool tenth_inside = lower <= 40 * tenth, next_tenth_inside = 40 * tenth + 40 <= upper;
     bool inside = lower <= 4 * s, next_inside = 4 * s + 4 <= upper;
@@ -967,7 +975,7 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     return shorter ? with_tenth : without;
 }
 
-/* Writes eight characters, of which the last may not count. NUMBERS_TEXT_MAX has room for them. */
+/* Writes eight characters. The caller may count fewer of them; NUMBERS_TEXT_MAX has room for all. */
 static void put_eight(char *text, uint64_t eight)
 {
     memcpy(text, &eight, 8);
@@ -986,19 +994,20 @@ static uint64_t eight_digits(uint32_t n)
 {
     uint64_t v = n / 10000 | (uint64_t)(n % 10000) << 32;
     uint64_t hundreds = (v * 5243 >> 19) &
-                        UINT64_C(0x0000007F0000007F); /* for numbers below 10^4, x * 5243 >> 19 is x / 100 */
+                        UINT64_C(0x0000007F0000007F); /* for x below 10^4, x * 5243 >> 19 is x / 100 */
     v = hundreds | (v - hundreds * 100) << 16;
-    /* for numbers below 100, x * 103 >> 10 is x / 10 */
+    /* for x below 100, x * 103 >> 10 is x / 10 */
     uint64_t tenths = (v * 103 >> 10) & UINT64_C(0x000F000F000F000F);
     return (tenths | (v - tenths * 10) << 8) + UINT64_C(0x3030303030303030);
 }
 
 static const uint32_t integer_tens[] = { 1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000, 1000000000 };
 
-/* Returns the number of digits of n; of 0, one. */
+/* Returns the number of decimal digits of n. The number 0 has one digit. */
 static int count_digits(uint32_t n)
 {
-    int guess = (32 - __builtin_clz(n | 1)) * 1233 >> 12; /* log10(2) is 1233 / 2^12: right, or one too few */
+    /* log10(2) is about 1233 / 2^12; the guess is right or one too few */
+    int guess = (32 - __builtin_clz(n | 1)) * 1233 >> 12;
     return guess + (n >= integer_tens[guess]) + (n == 0);
 }
 
@@ -1015,16 +1024,17 @@ static size_t write_integer(uint32_t n, char *text)
 /* Writes s * 10^k with 0 < s < 10^9. */
 static size_t write_decimal(uint32_t s, int k, char *text)
 {
-    enum { ZEROS_AFTER_POINT = 3, INTEGER_DIGITS = 9 }; /* 0.0001 to 999999999 are written without an exponent */
-    int count = count_digits(s), point = count + k;     /* s * 10^k = 0.digits * 10^point */
-    s *= integer_tens[9 - count];                       /* nine digits, padded with trailing zeros */
+    /* numbers from 0.0001 to 999999999 are written without an exponent */
+    enum { ZEROS_AFTER_POINT = 3, INTEGER_DIGITS = 9 };
+    int count = count_digits(s), point = count + k; /* the position of the point: s * 10^k = 0.digits * 10^point */
+    s *= integer_tens[9 - count];                   /* now s has nine digits, padded with trailing zeros */
     char first = (char)('0' + s / 100000000);
     uint64_t others = eight_digits(s % 100000000), zeros = UINT64_C(0x3030303030303030);
-    /* The number of digits without trailing zeros. */
+    /* Now count is the number of digits without trailing zeros. */
     count = others == zeros ? 1 : 9 - __builtin_clzll(others ^ zeros) / 8;
 
     char *t = text;
-    if (point > INTEGER_DIGITS || point < -ZEROS_AFTER_POINT) { /* written as 1.2345e-7 */
+    if (point > INTEGER_DIGITS || point < -ZEROS_AFTER_POINT) { /* such numbers are written as 1.2345e-7 */
         t[0] = first;
         t[1] = '.';
         put_eight(t + 2, others);
@@ -1033,7 +1043,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
         t[1] = '-';
         t += point > 0 ? 1 : 2;
         t += write_integer((uint32_t)abs(point - 1), t);
-    } else if (point <= 0) { /* written as 0.00012345 */
+    } else if (point <= 0) { /* such numbers are written as 0.00012345 */
         memcpy(t, "0.000000", 8);
         t += 2 - point;
         t[0] = first;
@@ -1044,7 +1054,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
         put_eight(t + 1, others);
         if (point >= count) return (size_t)point; /* an integer such as 123000: its zeros are written already */
         t[point] = '.';
-        put_eight(t + point + 1, others >> 8 * (point - 1)); /* written as 12.345 */
+        put_eight(t + point + 1, others >> 8 * (point - 1)); /* such numbers are written as 12.345 */
         t += count + 1;
     }
     return (size_t)(t - text);
@@ -1066,7 +1076,8 @@ static size_t format_floating(const struct format *f, uint32_t code, char *text)
     *text = '-';
     text += negative;
     if (q <= 0 && q >= -f->fraction_bits &&
-        (c & ((1u << -q) - 1)) == 0) /* the value is an integer, and its neighbours are as far away as above */
+        /* an integer whose neighbours are at most 1 away: its own digits are the shortest text */
+        (c & ((1u << -q) - 1)) == 0)
         return negative + write_decimal(c >> -q, 0, text);
     int k;
     uint32_t s = shortest(c, q, fraction == 0 && exponent > 1, &k);
@@ -1076,7 +1087,7 @@ static size_t format_floating(const struct format *f, uint32_t code, char *text)
 size_t numbers_format(attn_dtype dtype, const void *value, char *text)
 {
     uint32_t code = 0;
-    switch (element_bytes[dtype]) { /* `value` may have any alignment */
+    switch (element_bytes[dtype]) { /* memcpy() is used because `value` may have any alignment */
     case 4: memcpy(&code, value, 4); break;
     case 2: memcpy(&code, value, 2); break;
     default: memcpy(&code, value, 1); break;

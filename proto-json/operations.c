@@ -1,11 +1,11 @@
-/* operations.c: the table of operations. See operations.h. */
+/* operations.c: the table of operations (forward, backward, decode, ...). See operations.h. */
 #include "operations.h"
 
 #include <stddef.h>
 
 #include "kernels/judge/judge.h"
 
-/* Sets of tensors by their role in ATTN_TENSOR_MAP, so that a new row there is in these sets too. */
+/* Sets of tensors by their role in ATTN_TENSOR_MAP, so that a tensor added there is also in these sets. */
 #define BIT(name)                       ATTN_TENSOR_BIT(name)
 #define IF_IN(name, role, ...)          | (ATTN_ROLE_##role == ATTN_ROLE_IN ? BIT(name) : 0)
 #define IF_OUT(name, role, ...)         | (ATTN_ROLE_##role == ATTN_ROLE_OUT ? BIT(name) : 0)
@@ -18,7 +18,7 @@
 #define INPUTS_OF_BACKWARD              (INPUTS | OUTPUTS ATTN_TENSOR_MAP(IF_IN_BACK))
 #define GRADIENTS                       (UINT64_C(0) ATTN_TENSOR_MAP(IF_OUT_BACK))
 
-/* The models of an operation; see PROTO_MODELS. */
+/* Two KServe models of an operation for the same dtype: without and with causal. */
 #define OF_DTYPE(name, op, fixed, dtype)       \
     { name, op, false, fixed, dtype },         \
     {                                          \

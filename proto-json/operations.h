@@ -8,13 +8,13 @@
 
 #include "kernels/attention.h"
 
-/* The number of an operation. The first numbers are those of attn_op. */
+/* The number of an operation. The first numbers are those of attn_op (forward, backward, ...). */
 typedef int proto_op;
 enum {
-    PROTO_OP_DECODE = ATTN_OP_COUNT, /* a forward over keys and values that lie in caches */
+    PROTO_OP_DECODE = ATTN_OP_COUNT, /* a forward whose keys and values are in caches of the server */
     PROTO_OP_APPEND,                 /* adds keys and values to one cache, and computes nothing */
-    PROTO_OP_CHECK,                  /* says what is wrong with the caller's own results */
-    PROTO_OP_MERGE,                  /* results of the same queries over parts of the keys become one */
+    PROTO_OP_CHECK,                  /* judges the results that the client sends: says what is wrong with them */
+    PROTO_OP_MERGE, /* results of the same queries over different parts of the keys become one result */
     PROTO_OP_COUNT
 };
 
@@ -23,7 +23,7 @@ typedef struct proto_model {
     const char *name;
     proto_op op;
     bool causal; /* true: the model sets the option causal */
-    bool fixed;  /* q has the dtype in the next member and no other */
+    bool fixed;  /* true: q must have the dtype in the next member */
     attn_dtype dtype;
 } proto_model;
 
@@ -34,61 +34,70 @@ enum { PROTO_MODELS = 8 };
 /* The OpenAPI document's text about a tensor in one operation, if that differs from attn_tensors[]. */
 typedef struct proto_tensor_doc {
     attn_tensor_id id;
-    const char *says; /* NULL ends a list */
+    const char *says; /* the text; NULL ends a list of such entries */
 } proto_tensor_doc;
 
-/* Sets of tensors are bits of attn_tensor_id. All texts are constants. */
+/* One operation. Sets of tensors are bits of attn_tensor_id. All texts are constants. */
 typedef struct proto_operation {
-    const char *name; /* "decode": in messages, in metrics and in /v1/info */
+    const char *name; /* name in messages, in metrics and in /v1/info, such as "decode" */
     const char *path; /* path of the route, such as "/v1/attention/decode" */
-    attn_op op;       /* the op of its problems, which attn_check() and the kernels see */
+    attn_op op;       /* the op of its problems, as attn_check() and the kernels see it */
 
-    bool computes;     /* true if a device computes the problem */
-    bool merges;       /* a device merges `parts` (attn_merge()); the problem holds no more than the other tensors */
-    bool takes_caches; /* keys and values are in caches of the server, and the request is a cache transaction */
+    bool computes; /* true if a device computes the problem */
+    /* true: a device merges the tensors in `parts` (attn_merge()); the problem has only the other tensors */
+    bool merges;
+    bool takes_caches; /* true: keys and values are in caches of the server, and the request is a cache transaction */
     /* keys and values are in caches only if the request has the member `caches`: see proto_uses_caches() */
     bool may_take_caches;
-    bool cache_in_path; /* the path names the one cache; otherwise the member `caches` names all caches */
+    bool cache_in_path; /* true: the URL's path names the one cache; otherwise the member `caches` names all caches */
     bool envelope;      /* one body may hold several problems: {"requests": [...]} */
 
-    bool judges; /* the processor computes the problem in float64 and judges results (kernels/judge/judge.h) */
+    /* the processor, not a device, computes the problem in float64 and judges the client's results
+     * (kernels/judge/judge.h) */
+    bool judges;
 
-    uint64_t takes;   /* inputs that a problem may have */
-    uint64_t needs;   /* inputs that a problem must have; with the member `context` only those with role IN_BACK */
-    uint64_t appends; /* inputs that are appended to the caches */
+    uint64_t takes; /* inputs that a problem may have */
+    /* inputs that a problem must have. With the member `context` (a saved forward) it needs only those with role
+     * IN_BACK */
+    uint64_t needs;
+    uint64_t appends; /* inputs that are appended to caches of keys and values */
     uint64_t gives;   /* outputs that the member `outputs` may name */
-    uint64_t judged;  /* those tensors of `takes` that are results to be judged; a problem needs at least one */
-    uint64_t usual;   /* outputs of a problem that does not have the member `outputs` */
-    const char *asks; /* NULL: `outputs`; else the member that stands in its place, and must be there. It may also name
-                       * numbers of PROTO_COUNT_MAP */
-    uint64_t beside_caches; /* inputs that a problem may have beside `caches` */
+    /* those tensors of `takes` that are results of the client to be judged; a problem needs at least one */
+    uint64_t judged;
+    uint64_t usual; /* default outputs: those of a problem that does not have the member `outputs` */
+    /* The required member that replaces `outputs`; NULL: the operation has `outputs`. That member may also name numbers
+     * of PROTO_COUNT_MAP. */
+    const char *asks;
+    uint64_t beside_caches; /* inputs that a problem may have together with the member `caches` */
 
-    const proto_model *models; /* an array of model_count */
-    int model_count;           /* 0: KServe does not offer the operation */
+    const proto_model *models; /* KServe's names for the operation, model_count of them */
+    int model_count;           /* number of `models`; 0: KServe does not offer the operation */
 
-    /* Texts for messages and the OpenAPI document. */
+    /* Texts for messages and for the OpenAPI document follow. */
     const char *members;               /* "q and caches": the required members, for a message */
-    const char *title;                 /* "Decode": how names of its schemas begin */
-    const char *summary, *description; /* texts of the operation's route */
+    const char *title;                 /* how the names of its schemas begin, such as "Decode" */
+    const char *summary, *description; /* texts about the operation's route, for the OpenAPI document */
     const char *answer;                /* what a 200 answer contains */
-    const proto_tensor_doc *tensors;   /* NULL: attn_tensors[] describes all tensors */
+    /* descriptions of tensors that differ in this operation; NULL: attn_tensors[] describes all tensors */
+    const proto_tensor_doc *tensors;
 } proto_operation;
 
 extern const proto_operation proto_operations[PROTO_OP_COUNT];
 
-/* Does this operation take the tensor as an input? */
+/* Returns whether this operation takes the tensor as an input. */
 static inline bool proto_takes_tensor(proto_op op, attn_tensor_id id)
 {
     return proto_operations[op].takes >> id & 1;
 }
 
-/* May `outputs` of this operation name the tensor? */
+/* Returns whether `outputs` of this operation may name the tensor. */
 static inline bool proto_gives_tensor(proto_op op, attn_tensor_id id)
 {
     return proto_operations[op].gives >> id & 1;
 }
 
-/* Is there work after the checks? If not, the route's handler answers as soon as the body has passed all checks. */
+/* Returns whether work is left after the checks. If not, the route's handler answers as soon as the body has passed all
+ * checks. */
 static inline bool proto_is_run(const proto_operation *operation)
 {
     return operation->computes || operation->merges || operation->takes_caches || operation->judges;

@@ -84,7 +84,7 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     }
     if (!strcmp(name, "requests"))
         return attn_fail(err, ATTN_INVALID, member,
-                         /* only a problem within `requests` gets here */
+                         /* only a problem inside the list `requests` can come here */
                          "requests: must be the only member of the body");
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
         if (proto_takes_tensor(op, (attn_tensor_id)t)) text_consider(&best, attn_tensors[t].name);
@@ -94,8 +94,8 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     return tree_unknown(own, NULL, &best, listed, err);
 }
 
-/* Checks the members beside `context`. The problem comes from the saved forward, so only members that a backward adds
- * may be given. */
+/* Checks the members that stand beside `context` (the id of a saved forward). The problem comes from the saved forward,
+ * so only members that a backward adds may be given. */
 static attn_status beside_context(const cJSON *object, attn_error *err)
 {
     for (const cJSON *member = object->child; member; member = member->next) {
@@ -114,7 +114,8 @@ static attn_status of_caches(const struct parse_reader *r, const proto_item *ite
 {
     const proto_operation *const operation = &proto_operations[r->op];
     const attn_problem *const p = &item->problem;
-    const bool one = operation->cache_in_path; /* k and v have no axis for several caches */
+    /* true: the request names one cache, so k and v have no axis for several */
+    const bool one = operation->cache_in_path;
     const int rank = one ? 3 : 4;
     tree_member member;
     const uint64_t needs = operation->may_take_caches ? operation->needs & operation->beside_caches : operation->needs;
@@ -140,7 +141,7 @@ static attn_status of_caches(const struct parse_reader *r, const proto_item *ite
     return ATTN_OK;
 }
 
-/* A result that is judged. Its shape is compared with the problem's when all members are read. */
+/* Reads a result that a check is to judge. Its shape is compared with the problem's when all members are read. */
 static attn_status judged(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, proto_item *item,
                           attn_error *err)
 {
@@ -149,7 +150,7 @@ static attn_status judged(const struct parse_reader *r, attn_tensor_id id, const
     return parse_tensor(r, id, value, &item->results[id], err);
 }
 
-/* Decides whether a check is about a forward or a backward, and refuses one that has nothing to judge. */
+/* Decides whether a check is about a forward or a backward, and refuses a check that has nothing to judge. */
 static attn_status to_judge(proto_item *item, attn_error *err)
 {
     bool backward = item->asked == ATTN_OP_BACKWARD || item->problem.dout.rank > 0;
@@ -163,7 +164,7 @@ static attn_status to_judge(proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks which members of an observe stand together, as far as the caches need not be read. */
+/* Checks which members of an observe operation may stand together, in so far as the caches need not be read. */
 static attn_status of_observe(const struct parse_reader *r, const cJSON *value, proto_item *item, attn_error *err)
 {
     const proto_operation *const operation = &proto_operations[r->op];
@@ -261,8 +262,8 @@ attn_status proto_item_outputs(proto_item *item, attn_error *err)
         if (item->outputs >> id & 1)
             status = attn_output(p, (attn_tensor_id)id, item->result_dtype, &p->tensor[id], err);
     if (status != ATTN_NOT_FOUND) return status;
-    /* A gradient of a tensor that was not given is an error of the request (400). NOT_FOUND is for missing contexts and
-     * caches. */
+    /* A gradient of a tensor that was not given is an error of the request (status 400). ATTN_NOT_FOUND (status 404) is
+     * for missing contexts and caches. */
     if (err) err->status = ATTN_INVALID, snprintf(err->member, sizeof err->member, "/outputs");
     return ATTN_INVALID;
 }
@@ -291,7 +292,8 @@ proto_parser *proto_parser_new(const proto_format *format, proto_op op, const pr
     if (!d) return NULL;
     d->op = op;
     d->limits = *limits;
-    if (proto_operations[op].merges) d->limits.members += 2 * ATTN_MERGE_PARTS; /* a member for each tensor of a part */
+    /* a body may name each tensor of each part as a member of its own */
+    if (proto_operations[op].merges) d->limits.members += 2 * ATTN_MERGE_PARTS;
     d->format = format;
     d->reader = format->open(&d->limits, memory);
     if (!d->reader) {
@@ -346,7 +348,7 @@ attn_status proto_parser_shared(proto_parser *parser, proto_shared **shared, int
     return parser->format->shared ? parser->format->shared(parser->reader, shared, count, err) : ATTN_OK;
 }
 
-/* For the tensors of this list attn_check() checks only sizes. It reads the values of all other tensors. */
+/* For tensors in this list, attn_check() checks only sizes. It reads the values of all other tensors. */
 bool proto_may_lie_on_device(attn_tensor_id id)
 {
     static const uint64_t may = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(dout) |
@@ -369,7 +371,7 @@ static attn_status no_memory(attn_error *err)
     return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to read the request");
 }
 
-/* Reads {"requests": [...]}, which may have no other member. */
+/* Reads an envelope {"requests": [...]}, which may have no other member. */
 static attn_status envelope(const proto_parser *d, const struct parse_reader *r, const cJSON *root, proto_call *call,
                             attn_error *err)
 {
@@ -420,7 +422,7 @@ static attn_status envelope(const proto_parser *d, const struct parse_reader *r,
     return ATTN_OK;
 }
 
-/* Makes room, behind the extracted values, for the tensors that the parser makes. */
+/* Makes room in the caller's memory, behind the extracted values, for the tensors that the parser makes. */
 static attn_status make_room(struct format_body *body, struct parse_room *room, attn_error *err)
 {
     const cJSON *const requests = cJSON_GetObjectItemCaseSensitive(body->root, "requests");
@@ -496,7 +498,7 @@ attn_status proto_parser_finish(proto_parser *parser, proto_call **call, attn_er
     }
     if (status == ATTN_OK) {
         *call = made;
-        made = NULL; /* the caller owns the call now */
+        made = NULL; /* the caller owns the call now, so it is not freed here */
     } else if (err) proto_call_locate(made, err);
 out:
     proto_call_free(made);

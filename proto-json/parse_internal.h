@@ -24,20 +24,20 @@ struct parse_room {
     size_t left;
 };
 
-/* The state that all functions reading one body share. */
+/* The state that all functions share that read one body. */
 struct parse_reader {
     proto_op op;
     const scan_extract *extracts;
     int extract_count;
     uint8_t *memory;
-    bool sequence; /* `sequence_id` of KServe replaces `caches` */
-    int gradients; /* number of parts up to the last one whose gradient KServe names as an output */
+    bool sequence; /* true: `sequence_id` of KServe replaces `caches` */
+    int gradients; /* one more than the index of the last part whose gradient KServe names as an output */
     struct parse_room *room;
 };
 
 /* ---- parse_tensors.c -------------------------------------------------------------------------------------------- */
 
-/* Reads the member of this name: its shape, its dtype, and where in `memory` its numbers lie. */
+/* Reads the member with the tensor's name: its shape, its dtype, and where in `memory` its numbers lie. */
 attn_status parse_tensor(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
                          attn_error *err);
 
@@ -48,9 +48,9 @@ size_t parse_room_of(const cJSON *problem, size_t bytes);
 /* Makes cu_seqlens_k, the start of each sequence's keys, for packed queries with keys [B, Sk, Hk, D]. */
 void parse_starts_of_keys(const struct parse_reader *r, attn_problem *p);
 
-/* Checks that the size that a body gives for a tensor's bytes matches its shape and dtype. A format's reader calls this
- * before the bytes arrive. `what` is the format's name of that size. An impossible shape passes here, because
- * parse_tensor() refuses it. */
+/* Checks that the size that a body gives for a tensor's bytes matches the tensor's shape and dtype. A format's reader
+ * calls this before the bytes arrive. `what` is the format's name of that size. An impossible shape passes here,
+ * because parse_tensor() refuses it. */
 attn_status parse_size(attn_tensor_id id, const cJSON *of_shape, const proto_dtype *dtype, const char *what,
                        int64_t size, const char *pointer, attn_error *err);
 
@@ -60,19 +60,19 @@ const char *parse_value_suggestion(const cJSON *value);
 /* Returns a hint for a value that should be an integer and must be given; "" if there is none. */
 const char *parse_integer_suggestion(const cJSON *value);
 
-/* Returns a hint for a dtype that the tensor cannot have: what to write instead. It offers no conversion for an
- * output. */
+/* Returns a hint for a dtype that the tensor cannot have: what to write instead. For an output it offers no
+ * conversion. */
 const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *value,
                                    char suggestion[TREE_SUGGESTION_BYTES]);
 
 /* ---- parse_parts.c ---------------------------------------------------------------------------------------------- */
 
-/* Reads the member `parts`, a list, into the item. */
+/* Reads the member `parts`, a list of a merge's parts, into the item. */
 attn_status parse_parts(const struct parse_reader *r, const cJSON *value, proto_item *item, attn_error *err);
 
-/* Is it the name of a tensor of a part? */
+/* Returns whether the name is that of a tensor of a merge's part, such as parts.3.out. */
 bool parse_parts_has(const char *name);
-/* Reads `member` of `object`, whose name parse_parts_has() knows. */
+/* Reads the tensor of a part from `member` of `object`, whose name parse_parts_has() has recognized. */
 attn_status parse_parts_named(const struct parse_reader *r, const cJSON *object, const cJSON *member, proto_item *item,
                               attn_error *err);
 

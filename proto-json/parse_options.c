@@ -39,7 +39,7 @@ static const char *const empties[] = { "-inf", "+inf", NULL };
 
 #define AT(field) offsetof(proto_item, field)
 const proto_option proto_options[] = {
-    /* columns: name, type, ops, with_context, offset, given, minimum, maximum, choices, otherwise, help */
+    /* columns of the table: name, type, ops, with_context, offset, given, minimum, maximum, choices, otherwise, help */
     { "parts", PROTO_TYPE_PARTS, PROTO_MERGE, false, AT(parts), 0, 0, 0, NULL, NULL,
       "what to merge: out and lse of the same queries over each part of the keys, 1 to 64 of equal shapes and dtypes. "
       "out is [B, Sq, H, Dv] in float32, float16 or bfloat16, or packed [total_q, H, Dv]; lse is float32 [B, H, Sq], "
@@ -152,7 +152,7 @@ static attn_status wrong_word(const char *name, const char *step, const cJSON *v
                      tree_describe(value, quote), rule, suggestion);
 }
 
-/* Makes the error for a value that is not a word. */
+/* Makes the error for a value that is not one of the words that are allowed. */
 static attn_status wrong(const char *name, const char *step, const cJSON *value, const char *rule, attn_error *err)
 {
     return wrong_word(name, step, value, rule, parse_value_suggestion(value), err);
@@ -168,7 +168,8 @@ static attn_status wrong_bool(const char *name, const cJSON *value, attn_error *
     return wrong_word(name, NULL, value, "true or false", suggestion, err);
 }
 
-/* Makes the error for a value that should be an integer. A number of a pair (`step`) cannot be left out. */
+/* Makes the error for a value that should be an integer. `step`: the value is one number of a pair, which cannot be
+ * left out alone. */
 static attn_status wrong_integer(const char *name, const char *step, const cJSON *value, const char *rule,
                                  attn_error *err)
 {
@@ -228,7 +229,8 @@ static attn_status choice(const proto_option *o, const cJSON *value, int *to, at
     return wrong_word(o->name, NULL, value, rule, tree_suggestion(o->name, &best, suggestion), err);
 }
 
-/* Names that `outputs`, or the member in its place, may have: outputs by attn_tensor_id, then numbers. */
+/* Number of names that `outputs`, or the member in its place, may have: outputs by attn_tensor_id, then counted
+ * numbers. */
 enum { NAMES = ATTN_TENSOR_COUNT + PROTO_COUNTS };
 static const char *name_at(proto_op op, int n)
 {
@@ -361,7 +363,8 @@ attn_status parse_option(const struct parse_reader *r, const proto_option *o, co
         break;
     case PROTO_TYPE_NUMBER: {
         const char *text = tree_number(value);
-        const double x = text ? strtod(text, NULL) : 0; /* the program always runs in the C locale */
+        /* strtod() reads a decimal point, because the program always runs in the C locale */
+        const double x = text ? strtod(text, NULL) : 0;
         if (!text) return wrong(o->name, NULL, value, "a number", err);
         if (!isfinite(x)) return wrong(o->name, NULL, value, "within the range of float64", err);
         *(double *)to = x;
@@ -376,7 +379,7 @@ attn_status parse_option(const struct parse_reader *r, const proto_option *o, co
     case PROTO_TYPE_PAIR: status = pair(o, value, to, err); break;
     case PROTO_TYPE_DTYPE: {
         const char *text = tree_string(value);
-        const unsigned dtypes = attn_tensor_dtypes(ATTN_T_out); /* a gradient can have the same dtypes */
+        const unsigned dtypes = attn_tensor_dtypes(ATTN_T_out); /* a gradient can have the same dtypes as out */
         char list[ATTN_DTYPE_LIST_BYTES], suggestion[TREE_SUGGESTION_BYTES];
         attn_dtype dtype;
         if (!text || !attn_dtype_parse(text, &dtype) || !(dtypes >> dtype & 1))

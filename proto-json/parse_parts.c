@@ -17,10 +17,11 @@
 
 #define PARTS "parts"
 
-/* The tensors of a part and the gradients of a part, in the order of their numbers. */
+/* The tensors of a part of a merge and the gradients of a part, in the order of their numbers. */
 static const attn_tensor_id of_part[] = { ATTN_T_out, ATTN_T_lse }, of_gradient[] = { ATTN_T_dout, ATTN_T_dlse };
 
-/* Returns the number of tensor `which` of a part. Numbers below ATTN_TENSOR_COUNT are the problem's own tensors. */
+/* Returns the number of tensor `which` (0 or 1) of a part. Numbers below ATTN_TENSOR_COUNT are the problem's own
+ * tensors. */
 static int number_of(int part, int which)
 {
     return ATTN_TENSOR_COUNT + 2 * part + which;
@@ -103,7 +104,7 @@ static attn_status read_tensor(const struct parse_reader *r, proto_parts *parts,
     attn_error why = { 0 };
     const attn_status status = parse_tensor(r, id, value, id == ATTN_T_out ? &part->out : &part->lse, &why);
     if (status == ATTN_OK || !err) return status;
-    /* The pointer of the error begins with the name of the tensor, as if the tensor were the problem's own. */
+    /* The pointer in parse_tensor()'s error begins with the tensor's name, as if the tensor were the problem's own. */
     const char *const rest = why.member[0] ? strchr(why.member + 1, '/') : NULL;
     *err = why;
     snprintf(err->member, sizeof err->member, "%s%.*s", where, (int)(sizeof err->member - strlen(where) - 1),
@@ -142,7 +143,7 @@ static attn_status read_part(const struct parse_reader *r, proto_parts *parts, i
     return ATTN_OK;
 }
 
-/* Fails because the body names parts both as a list and one by one. */
+/* Makes the error for a body that names parts both in a list and one by one. */
 static attn_status both_ways(const char *name, attn_error *err)
 {
     tree_member member;
@@ -227,7 +228,7 @@ static void locate(const proto_parts *parts, attn_error *err)
     if (after_part) *after_part = '.';
 }
 
-/* Fails for element `at` of tensor t, which has the number `number`. */
+/* Makes the error for element `at` of tensor t, whose number is `number`. */
 static attn_status refuse_value(const proto_parts *parts, int number, const attn_tensor *t, int64_t at,
                                 const char *rule, attn_error *err)
 {
@@ -239,7 +240,7 @@ static attn_status refuse_value(const proto_parts *parts, int number, const attn
     for (int a = t->rank - 1; a >= 0; a--) indices[a] = at % t->shape[a], at /= t->shape[a];
     for (int a = 0; a < t->rank; a++) text_printf(&text, "%s%lld", a ? ", " : "[", (long long)indices[a]);
     text_put_char(&text, ']');
-    if (isnan(x)) snprintf(is, sizeof is, "nan"); /* printf would write the sign of NaN */
+    if (isnan(x)) snprintf(is, sizeof is, "nan"); /* printf() would write a NaN's sign, too */
     else snprintf(is, sizeof is, "%.10g", x);
     if (number < ATTN_TENSOR_COUNT) snprintf(member, sizeof member, "/%s/data", name);
     else snprintf(member, sizeof member, "/" PARTS "/%d/lse/data", part_of(number));
@@ -257,7 +258,7 @@ static attn_status convert_lse(const proto_item *item, attn_error *err)
         const attn_tensor *const t = &parts->at[p].lse;
         float *const lse = t->data;
         int64_t elements = 0;
-        (void)attn_shape_elements(t->rank, t->shape, &elements); /* the shape was checked before */
+        (void)attn_shape_elements(t->rank, t->shape, &elements); /* cannot fail, because the shape was checked before */
         for (int64_t i = 0; i < elements; i++) {
             if (isnan(lse[i]) || (lse[i] == INFINITY && !item->empty_lse))
                 return refuse_value(parts, number_of(p, 1), t, i,
@@ -282,7 +283,7 @@ static attn_status check_sinks(const proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* Sets shape and dtype of the wanted outputs. They have no memory yet. */
+/* Sets shape and dtype of the outputs that the request wants. They have no memory yet. */
 static void make_outputs(proto_item *item)
 {
     attn_problem *const p = &item->problem;

@@ -15,7 +15,7 @@
 
 /* ---- Values of the tree ------------------------------------------------------------------------------------------ */
 
-#define UNITS "abcdefghijklmnopqrstuvwxyz%" /* the letters of values such as "5s" and "10%" */
+#define UNITS "abcdefghijklmnopqrstuvwxyz%" /* the letters of units, as in the values "5s" and "10%" */
 
 const char *parse_value_suggestion(const cJSON *value)
 {
@@ -29,7 +29,7 @@ const char *parse_value_suggestion(const cJSON *value)
     if (!*text) return "; leave it out where it is not wanted";
     if (text_is_among("auto default none null random", text)) return "; leave it out for the default";
     if (!strchr("-0123456789", *text)) return "";
-    (void)strtod(text, &end); /* the program always runs in the C locale */
+    (void)strtod(text, &end); /* strtod() reads a decimal point, because the program always runs in the C locale */
     if (end != text && *end == '/') return "; JSON has no fractions, 1/8 is 0.125";
     if (end == text || strspn(end, UNITS) != strlen(end)) return "";
     return *end == '\0' ? ", without quotes" : ", without quotes and unit";
@@ -91,12 +91,12 @@ static attn_status shape(attn_tensor_id id, const cJSON *value, attn_tensor *t, 
     return ATTN_OK;
 }
 
-/* Do the brackets of an array agree with the shape? A flat list of the right length agrees. An array without
- * elements agrees if it ends at the shape's first 0. */
+/* Returns whether the brackets of an array agree with the shape. A flat list of the right length agrees. An array
+ * without elements agrees if it ends at the shape's first 0. */
 static bool nesting_fits(const scan_extract *extract, const attn_tensor *t)
 {
     if (extract->rank == 1 && (t->rank > 1 || extract->shape[0] == t->shape[0]))
-        return true; /* other code checks the number of elements */
+        return true; /* true, because other code checks the number of elements */
     if (extract->rank > t->rank || (extract->rank < t->rank && extract->elements)) return false;
     for (int a = 0; a < extract->rank; a++)
         if (extract->shape[a] != t->shape[a]) return false;
@@ -132,7 +132,8 @@ static const char *dtype_of_bytes(const proto_dtype *dtype, uint64_t bytes, uint
     return NULL;
 }
 
-/* Writes a hint that names this dtype, or "" if there is none. Returns `suggestion`. */
+/* Writes a hint that names the dtype for which this number of bytes would be right, or "" if there is none. Returns
+ * `suggestion`. */
 static const char *bytes_suggestion(attn_tensor_id id, const proto_dtype *dtype, uint64_t bytes, uint64_t elements,
                                     char suggestion[TREE_SUGGESTION_BYTES])
 {
@@ -166,7 +167,8 @@ static const char *length_suggestion(attn_tensor_id id, const scan_extract *extr
     return suggestion;
 }
 
-/* Converts int64 to int32 in place. Element i is written where element i / 2 has been read before. */
+/* Converts int64 to int32 in place. This is safe, because element i is written where element i / 2 has been read
+ * before. */
 static attn_status narrow(const char *name, attn_tensor *t, int64_t elements, attn_error *err)
 {
     const int64_t *const from = t->data;
@@ -200,7 +202,8 @@ static attn_status data(const struct parse_reader *r, attn_tensor_id id, const c
     char quote[TREE_QUOTE_BYTES], is[SHAPE_BYTES], must[SHAPE_BYTES], suggestion[TREE_SUGGESTION_BYTES];
     const scan_extract *extract;
     int64_t bytes, elements;
-    if (!cJSON_IsNumber(value)) /* a number in this tree is always the index of an extracted value */
+    /* numbers in a tree (tree.h) are always indices of extracted values; the client's own numbers are text there */
+    if (!cJSON_IsNumber(value))
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
                          "%s: data is %s, must be base64 in a string or an array of numbers%s%s", name,
                          tree_describe(value, quote), cJSON_IsObject(value) || cJSON_IsNull(value) ? "; " : "",
@@ -320,7 +323,7 @@ const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *v
     return suggestion;
 }
 
-/* Makes the error for a missing member of a tensor. */
+/* Makes the error for a member that is missing in a tensor. */
 static attn_status missing(attn_tensor_id id, const char *part, attn_error *err)
 {
     const char *const name = attn_tensors[id].name;
@@ -382,7 +385,7 @@ void parse_starts_of_keys(const struct parse_reader *r, attn_problem *p)
 {
     if (p->cu_seqlens_q.rank != 1 || p->cu_seqlens_k.rank || p->page_table.rank || p->k.rank != 4) return;
     const int64_t rows = p->cu_seqlens_q.shape[0] - 1, Sk = p->k.shape[1];
-    if (rows < 0 || p->k.shape[0] != rows || Sk > INT32_MAX) return; /* attn_check() will report this error */
+    if (rows < 0 || p->k.shape[0] != rows || Sk > INT32_MAX) return; /* attn_check() will report these errors */
     int32_t *const starts = take(r, (size_t)(rows + 1) * sizeof *starts);
     for (int64_t b = 0; b <= rows; b++) starts[b] = (int32_t)(b * Sk < INT32_MAX ? b * Sk : INT32_MAX);
     p->cu_seqlens_k = attn_tensor_make(starts, ATTN_I32, 1, (const int64_t[]){ rows + 1 });
@@ -393,7 +396,8 @@ static attn_status number(const struct parse_reader *r, attn_tensor_id id, const
                           attn_error *err)
 {
     const char *const name = attn_tensors[id].name;
-    const float x = strtof(tree_number(value), NULL); /* the program always runs in the C locale */
+    /* strtof() reads a decimal point, because the program always runs in the C locale */
+    const float x = strtof(tree_number(value), NULL);
     char quote[TREE_QUOTE_BYTES];
     tree_member member;
     if (!isfinite(x))

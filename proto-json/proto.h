@@ -16,7 +16,7 @@
 
 /* ---- Errors: one table for every refusal a client can meet ------------------------------------------------------- */
 
-/* Each error: its id, HTTP status, code (a stable name), title. The texts (`detail`) are made where the error is
+/* The errors. Each row: id, HTTP status, code (a stable name), title. The sentence `detail` is made where the error is
  * found. */
 #define PROTO_ERROR_MAP(X)                                                                                  \
     X(INVALID_REQUEST, 400, "invalid-request", "The request is malformed")                                  \
@@ -58,34 +58,35 @@ typedef struct proto_error_info {
 } proto_error_info;
 extern const proto_error_info proto_errors[PROTO_ERROR_COUNT];
 
-proto_error proto_error_of(attn_status status); /* ATTN_INVALID -> INVALID_REQUEST, ATTN_BUSY -> QUEUE_FULL, ... */
+/* Returns the error of a status: ATTN_INVALID gives INVALID_REQUEST, ATTN_BUSY gives QUEUE_FULL, ... */
+proto_error proto_error_of(attn_status status);
 
-/* Writes the problem document (RFC 9457, plus code, request_id, pointer, error) with a NUL, cut to fit, and returns its
- * length. `pointer` may be NULL or empty. `prefix` (may be NULL) goes before `pointer`, such as "/requests/3". 4 KiB
- * are always enough. */
+/* Writes the problem document of an error (RFC 9457, plus code, request_id, pointer, error) with a NUL, cut to fit, and
+ * returns its length. `pointer` may be NULL or empty. `prefix`, such as "/requests/3", goes before `pointer` and may be
+ * NULL. 4 KiB are always enough. */
 size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const char *detail, const char *prefix,
                          const char *pointer, const char *request_id);
 
 /* ---- dtypes ------------------------------------------------------------------------------------------------------ */
 
-/* dtypes that are converted while they are decoded: wire name, safetensors name, KServe name, bytes of an element,
- * resulting dtype. Every value must fit: int64 into int32, and bool must be 0 or 1. All other dtypes are those of
- * ATTN_DTYPE_MAP. */
+/* The dtypes that are converted while they are decoded. Each row: wire name, safetensors name, KServe name, bytes of an
+ * element, resulting dtype. Every value must fit: int64 into int32, and bool must be 0 or 1. All other dtypes are those
+ * of ATTN_DTYPE_MAP. */
 #define PROTO_DTYPE_MAP(X)             \
     X("int64", "I64", "INT64", 8, I32) \
     X("bool", "BOOL", "BOOL", 1, U8)
 
 typedef struct proto_dtype {
-    const char *name; /* name in a JSON body */
-    attn_dtype as;    /* the resulting dtype of its elements */
-    size_t bytes;     /* bytes of an element in base64 */
+    const char *name; /* its name in a JSON body */
+    attn_dtype as;    /* the dtype of its elements after conversion */
+    size_t bytes;     /* bytes of an element as it is sent, before base64 */
 } proto_dtype;
 
-/* Finds a dtype by any of its three names, in upper or lower case. */
+/* Finds a dtype by any of its three names (JSON, safetensors, KServe), in upper or lower case. */
 bool proto_dtype_parse(const char *name, proto_dtype *dtype);
-/* May the tensor have this dtype, for some dtypes of the other tensors? proto_dtype_list() writes the wire names of all
- * dtypes that it may have, such as "int32 or int64", and returns `text`. proto_dtype_judged(): may a result that is
- * judged have it? */
+/* proto_dtype_takes(): whether the tensor may have this dtype, for some dtypes of the other tensors. proto_dtype_list()
+ * writes the wire names of all dtypes that it may have, such as "int32 or int64", and returns `text`.
+ * proto_dtype_judged(): whether a result that is judged may have this dtype. */
 bool proto_dtype_takes(attn_tensor_id id, const proto_dtype *dtype);
 bool proto_dtype_judged(const proto_dtype *dtype);
 enum { PROTO_DTYPE_LIST_BYTES = ATTN_DTYPE_LIST_BYTES + 16 };
@@ -93,29 +94,29 @@ const char *proto_dtype_list(attn_tensor_id id, char text[PROTO_DTYPE_LIST_BYTES
 
 /* ---- Formats ----------------------------------------------------------------------------------------------------- */
 
-/* Do these bytes begin like a safetensors file: with a length below 2^32 in 8 bytes, and '{'? The function needs
- * PROTO_SAFETENSORS_MARK bytes. JSON never has the NULs of such a length. */
+/* Returns whether these bytes begin like a safetensors file: with a length below 2^32 in 8 bytes, and '{'. The function
+ * needs PROTO_SAFETENSORS_MARK bytes. JSON never has the NULs of such a length. */
 enum { PROTO_SAFETENSORS_MARK = 9 };
 bool proto_is_safetensors(const void *bytes, size_t count);
 
 /* A format of bodies and answers. All formats have the same tensors and options (PROTOCOL.md). */
 typedef struct proto_format proto_format;
 extern const proto_format proto_json, proto_safetensors, proto_kserve;
-const char *proto_media(const proto_format *format); /* the content type of the format */
+const char *proto_media(const proto_format *format); /* returns the content type of the format */
 
-/* The dtype as KServe writes it: "FP32". */
+/* Returns the dtype's name as KServe writes it, such as "FP32". */
 const char *proto_datatype(attn_dtype dtype);
 
 /* ---- Decoding ---------------------------------------------------------------------------------------------------- */
 
 typedef struct proto_limits {
-    size_t rest_bytes; /* bytes of a body that are not tensor data */
+    size_t rest_bytes; /* most bytes of a body that are not tensor data */
     int depth;         /* the deepest nesting of arrays and objects */
     int members;       /* most members of one object */
-    /* Values outside tensor data (numbers, strings, arrays, ...). Each costs cJSON a node. */
+    /* Number of values outside tensor data (numbers, strings, arrays, ...). Each costs cJSON a node. */
     int values;
-    int batch;            /* most problems in {"requests": [...]} */
-    int64_t tensor_bytes; /* decoded bytes of the tensors of one body */
+    int batch;            /* most problems in an envelope {"requests": [...]} */
+    int64_t tensor_bytes; /* most bytes of the tensors of one body, after decoding */
 } proto_limits;
 
 #define PROTO_LIMITS_DEFAULT                                                                 \
@@ -147,7 +148,7 @@ typedef struct proto_memory {
  * bytes of text and up to eight bytes of memory. */
 size_t proto_memory_for(const proto_format *format, uint64_t body_bytes, int tensors);
 
-/* Numbers that an observe may be asked for, beside its tensors: name, what it is. */
+/* Numbers that an observe operation can return beside its tensors. Each row: name, description. */
 #define PROTO_COUNT_MAP(X)                                                                          \
     X(pairs, "pairs (query, key) that all masks let through, over all heads and rows of the batch") \
     X(flops_forward, "2 pairs (D + Dv), with head_dim_v for Dv")                                    \
@@ -170,52 +171,56 @@ enum { PROTO_VERIFY_ALL = -1, PROTO_CONTEXT_BYTES = 64, PROTO_MAX_CACHES = 1024 
  * In an answer the same numbers are the gradients of the parts: parts.0.dout, parts.0.dlse. */
 enum { PROTO_TENSORS = ATTN_TENSOR_COUNT + 2 * ATTN_MERGE_PARTS, PROTO_NAME_BYTES = 24 };
 
-/* The number of a name, in a body or (`result`) in an answer; PROTO_TENSORS: there is none. */
+/* Returns the number of the tensor with this name in a body, or with `result` in an answer. PROTO_TENSORS: there is
+ * none. */
 int proto_tensor_named(const char *name, bool result);
-/* Writes the name of a number. Returns `name`. */
+/* Writes the name of the tensor with this number. Returns `name`. */
 const char *proto_tensor_name(int number, bool result, char name[PROTO_NAME_BYTES]);
-/* The attn_tensor_id that says which dtypes and axes the tensor has: of parts.3.out it is ATTN_T_out. */
+/* Returns the attn_tensor_id that says which dtypes and axes the tensor has: for parts.3.out it is ATTN_T_out. */
 attn_tensor_id proto_tensor_id(int number);
 
-/* The parts of a merge. */
+/* The parts of a merge: results over parts of the keys. */
 typedef struct proto_parts {
     int count;
-    bool named;       /* the body names them parts.0.out, ... instead of having a list */
-    bool has_back;    /* the gradients are wanted */
-    attn_result at[]; /* `count` parts, whose lse is natural and -inf where empty, and `count` gradients */
+    bool named;    /* the body names the tensors parts.0.out, ... and has no list of parts */
+    bool has_back; /* true: the gradients of the parts are wanted */
+    /* `count` parts, followed by their `count` gradients; lse has base e, and is -inf in empty parts */
+    attn_result at[];
 } proto_parts;
 
 /* One problem of a body. Its inputs point into the caller's memory. Requested outputs have dtype, rank, shape and
  * strides set and data NULL; the caller provides their memory. */
 typedef struct proto_item {
     attn_problem problem;
-    attn_dtype result_dtype; /* out_dtype or grad_dtype, as given or by default: see attn_output() */
-    bool has_result_dtype;   /* out_dtype or grad_dtype was given */
+    attn_dtype result_dtype; /* the value of out_dtype or grad_dtype, or its default: see attn_output() */
+    bool has_result_dtype;   /* out_dtype or grad_dtype was given in the body */
     bool has_seed;           /* problem.seed was given; otherwise the caller draws one for a forward with dropout */
     bool has_layout;         /* the member `layout` was given */
     unsigned hints;          /* hints about a valid problem, as bits: see hints.h */
-    uint64_t outputs;        /* the outputs of the answer: bits of attn_tensor_id */
+    uint64_t outputs;        /* bits of attn_tensor_id: the outputs that the answer contains */
     proto_encoding encoding;
-    int64_t verify_rows; /* rows to verify; 0: none; or PROTO_VERIFY_ALL */
-    bool save;           /* forward: keep the results for one backward */
-    /* For a backward: the id of the saved forward; empty: none. With an id the problem has only dout and dlse, is not
-     * checked, and the caller sets its other tensors. */
+    int64_t verify_rows; /* number of rows to verify; 0: none; or PROTO_VERIFY_ALL */
+    bool save;           /* forward: the client wants the results kept as a context, for one backward */
+    /* For a backward: the id of the context (saved forward) that it uses; empty: none. With an id the problem has only
+     * dout and dlse, is not checked, and the caller sets its other tensors. */
     char context[PROTO_CONTEXT_BYTES];
     /* For a decode: the ids of the caches, one for each row of q. The problem is not checked, k and v are the rows to
      * append, and the caller sets its other tensors. */
     char (*caches)[PROTO_CONTEXT_BYTES];
     int cache_count;
-    unsigned counts; /* observe: a bit for each proto_count_id that is wanted */
-    /* the counts of `tiles` are for tiles of this many queries and this many keys; 0: not given */
+    unsigned counts; /* observe: a bit for each proto_count_id (a number of the answer) that is wanted */
+    /* observe: number of queries and of keys in a tile, for the counts of `tiles`; 0: not given */
     int64_t tile_size[2];
     int64_t head_dim_v; /* length of a row of V, for flops_forward and flops_backward; 0: the same as that of Q and K */
     proto_parts *parts; /* merge: the parts; NULL: there are none. The proto_call owns them */
-    int lse_base, empty_lse; /* merge: 0, or 1 where lse of the parts has base 2; where that of an empty part is +inf */
-    attn_tensor *results;    /* check: the results to judge, by attn_tensor_id; the proto_call owns them */
-    attn_op asked;           /* check: member operation */
-    int64_t timeout_ms;      /* member timeout_ms; 0: none */
-    int64_t priority;        /* member priority, where 1 is the most urgent; 0: not given */
-    /* the error of this problem; with a status other than OK the problem is not run and has no result */
+    /* merge: lse_base is 1 if the parts' lse has base 2 (else e); empty_lse is 1 if empty parts have lse +inf (else
+     * -inf) */
+    int lse_base, empty_lse;
+    attn_tensor *results; /* check: the results to judge, by attn_tensor_id; the proto_call owns them */
+    attn_op asked;        /* check: the member `operation`, which says whose results are judged */
+    int64_t timeout_ms;   /* value of the member timeout_ms; 0: not given */
+    int64_t priority;     /* value of the member priority, where 1 is the most urgent; 0: not given */
+    /* the error of this problem; if its status is not ATTN_OK, the problem is not run and has no result */
     attn_error error;
 } proto_item;
 
@@ -225,9 +230,9 @@ typedef struct proto_item {
  * parse_options.c reads the members by this table, and the OpenAPI document is written from it. The rows of
  * tensors are attn_tensors[] of kernels/attention.h. A new option is a new row. */
 
-enum { PROTO_PRIORITY_USUAL = 128 }; /* the priority of a problem without one */
+enum { PROTO_PRIORITY_USUAL = 128 }; /* the priority of a problem whose body gives none */
 
-/* The type of a member: its form in JSON; its C type in proto_item. */
+/* The types of members. Each comment: the form in JSON; the C type in proto_item. */
 typedef enum proto_type {
     PROTO_TYPE_BOOL,    /* JSON true or false; a bool */
     PROTO_TYPE_NUMBER,  /* any JSON number; a double */
@@ -236,9 +241,10 @@ typedef enum proto_type {
     PROTO_TYPE_CHOICE,  /* one of `choices`; an enum, whose first value is 0 */
     PROTO_TYPE_PAIR,    /* [integer, integer], each as PROTO_TYPE_INTEGER; two int64_t, one after the other */
     PROTO_TYPE_DTYPE,   /* name of a dtype of results: float32, float16, bfloat16; attn_dtype */
-    PROTO_TYPE_NAMES,   /* array of names of outputs; uint64_t, a bit for each attn_tensor_id. Those of `observe` may be
-                         * of PROTO_COUNT_MAP, too */
-    PROTO_TYPE_ROWS,    /* an integer as for PROTO_TYPE_INTEGER, or "all"; int64_t, PROTO_VERIFY_ALL */
+    /* an array of names of outputs; uint64_t with a bit for each attn_tensor_id. For `observe` the array may also have
+     * names of PROTO_COUNT_MAP */
+    PROTO_TYPE_NAMES,
+    PROTO_TYPE_ROWS, /* an integer as for PROTO_TYPE_INTEGER, or "all"; int64_t, PROTO_VERIFY_ALL for "all" */
     /* An array of 1 to PROTO_MAX_CACHES values of PROTO_TYPE_ID; char (*)[PROTO_CONTEXT_BYTES], then an int. */
     PROTO_TYPE_IDS,
     PROTO_TYPE_PARTS, /* an array of 1 to ATTN_MERGE_PARTS objects with the tensors out and lse; proto_parts * */
@@ -258,25 +264,28 @@ enum {
 typedef struct proto_option {
     const char *name;
     proto_type type;
-    unsigned ops;      /* the operations that take the option: bits PROTO_FORWARD, ... */
-    bool with_context; /* the option may be given with `context`; other options come from the saved forward */
-    size_t offset;     /* offset of the value in proto_item */
-    size_t given;      /* offset of the bool in proto_item that says that the option was given; 0: there is none */
+    unsigned ops;      /* operations that take the option: bits PROTO_FORWARD, ... */
+    bool with_context; /* the option may be given with `context` (a saved forward), from which all other options come */
+    size_t offset;     /* offset of the option's value in proto_item */
+    size_t given;      /* offset of the bool in proto_item that becomes true if the option is given; 0: there is none */
     int64_t minimum, maximum;
-    const char *const *choices; /* the words, then NULL. For PROTO_TYPE_PAIR: one word, which is its form in messages */
-    const char *otherwise;      /* the default, as JSON; NULL: it varies, as `help` explains */
+    /* the words that the value may be, then NULL. For PROTO_TYPE_PAIR: one word, which is the pair's form in
+     * messages */
+    const char *const *choices;
+    const char *otherwise; /* the default, as JSON; NULL: the default varies, as `help` explains */
     const char *help;
 } proto_option;
 
-extern const proto_option proto_options[]; /* a row whose name is NULL ends it */
-/* May the option be one of the `parameters` of a KServe request? Such a request has other places for the names and the
- * form of the outputs. */
+extern const proto_option proto_options[]; /* a row whose name is NULL ends the table */
+/* Returns whether the option may be one of the `parameters` of a KServe request. The names and the form of the outputs
+ * may not: such a request has other places for them. */
 bool proto_is_parameter(const proto_option *option);
 
-/* May a single number replace this tensor, as if the tensor were an option? */
+/* Returns whether a single number may replace this tensor, as if the tensor were an option. */
 bool proto_may_be_number(attn_tensor_id id);
 
-/* The error for shared memory on servers without regions, and from parsers whose caller does not offer it. */
+/* The text of the error for a tensor in shared memory, where the server or the parser's caller does not offer shared
+ * memory. */
 #define PROTO_NO_SHARED_MEMORY "shared memory is not offered here, send the bytes as binary data"
 
 /* KServe: a tensor in memory that client and server share. Neither the body nor the answer contains its bytes. */
@@ -284,16 +293,18 @@ enum { PROTO_REGION_BYTES = 129 }; /* size of a name or a key, with the NUL */
 typedef struct proto_shared {
     attn_tensor_id id;
     bool output;
-    int index;                       /* index in the inputs or outputs of the body */
-    char region[PROTO_REGION_BYTES]; /* the name under which the region was registered */
-    int64_t offset, bytes; /* the range in the region, each up to 2^53; `bytes` of an output is the room for it */
-    bool kernels_only;     /* only kernels read or write the tensor */
-    void *to;              /* destination of an input's bytes, set by proto_parser_shared_room() */
-    /* The tensor in a GPU's memory. The caller sets this before proto_parser_shared_room(). */
+    int index;                       /* index of the tensor in the inputs or outputs of the body */
+    char region[PROTO_REGION_BYTES]; /* the name under which the client registered the memory */
+    /* the tensor's range in the registered memory, each number up to 2^53; for an output, `bytes` is the room for it */
+    int64_t offset, bytes;
+    bool kernels_only; /* only kernels read or write the tensor */
+    void *to;          /* where the caller copies an input's bytes; proto_parser_shared_room() sets it */
+    /* Address of the tensor in a GPU's memory. The caller sets this before proto_parser_shared_room(). */
     void *device;
 } proto_shared;
 
-/* May the tensor be in memory that only a device can read? It may not if the host checks or converts its values. */
+/* Returns whether the tensor may be in memory that only a device can read. It may not if the host checks or converts
+ * its values. */
 bool proto_may_lie_on_device(attn_tensor_id id);
 
 /* KServe: a sequence of Triton's protocol, whose keys and values are in a cache of the server. The operation is decode,
@@ -304,9 +315,9 @@ typedef struct proto_sequence {
     bool start, end;
 } proto_sequence;
 
-/* KServe: the place of a tensor in the body. */
+/* KServe: the position of a tensor in the body. */
 typedef struct proto_input {
-    int place;   /* number of the tensor among the inputs, counted from 1; 0: the body does not have it */
+    int place;   /* position of the tensor among the body's inputs, counted from 1; 0: the body does not have it */
     bool binary; /* true: the bytes of the tensor are behind the JSON */
     bool shared; /* true: the bytes of the tensor are in shared memory */
 } proto_input;
@@ -314,16 +325,17 @@ typedef struct proto_input {
 /* A decoded body. The caller owns it and frees it with proto_call_free(). */
 typedef struct proto_call {
     proto_op op;
-    bool envelope; /* the body is {"requests": [...]}, and the answer {"responses": [...]} */
+    bool envelope; /* true: the body is {"requests": [...]}, and the answer {"responses": [...]} */
     int count;
     proto_item *items;
-    size_t memory_bytes;        /* bytes of the caller's proto_memory in use */
+    size_t memory_bytes;        /* number of bytes in use of the caller's proto_memory */
     const proto_format *answer; /* format of the answer: the body's, unless proto_call_answer_as() was called */
-    /* The members below are used for KServe. */
+    /* Only KServe uses the members below. */
     const proto_model *model; /* the model of the request; NULL in other formats */
     char *id;                 /* the request's id, which the answer repeats; NULL: none */
     uint64_t binary;          /* bits of attn_tensor_id: outputs written as bytes behind the JSON */
-    /* gradients of parts that are written as bytes behind the JSON: [0] has a bit for each dout, [1] for each dlse */
+    /* gradients of a merge's parts that are written as bytes behind the JSON: [0] has a bit for each dout, [1] for each
+     * dlse */
     uint64_t binary_parts[2];
     uint64_t shared; /* bits of attn_tensor_id: outputs that go into shared memory and not into the answer */
     proto_sequence sequence;
@@ -332,34 +344,34 @@ typedef struct proto_call {
 } proto_call;
 
 /* Turns err->member of an error that was found after proto_parser_finish() into a pointer into the body as it was sent.
- * Before the call, it is a pointer into a problem as JSON has it. A second call changes nothing. */
+ * Before the call, err->member points into a problem as JSON has it. A second call changes nothing. */
 void proto_call_locate(const proto_call *call, attn_error *err);
 
-/* The tile size for attn_counter_open(); NULL: tiles are not wanted. */
+/* Returns the tile size for attn_counter_open(); NULL: the request wants no counts of tiles. */
 static inline const int64_t *proto_tile(const proto_item *item)
 {
     return item->counts >> PROTO_COUNT_tiles & 1 ? item->tile_size : NULL;
 }
 
-/* Do the keys of this problem lie in caches of the server? */
+/* Returns whether the keys of this problem lie in caches of the server. */
 static inline bool proto_uses_caches(proto_op op, const proto_item *item)
 {
     return proto_operations[op].takes_caches || (proto_operations[op].may_take_caches && item->caches);
 }
 
-/* Sets the format of the answer. INVALID: the body has several problems, and the format can hold only one. */
+/* Sets the format of the answer. ATTN_INVALID: the body has several problems, and the format can hold only one. */
 attn_status proto_call_answer_as(proto_call *call, const proto_format *format, attn_error *err);
-/* Are the tensors of this item written as arrays of numbers? */
+/* Returns whether the answer has the tensors of this item as arrays of numbers. */
 bool proto_writes_numbers(const proto_call *call, const proto_item *item);
 
-/* The tensor of this number in the answer to an item; NULL: the answer does not have it. The caller of a merge also
- * provides memory for the gradients of the parts. */
+/* Returns the tensor of this number in the answer to an item; NULL: the answer does not have it. The caller of a merge
+ * also provides memory for the gradients of the parts. */
 attn_tensor *proto_item_result(proto_item *item, int number);
 
-/* proto_item_result() is NULL for this number and for all above it. */
+/* Returns the first number from which on proto_item_result() is always NULL. */
 int proto_item_results_end(const proto_item *item);
 
-/* The merge that an item with parts asks for. It points into the item. */
+/* Returns the merge that an item with parts asks for. The result points into the item. */
 attn_merge_problem proto_item_merge(const proto_item *item);
 
 /* Prepares the outputs of a problem whose inputs are set: dtype, rank, shape and strides of every tensor in
@@ -373,13 +385,13 @@ attn_status proto_item_prepare(proto_item *item, attn_error *err);
 
 typedef struct proto_parser proto_parser;
 
-/* Makes a parser; `limits` and `memory` are copied. NULL when out of memory. */
+/* Makes a parser. It copies `limits` and `memory`. NULL: out of memory. */
 proto_parser *proto_parser_new(const proto_format *format, proto_op op, const proto_limits *limits,
                                const proto_memory *memory);
 /* Passes what the URL and the head of a KServe request say. Call this before the first byte. `model` is borrowed.
  * json_bytes is the value of Inference-Header-Content-Length, or -1 if it is not given. */
 void proto_parser_kserve(proto_parser *parser, const proto_model *model, int64_t json_bytes);
-void proto_parser_free(proto_parser *parser); /* does nothing for NULL */
+void proto_parser_free(proto_parser *parser); /* does nothing if `parser` is NULL */
 
 /* Takes the next piece of the body, of any size. After an error every further call returns that error. The
  * text of a syntax error names the byte offset in the body. */
@@ -391,8 +403,8 @@ proto_op proto_parser_op(const proto_parser *parser);
  * 200 bytes. */
 size_t proto_parser_skeleton_bytes(const proto_parser *parser);
 
-/* Returns the bytes of memory that the parser holds. Parts that never exceed a few PROTO_HEADER_BYTES are not
- * counted. */
+/* Returns the bytes of memory that the parser holds. Small memory is not counted: what never exceeds a few
+ * PROTO_HEADER_BYTES. */
 size_t proto_parser_held_bytes(const proto_parser *parser);
 
 /* Lists the tensors of a complete body that lie in shared memory: *count of them, inputs first; usually none. Before
@@ -416,11 +428,11 @@ enum { PROTO_CACHE_HEADS = 1024, PROTO_CACHE_TTL_MOST_S = 7 * 86400 };
 
 /* The body of POST /v1/caches. In each member 0 means "not given", unless its comment says otherwise. */
 typedef struct proto_cache {
-    int64_t kv_heads, head_dim, head_dim_v; /* head_dim_v is head_dim if it is not given */
+    int64_t kv_heads, head_dim, head_dim_v; /* head_dim_v is set to head_dim if the body does not give it */
     int64_t page_size, ttl_s;
     attn_dtype dtype;
     bool latent;
-    float *k_scale; /* kv_heads numbers from malloc(); NULL: not given */
+    float *k_scale; /* an array of kv_heads numbers from malloc(); NULL: not given */
     int k_scales;
     float *v_scale;
     int v_scales;
@@ -430,30 +442,31 @@ typedef struct proto_cache {
 attn_status proto_cache_read(const void *body, size_t bytes, proto_cache *cache, attn_error *err);
 void proto_cache_clear(proto_cache *cache);
 
-/* Reads the body of KServe's index: {"ready": true} requests only the models that are ready. An empty body is {}. */
+/* Reads the body of KServe's index of models: {"ready": true} requests only the models that are ready. An empty body is
+ * read as {}. */
 attn_status proto_index_read(const void *body, size_t bytes, bool *ready, attn_error *err);
 
 /* Reads {"length": n}. *length is -1 if it is neither given nor required. An empty body is read as {}. */
 attn_status proto_length_read(const void *body, size_t bytes, bool required, int64_t *length, attn_error *err);
-/* The body with which Triton's clients register a region of shared memory: {"key": "/x", "offset": 0,
- * "byte_size": 64}. `offset` may be left out. INVALID comes with a pointer into the body. */
+/* The body with which Triton's clients register a part (region) of shared memory: {"key": "/x", "offset": 0,
+ * "byte_size": 64}. `offset` may be left out. An INVALID error has a pointer into the body. */
 typedef struct proto_region {
     char key[PROTO_REGION_BYTES];
-    int64_t offset, bytes; /* each up to 2^53 */
+    int64_t offset, bytes; /* both are numbers up to 2^53 */
 } proto_region;
 attn_status proto_region_read(const void *body, size_t bytes, proto_region *region, attn_error *err);
-/* The body that registers a region of a GPU's memory: {"raw_handle": {"b64": "..."}, "device_id": 0,
+/* The body that registers a part (region) of a GPU's memory: {"raw_handle": {"b64": "..."}, "device_id": 0,
  * "byte_size": 64}. All members are required. */
 typedef struct proto_cuda_region {
     uint8_t handle[ATTN_HANDLE_BYTES];
-    int64_t device, bytes; /* each up to 2^53 */
+    int64_t device, bytes; /* both are numbers up to 2^53 */
 } proto_cuda_region;
 attn_status proto_cuda_region_read(const void *body, size_t bytes, proto_cuda_region *region, attn_error *err);
 
 /* ---- Encoding ---------------------------------------------------------------------------------------------------- */
 
-/* Stages of a request, in order, and the parts of Server-Timing. timing_us reports some of them, and counts `launch` as
- * part of `compute`.
+/* The stages of a request, in order, which are also the parts of the header Server-Timing. timing_us reports some of
+ * them, and counts `launch` as part of `compute`.
  *
  *   prepare   the device's thread chooses kernels and takes memory, until the device begins
  *   launch    the device is idle after its copies, because its kernels are not on the stream yet */
@@ -466,42 +479,43 @@ typedef enum proto_stage {
 } proto_stage;
 extern const char *const proto_stages[PROTO_STAGE_COUNT];
 
-typedef struct proto_verification { /* the result of `verify` */
-    double max_abs, relative;       /* largest absolute error of out; that error relative to the largest |out| */
+typedef struct proto_verification { /* the result of `verify`: outputs compared with their recomputation in float64 */
+    double max_abs, relative;       /* largest absolute error of out; this error relative to the largest |out| */
     int64_t rows;
 } proto_verification;
 
-/* The result of one item that had no error. */
+/* The result of one item (problem) that had no error. */
 typedef struct proto_result {
-    char backend[80];                    /* such as "cpu avx512" or "cuda:0 sm90" */
-    double timing_us[PROTO_STAGE_COUNT]; /* only the stages of a device are set */
-    char context[PROTO_CONTEXT_BYTES];   /* id of the saved context; empty: none */
-    /* After a decode or an append: the lengths of the cache_count caches. NULL: none. */
+    char backend[80];                    /* device and kernel, such as "cpu avx512" or "cuda:0 sm90" */
+    double timing_us[PROTO_STAGE_COUNT]; /* microseconds in each stage; only the stages of a device are set */
+    char context[PROTO_CONTEXT_BYTES];   /* id of the context (a saved forward) that this problem made; empty: none */
+    /* After a decode or an append: the new lengths of the cache_count caches. NULL: the operation has no caches. */
     const int32_t *lengths;
     int length_count;
     bool verified;
     proto_verification verification;
-    attn_counts counts;   /* set if the item asks for counts */
-    judge_result *report; /* check: from malloc(), freed with the job; NULL: none */
+    attn_counts counts;   /* set if the item of an observe operation asks for counts */
+    judge_result *report; /* check: the judge's report, from malloc() and freed with the job; NULL: none */
 } proto_result;
 
 typedef struct proto_encoder proto_encoder;
 
 /* Makes the 200 answer to `call`, in the format call->answer, from results[i] and the output tensors of items[i]. It
- * borrows call, results and the tensors' memory until proto_encoder_free(). With array encoding the numbers are
- * formatted twice: once to know the length (proto_encoder_measure), and again while they are read. So their text is
- * never in memory as a whole. request_id goes into the problem documents of failed items of an envelope. A failed call
- * that is not an envelope has no 200 answer: its error is returned. */
+ * borrows call, results and the tensors' memory until proto_encoder_free(). With array encoding, numbers are formatted
+ * twice: once to know the length (proto_encoder_measure), and again while they are read. So their text is never in
+ * memory as a whole. request_id goes into the problem documents of failed items of an envelope. A failed call that is
+ * not an envelope has no 200 answer: its error is returned. */
 attn_status proto_encoder_new(const proto_call *call, const proto_result *results, const char *request_id,
                               proto_encoder **encoder, attn_error *err);
-/* Measures at most `elements` more numbers of arrays, at some 0.1 to 0.3 us each. Returns true when all are
- * measured. */
+/* Measures the text of at most `elements` more numbers of arrays, at some 0.1 to 0.3 us each. Returns true when all
+ * numbers are measured. */
 bool proto_encoder_measure(proto_encoder *encoder, int64_t elements);
-uint64_t proto_encoder_length(proto_encoder *encoder); /* measures what is not yet measured */
+/* returns the length of the answer in bytes, and first measures what is not yet measured */
+uint64_t proto_encoder_length(proto_encoder *encoder);
 /* Returns the bytes of the answer before the first tensor that is written as raw bytes, or of the whole answer if there
  * is no such tensor. */
 uint64_t proto_encoder_head_bytes(proto_encoder *encoder);
-/* Reads the next bytes of the answer, at most `capacity`. Returns how many; 0 at the end. */
+/* Reads the next bytes of the answer, at most `capacity`. Returns how many bytes it read; 0 at the end. */
 size_t proto_encoder_read(proto_encoder *encoder, void *buffer, size_t capacity);
 void proto_encoder_free(proto_encoder *encoder);
 

@@ -22,10 +22,10 @@ struct member {
     enum member_kind kind;
     int64_t minimum;
     bool required;
-    size_t offset; /* the member's offset in the struct that is filled */
+    size_t offset; /* offset of the member's value in the struct that is filled */
 };
 
-/* The members of a body of one kind. */
+/* A kind of small body: an example for messages, and its members. */
 struct form {
     const char *example;
     struct member members[3];

@@ -1,4 +1,4 @@
-/* report.c: a judge's result as JSON. See report.h. */
+/* report.c: writes a judge's result (what is wrong with a client's outputs) as JSON. See report.h. */
 #include "report.h"
 
 #include <math.h>

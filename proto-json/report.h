@@ -1,4 +1,5 @@
-/* report.h: a judge's result as JSON, for the answer of a check and for the command `attnd check`. */
+/* report.h: a judge's result (what is wrong with a client's outputs) as JSON, for the answer of a check and for the
+ * command `attnd check`. */
 #ifndef PROTO_REPORT_H
 #define PROTO_REPORT_H
 
@@ -13,7 +14,7 @@ typedef struct report_member {
 } report_member;
 extern const report_member report_members[REPORT_MEMBERS];
 
-/* Writes any double as JSON. There is no number for NaN and infinities: they are strings. */
+/* Writes any double as JSON. NaN and infinities become strings, because JSON has no numbers for them. */
 void report_put_double(struct text *t, double x);
 
 #endif

@@ -34,30 +34,30 @@ enum { LENGTH_BYTES = 8, HEADER_MIN = 2 /* the length of {}, the shortest header
 #define METADATA "__metadata__"
 #define OFFSETS  "data_offsets"
 
-/* One tensor of the file. */
+/* One tensor of the safetensors file. */
 struct slot {
-    const char *name; /* owned by the tree */
+    const char *name; /* name of the tensor, owned by the tree */
     int64_t begin, end;
-    int index; /* position in the header, which orders tensors without bytes */
+    int index; /* position of the tensor in the header, which orders tensors without bytes */
 };
 
 struct reader {
     proto_limits limits;
     attn_error error; /* the first error; once it is set, every call returns it */
-    uint64_t offset;  /* number of bytes of the body so far */
+    uint64_t offset;  /* number of bytes of the body that have arrived */
 
     /* The state of reading the header. */
     uint8_t length[LENGTH_BYTES];
-    uint64_t header_bytes; /* known after LENGTH_BYTES bytes of the body */
-    scan *header;          /* NULL: the header has not begun */
-    int values;            /* values in the header, with those inside strings of __metadata__ */
+    uint64_t header_bytes; /* length of the header, known after LENGTH_BYTES bytes of the body */
+    scan *header;          /* scanner of the header; NULL: the header has not begun */
+    int values;            /* number of JSON values read so far, with those inside strings of __metadata__ */
     struct tree_memory trees;
     cJSON *root; /* tree of the header, in `memory`; NULL: the header is not complete */
 
     /* The tensors, in the order of the file. */
     struct slot *slots;
-    scan_extract *extracts; /* their .bytes counts the bytes that have arrived */
-    int count, now;         /* number of tensors; index of the first that is not complete */
+    scan_extract *extracts; /* the tensors' values; their .bytes counts the bytes that have arrived */
+    int count, now;         /* number of tensors; index of the first tensor that is not complete */
     struct scan_room room;
 };
 
@@ -101,7 +101,7 @@ static attn_status offsets(struct reader *r, const cJSON *value, struct slot *sl
     return ATTN_OK;
 }
 
-/* Reads the data_offsets of a tensor. parse.c checks the rest of its description. */
+/* Reads the data_offsets of a tensor; parse.c checks the other members that describe the tensor. */
 static attn_status describe(struct reader *r, const cJSON *tensor, struct slot *slot)
 {
     static const char *const parts[] = { "dtype", "shape", OFFSETS };
@@ -151,7 +151,7 @@ static int by_place(const void *a, const void *b)
     return one->index - other->index;
 }
 
-/* Checks invariant 2, and assigns a place in memory to each tensor. */
+/* Checks that the tensors follow each other without gaps (invariant 2), and assigns a place in memory to each. */
 static attn_status place(struct reader *r)
 {
     size_t used = 0;
@@ -176,7 +176,8 @@ static attn_status place(struct reader *r)
         }
         used = SCAN_ALIGNED(used);
         r->extracts[i] = (scan_extract){ .kind = SCAN_BYTES, .offset = used };
-        used += (size_t)(slot->end - slot->begin); /* all sizes together are at most TREE_INTEGER_MAX */
+        /* the sum cannot overflow, because all sizes together are at most TREE_INTEGER_MAX */
+        used += (size_t)(slot->end - slot->begin);
     }
     if (used > (uint64_t)r->limits.tensor_bytes)
         return attn_fail(&r->error, ATTN_TOO_LARGE, "", "the tensors take %zu bytes, at most %lld are taken", used,
@@ -186,8 +187,8 @@ static attn_status place(struct reader *r)
 
 /* ---- Options of the header --------------------------------------------------------------------------------------- */
 
-/* Is a value of this type a string in JSON? If so, a string of __metadata__ may contain it without quotes of its
- * own. */
+/* Returns whether a value of this type is a string in JSON. If so, a string of __metadata__ may contain it without
+ * quotes of its own. */
 static bool is_word(proto_type type)
 {
     return type == PROTO_TYPE_CHOICE || type == PROTO_TYPE_DTYPE || type == PROTO_TYPE_ID;
@@ -204,7 +205,8 @@ static attn_status parse(struct reader *r, const char *text, cJSON **value)
     return ATTN_OK;
 }
 
-/* Returns JSON's word for a bool that Python's str() has written as True or False. */
+/* Returns the JSON word "true" or "false" for a bool that Python's str() has written as True or False. Any other text
+ * is returned unchanged. */
 static const char *json_of_bool(const char *text)
 {
     return !strcmp(text, "True") ? "true" : !strcmp(text, "False") ? "false" : text;
@@ -220,8 +222,8 @@ static attn_status no_number(struct reader *r, const char *name, const cJSON *va
                      tree_describe(value, quote));
 }
 
-/* Makes the value of a string of __metadata__: the JSON in it, or else the string itself, which parse.c then refuses
- * with a reason. */
+/* Makes the value of an option from a string of __metadata__: the JSON in the string, or else the string itself, which
+ * parse.c then refuses with a reason. */
 static attn_status option(struct reader *r, const char *name, const char *text)
 {
     const proto_option *o = proto_options;
@@ -249,13 +251,14 @@ static attn_status option(struct reader *r, const char *name, const char *text)
 static const char *const foreign[] = {
     /* names that PyTorch, transformers and mlx write, for example {"format": "pt"} */
     "format", "framework", "library_name", "library_version",
-    "total_size", "total_parameters", "total_shards",         /* the index of a file in several parts */
+    /* names in the index of a model that is stored in several files */
+    "total_size", "total_parameters", "total_shards",
     "torch_version", "transformers_version", "diffusers_version", "safetensors_version", "mlx_version", "mflux_version",
     "_class_name", "_diffusers_version", "lora_adapter_metadata", "quantization_level", "_quantization_metadata",
     "DCP_VERSION", "DCP_SHARDING_INFO",                       /* of torch.distributed.checkpoint */
-    /* names that programs write that train or quantize models */
+    /* names that programs write which train or quantize models */
     "modelspec.*", "ss_*", "sshs_*", "sd_merge_*", "ot_*", "gptq_*", "auto_gptq_version",
-    "prompt", "workflow", "software", "training_info",        /* names that programs write that make images */
+    "prompt", "workflow", "software", "training_info",        /* names that programs write which make images */
     "title", "description", "author", "license", "created_at", "tags", "base_model",
 };
 /* clang-format on */
@@ -277,7 +280,7 @@ static bool is_option(const char *name)
     return o->name != NULL;
 }
 
-/* Turns the strings of __metadata__ into members of the problem. */
+/* Turns the strings of __metadata__ into members of the problem (its options). */
 static attn_status options(struct reader *r, const cJSON *metadata)
 {
     char quote[TREE_QUOTE_BYTES];
@@ -297,7 +300,8 @@ static attn_status options(struct reader *r, const cJSON *metadata)
                              length, one->string, tree_describe(one, quote));
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
             if (!strcmp(attn_tensors[id].name, one->string) && !proto_may_be_number((attn_tensor_id)id) &&
-                !is_option(one->string)) /* `map` is an option and an output */
+                /* `map` is an option as well as an output tensor, so it may stand in __metadata__ */
+                !is_option(one->string))
                 return attn_fail(&r->error, ATTN_INVALID, member, "%s: is a tensor and cannot stand in " METADATA,
                                  one->string);
         if (is_foreign(one->string)) continue;
@@ -308,7 +312,7 @@ static attn_status options(struct reader *r, const cJSON *metadata)
 
 /* ---- The header -------------------------------------------------------------------------------------------------- */
 
-/* Replaces data_offsets by the index of an extracted value. */
+/* Replaces data_offsets of each tensor in the tree by `data`, the index of an extracted value. */
 static attn_status extract(struct reader *r)
 {
     for (int i = 0; i < r->count; i++) {
@@ -319,7 +323,7 @@ static attn_status extract(struct reader *r)
     return ATTN_OK;
 }
 
-/* Turns the tree of the header into that of a JSON body. */
+/* Turns the tree of the header into the tree of a JSON body. */
 static attn_status translate(struct reader *r)
 {
     char quote[TREE_QUOTE_BYTES];
@@ -398,7 +402,7 @@ static uint64_t size_of(const struct slot *slot)
     return (uint64_t)(slot->end - slot->begin);
 }
 
-/* Moves `now` past the tensors that are complete. */
+/* Moves `now`, the index of the tensor that is arriving, past the tensors that are complete. */
 static void pass(struct reader *r)
 {
     while (r->now < r->count && r->extracts[r->now].bytes == size_of(&r->slots[r->now])) r->now++;
@@ -410,7 +414,7 @@ static uint64_t body_end(const struct reader *r)
     return LENGTH_BYTES + r->header_bytes + (r->count ? (uint64_t)r->slots[r->count - 1].end : 0);
 }
 
-/* Takes the bytes of the piece that belong to the current part of the body. */
+/* Takes those bytes of the piece that belong to the current part of the body (length, header or tensor). */
 static attn_status take(struct reader *r, const uint8_t *bytes, size_t count, size_t *taken)
 {
     attn_status status = ATTN_OK;
@@ -533,7 +537,7 @@ static const char *const dtypes[ATTN_DTYPE_COUNT] = {
 #undef X
 };
 
-/* Writes the outputs in the order of the file: larger elements first, so that each tensor is aligned to its
+/* Writes the outputs in their order in the answer's file: larger elements first, so that each tensor is aligned to its
  * elements. */
 static int in_order(proto_item *item, int order[PROTO_TENSORS])
 {
@@ -568,7 +572,8 @@ static void put_tensor(struct text *t, int number, const attn_tensor *tensor, in
     text_put_string(t, "]}");
 }
 
-/* Writes the facts of an answer as strings that contain JSON, as options are in a body. */
+/* Writes the facts of an answer into __metadata__, as strings that contain JSON. A request has its options in the same
+ * form. */
 static void put_metadata(struct text *t, const proto_item *item, const proto_result *result)
 {
     struct encode_fact facts[ENCODE_FACTS];
@@ -592,7 +597,8 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     int order[PROTO_TENSORS];
     const int count = in_order(item, order);
     int64_t at = 0;
-    (void)request_id; /* only problem documents within an envelope contain the id */
+    /* unused: request_id goes into errors of an envelope's problems, and this format has no envelope */
+    (void)request_id;
     assert(!call->envelope);
     text_put(t, unknown, sizeof unknown);
     text_put_char(t, '{');

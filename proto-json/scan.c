@@ -32,18 +32,18 @@
 #include "text/text.h"
 
 enum state {
-    VALUE,         /* a value must come */
+    VALUE,         /* a value must come next */
     FIRST_ELEMENT, /* after '[': a value or ']' */
-    FIRST_NAME,    /* after '{': a name or '}' */
-    NAME,          /* after ',' in an object */
+    FIRST_NAME,    /* after '{': a member's name or '}' */
+    NAME,          /* after ',' in an object: a member's name */
     COLON,
-    AFTER, /* a value is complete: ',' or the end of its container */
+    AFTER, /* a value is complete: ',' or the end of its object or array must follow */
     STRING,
     ESCAPE,    /* after '\' */
-    HEX,       /* the digits of \u */
-    LOW_SLASH, /* after a high surrogate: the '\' of the low one */
-    LOW_U,     /* after that '\': the 'u' */
-    MINUS,     /* in a number: the states are named after the character read last */
+    HEX,       /* inside the four digits of \u */
+    LOW_SLASH, /* after a high surrogate: the '\' of the low surrogate must follow */
+    LOW_U,     /* after the '\' of a low surrogate: its 'u' must follow */
+    MINUS,     /* inside a number: this state and the next ones are named after the character read last */
     ZERO,
     DIGITS,
     POINT,
@@ -51,14 +51,14 @@ enum state {
     EXPONENT,
     EXPONENT_SIGN,
     EXPONENT_DIGITS,
-    LITERAL, /* inside true, false or null */
+    LITERAL, /* inside the word true, false or null */
     ARRAY,   /* inside an array that is being extracted; the reader in numbers.c has the state */
-    DONE,    /* behind the body's value */
+    DONE,    /* behind the body's value, where only white space may follow */
 };
 
 enum sink { REST, EXTRACTED, NOWHERE };
 
-/* The meaning that the name which was just read has for the member's value. */
+/* What the member's name that was just read means for its value: tensor values, a dtype, or neither. */
 enum name { NAME_OTHER, NAME_DATA, NAME_DTYPE };
 
 enum { NO_EXTRACT = -1, NO_DTYPE = -1, WORD_BYTES = 32 };
@@ -67,46 +67,48 @@ struct frame {
     bool object;
     int members; /* for an object: the number of its members */
     int extract; /* for an object: index of the extracted value of its member `data` */
-    int dtype;   /* for an object: the dtype in its member `dtype` */
+    int dtype;   /* for an object: the dtype that its member `dtype` names */
 };
 
 struct scan {
     proto_limits limits;
-    bool plain;       /* the scanner extracts nothing */
-    bool kserve;      /* the body is JSON as KServe's clients write it */
+    bool plain;       /* the JSON has no tensor values, so the scanner extracts nothing */
+    bool kserve;      /* true: the body is JSON as KServe's clients write it */
     attn_error error; /* the first error; once it is set, every call returns it */
-    uint64_t offset;  /* bytes of the body in earlier pieces */
+    uint64_t offset;  /* number of bytes in earlier pieces of the body */
 
     /* The state of the grammar: see invariant 1. */
     enum state state;
-    int depth; /* number of frames in use */
+    int depth; /* number of open objects and arrays (frames in use) */
     struct frame frames[PROTO_MAX_DEPTH];
     int values;
     const char *literal; /* the letters of true, false or null that must still follow */
-    bool is_name;        /* the string is a member's name */
-    enum name name;      /* meaning of the name before the next value */
+    bool is_name;        /* true: the string is a member's name */
+    enum name name;      /* meaning of the member's name before the next value */
     int hex_left;        /* digits of \u that must still follow */
-    uint32_t code, high; /* the code point so far; the high surrogate before it, or 0 */
-    int utf8_left;       /* continuation bytes that must still follow; the next is from utf8_low to utf8_high */
+    uint32_t code, high; /* the code point of \u as far as it was read; the high surrogate before it, or 0 */
+    /* number of UTF-8 continuation bytes that must still follow; the next must be from utf8_low to utf8_high */
+    int utf8_left;
     unsigned char utf8_low, utf8_high;
 
     /* The state of the sinks: see the comment at the top of this file. */
     enum sink sink;
-    int mute_depth;        /* not 0: the bytes of the frame at this depth and of all inner frames go NOWHERE */
-    char word[WORD_BYTES]; /* the beginning of the string, decoded, with a NUL */
-    int word_length;       /* WORD_BYTES: the string is longer than every word that matters, or not ASCII */
+    /* not 0: the bytes of the frame at this depth and of all frames inside it go NOWHERE (checked and dropped) */
+    int mute_depth;
+    char word[WORD_BYTES]; /* the beginning of the string that is being read, decoded, with a NUL */
+    int word_length; /* length of `word`; WORD_BYTES: the string is longer than every word that matters, or not ASCII */
 
     struct text rest;
 
     /* The caller's memory, and the values extracted into it. */
     struct scan_room room;
-    size_t used; /* number of bytes in use */
+    size_t used; /* number of bytes in use of the memory in `room` */
     scan_extract *extracts;
     int extract_count, extract_capacity;
     base64_decoder base64;
     numbers_reader numbers;
-    int numbers_extract;    /* the extract whose numbers `reader` reads, or NO_EXTRACT */
-    uint64_t numbers_begin; /* position of the array's '[' */
+    int numbers_extract;    /* index of the extract whose numbers `reader` reads, or NO_EXTRACT */
+    uint64_t numbers_begin; /* offset of the array's '[' in the body */
 };
 
 /* ---- Faults ------------------------------------------------------------------------------------------------------ */
@@ -162,8 +164,8 @@ static scan_extract *extract_of(scan *s)
     return &s->extracts[s->extract_count - 1];
 }
 
-/* Records that the extracted value cannot be decoded. Its problem is refused later. The remainder of the value is only
- * checked to be JSON. */
+/* Records that the extracted value cannot be decoded. The problem that has it is refused later. The remainder of the
+ * value is only checked to be JSON. */
 static void extract_fault(scan *s, scan_fault fault, uint64_t position, uint64_t at, const char *reason)
 {
     scan_extract *extract = extract_of(s);
@@ -230,14 +232,14 @@ attn_status scan_take(struct scan_room *room, scan_extract *extract, uint64_t si
     return ATTN_OK;
 }
 
-/* Makes room for `bytes` more behind the extracted value. */
+/* Makes room for `bytes` more bytes behind the extracted value. */
 static attn_status reserve(scan *s, size_t bytes)
 {
     const scan_extract *extract = extract_of(s);
     return scan_make_room(&s->room, extract->offset + extract->bytes, bytes, &s->error);
 }
 
-/* Counts `bytes` more bytes of the extracted value, which are in place. */
+/* Counts `bytes` more bytes of the extracted value, which were written to their place before. */
 static attn_status extracted(scan *s, size_t bytes)
 {
     scan_extract *extract = extract_of(s);
@@ -248,7 +250,7 @@ static attn_status extracted(scan *s, size_t bytes)
     return ATTN_OK;
 }
 
-/* Begins an extracted value. The rest gets the value's index instead. */
+/* Begins an extracted value. The rest (the body's JSON without tensor values) gets the value's index instead. */
 static attn_status extract_begin(scan *s, scan_kind kind)
 {
     char digits[TEXT_DIGITS], *const end = digits + TEXT_DIGITS, *index;
@@ -277,7 +279,7 @@ static void extract_end(scan *s)
 
 /* ---- Strings ----------------------------------------------------------------------------------------------------- */
 
-/* Keeps the decoded text of a string, if it is short and ASCII. */
+/* Keeps the decoded text of a string in s->word, if the text is short and ASCII. */
 static void word_add(scan *s, const unsigned char *text, size_t count)
 {
     if (count >= (size_t)(WORD_BYTES - s->word_length)) {
@@ -344,7 +346,7 @@ static attn_status base64_text(scan *s, const unsigned char **text, const unsign
     return ATTN_OK;
 }
 
-/* Takes the code point that an escape stands for. */
+/* Takes the code point that an escape \uXXXX stands for. */
 static attn_status code_point(scan *s, uint32_t code, uint64_t at)
 {
     const unsigned char c = (unsigned char)code;
@@ -409,7 +411,8 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         size_t run = text_plain_run((const char *)p, (const char *)end);
         word_add(s, p, run);
         p += run;
-        while (end - p >= 2 && p[0] == '\\' && p[1] == '"') { /* a string that contains JSON has many escaped quotes */
+        /* a string that contains JSON has many escaped quotes, so they are taken here */
+        while (end - p >= 2 && p[0] == '\\' && p[1] == '"') {
             run = text_plain_run((const char *)p + 2, (const char *)end);
             word_add(s, p + 1, 1 + run);
             p += 2 + run;
@@ -508,13 +511,13 @@ static attn_status push(scan *s, bool object, uint64_t at)
         return attn_fail(&s->error, ATTN_INVALID, "", "byte %llu: nested deeper than %d", (unsigned long long)at,
                          depth);
     s->frames[s->depth++] = (struct frame){ .object = object, .extract = NO_EXTRACT, .dtype = NO_DTYPE };
-    s->name = NAME_OTHER; /* elements of an array have no names */
+    s->name = NAME_OTHER; /* elements of an array have no member's name */
     s->state = object ? FIRST_NAME : FIRST_ELEMENT;
     return ATTN_OK;
 }
 
-/* Ends a container. An array that was before its dtype in the body is converted now, while it is the last value in
- * memory. */
+/* Ends an object or array. An array that was before its dtype in the body is converted now, while it is the last value
+ * in memory. */
 static attn_status pop(scan *s, char c)
 {
     const struct frame frame = s->frames[--s->depth];
@@ -524,7 +527,7 @@ static attn_status pop(scan *s, char c)
         s->mute_depth = 0;
         s->sink = REST;
     }
-    s->name = NAME_OTHER; /* the next element of an array has no name */
+    s->name = NAME_OTHER; /* the next element of an array has no member's name */
     s->state = s->depth ? AFTER : DONE;
     if (frame.object && frame.extract != NO_EXTRACT && frame.extract == s->numbers_extract &&
         frame.extract == s->extract_count - 1 && frame.dtype != NO_DTYPE) {
@@ -548,7 +551,7 @@ static attn_status pop(scan *s, char c)
 
 /* ---- Arrays of numbers ------------------------------------------------------------------------------------------- */
 
-/* The most characters that numbers_read() gets at once, which limits the memory that is reserved ahead. */
+/* The most characters that numbers_read() gets at once. This limits the memory that is reserved before it runs. */
 enum { ARRAY_BLOCK = 1 << 15 };
 
 static attn_status array_begin(scan *s, uint64_t at)
@@ -569,9 +572,10 @@ static attn_status array_begin(scan *s, uint64_t at)
 
 static attn_status consume(scan *s, const unsigned char *text, const unsigned char *end, uint64_t at);
 
-/* Handles an array that contains something other than numbers, which may still be JSON. The state machine is set to the
- * beginning of the bad token, as if it had read the array itself. It reads the part of that token that was taken, and
- * then checks the remainder of the array without storing it. `at`: the first byte that was not taken. */
+/* Handles an array of tensor data that contains something other than numbers, which may still be JSON. The state
+ * machine is set to the beginning of the bad token, as if it had read the array itself. It reads the part of that token
+ * that was taken, and then checks the remainder of the array without storing it. `at`: the first byte that was not
+ * taken. */
 static attn_status array_fault(scan *s, uint64_t at)
 {
     char token[NUMBERS_CHARS];
@@ -580,7 +584,7 @@ static attn_status array_fault(scan *s, uint64_t at)
     const int levels = s->numbers.depth;
     extract_fault(s, SCAN_ARRAY_TEXT, s->numbers.elements, s->numbers_begin + s->numbers.offset, s->numbers.error);
     s->mute_depth = s->depth + 1;
-    at -= length; /* the token may begin in an earlier piece */
+    at -= length; /* the token may have begun in an earlier piece of the body */
     for (int level = 0; level < levels; level++) {
         attn_status status = push(s, false, at);
         if (status != ATTN_OK) return status;
@@ -763,7 +767,7 @@ static attn_status consume(scan *s, const unsigned char *text, const unsigned ch
         default: return unexpected(s, here, expected_in(s), c);
         }
         status = value_begin(s, c, here);
-        if (s->state != ARRAY) p++; /* the array's reader takes the '[' itself */
+        if (s->state != ARRAY) p++; /* the array's own reader (numbers.c) also takes the '[' */
     }
     return status;
 }
@@ -816,9 +820,9 @@ attn_status scan_feed(scan *s, const void *bytes, size_t count, attn_error *err)
         const unsigned char *text = bytes;
         const attn_status status = consume(s, text, text + count, s->offset);
         s->offset += count;
-        assert(status == s->error.status); /* the error is recorded */
+        assert(status == s->error.status); /* the scanner has recorded the error */
         assert(s->depth <= PROTO_MAX_DEPTH && s->used <= s->room.have);
-        assert(status != ATTN_OK || /* invariant 3 of this file */
+        assert(status != ATTN_OK || /* invariant 3 at the top of this file: everything that is stored has a limit */
                (s->values <= s->limits.values && s->rest.used <= s->limits.rest_bytes));
         (void)status;
     }
@@ -830,7 +834,7 @@ attn_status scan_finish(scan *s, attn_error *err)
 {
     const bool digit_read = s->state == ZERO || s->state == DIGITS || s->state == FRACTION ||
                             s->state == EXPONENT_DIGITS;
-    /* the end of the body also ends a number at the top level */
+    /* the end of the body also ends a number that is not inside an object or array */
     if (s->error.status == ATTN_OK && s->depth == 0 && digit_read) {
         bool more;
         number(s, ' ', s->offset, &more);

@@ -32,21 +32,22 @@ enum { SCAN_ALIGNMENT = 64 }; /* alignment of every extracted value in the calle
 /* Why a value could not be decoded. Its scan_extract has `reason` and the details. */
 typedef enum scan_fault {
     SCAN_FINE,
-    SCAN_BASE64_CHARACTER, /* the character at `position` of the text cannot stand there */
-    SCAN_BASE64_ENDS,      /* the text ends after `position` characters, inside a group of four */
-    SCAN_ARRAY_TEXT,       /* byte `at` of the body is not a number of the dtype, or the nesting is uneven */
-    SCAN_ARRAY_ELEMENT,    /* element `position` does not fit the dtype, which came behind the array */
+    SCAN_BASE64_CHARACTER, /* the character at `position` of the base64 text cannot stand there */
+    SCAN_BASE64_ENDS,      /* the base64 text ends after `position` characters, inside a group of four */
+    SCAN_ARRAY_TEXT,    /* byte `at` of the body is not a number of the dtype, or the nesting of the array is uneven */
+    SCAN_ARRAY_ELEMENT, /* element `position` does not fit the dtype, which the body gave behind the array */
 } scan_fault;
 
-/* A value that was extracted from the body. */
+/* A tensor value that was extracted from the body. */
 typedef struct scan_extract {
     scan_kind kind;
-    /* For an array. true: its elements are in `dtype`. false: they are double, because the dtype came behind the
-     * array. */
+    /* For an array: true if its elements are stored in `dtype`, false if they are stored as double, because the body
+     * gave the dtype behind the array. */
     bool typed;
     attn_dtype dtype;
     size_t offset; /* offset of the value in the caller's memory, a multiple of 64 */
-    /* Address in a device's memory, which the host cannot read. NULL: the value is in the caller's memory. */
+    /* Address of the value in a device's memory, which the host cannot read. NULL: the value is in the caller's
+     * memory. */
     void *device;
     size_t bytes;
     int64_t elements; /* number of elements of an array */
@@ -54,20 +55,20 @@ typedef struct scan_extract {
     int64_t shape[ATTN_MAX_RANK];
     scan_fault fault;
     uint64_t position;
-    uint64_t at;        /* offset of the faulty byte in the body */
-    const char *reason; /* static text, the reason of the error */
+    uint64_t at;        /* offset in the body of the byte that is wrong */
+    const char *reason; /* static text that gives the reason of the error */
 } scan_extract;
 
 typedef struct scan scan;
 
-/* Makes a scanner; `limits` and `memory` are copied. NULL when out of memory. */
+/* Makes a scanner. It copies `limits` and `memory`. NULL: out of memory. */
 scan *scan_new(const proto_limits *limits, const proto_memory *memory);
 /* Makes a scanner for JSON without tensor values, which extracts nothing. Its first byte is byte `at` of the body. */
 scan *scan_new_plain(const proto_limits *limits, uint64_t at);
 /* Makes a scanner for JSON as KServe's clients write it. The dtype of `data` is called `datatype`. Inside `data`, NaN,
  * infinities, true and false (for bool) have no quotes. */
 scan *scan_new_kserve(const proto_limits *limits, const proto_memory *memory);
-void scan_free(scan *s); /* does nothing for NULL */
+void scan_free(scan *s); /* does nothing if `s` is NULL */
 
 /* Takes the next piece of the body. After an error every further call returns that error. */
 attn_status scan_feed(scan *s, const void *bytes, size_t count, attn_error *err);
@@ -77,25 +78,25 @@ attn_status scan_finish(scan *s, attn_error *err);
 /* Returns the rest: the body's JSON with an index in place of each extracted value. A NUL follows, which *length does
  * not count. The rest and scan_extracts() are valid from scan_finish() to scan_free(). */
 const char *scan_rest(const scan *s, size_t *length);
-int scan_values(const scan *s); /* number of values in the rest */
-/* Returns the bytes that the rest and the list of extracted values occupy now. May be called at any time. */
+int scan_values(const scan *s); /* number of JSON values in the rest (the body without tensor values) */
+/* Returns the bytes that the rest and the list of extracted values occupy now. This may be called at any time. */
 size_t scan_held_bytes(const scan *s);
 const scan_extract *scan_extracts(const scan *s, int *count);
-/* Returns the address of the caller's memory. *bytes becomes the number of bytes in use. */
+/* Returns the address of the caller's memory for extracted values. *bytes becomes the number of its bytes in use. */
 void *scan_memory(const scan *s, size_t *bytes);
 
-/* The memory of extracted values: where the caller provides it, and how much of it there is. */
+/* The caller's memory for extracted values: how it grows, and how much of it there is. */
 struct scan_room {
     proto_memory memory;
     uint8_t *base;
-    size_t have; /* bytes that grow() has provided */
+    size_t have; /* number of bytes that grow() has provided */
 };
 
 /* Returns the struct that describes the memory of extracted values, which the scanner owns. After scan_finish() more
  * bytes may be put into that memory. */
 struct scan_room *scan_room(scan *s);
 
-/* Makes room for `bytes` behind the first `used` bytes. All of them may move. */
+/* Makes room for `bytes` more bytes behind the first `used` bytes of the memory. The memory may move. */
 attn_status scan_make_room(struct scan_room *room, size_t used, size_t bytes, attn_error *err);
 /* Copies the next bytes of an extracted value that the body contains as `size` plain bytes. It takes as many of the
  * `count` bytes as the value still needs. */

@@ -1,4 +1,4 @@
-/* suggestions.c: see suggestions.h. */
+/* suggestions.c: the tables of hints about words of other programs. See suggestions.h. */
 #include "suggestions.h"
 
 #include <ctype.h>
@@ -12,7 +12,8 @@
 
 /* ---- Words ------------------------------------------------------------------------------------------------------- */
 
-/* Groups of places that share a hint. A hint must not name a member that one of its places does not take. */
+/* Groups of places (operations) that share a hint. A hint must not name a member that one of its places does not
+ * take. */
 #define BOTH   "forward backward"
 #define SCORES BOTH " decode"
 #define OPS    SCORES " append observe"
@@ -97,7 +98,7 @@
     "axis_order dim_order"
 
 const struct suggestion suggestions[] = {
-    /* words of torch.nn.functional.scaled_dot_product_attention and similar functions */
+    /* words that PyTorch's scaled_dot_product_attention and similar functions use */
     { SCORES, "query queries query_states query_layer query_tensor xq", "write 'q'" },
     { SCORES " append", "key keys key_states key_layer key_tensor xk k_new new_k", "write 'k'" },
     { SCORES " append", "value values value_states value_layer value_tensor xv v_new new_v", "write 'v'" },
@@ -152,7 +153,7 @@ const struct suggestion suggestions[] = {
       "probs",
       NO_WEIGHTS },
     { SCORES, "top_k topk", "attention here is exact; 'keep_mask' hides keys" },
-    /* words of flash_attn and similar functions */
+    /* words that flash_attn and similar functions use */
     { SCORES,
       "window_size local_window_size window_left window_right pre_tockens next_tockens window_sizes window_size_left "
       "window_size_right left_window right_window left_window_size right_window_size",
@@ -282,7 +283,7 @@ const struct suggestion suggestions[] = {
     { "forward", "save_for_backward save_context retain_graph", "write 'save'" },
     { "backward", "ctx context_id handle saved", "write 'context', which a forward with save returns" },
     { "forward", "check validate verify_rows", "write 'verify'" },
-    /* words for facts that the shapes of the tensors tell */
+    /* words for facts that the server reads from the shapes of the tensors */
     { SCORES,
       "batch batch_size heads num_heads n_heads nheads head_dim head_size head_num seq_len seq_len_q seqlen "
       "seqlen_q num_attention_heads n_head num_query_heads num_q_heads num_qo_heads q_heads heads_q dim_head d_head "
@@ -312,7 +313,7 @@ const struct suggestion suggestions[] = {
       "leave it out; 'encoding' says how numbers are written, the header Accept asks for safetensors" },
     { OPS, "precision compute_dtype acc_dtype acc_type accumulate_dtype q_data_type kv_data_type fp32_accumulate",
       "leave it out, the dtypes decide" },
-    /* words of other servers */
+    /* words that other servers use */
     { OPS, "id name request_id trace_id correlation_id idempotency_key metadata comment tags",
       "leave it out, a name for a request is the header X-Request-Id" },
     { OPS " " SUGGESTION_CACHE, "token api_key auth authorization bearer access_token password",
@@ -328,7 +329,7 @@ const struct suggestion suggestions[] = {
     { "decode", "instances problems batches items examples", "several are rows of 'q', each with one of 'caches'" },
     { OPS " " SUGGESTION_CACHE, "model messages prompt text input_ids token_ids tokens max_tokens max_new_tokens",
       "this server computes attention of tensors, it has no models" },
-    /* words for members of a cache */
+    /* words that clients may write for members of a cache */
     { SUGGESTION_CACHE, "id name cache_id sequence_id session_id session request_id",
       "leave it out, the answer has the id" },
     { SUGGESTION_CACHE,
@@ -399,7 +400,7 @@ const struct suggestion suggestions[] = {
     { SUGGESTION_DTYPE, "float single floattensor float32array f4 tf32 f kfloat dt_float type_fp32 cuda_r_32f",
       "float32" },
     { SUGGESTION_DTYPE, "bf bfloat bfloat16tensor v2 kbfloat16 dt_bfloat16 type_bf16 cuda_r_16bf",
-      "bfloat16" }, /* NumPy calls the bfloat16 of ml_dtypes V2 */
+      "bfloat16" }, /* the dtype bfloat16 of the package ml_dtypes is V2 in NumPy's notation */
     { SUGGESTION_DTYPE, "fp8 float8 float8_e4m3 e4m3 e4m3fn fp8_e4m3fn f8e4m3 f8e4m3fn fp8e4nv", "float8_e4m3fn" },
     { SUGGESTION_DTYPE, "double float64array f8 f64 fp64 d kdouble", "float64" },
     { SUGGESTION_DTYPE, "int int32array i4", "int32" },
@@ -529,7 +530,7 @@ const struct suggestion suggestion_topics[] = {
     { NULL, NULL, NULL },
 };
 
-/* Finds the next part of a name: mask and dtype are the parts of mask_dtype and of maskDtype. */
+/* Finds the next part of a name. The parts of mask_dtype, and of maskDtype, are mask and dtype. */
 static const char *next_part(const char *at, size_t *length)
 {
     while (*at && !isalnum((unsigned char)*at)) at++;
@@ -585,7 +586,7 @@ bool suggestion_big_endian(const char *dtype)
 #define WHITE_SPACE "white space; write it without (forms and URLs turn '+' into a space)"
 
 static const struct {
-    const char *begins; /* the whole text before it; NULL: any text */
+    const char *begins; /* the text before the bad character is exactly this; NULL: any text */
     char found;
     const char *suggestion;
 } texts[] = {
@@ -625,9 +626,12 @@ const char suggestion_hex[] = "this is hexadecimal, base64 is wanted: " BASE64_C
 
 bool suggestion_is_hex(const uint8_t *bytes, size_t count)
 {
-    enum { BLOCK = 48, LEAST = 6, MOST = 64 * BLOCK }; /* shorter text may be hexadecimal by chance */
-    bool digit = false; /* base64 of zeros has only 'A', so a decimal digit is also required */
-    if (count < LEAST || count % 3 != 0) return false; /* hexadecimal text has no padding */
+    /* LEAST: shorter text may look like hexadecimal digits by chance */
+    enum { BLOCK = 48, LEAST = 6, MOST = 64 * BLOCK };
+    /* zeros in base64 are the character 'A' only, so text of hexadecimal digits must have a decimal digit */
+    bool digit = false;
+    /* text of hexadecimal digits has no padding, and thus gives whole groups of 3 bytes */
+    if (count < LEAST || count % 3 != 0) return false;
     for (size_t at = 0; at < count && at < MOST; at += BLOCK) {
         char text[BASE64_ENCODED(BLOCK)];
         const size_t part = count - at < BLOCK ? count - at : BLOCK;
@@ -682,7 +686,7 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
 #define QUOTES     " (strings stand in double quotes, as json.dumps() writes them)"
 #define COMMA      " (a comma too many?)"
 #define NOT_FINITE "JSON has no NaN or Infinity; inside `data` write them as strings"
-/* Letters with which none of null, true, false, NaN, Infinity, None, True, False begins. */
+/* The letters that begin none of the words null, true, false, NaN, Infinity, None, True, False. */
 #define FORM "abcdeghijklmopqrsuvwxyzABCDEGHJKLMOQRSUVWXYZ"
 
 #define FIRST     SUGGESTION_OTHER, 1
@@ -692,9 +696,9 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
 #define ANYWHERE  SUGGESTION_OTHER, 0
 
 static const struct {
-    suggestion_place place; /* SUGGESTION_OTHER: any place */
-    int before;             /* largest distance from the start of the body; 0: anywhere */
-    const char *found;      /* the character found is one of these; empty: a NUL */
+    suggestion_place place; /* where in the JSON the character was found; SUGGESTION_OTHER: any place */
+    int before;             /* largest distance of the character from the start of the body; 0: it may be anywhere */
+    const char *found;      /* the hint is for these characters; empty: for a NUL */
     const char *suggestion;
 } characters[] = {
     { FIRST, "\xef", " (a byte order mark? Send UTF-8 without one)" },
@@ -723,7 +727,7 @@ static const struct {
     { A_NAME, "'", QUOTES },
     { A_NAME, "},", COMMA },
     { SUGGESTION_END, 0, "{", " (several problems go into one {\"requests\": [...]})" },
-    { ANYWHERE, "I", " (" NOT_FINITE ")" }, /* begins Infinity, also behind a minus sign */
+    { ANYWHERE, "I", " (" NOT_FINITE ")" }, /* an 'I' begins Infinity, and may follow a minus sign */
     { ANYWHERE, "/#", " (JSON has no comments, and no fractions such as 1/8)" },
 };
 

@@ -8,10 +8,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The places where a word may stand. For a member of a problem the place is the operation's name, as in
+/* The places where an unknown word may stand. For a member of a problem the place is the operation's name, as in
  * proto_operations[], because each operation takes other members. */
 #define SUGGESTION_CACHE  "cache"  /* a member of the body that creates a cache */
-#define SUGGESTION_LENGTH "length" /* a member of the body of a fork or a truncation */
+#define SUGGESTION_LENGTH "length" /* a member of the body that forks or truncates a cache */
 #define SUGGESTION_TENSOR "tensor" /* a member of a tensor */
 #define SUGGESTION_INPUT  "input"  /* a member of one of KServe's inputs */
 #define SUGGESTION_KSERVE "kserve" /* a member of KServe's request */
@@ -26,12 +26,12 @@ struct suggestion {
 };
 extern const struct suggestion suggestions[]; /* the last row has places == NULL */
 
-/* Returns the hint for an unknown word at that place, such as "write 'causal'"; NULL: the tables have none. Case and
+/* Returns the hint for an unknown word at this place, such as "write 'causal'"; NULL: the tables have none. Case and
  * underscores do not count: isCausal is is_causal. */
 const char *suggestion_of(const char *place, const char *word);
 
-/* Returns, for a word without a hint of its own, the members about a topic in it, such as mask or window. Places are as
- * above. NULL: no topic is known. */
+/* Returns the members of a problem about a topic, such as mask or window, that a part of the unknown word names. It is
+ * for words that have no hint of their own. Places are as above. NULL: no topic is known. */
 extern const struct suggestion suggestion_topics[];
 const char *suggestion_topic(const char *place, const char *word);
 
@@ -39,17 +39,17 @@ const char *suggestion_topic(const char *place, const char *word);
  * float64. */
 enum { SUGGESTION_DTYPE_BYTES = 32 };
 const char *suggestion_dtype(const char *word, char name[SUGGESTION_DTYPE_BYTES]);
-/* Does the dtype name big-endian numbers, as ">f4" does? */
+/* Returns whether the dtype's name says that numbers are big-endian, as ">f4" does. */
 bool suggestion_big_endian(const char *dtype);
 
 /* Returns a hint for text that is not base64: what the text seems to be, and what to do; NULL: unknown. `head` is the
  * start of the text, up to a few characters of valid base64. `position` is that of the bad character `found`. */
 const char *suggestion_text(const char *head, uint64_t position, char found);
 
-/* Were the bytes decoded from text of hexadecimal digits only, which real base64 is very unlikely to be? A "0x" may
- * stand in front. The function reads only the first of many bytes. */
+/* Returns whether the bytes were decoded from text that has only hexadecimal digits, which real base64 is very unlikely
+ * to be. The text may begin with "0x". The function reads only the first of many bytes. */
 bool suggestion_is_hex(const uint8_t *bytes, size_t count);
-/* Are these bytes themselves base64 text? */
+/* Returns whether these bytes are themselves base64 text. */
 bool suggestion_is_base64(const uint8_t *bytes, size_t count);
 extern const char suggestion_hex[]; /* the hint for hexadecimal text */
 /* The hint about a typed array that JSON.stringify() has turned into an object. */
@@ -58,8 +58,8 @@ extern const char suggestion_typed_array[];
 /* Returns a hint for bytes that are a file around the tensor: which file, and what to do; NULL: unknown. */
 const char *suggestion_bytes(const uint8_t *bytes, size_t count);
 
-/* Returns a hint about a character that cannot stand at byte `at` of a body, where `place` was expected. It is text in
- * brackets to append to the message; "": unknown. */
+/* Returns a hint about a character that cannot stand at byte `at` of a body, where `place` was expected. The hint is
+ * text in brackets to append to the message; "": there is none. */
 typedef enum suggestion_place { SUGGESTION_OTHER, SUGGESTION_VALUE, SUGGESTION_NAME, SUGGESTION_END } suggestion_place;
 const char *suggestion_character(uint64_t at, suggestion_place place, unsigned char found);
 

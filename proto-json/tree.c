@@ -1,4 +1,4 @@
-/* tree.c: see tree.h. */
+/* tree.c: makes and reads cJSON trees of what clients sent. See tree.h. */
 #include "tree.h"
 
 #include <assert.h>
@@ -13,18 +13,19 @@
 
 /* ---- Memory of cJSON's trees ------------------------------------------------------------------------------------- */
 
-/* cJSON allocates each node and each name separately: 57 allocations for a body of three tensors. Here nodes and names
- * are cut from blocks, which are freed together. */
+/* cJSON would allocate each node and each name separately: 57 allocations for a body of three tensors. This file cuts
+ * nodes and names from blocks of memory, which are freed together. */
 enum { TREE_BYTES = 8192, TREE_ALIGNMENT = 16 };
 
-/* A block of memory of a tree_memory. */
+/* A block of memory in the list of a tree_memory. */
 struct tree_block {
     struct tree_block *before;
     size_t size;
     _Alignas(TREE_ALIGNMENT) char bytes[];
 };
 
-static _Thread_local struct tree_memory *entered; /* the entered memory of this thread; NULL: none */
+/* the memory that this thread has entered with tree_enter(); NULL: none */
+static _Thread_local struct tree_memory *entered;
 
 static size_t aligned(size_t bytes)
 {
@@ -82,10 +83,10 @@ void tree_forget(struct tree_memory *memory)
 
 /* ---- Skeletons --------------------------------------------------------------------------------------------------- */
 
-/* The rest is JSON without white space, which a scanner has checked, and its strings begin with a type letter. So
- * cJSON's own parser, which takes ten or more instructions for a character, is not used. Each take_ function moves *at
- * behind the text that it reads. It returns NULL if there is no memory; the tree_memory then frees what was made
- * before. */
+/* These functions parse the rest (a body's JSON without tensor values). It has no white space, a scanner has checked
+ * it, and its strings begin with a type letter. So cJSON's own parser, which takes ten or more instructions for a
+ * character, is not used. Each take_ function moves *at behind the text that it reads. It returns NULL if there is no
+ * memory; the tree_memory then frees what was made before. */
 
 static cJSON *new_value(int type)
 {
@@ -115,7 +116,7 @@ static const char *closing_quote(const char *inside)
     }
 }
 
-/* Returns the number XXXX of \uXXXX. */
+/* Returns the number that the four hexadecimal digits of \uXXXX give. */
 static uint32_t code_at(const char *digits)
 {
     uint32_t code = 0;
@@ -132,7 +133,7 @@ static char *put_utf8(char *to, uint32_t code)
     return to + bytes;
 }
 
-/* Writes the character of the escape at `from` to *to. Returns the text behind it. */
+/* Writes the character of the escape at `from` to *to. Returns the text behind the escape. */
 static const char *take_escape(const char *from, char **to)
 {
     static const char shorts[] = "bfnrt", meanings[] = "\b\f\n\r\t";
@@ -143,7 +144,7 @@ static const char *take_escape(const char *from, char **to)
     }
     uint32_t code = code_at(from + 2);
     from += 6;
-    if (code >= 0xd800 && code <= 0xdbff) { /* the first half of a surrogate pair */
+    if (code >= 0xd800 && code <= 0xdbff) { /* the code is the first half of a surrogate pair */
         code = 0x10000 + ((code - 0xd800) << 10) + (code_at(from + 2) - 0xdc00);
         from += 6;
     }
@@ -151,7 +152,8 @@ static const char *take_escape(const char *from, char **to)
     return from;
 }
 
-/* Reads a string in place. It never becomes longer, because an escape is longer than its character. */
+/* Reads a string and decodes its escapes in place. It never becomes longer, because an escape is longer than its
+ * character. */
 static char *take_string(const char **at)
 {
     const char *from = *at + 1, *const end = closing_quote(from);
@@ -178,7 +180,7 @@ static cJSON *take_tagged(const char **at)
 {
     cJSON *const value = new_value((*at)[1] == SCAN_NUMBER ? cJSON_Raw : cJSON_String);
     if (value == NULL) return NULL;
-    ++*at; /* take_string() skips a quote, and the type letter is in its place */
+    ++*at; /* take_string() begins by skipping a quote; here the type letter stands in its place */
     value->valuestring = take_string(at);
     return value->valuestring ? value : NULL;
 }
@@ -212,7 +214,7 @@ static cJSON *take_member(cJSON *in, const char **at)
     if (in && cJSON_IsObject(in)) {
         name = take_string(at);
         if (name == NULL) return NULL;
-        ++*at; /* skips the colon */
+        ++*at; /* skips the colon behind a member's name */
     }
     cJSON *const value = take_value(at);
     if (value == NULL) return NULL;
@@ -224,7 +226,7 @@ static cJSON *take_member(cJSON *in, const char **at)
 cJSON *tree_parse(const char *rest, size_t bytes)
 {
     assert(entered);
-    cJSON *open[PROTO_MAX_DEPTH], *root = NULL; /* open containers, the innermost last */
+    cJSON *open[PROTO_MAX_DEPTH], *root = NULL; /* the objects and arrays that are not closed yet, the innermost last */
     int depth = 0;
     const char *at = rest;
     do {
@@ -232,12 +234,12 @@ cJSON *tree_parse(const char *rest, size_t bytes)
         if (value == NULL) return NULL;
         if (root == NULL) root = value;
         if (is_container(value) && *at != '}' && *at != ']') {
-            assert(depth < PROTO_MAX_DEPTH); /* the scanner's limit on depth */
+            assert(depth < PROTO_MAX_DEPTH); /* the scanner's limit on depth ensures this */
             open[depth++] = value;
             continue;
         }
         if (is_container(value)) at++;
-        for (; depth && *at != ','; depth--) at++; /* skips closing brackets */
+        for (; depth && *at != ','; depth--) at++; /* skips closing brackets, each of which ends an object or array */
         if (depth) at++;
     } while (depth);
     assert(at == rest + bytes);
@@ -252,8 +254,8 @@ static bool is_space(char c)
     return c == ' ' || c == '\t' || c == '\n' || c == '\r';
 }
 
-/* Appends a quoted word of plain characters to a list. Returns the text behind it. NULL: the text is not such a word,
- * or the word is too long. */
+/* Appends a quoted word of plain characters to a list. Returns the text behind the word. NULL: the text is not such a
+ * word, or the word is too long. */
 static const char *take_word(const char *text, const char *end, cJSON *list)
 {
     if (*text++ != '"') return NULL;
@@ -269,14 +271,14 @@ static const char *take_word(const char *text, const char *end, cJSON *list)
     return text + length + 1;
 }
 
-/* Reads a list of words without the scanner, such as the ids of 1 to 1024 caches in a KServe request. 32 ids take 0.4
- * us instead of 1.6, and 1024 take 11 us instead of 78 (one core of an AMD EPYC, 2026-11-27). NULL: the text is not
- * such a list, or has an error, which the scanner then reports. */
+/* Reads a list of words without the scanner, such as the ids of 1 to 1024 caches in a KServe request. With the scanner,
+ * 32 ids take 1.6 us and 1024 take 78 us; here they take 0.4 and 11 us (one core of an AMD EPYC, 2026-11-27). NULL: the
+ * text is not such a list, or has an error, which the scanner then reports. */
 static cJSON *list_of_words(const char *text, size_t bytes, int most, int *values)
 {
     const char *const end = text + bytes;
     cJSON *const list = *text == '[' ? cJSON_CreateArray() : NULL;
-    int count = 1; /* starts at 1 for the list itself */
+    int count = 1; /* the list itself is the first value */
     const char *at = list ? text + 1 : NULL;
     while (at) {
         while (is_space(*at)) at++;
@@ -299,7 +301,8 @@ static cJSON *list_of_words(const char *text, size_t bytes, int most, int *value
 attn_status tree_of_text(const char *text, const proto_limits *limits, int *values, cJSON **value)
 {
     const size_t length = strlen(text);
-    const size_t most = length + length / 3; /* size of the rest, where `"",` becomes `"s",` */
+    /* upper bound on the bytes of the rest (the list without white space), where `"",` becomes `"s",` */
+    const size_t most = length + length / 3;
     if (most < limits->rest_bytes && (*value = list_of_words(text, length, limits->values - *values, values)))
         return ATTN_OK;
     proto_limits left = *limits;
@@ -395,7 +398,7 @@ attn_status tree_unknown(const char *place, const char *outer, const struct text
     tree_member member;
     char suggestion[TREE_SUGGESTION_BYTES];
     const int length = (int)text_cut(best->unknown, TREE_NAME_BYTES);
-    const bool near = best->name && best->distance < 2; /* names that differ more may be similar by chance */
+    const bool near = best->name && best->distance < 2; /* names that differ by more may be similar by chance */
     const char *const topic = near || suggestion_of(place, best->unknown) ? NULL
                                                                           : suggestion_topic(place, best->unknown);
     if (topic)

@@ -1,6 +1,7 @@
 /* tree.h: cJSON trees of what clients sent: their memory, their values, and the messages about a value or a name that
- * cannot stand there. A tree is made from a rest (scan.h). In a tree, cJSON_String is a client's string, cJSON_Raw is a
- * client's number as it was written, and cJSON_Number is the index of an extracted value. */
+ * cannot stand there. A tree is made from a rest, which is a body's JSON without tensor values (scan.h). In a tree,
+ * cJSON_String is a client's string, cJSON_Raw is a client's number as it was written, and cJSON_Number is the index of
+ * an extracted value. */
 #ifndef TREE_H
 #define TREE_H
 
@@ -17,33 +18,34 @@
 struct tree_block;
 struct tree_memory {
     struct tree_block *last;
-    size_t used; /* number of bytes of the last block in use */
+    size_t used; /* number of bytes of the last block that are in use */
 };
 void tree_enter(struct tree_memory *memory);
 void tree_leave(void);
 /* frees all trees that were made in `memory`, which is empty afterwards */
 void tree_forget(struct tree_memory *memory);
 
-/* Parses a rest of `bytes` characters into a tree. A memory must be entered. NULL: out of memory; there is no other
- * error. */
+/* Parses a rest (a body's JSON without tensor values, scan.h) of `bytes` characters into a tree. The thread must have
+ * entered a tree_memory. NULL: out of memory; there is no other error. */
 cJSON *tree_parse(const char *rest, size_t bytes);
 /* Parses the JSON that a client's string contains into a tree. *value stays NULL if the string is not JSON. *values
- * counts the values read so far, against limits->values. TOO_LARGE: that limit or another one is exceeded. A memory
- * must be entered. */
+ * counts the values read so far, up to limits->values. TOO_LARGE: this limit or another one is exceeded. The thread
+ * must have entered a tree_memory. */
 attn_status tree_of_text(const char *text, const proto_limits *limits, int *values, cJSON **value);
 
 /* ---- Values ------------------------------------------------------------------------------------------------------ */
 
-#define TREE_INTEGER_MAX (INT64_C(1) << 53) /* above this, other programs do not read JSON numbers exactly */
+/* the largest integer that programs which read JSON numbers as doubles still read exactly */
+#define TREE_INTEGER_MAX (INT64_C(1) << 53)
 
-const char *tree_string(const cJSON *value); /* the client's string; NULL: the value is not a string */
-/* The client's number as it was written; NULL: the value is not a number. */
+const char *tree_string(const cJSON *value); /* Returns the client's string; NULL: the value is not a string */
+/* Returns the client's number as it was written; NULL: the value is not a number. */
 const char *tree_number(const cJSON *value);
-/* Is the value an integer literal within the limits? Such a literal has no fraction (1.0 is refused too), no exponent,
- * and is not -0. */
+/* Returns whether the value is an integer literal within the limits. Such a literal has no fraction (1.0 is refused
+ * too), no exponent, and is not -0. */
 bool tree_integer(const cJSON *value, int64_t minimum, int64_t maximum, int64_t *integer);
 
-/* Writes the value for a message; a short value is written whole. Returns `quote`. */
+/* Writes the value into `quote` for a message; a short value is written whole. Returns `quote`. */
 enum { TREE_QUOTE_BYTES = 48 };
 const char *tree_describe(const cJSON *value, char quote[TREE_QUOTE_BYTES]);
 
@@ -54,18 +56,18 @@ const char *tree_describe(const cJSON *value, char quote[TREE_QUOTE_BYTES]);
 enum { TREE_SUGGESTION_BYTES = 160 };
 const char *tree_suggestion(const char *place, const struct text_nearest *best, char suggestion[TREE_SUGGESTION_BYTES]);
 
-/* Writes a pointer (RFC 6901) of one or two steps into a problem. ~ and / in names are escaped, and the pointer is cut
- * between characters. Returns `out`. */
+/* Writes a JSON pointer (RFC 6901) of one or two steps into a problem. ~ and / in names are escaped, and the pointer is
+ * cut between characters. Returns `out`. */
 typedef char tree_member[sizeof((attn_error *)0)->member];
 const char *tree_pointer(tree_member out, const char *outer, const char *name);
 
-enum { TREE_NAME_BYTES = 48 }; /* the most bytes of a client's name in a message */
+enum { TREE_NAME_BYTES = 48 }; /* the most bytes of a name from a client that a message repeats */
 
-/* Makes the error for a name that `outer` (NULL: the body) does not have. `place` is as in suggestions.h. `listed`
- * names the members of `outer`, or says where they are listed. */
+/* Makes the error for a name that `outer` (NULL: the body) does not have as a member. `place` is a place as in
+ * suggestions.h. `listed` names the members of `outer`, or says where they are listed. */
 attn_status tree_unknown(const char *place, const char *outer, const struct text_nearest *best, const char *listed,
                          attn_error *err);
-/* Did this name occur in the object before? tree_twice() makes the error for a name that did. */
+/* Returns whether this member's name occurred in the object before. tree_twice() makes the error for such a name. */
 bool tree_repeated(const cJSON *object, const cJSON *member);
 attn_status tree_twice(const char *outer, const char *name, attn_error *err);
 

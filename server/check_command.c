@@ -1,8 +1,8 @@
 /* check_command.c: see check_command.h.
  *
- * The file is what a client would POST to /v1/attention/check as application/x-safetensors. Members that are no tensors
- * stand in its metadata as strings of JSON. Those of --members are written into the metadata first, so that one parser
- * reads everything. */
+ * The file that the command reads is what a client would POST to /v1/attention/check as application/x-safetensors.
+ * Members that are no tensors stand in its metadata as strings of JSON. The members of --members are written into the
+ * metadata first, so that one parser reads everything. */
 #include "server/check_command.h"
 
 #include <cjson/cJSON.h>
@@ -22,13 +22,13 @@
 
 enum { EXIT_WRONG = 1, EXIT_USAGE_ERROR = 64, EXIT_NOT_UNDERSTOOD = 65 };
 enum {
-    LENGTH_BYTES = 8,   /* bytes of the number that gives a header's length */
-    CHECK_SECONDS = 60, /* the judge may take this many seconds for a check */
-    LINES_WORST = 3,    /* elements that are printed */
-    LINES_REASONS = 3,  /* explanations that are printed */
+    LENGTH_BYTES = 8,   /* size in bytes of the number that begins a file: its header's length */
+    CHECK_SECONDS = 60, /* number of seconds that the judge may take for a check */
+    LINES_WORST = 3,    /* the number of worst elements that are printed */
+    LINES_REASONS = 3,  /* the number of explanations that are printed */
     LINES_WHERE = 3,
 };
-#define MEMBERS_BYTES ((size_t)1 << 20) /* largest size of the file that --members names */
+#define MEMBERS_BYTES ((size_t)1 << 20) /* largest size in bytes of the file that --members names */
 #define FILE_BYTES    ((size_t)1 << 40)
 #define METADATA      "__metadata__"
 
@@ -79,7 +79,7 @@ static bool read_arguments(int argc, char **argv, struct arguments *a)
     return false;
 }
 
-/* Reads a whole file into memory from malloc(). NULL: it could not be read, and that was said. */
+/* Reads a whole file into memory from malloc(). NULL: the file could not be read, and a message says so. */
 static char *read_file(const char *name, size_t most, size_t *bytes)
 {
     FILE *const file = fopen(name, "rb");
@@ -112,7 +112,7 @@ static char *read_file(const char *name, size_t most, size_t *bytes)
 
 /* ---- Members ----------------------------------------------------------------------------------------------------- */
 
-/* A member as metadata hold it: a string of JSON. */
+/* Adds a member to the metadata, as a string of JSON. */
 static bool put_member(cJSON *metadata, const cJSON *member)
 {
     enum { EXACT_BITS = 53 };
@@ -130,7 +130,8 @@ static bool put_member(cJSON *metadata, const cJSON *member)
     return added;
 }
 
-/* The file with members in its metadata: a new header, whose data begin at `data` of the file. NULL: refused. */
+/* Makes the file with added members in its metadata: a new header, then the data that begin at `data` of the old file.
+ * NULL: the members were refused, with a message. */
 static char *merge_members(const char *name, const char *file, size_t bytes, size_t *header_bytes, size_t *data)
 {
     size_t count;
@@ -157,7 +158,7 @@ static char *merge_members(const char *name, const char *file, size_t bytes, siz
 
 /* ---- The problem ------------------------------------------------------------------------------------------------- */
 
-/* Memory of the tensors. */
+/* The memory into which the parser writes the tensors. */
 struct memory {
     void *memory;
     size_t bytes;

@@ -1,4 +1,5 @@
-/* check_command.h: `attnd check FILE.safetensors`: what is wrong with a kernel's results, without a server. */
+/* check_command.h: the command `attnd check FILE.safetensors` says, without a server, what is wrong with a kernel's
+ * results. */
 #ifndef CHECK_COMMAND_H
 #define CHECK_COMMAND_H
 

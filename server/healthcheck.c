@@ -41,17 +41,18 @@ static const char usage[] =
     "unix:/run/attnd.sock) or nothing: the first address of ATTND_LISTEN, else 127.0.0.1:8080.\n"
     "The path is /readyz unless given; /livez asks whether the process works at all.\n";
 
-/* The address and path to request. */
+/* The address and the path of the request that the health check sends. */
 struct target {
     bool tls, is_unix;
-    char host[256]; /* a host name, or a socket's path */
+    char host[256]; /* the name of a host, or the path of a unix socket */
     char port[8];
     char path[512];
 };
 
 /* ---- The target -------------------------------------------------------------------------------------------------- */
 
-/* Returns the loopback address for a wildcard address, which can be listened on but not connected to. */
+/* Returns the loopback address for a wildcard address (0.0.0.0, [::]), on which a server can listen but to which no
+ * client can connect. */
 static const char *askable(const char *host)
 {
     if (strcmp(host, "0.0.0.0") == 0) return "127.0.0.1";
@@ -59,7 +60,8 @@ static const char *askable(const char *host)
     return host;
 }
 
-/* Parses http://HOST[:PORT][/PATH], https://..., HOST:PORT[/PATH] or unix:PATH. False: it is none of these. */
+/* Parses http://HOST[:PORT][/PATH], https://..., HOST:PORT[/PATH] or unix:PATH. False: the text has none of these
+ * forms. */
 static bool parse_target(const char *text, struct target *t)
 {
     memset(t, 0, sizeof *t);
@@ -77,11 +79,12 @@ static bool parse_target(const char *text, struct target *t)
     const size_t length = strcspn(text, "/?#");
     if (text[length] == '/' && text[length + 1] != '\0') {
         if ((size_t)snprintf(t->path, sizeof t->path, "%s", text + length) >= sizeof t->path) return false;
-        for (const char *c = t->path; *c; c++) /* white space and control characters may not stand in a request line */
+        /* refuses white space and control characters, which may not stand in a request line */
+        for (const char *c = t->path; *c; c++)
             if ((unsigned char)*c <= 0x20 || *c == 0x7f) return false;
     } else if (text[length] != '\0' && text[length] != '/') return false;
 
-    /* HOST, HOST:PORT, [IPV6], [IPV6]:PORT */
+    /* room for the part HOST, HOST:PORT, [IPV6] or [IPV6]:PORT of a URL */
     char authority[300];
     if (length == 0 || length >= sizeof authority) return false;
     memcpy(authority, text, length);
@@ -93,7 +96,7 @@ static bool parse_target(const char *text, struct target *t)
         if (end[1] == ':') port = end + 2;
         *end = '\0';
     } else if ((port = strrchr(host, ':')) != NULL) *port++ = '\0';
-    /* a word without scheme and port is more likely a mistake than the name of a host */
+    /* refuses a word without scheme and port, which is more likely a mistake than the name of a host */
     if (port == NULL && !scheme) return false;
     if (port == NULL) port = t->tls ? "443" : "80";
     uint64_t number;
@@ -121,7 +124,7 @@ static int64_t now_ms(void)
     return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
-/* Waits for the socket. Returns false at the deadline, with errno set. */
+/* Waits until the socket is ready for `events`. Returns false at the deadline or after an error, with errno set. */
 static bool await(int fd, short events, int64_t deadline_ms)
 {
     for (;;) {
@@ -134,7 +137,7 @@ static bool await(int fd, short events, int64_t deadline_ms)
     }
 }
 
-/* Returns a connected socket, or -1 with errno. */
+/* Returns a socket connected to the address, or -1 with errno set. */
 static int connect_to(int family, const struct sockaddr *address, socklen_t length, int64_t deadline_ms)
 {
     const int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
@@ -153,7 +156,7 @@ static int connect_to(int family, const struct sockaddr *address, socklen_t leng
     return -1;
 }
 
-/* Tries all addresses of the name. Returns a socket, or -1 with the reason in *why. */
+/* Tries all addresses of the target's name. Returns a connected socket, or -1 with the reason in *why. */
 static int open_target(const struct target *t, int64_t deadline_ms, const char **why)
 {
     int fd = -1;
@@ -178,7 +181,7 @@ static int open_target(const struct target *t, int64_t deadline_ms, const char *
     return fd;
 }
 
-/* Sends all bytes, or returns false with errno. */
+/* Sends all `count` bytes. Returns false with errno set if that fails. */
 static bool send_all(int fd, const void *bytes, size_t count, int64_t deadline_ms)
 {
     for (size_t sent = 0; sent < count;) {
@@ -189,7 +192,8 @@ static bool send_all(int fd, const void *bytes, size_t count, int64_t deadline_m
     return true;
 }
 
-/* Reads until `enough` bytes, a line feed or the end. Returns how many bytes; -1 with errno. */
+/* Reads until there are `enough` bytes, a line feed, or the end of the data. Returns the number of bytes, or -1 with
+ * errno set. */
 static ssize_t read_line(int fd, char *buffer, size_t enough, int64_t deadline_ms)
 {
     size_t used = 0;
@@ -204,7 +208,7 @@ static ssize_t read_line(int fd, char *buffer, size_t enough, int64_t deadline_m
 
 /* ---- The two requests -------------------------------------------------------------------------------------------- */
 
-/* Returns the HTTP status of GET path, or -1 with the reason in *why. */
+/* Sends GET for the target's path and returns the HTTP status of the answer, or -1 with the reason in *why. */
 static int ask_http(int fd, const struct target *t, int64_t deadline_ms, const char **why)
 {
     char request[1024], line[256];
@@ -231,34 +235,34 @@ static int ask_http(int fd, const struct target *t, int64_t deadline_ms, const c
     return status;
 }
 
-/* Sends a TLS 1.2 ClientHello (RFC 5246 section 7.4.1.2) with suites for the usual keys of servers: RSA, or
- * a curve. The server must find one it supports. Otherwise libmicrohttpd closes the connection without the
- * alert that TLS demands. */
+/* Sends a TLS 1.2 ClientHello (RFC 5246 section 7.4.1.2) with cipher suites for the usual keys of servers: RSA, or an
+ * elliptic curve. The server must find a suite that it supports. Otherwise libmicrohttpd closes the connection without
+ * the alert that TLS demands. */
 static bool ask_tls(int fd, int64_t deadline_ms, const char **why)
 {
     static const unsigned char hello[94] = {
-        0x16,     3,    1, 0,    89,     /* record: handshake, 89 bytes */
-        1,        0,    0, 85,   3,  3,  /* ClientHello, 85 bytes, TLS 1.2; then 32 random bytes, here zeros */
-        [43] = 0,                        /* no session */
-        [44] = 0, 8,                     /* cipher suites, 8 bytes */
-        0xc0,     0x2b,                  /* TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256 */
-        0xc0,     0x2f,                  /* TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 */
-        0,        0x9c, 0, 0x2f,         /* TLS_RSA_WITH_AES_128_GCM_SHA256, TLS_RSA_WITH_AES_128_CBC_SHA */
-        1,        0,                     /* no compression */
-        0,        36,                    /* extensions, 36 bytes */
-        0,        10,   0, 8,    0,  6,  /* supported_groups */
-        0,        29,   0, 23,   0,  24, /* x25519, secp256r1, secp384r1 */
-        0,        13,   0, 20,   0,  18, /* signature_algorithms */
-        4,        3,    5, 3,    8,  7,  /* ECDSA with SHA-256 and SHA-384, Ed25519 */
-        8,        4,    8, 5,    8,  6,  /* RSA-PSS with SHA-256, SHA-384, SHA-512 */
-        4,        1,    5, 1,    6,  1,  /* RSA with the same */
+        0x16, 3, 1, 0, 89, /* header of the TLS record: a handshake of 89 bytes */
+        /* ClientHello of 85 bytes, TLS 1.2; 32 random bytes follow, which are zeros here */
+        1, 0, 0, 85, 3, 3, [43] = 0, /* no session */
+        [44] = 0, 8,                 /* cipher suites, 8 bytes in all */
+        0xc0, 0x2b,                  /* TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256 */
+        0xc0, 0x2f,                  /* TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 */
+        0, 0x9c, 0, 0x2f,            /* TLS_RSA_WITH_AES_128_GCM_SHA256, TLS_RSA_WITH_AES_128_CBC_SHA */
+        1, 0,                        /* no compression */
+        0, 36,                       /* extensions, 36 bytes in all */
+        0, 10, 0, 8, 0, 6,           /* supported_groups */
+        0, 29, 0, 23, 0, 24,         /* groups x25519, secp256r1, secp384r1 */
+        0, 13, 0, 20, 0, 18,         /* signature_algorithms */
+        4, 3, 5, 3, 8, 7,            /* signatures ECDSA with SHA-256 and SHA-384, Ed25519 */
+        8, 4, 8, 5, 8, 6,            /* signatures RSA-PSS with SHA-256, SHA-384, SHA-512 */
+        4, 1, 5, 1, 6, 1,            /* RSA (PKCS #1 v1.5) with SHA-256, SHA-384, SHA-512 */
     };
     unsigned char record[5] = { 0 };
     if (!send_all(fd, hello, sizeof hello, deadline_ms)) {
         *why = strerror(errno);
         return false;
     }
-    /* does not use read_line(), because a record may contain a line feed */
+    /* read_line() would stop at a line feed, which a TLS record may contain */
     for (size_t used = 0; used < sizeof record;) {
         const ssize_t n = recv(fd, record + used, sizeof record - used, 0);
         if (n > 0) used += (size_t)n;
@@ -271,10 +275,12 @@ static bool ask_tls(int fd, int64_t deadline_ms, const char **why)
         }
     }
     *why = "the answer is not TLS";
-    return (record[0] == 0x15 || record[0] == 0x16) && record[1] == 3; /* alert or handshake, TLS 1.0 and up */
+    /* the record is an alert or a handshake, of TLS 1.0 or later */
+    return (record[0] == 0x15 || record[0] == 0x16) && record[1] == 3;
 }
 
-/* The first address of ATTND_LISTEN, and whether the daemon with this environment serves TLS there. */
+/* Sets the target to the first address of the variable ATTND_LISTEN, and to TLS if the daemon with this environment
+ * serves TLS there. */
 static bool target_of_environment(struct target *t)
 {
     const char *listen = getenv("ATTND_LISTEN"), *cert = getenv("ATTND_TLS_CERT");

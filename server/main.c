@@ -34,7 +34,7 @@
 
 enum { EXIT_USAGE_ERROR = 64, EXIT_UNAVAILABLE = 69, EXIT_DEVICE_LOST = 70, EXIT_CONFIG = 78 };
 
-/* Time for the process to end once a drain is over. */
+/* Time in milliseconds that the process has to end once a drain is over. */
 enum { AGAIN_MS = LOOP_STOP_MS + SIGNALS_GRACE_MS };
 
 static int complain(int status, const char *text)
@@ -45,26 +45,29 @@ static int complain(int status, const char *text)
 }
 
 /* Makes glibc keep freed memory. The server allocates and frees pieces of some hundred KiB. By default glibc maps each
- * of them anew, which costs a fault for every page. */
+ * piece anew, which costs a page fault for every page. */
 static void tune_malloc(void)
 {
 #ifdef __GLIBC__
     mallopt(M_MMAP_THRESHOLD, 4 << 20);
     mallopt(M_TRIM_THRESHOLD, 32 << 20);
     mallopt(M_TOP_PAD, 1 << 20);
-    mallopt(M_MXFAST, 0); /* no fast bins: freed pieces are merged at once, not all together in one request */
+    /* glibc keeps no lists of small freed pieces (fast bins), so it merges freed pieces at once, not all together
+     * during one request */
+    mallopt(M_MXFAST, 0);
 #endif
 }
 
-/* Opens /dev/null for closed standard descriptors. Otherwise the next socket would get such a number, and log lines
- * would be sent to a client. */
+/* Opens /dev/null for each standard descriptor (0, 1, 2) that is closed. Otherwise the next socket would get its
+ * number, and log lines would be sent to a client. */
 static void hold_standard_descriptors(void)
 {
     for (int fd = 0; fd <= STDERR_FILENO; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0) abort();
 }
 
-/* Opens all addresses (--listen, then --metrics-listen), or takes them over from the supervisor. */
+/* Opens a listener for each address (--listen, then --metrics-listen), or takes the listeners over from the
+ * supervisor. */
 static bool open_listeners(const struct config *config, struct listener *listeners, int *count, bool *inherited,
                            attn_error *err)
 {
@@ -92,7 +95,7 @@ static void on_signal(void *loop, int number)
     loop_signal(loop, number);
 }
 
-/* Writes the URL for a browser on this machine; "" if the server listens on unix sockets only. */
+/* Writes the URL at which a browser on this machine finds the server; "" if the server listens on unix sockets only. */
 static const char *first_url(const struct config *config, const struct listener *listeners,
                              char text[LISTENER_URL_BYTES])
 {
@@ -102,8 +105,8 @@ static const char *first_url(const struct config *config, const struct listener 
     return text;
 }
 
-/* Upper bound on this process's memory: tensors, connections, the CPU device's working memory and caches, and the
- * process itself. Memory of shared regions belongs to the clients. */
+/* Returns an upper bound on this process's memory: tensors, connections, the CPU device's working memory and caches,
+ * and the process itself. Memory that clients share with the server belongs to the clients. */
 static int64_t memory_bytes(const struct server *server)
 {
     const struct config *const config = server->config;
@@ -175,7 +178,7 @@ static int serve(const struct config *config, struct listener *listeners, int co
         status = EXIT_USAGE_ERROR;
         goto out;
     }
-    /* Pinning memory takes long and stalls the device, so memory that was pinned once is kept. */
+    /* Staging memory that was pinned once is kept, because pinning takes long and stalls the device. */
     server.pinned = devices_staging(server.devices, &staging);
     server.staging = server.pinned ? staging_new(config->staging_bytes, config->staging_bytes, &staging)
                                    : staging_new(config->staging_bytes, STAGING_WARM_BYTES, NULL);
@@ -211,8 +214,8 @@ out:
     if (server.devices) stopped = devices_stop(server.devices, MAIN_STOP_WAIT_MS);
     log_event(LOG_INFO, NULL, "stopped", "status=%d", status);
     log_close();
-    /* The process ends at once: a running kernel cannot be interrupted, and its result is not needed. Closing a lost
-     * device might never return from the driver. */
+    /* The process ends without cleaning up: a running kernel cannot be interrupted, and its result is not needed.
+     * Closing a lost device might never return from the driver. */
     if (!stopped || status == EXIT_DEVICE_LOST) _exit(status);
     signals_quiet();
     loop_close(server.loop);
@@ -244,8 +247,10 @@ int main(int argc, char **argv)
     case CONFIG_BAD_FILE: return EXIT_CONFIG;
     default: return EXIT_USAGE_ERROR;
     }
-    signal(SIGPIPE, SIG_IGN); /* a client that left must be an error of send() and not end the server */
-    signal(SIGXFSZ, SIG_IGN); /* a shared region beyond `ulimit -f` must be an error of pwrite() */
+    /* writing to a client that left must return an error, and not end the server by a signal */
+    signal(SIGPIPE, SIG_IGN);
+    /* writing to shared memory beyond `ulimit -f` must return an error, and not end the server by a signal */
+    signal(SIGXFSZ, SIG_IGN);
     tune_malloc();
     log_open(config.log_format, config.log_level);
     if (!open_listeners(&config, listeners, &count, &inherited, &err)) {

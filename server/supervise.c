@@ -45,16 +45,16 @@ int supervise_inherited(int *fds, int capacity)
         fds[count++] = (int)fd;
         if (*at != ',') break;
     }
-    unsetenv(variable); /* programs that the server starts must not inherit it */
+    unsetenv(variable); /* other programs that the server starts must not inherit this variable */
     return count;
 }
 
-/* Runs between fork and exec, where only system calls are allowed. */
+/* Runs in the child between fork and exec, where only system calls are allowed. */
 static _Noreturn void become_server(const struct listener *listeners, int count, char **argv, pid_t parent,
                                     const sigset_t *mask)
 {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (getppid() != parent) _exit(75); /* the parent has died meanwhile */
+    if (getppid() != parent) _exit(75); /* the parent died before this process could watch for its end */
     setpgid(0, 0);
     for (int i = 0; i < count; i++) fcntl(listeners[i].fd, F_SETFD, 0);
     sigprocmask(SIG_SETMASK, mask, NULL);
@@ -64,7 +64,7 @@ static _Noreturn void become_server(const struct listener *listeners, int count,
 
 static pid_t start_server(struct listener *listeners, int count, char **argv, const sigset_t *mask)
 {
-    /* room for an int and a comma for each listener; one more listener for --metrics-listen */
+    /* room for a number and a comma for each listener; one listener more is for --metrics-listen */
     char numbers[(CONFIG_MAX_LISTEN + 1) * 12];
     struct text list = text_in(numbers, sizeof numbers);
     for (int i = 0; i < count; i++) text_printf(&list, "%s%d", i ? "," : "", listeners[i].fd);
@@ -91,8 +91,9 @@ static int exit_status(int status)
 
 int supervise_run(struct listener *listeners, int count, char **argv, int64_t stop_ms, int64_t again_ms)
 {
-    sigset_t watched, before; /* a server starts with the three signals blocked, as this process did, and loses none */
-    int64_t kill_ms = 0;      /* time at which the server is killed; 0: it was not told to stop */
+    /* a server starts with the three signals blocked, as this process did, so that none is lost */
+    sigset_t watched, before;
+    int64_t kill_ms = 0; /* time at which the server is killed; 0: the server was not told to stop */
     int failures = 0;
     bool stopping = false;
 
@@ -104,7 +105,7 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
     pthread_sigmask(SIG_BLOCK, &watched, &before);
 
     pid_t child = start_server(listeners, count, argv, &before);
-    int64_t began_ms = clock_ms(), start_ms = 0; /* start_ms: when to start the next server, while none runs */
+    int64_t began_ms = clock_ms(), start_ms = 0; /* start_ms: time to start the next server, while none runs */
     for (;;) {
         int status;
         const int64_t until_ms = child > 0 ? kill_ms > 0 ? kill_ms : clock_ms() + 3600000 : start_ms;
@@ -117,8 +118,8 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
             if (kill_ms == 0 || at_ms < kill_ms) kill_ms = at_ms;
             stopping = true;
             if (child <= 0) return 0;
-            /* There will be no other server. If the sockets stayed open here, the kernel would accept clients that no
-             * server serves while this one drains. */
+            /* No other server will be started. If the sockets stayed open here, the kernel would accept clients that no
+             * server serves while this last one drains. */
             for (int i = 0; i < count; i++) listener_hide(&listeners[i]);
             kill(child, SIGTERM);
             for (int i = 0; i < count; i++) {
@@ -130,7 +131,8 @@ int supervise_run(struct listener *listeners, int count, char **argv, int64_t st
         if (child > 0 && kill_ms > 0 && clock_ms() >= kill_ms) {
             log_event(LOG_ERROR, NULL, "supervisor", "what=killed pid=%d", (int)child);
             kill(child, SIGKILL);
-            kill_ms = clock_ms() + SUPERVISE_KILL_MS; /* a killed server may take a moment to end */
+            /* a killed server may take a moment to end, so it is killed again only after this time */
+            kill_ms = clock_ms() + SUPERVISE_KILL_MS;
         }
         if (child > 0 && waitpid(child, &status, WNOHANG) == child) {
             const int64_t lived_ms = clock_ms() - began_ms;

@@ -1,4 +1,4 @@
-/* text.c: see text.h. */
+/* text.c: builds text, compares names, and reads numbers and UTF-8. See text.h. */
 #include "text/text.h"
 
 #include <assert.h>
@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <strings.h>
 
-enum { FIRST_BYTES = 1024 }; /* first size of a growing text; each later size is twice the one before */
+enum { FIRST_BYTES = 1024 }; /* first size in bytes of a growing text; each later size is twice the one before */
 
 /* ---- Building ---------------------------------------------------------------------------------------------------- */
 
@@ -20,7 +20,7 @@ struct text text_in(char *buffer, size_t capacity)
 
 struct text text_growing(size_t limit)
 {
-    assert(limit < SIZE_MAX / 4); /* twice the size plus the NUL must not overflow */
+    assert(limit < SIZE_MAX / 4); /* so that twice the size plus the NUL cannot overflow */
     return (struct text){ .limit = limit, .grows = true };
 }
 
@@ -48,7 +48,7 @@ bool text_make_room(struct text *t, size_t count)
 char *text_take(struct text *t, size_t *length)
 {
     assert(t->grows);
-    text_put(t, "", 0); /* an empty text gets memory too */
+    text_put(t, "", 0); /* so that an empty text gets memory too */
     if (t->failure != TEXT_FINE) {
         text_free(t);
         return NULL;
@@ -78,7 +78,8 @@ void text_printf(struct text *t, const char *format, ...)
             t->used += (size_t)length;
             return;
         }
-        if (room > 0) t->at[t->used] = '\0'; /* a text is copied as a whole or not at all */
+        /* removes what vsnprintf() wrote, because a text is copied as a whole or not at all */
+        if (room > 0) t->at[t->used] = '\0';
         if (length < 0) {
             give_up(t, TEXT_NO_MEMORY);
             return;
@@ -87,7 +88,7 @@ void text_printf(struct text *t, const char *format, ...)
     }
 }
 
-/* Returns how many bytes at `string`, at most `room`, need no escape in a JSON string. Most bytes need none. */
+/* Returns how many of the bytes at `string`, at most `room`, need no escape in a JSON string. Most bytes need none. */
 static size_t plain_bytes(const char *string, size_t room)
 {
     size_t count = 0;
@@ -166,7 +167,7 @@ size_t text_character(const char *text)
     if (bytes[0] < 0x80) return bytes[0] != '\0';
     const int more = text_utf8_more(bytes[0], &low, &high);
     for (int i = 1; i <= more; i++, low = 0x80, high = 0xbf)
-        if (bytes[i] < low || bytes[i] > high) return 0; /* also stops at a NUL */
+        if (bytes[i] < low || bytes[i] > high) return 0; /* a NUL is outside the range, too, so the loop ends there */
     return more > 0 ? 1 + (size_t)more : 0;
 }
 
@@ -204,7 +205,7 @@ static const char *behind_joints(const char *at, const char *end)
     return at;
 }
 
-/* Are both the same name? Joining characters and upper or lower case make no difference. */
+/* Returns whether both are the same name. Joining characters such as _ and upper or lower case make no difference. */
 static bool is_same_name(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
 {
     const char *const a_end = a + a_bytes, *const b_end = b + b_bytes;
@@ -230,7 +231,7 @@ bool text_has_word(const char *words, const char *word)
 int text_distance(const char *a, const char *b)
 {
     const size_t n = strnlen(a, TEXT_NAME_BYTES + 1), m = strnlen(b, TEXT_NAME_BYTES + 1);
-    /* Three rows of the table of distances between all prefixes of a and all prefixes of b. A row is computed from the
+    /* Three rows of the table of distances between each prefix of a and each prefix of b. A row is computed from the
      * two rows before it. */
     int rows[3][TEXT_NAME_BYTES + 1];
     if (n > TEXT_NAME_BYTES || m > TEXT_NAME_BYTES) return TEXT_FAR;
@@ -257,7 +258,7 @@ void text_consider(struct text_nearest *nearest, const char *name)
     const bool same = is_same_name(nearest->unknown, strlen(nearest->unknown), name, strlen(name));
     const int distance = same ? 0 : text_distance(nearest->unknown, name);
     if (distance >= nearest->distance || 3 * distance > (int)strlen(name))
-        return; /* the name is too short: this number of mistakes could turn it into any other name */
+        return; /* too many mistakes for the length of the name: they could turn it into any other name */
     nearest->name = name;
     nearest->distance = distance;
 }

@@ -28,21 +28,22 @@ typedef enum text_failure { TEXT_FINE, TEXT_FULL, TEXT_NO_MEMORY } text_failure;
 struct text {
     char *at;
     size_t used;  /* number of bytes, without the NUL */
-    size_t size;  /* bytes of memory at `at`; after a failure it equals `used`, and the next piece fails too */
-    size_t limit; /* upper bound of `used` */
-    bool grows;   /* true: text_growing() made it, and it owns its memory */
+    size_t size;  /* bytes of memory at `at`; after a failure it equals `used`, so that the next piece fails too */
+    size_t limit; /* upper bound of `used`, in bytes */
+    bool grows;   /* true: text_growing() made the text, which owns its memory */
     text_failure failure;
 };
 
-struct text text_in(char *buffer, size_t capacity); /* `capacity` counts the NUL */
-struct text text_growing(size_t limit);             /* `limit` does not count the NUL; the memory is from malloc() */
+struct text text_in(char *buffer, size_t capacity); /* `capacity` is the size of the buffer, and counts the NUL */
+/* `limit` is the longest text in bytes, without the NUL; the memory is from malloc() */
+struct text text_growing(size_t limit);
 
 /* Hands the memory of a growing text to the caller, who frees it with free(). NULL: the text has failed, and its memory
  * is freed. */
 char *text_take(struct text *t, size_t *length);
-void text_free(struct text *t); /* frees a growing text and leaves it empty */
+void text_free(struct text *t); /* frees the memory of a growing text and leaves the text empty */
 
-/* Makes room for `count` bytes and the NUL, or fails. Only text_put() calls it. */
+/* Makes room for `count` bytes and the NUL. False: the text has failed. Only text_put() calls this. */
 bool text_make_room(struct text *t, size_t count);
 
 static inline void text_put(struct text *t, const char *bytes, size_t count)
@@ -66,12 +67,12 @@ static inline void text_put_char(struct text *t, char c)
 void text_printf(struct text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* Appends `string` as the inside of a JSON string. Quotes, backslashes and control characters are escaped, and bytes
- * that are not UTF-8 become '?'. It writes at most `room` bytes, and cuts only between characters and escapes. */
+ * that are not UTF-8 become '?'. At most `room` bytes are written, and a cut is only between characters and escapes. */
 void text_put_json(struct text *t, const char *string, size_t room);
 
 /* ---- Numbers ----------------------------------------------------------------------------------------------------- */
 
-enum { TEXT_DIGITS = 20 }; /* the number of digits of 2^64 - 1 */
+enum { TEXT_DIGITS = 20 }; /* the number of decimal digits of 2^64 - 1 */
 
 /* Writes x in decimal before `end` and returns the first digit. TEXT_DIGITS bytes must be free before `end`. */
 static inline char *text_digits_before(char *end, uint64_t x)
@@ -110,7 +111,8 @@ void text_put_double(struct text *t, double x);
  * bits. */
 const char *text_read_number(const char *text, uint64_t *x);
 
-/* Is `text` a decimal number of at most `most`, without sign or spaces? If not, *x stays as it was. */
+/* Returns whether `text` is a decimal number of at most `most`, without sign or spaces. If so, *x becomes the number,
+ * and otherwise stays as it was. */
 bool text_is_number(const char *text, uint64_t most, uint64_t *x);
 
 /* Returns the FNV-1a hash of the text, of at most its first `most` bytes. For the first piece of a text, `hash` is
@@ -143,7 +145,7 @@ static inline size_t text_plain_run(const char *p, const char *end)
         quote = word ^ '"' * ones;
         backslash = word ^ '\\' * ones;
         /* x - 1 borrows into the top bit if x is 0. A byte may be marked by mistake only behind one that is marked
-         * rightly. The mistake only ends the fast part early. */
+         * rightly, so a mistake only ends the fast part early. */
         odd = (word | (word - 0x20 * ones) | (quote - ones) | (backslash - ones)) & tops;
         if (odd) break;
         p += 8;
@@ -178,15 +180,15 @@ size_t text_cut(const char *text, size_t room);
  * above the largest distance that still counts as similar. */
 struct text_nearest {
     const char *unknown;
-    const char *name; /* the most similar name; NULL: none is similar enough */
+    const char *name; /* the most similar name so far; NULL: none is similar enough */
     int distance;
 };
 
 void text_consider(struct text_nearest *nearest, const char *name);
 
-/* Is `word` one of `words`, which have single spaces between them? Upper and lower case are equal. */
+/* Returns whether `word` is one of `words`, which have single spaces between them. Upper and lower case are equal. */
 bool text_is_among(const char *words, const char *word);
-/* text_is_among(), but underscores, hyphens and spaces inside a word make no difference: cuSeqlensQ is
+/* Does what text_is_among() does, but underscores, hyphens and spaces inside a word make no difference: cuSeqlensQ is
  * cu_seqlens_q. */
 bool text_has_word(const char *words, const char *word);
 

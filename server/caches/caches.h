@@ -44,7 +44,7 @@ enum { CACHE_ID_CHARS = 40, CACHE_ID_BYTES = CACHE_ID_CHARS + 1 };
 struct cache_shape {
     int64_t kv_heads, head_dim, head_dim_v;
     attn_dtype dtype;
-    /* Values are the first head_dim_v numbers of the keys, and are not stored (Multi-head Latent Attention). */
+    /* true: values are the first head_dim_v numbers of the keys, and are not stored (Multi-head Latent Attention) */
     bool latent;
     int64_t page_size; /* number of positions in a page */
 };
@@ -52,126 +52,135 @@ struct cache_shape {
 struct cache_info {
     char id[CACHE_ID_BYTES];
     struct cache_shape shape;
-    int64_t length; /* number of positions */
+    int64_t length; /* number of positions in the cache */
     int64_t pages, shared_pages;
     int64_t page_bytes;
-    int64_t ttl_ms, expires_in_ms; /* time to live since the last use, and the part of it that is left */
+    int64_t ttl_ms, expires_in_ms; /* time to live of an unused cache, and the part of it that is left */
     const char *device;
 };
 
-/* Makes a table for at most max_count caches, without a pool. NULL when out of memory. */
+/* Makes a table for at most max_count caches, without a pool (memory for pages). NULL: out of memory. */
 struct caches *caches_new(int max_count);
-void caches_free(struct caches *caches); /* NULL is fine; no transaction may be running */
+void caches_free(struct caches *caches); /* does nothing for NULL; no transaction may be running */
 
-/* Adds a pool of `bytes` on the device with number `device` (devices.h). Call it before the first request. The
- * memory is allocated with the first cache there, on any thread and once: alloc() sets *memory, 64-byte
- * aligned, which stays the device's. */
+/* Adds a pool (memory for the pages of caches) of `bytes` bytes on the device with number `device` (devices.h). Call
+ * this before the first request. The memory is allocated once, with the first cache on that device, by any thread:
+ * alloc() sets *memory to a 64-byte aligned address. The memory remains the device's. */
 struct caches_source {
     attn_status (*alloc)(void *context, size_t bytes, void **memory, attn_error *err);
     void *context;
 };
 void caches_add_pool(struct caches *caches, int device, const char *name, const struct caches_source *source,
                      size_t bytes);
-/* Ends the caches of callers that is_known() rejects, since no one can reach them. Caches in a
- * transaction end with it. */
+/* Ends the caches of callers that is_known() rejects, since no one can reach them. A cache in a transaction ends with
+ * the transaction. */
 void caches_forget(struct caches *caches, bool (*is_known)(void *context, const struct caller *caller), void *context);
-/* Call this when the device has failed. Its caches end, and it gets no new ones. Caches in a
- * transaction end with it. */
+/* Call this when the device has failed. Its caches end, and it gets no new ones. A cache in a transaction ends with the
+ * transaction. */
 void caches_lose(struct caches *caches, int device);
-/* Memory that every device has given to its pool at least, and that therefore no request can have. */
+/* Returns the least number of bytes that any device has given to its pool. On no device can a request have this
+ * memory. */
 int64_t caches_held_bytes(struct caches *caches);
 
 /* ---- Caches: any thread, no waiting ------------------------------------------------------------------------------ */
 
-/* Makes a cache. Scales may be NULL; for float8_e4m3fn they are arrays of kv_heads. Errors: INVALID, UNSUPPORTED
- * (sizes), TOO_LARGE (a page is larger than the pool), QUOTA, FULL (no pool, or too many caches). */
+/* Makes a cache. Scales may be NULL; for float8_e4m3fn they are arrays of kv_heads numbers. Errors: INVALID,
+ * UNSUPPORTED (sizes), TOO_LARGE (a page is larger than the pool), QUOTA, FULL (no pool, or too many caches). */
 attn_status caches_create(struct caches *caches, struct caller *caller, const struct cache_shape *shape,
                           const float *k_scale, const float *v_scale, int64_t ttl_ms, struct cache_info *info,
                           attn_error *err);
 attn_status caches_get(struct caches *caches, const struct caller *caller, const char *id, struct cache_info *info,
                        attn_error *err);
-/* Lists the caller's caches, the oldest first and at most `room`. *count is the number of all of them. */
+/* Lists the caller's caches, the oldest first, and at most `room` of them. *count becomes the number of all of them. */
 void caches_list(struct caches *caches, const struct caller *caller, struct cache_info *infos, int room, int *written,
                  int *count);
-/* Makes a cache with the first `length` positions of another (-1: all of them). */
+/* Makes a cache with the first `length` positions of another cache (-1: all positions). */
 attn_status caches_fork(struct caches *caches, struct caller *caller, const char *id, int64_t length,
                         struct cache_info *info, attn_error *err);
 attn_status caches_truncate(struct caches *caches, const struct caller *caller, const char *id, int64_t length,
                             struct cache_info *info, attn_error *err);
 attn_status caches_delete(struct caches *caches, const struct caller *caller, const char *id, attn_error *err);
 
-/* Finds the cache of a sequence by the caller's name for it (shorter than PROTO_SEQUENCE_BYTES) and writes its id.
- * With a shape it starts the sequence: a new cache replaces any earlier one of that name. */
+/* Finds the cache of a sequence by the caller's name for the sequence (shorter than PROTO_SEQUENCE_BYTES), and writes
+ * the cache's id. If a shape is given, the sequence starts: a new cache replaces any earlier one of that name. */
 attn_status caches_sequence(struct caches *caches, struct caller *caller, const char *name,
                             const struct cache_shape *shape, char id[CACHE_ID_BYTES], attn_error *err);
 
-/* Deletes the cache of a sequence, if it exists. */
+/* Deletes the cache of the sequence with this name, if it exists. */
 void caches_end_sequence(struct caches *caches, const struct caller *caller, const char *name);
 
-/* Ends caches that were not used for their time to live. */
+/* Ends the caches that were unused for longer than their time to live. */
 void caches_expire(struct caches *caches, int64_t now_ms);
 
 struct caches_totals {
     int64_t caches, pages, shared_pages, used_bytes, bytes;
-    int64_t expired, lost_ids; /* since the start: caches that expired, and requests for ids of another process */
+    /* since the server's start: number of caches that expired, and of requests for ids that another process made */
+    int64_t expired, lost_ids;
 };
 void caches_totals(struct caches *caches, struct caches_totals *totals);
 
 /* ---- Steps ------------------------------------------------------------------------------------------------------- */
 
-/* A cache transaction, from caches_look() until caches_drop_step(). */
+/* A step: a request's transaction on caches, from caches_look() until caches_drop_step(). */
 struct cache_step {
     struct caches *caches;
     struct caller *caller;
-    char (*ids)[CACHE_ID_BYTES]; /* [rows], owned by the code that made the step */
+    char (*ids)[CACHE_ID_BYTES]; /* [rows]: the id of each row's cache; the code that made the step owns the array */
     int rows;
-    int64_t append;    /* positions that each row gains; 0: none */
-    bool of_path;      /* true: the path names the one cache, so errors say "this cache" and not `caches` */
-    const char *k, *v; /* new keys and values, row by row, set by the step's maker before it begins; v NULL: latent */
-    int64_t k_row_bytes, v_row_bytes; /* bytes of one row of k and v */
+    int64_t append; /* number of positions that each row (one cache) gains; 0: none */
+    bool of_path;   /* true: the URL's path names the one cache, so errors say "this cache" and not `caches` */
+    /* the new keys and values, row by row, set by the step's maker before the step begins; v is NULL if the cache is
+     * latent */
+    const char *k, *v;
+    int64_t k_row_bytes, v_row_bytes; /* bytes of one row (one cache) of k and of v */
 
-    struct cache_shape shape; /* shape of all its caches */
-    int device;               /* number of the device that has the caches */
-    const char *pool;         /* address of page 0 on the device */
+    struct cache_shape shape; /* the shape that all caches of the step have */
+    int device;               /* number of the device that has all its caches */
+    const char *pool;         /* address of page 0 in the device's memory */
     size_t pool_bytes, page_bytes;
-    size_t granule;          /* bytes from one page number to the next */
-    bool k_scaled, v_scaled; /* the caches have scales */
-    int64_t most;            /* number of pages of the longest row */
-    int32_t *lengths;        /* [rows]: lengths after the step; estimates until it has begun */
+    size_t granule;          /* distance in bytes from one page number to the next */
+    bool k_scaled, v_scaled; /* true: the caches have scales for keys, for values */
+    int64_t most;            /* number of pages of the row with the most pages */
+    int32_t *lengths;        /* [rows]: lengths of the caches after the step; estimates until the step has begun */
 
     bool begun;
-    int32_t *table; /* [rows, most]: page numbers, in the memory given to caches_begin(), like the arrays below */
-    int32_t *table_lengths;   /* [rows]: a copy of the lengths */
-    int32_t *prefix_keys;     /* [rows]: positions in pages that the row before also has: see attn_problem */
-    bool shares;              /* some row shares so many pages that a device uses this */
-    float *k_scale, *v_scale; /* [rows, kv_heads], or NULL; until the step has begun they are in `scales` */
-    attn_move *moves;         /* copies that the device makes before it computes */
+    /* [rows, most]: page numbers. This array and those below are in the memory given to caches_begin() */
+    int32_t *table;
+    int32_t *table_lengths; /* [rows]: a copy of `lengths`, in the same memory as the table */
+    /* [rows]: how many positions are in pages that the row before also has (attn_problem.prefix_keys) */
+    int32_t *prefix_keys;
+    bool shares;              /* some row shares enough pages that a device uses prefix_keys */
+    float *k_scale, *v_scale; /* [rows, kv_heads], or NULL; until the step has begun these arrays are in `scales` */
+    attn_move *moves;         /* moves: copies that the device makes before it computes */
     int64_t move_count;
-    bool ends;             /* a commit deletes the caches, because their sequence ends */
-    struct cache_row *row; /* used by server/caches only */
-    uint64_t burials; /* caches->burials when row[].cache was found; the pointers are valid while it is unchanged */
-    float *scales;    /* memory that belongs to the step */
+    bool ends;             /* committing the step deletes its caches, because their sequence ends */
+    struct cache_row *row; /* only the code of server/caches uses this member and those below */
+    /* the value of caches->burials when row[].cache was found; while it is unchanged, these pointers are valid */
+    uint64_t burials;
+    float *scales; /* memory for scales that belongs to the step */
 };
 
-/* Fills in *step, a transaction on the caches `ids`: checks that they exist and have one shape and one device. `rows`
- * is at most CACHES_ROWS. Errors name the row: NOT_FOUND, INVALID (different shapes or devices, or a cache twice in a
- * step that appends), TOO_LARGE. Call caches_drop_step() also after an error. */
+/* Fills in *step, a transaction on the caches `ids`: checks that they exist and that all have the same shape and
+ * device. `rows`, their number, is at most CACHES_ROWS. Errors name the row: NOT_FOUND, INVALID (different shapes or
+ * devices, or a cache twice in a step that appends), TOO_LARGE. Call caches_drop_step() also after an error. */
 attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids)[CACHE_ID_BYTES], int rows,
                         int64_t append, bool of_path, struct cache_step *step, attn_error *err);
 
-/* Sets step->most and returns the bytes that the step's tables need now (64-byte aligned). TOO_LARGE: since
- * caches_look() the caches have grown beyond what the step may use. */
+/* Sets step->most (pages of the longest row) and returns the bytes that the step's tables need now (64-byte aligned).
+ * TOO_LARGE: since caches_look() the caches have grown beyond what the step may use. */
 attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_error *err);
 
-/* Begins the step; `memory` is for its tables. *wait: it cannot begin now, because another step uses one of its caches
- * or an older one waits for one. `scan` is the number of this scan of all waiting steps, from the oldest on; 0: none
- * waits, and this one will not wait either. Errors: NOT_FOUND, TOO_LARGE (for the pool or the caller's share), FULL,
- * QUOTA, NO_MEMORY, BUSY (a row needs a larger table than caches_table_bytes() said). */
+/* Begins the step; `memory` is for its tables. *wait becomes true if the step cannot begin now, because another step
+ * uses one of its caches or an older step waits for one of them. `scan` is the number of this scan of all waiting
+ * steps, from the oldest on; 0: no step waits, and this one will not wait either. Errors: NOT_FOUND, TOO_LARGE (for the
+ * pool or the caller's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a larger table than caches_table_bytes()
+ * said). */
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
-/* Tells whether the step must wait, without beginning it; it is cheap, because many steps may wait. */
+/* Tells whether the step must wait, without beginning it. This is cheap, because many steps may wait and are asked. */
 attn_status caches_ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err);
-/* Ends a step when the device is done: the caches are longer, or as before. Does nothing if it has not begun. */
+/* Ends a step when the device is done. With `commit` its caches are longer, otherwise they are as before. Does nothing
+ * if the step has not begun. */
 void caches_end(struct cache_step *step, bool commit);
-void caches_drop_step(struct cache_step *step); /* frees the step's own memory; it must have ended */
+void caches_drop_step(struct cache_step *step); /* frees the memory that belongs to the step, which must have ended */
 
 #endif

@@ -1,11 +1,12 @@
-/* page_lists.c: see page_lists.h.
+/* page_lists.c: lists of pages, in blocks of page numbers. See page_lists.h.
  *
  * Invariants
- * 1. A block that several lists have is full. All its pages are full of positions, so none is ever replaced.
- * 2. pages.c knows the block of each page with one reference (NULL: a running step has the page).
+ * 1. A block (of page numbers) that several lists share is full. All its pages are full of positions, so none of them
+ *    is ever replaced.
+ * 2. pages.c knows the block of each page with one reference (NULL: a running step, a cache transaction, has the page).
  * 3. block->shared counts the block's pages that have more than one reference.
- * 4. pages_shared() counts each page once that several lists have. They are the pages with several references (pages.c
- * counts them), and the pages that only one block has, if several lists have the block. */
+ * 4. pages_shared() counts each page once that several lists share. These are the pages with several references, which
+ *    pages.c counts, and the pages that only one block has, if several lists have the block. */
 #include "server/caches/page_lists.h"
 
 #include <assert.h>
@@ -48,7 +49,7 @@ static void block_free(struct page_block *block)
     free(block);
 }
 
-/* Makes room for `count` numbers. Room grows by halves, because most caches have few pages. */
+/* Makes room for `count` page numbers in the block. Room grows by halves, because most caches have few pages. */
 static bool block_reserve(struct page_block *block, int64_t count)
 {
     if (count <= block->room) return true;
@@ -70,20 +71,22 @@ static struct page_block *block_new(int64_t count)
     return NULL;
 }
 
-/* Counts the pages that lists share through this block only: from now on (`sign` 1) or no longer (-1). */
+/* Changes the count of pages that several lists share through this one block. With `sign` 1 they share them from now
+ * on, with -1 no longer. */
 static void count_block(struct pages *pages, const struct page_block *block, int sign)
 {
     pages_share_more(pages, sign * (block->count - block->shared));
 }
 
-/* Counts a second reference to a page of this block: from now on (`sign` 1) or no longer (-1). */
+/* Changes the counts for a page of this block to which another block also refers. With `sign` 1 it does from now on,
+ * with -1 no longer. */
 static void count_page(struct pages *pages, struct page_block *block, int sign)
 {
     block->shared += sign;
     if (block->references > 1) pages_share_more(pages, -sign);
 }
 
-/* Adds a page that another block has already. */
+/* Adds to the block a page that another block has already. */
 static void block_hold(struct page_block *block, struct pages *pages, int32_t page)
 {
     struct page_block *const alone = pages_owner(pages, page);
@@ -104,7 +107,7 @@ static bool block_drop_last(struct page_block *block, struct pages *pages, int32
     return is_free;
 }
 
-/* Drops one list's reference to the block. Returns how many pages became free. */
+/* Drops one list's reference to the block. Returns the number of pages that became free. */
 static int64_t block_let_go(struct page_block *block, struct pages *pages, int32_t run)
 {
     int64_t count = 0;
@@ -163,7 +166,7 @@ bool page_list_drop_last(struct page_list *list, struct pages *pages, int32_t ru
 bool page_list_fork(struct page_list *to, const struct page_list *from, struct pages *pages, int64_t count,
                     int64_t full)
 {
-    /* The new list shares the blocks that are full, and has at most one block of its own. */
+    /* The new list shares the blocks that are full, and has at most one block of its own, for the pages behind them. */
     const int64_t whole = full / PAGE_BLOCK, own = blocks_for(count) - whole;
     assert(to->made == 0 && full <= count && count - full <= 1 && count <= from->count && own <= 1);
     struct page_block *const last = own ? block_new(count % PAGE_BLOCK ? count % PAGE_BLOCK : PAGE_BLOCK) : NULL;
@@ -182,7 +185,7 @@ bool page_list_fork(struct page_list *to, const struct page_list *from, struct p
     return true;
 }
 
-/* Returns the block that a cut to `count` pages divides, or NULL if the cut is between two blocks. */
+/* Returns the block that a cut to `count` pages divides, or NULL if the cut falls between two blocks. */
 static struct page_block *cut_block(const struct page_list *list, int64_t count)
 {
     return count % PAGE_BLOCK != 0 && count < list->count ? list->blocks[count / PAGE_BLOCK] : NULL;
@@ -196,7 +199,7 @@ bool page_list_may_cut(struct page_list *list, int64_t count)
     return list->spare != NULL;
 }
 
-/* Replaces a shared block of the list by an own block with its first `count` pages. */
+/* Replaces a block that the list shares by a block of its own, with the first `count` pages of the shared one. */
 static void part(struct page_list *list, struct pages *pages, int64_t index, int64_t count)
 {
     struct page_block *const block = list->blocks[index], *const own = list->spare;

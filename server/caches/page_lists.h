@@ -16,24 +16,25 @@
 
 #include "server/caches/pages.h"
 
-/* Page numbers in a block. The longest list, of PAGES_GRANULES pages, has as many blocks as a block has numbers. */
+/* Number of page numbers in a block. The longest list, of PAGES_GRANULES pages, has as many blocks as a block has
+ * numbers. */
 enum { PAGE_BLOCK = 1024 };
 
 struct page_block {
-    int32_t references; /* number of lists that have the block */
-    int32_t shared;     /* number of its pages that are in other blocks as well */
+    int32_t references; /* number of page lists that have the block */
+    int32_t shared;     /* number of this block's pages that are in other blocks as well */
     int32_t count, room;
     int32_t *pages;
 };
 
 struct page_list {
-    int64_t count;              /* number of pages */
-    struct page_block **blocks; /* full blocks, then at most one partly filled, then empty ones */
-    int64_t made, room;         /* number of blocks, and of pointers that there is room for */
-    struct page_block *spare;   /* memory for a cut in a shared block; NULL: no cut is expected */
+    int64_t count;              /* number of pages in the list */
+    struct page_block **blocks; /* full blocks, then at most one partly filled block, then empty ones */
+    int64_t made, room;         /* number of blocks in the array, and of pointers that the array has room for */
+    struct page_block *spare;   /* a block for a cut inside a shared block; NULL: no cut is expected */
 };
 
-/* Initialiser of a list without pages and without memory. */
+/* Initialises a list that has no pages and no memory. */
 #define PAGE_LIST_EMPTY \
     {                   \
         0               \
@@ -44,29 +45,30 @@ static inline int32_t page_list_at(const struct page_list *list, int64_t index)
     return list->blocks[index / PAGE_BLOCK]->pages[index % PAGE_BLOCK];
 }
 
-/* Writes the first `count` page numbers to `to`. */
+/* Writes the first `count` page numbers of the list to `to`. */
 void page_list_copy(const struct page_list *list, int64_t count, int32_t *to);
 
-/* Returns how many pages of the list are in other lists as well. */
+/* Returns how many pages of the list are also in other lists. */
 int64_t page_list_shared(const struct page_list *list);
 
-/* Allocates memory for `count` pages in all; page_list_put() then needs none. False: out of memory. */
+/* Allocates memory for `count` pages in all, so that page_list_put() needs none. False: out of memory. */
 bool page_list_reserve(struct page_list *list, int64_t count);
-/* Adds a page from pages_take() behind the last one. Call page_list_reserve() before. */
+/* Adds a page from pages_take() behind the last page. Call page_list_reserve() before. */
 void page_list_put(struct page_list *list, struct pages *pages, int32_t page);
-/* Removes the last page, whose block must not be shared. True: the page is free now. Memory stays reserved. */
+/* Removes the last page of the list; the block with it must not be shared. True: the page is free now. Memory stays
+ * reserved. */
 bool page_list_drop_last(struct page_list *list, struct pages *pages, int32_t run);
 
-/* Makes the empty list `to` a list of the first `count` pages of `from`. The first `full` of these (all, or all but
- * the last) are full of positions, so neither list will replace them. False: out of memory; nothing has changed. */
+/* Makes the empty list `to` a list of the first `count` pages of `from`. The first `full` of these pages (all, or all
+ * but the last) are full of positions, so neither list will replace them. False: out of memory; nothing has changed. */
 bool page_list_fork(struct page_list *to, const struct page_list *from, struct pages *pages, int64_t count,
                     int64_t full);
 
-/* Allocates memory for a later page_list_cut() to `count`. False: out of memory. Meanwhile pages may be added, and
- * forks made that have fewer than `count` full pages. */
+/* Allocates memory for a later page_list_cut() to `count` pages. False: out of memory. Between the two calls, pages may
+ * be added, and forks made that have fewer than `count` full pages. */
 bool page_list_may_cut(struct page_list *list, int64_t count);
-/* Keeps the first `count` pages. Call page_list_may_cut() before, unless `count` is 0. Returns how
- * many pages became free. */
+/* Keeps the first `count` pages of the list and drops the others. Call page_list_may_cut() before, unless `count` is 0.
+ * Returns the number of pages that became free. */
 int64_t page_list_cut(struct page_list *list, struct pages *pages, int32_t run, int64_t count);
 
 /* Frees the memory of an empty list. */

@@ -16,11 +16,14 @@ enum { WORD = 64 };
 struct pages {
     size_t granule;
     int64_t granules, used, count,
-        shared;      /* granules: all of them, and those in pages; pages: all of them, and those with several owners */
-    int64_t next;    /* granule where the next search begins */
-    uint64_t *taken; /* a bit for each granule; 1: it is in a page */
-    int32_t *references; /* [granule]: references to the page that begins there */
-    uintptr_t *owners;   /* [granule]: exclusive or of the owners' addresses; with one owner it is that address */
+        /* granules and used: number of all granules, and of those in pages; count and shared: number of all pages, and
+         * of those with several owners */
+        shared;
+    int64_t next;        /* granule where the next search begins */
+    uint64_t *taken;     /* a bit for each granule; 1: the granule is in a page */
+    int32_t *references; /* [granule]: number of references to the page that begins at this granule */
+    /* [granule]: the exclusive or of the addresses of a page's owners, which for one owner is its address */
+    uintptr_t *owners;
 };
 
 size_t pages_granule_for(size_t bytes)
@@ -101,7 +104,7 @@ static void mark(struct pages *pages, int64_t from, int64_t run, bool taken)
     }
 }
 
-/* Returns the first run of free granules in [from, to), or -1. */
+/* Returns the first of `run` free granules in a row within [from, to), or -1. */
 static int64_t search(const struct pages *pages, int64_t from, int64_t to, int64_t run)
 {
     int64_t begin = from;

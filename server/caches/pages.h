@@ -20,35 +20,38 @@
 
 struct pages;
 
-/* Makes a pool of `bytes`, in whole granules. NULL when out of memory. */
+/* Makes a pool of `bytes` bytes, rounded to whole granules. NULL: out of memory. */
 struct pages *pages_new(size_t bytes, size_t granule);
-void pages_free(struct pages *pages); /* does nothing for NULL */
+void pages_free(struct pages *pages); /* does nothing if `pages` is NULL */
 
-/* Granule size for this much memory: a power of two, at least 4 KiB, with at most PAGES_GRANULES in all. */
+/* Returns the granule size for this much memory: a power of two, at least 4 KiB, with at most PAGES_GRANULES
+ * granules. */
 size_t pages_granule_for(size_t bytes);
 
 size_t pages_granule(const struct pages *pages);
-size_t pages_bytes(const struct pages *pages); /* size of the pool */
-size_t pages_used(const struct pages *pages);  /* bytes in pages; each page counts once */
+size_t pages_bytes(const struct pages *pages); /* size of the pool in bytes */
+/* bytes of the pool that are in pages; a page counts once, however many caches share it */
+size_t pages_used(const struct pages *pages);
 int64_t pages_count(const struct pages *pages);
-int64_t pages_shared(const struct pages *pages); /* pages with several references, and those of pages_share_more() */
+/* number of pages with several references, plus those counted by pages_share_more() */
+int64_t pages_shared(const struct pages *pages);
 
-/* Number of granules that a page of `bytes` bytes takes; 0: more than the pool has. */
+/* Returns the number of granules that a page of `bytes` bytes takes; 0: more than the pool has. */
 int32_t pages_run(const struct pages *pages, size_t bytes);
 
-/* Takes a page of `run` granules, with one reference and no owner; -1: there is no room. Its memory still holds its
- * last owner's data. */
+/* Takes a page of `run` granules, with one reference and no owner; -1: there is no room. The page's memory still holds
+ * the data of its last owner. */
 int32_t pages_take(struct pages *pages, int32_t run);
 /* Sets the owner of the page's only reference. */
 void pages_own(struct pages *pages, int32_t page, const void *owner);
-/* Adds a reference for `owner`, which may have at most one to a page. */
+/* Adds a reference for `owner`, which may have at most one reference to a page. */
 void pages_hold(struct pages *pages, int32_t page, const void *owner);
 /* Drops the reference of `owner`. Returns true if it was the last one and the page is free now. */
 bool pages_drop(struct pages *pages, int32_t page, int32_t run, const void *owner);
 bool pages_is_shared(const struct pages *pages, int32_t page);
 /* Returns the owner of the page's only reference; NULL: it has no owner, or several references. */
 void *pages_owner(const struct pages *pages, int32_t page);
-/* Adds `more` to the count of shared pages: they have one reference, from a block that several lists share. */
+/* Adds `more` to the count of shared pages, for pages with one reference whose block several lists share. */
 void pages_share_more(struct pages *pages, int64_t more);
 
 #endif

@@ -3,13 +3,15 @@
  * Invariants, all under the lock:
  * 1. A cache's list has a reference to each of its pages. The number of pages is the cache's length, rounded up to
  *    pages.
- * 2. `users` counts the steps on a cache that have begun and not ended. If `writing` is set, one step appends, and
- *    no other step uses the cache. Data that a step reads do not change before the step ends, so reading them needs
- *    no lock. A truncation waits in `truncate_to`, a deletion in `dead`; both happen when the last step ends.
+ * 2. `users` counts the steps (transactions) on a cache that have begun and not ended. If `writing` is set, one step
+ *    appends, and no other step uses the cache. Data that a step reads do not change before the step ends, so reading
+ *    them needs no lock. A truncation waits in `truncate_to`, a deletion in `dead`; both happen when the last step
+ *    ends.
  * 3. A step that has begun has the memory for everything that its end does, so the end cannot fail.
  * 4. A page is charged to its caller once, from its allocation until its last reference is dropped. Caches that
  *    share pages belong to one caller.
- * 5. A pool's memory is allocated without the lock, because a driver may take long. Meanwhile `opening` is set.
+ * 5. A pool's memory is allocated without the lock, because a driver may take long. While a thread does so, `opening`
+ *    is set.
  * 6. Work under the lock does not take longer if there are more caches, or longer ones. Taking and freeing pages may
  *    take as long as the request that filled them. Exceptions happen at most once a second: see `expires_ms`. */
 #include "server/caches/internal.h"
@@ -37,7 +39,8 @@ static bool is_id(const char *id)
     return strlen(id) == CACHE_ID_CHARS && strspn(id, "0123456789abcdef") == CACHE_ID_CHARS;
 }
 
-/* Returns the bucket of an id. Its hash is keyed, because a client could keep only ids that share a bucket. */
+/* Returns the bucket of a cache's id. The hash of ids is keyed: otherwise a client could keep only those ids that share
+ * a bucket. */
 static struct cache **bucket_of(struct caches *caches, const struct caller *caller, const char *id)
 {
     const uint64_t hash = keyed_hash(&caches->key, (uint64_t)(uintptr_t)caller, id + PROCESS_CHARS,
@@ -111,11 +114,13 @@ int64_t caches_held_bytes(struct caches *caches)
     return least == INT64_MAX ? 0 : least;
 }
 
-/* Allocates the pool's memory, or waits for a thread that does. It gives up the lock meanwhile (invariant 5). The
- * pool's table of pages is made first: without a table, memory that the device gave would be lost. */
+/* Allocates the pool's memory, or waits for a thread that is doing so. The function releases the lock while it
+ * allocates or waits (invariant 5). The pool's table of pages is made first: without a table, memory that the device
+ * gave would be lost. */
 static attn_status open_pool(struct caches *caches, struct pool *pool, attn_error *err)
 {
-    const char *const device = pool->device; /* kept here, because the pool loses its name when the device is lost */
+    /* copied, because the pool's own pointer becomes NULL if the device is lost */
+    const char *const device = pool->device;
     attn_error why = { 0 };
     void *memory = NULL;
     if (pool->opening) {
@@ -149,7 +154,7 @@ void cache_charge(const struct caches *caches, const struct cache *cache, int64_
     assert(cache->caller->cache_bytes >= 0);
 }
 
-/* The caller's share of a bound that is the sum over all pools; INT64_MAX: no limit. */
+/* Returns the caller's share of a bound that is the sum over all pools; INT64_MAX: there is no limit. */
 static int64_t share_of_pools(const struct caches *caches, const struct caller *caller,
                               int64_t (*bound)(const struct pool *pool))
 {
@@ -204,7 +209,7 @@ static void link_in(struct caches *caches, struct cache *cache)
     cache->caller->caches++;
 }
 
-/* Removes the cache from all lists and buckets, so that it cannot be found. */
+/* Removes the cache from all lists and buckets, so that no search can find it. */
 static void link_out(struct caches *caches, struct cache *cache)
 {
     struct cache **at = bucket_of(caches, cache->caller, cache->id);
@@ -426,8 +431,9 @@ static size_t shape_page_bytes(const struct cache_shape *shape)
     return (size_t)(shape->page_size * shape->kv_heads * columns) * attn_dtype_bytes(shape->dtype);
 }
 
-/* Returns the pool with the most free room, of all or of the open ones; -1: none. An empty cache counts as much as the
- * other caches on average. Otherwise caches that are made before any is filled would all lie in one pool. */
+/* Returns the number of the pool with the most free room, among all pools or the open ones; -1: there is none. An empty
+ * cache counts as much as the other caches on average. Otherwise caches that are made before any is filled would all
+ * lie in one pool. */
 static int roomiest(const struct caches *caches, bool open)
 {
     int64_t used = 0, filled = 0, most = 0;
@@ -447,8 +453,8 @@ static int roomiest(const struct caches *caches, bool open)
     return best;
 }
 
-/* Opens the pool with the most room. If its device has no memory, an open pool is used instead. May give up the lock
- * meanwhile. */
+/* Opens the pool with the most free room (allocates its memory). If its device has no memory, an open pool is used
+ * instead. The function may release the lock for a time. */
 static attn_status make_ready(struct caches *caches, attn_error *err)
 {
     for (;;) {
@@ -463,7 +469,7 @@ static attn_status make_ready(struct caches *caches, attn_error *err)
     }
 }
 
-/* Makes a cache in a pool that make_ready() has opened. Call this with the lock held. */
+/* Makes a cache in a pool whose memory make_ready() has allocated. Call this with the lock held. */
 static attn_status create(struct caches *caches, struct caller *caller, const struct cache_shape *shape,
                           const float *k_scale, const float *v_scale, int64_t ttl_ms, struct cache_info *info,
                           attn_error *err)
@@ -508,7 +514,8 @@ attn_status caches_create(struct caches *caches, struct caller *caller, const st
     return status;
 }
 
-/* Returns the sequence's cache of this name, or NULL. An expired cache is removed, so that no name exists twice. */
+/* Returns the cache of the sequence with this name, or NULL. An expired cache is removed, so that no name exists
+ * twice. */
 static struct cache *sequence_of(struct caches *caches, const struct caller *caller, const char *name)
 {
     struct cache *cache = *sequence_bucket(caches, caller, name);
@@ -579,7 +586,8 @@ void caches_list(struct caches *caches, const struct caller *caller, struct cach
         ++*count;
     }
     pthread_mutex_unlock(&caches->lock);
-    /* Takes the lock for each cache, because the shared pages of one cache are a sum over up to a thousand blocks. */
+    /* Takes the lock for each cache anew, because counting the shared pages of one cache may go through a thousand
+     * blocks. */
     for (int i = 0; i < found; i++) {
         pthread_mutex_lock(&caches->lock);
         const struct cache *const cache = cache_known(caches, caller, infos[i].id, clock_ms());
@@ -595,14 +603,15 @@ static attn_status check_length(int64_t length, int64_t most, attn_error *err)
                      (long long)most);
 }
 
-/* Upper bound on the page-table entries of all caches of a pool. */
+/* Returns an upper bound on the page-table entries of all caches of a pool. */
 static int64_t pool_numbers(const struct pool *pool)
 {
     const int64_t granules = (int64_t)(pool->bytes / pages_granule_for(pool->bytes));
     return granules > CACHES_NUMBERS / CACHES_SHARING ? granules * CACHES_SHARING : CACHES_NUMBERS;
 }
 
-/* Checks a fork's page list. A fork takes no memory of the pool, only host memory for its page list. */
+/* Checks that the page list of a fork stays within the limits. A fork takes no memory of the pool, only host memory for
+ * this list. */
 static attn_status may_share(const struct caches *caches, const struct cache *from, int64_t count, attn_error *err)
 {
     const struct pool *const pool = &caches->pools[from->pool];
@@ -660,7 +669,7 @@ attn_status caches_fork(struct caches *caches, struct caller *caller, const char
     struct cache *from = cache_find(caches, caller, id, "", "this cache", err);
     if (from) {
         from->used_ms = clock_ms();
-        /* Keeps the cache until the fork is made: admit() removes expired caches. */
+        /* Marks the cache as used until the fork is made, because admit() removes expired caches. */
         from->users++;
         status = fork_of(caches, from, caller, length, info, err);
         from->users--;

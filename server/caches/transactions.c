@@ -34,8 +34,8 @@ static const char *scales_text(const struct cache *cache)
     return cache->v_scale ? "v_scale alone" : "neither k_scale nor v_scale";
 }
 
-/* Returns the cache of a row, or NULL with an error. If the pointer that an earlier search found is still valid, it is
- * used again, because there may be many rows. */
+/* Returns the cache of a row (an id of the step), or NULL with an error. If the pointer that an earlier search found is
+ * still valid, it is used again, because there may be many rows. */
 static struct cache *find_row(const struct cache_step *step, int row, int64_t now_ms, attn_error *err)
 {
     char member[32], what[32];
@@ -49,7 +49,7 @@ static struct cache *find_row(const struct cache_step *step, int row, int64_t no
     return cache_find(step->caches, step->caller, step->ids[row], member, what, err);
 }
 
-/* Checks that row `row` has the shape and the device of row 0. */
+/* Checks that row `row` (a cache of the step) has the shape and the device of row 0. */
 static attn_status goes_along(const struct cache_step *step, const struct cache *first, const struct cache *cache,
                               int row, attn_error *err)
 {
@@ -73,7 +73,7 @@ static attn_status goes_along(const struct cache_step *step, const struct cache 
                      scales_text(cache), scales_text(first));
 }
 
-/* Error: a step appends to one cache twice, and the order would be undefined. */
+/* Makes the error for a step that appends to one cache twice, because the order would be undefined. */
 static attn_status twice(const struct cache_step *step, int row, attn_error *err)
 {
     char member[32];
@@ -91,7 +91,7 @@ static void copy_scales(const struct cache *cache, int row, float *k_scale, floa
     if (v_scale) memcpy(v_scale + (size_t)row * heads, cache->v_scale, bytes);
 }
 
-/* Copies the caches' scales for the check of the problem. The step copies them again when it begins. */
+/* Copies the caches' scales for the check of the problem. When the step begins, it copies them again. */
 static attn_status look_at_scales(struct cache_step *step, attn_error *err)
 {
     const size_t count = (size_t)step->rows * (size_t)step->shape.kv_heads;
@@ -104,7 +104,7 @@ static attn_status look_at_scales(struct cache_step *step, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks the size of the page table, which has step->most entries for each row. */
+/* Checks the size of the step's page table, which has step->most entries for each row. */
 static attn_status check_pages(const struct cache_step *step, attn_error *err)
 {
     if (step->most <= CACHES_STEP_PAGES / step->rows) return ATTN_OK;
@@ -124,7 +124,7 @@ static attn_status look(struct cache_step *step, attn_error *err)
         if (cache == NULL) return ATTN_NOT_FOUND;
         if (step->append > 0 && cache->looked == number) return twice(step, row, err);
         cache->looked = number;
-        step->row[row].cache = cache; /* valid until a cache is removed: see find_row() */
+        step->row[row].cache = cache; /* valid until a cache is removed: find_row() tests this */
         if (first == NULL) first = cache;
         const attn_status status = goes_along(step, first, cache, row, err);
         if (status != ATTN_OK) return status;
@@ -195,7 +195,7 @@ attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_erro
     return check_pages(step, err);
 }
 
-/* Sets the address of each table in `memory`. */
+/* Sets the address of each table of the step, in `memory`. */
 static void place_tables(struct cache_step *step, char *memory)
 {
     const size_t rows = (size_t)step->rows, scale = rows * (size_t)step->shape.kv_heads * sizeof(float);
@@ -210,7 +210,7 @@ static void place_tables(struct cache_step *step, char *memory)
     step->v_scale = step->v_scaled ? (float *)memory : NULL;
 }
 
-/* Determines the first page that a row adds or replaces, and returns the number of such pages. */
+/* Determines the first page that a row (one cache) adds or replaces, and returns the number of its new pages. */
 static int64_t count_pages(struct cache_step *step, int index)
 {
     struct cache_row *const row = &step->row[index];
@@ -222,8 +222,9 @@ static int64_t count_pages(struct cache_step *step, int index)
     return cache_pages_for(cache, row->before + step->append) - row->first;
 }
 
-/* Checks that there is room for `count` pages and that the caller may have them. A refusal tells what is in use without
- * these pages, and their size. TOO_LARGE: waiting will not help, since the pool or the share is smaller than that. */
+/* Checks that there is room for `count` pages and that the caller may have them. The text of a refusal says what is in
+ * use without these pages, and their size. TOO_LARGE: waiting will not help, because the pool or the caller's share is
+ * smaller than the pages. */
 static attn_status check_room(const struct cache_step *step, int64_t count, attn_error *err)
 {
     const struct caches *const caches = step->caches;
@@ -254,7 +255,7 @@ static attn_status check_room(const struct cache_step *step, int64_t count, attn
     return ATTN_OK;
 }
 
-/* Error: there is enough room in sum, but no free run of granules that is long enough for a page. */
+/* Makes the error for a pool with enough room in sum, but no free run of granules that is long enough for a page. */
 static attn_status in_pieces(const struct cache_step *step, int64_t count, attn_error *err)
 {
     const struct caches *const caches = step->caches;
@@ -270,8 +271,8 @@ static attn_status in_pieces(const struct cache_step *step, int64_t count, attn_
                      (long long)page_bytes);
 }
 
-/* Takes the pages that a row gains. Pages already taken stay in the row even after an error, and the end of the step
- * drops them. FULL: there is no place for one of them. */
+/* Takes the pages that a row (one cache) gains. Pages already taken stay in the row even after an error, and the end of
+ * the step drops them. FULL: there is no room for one of the pages. */
 static attn_status take_row(struct cache_step *step, int index, attn_error *err)
 {
     struct caches *const caches = step->caches;
@@ -295,13 +296,13 @@ static attn_status take_row(struct cache_step *step, int index, attn_error *err)
     return ATTN_OK;
 }
 
-/* Takes the pages of all rows. */
+/* Takes the pages that all rows (caches of the step) gain. */
 static attn_status take_pages(struct cache_step *step, attn_error *err)
 {
     int64_t count = 0;
     for (int row = 0; row < step->rows; row++) {
         count += count_pages(step, row);
-        step->row[row].cache->users++; /* a cache that is in use does not expire */
+        step->row[row].cache->users++; /* marks the cache as in use, so that it does not expire */
     }
     attn_status status = check_room(step, count, NULL);
     if (status != ATTN_OK) {
@@ -329,9 +330,9 @@ static void add_move(struct cache_step *step, void *to, const void *from, int64_
     if (bytes > 0) step->moves[step->move_count++] = (attn_move){ to, from, (size_t)bytes };
 }
 
-/* Adds the moves for one part of a page, its keys or its values. Positions [0, kept) are old, positions [kept, end) are
- * new, and the rest is cleared. `old`: the address from which the old positions are copied; NULL: they are in place.
- * `fresh`: the page is new. */
+/* Adds the moves (copies that the device makes) for one part of a page, its keys or its values. Positions [0, kept) are
+ * old, positions [kept, end) are new, and the rest is cleared. `old`: the address from which the old positions are
+ * copied; NULL: they are in place. `fresh`: the page is new. */
 static void fill_part(struct cache_step *step, char *part, const char *old, bool fresh, const char *rows, int64_t kept,
                       int64_t end, int64_t position_bytes)
 {
@@ -340,7 +341,7 @@ static void fill_part(struct cache_step *step, char *part, const char *old, bool
     if (fresh) add_move(step, part + end * position_bytes, NULL, (step->shape.page_size - end) * position_bytes);
 }
 
-/* Adds the moves of one row: its new positions, page by page. */
+/* Adds the moves (copies that the device makes) of one row: its new positions, page by page. */
 static void plan_moves(struct cache_step *step, int index)
 {
     const struct cache_row *const row = &step->row[index];
@@ -379,7 +380,7 @@ static void write_table(struct cache_step *step, int index)
     copy_scales(cache, index, step->k_scale, step->v_scale);
 }
 
-/* True if another step uses one of the caches of `step`, or an older step waits for one of them. */
+/* True if another step (transaction) uses one of the caches of `step`, or an older step waits for one of them. */
 static bool is_blocked(const struct cache_step *step, uint64_t scan)
 {
     for (int row = 0; row < step->rows; row++) {
@@ -391,7 +392,7 @@ static bool is_blocked(const struct cache_step *step, uint64_t scan)
     return false;
 }
 
-/* Drops the pages that a row had taken. */
+/* Gives back the pages that a row (one cache of a step) had taken. */
 static void give_back(const struct caches *caches, struct cache_row *row)
 {
     for (int64_t i = 0; i < row->count; i++)
@@ -417,8 +418,7 @@ static int32_t prefix_of(const struct cache_step *step, int row)
     return (int32_t)(same * size < least ? same * size : least);
 }
 
-/* Finds the step's caches and tells whether the step must wait. If it must wait, younger steps must wait for these
- * caches as well. */
+/* Finds the step's caches and tells whether the step must wait. If so, younger steps must wait for the same caches. */
 static attn_status ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err)
 {
     const int64_t now_ms = clock_ms();
@@ -441,7 +441,7 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     if (status != ATTN_OK || *wait) return status;
     for (int row = 0; row < step->rows; row++) {
         const int64_t pages = cache_pages_for(step->row[row].cache, step->row[row].before + step->append);
-        if (pages > step->most) /* another step has extended the cache since the table was made */
+        if (pages > step->most) /* another step has extended a cache since the size of the table was computed */
             return attn_fail(err, ATTN_BUSY, NULL, "caches: [%d] has grown meanwhile", row);
         moves += 6 * (pages - step->row[row].before / step->shape.page_size + 1);
     }
@@ -452,7 +452,7 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     if (step->append > 0) status = take_pages(step, err);
     if (status != ATTN_OK) {
         for (int row = 0; row < step->rows; row++) give_back(step->caches, &step->row[row]);
-        free(step->moves); /* the step may be tried again later, and then makes new moves */
+        free(step->moves); /* a step that was tried before has old moves; this attempt makes new ones */
         step->moves = NULL;
         return status;
     }
@@ -464,8 +464,8 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     return ATTN_OK;
 }
 
-/* Fills the tables and moves of a step. The lock is not needed, since nothing that this reads changes before the step
- * ends. */
+/* Fills the tables and moves of a step. The lock is not needed, since nothing that the function reads changes before
+ * the step ends. */
 static void plan(struct cache_step *step, char *memory)
 {
     place_tables(step, memory);
@@ -499,7 +499,7 @@ attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, b
 
 /* ---- End -------------------------------------------------------------------------------------------------------- */
 
-/* Makes the pages of a row the cache's. */
+/* Gives the new pages of a row to its cache, for good. */
 static void commit_row(struct caches *caches, struct cache_row *row, int64_t append)
 {
     struct cache *const cache = row->cache;
@@ -512,7 +512,7 @@ static void commit_row(struct caches *caches, struct cache_row *row, int64_t app
     cache_count(caches, cache, before);
     cache->length = row->before + append;
     assert(cache->list.count == cache_pages_for(cache, cache->length));
-    row->count = 0; /* the pages belong to the cache now */
+    row->count = 0; /* the new pages belong to the cache now */
 }
 
 static void leave(struct caches *caches, struct cache *cache, bool ends, int64_t now_ms)

@@ -1,5 +1,5 @@
 /* batch.c: counts the operations of a batch, records its results, times and metrics, and says how long a guest must
- * wait. */
+ * wait. A guest is the batch of a flow (one client's requests) that has no other batch on the device. */
 #include "server/device/internal.h"
 
 #include <string.h>
@@ -7,9 +7,10 @@
 #include "server/base/log.h"
 #include "server/base/metrics.h"
 
-enum { LEAST_HEAD_DIM = 64 }; /* a smaller head costs as much as this size, since kernels compute whole tiles */
+enum { LEAST_HEAD_DIM = 64 }; /* a smaller head costs as much as one of this size, since kernels compute whole tiles */
 
-/* Returns the operations of a part as kernels carry them out, in whole tiles: small heads count with their padding. */
+/* Returns the floating-point operations of a part as kernels carry them out, in whole tiles: small heads count with
+ * their padding. */
 double batch_padded_flops(const struct job_part *part)
 {
     const struct job *const job = part->job;
@@ -24,7 +25,8 @@ double batch_padded_flops(const struct job_part *part)
     return job->flops * part->share * waste;
 }
 
-/* Names the device and the kernel of a result: "cpu avx512bf16". The name is "cpu" if no kernel was needed. */
+/* Writes the device and the kernel of a result as its backend, such as "cpu avx512bf16". It is only "cpu" if no kernel
+ * was needed. */
 void batch_name_backend(proto_result *result, const struct device *device, const char *kernel)
 {
     char *at = stpcpy(result->backend, device->info.name);
@@ -47,9 +49,9 @@ void batch_count(const struct batch *batch, const struct job_part *first)
         metrics_add(METRIC_TENSOR_BYTES, device, op, batch->bytes);
         return;
     }
-    if (first->error.status == ATTN_CANCELLED) return; /* clients that left are counted by other code */
+    if (first->error.status == ATTN_CANCELLED) return; /* requests that were cancelled are counted by other code */
     metrics_add(METRIC_DEVICE_ERRORS, device, attn_status_name(first->error.status), 1);
-    if (first->error.status != ATTN_DEVICE_LOST) /* the loop reports a lost device, and only once */
+    if (first->error.status != ATTN_DEVICE_LOST) /* a lost device is reported by the loop, and only once */
         log_event(LOG_WARN, NULL, "batch_failed", "device=%s requests=%d text=" LOG_Q, device, batch->count,
                   first->error.text);
 }

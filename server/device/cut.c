@@ -31,7 +31,7 @@ static bool is_contiguous(const attn_tensor *t)
     return memcmp(whole.stride, t->stride, (size_t)t->rank * sizeof t->stride[0]) == 0;
 }
 
-/* True if the job is one problem whose heads can be computed apart. */
+/* True if the job is one problem whose groups of heads different devices can compute. */
 static bool has_parts(const struct job *job)
 {
     const attn_problem *const p = job->call->count == 1 ? job_problem(job, 0) : NULL;
@@ -44,7 +44,7 @@ static bool has_parts(const struct job *job)
     return true;
 }
 
-/* True if the two devices take the same problems with the same kernels. */
+/* True if the two devices take the same problems and compute them with the same kernels. */
 static bool have_same_kernels(const attn_capabilities *a, const attn_capabilities *b)
 {
     if (a->backend != b->backend || a->kernel_count != b->kernel_count) return false;
@@ -57,7 +57,7 @@ static bool have_same_kernels(const attn_capabilities *a, const attn_capabilitie
     return true;
 }
 
-/* True if the two devices compute the same bits: they have the same kernels and are of one kind. */
+/* True if the two devices compute results that are equal to the bit: they have the same kernels and are of one kind. */
 static bool are_alike(const struct device *a, const struct device *b)
 {
     const attn_device_info *const i = &a->info, *const j = &b->info;
@@ -85,7 +85,7 @@ static bool plan_on(const struct device *device, attn_problem *p, attn_plan *pla
     return attn_plan_make(attn_device_capabilities(device->handle), p, plan, &ignored) == ATTN_OK;
 }
 
-/* True if the kernel of the whole problem also computes each of its `count` parts. */
+/* True if the kernel of the whole problem also computes each part, when the problem is cut into `count` parts. */
 static bool same_kernel(const struct device *device, const attn_problem *whole, int count, int64_t Hk)
 {
     attn_problem all = *whole;
@@ -101,7 +101,8 @@ static bool same_kernel(const struct device *device, const attn_problem *whole, 
 
 /* ---- Over which devices? ----------------------------------------------------------------------------------------- */
 
-/* Inserts the device behind those with at most as much work. over[0] stays. */
+/* Inserts the device into the list, which is sorted by work, behind those with at most as much work. over[0] stays
+ * first. */
 static void insert(struct device **over, int count, struct device *device)
 {
     int place = count;
@@ -135,15 +136,16 @@ int cut_over_devices(struct devices *devices, struct device *first, struct job *
     }
     if (count > Hk) count = (int)Hk;
     if (count < 2) return 1;
-    const int64_t most = (Hk + count - 1) / count; /* heads of the largest part; more devices would not shorten it */
+    /* number of heads of the largest part; with more devices it would be as large, so nothing ends earlier */
+    const int64_t most = (Hk + count - 1) / count;
     count = (int)((Hk + most - 1) / most);
     return same_kernel(first, whole, count, Hk) && job_cut(job, count, Hk) ? count : 1;
 }
 
 /* ---- The answer -------------------------------------------------------------------------------------------------- */
 
-/* Appends the number of the device that follows `after`, with those that follow it without a gap: "0-3". Returns the
- * last of them, or -1 if no device follows. */
+/* Appends the number of the device of a part that follows `after`, with those that follow it without a gap: "0-3".
+ * Returns the last number, or -1 if no device follows. */
 static int put_devices(const struct job *job, int after, char *text, size_t room)
 {
     int first = -1, last;
@@ -152,7 +154,8 @@ static int put_devices(const struct job *job, int after, char *text, size_t room
     if (first < 0) return -1;
     last = first;
     for (const struct job_part *part = &job->part; part;)
-        if (part->index == last + 1) last++, part = &job->part; /* a later device may stand before this one */
+        /* starts again, because the part on the next device may stand earlier in the list */
+        if (part->index == last + 1) last++, part = &job->part;
         else part = part->next;
     const size_t used = strlen(text);
     const char *const comma = after < 0 ? "" : ",";

@@ -1,4 +1,4 @@
-/* devices.c: the way of batches through devices.
+/* devices.c: how batches of jobs go to a device and come back.
  *
  *   loop --submit--> inbox --> slot 0: stream, batch: copy in | run | copy out --> done? --> mailbox of the loop
  *                              slot 1: ...               (attn_device_info.streams of them, and DEVICE_GUESTS)
@@ -6,10 +6,10 @@
  * A GPU has one thread for all of its slots, the CPU one for each. internal.h lists the files of the folder.
  *
  * Invariants
- * 1. One flow has at most as many batches on a device as the device has streams. On the CPU, or with a single
- *    stream, it may have one more, because the device would otherwise be idle between two batches. All flows
- *    together may have that number and DEVICE_GUESTS more. A guest is the batch of a flow that has no other batch on
- *    the device.
+ * 1. One flow (the work of one token or connection) has at most as many batches on a device as the device has streams.
+ *    On the CPU, or with a single stream, it may have one more, because the device would otherwise be idle between two
+ *    batches. All flows together may have that number and DEVICE_GUESTS more. A guest is the batch of a flow that has
+ *    no other batch on the device.
  * 2. A guest begins when all other batches have run for DEVICE_GUEST_AFTER_NS, so that short batches run alone. If
  *    the others belong to several flows, the oldest of them must also have run for a multiple of the time that the
  *    guest needs (DEVICE_GUEST_FACTOR).
@@ -55,7 +55,8 @@ static void join_threads(struct device *device)
 }
 
 /* Starts a device's threads. A GPU has one thread, which puts batches on all of its streams. The CPU has one thread per
- * stream, because these threads compute: a long batch does not delay others, and no core waits when a batch ends. */
+ * stream, because there the threads compute: a long batch does not delay others, and no core waits when a batch
+ * ends. */
 static attn_status start_threads(struct device *device, attn_error *err)
 {
     const int threads = device->info.unified ? device->slot_count : 1, slots = device->slot_count / threads;
@@ -97,7 +98,7 @@ static attn_status device_open(const struct config *config, const char *backend,
     status = attn_device_open(backend, index, &options, &device->handle, err);
     if (status != ATTN_OK) goto fail;
     attn_device_describe(device->handle, &device->info);
-    /* The watchdog does not watch the CPU: large problems may take minutes there, and the CPU cannot be lost. */
+    /* The watchdog ignores the CPU: large problems may take minutes there, and the CPU cannot be lost. */
     device->watchdog_ns = device->info.unified ? NEVER : config->watchdog_ms * CLOCK_NS_PER_MS;
     atomic_store(&device->due_ns, NEVER);
     const int most = DEVICE_MAX_STREAMS - DEVICE_GUESTS, streams = device->info.streams;
@@ -112,7 +113,7 @@ static attn_status device_open(const struct config *config, const char *backend,
     device->number = devices->count;
     devices->device[devices->count++] = device;
     static const attn_status to_count[] = { ATTN_DEVICE, ATTN_DEVICE_LOST, ATTN_NO_MEMORY };
-    /* These series exist from the start, because a rate ignores the first sample of a series. */
+    /* These series of metrics exist from the start, because a rate ignores the first sample of a series. */
     metrics_add(METRIC_DEVICE_BATCHES, device->info.name, NULL, 0);
     metrics_add(METRIC_DEVICE_PARTS, device->info.name, NULL, 0);
     for (int i = 0; i < 3; i++) metrics_add(METRIC_DEVICE_ERRORS, device->info.name, attn_status_name(to_count[i]), 0);
@@ -124,7 +125,7 @@ fail:
     return status;
 }
 
-/* Returns the backend whose devices --devices numbers. NULL: this build has only the CPU. */
+/* Returns the backend whose devices the numbers of --devices mean. NULL: this build has only the CPU. */
 static const char *gpu_backend(void)
 {
     for (const char *const *name = attn_backends(); *name; name++)
@@ -153,7 +154,7 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
     } else if (numbers) {
         for (const char *at = wanted; *at && status == ATTN_OK; at += *at == ',') {
             uint64_t index = 0;
-            at = text_read_number(at, &index); /* config.c has checked this text */
+            at = text_read_number(at, &index); /* cannot fail: config.c has checked this text */
             assert(at != NULL && index < CONFIG_MAX_DEVICES);
             if (index >= (uint64_t)gpus)
                 status = attn_fail(err, ATTN_NOT_FOUND, NULL, "--devices: there is no GPU %d, there %s %d", (int)index,
@@ -196,7 +197,7 @@ attn_status devices_add_caches(struct devices *devices, const struct config *con
         const attn_device_info *const info = &device->info;
         const struct caches_source source = { give_memory, device };
         const int64_t bytes = config->kv_bytes > 0 ? config->kv_bytes : default_kv_bytes(info);
-        /* a larger pool would exceed the device's memory, and no cache could ever be made */
+        /* with a larger pool than the device's memory, no cache could ever be made */
         if (bytes > info->memory_limit && info->memory_limit > 0)
             return attn_fail(
                 err, ATTN_INVALID, NULL,
@@ -266,8 +267,8 @@ const char *device_name(const struct device *device)
     return device->info.name;
 }
 
-/* Allocates staging memory. All devices have one backend, so memory pinned by any of them serves all. A lost device
- * pins none. */
+/* Allocates staging memory (host memory for requests' tensors). All devices have one backend, so memory pinned by any
+ * of them serves all. A lost device pins none. */
 static void *map_staging(void *context, size_t bytes)
 {
     const struct devices *devices = context;
@@ -334,8 +335,9 @@ void devices_note_lost(struct devices *devices, int number)
     atomic_store(&devices->device[number]->lost, true);
 }
 
-/* Sums the time of the job's problems on the fastest device. Scores that FlashMask hides may be skipped, so they do not
- * count. Finding them means reading the mask's rows, which is done only if the sum is large enough to matter. */
+/* Returns the sum of the times that the job's problems take on the fastest device. Scores that FlashMask hides may be
+ * skipped, so they do not count. Finding them means reading the mask's rows, which is done only if the sum is large
+ * enough to matter. */
 double devices_least_seconds(const struct devices *devices, const struct job *job)
 {
     const double unimportant_s = 0.05;
@@ -363,7 +365,8 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
     return seconds;
 }
 
-/* The most batches on the device without guests, both of one flow and of all flows (invariant 1). */
+/* Returns the largest number of batches on the device apart from guests, both of one flow and of all flows (invariant
+ * 1). */
 static int most_batches(const struct device *device)
 {
     return device->streams + (device->info.unified || device->streams == 1);
@@ -408,7 +411,8 @@ bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_
     for (const struct batch *batch = device->batches; batch; batch = batch->next)
         if (batch->left_ns < oldest_ns) oldest_ns = batch->left_ns;
     *wait_ns = oldest_ns + DEVICE_GUEST_AFTER_NS - now_ns;
-    return *wait_ns > 0; /* if the time left is 0 or less, the batch takes longer than its operations suggest */
+    /* if no time is left, the batch takes longer than its operations suggest, and nothing is known */
+    return *wait_ns > 0;
 }
 
 bool devices_away(const struct devices *devices)
@@ -453,14 +457,14 @@ void devices_collect(struct devices *devices, struct batch *batch)
     struct device *device = batch->device;
     (void)devices;
     assert(batch->previous ? batch->previous->next == batch
-                           : device->batches == batch); /* the batch comes back for the first time */
+                           : device->batches == batch); /* true only if the batch has not come back before */
     assert(device->outstanding > 0 && atomic_load(&device->requests) >= batch->count);
     for (int i = 0; i < batch->count; i++) assert(batch->parts[i]->ran == (batch->parts[i]->error.status == ATTN_OK));
     *(batch->previous ? &batch->previous->next : &device->batches) = batch->next;
     if (batch->next) batch->next->previous = batch->previous;
     device->outstanding--;
     device->flops -= batch->flops;
-    if (device->outstanding == 0) device->flops = 0; /* rounding errors of the sum do not accumulate */
+    if (device->outstanding == 0) device->flops = 0; /* set to 0 so that rounding errors of the sum do not accumulate */
     atomic_fetch_sub(&device->requests, batch->count);
 }
 

@@ -35,22 +35,24 @@ struct device;
 struct batch {
     struct message message;
     struct device *device;
-    /* The flow of the first job, which holds the reference. The batch counts as a batch of this flow. It may be
-     * NULL. */
+    /* The flow (one client's work) of the first job, which holds the reference. The batch counts as a batch of this
+     * flow. NULL: the job has no flow. */
     const struct flow *flow;
-    int64_t left_ns;               /* time at which it left for the device */
-    int64_t charged_ns;            /* device time, which is charged to the flows of the batch's jobs */
-    struct batch *next, *previous; /* the loop's list of batches on this device */
+    int64_t left_ns;    /* time at which the batch left for the device */
+    int64_t charged_ns; /* device time in nanoseconds, which is charged to the flows (clients) of the batch's jobs */
+    struct batch *next, *previous; /* neighbours in the loop's list of batches on this device */
     int count;
     int waiting; /* number of jobs whose requests still wait (used by the loop); at 0 the batch is cancelled */
-    int cancel;  /* set by attn_cancel(): the device ends the batch between two tiles or launches */
+    /* set by attn_cancel(): the device ends the batch between two tiles of a kernel, or between two launches */
+    int cancel;
     double flops, bytes, seconds; /* sums over all jobs: operations, bytes of tensors, and expected time */
-    bool adopted; /* an HTTP thread put the batch on the device, so the stream has no marks between stages */
-    int64_t started_ns, ended_ns; /* times on the thread that ran it */
+    /* an HTTP thread put the batch on the device, so the stream has no marks (events) between the stages */
+    bool adopted;
+    int64_t started_ns, ended_ns; /* times at which the batch started and ended, on the thread that ran it */
     double prepare_us, copy_in_us, compute_us, copy_out_us;
-    double launch_us;         /* the part of compute_us before the kernels were on the stream */
-    double truth_us;          /* device time of verifying outputs, after copy_out_us */
-    struct job_part *parts[]; /* each part has a reference to its job */
+    double launch_us;         /* that part of compute_us in which the kernels were not on the stream yet */
+    double truth_us;          /* device time of verifying outputs in float64, which follows copy_out_us */
+    struct job_part *parts[]; /* the parts of jobs in the batch, each with a reference to its job */
 };
 
 static inline struct job *batch_job(const struct batch *batch, int part)
@@ -58,10 +60,11 @@ static inline struct job *batch_job(const struct batch *batch, int part)
     return batch->parts[part]->job;
 }
 
-/* Counts and logs a batch that came back. `first` is one of its parts; if one part fails, all parts do. */
+/* Records in the metrics that a batch came back, and logs it if it failed. `first` is one of the batch's parts; if one
+ * part fails, all parts do. */
 void batch_count(const struct batch *batch, const struct job_part *first);
-/* Sets the times of a job that ran in the batch, for its answer. Of several parts, the times of the part that took
- * longest remain. */
+/* Sets the times of a job that ran in the batch, for its answer. If a job has several parts, the times of the part that
+ * took longest remain. */
 void batch_note_times(const struct batch *batch, struct job *job);
 /* Counts the times of a job that ran, for the metrics. */
 void batch_observe_times(const struct job *job);
@@ -73,35 +76,37 @@ struct devices;
  * Finished batches are posted to `box` as messages of kind `message_kind`. On an error *err has one line of text. */
 attn_status devices_open(const struct config *config, struct mailbox *box, int message_kind, struct devices **devices,
                          attn_error *err);
-/* Ends the threads after the work that runs, and waits for at most `wait_ms`. False: a thread still runs. The mailbox
- * may still have batches. */
+/* Ends the devices' threads after the work that runs, and waits for them for at most `wait_ms`. False: a thread still
+ * runs. The mailbox may still have batches. */
 bool devices_stop(struct devices *devices, int64_t wait_ms);
 /* Call this after devices_stop() has returned true, with the mailbox empty. */
-void devices_close(struct devices *devices); /* does nothing for NULL */
+void devices_close(struct devices *devices); /* does nothing if `devices` is NULL */
 
-/* Adds a pool for KV caches (--kv-bytes) on each device. The pool's memory is allocated with the first cache. Call this
- * before the first request. INVALID: a device has less memory than that. */
+/* Adds a pool of memory for KV caches (--kv-bytes) on each device. The memory is allocated with the first cache. Call
+ * this before the first request. INVALID: a device has less memory than the pool needs. */
 attn_status devices_add_caches(struct devices *devices, const struct config *config, struct caches *caches,
                                attn_error *err);
 
 int devices_count(const struct devices *devices);
-/* Returns what the first device can compute. Any thread may plan problems by it. */
+/* Returns what the first device can compute, by which any thread may plan problems. */
 const attn_capabilities *devices_capabilities(const struct devices *devices);
 const attn_device_info *
-/* the device with the most memory, with the description from its opening */
+/* Returns the device with the most memory, as it was described when it was opened. */
 devices_largest(const struct devices *devices);
-/* Sets `source` to the staging memory that devices copy from fastest: memory pinned by the first device that copies.
- * False: no device copies, so ordinary memory is as good. The devices must exist longer than the staging pool. */
+/* Sets `source` to the staging memory that devices copy from fastest: host memory pinned by the first device that
+ * copies. False: no device copies, so ordinary memory is as good. The devices must exist longer than the staging
+ * pool. */
 bool devices_staging(struct devices *devices, struct staging_source *source);
-attn_device *devices_copier(const struct devices *devices); /* the device that pins staging memory; NULL: none */
+/* the device that pins staging memory; NULL: no device copies */
+attn_device *devices_copier(const struct devices *devices);
 bool devices_usable(const struct devices *devices);
 
-/* The present state of a device, as other parts of the server see it. */
+/* The present state of a device, for other parts of the server. */
 struct device_state {
-    const attn_capabilities *can; /* NULL in tests without a device */
+    const attn_capabilities *can; /* what the device can compute; NULL in tests without a device */
     attn_device_info info;        /* result of attn_device_describe() */
-    bool usable;                  /* the device has not failed */
-    int64_t running_requests;     /* requests on this device that are not answered yet */
+    bool usable;                  /* true if the device has not failed */
+    int64_t running_requests;     /* number of requests on this device that are not answered yet */
 };
 /* Describes all devices in an array of devices_count() elements. Any thread may call this. */
 void devices_describe(struct devices *devices, struct device_state *states);
@@ -109,7 +114,8 @@ void devices_describe(struct devices *devices, struct device_state *states);
 /* Returns the device with the backend's number `index` (2 for "cuda:2"), for importing memory. *number becomes the
  * server's number of the device. NULL: this server does not use the device. Any thread may call this. */
 attn_device *devices_of_index(const struct devices *devices, int64_t index, int *number);
-bool devices_is_usable(const struct devices *devices, int number); /* the device has not failed; any thread */
+/* true if the device has not failed; any thread may call this */
+bool devices_is_usable(const struct devices *devices, int number);
 /* Records that a call for the device returned DEVICE_LOST; devices_to_disable() tells the loop. Any thread may call
  * this. */
 void devices_note_lost(struct devices *devices, int number);
@@ -123,37 +129,39 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
 /* Returns the largest number of parts into which the job may be cut. Any thread that owns the job may call this. */
 int cut_most_parts(const struct devices *devices, const struct job *job);
 
-/* Returns the device with the least work among those that may have room for a batch. NULL: all are busy. Devices whose
- * bits are set in `passed_over` are ignored. */
+/* Returns the device with the least work among those that may have room for a batch. NULL: all devices are busy.
+ * Devices whose bits are set in `passed_over` are ignored. */
 struct device *devices_pick(struct devices *devices, uint64_t passed_over);
-/* True if the device has room for a batch led by this job. If there is no room, and the job's flow has no batch there,
- * *wait_ns (set by the caller) is reduced to the time until there may be room. */
+/* True if the device has room for a batch that begins with this job. If there is no room, and the job's flow (its
+ * client's work) has no batch there, *wait_ns is reduced to the time until there may be room. The caller sets *wait_ns
+ * before. */
 bool device_has_room(const struct device *device, const struct job *job, int64_t now_ns, int64_t *wait_ns);
 int device_number(const struct device *device);
-/* Cuts a job that is about to leave for `first`, if it is expected to take longer than --split-above-ms, over all
- * devices that have room for it and compute the same bits (cut.c). Returns the number of parts: over[0] to over[n - 1]
- * are their devices. over[0] is `first`. 1: the job was not cut. */
+/* Cuts a job that is about to leave for the device `first`, if the job is expected to take longer than
+ * --split-above-ms. The parts go to all devices that have room for the job and compute the same bits (cut.c). Returns
+ * the number of parts: over[0] to over[n - 1] are their devices, and over[0] is `first`. 1: the job was not cut. */
 int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t now_ns,
                      struct device *over[CONFIG_MAX_DEVICES]);
-/* Sets the backend in the result of a cut job whose parts ran: "cuda:0-3 sm90 by heads". */
+/* Sets the backend in the result of a cut job whose parts all ran, such as "cuda:0-3 sm90 by heads". */
 void cut_name_backend(const struct devices *devices, struct job *job);
-/* True if the device is the CPU and has a batch that will end soon. A second batch sent now would end no sooner than
- * one sent then, and may grow meanwhile. *wait_ns becomes the time for which it may wait. */
+/* True if the device is the CPU and has a batch that will end soon. A second batch that was sent now would end no
+ * sooner than one sent when the first has ended, and until then more jobs may join it. *wait_ns becomes the time for
+ * which the second batch may wait. */
 bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_ns);
 void devices_submit(struct devices *devices, struct batch *batch, struct device *device);
-/* Submits a batch of one late job. The job is already on the device, so it needs no room. */
+/* Submits a batch of one late job: an HTTP thread has put the job on the device already, so it needs no room. */
 void devices_submit_late(struct devices *devices, struct batch *batch);
-/* True if a device other than the CPU has a batch. */
+/* True if a device other than the CPU has a batch that has not come back. */
 bool devices_away(const struct devices *devices);
-/* Call this for each batch that has come back. */
+/* Call this for each batch that has come back from a device. */
 void devices_collect(struct devices *devices, struct batch *batch);
 const char *device_name(const struct device *device);
-/* Stops giving work to a device that failed. False: it was disabled already. */
+/* Stops giving work to a device that failed. False: the device was disabled already. */
 bool device_disable(struct device *device);
 
-/* Returns a device that must be disabled, or NULL. Either a thread noted it as lost, or it has a batch that has
- * exceeded its time (--watchdog-ms and the time that the batch's size explains). *overdue: a batch has exceeded its
- * time. The CPU is not watched. */
+/* Returns a device that must be disabled, or NULL if there is none. Either a thread noted the device as lost, or one of
+ * its batches has exceeded its time (--watchdog-ms and the time that the batch's size explains). *overdue: a batch has
+ * exceeded its time. The CPU is not watched. */
 struct device *devices_to_disable(const struct devices *devices, bool *overdue);
 /* Returns the batches on a device, linked by `next`. */
 struct batch *device_batches(const struct device *device);

@@ -1,8 +1,8 @@
-/* heads.c: a part of a cut job on its device: some heads of a problem (cut.c).
+/* heads.c: a part of a cut job on its device. The part is some heads of a problem (cut.c).
  *
- * A unified device computes in staging memory, through views of the heads. A device with its own memory has new memory
- * for each tensor of the part. Its heads are rows of the whole tensor, at equal distances, so one copy of rows serves a
- * tensor (attn_copy_rows()). A tensor without an axis of heads is copied as a whole. */
+ * A unified device (the CPU) computes in staging memory, through views of the heads. A device with its own memory has
+ * new memory for each tensor of the part. The part's heads are rows of the whole tensor, at equal distances, so one
+ * copy of rows serves a tensor (attn_copy_rows()). A tensor without an axis of heads is copied as a whole. */
 #include "server/device/internal.h"
 
 attn_problem heads_of(const attn_problem *whole, int64_t first, int64_t end)
@@ -23,7 +23,7 @@ static attn_problem part_of(const struct job_part *part)
 static size_t bytes_of(const attn_tensor *t)
 {
     int64_t bytes = 0;
-    (void)attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes); /* the whole tensor was checked before */
+    (void)attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes); /* cannot fail: the whole tensor was checked before */
     return (size_t)bytes;
 }
 
@@ -44,11 +44,11 @@ attn_status heads_take(struct device *device, struct slot *slot, const struct jo
     const attn_status status = memory_take(device, slot, bytes, &memory, err);
     if (status != ATTN_OK) return status;
     char *at = memory;
-    problem->prefix_keys = NULL; /* it may only save time */
+    problem->prefix_keys = NULL; /* prefix_keys may only save time, so the part does without */
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         attn_tensor *const t = &problem->tensor[id];
         if (!heads_use(problem, id)) {
-            t->rank = 0; /* the device has no copy of it */
+            t->rank = 0; /* the device has no copy of this tensor */
             continue;
         }
         *t = attn_tensor_make(at, t->dtype, t->rank, t->shape);
@@ -63,7 +63,7 @@ static attn_rows rows_of(const attn_tensor *whole, const attn_tensor *host, cons
     int axis = 0;
     size_t rows = 1;
     while (axis < host->rank && host->shape[axis] == whole->shape[axis]) rows *= (size_t)host->shape[axis++];
-    if (axis == host->rank) rows = 1; /* the tensor has no heads to cut */
+    if (axis == host->rank) rows = 1; /* a tensor without an axis of heads is one row */
     const size_t width = rows > 0 ? bytes_of(there) / rows : 0, all = rows > 0 ? bytes_of(whole) / rows : 0;
     return out ? (attn_rows){ host->data, there->data, all, width, width, rows }
                : (attn_rows){ there->data, host->data, width, all, width, rows };

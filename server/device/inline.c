@@ -8,16 +8,16 @@
  * On the CPU each slot is a device with one thread. On a GPU the kernel reads and writes the request's staging memory
  * in place (attn_device_info.reads_staging, attn_kernel.in_place), so one launch is enough. The thread polls its
  * stream, which takes less time than a hand-over to another thread. The same holds if all tensors lie in a client's
- * region of the GPU's memory, also for a cache transaction. The HTTP thread then begins and ends the transaction
- * (transaction.h), and the moves before the kernel also copy the transaction's tables (memory.c).
+ * registered range of the GPU's memory, also for a cache transaction. The HTTP thread then begins and ends the
+ * transaction (transaction.h), and the moves before the kernel also copy the transaction's tables (memory.c).
  *
  * A GPU is used this way only while it has no batches. Otherwise the thread would wait for a whole batch, and many
  * threads that launch kernels block each other in the driver. Busy GPUs get batches instead, in which equal problems
  * are merged (merge.c). A cache transaction runs here only if the GPU has no other work: transactions slow each other
  * down, and small ones are faster merged.
  *
- * A job that has not ended in INLINE_WAIT_NS (INLINE_STEP_WAIT_NS) is late. The device's thread then takes it over like
- * any batch, with deadline, hang-up and watchdog:
+ * A job that has not ended in INLINE_WAIT_NS (a cache transaction: INLINE_STEP_WAIT_NS) is late. The device's thread
+ * then takes it over like any batch, with deadline, hang-up and watchdog:
  *
  *   HTTP thread: late --> posted to the loop --> devices_submit_late() --> device's thread: inline_adopt()
  *
@@ -41,7 +41,8 @@
 #include "server/work/request.h"
 #include "server/work/transaction.h"
 
-/* Opens the next inline slot. If there are several GPUs, the slots are assigned to them in turn. */
+/* Opens the next inline slot (a stream for HTTP threads). If there are several GPUs, the slots are assigned to them in
+ * turn. */
 static attn_status open_slot(struct devices *devices, const struct config *config, struct inline_slot *inline_slot,
                              attn_error *err)
 {
@@ -81,8 +82,8 @@ void inline_close(struct devices *devices)
     free(devices->inline_slots);
 }
 
-/* Takes the slot with this core's number, or the next free one, because a thread that was interrupted on this core may
- * still have that slot. `only`: number of the only device that can compute the job, or -1. */
+/* Takes the inline slot with this core's number, or the next free one, because a thread that was interrupted on this
+ * core may still have that slot. `only`: number of the only device that can compute the job, or -1. */
 static struct inline_slot *take_inline_slot(struct devices *devices, int only)
 {
     const int core = sched_getcpu(), first = core > 0 ? core % devices->inline_count : 0;
@@ -102,8 +103,8 @@ static void give_inline_slot_back(struct inline_slot *inline_slot)
     atomic_flag_clear_explicit(&inline_slot->taken, memory_order_release);
 }
 
-/* True if all tensors are in a client's region of a GPU's memory. Such a job copies nothing, whatever the size of its
- * tensors. */
+/* True if all tensors are in a client's registered range of a GPU's memory. Such a job copies nothing, whatever the
+ * size of its tensors. */
 static bool is_on_device(const struct job *job)
 {
     return job->shared && job->inputs_used == 0 && job->outputs.bytes == 0 && job->flops <= INLINE_DEVICE_FLOPS;
@@ -126,8 +127,8 @@ static bool fits_processor(const struct job *job)
            batch_padded_flops(&job->part) <= INLINE_FLOPS;
 }
 
-/* True if the GPU seems free for the job now. A cache transaction must not overtake queued transactions, which may wait
- * for the same caches. */
+/* True if the GPU seems free for the job now. A cache transaction must not overtake transactions in the queue, which
+ * may wait for the same caches. */
 static bool is_free_for(const struct device *device, const struct job *job)
 {
     if (!atomic_load(&device->usable)) return false;
@@ -146,14 +147,16 @@ bool inline_near(const struct devices *devices)
     return devices->inline_count > 0 && devices->device[0]->info.unified;
 }
 
-/* Polls the stream for its end, at most until until_ns. An error also ends the polling. */
+/* Polls the stream for the end of its work until that or the time until_ns comes. An error also ends the polling. */
 static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_error *err)
 {
     attn_error none;
     attn_status status = ATTN_OK;
     const bool notes = attn_stream_note(stream, &none) == ATTN_OK;
     int64_t now_ns = clock_ns(),
-            ask_ns = notes ? now_ns + INLINE_ASK_NS : now_ns; /* only a call to the driver reveals an error */
+            /* without notes in host memory, each look asks the driver; otherwise some looks do, because only the driver
+             * reveals an error */
+        ask_ns = notes ? now_ns + INLINE_ASK_NS : now_ns;
     *done = false;
     while (status == ATTN_OK && !*done) {
         if (notes && (*done = attn_stream_noted(stream))) break;
@@ -167,10 +170,10 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
 }
 
 /* Begins the job's cache transaction and sets *placed to the job's problem with device addresses. False: the job cannot
- * run here; transaction_has_begun() tells whether the transaction has begun anyway. */
+ * run on this inline slot; transaction_has_begun() tells whether the transaction has begun anyway. */
 static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_problem *placed)
 {
-    attn_error ignored; /* the loop meets the same error and reports it */
+    attn_error ignored; /* not reported here: the loop will meet the same error and report it */
     bool wait = false;
     if (!is_free_for(inline_slot->device, job) || transaction_begin(job, 0, &wait, &ignored) != ATTN_OK || wait ||
         memory_take_mirrors(inline_slot->device, &inline_slot->slot, job, &ignored) != ATTN_OK)
@@ -180,8 +183,8 @@ static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_pro
     return true;
 }
 
-/* Prepares everything that the job needs to run at once: transaction, plan and scratch memory. If the job has a
- * transaction, the plan points at *placed. False: the job cannot run here; see take_step(). */
+/* Prepares everything that the job needs to run at once: its cache transaction, plan and scratch memory. If the job has
+ * a transaction, the plan points at *placed. False: the job cannot run here; take_step() explains what then holds. */
 static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_problem *placed, attn_plan *plan)
 {
     const struct device *const device = inline_slot->device;
@@ -189,7 +192,7 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
     struct slot *const slot = &inline_slot->slot;
     const attn_problem *const problem = job->transaction ? placed : &job->call->items[0].problem;
     const attn_capabilities *const can = attn_device_capabilities(handle);
-    attn_error ignored; /* the loop meets the same error and reports it */
+    attn_error ignored; /* not reported here: the loop will meet the same error and report it */
     size_t bytes;
     return (!job->transaction || take_step(inline_slot, job, placed)) &&
            batch_plan(can, job, 0, problem, plan, &ignored) == ATTN_OK &&
@@ -198,15 +201,15 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
            memory_grow_workspace(handle, bytes, &slot->workspace, &slot->workspace_bytes, &ignored) == ATTN_OK;
 }
 
-/* Returns the processor time of this thread, or for a GPU the real time. There are more HTTP threads than cores, so the
- * real time of a computing thread would include other threads' work. */
+/* Returns the processor time of this thread, or the real time if the device is a GPU. There are more HTTP threads than
+ * cores, so the real time of a thread that computes would include other threads' work. */
 static int64_t work_clock_ns(const struct device *device)
 {
     return device->info.unified ? clock_thread_ns() : clock_ns();
 }
 
-/* Runs a job on its slot's stream. *done: the job has ended; otherwise it still runs. Sets the slot's launched_ns to
- * the time at which a GPU had the work. */
+/* Runs a job on its slot's stream. *done becomes true if the job has ended; otherwise it still runs. Sets the slot's
+ * launched_ns to the time at which a GPU had the work. */
 static attn_status compute(struct inline_slot *inline_slot, const struct job *job, const attn_plan *plan, bool *done,
                            attn_error *err)
 {
@@ -219,12 +222,13 @@ static attn_status compute(struct inline_slot *inline_slot, const struct job *jo
     if (inline_slot->device->info.unified) return status;
     slot->launched_ns = clock_ns();
     if (status == ATTN_OK) status = look(slot->stream, until_ns, done, err);
-    else (void)attn_stream_wait(slot->stream, &other); /* a part of the job may be on the stream */
+    /* after an error, a part of the job may still be on the stream */
+    else (void)attn_stream_wait(slot->stream, &other);
     if (status != ATTN_OK) *done = true;
     return status;
 }
 
-/* Adds `by` to the device's number of requests, while an HTTP thread runs one. */
+/* Adds `by` to the device's number of requests; an HTTP thread does so while it runs one. */
 static void count_on_device(struct device *device, int by)
 {
     atomic_fetch_add_explicit(&device->inline_requests, by, memory_order_relaxed);
@@ -247,12 +251,13 @@ static void note_end(struct devices *devices, struct job *job, struct batch *bat
     batch_count(batch, &job->part);
 }
 
-/* Runs a job whose inline slot is ready for it. */
+/* Runs a job on the inline slot that was taken and made ready for it. */
 static enum inline_outcome run(struct devices *devices, struct inline_slot *inline_slot, struct job *job,
                                const attn_plan *plan)
 {
     struct device *const device = inline_slot->device;
-    /* A batch of this job alone. Its times left_ns and started_ns stay 0, as if it started when it was queued. */
+    /* A batch that consists of this job alone. Its times left_ns and started_ns stay 0, as if it started when it was
+     * queued. */
     struct batch batch = { .device = device, .count = 1, .flops = job->flops, .bytes = job->bytes };
     attn_error err = { 0 };
     bool done;
@@ -285,7 +290,8 @@ enum inline_outcome inline_run(struct devices *devices, struct job *job)
     attn_problem placed;
     attn_plan plan;
     if (make_ready(inline_slot, job, &placed, &plan)) return run(devices, inline_slot, job, &plan);
-    give_inline_slot_back(inline_slot); /* the job may need more memory than an inline slot may wait for */
+    /* gives the slot back, because the job may need more memory than an inline slot may wait for */
+    give_inline_slot_back(inline_slot);
     return transaction_has_begun(job) ? INLINE_BEGAN : INLINE_NOT;
 }
 

@@ -5,28 +5,30 @@
 
 #include "server/device/devices.h"
 
-/* The outcome of inline_run(), which sets fields of the job, and what the caller must do next. A cache transaction that
- * has begun must be ended with transaction_end(), whatever the outcome. */
+/* What inline_run() did, and what the caller must do next. inline_run() also sets fields of the job. A cache
+ * transaction that has begun must be ended with transaction_end(), whatever the outcome. */
 enum inline_outcome {
-    INLINE_NOT,   /* Nothing happened. Queue the job. */
-    INLINE_BEGAN, /* The job's cache transaction has begun, but nothing runs. Queue the job. */
+    INLINE_NOT,   /* Nothing happened. The caller must queue the job. */
+    INLINE_BEGAN, /* The job's cache transaction has begun, but nothing runs. The caller must queue the job. */
     INLINE_DONE,  /* The job is over: its part has run, or has an error. Its times and metrics are recorded. */
-    INLINE_LATE,  /* The job still runs, in job->part.handed_over. Post it to the loop, which calls
-                   * devices_submit_late(). If that is impossible, call inline_settle(). */
-    /* The device job->part.device was lost. Queue the job: it fails there with the same error, which tells the loop. */
+    /* The job still runs, in job->part.handed_over. The caller must post it to the loop, which calls
+     * devices_submit_late(). If that is impossible, the caller must call inline_settle(). */
+    INLINE_LATE,
+    /* The device job->part.device was lost. The caller must queue the job: it fails there with the same error, which
+     * tells the loop. */
     INLINE_LOST,
 };
 
 /* Runs a small job in the calling thread, or puts it on an idle GPU and polls for its end. On the CPU the tensors are
- * in this core's cache, and there is no hand-over (tests/load/README.md, rung 3). A GPU's kernel uses tensors in place:
- * in staging memory, or in the client's region of the GPU's memory. The call refuses jobs that are large, that verify,
- * or that use or make a context. It never waits for another thread, nor longer than INLINE_WAIT_NS
- * (INLINE_STEP_WAIT_NS). */
+ * in this core's cache, and no other thread must wake (measured in tests/load/README.md). A GPU's kernel uses tensors
+ * in place: in staging memory, or in the client's registered range of the GPU's memory. The call refuses jobs that are
+ * large, that verify, or that use or make a context (a saved forward). It never waits for another thread, nor longer
+ * than INLINE_WAIT_NS (INLINE_STEP_WAIT_NS for a cache transaction). */
 enum inline_outcome inline_run(struct devices *devices, struct job *job);
-/* Waits for a late job, however long it takes. Afterwards no device uses the job's memory. Does nothing for other
- * jobs. */
+/* Waits for a late job (INLINE_LATE), however long it takes. Afterwards no device uses the job's memory. Does nothing
+ * for other jobs. */
 void inline_settle(struct job *job);
-/* True if inline slots compute on the CPU: HTTP threads should then run near their clients. */
+/* True if inline slots compute on the CPU. HTTP threads should then run on the cores near their clients. */
 bool inline_near(const struct devices *devices);
 /* Returns how many jobs were computed inline since the last call, and sets *seconds to the processor time that they
  * took. Any thread may call this. */

@@ -18,54 +18,57 @@
 #include "server/base/limits.h"
 #include "server/device/devices.h"
 
-enum { LINE = 64 }; /* size of a cache line in bytes */
+enum { LINE = 64 }; /* size of the processor's cache line in bytes */
 #define NEVER INT64_MAX
 
 struct mirror {
     struct job_region host;
     char *device;
-    bool copy; /* the host's bytes must be copied to the device */
+    bool copy; /* the host's bytes must be copied to the device before the kernels */
 };
 
-/* A place on a device for one running batch. */
+/* A place on a device for one batch that runs, with a stream. */
 struct slot {
     attn_stream *stream;
-    struct batch *batch; /* NULL: the slot is free */
-    int64_t due_ns;      /* time at which the batch should be over */
-    int64_t worst_ns;    /* time that the batch's work takes at the slowest rate */
+    struct batch *batch; /* the batch that runs in the slot; NULL: the slot is free */
+    int64_t due_ns;      /* time at which the batch should be over, for the watchdog */
+    int64_t worst_ns;    /* time that the batch's work would take at the slowest rate, DEVICE_SLOWEST_FLOPS */
     attn_problem *problems;
-    attn_plan *plans; /* plans of the problems */
-    /* The room for problems and plans, the number of problems in this batch, and the number of them on the stream. */
+    attn_plan *plans; /* one plan for each of `problems` */
+    /* Numbers of problems: for how many there is room, how many this batch has, and how many of these are on the
+     * stream. */
     int room, count, launched;
-    double queued_s; /* estimated seconds of the batch's kernels on the stream; 0: no kernels are known to be there */
-    bool blocked;    /* the next kernels wait for the turn of their flow */
+    /* estimated seconds of the kernels that the batch has on the stream; 0: none are known to be there */
+    double queued_s;
+    bool blocked; /* the next kernels wait until it is the turn of their flow (client) */
     /* Time when kernels were last put on the stream. Before the first kernels it is the time when the batch began. */
     int64_t piece_ns;
-    int64_t step;       /* step of attn_run_some() at which the next problems continue */
-    int64_t first_step; /* step at which the problems begin: 0, or ATTN_EVERY_ROW */
-    /* Items of the job whose truth is not on the stream yet, the first of them, and its next step (truth.c). */
+    int64_t step;       /* the step of attn_run_some() at which a long problem continues */
+    int64_t first_step; /* the step at which each problem begins: 0, or ATTN_EVERY_ROW */
+    /* How many items of the job have a truth (outputs recomputed in float64) that is not on the stream yet, the number
+     * of the first of them, and the next step of its truth (truth.c). */
     int truths_left, truth_item;
     int64_t truth_step;
-    bool truth_began;    /* the first step of the truth is on the stream */
-    void *truth_out;     /* device memory for the truth of an item's out */
-    int64_t began_ns;    /* time when the batch's first mark was on the stream */
+    bool truth_began;    /* true: the first step of computing the truth (float64) is on the stream */
+    void *truth_out;     /* device memory for the truth (the values in float64) of an item's out */
+    int64_t began_ns;    /* time when the batch's first mark (event) was on the stream */
     int64_t launched_ns; /* time when the batch's first kernels were on the stream */
     void *workspace;
     size_t workspace_bytes;
-    attn_move *moves; /* moves of a job, with device addresses */
+    attn_move *moves; /* the moves (copies) of a job's cache transaction, with device addresses */
     int64_t move_room;
     struct mirror *mirrors;
-    int *regions; /* indices of the mirrors of regions, sorted by the regions' addresses */
+    int *regions; /* indices of the mirrors that copy a region of host memory, sorted by the regions' addresses */
     int mirror_count, mirror_room, region_count;
 
     /* The arrays below are indexed by the batch's jobs. */
-    /* The number of the job whose problem this job joins, or its own number if it joins none. */
+    /* Number of the job (the leader) whose merged problem this job joins, or its own number if it joins none. */
     int16_t leader[CONFIG_MAX_BATCH];
     int16_t members[CONFIG_MAX_BATCH]; /* number of jobs in the merged problem of a leader, itself included */
-    int16_t place[CONFIG_MAX_BATCH];   /* the job's position among the members */
-    /* Moves copy the job's tensors to the leader's problem and back, and the job has no mirrors. */
+    int16_t place[CONFIG_MAX_BATCH];   /* the job's position among the members of its merged problem */
+    /* True if moves copy the job's tensors to its leader's problem and back. The job then has no mirrors. */
     bool moved[CONFIG_MAX_BATCH];
-    int problem[CONFIG_MAX_BATCH]; /* index of the job's first problem in `problems` */
+    int problem[CONFIG_MAX_BATCH]; /* index of the job's first problem in the slot's array `problems` */
 };
 
 /* A thread of a device. Only this thread fills and empties its slots. */
@@ -79,58 +82,60 @@ struct device_thread {
 struct device {
     attn_device *handle;
     attn_device_info info;
-    int number;         /* index in struct devices */
-    void *cache_memory; /* memory of the pages of KV caches; NULL: none */
+    int number;         /* number of the device in struct devices */
+    void *cache_memory; /* memory for the pages of KV caches; NULL: the device has none */
     struct mailbox *box;
     int message_kind;
     int thread_count;
     struct device_thread threads[DEVICE_MAX_STREAMS];
     bool joined;
-    int streams;    /* slots that batches of one flow may use */
-    int slot_count; /* number of slots, including those for guests */
+    int streams;    /* number of slots that batches of one flow (client) may use */
+    int slot_count; /* number of slots, with those for guests */
     struct slot slots[DEVICE_MAX_STREAMS];
 
-    /* Protects the members down to `over`, and each slot's `batch` with its started_ns. */
+    /* Protects the members down to `over`, and the members `batch` and started_ns of each slot. */
     pthread_mutex_t lock;
     pthread_cond_t wake;
-    struct message *first, **last; /* submitted batches that are not on a stream yet */
+    struct message *first, **last; /* submitted batches that are not on a stream yet (the inbox) */
     bool stop;
     int threads_ended;
-    struct batch *held; /* a batch for which there was no memory while other batches ran */
-    bool held_may_run;  /* another batch has ended since, so the held batch may be tried again */
+    struct batch *held; /* a batch for which there was no memory while other batches ran (a held batch) */
+    bool held_may_run;  /* another batch has ended since `held` was set, so the held batch may be tried again */
     unsigned over;      /* number of batches that have ended */
 
     int64_t watchdog_ns;
-    /* The earliest due_ns of the slots. NEVER: no batch runs, or the device is not watched. */
+    /* The earliest time at which a batch of the slots should be over. NEVER: no batch runs, or the device is not
+     * watched. */
     _Atomic int64_t due_ns;
 
-    /* The loop uses the members below; other threads read only the atomic ones. */
+    /* The loop uses the members below; other threads read only the atomic ones among them. */
     int outstanding;
     double flops;
     bool disabled;
     struct batch *batches;
     _Atomic int requests;        /* number of requests on the device, for /v1/info */
-    _Atomic int inline_requests; /* number of these requests that are in inline slots */
+    _Atomic int inline_requests; /* number of these requests that HTTP threads run in inline slots */
     _Atomic bool usable;
-    _Atomic bool lost; /* a thread other than the device's noted that the device is lost */
+    _Atomic bool lost; /* a thread that does not belong to the device has noted that the device is lost */
 };
 
-/* A path to a device, for one HTTP thread at a time. */
+/* A stream of a device for HTTP threads, used by one of them at a time. */
 struct inline_slot {
     _Alignas(LINE) atomic_flag taken;
     struct device *device;
-    attn_device *handle; /* on the CPU a handle of its own, on a GPU the device's handle */
-    struct slot slot;    /* the stream and workspace of this path */
+    /* on the CPU a device handle of its own, on a GPU the handle that the device's thread uses too */
+    attn_device *handle;
+    struct slot slot; /* the stream, workspace and batch of the inline slot */
 };
 
 struct devices {
     int count;
     struct device *device[CONFIG_MAX_DEVICES];
     int64_t split_above_ms; /* --split-above-ms */
-    int inline_count;       /* 0: the devices are not the CPU, and cannot read staging memory */
+    int inline_count;       /* number of inline slots; 0: the devices are not the CPU, and cannot read staging memory */
     struct inline_slot *inline_slots;
     _Atomic int inline_jobs;   /* number of jobs since the last inline_learn() */
-    _Atomic int64_t inline_ns; /* time that these jobs took */
+    _Atomic int64_t inline_ns; /* time in nanoseconds that these jobs took */
 };
 
 /* ---- thread.c ---------------------------------------------------------------------------------------------------- */
@@ -141,30 +146,32 @@ void *device_main(void *argument);
 
 /* ---- memory.c: on a device's thread, or on the thread that has taken an inline slot ------------------------------ */
 
-/* Allocates device memory for all regions that a job's problems use. A region that has a mirror keeps it. */
+/* Allocates device memory (mirrors) for all regions of host memory that a job's problems use. A region that has a
+ * mirror keeps it. */
 attn_status memory_take_mirrors(struct device *device, struct slot *slot, struct job *job, attn_error *err);
 void memory_drop_mirrors(struct device *device, struct slot *slot);
-/* Allocates device memory that exists until memory_drop_mirrors(). */
+/* Allocates device memory that exists until memory_drop_mirrors() is called for the slot. */
 attn_status memory_take(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err);
 
-/* Sets the device addresses of the job's tensors in clients' pinned memory. Call memory_take_mirrors() before. */
+/* Sets the device addresses of the job's tensors that lie in clients' pinned memory. Call memory_take_mirrors()
+ * before. */
 void memory_place_pinned(const struct job *job, attn_problem *problem);
-/* Translates a host address in a mirrored region to the device's address. memory_place() does this for all tensors of a
- * problem. */
+/* Translates a host address in a mirrored region to the address of its copy on the device. memory_place() does this for
+ * all tensors of a problem. */
 void *memory_address(const struct slot *slot, void *address);
 void memory_place(const struct slot *slot, attn_problem *problem);
-/* Put copies on the slot's stream: memory_copy_in() copies the slot's mirrors to the device, and memory_copy_out() a
- * job's outputs to the host. */
+/* These put copies on the slot's stream. memory_copy_in() copies the slot's mirrors (copies of host memory) to the
+ * device, and memory_copy_out() copies a job's outputs to the host. */
 attn_status memory_copy_in(struct slot *slot, attn_error *err);
 attn_status memory_copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err);
-/* Puts the moves of a job's cache transaction on the slot's stream: new keys and values go to their pages. */
+/* Puts the moves (copies) of a job's cache transaction on the slot's stream: new keys and values go to their pages. */
 attn_status memory_move(struct device *device, struct slot *slot, const struct job *job, attn_error *err);
-/* Copies the slot's mirrors and makes the moves of a cache transaction in one launch, on a device that reads staging
- * memory. */
+/* Copies the slot's mirrors and makes the moves of a cache transaction, all in one launch. The device must be able to
+ * read staging memory. */
 attn_status memory_move_in(struct slot *slot, const struct job *job, attn_error *err);
-/* Makes room for `count` moves in all. */
+/* Makes room for `count` moves (copies) in all. */
 attn_status memory_reserve_moves(struct slot *slot, int64_t count, attn_error *err);
-/* Makes the workspace at least `bytes` large. Its contents are lost when it grows. */
+/* Makes the workspace (scratch memory of kernels) at least `bytes` large. Its contents are lost when it grows. */
 attn_status memory_grow_workspace(attn_device *handle, size_t bytes, void **workspace, size_t *workspace_bytes,
                                   attn_error *err);
 void memory_drop_workspace(attn_device *handle, void **workspace, size_t *workspace_bytes);
@@ -173,71 +180,73 @@ void memory_close_slot(attn_device *handle, struct slot *slot);
 
 /* ---- merge.c: on a device's thread ----------------------------------------------------------------------------- */
 
-/* Decides which jobs of the slot's batch become one problem, and which jobs are moved. Sets leader, members, place and
- * moved. */
+/* Decides which jobs of the slot's batch are merged into one problem, and which jobs are moved (copied by kernels).
+ * Sets leader, members, place and moved. */
 void merge_find(const struct device *device, struct slot *slot);
 
 /* Makes the merged problem of a leader and its members, in newly allocated device memory. */
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err);
 
-/* Puts the moves of all moved jobs on the slot's stream. Their inputs go to the device, and new keys and values to
- * their pages. With `out`, their outputs move back instead. */
+/* Puts the moves of all moved jobs on the slot's stream: their inputs go to the device, and new keys and values to
+ * their pages. With `out`, it puts the moves there that take their outputs back to the host. */
 attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
 /* ---- heads.c: on a device's thread, for a part that has some heads of its job's problem ------------------------- */
 
 /* Returns the problem of key/value heads `first` to `end` - 1 and their query heads, with views of the tensors. */
 attn_problem heads_of(const attn_problem *whole, int64_t first, int64_t end);
-/* True if a run of the problem reads or writes the tensor. */
+/* True if running the problem reads or writes the tensor. */
 bool heads_use(const attn_problem *p, int id);
-/* Makes the part's problem. On a device with its own memory, the tensors get new memory there. */
+/* Makes the part's problem, which has some heads of the whole problem. On a device with its own memory, the tensors get
+ * new memory there. */
 attn_status heads_take(struct device *device, struct slot *slot, const struct job_part *part, attn_problem *problem,
                        attn_error *err);
-/* Puts the copies of the part's inputs on the slot's stream, or with `out` those of its results. `there` is the part's
- * problem on the device. */
+/* Puts the copies of the part's inputs on the slot's stream, or with `out` the copies of its results to the host.
+ * `there` is the part's problem on the device. */
 attn_status heads_copy(struct slot *slot, const struct job_part *part, const attn_problem *there, bool out,
                        attn_error *err);
 /* ---- truth.c: on a device's thread ------------------------------------------------------------------------------- */
 
-/* Reserves memory for the truths of the slot's batch, and sets truths_left. It is 0 if the job wants no truth or the
- * device computes none. */
+/* Reserves memory for the truths (outputs recomputed in float64) of the slot's batch, and sets truths_left. It becomes
+ * 0 if the job wants no truth or the device computes none. */
 attn_status truth_reserve(struct device *device, struct slot *slot, attn_error *err);
-/* Estimates the device time of what the next truth_launch() puts on the stream. */
+/* Estimates the device time of what the next truth_launch() puts on the stream, in seconds. */
 double truth_piece_seconds(const struct slot *slot);
-/* Puts the next steps of the truth on the stream. All earlier work on the stream must be done. Call it while
- * truths_left is above 0. */
+/* Puts the next steps of computing the truth on the stream. All earlier work on the stream must be done. Call this
+ * while truths_left is above 0. */
 attn_status truth_launch(struct slot *slot, attn_error *err);
 
 /* ---- inline.c ---------------------------------------------------------------------------------------------------- */
 
-/* Opens as many slots as there are HTTP threads, if the devices are the CPU or read staging memory. Otherwise it opens
- * none. */
+/* Opens as many inline slots as there are HTTP threads, if the devices are the CPU or read staging memory. Otherwise it
+ * opens none. */
 attn_status inline_open(struct devices *devices, const struct config *config, attn_error *err);
 void inline_close(struct devices *devices);
-/* A device's thread takes over the work that an inline slot left on its stream. */
+/* Lets a device's thread take over the work that an inline slot left on its stream. */
 void inline_adopt(struct slot *slot, struct job_part *part);
 
 /* ---- batch.c ----------------------------------------------------------------------------------------------------- */
 
-/* Returns the operations of a part as kernels carry them out, in whole tiles: small heads count with their padding. */
+/* Returns the floating-point operations of a part as kernels carry them out, in whole tiles: small heads count with
+ * their padding. */
 double batch_padded_flops(const struct job_part *part);
-/* Plans `problem`, the problem of an item with this device's addresses. It adapts the plan that prepare_job() made. A
- * problem of a cache transaction has no such plan, because its tables are known only now. */
+/* Plans `problem`, the problem of an item with this device's addresses. The plan is adapted from the one that
+ * prepare_job() made. A problem of a cache transaction has no such plan, because its tables are known only now. */
 attn_status batch_plan(const attn_capabilities *can, const struct job *job, int item, const attn_problem *problem,
                        attn_plan *plan, attn_error *err);
-/* A summary of the batches beside which a guest would run. batch_guest_sees() adds a batch to it. */
+/* A summary of the batches beside which a guest would run. batch_guest_sees() adds a batch to the summary. */
 struct guest_others {
     int count;
-    const struct flow *flow; /* flow of one of the batches */
+    const struct flow *flow; /* flow (client) of one of the batches */
     bool several_flows;
-    int64_t oldest_ns, youngest_ns; /* times when the first and the last batch began */
+    int64_t oldest_ns, youngest_ns; /* times when the first and the last of the batches began */
 };
 void batch_guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
-/* Returns how long a guest must still wait whose work is expected to take `seconds`; 0 or less: it may begin.
- * others->count must be at least 1. */
+/* Returns how many nanoseconds a guest must still wait if its work is expected to take `seconds`; 0 or less: it may
+ * begin. others->count must be at least 1. */
 int64_t batch_guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns);
 
-/* Names the device and the kernel of a result: "cpu avx512bf16". */
+/* Writes the device and the kernel of a result as its backend, such as "cpu avx512bf16". */
 void batch_name_backend(proto_result *result, const struct device *device, const char *kernel);
 
 #endif

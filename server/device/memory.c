@@ -1,10 +1,10 @@
 /* memory.c: device memory of a batch.
  *
  * A unified device (the CPU) computes in staging memory, without copies. For a device with its own memory, each region
- * of a job (its inputs, the contexts it uses, its outputs) has a mirror: one block of device memory, copied in one
- * piece. The tensors' pointers are translated from the region to the mirror. Tensors in clients' regions
- * (regions/regions.h) differ. Those in the device's own memory need no mirror. Those in pinned host memory have a
- * mirror for each tensor, because a client's tensors may overlap.
+ * of a job (a piece of host memory: its inputs, the saved forwards that it uses, its outputs) has a mirror: one block
+ * of device memory, copied in one piece. The tensors' pointers are translated from the region to the mirror. Tensors in
+ * memory that clients registered (regions/regions.h) differ. Those in the device's own memory need no mirror. Those in
+ * pinned host memory have a mirror for each tensor, because a client's tensors may overlap.
  *
  * A batch may have thousands of regions, and each of its tensors is looked up among them. Regions of jobs do not
  * overlap, so slot->regions lists their mirrors by address for a binary search. */
@@ -23,7 +23,7 @@ void memory_drop_mirrors(struct device *device, struct slot *slot)
     slot->mirror_count = slot->region_count = 0;
 }
 
-/* Makes room for more mirrors. False: out of memory. */
+/* Makes room for more mirrors in the slot's list. False: out of memory. */
 static bool widen(struct slot *slot)
 {
     const int room = slot->mirror_room ? 2 * slot->mirror_room : 64;
@@ -52,7 +52,8 @@ static const struct mirror *region_at(const struct slot *slot, int place)
     return &slot->mirrors[slot->regions[place]];
 }
 
-/* Returns how many of slot->regions begin at or before this address. Only the last of these may contain it. */
+/* Returns how many regions (pieces of host memory with a mirror) begin at or before this address. Only the last of
+ * these may contain it. */
 static int regions_up_to(const struct slot *slot, const char *address)
 {
     int low = 0, high = slot->region_count;
@@ -64,7 +65,8 @@ static int regions_up_to(const struct slot *slot, const char *address)
     return low;
 }
 
-/* Allocates device memory for a region. `copy`: the region will be copied there. An existing mirror is kept. */
+/* Allocates device memory (a mirror) for a region of host memory. `copy`: the region will be copied there. An existing
+ * mirror is kept. */
 static attn_status mirror(struct device *device, struct slot *slot, struct job_region host, bool copy, attn_error *err)
 {
     void *memory;
@@ -84,17 +86,17 @@ static attn_status mirror(struct device *device, struct slot *slot, struct job_r
 
 attn_status memory_take(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err)
 {
-    /* A mirror without a region: memory that is only freed with the mirrors. */
+    /* A mirror without a region is memory that is only freed together with the mirrors. */
     return add_mirror(device, slot, (struct mirror){ { NULL, 0 }, NULL, false }, bytes, memory, err);
 }
 
-/* Translates a host address in a mirrored region to the device's. */
+/* Translates a host address in a mirrored region to the address of its copy on the device. */
 void *memory_address(const struct slot *slot, void *address)
 {
     const int count = regions_up_to(slot, address);
     const struct mirror *const m = count > 0 ? region_at(slot, count - 1) : NULL;
     if (m && (char *)address < m->host.memory + m->host.bytes) return m->device + ((char *)address - m->host.memory);
-    /* The address is in no region: its tensor has no elements, or is on the device (a cache's page, a client's
+    /* The address is in no region: its tensor has no elements, or lies on the device (a cache's page, a client's
      * memory). */
     return address;
 }
@@ -215,7 +217,7 @@ void memory_drop_workspace(attn_device *handle, void **workspace, size_t *worksp
     *workspace_bytes = 0;
 }
 
-/* Provides a workspace of at least `bytes`. Its contents are lost when it grows. */
+/* Provides a workspace (scratch memory of kernels) of at least `bytes`. Its contents are lost when it grows. */
 attn_status memory_grow_workspace(attn_device *handle, size_t bytes, void **workspace, size_t *workspace_bytes,
                                   attn_error *err)
 {

@@ -23,11 +23,11 @@
 
 #include "server/work/transaction.h"
 
-/* Tensors whose first axis is B and which depend on B in no other way. Dropout makes out and the gradients depend on
- * it. */
+/* The tensors whose first axis is B and that depend on B in no other way. out and the gradients depend on it if there
+ * is dropout, so problems with dropout are not merged. */
 #define T(name) ((uint64_t)1 << ATTN_T_##name)
 static const uint64_t MERGEABLE = T(q) | T(k) | T(v) | T(out) | T(lse) | T(dout) | T(dlse) | T(dq) | T(dk) | T(dv);
-/* Tensors of a cache transaction: TABLES are merged, and POOL stays in the pool. */
+/* Tensors of a cache transaction: those in TABLES are merged, those in POOL stay in the pages of the caches. */
 static const uint64_t TABLES = T(page_table) | T(seqlens_k) | T(k_scale) | T(v_scale), POOL = T(k) | T(v);
 #undef T
 
@@ -39,7 +39,7 @@ static bool is_of(uint64_t tensors, int id)
 static int64_t bytes_of(const attn_tensor *t)
 {
     int64_t bytes = 0;
-    (void)attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes); /* the tensor was checked before */
+    (void)attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes); /* cannot fail: the tensor was checked before */
     return bytes;
 }
 
@@ -49,8 +49,8 @@ static bool lies_in(const attn_tensor *t, const char *memory, size_t bytes)
     return memory && data >= memory && data < memory + bytes;
 }
 
-/* True if a tensor can be merged: it is contiguous, it stays aligned behind other tensors, and it is in the job's own
- * memory. */
+/* True if a tensor can be merged with those of other jobs: it is contiguous, it stays aligned behind other tensors, and
+ * it is in the job's own memory. */
 static bool tensor_fits(const struct job *job, const attn_tensor *t)
 {
     const attn_tensor whole = attn_tensor_make(t->data, t->dtype, t->rank, t->shape);
@@ -74,7 +74,8 @@ static bool fits(const struct job *job)
     return true;
 }
 
-/* True if these two tensors allow their problems to be merged. `paged`: both problems belong to cache transactions. */
+/* True if these two tensors allow their problems to be merged into one. `paged`: both problems belong to cache
+ * transactions. */
 static bool same_tensor(const attn_tensor *a, const attn_tensor *b, int id, bool paged)
 {
     if (a->rank != b->rank) return false;
@@ -102,8 +103,8 @@ static bool equal(const struct job *one, const struct job *other)
            a->window_right == b->window_right && a->deterministic == b->deterministic;
 }
 
-/* Returns the merged problem of a leader and its members. Its tensors have no addresses yet, except
- * those in the pool. */
+/* Returns the merged problem of a leader and its members. Its tensors have no addresses yet, except those in the pool
+ * of pages. */
 static attn_problem widened(const struct slot *slot, int leader)
 {
     const struct batch *const batch = slot->batch;
@@ -121,11 +122,12 @@ static attn_problem widened(const struct slot *slot, int leader)
     return wide;
 }
 
-/* True if the same kernel takes all these problems and the merged one. Of their addresses only the alignment
+/* True if the same kernel takes all these problems and the merged one. Only the alignment of their addresses
  * matters. */
 static bool same_kernel(const struct device *device, const struct slot *slot, int leader)
 {
-    const attn_problem wide = widened(slot, leader); /* MERGE_BYTES and CONFIG_MAX_BATCH bound its sizes */
+    /* MERGE_BYTES and CONFIG_MAX_BATCH bound the sizes of the merged problem */
+    const attn_problem wide = widened(slot, leader);
     const struct job *const job = batch_job(slot->batch, leader);
     const attn_capabilities *const can = attn_device_capabilities(device->handle);
     attn_plan alone, together;
@@ -134,7 +136,8 @@ static bool same_kernel(const struct device *device, const struct slot *slot, in
            attn_plan_make(can, &wide, &together, &ignored) == ATTN_OK && alone.kernel == together.kernel;
 }
 
-/* Undoes the merging of a leader's members: each runs alone, with mirrors and without moves. */
+/* Undoes the merging of a leader's members: each job runs alone, with mirrors (device copies of its memory) and without
+ * moves. */
 static void part(struct slot *slot, int leader)
 {
     for (int j = leader; j < slot->batch->count; j++) {
@@ -173,7 +176,7 @@ static size_t aligned(size_t bytes)
 
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err)
 {
-    /* Tensors in the pool need no new memory. */
+    /* Tensors in the pool of pages need no new memory. */
     const uint64_t there = batch_job(slot->batch, leader)->transaction ? POOL : 0;
     size_t bytes = 0;
     void *memory;
@@ -191,7 +194,8 @@ attn_status merge_take(struct device *device, struct slot *slot, int leader, att
     return ATTN_OK;
 }
 
-/* Adds the moves of one tensor of a job. The job's rows are contiguous, unless rows of the merged tensor are longer. */
+/* Adds the moves (copies) of one tensor of a job to the list. The job's rows are contiguous, unless rows of the merged
+ * tensor are longer. */
 static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, const attn_tensor *whole, int place,
                       bool out)
 {
@@ -205,7 +209,7 @@ static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, c
     }
 }
 
-/* Adds the moves of a job to the list, behind the first `count`. */
+/* Adds the moves (copies) of a job to the list, behind the first `count` moves. */
 static attn_status add_job(struct slot *slot, int j, bool out, int64_t *count, attn_error *err)
 {
     const struct job *const job = batch_job(slot->batch, j);

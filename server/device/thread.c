@@ -30,11 +30,11 @@ static int64_t worst_ns(const struct batch *batch)
     for (int j = 0; j < batch->count; j++)
         seconds += batch_padded_flops(batch->parts[j]) / DEVICE_SLOWEST_FLOPS +
                    batch_job(batch, j)->truth_seconds * DEVICE_TRUTH_SLOWEST;
-    const double most = 1e9; /* 1e9 seconds are thirty years */
+    const double most = 1e9; /* a bound of 1e9 seconds, thirty years, so that nanoseconds fit 64 bits */
     return (int64_t)((seconds < most ? seconds : most) * 1e9);
 }
 
-/* Publishes the earliest due_ns of the slots for the loop. */
+/* Publishes the earliest time due_ns of the slots, which the loop watches. */
 static void publish_due(struct device *device)
 {
     int64_t due = NEVER;
@@ -43,7 +43,7 @@ static void publish_due(struct device *device)
     atomic_store(&device->due_ns, due);
 }
 
-/* Sets the time by which a new batch should be over. Batches share the device, so each may have to wait for all
+/* Sets the time by which a new batch should be over. Batches share the device, so each of them may have to wait for all
  * others. */
 static void watch(struct device *device, struct slot *slot)
 {
@@ -94,7 +94,7 @@ static attn_status reserve_workspace(struct device *device, struct slot *slot, i
     return memory_grow_workspace(device->handle, bytes, &slot->workspace, &slot->workspace_bytes, err);
 }
 
-/* Collects the batch's problems, with device addresses. *gathered becomes their number. */
+/* Collects the batch's problems, with device addresses. *gathered becomes the number of problems. */
 static attn_status gather(struct device *device, struct slot *slot, int *gathered, attn_error *err)
 {
     int count = 0;
@@ -108,7 +108,8 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
             continue;
         }
         if (slot->leader[j] != j) {
-            slot->problem[j] = slot->problem[slot->leader[j]]; /* the leader comes before its members */
+            /* the leader of a merged problem comes before its members, so its problem is known */
+            slot->problem[j] = slot->problem[slot->leader[j]];
             continue;
         }
         if (slot->moved[j]) {
@@ -128,7 +129,7 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
     return ATTN_OK;
 }
 
-/* Plans the problem of a cut job's part. The loop names the backend of the job when all parts are back. */
+/* Plans the problem of a cut job's part. The loop names the job's backend when all parts are back. */
 static attn_status plan_heads(const attn_capabilities *can, struct job_part *part, const attn_problem *problem,
                               attn_plan *plan, attn_error *err)
 {
@@ -137,7 +138,7 @@ static attn_status plan_heads(const attn_capabilities *can, struct job_part *par
     return status;
 }
 
-/* Plans all problems of the batch with their addresses on this device. A merged problem gets a plan of its own, because
+/* Plans all problems of the batch for their addresses on this device. A merged problem gets a plan of its own, because
  * its sizes differ from those of the problems that prepare_job() planned. */
 static attn_status plan_all(struct device *device, struct slot *slot, attn_error *err)
 {
@@ -176,14 +177,15 @@ static bool kernels_are_launched(const struct slot *slot)
     return slot->launched == slot->count;
 }
 
-/* True if nothing of the batch is left to put on the stream. */
+/* True if no work of the batch is left to put on the stream. */
 static bool all_is_launched(const struct slot *slot)
 {
     return kernels_are_launched(slot) && slot->truths_left == 0;
 }
 
 /* Returns how many problems are put on the stream at a time. The number is limited because work on a GPU's stream
- * cannot be cancelled. A long problem is put there in steps (attn_run_some()), so one group may take several calls. */
+ * cannot be cancelled. A long problem is put on the stream in steps (attn_run_some()), so one group of problems may
+ * take several calls. */
 static int group_of(const struct device *device, const struct slot *slot)
 {
     const double share = slot->batch->flops > DEVICE_GROUP_FLOPS ? DEVICE_GROUP_FLOPS / slot->batch->flops : 1;
@@ -193,7 +195,8 @@ static int group_of(const struct device *device, const struct slot *slot)
     return left < most ? left : most;
 }
 
-/* Estimates the device time of the next work of the batch that launch_group() or truth_launch() puts on the stream. */
+/* Estimates the device time of the batch's next work that launch_group() or truth_launch() puts on the stream, in
+ * seconds. */
 static double piece_seconds(const struct slot *slot)
 {
     if (kernels_are_launched(slot) && slot->truths_left > 0) return truth_piece_seconds(slot);
@@ -203,15 +206,16 @@ static double piece_seconds(const struct slot *slot)
 }
 
 /* True if the slot must wait before it puts kernels on its stream. Queued kernels cannot be withdrawn, and kernels of
- * other flows share the device with them. So long batches of one flow take turns: one at a time while another flow has
- * a batch on the device, else as many as DEVICE_FLOW_SECONDS allows. The batch that has waited longest is next. */
+ * other flows (clients) share the device with them. So long batches of one flow take turns: one at a time while another
+ * flow has a batch on the device, otherwise as many as DEVICE_FLOW_SECONDS allows. The batch that has waited longest is
+ * next. */
 static bool waits_for_turn(const struct device *device, const struct slot *slot)
 {
     const double own_s = piece_seconds(slot);
     double queued_s = 0;
     bool others = false;
     if (device->info.unified || own_s < DEVICE_SHORT_SECONDS) return false;
-    /* the next call ends a cancelled batch */
+    /* a cancelled batch need not wait, because the next call ends it */
     if (__atomic_load_n(&slot->batch->cancel, __ATOMIC_RELAXED) != 0) return false;
     for (int s = 0; s < device->slot_count; s++) {
         const struct slot *other = &device->slots[s];
@@ -226,13 +230,13 @@ static bool waits_for_turn(const struct device *device, const struct slot *slot)
     return queued_s > 0 && (others || queued_s + own_s > DEVICE_FLOW_SECONDS);
 }
 
-/* Puts the next problems of the batch on the stream, or more steps of one. After the last problem, all work that
- * follows the kernels is put there too. */
+/* Puts the next problems of the batch on the stream, or more steps of one problem. After the last problem it also puts
+ * there all work that follows the kernels. */
 static attn_status launch_group(struct device *device, struct slot *slot, attn_error *err)
 {
     struct batch *batch = slot->batch;
     const int count = group_of(device, slot);
-    const bool begins = slot->launched == 0 && slot->step == 0; /* true once for each batch */
+    const bool begins = slot->launched == 0 && slot->step == 0; /* true at the first call for each batch */
     attn_status status = ATTN_OK;
     slot->queued_s = piece_seconds(slot);
     slot->blocked = false;
@@ -262,7 +266,7 @@ static attn_result result_on_device(const struct slot *slot, const attn_result *
     return result;
 }
 
-/* Queues the merges of the batch. They are short: they read each number once or twice. */
+/* Puts the merges of the batch on the stream. They are short, because they read each number once or twice. */
 static attn_status merge_parts(const struct device *device, struct slot *slot, attn_error *err)
 {
     attn_result lists[2 * ATTN_MERGE_PARTS];
@@ -286,8 +290,8 @@ static attn_status merge_parts(const struct device *device, struct slot *slot, a
     return status;
 }
 
-/* Puts the kernels on the stream that sum the rows whose lse only the device can check. The tensors are on the device
- * now. */
+/* Puts the kernels on the stream that sum the rows of scores whose lse only the device can check. The tensors are on
+ * the device now. */
 static attn_status sum_lse(struct slot *slot, attn_error *err)
 {
     attn_status status = ATTN_OK;
@@ -300,8 +304,8 @@ static attn_status sum_lse(struct slot *slot, attn_error *err)
     return status;
 }
 
-/* Puts the whole batch, or its first group, on the stream. After an error a part of the batch may be on the stream. The
- * caller must then wait for that part before it frees memory. */
+/* Puts the whole batch, or its first group of problems, on the stream. After an error a part of the batch may be on the
+ * stream. The caller must then wait for that part before it frees memory. */
 static attn_status launch(struct device *device, struct slot *slot, attn_error *err)
 {
     struct batch *batch = slot->batch;
@@ -337,22 +341,23 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     slot->launched = 0;
     slot->step = slot->first_step = 0;
     slot->piece_ns = slot->began_ns;
-    /* a failed batch may have left rows, which do not belong to this batch */
+    /* clears a failed batch's note that it skipped rows (scores beyond float32's range), since those rows do not belong
+     * to this batch */
     (void)attn_stream_left_rows(slot->stream);
     slot->blocked = count > 0 && waits_for_turn(device, slot);
-    if (slot->blocked) return ATTN_OK; /* poll_slots() continues the launch */
+    if (slot->blocked) return ATTN_OK; /* a blocked launch is continued by poll_slots() */
     do status = launch_group(device, slot, err);
     while (status == ATTN_OK && device->info.unified && slot->launched < count);
     return status;
 }
 
-/* Records a batch's times by stage. After the copies, a GPU may be idle until the kernels are on the stream. The delay
- * between a call and the GPU is assumed to be equal for the first mark and for the kernels. So the thread's time
- * between the two calls tells when the kernels could begin. */
+/* Records how long each stage of a batch took. After the copies, a GPU may be idle until the kernels are on the stream.
+ * The delay between a call and the GPU is assumed to be equal for the first mark (event) and for the kernels. So the
+ * thread's time between the two calls tells when the kernels could begin. */
 static void note_stages(const struct device *device, const struct slot *slot)
 {
     struct batch *batch = slot->batch;
-    if (batch->adopted) { /* the HTTP thread that launched it has left no marks */
+    if (batch->adopted) { /* the HTTP thread that launched an adopted batch has left no marks between the stages */
         batch->compute_us = (double)(batch->ended_ns - batch->started_ns) / 1e3;
         return;
     }
@@ -365,12 +370,13 @@ static void note_stages(const struct device *device, const struct slot *slot)
     batch->launch_us = stood_us < 0 ? 0 : stood_us < batch->compute_us ? stood_us : batch->compute_us;
 }
 
-/* Ends a batch, failed or not: frees its memory and reports it. */
+/* Ends a batch, failed or not: frees its device memory and reports it to the loop. */
 static void finish_batch(struct device *device, struct slot *slot, attn_status status, const attn_error *err)
 {
     struct batch *batch = slot->batch;
     assert(request_role() == ROLE_DEVICE && batch->device == device);
-    assert(status == ATTN_OK ? all_is_launched(slot) : err->status == status); /* invariant 2 of this file */
+    /* invariant 2 at the top of this file: each job of a batch ran, or has an error */
+    assert(status == ATTN_OK ? all_is_launched(slot) : err->status == status);
     batch->ended_ns = clock_ns();
     if (status == ATTN_OK && slot->truth_began) batch->truth_us = attn_stream_elapsed_us(slot->stream, 0, 1);
     else if (status == ATTN_OK) note_stages(device, slot);
@@ -390,13 +396,15 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     slot->batch = NULL;
     device->held_may_run = true;
     device->over++;
-    if (device->held) pthread_cond_broadcast(&device->wake); /* another thread may wait for a batch to end */
+    /* wakes a thread that holds a batch until another batch has ended */
+    if (device->held) pthread_cond_broadcast(&device->wake);
     pthread_mutex_unlock(&device->lock);
     unwatch(device);
     mailbox_post(device->box, &batch->message);
 }
 
-/* Puts more of the batch on the stream, which is done with what was there. The truth uses marks of the kernels anew. */
+/* Puts more of the batch on the stream, after the stream has done all that was there. The truth (float64) uses the
+ * marks of the kernels again, so the kernels' times are recorded before. */
 static attn_status launch_more(struct device *device, struct slot *slot, attn_error *err)
 {
     if (!kernels_are_launched(slot)) return launch_group(device, slot, err);
@@ -405,7 +413,7 @@ static attn_status launch_more(struct device *device, struct slot *slot, attn_er
     return truth_launch(slot, err);
 }
 
-/* Frees the scratch memory that idle slots keep. Returns whether there was any. */
+/* Frees the scratch memory that idle slots keep. Returns whether there was any to free. */
 static bool give_back_workspaces(struct device *device)
 {
     bool any = false;
@@ -427,7 +435,7 @@ static int busy_slots(const struct slot *slots, int slot_count)
     return count;
 }
 
-/* Does what launch() does, but after an error no work is on the stream and no memory is allocated. */
+/* Does what launch() does, except that after an error no work is on the stream and no memory is allocated. */
 static attn_status try_launch(struct device *device, struct slot *slot, attn_error *err)
 {
     attn_error late;
@@ -451,7 +459,8 @@ static unsigned batches_over(struct device *device)
     return over;
 }
 
-/* Handles a lack of memory for the slot's batch. If other batches run, this one is held until one of them has ended. */
+/* Handles a lack of memory for the slot's batch. True: other batches run, and the batch is held until one of them has
+ * ended. */
 static bool hold(struct device *device, struct slot *slot)
 {
     attn_stream_heed(slot->stream, NULL);
@@ -475,7 +484,7 @@ static void start(struct device *device, struct slot *slot)
     unsigned over;
     assert(request_role() == ROLE_DEVICE && slot->mirror_count == 0);
     watch(device, slot);
-    if (batch->adopted) { /* the batch runs already */
+    if (batch->adopted) { /* an adopted batch runs already */
         inline_adopt(slot, batch->parts[0]);
         return;
     }
@@ -490,7 +499,8 @@ static void start(struct device *device, struct slot *slot)
     finish_batch(device, slot, status, &err);
 }
 
-/* Ends the batches whose streams are done. `wait`: waits for at least one. True: at least one batch has ended. */
+/* Ends the batches whose streams are done. `wait`: waits for at least one stream. True: at least one batch has
+ * ended. */
 static bool poll_slots(struct device_thread *thread, bool wait)
 {
     struct device *const device = thread->device;
@@ -535,7 +545,7 @@ static struct slot *free_slot(const struct device_thread *thread)
     return NULL;
 }
 
-/* True if the youngest batch of this thread is young, because most batches end early. */
+/* True if the last batch of this thread began a short time ago, because most batches end soon. */
 static bool ends_soon(const struct device_thread *thread)
 {
     int64_t youngest_ns = 0;
@@ -546,9 +556,9 @@ static bool ends_soon(const struct device_thread *thread)
     return clock_ns() - youngest_ns < DEVICE_SPIN_NS;
 }
 
-/* Tells whether the batch may go on a slot now (devices.c, invariants 1 and 2). If it may not, *until_ns is reduced to
- * the time from which it may. *flow_has becomes the number of batches of its flow on slots. Call this with the lock
- * held. */
+/* Tells whether the batch may go on a slot now (devices.c, invariants 1 and 2). If not, *until_ns is reduced to the
+ * time from which the batch may. *flow_has becomes the number of batches of its flow (client) on slots. Call this with
+ * the lock held. */
 static bool may_begin(const struct device *device, const struct batch *batch, int64_t now_ns, int *flow_has,
                       int64_t *until_ns)
 {
@@ -568,9 +578,9 @@ static bool may_begin(const struct device *device, const struct batch *batch, in
     return wait_ns <= 0;
 }
 
-/* Returns the next batch, or NULL if none may begin before *until_ns. A held batch comes first, because otherwise small
- * batches behind it would always take its memory. Otherwise the next batch belongs to the flow with the fewest batches
- * on slots. Call this with the lock held. */
+/* Returns the next batch, or NULL if none may begin before *until_ns. A held batch (one that lacked memory) comes
+ * first, because otherwise small batches behind it would always take its memory. Otherwise the next batch belongs to
+ * the flow with the fewest batches on slots. Call this with the lock held. */
 static struct batch *next_batch(const struct device *device, int64_t *until_ns)
 {
     *until_ns = NEVER;
@@ -589,7 +599,7 @@ static struct batch *next_batch(const struct device *device, int64_t *until_ns)
     return best;
 }
 
-/* Moves the batch from the inbox to the slot. Call this with the lock held. */
+/* Moves the batch from the inbox to the slot. Call this with the device's lock held. */
 static void take_batch(struct device *device, struct slot *slot, struct batch *batch)
 {
     slot->batch = batch;
@@ -607,10 +617,10 @@ static void take_batch(struct device *device, struct slot *slot, struct batch *b
     *link = batch->message.next;
     if (*link == NULL) device->last = link;
     batch->message.next = NULL;
-    if (device->first) pthread_cond_signal(&device->wake); /* another thread takes the other batches */
+    if (device->first) pthread_cond_signal(&device->wake); /* wakes another thread, which takes the other batches */
 }
 
-/* Waits until there is new work or until_ns has come. Call this with the lock held. */
+/* Waits until a batch is submitted or until_ns has come. Call this with the device's lock held. */
 static void wait_for_work(struct device *device, int64_t until_ns)
 {
     const struct timespec at = { until_ns / CLOCK_NS_PER_S, until_ns % CLOCK_NS_PER_S };
@@ -623,7 +633,8 @@ void *device_main(void *argument)
     struct device_thread *thread = argument;
     struct device *device = thread->device;
     request_set_role(ROLE_DEVICE);
-    (void)prctl(PR_SET_TIMERSLACK, 1UL); /* the default slack would let the kernel make each pause 50 us longer */
+    /* with the default timer slack the kernel would make each pause 50 us longer */
+    (void)prctl(PR_SET_TIMERSLACK, 1UL);
     for (;;) {
         struct slot *slot = free_slot(thread);
         const bool busy = busy_slots(thread->slots, thread->slot_count) > 0;
@@ -638,13 +649,13 @@ void *device_main(void *argument)
         if (begins) take_batch(device, slot, next);
         pthread_mutex_unlock(&device->lock);
 
-        if (!busy && !begins) break; /* the device was told to stop */
+        if (!busy && !begins) break; /* ends only when the device was told to stop and no work is left */
         heartbeat_busy(HEARTBEAT_DEVICE);
         if (begins) start(device, slot);
         const bool moved = begins || poll_slots(thread, device->info.unified);
         heartbeat_idle();
         if (moved || ends_soon(thread)) continue;
-        /* A batch runs. Between two polls the thread looks for new work. */
+        /* A batch runs. Between two polls of its stream, the thread looks for new work. */
         const struct timespec pause = { 0, atomic_load(&device->usable) ? DEVICE_POLL_NS : DEVICE_LOST_POLL_NS };
         nanosleep(&pause, NULL);
     }

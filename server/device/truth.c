@@ -1,12 +1,12 @@
-/* truth.c: compares the outputs of a job with their truth in float64, on the device that made them (verify).
+/* truth.c: compares the outputs of a job with their truth in float64, on the device that made them (`verify`).
  *
- * A job with such items is alone in its batch. Its truth begins when all its kernels are done and its outputs are on
- * their way to the host:
+ * A job with such items is alone in its batch. Computing the truth begins when all kernels of the job are done and its
+ * outputs are on their way to the host:
  *
  *   kernels | outputs to the host | truth of item 0 in steps | compare | truth of item 1 ... | distances to the host
  *
  * Each call of truth_launch() puts some 25 ms of work on the stream, as launch_group() does with kernels. Between two
- * calls, other flows have their turn, and a job that nobody waits for ends.
+ * calls, other flows (clients) have their turn, and a job that nobody waits for ends.
  *
  * All items use the same memory for their truth, one after the other. Their distances lie among the outputs. */
 #include "server/device/internal.h"
@@ -25,7 +25,7 @@ static bool is_wanted(const struct job *job, int item)
     return job->truths[item].wanted && job_problem(job, item) != NULL;
 }
 
-/* Goes on to the next item that has a truth, from this one on. */
+/* Goes on to the next item whose truth is wanted, beginning with number `item`. */
 static void go_to(struct slot *slot, int item)
 {
     const struct job *const job = job_of(slot);
@@ -34,7 +34,8 @@ static void go_to(struct slot *slot, int item)
     slot->truth_step = 0;
 }
 
-/* Returns the item's problem with the device's addresses. gather() put all problems of the job into slot->problems. */
+/* Returns the item's problem with the device's addresses. gather() has put all problems of the job into
+ * slot->problems. */
 static const attn_problem *problem_of(const struct slot *slot, int item)
 {
     int n = slot->problem[0];
@@ -54,7 +55,7 @@ attn_status truth_reserve(struct device *device, struct slot *slot, attn_error *
         if (!is_wanted(job, i)) continue;
         const attn_status status = attn_truth_need(attn_device_capabilities(device->handle), job_problem(job, i), &cost,
                                                    err);
-        if (status == ATTN_UNSUPPORTED) return ATTN_OK; /* finish.c verifies on the CPU */
+        if (status == ATTN_UNSUPPORTED) return ATTN_OK; /* the CPU verifies instead, in sched/finish.c */
         if (status != ATTN_OK) return status;
         if (cost.workspace_bytes > workspace_bytes) workspace_bytes = cost.workspace_bytes;
         if (job->truths[i].out_bytes > out_bytes) out_bytes = job->truths[i].out_bytes;
@@ -74,7 +75,7 @@ double truth_piece_seconds(const struct slot *slot)
     return seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
 }
 
-/* Puts what follows the last truth on the stream. */
+/* Puts the work on the stream that follows the last item's truth: the distances go to the host. */
 static attn_status close_truths(struct slot *slot, attn_error *err)
 {
     struct job *const job = job_of(slot);

@@ -1,4 +1,4 @@
-/* check.c: see check.h. */
+/* check.c: checks a complete body and makes its job. See check.h. */
 #include "server/intake/check.h"
 
 #include <assert.h>
@@ -17,7 +17,7 @@
 #include "server/intake/prepare.h"
 #include "server/regions/regions.h"
 
-enum { ALIGNMENT = 64 }; /* alignment of tensors in memory, in bytes */
+enum { ALIGNMENT = 64 }; /* alignment in bytes of tensors in memory */
 
 bool check_takes_long(const struct request *request)
 {
@@ -57,9 +57,9 @@ bool check_shared(struct request *request)
     return status == ATTN_OK;
 }
 
-/* Leases one block for all inputs in shared memory, and a third more for outputs (as body_admit() does). A block that
- * was used before already has its pages, while the parser's block would grow by new pages. If no such block is free,
- * the parser's block grows instead.
+/* Leases one block of staging memory for all inputs in shared memory, and a third more for outputs (as body_admit()
+ * does). A block that was used before has its pages mapped already, while the parser's block would grow by new pages.
+ * If no such block is free, the parser's block grows instead.
  *
  * This happens only if the inputs are larger than the parser's block. The parser then requests more memory than it has,
  * and learns the new address in this way. */
@@ -84,8 +84,8 @@ static bool is_within(const struct staging_block *block, const struct region_use
     return at >= from && at - from <= block->bytes && (uint64_t)use->bytes <= block->bytes - (at - from);
 }
 
-/* Copies inputs from shared memory to staging memory. The server checks the copy, since the client cannot change it.
- * Inputs in a GPU's memory stay there. */
+/* Copies inputs from shared memory to staging memory. The server checks the copy, since the client cannot change it any
+ * more. Inputs in a GPU's memory stay there. */
 static attn_status read_shared(struct request *request, int64_t until_ns, bool *done, attn_error *err)
 {
     struct region_uses *const uses = request->shared;
@@ -123,7 +123,7 @@ int64_t check_deadline(const struct request *request, const proto_call *call)
     return at_ns;
 }
 
-/* Sets the cache that the path of an append names. False: the name is too long for a cache's id. */
+/* Sets the item's cache to the one that the path of an append names. False: the name is too long for a cache's id. */
 static bool name_cache(const struct request *request, proto_item *item)
 {
     const struct slice *const id = &request->parameters[0];
@@ -134,7 +134,7 @@ static bool name_cache(const struct request *request, proto_item *item)
     return true;
 }
 
-/* Makes a job that can run from the parser's result. */
+/* Makes a job that can run from what the parser has made. */
 static attn_status make_job(struct request *request, struct check_result *result, attn_error *err)
 {
     struct server *server = request->server;
@@ -160,10 +160,10 @@ static attn_status make_job(struct request *request, struct check_result *result
     request->job->caches = server->caches;
     request->job->flow = flow_hold(request->flow);
     if (request->block) staging_arrived(server->staging, request->block);
-    request->block = NULL; /* the job owns the block now */
+    request->block = NULL; /* the job owns the block of staging memory now */
     region_uses_drop_inputs(&request->shared);
     request->job->shared = request->shared;
-    request->shared = NULL; /* the job owns the list of regions now */
+    request->shared = NULL; /* the job owns the list of shared memory (regions) now */
     if (proto_operations[call->op].cache_in_path && !name_cache(request, &call->items[0]))
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     if (request->job->shared) request->job->part.device = request->job->shared->home;

@@ -7,7 +7,7 @@
  *            0                                 inputs_used         bytes
  *   spare:   | out | lse | ... when they do not fit behind the inputs
  *
- * Outputs for a client's region of a GPU's memory lie in that region instead. Every tensor here starts on a 64-byte
+ * Outputs for a client's registered range of a GPU's memory lie there instead. Every tensor here starts on a 64-byte
  * boundary. All outputs form one piece, and all inputs form another: a device with its own memory copies each piece at
  * once. */
 #include "server/intake/prepare.h"
@@ -27,9 +27,10 @@
 #include "server/work/transaction.h"
 #include "server/intake/verify.h"
 
-enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* alignment of attn_move */ };
+enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* MOVE_ALIGNMENT: alignment of an attn_move in bytes */ };
 
-/* The output of this number, for which memory is needed; NULL: none. A context keeps more than what is answered. */
+/* Returns the output of this number if memory is needed for it, otherwise NULL. A problem that is saved as a context
+ * keeps more outputs than its answer has. */
 static attn_tensor *output_of(proto_item *item, uint64_t elsewhere, int number)
 {
     if (number < ATTN_TENSOR_COUNT && (elsewhere >> number & 1)) return NULL;
@@ -38,7 +39,7 @@ static attn_tensor *output_of(proto_item *item, uint64_t elsewhere, int number)
     return item->problem.tensor[number].rank > 0 ? &item->problem.tensor[number] : NULL;
 }
 
-/* True if an item before this one uses the same context. */
+/* True if an item of the request before this one uses the same context (saved forward). */
 static bool uses_before(const struct job *job, int index)
 {
     const proto_item *const items = job->call->items;
@@ -47,8 +48,8 @@ static bool uses_before(const struct job *job, int index)
     return false;
 }
 
-/* Completes the backward of a saved forward: all tensors but dout, dlse and the wanted gradients
- * come from the context. */
+/* Completes the backward of a saved forward (context): all tensors but dout, dlse and the wanted gradients come from
+ * there. */
 static attn_status resolve_context(struct job *job, int index, attn_error *err)
 {
     proto_item *item = &job->call->items[index];
@@ -60,7 +61,8 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     if (job->saved == NULL) job->saved = calloc((size_t)job->call->count, sizeof *job->saved);
     if (job->saved == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     status = contexts_take(job->contexts, job->caller, item->context, clock_ms(), &saved, &saved_index, err);
-    /* An earlier item of the same request has taken the context and will use it up. */
+    /* An earlier item of the same request has taken the context (saved forward) and will use it up, so it is gone for
+     * this item. */
     if (status == ATTN_IN_USE && uses_before(job, index))
         return attn_fail(err, ATTN_NOT_FOUND, "/context", "context: an item before this one uses it up");
     if (status != ATTN_OK) return status;
@@ -73,7 +75,7 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     p->deterministic = given.deterministic;
     status = proto_item_outputs(item, err);
     if (status == ATTN_OK) status = attn_check(p, err);
-    if (status != ATTN_OK) { /* the error is in this item's tensors, not in the saved ones */
+    if (status != ATTN_OK) { /* an error here is in this item's own tensors, not in the saved ones */
         contexts_finish(job->contexts, item->context, false);
         job_release(saved);
         return status;
@@ -83,7 +85,7 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     return ATTN_OK;
 }
 
-/* Gives back the context of an item that was refused. */
+/* Gives back the context (saved forward) of an item that was refused. */
 static void give_context_back(struct job *job, int index)
 {
     if (job->saved == NULL || job->saved[index] == NULL) return;
@@ -92,7 +94,7 @@ static void give_context_back(struct job *job, int index)
     job->saved[index] = NULL;
 }
 
-/* Adds the outputs that a context needs, out and lse, if they are not requested. */
+/* Adds the outputs that a context (saved forward) needs, out and lse, if they are not requested. */
 static attn_status complete_saved_outputs(proto_item *item, attn_error *err)
 {
     static const attn_tensor_id needed[] = { ATTN_T_out, ATTN_T_lse };
@@ -118,7 +120,7 @@ static attn_status check_save(const proto_item *item, const attn_capabilities *c
     backward.layout = item->problem.layout;
     for (size_t i = 0; i < sizeof decide / sizeof *decide; i++)
         backward.tensor[decide[i]] = item->problem.tensor[decide[i]];
-    /* The outputs have no memory yet; the check needs only an address that is not NULL. */
+    /* The outputs have no memory yet. The check needs only addresses that are not NULL, so it gets q's. */
     backward.out.data = backward.lse.data = backward.q.data;
     backward.dout = backward.out;
     attn_status status = attn_check(&backward, &why);
@@ -140,9 +142,9 @@ static attn_status draw_seed(proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* Binds the tensors that lie in clients' regions, for a body with one problem, now that the shapes are known. Tensors
- * in a GPU's memory are the client's again after the request, and the CPU cannot read them. So `save` and a check are
- * refused for them. */
+/* Binds the tensors that lie in clients' registered memory (regions) to their addresses, for a body with one problem,
+ * now that the shapes are known. Tensors in a GPU's memory are the client's again after the request, and the CPU cannot
+ * read them. So `save` and a check are refused for them. */
 static attn_status bind_regions(struct job *job, proto_item *item, attn_error *err)
 {
     struct region_uses *const uses = job->shared;
@@ -163,13 +165,13 @@ static attn_status bind_regions(struct job *job, proto_item *item, attn_error *e
     return region_uses_bind(uses, &item->problem, job->transaction ? MOVE_ALIGNMENT : 1, err);
 }
 
-/* Returns the outputs that lie in a client's memory and therefore need no staging memory. */
+/* Returns, as bits, the outputs that lie in a client's memory and therefore need no staging memory. */
 static uint64_t elsewhere_of(const struct job *job)
 {
     return job->shared ? job->shared->elsewhere : 0;
 }
 
-/* Adds the bytes of an item's outputs, except `elsewhere`, each rounded up to the alignment. */
+/* Adds the bytes of an item's outputs, each rounded up to the alignment. Outputs in `elsewhere` do not count. */
 static attn_status count_outputs(proto_item *item, uint64_t elsewhere, size_t *bytes, attn_error *err)
 {
     for (int n = 0, end = proto_item_results_end(item); n < end; n++) {
@@ -187,7 +189,7 @@ static attn_status count_outputs(proto_item *item, uint64_t elsewhere, size_t *b
     return ATTN_OK;
 }
 
-/* Returns how many numbers of the item an answer writes as text. */
+/* Returns how many numbers of the item the answer contains as text. */
 static int64_t count_numbers(proto_item *item)
 {
     int64_t sum = 0;
@@ -231,7 +233,7 @@ static job_kind kind_of(const struct job *job)
            (job_kind)d.H << 26 | (job_kind)d.Hk << 38 | (job_kind)(job->transaction != NULL) << 50;
 }
 
-/* Sums the scratch memory of all problems that will run, as a device reserves it. */
+/* Sums the scratch memory that a device reserves for all problems that will run. */
 static attn_status workspace_of(const struct job *job, const attn_capabilities *can, size_t *bytes, attn_error *err)
 {
     const int all = job->call->count;
@@ -246,8 +248,8 @@ static attn_status workspace_of(const struct job *job, const attn_capabilities *
     return status;
 }
 
-/* Returns the device memory of the kernels and the truth of a job. `workspace` is that of its kernels, which the truth
- * uses afterwards. Items are verified one after the other. */
+/* Returns the device memory that the kernels and the truth (outputs in float64) of a job need. `workspace` is the
+ * scratch memory of its kernels, which the truth uses afterwards. Items are verified one after the other. */
 static size_t truth_memory(const struct job *job, size_t workspace)
 {
     size_t out = 0;
@@ -259,8 +261,9 @@ static size_t truth_memory(const struct job *job, size_t workspace)
     return workspace + out;
 }
 
-/* Refuses a job that needs more memory than any device has, because a later try would fail too. A device with its own
- * memory mirrors the inputs, the outputs and the contexts used (memory.c). Every device needs scratch memory. */
+/* Refuses a job that needs more memory than any device has, because a later attempt would fail too. A device with its
+ * own memory has copies of the inputs, the outputs and the saved forwards in use (memory.c). Every device needs scratch
+ * memory. */
 static attn_status check_fits(const struct job *job, const attn_capabilities *can, const attn_device_info *largest,
                               attn_error *err)
 {
@@ -287,7 +290,7 @@ static attn_status check_fits(const struct job *job, const attn_capabilities *ca
                      bytes, (long long)limit);
 }
 
-/* Adds the cost of a problem to the job's. *most: seconds of the costliest problem so far. */
+/* Adds the cost of a problem to the job's cost. *most: seconds of the costliest problem so far. */
 static void add_cost(struct job *job, const attn_cost *cost, double *most)
 {
     job->flops += cost->flops;
@@ -299,7 +302,7 @@ static void add_cost(struct job *job, const attn_cost *cost, double *most)
     job->because = cost->because;
 }
 
-/* Adds the time that a device takes for the truth of an item. */
+/* Adds the time in which a device computes the truth (outputs in float64) of an item. */
 static void add_truth(struct job *job, int index, double *most)
 {
     if (job->truths == NULL || !job->truths[index].wanted) return;
@@ -308,7 +311,8 @@ static void add_truth(struct job *job, int index, double *most)
     add_cost(job, &cost, most);
 }
 
-/* A check fits itself into the time that there is: the least it needs is the truth of some rows. */
+/* Adds the cost of a check. A check adapts to the time that it has; the least that it needs is the truth of some
+ * rows. */
 static void add_judge_cost(struct job *job, const proto_item *item)
 {
     const double seconds = judge_cost_of(&item->problem).truth;
@@ -316,7 +320,7 @@ static void add_judge_cost(struct job *job, const proto_item *item)
     job->worst_seconds = job->seconds;
 }
 
-/* Adds the time that counting an item's pairs takes (attn_counter). */
+/* Adds the time that it takes to count an item's pairs of a query and a key (attn_counter). */
 static void add_count(struct job *job, const proto_item *item)
 {
     const double step_s = 1e-9;
@@ -325,7 +329,7 @@ static void add_count(struct job *job, const proto_item *item)
     job->worst_seconds += seconds;
 }
 
-/* Is counting the item's pairs not too much work? */
+/* Checks that counting the item's pairs of a query and a key is not too much work. */
 static attn_status check_count(struct job *job, const proto_item *item, attn_error *err)
 {
     attn_counter *counter;
@@ -337,7 +341,7 @@ static attn_status check_count(struct job *job, const proto_item *item, attn_err
     return ATTN_OK;
 }
 
-/* Returns the priority of a body. A body with several problems has the priority of its most urgent problem. */
+/* Returns the priority of a body. If the body has several problems, it is that of the most urgent one. */
 static int64_t priority_of(const proto_call *call)
 {
     int64_t first = PROTO_PRIORITY_USUAL;
@@ -348,8 +352,8 @@ static int64_t priority_of(const proto_call *call)
     return first;
 }
 
-/* Returns the tensors that are in this process's own memory and that no other thread or process writes now. Tensors in
- * caches, in a GPU's memory, or copied by a GPU from a client's pages are not among them. */
+/* Returns the tensors, as bits, that are in this process's own memory and that no other thread or process writes now.
+ * Tensors in caches, in a GPU's memory, or copied by a GPU from a client's pages are not among them. */
 static uint64_t readable_of(const struct job *job)
 {
     if (job->transaction || (job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0))) return 0;
@@ -374,8 +378,9 @@ void prepare_look_closer(struct job *job, const attn_device_info *largest)
     }
 }
 
-/* Bytes among the outputs for what a device finds out about the job: sums of lse, or distances from the truth. A job
- * has only one of them, because an lse belongs to a backward and a truth to a forward. */
+/* Returns the bytes among the outputs for what a device finds out about the job: sums for lse, or distances of outputs
+ * from the truth. A job has only one of these, because an lse is given to a backward and a truth is computed for a
+ * forward. */
 static size_t found_bytes(const struct job *job)
 {
     size_t bytes = 0;
@@ -416,7 +421,7 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
         if (error->status == ATTN_OK) count_outputs(item, elsewhere_of(job), &bytes, error);
         if (error->status != ATTN_OK) {
             give_context_back(job, i);
-            if (call->sequence.start) /* later requests must not continue an earlier sequence */
+            if (call->sequence.start) /* its later requests must not continue an earlier sequence */
                 caches_end_sequence(job->caches, job->caller, call->sequence.id);
             if (!call->envelope) {
                 if (err) *err = *error;
@@ -438,7 +443,7 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
         saves += item->save;
     }
 
-    /* Inputs and outputs do not share a cache line: threads write outputs there while others read inputs. */
+    /* Inputs and outputs do not share a cache line: threads write outputs while others read inputs. */
     const size_t used = (call->memory_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     const size_t found = found_bytes(job);
     char *at = NULL;
@@ -460,7 +465,7 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
     if (found > 0) at += found;
     assert(bytes == 0 || at == job->outputs.memory + bytes);
     if (job->shared && call->items[0].error.status == ATTN_OK &&
-        (status = bind_regions(job, &call->items[0], err)) != ATTN_OK) /* the first call succeeded */
+        (status = bind_regions(job, &call->items[0], err)) != ATTN_OK) /* cannot fail: the first call succeeded */
         return status;
     job->tensor_bytes = (job->inputs ? job->inputs->bytes : 0) + (job->spare ? job->spare->bytes : 0);
     job->memory_bound = job->transaction && !largest->unified;

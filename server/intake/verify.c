@@ -1,5 +1,5 @@
-/* verify.c: where rows are verified, and limits on the work of attn_verifier and attn_check_lse()
- * (kernels/judge/verify.c, kernels/verify_lse.c). */
+/* verify.c: decides whether a device or the CPU verifies rows, and limits the work of attn_verifier and
+ * attn_check_lse() (kernels/judge/verify.c, kernels/verify_lse.c). */
 #include "server/intake/verify.h"
 
 #include <math.h>
@@ -22,7 +22,7 @@ attn_status verify_check(const struct job *job, int index, int64_t *left, attn_e
     const attn_dims d = attn_dims_of(p);
     const int64_t total = attn_rows_that_exist(p);
     const int64_t rows = item->verify_rows < 0 || item->verify_rows > total ? total : item->verify_rows;
-    /* For each head with a row to verify, the preparation costs as much as one row. */
+    /* The preparation for each head that has a row to verify costs as much as one row. */
     const int64_t heads = d.B * d.H;
     int64_t head, work;
     if (__builtin_mul_overflow(d.Sk, d.D + d.Dv, &head) || head > VERIFY_MAX_HEAD_ELEMENTS)
@@ -43,7 +43,8 @@ attn_status verify_check(const struct job *job, int index, int64_t *left, attn_e
     return ATTN_OK;
 }
 
-/* Asks the devices for what the truth of an item takes. False: they compute none, or there is nothing to compute. */
+/* Asks the devices what computing the truth (outputs in float64) of an item takes. False: the devices compute no truth,
+ * or there is nothing to compute. */
 static bool devices_verify(const proto_item *item, const attn_capabilities *can, struct job_truth *truth)
 {
     const attn_problem *const p = &item->problem;
@@ -88,8 +89,8 @@ bool verify_found_truth(const struct job *job, int index, proto_verification *ve
     return true;
 }
 
-/* True if the tensor is in a GPU's memory, or in shared memory that only a GPU may copy: if a client truncated such an
- * object, reading its mapping would end the process. */
+/* True if only devices can read the tensor: it is in a GPU's memory, or in shared memory that only a GPU may copy. If a
+ * client truncated such shared memory, reading its mapping here would end the process by SIGBUS. */
 static bool only_devices_read(const struct job *job, attn_tensor_id id)
 {
     for (int i = 0; job->shared && i < job->shared->count; i++) {
@@ -106,7 +107,8 @@ attn_status verify_lse(struct job *job, int index, attn_error *err)
     const int64_t share = VERIFY_LSE_MULTIPLY_ADDS / job->call->count;
     const int64_t of_bytes = VERIFY_LSE_PER_BYTE * (int64_t)job->inputs_used / job->call->count;
     if (p->lse.rank == 0 || !attn_reads(p, ATTN_T_lse)) return ATTN_OK;
-    /* The server itself computed the lse of a context. The keys of a transaction are known only when it begins. */
+    /* skipped: the server itself computed the lse of a context (saved forward), and the keys of a cache transaction are
+     * known only when it begins */
     if (item->context[0] || job->transaction) return ATTN_OK;
     if (!only_devices_read(job, ATTN_T_q) && !only_devices_read(job, ATTN_T_k))
         return attn_check_lse(p, of_bytes < share ? of_bytes : share, err);

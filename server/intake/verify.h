@@ -8,23 +8,23 @@
 #include "server/base/limits.h"
 #include "server/work/job.h"
 
-/* Decides where an item is verified. A device verifies it (job->truths) if devices compute its truth and the request
- * wants all rows, or more than the CPU may verify. Otherwise the CPU verifies the rows. The CPU may verify nothing
- * beside tensors in a GPU's memory. *left is the part of VERIFY_MAX_MULTIPLY_ADDS that earlier problems of the body
- * have left; devices take nothing of it. UNSUPPORTED: the work exceeds the CPU's bounds and no device can do it, or
- * the item is not a forward whose answer contains out. INVALID: tensors are in the memory of a GPU without a truth. */
+/* Decides where an item is verified. A device verifies it (job->truths) if devices can compute its outputs in float64
+ * and the request wants all rows, or more than the CPU may verify. Otherwise the CPU verifies the rows, but only if no
+ * tensor is in a GPU's memory. *left is the part of VERIFY_MAX_MULTIPLY_ADDS that earlier problems of the body have
+ * left; devices take nothing of it. UNSUPPORTED: the work exceeds the CPU's bounds and no device can do it, or the item
+ * is not a forward whose answer contains out. INVALID: tensors are in the memory of a GPU that cannot verify. */
 attn_status verify_prepare(struct job *job, int index, const attn_capabilities *can, int64_t *left, attn_error *err);
 
-/* May the CPU verify an item of the job? The errors, and `left`, are those of verify_prepare(). */
+/* Checks that the CPU may verify an item of the job. The errors, and `left`, are those of verify_prepare(). */
 attn_status verify_check(const struct job *job, int index, int64_t *left, attn_error *err);
 
-/* Turns the distances that a device found into the result of an item. False: the device computes no truth, or was not
- * told to compute that of this item. */
+/* Turns the distances that a device found into the verification result of an item. False: the device computes no truth
+ * (outputs in float64), or was not told to compute that of this item. */
 bool verify_found_truth(const struct job *job, int index, proto_verification *verification);
 
 /* Checks the lse that a backward or an observe is given, before it runs. INVALID: the lse cannot belong to the scores
- * (attn_check_lse()). If only a device can read q or k, this function chooses rows (job->lse). The device sums them,
- * and verify_found_lse() judges the sums. */
+ * (attn_check_lse()). If only a device can read q or k, this function only chooses some rows (job->lse). The device
+ * then sums these rows, and verify_found_lse() judges the sums. */
 attn_status verify_lse(struct job *job, int index, attn_error *err);
 attn_status verify_found_lse(const struct job *job, attn_error *err);
 

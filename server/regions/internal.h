@@ -17,40 +17,41 @@
 
 struct region {
     enum region_kind kind;
-    int references; /* changed under the table's lock */
+    int references; /* number of references to the region; the table's lock protects it */
     struct regions *regions;
-    struct caller *caller; /* holds a reference */
+    struct caller *caller; /* the region's owner, to whom it holds a reference */
     char name[PROTO_REGION_BYTES];
-    int64_t offset, bytes; /* range in the object; offset is 0 in a GPU's memory */
-    struct region *next;   /* next in the list of regions to close */
+    int64_t offset, bytes; /* range of the region in its object, in bytes; the offset is 0 in a GPU's memory */
+    struct region *next;   /* next region in the list of regions to close */
 
-    /* The members below are used for regions of kind SYSTEM. */
+    /* The members below are used for regions of kind SYSTEM (objects of /dev/shm). */
     char key[PROTO_REGION_BYTES];
-    int fd; /* -1: the region has no descriptor */
+    int fd; /* descriptor of the object; -1: the region has none */
     dev_t filesystem;
     ino_t inode;
-    struct pin *pin;      /* NULL: not pinned; this and the next members are under the table's lock */
-    struct timespec seen; /* last modification of the object, ignoring the server's own writes */
-    int writing;          /* number of the server's writes that are running */
-    bool intact;          /* no client had modified the object before these writes */
-    int64_t pinned_ms;    /* time of the last attempt to pin it */
-    bool is_to_pin;       /* the region is in the list `fresh`, which holds a reference */
-    struct region *after; /* next in the list `fresh` */
+    struct pin *pin; /* the pinned pages; NULL: not pinned. The table's lock protects this member and the next ones */
+    struct timespec seen; /* time of the object's last modification, ignoring the server's own writes */
+    int writing;          /* number of the server's writes to the region that are running */
+    bool intact;          /* no client had modified the object before the running writes began */
+    int64_t pinned_ms;    /* time of the last attempt to pin the region */
+    bool is_to_pin;       /* true: the region is in the list `fresh` of regions to pin, which holds a reference */
+    struct region *after; /* next region in the list `fresh` */
 
-    /* The members below are used for regions of kind CUDA. */
+    /* The members below are used for regions of kind CUDA (a GPU's memory). */
     attn_device *device;
-    int number; /* the server's number of the device */
-    int64_t id; /* the client's number of the device */
+    int number; /* the server's number of `device` */
+    int64_t id; /* the client's number of `device` */
     char *memory;
 };
 
-/* Pages of an object that a driver holds for copies by devices: see pin(). */
+/* The pages of a shared object that a driver holds, so that devices can copy them: see pin(). */
 struct pin {
-    int references; /* under the table's lock: one for the region, and one for each use */
+    int references; /* number of references, under the table's lock: one for the region, and one for each use */
     struct regions *regions;
-    char *mapping, *memory; /* the mapping of whole pages, and the region's first byte in it */
-    size_t bytes;           /* size of the mapping in bytes */
-    struct pin *next;       /* next in the list of pins to undo */
+    /* address of the mapping, which consists of whole pages; address of the region's first byte in it */
+    char *mapping, *memory;
+    size_t bytes;     /* size of the mapping in bytes */
+    struct pin *next; /* next pin in the list of pins to undo */
 };
 
 struct regions {
@@ -60,7 +61,7 @@ struct regions {
     pthread_mutex_t lock;
     struct hash_key key;
     struct {
-        uint64_t hash; /* hash of name and caller; names with another hash need not be compared */
+        uint64_t hash; /* hash of name and caller; regions with another hash are certainly not the wanted one */
         struct region *region;
     } table[REGIONS_MAX_COUNT];
     int count;
@@ -68,41 +69,41 @@ struct regions {
 
     pthread_t keeper;
     pthread_cond_t wake;
-    struct region *gone, *fresh; /* lists of regions to close, and to pin */
+    struct region *gone, *fresh; /* lists of regions: those to close, and those to pin */
     struct pin *loose;           /* list of pins to undo */
     bool end;
-    attn_device *pinner; /* the device that pins; NULL: no device copies from regions */
+    attn_device *pinner; /* the device for which memory is pinned; NULL: no device copies from regions */
     int64_t pinned_bytes, pinned_most;
 };
 
 /* ---- table.c: with the lock held --------------------------------------------------------------------------------- */
 
-/* True if both regions are of one object or one allocation. The lock is not needed. */
+/* True if both regions are ranges of one object, or of one allocation on a GPU. The lock is not needed. */
 bool region_is_same_object(const struct region *a, const struct region *b);
 
-/* Index in the table; -1: the caller has no region of that name. */
+/* Returns the index of a caller's region in the table; -1: the caller has no region of that name. */
 int regions_find(const struct regions *regions, const struct caller *caller, const char *name);
 
 /* ---- keeper.c: with the lock held -------------------------------------------------------------------------------- */
 
-/* Drops a reference to the region. */
+/* Drops a reference to the region (memory that a client registered). */
 void region_let_go(struct region *region);
-void region_let_pin_go(struct pin *pin); /* does nothing for NULL */
+void region_let_pin_go(struct pin *pin); /* does nothing if `pin` is NULL */
 
-/* True if no client has modified the object since it was pinned, and it is not too short. */
+/* True if no client has modified the region's object since it was pinned, and the object is long enough. */
 bool region_is_intact(const struct region *region);
 
-/* Puts the region on the list of regions to pin, if that is worth it. */
+/* Puts the region on the list of regions to pin, if pinning it is worthwhile. */
 void region_ask_for_pin(struct region *region);
 
 /* ---- keeper.c: without the lock ---------------------------------------------------------------------------------- */
 
-/* Call this before and after each of the server's writes. A modification by the client between the two calls is not
- * noticed; the client must leave the object alone then. */
+/* Call this before and after each of the server's writes to the region. A modification by the client between the two
+ * calls is not noticed; the client must leave the object alone then. */
 void region_note_write(struct region *region, bool begins);
 
-/* The table's thread (the argument is the table). It does what may take the driver or the system long. It ends when
- * `end` is set and nothing is left to do. */
+/* The main function of the table's own thread (the argument is the table). The thread does what may take the driver or
+ * the system long. It ends when `end` is set and nothing is left to do. */
 void *region_keeper(void *regions);
 
 #endif

@@ -1,10 +1,11 @@
-/* keeper.c: references to regions, and the table's thread, which closes, pins and unpins them. munmap(), pinning by a
- * driver and the last close() of an object may take long; threads that serve requests must not wait for that.
+/* keeper.c: references to regions (memory that clients registered), and the table's own thread, which closes, pins and
+ * unpins regions. munmap(), pinning by a driver and the last close() of an object may take long; threads that serve
+ * requests must not wait for that.
  *
- * A pin is valid while its pages belong to the object. If a client truncates its object and extends it again,
- * the pages that a driver holds are no longer the object's. A pin is therefore valid while the object's
- * modification time is that of the pinning, ignoring the server's own writes (region_note_write()). Else it is
- * undone, and a new one requested. */
+ * A pin (pages that a driver holds) is valid while its pages belong to the object. If a client truncates its object and
+ * extends it again, the pages that the driver holds are no longer the object's. A pin is therefore valid while the
+ * object's modification time is that of the pinning, ignoring the server's own writes (region_note_write()). Otherwise
+ * the pin is undone, and a new one requested. */
 #include "server/regions/internal.h"
 
 #include <assert.h>
@@ -49,7 +50,7 @@ bool region_is_intact(const struct region *region)
     return st.st_mtim.tv_sec == region->seen.tv_sec && st.st_mtim.tv_nsec == region->seen.tv_nsec;
 }
 
-/* Records the object's modification time. Call this with the lock held. */
+/* Records the object's modification time, from which later modifications are noticed. Call this with the lock held. */
 static void begin_watch(struct region *region)
 {
     struct stat st;
@@ -86,9 +87,9 @@ void region_ask_for_pin(struct region *region)
     pthread_cond_signal(&regions->wake);
 }
 
-/* Maps the pages and pins them. If the client truncates the object meanwhile, a system call fails and no SIGBUS is
- * raised. The first write to a page of a mapping counts as a modification, so all pages are written first. The pauses
- * before and after make sure that a later modification has another time. */
+/* Maps the object's pages and pins them. If the client truncates the object during this, a system call fails and no
+ * SIGBUS is raised. The first write to a page of a mapping counts as a modification, so all pages are written first.
+ * The pauses before and after make sure that a later modification has another time. */
 static bool hold_pages(struct region *region, struct pin *pin)
 {
     const struct timespec quiet = { .tv_nsec = REGIONS_QUIET_MS * CLOCK_NS_PER_MS };
@@ -108,7 +109,8 @@ static bool hold_pages(struct region *region, struct pin *pin)
     return intact;
 }
 
-/* Pins a region and fills its holes. NULL: it cannot be pinned, so the CPU copies. */
+/* Pins a region (a driver holds its pages) and fills its holes. NULL: the region cannot be pinned, so the CPU copies
+ * its data. */
 static struct pin *pin(struct region *region)
 {
     const int64_t page = sysconf(_SC_PAGESIZE), from = region->offset / page * page;
@@ -127,16 +129,16 @@ static struct pin *pin(struct region *region)
     return NULL;
 }
 
-/* Pins the next region of the list. Regions beyond the bound on pinned memory are copied instead. Call this with the
- * lock held; the function releases the lock while it pins. */
+/* Pins the next region of the list. If the bound on pinned memory is reached, the region's data are copied by the CPU
+ * instead. Call this with the lock held; the function releases the lock while it pins. */
 static void pin_next(struct regions *regions)
 {
     struct region *const region = regions->fresh;
     regions->fresh = region->after;
     region_let_pin_go(region->pin);
     region->pin = NULL;
-    if (!regions->end && region->references > 1 && /* one reference is this list's; with more the region is in use */
-        region->bytes <= regions->pinned_most - regions->pinned_bytes) {
+    /* one reference is that of the list `fresh`; only if there are more, the region is still registered or in use */
+    if (!regions->end && region->references > 1 && region->bytes <= regions->pinned_most - regions->pinned_bytes) {
         pthread_mutex_unlock(&regions->lock);
         struct pin *const made = pin(region);
         pthread_mutex_lock(&regions->lock);

@@ -38,7 +38,8 @@
 #include "server/base/caller.h"
 #include "server/base/limits.h"
 
-/* id, label in /metrics. Regions of all kinds share one set of names. */
+/* Kinds of regions (registered memory). Each row: id, label in /metrics. Regions of all kinds share one set of
+ * names. */
 #define REGION_KIND_MAP(X) \
     X(SYSTEM, "system")    \
     X(CUDA, "cuda")
@@ -52,39 +53,41 @@ const char *region_kind_label(enum region_kind kind);
 
 struct regions;
 
-/* Makes a table. Keys must begin with one of the prefixes (--allow-shm); the caller keeps them. Aborts
- * when out of memory. */
+/* Makes a table of regions. Keys of objects must begin with one of the prefixes (--allow-shm); the caller keeps the
+ * prefixes. Aborts when out of memory. */
 struct regions *regions_new(const char *const *prefixes, int prefix_count);
-/* Lets devices copy large tensors themselves. Regions are pinned for `device`, which stays open until regions_free(),
- * up to most_bytes for all regions together. Call it before the first registration. */
+/* Lets devices copy large tensors from and to regions themselves. Regions are pinned for `device`, which stays open
+ * until regions_free(), up to most_bytes for all regions together. Call this before the first registration. */
 void regions_pin_for(struct regions *regions, attn_device *device, int64_t most_bytes);
 void regions_free(
-    struct regions *regions); /* NULL is fine; no region may be in use; call it before the devices are closed */
+    /* does nothing for NULL; no region may be in use; call it before the devices are closed */
+    struct regions *regions);
 
 /* ---- The table --------------------------------------------------------------------------------------------------- */
 
-/* Registers a region. On failure it returns false with *error and the text in `why`, whose member is a pointer into
- * the body. The object must have all bytes already. */
+/* Registers a region. If it fails, it returns false with *error and the text in `why`, whose `member` is a pointer into
+ * the body. The object must already be as long as the region needs. */
 bool regions_register(struct regions *regions, struct caller *caller, const char *name, const proto_region *wanted,
                       proto_error *error, attn_error *why);
-/* Registers memory of a device, which must stay open until regions_free(). `number` is the server's number of
- * it. Opening the memory takes the driver some 0.1 ms. */
+/* Registers memory of a device, which must stay open until regions_free(). `number` is the server's number of the
+ * device. Opening the memory takes the driver some 0.1 ms. */
 bool regions_register_cuda(struct regions *regions, struct caller *caller, const char *name,
                            const proto_cuda_region *wanted, attn_device *device, int number, proto_error *error,
                            attn_error *why);
-/* Unregisters the caller's region of this kind and name, or all of this kind if `name` is NULL. Returns how many.
- * Requests that use them continue. */
+/* Unregisters the caller's region of this kind and name, or all of the caller's regions of this kind if `name` is NULL.
+ * Returns how many. Requests that use them continue. */
 int regions_unregister(struct regions *regions, enum region_kind kind, const struct caller *caller, const char *name);
-/* Unregisters all regions of callers that is_known() rejects. */
+/* Unregisters all regions (registered memory) of callers that is_known() rejects. */
 void regions_forget(struct regions *regions, bool (*is_known)(void *context, const struct caller *caller),
                     void *context);
 
-/* The properties of a region that visit() gets. regions_visit() calls it for the caller's region of this name, or for
- * all of the kind if `name` is NULL, and returns how many. visit() must not call functions of this header. */
+/* The properties of a region, as visit() gets them. regions_visit() calls visit() for the caller's region of this name,
+ * or for all of this kind if `name` is NULL, and returns how many there were. visit() must not call functions of this
+ * header. */
 struct region_facts {
     const char *name, *key;
     int64_t offset, bytes;
-    int64_t device_id; /* CUDA: the device id given at registration */
+    int64_t device_id; /* for memory of a GPU: the device id given at registration */
 };
 int regions_visit(struct regions *regions, enum region_kind kind, const struct caller *caller, const char *name,
                   void (*visit)(void *context, const struct region_facts *facts), void *context);
@@ -95,46 +98,49 @@ int64_t regions_pinned_bytes(struct regions *regions);
 
 struct region;
 
-/* One tensor of a request that lies in a region. */
+/* One tensor of a request that lies in a region (memory that a client registered). */
 struct region_use {
-    struct region *region; /* holds a reference */
+    struct region *region; /* the region, to which the use holds a reference */
     attn_tensor_id id;
     bool output;
-    int index;       /* index in the body's inputs or outputs, for error pointers */
-    int64_t offset;  /* offset of the tensor in the object */
-    int64_t bytes;   /* size; for an output before region_uses_bind(), the size of its buffer */
-    int64_t done;    /* number of bytes copied so far */
-    char *memory;    /* the other end of the copy, in staging memory */
-    char *in_place;  /* address of the tensor in a GPU's memory, where kernels use it; NULL: the tensor is copied */
-    char *pinned;    /* address of the pinned pages for copies by devices; NULL: the CPU copies */
-    struct pin *pin; /* a reference to the pin of `pinned` */
-    void *mirror;    /* the device's copy of the tensor while a batch runs; used by the device's thread */
+    int index;      /* index of the tensor in the body's inputs or outputs, for error pointers */
+    int64_t offset; /* offset of the tensor in the region's object, in bytes */
+    int64_t bytes;  /* size of the tensor in bytes; for an output before region_uses_bind(), the size of its buffer */
+    int64_t done;   /* number of bytes copied so far */
+    char *memory;   /* the other end of the copy: an address in staging memory */
+    /* address of the tensor in a GPU's memory, where kernels use it in place; NULL: the tensor is copied */
+    char *in_place;
+    char *pinned;    /* address of the pinned pages from or to which a device copies; NULL: the CPU copies */
+    struct pin *pin; /* a reference to the pin that holds these pages */
+    void *mirror;    /* the device's copy of the tensor while a batch runs; only the device's thread uses this member */
 };
 
-/* All tensors of a request in regions. The owner of the request owns them, and later its job. */
+/* All tensors of a request that lie in regions (registered memory). The owner of the request owns them, and later its
+ * job. */
 struct region_uses {
-    int64_t input_bytes, output_bytes; /* bytes that the CPU copies */
-    int64_t pinned_bytes;              /* bytes that devices copy; an output counts with the size of its buffer */
-    bool placed;                       /* `memory` of the inputs has been set */
-    bool writes;                       /* the CPU copies some outputs */
-    int home;                          /* number of the device whose memory has tensors used in place; -1: none */
-    uint64_t elsewhere;                /* outputs that need no staging memory: bits of attn_tensor_id */
+    int64_t input_bytes, output_bytes; /* bytes of inputs and of outputs that the CPU copies */
+    /* bytes that devices copy from and to pinned pages; an output counts with the size of its buffer */
+    int64_t pinned_bytes;
+    bool placed;        /* the address `memory` of all inputs has been set */
+    bool writes;        /* true: the CPU copies some outputs */
+    int home;           /* number of the GPU in whose memory tensors are used in place; -1: there are none */
+    uint64_t elsewhere; /* bits of attn_tensor_id: outputs that need no staging memory */
     int count;
     struct region_use list[];
 };
 
-/* Finds all regions that a body refers to. Errors: NOT_FOUND (unknown, or another caller's), INVALID (past the end, a
- * tensor that may not lie in a GPU's memory, or memory of two GPUs), NO_MEMORY. */
+/* Finds all regions that a body refers to. Errors: NOT_FOUND (an unknown region, or another caller's), INVALID (a range
+ * past the region's end, a tensor that may not lie in a GPU's memory, or memory of two GPUs), NO_MEMORY. */
 attn_status region_uses_new(struct regions *regions, const struct caller *caller, const proto_shared *shared, int count,
                             struct region_uses **uses, attn_error *err);
-void region_uses_free(struct region_uses *uses); /* does nothing for NULL */
-/* Drops the inputs that were read; pinned ones and those in a GPU's memory stay. *uses may be NULL, and is NULL
+void region_uses_free(struct region_uses *uses); /* does nothing if `uses` is NULL */
+/* Drops the inputs that were read. Pinned ones and those in a GPU's memory stay. *uses may be NULL, and is NULL
  * afterwards if nothing is left. */
 void region_uses_drop_inputs(struct region_uses **uses);
 
-/* Sets where inputs are copied to: shared[i].to, in the same order. */
+/* Sets where inputs are copied to: to shared[i].to, in the same order. */
 void region_uses_place(struct region_uses *uses, const proto_shared *shared);
-/* Bytes of all inputs that are copied, by the CPU or a device. */
+/* Returns the bytes of all inputs that are copied, by the CPU or a device. */
 static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
 {
     uint64_t bytes = (uint64_t)uses->input_bytes;
@@ -143,14 +149,14 @@ static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
     return bytes;
 }
 
-/* Checks that the outputs fit, once the problem's shapes are known. Outputs that are pinned or in a GPU's memory get
- * their addresses. A second call, when the other outputs have addresses, records what to copy. INVALID: an output does
- * not fit, or two overlap; in a GPU's memory, an output overlaps an input, or a tensor is not aligned to its elements
- * or to `alignment`. */
+/* Checks that the outputs fit into their regions, once the problem's shapes are known. Outputs that are pinned or in a
+ * GPU's memory get their addresses. A second call, when the other outputs have addresses, records what to copy.
+ * INVALID: an output does not fit, or two outputs overlap; in a GPU's memory, an output overlaps an input, or a tensor
+ * is not aligned to its elements or to `alignment`. */
 attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, size_t alignment, attn_error *err);
 
-/* Copies until all is done (*done) or the time is over; call it again to continue. INVALID: the object has become
- * shorter; NO_MEMORY: the system has no pages for it; INTERNAL. */
+/* Copies until all is done (*done) or the time until_ns has come; call it again to continue. INVALID: the object has
+ * become shorter; NO_MEMORY: the system has no pages for it; INTERNAL: any other error. */
 attn_status region_uses_read(struct region_uses *uses, int64_t until_ns, bool *done, attn_error *err);
 attn_status region_uses_write(struct region_uses *uses, int64_t until_ns, bool *done, attn_error *err);
 

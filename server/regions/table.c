@@ -1,9 +1,10 @@
-/* table.c: the table of regions. See regions.h, and internal.h for the other files of the folder.
+/* table.c: the table of regions (memory that clients registered). See regions.h, and internal.h for the other files of
+ * the folder.
  *
  * Objects that may be registered: a key names one object of /dev/shm, so it has no '/'. It begins with a prefix that
  * the operator chose for clients' objects. The object must be a regular file without a second name, which could be a
- * link to another user's object. It must be the server's own, or open to the server by its mode: a client may not
- * offer what only root can open. An object that one caller has registered cannot be registered by another. */
+ * link to another user's object. It must be the server's own, or open to the server by its mode: a client may not offer
+ * what only root can open. An object that one caller has registered cannot be registered by another. */
 #include "server/regions/internal.h"
 
 #include <assert.h>
@@ -60,7 +61,7 @@ void regions_pin_for(struct regions *regions, attn_device *device, int64_t most_
     regions->pinned_most = most_bytes < REGIONS_PINNED_BYTES ? most_bytes : REGIONS_PINNED_BYTES;
 }
 
-/* Removes entry `i` from the table. Call this with the lock held. */
+/* Removes entry `i` from the table of regions. Call this with the lock held. */
 static void take_out(struct regions *regions, int i)
 {
     struct region *const region = regions->table[i].region;
@@ -87,13 +88,13 @@ void regions_free(struct regions *regions)
 
 /* ---- Which objects ----------------------------------------------------------------------------------------------- */
 
-/* Removes a leading '/': it does not change which object a key names. */
+/* Removes a leading '/' from a key, since it does not change which object the key names. */
 static const char *without_slash(const char *key)
 {
     return *key == '/' ? key + 1 : key;
 }
 
-/* Checks that a client may use this key. The error does not reveal whether such an object exists. */
+/* Checks that a client may use this key. The error does not reveal whether an object with this key exists. */
 static attn_status check_key(const struct regions *regions, const char *key, attn_error *why)
 {
     const char *const name = without_slash(key);
@@ -123,7 +124,7 @@ static attn_status cannot_open(const char *key, int error, proto_error *code, at
         { EPERM, "it is sealed, or its mode does not let the server read and write it" },
         { ELOOP, "it is a symbolic link, which is not followed" },
         { EISDIR, "it is a directory" },
-        { EINVAL, "it is a directory" }, /* glibc's shm_open() reports a directory so */
+        { EINVAL, "it is a directory" }, /* glibc's shm_open() gives EINVAL for a directory */
         { ENXIO, "it is not a regular file" },
         { EWOULDBLOCK, "another process has a lease on it" },
     };
@@ -131,11 +132,11 @@ static attn_status cannot_open(const char *key, int error, proto_error *code, at
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++)
         if (reasons[i].error == error)
             return attn_fail(why, ATTN_INVALID, "/key", "key: '%s' cannot be opened: %s", key, reasons[i].says);
-    *code = PROTO_E_UNAVAILABLE; /* no descriptors or memory are left */
+    *code = PROTO_E_UNAVAILABLE; /* the remaining reasons are a lack of descriptors or memory */
     return attn_fail(why, ATTN_BUSY, "/key", "key: '%s' cannot be opened: %s", key, strerror(error));
 }
 
-/* True if the server could read and write the file without privileges over others' files. */
+/* True if the server could read and write the file without privileges over the files of other users. */
 static bool is_open_to_us(const struct stat *st)
 {
     const mode_t others = S_IROTH | S_IWOTH, group = S_IRGRP | S_IWGRP;
@@ -178,10 +179,11 @@ bool region_is_same_object(const struct region *a, const struct region *b)
 {
     if (a->kind != b->kind) return false;
     if (a->kind == REGION_SYSTEM) return a->inode == b->inode && a->filesystem == b->filesystem;
-    return a->device == b->device && a->memory == b->memory; /* memory opened twice has one address */
+    /* one allocation of a GPU that is opened twice has the same address both times */
+    return a->device == b->device && a->memory == b->memory;
 }
 
-/* True if another caller has registered the same object. Call this with the lock held. */
+/* True if another caller has registered the same object of shared memory. Call this with the lock held. */
 static bool is_anothers(const struct regions *regions, const struct region *region)
 {
     for (int i = 0; i < regions->count; i++) {
@@ -191,7 +193,7 @@ static bool is_anothers(const struct regions *regions, const struct region *regi
     return false;
 }
 
-/* Checks the limits for one more region. Call this with the lock held. */
+/* Checks the limits for registering one more region. Call this with the lock held. */
 static proto_error check_room(const struct regions *regions, const struct region *region, attn_error *why)
 {
     const struct caller *const caller = region->caller;
@@ -240,7 +242,7 @@ static proto_error add(struct regions *regions, struct region *region, attn_erro
     return error;
 }
 
-/* Makes a region that is not in the table yet. NULL: out of memory, or the name is too long; see *error. */
+/* Makes a region that is not in the table yet. NULL: out of memory, or the name is too long; *error says which. */
 static struct region *region_new(struct regions *regions, enum region_kind kind, struct caller *caller,
                                  const char *name, int64_t bytes, proto_error *error, attn_error *why)
 {
@@ -262,7 +264,8 @@ static struct region *region_new(struct regions *regions, enum region_kind kind,
     return region;
 }
 
-/* Adds the region to the table if there was no error so far, and drops the calling function's reference. */
+/* Adds the region to the table if *error says that there was no error so far. Drops the calling function's reference in
+ * any case. */
 static bool settle(struct region *region, proto_error *error, attn_error *why)
 {
     struct regions *const regions = region->regions;
@@ -286,7 +289,7 @@ bool regions_register(struct regions *regions, struct caller *caller, const char
     region->offset = wanted->offset;
     strcpy(region->key, wanted->key);
     snprintf(path, sizeof path, "/%s", without_slash(wanted->key));
-    /* O_NONBLOCK: the call must not wait if another process has a lease on the file. */
+    /* O_NONBLOCK: without it the call would wait if another process has a lease on the file. */
     region->fd = shm_open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0);
     if (region->fd < 0) cannot_open(wanted->key, errno, error, why);
     else if (fstat(region->fd, &st) != 0) cannot_open(wanted->key, errno, error, why);
@@ -305,7 +308,7 @@ bool regions_register_cuda(struct regions *regions, struct caller *caller, const
     if (region == NULL) return false;
     region->number = number;
     region->id = wanted->device;
-    /* Checks the limits first, so that nothing is opened if there is no room. */
+    /* Checks the limits first, so that no object is opened if there is no room for a region. */
     pthread_mutex_lock(&regions->lock);
     *error = check_room(regions, region, why);
     pthread_mutex_unlock(&regions->lock);

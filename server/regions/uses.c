@@ -1,7 +1,8 @@
-/* uses.c: the tensors of a request that lie in regions. In a list of uses the inputs come before the outputs.
+/* uses.c: the tensors of a request that lie in regions (memory that clients registered). In a list of uses the inputs
+ * come before the outputs.
  *
  * A tensor is accessed in one of three ways. The CPU copies it piece by piece with pread() and pwrite(); if the client
- * truncates its object meanwhile, a system call fails and no signal is raised. Or a GPU copies it from or to pinned
+ * truncates its object during this, a system call fails and no signal is raised. Or a GPU copies it from or to pinned
  * pages. Or it is in a GPU's memory, and kernels use it in place. */
 #include "server/regions/internal.h"
 
@@ -19,7 +20,7 @@
 
 /* ---- Begin and end ----------------------------------------------------------------------------------------------- */
 
-/* Sets an error's pointer to a parameter of a tensor in the body. */
+/* Sets an error's pointer to the parameter of a tensor in the body, such as its offset in shared memory. */
 static void point(attn_error *err, bool output, int index, const char *parameter)
 {
     if (err)
@@ -27,8 +28,8 @@ static void point(attn_error *err, bool output, int index, const char *parameter
                  parameter);
 }
 
-/* Returns a reference to the region's valid pin, or NULL. If the pin is no longer valid, a new one is requested. Call
- * this with the lock held. */
+/* Returns a reference to the region's valid pin (pages held for a device's copies), or NULL. If the pin is no longer
+ * valid, a new one is requested. Call this with the lock held. */
 static struct pin *begin_copies(struct region *region)
 {
     if (region->pin && region_is_intact(region)) {
@@ -80,7 +81,7 @@ static attn_status begin_use(struct regions *regions, const struct caller *calle
     return ATTN_OK;
 }
 
-/* Checks a tensor in a GPU's memory: the tensor must be allowed there, and must be on the same GPU as the request's
+/* Checks a tensor in a GPU's memory: it must be a tensor that may lie there, and on the same GPU as the request's
  * earlier tensors. */
 static attn_status begin_in_place(struct region_uses *uses, const struct region_use *use, attn_error *err)
 {
@@ -128,7 +129,8 @@ attn_status region_uses_new(struct regions *regions, const struct caller *caller
             if (use->output) made->elsewhere |= UINT64_C(1) << use->id;
             continue;
         }
-        /* The sum cannot overflow: each use is at most a region long, and PROTO_HEADER_BYTES bounds their number. */
+        /* The sum cannot overflow: each tensor is at most as long as its region, and PROTO_HEADER_BYTES bounds the
+         * number of tensors. */
         *(use->output ? &made->output_bytes : &made->input_bytes) += use->bytes;
     }
     if (status == ATTN_OK) *uses = made;
@@ -185,8 +187,8 @@ static bool overlap(const char *a, int64_t a_bytes, const char *b, int64_t b_byt
            (uintptr_t)b < (uintptr_t)a + (uint64_t)a_bytes;
 }
 
-/* True if an output has bytes in common with another tensor. Copied inputs do not count, as they are read before
- * anything is written. */
+/* True if an output has bytes in common with another tensor of the request. Copied inputs do not count, as they are
+ * read before any output is written. */
 static bool collide(const struct region_use *output, const struct region_use *other)
 {
     if ((output->in_place != NULL) != (other->in_place != NULL)) return false;
@@ -195,7 +197,7 @@ static bool collide(const struct region_use *output, const struct region_use *ot
            other->offset < output->offset + output->bytes && output->offset < other->offset + other->bytes;
 }
 
-/* Checks an output against the uses before it, which include all inputs. */
+/* Checks an output against the uses before it in the list, which include all inputs. */
 static attn_status bind_output(const struct region_uses *uses, struct region_use *use, const attn_tensor *t,
                                attn_error *err)
 {
@@ -246,7 +248,7 @@ attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, si
 
 /* ---- Read and write ---------------------------------------------------------------------------------------------- */
 
-/* Error: the object ends before the use does, or another error of the system. */
+/* Makes the error for an object that ends before the use does, or for another error of the system. */
 static attn_status broken(const struct region_use *use, int error, attn_error *err)
 {
     const char *const name = attn_tensors[use->id].name;
@@ -286,8 +288,8 @@ static attn_status read_piece(struct region_use *use, attn_error *err)
     return ATTN_OK;
 }
 
-/* Writes one piece. pwrite() would extend an object that has become shorter, so its size is tested first. (If a client
- * truncates it between the two calls, the object gets one piece longer.) */
+/* Writes one piece of an output to shared memory. pwrite() would extend an object that has become shorter, so its size
+ * is tested first. (If a client truncates the object between the two calls, it gets one piece longer.) */
 static attn_status write_piece(struct region_use *use, attn_error *err)
 {
     const size_t bytes = next_piece(use);
@@ -306,7 +308,7 @@ static attn_status write_piece(struct region_use *use, attn_error *err)
     return ATTN_OK;
 }
 
-/* Marks a tensor as copied by a device, if the object is still long enough. */
+/* Marks a tensor as copied by a device, if the shared object is still long enough. */
 static attn_status note_copies(struct region_use *use, attn_error *err)
 {
     struct stat st;
@@ -318,7 +320,7 @@ static attn_status note_copies(struct region_use *use, attn_error *err)
     return ATTN_OK;
 }
 
-/* Copies the inputs or the outputs, one piece after another. */
+/* Copies the inputs from shared memory, or the outputs to it, one piece after another. */
 static attn_status move(struct region_uses *uses, bool outputs, int64_t until_ns, bool *done, attn_error *err)
 {
     *done = false;

@@ -5,7 +5,7 @@
  *   batches_done()       takes a batch back, stores its results and answers its requests
  *
  * A batch comes back exactly once. When a request stops waiting for a job of a batch, the two are separated. When no
- * request waits for any of its jobs, the batch is cancelled.
+ * request waits for any job of a batch, the batch is cancelled.
  *
  * The parts of a cut job are in batches of their own on several devices. They leave together, and the job ends when the
  * last of them is back. If one of them fails, the others are cancelled. */
@@ -39,7 +39,7 @@ void batches_enqueue(struct loop *loop, struct job *job)
     loop->transactions_arrived |= job->blocked;
 }
 
-/* Ends a job's cache transaction. Without commit, for a request that failed, the caches are as before. */
+/* Ends a job's cache transaction. Without `commit`, as for a request that failed, the caches are as before. */
 static void end_step(struct loop *loop, struct job *job, bool commit)
 {
     if (job->transaction == NULL) return;
@@ -47,16 +47,17 @@ static void end_step(struct loop *loop, struct job *job, bool commit)
     loop->queue_changed = loop->transactions_changed = true;
 }
 
-/* Begins the cache transactions that can begin, from the oldest on; their jobs may then leave. If no transaction has
- * ended since the last full scan, only new ones are examined, because a transaction may have a thousand caches, and
- * hundreds may wait. */
+/* Begins the cache transactions that can begin, from the oldest on. Their jobs may then leave for a device. If no
+ * transaction has ended since the last full scan, only new ones are examined, because a transaction may have a thousand
+ * caches, and hundreds may wait. */
 static void begin_transactions(struct loop *loop)
 {
     struct job *job = loop->server->queue.first, *next;
     const bool all = loop->transactions_changed;
     loop->transactions_changed = loop->transactions_arrived = false;
     if (all) loop->scan++;
-    else if (loop->scan_cut) return; /* older jobs have not been examined yet */
+    /* the last scan was cut short, so older jobs have not been examined yet and come first */
+    else if (loop->scan_cut) return;
     else
         for (job = loop->server->queue.last; job && job->in_queue.previous && !job->in_queue.previous->scanned;)
             job = job->in_queue.previous;
@@ -89,7 +90,7 @@ void batches_mark(struct batch *batch)
     for (int i = 0; i < batch->count; i++) {
         struct job *job = batch_job(batch, i);
         job->batch_jobs = batch->count;
-        job->follows = false; /* set earlier if this job was in a batch that failed */
+        job->follows = false; /* true only if this job was in an earlier batch, which failed */
         for (int before = 0; job->call->model && before < i && !job->follows; before++)
             job->follows = batch_job(batch, before)->call->model == job->call->model;
     }
@@ -106,7 +107,8 @@ static bool has_room(void *context, const struct job *job)
     return device_has_room(asked->device, job, asked->now_ns, &asked->wait_ns);
 }
 
-/* Makes a batch of the first part of each job that can leave for this device, and submits it. False: no memory. */
+/* Makes a batch of the first part of each job that can leave for this device, and submits the batch. False: out of
+ * memory. */
 static bool send_batch(struct loop *loop, struct device *device, struct job *const *jobs, int count)
 {
     struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->parts[0]);
@@ -126,8 +128,8 @@ static bool send_batch(struct loop *loop, struct device *device, struct job *con
     return true;
 }
 
-/* Sends jobs that the queue has just removed: in one batch to the device, or one job that takes long in parts to
- * several devices. False: no memory, and the jobs' requests are answered. */
+/* Sends jobs that the queue has just removed: all in one batch to the device, or one job that takes long in parts to
+ * several devices. False: out of memory; the jobs' requests have been answered. */
 static bool send_all(struct loop *loop, struct device *device, struct job *const *jobs, int count, int64_t now_ns)
 {
     struct device *over[CONFIG_MAX_DEVICES] = { device };
@@ -140,7 +142,7 @@ static bool send_all(struct loop *loop, struct device *device, struct job *const
     for (int n = 0; n < parts && sent; n++) sent = send_batch(loop, over[n], jobs, count);
     if (sent) metrics_observe(METRIC_BATCH_SIZE, NULL, count);
     for (int i = 0; i < count && !sent; i++) {
-        /* Parts that have left are cancelled. Nothing holds a job of which no part has left. */
+        /* Parts that have left are cancelled. If no part of a job has left, no device holds its request any more. */
         jobs[i]->request->held &= jobs[i]->parts_out > 0;
         if (jobs[i]->parts_out == 0) end_step(loop, jobs[i], false);
         waiting_cancel(loop, jobs[i]->request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
@@ -163,7 +165,8 @@ void batches_dispatch(struct loop *loop)
         }
         const struct queue_taker taker = { device_number(device), has_room, &asked };
         const int count = queue_take(&server->queue, &taker, asked.now_ns, loop->batch_jobs, &wait_ns);
-        /* All jobs wait: for another device, for room on this one, or for other jobs to join the batch. */
+        /* No job can leave now: all wait for another device, for room on this one, or for other jobs to join the
+         * batch. */
         if (count == 0) {
             if (wait_ns == 0 && asked.wait_ns < INT64_MAX) wait_ns = asked.wait_ns;
             if (wait_ns > 0) arm_window(loop, wait_ns);
@@ -187,11 +190,11 @@ void batches_window(uv_poll_t *poll, int status, int events)
 
 /* ---- Batches back ------------------------------------------------------------------------------------------------ */
 
-/* Hands back the request of a finished job. Its answer contains the results, or the error of verifying, writing or
- * measuring. */
+/* Hands the request of a finished job back to its HTTP thread. The answer contains the results, or the error of
+ * verifying, writing or measuring. */
 static void finish_request(struct loop *loop, struct job *job)
 {
-    /* For other requests, the code that sends the answer does this. */
+    /* For requests that get a normal answer, the code that sends the answer calls this. */
     if (job->request->failed || job->request->gone) contexts_finish_job(job, false);
     waiting_hand_back(loop, job->request);
 }
@@ -207,23 +210,25 @@ static void on_finished(void *context, struct finishing *finishing)
     const bool failed = finishing->error.status != ATTN_OK;
     end_step(loop, job, request != NULL && !request->failed && !request->gone && !failed);
     job->finishing = NULL;
-    region_uses_free(job->shared); /* all outputs in shared memory are written */
+    region_uses_free(job->shared); /* all outputs in shared memory are written, so the job lets go of it */
     job->shared = NULL;
     if (request != NULL) {
         const proto_call *call = job->call;
         request->held = false;
-        request->encoder = finishing->encoder; /* the request owns the encoder now */
+        request->encoder = finishing->encoder; /* the request owns the encoder of its answer now */
         finishing->encoder = NULL;
         request->times.encode_ns += finishing->wrote_ns;
         if (failed) request_fail_in_job(request, &finishing->error);
         else if (!call->envelope && call->items[0].error.status != ATTN_OK)
             request_fail_in_job(request, &call->items[0].error);
     } else contexts_finish_job(job, false);
-    finish_free(finishing); /* releases a reference to the job, before the answer, as in batches_done() */
+    /* releases its reference to the job before the answer is sent, for the reason given in batches_done() */
+    finish_free(finishing);
     if (request != NULL) finish_request(loop, job);
 }
 
-/* judge_until_ns: when a check stops. False: there is no memory, and the request is answered. */
+/* Starts the work between a job's run and its answer. judge_until_ns: the time at which a check's judge stops. False:
+ * out of memory; the request has been answered. */
 static bool finish(struct loop *loop, struct job *job, int64_t judge_until_ns)
 {
     job->finishing = finish_new(job, job->request->id, on_finished, loop);
@@ -234,21 +239,22 @@ static bool finish(struct loop *loop, struct job *job, int64_t judge_until_ns)
     }
     job->finishing->judge_until_ns = judge_until_ns;
     request_move(job->request, REQUEST_FINISHING);
-    /* After the answer the client may use its shared memory, so the request is held until the writing is over. */
+    /* After the answer the client may use its shared memory again, so the request is held until the writing is over. */
     job->request->held = job->shared && job->shared->writes;
     loop->finishing++;
     finish_start(job->finishing, &loop->pieces);
     return true;
 }
 
-/* Memory that the judges of a body take, one after the other: that of the largest. */
+/* Returns the memory that the judges of a body's checks take. They run one after the other, so it is that of the
+ * largest. */
 static int64_t judges_bytes(const struct job *job, double seconds)
 {
     int64_t most = 0;
     for (int i = 0; i < job->call->count; i++) {
         const proto_item *const item = &job->call->items[i];
         const int64_t bytes = item->error.status == ATTN_OK ? judge_bytes(&item->problem, seconds) : 0;
-        /* more memory than a judge may have: judge_open() will say so */
+        /* INT64_MAX: more memory than a judge may have, so judge_open() will refuse it */
         if (bytes > most && bytes != INT64_MAX) most = bytes;
     }
     return most;
@@ -278,13 +284,14 @@ bool batches_judge(struct loop *loop, struct job *job)
 }
 
 /* Disables a device that this process cannot use any more. The server goes on with its other devices; without any
- * device it stops being ready. The caller answers the device's requests and then calls end_if_failed(). */
+ * device it stops being ready. The caller of this function answers the device's requests and then calls
+ * end_if_failed(). */
 static void device_failed(struct loop *loop, struct device *device, const char *text)
 {
     if (!device_disable(device)) return;
     log_event(LOG_ERROR, NULL, "device_failed", "device=%s text=" LOG_Q, device_name(device), text);
     caches_lose(loop->server->caches, device_number(device));
-    /* Jobs that only this device can compute are refused now, and not when their deadline passes. */
+    /* Jobs that only this device can compute are refused now, and not only when their deadline passes. */
     for (struct request *request = loop->oldest, *next; request; request = next) {
         next = request->next;
         if (request->state == REQUEST_QUEUED && job_needs_device(request->job, device_number(device)))
@@ -322,7 +329,7 @@ void batches_look_at_devices(struct loop *loop)
     end_if_failed(loop);
 }
 
-/* Charges to each job its part of the batch's time. */
+/* Charges to the flow (client) of each job the job's part of the batch's device time. */
 static void charge(const struct batch *batch)
 {
     for (int i = 0; i < batch->count; i++) {
@@ -339,8 +346,8 @@ static void cancel_other_parts(const struct job *job)
         if (part->batch) attn_cancel(&part->batch->cancel);
 }
 
-/* Queues a job again whose parts ran on devices that were lost, so that the others compute it. False: none of them is
- * usable, or the queue is full, and the request gets the error of the lost device. */
+/* Queues a job again whose parts ran on devices that were lost, so that the other devices compute it. False: no other
+ * device is usable, or the queue is full; the request then gets the error of the lost device. */
 static bool compute_again(struct loop *loop, struct job *job)
 {
     struct request *const request = job->request;
@@ -354,7 +361,7 @@ static bool compute_again(struct loop *loop, struct job *job)
     request_move(request, REQUEST_QUEUED);
     job_join(job);
     batches_enqueue(loop, job);
-    job->queued_ns = queued_ns; /* its answer tells how long it waited in all */
+    job->queued_ns = queued_ns; /* the answer will tell how long the job waited in all, so the first time counts */
     return true;
 }
 
@@ -368,7 +375,7 @@ void batches_done(struct loop *loop, struct batch *batch)
     batch_count(batch, batch->parts[0]);
     queue_flow_ran(batch_job(batch, 0)->flow, batch->left_ns);
     charge(batch);
-    /* If a batch fails, all its parts fail for the same reason. */
+    /* If a batch fails, all its parts fail for the same reason, so the first part tells. */
     if (!batch->parts[0]->ran && batch->parts[0]->error.status == ATTN_DEVICE_LOST)
         device_failed(loop, device, batch->parts[0]->error.text);
     if (batch->waiting > 0)
@@ -378,21 +385,22 @@ void batches_done(struct loop *loop, struct batch *batch)
         struct job_part *part = batch->parts[i];
         struct job *job = part->job;
         struct request *request = job->request;
-        assert(part->batch == (request ? batch : NULL)); /* a request that stopped waiting has left the batch */
+        /* if the job's request stopped waiting, the part has been taken out of the batch */
+        assert(part->batch == (request ? batch : NULL));
         const bool waited = request != NULL && !job->given_up;
         waiting += waited;
         part->batch = NULL;
         if (part->ran) batch_note_times(batch, job);
         else cancel_other_parts(job);
-        /* The job is over when its last part is back. */
+        /* The job is over when the last of its parts is back. */
         if (--job->parts_out > 0 || (waited && compute_again(loop, job))) {
             job_release(job);
             continue;
         }
         const bool finishes = job_ran(job) && waited && finish_is_wanted(job);
         if (!finishes) end_step(loop, job, job_ran(job) && waited);
-        /* The batch's reference is released before the answer. The answering thread can then see that it holds the only
-         * reference to the job, and reuse the job's memory. The request has its own reference. */
+        /* The batch's reference to the job is released before the answer. The answering thread can then see that it
+         * holds the only reference to the job, and reuse the job's memory. The request has its own reference. */
         job_release(job);
         if (request != NULL) {
             request->held = false;

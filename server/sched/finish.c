@@ -1,4 +1,5 @@
-/* finish.c: verifies rows, counts pairs, writes shared memory and measures text, a piece at a time. See finish.h. */
+/* finish.c: verifies rows, counts pairs of a query and a key, writes shared memory and measures text, a piece at a
+ * time. See finish.h. */
 #include "server/sched/finish.h"
 
 #include <assert.h>
@@ -38,7 +39,7 @@ void finish_free(struct finishing *finishing)
     free(finishing);
 }
 
-/* Opens the judge of an item. It gets its share of the time that is left. */
+/* Opens the judge of an item (a check of results). The judge gets its share of the time that is left. */
 static attn_status open_judge(struct finishing *finishing, proto_item *item)
 {
     struct judging *const judging = &finishing->judging;
@@ -51,7 +52,7 @@ static attn_status open_judge(struct finishing *finishing, proto_item *item)
     return judge_open(&item->problem, item->results, (double)share_ns / 1e9, &judging->judge, &item->error);
 }
 
-/* Reports on the item, and goes on to the next. */
+/* Stores the judge's report on the item, and goes on to the next item. */
 static void end_judge(struct finishing *finishing, proto_item *item)
 {
     struct judging *const judging = &finishing->judging;
@@ -66,7 +67,7 @@ static void end_judge(struct finishing *finishing, proto_item *item)
     judging->item++;
 }
 
-/* Judges a tile of the current item. Returns true when no item is left. */
+/* Judges a tile of the current item's results. Returns true when no item is left. */
 static bool judge_piece(struct finishing *finishing)
 {
     struct job *const job = finishing->job;
@@ -89,8 +90,9 @@ static bool judge_piece(struct finishing *finishing)
     return false;
 }
 
-/* Opens the verifier of an item. An item that was meant for a device's truth ran on a device that has none. The CPU's
- * bounds then hold for this item, because verify_prepare() did not apply them. */
+/* Opens the verifier of an item on the CPU. An item whose verification was meant for a device may have run on one that
+ * computes no truth (outputs in float64). The CPU's bounds then hold for this item, because verify_prepare() did not
+ * apply them. */
 static attn_status open_verifier(struct finishing *finishing, proto_item *item)
 {
     const struct job *const job = finishing->job;
@@ -102,14 +104,14 @@ static attn_status open_verifier(struct finishing *finishing, proto_item *item)
     return attn_verifier_open(&item->problem, item->verify_rows, &finishing->verifier, &item->error);
 }
 
-/* Verifies some rows of the current item. Returns true when no item is left. */
+/* Verifies (recomputes in float64) some rows of the current item. Returns true when no item is left. */
 static bool verify_step(struct finishing *finishing)
 {
     struct job *job = finishing->job;
     proto_item *item = &job->call->items[finishing->item];
     proto_result *result = &job->results[finishing->item];
     if (finishing->item == job->call->count) return true;
-    /* A job with `lse` has one item. */
+    /* A job with `lse` (sums that a device computed) has only one item. */
     if (job->lse && item->error.status == ATTN_OK) verify_found_lse(job, &item->error);
     if (item->error.status == ATTN_OK)
         result->verified = verify_found_truth(job, finishing->item, &result->verification);
@@ -128,7 +130,7 @@ static bool verify_step(struct finishing *finishing)
     return false;
 }
 
-/* Counts some pairs of the current item. Returns true when no item is left. */
+/* Counts some pairs (a query and a key) of the current item. Returns true when no item is left. */
 static bool count_step(struct finishing *finishing)
 {
     struct job *job = finishing->job;
@@ -137,7 +139,8 @@ static bool count_step(struct finishing *finishing)
     proto_result *result = &job->results[finishing->counted];
     if (finishing->counter == NULL && item->error.status == ATTN_OK && item->counts) {
         finishing->count_of = item->problem;
-        /* The tables of a transaction are given back when it ends; its lengths stay. */
+        /* The tables of a cache transaction are given back when it ends, but its lengths stay, so they replace the
+         * table's. */
         if (result->lengths) finishing->count_of.seqlens_k.data = (void *)result->lengths;
         attn_counter_open(&finishing->count_of, proto_tile(item), &finishing->counter, &item->error);
     }
@@ -152,7 +155,7 @@ static bool count_step(struct finishing *finishing)
     return false;
 }
 
-/* Writes a piece of the outputs to shared memory. Returns true when all are written or an error occurred. */
+/* Writes a piece of the outputs to shared memory. Returns true when all outputs are written or an error occurred. */
 static bool write_step(struct finishing *finishing, int64_t until_ns)
 {
     struct job *job = finishing->job;
@@ -164,7 +167,7 @@ static bool write_step(struct finishing *finishing, int64_t until_ns)
     return done;
 }
 
-/* Measures some numbers. Returns true when the length is known or an error occurred. */
+/* Measures the text of some numbers. Returns true when the answer's length is known or an error occurred. */
 static bool measure_step(struct finishing *finishing)
 {
     struct job *job = finishing->job;

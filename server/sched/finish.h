@@ -1,6 +1,6 @@
-/* finish.h: work between a job's run and its answer. Results are judged (a check), rows are recomputed in float64
- * (`verify`), outputs are written to shared memory, pairs and tiles are counted (`observe`), and the text of many
- * numbers (`encoding`: array) is measured, because an answer's length is sent before its text.
+/* finish.h: work between a job's run on a device and its answer. Results are judged (a check), rows are recomputed in
+ * float64 (`verify`), outputs are written to shared memory, pairs and tiles are counted (`observe`), and the text of
+ * many numbers (`encoding`: array) is measured, because an answer's length is sent before its text.
  *
  * A client may request seconds of this work. It is done in pieces of some milliseconds on libuv's threads, which
  * alternate with pieces of other jobs. If the request stops waiting, the work ends with the piece that runs. */
@@ -11,10 +11,10 @@
 #include "server/work/job.h"
 #include "server/work/request.h"
 
-/* The judgement of one item. */
+/* The judgement of one item of a check. */
 struct judging {
     int item;
-    judge *judge; /* NULL: none is open */
+    judge *judge; /* NULL: no judge is open */
     int64_t began_ns, until_ns;
     int64_t worked_ns;
     bool hurried;
@@ -22,31 +22,31 @@ struct judging {
 
 struct finishing {
     struct piece piece;
-    struct job *job; /* a reference to the job */
+    struct job *job; /* the job, to which the finishing work holds a reference */
     char id[REQUEST_ID_BYTES];
-    bool cancelled; /* the loop sets this: no piece follows */
+    bool cancelled; /* set by the loop: no further piece will be run */
     void (*done)(void *context, struct finishing *finishing);
     void *context;
 
     /* The thread that runs a piece uses the members below; between two pieces, the loop does. */
-    int item; /* the item being verified */
+    int item; /* index of the item that is being verified */
     attn_verifier *verifier;
     int64_t judge_until_ns; /* the time at which the judge of a check stops */
     struct judging judging;
-    int counted; /* the item whose pairs are being counted */
+    int counted; /* index of the item whose pairs are being counted */
     attn_problem count_of;
     attn_counter *counter;
     proto_encoder *encoder; /* encoder of the answer, whose length is being measured */
     bool complete;
-    int64_t wrote_ns; /* duration of writing to shared memory */
+    int64_t wrote_ns; /* duration of writing the outputs to shared memory */
     attn_error error; /* why there is no encoder, or why some outputs are not written */
 };
 
-/* True if the job needs any of this work. */
+/* True if the job needs any finishing work, such as verification. */
 bool finish_is_wanted(const struct job *job);
 
-/* Makes the finishing work of a job. The loop calls done(context, finishing) once: when all is done, or after the piece
- * in which the work was cancelled. NULL: out of memory. */
+/* Makes the finishing work of a job (verification and the like). The loop calls done(context, finishing) once: when all
+ * is done, or after the piece in which the work was cancelled. NULL: out of memory. */
 struct finishing *finish_new(struct job *job, const char *id, void (*done)(void *context, struct finishing *finishing),
                              void *context);
 void finish_start(struct finishing *finishing, struct pieces *pieces);

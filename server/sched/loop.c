@@ -1,7 +1,7 @@
 /* loop.c: the main thread. It owns every request between the end of its body and its answer.
  *
  *   on_message      a request has arrived: deadline, queue          a batch has come back: results, answers (batches.c)
- *   on_check        once a turn, after all messages: batches leave for devices that have room
+ *   on_check        once per iteration, after all messages: batches leave for devices that have room
  *   on_deadline     one timer for all deadlines (waiting.c, deadlines.c)
  *   waiting_tick    while requests wait: hang-up watches for those that have waited long enough
  *   on_sweep        cuts slow connections, frees old memory and contexts, and advances a drain (stop.c)
@@ -38,8 +38,8 @@
 
 /* ---- The turn ---------------------------------------------------------------------------------------------------- */
 
-/* A callback for a socket or a message runs inside uv's poll, and reports itself that work begins. Timers run between
- * the two functions below. */
+/* Marks the loop as idle or busy for the watchdog. A callback for a socket or a message runs inside libuv's poll, and
+ * itself reports that work begins. Timers run between the two functions below. */
 static void on_prepare(uv_prepare_t *prepare)
 {
     struct loop *loop = prepare->loop->data;
@@ -48,7 +48,7 @@ static void on_prepare(uv_prepare_t *prepare)
     if (now_ns >= loop->awake_until_ns || atomic_load(&loop->server->suspended) > NAPS_MOST ||
         !devices_away(loop->server->devices))
         return;
-    const int timeout_ms = uv_backend_timeout(&loop->uv); /* -1: no timer is set */
+    const int timeout_ms = uv_backend_timeout(&loop->uv); /* milliseconds to the next timer; -1: no timer is set */
     const int64_t timer_ns = timeout_ms < 0 ? INT64_MAX : now_ns + timeout_ms * CLOCK_NS_PER_MS;
     polling_sleep_until(uv_backend_fd(&loop->uv), timer_ns < loop->awake_until_ns ? timer_ns : loop->awake_until_ns);
 }
@@ -65,10 +65,10 @@ static void on_check(uv_check_t *check)
 
 /* ---- Messages ---------------------------------------------------------------------------------------------------- */
 
-/* A check of a body that takes long. */
+/* The check of a body that takes long, done in pieces on other threads. */
 struct checking {
     struct piece piece;
-    struct request *request; /* owned by the loop, and not handed back during the check */
+    struct request *request; /* the checked request, owned by the loop and not handed back during the check */
     struct check_result result;
     bool complete;
 };
@@ -82,7 +82,7 @@ static void check_work(struct piece *piece)
 
 static const char homeless[] = "the device that alone can compute this has failed";
 
-/* True if the job is in the queue for a device that has failed since the job was prepared. */
+/* True if a part of the queued job can run only on a device that has failed since the job was prepared. */
 static bool is_homeless(const struct loop *loop, const struct job *job)
 {
     for (const struct job_part *part = &job->part; part; part = part->next)
@@ -96,7 +96,8 @@ static void on_checked(struct piece *piece)
     struct loop *loop = piece->pieces->loop->data;
     struct request *request = checking->request;
     assert(loop->finishing > 0 && request->held && request->state == REQUEST_CHECKING);
-    if (!checking->complete && !request->failed && !request->gone) { /* starts the next piece */
+    /* the check is not complete, so its next piece is added */
+    if (!checking->complete && !request->failed && !request->gone) {
         pieces_add(&loop->pieces, &checking->piece);
         return;
     }
@@ -116,7 +117,7 @@ static void on_checked(struct piece *piece)
         return;
     }
     if (request->job) contexts_finish_job(request->job, false);
-    request_drop_body(request); /* releases the request's slot, and the memory of a failed parser */
+    request_drop_body(request); /* releases the request's slot in the queue, and the memory of a failed parser */
     waiting_hand_back(loop, request);
 }
 
@@ -140,13 +141,13 @@ static void check(struct loop *loop, struct request *request)
     pieces_add(&loop->pieces, &checking->piece);
 }
 
-/* Takes over a job that an HTTP thread put on a device, where the job takes longer than expected. From now on the job
- * is a batch. False: out of memory, and the request is answered. */
+/* Takes over a job that an HTTP thread put on a device and that takes longer than expected there. From now on the job
+ * is a batch. False: out of memory; the request has been answered. */
 static bool take_late(struct loop *loop, struct request *request)
 {
     struct job *job = request->job;
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
-    if (batch == NULL) { /* without a batch, the job's memory is free only when the device is done */
+    if (batch == NULL) { /* without a batch, the loop must wait here until the device no longer uses the job's memory */
         inline_settle(job);
         transaction_end(job, false);
         loop->queue_changed = loop->transactions_changed = true;
@@ -164,7 +165,7 @@ static bool take_late(struct loop *loop, struct request *request)
     metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
     devices_submit_late(loop->server->devices, batch);
     queue_flow_runs(job->flow, batch->left_ns);
-    loop->queue_changed = true; /* the request's deadline has to be set */
+    loop->queue_changed = true; /* makes the loop set its timer for the request's deadline */
     return true;
 }
 
@@ -197,7 +198,7 @@ static void on_message(void *context, struct message *message)
     switch (message->kind) {
     case LOOP_REQUEST:
         request_arrived(context, (struct request *)message);
-        break; /* the message is the first member of both structs */
+        break; /* the message is the first member of both structs, so a message's address is that of its struct */
     case LOOP_BATCH: batches_done(context, (struct batch *)message); break;
     default: assert(0 && "a message of no kind");
     }
@@ -223,8 +224,8 @@ void loop_note_step_end(struct loop *loop)
 
 /* ---- Sweeps and signals ------------------------------------------------------------------------------------------ */
 
-/* Returns memory to the system after many connections have closed, because glibc keeps the memory that connections and
- * their requests freed. libmicrohttpd maps 80 KiB for each connection and unmaps them by itself. */
+/* Returns freed memory to the system after many connections have closed, because glibc keeps the memory that
+ * connections and their requests freed. libmicrohttpd maps 80 KiB for each connection and unmaps them by itself. */
 static void give_back_memory(struct loop *loop)
 {
     const int open = stop_open_connections(loop);
@@ -283,15 +284,15 @@ static void must(int error, const char *what)
     abort();
 }
 
-/* Makes libuv start its threads, which it does with its first work. libuv aborts if the system refuses a thread, so
- * this runs right after threads_try() has shown that all threads can be started. */
+/* Does nothing. It is the first work for libuv's threads, with which libuv starts them. libuv aborts if the system
+ * refuses a thread, so this runs right after threads_try() has shown that all threads can be started. */
 static void nothing(uv_work_t *work)
 {
     (void)work;
 }
 
-/* Returns the highest number that a descriptor of this process may have, after a watcher was put there. libuv keeps
- * watchers in an array indexed by descriptor, and aborts if the array cannot grow. This watcher makes the array as
+/* Returns the highest number that a descriptor of this process may have, to put a watcher there. libuv keeps watchers
+ * in an array indexed by descriptor, and aborts if the array cannot grow. A watcher at this number makes the array as
  * large as it can ever be. */
 static int highest_number(int fd, const struct config *config)
 {
@@ -354,7 +355,7 @@ struct loop_watch {
     uv_poll_t poll;
     void (*on_readable)(void *context);
     void *context;
-    struct loop_watch *previous, *next; /* list of all watches of the loop */
+    struct loop_watch *previous, *next; /* neighbours in the list of all watches of the loop */
 };
 
 static void on_readable(uv_poll_t *poll, int status, int events)
@@ -408,11 +409,12 @@ int loop_run(struct loop *loop, const struct loop_frontend *frontend)
 {
     request_set_role(ROLE_LOOP);
     loop->frontend = *frontend;
-    /* The timer starts here and not in loop_open(). If the server's start fails, the loop is closed and turns once
-     * more, and at that time there are no devices and no staging memory. */
+    /* The timer for sweeps starts here and not in loop_open(). If the server's start fails, the loop is closed and runs
+     * once more, and at that time there are no devices and no staging memory. */
     must(uv_timer_start(&loop->sweep_timer, on_sweep, LOOP_SWEEP_MS, LOOP_SWEEP_MS), "event loop");
     uv_run(&loop->uv, UV_RUN_DEFAULT);
-    assert(loop->stage == STOPPING && loop->oldest == NULL); /* the invariant in the comment at the top of this file */
+    /* the invariant in the comment at the top of this file: no connection is suspended */
+    assert(loop->stage == STOPPING && loop->oldest == NULL);
     return loop->exit_status;
 }
 
@@ -424,8 +426,8 @@ static void close_handle(uv_handle_t *handle, void *context)
 
 void loop_close(struct loop *loop)
 {
-    /* Unfinished work ends with the piece that runs, because no request waits for it. All watches end. Messages of
-     * batches that come back late are only freed. */
+    /* Unfinished work ends with the piece that runs, because no request waits for it. All watches for hang-ups end.
+     * Messages of batches that come back late are only freed. */
     loop->awake_until_ns = 0; /* the devices are closed, so there is no batch to poll for */
     while (loop->finishing > 0) uv_run(&loop->uv, UV_RUN_ONCE);
     uv_run(&loop->uv, UV_RUN_NOWAIT);

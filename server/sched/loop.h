@@ -1,4 +1,5 @@
-/* loop.h: the main thread. It handles scheduling, deadlines, hang-ups, signals and the drain. */
+/* loop.h: the main thread. It handles scheduling, deadlines, hang-ups of clients, signals and the drain (finishing
+ * accepted requests before the stop). */
 #ifndef LOOP_H
 #define LOOP_H
 
@@ -8,50 +9,52 @@
 
 struct loop;
 
-/* Kinds of messages in the loop's mailbox. */
+/* Kinds of messages in the loop's mailbox: a request, or a batch that has come back. */
 enum loop_message { LOOP_REQUEST, LOOP_BATCH };
 
-/* main.c calls the two functions in this order. */
-struct loop *loop_open(struct server *server);   /* aborts when the system refuses what it needs */
-struct mailbox *loop_mailbox(struct loop *loop); /* devices post their batches to it */
+/* main.c calls the functions loop_open() and loop_mailbox() in this order. */
+struct loop *loop_open(struct server *server);   /* makes the loop; aborts when the system refuses what it needs */
+struct mailbox *loop_mailbox(struct loop *loop); /* returns the mailbox to which devices post finished batches */
 
 /* Watches a descriptor: whenever it can be read, the loop calls on_readable(context). Call this on the loop's thread.
  * The caller still owns the descriptor. INTERNAL: libuv refuses the descriptor; *err has libuv's text. */
 struct loop_watch;
 attn_status loop_watch(struct loop *loop, int fd, void (*on_readable)(void *context), void *context,
                        struct loop_watch **watch, attn_error *err);
-/* Ends a watch: there are no more calls, and the descriptor may be closed. loop_close() ends the
- * watches that are left. */
+/* Ends a watch: on_readable() is not called any more, and the descriptor may be closed. loop_close() ends the watches
+ * that are left. */
 void loop_unwatch(struct loop_watch *watch);
 
-/* The functions of server/http/frontend.c that the loop calls, all on the loop's thread. `context` is passed to all of
- * them that have such a parameter. */
+/* The functions of server/http/frontend.c that the loop calls, all on the loop's thread. `context` is passed to all
+ * functions that have such a parameter. */
 struct loop_frontend {
     void *context;
-    void (*resume)(struct request *request); /* resumes its connection; the HTTP thread owns the request from now on */
-    /* open connections, and while draining also listeners that may still accept some */
+    /* resumes the request's connection; the HTTP thread owns the request from now on */
+    void (*resume)(struct request *request);
+    /* returns the number of open connections; during a drain also of listeners that may still accept some */
     int (*connections)(void *context);
     void (*sweep)(void *context, int64_t now_ms, bool draining); /* cuts connections that are too slow */
-    void (*reload)(void *context);                               /* does what SIGHUP requests */
-    /* Stops accepting, except on --metrics-listen, so that a drain can be watched and probed. */
+    void (*reload)(void *context); /* does what the signal SIGHUP requests: reads the tokens again */
+    /* Stops accepting connections, except on --metrics-listen, so that a drain can be watched and probed. */
     void (*drain)(void *context);
-    void (*close_metrics)(void *context); /* also stops accepting on --metrics-listen */
+    void (*close_metrics)(void *context); /* stops accepting connections also on --metrics-listen */
 };
 
-/* Serves until a signal ends it. Returns the exit status: 0 after a drain, 70 when the last device failed. Afterwards
- * no connection is suspended, and the web servers can be closed. */
+/* Serves requests until a signal ends the server. Returns the exit status: 0 after a drain, 70 when the last device
+ * failed. Afterwards no connection is suspended, and the web servers can be closed. */
 int loop_run(struct loop *loop, const struct loop_frontend *frontend);
 
 /* Handles a signal. SIGTERM or SIGINT: stop; a second one: stop without waiting. SIGHUP: read the tokens again. Any
- * thread may call this after loop_open(). A signal that arrives before loop_run() is handled in loop_run(). */
+ * thread may call this after loop_open(). A signal that arrives before loop_run() is handled when loop_run() begins. */
 void loop_signal(struct loop *loop, int number);
 
-/* Frees the loop. Call this after the web servers and devices are closed. */
+/* Frees the loop. Call this after the web servers and the devices are closed. */
 void loop_close(struct loop *loop);
 
 /* Gives a request whose connection is suspended to the loop, which owns it from now on. An HTTP thread calls this. */
 void loop_post(struct loop *loop, struct request *request);
-/* Tells the loop that a cache transaction on an HTTP thread has ended, because queued requests may wait for that. */
+/* Tells the loop that a cache transaction on an HTTP thread has ended, because queued requests may wait for its
+ * caches. */
 void loop_note_step_end(struct loop *loop);
 
 #endif

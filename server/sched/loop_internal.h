@@ -1,12 +1,12 @@
-/* loop_internal.h: types and functions that the files of the main thread share. Only the loop's thread uses it. The
+/* loop_internal.h: types and functions that the files of the main thread share. Only the loop's thread uses them. The
  * public header is loop.h.
  *
  *   waiting.c   the requests whose connections are suspended: their list, hang-ups, deadlines, and how each leaves
  *   stop.c      the stages of stopping
  *   batches.c   begins cache transactions, sends batches to devices and takes them back
- *   loop.c      the turn: messages, bodies that take long to check, sweeps, signals; open, run, close
+ *   loop.c      an iteration: messages, bodies that take long to check, sweeps, signals; open, run, close
  *
- * Each file calls only those above it. */
+ * Each file calls only those above it in this list. */
 #ifndef LOOP_INTERNAL_H
 #define LOOP_INTERNAL_H
 
@@ -28,84 +28,89 @@ struct loop {
     uv_prepare_t prepare;
     uv_timer_t deadline_timer, tick_timer, sweep_timer;
     uv_poll_t window_poll;
-    int window_fd; /* timerfd for --batch-window-us, because libuv's timers count milliseconds */
+    /* timerfd that counts the microseconds of --batch-window-us, because libuv's timers count milliseconds */
+    int window_fd;
     uv_async_t signalled, step_ended;
-    uv_work_t first_work;       /* makes libuv start its threads */
-    _Atomic int stops, reloads; /* signals not yet handled */
+    uv_work_t first_work;       /* a first, empty piece of work, which makes libuv start its threads */
+    _Atomic int stops, reloads; /* number of signals to stop, and to reload, that are not handled yet */
 
     struct deadlines deadlines;
-    struct request *oldest, *newest; /* all requests whose connections are suspended */
-    struct request *unwatched;       /* the oldest request without a watch; all newer ones have none either */
+    struct request *oldest, *newest; /* list of all requests whose connections are suspended */
+    struct request *unwatched; /* the oldest request without a hang-up watch; all newer requests have none either */
     bool queue_changed;
-    bool transactions_changed; /* a cache transaction has ended, or one that waited is gone */
-    bool transactions_arrived; /* a job with a cache transaction has arrived and was not examined yet */
-    bool scan_cut;             /* the last scan did not reach the end of the queue */
-    uint64_t scan;             /* number of the last scan of all waiting transactions */
+    /* a cache transaction has ended, or one that waited was dropped, so all waiting ones must be examined */
+    bool transactions_changed;
+    /* a job with a cache transaction has arrived that begin_transactions() has not examined yet */
+    bool transactions_arrived;
+    bool scan_cut; /* the last scan of waiting transactions did not reach the end of the queue */
+    uint64_t scan; /* number of the last scan of all waiting transactions */
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
     struct pieces pieces;
-    /* Until this time the loop polls for the end of the last batch on a device other than this machine's CPU
+    /* Until this time the loop polls instead of sleeping, because the last batch on a GPU will end soon
      * (base/polling_sleep.h). */
     int64_t awake_until_ns;
 
     struct loop_frontend frontend;
-    struct loop_watch *watches; /* list of all watches of loop_watch() */
+    struct loop_watch *watches; /* list of all watches that loop_watch() made */
     enum loop_stage stage;
     int64_t stage_since_ms;
     int exit_status;
-    int most_open; /* the most connections since memory was last returned to the system */
+    int most_open; /* the largest number of connections since memory was last returned to the system */
 };
 
 uv_loop_t *loop_uv(struct loop *loop);
 
 /* ---- waiting.c --------------------------------------------------------------------------------------------------- */
 
-/* Adds a request whose connection is suspended. */
+/* Adds a request whose connection is suspended to the list of waiting requests. */
 void waiting_add(struct loop *loop, struct request *request);
-/* Ends the loop's work on the request, whatever its outcome, and resumes its connection. */
+/* Ends the loop's work on the request, whatever its outcome, and resumes the request's connection. */
 void waiting_hand_back(struct loop *loop, struct request *request);
-/* Separates a waiting request from its job. The memory of a queued job is freed at once, that of a running one
- * when it comes back. */
+/* Separates a waiting request from its job. The memory of a queued job is freed at once, that of a running job when the
+ * device returns it. */
 void waiting_detach(struct loop *loop, struct request *request);
-/* Answers the request with this error. A held request is answered when it is no longer held. */
+/* Answers the request with this error. A held request (one whose client's memory is in use) is answered when it is no
+ * longer held. */
 void waiting_cancel(struct loop *loop, struct request *request, proto_error error, const char *reason);
 /* Stops holding a running request, because its device does not answer any more or the server ends. */
 void waiting_let_go_of_device(struct request *request);
 /* True if a device uses the client's memory in place. The client then gets no answer before the device is done. */
 bool waiting_is_used_in_place(const struct job *job);
-/* Sets the timer to the next deadline. */
+/* Sets the loop's timer to the next deadline. */
 void waiting_arm_deadline(struct loop *loop);
-/* Watches for a hang-up the requests that have waited long enough. */
+/* Watches for a hang-up of the client those requests that have waited long enough. */
 void waiting_tick(uv_timer_t *timer);
 
 /* ---- stop.c ------------------------------------------------------------------------------------------------------ */
 
 int stop_open_connections(const struct loop *loop);
-/* Begins a drain. --metrics-listen stays open while accepted requests are finished, so that the drain can
- * be watched and probed. */
+/* Begins a drain (the server finishes accepted requests, then stops). --metrics-listen stays open during the drain, so
+ * that it can be watched and probed. */
 void stop_drain(struct loop *loop);
-/* Answers all waiting requests now. A request on its way to the mailbox sees `stopping`, or arrives and
- * is answered in request_arrived(). */
+/* Answers all waiting requests now. A request that is still on its way to the mailbox either sees `stopping`, or
+ * arrives and is answered in request_arrived(). */
 void stop_waiting(struct loop *loop);
-/* Takes the next step of a drain if it is time. */
+/* Takes the next step of a drain if it is time for it. */
 void stop_advance(struct loop *loop, int64_t now_ms);
 
 /* ---- batches.c --------------------------------------------------------------------------------------------------- */
 
-/* Puts the job into the queue for a device. */
+/* Puts the job into the queue of jobs that wait for a device. */
 void batches_enqueue(struct loop *loop, struct job *job);
-/* Starts a check, which no device computes. False: there is no memory, and the request is answered. */
+/* Starts a check, which a judge on the CPU computes and no device. False: out of memory; the request has been
+ * answered. */
 bool batches_judge(struct loop *loop, struct job *job);
-/* Sends batches to devices while there are jobs and room. */
+/* Sends batches to devices while jobs wait and devices have room. */
 void batches_dispatch(struct loop *loop);
 /* Sets the members of each job that KServe's statistics of batches need. */
 void batches_mark(struct batch *batch);
-/* Called when the time of --batch-window-us is over. */
+/* libuv calls this when the time of --batch-window-us is over. */
 void batches_window(uv_poll_t *poll, int status, int events);
-/* Handles a batch that has come back. */
+/* Handles a batch that has come back from a device. */
 void batches_done(struct loop *loop, struct batch *batch);
-/* Disables devices that do not finish their batches, and answers the requests. The jobs stay with the device, because
- * it may still write to their memory. */
+/* Disables devices that do not finish their batches in time, and answers the requests. The jobs stay with the device,
+ * because it may still write to their memory. */
 void batches_look_at_devices(struct loop *loop);
 
 #endif

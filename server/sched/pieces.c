@@ -1,7 +1,7 @@
 /* pieces.c: see pieces.h.
  *
  * libuv runs its work in order of arrival. So it gets only as many pieces as it has threads, and the other pieces wait
- * here. Their number is bounded by the requests that may wait (--queue-depth). A search among 1024 takes
+ * in the list here. Their number is bounded by the requests that may wait (--queue-depth). Searching 1024 of them takes
  * microseconds. */
 #include "server/sched/pieces.h"
 
@@ -36,7 +36,8 @@ static void after(uv_work_t *uv, int status)
     give_to_libuv(pieces);
 }
 
-/* Removes and returns the piece whose flow has used the least time; among equals, the oldest piece. */
+/* Removes and returns the piece whose flow (client) has used the least time. If several have used the same, it takes
+ * the oldest piece. */
 static struct piece *take_next(struct pieces *pieces)
 {
     struct piece **best = &pieces->first;
@@ -56,7 +57,7 @@ static void give_to_libuv(struct pieces *pieces)
     while (pieces->first && pieces->running < PIECES_AT_ONCE) {
         struct piece *piece = take_next(pieces);
         pieces->running++;
-        /* uv_queue_work() fails only if it is given no function. */
+        /* uv_queue_work() fails only if it gets no function, so it cannot fail here. */
         if (uv_queue_work(pieces->loop, &piece->uv, run, after) != 0) abort();
     }
 }

@@ -6,7 +6,7 @@
  *                       STOPPING: waiting requests are answered 503, no connection is suspended any more
  *           --no connection is suspended, and none is open or LOOP_STOP_MS passed--> over
  *
- * When the last usable device fails, readiness is 503 and STOPPING begins; loop_run() returns 70. */
+ * When the last usable device fails, readiness is 503 and STOPPING begins at once; loop_run() then returns 70. */
 #include "server/sched/loop_internal.h"
 
 #include "server/base/clock.h"
@@ -27,8 +27,8 @@ void stop_drain(struct loop *loop)
 {
     int ready = SERVER_READY;
     const int open = stop_open_connections(loop);
-    /* The frontend must refuse new connections first, because clients open new ones as soon as answers close the old
-     * ones. */
+    /* The frontend must refuse new connections before anything is answered, because clients open new ones as soon as
+     * answers close the old ones. */
     loop->frontend.drain(loop->frontend.context);
     enter_stage(loop, DRAINING);
     atomic_compare_exchange_strong(&loop->server->phase, &ready, SERVER_DRAINING);

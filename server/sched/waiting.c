@@ -5,7 +5,7 @@
  * its sending side counts as gone.
  *
  * A request leaves with its job's result, or it is cancelled by its deadline, its client, a failed device or the end of
- * the server. A held request, whose client's memory a device or thread uses, leaves when that use has ended.
+ * the server. A held request (one whose client's memory a device or thread uses) leaves when that use has ended.
  *
  * Invariants
  * 1. The list of suspended requests has exactly the requests in CHECKING, QUEUED, RUNNING and FINISHING.
@@ -33,7 +33,7 @@ struct hangup_watch {
 
 /* ---- Suspended requests ------------------------------------------------------------------------------------------ */
 
-/* True if the request is in the list: in the states of invariant 1. */
+/* True if the request is in the list: it is in one of the states of invariant 1. */
 static bool is_suspended(const struct request *request)
 {
     return request->state == REQUEST_CHECKING || request->state == REQUEST_QUEUED ||
@@ -92,8 +92,8 @@ bool waiting_is_used_in_place(const struct job *job)
     return job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0);
 }
 
-/* Separates the job from its batches, because its request no longer waits. A batch whose jobs no request waits for is
- * cancelled. */
+/* Separates the job from its batches, because its request no longer waits. A batch of which no request waits for any
+ * job is cancelled. */
 static void leave_batches(struct job *job)
 {
     for (struct job_part *part = &job->part; part; part = part->next) {
@@ -103,7 +103,8 @@ static void leave_batches(struct job *job)
     }
 }
 
-/* Records that the result of a held request is no longer wanted, while its batch runs. */
+/* Records that the result of a held request (one whose client's memory is in use) is no longer wanted while its batch
+ * runs. */
 static void give_up(struct request *request)
 {
     struct job *job = request->job;
@@ -135,11 +136,14 @@ void waiting_detach(struct loop *loop, struct request *request)
         queue_remove(&loop->server->queue, job);
         loop->queue_changed = true;
         loop->transactions_changed |= job->transaction != NULL;
-        transaction_end(job, false); /* the transaction of a running job ends when the device is done */
+        /* only now, because the transaction of a running job ends when the device is done */
+        transaction_end(job, false);
     }
     if (job->finishing)
-        job->finishing->cancelled = true; /* on_finished() ends the contexts, because the thread may read their names */
-    else contexts_finish_job(job, false); /* a device may still read a context; its memory stays leased meanwhile */
+        /* on_finished() ends the contexts (saved forwards), because the finishing thread may read their names */
+        job->finishing->cancelled = true;
+    /* a device may still read a context (saved forward); its memory stays leased until then */
+    else contexts_finish_job(job, false);
     if (!job->given_up) leave_batches(job);
     for (struct job_part *part = &job->part; part; part = part->next) part->batch = NULL;
     job->request = NULL;
@@ -180,7 +184,7 @@ static void on_hangup(uv_poll_t *poll, int status, int events)
 static void watch_start(struct loop *loop, struct request *request)
 {
     struct hangup_watch *watch = calloc(1, sizeof *watch);
-    if (watch == NULL) return; /* without a watch, a hang-up is noticed when the answer is sent */
+    if (watch == NULL) return; /* no memory for a watch: a hang-up is then noticed when the answer is sent */
     watch->request = request;
     if (uv_poll_init(&loop->uv, &watch->poll, request->socket) != 0) {
         free(watch);

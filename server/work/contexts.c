@@ -1,4 +1,4 @@
-/* contexts.c: a table of at most CONTEXTS_MAX_COUNT entries, searched by id.
+/* contexts.c: the table of contexts (saved forwards), with at most CONTEXTS_MAX_COUNT entries, searched by id.
  *
  *   FREE --reserve--> RESERVED --fill--> READY --take--> TAKEN --finish(used)--> FREE
  *                         \--drop--> FREE   ^----finish(not used)---/
@@ -61,7 +61,8 @@ static bool parse_id(const char *id, uint8_t key[16])
     return id[32] == '\0';
 }
 
-/* Returns the entry with this id in any state but CONTEXT_FREE, or NULL. Call this with the lock held. */
+/* Returns the entry of the context with this id in any state but CONTEXT_FREE, or NULL. Call this with the lock
+ * held. */
 static struct entry *find(struct contexts *contexts, const char *id)
 {
     uint8_t key[16] = { 0 };
@@ -72,8 +73,8 @@ static struct entry *find(struct contexts *contexts, const char *id)
     return NULL;
 }
 
-/* Empties the entry and returns its reference to a job, or NULL if it had none. The caller releases the reference after
- * it has released the lock. */
+/* Empties the entry and returns the reference that it held to a job, or NULL if it held none. The caller of this
+ * function releases the reference after it has released the lock. */
 static struct job *empty(struct contexts *contexts, struct entry *entry)
 {
     struct job *job = entry->job;
@@ -96,7 +97,7 @@ void contexts_free(struct contexts *contexts)
     if (contexts == NULL) return;
     for (int i = 0; i < contexts->max_count; i++) {
         struct entry *entry = &contexts->entries[i];
-        /* Entries in other states belong to a running request, and no request is left. */
+        /* Entries in other states belong to a running request, and at this time no request is left. */
         assert(entry->state == CONTEXT_FREE || entry->state == CONTEXT_READY);
         if (entry->state == CONTEXT_READY) job_release(empty(contexts, entry));
     }
@@ -105,7 +106,7 @@ void contexts_free(struct contexts *contexts)
     free(contexts);
 }
 
-/* Checks the limits for one more context of this job. Call this with the lock held. */
+/* Checks the limits for one more context (saved forward) of this job. Call this with the lock held. */
 static attn_status has_room(const struct contexts *contexts, const struct job *job, attn_error *err)
 {
     const struct caller *caller = job->caller;
@@ -141,7 +142,7 @@ attn_status contexts_reserve(struct contexts *contexts, struct job *job, int ite
     pthread_mutex_lock(&contexts->lock);
     const attn_status status = has_room(contexts, job, err);
     if (status == ATTN_OK) {
-        while (entry->state != CONTEXT_FREE) entry++; /* count < max_count, so one is free */
+        while (entry->state != CONTEXT_FREE) entry++; /* count < max_count, so at least one entry is free */
         assert(entry < contexts->entries + contexts->max_count);
         *entry = (struct entry){ .state = CONTEXT_RESERVED, .job = job, .item = item };
         memcpy(entry->key, key, sizeof key);
@@ -215,7 +216,8 @@ void contexts_finish(struct contexts *contexts, const char *id, bool used)
     job_release(job);
 }
 
-/* Ends contexts in READY that are too old, and those of callers that is_known() rejects, unless is_known is NULL. */
+/* Ends READY contexts (saved forwards) that are too old. If is_known is not NULL, it also ends those of callers that
+ * is_known() rejects. */
 static void end_some(struct contexts *contexts, int64_t now_ms,
                      bool (*is_known)(void *context, const struct caller *caller), void *context)
 {

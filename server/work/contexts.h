@@ -16,8 +16,8 @@
 #include "server/base/limits.h"
 #include "server/work/job.h"
 
-/* Each state: its id, its label in /metrics. A RESERVED context waits for its forward, a READY one can be taken, and a
- * TAKEN one is used by a backward. contexts.c shows how the states change. */
+/* The states of a context (a saved forward). Each row: id, label in /metrics. A RESERVED context waits for its forward,
+ * a READY one can be taken, and a TAKEN one is used by a backward. contexts.c shows how the states change. */
 #define CONTEXT_STATE_MAP(X) X(RESERVED, "reserved") X(READY, "ready") X(TAKEN, "taken")
 
 enum context_state {
@@ -30,41 +30,45 @@ enum context_state {
 
 struct contexts;
 
-struct contexts *contexts_new(int64_t limit_bytes, int max_count, int64_t ttl_ms); /* aborts when out of memory */
+/* makes an empty table of contexts; aborts when out of memory */
+struct contexts *contexts_new(int64_t limit_bytes, int max_count, int64_t ttl_ms);
 void contexts_free(struct contexts *contexts);
 
-/* Reserves a context for item `item` of a forward, before the forward runs, so that a forward whose context has no room
- * need not run. The job's memory must be leased already (job->tensor_bytes). Writes the context's id into the item's
- * result. Until contexts_fill() the context cannot be taken and holds no reference. Errors: BUSY (no room), QUOTA (no
- * room for this caller), TOO_LARGE (more than the table will ever have). */
+/* Reserves a context (saved forward) for item `item`, before the forward runs, so that a forward whose context has no
+ * room need not run. The job's memory must be leased already (job->tensor_bytes). Writes the context's id into the
+ * item's result. Until contexts_fill() the context cannot be taken and holds no reference. Errors: BUSY (no room),
+ * QUOTA (no room for this caller), TOO_LARGE (more than the table will ever have). */
 attn_status contexts_reserve(struct contexts *contexts, struct job *job, int item, attn_error *err);
-/* Call this when the forward is done: the context can now be taken, and holds a reference to the job. */
+/* Call this when the forward is done: its context can now be taken, and holds a reference to the job. */
 void contexts_fill(struct contexts *contexts, const char *id, int64_t now_ms);
-/* Frees the entry, filled or not, because the forward failed. */
+/* Frees the context's entry, filled or not, because the forward failed. */
 void contexts_drop(struct contexts *contexts, const char *id);
 
-/* Takes a filled context: *job is a new reference. Until contexts_finish() the entry stays in the table and cannot be
- * taken again. Errors: NOT_FOUND (unknown, another caller's, expired, used, or not ready; the text is always the same),
- * IN_USE (the same caller has taken it and not finished). */
+/* Takes a filled context for a backward: *job becomes a new reference to the forward's job. Until contexts_finish() the
+ * entry stays in the table and cannot be taken again. Errors: NOT_FOUND (unknown, another caller's, expired, used, or
+ * not ready; the text is always the same), IN_USE (the same caller has taken the context and not finished). */
 attn_status contexts_take(struct contexts *contexts, const struct caller *caller, const char *id, int64_t now_ms,
                           struct job **job, int *item, attn_error *err);
-/* Ends a take. `used`: the backward ran, and the context is removed. Otherwise the context can be taken again. */
+/* Ends the use of a context by a backward. `used`: the backward ran, and the context is removed. Otherwise it can be
+ * taken again. */
 void contexts_finish(struct contexts *contexts, const char *id, bool used);
 
 void contexts_expire(struct contexts *contexts, int64_t now_ms);
-/* Ends expired contexts, and those of callers that is_known() rejects, since no one could use them.
- * A context in use stays. */
+/* Ends expired contexts (saved forwards), and those of callers that is_known() rejects, since no one could use them. A
+ * context that a backward is using stays. */
 void contexts_forget(struct contexts *contexts, int64_t now_ms,
                      bool (*is_known)(void *context, const struct caller *caller), void *context);
-int64_t contexts_bytes(struct contexts *contexts); /* staging memory that contexts keep leased */
-void contexts_count(struct contexts *contexts, int counts[CONTEXT_STATE_COUNT]); /* number of contexts in each state */
+int64_t contexts_bytes(struct contexts *contexts); /* returns the bytes of staging memory that contexts keep leased */
+/* writes the number of contexts in each state */
+void contexts_count(struct contexts *contexts, int counts[CONTEXT_STATE_COUNT]);
 
-/* Makes all contexts of the job's successful items available. Each holds the job, whose kernels have run. */
+/* Makes the contexts (saved forwards) of all items of the job that succeeded available. Each holds the job, whose
+ * kernels have run. */
 void contexts_fill_job(struct job *job);
-/* Ends the job's use of contexts. The owner of its request calls this when the outcome is known. `answered`:
- * the kernels ran and the answer says so. For each item without an error, the context that it used is deleted, and the
- * context that it made can be taken. Otherwise the used contexts are given back and the new ones dropped. Further calls
- * do nothing. */
+/* Ends the job's use of contexts (saved forwards). The owner of its request calls this when the outcome is known.
+ * `answered`: the kernels ran and the answer says so. For each item without an error, the context that the item used is
+ * deleted, and the context that it made can be taken. Otherwise the used contexts are given back and the new ones
+ * dropped. Further calls do nothing. */
 void contexts_finish_job(struct job *job, bool answered);
 
 #endif

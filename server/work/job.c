@@ -1,4 +1,4 @@
-/* job.c: references to a job, and release of its memory with the last one. */
+/* job.c: counts references to a job, and frees the job's memory when the last one is released. */
 #include "server/work/job.h"
 
 #include <assert.h>
@@ -15,7 +15,7 @@ struct job *job_new(struct staging_pool *staging, struct contexts *contexts, str
     struct job *job = calloc(1, sizeof *job);
     if (job == NULL) return NULL;
     job->results = calloc(call->count > 0 ? (size_t)call->count : 1,
-                          sizeof *job->results); /* at least one, because an envelope may be empty */
+                          sizeof *job->results); /* at least one element, because an envelope may be empty */
     if (job->results == NULL) {
         free(job);
         return NULL;

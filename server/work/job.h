@@ -2,9 +2,9 @@
  *
  * A running kernel is never interrupted. So a job outlives its request when the client leaves or the deadline passes
  * while the kernel runs. A job also outlives its request when a forward is saved for a backward. Jobs are counted by
- * references: the request, the device that runs the job, and each context hold one.
+ * references: the request, the device that runs the job, and each context (saved forward) hold one.
  *
- *   RECEIVING   an HTTP thread makes the job (job_new) and places the outputs (job_prepare)
+ *   RECEIVING   an HTTP thread makes the job (job_new) and places the outputs (prepare_job)
  *   QUEUED      the loop owns the job
  *   RUNNING     the device owns the job, and writes results and timing
  *   later       the encoder and contexts only read the job */
@@ -28,13 +28,15 @@ struct job_transaction;
 struct region_uses;
 struct request;
 
-/* A piece of memory that is copied before or after the kernels, unless the device is unified. */
+/* A piece of a job's memory that is copied to or from a device before or after the kernels, unless the device is
+ * unified (the CPU). */
 struct job_region {
     char *memory;
     size_t bytes;
 };
 
-/* Jobs of the same kind may run in one batch. A job of kind 0 always runs alone. */
+/* A number for what jobs have in common: jobs of the same kind may run in one batch. A job of kind 0 always runs
+ * alone. */
 typedef uint64_t job_kind;
 #define JOB_KIND_APPEND ((job_kind)1 << 51)
 
@@ -42,10 +44,10 @@ struct job_links {
     struct job *next, *previous;
 };
 
-/* What a device needs to compare the out of an item with its truth in float64 (attn_truth_some()). */
+/* What a device needs to compare the out of an item with its truth, the same out in float64 (attn_truth_some()). */
 struct job_truth {
     bool wanted;
-    size_t out_bytes; /* bytes of the truth of out */
+    size_t out_bytes; /* bytes of out in float64 */
     size_t workspace_bytes;
     double seconds; /* expected time */
 };
@@ -59,7 +61,7 @@ struct job_truth {
  * 3. A job ran when all its parts ran. The error of a job is that of the first part in the list that has an error other
  *    than CANCELLED, because the parts of a job that fails are cancelled. */
 struct job_part {
-    struct job_part *next; /* next part of the same job; NULL: the last one */
+    struct job_part *next; /* next part of the same job; NULL: this is the last part */
     struct job *job;
     int device; /* number of the only device that can compute the part; -1: any device can */
     /* The key/value heads of the part, heads[0] to heads[1] - 1, and its share of the job's work. A part that is the
@@ -67,20 +69,21 @@ struct job_part {
     int64_t heads[2];
     double share;
 
-    /* Only the loop's thread uses the members below, down to handed_over. */
-    struct batch *batch;             /* the part has been put in a batch, which happens only once */
-    bool left;                       /* the part left in a batch, and never leaves again */
-    struct inline_slot *handed_over; /* an HTTP thread put the part on a device, where it still runs (INLINE_LATE) */
+    /* Only the loop's thread uses the members from here down to handed_over. */
+    struct batch *batch; /* the batch with the part, which is put in a batch only once */
+    bool left;           /* the part has left for a device in a batch, and never leaves again */
+    /* the slot in which the part still runs on a device (INLINE_LATE), where an HTTP thread put it; NULL: none */
+    struct inline_slot *handed_over;
 
-    /* The device's thread, or the HTTP thread that computes, writes these. The loop reads them when
-     * the batch is back. */
-    bool ran;           /* the kernels ran and did not fail, and contexts in use are used up */
-    attn_error error;   /* why the part did not run */
-    int index;          /* a part of a cut job: the backend's number of the device that computed it, */
-    const char *kernel; /* and the kernel's name */
+    /* The thread that computes (the device's, or an HTTP thread) writes the members below. The loop reads them when the
+     * batch is back. */
+    bool ran;           /* the kernels ran and did not fail, and the contexts (saved forwards) in use are used up */
+    attn_error error;   /* the reason why the part did not run */
+    int index;          /* for a part of a cut job: the backend's number of the device that computed the part */
+    const char *kernel; /* for a part of a cut job: the name of the kernel */
 };
 
-/* True if the part has some heads of a problem, and not all. */
+/* True if the part has only some heads of a problem. */
 static inline bool job_part_is_cut(const struct job_part *part)
 {
     return part->heads[1] > 0;
@@ -89,109 +92,120 @@ static inline bool job_part_is_cut(const struct job_part *part)
 struct job {
     atomic_int references;
     struct staging_pool *staging;
-    /* `inputs`: the parser wrote the inputs there, and outputs lie behind them; `spare`: outputs that did not fit
-     * there. */
+    /* `inputs`: the parser wrote the inputs there, and outputs lie behind them. `spare`: a second block, for outputs
+     * that did not fit. */
     struct staging_block *inputs, *spare;
     proto_call *call;
-    proto_result *results; /* an array of call->count */
-    /* [call->count], set by prepare_job(): the plans of the problems (job_problem()), made by the capabilities of the
-     * first device. A device adapts them to its own addresses (batch_plan()). */
+    proto_result *results; /* an array of call->count elements */
+    /* [call->count]: the plans of the problems (job_problem()). prepare_job() makes them from the capabilities of the
+     * first device, and a device adapts them to its own addresses (batch_plan()). */
     attn_plan *plans;
-    int runnable;         /* number of items without an error that a device must compute */
-    double flops;         /* floating-point operations of the runnable items */
-    double bytes;         /* bytes of their tensors, and of the keys and values in pages (attn_cost) */
-    double seconds;       /* time a device is expected to take for the runnable items (attn_cost_of()) */
-    double worst_seconds; /* `seconds` if the scores of all rows exceed the range of float32 */
-    const char *because;  /* the costliest part of the costliest item (attn_cost); "": products of q, k and v */
-    size_t tensor_bytes;  /* bytes of its staging blocks, which the queue counts */
+    int runnable; /* number of items (problems) without an error that a device must compute */
+    double flops; /* floating-point operations of the runnable items */
+    /* bytes of the runnable items' tensors, and of the keys and values that they read in pages (attn_cost) */
+    double bytes;
+    double seconds;       /* seconds that a device is expected to take for the runnable items (attn_cost_of()) */
+    double worst_seconds; /* value of `seconds` if the scores of all rows exceeded the range of float32 */
+    const char *because;  /* what makes the costliest item expensive (attn_cost); "": the products of q, k and v */
+    size_t tensor_bytes;  /* bytes of the job's blocks of staging memory, which the queue counts */
     job_kind kind;
-    size_t inputs_used;        /* bytes of `inputs` that hold tensors; a small answer overwrites them */
-    struct job_region outputs; /* all output tensors, one after the other */
+    size_t inputs_used;        /* bytes of `inputs` that hold tensors; an answer that fits there may overwrite them */
+    struct job_region outputs; /* memory of all output tensors, one after the other */
     struct contexts *contexts;
-    struct caller *caller; /* a reference to the account it is charged to */
-    struct flow *flow;     /* a reference to the flow that is charged its device time; NULL: none */
-    int64_t priority;      /* order among its caller's jobs: 1 leaves before 2 */
-    /* Per item a reference to the job whose context it uses, or NULL; the array is NULL if no item uses one. */
+    struct caller *caller; /* a reference to the account to which the job is charged */
+    struct flow *flow;     /* a reference to the flow (client) that is charged the job's device time; NULL: none */
+    int64_t priority;      /* order among the jobs of its caller: 1 leaves for a device before 2 */
+    /* For each item a reference to the job whose context (saved forward) the item uses, or NULL. The array is NULL if
+     * no item uses one. */
     struct job **saved;
     struct region_uses
-        *shared;        /* outputs to write to shared memory, and tensors in a GPU's shared memory; NULL: none left */
-    attn_lse_look *lse; /* rows that a device sums to check the lse, if only it can read q or k; NULL: none */
-    void *lse_found;    /* where the sums of `lse` arrive, among the outputs */
-    /* [call->count]: items whose out a device verifies; NULL: none. The job then runs alone. */
+        /* outputs to write to shared memory, and tensors in a GPU's shared memory; NULL: there are none left */
+        *shared;
+    /* rows of scores that a device sums to check the lse, if only a device can read q or k; NULL: none */
+    attn_lse_look *lse;
+    void *lse_found; /* where the sums that belong to `lse` arrive, among the outputs */
+    /* [call->count]: what a device needs to verify each item's out; NULL: it verifies none. A job with this member runs
+     * alone. */
     struct job_truth *truths;
-    double truth_seconds; /* expected time of `truths`, a part of `seconds` */
-    /* Where the distances of each item from its truth arrive, among the outputs: [call->count]. */
+    double truth_seconds; /* seconds that a device is expected to take for `truths`; `seconds` includes them */
+    /* [call->count]: where the distances of each item's outputs from its truth (float64) arrive, among the outputs. */
     attn_truth_distance (*truth_found)[ATTN_TRUTH_RESULTS];
-    bool truth_known; /* the device has written truth_found; false: it computes no truth */
+    bool truth_known; /* the device has written truth_found; false: the device computes no truth */
     bool wants_verify, wants_save, wants_count;
-    bool wants_judge; /* the request is a check, which a judge computes and not a device (sched/finish.h) */
+    bool wants_judge; /* the request is a check, which a judge on the CPU computes and no device (sched/finish.h) */
     /* The answer contains many numbers as text, whose length is measured in pieces before the answer is encoded. */
     bool wants_measure;
-    bool holds_contexts;                 /* the job took or reserved contexts: contexts_finish_job() must be called */
-    struct caches *caches;               /* the table of the caches it names */
-    struct job_transaction *transaction; /* cache transaction (transaction.h); NULL: none */
-    struct staging_block *tables;        /* page tables of the transaction, while it is running */
+    /* the job took or reserved contexts (saved forwards), so contexts_finish_job() must be called */
+    bool holds_contexts;
+    struct caches *caches;               /* the table of the caches that the request names */
+    struct job_transaction *transaction; /* the job's cache transaction (transaction.h); NULL: none */
+    struct staging_block *tables;        /* memory of the transaction's page tables while the transaction runs */
     size_t tables_used;                  /* number of bytes of `tables` in use */
-    bool memory_bound;                   /* bound by a GPU's memory and not by its arithmetic: many fit in a batch */
-    int context_count;                   /* contexts that hold this job; changed by contexts.c under its lock */
+    /* a GPU's memory and not its arithmetic bounds the job's time, so that many such jobs fit in a batch */
+    bool memory_bound;
+    /* number of contexts (saved forwards) that hold this job; contexts.c changes it under its lock */
+    int context_count;
 
-    /* Only the loop's thread uses the members below, down to given_up. */
-    struct request *request;            /* NULL: no client waits for the job any more */
-    struct finishing *finishing;        /* work after the run, such as verification; NULL: none */
-    int parts_out;                      /* parts that are in batches and not yet back */
-    struct job_links in_queue, in_flow; /* links in the list of all waiting jobs, and in that of its flow */
+    /* Only the loop's thread uses the members from here down to given_up. */
+    struct request *request;     /* the request that waits for the job; NULL: no client waits any more */
+    struct finishing *finishing; /* the job's work after its run, such as verification; NULL: none */
+    int parts_out;               /* number of parts that are in batches and not yet back */
+    /* links in the list of all waiting jobs, and in the list of its flow (client) */
+    struct job_links in_queue, in_flow;
     int64_t queued_ns;
     bool blocked;  /* true if the job's cache transaction cannot begin yet: the job must then stay in the queue */
-    bool scanned;  /* the loop has tried to begin its transaction */
-    bool given_up; /* the job's request is held only until its batch ends */
+    bool scanned;  /* the loop has tried to begin the job's cache transaction */
+    bool given_up; /* nobody wants the job's result; its request is held only until the batch ends */
 
-    int batch_jobs;     /* jobs in the batch it runs in; 0: it runs alone on an HTTP thread */
-    bool follows;       /* another job of the same model (KServe) is before it in the batch */
-    int64_t longest_ns; /* time of the part that took longest so far; its stages are the job's (batch_note_times()) */
+    int batch_jobs; /* number of jobs in the batch in which the job runs; 0: the job runs alone on an HTTP thread */
+    bool follows;   /* another job of the same KServe model is before this one in the batch */
+    /* time of the part that took longest so far; that part's stages are the job's (batch_note_times()) */
+    int64_t longest_ns;
 
-    struct job_part part;        /* the first of its list of parts */
-    struct job_part *more_parts; /* an array with the other parts; NULL: there are none */
+    struct job_part part;        /* the first part of the job */
+    struct job_part *more_parts; /* an array with the job's other parts; NULL: there are none */
 };
 
-/* Returns the problem of an item; NULL if it has failed or computes nothing. */
+/* Returns the problem of an item, or NULL if the item has failed or computes nothing. */
 static inline attn_problem *job_problem(const struct job *job, int item)
 {
     proto_item *const it = &job->call->items[item];
     return it->error.status == ATTN_OK && proto_operations[job->call->op].computes ? &it->problem : NULL;
 }
 
-/* Takes ownership of `inputs` (may be NULL) and `call`. Returns NULL when out of memory; then
- * the caller keeps both. */
+/* Makes a job that owns `inputs` (which may be NULL) and `call`. Returns NULL when out of memory; the caller then keeps
+ * both. */
 struct job *job_new(struct staging_pool *staging, struct contexts *contexts, struct caller *caller,
                     struct staging_block *inputs, proto_call *call);
 struct job *job_hold(struct job *job);
-/* NULL is fine; before the last release call contexts_finish_job() if holds_contexts. */
+/* does nothing for NULL. If holds_contexts is set, call contexts_finish_job() before the last release. */
 void job_release(struct job *job);
 
-/* Returns the first part that has not left and that this device can compute, or NULL. */
+/* Returns the first part of the job that has not left for a device and that this device can compute, or NULL. */
 struct job_part *job_part_for(struct job *job, int device);
-/* Marks the part as gone with the batch, which gets a reference to its job. Returns the part. */
+/* Marks the part as gone with the batch, which gets a reference to the part's job. Returns the part. */
 struct job_part *job_part_leaves(struct job_part *part, struct batch *batch);
-/* Cuts a job that has not left, and has one problem, into `count` parts with about equally many of its Hk key/value
- * heads. `count` is 2 to Hk. False: out of memory, and the job is as before. */
+/* Cuts a job that has not left for a device, and has one problem, into `count` parts with about equally many of its Hk
+ * key/value heads. `count` is 2 to Hk. False: out of memory, and the job is as before. */
 bool job_cut(struct job *job, int count, int64_t Hk);
-/* Makes the job one part again, which has not left. Call this when no part is out. */
+/* Makes a cut job one part again, as if it had never left. Call this when no part is with a device. */
 void job_join(struct job *job);
 static inline bool job_is_cut(const struct job *job)
 {
     return job_part_is_cut(&job->part);
 }
-int job_parts(const struct job *job); /* the number of its parts */
-/* True if the job is cut, and some of its parts did not run because their devices were lost, and all others ran or were
+int job_parts(const struct job *job); /* returns the number of the job's parts */
+/* True if the job is cut, some of its parts did not run because their devices were lost, and all others ran or were
  * cancelled. Other devices may then compute the job. Call this when all parts are back. */
 bool job_lost_devices(const struct job *job);
-/* True if a part has not left and this device alone can compute it. */
+/* True if a part has not left yet and only this device can compute it. */
 bool job_needs_device(const struct job *job, int device);
-/* True if all parts ran. Call this when all are back. */
+/* True if all parts of the job ran. Call this when all parts are back. */
 bool job_ran(const struct job *job);
-const attn_error *job_error(const struct job *job); /* the first error of a job that did not run */
+const attn_error *job_error(const struct job *job); /* returns the first error of a job that did not run */
 
-/* Frees the tensors' memory early. Call this when no one reads them any more and there is a single reference. */
+/* Frees the memory of the job's tensors early. Call this when no one reads them any more and there is a single
+ * reference. */
 void job_release_memory(struct job *job);
 
 #endif

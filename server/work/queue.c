@@ -1,4 +1,5 @@
-/* queue.c: serves the flow that has used the least time first, and joins small jobs of one kind in a batch.
+/* queue.c: serves the flow that has used the least time first, and joins small jobs of one kind in a batch. A flow is
+ * the work of one token, or of one connection.
  *
  * Start-time fair queueing: a flow's virtual time is the time that it has used, plus the time by which it was set
  * ahead. The flow with the least virtual time has the next job. A flow that begins to wait is set ahead to the virtual
@@ -37,7 +38,8 @@ void queue_init(struct queue *queue, int max_receiving, int depth, int max_batch
     queue->window_ns = window_ns;
 }
 
-/* Adds one to the count and returns true, unless it has reached `limit`. */
+/* Adds one to the count and returns true. If the count has reached `limit`, it stays as it is, and the result is
+ * false. */
 static bool count_up(_Atomic int *count, int limit)
 {
     int now = atomic_load_explicit(count, memory_order_relaxed);
@@ -91,7 +93,7 @@ attn_status queue_look(const struct queue *queue, enum caller_place place, const
 
 int queue_retry_after_s(const struct queue *queue, int devices)
 {
-    /* This value is only an estimate, so other threads read it without further synchronisation. */
+    /* No lock is needed to read seconds_per_job, because the value is only an estimate. */
     double seconds_per_job;
     __atomic_load(&queue->seconds_per_job, &seconds_per_job, __ATOMIC_RELAXED);
     const double wait = seconds_per_job *
@@ -106,13 +108,13 @@ void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes)
     *bytes = atomic_load_explicit(&queue->waiting_bytes, memory_order_relaxed);
 }
 
-/* Returns the job's flow. All jobs without a flow share one. */
+/* Returns the job's flow (client). All jobs without a flow share one. */
 static struct flow *flow_of(struct queue *queue, const struct job *job)
 {
     return job->flow ? job->flow : &queue->nobody;
 }
 
-/* Copies count and bytes of the changed list to the two variables that other threads read. */
+/* Copies the list's count and bytes, which have changed, to the two variables that other threads read. */
 static void publish(struct queue *queue)
 {
     atomic_store_explicit(&queue->waiting, queue->count, memory_order_relaxed);
@@ -121,7 +123,7 @@ static void publish(struct queue *queue)
 
 struct list {
     struct job **first, **last;
-    bool of_flow; /* true: the list uses a job's in_flow links, else its in_queue links */
+    bool of_flow; /* true: the list uses the jobs' in_flow links, otherwise their in_queue links */
 };
 
 static struct list all_jobs(struct queue *queue)
@@ -138,7 +140,7 @@ static struct job_links *links(const struct list *list, struct job *job)
     return list->of_flow ? &job->in_flow : &job->in_queue;
 }
 
-/* Inserts the job before `next`, or at the end if that is NULL. */
+/* Inserts the job before `next`, or at the end if `next` is NULL. */
 static void put_before(const struct list *list, struct job *job, struct job *next)
 {
     struct job *const previous = next ? links(list, next)->previous : *list->last;
@@ -165,8 +167,9 @@ static void change_places(const struct list *list, struct job *job, struct job *
     put_before(list, other, behind);
 }
 
-/* Moves the last job before less urgent jobs of its caller by swapping it with them, from the end on. The positions of
- * other callers' jobs do not change. Jobs with a cache transaction stay in their order, which is that of execution. */
+/* Moves the last job of the queue before less urgent jobs of the same caller, by swapping it with them from the end on.
+ * The positions of other callers' jobs do not change. Jobs with a cache transaction stay in their order, in which they
+ * are executed. */
 static void move_forward(struct queue *queue, struct job *job)
 {
     const struct list all = all_jobs(queue), own = jobs_of(flow_of(queue, job));
@@ -178,7 +181,8 @@ static void move_forward(struct queue *queue, struct job *job)
         if (other->priority <= job->priority) break;
         change_places(&all, job, other);
         if (flow_of(queue, other) == flow_of(queue, job)) change_places(&own, job, other);
-        /* the scan for unexamined jobs starts at the end of the list and must not stop at this job */
+        /* the scan for transactions that were not examined goes from the end of the list to the first `scanned` job,
+         * which must not be this one */
         other->scanned = false;
     }
 }
@@ -286,7 +290,7 @@ static double most_flops(const struct job *leader)
     return leader->memory_bound ? QUEUE_BATCH_STEP_FLOPS : QUEUE_BATCH_FLOPS;
 }
 
-/* Returns the flow's first job that may leave, or NULL if there is none among the first `most`. */
+/* Returns the flow's first job that may leave for a device, or NULL if there is none among its first `most` jobs. */
 static struct job *first_that_may_leave(const struct flow *flow, int device, int64_t most)
 {
     struct job *job = flow->first;
@@ -294,14 +298,14 @@ static struct job *first_that_may_leave(const struct flow *flow, int device, int
     return job;
 }
 
-/* True if job a goes to a device before job b. Priority counts only among jobs of one caller. */
+/* True if job a goes to a device before job b. Their priorities count only if both are of one caller. */
 static bool goes_first(const struct job *a, int64_t a_ns, const struct job *b, int64_t b_ns)
 {
     if (a->caller == b->caller && a->priority != b->priority) return a->priority < b->priority;
     return a_ns != b_ns ? a_ns < b_ns : a->queued_ns < b->queued_ns;
 }
 
-/* Returns the job that leads the device's next batch, or NULL if none may leave for it. */
+/* Returns the job with which the device's next batch begins (its leader), or NULL if none may leave for the device. */
 static struct job *next_leader(struct queue *queue, const struct queue_taker *taker, int64_t now_ns)
 {
     struct job *best = NULL;

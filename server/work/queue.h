@@ -1,8 +1,9 @@
 /* queue.h: the jobs that wait for a device, and the admission of requests.
  *
- * Admission (any thread): a request takes a slot of CALLER_RECEIVING from its headers to its last byte. After that it
- * has a slot of CALLER_WAITING until it leaves for a device or ends. Each kind has its own bound, so clients that send
- * slowly do not keep others from being computed. Only the loop's thread uses the rest. No sockets, no timers. */
+ * Admission (any thread): a request takes a slot of the kind CALLER_RECEIVING from its headers to its last byte. After
+ * that it has a slot of the kind CALLER_WAITING until it leaves for a device or ends. The number of slots of each kind
+ * is bounded, so clients that send slowly do not keep other clients' requests from being computed. Only the loop's
+ * thread uses the functions for jobs. This file has no sockets and no timers. */
 #ifndef QUEUE_H
 #define QUEUE_H
 
@@ -17,82 +18,85 @@
 struct queue {
     struct {
         _Atomic int count; /* number of requests that have a slot of this kind */
-        int limit;         /* upper bound of `count` */
+        int limit;         /* upper bound of `count`: the number of slots */
     } places[CALLER_PLACES];
 
-    /* Only the loop's thread uses the members below, down to bytes. */
+    /* Only the loop's thread uses the members from here down to `bytes`. */
     int max_batch;
     int64_t window_ns;
-    struct job *first, *last; /* all jobs, linked by in_queue, in order of arrival except for priority */
+    /* list of all waiting jobs, linked by in_queue, in order of arrival except for priority */
+    struct job *first, *last;
     int count;
-    struct flow *first_flow, *last_flow; /* flows with waiting jobs */
+    struct flow *first_flow, *last_flow; /* list of the flows (clients) that have waiting jobs */
     int flows;
-    struct flow nobody; /* the flow of jobs that have none of their own */
-    int64_t virtual_ns; /* virtual time of the flow that was served last */
+    struct flow nobody; /* the flow of all jobs that have no flow of their own */
+    int64_t virtual_ns; /* virtual time (queue.c) of the flow that was served last */
     int64_t bytes;
-    double seconds_per_job;                 /* moving average of a job's time on a device; for Retry-After */
-    _Atomic int64_t waiting, waiting_bytes; /* copies of count and bytes for other threads */
+    double seconds_per_job; /* moving average of the seconds that a job takes on a device, for the header Retry-After */
+    _Atomic int64_t waiting, waiting_bytes; /* copies of `count` and `bytes` of the list, for other threads */
 };
 
 void queue_init(struct queue *queue, int max_receiving, int depth, int max_batch, int64_t window_ns);
 
 /* ---- Admission: any thread --------------------------------------------------------------------------------------- */
 
-/* Takes a slot. Errors, with the text for the client: BUSY (no slot is free), QUOTA (the caller's
- * share is used up). */
+/* Takes a slot for a request. Errors, with the text for the client: BUSY (no slot is free), QUOTA (the caller's share
+ * is used up). */
 attn_status queue_enter(struct queue *queue, enum caller_place place, struct caller *caller, attn_error *err);
 void queue_leave(struct queue *queue, enum caller_place place, struct caller *caller);
-/* Tests whether a request could enter now. This is called after the headers, because a refused client need not send its
- * body. */
+/* Tests whether a request could take a slot now. The server calls this after the headers, so that a refused client need
+ * not send its body. */
 attn_status queue_look(const struct queue *queue, enum caller_place place, const struct caller *caller,
                        attn_error *err);
-/* Whole seconds after which a refused client may come back, 1 to 30: the waiting work divided by the recent rate. */
+/* Returns the number of seconds, 1 to 30, after which a refused client should come back: the waiting work divided by
+ * the recent rate. */
 int queue_retry_after_s(const struct queue *queue, int devices);
 
-/* The number of jobs that wait for a device, and the bytes of their tensors. */
+/* Reports the number of jobs that wait for a device, and the bytes of their tensors. */
 void queue_waiting(const struct queue *queue, int64_t *jobs, int64_t *bytes);
 
 /* ---- Waiting: the loop ------------------------------------------------------------------------------------------- */
 
-/* Adds the job at the end. A job without a cache transaction then moves before less urgent jobs of its caller, past at
- * most QUEUE_SCAN_MAX jobs. The caller ensures that the job holds its flow while it waits here. */
+/* Adds the job at the end of the queue. A job without a cache transaction then moves before less urgent jobs of its
+ * caller, past at most QUEUE_SCAN_MAX jobs. The caller of this function ensures that the job holds its flow while it
+ * waits here. */
 void queue_push(struct queue *queue, struct job *job, int64_t now_ns);
 void queue_remove(struct queue *queue, struct job *job);
 
-/* The device for which a batch is taken. has_room() tells whether a batch led by this job may leave now. NULL: any
- * batch may leave. */
+/* The device for which a batch is taken. has_room() tells whether a batch that begins with this job may leave now.
+ * NULL: any batch may leave. */
 struct queue_taker {
     int device; /* the device's number */
     bool (*has_room)(void *context, const struct job *job);
     void *context;
 };
 
-/* Takes the next batch for a device: a leader (see queue.c) and jobs that may run with it, at most `max_batch`
- * problems. Fills jobs[] (of max_batch entries) and returns their number. With a window, the result is 0 while the
- * batch is not full and the leader has waited for less than the window. *wait_ns is then the time left, and otherwise
- * 0. */
+/* Takes the next batch for a device: the job with which it begins (the leader, see queue.c) and jobs that may run with
+ * the leader, at most `max_batch` problems. Writes the jobs to jobs[], an array of max_batch entries, and returns their
+ * number. With a window (--batch-window-us), the result is 0 while the batch is not full and the leader has waited for
+ * less than the window; *wait_ns is then the time left. Otherwise *wait_ns is 0. */
 int queue_take(struct queue *queue, const struct queue_taker *taker, int64_t now_ns, struct job **jobs,
                int64_t *wait_ns);
 
-/* Returns the flow's virtual time (queue.c), for other lists that choose by it. NULL stands for the flow of all jobs
+/* Returns the flow's virtual time (queue.c), by which other lists also choose. NULL stands for the flow of all jobs
  * without a flow of their own. */
 int64_t queue_flow_ns(const struct queue *queue, const struct flow *flow, int64_t now_ns);
-/* Call this when work of the flow begins to wait. A flow with less virtual time than the flow served last is set to
- * that time. */
+/* Call this when work of the flow (client) begins to wait. A flow with less virtual time than the flow served last is
+ * set to that time, so that an idle flow saves up no time. */
 void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
-/* Call this when work of the flow leaves. Raises the queue's virtual time to the time that the flow has used, without
- * its running work. */
+/* Call this when work of the flow (client) leaves the queue. Raises the queue's virtual time to the time that the flow
+ * has used, without its running work. */
 void queue_flow_served(struct queue *queue, const struct flow *flow);
 
-/* queue_flow_runs(): a batch led by this flow has left for a device at left_ns. queue_flow_ran(): that batch is back.
- * NULL is fine. */
+/* queue_flow_runs(): a batch led by a job of this flow has left for a device at left_ns. queue_flow_ran(): that batch
+ * is back. `flow` may be NULL. */
 void queue_flow_runs(struct flow *flow, int64_t left_ns);
 void queue_flow_ran(struct flow *flow, int64_t left_ns);
 
-/* True if the next batch could still grow by waiting. */
+/* True if the next batch could still get more jobs by waiting. */
 bool queue_may_grow(const struct queue *queue);
 
-/* Records that a batch of `jobs` took `seconds` on its device. */
+/* Records that a batch of `jobs` jobs took `seconds` on its device, for the average seconds_per_job. */
 void queue_learn(struct queue *queue, int jobs, double seconds);
 
 #endif

@@ -1,4 +1,4 @@
-/* request.c: makes, moves and frees requests, and checks their moves against the owner table. */
+/* request.c: makes, moves and frees requests, and checks their changes of state against the table of owners. */
 #include "server/work/request.h"
 
 #include <assert.h>
@@ -22,8 +22,8 @@
 static const struct {
     const char *label;
     enum role owner;
-    enum caller_place place; /* the slot that the state needs; CALLER_PLACES: none */
-    unsigned to;             /* the states that may follow, a bit for each */
+    enum caller_place place; /* the slot in the queue that a request in this state needs; CALLER_PLACES: none */
+    unsigned to;             /* the states that may follow this one, as bits */
 } states[REQUEST_STATE_COUNT] = {
 #define X(id, label, owner, place, to) { label, ROLE_##owner, CALLER_##place, to },
     REQUEST_STATE_MAP(X)
@@ -84,7 +84,7 @@ void request_count_in(struct request *request)
     atomic_fetch_add_explicit(&counts[request->state], 1, memory_order_relaxed);
 }
 
-/* Makes the id with splitmix64 from a thread's random start and a counter. This needs no lock and, after a thread's
+/* The id is made with splitmix64 from a thread's random start and a counter. This needs no lock and, after a thread's
  * first id, no system call. */
 void request_make_id(char id[REQUEST_ID_BYTES])
 {
@@ -150,7 +150,8 @@ void request_free(struct request *request)
     request_drop_body(request);
     free(request->text);
     proto_encoder_free(request->encoder);
-    if (request->job) contexts_finish_job(request->job, false); /* the connection broke before the answer */
+    /* the connection broke before the answer, so the request's contexts (saved forwards) are given back */
+    if (request->job) contexts_finish_job(request->job, false);
     job_release(request->job);
     flow_release(request->flow);
     caller_release(request->caller);

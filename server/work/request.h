@@ -1,8 +1,8 @@
 /* request.h: one HTTP request from its request line to its last byte, and which thread may use it when.
  *
- * A request has one owner at a time, and the hand-over to the next owner is the only synchronisation. It goes through
- * a lock (the mailbox, or libmicrohttpd's suspend and resume), so the new owner sees what the old one wrote. The table
- * below is executable: request_move() asserts it and counts the moves for /metrics. */
+ * A request has one owner (thread) at a time, and the hand-over to the next owner is the only synchronisation. The
+ * hand-over goes through a lock (the mailbox, or libmicrohttpd's suspend and resume), so the new owner sees what the
+ * old one wrote. The table below is executable: request_move() asserts it and counts the moves for /metrics. */
 #ifndef REQUEST_H
 #define REQUEST_H
 
@@ -58,102 +58,108 @@ enum request_state {
         REQUEST_STATE_COUNT
 };
 
-/* Sets the role of the calling thread. Each thread calls this before it uses requests. */
+/* Sets the role of the calling thread (HTTP, loop, device). Each thread calls this before it uses requests. */
 void request_set_role(enum role role);
 enum role request_role(void);
 
 const char *request_state_label(enum request_state state);
 bool request_may_move(enum request_state from, enum request_state to);
-/* Returns the number of requests for tensors in this state now. Probes and pages are not counted. */
+/* Returns the number of requests for tensors that are in this state now. Probes and pages are not counted. */
 int request_count(enum request_state state);
 
 /* ---- A request --------------------------------------------------------------------------------------------------- */
 
-/* Times of a request on CLOCK_MONOTONIC. 0: the request ended before that event. */
+/* Times of a request on CLOCK_MONOTONIC, in nanoseconds. 0: the request ended before that event. */
 struct request_times {
-    int64_t began_ns;    /* the request line arrived */
-    int64_t head_ns;     /* the headers are complete */
-    int64_t received_ns; /* the last byte of the body arrived */
-    int64_t answer_ns;   /* the answer was queued */
-    int64_t recv_ns;     /* duration of waiting for the body, without decoding */
-    int64_t decode_ns;   /* duration of decoding, in pieces as the body arrived */
-    int64_t encode_ns;   /* duration of encoding */
+    int64_t began_ns;    /* time at which the request line arrived */
+    int64_t head_ns;     /* time at which the headers were complete */
+    int64_t received_ns; /* time at which the last byte of the body arrived */
+    int64_t answer_ns;   /* time at which the answer was queued for sending */
+    int64_t recv_ns;     /* duration of waiting for pieces of the body, without decoding them */
+    int64_t decode_ns;   /* duration of decoding the body, in pieces as it arrived */
+    int64_t encode_ns;   /* duration of encoding the answer */
 };
 
-/* A part of a text that is stored elsewhere. No NUL follows it. */
+/* A part of a text that is stored elsewhere. The part has no NUL at its end. */
 struct slice {
     const char *at;
     size_t length;
 };
 
-enum { REQUEST_PARAMETERS = 4 }; /* the most parameters in a path */
+enum { REQUEST_PARAMETERS = 4 }; /* the largest number of parameters in a path */
 
-/* The answer of a handler that computes nothing. */
+/* The answer of a handler that computes no tensors. */
 struct answer {
     int status;
     const char *content_type;
-    char *body;    /* malloc'ed, and passed on to libmicrohttpd; NULL: none */
+    char *body;    /* the body, from malloc(), which libmicrohttpd will free; NULL: none */
     bool constant; /* the body is a constant, and libmicrohttpd does not free it */
     size_t length;
     const char *csp;   /* value of the header Content-Security-Policy; NULL: none */
-    char location[72]; /* Location: the path of what was made; empty: none */
+    char location[72]; /* value of the header Location: the path of what was made; empty: none */
 };
 
 struct request {
-    struct message message; /* sends the request to the loop */
+    struct message message; /* with this message the request is sent to the loop */
     enum request_state state;
-    bool counted; /* the request is included in request_count() */
+    bool counted; /* true: request_count() includes the request */
     struct server *server;
-    int socket;                /* the connection's socket, watched for a hang-up and never closed here */
-    const struct route *route; /* NULL: unknown path; if the path has no row with this method, the path's first row */
-    struct slice parameters[REQUEST_PARAMETERS]; /* parameters of the path, in the pattern's order */
-    struct caller *caller;                       /* a reference; NULL: not determined yet, or refused */
-    struct flow *flow;                           /* a reference; NULL: the request has used no device time yet */
+    int socket; /* the connection's socket, watched for a hang-up and never closed here */
+    /* row of the table of routes; NULL: the path is unknown. If the path has no row with this method, it is the path's
+     * first row */
+    const struct route *route;
+    struct slice parameters[REQUEST_PARAMETERS]; /* parameters of the path, in the order of the route's pattern */
+    struct caller *caller; /* a reference to the request's caller; NULL: not determined yet, or refused */
+    /* a reference to the flow (client) that is charged; NULL: the request has used no device time yet */
+    struct flow *flow;
     char id[REQUEST_ID_BYTES];
     struct request_times times;
 
-    /* While the request is received, only the HTTP thread uses the members below. */
-    const proto_model *model;      /* the model in its path; NULL: none */
-    const proto_format *answer_as; /* format of the request's answer */
+    /* While the request is received, only its HTTP thread uses the members below. */
+    const proto_model *model;      /* the KServe model in the path; NULL: none */
+    const proto_format *answer_as; /* format of the answer */
     proto_parser *parser;
-    struct staging_block *block; /* staging memory that the parser writes to */
+    struct staging_block *block; /* block of staging memory into which the parser writes tensors */
     size_t counted_bytes;        /* bytes of `text` or of the answer that are counted as staging memory */
-    struct region_uses *shared;  /* shared memory that the body refers to, until the job takes it over; NULL: none */
-    char *text;                  /* the body of a route that keeps it (malloc) */
+    /* the tensors in shared memory to which the body refers, until the job takes them over; NULL: none */
+    struct region_uses *shared;
+    char *text; /* the body, from malloc(), for a route that keeps the body as text */
     size_t text_bytes;
-    uint64_t decoded_bytes;    /* bytes of the unpacked body that went to the parser */
-    int64_t client_timeout_ms; /* value of X-Request-Timeout-Ms; -1: not given */
+    uint64_t decoded_bytes;    /* number of bytes of the unpacked body that the parser has got */
+    int64_t client_timeout_ms; /* value of the header X-Request-Timeout-Ms; -1: not given */
     /* The request's slot in the queue (enum caller_place); CALLER_PLACES: none. Only request.c changes it. */
     int place;
 
-    /* The owner of the request's state uses the members below. */
-    struct job *job; /* holds a reference */
-    bool failed;     /* the answer is a problem document */
+    /* The owner of the request's present state uses the members below. */
+    struct job *job; /* a reference to the request's job */
+    bool failed;     /* the request has failed, and its answer is a problem document (an error as JSON) */
     proto_error error;
-    attn_error why; /* text and pointer of the problem */
+    attn_error why; /* text and pointer for the problem document */
     bool gone;      /* the client left while the request waited, so no answer is sent */
 
-    proto_encoder *encoder; /* encoder of the answer, already measured; NULL: none yet */
+    proto_encoder *encoder; /* encoder of the answer, which is already measured; NULL: none yet */
 
-    /* While the request waits, only the loop's thread uses the members below. */
+    /* While the request waits, only the loop's thread uses the members from here on. */
     struct deadline deadline;
-    /* The request cannot be handed back yet: another thread checks its body, or writes to its client's shared
-     * memory. */
+    /* true: the request cannot be handed back yet, because another thread checks its body, or its client's shared
+     * memory is in use. */
     bool held;
-    struct request *previous, *next; /* list of all requests with suspended connections, in order of arrival */
-    struct hangup_watch *watch;      /* watch for a hang-up; NULL: not watched, or not yet */
+    /* neighbours in the list of all requests with suspended connections, in order of arrival */
+    struct request *previous, *next;
+    struct hangup_watch *watch; /* watch for the client's hang-up; NULL: not watched, or not yet */
 };
 
-/* Makes a request in RECEIVING, which the calling HTTP thread owns. It is the first member of a zeroed block of
- * `bytes`, which the caller may use as a larger struct. NULL when out of memory. */
+/* Makes a request in the state RECEIVING, which the calling HTTP thread owns. It is the first member of a zeroed block
+ * of `bytes` bytes, which the caller may use as a larger struct. NULL: out of memory. */
 struct request *request_new(struct server *server, size_t bytes);
-/* Releases the request and all it holds. Only its owner may call this. */
+/* Frees the request and all that it holds. Only its owner may call this. */
 void request_free(struct request *request);
 
 /* Marks the request as one for tensors, and counts it in its present state. */
 void request_count_in(struct request *request);
 
-/* Moves the request to its next state, whose owner then owns it. Only the present owner may call this. */
+/* Moves the request to its next state. The owner of that state then owns the request. Only the present owner may call
+ * this. */
 void request_move(struct request *request, enum request_state to);
 
 /* Records why the request is refused. Only the first reason is kept. */
@@ -164,16 +170,17 @@ void request_fail_status(struct request *request, const attn_error *why);
  * into a pointer into the body that the client sent. */
 void request_fail_in_job(struct request *request, const attn_error *why);
 
-/* Takes a slot in the queue and releases the present one. A request takes a slot before it moves to a state that needs
- * one; request_move() releases the slot in a state that needs none. On an error the request has no slot. Only the owner
- * may call this. */
+/* Takes a slot in the queue for the request and releases the present one. A request takes a slot before it moves to a
+ * state that needs one. On the move to a state that needs none, request_move() releases the slot. After an error the
+ * request has no slot. Only the owner may call this. */
 attn_status request_enter(struct request *request, enum caller_place place, attn_error *err);
 
 /* Sets the size of the request's text or answer, which is not in leased memory. Growth is counted as staging memory of
- * its caller. Errors: BUSY, QUOTA. */
+ * the request's caller. Errors: BUSY, QUOTA. */
 attn_status request_count_bytes(struct request *request, size_t bytes, attn_error *err);
 
-/* Releases what the request needed while it was received: parser, slot, staging memory and shared memory. */
+/* Releases what the request needed only while it was received: parser, slot in the queue, staging memory and shared
+ * memory. */
 void request_drop_body(struct request *request);
 
 /* Makes an id of 16 hexadecimal digits. Two equal ids are unlikely, in this process and across processes. */

@@ -1,4 +1,4 @@
-/* server.c: the names of the server's phases. */
+/* server.c: the names of the server's phases (starting, ready, draining, ...). */
 #include "server/work/server.h"
 
 const char *server_phase_label(int phase)

@@ -19,7 +19,7 @@ struct loop;
 struct connections;
 struct tokens;
 
-/* Each phase: its id, and its name in /v1/info and /readyz. */
+/* The phases of the server. Each row: id, name in /v1/info and /readyz. */
 #define SERVER_PHASE_MAP(X) X(STARTING, "starting") X(READY, "ready") X(DRAINING, "draining") X(FAILED, "failed")
 enum server_phase {
 #define X(id, label) SERVER_##id,
@@ -28,32 +28,32 @@ enum server_phase {
         SERVER_PHASE_COUNT
 };
 
-/* Sums over all open connections. */
+/* Sums over all open connections of clients. */
 struct connection_totals {
     _Atomic int count;
-    _Atomic int64_t bytes; /* memory of the connections and their requests, without tensors */
+    _Atomic int64_t bytes; /* bytes of memory of the connections and their requests, without tensors */
 };
 
 struct server {
     const struct config *config;
     proto_limits limits;
     int64_t started_ms;
-    _Atomic int phase;              /* a value of enum server_phase */
-    _Atomic int64_t drain_since_ms; /* 0: the server is not draining */
-    _Atomic bool stopping;          /* the server stops: from now on no connection may be suspended */
-    _Atomic int suspended;          /* connections that are suspended or about to be */
+    _Atomic int phase;              /* the phase of the server, a value of enum server_phase */
+    _Atomic int64_t drain_since_ms; /* time at which the drain began; 0: the server is not draining */
+    _Atomic bool stopping;          /* true: the server stops, and from now on no connection may be suspended */
+    _Atomic int suspended;          /* number of connections that are suspended or about to be */
 
     struct staging_pool *staging;
-    bool pinned; /* the staging memory is pinned for a device */
+    bool pinned; /* the staging memory is pinned, for copies by a device */
     struct contexts *contexts;
     struct caches *caches;
-    struct regions *regions; /* NULL: shared memory is off */
-    struct tokens *tokens;   /* NULL: clients need no token */
-    struct caller everybody; /* the account of all clients without tokens */
+    struct regions *regions; /* table of clients' shared memory; NULL: shared memory is not offered */
+    struct tokens *tokens;   /* the clients' tokens; NULL: clients need no token */
+    struct caller everybody; /* the account to which all clients without tokens are charged */
     struct queue queue;
     struct devices *devices;
     struct connections *connections;
-    const struct connection_totals *open_connections; /* sums over `connections` */
+    const struct connection_totals *open_connections; /* sums over all of `connections` */
     struct loop *loop;
     /* Versions of libmicrohttpd and libuv, set by frontend_init() and loop_open(). */
     const char *web_library, *loop_library;

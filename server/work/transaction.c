@@ -20,14 +20,15 @@ _Static_assert((int)PROTO_MAX_CACHES == (int)CACHES_ROWS, "a body may name as ma
 struct job_transaction {
     struct cache_step step;
     char (*ids)[CACHE_ID_BYTES];
-    int32_t *table;               /* zeros, for the check of the problem before the transaction begins */
-    char started[CACHE_ID_BYTES]; /* id of a cache that was made for a sequence this request starts; empty: none */
+    int32_t *table; /* a page table of zeros, for the check of the problem before the transaction begins */
+    /* id of the cache that was made because this request starts a sequence; empty: none */
+    char started[CACHE_ID_BYTES];
     bool committed;
 };
 
 /* ---- Prepare ----------------------------------------------------------------------------------------------------- */
 
-/* Copies an id. An id of another length is cut; no cache will be found for it. */
+/* Copies a cache's id. An id of another length is cut, and no cache will be found for it. */
 static void copy_id(char to[CACHE_ID_BYTES], const char *from)
 {
     const size_t length = strnlen(from, CACHE_ID_BYTES - 1);
@@ -36,7 +37,7 @@ static void copy_id(char to[CACHE_ID_BYTES], const char *from)
     if (from[length] != '\0') to[0] = '\0';
 }
 
-/* Checks one size of the tensor that is appended. */
+/* Checks one size of the tensor (k or v) that is appended. */
 static attn_status check_size(attn_tensor_id id, const attn_tensor *t, int axis, int64_t want, const char *of,
                               attn_error *err)
 {
@@ -53,7 +54,7 @@ static attn_status check_new(const struct job *job, const struct cache_step *ste
 {
     const attn_tensor *const t = &job->call->items[0].problem.tensor[id];
     const char *const name = attn_tensors[id].name;
-    const int first = t->rank - 3; /* number of the axis of positions */
+    const int first = t->rank - 3; /* index of the axis of positions */
     char member[32];
     attn_status status = ATTN_OK;
     if (t->dtype != step->shape.dtype) {
@@ -68,7 +69,7 @@ static attn_status check_new(const struct job *job, const struct cache_step *ste
     return status;
 }
 
-/* Checks that k and v, if they are given, fit the caches, and sets the rows to append. */
+/* Checks that k and v, if the request gives them, fit the caches, and sets the rows to append. */
 static attn_status take_new(struct job *job, struct cache_step *step, attn_error *err)
 {
     attn_problem *const p = &job->call->items[0].problem;
@@ -89,8 +90,8 @@ static attn_status take_new(struct job *job, struct cache_step *step, attn_error
     return status;
 }
 
-/* Checks that q fits the caches. The error names q and the caches, because a client that sends q may not have sent
- * k. */
+/* Checks that q fits the caches. The error names q and the caches, and not k, because a client that sends q may not
+ * have sent k. */
 static attn_status check_q(const attn_tensor *q, const struct cache_shape *s, attn_error *err)
 {
     if (q->dtype != s->dtype && s->dtype != ATTN_F8E4M3)
@@ -103,8 +104,8 @@ static attn_status check_q(const attn_tensor *q, const struct cache_shape *s, at
     return check_size(ATTN_T_q, q, 3, s->head_dim, "the caches' head_dim", err);
 }
 
-/* Returns a view of the pool's K or V: `columns` columns from byte `offset` of a page on. `stored` is the number of
- * columns in memory. */
+/* Returns a view of the K or V in the pool of pages: `columns` columns from byte `offset` of a page on. `stored` is the
+ * number of columns in memory. */
 static attn_tensor of_pool(const struct cache_step *step, int64_t offset, int64_t columns, int64_t stored)
 {
     const struct cache_shape *const s = &step->shape;
@@ -122,7 +123,7 @@ static attn_tensor of_rows(void *data, attn_dtype dtype, int rank, int64_t rows,
     return attn_tensor_make(data, dtype, rank, (const int64_t[]){ rows, columns });
 }
 
-/* Makes the problem use the pool and the transaction's tables. */
+/* Sets the problem's tensors to the pool of pages and the transaction's tables. */
 static void point(attn_problem *p, const struct cache_step *step, int32_t *table, int32_t *lengths)
 {
     const struct cache_shape *const s = &step->shape;
@@ -140,16 +141,19 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     struct job_transaction *const own = job->transaction;
     proto_item *const item = &job->call->items[0];
     struct cache_step *const step = &own->step;
-    if (step->most == 0) step->most = 1; /* all caches are empty */
+    if (step->most == 0) step->most = 1; /* all caches are empty, but a table needs a column */
     own->table = calloc((size_t)step->most, sizeof *own->table);
     if (own->table == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     point(&item->problem, step, own->table, step->lengths);
-    /* The check accepts any page. The real page table is made when the transaction begins. */
+    /* The check accepts any page number, so this table repeats one row. The real page table is made when the
+     * transaction begins. */
     item->problem.page_table.stride[0] = 0;
     item->problem.keep_mask_at_end = item->problem.keep_mask.rank >
-                                     /* lengths differ between rows, so the mask belongs to the last keys of each row */
+                                     /* lengths differ between rows, so the last column of the mask belongs to the last
+                                      * key of each row */
                                      0;
-    if (item->problem.op == ATTN_OP_OBSERVE) { /* key_mass and the region end where the longest cache does */
+    /* key_mass and the default region (the keys that are observed) end where the longest cache ends */
+    if (item->problem.op == ATTN_OP_OBSERVE) {
         item->problem.observe.shown_keys = 1;
         for (int i = 0; i < step->rows; i++)
             if (step->lengths[i] > item->problem.observe.shown_keys)
@@ -158,8 +162,8 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     return proto_item_prepare(item, err);
 }
 
-/* Deletes the cache of a sequence whose first request failed. Later requests of the sequence are then refused, and do
- * not attend to an empty cache. */
+/* Deletes the cache of a sequence whose first request failed. Later requests of the sequence are then refused;
+ * otherwise they would attend to an empty cache. */
 static void drop_started(struct job *job)
 {
     char *const id = job->transaction->started;
@@ -167,8 +171,8 @@ static void drop_started(struct job *job)
     *id = '\0';
 }
 
-/* Makes an error about the cache of a new sequence name the tensor instead, because the cache gets its sizes from the
- * request's tensors. */
+/* Changes an error about the cache of a new sequence so that it names a tensor instead, because the cache gets its
+ * sizes from the request's tensors. */
 static void point_at_tensor(attn_error *err)
 {
     static const struct {
@@ -184,7 +188,7 @@ static void point_at_tensor(attn_error *err)
         }
 }
 
-/* Finds the cache of the request's sequence, or makes one if the request starts it. */
+/* Finds the cache of the request's sequence (Triton's protocol), or makes one if the request starts the sequence. */
 static attn_status name_sequence(struct job *job, attn_error *err)
 {
     const proto_sequence *const sequence = &job->call->sequence;
@@ -254,7 +258,7 @@ attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_e
     struct cache_step *const step = &job->transaction->step;
     attn_status status = ATTN_OK;
     *wait = false;
-    /* Few of the transactions that have waited can begin, so they are examined before memory is leased. A new
+    /* Only few of the transactions that have waited can begin, so they are asked before memory is leased. A new
      * transaction most likely can begin. */
     if (scan != 0) status = caches_ask(step, scan, wait, err);
     if (status != ATTN_OK || *wait) return status;

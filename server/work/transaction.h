@@ -13,24 +13,24 @@
 
 #include "server/work/job.h"
 
-/* Prepares the transaction of a call that has one item without an error. For an append, `ids` is the cache in the
- * path. */
+/* Prepares the transaction of a call that has one item without an error. For an append, `ids` has the one cache that
+ * the path names. */
 attn_status transaction_prepare(struct job *job, attn_error *err);
-/* Begins the transaction; see caches_begin(). */
+/* Begins the transaction. caches_begin() explains `scan`, *wait and the errors. */
 attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_error *err);
 void transaction_end(struct job *job, bool commit);
-/* True between a successful transaction_begin() and transaction_end(). False for a job without a transaction. */
+/* True between a transaction_begin() that succeeded and transaction_end(). False for a job without a transaction. */
 bool transaction_has_begun(const struct job *job);
 /* True once the new keys and values are in the caches. From then on no error may be answered, because an error would
  * say that nothing changed. */
 bool transaction_is_committed(const struct job *job);
 void transaction_free(struct job *job); /* does nothing for a job without a transaction */
 
-/* Returns the bytes of keys and values that a device will read, at the caches' present lengths. Shared pages count once
- * for each fork. */
+/* Returns the bytes of keys and values that a device will read, at the caches' present lengths. Pages that forks share
+ * count once for each fork. */
 int64_t transaction_bytes(const struct job *job);
 
-/* Returns the number of copies that the device makes before it computes, and sets *moves to them. */
+/* Returns the number of moves (copies that the device makes before it computes), and sets *moves to them. */
 int64_t transaction_moves(const struct job *job, const attn_move **moves);
 
 #endif
