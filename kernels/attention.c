@@ -622,6 +622,13 @@ uint64_t attn_features(const attn_problem *p)
     return features;
 }
 
+bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, uint64_t features)
+{
+    const attn_dims d = attn_dims_of(problem);
+    return kernel->op == problem->op && (kernel->dtypes >> problem->q.dtype & 1) && d.D <= kernel->head_dim &&
+           d.Dv <= kernel->head_dim && (features & ~kernel->features) == 0;
+}
+
 /* ---- Work -------------------------------------------------------------------------------------------------------- */
 
 double attn_flops(const attn_problem *p)

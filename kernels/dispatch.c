@@ -95,13 +95,6 @@ const attn_capabilities *attn_device_capabilities(const attn_device *device)
     return &device->can;
 }
 
-bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, uint64_t features)
-{
-    const attn_dims d = attn_dims_of(problem);
-    return kernel->op == problem->op && (kernel->dtypes >> problem->q.dtype & 1) && d.D <= kernel->head_dim &&
-           d.Dv <= kernel->head_dim && (features & ~kernel->features) == 0;
-}
-
 /* Writes the error that no kernel of the operation takes head sizes as large as those of the problem. Returns ATTN_OK
  * where some kernel does. */
 static attn_status head_size_fits(const attn_capabilities *can, const attn_problem *problem, const char *op,

@@ -44,7 +44,7 @@
 
 #include "kernels/backend.h"
 #include "kernels/cuda/common/errors.h"
-#include "kernels/judge/judge_internal.h"
+#include "kernels/judge/frame.h"
 #include "kernels/verify_lse.h"
 
 /* Each row: id, name in scripts, type of its value, the events that N counts, effect */

@@ -19,12 +19,13 @@ static int64_t more_of(const struct compute *c)
     return (c->most_keys + 1 > c->tile ? c->most_keys + 1 : c->tile) * (c->D > c->Dv ? c->D : c->Dv);
 }
 
-static struct places places_of(const struct compute *c, float *scratch)
+/* `scratch` may be NULL if only the number of floats is wanted, which goes to *floats unless that is NULL. */
+static struct places places_of(const struct compute *c, float *scratch, int64_t *floats)
 {
     const int64_t lines = c->most_keys + 1;
     struct places at;
     int64_t used = 0;
-#define PLACE(name, count) at.name = scratch + used, used += ((count) + 31) / 16 * 16
+#define PLACE(name, count) at.name = scratch ? scratch + used : NULL, used += ((count) + 31) / 16 * 16
     PLACE(KT, c->D * c->keys);
     PLACE(V, lines * c->Dv);
     PLACE(K, lines * c->D);
@@ -37,13 +38,15 @@ static struct places places_of(const struct compute *c, float *scratch)
     PLACE(dq, c->tile * c->D);
     PLACE(more, more_of(c));
 #undef PLACE
+    if (floats) *floats = used;
     return at;
 }
 
 int64_t emulate_floats(const struct compute *c)
 {
-    const struct places at = places_of(c, NULL);
-    return (at.more - (float *)NULL) + (more_of(c) + 31) / 16 * 16 + 16;
+    int64_t floats;
+    (void)places_of(c, NULL, &floats);
+    return floats + 16; /* room to align the scratch memory */
 }
 
 static void narrow(const double *from, int64_t count, float *to)
@@ -53,7 +56,7 @@ static void narrow(const double *from, int64_t count, float *to)
 
 void emulate_keys(const struct compute *c, float *scratch)
 {
-    const struct places at = places_of(c, scratch);
+    const struct places at = places_of(c, scratch, NULL);
     narrow(c->KT, c->D * c->keys, at.KT);
     narrow(c->V, c->s.Sk * c->Dv, at.V);
     if (c->p->op != ATTN_OP_BACKWARD) return;
@@ -155,7 +158,7 @@ static void finish_rows(struct compute *c, const struct emulation *e, const stru
 void emulate_rows(struct compute *c, const struct emulation *e, const variation *v, const struct compute_rows *rows,
                   float *scratch)
 {
-    const struct places at = places_of(c, scratch);
+    const struct places at = places_of(c, scratch, NULL);
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count, Sk = c->s.Sk, columns = (Sk + 15) / 16 * 16, tiles = attn_tiles(Sk, e->tile);
     float *const sum = at.dq; /* the memory of dq is free until the backward */
@@ -209,7 +212,7 @@ static void round_weights(const struct compute *c, const struct places *at, int6
 void emulate_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
                        const struct compute_sums *sums, float *scratch)
 {
-    const struct places at = places_of(c, scratch);
+    const struct places at = places_of(c, scratch, NULL);
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count, Sk = c->s.Sk;
     for (int64_t r = 0; r < count; r++) /* a kernel's backward reads lse in float32 and in base 2 */
