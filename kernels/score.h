@@ -63,8 +63,8 @@ ATTN_HD attn_score_options attn_score_options_of(const attn_geometry *g)
     return o;
 }
 
-/* The score of query i and key j of sequence `q`. s is scale * q . k. *derivative becomes the derivative of the
- * score by s, for gradients. */
+/* Returns the score of query i and key j of sequence `q`, where s is scale * q . k. *derivative becomes the derivative
+ * of the score with respect to s, for gradients. */
 ATTN_OF_REALS ATTN_HD attn_real attn_score_of(const attn_any_options *o, const attn_sequence *q, int64_t i, int64_t j,
                                               attn_real s, attn_real *derivative)
 {

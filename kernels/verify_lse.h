@@ -12,9 +12,9 @@
 #include "score.h"
 #include "tiles.h"
 
-/* Options that a client may have left out when it computed lse, as bits. */
+/* Options that a client may have left out when it computed lse, one bit each. */
 enum lse_part {
-    LSE_PLACES = 1, /* the options causal and window */
+    LSE_PLACES = 1, /* LSE_PLACES stands for the options causal and window */
     LSE_KEEP = 2,
     LSE_ROWS = 4,
     LSE_BIAS = 8,
@@ -24,15 +24,15 @@ enum lse_part {
     LSE_MASKS = LSE_PLACES | LSE_KEEP | LSE_ROWS | LSE_BIAS,
 };
 
-/* One way to compute scores: with the given options, or with others. */
+/* One way to compute scores: with the given options, or with some of them left out or another scale. */
 typedef struct lse_variant {
     double scale;
-    unsigned without; /* the parts of a score that are left out: bits of enum lse_part */
-    bool applies;     /* true where this variant differs from the given options */
+    unsigned without; /* the options that this variant leaves out: bits of enum lse_part */
+    bool applies;     /* true: the sums include this variant, because it is list[0] or differs from the given options */
 } lse_variant;
 
 typedef struct lse_variants {
-    lse_variant list[ATTN_LSE_VARIANTS]; /* the first variant has the options as given */
+    lse_variant list[ATTN_LSE_VARIANTS]; /* list[0] has the options as given */
 } lse_variants;
 
 /* The sum of exp(z - top) over keys, and `size`: the same sum with each key weighted by the size of its products. */
@@ -46,11 +46,11 @@ ATTN_HD lse_sum lse_sum_init(void)
     return none;
 }
 
-/* Adds the sum of other keys to *s. Infinite numbers and NaN make the whole sum NaN; an empty sum adds nothing. */
+/* Adds the sum over other keys to *s. Infinite numbers and NaN make the whole sum NaN; an empty sum adds nothing. */
 ATTN_HD void lse_sum_join(lse_sum *s, lse_sum other)
 {
     if (other.sum == 0) return;
-    if (!(s->top >= other.top)) { /* a NaN in either top also takes this branch */
+    if (!(s->top >= other.top)) { /* true too where either `top` is NaN */
         const lse_sum lower = *s;
         *s = other;
         other = lower;
@@ -76,7 +76,7 @@ ATTN_HD double lse_size_of(const lse_sum *s)
     return s->sum > 0 ? s->size / s->sum : 0;
 }
 
-/* Does query i of head h of sequence b see the existing key j? */
+/* Returns whether query i of head h of sequence b sees key j, if the options `without` are left out. */
 ATTN_HD bool lse_sees(const attn_geometry *g, const attn_sequence *s, const attn_lse_row *row, int64_t j,
                       unsigned without)
 {
@@ -101,7 +101,7 @@ ATTN_HD bool lse_sees(const attn_geometry *g, const attn_sequence *s, const attn
     return true;
 }
 
-/* The factor of q . k of a row: the scales of float8; 1 where they are not given. */
+/* Returns the factor of q . k of a row: the product of its float8 scales; 1 where none is given. */
 ATTN_HD double lse_factor(const attn_geometry *g, const attn_lse_row *row)
 {
     const attn_view *const q = &g->view[ATTN_T_q_scale], *const k = &g->view[ATTN_T_k_scale];
@@ -110,7 +110,7 @@ ATTN_HD double lse_factor(const attn_geometry *g, const attn_lse_row *row)
            (k->data ? attn_load(k->dtype, k->data, attn_at(k, row->b, hk, 0)) : 1);
 }
 
-/* The score z of a visible pair, from q . k. */
+/* Returns the score z of a visible pair, from q . k. */
 ATTN_HD double lse_score(const attn_geometry *g, const attn_score_options *options, const attn_sequence *s,
                          const attn_lse_row *row, int64_t j, double dot, const lse_variant *variant)
 {
