@@ -35,7 +35,7 @@ double compute_cut(attn_dtype dtype, double x)
     return x;
 }
 
-/* Rounds x to 10 bits behind the point, as TF32 has. cuts: rounds towards 0, not to the nearest. */
+/* Rounds x to 10 mantissa bits, as TF32 has. cuts: rounds towards 0, not to the nearest. */
 static double to_tf32(double x, bool cuts)
 {
     uint64_t word;
@@ -88,7 +88,7 @@ void compute_add_to_keys(const struct compute *c, int64_t rows, int64_t n, const
     else c->products->in_double(c->s.Sk, compute_padded(n), rows, A, 1, c->keys, B, ldb, C, ldb);
 }
 
-/* Computes C += A B, and rounds C to round_dtype after every `tile` terms of a sum. */
+/* Computes C += A B, and rounds C to v->round_dtype after every `tile` terms of a sum. */
 void compute_rounded_product(const struct compute *c, const variation *v, int64_t m, int64_t n, int64_t k,
                              const double *A, int64_t row, const double *B, int64_t ldb, double *C, int64_t ldc)
 {
