@@ -61,8 +61,8 @@ void compute_row_gradients(struct compute *c, const variation *v, const struct c
     for (int64_t e = 0; e < d->Dv && !v->no_delta; e++) delta += c->dO[r * c->Dv + e] * c->out[r * c->Dv + e];
     if (i < c->s.Sq && dlse->data && !v->no_dlse)
         delta -= attn_load(dlse->dtype, dlse->data, attn_at(dlse, rows->b, rows->h, c->s.q_start + i));
-    /* This sum is in double even where a kernel is emulated. In float32 it would have the same roundings as dP. The two
-     * would then cancel exactly in a row of one key, which they do not in kernels that sum in another order. */
+    /* This sum is in double even where a kernel is emulated. In float32 it would have the roundings of dP, and the two
+     * would cancel exactly in a row of one key, which they do not in kernels that sum in another order. */
     c->delta[r] = delta = kept(c, delta);
     for (int64_t j = 0; j < c->s.Sk; j++) {
         const bool hidden = z[j] == -INFINITY || c->top[r] == -INFINITY;
