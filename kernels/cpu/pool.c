@@ -16,8 +16,8 @@
  *      A worker enters a loop only while `computing` is below `threads`, and a thread that lowers `computing` wakes
  *      a worker if there is work.
  *   5. A pool_part is one caller's work from pool_begin() to pool_end(). Its `computing` counts the threads of
- *      invariant 4 that compute for it. A thread pauses only while the parts of its owner together have more than max(1, threads /
- *      owners) threads, so every owner that has begun keeps a thread. */
+ *      invariant 4 that compute for it. A thread pauses only while the parts of its owner together have more than
+ *      max(1, threads / owners) threads, so every owner that has begun keeps a thread. */
 #include "kernels/cpu/pool.h"
 
 #include <assert.h>

@@ -323,8 +323,8 @@ static inline int64_t simd_ldb(const struct simd_type *t, int64_t k)
     return SIMD_PANEL * simd_round_up(k, t->k_multiple) * t->parts;
 }
 
-/* simd_a_bytes() returns the bytes of an A operand of m rows, simd_b_bytes() those of a B operand with panels ldb
- * apart. The sizes are those of tiles or of one head; the caller has checked that they are far from overflow. */
+/* simd_a_bytes() returns the bytes of an A operand of m rows. simd_b_bytes() returns those of a B operand of n columns
+ * with panels ldb apart. The sizes are those of tiles or of one head, so they are far from overflow. */
 static inline int64_t simd_a_bytes(const struct simd_type *t, int64_t m, int64_t lda)
 {
     return simd_round_up(m, SIMD_A_ROWS) * lda * simd_element_bytes(t);
