@@ -67,7 +67,7 @@ typedef struct attn_error {
     char text[384];
 } attn_error;
 
-/* Fills *err (which may be NULL) and returns `status`, so that a failure is one line:
+/* Fills *err (which may be NULL) and returns `status`, so that a failing function needs one line:
  *     return attn_fail(err, ATTN_INVALID, "/k/shape/2", "k: shape[2] is %lld, must divide the %lld heads", Hk, H); */
 attn_status attn_fail(attn_error *err, attn_status status, const char *member, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
@@ -303,10 +303,10 @@ unsigned attn_tensor_dtypes(attn_tensor_id id);
 unsigned attn_tensor_ranks(attn_tensor_id id);
 const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES]);
 
-/* Options that are one number and change every score, in one table: member (of attn_problem, of attn_geometry
- * and on the wire), id of its feature, least and largest value other than 0, these limits as a message states
- * them, meaning. 0 means off. score.h defines the effect on a score. The member, its copy in the geometry,
- * its feature, its rule in attn_check() and the decoder's option all come from the row. */
+/* Options that are one number and change every score, in one table: member (of attn_problem, of attn_geometry and on
+ * the wire), id of its feature, least and largest value other than 0, these limits as a message states them, meaning. 0
+ * means off. score.h defines the effect on a score. The row of an option creates its member in both structs, its
+ * feature, its rule in attn_check() and the decoder's option. */
 #define ATTN_SCORE_OPTION_MAP(X)                                                          \
     X(softcap, SOFTCAP, FLT_MIN, FLT_MAX, "0 or between 1.18e-38 and 3.4e38 (a float32)", \
       "where positive, s = softcap * tanh(s / softcap) after scale")
@@ -371,8 +371,9 @@ typedef struct attn_problem {
     /* false: keep_mask covers all keys. true: its last axis has n <= Sk columns for the last n keys of a row; all keys
      * before them are kept */
     bool keep_mask_at_end;
-    bool causal;         /* query i sees keys j <= i' */
-    int64_t window_left; /* query i sees keys i' - left <= j <= i' + right; -1: this side is unbounded */
+    bool causal; /* query i sees keys j <= i' (for i' see `alignment`) */
+    /* query i sees keys i' - left <= j <= i' + right (for i' see `alignment`); -1: this side is unbounded */
+    int64_t window_left;
     int64_t window_right;
     /* in [0, 1): the chance that dropout drops a probability. Philox4x32-10 decides by the probability's position */
     double dropout_p;
@@ -398,9 +399,9 @@ typedef struct attn_problem {
     }
 
 /* A part of a problem: some rows of the batch, and some key/value heads with their query heads. attn_part_of() makes
- * the part's problem, whose tensors are views of the same memory. The results of a part are equal, to the bit, to these
- * numbers of the whole problem's results, if one kernel and variant computes both. Gradients that are sums over batch
- * or heads (dsinks, gradients of broadcast tensors) are the exception: they are sums over the part alone. */
+ * the part's problem, whose tensors are views of the same memory. If one kernel and variant computes the part and the
+ * whole problem, their results are equal to the bit. Gradients that are sums over batch or heads (dsinks, gradients of
+ * broadcast tensors) are the exception: they are sums over the part alone. */
 typedef struct attn_part {
     int64_t first_batch, batches, first_head, heads; /* first_head and heads count key/value heads */
 } attn_part;
@@ -411,9 +412,10 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 bool attn_reads(const attn_problem *p, attn_tensor_id id);
 bool attn_writes(const attn_problem *p, attn_tensor_id id);
 
-/* Sizes of a checked problem in any layout. Packed: B is the number of sequences, Sq and Sk are total_q and
- * total_k, which no sequence exceeds. With page_table: Sk is the number of keys that a row has room for. The
- * lengths of sequences are values, which may be in device memory: see attn_sequence_of() in kernels/tiles.h. */
+/* Sizes of a checked problem in any layout. Packed: B is the number of sequences, Sq and Sk are total_q and total_k,
+ * which no sequence exceeds. With page_table: Sk is the number of keys that the pages of a row can hold. The lengths of
+ * sequences are not here, because they are values that may be in device memory: see attn_sequence_of() in
+ * kernels/tiles.h. */
 typedef struct attn_dims {
     int64_t B, H, Hk, Sq, Sk, D, Dv;
     bool packed;
@@ -425,8 +427,8 @@ typedef struct attn_dims {
     int64_t row_k;            /* Sk of a packed problem whose k is [B, Sk, Hk, D]; otherwise 0 */
 } attn_dims;
 
-/* The sizes of a problem, from its shapes alone. attn_check() and messages use it. The ranks must be right; the
- * function does not check that the shapes agree. */
+/* Returns the sizes of a problem, from its shapes alone, for attn_check() and for messages. The ranks must be right;
+ * the function does not check that the shapes agree. */
 attn_dims attn_dims_of(const attn_problem *p);
 
 /* A tensor with a stride for each meaning of an axis. The element (b, h, row, column) is at b * batch + h * head +
@@ -468,7 +470,7 @@ typedef struct attn_geometry {
     /* cu_seqlens_q, cu_seqlens_k, seqlens_q, seqlens_k; NULL where not given */
     const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
     const int32_t *page_table;  /* the tensor page_table, whose row b starts at index b * page_table_row */
-    const int32_t *prefix_keys; /* prefix_keys of the problem; NULL where not given */
+    const int32_t *prefix_keys; /* attn_problem.prefix_keys; NULL where not given */
     int64_t page_table_row;
     attn_observe observe;
     attn_view view[ATTN_TENSOR_COUNT];
@@ -572,7 +574,7 @@ typedef struct attn_verification {
     double max_abs;  /* the largest |got - want|; infinite where exactly one of the two is finite */
     double largest;  /* the largest |want| that is finite */
     double relative; /* max_abs / largest */
-    int64_t rows;    /* number of rows that were compared */
+    int64_t rows;    /* number of rows of out that were compared */
 } attn_verification;
 attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *verification, attn_error *err);
 
@@ -617,7 +619,7 @@ attn_status attn_check_lse(const attn_problem *p, int64_t multiply_adds, attn_er
  * lengths in host memory. attn_lse_start() (below) sums the rows on the device. attn_lse_judge() decides whether lse is
  * valid. */
 typedef struct attn_lse_row {
-    int64_t b, h, i; /* sequence, query head, query inside the sequence */
+    int64_t b, h, i; /* sequence, query head, index of the query in the sequence */
     double lse;      /* lse of the row, as the client sent it */
 } attn_lse_row;
 typedef struct attn_lse_look {
@@ -654,7 +656,7 @@ typedef struct attn_device_info {
     /* for people to read: the figures that peak_flops and peak_bytes were computed from; "" where nothing is known */
     char peak_from[128];
     int units;    /* number of threads (CPU) or multiprocessors (GPU); the rates of attn_cost_of() are per unit */
-    bool unified; /* true: kernels read and write staging memory directly, so no copies are needed */
+    bool unified; /* true: kernels read and write staging memory (host memory) directly, so no copies are needed */
     /* true: kernels that are marked in_place can read staging memory, although they read device memory faster */
     bool reads_staging;
     /* number of batches of problems that are worth having in flight; on a unified device each has its own thread */
@@ -737,13 +739,13 @@ const attn_capabilities *attn_device_capabilities(const attn_device *device);
  * to other addresses. */
 typedef struct attn_plan {
     const attn_problem *problem;
-    const attn_capabilities *can; /* borrowed from the device */
+    const attn_capabilities *can; /* the capabilities that the plan was made for; borrowed from the device */
     const attn_kernel *kernel;
     uint64_t features; /* attn_features() of the problem */
     /* bytes of attn_workspace() that this problem needs; 0 where the backend computes one workspace size for all
      * problems of a run */
     size_t workspace_bytes;
-    const void *variant; /* the variant of the kernel; the kernel defines what the pointer points to */
+    const void *variant; /* variant of the kernel that computes the problem; the kernel defines what this points to */
     /* tensors (bits of attn_tensor_id) whose address was not a multiple of 16 bytes when the plan was made */
     uint64_t unaligned;
     attn_geometry geometry; /* geometry of the problem; filled in only for backends that need it */

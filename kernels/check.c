@@ -68,7 +68,7 @@ static const char *tensor_member(char member[MEMBER_BYTES], attn_tensor_id id, c
     return member;
 }
 
-/* Writes an index or a shape as text: "[0, 3, 17]". */
+/* Write an index or a shape as text: "[0, 3, 17]". */
 /* bytes of an index as text: for each axis the digits and sign of an int64_t, a comma and a space */
 enum { INDEX_BYTES = ATTN_MAX_RANK * 22 + 3 };
 static const char *index_text(char text[INDEX_BYTES], int rank, const int64_t *index)
@@ -530,9 +530,8 @@ static int64_t first_float_not_finite(const void *row, int64_t count, int64_t mi
     const float *x = row;
     int64_t j;
     uint32_t any = 0;
-    for (j = 0; j < count; j++)
-        any |= (attn_f32_bits(x[j]) & 0x7f800000u) == 0x7f800000u; /* the loop has no branch, so that the compiler
-                                                                    * vectorises it */
+    for (j = 0; j < count; j++) /* no branch in the loop, so that the compiler vectorises it */
+        any |= (attn_f32_bits(x[j]) & 0x7f800000u) == 0x7f800000u;
     if (!any) return -1;
     for (j = 0; j < count; j++)
         if (!isfinite(x[j]) && !(minus_inf_allowed && x[j] == -INFINITY)) return j;
@@ -604,7 +603,8 @@ static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test
             const double value = attn_load(t->dtype, t->data, offset + fault);
             char member[MEMBER_BYTES], at[INDEX_BYTES], is[32];
             index[last] = fault;
-            if (isnan(value)) snprintf(is, sizeof is, "nan"); /* printf would print the sign of a NaN */
+            /* writes "nan", because printf might add the sign of a NaN */
+            if (isnan(value)) snprintf(is, sizeof is, "nan");
             else snprintf(is, sizeof is, "%.10g", value);
             return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: %s is %s, must be %s",
                              attn_tensors[id].name, index_text(at, t->rank, index), is, rule);

@@ -231,8 +231,8 @@ static const struct rate *rate_of(const char *kernel, attn_op op, attn_dtype dty
     for (size_t n = 0; n < sizeof rates / sizeof *rates; n++)
         if (rates[n].op == op && (rates[n].dtypes >> dtype & 1) && strcmp(rates[n].kernel, kernel) == 0)
             return &rates[n];
-    return &rates[sizeof rates / sizeof *rates - 1]; /* a kernel without rates counts as the slowest; a test checks
-                                                      * that each kernel has rates */
+    /* a kernel that is missing in `rates` counts as the slowest; a test checks that none is missing */
+    return &rates[sizeof rates / sizeof *rates - 1];
 }
 
 bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype)
@@ -248,7 +248,7 @@ enum {
     UNIT_KEYS = 2048, /* keys that a thread of a CPU, or a block of decode, computes at a time where rows are few */
     /* rows of a block of Hopper and generic kernels; in a backward, keys of a block */
     BLOCK = 128,
-    OPTIONS_BLOCK = 64, /* rows of a block of GENERIC's forward with options */
+    OPTIONS_BLOCK = 64, /* rows of a block of the generic forward with options */
     WARPS = 32,         /* rows that a multiprocessor computes at a time in kernels with one warp per row */
     COLUMNS = 64,       /* tiles have a multiple of this many columns */
     /* largest head size of the generic 16-bit kernels for usual heads; above it, a block computes this many columns of

@@ -164,7 +164,7 @@ static void add_rows(struct attn_counter *c, int64_t lo, int64_t hi, int64_t *pa
     if (first + 1 < last) c->counts[first + 1] += b, c->counts[last] -= b;
 }
 
-/* Counts the tiles of one block of keys, key by key. */
+/* Counts the tiles of one block of tile[1] keys, key by key. */
 static attn_status count_block(struct attn_counter *c)
 {
     const attn_view *const bounds = &c->g.view[ATTN_T_mask_startend_rows];

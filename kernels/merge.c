@@ -226,7 +226,7 @@ struct shape {
     int rank; /* of out */
     int64_t out[ATTN_MAX_RANK], lse[ATTN_MAX_RANK];
     const char *out_axes[ATTN_MAX_RANK], *lse_axes[ATTN_MAX_RANK];
-    bool has_memory; /* all tensors of the merge have memory */
+    bool has_memory; /* true: all tensors of the merge must have memory */
 };
 
 static attn_status shape_of(const attn_merge_problem *m, struct shape *s, attn_error *err)

@@ -41,15 +41,17 @@ typedef struct attn_merge_plan {
     int count;
     const void *part_out[ATTN_MERGE_PARTS];
     const float *part_lse[ATTN_MERGE_PARTS];
-    void *part_dout[ATTN_MERGE_PARTS]; /* gradients of the parts; all are NULL where `gradients` is false */
+    /* gradients of each part's out and lse; all are NULL where `gradients` is false */
+    void *part_dout[ATTN_MERGE_PARTS];
     float *part_dlse[ATTN_MERGE_PARTS];
-    bool gradients;                     /* whether the gradients of the parts are wanted */
-    const float *sinks;                 /* NULL: there are no sinks */
-    float *dsinks;                      /* NULL: the gradient of the sinks is not wanted */
-    attn_view out_of_part, lse_of_part; /* views of a part; their data is NULL, because each part has its own memory */
-    attn_view dout_of_part, dlse_of_part; /* gradients of one part: of its out and of its lse */
-    attn_view dout, dlse;                 /* views of inputs; data is NULL where the input is not given */
-    attn_view out, lse;                   /* views of the results; data is NULL where the result is not wanted */
+    bool gradients;     /* whether the gradients of the parts are wanted */
+    const float *sinks; /* NULL: there are no sinks */
+    float *dsinks;      /* NULL: the gradient of the sinks is not wanted */
+    /* views (strides) of out and lse of a part; their data is NULL, because each part has its own memory */
+    attn_view out_of_part, lse_of_part;
+    attn_view dout_of_part, dlse_of_part; /* views (strides) of the gradients of a part's out and lse */
+    attn_view dout, dlse; /* views of the inputs dout and dlse; data is NULL where the input is not given */
+    attn_view out, lse;   /* views of the merged out and lse; data is NULL where the result is not wanted */
 } attn_merge_plan;
 
 ATTN_HD int64_t attn_merge_count(const attn_merge_plan *m)
@@ -57,10 +59,10 @@ ATTN_HD int64_t attn_merge_count(const attn_merge_plan *m)
     return m->B * m->Sq * m->H;
 }
 
-/* One row of a merge: row n is head n % H of query n / H. */
+/* One row of a merge. Row number n is head n % H of query n / H. */
 typedef struct attn_merge_row {
     int64_t b, h, i, lse_at; /* lse_at: index of the row's lse in each part's lse */
-    float sink;              /* the lse of the sink */
+    float sink;              /* the sink of the row's head, which counts like an lse */
     /* the largest lse of the parts and the sink, and the sum of the weights exp(lse - top) (0 where all parts are
      * empty) */
     float top, sum;

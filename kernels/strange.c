@@ -134,7 +134,7 @@ static double product_most(const struct look *look, double q, double k)
     const double dot = q * k * (double)look->g.dims.D;
     const double scale = fabs(look->g.scale) * most_of_floats(&look->p->q_scale, 1) *
                          most_of_floats(&look->p->k_scale, 1);
-    if (!(dot < FLT_MAX)) return INFINITY; /* a partial sum may be infinite, even if the scaled score is not */
+    if (!(dot < FLT_MAX)) return INFINITY; /* a partial sum of q . k may be infinite, even if the scaled score is not */
     return scale * dot;
 }
 
@@ -298,7 +298,7 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
     for (int64_t j = keys.lo + (int64_t)(row->draw % (uint64_t)step); j < keys.hi; j += step) {
         if (!sees(look, row, j)) continue;
         const double z = score(look, row, query, j);
-        if (z == -INFINITY) continue; /* the key's bias hides it */
+        if (z == -INFINITY) continue; /* a bias of -inf hides the key */
         if (isnan(z)) return COSTLY;
         least = fmin(least, z);
         largest = fmax(largest, z);

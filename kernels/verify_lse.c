@@ -129,7 +129,7 @@ static attn_lse_row row_at(const attn_geometry *g, int64_t index)
     attn_lse_row row = { .b = 0, .h = index / d->Sq % d->H, .i = index % d->Sq };
     if (!d->packed) row.b = index / d->Sq / d->H;
     else {
-        int64_t low = 0, high = d->B; /* invariant: cu_q[low] <= i < cu_q[high] */
+        int64_t low = 0, high = d->B; /* invariant of the binary search: cu_q[low] <= i < cu_q[high] */
         while (high - low > 1) {
             const int64_t middle = (low + high) / 2;
             if (g->cu_q[middle] <= row.i) low = middle;
@@ -162,7 +162,7 @@ void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look
         attn_lse_row row = row_at(&g, first + (int64_t)(state % (uint64_t)(end - first)));
         const attn_sequence s = attn_sequence_of(&g, row.b);
         if (s.Sq == 0) continue;
-        row.i %= s.Sq; /* a padding row is replaced by a row that exists */
+        row.i %= s.Sq; /* a row past the sequence's length is replaced by a row that exists */
         const int64_t cost = cost_of(&g, &row, false);
         if (cost > multiply_adds) continue;
         multiply_adds -= cost;
@@ -170,7 +170,7 @@ void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look
         look->row[look->count++].lse = attn_load(ATTN_F32, p->lse.data,
                                                  attn_at(&g.view[ATTN_T_lse], row.b, row.h, s.q_start + row.i));
     }
-    /* Shuffles the list, because its first rows are checked first, and must come from all parts of the problem. */
+    /* Shuffles the list, because the rows that are checked first must come from all parts of the problem. */
     for (int n = 0; n < look->count; n++) {
         const int other = n + (int)((state = hash(state)) % (uint64_t)(look->count - n));
         const attn_lse_row row = look->row[n];
@@ -190,7 +190,7 @@ struct reader {
     float k[ATTN_MAX_HEAD_DIM];
 };
 
-enum { AT_ONCE = 8 }; /* numbers per inner loop, whose fixed length lets the compiler vectorise it */
+enum { AT_ONCE = 8 }; /* numbers per inner loop; the fixed length lets the compiler vectorise the loop */
 
 /* Converts a float16 to float without branches. Its bits, moved to where float32 has exponent and fraction, are the
  * number times 2^-112; that holds for subnormals too. */
@@ -267,7 +267,8 @@ static void read_row(struct reader *r, const attn_lse_row *row, unsigned which, 
         r->q[d] = factor * attn_load(q->dtype, q->data, attn_at(q, row->b, row->h, s.q_start + row->i) + d);
     for (int64_t j = from; j < to; j++) {
         double dot = 0, size = 0;
-        bool read = false; /* a key that no variant sees may hold NaN, so it is read only when a variant sees it */
+        /* keys are read only when some variant sees them, because a key that none sees may hold NaN */
+        bool read = false;
         for (int v = 0; v < ATTN_LSE_VARIANTS; v++) {
             const lse_variant *const variant = &r->variants.list[v];
             if (!(which >> v & 1) || !lse_sees(&r->g, &s, row, j, variant->without)) continue;

@@ -3,7 +3,8 @@
 #ifndef ATTN_VERIFY_LSE_H
 #define ATTN_VERIFY_LSE_H
 
-#define ATTN_SCORES_IN_DOUBLE /* score.h reads ATTN_SCORES_IN_DOUBLE, so files include verify_lse.h before score.h */
+/* score.h tests ATTN_SCORES_IN_DOUBLE, so a file must include verify_lse.h before score.h */
+#define ATTN_SCORES_IN_DOUBLE
 
 #include <float.h>
 #include <math.h>
@@ -123,10 +124,11 @@ ATTN_HD double lse_score(const attn_geometry *g, const attn_score_options *optio
     if (slopes->data && !(variant->without & LSE_ALIBI))
         z -= attn_load(slopes->dtype, slopes->data, attn_at(slopes, row->b, row->h, 0)) *
              fabs((double)(row->i + s->Sk - s->Sq - j));
-    return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z; /* NaN is returned as NaN */
+    /* NaN passes through both comparisons and is returned as NaN */
+    return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z;
 }
 
-/* Adds the sink to the sum of a complete row. A sink of -inf adds nothing. */
+/* Adds the sink to the sum over all keys of a row. A sink of -inf adds nothing. */
 ATTN_HD void lse_add_sink(const attn_geometry *g, const attn_lse_row *row, const lse_variant *variant, lse_sum *s)
 {
     const attn_view *const sinks = &g->view[ATTN_T_sinks];
@@ -140,9 +142,11 @@ ATTN_HD void lse_add_sink(const attn_geometry *g, const attn_lse_row *row, const
 extern "C" {
 #endif
 
-/* Lists the variants of a checked problem's scores. It reads no tensor's memory. */
+/* Returns the variants of a checked problem's scores (the ways in which lse may have been computed). It reads no
+ * tensor's memory. */
 lse_variants lse_variants_of(const attn_problem *p);
-/* Sums all rows by all variants in host memory, as attn_lse_start() does on a device. The fake device uses it. */
+/* Sums the rows in `look` by all variants of the scores, in host memory, as attn_lse_start() does on a device. The fake
+ * device uses it. */
 void lse_sum_rows(const attn_problem *p, const attn_lse_look *look, double *found);
 
 #ifdef __cplusplus

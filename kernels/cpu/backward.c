@@ -40,7 +40,7 @@ struct scratch {
     char *P_b, *dS_a, *dS_b;
     char *Kt, *Kb, *Vt;
     float *dKt, *dVt;
-    float *lse2; /* [rows] lse in base 2 */
+    float *lse2; /* [rows]: lse of the tile's rows in base 2 */
     float *few;  /* [FLASH_DOT_ROWS][few_ld]: queries in f32, for sequences that dots() computes (FLASH_DOTS) */
     int64_t few_ld;
     struct flash_limits limits;
@@ -142,7 +142,7 @@ static void mark_single_rows(const struct flash *f, const struct flash_tile *t)
     }
 }
 
-/* Loads lse and delta of a row tile from the caller's out and lse. */
+/* Loads lse of a row tile from the caller's lse, and computes delta from the caller's out. */
 static void load_statistics(const struct flash *f, const struct flash_tile *t)
 {
     const attn_view *out = &f->g.view[ATTN_T_out], *lse = &f->g.view[ATTN_T_lse];

@@ -37,7 +37,7 @@ enum {
     SHARE_BITS = 24,
 };
 
-/* A row: one query of one head. */
+/* The row of one query of one head. */
 struct row {
     const struct flash *f;
     const attn_sequence *s;

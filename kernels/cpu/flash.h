@@ -198,7 +198,7 @@ struct flash {
     /* where dbias is a sum over heads or batch rows: the number of classes (backward.c); otherwise 0 */
     int64_t dbias_classes;
     int64_t tiles_all, packs_all, chunks_all; /* numbers of row tiles, packed key tiles and chunks of all sequences */
-    /* number of slices in which FLASH_ROWS zeroes dbias, and slices of each [Sq, Sk] matrix */
+    /* number of slices in which FLASH_ROWS zeroes dbias, and slices of each of its [Sq, Sk] matrices */
     int64_t dbias_slices, dbias_blocks;
 
     /* for each phase: number of items of this problem, and of all problems before it */

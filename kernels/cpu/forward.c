@@ -210,7 +210,7 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
         struct visible_block block;
         if (!flash_visible_block(f, &t, j0, attn_min64(j0 + n, hi), &block)) continue;
 
-        /* K and V point to K^T and V of the block's columns. */
+        /* K and V will point to the packed K^T and V of the block's columns. */
         const char *K, *V;
         int64_t ldv;
         int values;

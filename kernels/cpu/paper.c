@@ -64,7 +64,7 @@ static void scores(struct head *a, int64_t i, int64_t j, int64_t rows, int64_t c
     }
 }
 
-/* Algorithm 1. Reads Q K V, writes O and L. */
+/* Runs Algorithm 1 of the paper: reads Q K V, writes O and L. */
 static void forward(struct head *a)
 {
     for (int64_t i = 0; i < a->N && !attn_is_cancelled(a->cancel); i += Br) { /* lines 1, 3 and 4 of the algorithm */
@@ -100,7 +100,7 @@ static void forward(struct head *a)
     } /* 16 */
 }
 
-/* Algorithm 2. Reads Q K V O L dO, writes dQ dK dV. */
+/* Runs Algorithm 2 of the paper: reads Q K V O L dO, writes dQ dK dV. */
 static void backward(struct head *a)
 {
     const double scale = a->g.scale;

@@ -66,7 +66,7 @@ struct pool {
     struct parallel_for *loops;
     struct pool_part *parts; /* list of all pool_parts that have begun; at most as many as the device has streams */
     atomic_uint posted;
-    atomic_int computing; /* written under the lock, read without it */
+    atomic_int computing; /* number of threads that compute (invariant 4); written under the lock, read without it */
     bool closing;
     int sleeping; /* number of workers that wait for posted_cond */
     int paused;   /* number of threads that wait for turn_cond */

@@ -61,7 +61,7 @@ int64_t pool_end(struct pool *pool, struct pool_part *part);
  * larger index. */
 void pool_run(struct pool *pool, int64_t items, pool_task task, void *context);
 
-/* One step of a bounded wait inside a task: the processor pauses, and after some steps the thread yields. */
+/* Does one step of a bounded wait inside a task: the processor pauses, and after some steps the thread yields. */
 void pool_breathe(unsigned *spins);
 
 #endif

@@ -48,7 +48,7 @@ struct reference {
     attn_sequence s;
 
     double *K, *V;              /* K and V of head hk: [Sk, D] and [Sk, Dv] */
-    double *dK, *dV;            /* in a backward: gradients of K and V, summed over the group */
+    double *dK, *dV;            /* for a backward: gradients of K and V, summed over the query heads of the group */
     double *q, *dq;             /* q and dq of row i: [D] */
     double *out, *dout;         /* out and dout of row i: [Dv] */
     bool *sees;                 /* for each key j: whether query i may see it */
@@ -68,7 +68,7 @@ static double load(const struct reference *r, attn_tensor_id id, int64_t head, i
     return attn_load(view->dtype, view->data, attn_at(view, r->b, head, row) + column);
 }
 
-/* Loads a number of key or value j; with pages, from the page that holds it. */
+/* Loads one number of key or value j. If the problem has pages, it reads the page that holds the key. */
 static double load_key(const struct reference *r, attn_tensor_id id, int64_t j, int64_t column)
 {
     const attn_view *view = &r->g.view[id];
@@ -128,7 +128,7 @@ static double saturated(double z)
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z;
 }
 
-/* Computes sees, z and derivative for all keys of row i. */
+/* Computes the members sees, z (scores) and derivative for all keys of row i. */
 static void score_row(struct reference *r, int64_t i)
 {
     const attn_range keys = attn_keys_of(&r->g, &r->s, i);
@@ -184,7 +184,7 @@ static struct lse given_lse_of_row(const struct reference *r, int64_t row)
     return (struct lse){ lse, 0 };
 }
 
-/* Computes P of the row from its lse. */
+/* Computes P (probabilities) of the row from its lse. */
 static void probabilities_of_row(struct reference *r, struct lse lse)
 {
     for (int64_t j = 0; j < r->s.Sk; j++)
@@ -471,7 +471,7 @@ static attn_status run_head(struct reference *r, int64_t b, int64_t hk, const in
     return ATTN_OK;
 }
 
-/* The key/value heads of all sequences, divided into stretches that threads compute side by side. */
+/* The key/value heads of all sequences, divided into stretches (runs of heads) that threads compute side by side. */
 struct stretches {
     const attn_problem *p;
     const int *cancel;

@@ -73,7 +73,7 @@ static void finish_strange(const struct flash *f, const struct flash_tile *t, in
     for (int64_t d = 0; f->p->out.rank && d < Dv; d++) attn_store(out->dtype, flash_at(out, t->b, h, line), d, row[d]);
 }
 
-/* Writes out and lse of whole rows. `large`: O may have overflowed. */
+/* Writes out and lse of rows whose keys are not split. `large`: O may have overflowed. */
 void flash_row_end(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
                    const float *l, float *inverse, bool large)
 {
@@ -107,7 +107,7 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
                 *delta = inverse[r] == 0 ? 0.0f : *delta * inverse[r];
                 if (f->p->dlse.rank) *delta -= *(const float *)flash_at(dlse, t->b, h, first + r - r0);
                 const bool holds = fabs(lse2) < ATTN_LSE_MOST * M_LOG2E;
-                /* gradient() takes INFINITY for a row that sees no key */
+                /* gradient() needs INFINITY for a row that sees no key, so that its P is 0 */
                 f->lse2[t->row0 + r] = lse2 == -INFINITY ? INFINITY : holds ? (float)lse2 : NAN;
                 strange |= !holds;
             } else if (to) {

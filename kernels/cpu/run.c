@@ -244,7 +244,8 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     }
 }
 
-/* Divides the problem's share of the workspace among its arrays, or measures how many bytes they need. */
+/* Divides the problem's share of the workspace among its arrays. If the arena only measures, it adds up the bytes that
+ * they need. */
 static void cut(struct flash *f, const struct sums *sums, struct flash_arena *arena)
 {
     const attn_dims *d = &f->g.dims;

@@ -102,7 +102,7 @@ struct simd_score {
     attn_dtype bias_dtype;
     int64_t bias_stride;
 
-    float slope;      /* ALiBi adds -slope * |distance + r - c|; 0: no ALiBi */
+    float slope;      /* factor of ALiBi, which adds -slope * |distance + r - c|; 0: no ALiBi */
     int64_t distance; /* i + Sk - Sq - j of element (0, 0) of the tile; distances beyond 2^24 are rounded to float */
 
     /* address of element (0, 0) of keep_mask, where 0 hides a key; NULL: no mask. Row r starts at r * keep_stride */
@@ -125,9 +125,9 @@ struct simd_score {
  * operands, each with its own stride. */
 struct simd_gradient {
     int rows, cols;
-    int64_t ld;         /* row stride in elements of S, dP, cap, drop and dZ */
+    int64_t ld;         /* distance between rows, in elements, of S, dP, cap, drop and dZ */
     const float *S;     /* raw scores, or scores that score() has changed */
-    const float *dP;    /* dO V^T, without dropout */
+    const float *dP;    /* the product dO V^T, without dropout */
     float c;            /* P = exp2(c * S - lse2). c is scale * log2(e) for raw scores, or 1 after score() */
     const float *lse2;  /* [rows]: lse * log2(e); +INFINITY for a row that sees no key, which makes its P 0 */
     const float *delta; /* [rows]: rowsum(dO * O) - dlse */

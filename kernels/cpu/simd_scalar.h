@@ -55,7 +55,7 @@ static inline uint16_t simd_to_f16(float x)
 {
     uint32_t u = simd_bits(x), sign = u >> 16 & 0x8000, rest = u & 0x7fffffff;
     if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (rest >> 13 & 0x3ff));
-    if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* 65520 and above round to infinity */
+    if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* 65520 and larger numbers round to infinity */
     /* Below 2^-14 the result is subnormal. Adding 0.5 leaves the multiple of 2^-24 in the low bits; the addition rounds
      * it. */
     if (rest < 0x38800000) return (uint16_t)(sign | (simd_bits(simd_float(rest) + 0.5f) - simd_bits(0.5f)));

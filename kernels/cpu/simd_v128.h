@@ -19,7 +19,7 @@ typedef float64x2_t vd;
 typedef uint32x4_t vm; /* a set of lanes: all bits of a lane are set, or none */
 typedef float32x4_t v4;
 
-/* Each line defines one function. */
+/* Each line until clang-format is switched on again defines one function. */
 /* clang-format off */
 VEC vi v_iota_i(void) { return (vi){ 0, 1, 2, 3 }; }
 VEC vm v_first(int n) { return vcltq_s32(v_iota_i(), vdupq_n_s32(n)); }

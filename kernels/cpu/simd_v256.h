@@ -18,7 +18,7 @@ typedef __m256d vd;
 typedef __m128 v4;
 typedef __m256 vm; /* a set of lanes: all bits of a lane are set, or none */
 
-/* Each line defines one function. */
+/* Each line until clang-format is switched on again defines one function. */
 /* clang-format off */
 VEC vi v_iota_i(void) { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
 VEC vi v_first_i(int n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), v_iota_i()); }

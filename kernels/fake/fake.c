@@ -168,7 +168,7 @@ enum command_kind {
     COMMAND_MARK
 };
 
-/* A command on a stream. */
+/* A command that is queued on a stream. */
 struct command {
     enum command_kind kind;
     void *to; /* target of a COPY, MOVE, LSE or COMPARE */

@@ -182,7 +182,7 @@ int64_t compute_row_of(const variation *v, const struct compute_rows *rows, int6
     return rows->first + n + (v->one_sequence && v->g.cu_q ? v->g.cu_q[rows->b] : 0);
 }
 
-/* Loads the tile's rows of q or dout. Rows that do not exist become 0. */
+/* Loads the tile's rows of q or dout. Rows past the sequence's length become 0. */
 void compute_load_existing(struct compute *c, const variation *v, const struct compute_rows *rows,
                            const attn_view *view, int64_t column, double factor, int64_t columns, int64_t ld,
                            double *to)

@@ -14,7 +14,7 @@
 /* Limit on the keys of all packed sequences together; above it, no variation mixes the sequences. */
 enum { COMPUTE_MIXED_KEYS = 16384 };
 
-/* A tile of queries of one head. */
+/* A tile of compute.h: consecutive queries of one head. */
 struct compute_rows {
     int64_t b, h;         /* sequence and query head */
     int64_t first, count; /* rows of the sequence, from `first` on; rows past the sequence's length do not exist */

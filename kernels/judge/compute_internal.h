@@ -13,14 +13,14 @@
 
 /* Returns the index in the sequence of the tile's row `n`. */
 int64_t compute_row_of(const variation *v, const struct compute_rows *rows, int64_t n);
-/* Loads the tile's rows of q or dout, multiplied by `factor`. Rows that do not exist become 0. */
+/* Loads the tile's rows of q or dout, multiplied by `factor`. Rows past the sequence's length become 0. */
 void compute_load_existing(struct compute *c, const variation *v, const struct compute_rows *rows,
                            const attn_view *view, int64_t column, double factor, int64_t columns, int64_t ld,
                            double *to);
 
 /* compute_numbers.c */
 
-/* Rounds n up to a multiple of PRODUCTS_WIDTH, and 0 to PRODUCTS_WIDTH. */
+/* Rounds n up to a multiple of PRODUCTS_WIDTH; 0 becomes PRODUCTS_WIDTH too. */
 int64_t compute_padded(int64_t n);
 /* Rounds `count` numbers of x to TF32 if the variation has that mistake. of_values: x are numbers of P or v, not of q
  * or k. */

@@ -72,7 +72,8 @@ static void product_seen(const struct compute *c, int64_t rows, int64_t n, const
         }
 }
 
-/* Computes C[rows, n] += A[rows, Sk] B[Sk, n]. */
+/* Computes C[rows, n] += A[rows, Sk] B[Sk, n], where columns of A are keys. Hidden pairs are skipped if c->strange is
+ * set. */
 void compute_times_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B, int64_t ldb,
                         double *C)
 {
@@ -80,7 +81,8 @@ void compute_times_keys(const struct compute *c, int64_t rows, int64_t n, const 
     else c->products->in_double(rows, compute_padded(n), c->s.Sk, A, c->keys, 1, B, ldb, C, ldb);
 }
 
-/* Computes C[Sk, n] += transposed A[rows, Sk] B[rows, n]. */
+/* Computes C[Sk, n] += transposed A[rows, Sk] B[rows, n], where columns of A are keys. Hidden pairs are skipped if
+ * c->strange is set. */
 void compute_add_to_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B,
                          int64_t ldb, double *C)
 {

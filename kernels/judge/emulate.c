@@ -9,7 +9,7 @@
 
 #define LOG2E 1.44269504088896340736
 
-/* The arrays in the scratch memory of an emulation. */
+/* Addresses of the arrays in an emulation's scratch memory. */
 struct places {
     float *KT, *V, *K, *VT, *Q, *dO, *z, *P, *acc, *dq, *more;
 };

@@ -11,7 +11,7 @@
 /* How a kernel orders and rounds its work. Every emulation is of a right kernel. */
 struct emulation {
     int64_t tile;          /* number of keys in a tile */
-    bool backwards;        /* the kernel goes from the last tile to the first */
+    bool backwards;        /* the kernel goes from the last tile of keys to the first */
     bool normalized_first; /* P is divided by its sum before it is rounded */
     bool sink_last;        /* the sink enters the maximum and the sum after the last tile, not before the first */
 };

@@ -5,7 +5,7 @@
 #include "kernels/judge/compute.h"
 #include "kernels/judge/judge.h"
 
-/* A tile of queries of the n-th query head of key/value head hk. */
+/* A tile of consecutive queries of the n-th query head of key/value head hk, in sequence b. */
 struct tile {
     int64_t b, hk, n, first, count;
     /* indices in the arrays of struct truth: of the tile's first query row, and of its sequence's first key */

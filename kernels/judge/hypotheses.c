@@ -114,7 +114,7 @@ HYPOTHESIS(keys_transposed)
     k->head = rows;
     v->k_column = d->Hk * rows;
     if (k->batch == 0 || f->p->layout == ATTN_BSHD) return true;
-    k->head = d->D * rows; /* k is [B, Hk, Sk, D], and the kernel reads it as [B, Hk, D, Sk] */
+    k->head = d->D * rows; /* layout bhsd: k is [B, Hk, Sk, D], and the kernel reads it as [B, Hk, D, Sk] */
     v->k_column = rows;
     return true;
 }

@@ -25,7 +25,9 @@ enum { HYPOTHESIS_WORDS = 64 };
 
 struct hypothesis {
     const char *code;
-    bool converts; /* the mistake changes finished results, so the test converts the truth instead of computing anew */
+    /* the mistake changes finished results, so the test changes the truth (float64 results) instead of computing
+     * anew */
+    bool converts;
     /* the mistake changes scores; for a backward a second test applies it to the gradients alone, with right out and
      * lse */
     bool of_scores;

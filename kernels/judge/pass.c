@@ -63,7 +63,7 @@ static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_
         }
 }
 
-/* Takes dk and dv of a key/value head when all tiles of that head have been computed. */
+/* Stores or compares dk and dv of a key/value head, when all tiles of that head have been computed. */
 static void settle_keys(struct judge *j, const struct tile *t)
 {
     struct pass *const pass = &j->pass;

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 
-/* Writes the sentence that describes the mistake. */
+/* Writes the sentence that describes the mistake and its variant. */
 static void put_sentence(const struct judge *j, const struct mistake *m, char *text, size_t room)
 {
     variation ignored = variation_of(&j->frame.p);

@@ -75,7 +75,7 @@ struct pass {
 
 struct judge {
     struct hypothesis_facts facts;
-    attn_problem p; /* the problem, without results */
+    attn_problem p; /* the problem of the caller, without results */
     attn_tensor results[ATTN_TENSOR_COUNT];
     uint64_t given; /* the results that the caller gave: bits of attn_tensor_id */
     struct frame frame;

@@ -11,26 +11,26 @@
 
 /* Which key/value head query head h reads. G is the number of query heads per key/value head. */
 enum variation_heads {
-    HEADS_IN_GROUPS,   /* h / G, which is right */
-    HEADS_INTERLEAVED, /* h mod Hk */
-    HEADS_REVERSED,    /* Hk - 1 - h / G */
+    HEADS_IN_GROUPS,   /* head h / G, which is right */
+    HEADS_INTERLEAVED, /* head h mod Hk */
+    HEADS_REVERSED,    /* head Hk - 1 - h / G */
 };
 
 /* Which tile of keys a row wrongly does not see. */
 enum variation_drop {
     DROP_NOTHING,
-    DROP_LAST,      /* the last tile of the sequence's keys */
-    DROP_FIRST,     /* the first tile of the sequence's keys */
-    DROP_LAST_SEEN, /* the last tile that causal and window let the row see */
+    DROP_LAST,      /* the row does not see the last tile of the sequence's keys */
+    DROP_FIRST,     /* the row does not see the first tile of the sequence's keys */
+    DROP_LAST_SEEN, /* the row does not see the last tile that causal and window allow */
     DROP_FIRST_SEEN,
 };
 
 /* Mistakes of a softmax that is computed tile by tile. */
 enum variation_softmax {
     SOFTMAX_RIGHT,
-    SOFTMAX_OUT_NOT_RESCALED,  /* the row of out is not rescaled where the maximum grows */
-    SOFTMAX_SUM_NOT_RESCALED,  /* the sum is not rescaled where the maximum grows */
-    SOFTMAX_NONE_RESCALED,     /* neither out nor the sum is rescaled */
+    SOFTMAX_OUT_NOT_RESCALED,  /* out of the row is not rescaled where the maximum grows */
+    SOFTMAX_SUM_NOT_RESCALED,  /* the sum of exponentials is not rescaled where the maximum grows */
+    SOFTMAX_NONE_RESCALED,     /* neither out nor the sum of exponentials is rescaled */
     SOFTMAX_SPLITS_UNWEIGHTED, /* the results of splits of the keys are averaged without weights */
     SOFTMAX_NOT_NORMALIZED,    /* out is not divided by the sum of exp(z - max) */
     SOFTMAX_RAW,               /* out is not divided by the sum of exp(z) */
@@ -56,9 +56,9 @@ enum variation_rounding {
 
 enum variation_dropout {
     DROPOUT_RIGHT,
-    DROPOUT_MISSING,      /* nothing is dropped */
-    DROPOUT_UNSCALED,     /* kept elements are not divided by 1 - p */
-    DROPOUT_SCALED_TWICE, /* kept elements are divided by 1 - p twice */
+    DROPOUT_MISSING,      /* no probability is dropped */
+    DROPOUT_UNSCALED,     /* kept probabilities are not divided by 1 - dropout_p */
+    DROPOUT_SCALED_TWICE, /* kept probabilities are divided by 1 - dropout_p twice */
     DROPOUT_TRANSPOSED,   /* the random number of element (j, i) decides whether (i, j) is dropped */
 };
 
@@ -80,7 +80,7 @@ typedef struct variation {
     enum variation_softmax softmax;
     /* keys of a tile; number of splits of the keys; or terms of a sum between two roundings, as the mistake needs */
     int64_t tile;
-    bool backwards; /* the kernel goes from the last tile to the first */
+    bool backwards; /* the kernel goes from the last tile of keys to the first */
     bool over_all;  /* with SOFTMAX_SPLITS_UNWEIGHTED: splits of which the row sees no key count in the average too */
     /* keys of a tile whose padding counts as keys of score 0 where the last tile is not full; 0: no padding counts */
     int64_t tail;
