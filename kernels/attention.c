@@ -256,7 +256,7 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
     return rank;
 }
 
-/* A tensor, with a letter for each of its axes. */
+/* A tensor, with the letter of each of its axes (attn_axes). */
 struct named_axes {
     const attn_tensor *tensor;
     int rank;
@@ -272,7 +272,7 @@ static struct named_axes axes_by_name(const attn_problem *p, attn_tensor_id id)
     return axes;
 }
 
-/* Returns the size of the tensor's axis called `letter`; 0 where the tensor has no such axis. */
+/* Returns the size of the axis whose letter is `letter` (attn_axes); 0 where the tensor has no such axis. */
 static int64_t size_on(const struct named_axes *axes, char letter)
 {
     for (int a = 0; a < axes->rank; a++)

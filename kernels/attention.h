@@ -158,13 +158,13 @@ typedef enum attn_dtype_rule {
 #undef X
 } attn_dtype_rule;
 
-/* The axes of a tensor, each called by a letter:
+/* The axes of a tensor. A letter for each axis says which size the axis has:
  *   b batch (packed: sequences)   q queries (packed: total_q)   k keys (packed: total_k)
  *   h heads of q                  g heads of k and v            d head size of q and k
  *   e head size of v              c sequences + 1               m 1, Hk or H (mask_startend_rows)
- *   n bounds (the same)           p pages                       s slots of a page
+ *   n bounds (the same tensor)    p pages                       s slots of a page
  *   t entries of page_table for a row                           y keys that key_mass has (packed: total_k)
- *   w top                           r x queries and keys of the region          u v cells of map
+ *   w observe.top                 r x queries and keys of observe's region      u v sizes of observe.map
  * The sizes b q h d come from q, k g p s from k, e from v, t from page_table, and b from cu_seqlens_q when packed; all
  * other shapes must agree. With page_table, k is t times s. */
 typedef enum attn_axes_kind {
@@ -432,19 +432,19 @@ typedef struct attn_dims {
 attn_dims attn_dims_of(const attn_problem *p);
 
 /* A tensor with a stride for each meaning of an axis. The element (b, h, row, column) is at b * batch + h * head +
- * row * row + column.
+ * row * row + column, where `batch`, `head` and `row` are the members. What h, row and column mean:
  *
  *   q k v out dout dq dk dv       h is the head of that tensor (k, v: h / group), row the query or key, column the
  *                                 channel; in a pool of pages, batch is the page and row its slot: attn_key_at() of
  *                                 tiles.h
- *   lse dlse                      row is the query; column is 0
+ *   lse dlse row_max entropy      row is the query; column is 0
  *   bias keep_mask dbias          row is the query, column the key
  *   mask_startend_rows            h is h / mask_group, row the key, column the bound
  *   sinks alibi_slopes *_scale    row and column are 0
- *   row_max entropy               as lse
- *   top_keys top_weights          row is the query, column the rank
- *   key_mass                      row is 0, column the key, packed k_start + key
- *   weights map                   row and column of the region, or of the grid; packed, batch is 0
+ *   top_keys top_weights          row is the query, column the rank of the key among the query's largest scores
+ *   key_mass                      row is 0, column the key (packed: k_start + key)
+ *   weights                       row and column count the queries and keys of observe's region; packed, batch is 0
+ *   map                           row and column are the cell; packed, batch is 0
  *   max_logit mean_entropy        row and column are 0 */
 typedef struct attn_view {
     void *data; /* NULL where the tensor is not given or has no elements */
@@ -540,7 +540,7 @@ enum attn_option_bit {
 
 /* ATTN_OPTION_MAP and ATTN_SCORE_OPTION_MAP as data; entry n has bit ATTN_OPTION_FIRST + 1 + n. */
 typedef struct attn_option_info {
-    const char *wire; /* name of the option in requests; "" where no option of a request has this meaning */
+    const char *wire; /* name of the option in requests; "" where requests have no option with this meaning */
     const char *meaning;
 } attn_option_info;
 extern const attn_option_info attn_options[ATTN_OPTION_END - ATTN_OPTION_FIRST - 1];
@@ -728,7 +728,7 @@ typedef struct attn_capabilities {
     /* in order of preference: the first kernel that takes a problem computes it */
     const attn_kernel *kernels[ATTN_MOST_KERNELS];
     int kernel_count;
-    const void *facts; /* backend-specific facts that plans need; the backend owns them */
+    const void *facts; /* facts that plans need, in the backend's own format; the backend owns them */
     size_t facts_bytes;
 } attn_capabilities;
 const attn_capabilities *attn_device_capabilities(const attn_device *device);
@@ -802,8 +802,8 @@ typedef enum attn_direction { ATTN_TO_DEVICE, ATTN_FROM_DEVICE } attn_direction;
 attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
                       attn_error *err);
 
-/* Rows of one length whose beginnings are equally far apart, such as some heads of a tensor of all heads. Sizes are in
- * bytes, and a pitch is the distance between two beginnings. */
+/* Some rows of equal length at equal distances, such as some heads of a tensor of all heads. Sizes are in bytes; a
+ * pitch is the distance between the beginnings of two rows. */
 typedef struct attn_rows {
     void *to;
     const void *from;

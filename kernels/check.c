@@ -446,7 +446,7 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
 #define X(name, id, least, most, rule, meaning)                 \
     if (p->name != 0 && !(p->name >= least && p->name <= most)) \
         return attn_fail(err, ATTN_INVALID, "/" #name, #name ": is %g, must be " rule, p->name);
-    ATTN_SCORE_OPTION_MAP(X) /* the macro's test is false for NaN, which is thus refused too */
+    ATTN_SCORE_OPTION_MAP(X) /* a comparison with NaN is false, so NaN is refused too */
 #undef X
     if (p->window_left < -1)
         return attn_fail(err, ATTN_INVALID, "/window/0", "window: [0] is %lld, must be at least 0, or -1 for unbounded",
@@ -817,7 +817,7 @@ static void suspect_layout(const attn_problem *p, attn_error *err)
     attn_problem other = *p;
     if (err == NULL || err->status != ATTN_INVALID || strstr(err->member, "/shape/") == NULL) return;
     if (strncmp(err->member, "/alibi_slopes/", strlen("/alibi_slopes/")) == 0) return;
-    /* q or k without rows is no reason against a hint; without heads, the other order of axes would fit by chance */
+    /* no hint: q or k without rows would have 0 heads in the other layout, and would fit by chance */
     for (int a = 1; a <= 2; a++)
         if (p->q.shape[a] == 0 || p->k.shape[a] == 0) return;
     const bool as_bhsd = p->layout == ATTN_BSHD;

@@ -132,7 +132,7 @@ static const struct rate few_rows[] = {
 #define DBIAS   ATTN_TENSOR_BIT(dbias)
 #define DSLOPES ATTN_TENSOR_BIT(dalibi_slopes)
 
-/* Which units of the device compute an extra.
+/* The units of the device that compute the extra time of an option (struct extra).
  *   TILES  the blocks that compute the kernel's tiles
  *   WAITS  the same blocks; a block alone on its multiprocessor waits for memory half of the time, two blocks do not
  *   ROWS   a warp for each row */

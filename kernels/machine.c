@@ -90,8 +90,8 @@ static const struct {
     { "pids", "/pids", read_pids },
 };
 
-/* Returns whether `word` is in a comma-separated list. An empty word matches the empty list of controllers that a line
- * of version 2 has. */
+/* Returns whether `word` is in a comma-separated list. The list of controllers in a line of cgroup version 2 is empty,
+ * and an empty word matches it. */
 static bool has_word(const char *list, size_t length, const char *word)
 {
     const size_t size = strlen(word);
@@ -135,7 +135,7 @@ static void look_at_line(const char *root, char *line, struct attn_machine *mach
     }
 }
 
-/* Reads the highest clock from cpufreq. A virtual machine has no cpufreq; on x86 the clock then comes from
+/* Reads the highest clock of a core from cpufreq. A virtual machine has no cpufreq; on x86 the clock then comes from
  * /proc/cpuinfo. */
 static double look_at_clock(const char *root)
 {

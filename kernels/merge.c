@@ -21,7 +21,7 @@ struct weights {
     float share[ATTN_MERGE_PARTS], dot[ATTN_MERGE_PARTS], mean;
 };
 
-/* Converts `columns` numbers to float. */
+/* Converts `columns` numbers of a row to float. */
 static void load(float to[COLUMNS], attn_dtype dtype, const void *from, int64_t at, int64_t columns)
 {
     if (columns < COLUMNS) memset(to, 0, COLUMNS * sizeof *to);

@@ -99,7 +99,7 @@ static double most_of(const attn_tensor *t)
     const int64_t element = (int64_t)attn_dtype_bytes(t->dtype), columns = t->shape[t->rank - 1];
     const int64_t outer = t->rank == 4 ? t->shape[0] : 1, rows = t->shape[t->rank - 3], heads = t->shape[t->rank - 2];
     const int64_t *stride = t->stride + t->rank - 3;
-    /* the heads of one row, or the rows of one head, are contiguous in memory */
+    /* true: the heads of one row, or the rows of one head, are contiguous in memory */
     const bool together = stride[1] == columns;
     uint32_t most = 0, bits;
     for (int64_t a = 0; a < outer; a++)
@@ -182,8 +182,8 @@ static bool sees(const struct look *look, const struct row *row, int64_t j)
     return !attn_mask_hides(attn_mask_of(column_bounds, g->mask_bounds, g->causal, g->dims.Sq), row->i);
 }
 
-/* Returns the score of key j before bias and slopes. Returns NaN where q . k exceeds the range of float32, because
- * float32 kernels cannot compute such a score. */
+/* Returns the row's score of key j before bias and slopes. Returns NaN where q . k exceeds the range of float32,
+ * because float32 kernels cannot compute such a score. */
 static double product(const struct look *look, const struct row *row, const float *q, int64_t j)
 {
     const attn_geometry *g = &look->g;
@@ -306,7 +306,7 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
     if (largest == -INFINITY || fabs(largest) < most) return ORDINARY;
     if (fabs(largest) >= look->cheap_from)
         return look->gradients && gradient_leaves(look, row, keys, query, largest) ? COSTLY : CHEAP;
-    /* kernels recognise such a row by its bias if products are too small to change a bias of this size */
+    /* kernels recognise such a row by its bias alone, if products are too small to change a bias of this size */
     return least == largest && look->g.view[ATTN_T_bias].data && look->bounded ? CHEAP : COSTLY;
 }
 

@@ -346,7 +346,7 @@ static enum says says(const attn_problem *p, const lse_variants *all, const attn
 static int explanation(const attn_problem *p, const lse_variants *all, const attn_lse_look *look, bool refused, int *at)
 {
     for (int n = 0; n < ATTN_LSE_VARIANTS; n++) {
-        /* variant 0 is the given options, so its turn is used to try base 2, before all other variants */
+        /* base 2 is tried before all variants, in the place of variant 0, which is the options as given */
         const int v = n == 0 ? ATTN_LSE_VARIANTS : n;
         double least = INFINITY, most = -INFINITY, tolerance = 0;
         int yes = 0;

@@ -36,7 +36,8 @@ typedef struct lse_variants {
     lse_variant list[ATTN_LSE_VARIANTS]; /* list[0] has the options as given */
 } lse_variants;
 
-/* The sum of exp(z - top) over keys, and `size`: the same sum with each key weighted by the size of its products. */
+/* The sum of exp(z - top) over the keys of a row, where top is the largest score, and `size`: the same sum with each
+ * key weighted by the size of its products q_d k_d. */
 typedef struct lse_sum {
     double top, sum, size;
 } lse_sum;

@@ -128,7 +128,7 @@ struct flash_tile {
     int64_t h, i0;   /* first query head and first query */
     int heads, n;    /* number of heads, and queries of each head */
     int rows;        /* number of rows: heads * n */
-    int64_t row0;    /* index of the tile's first row in the arrays by row; a multiple of FLASH_UNIT */
+    int64_t row0;    /* index of the tile's first row in the arrays by row (run.c); a multiple of FLASH_UNIT */
     attn_range keys; /* keys that at least one query of the tile sees, by causal, window and lengths */
     attn_range all;  /* keys that every query of the tile sees, by causal, window and lengths */
 };
@@ -367,8 +367,8 @@ int64_t flash_forward_scratch(const struct flash *f);
 int64_t flash_decode_scratch(const struct flash *f);
 int64_t flash_backward_scratch(const struct flash *f);
 
-/* decode.c: computes item `rest` of a sequence with path FLASH_DOTS: a bundle of key/value heads against one span of
- * keys. */
+/* decode.c: computes item `rest` of a sequence with path FLASH_DOTS: a bundle of key/value heads, which are computed
+ * together, against one span of keys. */
 void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch);
 
 /* Returns whether row r of a tile has numbers that float32 vectors cannot compute. m is the row's maximum in base 2, l

@@ -187,7 +187,7 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
         return;
     }
     /* The last queries are computed first. With a causal mask they see the most keys, and a long item that starts late
-     * would delay the whole loop. */
+     * would delay the whole parallel loop. */
     const int64_t hk = rest / each, index = seq->tiles - 1 - rest % each / seq->splits,
                   split = rest % each % seq->splits;
     const struct flash_tile t = flash_tile_of(f, b, hk, index);

@@ -64,7 +64,8 @@ struct pool {
     pthread_cond_t left_cond;   /* signalled when a worker left a loop */
     pthread_cond_t turn_cond;   /* signalled when a paused thread may go on */
     struct parallel_for *loops;
-    struct pool_part *parts; /* list of all pool_parts that have begun; at most as many as the device has streams */
+    /* list of all pool_parts (uses of the pool) that have begun; at most as many as the device has streams */
+    struct pool_part *parts;
     atomic_uint posted;
     atomic_int computing; /* number of threads that compute (invariant 4); written under the lock, read without it */
     bool closing;

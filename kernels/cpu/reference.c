@@ -261,7 +261,8 @@ static void backward_row(struct reference *r, int64_t i)
 
 /* ---- Observe ----------------------------------------------------------------------------------------------------- */
 
-/* Writes top_keys and top_weights of row i. The keys are taken out of `sees` one after the other. */
+/* Writes top_keys and top_weights of row i: repeatedly finds the key with the largest score and removes it from
+ * `sees`. */
 static void top_of_row(struct reference *r, int64_t row, bool nan)
 {
     const attn_view *const keys = &r->g.view[ATTN_T_top_keys];

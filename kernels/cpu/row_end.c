@@ -31,7 +31,7 @@ static bool is_strange(const struct flash *f, const struct flash_tile *t, int r,
                        bool large)
 {
     if (flash_is_strange(f, t, r, m, l)) return true;
-    large &= !(m == -INFINITY && l == 0); /* a row that sees no key has no sums that could overflow */
+    large &= !(m == -INFINITY && l == 0); /* a row that sees no key has no sum that could overflow */
     bool finite = true;
     for (int64_t d = 0; large && d < f->g.dims.Dv; d++) finite &= isfinite(O[d]) != 0;
     return !finite;

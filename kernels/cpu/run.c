@@ -360,7 +360,7 @@ attn_status flash_run_bytes_exact(const struct simd *simd, int threads, const at
 
 typedef void (*phase_item)(const struct flash *f, char *scratch, int64_t item);
 
-/* The function that computes an item, by operation and phase; NULL where the phase has no items. */
+/* Function that computes an item, for each operation and phase; NULL where the operation has no items in the phase. */
 static const phase_item phase_items[ATTN_OP_COUNT][FLASH_PHASES] = {
     [ATTN_OP_FORWARD] = { [FLASH_PREPARE] = flash_forward_prepare_item,
                           [FLASH_FORWARD] = flash_forward_item,

@@ -180,9 +180,9 @@ struct command {
     /* for RUN, LSE, TRUTH and COMPARE: copies of the problems, which the command owns; for RUN their plans too */
     attn_problem *problems;
     attn_plan *plans;
-    attn_truth truth;    /* for TRUTH and COMPARE: the float64 results; a comparison writes its distances to `to` */
-    int64_t head;        /* for TRUTH (one step per head): the step computes head `head` % H of batch row `head` / H */
-    attn_lse_look *look; /* for LSE: a copy that the command owns; the sums are written to `to` */
+    attn_truth truth; /* for TRUTH and COMPARE: the float64 results; a comparison writes its distances to `to` */
+    int64_t head;     /* for TRUTH, where each step computes one head: query head `head` % H of batch row `head` / H */
+    attn_lse_look *look;    /* for LSE: a copy that the command owns; the sums are written to `to` */
     attn_merge_plan *merge; /* for MERGE: a copy that the command owns */
     int count;
     void *workspace;

@@ -13,7 +13,7 @@ enum { LSE = 1 }; /* the index of lse in frame_tensors[] */
 
 /* a mistake of precision is an explanation if it leaves less than this share of the mean error */
 #define JUDGE_PATTERN 0.5
-/* a pair's score must be this much below the better score of its two mistakes alone (error divided by e^1.1) */
+/* a pair's score (a sum of log errors) must be this much below the better score of its two mistakes alone */
 #define JUDGE_PAIR_GAIN 1.1
 
 /* ---- A test ------------------------------------------------------------------------------------------------------ */

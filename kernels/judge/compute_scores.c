@@ -184,7 +184,7 @@ static double not_rescaled(const struct compute *c, const variation *v, int64_t 
     return v->softmax == SOFTMAX_OUT_NOT_RESCALED ? sum : other;
 }
 
-/* Sets P to the weights of a kernel that averages the outs of splits of the keys without regard to their lse. */
+/* Sets P to the weights of a kernel that averages the outs of splits of the keys, whatever lse each split has. */
 static void unweighted(const struct compute *c, const variation *v, const double *z, double *P)
 {
     const int64_t keys = attn_max64(1, attn_tiles(c->s.Sk, v->tile));

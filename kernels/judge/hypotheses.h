@@ -11,7 +11,7 @@
 struct hypothesis_facts {
     const attn_problem *p;
     attn_geometry g;
-    uint64_t given; /* the results that the caller gave: bits of attn_tensor_id */
+    uint64_t given; /* the results that the caller sent: bits of attn_tensor_id */
     /* backward: gradients are computed. mixes: memory for a row of scores suffices for the keys of all packed
      * sequences */
     bool backward, mixes;
@@ -32,7 +32,7 @@ struct hypothesis {
      * lse */
     bool of_scores;
     bool of_pattern; /* the mistake makes small errors: it is tested even where all results are within their limits */
-    bool of_size;    /* the errors depend on the order of sums, so the test compares only their size */
+    bool of_size;    /* the mistake changes the order of sums, so the size of its errors is compared, not each number */
     int variants;
     /* Changes *v as variant n of the mistake says. Returns false if the variant does not apply, or changes nothing.
      * `words` gets what distinguishes the variant ("tiles of 64 keys"), or stays empty. */

@@ -69,7 +69,7 @@ typedef struct judge_explanation {
 typedef struct judge_result {
     judge_verdict verdict;
     attn_op op;
-    uint64_t given; /* the results that the caller gave: bits of attn_tensor_id */
+    uint64_t given; /* the results that the caller sent: bits of attn_tensor_id */
     judge_tensor tensor[ATTN_TENSOR_COUNT];
     int worst_count, place_count, explanation_count, not_tried_count;
     judge_element worst[JUDGE_WORST];

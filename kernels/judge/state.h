@@ -52,7 +52,7 @@ struct candidate {
     double score;      /* the lower, the better; 0: the mistake leaves the error as it is */
     unsigned explains; /* the wrong tensors that the candidate explains; bit n is result n of frame_tensors[] */
     bool breaks;       /* true: the mistake would make a tensor wrong that is right */
-    bool confirmed;    /* PHASE_CONFIRM has tested this candidate, or need not test it */
+    bool confirmed;    /* PHASE_CONFIRM (all tiles) has tested this candidate, or need not test it */
     bool whole;        /* `left` was computed on all tiles, not on the sample */
 };
 
@@ -77,7 +77,7 @@ struct judge {
     struct hypothesis_facts facts;
     attn_problem p; /* the problem of the caller, without results */
     attn_tensor results[ATTN_TENSOR_COUNT];
-    uint64_t given; /* the results that the caller gave: bits of attn_tensor_id */
+    uint64_t given; /* the results that the caller sent: bits of attn_tensor_id */
     struct frame frame;
     struct frame other; /* frame of the same problem, read in the other layout: heads and rows exchanged */
     bool has_other;
@@ -88,7 +88,7 @@ struct judge {
     enum phase phase;
     struct pass pass;
     bool in_pass;
-    int index; /* number of the running pass in its phase */
+    int index; /* number of the running pass, counted within its phase */
 
     /* differences between right kernels and the truth (float64 results), from the emulation that is farthest off */
     struct difference noise[FRAME_TENSORS];

@@ -45,7 +45,7 @@ enum variation_rounding {
     ROUND_SCALED_SCORES, /* scale q.k is rounded to round_dtype */
     ROUND_FINAL_SCORES,  /* the score after bias and ALiBi is rounded to round_dtype */
     ROUND_SUMS,          /* sums of q.k, of P V and of gradients are rounded to round_dtype after every `tile` terms */
-    ROUND_SUMS_BUT_QK,   /* as ROUND_SUMS, except that q.k and lse are exact */
+    ROUND_SUMS_BUT_QK,   /* sums are rounded as with ROUND_SUMS, but q.k and lse are exact */
     ROUND_TF32,          /* q and k are rounded to 10 mantissa bits */
     ROUND_TF32_ALL,      /* q, k, P and v are rounded to 10 mantissa bits */
     CUT_TF32,            /* q and k are rounded towards 0 to 10 mantissa bits */
