@@ -129,7 +129,7 @@ const char *attn_dtype_list(unsigned bits, char text[ATTN_DTYPE_LIST_BYTES])
     return text;
 }
 
-/* The name of the size that `letter` stands for, in messages to clients. */
+/* Returns the name, in messages to clients, of the size that the axis letter `letter` stands for. */
 static const char *axis_text(char letter, bool packed)
 {
     switch (letter) {
@@ -157,7 +157,7 @@ static const char *axis_text(char letter, bool packed)
 char *attn_axes_put(char *at, const char *letters, bool packed, attn_axes_kind kind)
 {
     const int rank = (int)strlen(letters);
-    /* the rows of all sequences of keys share one axis */
+    /* packed queries with k of [B, Sk, Hk, D]: the sequence's keys are a row of k, not a part of one long axis */
     const bool side_by_side = packed && letters[0] == 'b' && letters[1] == 'k';
     *at++ = '[';
     for (int a = 0; a < rank; a++) {
@@ -174,7 +174,7 @@ const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES])
     const attn_tensor_id owner = attn_axes_owner(id);
     const attn_axes *axes = &attn_tensors[id].axes;
     char *at = text;
-    /* only one dtype is always allowed; with more, the dtype follows q's */
+    /* unless exactly one dtype is always allowed, the result's dtype follows q's */
     if ((set->always & ~set->as_q) != 0 && (set->always & (set->always - 1)) == 0) {
         at = stpcpy(stpcpy(at, dtypes[__builtin_ctz(set->always)].wire), set->as_q ? " or q's dtype" : "");
         at = stpcpy(at, owner == id && axes->kind != ATTN_AXES_BROADCAST ? " " : ", ");
@@ -195,8 +195,8 @@ attn_tensor attn_tensor_make(void *data, attn_dtype dtype, int rank, const int64
     for (int a = rank - 1; a >= 0; a--) {
         t.shape[a] = shape[a];
         t.stride[a] = stride;
-        /* An axis without elements counts as 1, which keeps strides usable. On overflow the stride is the
-         * largest number, which attn_check() refuses. */
+        /* The stride behind an axis of size 0 is computed as if the size were 1, so that it stays usable. A stride that
+         * overflows becomes the largest number, which attn_check() refuses. */
         if (__builtin_mul_overflow(stride, shape[a] > 0 ? shape[a] : 1, &stride)) stride = INT64_MAX;
     }
     return t;
@@ -209,8 +209,8 @@ bool attn_shape_elements(int rank, const int64_t *shape, int64_t *elements)
     for (int a = 0; a < rank; a++) {
         if (shape[a] < 0) return false;
         if (shape[a] == 0) none = true;
-        /* Zeros are left out of the product. Otherwise [2^62, 2^62, 0] would pass, and its rows could not be
-         * addressed. */
+        /* Axes of size 0 are left out of the product. Otherwise a shape such as [2^62, 2^62, 0] would pass, although
+         * its rows cannot be addressed. */
         else if (__builtin_mul_overflow(n, shape[a], &n)) return false;
     }
     *elements = none ? 0 : n;
@@ -225,7 +225,7 @@ bool attn_shape_bytes(attn_dtype dtype, int rank, const int64_t *shape, int64_t 
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
-/* In a packed problem: are k and v [B, Sk, Hk, D], with a row for each sequence? */
+/* Returns whether k and v of a packed problem are [B, Sk, Hk, D], with a row for each sequence. */
 static bool rows_of_keys(const attn_problem *p)
 {
     return p->cu_seqlens_q.rank == 1 && p->page_table.rank == 0 && p->k.rank == 4 &&
@@ -244,11 +244,11 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
         axes++;
     if (packed && info->kind == ATTN_AXES_LAYOUT && p->page_table.rank == 0 && info->plain[1] == 'k' && rows_of_keys(p))
         axes = info->plain;
-    /* snprintf() took 2 us per problem here, so letters are copied */
+    /* letters are copied in a loop, because snprintf() took 2 us per problem here */
     for (; axes[rank]; rank++) letters[rank] = axes[rank];
     letters[rank] = '\0';
     if (info->kind == ATTN_AXES_LAYOUT && p->layout == ATTN_BHSD &&
-        !packed) { /* attn_check() refuses bhsd in packed problems and with pages */
+        !packed) { /* packed problems and pages are always in layout bshd: attn_check() refuses bhsd for them */
         const char sequence = letters[1];
         letters[1] = letters[2];
         letters[2] = sequence;
@@ -256,7 +256,7 @@ int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX
     return rank;
 }
 
-/* One tensor with the letters of its axes. */
+/* A tensor, with the letter of each of its axes (attn_axes). */
 struct named_axes {
     const attn_tensor *tensor;
     int rank;
@@ -272,7 +272,7 @@ static struct named_axes axes_by_name(const attn_problem *p, attn_tensor_id id)
     return axes;
 }
 
-/* The size on the axis called `letter`; 0 where the tensor has no such axis. */
+/* Returns the size of the axis whose letter is `letter` (attn_axes); 0 where the tensor has no such axis. */
 static int64_t size_on(const struct named_axes *axes, char letter)
 {
     for (int a = 0; a < axes->rank; a++)
@@ -280,7 +280,7 @@ static int64_t size_on(const struct named_axes *axes, char letter)
     return 0;
 }
 
-/* The sizes of a problem. Each tensor's axes are looked up only once, because several functions call this for each
+/* Returns the sizes of a problem. It looks up each tensor's axes only once, because it runs several times for each
  * problem. */
 attn_dims attn_dims_of(const attn_problem *p)
 {
@@ -296,11 +296,11 @@ attn_dims attn_dims_of(const attn_problem *p)
     d.Dv = p->op == ATTN_OP_OBSERVE ? 0 : size_on(&v, 'e');
     if (d.packed && rows_of_keys(p)) {
         d.row_k = d.Sk;
-        /* attn_check() refuses sizes that overflow */
+        /* a size that overflows becomes INT64_MAX, which attn_check() refuses */
         if (__builtin_mul_overflow(d.B, d.row_k, &d.Sk)) d.Sk = INT64_MAX;
     }
     if (d.packed) d.total_q = d.Sq, d.total_k = d.Sk;
-    if (p->page_table.rank > 0) { /* attn_check() refuses sizes that exceed 63 bits */
+    if (p->page_table.rank > 0) { /* a size that overflows 63 bits becomes INT64_MAX, which attn_check() refuses */
         const int64_t most = p->page_table.shape[p->page_table.rank - 1];
         d.pages = size_on(&k, 'p');
         d.page_size = size_on(&k, 's');
@@ -310,7 +310,7 @@ attn_dims attn_dims_of(const attn_problem *p)
     return d;
 }
 
-/* Checks that an output of id `id` may have this dtype. `option` is the wire name of the option that chose it. */
+/* Checks that the output `id` may have this dtype. Errors name the option by which the client chose the dtype. */
 static attn_status check_result_dtype(const attn_problem *p, attn_tensor_id id, attn_dtype dtype, attn_error *err)
 {
     const attn_dtype_set *set = &attn_dtype_rules[attn_tensors[id].dtypes];
@@ -324,7 +324,7 @@ static attn_status check_result_dtype(const attn_problem *p, attn_tensor_id id, 
                      attn_dtype_name(dtype), attn_dtype_in(set->always, q) ? "" : "float32 or ", attn_dtype_name(q));
 }
 
-/* Does an observe have the options that this output of it needs? */
+/* Checks that an observe has the options that its output `id` needs. */
 static attn_status check_observed(const attn_problem *p, attn_tensor_id id, attn_error *err)
 {
     const attn_observe *const o = &p->observe;
@@ -343,7 +343,7 @@ static attn_status check_observed(const attn_problem *p, attn_tensor_id id, attn
     return ATTN_OK;
 }
 
-/* Are the weights of a region few enough? */
+/* Checks that the output `weights` has at most ATTN_MAX_WEIGHTS elements. */
 static attn_status check_weights(int rank, const int64_t *shape, attn_error *err)
 {
     int64_t elements;
@@ -390,13 +390,15 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
         const attn_status status = check_weights(rank, shape, err);
         if (status != ATTN_OK) return status;
     }
-    if (attn_axes_row(id)->kind == ATTN_AXES_BROADCAST) /* in a gradient, axes of size 1 stay 1 */
+    /* a gradient has size 1 on every axis on which its input has size 1 */
+    if (attn_axes_row(id)->kind == ATTN_AXES_BROADCAST)
         for (int a = 0; a < rank; a++) shape[a] = p->tensor[owner].shape[a];
     *tensor = attn_tensor_make(NULL, dtype, rank, shape);
     return ATTN_OK;
 }
 
-/* The axes that an observe's own options determine. */
+/* Returns the size of an axis by its letter. The letters of this switch are axes whose sizes the options of an observe
+ * determine. */
 int64_t attn_size_of(const attn_problem *p, const attn_dims *d, char letter)
 {
     const attn_observe *const o = &p->observe;
@@ -438,7 +440,8 @@ int64_t attn_axis_size(const attn_dims *d, char letter)
     case 'c': return d->B + 1;
     case 'p': return d->pages;
     case 's': return d->page_size;
-    default: return 0; /* the client chooses the sizes of 'm' and 'n' (mask_startend_rows) and of 't' (page_table) */
+    /* 0 for letters whose sizes the client chooses: 'm' and 'n' (mask_startend_rows) and 't' (page_table) */
+    default: return 0;
     }
 }
 
@@ -460,14 +463,14 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
         return view;
     }
     const bool side_by_side = letters[0] == 'b' && rank > 1 && letters[1] == 'k' && p->cu_seqlens_q.rank > 0;
-    if (side_by_side) { /* the rows of all sequences lie on one axis */
+    if (side_by_side) { /* packed queries with k of [B, Sk, Hk, D]: the rows of k are read as one axis of B * Sk keys */
         view.row = t->shape[1] > 1 ? t->stride[1] : t->shape[0] > 1 ? t->stride[0] : 0;
         view.head = t->shape[2] > 1 ? t->stride[2] : 0;
         return view;
     }
     for (int a = 0; a < rank; a++) {
-        const int64_t stride = t->shape[a] == 1 ? 0 : t->stride[a]; /* the stride of an axis of size 1 is never used,
-                                                                     * and a broadcast axis has stride 0 */
+        /* a broadcast axis has stride 0, as has an axis of size 1, whose stride is never used */
+        const int64_t stride = t->shape[a] == 1 ? 0 : t->stride[a];
         switch (letters[a]) {
         case 'b':
         case 'p': view.batch = stride; break;
@@ -481,7 +484,8 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
         case 'k':
             if (rows_are_keys || attn_axes_row(id)->kind != ATTN_AXES_BROADCAST) view.row = stride;
             break;
-        default: break; /* d, e, n, and the k of bias and keep_mask, name the last axis (stride 1) */
+        /* letters of the last axis (d, e, n, and the k of bias and keep_mask) need no stride: it is 1 */
+        default: break;
         }
     }
     return view;
@@ -544,7 +548,8 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
             const char letter = letters[axis];
             const bool of_queries = letter == 'h' || (letter == 'm' && t->shape[axis] == d.H);
             int64_t first = 0, count = t->shape[axis];
-            if (count == 1) continue; /* the axis is broadcast, or has a single row or head */
+            /* nothing to divide: the tensor is broadcast along this axis or has a single row or head there */
+            if (count == 1) continue;
             if (letter == 'b') first = part->first_batch, count = part->batches;
             else if (of_queries) first = part->first_head * group, count = part->heads * group;
             else if (letter == 'g' || letter == 'm') first = part->first_head, count = part->heads;
@@ -552,16 +557,18 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
             t->shape[axis] = count;
         }
     }
-    if (d.B != part->batches) some.prefix_keys = NULL; /* prefix_keys would refer to rows outside the part */
+    /* prefix_keys of row b refers to row b - 1, which lies outside the part for the part's first row */
+    if (d.B != part->batches) some.prefix_keys = NULL;
     some.dropout_heads = p->dropout_heads ? p->dropout_heads : d.H;
     some.dropout_first = p->dropout_first + part->first_batch * some.dropout_heads + part->first_head * group;
     return some;
 }
 
-/* May a kernel without options multiply the scale into the exponent's factor? It may not where the scale is 0,
- * negative or infinite: the scale times a score of -inf would be NaN. It may not where the scale is tiny: q . k may
- * exceed the range of float32 although scale * q . k is within it. It may where the scale is large: a score beyond
- * float32 is then so far from all scores within range that their keys have no weight beside it. */
+/* Returns whether a kernel without options may multiply the scale into the factor of the exponent. It may not where the
+ * scale is 0, negative or infinite, because the scale times a score of -inf would be NaN. It may not where the scale is
+ * tiny, because q . k may exceed the range of float32 although scale * q . k is within it. It may where the scale is
+ * large: a score that exceeds float32 is so far from all scores within range that the other keys have no weight beside
+ * it. */
 static bool is_plain_scale(const attn_problem *p)
 {
     return !p->has_scale || (p->scale >= 1e-6 && p->scale <= 1e30);
@@ -635,7 +642,7 @@ double attn_flops(const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
     const bool alike = g.cu_q == NULL && g.seqlens_q == NULL &&
-                       g.seqlens_k == NULL; /* all sequences have the same number of pairs */
+                       g.seqlens_k == NULL; /* without seqlens, all batch rows have the same number of pairs */
     double pairs = 0;
     if (g.dims.B == 0 || g.dims.Sq == 0 || g.dims.Sk == 0) return 0;
     for (int64_t b = 0; b < (alike ? 1 : g.dims.B); b++) {
@@ -650,14 +657,14 @@ int64_t attn_rows_that_exist(const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
     int64_t rows = 0;
-    /* attn_check() has counted q's elements, so this product cannot overflow */
+    /* this product cannot overflow: attn_check() has counted q's elements */
     if (!g.seqlens_q) return g.dims.H * (g.dims.packed ? g.dims.total_q : g.dims.B * g.dims.Sq);
     for (int64_t b = 0; b < g.dims.B; b++) rows += g.seqlens_q[b];
     return rows * g.dims.H;
 }
 
-/* The (query, key, head) triples of a sequence that FlashMask permits, for those heads that share each row of
- * bounds. */
+/* Returns the number of (query, key, head) triples of a sequence that FlashMask permits, over the query heads that
+ * share each row of bounds. */
 static double masked_pairs(const attn_problem *p, const attn_geometry *g, const attn_sequence *s, int64_t b)
 {
     const attn_view *bounds = &g->view[ATTN_T_mask_startend_rows];

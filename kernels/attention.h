@@ -32,7 +32,7 @@ extern "C" {
 
 /* ---- Status ------------------------------------------------------------------------------------------------------ */
 
-/* Each row: id, meaning. proto-json/errors.c maps each status to an HTTP status. */
+/* One row per status: id, meaning. proto-json/errors.c maps each status to an HTTP status. */
 #define ATTN_STATUS_MAP(X)                                              \
     X(OK, "success")                                                    \
     X(INVALID, "malformed, or its values disagree")                     \
@@ -67,7 +67,7 @@ typedef struct attn_error {
     char text[384];
 } attn_error;
 
-/* Fills *err (which may be NULL) and returns `status`, so that a failure is one line:
+/* Fills *err (which may be NULL) and returns `status`, so that a failing function needs one line:
  *     return attn_fail(err, ATTN_INVALID, "/k/shape/2", "k: shape[2] is %lld, must divide the %lld heads", Hk, H); */
 attn_status attn_fail(attn_error *err, attn_status status, const char *member, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
@@ -76,7 +76,7 @@ const char *attn_status_name(attn_status status); /* "INVALID" */
 
 /* ---- Tensors ----------------------------------------------------------------------------------------------------- */
 
-/* Each row: id, wire name, safetensors name, KServe name, bytes, 1 for floating point */
+/* One row per dtype: id, wire name, safetensors name, KServe name, bytes, 1 for floating point */
 #define ATTN_DTYPE_MAP(X)                                   \
     X(F32, "float32", "F32", "FP32", 4, 1)                  \
     X(F16, "float16", "F16", "FP16", 2, 1)                  \
@@ -92,14 +92,17 @@ typedef enum attn_dtype {
         ATTN_DTYPE_COUNT
 } attn_dtype;
 
-/* The bit of a dtype in a set of dtypes, and the set that q may have in attn_check(). */
+/* ATTN_DTYPE_BIT is the bit of a dtype in a set of dtypes. The two sets are the dtypes that attn_check() allows for
+ * q. */
 #define ATTN_DTYPE_BIT(id)   (1u << ATTN_##id)
 #define ATTN_DTYPES_BACKWARD (ATTN_DTYPE_BIT(F32) | ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16))
-#define ATTN_DTYPES_FORWARD  (ATTN_DTYPES_BACKWARD | ATTN_DTYPE_BIT(F8E4M3)) /* dtypes of a forward and of an observe */
+/* dtypes that q may have in a forward and in an observe */
+#define ATTN_DTYPES_FORWARD (ATTN_DTYPES_BACKWARD | ATTN_DTYPE_BIT(F8E4M3))
 
 size_t attn_dtype_bytes(attn_dtype dtype);
-const char *attn_dtype_name(attn_dtype dtype);              /* the wire name */
-bool attn_dtype_parse(const char *name, attn_dtype *dtype); /* accepts any of the three names, in any case */
+const char *attn_dtype_name(attn_dtype dtype); /* returns the name of the dtype in requests ("float16") */
+/* accepts the wire name, the safetensors name or the KServe name, in upper or lower case */
+bool attn_dtype_parse(const char *name, attn_dtype *dtype);
 bool attn_dtype_floating(attn_dtype dtype);
 
 /* Writes the wire names of a set of dtypes as text, such as "float32, float16 or bfloat16". Returns `text`. */
@@ -108,9 +111,9 @@ const char *attn_dtype_list(unsigned dtypes, char text[ATTN_DTYPE_LIST_BYTES]);
 
 enum { ATTN_MAX_RANK = 4 };
 
-/* The largest D and Dv of every operation. A device whose kernels take less says so when it plans a problem. Multi-head
- * latent attention has D = 576 and Dv = 512; its v is the first 512 columns of k, in the same memory with k's strides.
- */
+/* The largest D and Dv of every operation. A device whose kernels support only smaller heads says so when it plans a
+ * problem. Multi-head latent attention has D = 576 and Dv = 512; its v is the first 512 columns of k, in the same
+ * memory with k's strides. */
 enum { ATTN_MAX_HEAD_DIM = 1024 };
 
 /* Limit on B times H of one problem, because each sequence and each head costs time and workspace even where
@@ -130,15 +133,15 @@ typedef struct attn_tensor {
 /* Makes a C-contiguous tensor. It does not check whether sizes overflow; attn_check() does. */
 attn_tensor attn_tensor_make(void *data, attn_dtype dtype, int rank, const int64_t *shape);
 
-/* Elements and bytes of a contiguous tensor of this shape. Both functions return false where the product does not
- * fit in int64_t. */
+/* Compute the number of elements, and of bytes, of a contiguous tensor of this shape. Both functions return false where
+ * the product does not fit in int64_t. */
 bool attn_shape_elements(int rank, const int64_t *shape, int64_t *elements);
 bool attn_shape_bytes(attn_dtype dtype, int rank, const int64_t *shape, int64_t *bytes);
 
 /* ---- Problems ---------------------------------------------------------------------------------------------------- */
 
-/* The dtypes that a tensor may have. Each row: id, dtypes that are always allowed, dtypes that are allowed where q
- * has the same one. */
+/* Rules for the dtype of a tensor. Each row: id, dtypes that are always allowed, dtypes that are allowed where q has
+ * the same dtype. */
 #define ATTN_DTYPE_RULE_MAP(X)                                                   \
     X(INPUT, ATTN_DTYPES_FORWARD, 0)                                             \
     X(KEY, ATTN_DTYPE_BIT(F8E4M3), ATTN_DTYPES_FORWARD)                          \
@@ -155,29 +158,31 @@ typedef enum attn_dtype_rule {
 #undef X
 } attn_dtype_rule;
 
-/* The axes of a tensor, each called by a letter:
+/* The axes of a tensor. A letter for each axis says which size the axis has:
  *   b batch (packed: sequences)   q queries (packed: total_q)   k keys (packed: total_k)
  *   h heads of q                  g heads of k and v            d head size of q and k
  *   e head size of v              c sequences + 1               m 1, Hk or H (mask_startend_rows)
- *   n bounds (the same)           p pages                       s slots of a page
+ *   n bounds (the same tensor)    p pages                       s slots of a page
  *   t entries of page_table for a row                           y keys that key_mass has (packed: total_k)
- *   w top                           r x queries and keys of the region          u v cells of map
+ *   w observe.top                 r x queries and keys of observe's region      u v sizes of observe.map
  * The sizes b q h d come from q, k g p s from k, e from v, t from page_table, and b from cu_seqlens_q when packed; all
  * other shapes must agree. With page_table, k is t times s. */
 typedef enum attn_axes_kind {
     ATTN_AXES_FIXED,
-    ATTN_AXES_LAYOUT,    /* bhsd swaps axes 1 and 2 */
-    ATTN_AXES_BROADCAST, /* every axis but the last may be 1 */
+    ATTN_AXES_LAYOUT,    /* layout bhsd swaps axes 1 and 2 */
+    ATTN_AXES_BROADCAST, /* broadcast: every axis but the last may have size 1 */
     ATTN_AXES_OPTIONAL,  /* the first axis may be missing */
-    ATTN_AXES_SPREAD,    /* the first axis may be missing, and every axis may be 1 */
+    ATTN_AXES_SPREAD,    /* the first axis may be missing, and every axis may have size 1 */
 } attn_axes_kind;
 
 typedef struct attn_axes {
-    /* letters of the axes in layout bshd, and when packed; packed "": not possible with cu_seqlens */
+    /* letters of the axes in layout bshd, and in a packed problem; packed "": not allowed with cu_seqlens */
     const char *plain, *packed;
-    const char *paged; /* letters of the axes where page_table is given; NULL: page_table changes nothing */
+    const char *paged; /* letters of the axes where page_table is given; NULL: the same letters as without page_table */
     attn_axes_kind kind;
-    int like; /* the tensor that has the same axes; ATTN_TENSOR_COUNT: this tensor's axes are its own */
+    /* id of the tensor whose axes this one copies (a gradient copies its input's); ATTN_TENSOR_COUNT: the tensor has
+     * its own axes */
+    int like;
 } attn_axes;
 
 #define ATTN_AXES(plain, packed, kind)                           \
@@ -281,7 +286,7 @@ typedef enum attn_role {
     ATTN_ROLE_OUT_OBSERVE
 } attn_role;
 
-/* The table above as data; the index is an attn_tensor_id. */
+/* ATTN_TENSOR_MAP as data: one entry per tensor, indexed by attn_tensor_id. */
 typedef struct attn_tensor_info {
     const char *name;
     attn_role role;
@@ -291,45 +296,43 @@ typedef struct attn_tensor_info {
 } attn_tensor_info;
 extern const attn_tensor_info attn_tensors[ATTN_TENSOR_COUNT];
 
-/* The properties that a tensor may have, over all problems: its dtypes (bits of attn_dtype), its ranks (bit r: r axes),
- * and both as text: "float32 [H] or [B, H]", "float32, lse's shape". The functions with `text` write to it and return
- * it. */
+/* Return what a tensor may have in any problem: its dtypes (bits of attn_dtype), its ranks (bit r: r axes), and both as
+ * text: "float32 [H] or [B, H]", "float32, lse's shape". The functions with a `text` write to it and return it. */
 enum { ATTN_SHAPE_BYTES = 96 };
 unsigned attn_tensor_dtypes(attn_tensor_id id);
 unsigned attn_tensor_ranks(attn_tensor_id id);
 const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES]);
 
-/* Options that are one number and change every score, in one table: member (of attn_problem, of attn_geometry
- * and on the wire), id of its feature, least and largest value other than 0, these limits as a message states
- * them, meaning. 0 means off. score.h defines the effect on a score. The member, its copy in the geometry,
- * its feature, its rule in attn_check() and the decoder's option all come from the row. */
+/* Options that are one number and change every score, in one table: member (of attn_problem, of attn_geometry and on
+ * the wire), id of its feature, least and largest value other than 0, these limits as a message states them, meaning. 0
+ * means off. score.h defines the effect on a score. The row of an option creates its member in both structs, its
+ * feature, its rule in attn_check() and the decoder's option. */
 #define ATTN_SCORE_OPTION_MAP(X)                                                          \
     X(softcap, SOFTCAP, FLT_MIN, FLT_MAX, "0 or between 1.18e-38 and 3.4e38 (a float32)", \
       "where positive, s = softcap * tanh(s / softcap) after scale")
 
-/* OBSERVE computes no out: it says what the queries look at. */
+/* ATTN_OP_OBSERVE computes no out; its outputs show which keys the queries attend to */
 typedef enum attn_op { ATTN_OP_FORWARD, ATTN_OP_BACKWARD, ATTN_OP_OBSERVE, ATTN_OP_COUNT } attn_op;
 const char *attn_op_name(attn_op op); /* "observe" */
 typedef enum attn_layout { ATTN_BSHD, ATTN_BHSD } attn_layout;
 typedef enum attn_alignment { ATTN_BOTTOM_RIGHT, ATTN_TOP_LEFT } attn_alignment;
 
-/* Limits of an observe: keys of top_keys, cells of map on each axis, elements of weights. */
+/* Limits of an observe: keys per query in top_keys, size of each axis of map, elements of weights. */
 enum { ATTN_MAX_TOP = 64, ATTN_MAX_MAP = 1024, ATTN_MAX_WEIGHTS = 1 << 24 };
 
-/* What an observe looks at, beside the outputs that have a rank.
+/* What an observe looks at, apart from its output tensors.
  *
- *   rows, keys     the region of weights and map, half open: queries rows[0] to rows[1] - 1 and keys keys[0] to
- *                  keys[1] - 1 of each batch row; an end of -1 is the number of queries or keys, and
- *                  attn_observe_region() writes it. Row r lies in cell floor((r - rows[0]) map[0] / (rows[1] -
- *                  rows[0])) of map, and key j likewise.
- *   map            cells of queries and of keys
- *   top            keys of each query in top_keys
- *   key_mass_rows  key_mass is a sum over that many of the last queries of each sequence; 0: over all
- *   sequence       packed: the one whose region weights and map have; -1: none
- *   shown_keys     with page_table: how many keys of a row key_mass and the default region have; 0: all that
- *                  there is room for
- *   given_lse      the problem's lse is an input: P_ij = exp(z_ij - lse_i) for every output. One of 2^24 and more in
- *                  size says nothing about a sum, and is computed here instead. */
+ *   rows, keys     the region of weights and map: queries rows[0] to rows[1] - 1 and keys keys[0] to keys[1] - 1 of
+ *                  each batch row. An end of -1 means the number of queries or keys; attn_observe_region() replaces it.
+ *   map            size of the output map: cells of queries, and cells of keys. Query r lies in cell
+ *                  floor((r - rows[0]) map[0] / (rows[1] - rows[0])); keys use keys[] and map[1]
+ *   top            number of keys per query in top_keys
+ *   key_mass_rows  key_mass is a sum over this many of the last queries of each sequence; 0: over all queries
+ *   sequence       packed: index of the sequence whose region weights and map show; -1: none
+ *   shown_keys     with page_table: number of keys per row in key_mass and in the default region; 0: as many as the
+ *                  row's pages can hold
+ *   given_lse      the problem's lse is an input: P_ij = exp(z_ij - lse_i) for every output. An lse of 2^24 or more in
+ *                  size is too coarse for that, and is computed here instead. */
 typedef struct attn_observe {
     int64_t rows[2], keys[2];
     int64_t map[2], top, key_mass_rows, sequence, shown_keys;
@@ -355,35 +358,38 @@ typedef struct attn_problem {
             ATTN_TENSOR_MAP(X)
 #undef X
         };
-        attn_tensor tensor[ATTN_TENSOR_COUNT]; /* the same tensors as an array, by attn_tensor_id */
+        attn_tensor tensor[ATTN_TENSOR_COUNT]; /* the members above as an array, indexed by attn_tensor_id */
     };
-    attn_layout layout; /* order of the axes of q k v out and their gradients */
-    /* tells where causal masks and windows begin: bottom right (i' = i + Sk - Sq), or top left (i' = i) */
+    attn_layout layout; /* order of the axes of q, k, v, out and their gradients */
+    /* where causal masks and windows begin: bottom right (i' = i + Sk - Sq), or top left (i' = i) */
     attn_alignment alignment;
     bool has_scale; /* false: scale is 1/sqrt(D) */
-    double scale;   /* may be any number that float32 can hold, also 0 or a negative one */
+    double scale;   /* any float32; 0 and negative numbers are allowed */
 #define X(name, id, least, most, rule, meaning) double name;
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
-    bool keep_mask_at_end; /* false: keep_mask covers all keys. true: it is [.., .., .., n] with n <= Sk and covers a
-                            * row's last n keys; all keys before them are kept */
-    bool causal;           /* query i sees keys j <= i' */
-    int64_t window_left;   /* query i sees i' - left <= j <= i' + right; -1: unbounded */
+    /* false: keep_mask covers all keys. true: its last axis has n <= Sk columns for the last n keys of a row; all keys
+     * before them are kept */
+    bool keep_mask_at_end;
+    bool causal; /* query i sees keys j <= i' (for i' see `alignment`) */
+    /* query i sees keys i' - left <= j <= i' + right (for i' see `alignment`); -1: this side is unbounded */
+    int64_t window_left;
     int64_t window_right;
-    /* in [0, 1): the chance that dropout drops a probability; Philox4x32-10 decides by the element's position */
+    /* in [0, 1): the chance that dropout drops a probability. Philox4x32-10 decides by the probability's position */
     double dropout_p;
     uint64_t seed;
-    /* attn_part_of() sets these. Dropout numbers head h of batch row b as dropout_first + b * dropout_heads + h. Thus a
-     * part drops what the whole problem drops. dropout_heads 0: the problem is no part, and H stands for it. */
+    /* Set by attn_part_of(). Dropout gives head h of batch row b the number dropout_first + b * dropout_heads + h, so a
+     * part of a problem drops what the whole problem drops. dropout_heads 0: the problem is not a part, and H is
+     * used. */
     int64_t dropout_first, dropout_heads;
-    /* every run of a backward on the same backend gives the same bits; all backends support it, but two may differ */
+    /* every run of a backward on one backend gives the same bits; two backends may give different bits */
     bool deterministic;
     attn_observe observe;
 
-    /* With page_table, or NULL: int32 [B], in the same memory as seqlens_k. The first prefix_keys[b] keys of row b
-     * lie in the same pages as those of row b - 1 (0 for row 0), as in forks of one cache. A kernel may read the
-     * memory that several rows share once for all of them, or ignore this member. The member changes no bit of the
-     * results and is not a feature. */
+    /* Only with page_table; may be NULL. int32 [B], in the same memory as seqlens_k. The first prefix_keys[b] keys of
+     * row b lie in the same pages as those of row b - 1, as in forks of one cache; prefix_keys[0] is 0. A kernel may
+     * read the memory that several rows share once for all of them, or ignore this member. The member changes no bit of
+     * the results and is not a feature. */
     const int32_t *prefix_keys;
 } attn_problem;
 
@@ -393,49 +399,52 @@ typedef struct attn_problem {
     }
 
 /* A part of a problem: some rows of the batch, and some key/value heads with their query heads. attn_part_of() makes
- * the part's problem, whose tensors are views of the same memory. The results of a part are equal, to the bit, to these
- * numbers of the whole problem's results, if one kernel and variant computes both. Gradients that are sums over batch
- * or heads (dsinks, gradients of broadcast tensors) are the exception: they are sums over the part alone. */
+ * the part's problem, whose tensors are views of the same memory. If one kernel and variant computes the part and the
+ * whole problem, their results are equal to the bit. Gradients that are sums over batch or heads (dsinks, gradients of
+ * broadcast tensors) are the exception: they are sums over the part alone. */
 typedef struct attn_part {
-    int64_t first_batch, batches, first_head, heads; /* heads are counted in heads of keys and values */
+    int64_t first_batch, batches, first_head, heads; /* first_head and heads count key/value heads */
 } attn_part;
 attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 
-/* Does a run of this problem read, or write, the tensor, where it has one? lse is an output of a forward, and of an
- * observe without given_lse. */
+/* Return whether a run of this problem reads, or writes, the tensor where it is given. lse is an output of a forward,
+ * and of an observe without given_lse. */
 bool attn_reads(const attn_problem *p, attn_tensor_id id);
 bool attn_writes(const attn_problem *p, attn_tensor_id id);
 
-/* Sizes of a checked problem in any layout. Packed: B is the number of sequences, Sq and Sk are total_q and
- * total_k, which no sequence exceeds. With page_table: Sk is the number of keys that a row has room for. The
- * lengths of sequences are values, which may be in device memory: see attn_sequence_of() in kernels/tiles.h. */
+/* Sizes of a checked problem in any layout. Packed: B is the number of sequences, Sq and Sk are total_q and total_k,
+ * which no sequence exceeds. With page_table: Sk is the number of keys that the pages of a row can hold. The lengths of
+ * sequences are not here, because they are values that may be in device memory: see attn_sequence_of() in
+ * kernels/tiles.h. */
 typedef struct attn_dims {
     int64_t B, H, Hk, Sq, Sk, D, Dv;
     bool packed;
     int64_t total_q,
-        total_k; /* packed: rows of q and of k; with page_table: upper bound on the keys of all rows together */
-    int64_t pages, page_size; /* size of k and v in pages and slots; 0 without page_table */
-    int64_t row_k;            /* where the queries are packed and k is [B, Sk, Hk, D]: that Sk; else 0 */
+        /* packed: number of rows of q and of k; with page_table, total_k is an upper bound on the keys of all rows
+         * together */
+        total_k;
+    int64_t pages, page_size; /* with page_table: number of pages, and slots in a page; without: 0 */
+    int64_t row_k;            /* Sk of a packed problem whose k is [B, Sk, Hk, D]; otherwise 0 */
 } attn_dims;
 
-/* The sizes of a problem, from its shapes alone. attn_check() and messages use it. The ranks must be right; the
- * function does not check that the shapes agree. */
+/* Returns the sizes of a problem, from its shapes alone, for attn_check() and for messages. The ranks must be right;
+ * the function does not check that the shapes agree. */
 attn_dims attn_dims_of(const attn_problem *p);
 
 /* A tensor with a stride for each meaning of an axis. The element (b, h, row, column) is at b * batch + h * head +
- * row * row + column.
+ * row * row + column, where `batch`, `head` and `row` are the members. What h, row and column mean:
  *
  *   q k v out dout dq dk dv       h is the head of that tensor (k, v: h / group), row the query or key, column the
  *                                 channel; in a pool of pages, batch is the page and row its slot: attn_key_at() of
  *                                 tiles.h
- *   lse dlse                      row is the query; column is 0
+ *   lse dlse row_max entropy      row is the query; column is 0
  *   bias keep_mask dbias          row is the query, column the key
  *   mask_startend_rows            h is h / mask_group, row the key, column the bound
  *   sinks alibi_slopes *_scale    row and column are 0
- *   row_max entropy               as lse
- *   top_keys top_weights          row is the query, column the rank
- *   key_mass                      row is 0, column the key, packed k_start + key
- *   weights map                   row and column of the region, or of the grid; packed, batch is 0
+ *   top_keys top_weights          row is the query, column the rank of the key among the query's largest scores
+ *   key_mass                      row is 0, column the key (packed: k_start + key)
+ *   weights                       row and column count the queries and keys of observe's region; packed, batch is 0
+ *   map                           row and column are the cell; packed, batch is 0
  *   max_logit mean_entropy        row and column are 0 */
 typedef struct attn_view {
     void *data; /* NULL where the tensor is not given or has no elements */
@@ -447,19 +456,21 @@ typedef struct attn_view {
  * head and row. It is plain data and may be copied to a device. Its pointers are the problem's pointers. */
 typedef struct attn_geometry {
     attn_dims dims;
-    int64_t group;      /* H / Hk: query head h reads key/value head h / group */
-    int64_t mask_group; /* query head h reads mask_startend_rows head h / mask_group */
-    int mask_bounds;    /* last axis of mask_startend_rows: 1, 2 or 4; 0 without that tensor */
-    int64_t keep_tail;  /* where keep_mask covers the last keys of each row: its columns; -1: it covers all keys */
+    int64_t group;      /* H / Hk; query head h reads key/value head h / group */
+    int64_t mask_group; /* query head h reads head h / mask_group of mask_startend_rows */
+    int mask_bounds;    /* size of the last axis of mask_startend_rows: 1, 2 or 4; 0 without that tensor */
+    /* number of columns of a keep_mask that covers only the last keys of each row; -1: it covers all keys */
+    int64_t keep_tail;
     bool causal, top_left;
-    int64_t left, right; /* the window, each side from 0 to ATTN_UNBOUNDED; `right` also expresses causal */
+    int64_t left, right; /* the window: each side is 0 to ATTN_UNBOUNDED keys wide; causal sets `right` to 0 */
     double scale;
 #define X(name, id, least, most, rule, meaning) double name;
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
-    const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k; /* NULL where not given */
-    const int32_t *page_table;                          /* the tensor page_table; row b starts at b * page_table_row */
-    const int32_t *prefix_keys;                         /* prefix_keys of the problem; NULL where not given */
+    /* cu_seqlens_q, cu_seqlens_k, seqlens_q, seqlens_k; NULL where not given */
+    const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
+    const int32_t *page_table;  /* the tensor page_table, whose row b starts at index b * page_table_row */
+    const int32_t *prefix_keys; /* attn_problem.prefix_keys; NULL where not given */
     int64_t page_table_row;
     attn_observe observe;
     attn_view view[ATTN_TENSOR_COUNT];
@@ -471,8 +482,9 @@ typedef struct attn_geometry {
  * ATTN_MAX_HEAD_DIM). */
 attn_status attn_check(const attn_problem *p, attn_error *err);
 
-/* Writes the ends of the region of a checked observe that are -1. Reads cu_seqlens and seqlens of the sequence, which
- * are in host memory. A problem whose weights or map are wanted must have them before attn_output() and a run. */
+/* Replaces ends of -1 in the region of a checked observe by the number of queries or keys. It reads cu_seqlens and
+ * seqlens of the sequence, which must be in host memory. Call it before attn_output() and the run of a problem whose
+ * weights or map are wanted. */
 void attn_observe_region(attn_problem *p);
 
 /* Fills *tensor with the shape and dtype of an output of a checked problem (attn_writes()): contiguous, data NULL.
@@ -491,7 +503,8 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
  * and a new option is defined there. How keys are stored (pages, float8) is not part of ATTN_ALL_SCORES; every kernel
  * names those bits itself. */
 
-/* Each row: id, name of the option on the wire, when its bit is set. ATTN_SCORE_OPTION_MAP has more options. */
+/* One row per option: id, name of the option on the wire, when its bit is set. ATTN_SCORE_OPTION_MAP has more
+ * options. */
 #define ATTN_OPTION_MAP(X)                                                                   \
     X(CAUSAL, "causal", "causal is set")                                                     \
     X(WINDOW, "window", "the window is bounded to the left, or to the right and not causal") \
@@ -507,7 +520,7 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
     X(DOUT_DTYPE, "", "dout has another dtype than q")                                       \
     X(GRAD_DTYPE, "grad_dtype", "dq, dk or dv is float32, q is not")
 
-/* Bits 0 to 39 are tensors (by attn_tensor_id), the others are options. */
+/* Bits of attn_features(): 0 to 39 are tensors (by attn_tensor_id), the others are options. */
 enum attn_option_bit {
     ATTN_OPTION_FIRST = 39,
 #define X(id, wire, meaning) ATTN_OPTION_##id,
@@ -521,34 +534,36 @@ enum attn_option_bit {
 #define ATTN_TENSOR_BIT(name) (UINT64_C(1) << ATTN_T_##name)
 #define ATTN_OPTION_BIT(id)   (UINT64_C(1) << ATTN_OPTION_##id)
 #define ATTN_EVERYTHING       UINT64_MAX
-/* how keys are stored: in pages, and in which dtype */
+/* features that say how keys are stored: in pages, and in which dtype */
 #define ATTN_KEY_FEATURES (ATTN_TENSOR_BIT(page_table) | ATTN_OPTION_BIT(KEY_DTYPE))
 #define ATTN_ALL_SCORES   (ATTN_EVERYTHING & ~ATTN_KEY_FEATURES)
 
-/* The options above as data; entry n has bit ATTN_OPTION_FIRST + 1 + n. */
+/* ATTN_OPTION_MAP and ATTN_SCORE_OPTION_MAP as data; entry n has bit ATTN_OPTION_FIRST + 1 + n. */
 typedef struct attn_option_info {
-    const char *wire; /* "" where no option on the wire has this meaning */
+    const char *wire; /* name of the option in requests; "" where requests have no option with this meaning */
     const char *meaning;
 } attn_option_info;
 extern const attn_option_info attn_options[ATTN_OPTION_END - ATTN_OPTION_FIRST - 1];
 
-/* The features of a checked problem. The function reads shapes, dtypes and options, but no memory of tensors. */
+/* Returns the features of a checked problem: a bit for each given tensor and each option in use. The function reads
+ * shapes, dtypes and options, but no memory of tensors. */
 uint64_t attn_features(const attn_problem *p);
 
-/* Floating point operations by the convention of the field: a forward has 2 * (D + Dv) for each permitted (query,
- * key, head) triple, and a backward 2.5 times as many. Causal, window and lengths are counted exactly; other masks
- * count as if they hid nothing. The function uses a closed form, so it reads only cu_seqlens and seqlens. */
+/* Returns the floating point operations of a problem by the convention of the field: a forward has 2 * (D + Dv) for
+ * each permitted (query, key, head) triple, and a backward 2.5 times as many. Causal, window and lengths are counted
+ * exactly; other masks count as if they hid nothing. The function uses a closed form, so it reads only cu_seqlens and
+ * seqlens. */
 double attn_flops(const attn_problem *p);
 
 /* Returns the number of (query, key, head) triples that causal, window, lengths and FlashMask permit. Other masks count
  * as if they hid nothing. The function reads all of mask_startend_rows, where given. */
 double attn_scores(const attn_problem *p);
 
-/* Query rows of all heads together, without padding and gaps. The function reads cu_seqlens and seqlens. */
+/* Returns the number of query rows of all heads together, without padding and gaps. It reads cu_seqlens and seqlens. */
 int64_t attn_rows_that_exist(const attn_problem *p);
 
-/* Does every output that this checked problem requests have no elements? attn_run() skips such a problem, and it
- * needs no workspace, however large its other sizes are. */
+/* Returns whether every output that this checked problem requests has no elements. attn_run() skips such a problem, and
+ * it needs no workspace, however large its other sizes are. */
 bool attn_is_empty(const attn_problem *p);
 
 /* Verifies `rows` rows of out, evenly spread over batch, heads and queries (-1: all). attn_verify() recomputes them
@@ -556,33 +571,34 @@ bool attn_is_empty(const attn_problem *p);
  * tensors in host memory. It needs 8 * Sk * (D + Dv) bytes and 16 MiB. All rows of 1 x 1024 x 8 x 64 take some
  * 0.2 s. */
 typedef struct attn_verification {
-    double max_abs;  /* the largest |got - want|; infinite where one is finite and the other is not */
-    double largest;  /* the largest finite |want| */
+    double max_abs;  /* the largest |got - want|; infinite where exactly one of the two is finite */
+    double largest;  /* the largest |want| that is finite */
     double relative; /* max_abs / largest */
-    int64_t rows;    /* number of rows that were compared */
+    int64_t rows;    /* number of rows of out that were compared */
 } attn_verification;
 attn_status attn_verify(const attn_problem *p, int64_t rows, attn_verification *verification, attn_error *err);
 
-/* attn_verify() in steps, for a caller that may stop in between. attn_verifier_step() compares one row (of all
- * rows, at most 64), or prepares K and V of the next head; it returns whether that was the last step.
- * attn_verifier_close() may be called at any time and reports what was found until then. `p` is borrowed until
- * close(). */
+/* attn_verify() in steps, for a caller that may stop in between. attn_verifier_step() compares one row (at most 64
+ * where all rows are compared), or prepares K and V of the next head; it returns whether that was the last step.
+ * attn_verifier_close() may be called after any step, and reports what was found so far. `p` is borrowed until
+ * attn_verifier_close(). */
 typedef struct attn_verifier attn_verifier;
 attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifier **verifier, attn_error *err);
 bool attn_verifier_step(attn_verifier *verifier);
 attn_verification attn_verifier_close(attn_verifier *verifier);
 
-/* Counts the pairs (query, key, head) that all masks of a checked problem let through, and, where `tile` is not NULL,
- * the tiles of tile[0] queries and tile[1] keys, over all heads and rows of the batch: `skipped` tiles have no such
- * pair, in `whole` ones every pair is one, `partial` are the others. Tiles at the ends may be smaller. All are exact
- * below 2^53. Masks, lengths and bias are in host memory; q and k are not read. The problem is borrowed until close().
+/* Counts the pairs (query, key, head) that all masks of a checked problem let through. Where `tile` is not NULL, it
+ * also counts tiles of tile[0] queries and tile[1] keys, over all heads and rows of the batch: `skipped` tiles have no
+ * such pair, in `whole` tiles every pair is let through, and all other tiles are `partial`. Tiles at the ends may be
+ * smaller. All counts are exact below 2^53. Masks, lengths and bias are in host memory; q and k are not read. The
+ * problem is borrowed until attn_counter_close().
  *
- * attn_counter_step() counts some more, for up to about a millisecond, and says whether that was the last step.
- * attn_count_work() is how many keys, tiles or elements of masks are looked at, each some nanosecond; open() refuses
- * more than 2^32 of them: TOO_LARGE. */
+ * attn_counter_step() counts for up to about a millisecond, and says whether that was the last step. attn_count_work()
+ * returns the number of keys, tiles or elements of masks that are looked at; each takes about a nanosecond.
+ * attn_counter_open() refuses more than 2^32 of them: TOO_LARGE. */
 typedef struct attn_counts {
     double pairs, skipped, whole, partial;
-    attn_status status; /* NO_MEMORY: counting ended early */
+    attn_status status; /* ATTN_NO_MEMORY: the counting ended early */
 } attn_counts;
 typedef struct attn_counter attn_counter;
 attn_status attn_counter_open(const attn_problem *p, const int64_t tile[2], attn_counter **counter, attn_error *err);
@@ -590,25 +606,26 @@ bool attn_counter_step(attn_counter *counter);
 attn_counts attn_counter_close(attn_counter *counter);
 double attn_count_work(const attn_problem *p, const int64_t tile[2]);
 
-/* Does the lse that a backward or an observe is given belong to its scores? At most ATTN_LSE_ROWS rows are summed in
- * double, with at most `multiply_adds` operations. A hash of the sizes draws the rows. INVALID where the
- * probabilities of a row sum to more than 1. INVALID too where one conversion (base 2, another scale, a mask left
- * out) makes the sum of every row 1; the message names the conversion. Sums below 1 are valid: k may be a part of
- * the keys, with the lse of all keys. The problem is checked and has such an lse, and all of its tensors are in host
+/* Checks that the lse that a backward or an observe is given belongs to its scores. At most ATTN_LSE_ROWS rows are
+ * summed in double, with at most `multiply_adds` operations. A hash of the sizes picks the rows. INVALID where the
+ * probabilities of a row sum to more than 1. INVALID too where one conversion (base 2, another scale, a mask left out)
+ * makes the sum of every row 1; the message names the conversion. Sums below 1 are valid: k may be a part of the keys,
+ * with the lse of all keys. The problem must be checked and have such an lse, with all of its tensors in host
  * memory. */
 enum { ATTN_LSE_ROWS = 16, ATTN_LSE_VARIANTS = 12, ATTN_LSE_NUMBERS = ATTN_LSE_VARIANTS + 1 };
 attn_status attn_check_lse(const attn_problem *p, int64_t multiply_adds, attn_error *err);
 
-/* attn_check_lse() in three steps, for q and k in a device's memory. attn_lse_choose() draws rows; it reads lse and
- * lengths in host memory. attn_lse_start() (below) sums the rows on the device. attn_lse_judge() judges the sums. */
+/* attn_check_lse() in three steps, for q and k in a device's memory. attn_lse_choose() picks rows; it reads lse and
+ * lengths in host memory. attn_lse_start() (below) sums the rows on the device. attn_lse_judge() decides whether lse is
+ * valid. */
 typedef struct attn_lse_row {
-    int64_t b, h, i; /* sequence, query head, query inside the sequence */
-    double lse;      /* lse of the row, as the client gave it */
+    int64_t b, h, i; /* sequence, query head, index of the query in the sequence */
+    double lse;      /* lse of the row, as the client sent it */
 } attn_lse_row;
 typedef struct attn_lse_look {
-    int count; /* number of rows */
+    int count; /* number of rows that attn_lse_choose() picked */
     attn_lse_row row[ATTN_LSE_ROWS];
-    /* each row has the lse by each variant of the scores, then the mean size of the products */
+    /* for each row: its lse by each variant of the scores (lse_variants), then the mean size of its products q_d k_d */
     double found[ATTN_LSE_ROWS][ATTN_LSE_NUMBERS];
 } attn_lse_look;
 void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look *look);
@@ -620,27 +637,29 @@ typedef struct attn_device attn_device;
 typedef struct attn_stream attn_stream;
 
 typedef struct attn_device_options {
-    int threads; /* backend "cpu": number of worker threads; 0: one for each core that the process may run on */
-    int64_t memory_bytes; /* upper bound on device memory in bytes; 0: a share of the memory that the device has */
-    const char *script;   /* fake backend: the faults that its script requests */
+    int threads; /* for the backend "cpu": number of worker threads; 0: one for each core that the process may use */
+    int64_t memory_bytes; /* upper bound on device memory in bytes; 0: a fixed share of the device's memory */
+    const char *script;   /* for the fake backend: the faults that it injects */
 } attn_device_options;
 
 typedef struct attn_device_info {
-    const char *backend;   /* "cpu", "reference", "cuda", ... */
-    int index;             /* number of the device in its backend: 0 of "cuda:0" */
+    const char *backend;   /* name of the backend: "cpu", "reference", "cuda", ... */
+    int index;             /* number of the device in its backend: 0 for "cuda:0" */
     char name[64];         /* "cuda:0", "cpu" */
-    char description[128]; /* text for people: "NVIDIA H200, sm_90, 139 GiB", "16 threads, avx512 amx" */
-    double fastest_flops;  /* upper bound on the operations (attn_flops) per second of every kernel of this device */
-    /* upper bound on its permitted triples per second; both bounds show which work cannot end in time */
+    char description[128]; /* for people to read: "NVIDIA H200, sm_90, 139 GiB", "16 threads, avx512 amx" */
+    double fastest_flops;  /* upper bound, over all kernels of this device, on the operations (attn_flops) per second */
+    /* upper bound, over all kernels, on (query, key, head) triples per second; a problem that needs more than either
+     * bound allows cannot end in time */
     double fastest_scores;
-    double peak_flops;   /* 16-bit operations per second that the hardware promises; 0: not known */
-    double peak_bytes;   /* bytes per second of its memory; 0: not known */
-    char peak_from[128]; /* text for people: what the two peaks were computed from; "" where nothing is known */
-    int units;           /* threads of a CPU, or multiprocessors of a GPU; attn_cost_of() has rates per unit */
-    bool unified;        /* true: kernels read and write staging memory directly, so no copies are needed */
-    bool reads_staging;  /* true: kernels whose row says in_place can read staging memory, though device memory is
-                         * faster */
-    /* number of batches that are worth having in flight; on a unified device each has its own thread */
+    double peak_flops; /* 16-bit operations per second that the hardware promises; 0: not known */
+    double peak_bytes; /* bytes per second that the device's memory promises; 0: not known */
+    /* for people to read: the figures that peak_flops and peak_bytes were computed from; "" where nothing is known */
+    char peak_from[128];
+    int units;    /* number of threads (CPU) or multiprocessors (GPU); the rates of attn_cost_of() are per unit */
+    bool unified; /* true: kernels read and write staging memory (host memory) directly, so no copies are needed */
+    /* true: kernels that are marked in_place can read staging memory, although they read device memory faster */
+    bool reads_staging;
+    /* number of batches of problems that are worth having in flight; on a unified device each has its own thread */
     int streams;
     int64_t memory_total, memory_limit, memory_used;
 } attn_device_info;
@@ -648,19 +667,20 @@ typedef struct attn_device_info {
 /* Names of the backends in this build, preferred first, with NULL at the end. Devices of "reference" and "paper" are
  * used only if an option names them. */
 const char *const *attn_backends(void);
-bool attn_is_gpu(const char *backend);      /* are the devices of this backend something else than the host's
-                                             * processor? False for an unknown name */
+/* returns whether the devices of this backend are something other than the host's processor; false for an unknown
+ * name */
+bool attn_is_gpu(const char *backend);
 int attn_device_count(const char *backend); /* returns 0 where there is no driver, no such device or no such backend */
 
-/* *device is owned by the caller until attn_device_close(). `options` may be NULL. */
+/* the caller owns *device until attn_device_close(); `options` may be NULL */
 attn_status attn_device_open(const char *backend, int index, const attn_device_options *options, attn_device **device,
                              attn_error *err);
 void attn_device_close(attn_device *device); /* `device` may be NULL */
 void attn_device_describe(const attn_device *device, attn_device_info *info);
 
-/* Device memory, in which the device computes, and staging memory: host memory with fast copies to and from the
- * device (pinned for a GPU). On a unified device both are plain memory, 64-byte aligned. The functions are
- * thread-safe. The contents of new memory are undefined. */
+/* Device memory is where the device computes. Staging memory is host memory with fast copies to and from the device
+ * (pinned for a GPU). On a unified device both are plain memory, 64-byte aligned. The functions are thread-safe. The
+ * contents of new memory are undefined. */
 attn_status attn_device_alloc(attn_device *device, size_t bytes, void **memory, attn_error *err);
 void attn_device_free(attn_device *device, void *memory);
 attn_status attn_staging_alloc(attn_device *device, size_t bytes, void **memory, attn_error *err);
@@ -679,78 +699,83 @@ attn_status attn_device_import(attn_device *device, const uint8_t handle[ATTN_HA
 void attn_device_release_import(attn_device *device, void *memory);
 
 /* Pins memory of this process (CUDA: cudaHostRegister), so that copies between it and any device are as fast as from
- * staging memory. Pinned pages stay in memory. If they belong to a file that is truncated meanwhile, a copy has the
- * old contents. `memory` and `bytes` are multiples of a page. Errors: UNSUPPORTED (the backend cannot, or the driver
- * refuses), DEVICE_LOST. Thread-safe; the driver takes some 0.1 ms per MiB. Unpin the memory once, before you unmap
- * it and before attn_device_close(). */
+ * staging memory. Pinned pages stay in memory. If they belong to a file that is truncated while it is pinned, a copy
+ * has the old contents. `memory` and `bytes` are multiples of a page. Errors: UNSUPPORTED (the backend cannot, or the
+ * driver refuses), DEVICE_LOST. Thread-safe; the driver takes some 0.1 ms per MiB. Unpin the memory once, before you
+ * unmap it and before attn_device_close(). */
 attn_status attn_host_pin(attn_device *device, void *memory, size_t bytes, attn_error *err);
 void attn_host_unpin(attn_device *device, void *memory);
 
 /* ---- Kernels and plans ------------------------------------------------------------------------------------------- */
 
-/* The problems that a kernel computes. A device tries its kernels in order, and the first that takes a problem computes
- * it. A kernel may still refuse a problem for its sizes or strides. */
+/* What one kernel computes. A device tries its kernels in order, and the first that takes a problem computes it. A
+ * kernel may still refuse a problem for its sizes or strides. */
 typedef struct attn_kernel {
-    const char *name; /* "avx512", "sm90", "generic" */
+    const char *name; /* name of the kernel: "avx512", "sm90", "generic" */
     attn_op op;
     uint32_t dtypes;   /* dtypes that q may have: bits of ATTN_DTYPE_BIT() */
-    int head_dim;      /* the largest D and Dv that it supports */
-    uint64_t features; /* features that it supports: bits of attn_features() */
-    bool in_place;     /* true: it reads each number about once, so it may read from staging memory (reads_staging) */
+    int head_dim;      /* the largest D and Dv that the kernel supports */
+    uint64_t features; /* features that the kernel supports: bits of attn_features() */
+    /* true: the kernel reads each number about once, so it may read from staging memory (reads_staging) */
+    bool in_place;
 } attn_kernel;
 
-/* The kernels that a device has. attn_device_open() makes this data, and it never changes. Any thread may read it until
- * the device is closed, so code that plans problems needs no device. */
+/* The kernels that a device has. attn_device_open() makes this list, and the list never changes. Any thread may read it
+ * until the device is closed, so code that plans problems needs no device. */
 enum { ATTN_MOST_KERNELS = 32 };
 typedef struct attn_capabilities {
     const struct attn_backend *backend;
-    const attn_kernel *kernels[ATTN_MOST_KERNELS]; /* the first kernel that takes a problem computes it */
+    /* in order of preference: the first kernel that takes a problem computes it */
+    const attn_kernel *kernels[ATTN_MOST_KERNELS];
     int kernel_count;
-    const void *facts; /* what else the backend must know to make plans; the backend owns it */
+    const void *facts; /* facts that plans need, in the backend's own format; the backend owns them */
     size_t facts_bytes;
 } attn_capabilities;
 const attn_capabilities *attn_device_capabilities(const attn_device *device);
 
-/* How a device computes one problem: attn_plan_make() chooses it once, and attn_workspace() and attn_run() use it.
- * Plain data of about 1.4 KB that needs no freeing. A plan borrows its problem: neither the problem nor its
- * addresses may change while the plan is used, but its values may. attn_plan_move() adapts a plan to other
- * addresses. */
+/* How a device computes one problem: attn_plan_make() chooses the kernel once, and attn_workspace() and attn_run() use
+ * the plan. A plan is plain data of about 1.4 KB that needs no freeing. A plan borrows its problem: neither the problem
+ * nor its addresses may change while the plan is used; the numbers in its tensors may. attn_plan_move() adapts a plan
+ * to other addresses. */
 typedef struct attn_plan {
     const attn_problem *problem;
-    const attn_capabilities *can; /* borrowed from the device */
+    const attn_capabilities *can; /* the capabilities that the plan was made for; borrowed from the device */
     const attn_kernel *kernel;
-    uint64_t features;      /* attn_features() of the problem */
-    size_t workspace_bytes; /* bytes of attn_workspace() that this problem needs; 0 where the backend sizes all
-                             * problems together */
-    const void *variant;    /* the variant of the kernel; the kernel defines what the pointer points to */
-    uint64_t unaligned;     /* tensors (bits of attn_tensor_id) whose address was not a multiple of 16 bytes */
-    attn_geometry geometry; /* geometry of the problem, where the backend needs it */
+    uint64_t features; /* attn_features() of the problem */
+    /* bytes of attn_workspace() that this problem needs; 0 where the backend computes one workspace size for all
+     * problems of a run */
+    size_t workspace_bytes;
+    const void *variant; /* variant of the kernel that computes the problem; the kernel defines what this points to */
+    /* tensors (bits of attn_tensor_id) whose address was not a multiple of 16 bytes when the plan was made */
+    uint64_t unaligned;
+    attn_geometry geometry; /* geometry of the problem; filled in only for backends that need it */
 } attn_plan;
 
 /* Plans a checked problem. Returns UNSUPPORTED where no kernel computes it. */
 attn_status attn_plan_make(const attn_capabilities *can, const attn_problem *problem, attn_plan *plan, attn_error *err);
 
-/* Plans `problem`. It is the problem of the plan `made`, with its tensors at other addresses. The function keeps the
- * kernel of `made`, and chooses again only if the capabilities differ, or if other tensors are unaligned. */
+/* Plans `problem`, which is the problem of the plan `made` with its tensors at other addresses. The function keeps the
+ * kernel of `made`. It chooses a kernel again only if the capabilities differ, or if other tensors are unaligned. */
 attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, const attn_problem *problem,
                            attn_plan *plan, attn_error *err);
 
 /* ---- Cost: the time that a problem is expected to take (cost.c) -------------------------------------------------- */
 
-/* An estimate by the rates of one machine of each kind. The real time is usually a third to three times as long.
+/* An estimated time, by the rates of one machine of each kind. The real time is usually between a third and three times
+ * the estimate.
  *   flops    attn_flops()
- *   bytes    of the tensors, and of the keys and values in pages: memory moves at least these
+ *   bytes    bytes of the tensors, and of the keys and values in pages; at least these are read or written
  *   seconds  time on a device that has nothing else to do
  *   worst    seconds, if the scores of every row exceed the range of float32
- *   because  the name of the costliest part ("dalibi_slopes"), or "" where products of q, k and v cost most */
+ *   because  name of the costliest part ("dalibi_slopes"), or "" where products of q, k and v cost most */
 typedef struct attn_cost {
     double flops, bytes, seconds, worst;
     const char *because;
 } attn_cost;
 
-/* The cost of a checked, planned problem on the device of `info`. Index tensors must be in host memory. The estimate
- * assumes that all scores are within the range of float32 and that FlashMask hides nothing. The call takes some 150
- * ns. */
+/* Estimates the cost of a checked, planned problem on the device of `info`. Index tensors must be in host memory. The
+ * estimate assumes that all scores are within the range of float32 and that FlashMask hides nothing. The call takes
+ * some 150 ns. */
 attn_cost attn_cost_of(const attn_device_info *info, const attn_plan *plan);
 
 /* Makes a closer estimate than attn_cost_of(), because it reads FlashMask's bounds and values of tensors. It looks at a
@@ -759,7 +784,7 @@ attn_cost attn_cost_of(const attn_device_info *info, const attn_plan *plan);
  * at some 10 GB/s, and takes a few milliseconds more. */
 attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, uint64_t readable, uint64_t draw);
 
-/* Bytes of scratch memory (device memory) that attn_run() needs for these plans together. */
+/* Computes how many bytes of scratch memory (device memory) attn_run() needs for these plans together. */
 attn_status attn_workspace(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                            attn_error *err);
 
@@ -770,40 +795,41 @@ void attn_stream_close(attn_stream *stream);
 
 typedef enum attn_direction { ATTN_TO_DEVICE, ATTN_FROM_DEVICE } attn_direction;
 
-/* Queues a copy. Its buffers belong to the stream until attn_stream_done() or attn_stream_wait() reports the end.
- * One thread at a time uses a stream. On a unified device, where attn_run() returns when all is computed, several
- * threads may each use a stream of their own. An error of the copy may be reported by any later call on the stream. */
+/* Queues a copy. Its buffers belong to the stream until attn_stream_done() or attn_stream_wait() reports the end. One
+ * thread at a time uses a stream. On a unified device, where attn_run() returns when all is computed, several threads
+ * may compute side by side, each on a stream of its own. An error of the copy may be reported by any later call on the
+ * stream. */
 attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
                       attn_error *err);
 
-/* Rows of one length whose beginnings are equally far apart, such as some heads of a tensor of all heads. Sizes are in
- * bytes, and a pitch is the distance between two beginnings. */
+/* Some rows of equal length at equal distances, such as some heads of a tensor of all heads. Sizes are in bytes; a
+ * pitch is the distance between the beginnings of two rows. */
 typedef struct attn_rows {
     void *to;
     const void *from;
-    size_t to_pitch, from_pitch, width; /* a pitch is at least `width` */
+    size_t to_pitch, from_pitch, width; /* a pitch must be at least `width` */
     size_t count;
 } attn_rows;
 
-/* Queues a copy of rows. All that attn_copy() says holds. */
+/* Queues a copy of rows. The rules of attn_copy() apply. */
 attn_status attn_copy_rows(attn_stream *stream, const attn_rows *rows, attn_direction direction, attn_error *err);
 
 /* A piece of device memory to copy within the device, or to clear. Where the device reads staging memory
  * (attn_device_info), either side may be staging memory. */
 typedef struct attn_move {
     void *to;
-    const void *from; /* NULL: clear the piece */
-    size_t bytes;     /* a multiple of 4; the addresses are multiples of 4 too */
+    const void *from; /* source of the copy; NULL: the piece is cleared */
+    size_t bytes;     /* must be a multiple of 4, as must the addresses */
 } attn_move;
 
 /* Queues `count` moves, which the device makes in any order: no move may read what another writes. The list may be
  * freed when this returns. */
 attn_status attn_moves(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err);
 
-/* Computes `count` planned problems side by side. Pointers in the problems are device memory (index tensors
- * too). The plans must be made for the stream's device; the call borrows them. Each answer depends on its
- * own problem alone, to the bit: not on count, order, threads or load. `workspace` may be NULL; then the call
- * allocates its own. After an error none of the outputs may be used. */
+/* Computes `count` planned problems side by side. Pointers in the problems are device memory (index tensors too). The
+ * plans must be made for the stream's device; the call borrows them. Each result depends on its own problem alone, to
+ * the bit: not on count, order, threads or load. `workspace` may be NULL; the call then allocates one. After an error
+ * none of the outputs may be used. */
 attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
 
 /* ---- Merging: attention to parts of the keys ----------------------------------------------------------------------
@@ -825,34 +851,38 @@ attn_status attn_run(attn_stream *stream, const attn_plan *plans, int count, voi
  *   NaN in the out of a part that is not empty makes that number of out NaN, however little the part weighs.
  *   Where only one part is not empty, the result equals that part; -0 becomes 0.
  *   A sink is one more part, behind the others. Its lse is sinks[h] and its out is 0. -inf: the head has no sink. */
-enum { ATTN_MERGE_PARTS = 64 }; /* the most parts of one merge */
+enum { ATTN_MERGE_PARTS = 64 }; /* the largest number of parts of one merge */
 
 typedef struct attn_result {
     attn_tensor out, lse;
 } attn_result;
 
-/* A merge. Zero-initialise it, then fill in what is given. A tensor of rank 0 is not given, or not wanted.
+/* A problem of attn_merge(). Zero-initialise it, then fill in what is given. A tensor of rank 0 is not given, or not
+ * wanted.
  *
  * out and dout are [B, Sq, H, Dv], in layout bhsd [B, H, Sq, Dv], and packed [total_q, H, Dv]. Packed tensors are
- * always bshd. The last axis of out and dout has stride 1. lse and dlse are [B, H, Sq], packed [H, total_q].
- * All parts have the same shapes, strides and dtype of out (float32, float16 or bfloat16). The gradients of all parts
- * also have one dtype and the same strides. `whole`, dout and the gradients may each have another of these dtypes and
- * other strides than the parts. lse, dlse, sinks and dsinks are float32; sinks and dsinks are contiguous. What is
- * written must not overlap what is read. */
+ * always bshd. The last axis of out and dout has stride 1. lse and dlse are [B, H, Sq], packed [H, total_q]. The outs
+ * of all parts have one shape, one set of strides and one dtype (float32, float16 or bfloat16). The gradients of all
+ * parts also have one dtype and one set of strides. `whole`, dout and the gradients may each have another of these
+ * dtypes and other strides than the parts. lse, dlse, sinks and dsinks are float32; sinks and dsinks are contiguous.
+ * Outputs must not overlap inputs. */
 typedef struct attn_merge_problem {
     int count; /* number of parts, 1 to ATTN_MERGE_PARTS */
     attn_layout layout;
-    const attn_result *parts; /* an array of `count` */
+    const attn_result *parts; /* an array of `count` parts */
     attn_tensor sinks;        /* [H] */
     attn_result whole;        /* written */
-    attn_tensor dout, dlse;   /* gradients with respect to whole.out and whole.lse; a dlse that is not given is 0 */
-    attn_result *gradients;   /* an array of `count`, written: gradients with respect to out and lse of each part. Needs
-                               * dout. NULL: not wanted */
-    attn_tensor dsinks;       /* [H], written: gradient with respect to sinks. Needs dout and sinks */
+    /* inputs: gradients with respect to whole.out and whole.lse; a dlse that is not given counts as 0 */
+    attn_tensor dout, dlse;
+    /* output, an array of `count`: gradients with respect to out and lse of each part. Requires dout. NULL: not
+     * wanted */
+    attn_result *gradients;
+    attn_tensor dsinks; /* output [H]: gradient with respect to sinks. Requires dout and sinks */
 } attn_merge_problem;
 
-/* Checks that shapes, strides and dtypes agree. It reads no memory of tensors, which need not have memory yet. INVALID
- * where they disagree; err->member is "/parts/3/lse/shape/1", or "/dout" for a tensor that is not a part's. */
+/* Checks that shapes, strides and dtypes agree. It reads no memory of tensors, so they need not have memory yet.
+ * INVALID where they disagree; err->member is "/parts/3/lse/shape/1", or "/dout" for a tensor that does not belong to a
+ * part. */
 attn_status attn_merge_check(const attn_merge_problem *m, attn_error *err);
 
 /* Queues the merge on the stream, as attn_run() does; pointers are device memory. *m and its lists may be freed when
@@ -860,19 +890,19 @@ attn_status attn_merge_check(const attn_merge_problem *m, attn_error *err);
  * memory is missing, CANCELLED on the device "cpu" (attn_stream_heed()). */
 attn_status attn_merge(attn_stream *stream, const attn_merge_problem *m, attn_error *err);
 
-/* The cost of a merge that passed attn_merge_check(). Its `worst` is `seconds`. */
+/* Estimates the cost of a merge that passed attn_merge_check(). Its `worst` equals its `seconds`. */
 attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem *m);
 
-/* Does the second of the three steps that attn_lse_choose() describes: queues the sums on the stream, behind the copies
- * of q and k. The problem has the device's addresses. `found` is device memory of the size of look->found, which the
- * caller copies to look->found afterwards. UNSUPPORTED on a unified device. */
+/* The second step of attn_lse_choose(): queues the sums of the rows on the stream, behind the copies of q and k. The
+ * tensors of the problem have device addresses. `found` is device memory of the size of look->found, which the caller
+ * copies to look->found afterwards. UNSUPPORTED on a unified device. */
 attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const attn_lse_look *look, void *found,
                            attn_error *err);
 
 /* attn_run() in pieces, because work on a GPU's stream cannot be cancelled. *step is 0 at the first call. Each call
  * queues some 25 ms of work and sets *step for the next call, or to ATTN_NO_MORE_STEPS when all work is queued. All
- * calls have the same plans and the same workspace, which must not be NULL and must not be used for anything else
- * meanwhile. A caller that waits for the stream between calls can abandon seconds of work within 0.1 s.
+ * calls have the same plans and the same workspace, which must not be NULL and must not be used for anything else until
+ * the work is done. A caller that waits for the stream between calls can abandon seconds of work within 0.1 s.
  *
  * Rows whose scores exceed the range of float32 take up to a thousand times as long as others. In a problem of a few
  * milliseconds attn_run_some() may skip such rows at first, because only the problem's results show whether it has any.
@@ -885,36 +915,37 @@ attn_status attn_run_some(attn_stream *stream, const attn_plan *plans, int count
                           attn_error *err);
 bool attn_stream_left_rows(attn_stream *stream);
 
-/* Sets the cancel flag of this stream (NULL: none). From then on attn_run() gives up when *cancel is not 0:
- * on the CPU between two tiles, on a GPU between two launches. It then returns CANCELLED, and none of the
- * outputs may be used. Any thread may set *cancel at any time with attn_cancel(). The flag must exist until
- * the stream gets another one. */
+/* Sets the cancel flag of this stream (NULL: none). While *cancel is not 0, attn_run() gives up: on the CPU between two
+ * tiles, on a GPU between two launches. It then returns CANCELLED, and none of the outputs may be used. Any thread may
+ * set *cancel at any time with attn_cancel(). The flag must exist until the stream gets another flag. */
 void attn_stream_heed(attn_stream *stream, const int *cancel);
 
-/* Sets the owner for which this stream runs, a pointer that is compared and never followed. On a device that
- * computes with this machine's threads, owners that compute at the same time share the threads equally, however many
- * streams each has. NULL counts as an owner like any other. Call it from the stream's thread, between two runs. */
+/* Sets the owner of this stream's work, a pointer that is compared and never followed. On a device that computes with
+ * this machine's threads, owners that compute at the same time get equal shares of the threads, however many streams
+ * each owner has. NULL counts as an owner like any other. Call it from the stream's thread, between two runs. */
 void attn_stream_serve(attn_stream *stream, const void *owner);
-/* Nanoseconds that all threads together computed on this stream since attn_stream_serve(). On a device that is not
- * unified it is 0, and attn_stream_elapsed_us() has the device's time. Call it from the stream's thread. */
+/* Returns the nanoseconds that all threads together computed on this stream since attn_stream_serve(). On a device that
+ * is not unified it returns 0, and attn_stream_elapsed_us() returns the device's time. Call it from the stream's
+ * thread. */
 int64_t attn_stream_spent_ns(const attn_stream *stream);
 void attn_cancel(int *cancel);
 
-/* Runs one problem; the call plans it and sets its op. */
+/* Plan and run one problem; each call sets the problem's op. */
 attn_status attn_forward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_backward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_look(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err); /* observe */
 
-/* Records, in slot 0 to ATTN_MARKS - 1, the moment when all earlier work in the stream is done. */
+/* Records, in slot 0 to ATTN_MARKS - 1, the moment when all earlier work on the stream is done. */
 enum { ATTN_MARKS = 4 };
 attn_status attn_stream_mark(attn_stream *stream, int slot, attn_error *err);
-/* microseconds between two marks of this stream; the stream must be done */
+/* returns the microseconds between two marks of this stream, whose work must be done */
 double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot);
 
-/* Microseconds between marks of two streams of one device; NaN where the backend cannot tell. */
+/* Returns the microseconds between marks of two streams of one device; NaN where the backend cannot tell. */
 double attn_streams_between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot);
 
-attn_status attn_stream_done(attn_stream *stream, bool *done, attn_error *err); /* the call never blocks */
+/* does not wait: *done becomes false where the stream still has work */
+attn_status attn_stream_done(attn_stream *stream, bool *done, attn_error *err);
 attn_status attn_stream_wait(attn_stream *stream, attn_error *err);
 
 /* Detects the end of the work on a stream without a call of the driver, whose lock would block other threads.
@@ -937,20 +968,20 @@ bool attn_stream_noted(const attn_stream *stream);
  * not exist have 0, and -inf as lse; keys that do not exist have gradients of 0. Where a backward has out and lse, its
  * gradients are those that belong to them, as in attn_backward(). Gradients of bias, sinks and slopes are left out. */
 typedef struct attn_truth {
-    double *out, *lse, *dq, *dk, *dv; /* device memory of the caller; NULL: not wanted */
+    double *out, *lse, *dq, *dk, *dv; /* results, in device memory of the caller; NULL: not wanted */
 } attn_truth;
 
 typedef struct attn_truth_cost {
-    size_t workspace_bytes; /* bytes of memory that are needed beside the results */
+    size_t workspace_bytes; /* bytes of device memory that are needed besides the results */
     double seconds;         /* the expected time on a device that has nothing else to do */
 } attn_truth_cost;
 
-/* Do devices with these capabilities compute the truth of problems? */
+/* Returns whether devices with these capabilities can compute the truth (float64 results) of problems. */
 bool attn_has_truth(const attn_capabilities *can);
 
-/* What the truth of a checked problem takes. Index tensors must be in host memory; no other tensor is read. Errors:
- * UNSUPPORTED where the backend computes no truth (attn_verify() and the backend "reference" then do), TOO_LARGE where
- * sizes overflow. Any thread may call it. */
+/* Returns memory and time that the truth (float64 results) of a checked problem takes. Index tensors must be in host
+ * memory; no other tensor is read. Errors: UNSUPPORTED where the backend computes no truth (use attn_verify() or the
+ * backend "reference"), TOO_LARGE where sizes overflow. Any thread may call it. */
 attn_status attn_truth_need(const attn_capabilities *can, const attn_problem *problem, attn_truth_cost *cost,
                             attn_error *err);
 
@@ -958,23 +989,23 @@ attn_status attn_truth_need(const attn_capabilities *can, const attn_problem *pr
  * all is queued. Pointers in the problem are device memory. Problem, results and workspace are the same at every call,
  * and belong to the stream until it is done; the structs may be freed when this returns. A piece of work is meant to
  * take 20 ms at most, as in attn_run_some(). On an H100 it takes longer where a row sees more than 100,000 keys (with
- * options 25,000), and for dk and dv where as many queries of a group see a key. Call it from the stream's thread.
+ * options 25,000), and for dk and dv where that many queries of a group see a key. Call it from the stream's thread.
  * Errors: UNSUPPORTED, CANCELLED (attn_stream_heed()), INVALID (no workspace), those of the device. */
 attn_status attn_truth_some(attn_stream *stream, const attn_problem *problem, const attn_truth *results,
                             void *workspace, int64_t *step, attn_error *err);
 
-/* The distance of a problem's result from its truth: the largest |result - truth|, infinite where one is finite and the
- * other is not, and the largest finite |truth|. A NaN or an infinity agrees with itself. Rows that do not exist do not
- * count. */
+/* How far a problem's result is from its truth (the float64 result): the largest |result - truth|, which is infinite
+ * where exactly one of them is finite, and the largest finite |truth|. A NaN or an infinity agrees with itself. Rows of
+ * padding do not count. */
 typedef struct attn_truth_distance {
     double max_abs, largest;
 } attn_truth_distance;
-enum { ATTN_TRUTH_RESULTS = 5 }; /* in the order of attn_truth */
+enum { ATTN_TRUTH_RESULTS = 5 }; /* number of results, in the order of attn_truth's members */
 
-/* Queues the comparison of the problem's own results with `truth`, behind the work that makes both. `distances` is
- * device memory for ATTN_TRUTH_RESULTS of them; 0 for a result that the problem or `truth` lacks. Pointers are device
- * memory. It takes as long as reading the results. Call it from the stream's thread. Errors: UNSUPPORTED as in
- * attn_truth_need(), those of the device. */
+/* Queues the comparison of the problem's results with `truth` (float64 results), behind the work that computes both.
+ * `distances` is device memory for ATTN_TRUTH_RESULTS distances; a distance is 0 for a result that the problem or
+ * `truth` lacks. Pointers are device memory. The comparison takes as long as reading the results. Call it from the
+ * stream's thread. Errors: UNSUPPORTED as in attn_truth_need(), those of the device. */
 attn_status attn_truth_compare(attn_stream *stream, const attn_problem *problem, const attn_truth *truth,
                                attn_truth_distance *distances, attn_error *err);
 

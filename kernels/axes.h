@@ -1,12 +1,13 @@
-/* axes.h: which size stands on which axis of which tensor. Internal to attention.c and check.c.
+/* axes.h: which size each axis of each tensor has. Internal to attention.c and check.c.
  *
- * The letters are in attention.h (attn_axes), the axes of each tensor in ATTN_TENSOR_MAP. */
+ * attention.h explains the letters of the axes (attn_axes) and lists the axes of each tensor (ATTN_TENSOR_MAP). */
 #ifndef ATTN_AXES_H
 #define ATTN_AXES_H
 
 #include "attention.h"
 
-/* The tensor whose axes tensor `id` has. A gradient has the axes of its input; every other tensor has its own. */
+/* Returns the tensor that defines the axes of tensor `id`. A gradient has the axes of its input; every other tensor has
+ * its own. */
 static inline attn_tensor_id attn_axes_owner(attn_tensor_id id)
 {
     const int like = attn_tensors[id].axes.like;
@@ -18,35 +19,34 @@ static inline const attn_axes *attn_axes_row(attn_tensor_id id)
     return &attn_tensors[attn_axes_owner(id)].axes;
 }
 
-/* Writes the letters of the tensor's axes as the client sees them, in this problem's layout and packing. Returns the
- * rank. */
+/* Writes the letters of the tensor's axes as the client gives the axes, in this problem's layout and packing. Returns
+ * the rank. */
 int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX_RANK + 1]);
 
-/* May a tensor of this kind lack its first axis? */
+/* Returns whether a tensor of this kind may lack its first axis. */
 static inline bool attn_axes_may_lack_one(attn_axes_kind kind)
 {
     return kind == ATTN_AXES_OPTIONAL || kind == ATTN_AXES_SPREAD;
 }
 
-/* May axis `axis` of a tensor of rank `rank` be 1, whatever size its letter stands for? */
+/* Returns whether axis `axis` of a tensor of rank `rank` may have size 1, whatever size its letter stands for. */
 static inline bool attn_axis_may_be_one(attn_axes_kind kind, int axis, int rank)
 {
     return kind == ATTN_AXES_SPREAD || (kind == ATTN_AXES_BROADCAST && axis < rank - 1);
 }
 
-/* Writes these axes as text at `at`: "[1 or B, 1 or H, 1 or Sq, Sk]", "[total_q, H, D]". Returns the
- * end of the text. */
+/* Writes axes as text at `at`: "[1 or B, 1 or H, 1 or Sq, Sk]", "[total_q, H, D]". Returns the end of the text. */
 char *attn_axes_put(char *at, const char *letters, bool packed, attn_axes_kind kind);
 
-/* The size that a letter stands for. */
+/* Returns the size that an axis letter stands for. */
 int64_t attn_axis_size(const attn_dims *d, char letter);
 
-/* Like attn_axis_size(), but knows also the letters that stand for axes of an observe's outputs. */
+/* Returns the size that an axis letter stands for, like attn_axis_size(), also for the axes of an observe's outputs. */
 int64_t attn_size_of(const attn_problem *p, const attn_dims *d, char letter);
 
-/* The dtypes that a rule (attn_dtype_rule) allows. */
+/* The dtypes that a rule of ATTN_DTYPE_RULE_MAP allows. */
 typedef struct attn_dtype_set {
-    /* sets of bits of attn_dtype: dtypes allowed with any q, and dtypes allowed where q has the same one */
+    /* sets of dtype bits: dtypes that are always allowed, and dtypes that are allowed where q has the same dtype */
     unsigned always, as_q;
 } attn_dtype_set;
 extern const attn_dtype_set attn_dtype_rules[];

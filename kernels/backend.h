@@ -19,20 +19,20 @@ typedef struct attn_backend attn_backend;
 struct attn_device {
     const attn_backend *backend;
     int index;
-    attn_capabilities can; /* open() fills in every member of it except `backend` */
+    attn_capabilities can; /* open() fills in every member of `can` except `backend` */
 };
 
 struct attn_stream {
     attn_device *device;
-    const int *cancel; /* set by attn_stream_heed(); stream_open() leaves it NULL */
-    const void *owner; /* set by attn_stream_serve(); stream_open() leaves it NULL */
-    /* nanoseconds of computing since attn_stream_serve(); only backends that compute on the host's threads count
-     * them */
+    const int *cancel; /* flag that attn_stream_heed() sets; stream_open() leaves it NULL */
+    const void *owner; /* pointer that attn_stream_serve() sets; stream_open() leaves it NULL */
+    /* nanoseconds of computing since attn_stream_serve(), counted only by backends that compute on the host's
+     * threads */
     int64_t spent_ns;
 };
 
-/* Has the caller cancelled the work? run() calls this between pieces of work of a few milliseconds, and stops if the
- * answer is true. `cancel` may be NULL. */
+/* Returns whether the caller has cancelled the work. run() calls this between pieces of work of a few milliseconds, and
+ * stops on true. `cancel` may be NULL. */
 static inline bool attn_is_cancelled(const int *cancel)
 {
     return cancel && __atomic_load_n(cancel, __ATOMIC_RELAXED) != 0;
@@ -43,10 +43,10 @@ static inline attn_status attn_given_up(attn_error *err)
     return attn_fail(err, ATTN_CANCELLED, "", "given up: nobody waits for it any more");
 }
 
-/* The functions have the contracts of the functions of the same name in attention.h. */
+/* A backend's functions. Each does what attention.h says of the function with the same name. */
 struct attn_backend {
     const char *name;
-    bool is_gpu; /* true: its devices are not the host's processor, and --devices numbers them */
+    bool is_gpu; /* true: its devices are not the host's processor, and the server's option --devices numbers them */
     int (*count)(void);
     attn_status (*open)(int index, const attn_device_options *options, attn_device **device, attn_error *err);
     void (*close)(attn_device *device);
@@ -55,8 +55,8 @@ struct attn_backend {
     void (*device_free)(attn_device *device, void *memory);
     attn_status (*staging_alloc)(attn_device *device, size_t bytes, void **memory, attn_error *err);
     void (*staging_free)(attn_device *device, void *memory, size_t bytes);
-    /* Can plan->kernel compute the problem? Its row already takes it. If it can, the function fills in the rest of
-     * the plan. NULL: every kernel computes what its row takes, and plans need no geometry. */
+    /* Decides whether plan->kernel, whose table row takes the problem, can compute it. If it can, the function fills in
+     * the rest of the plan. NULL: every kernel computes what its row takes, and plans need no geometry. */
     bool (*plan)(const attn_capabilities *can, attn_plan *plan);
     attn_status (*workspace)(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                              attn_error *err);
@@ -64,36 +64,38 @@ struct attn_backend {
     void (*stream_close)(attn_stream *stream);
     attn_status (*copy)(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
                         attn_error *err);
-    /* NULL: dispatch.c calls copy() for each row. Not called without rows, or for rows that lie side by side. */
+    /* Copies rows of equal length. It is not called without rows, or for rows that lie side by side. NULL: dispatch.c
+     * calls copy() for each row. */
     attn_status (*copy_rows)(attn_stream *stream, const attn_rows *rows, attn_direction direction, attn_error *err);
     attn_status (*moves)(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err);
     attn_status (*run)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
-    /* is called only for merges that have rows */
+    /* called only for merges that have rows */
     attn_status (*merge)(attn_stream *stream, const attn_merge_plan *plan, attn_error *err);
     attn_status (*mark)(attn_stream *stream, int slot, attn_error *err);
     double (*elapsed_us)(attn_stream *stream, int from_slot, int to_slot);
     attn_status (*done)(attn_stream *stream, bool *done, attn_error *err);
     attn_status (*wait)(attn_stream *stream, attn_error *err);
-    /* NULL: this backend does not compare marks of two streams */
+    /* NULL: this backend cannot compare marks of two streams */
     double (*between_us)(attn_stream *from, int from_slot, attn_stream *to, int to_slot);
     /* NULL: this backend has no notes; attn_stream_note() then returns UNSUPPORTED */
     attn_status (*note)(attn_stream *stream, attn_error *err);
     bool (*noted)(const attn_stream *stream);
-    /* Both are NULL where memory of these devices cannot be shared between processes. */
+    /* Both are NULL where processes cannot share memory of these devices. */
     attn_status (*import)(attn_device *device, const uint8_t *handle, size_t bytes, void **memory, attn_error *err);
     void (*release_import)(attn_device *device, void *memory);
     /* pin and unpin are NULL where memory cannot be pinned */
     attn_status (*pin)(attn_device *device, void *memory, size_t bytes, attn_error *err);
     void (*unpin)(attn_device *device, void *memory);
-    /* Does the work of attn_lse_start(). NULL: the host computes the sums itself. */
+    /* Sums the rows of attn_lse_start(). NULL: the host computes the sums. */
     attn_status (*sum_lse)(attn_stream *stream, const attn_problem *problem, const attn_lse_look *look, double *found,
                            attn_error *err);
-    /* Does the work of attn_run_some(). NULL: run() returns only when all is computed, so there is nothing to queue.
-     * Not called for empty problems. */
+    /* Queues a piece of work, as attn_run_some() does. It is not called for empty problems. NULL: run() returns only
+     * when all is computed, so there is nothing to queue. */
     attn_status (*run_some)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
                             attn_error *err);
-    bool (*left_rows)(attn_stream *stream); /* NULL: run_some() always computes all rows */
-    /* All are NULL where these devices compute no truth. truth() gets a workspace, and no cancelled stream. */
+    bool (*left_rows)(attn_stream *stream); /* NULL: run_some() never skips rows */
+    /* The functions of attn_truth (float64 results). All are NULL where these devices compute no truth. truth() always
+     * gets a workspace, and is never called on a cancelled stream. */
     attn_status (*truth_need)(const attn_capabilities *can, const attn_problem *problem, attn_truth_cost *cost,
                               attn_error *err);
     attn_status (*truth)(attn_stream *stream, const attn_problem *problem, const attn_truth *results, void *workspace,
@@ -102,24 +104,24 @@ struct attn_backend {
                                  attn_truth_distance *distances, attn_error *err);
 };
 
-/* Does the row of the kernel take the problem? The kernel may still refuse it: see attn_backend.plan. */
+/* Returns whether the kernel's table row takes the problem. The kernel may still refuse it: see attn_backend.plan. */
 bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, uint64_t features);
 
-/* attn_plan_make() with given features instead of computed ones. Tests use it to add a feature that no kernel
+/* Like attn_plan_make(), but gets the features from the caller. Tests use it to add a feature that no kernel
  * supports. */
 attn_status attn_plan_for(const attn_capabilities *can, const attn_problem *problem, uint64_t features, attn_plan *plan,
                           attn_error *err);
 
-/* Does cost.c have rates for this kernel? cost.c treats a kernel without rates as the slowest. Tests use this
- * function. */
+/* Returns whether cost.c has rates for this kernel. cost.c treats a kernel without rates as the slowest. Only tests
+ * call this function. */
 bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype);
 
-/* Writes the results of padding rows on the host: lse is -inf there, all others are 0. Kernels never write these
- * rows. It fills all
- * outputs of an observe, top_keys with -1: kernels write only rows that exist and keys that are seen. See padding.c. */
+/* Writes the results of padding rows on the host, because kernels never write these rows: lse is -inf there, all other
+ * results are 0. All outputs of an observe are filled completely, top_keys with -1, because kernels write only rows
+ * that exist and keys that some query sees. See padding.c. */
 void attn_fill_padding(const attn_problem *p);
 
-/* The backends of the build. dispatch.c lists them, preferred first. */
+/* The backends of the build, one table of functions each. dispatch.c lists them in order of preference. */
 /* kernels/cpu/reference.c: textbook loops in double, which define correct results */
 extern const attn_backend attn_backend_reference;
 /* kernels/cpu/paper.c: FlashAttention-2 written as in its paper, for readers */

@@ -27,11 +27,11 @@
 #include "dtype.h"
 #include "tiles.h"
 
-#define AXIS_MAX INT32_MAX /* index tensors are int32, and dropout counts rows in 32 bits */
+#define AXIS_MAX INT32_MAX /* largest size of an axis: index tensors are int32, and dropout counts rows in 32 bits */
 
-typedef long long ll; /* the type that printf's %lld takes */
+typedef long long ll; /* `ll` is the type that printf's %lld takes */
 
-/* The name of each letter's axis in messages. */
+/* Returns what messages call the axis with this letter. */
 static const char *letter_name(char letter)
 {
     switch (letter) {
@@ -54,7 +54,7 @@ static const char *letter_name(char letter)
     }
 }
 
-/* Writes the pointer to an axis: "/k/shape/2". */
+/* Writes the JSON pointer to an axis: "/k/shape/2". */
 #define MEMBER_BYTES sizeof(((attn_error *)0)->member)
 static const char *axis_member(char member[MEMBER_BYTES], attn_tensor_id id, const char *part, int axis)
 {
@@ -68,8 +68,8 @@ static const char *tensor_member(char member[MEMBER_BYTES], attn_tensor_id id, c
     return member;
 }
 
-/* Writes an index or a shape as text: "[0, 3, 17]". */
-/* room for the numbers of an index, each with the digits and sign of an int64_t, a comma and a space */
+/* Write an index or a shape as text: "[0, 3, 17]". */
+/* bytes of an index as text: for each axis the digits and sign of an int64_t, a comma and a space */
 enum { INDEX_BYTES = ATTN_MAX_RANK * 22 + 3 };
 static const char *index_text(char text[INDEX_BYTES], int rank, const int64_t *index)
 {
@@ -80,8 +80,8 @@ static const char *index_text(char text[INDEX_BYTES], int rank, const int64_t *i
     return text;
 }
 
-/* Does this op use the tensor? A forward ignores tensors that only a backward uses, and one problem can thus
- * serve both. */
+/* Returns whether this operation uses the tensor. A forward ignores tensors that only a backward uses, so one problem
+ * can serve both. */
 static bool takes_part(const attn_problem *p, attn_tensor_id id)
 {
     return p->tensor[id].rank > 0 && (attn_reads(p, id) || attn_writes(p, id));
@@ -101,7 +101,7 @@ static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_err
     tensor_member(member, id, "shape");
     index_text(is, t->rank, t->shape);
     if (attn_axes_may_lack_one(attn_tensors[id].axes.kind)) {
-        /* `letters` may lack its first letter, where the first axis may be missing */
+        /* `letters` is shorter than `all` where the tensor lacks its first axis, as some kinds of axes allow */
         const char *const all = attn_tensors[id].axes.plain;
         attn_axes_put(stpcpy(attn_axes_put(must, all + 1, packed, kind), " or "), all, packed, kind);
         return attn_fail(err, ATTN_INVALID, member, "%s: shape %s has %d dimensions, must have %d or %d: %s",
@@ -122,8 +122,8 @@ static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_err
                                    : "; a missing axis is written as 1");
 }
 
-/* Messages: "q: dtype is int32, must be float32, float16, bfloat16 or float8_e4m3fn", and for other tensors "must be
- * float16 as q's, or float32". */
+/* Checks a tensor's dtype. Messages: "q: dtype is int32, must be float32, float16, bfloat16 or float8_e4m3fn", and for
+ * other tensors "must be float16 as q's, or float32". */
 static attn_status check_dtype(const attn_problem *p, attn_tensor_id id, attn_error *err)
 {
     const attn_dtype is = p->tensor[id].dtype, q = p->q.dtype;
@@ -137,7 +137,7 @@ static attn_status check_dtype(const attn_problem *p, attn_tensor_id id, attn_er
                      as_q && others ? ", or " : "", attn_dtype_list(others, list));
 }
 
-/* Checks each axis: it may not be negative or too large. Checks also that the tensor's bytes fit in int64_t, even in
+/* Checks that no axis is negative or too large, and that the tensor's bytes fit in int64_t. Bytes are counted as for
  * float32, because results may be wider than their inputs. */
 static attn_status check_sizes(const attn_problem *p, attn_tensor_id id, attn_error *err)
 {
@@ -159,7 +159,7 @@ static attn_status check_sizes(const attn_problem *p, attn_tensor_id id, attn_er
     return ATTN_OK;
 }
 
-/* Checks those sizes of a tensor that other tensors determine. */
+/* Checks the axes of a tensor whose sizes other tensors determine. */
 static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_tensor_id id, attn_error *err)
 {
     const attn_tensor *t = &p->tensor[id];
@@ -170,8 +170,7 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
     for (int a = 0; a < rank; a++) {
         const int64_t is = t->shape[a], must = attn_size_of(p, d, letters[a]);
         const bool may_be_one = attn_axis_may_be_one(kind, a, rank);
-        if (kind == ATTN_AXES_BROADCAST && owner != id) { /* the tensor whose gradient this is has been checked
-                                                           * already */
+        if (kind == ATTN_AXES_BROADCAST && owner != id) { /* `owner`, whose gradient this is, has been checked before */
             const int64_t as = p->tensor[owner].shape[a];
             if (is != as)
                 return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a),
@@ -221,7 +220,7 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
 
 /* ---- 1. q, k, v -------------------------------------------------------------------------------------------------- */
 
-/* The axis that `letter` stands on, counted in the client's order of axes. */
+/* Returns the index of the axis with this letter, in the client's order of axes. */
 static int axis_of(const attn_problem *p, attn_tensor_id id, char letter)
 {
     char letters[ATTN_MAX_RANK + 1];
@@ -250,7 +249,7 @@ static attn_status head_size_fits(const attn_problem *p, attn_tensor_id id, char
                      ATTN_MAX_HEAD_DIM);
 }
 
-/* Checks what page_table requires apart from the shapes of k and v. */
+/* Checks all that page_table requires except the shapes of k and v. */
 static attn_status check_page_table(const attn_problem *p, attn_error *err)
 {
     attn_status status;
@@ -278,7 +277,7 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
     attn_dims d;
     char member[MEMBER_BYTES];
 
-    const int inputs = p->op == ATTN_OP_OBSERVE ? 2 : 3; /* an observe has no v */
+    const int inputs = p->op == ATTN_OP_OBSERVE ? 2 : 3; /* number of inputs among q, k and v: an observe has no v */
     for (int i = 0; i < inputs; i++)
         if (p->tensor[qkv[i]].rank == 0)
             return attn_fail(err, ATTN_INVALID, tensor_member(member, qkv[i], ""), "%s: is required; %s",
@@ -291,7 +290,7 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
                          "cu_seqlens_k: is required with cu_seqlens_q, unless k and v are [%lld, Sk, Hk, D], a row "
                          "for each sequence",
                          (ll)(p->cu_seqlens_q.shape[0] - 1));
-    if (p->cu_seqlens_q.rank) { /* attn_dims_of() reads B from cu_seqlens_q, so this check comes before it */
+    if (p->cu_seqlens_q.rank) { /* attn_dims_of() reads B from cu_seqlens_q, so cu_seqlens_q is checked before */
         if ((status = check_rank(p, ATTN_T_cu_seqlens_q, err)) || (status = check_dtype(p, ATTN_T_cu_seqlens_q, err)) ||
             (status = check_sizes(p, ATTN_T_cu_seqlens_q, err)))
             return status;
@@ -301,7 +300,7 @@ static attn_status check_qkv(const attn_problem *p, attn_error *err)
         if (p->layout == ATTN_BHSD)
             return attn_fail(err, ATTN_INVALID, "/layout", "layout: is bhsd, must be bshd with cu_seqlens_q");
     }
-    /* attn_dims_of() reads Sk from page_table, so this check comes before it */
+    /* attn_dims_of() reads Sk from page_table, so page_table is checked before */
     if (p->page_table.rank && (status = check_page_table(p, err))) return status;
     for (int i = 0; i < inputs; i++)
         if ((status = check_rank(p, qkv[i], err)) || (status = check_dtype(p, qkv[i], err)) ||
@@ -423,7 +422,7 @@ static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_e
     if (last > INT64_MAX / (int64_t)bytes - 1)
         return attn_fail(err, ATTN_TOO_LARGE, tensor_member(member, id, "stride"),
                          "%s: its strides reach past 2^63 bytes", name);
-    /* A result may still lack memory here; attn_run() checks for it before the run. */
+    /* A result tensor may lack memory here; attn_run() checks its memory before the run. */
     if (axis_of(p, id, 'k') == 1 && t->rank == 4 && p->cu_seqlens_q.rank && p->page_table.rank == 0 && elements > 0 &&
         t->shape[0] > 1 && t->shape[1] > 1 && t->stride[0] != t->shape[1] * t->stride[1])
         return attn_fail(err, ATTN_INVALID, axis_member(member, id, "stride", 0),
@@ -441,13 +440,13 @@ static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_e
 
 static attn_status check_options(const attn_problem *p, attn_error *err)
 {
-    if (p->has_scale && !(fabs(p->scale) <= FLT_MAX)) /* `!` refuses NaN too */
+    if (p->has_scale && !(fabs(p->scale) <= FLT_MAX)) /* !(x <= y) is true for NaN too */
         return attn_fail(err, ATTN_INVALID, "/scale", "scale: is %g, must be between -3.4e38 and 3.4e38 (a float32)",
                          p->scale);
 #define X(name, id, least, most, rule, meaning)                 \
     if (p->name != 0 && !(p->name >= least && p->name <= most)) \
         return attn_fail(err, ATTN_INVALID, "/" #name, #name ": is %g, must be " rule, p->name);
-    ATTN_SCORE_OPTION_MAP(X) /* the macro's test refuses NaN too */
+    ATTN_SCORE_OPTION_MAP(X) /* a comparison with NaN is false, so NaN is refused too */
 #undef X
     if (p->window_left < -1)
         return attn_fail(err, ATTN_INVALID, "/window/0", "window: [0] is %lld, must be at least 0, or -1 for unbounded",
@@ -458,13 +457,13 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
     if (p->keep_mask_at_end && p->keep_mask.rank == 0)
         return attn_fail(err, ATTN_INVALID, "/keep_mask_at_end",
                          "keep_mask_at_end: is true, but keep_mask is not given");
-    if (!(p->dropout_p >= 0 && p->dropout_p < 1)) /* `!` refuses NaN too */
+    if (!(p->dropout_p >= 0 && p->dropout_p < 1)) /* !(x >= y) is true for NaN too */
         return attn_fail(err, ATTN_INVALID, "/dropout_p", "dropout_p: is %g, must be at least 0 and below 1%s",
                          p->dropout_p, p->dropout_p > 1 ? "; it is no percentage" : "");
     return ATTN_OK;
 }
 
-/* Checks the region of weights and map on one axis, which has `size` queries or keys. */
+/* Checks one axis of the region of weights and map. The axis has `size` queries or keys. */
 static attn_status check_side(const char *name, const int64_t side[2], int64_t size, const char *of, attn_error *err)
 {
     char member[MEMBER_BYTES];
@@ -479,7 +478,7 @@ static attn_status check_side(const char *name, const int64_t side[2], int64_t s
     return ATTN_OK;
 }
 
-/* Checks the members that only an observe has. Reads the lengths of a sequence, which have been checked. */
+/* Checks the members of `observe`. It reads the lengths of a sequence, which must have been checked. */
 static attn_status check_observe(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const attn_observe *const o = &p->observe;
@@ -523,7 +522,7 @@ static attn_status check_observe(const attn_problem *p, const attn_dims *d, attn
 
 /* ---- 6. Values --------------------------------------------------------------------------------------------------- */
 
-/* Finds the first fault in a row of `count` elements. Returns its column, or -1. */
+/* A test that finds the first fault in a row of `count` elements. It returns the fault's column, or -1. */
 typedef int64_t (*row_test)(const void *row, int64_t count, int64_t limit);
 
 static int64_t first_float_not_finite(const void *row, int64_t count, int64_t minus_inf_allowed)
@@ -531,9 +530,8 @@ static int64_t first_float_not_finite(const void *row, int64_t count, int64_t mi
     const float *x = row;
     int64_t j;
     uint32_t any = 0;
-    for (j = 0; j < count; j++)
-        any |= (attn_f32_bits(x[j]) & 0x7f800000u) == 0x7f800000u; /* the loop has no branch, so that the compiler
-                                                                    * vectorises it */
+    for (j = 0; j < count; j++) /* no branch in the loop, so that the compiler vectorises it */
+        any |= (attn_f32_bits(x[j]) & 0x7f800000u) == 0x7f800000u;
     if (!any) return -1;
     for (j = 0; j < count; j++)
         if (!isfinite(x[j]) && !(minus_inf_allowed && x[j] == -INFINITY)) return j;
@@ -553,7 +551,7 @@ static int64_t first_half_not_finite(const uint16_t *x, int64_t count, uint16_t 
 
 static int64_t first_f16_not_finite(const void *row, int64_t count, int64_t limit)
 {
-    (void)limit; /* -inf is valid in every bias */
+    (void)limit; /* no limit applies: -inf is valid in every bias */
     return first_half_not_finite(row, count, 0x7c00u);
 }
 
@@ -577,7 +575,7 @@ static int64_t first_not_a_bit(const void *row, int64_t count, int64_t limit)
 
 static int64_t first_out_of_range(const void *row, int64_t count, int64_t limit)
 {
-    enum { AT_ONCE = 64 }; /* elements per inner loop, whose fixed length lets the compiler vectorise it */
+    enum { AT_ONCE = 64 }; /* elements per inner loop; the fixed length lets the compiler vectorise the loop */
     const int32_t *x = row, most = limit < INT32_MAX ? (int32_t)limit : INT32_MAX;
     int64_t j = 0;
     for (int32_t outside = 0; j + AT_ONCE <= count; j += AT_ONCE) {
@@ -589,7 +587,7 @@ static int64_t first_out_of_range(const void *row, int64_t count, int64_t limit)
     return -1;
 }
 
-/* Tests every row (last axis) of a tensor. `rule` is the last part of the message: what the value must be. */
+/* Tests every row (last axis) of a tensor. `rule` is the end of the message: what the value must be. */
 static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test test, int64_t limit, const char *rule,
                               attn_error *err)
 {
@@ -605,18 +603,20 @@ static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test
             const double value = attn_load(t->dtype, t->data, offset + fault);
             char member[MEMBER_BYTES], at[INDEX_BYTES], is[32];
             index[last] = fault;
-            if (isnan(value)) snprintf(is, sizeof is, "nan"); /* printf would print the sign of a NaN */
+            /* writes "nan", because printf might add the sign of a NaN */
+            if (isnan(value)) snprintf(is, sizeof is, "nan");
             else snprintf(is, sizeof is, "%.10g", value);
             return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: %s is %s, must be %s",
                              attn_tensors[id].name, index_text(at, t->rank, index), is, rule);
         }
-        int a = last - 1; /* moves on to the next row, the last axis first, as an odometer counts */
+        int a = last - 1; /* moves on to the next row like an odometer: the last of the other axes counts fastest */
         while (a >= 0 && ++index[a] == t->shape[a]) index[a--] = 0;
         if (a < 0) return ATTN_OK;
     }
 }
 
-/* The index of the first value, from 1 to n, that is smaller than the value before it; n + 1 where all ascend. */
+/* Returns the index of the first value, from 1 to n, that is smaller than the value before it; n + 1 where there is
+ * none. */
 static int64_t first_descent(const int32_t *values, int64_t n)
 {
     int64_t i = 1;
@@ -624,8 +624,8 @@ static int64_t first_descent(const int32_t *values, int64_t n)
     return i;
 }
 
-/* A hint for wrong cu_seqlens. Values whose sum is the number of rows are probably lengths. Ascending values whose
- * last is the number of rows are probably ends. Otherwise the hint is empty. */
+/* Writes a hint for wrong cu_seqlens. Values whose sum is the number of rows are probably lengths. Ascending values
+ * whose last is the number of rows are probably ends. Otherwise the hint is empty. */
 enum { SUGGESTION_BYTES = 128, SUMS_SHOWN = 3 };
 static void lengths_suggestion(char text[SUGGESTION_BYTES], const int32_t *values, int64_t last, int64_t total)
 {
@@ -670,7 +670,7 @@ static attn_status check_cu_seqlens(const attn_problem *p, attn_tensor_id id, in
                      (ll)total, total_of, suggestion);
 }
 
-/* Checks that no length in seqlens exceeds the room of its row or sequence. */
+/* Checks that no length in seqlens exceeds the number of rows that its batch row or packed sequence has. */
 static attn_status check_seqlens(const attn_problem *p, attn_tensor_id id, attn_tensor_id cu_id, int64_t most,
                                  const char *most_of, attn_error *err)
 {
@@ -689,7 +689,7 @@ static attn_status check_seqlens(const attn_problem *p, attn_tensor_id id, attn_
     return ATTN_OK;
 }
 
-/* For packed queries with k of [B, Sk, Hk, D]: checks that cu_seqlens_k, where given, says where each row of k
+/* Checks cu_seqlens_k of packed queries with k of [B, Sk, Hk, D]: where given, it must say where each row of k
  * starts. */
 static attn_status check_starts(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
@@ -711,7 +711,7 @@ static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_e
     if (p->page_table.rank == 0) return ATTN_OK;
     for (int64_t b = 0; b < d->B; b++) {
         const int64_t length = lengths[b * p->seqlens_k.stride[0]], pages = attn_tiles(length, d->page_size);
-        /* stride 0: all rows of the table are the same row, which was checked */
+        /* with stride 0 all rows of the table are one row, whose first `seen` entries have been checked */
         if (p->page_table.stride[0] == 0 && pages <= seen) continue;
         const int64_t fault = first_out_of_range(table + b * p->page_table.stride[0], pages, d->pages - 1);
         if (fault >= 0)
@@ -725,8 +725,8 @@ static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_e
     return ATTN_OK;
 }
 
-/* Checks prefix_keys. A prefix must lie within its row and the row before, and both rows' page tables must agree
- * there. */
+/* Checks prefix_keys. A prefix must lie within its row and the row before it, and both rows must have the same pages
+ * for the prefix. */
 static attn_status check_prefixes(const attn_problem *p, const attn_dims *d, attn_error *err)
 {
     const int32_t *const table = p->page_table.data, *const lengths = p->seqlens_k.data;
@@ -783,7 +783,7 @@ static attn_status check_values(const attn_problem *p, const attn_dims *d, attn_
 
 /* ---- The whole check --------------------------------------------------------------------------------------------- */
 
-/* Steps 1 to 3 of the list at the top, without the sizes of results. */
+/* Does steps 1 to 3 of the list at the top of this file (q, k and v; which tensors stand together; other tensors). */
 static attn_status check_shapes(const attn_problem *p, attn_error *err)
 {
     attn_status status;
@@ -800,23 +800,25 @@ static attn_status check_shapes(const attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* Would this tensor have fewer heads than rows if it had the other layout? Real problems nearly always have fewer
- * heads. Axis 1 holds the heads in bhsd, axis 2 in bshd. A problem with a single query tells nothing. */
+/* Returns whether this tensor would have fewer heads than rows in the other layout. Real problems nearly always have
+ * fewer heads. Axis 1 holds the heads in bhsd, axis 2 in bshd. With a single query the shape says nothing about the
+ * layout. */
 static bool heads_are_fewer(const attn_tensor *t, attn_layout layout)
 {
     const int heads = layout == ATTN_BHSD ? 1 : 2;
     return t->shape[heads] < t->shape[3 - heads];
 }
 
-/* Adds a hint to the message about a refused shape, where all shapes are valid in the other layout and that layout
- * is likelier. The length of alibi_slopes says nothing about axes. A request in bhsd gets no hint: bshd is the
- * default, so the client has chosen bhsd itself. */
+/* Adds a hint to the message about a refused shape, if all shapes are valid in the other layout and the other layout is
+ * likelier. The length of alibi_slopes says nothing about axes. A request in bhsd gets no hint: bshd is the default, so
+ * the client has chosen bhsd itself. */
 static void suspect_layout(const attn_problem *p, attn_error *err)
 {
     attn_problem other = *p;
     if (err == NULL || err->status != ATTN_INVALID || strstr(err->member, "/shape/") == NULL) return;
     if (strncmp(err->member, "/alibi_slopes/", strlen("/alibi_slopes/")) == 0) return;
-    for (int a = 1; a <= 2; a++) /* rows may be 0, but with 0 heads the other order of axes would fit by chance */
+    /* no hint: q or k without rows would have 0 heads in the other layout, and would fit by chance */
+    for (int a = 1; a <= 2; a++)
         if (p->q.shape[a] == 0 || p->k.shape[a] == 0) return;
     const bool as_bhsd = p->layout == ATTN_BSHD;
     other.layout = as_bhsd ? ATTN_BHSD : ATTN_BSHD;
@@ -828,8 +830,8 @@ static void suspect_layout(const attn_problem *p, attn_error *err)
              as_bhsd ? "[B, H, S, D]" : "[B, S, H, D]", as_bhsd ? "missing" : "meant");
 }
 
-/* Adds a hint to the message about a refused shape of k. It says whether k would be valid with its last two axes
- * exchanged, or if q and k changed places. */
+/* Adds a hint to the message about a refused shape of k, if k would be valid with its last two axes exchanged, or if q
+ * and k were exchanged. */
 static void suspect_k(const attn_problem *p, attn_error *err)
 {
     attn_problem transposed = *p, exchanged = *p;
@@ -857,7 +859,9 @@ attn_status attn_check(const attn_problem *p, attn_error *err)
         return status;
     }
     const attn_dims d = attn_dims_of(p);
-    { /* kernels compute out and lse even where the client does not want them, so their sizes must fit in int64_t */
+    /* sizes of out and lse must fit in int64_t even where the client does not want them, because kernels compute
+     * both */
+    {
         int64_t bytes;
         const int64_t rows[] = { d.packed ? 1 : d.B, d.Sq, d.H, d.D > d.Dv ? d.D : d.Dv };
         if (!attn_shape_bytes(ATTN_F32, 4, rows, &bytes))

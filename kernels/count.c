@@ -1,7 +1,7 @@
-/* count.c: attn_counter, how many pairs masks let through, and how many tiles a kernel may pass.
+/* count.c: attn_counter, which counts the pairs that masks let through, and the tiles that a kernel may skip.
  *
- * Batch rows and heads that have the same masks are counted once. A plane is one batch row and one head among those
- * that differ. The options of the problem decide how a plane is counted:
+ * Batch rows and heads that have the same masks are counted once. A plane is one batch row and one head that stand for
+ * all with the same masks. The options of the problem decide how a plane is counted:
  *
  *   causal, window, lengths   Pairs come from a closed form, tiles from the first and last row of each band of rows.
  *   FlashMask                 A step takes blocks of keys. Each key is seen by up to three intervals of rows. Whole
@@ -29,13 +29,15 @@ struct attn_counter {
     attn_geometry g;
     enum way way;
     bool tiled;
-    int64_t tile[2];         /* rows and keys of a tile; a whole sequence where tiles are not wanted */
-    int64_t planes_b, heads; /* number of batch rows and number of heads that have masks of their own */
-    double each;             /* number of pairs of a batch row and a head that one plane stands for */
+    int64_t tile[2]; /* rows and keys of a tile; where tiles are not wanted, a tile is a whole sequence */
+    /* number of planes along the batch and along the heads (a plane: a batch row and a head with masks of their own) */
+    int64_t planes_b, heads;
+    double each; /* number of pairs (batch row, head) that one plane stands for */
 
-    int64_t plane, next; /* present plane, and in it the next band of rows, block of keys, or row */
-    attn_sequence s;     /* the sequence of the present plane */
-    int64_t *counts;     /* BY_KEYS: one number per band of rows, and one more; BY_ELEMENTS: one per block of keys */
+    int64_t plane, next; /* the plane that is being counted, and the next band of rows, block of keys, or row in it */
+    attn_sequence s;     /* the sequence of the plane that is being counted */
+    /* BY_KEYS: a number for each band of rows, and one more; BY_ELEMENTS: a number for each block of keys */
+    int64_t *counts;
     attn_counts found;
 };
 
@@ -44,7 +46,7 @@ static enum way way_of(const attn_problem *p)
     return p->keep_mask.rank || p->bias.rank ? BY_ELEMENTS : p->mask_startend_rows.rank ? BY_KEYS : BY_FORMULA;
 }
 
-/* Does the tensor differ along this axis? */
+/* Returns whether the tensor may have different values along this axis. */
 static bool varies(const attn_tensor *t, int axis)
 {
     return t->rank > 0 && t->shape[axis] > 1;
@@ -109,7 +111,7 @@ attn_counts attn_counter_close(attn_counter *c)
     return found;
 }
 
-/* Counts a tile with `seen` visible pairs of `pairs` pairs. */
+/* Counts a tile of `pairs` pairs, of which `seen` are visible. */
 static void add_tile(struct attn_counter *c, int64_t seen, int64_t pairs)
 {
     double *const kind = seen == 0 ? &c->found.skipped : seen == pairs ? &c->found.whole : &c->found.partial;
@@ -119,7 +121,7 @@ static void add_tile(struct attn_counter *c, int64_t seen, int64_t pairs)
 
 /* ---- Causal, window, lengths ------------------------------------------------------------------------------------- */
 
-/* Counts the tiles of bands [next, end), each of tile[0] rows. */
+/* Counts the tiles of bands c->next to end - 1. A band is tile[0] rows. */
 static void count_bands(struct attn_counter *c, int64_t end)
 {
     const int64_t bk = c->tile[1], blocks = attn_tiles(c->s.Sk, bk);
@@ -146,8 +148,8 @@ static bool step_by_formula(struct attn_counter *c)
 
 /* ---- FlashMask --------------------------------------------------------------------------------------------------- */
 
-/* Adds a key that rows [lo, hi) see. Bands that the rows cover go to the array of differences `counts`; the bands at
- * both ends get their rows in `parts`. */
+/* Adds a key that rows [lo, hi) see. Bands (tile[0] rows each) that the interval covers wholly are added to the array
+ * of differences `counts`; the bands at its two ends get their number of rows in `parts`. */
 static void add_rows(struct attn_counter *c, int64_t lo, int64_t hi, int64_t *parts)
 {
     const int64_t b = c->tile[0];
@@ -162,13 +164,13 @@ static void add_rows(struct attn_counter *c, int64_t lo, int64_t hi, int64_t *pa
     if (first + 1 < last) c->counts[first + 1] += b, c->counts[last] -= b;
 }
 
-/* Counts the tiles of one block of keys, key by key. */
+/* Counts the tiles of one block of tile[1] keys, key by key. */
 static attn_status count_block(struct attn_counter *c)
 {
     const attn_view *const bounds = &c->g.view[ATTN_T_mask_startend_rows];
     const int64_t j0 = c->next * c->tile[1], j1 = attn_min64(j0 + c->tile[1], c->s.Sk);
     const int64_t bands = attn_tiles(c->s.Sq, c->tile[0]), b = c->plane / c->heads, head = c->plane % c->heads;
-    const int64_t group = c->g.dims.H / c->heads; /* number of query heads that have this plane's mask */
+    const int64_t group = c->g.dims.H / c->heads; /* number of query heads that share the mask of this plane */
     int64_t *const parts = calloc((size_t)bands + 1, sizeof *parts), whole = 0;
     if (!parts) return ATTN_NO_MEMORY;
     memset(c->counts, 0, (size_t)(bands + 1) * sizeof *c->counts);
@@ -178,7 +180,7 @@ static attn_status count_block(struct attn_counter *c)
         const attn_mask m = attn_mask_of(column, c->g.mask_bounds, c->g.causal, c->g.dims.Sq);
         const attn_range rows = attn_rows_of(&c->g, &c->s, j);
         /* The two intervals of rows that do not see the key, in ascending order and without overlap. Rows before,
-         * between and after them see it. */
+         * between and after the two intervals see the key. */
         attn_range one = { attn_clamp64(m.lts, rows.lo, rows.hi), attn_clamp64(m.lte, rows.lo, rows.hi) };
         attn_range two = { attn_clamp64(m.uts, rows.lo, rows.hi), attn_clamp64(m.ute, rows.lo, rows.hi) };
         if (one.lo >= one.hi) one.lo = one.hi = rows.lo;
@@ -212,7 +214,7 @@ static bool step_by_keys(struct attn_counter *c)
 
 /* ---- keep_mask, bias --------------------------------------------------------------------------------------------- */
 
-/* Adds the keys that row i sees to the counts of the keys' blocks. */
+/* Adds each key that row i sees to the count of the key's block. */
 static void count_row(struct attn_counter *c, int64_t b, int64_t h, int64_t i)
 {
     const attn_view *const keep = &c->g.view[ATTN_T_keep_mask], *const bias = &c->g.view[ATTN_T_bias];

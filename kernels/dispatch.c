@@ -17,7 +17,7 @@
 
 /* ---- Backends ---------------------------------------------------------------------------------------------------- */
 
-/* The backends of this build, preferred first. A server takes the first backend that has a device. It takes
+/* The backends of this build, in order of preference. A server takes the first backend that has a device. It takes
  * "reference" and "paper" only if an option names them. */
 static const attn_backend *const backends[] = {
 #ifdef ATTN_FAKE
@@ -32,8 +32,7 @@ enum { BACKENDS = sizeof backends / sizeof *backends };
 
 const char *const *attn_backends(void)
 {
-    /* The names are written out instead of copied from the tables, so that the array is constant before any thread
-     * starts. */
+    /* the names of `backends`, written out so that the array is constant before any thread starts */
     static const char *const names[] = {
 #ifdef ATTN_FAKE
         "fake",
@@ -95,8 +94,8 @@ const attn_capabilities *attn_device_capabilities(const attn_device *device)
     return &device->can;
 }
 
-/* Writes the error that no kernel of the operation takes head sizes as large as those of the problem. Returns ATTN_OK
- * where some kernel does. */
+/* Writes an error if no kernel of the operation takes head sizes as large as those of the problem; returns ATTN_OK if
+ * some kernel does. */
 static attn_status head_size_fits(const attn_capabilities *can, const attn_problem *problem, const char *op,
                                   attn_error *err)
 {
@@ -114,9 +113,9 @@ static attn_status head_size_fits(const attn_capabilities *can, const attn_probl
                      attn_tensors[id].name, axis, (long long)size, can->backend->name, most, op);
 }
 
-/* Writes the error that no kernel computes the problem. It names a head size that is too large for every kernel of the
- * operation, or else the first tensor or option that no kernel of the operation takes. Where some kernel takes each of
- * them, but no kernel takes all, it names none. */
+/* Writes the error that no kernel computes the problem. The error names a head size that is too large for every kernel
+ * of the operation, or else the first tensor or option that no kernel of the operation takes. Where each tensor and
+ * option is taken by some kernel, but all together by none, the error names none. */
 static attn_status no_kernel(const attn_capabilities *can, const attn_problem *problem, uint64_t features,
                              attn_error *err)
 {
@@ -196,8 +195,8 @@ attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, 
 
 /* ---- Dispatch ---------------------------------------------------------------------------------------------------- */
 
-/* Finds the next run of adjacent problems that are not empty, from *first on, and sets *first to its start. Returns
- * how many problems it has; 0 at the end. */
+/* Finds the next group of adjacent problems that are not empty, from *first on, and sets *first to its start. Returns
+ * the number of problems in the group; 0 at the end. */
 static int next_stretch(const attn_plan *plans, int count, int *first)
 {
     int end;
@@ -271,7 +270,8 @@ attn_status attn_workspace(const attn_capabilities *can, const attn_plan *plans,
         size_t part = 0;
         const attn_status status = can->backend->workspace(can, plans + first, n, &part, err);
         if (status != ATTN_OK) return status;
-        if (part > *bytes) *bytes = part; /* runs of problems are computed one after another, in the same workspace */
+        /* groups of problems are computed one after another in the same workspace, so the largest need counts */
+        if (part > *bytes) *bytes = part;
     }
     return ATTN_OK;
 }
@@ -314,7 +314,8 @@ attn_status attn_moves(attn_stream *stream, const attn_move *moves, int64_t coun
     return count > 0 ? stream->device->backend->moves(stream, moves, count, err) : ATTN_OK;
 }
 
-/* attn_check() accepts an output without memory; before the run it must have memory. */
+/* Checks that the outputs have memory. attn_check() accepts an output without memory; before the run it must have
+ * memory. */
 static attn_status check_memory(const attn_plan *plans, int count, attn_error *err)
 {
     for (int n = 0; n < count; n++)

@@ -1,10 +1,10 @@
-/* dtype.h: one number at a time between the stored types and float or double, on host and device.
+/* dtype.h: conversions of one number between the stored dtypes and float or double, on host and device.
  *
  * Narrowing rounds to nearest, ties to even, once: a double goes to float16 directly, never through float (two
- * roundings can differ from one). float8_e4m3fn has no infinity: a number that is too large, or infinite, becomes
- * 448, its largest number, with its sign; NaN stays NaN. The other types overflow to infinity as IEEE 754 says.
- * Subnormals are exact. The vector code of the backends must agree with these functions on every input; a unit test
- * tries all 65536 patterns. */
+ * roundings can differ from one). float8_e4m3fn has no infinity: a number that is too large, or infinite, becomes 448,
+ * its largest number, with its sign; NaN stays NaN. The other types overflow to infinity as IEEE 754 says. Subnormals
+ * are exact. The vector code of the backends must agree with these functions on every input; a unit test tries all
+ * 65536 patterns of 16 bits. */
 #ifndef ATTN_DTYPE_H
 #define ATTN_DTYPE_H
 
@@ -41,12 +41,12 @@ ATTN_HD float attn_bf16_to_f32(uint16_t bits)
     return attn_f32_from_bits((uint32_t)bits << 16);
 }
 
-/* Widens the magnitude of a small format with `mantissa` stored bits and exponent bias `bias`. Subnormals are
- * multiples of 2^(1 - bias - mantissa). */
+/* Converts the magnitude of a small format, with `mantissa` stored bits and exponent bias `bias`, to float. Subnormals
+ * are multiples of 2^(1 - bias - mantissa). */
 ATTN_HD float attn_widen(uint32_t magnitude, int mantissa, int bias)
 {
     const uint32_t exponent = magnitude >> mantissa, fraction = magnitude & ((1u << mantissa) - 1);
-    if (exponent == 0) /* a power of two times a small integer: the product is exact */
+    if (exponent == 0) /* subnormal: a power of two times a small integer, so the product is exact */
         return (float)fraction * attn_f32_from_bits((uint32_t)(1 - bias - mantissa + 127) << 23);
     return attn_f32_from_bits(((exponent + 127 - (uint32_t)bias) << 23) | (fraction << (23 - mantissa)));
 }
@@ -68,8 +68,8 @@ ATTN_HD float attn_e4m3_to_f32(uint8_t bits)
 
 /* ---- Narrowing: one rounding ------------------------------------------------------------------------------------- */
 
-/* Rounds |x| to `mantissa` stored bits with exponent bias `bias`, and returns the integer that encodes it.
- * The result has no upper limit: the caller compares it with its largest code. x is finite. */
+/* Rounds |x| to a format with `mantissa` stored bits and exponent bias `bias`, and returns the integer that encodes it.
+ * The result has no upper limit: the caller compares it with the format's largest code. x is finite. */
 ATTN_HD uint64_t attn_narrow(double x, int mantissa, int bias)
 {
     uint64_t bits, significand, kept, rest, half;
@@ -77,18 +77,19 @@ ATTN_HD uint64_t attn_narrow(double x, int mantissa, int bias)
     memcpy(&bits, &x, sizeof bits);
     bits &= UINT64_C(0x7fffffffffffffff);
     exponent = (int)(bits >> 52);
-    /* a subnormal double is less than half of the smallest positive number of every type here */
+    /* subnormal doubles become 0: they are less than half of the smallest positive number of every type here */
     if (exponent == 0) return 0;
     exponent -= 1023;
     significand = (bits & ((UINT64_C(1) << 52) - 1)) | UINT64_C(1) << 52;
     shift = 52 - mantissa;
-    if (exponent < 1 - bias) shift += 1 - bias - exponent; /* the target is subnormal: fewer bits are kept */
+    /* x is subnormal in the target format, which then keeps fewer bits */
+    if (exponent < 1 - bias) shift += 1 - bias - exponent;
     if (shift > 54) return 0;
     kept = significand >> shift;
     rest = significand & ((UINT64_C(1) << shift) - 1);
     half = UINT64_C(1) << (shift - 1);
     if (rest > half || (rest == half && (kept & 1))) kept++;
-    /* Where rounding carries out of the fraction, the carry adds one to the exponent. That is the correct result:
+    /* Where rounding carries out of the fraction bits, the carry adds one to the exponent. The result is right: it is
      * the next power of two. */
     if (exponent < 1 - bias) return kept;
     return ((uint64_t)(exponent + bias - 1) << mantissa) + kept;
@@ -155,7 +156,7 @@ ATTN_HD double attn_load(attn_dtype dtype, const void *data, int64_t index)
     }
 }
 
-/* Stores `x`, rounded once. Integer types are not supported, because no output has one. */
+/* Stores `x` in this dtype, rounded once. Integer types are not supported, because no output has one. */
 ATTN_HD void attn_store(attn_dtype dtype, void *data, int64_t index, double x)
 {
     switch (dtype) {

@@ -1,12 +1,12 @@
 /* machine.c: how many cores, how much memory and how many threads this process may use. See machine.h.
  *
- * /proc/self/cgroup has a line for each hierarchy: "0::/a/b" belongs to version 2, "4:memory:/a/b" to a
- * hierarchy of version 1 with its controllers. Every group from ours up to the root may set a limit, and the
- * least limit counts.
+ * /proc/self/cgroup has a line for each hierarchy of control groups: "0::/a/b" belongs to version 2, "4:memory:/a/b" to
+ * a hierarchy of version 1 with its controllers. Every group from this process's own up to the root may set a limit,
+ * and the least limit counts.
  *
- * The path starts at the root of our cgroup namespace. In a container of version 1 without a namespace it is
- * the host's path, while our own group is mounted as the root. The folders of the path then do not exist, and
- * the root's files are ours. */
+ * The path starts at the root of the process's cgroup namespace. In a container of version 1 without a namespace, it is
+ * the host's path, while the process's own group is mounted as the root. The folders of the path then do not exist, and
+ * the files of the root are those of the process's group. */
 #include "machine.h"
 
 #include <limits.h>
@@ -17,9 +17,9 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { CPUINFO_LINES = 64 }; /* at most this many lines are read; the first core's part of /proc/cpuinfo has 28 */
+enum { CPUINFO_LINES = 64 }; /* read at most this many lines of /proc/cpuinfo; the part of the first core has 28 */
 
-/* Reads the first line of a file, or its beginning if it is long. Returns "" where there is no file. */
+/* Reads the first line of a file, or the first 127 characters of a longer line. Returns "" where there is no file. */
 static const char *read_line(const char *directory, const char *name, char line[128])
 {
     char path[PATH_MAX];
@@ -31,8 +31,7 @@ static const char *read_line(const char *directory, const char *name, char line[
     return line;
 }
 
-/* Reads the number in a file. Returns `fallback` when there is none ("max", or no such file) or it is not
- * positive. */
+/* Reads the number in a file. Returns `fallback` if there is no file or no positive number in it (such as "max"). */
 static int64_t read_number(const char *directory, const char *name, int64_t fallback)
 {
     char line[128];
@@ -51,8 +50,8 @@ static void limit_cores(struct attn_machine *machine, int64_t quota, int64_t per
     machine->cores = (int)least(machine->cores, quota / period + (quota % period > 0));
 }
 
-/* Reads the limits of one group's folder. The file of a limit that is not set has "max" (version 2), or -1 or a number
- * beyond all memory (version 1). */
+/* Each of the following functions reads the limits in one cgroup's folder. The file of a limit that is not set has
+ * "max" (version 2), or -1 or a number larger than any memory (version 1). */
 static void read_cpu_v1(const char *directory, struct attn_machine *machine)
 {
     limit_cores(machine, read_number(directory, "cpu.cfs_quota_us", 0), read_number(directory, "cpu.cfs_period_us", 0));
@@ -78,8 +77,8 @@ static void read_v2(const char *directory, struct attn_machine *machine)
     read_pids(directory, machine);
 }
 
-/* The mount points of each controller's hierarchy, and the function that reads it. Version 2 has one hierarchy for all
- * controllers, mounted as "unified" where the others are of version 1. */
+/* The cgroup hierarchies: controller, mount point, and the function that reads a folder. Version 2 has one hierarchy
+ * for all controllers; it is mounted as "unified" where other hierarchies are of version 1. */
 static const struct {
     const char *controller, *mounted;
     void (*read)(const char *directory, struct attn_machine *machine);
@@ -91,7 +90,8 @@ static const struct {
     { "pids", "/pids", read_pids },
 };
 
-/* Is the word in a list separated by commas? In a line of version 2 the list of controllers is empty. */
+/* Returns whether `word` is in a comma-separated list. The list of controllers in a line of cgroup version 2 is empty,
+ * and an empty word matches it. */
 static bool has_word(const char *list, size_t length, const char *word)
 {
     const size_t size = strlen(word);
@@ -103,13 +103,14 @@ static bool has_word(const char *list, size_t length, const char *word)
     return false;
 }
 
-/* Reads every group from base + path up to base itself, because each of them may set a limit. */
+/* Reads every cgroup from base + path up to base itself, because each of them may set a limit. */
 static void walk_up(const char *base, const char *path, void (*read)(const char *, struct attn_machine *),
                     struct attn_machine *machine)
 {
     char directory[PATH_MAX];
     const size_t root = strlen(base);
-    if (strstr(path, "/..") != NULL) path = ""; /* our group lies outside our namespace, so only the root is readable */
+    /* the process's cgroup lies outside its namespace, so only the root is readable */
+    if (strstr(path, "/..") != NULL) path = "";
     if (snprintf(directory, sizeof directory, "%s%s", base, path) >= (int)sizeof directory) return;
     for (;;) {
         read(directory, machine);
@@ -134,7 +135,8 @@ static void look_at_line(const char *root, char *line, struct attn_machine *mach
     }
 }
 
-/* Reads the highest clock from cpufreq. A virtual machine has none, and x86 then has the clock in /proc/cpuinfo. */
+/* Reads the highest clock of a core from cpufreq. A virtual machine has no cpufreq; on x86 the clock then comes from
+ * /proc/cpuinfo. */
 static double look_at_clock(const char *root)
 {
     char path[PATH_MAX], line[256];
@@ -157,7 +159,8 @@ void attn_machine_look(const char *root, struct attn_machine *machine)
     cpu_set_t set;
     CPU_ZERO(&set);
     if (sched_getaffinity(0, sizeof set, &set) == 0) machine->cores = CPU_COUNT(&set);
-    else machine->cores = (int)sysconf(_SC_NPROCESSORS_ONLN); /* more processors than a cpu_set_t holds */
+    /* sched_getaffinity() fails where the machine has more processors than a cpu_set_t holds */
+    else machine->cores = (int)sysconf(_SC_NPROCESSORS_ONLN);
     if (machine->cores < 1) machine->cores = 1;
 
     const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);

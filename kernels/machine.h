@@ -5,18 +5,18 @@
 
 #include <stdint.h>
 
-/* cores: what affinity mask and cgroup quota (rounded up) allow. memory_bytes: the smaller of physical memory and
- * the narrowest memory limit of our cgroups up to the root (version 2, or 1); 4 GiB where the system reports
- * neither. */
+/* cores: number of cores that affinity mask and cgroup quota (rounded up) allow. memory_bytes: the smaller of physical
+ * memory and the least memory limit of the process's cgroups up to the root (version 2 or 1); 4 GiB where the system
+ * reports neither. */
 struct attn_machine {
     int cores;
     int64_t memory_bytes;
-    double hertz; /* highest clock of the first core, or else its clock now; 0: the system does not tell */
-    /* the smallest pids limit of our cgroups, which all of their processes share; INT64_MAX: no limit */
+    double hertz; /* highest clock of the first core in Hz, or else its clock now; 0: the system does not report it */
+    /* the smallest pids limit of the process's cgroups, which all processes in them share; INT64_MAX: no limit */
     int64_t threads;
 };
 
-/* Fills *machine. `root` is put before paths in /proc and /sys; only tests give one that is not "". */
+/* Fills *machine. `root` is put before paths in /proc and /sys; it is "" except in tests. */
 void attn_machine_look(const char *root, struct attn_machine *machine);
 
 #endif

@@ -1,7 +1,7 @@
 /* merge.c: attn_merge(): its checks, and its loops on the host.
  *
- * dout . (out_p - out) is computed as dout . out_p - sum of w_q (dout . out_q): the dots of the parts are needed once
- * each, and out itself, which may be rounded to 16 bits or not wanted, is not read. */
+ * The gradients of a part p need dout . (out_p - out). It is computed as dout . out_p - sum_q w_q (dout . out_q): the
+ * product of each part is computed once, and out itself, which may be rounded to 16 bits or not wanted, is not read. */
 #include "merge.h"
 
 #include <stdio.h>
@@ -12,16 +12,16 @@
 
 /* ---- The rows ---------------------------------------------------------------------------------------------------- */
 
-/* Numbers at a time, and sums side by side of a dot. Loops have these constant lengths, so that the compiler makes
- * vectors of them; columns that do not exist are zeros. */
+/* COLUMNS numbers are processed at a time, and a dot product has LANES sums side by side. Loops have these constant
+ * lengths, so that the compiler vectorises them; columns that do not exist are zeros. */
 enum { COLUMNS = 64, LANES = 8 };
 
-/* The weights of the parts in a row, and dout . out of each part. */
+/* For one row: the weight of each part, and dout . out of each part. */
 struct weights {
     float share[ATTN_MERGE_PARTS], dot[ATTN_MERGE_PARTS], mean;
 };
 
-/* Widens `columns` numbers. */
+/* Converts `columns` numbers of a row to float. */
 static void load(float to[COLUMNS], attn_dtype dtype, const void *from, int64_t at, int64_t columns)
 {
     if (columns < COLUMNS) memset(to, 0, COLUMNS * sizeof *to);
@@ -70,8 +70,8 @@ static void merge_columns(const attn_merge_plan *m, const attn_merge_row *row, c
     store(m->out.dtype, m->out.data, attn_at(&m->out, row->b, row->h, row->i) + first, sum, columns);
 }
 
-/* Adds the products of columns [first, first + columns) to the dots of a row, and writes these columns of the parts'
- * dout where gradients of parts are wanted. */
+/* Adds the products of columns [first, first + columns) to the dot products dout . out of a row. Where gradients of
+ * parts are wanted, it also writes these columns of the parts' dout. */
 static void back_columns(const attn_merge_plan *m, const attn_merge_row *row, struct weights *w, int64_t first,
                          int64_t columns)
 {
@@ -90,7 +90,7 @@ static void back_columns(const attn_merge_plan *m, const attn_merge_row *row, st
     }
 }
 
-/* Finds the dots of a row and their mean. */
+/* Computes dout . out of each part for one row, and the mean of these products weighted by the parts' shares. */
 static void find_dots(const attn_merge_plan *m, const attn_merge_row *row, struct weights *w)
 {
     for (int p = 0; p < m->count; p++) w->dot[p] = 0;
@@ -126,7 +126,7 @@ void attn_merge_sink(const attn_merge_plan *plan, int64_t h)
     attn_merge_plan m = *plan;
     struct weights w;
     double sum = 0;
-    m.gradients = false; /* attn_merge_rows() computes the parts' gradients */
+    m.gradients = false; /* find_dots() must not write the parts' gradients: attn_merge_rows() does */
     for (int64_t n = h; n < attn_merge_count(&m) && m.sinks[h] != -INFINITY; n += m.H) {
         const attn_merge_row row = attn_merge_row_of(&m, n);
         find_shares(&m, &row, &w);
@@ -144,22 +144,22 @@ void attn_merge_all(const attn_merge_plan *m)
 
 /* ---- The check --------------------------------------------------------------------------------------------------- */
 
-/* A tensor of a merge, and the properties that it must have. */
+/* A tensor of a merge, and the properties that the checks require of it. */
 struct expected {
     const attn_tensor *tensor;
-    int part;         /* number of the part that has the tensor; -1: no part has it */
-    const char *of;   /* "parts", or "gradients" of the parts */
+    int part;         /* index of the part that has the tensor; -1: the tensor does not belong to a part */
+    const char *of;   /* the list that the part is in: "parts", or "gradients" of the parts */
     const char *name; /* "lse" */
     unsigned dtypes;  /* attn_dtype bits */
-    int rank;         /* number of axes, whose sizes follow */
+    int rank;         /* number of axes; their sizes follow */
     int64_t shape[ATTN_MAX_RANK];
-    const char *axes[ATTN_MAX_RANK]; /* for each axis, what its size is called in messages */
-    bool has_memory;                 /* it must have memory, unless it has no elements */
+    const char *axes[ATTN_MAX_RANK]; /* name of each axis's size in messages */
+    bool has_memory;                 /* the tensor must have memory, unless it has no elements */
 };
 
 enum { NAME_BYTES = 24 };
 
-/* Writes "parts.3.lse", or with '/' "/parts/3/lse". */
+/* Writes the name of a tensor: "parts.3.lse", or as a JSON pointer "/parts/3/lse". */
 static void name_of(const struct expected *e, bool pointer, char name[NAME_BYTES])
 {
     const char *const dot = pointer ? "/" : ".";
@@ -167,7 +167,7 @@ static void name_of(const struct expected *e, bool pointer, char name[NAME_BYTES
     else snprintf(name, NAME_BYTES, "%s%s%s%d%s%s", pointer ? dot : "", e->of, dot, e->part, dot, e->name);
 }
 
-/* Fails with a pointer to `rest` of the tensor. `rule` follows its name. */
+/* Writes an error that points to the member `rest` of the tensor. The message is the tensor's name, then `rule`. */
 static attn_status refuse(const struct expected *e, const char *rest, const char *rule, attn_error *err)
 {
     char member[64], pointer[NAME_BYTES], name[NAME_BYTES];
@@ -181,7 +181,8 @@ static attn_status check_tensor(const struct expected *e, attn_error *err)
 {
     const attn_tensor *const t = e->tensor;
     const bool is_out = strstr(e->name, "out") != NULL;
-    char rule[160], rest[24], list[ATTN_DTYPE_LIST_BYTES], axes[64]; /* the names of four axes take 32 bytes */
+    /* `axes` is large enough: the names of four axes take 32 bytes */
+    char rule[160], rest[24], list[ATTN_DTYPE_LIST_BYTES], axes[64];
     int64_t bytes, elements;
     if ((unsigned)t->dtype >= ATTN_DTYPE_COUNT || !(e->dtypes >> t->dtype & 1)) {
         snprintf(rule, sizeof rule, "dtype is %s, must be %s%s",
@@ -213,19 +214,19 @@ static attn_status check_tensor(const struct expected *e, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks that a list of the parts' tensors have equal strides, as plans have one set of them. */
+/* Checks that the tensors of all parts have equal strides, because a plan has one set of strides for them. */
 static attn_status check_strides(const struct expected *e, const attn_tensor *first, attn_error *err)
 {
     if (memcmp(e->tensor->stride, first->stride, (size_t)first->rank * sizeof *first->stride) == 0) return ATTN_OK;
     return refuse(e, "", "must have the strides of the first part", err);
 }
 
-/* Sizes of a merge, by the first part, and what they are called. */
+/* Sizes of a merge, taken from the first part, and their names in messages. */
 struct shape {
     int rank; /* of out */
     int64_t out[ATTN_MAX_RANK], lse[ATTN_MAX_RANK];
     const char *out_axes[ATTN_MAX_RANK], *lse_axes[ATTN_MAX_RANK];
-    bool has_memory; /* all tensors of the merge have memory */
+    bool has_memory; /* true: all tensors of the merge must have memory */
 };
 
 static attn_status shape_of(const attn_merge_problem *m, struct shape *s, attn_error *err)
@@ -248,7 +249,7 @@ static attn_status shape_of(const attn_merge_problem *m, struct shape *s, attn_e
     return ATTN_OK;
 }
 
-/* Expects out or dout, or lse or dlse. */
+/* Returns what out or dout, or lse or dlse, must be. */
 static struct expected expect(const struct shape *s, const attn_tensor *t, int part, const char *of, const char *name)
 {
     struct expected e = { .tensor = t, .part = part, .of = of, .name = name };
@@ -277,7 +278,7 @@ static attn_status check_list(const struct shape *s, const attn_result *list, in
     return status;
 }
 
-/* The tensors that a merge has besides those of its parts, in the order of their checks. */
+/* Number of tensors that a merge has besides those of its parts. They are checked in the order below. */
 enum { OTHERS = 6 };
 static void others_of(const attn_merge_problem *m, const struct shape *s, struct expected others[OTHERS])
 {
@@ -332,7 +333,7 @@ static attn_view out_view(const attn_tensor *t, attn_layout layout)
 static attn_view lse_view(const attn_tensor *t)
 {
     if (t->rank == 0) return (attn_view){ 0 };
-    const int axis = t->rank - 2; /* the axis of the heads */
+    const int axis = t->rank - 2; /* index of the axis of heads */
     return (attn_view){ t->data, ATTN_F32, axis ? t->stride[0] : 0, t->stride[axis], t->stride[axis + 1] };
 }
 
@@ -341,7 +342,8 @@ static attn_merge_plan plan_of(const attn_merge_problem *m)
 {
     const attn_tensor *const out = &m->parts[0].out;
     const bool packed = out->rank == 3;
-    const int64_t *const s = out->shape + out->rank - 3; /* rows and heads, or heads and rows; columns */
+    /* the last three sizes of out: rows, heads and columns; in layout bhsd heads, rows and columns */
+    const int64_t *const s = out->shape + out->rank - 3;
     const int rows = m->layout == ATTN_BHSD && !packed;
     attn_merge_plan plan = { .B = packed ? 1 : out->shape[0], .Sq = s[rows], .H = s[1 - rows], .Dv = s[2] };
     plan.count = m->count;

@@ -16,40 +16,42 @@
 extern "C" {
 #endif
 
-/* The larger of two logarithms. A NaN is larger than all numbers. */
+/* Returns the larger of two logarithms. A NaN counts as larger than all numbers. */
 ATTN_HD float attn_merge_top(float top, float next)
 {
     return next > top || next != next ? next : top;
 }
 
-/* exp(lse - top): the weight of a part relative to the heaviest part. An empty part has weight 0. */
+/* Returns exp(lse - top): the weight of a part relative to the heaviest part. An empty part has weight 0. */
 ATTN_HD float attn_merge_weight(float lse, float top)
 {
     return lse == -INFINITY ? 0 : expf(lse - top);
 }
 
-/* sum += weight * part, for each of `columns` numbers. */
+/* Computes sum += weight * part for each of `columns` numbers. */
 ATTN_HD void attn_merge_add(float *sum, float weight, const float *part, int64_t columns)
 {
     for (int64_t d = 0; d < columns; d++) sum[d] += weight * part[d];
 }
 
-/* A checked merge: sizes, the place of each part, and the strides that all parts share. It is plain data and may be
+/* A checked merge: sizes, the address of each part, and the strides that all parts share. It is plain data and may be
  * copied to a device. */
 typedef struct attn_merge_plan {
-    int64_t B, Sq, H, Dv; /* where packed, B is 1 and Sq counts the rows of all sequences */
+    int64_t B, Sq, H, Dv; /* in packed problems, B is 1 and Sq is the number of rows of all sequences */
     int count;
     const void *part_out[ATTN_MERGE_PARTS];
     const float *part_lse[ATTN_MERGE_PARTS];
-    void *part_dout[ATTN_MERGE_PARTS]; /* gradients of the parts; all are NULL where `gradients` is false */
+    /* gradients of each part's out and lse; all are NULL where `gradients` is false */
+    void *part_dout[ATTN_MERGE_PARTS];
     float *part_dlse[ATTN_MERGE_PARTS];
-    bool gradients;                     /* the gradients of the parts are wanted */
-    const float *sinks;                 /* NULL: there are no sinks */
-    float *dsinks;                      /* NULL: not wanted */
-    attn_view out_of_part, lse_of_part; /* views of a part; their data is NULL, because each part has its own memory */
-    attn_view dout_of_part, dlse_of_part; /* gradients of one part: of its out and of its lse */
-    attn_view dout, dlse;                 /* views of inputs; data is NULL where the input is not given */
-    attn_view out, lse;                   /* views of the results; data is NULL where the result is not wanted */
+    bool gradients;     /* whether the gradients of the parts are wanted */
+    const float *sinks; /* NULL: there are no sinks */
+    float *dsinks;      /* NULL: the gradient of the sinks is not wanted */
+    /* views (strides) of out and lse of a part; their data is NULL, because each part has its own memory */
+    attn_view out_of_part, lse_of_part;
+    attn_view dout_of_part, dlse_of_part; /* views (strides) of the gradients of a part's out and lse */
+    attn_view dout, dlse; /* views of the inputs dout and dlse; data is NULL where the input is not given */
+    attn_view out, lse;   /* views of the merged out and lse; data is NULL where the result is not wanted */
 } attn_merge_plan;
 
 ATTN_HD int64_t attn_merge_count(const attn_merge_plan *m)
@@ -57,11 +59,12 @@ ATTN_HD int64_t attn_merge_count(const attn_merge_plan *m)
     return m->B * m->Sq * m->H;
 }
 
-/* One row of a merge: row n is head n % H of query n / H. */
+/* One row of a merge. Row number n is head n % H of query n / H. */
 typedef struct attn_merge_row {
-    int64_t b, h, i, lse_at; /* lse_at: offset of the row's lse in each part */
-    float sink;              /* the lse of the sink */
-    /* the largest lse of the parts and the sink, and the sum of their weights (0 where all of them are empty) */
+    int64_t b, h, i, lse_at; /* lse_at: index of the row's lse in each part's lse */
+    float sink;              /* the sink of the row's head, which counts like an lse */
+    /* the largest lse of the parts and the sink, and the sum of the weights exp(lse - top) (0 where all parts are
+     * empty) */
     float top, sum;
 } attn_merge_row;
 
@@ -81,8 +84,8 @@ ATTN_HD attn_merge_row attn_merge_row_of(const attn_merge_plan *m, int64_t n)
     return row;
 }
 
-/* The share that a part, or the sink, with this lse has in the row. All shares add up to 1, so their sum never
- * overflows. */
+/* Returns the share of a row that belongs to a part, or to the sink, with this lse. All shares add up to 1, so their
+ * sum never overflows. */
 ATTN_HD float attn_merge_share(const attn_merge_row *row, float lse)
 {
     return lse == -INFINITY ? 0 : attn_merge_weight(lse, row->top) / row->sum;
@@ -93,8 +96,8 @@ ATTN_HD float attn_merge_lse(const attn_merge_row *row)
     return row->sum == 0 ? -INFINITY : row->top + logf(row->sum);
 }
 
-/* The gradient with respect to the lse of a part, or of the sink, in the row. `dot` is dout . out of the part, 0 of the
- * sink; `mean` the sum of all shares times dots, which is dout . out of the whole. */
+/* Returns the gradient with respect to the lse of a part, or of the sink, in the row. `dot` is dout . out of the part,
+ * and 0 for the sink. `mean` is the sum of all shares times dots, which is dout . out of the whole. */
 ATTN_HD float attn_merge_dlse(const attn_merge_plan *m, const attn_merge_row *row, float lse, float dot, float mean)
 {
     const int64_t at = row->b * m->dlse.batch + row->h * m->dlse.head + row->i * m->dlse.row;
@@ -105,10 +108,10 @@ ATTN_HD float attn_merge_dlse(const attn_merge_plan *m, const attn_merge_row *ro
 /* Merges rows [first, end) on the host, with the gradients of the parts. See merge.c. */
 void attn_merge_rows(const attn_merge_plan *m, int64_t first, int64_t end);
 
-/* Computes dsinks[h] on the host. */
+/* Computes dsinks[h], the gradient of the sink of head h, on the host. */
 void attn_merge_sink(const attn_merge_plan *m, int64_t h);
 
-/* Computes all that the plan wants, on the host and on this thread. */
+/* Computes all results that the plan wants, on the host in the calling thread. */
 void attn_merge_all(const attn_merge_plan *m);
 
 #ifdef __cplusplus

@@ -38,7 +38,7 @@ ATTN_HD attn_philox attn_philox4x32_10(attn_philox counter, uint32_t key0, uint3
     return counter;
 }
 
-/* Draws the words of keys 8 * `group` to 8 * `group` + 7. head_index is b * H + h (attn_dropout_head()). */
+/* Draws the random words for keys 8 * `group` to 8 * `group` + 7. head_index is b * H + h (attn_dropout_head()). */
 ATTN_HD attn_philox attn_dropout_words(uint64_t seed, int64_t head_index, int64_t i, int64_t group)
 {
     attn_philox counter;
@@ -54,13 +54,14 @@ ATTN_HD uint32_t attn_dropout_half(attn_philox words, int half)
     return words.word[half >> 1] >> (16 * (half & 1)) & 0xffffu;
 }
 
-/* The threshold, 0 to 65536. An element whose half is below the threshold is dropped. */
+/* Returns the threshold, 0 to 65536. An element whose half word (16 bits) is below the threshold is dropped. */
 ATTN_HD uint32_t attn_dropout_threshold(double dropout_p)
 {
     return (uint32_t)(dropout_p * 65536.0 + 0.5);
 }
 
-/* Is this one element kept? Scalar code uses this function; vector code computes eight elements at a time. */
+/* Returns whether this one element is kept. Scalar code uses this function; vector code computes eight elements at a
+ * time. */
 ATTN_HD bool attn_dropout_keep(uint64_t seed, int64_t head_index, int64_t i, int64_t j, uint32_t threshold)
 {
     return attn_dropout_half(attn_dropout_words(seed, head_index, i, j >> 3), (int)(j & 7)) >= threshold;

@@ -63,12 +63,12 @@ ATTN_HD attn_score_options attn_score_options_of(const attn_geometry *g)
     return o;
 }
 
-/* The score of query i and key j of sequence `q`. s is scale * q . k. *derivative becomes the derivative of the
- * score by s, for gradients. */
+/* Returns the score of query i and key j of sequence `q`, where s is scale * q . k. *derivative becomes the derivative
+ * of the score with respect to s, for gradients. */
 ATTN_OF_REALS ATTN_HD attn_real attn_score_of(const attn_any_options *o, const attn_sequence *q, int64_t i, int64_t j,
                                               attn_real s, attn_real *derivative)
 {
-    (void)q, (void)i, (void)j; /* options that depend on the pair's position use these; softcap does not */
+    (void)q, (void)i, (void)j; /* unused by softcap, but options that depend on the pair's position need them */
     *derivative = 1;
     if (o->softcap > 0) {
         const attn_real t = attn_tanh(s / (attn_real)o->softcap);

@@ -9,16 +9,20 @@
 #include "kernels/score.h"
 
 enum {
-    /* the most rows that are sampled: if 1/64 of rows is costly, the problem takes at most three times as long */
+    /* largest number of rows that are sampled: a problem with 1/64 costly rows, which a sample may miss, takes at most
+     * three times as long as estimated */
     MOST_ROWS = 64,
     LEAST_ROWS = 8,
-    /* reading a key takes as long as reading this many numbers, some 16 ns, besides its own numbers */
+    /* reading a key costs some 16 ns, as much as this many numbers, in addition to its own numbers */
     KEY_NUMBERS = 16,
-    NUMBERS = 1 << 19, /* numbers that all sampled rows together may read, LEAST_ROWS excepted: a millisecond */
-    /* numbers that one row may read: if it has more keys, evenly spread ones are read, from a random first on */
+    /* numbers that all sampled rows together may read, in about a millisecond; the first LEAST_ROWS rows are read in
+     * any case */
+    NUMBERS = 1 << 19,
+    /* numbers that one row may read; of a row with more keys, evenly spaced keys are read, starting at a random one */
     ROW_NUMBERS = 1 << 19,
     ROW_KEYS = 1 << 16, /* keys that one row may read where only bias and slopes are read */
-    TILE = 64, /* kernels bound the scores of a tile of queries by its largest number; no tile has fewer queries */
+    /* smallest number of queries in a tile of any kernel; kernels bound the scores of a tile by its largest number */
+    TILE = 64,
 };
 
 /* A problem, and bounds on the size of its numbers. */
@@ -27,9 +31,9 @@ struct look {
     attn_geometry g;
     attn_score_options options;
     double most, cheap_from;
-    double bound_from; /* infinite where no row can reach limits.bound_from */
+    double bound_from; /* attn_strange_limits.bound_from; infinite where no row can reach it */
     bool gradients;
-    double bound; /* the upper bound on |scale q . k|, after softcap */
+    double bound; /* upper bound on |scale q . k|, after softcap */
     bool bounded; /* `bound` is so small that bias and slopes alone decide whether a row's scores are within range */
 };
 
@@ -44,7 +48,7 @@ enum kind { ORDINARY, CHEAP, COSTLY };
 
 /* ---- The largest numbers ----------------------------------------------------------------------------------------- */
 
-/* The largest number of a dtype. */
+/* Returns the largest number of a dtype. */
 static double most_of_dtype(attn_dtype dtype)
 {
     return dtype == ATTN_F16 ? 65504 : dtype == ATTN_F8E4M3 ? 448 : FLT_MAX;
@@ -89,13 +93,13 @@ static uint32_t most_bits(const char *from, attn_dtype dtype, int64_t n)
     }
 }
 
-/* The largest |x| of a tensor of rank 3 or 4; infinite where a number is not finite. */
+/* Returns the largest |x| of a tensor of rank 3 or 4; infinity where a number is not finite. */
 static double most_of(const attn_tensor *t)
 {
     const int64_t element = (int64_t)attn_dtype_bytes(t->dtype), columns = t->shape[t->rank - 1];
     const int64_t outer = t->rank == 4 ? t->shape[0] : 1, rows = t->shape[t->rank - 3], heads = t->shape[t->rank - 2];
     const int64_t *stride = t->stride + t->rank - 3;
-    /* the heads of a row, or the rows of a head, lie in one run of memory */
+    /* true: the heads of one row, or the rows of one head, are contiguous in memory */
     const bool together = stride[1] == columns;
     uint32_t most = 0, bits;
     for (int64_t a = 0; a < outer; a++)
@@ -124,13 +128,13 @@ static double most_of_floats(const attn_tensor *t, double otherwise)
     return most;
 }
 
-/* The bound on |scale q . k|, before softcap, where numbers of q and k are at most `q` and `k` in size. */
+/* Returns the bound on |scale q . k|, before softcap, for numbers of q and k that are at most `q` and `k` in size. */
 static double product_most(const struct look *look, double q, double k)
 {
     const double dot = q * k * (double)look->g.dims.D;
     const double scale = fabs(look->g.scale) * most_of_floats(&look->p->q_scale, 1) *
                          most_of_floats(&look->p->k_scale, 1);
-    if (!(dot < FLT_MAX)) return INFINITY; /* a partial sum may be infinite, even if the scaled score is not */
+    if (!(dot < FLT_MAX)) return INFINITY; /* a partial sum of q . k may be infinite, even if the scaled score is not */
     return scale * dot;
 }
 
@@ -139,8 +143,8 @@ static double capped(const struct look *look, double product)
     return look->g.softcap > 0 && product < INFINITY ? fmin(product, look->g.softcap) : product;
 }
 
-/* Bounds the products of q and k, first by their dtypes, then by their largest numbers, and fills in the members that
- * depend on these bounds. */
+/* Bounds the products of q and k, first by their dtypes, then by their largest numbers. It fills in the members of
+ * *look that depend on these bounds. */
 static void bound_products(struct look *look, const attn_strange_limits *limits, bool given_lse)
 {
     const attn_problem *p = look->p;
@@ -166,7 +170,7 @@ static double number(const attn_view *view, const struct row *row, int64_t h, in
     return attn_load(view->dtype, at(view, row, h, line), column);
 }
 
-/* May the row see key j? j is in the row's range. */
+/* Returns whether the row sees key j, which lies in the row's range of causal, window and lengths. */
 static bool sees(const struct look *look, const struct row *row, int64_t j)
 {
     const attn_geometry *g = &look->g;
@@ -178,8 +182,8 @@ static bool sees(const struct look *look, const struct row *row, int64_t j)
     return !attn_mask_hides(attn_mask_of(column_bounds, g->mask_bounds, g->causal, g->dims.Sq), row->i);
 }
 
-/* The score of key j before bias and slopes. NaN where q . k exceeds the range of float32: kernels in float32 cannot
- * compute it. */
+/* Returns the row's score of key j before bias and slopes. Returns NaN where q . k exceeds the range of float32,
+ * because float32 kernels cannot compute such a score. */
 static double product(const struct look *look, const struct row *row, const float *q, int64_t j)
 {
     const attn_geometry *g = &look->g;
@@ -197,8 +201,8 @@ static double product(const struct look *look, const struct row *row, const floa
     return attn_score_of(&look->options, &row->s, row->i, j, sum * scale, &derivative);
 }
 
-/* The row's score of key j, which the row sees. NaN where product() is NaN. Where products are bounded, only bias
- * and slopes count. */
+/* Returns the row's score of key j, which the row sees; NaN where product() is NaN. Where look->bounded is true, only
+ * bias and slopes count. */
 static double score(const struct look *look, const struct row *row, const float *q, int64_t j)
 {
     const attn_view *bias = &look->g.view[ATTN_T_bias], *slopes = &look->g.view[ATTN_T_alibi_slopes];
@@ -210,7 +214,7 @@ static double score(const struct look *look, const struct row *row, const float 
     return isnan(z) ? z : fmax(-FLT_MAX, fmin(FLT_MAX, z));
 }
 
-/* The size of the factor of q . k: |scale| times the float8 scales of the row's key/value head. */
+/* Returns the size of the factor of q . k: |scale| times the float8 scales of the row's key/value head. */
 static double scale_of(const struct look *look, const struct row *row)
 {
     const attn_geometry *g = &look->g;
@@ -221,7 +225,7 @@ static double scale_of(const struct look *look, const struct row *row)
     return scale;
 }
 
-/* The distance between two keys of a row that are read; the first of them is picked at random. */
+/* Returns the distance between two keys that are read in a row. The first key is picked at random. */
 static int64_t step_of(const struct look *look, attn_range keys)
 {
     return look->bounded ? attn_tiles(keys.hi - keys.lo, ROW_KEYS)
@@ -234,8 +238,8 @@ static const char *key_line(const struct look *look, const struct row *row, cons
     return (const char *)view->data + line * (int64_t)attn_dtype_bytes(view->dtype);
 }
 
-/* All numbers are float32. Do the largest number of q near the row and that of the row's keys reach bound_from
- * together? */
+/* For float32 problems: returns whether the largest number of q near the row and that of the row's keys allow scores of
+ * look->bound_from or more. */
 static bool reaches_bound(const struct look *look, const struct row *row, attn_range keys)
 {
     const attn_view *q = &look->g.view[ATTN_T_q], *k = &look->g.view[ATTN_T_k];
@@ -255,8 +259,9 @@ static bool reaches_bound(const struct look *look, const struct row *row, attn_r
     return !((double)q_most * k_most * (double)D * scale_of(look, row) < look->bound_from);
 }
 
-/* Does dq of a row of huge scores exceed the range of float32, or come close to its ends? Keys whose score is `largest`
- * share all of the row's weight. The limit is halved, because neighbouring rows may differ by a factor of two. */
+/* Returns whether dq of a row of huge scores exceeds the range of float32, or nearly does. Keys whose score is
+ * `largest` share all of the row's weight. The limit is halved, because neighbouring rows may differ by a factor of
+ * two. */
 static bool gradient_leaves(const struct look *look, const struct row *row, attn_range keys, const float *q,
                             double largest)
 {
@@ -280,7 +285,8 @@ static bool gradient_leaves(const struct look *look, const struct row *row, attn
     return !(2 * most * scale_of(look, row) < FLT_MAX);
 }
 
-/* Finds the kind of a row by the scores of its keys. If the row has many keys, it reads only some of them. */
+/* Returns the kind of a row (enum kind) by the scores of its keys. If the row has many keys, it reads only some of
+ * them. */
 static enum kind kind_by_scores(const struct look *look, const struct row *row, attn_range keys)
 {
     const attn_view *q = &look->g.view[ATTN_T_q];
@@ -292,7 +298,7 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
     for (int64_t j = keys.lo + (int64_t)(row->draw % (uint64_t)step); j < keys.hi; j += step) {
         if (!sees(look, row, j)) continue;
         const double z = score(look, row, query, j);
-        if (z == -INFINITY) continue; /* the key's bias hides it */
+        if (z == -INFINITY) continue; /* a bias of -inf hides the key */
         if (isnan(z)) return COSTLY;
         least = fmin(least, z);
         largest = fmax(largest, z);
@@ -300,7 +306,7 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
     if (largest == -INFINITY || fabs(largest) < most) return ORDINARY;
     if (fabs(largest) >= look->cheap_from)
         return look->gradients && gradient_leaves(look, row, keys, query, largest) ? COSTLY : CHEAP;
-    /* If products are so small that none of them changes a bias of this size, kernels recognise the row by its bias. */
+    /* kernels recognise such a row by its bias alone, if products are too small to change a bias of this size */
     return least == largest && look->g.view[ATTN_T_bias].data && look->bounded ? CHEAP : COSTLY;
 }
 
@@ -317,7 +323,7 @@ static enum kind kind_of(const struct look *look, const struct row *row, attn_ra
 
 /* ---- Some rows --------------------------------------------------------------------------------------------------- */
 
-/* SplitMix64 (Steele, Lea, Flood 2014). */
+/* Returns the next random number of SplitMix64 (Steele, Lea, Flood 2014). */
 static uint64_t next(uint64_t *state)
 {
     uint64_t z = *state += UINT64_C(0x9e3779b97f4a7c15);
@@ -326,7 +332,7 @@ static uint64_t next(uint64_t *state)
     return z ^ z >> 31;
 }
 
-/* Returns the sequence that row `line` of packed queries belongs to. */
+/* Returns the index of the sequence that row `line` of packed queries belongs to. */
 static int64_t sequence_at(const attn_geometry *g, int64_t line)
 {
     int64_t low = 0, high = g->dims.B;
@@ -357,7 +363,8 @@ static attn_strange shares(const struct look *look, uint64_t draw)
                                : attn_clamp64(NUMBERS / (d->Sk * (KEY_NUMBERS + d->D)), LEAST_ROWS, MOST_ROWS);
     const int64_t count = attn_min64(rows, wanted);
     double all = 0, of[COSTLY + 1] = { 0 };
-    for (int64_t n = 0; n < count; n++) { /* reads one row of each stretch of rows / count rows */
+    /* divides all rows into `count` stretches of equal length and reads one row of each */
+    for (int64_t n = 0; n < count; n++) {
         const int64_t first = rows / count * n, length = n + 1 < count ? rows / count : rows - first;
         const int64_t picked = first + (int64_t)(next(&draw) % (uint64_t)length);
         const struct row row = row_at(&look->g, picked, next(&draw));

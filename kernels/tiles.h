@@ -22,13 +22,13 @@
 
 #include "dtype.h"
 
-/* An lse of this size is too coarse: its last bit in float32 is worth 2, so it does not determine the sum whose
+/* An lse of this size or more is too coarse: its last bit in float32 is worth 2, so it does not determine the sum whose
  * logarithm it is. A backward that gets such an lse computes it again from the scores. */
 #define ATTN_LSE_MOST 16777216.0f
 
-/* Where a row sees one key, lse must be that key's score. Both count as equal if they differ by no more than this
- * share of lse. Rounding in float32 makes the difference: 3e-7 in the forward, half a bit in lse, and half a bit in
- * the backward's score. */
+/* Where a row sees one key, lse must be that key's score. The two count as equal if they differ by no more than this
+ * share of lse. Rounding in float32 makes the difference: 3e-7 in the forward, half a bit in lse, and half a bit in the
+ * backward's score. */
 #define ATTN_LSE_SLACK 0x1p-20f
 
 ATTN_HD int64_t attn_min64(int64_t a, int64_t b)
@@ -40,7 +40,7 @@ ATTN_HD int64_t attn_max64(int64_t a, int64_t b)
     return a > b ? a : b;
 }
 
-/* The number by which dropout draws for query head h of batch row b (philox.h). H: the problem's query heads. */
+/* Returns the number that dropout uses for query head h of batch row b (philox.h). H: the problem's query heads. */
 static inline int64_t attn_dropout_head(const attn_problem *p, int64_t H, int64_t b, int64_t h)
 {
     return p->dropout_first + b * (p->dropout_heads ? p->dropout_heads : H) + h;
@@ -50,13 +50,13 @@ ATTN_HD int64_t attn_clamp64(int64_t x, int64_t low, int64_t high)
     return x < low ? low : x > high ? high : x;
 }
 
-/* How many tiles of `tile` cover `count`. */
+/* Returns how many tiles of `tile` elements cover `count` elements. */
 ATTN_HD int64_t attn_tiles(int64_t count, int64_t tile)
 {
     return (count + tile - 1) / tile;
 }
 
-/* floor(a / b) for b > 0. C's own division rounds a negative quotient towards zero. */
+/* Returns floor(a / b) for b > 0. C's own division rounds a negative quotient towards zero. */
 ATTN_HD int64_t attn_floor_div(int64_t a, int64_t b)
 {
     return a / b - (a % b < 0);
@@ -69,7 +69,8 @@ ATTN_HD int64_t attn_at(const attn_view *view, int64_t b, int64_t h, int64_t row
     return b * view->batch + h * view->head + row * view->row;
 }
 
-/* attn_at() for a row of k or v: `line` is k_start + j. Only this function and attn_keys_in_a_row() handle pages. */
+/* Returns the offset of a row of k or v, as attn_at() does for other tensors; `line` is k_start + j. Only this function
+ * and attn_keys_in_a_row() handle pages. */
 ATTN_HD int64_t attn_key_at(const attn_geometry *g, const attn_view *view, int64_t b, int64_t h, int64_t line)
 {
     if (!g->page_table) return attn_at(view, b, h, line);
@@ -78,22 +79,23 @@ ATTN_HD int64_t attn_key_at(const attn_geometry *g, const attn_view *view, int64
     return attn_at(view, g->page_table[b * g->page_table_row + page], h, (uint32_t)line - page * size);
 }
 
-/* How many rows of k and v, from `line` on, lie one after the other at the row stride. */
+/* Returns how many rows of k and v, from `line` on, lie one after the other at the row stride. */
 ATTN_HD int64_t attn_keys_in_a_row(const attn_geometry *g, int64_t line)
 {
     return g->page_table ? g->dims.page_size - line % g->dims.page_size : INT64_MAX;
 }
 
-/* Do sequences of keys follow each other in one tensor? Where keys are in pages, only queries can be packed. */
+/* Returns whether the sequences of keys follow each other in one tensor. Where keys are in pages, only queries can be
+ * packed. */
 ATTN_HD bool attn_keys_are_packed(const attn_dims *d)
 {
     return d->packed && d->page_size == 0;
 }
 
-/* The bound of a window that hides nothing: no key is this far from a query. */
+/* The bound of a window side that hides nothing: no key is this far from a query. */
 #define ATTN_UNBOUNDED (INT64_C(1) << 40)
 
-/* Makes the geometry of `p`. It reads only shapes and strides, and no memory of tensors. See kernels/attention.c. */
+/* Computes the geometry of `p`. It reads only shapes and strides, and no memory of tensors. See kernels/attention.c. */
 #ifdef __cplusplus
 extern "C"
 #endif
@@ -103,11 +105,12 @@ extern "C"
 /* ---- Lengths ----------------------------------------------------------------------------------------------------- */
 
 typedef struct attn_sequence {
-    int64_t q_start, k_start; /* the sequence's first row in q and in k; 0 unless packed */
+    int64_t q_start, k_start; /* index of the sequence's first row in q and in k; 0 unless packed */
     int64_t Sq, Sk;
 } attn_sequence;
 
-/* The lengths of sequence b. It reads cu_seqlens or seqlens, so call it where that memory can be read. */
+/* Returns where sequence b starts and its lengths. It reads cu_seqlens or seqlens, so call it where that memory can be
+ * read. */
 ATTN_HD attn_sequence attn_sequence_of(const attn_geometry *g, int64_t b)
 {
     attn_sequence s;
@@ -118,14 +121,15 @@ ATTN_HD attn_sequence attn_sequence_of(const attn_geometry *g, int64_t b)
     return s;
 }
 
-/* How many rows sequence b has room for, padding included. It reads cu, so call it where cu can be read. */
+/* Returns how many rows sequence b has, padding included. It reads `cu` (cu_seqlens), so call it where that memory can
+ * be read. */
 ATTN_HD int64_t attn_room_of(const int32_t *cu, int64_t all, int64_t b)
 {
     return cu ? cu[b + 1] - cu[b] : all;
 }
 
-/* Are there rows whose results kernels do not write: padding queries, or padding keys of a packed problem? Where
- * keys are not packed, kernels themselves write zeros behind seqlens_k. */
+/* Returns whether the problem has rows whose results kernels do not write: padding queries, or padding keys of a packed
+ * problem. Where keys are not packed, kernels themselves write zeros behind seqlens_k. */
 ATTN_HD bool attn_has_padding(const attn_geometry *g)
 {
     return g->seqlens_q || (g->seqlens_k && g->cu_k);
@@ -134,17 +138,18 @@ ATTN_HD bool attn_has_padding(const attn_geometry *g)
 /* ---- Which pairs count: causal, window, alignment ---------------------------------------------------------------- */
 
 typedef struct attn_range {
-    int64_t lo, hi; /* lo <= x < hi; lo == hi where the range is empty */
+    int64_t lo, hi; /* the range holds x with lo <= x < hi; it is empty where lo == hi */
 } attn_range;
 
-/* attn_align() is added to i before i is compared with a key. It aligns the last query with the last key; with
- * top_left, the first query with the first key. */
+/* Returns the number that is added to i before i is compared with a key. It aligns the last query with the last key;
+ * with top_left, the first query with the first key. */
 ATTN_HD int64_t attn_align(const attn_geometry *g, const attn_sequence *s)
 {
     return g->top_left ? 0 : s->Sk - s->Sq;
 }
 
-/* Keys that query i may see: i' - left <= j <= i' + right, inside [0, Sk). Both ends grow with i. */
+/* Returns the keys that causal, window and lengths let query i see: i' - left <= j <= i' + right, inside [0, Sk). Both
+ * ends grow with i. */
 ATTN_HD attn_range attn_keys_of(const attn_geometry *g, const attn_sequence *s, int64_t i)
 {
     const int64_t aligned = i + attn_align(g, s);
@@ -154,7 +159,7 @@ ATTN_HD attn_range attn_keys_of(const attn_geometry *g, const attn_sequence *s, 
     return keys;
 }
 
-/* The queries that may see key j, inside [0, Sq). */
+/* Returns the queries that causal, window and lengths let see key j, inside [0, Sq). */
 ATTN_HD attn_range attn_rows_of(const attn_geometry *g, const attn_sequence *s, int64_t j)
 {
     const int64_t aligned = j - attn_align(g, s);
@@ -164,7 +169,7 @@ ATTN_HD attn_range attn_rows_of(const attn_geometry *g, const attn_sequence *s, 
     return rows;
 }
 
-/* The keys that at least one of the queries [r0, r1) may see. */
+/* Returns the range of keys that at least one of the queries [r0, r1) may see. */
 ATTN_HD attn_range attn_keys_of_rows(const attn_geometry *g, const attn_sequence *s, int64_t r0, int64_t r1)
 {
     attn_range keys = { 0, 0 };
@@ -174,7 +179,8 @@ ATTN_HD attn_range attn_keys_of_rows(const attn_geometry *g, const attn_sequence
     return keys;
 }
 
-/* Keys that every one of the queries [r0, r1) may see: a tile inside this range needs no causal or window test. */
+/* Returns the keys that every one of the queries [r0, r1) may see: a tile inside this range needs no causal or window
+ * test. */
 ATTN_HD attn_range attn_keys_of_all_rows(const attn_geometry *g, const attn_sequence *s, int64_t r0, int64_t r1)
 {
     attn_range keys = { 0, 0 };
@@ -184,17 +190,17 @@ ATTN_HD attn_range attn_keys_of_all_rows(const attn_geometry *g, const attn_sequ
     return keys;
 }
 
-/* Sum over i in [0, count) of clamp(i + first, 0, limit), in closed form. */
+/* Returns the sum over i in [0, count) of clamp(i + first, 0, limit), in closed form. */
 ATTN_HD int64_t attn_clamped_sum(int64_t first, int64_t count, int64_t limit)
 {
-    const int64_t rise = attn_clamp64(-first, 0, count);           /* the elements before this one are 0 */
-    const int64_t full = attn_clamp64(limit - first, rise, count); /* the elements from here on are `limit` */
-    /* the n elements between are start, start + 1, ... */
+    const int64_t rise = attn_clamp64(-first, 0, count);           /* terms before index `rise` are 0 */
+    const int64_t full = attn_clamp64(limit - first, rise, count); /* terms from index `full` on are `limit` */
+    /* the n terms between `rise` and `full` are start, start + 1, ... */
     const int64_t n = full - rise, start = first + rise;
     return n * start + (n > 0 ? (n % 2 ? n * ((n - 1) / 2) : n / 2 * (n - 1)) : 0) + (count - full) * limit;
 }
 
-/* The number of (query, key) pairs of one head of a sequence that causal and window permit. */
+/* Returns the number of (query, key) pairs of one head of a sequence that causal and window permit. */
 ATTN_HD int64_t attn_pairs_of(const attn_geometry *g, const attn_sequence *s)
 {
     const int64_t a = attn_align(g, s);
@@ -203,8 +209,8 @@ ATTN_HD int64_t attn_pairs_of(const attn_geometry *g, const attn_sequence *s)
 
 /* ---- Which pairs count: keep_mask -------------------------------------------------------------------------------- */
 
-/* The key that column 0 of keep_mask belongs to. It may be negative; columns without a key are not read. All keys
- * before it are kept. */
+/* Returns the key that column 0 of keep_mask belongs to; all keys before it are visible. The result may be negative,
+ * because columns without a key are not read. */
 ATTN_HD int64_t attn_keep_from(const attn_geometry *g, const attn_sequence *s)
 {
     return g->keep_tail < 0 ? 0 : s->Sk - g->keep_tail;
@@ -217,7 +223,7 @@ typedef struct attn_mask {
     int32_t lts, lte, uts, ute;
 } attn_mask;
 
-/* Makes an attn_mask from the n bounds that the client gave for a column. */
+/* Converts the n bounds that the client gave for a key (mask_startend_rows) to an attn_mask. */
 ATTN_HD attn_mask attn_mask_of(const int32_t *bounds, int n, bool causal, int64_t Sq)
 {
     attn_mask m = { 0, 0, 0, 0 };
@@ -234,7 +240,7 @@ ATTN_HD bool attn_mask_hides(attn_mask m, int64_t i)
     return (i >= m.lts && i < m.lte) || (i >= m.uts && i < m.ute);
 }
 
-/* The smallest and the largest bounds of several columns. */
+/* The smallest and the largest bounds of several keys (FlashMask). */
 typedef struct attn_mask_extremes {
     attn_mask min, max;
 } attn_mask_extremes;
@@ -258,13 +264,14 @@ ATTN_HD void attn_mask_extremes_add(attn_mask_extremes *e, attn_mask m)
 }
 
 typedef enum attn_tile_kind {
-    ATTN_TILE_FREE,    /* nothing is hidden: no element needs a test */
-    ATTN_TILE_PARTIAL, /* every element needs attn_mask_hides() */
-    ATTN_TILE_HIDDEN   /* everything is hidden: skip the tile */
+    ATTN_TILE_FREE,    /* FlashMask hides nothing in the tile, so no element needs a test */
+    ATTN_TILE_PARTIAL, /* FlashMask may hide a part of the tile, so every element needs attn_mask_hides() */
+    ATTN_TILE_HIDDEN   /* FlashMask hides the whole tile, so it can be skipped */
 } attn_tile_kind;
 
-/* Classifies queries [r0, r1) against the columns whose extremes are `e`. FREE and HIDDEN are certain. PARTIAL is
- * not: a tile that is hidden only by both intervals together is also called PARTIAL. That is correct, only slower. */
+/* Classifies the tile of queries [r0, r1) and the keys whose extreme bounds are `e`. FREE and HIDDEN are certain.
+ * PARTIAL is not: a tile that is hidden only by both intervals together is also called PARTIAL. That is correct, only
+ * slower. */
 ATTN_HD attn_tile_kind attn_mask_classify(const attn_mask_extremes *e, int64_t r0, int64_t r1)
 {
     if ((r0 >= e->max.lts && r1 <= e->min.lte) || (r0 >= e->max.uts && r1 <= e->min.ute)) return ATTN_TILE_HIDDEN;

@@ -34,20 +34,21 @@
 #include "backend.h"
 
 enum {
-    FIRST_ROWS = 4,        /* rows that are checked first; if all are right, no other rows are read */
-    ROWS_SHARE = 128,      /* a large problem checks one row of every 128 first, ATTN_LSE_ROWS rows at most */
-    ENOUGH_ROWS = 4,       /* see "at least ENOUGH_ROWS rows" above */
+    FIRST_ROWS = 4,   /* rows that are checked first; if all of them are right, no other rows are read */
+    ROWS_SHARE = 128, /* a large problem checks first one row of every 128, but ATTN_LSE_ROWS rows at most */
+    ENOUGH_ROWS = 4,  /* a conversion is accepted only if at least this many rows fit it (see the top of this file) */
     KEY_MULTIPLY_ADDS = 32 /* the exponential and the masks of a key take as long as this many multiply-adds */
 };
 
 #define LOOSE 0x1p-9
 #define TIGHT 0x1p-10
-/* two numbers of one row count as different if they are this many tolerances apart; of different rows, twice as many */
+/* two values of lse for one row count as different if they are this many tolerances apart; differences of two rows, if
+ * they are twice as many apart */
 #define APART 4
 
 /* ---- Variants ---------------------------------------------------------------------------------------------------- */
 
-/* The variants of scores: what message texts say that the lse was computed with. The first row also stands for base
+/* The variants of the scores: what messages say that the lse was computed with. The first entry also stands for base
  * 2. */
 static const struct {
     const char *with;
@@ -92,8 +93,9 @@ lse_variants lse_variants_of(const attn_problem *p)
         all.list[v] = (lse_variant){ .scale = v < scale_count ? scales[v] : g.scale, .without = without };
         all.list[v].applies = v == 0 || (parts & without) != 0;
         if (without == LSE_MASKS)
-            all.list[v].applies = (masks & (masks - 1)) != 0; /* with a single mask, "without masks" equals the
-                                                               * variant without that mask, which comes earlier */
+            /* "without masks" is left out if the problem has a single mask: the earlier variant without that mask is
+             * the same */
+            all.list[v].applies = (masks & (masks - 1)) != 0;
         if (v == 0 || v >= scale_count) continue;
         all.list[v].applies = fabs(scales[v]) <= FLT_MAX;
         for (int before = 0; before < v; before++) all.list[v].applies &= !is_same_scale(scales[before], scales[v]);
@@ -103,7 +105,7 @@ lse_variants lse_variants_of(const attn_problem *p)
 
 /* ---- Rows -------------------------------------------------------------------------------------------------------- */
 
-/* SplitMix64 (Steele, Lea, Flood 2014). */
+/* Returns the next number of SplitMix64 (Steele, Lea, Flood 2014). */
 static uint64_t hash(uint64_t x)
 {
     x += UINT64_C(0x9e3779b97f4a7c15);
@@ -120,14 +122,14 @@ static uint64_t hash_of(const attn_geometry *g)
     return state;
 }
 
-/* The row numbered `index` among all rows; heads vary fastest. */
+/* Returns the row with number `index` among all rows; heads vary fastest. */
 static attn_lse_row row_at(const attn_geometry *g, int64_t index)
 {
     const attn_dims *const d = &g->dims;
     attn_lse_row row = { .b = 0, .h = index / d->Sq % d->H, .i = index % d->Sq };
     if (!d->packed) row.b = index / d->Sq / d->H;
     else {
-        int64_t low = 0, high = d->B; /* invariant: cu_q[low] <= i < cu_q[high] */
+        int64_t low = 0, high = d->B; /* invariant of the binary search: cu_q[low] <= i < cu_q[high] */
         while (high - low > 1) {
             const int64_t middle = (low + high) / 2;
             if (g->cu_q[middle] <= row.i) low = middle;
@@ -139,7 +141,7 @@ static attn_lse_row row_at(const attn_geometry *g, int64_t index)
     return row;
 }
 
-/* How many multiply-adds a row takes. `whole`: every key counts, also those that causal and window hide. */
+/* Returns how many multiply-adds the sum of a row takes. `whole`: keys that causal and window hide count too. */
 static int64_t cost_of(const attn_geometry *g, const attn_lse_row *row, bool whole)
 {
     const attn_sequence s = attn_sequence_of(g, row->b);
@@ -160,7 +162,7 @@ void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look
         attn_lse_row row = row_at(&g, first + (int64_t)(state % (uint64_t)(end - first)));
         const attn_sequence s = attn_sequence_of(&g, row.b);
         if (s.Sq == 0) continue;
-        row.i %= s.Sq; /* a padding row is replaced by a row that exists */
+        row.i %= s.Sq; /* a row past the sequence's length is replaced by a row that exists */
         const int64_t cost = cost_of(&g, &row, false);
         if (cost > multiply_adds) continue;
         multiply_adds -= cost;
@@ -168,7 +170,7 @@ void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look
         look->row[look->count++].lse = attn_load(ATTN_F32, p->lse.data,
                                                  attn_at(&g.view[ATTN_T_lse], row.b, row.h, s.q_start + row.i));
     }
-    /* Shuffles the list, because its first rows are checked first, and must come from all parts of the problem. */
+    /* Shuffles the list, because the rows that are checked first must come from all parts of the problem. */
     for (int n = 0; n < look->count; n++) {
         const int other = n + (int)((state = hash(state)) % (uint64_t)(look->count - n));
         const attn_lse_row row = look->row[n];
@@ -188,10 +190,10 @@ struct reader {
     float k[ATTN_MAX_HEAD_DIM];
 };
 
-enum { AT_ONCE = 8 }; /* numbers per inner loop, whose fixed length lets the compiler vectorise it */
+enum { AT_ONCE = 8 }; /* numbers per inner loop; the fixed length lets the compiler vectorise the loop */
 
-/* Converts a float16 without branches. Its bits, moved to a float32's places, are the number times 2^-112; that also
- * holds for subnormals. */
+/* Converts a float16 to float without branches. Its bits, moved to where float32 has exponent and fraction, are the
+ * number times 2^-112; that holds for subnormals too. */
 static float widen_half(uint16_t bits)
 {
     const uint32_t magnitude = bits & 0x7fffu, infinite = magnitude >= 0x7c00u ? 0x7f800000u : 0;
@@ -226,7 +228,7 @@ static void read_key(struct reader *r, const attn_lse_row *row, int64_t line)
         for (int64_t d = 0; d < D; d++) r->k[d] = (float)attn_load(view->dtype, view->data, at + d);
 }
 
-/* Returns q . k. *size becomes the square root of the sum of its squared products. */
+/* Returns q . k. *size becomes the square root of the sum of the squared products q_d k_d. */
 static double dot_of(const struct reader *r, double *size)
 {
     double dot[AT_ONCE] = { 0 }, squares[AT_ONCE] = { 0 };
@@ -248,7 +250,7 @@ static double dot_of(const struct reader *r, double *size)
     return dot[0];
 }
 
-/* Sums one row by the variants whose bits are set in `which`; found[] of the other variants becomes NaN. */
+/* Sums one row by the variants whose bits are set in `which`. found[] of the other variants becomes NaN. */
 static void read_row(struct reader *r, const attn_lse_row *row, unsigned which, double found[ATTN_LSE_NUMBERS])
 {
     const attn_sequence s = attn_sequence_of(&r->g, row->b);
@@ -265,7 +267,8 @@ static void read_row(struct reader *r, const attn_lse_row *row, unsigned which, 
         r->q[d] = factor * attn_load(q->dtype, q->data, attn_at(q, row->b, row->h, s.q_start + row->i) + d);
     for (int64_t j = from; j < to; j++) {
         double dot = 0, size = 0;
-        bool read = false; /* a key that no variant sees may hold NaN, so it is read only when a variant sees it */
+        /* keys are read only when some variant sees them, because a key that none sees may hold NaN */
+        bool read = false;
         for (int v = 0; v < ATTN_LSE_VARIANTS; v++) {
             const lse_variant *const variant = &r->variants.list[v];
             if (!(which >> v & 1) || !lse_sees(&r->g, &s, row, j, variant->without)) continue;
@@ -286,23 +289,24 @@ struct tolerances {
     double loose, tight;
 };
 
-/* Can this row be judged? A row whose lse does not determine a sum, or with NaN, counts as neither right nor wrong. */
+/* Returns whether this row can be judged. A row with NaN, or whose lse is too large to determine a sum, counts as
+ * neither right nor wrong. */
 static bool is_told(const attn_lse_row *row, const double *found)
 {
     return fabs(row->lse) < ATTN_LSE_MOST && !isnan(found[0]);
 }
 
-/* The relative error of a product of q and k, whose numbers the client may have had before they were rounded. */
+/* Returns the relative error of a product of q and k. The client may have rounded q and k after it computed lse. */
 static double unit_of(const attn_problem *p)
 {
     if (p->q.dtype == ATTN_F8E4M3 || p->k.dtype == ATTN_F8E4M3) return 0x1p-3;
     return p->q.dtype == ATTN_BF16 ? 0x1p-8 : 0x1p-10;
 }
 
-/* `loose` allows for a forward in bfloat16, whatever the dtype of this backward. In mixed precision a client
- * computes lse from rounded q and k, and sends q and k as they were before rounding. `loose` is a bound: each number
- * of q and k is off by half a unit at most, and the sum of the products' sizes is at most sqrt(D) times their
- * Euclidean norm. */
+/* Returns the tolerances of a row's lse. `loose` allows for a forward in bfloat16, whatever the dtype of this backward:
+ * in mixed precision a client computes lse from rounded q and k, and sends q and k as they were before rounding.
+ * `loose` is a bound: each number of q and k is off by half a unit at most, and the sum of the products' sizes is at
+ * most sqrt(D) times their Euclidean norm. */
 static struct tolerances tolerances_of(const attn_problem *p, const attn_lse_row *row, double scale, double size)
 {
     const double u = unit_of(p), D = (double)attn_dims_of(p).D, u_loose = fmax(u, 0x1p-8);
@@ -319,8 +323,8 @@ static bool is_too_much(const attn_problem *p, const lse_variants *all, const at
 
 enum says { NOTHING, YES, NO };
 
-/* Does the row's lse fit variant v? v == ATTN_LSE_VARIANTS stands for base 2. *apart becomes the lse by variant v
- * minus the lse by the options as given. */
+/* Returns whether the row's lse fits variant v of the scores; v == ATTN_LSE_VARIANTS stands for base 2. *apart becomes
+ * the lse by variant v minus the lse by the options as given. */
 static enum says says(const attn_problem *p, const lse_variants *all, const attn_lse_row *row, const double *found,
                       int v, double *apart)
 {
@@ -331,16 +335,19 @@ static enum says says(const attn_problem *p, const lse_variants *all, const attn
     const struct tolerances given = tolerances_of(p, row, all->list[0].scale, found[ATTN_LSE_VARIANTS]);
     const double tight = fmax(of_v.tight, given.tight);
     const bool fits = fabs(row->lse - wanted) <= of_v.tight;
-    *apart = fmin(fmax(wanted - found[0], -1e3), 1e3); /* infinite for a row that sees no key by the options as given */
+    /* the difference is infinite for a row that sees no key by the options as given */
+    *apart = fmin(fmax(wanted - found[0], -1e3), 1e3);
     if (fabs(*apart) > APART * tight) return fits ? YES : NO;
     return fits || fabs(row->lse - found[0]) <= given.loose ? NOTHING : NO;
 }
 
-/* The variant that explains the lse of all rows; 0 where none does. *at becomes a row that fits it. */
+/* Returns the variant of the scores that explains the lse of all rows; 0 where none does. *at becomes a row that fits
+ * it. */
 static int explanation(const attn_problem *p, const lse_variants *all, const attn_lse_look *look, bool refused, int *at)
 {
     for (int n = 0; n < ATTN_LSE_VARIANTS; n++) {
-        const int v = n == 0 ? ATTN_LSE_VARIANTS : n; /* base 2 is tried first */
+        /* base 2 is tried before all variants, in the place of variant 0, which is the options as given */
+        const int v = n == 0 ? ATTN_LSE_VARIANTS : n;
         double least = INFINITY, most = -INFINITY, tolerance = 0;
         int yes = 0;
         bool no = v < ATTN_LSE_VARIANTS && !all->list[v].applies;
@@ -362,7 +369,7 @@ static int explanation(const attn_problem *p, const lse_variants *all, const att
 
 enum { INDEX_BYTES = 80 };
 
-/* The index of the row's lse in the client's tensor. */
+/* Writes the index of the row's lse in the client's tensor. */
 static const char *index_of(const attn_problem *p, const attn_lse_row *row, char text[INDEX_BYTES])
 {
     const attn_geometry g = attn_geometry_of(p);
@@ -397,7 +404,7 @@ attn_status attn_lse_judge(const attn_problem *p, const attn_lse_look *look, att
                      exp(fmin(look->found[at][0] - look->row[at].lse, 700)), refused ? "at most 1" : "1", how);
 }
 
-/* Sums the first rows by the options as given. Are all of them right? */
+/* Sums the first rows by the options as given, and returns whether the lse of each of them is right. */
 static bool first_are_right(struct reader *r, attn_lse_look *look, int first)
 {
     int right = 0;
@@ -410,7 +417,7 @@ static bool first_are_right(struct reader *r, attn_lse_look *look, int first)
     return right == first;
 }
 
-/* Sums every row by every variant that no earlier row has contradicted. Where k is a part of the keys, the first row
+/* Sums every row by every variant that no earlier row has contradicted. If k is only a part of the keys, the first row
  * contradicts all variants, and no further rows are read. */
 static void read_variants(struct reader *r, attn_lse_look *look, int first, int64_t multiply_adds)
 {

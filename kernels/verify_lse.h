@@ -3,7 +3,8 @@
 #ifndef ATTN_VERIFY_LSE_H
 #define ATTN_VERIFY_LSE_H
 
-#define ATTN_SCORES_IN_DOUBLE /* score.h reads ATTN_SCORES_IN_DOUBLE, so files include verify_lse.h before score.h */
+/* score.h tests ATTN_SCORES_IN_DOUBLE, so a file must include verify_lse.h before score.h */
+#define ATTN_SCORES_IN_DOUBLE
 
 #include <float.h>
 #include <math.h>
@@ -12,9 +13,9 @@
 #include "score.h"
 #include "tiles.h"
 
-/* Options that a client may have left out when it computed lse, as bits. */
+/* Options that a client may have left out when it computed lse, one bit each. */
 enum lse_part {
-    LSE_PLACES = 1, /* the options causal and window */
+    LSE_PLACES = 1, /* LSE_PLACES stands for the options causal and window */
     LSE_KEEP = 2,
     LSE_ROWS = 4,
     LSE_BIAS = 8,
@@ -24,18 +25,19 @@ enum lse_part {
     LSE_MASKS = LSE_PLACES | LSE_KEEP | LSE_ROWS | LSE_BIAS,
 };
 
-/* One way to compute scores: with the given options, or with others. */
+/* One way to compute scores: with the given options, or with some of them left out or another scale. */
 typedef struct lse_variant {
     double scale;
-    unsigned without; /* the parts of a score that are left out: bits of enum lse_part */
-    bool applies;     /* true where this variant differs from the given options */
+    unsigned without; /* the options that this variant leaves out: bits of enum lse_part */
+    bool applies;     /* true: the sums include this variant, because it is list[0] or differs from the given options */
 } lse_variant;
 
 typedef struct lse_variants {
-    lse_variant list[ATTN_LSE_VARIANTS]; /* the first variant has the options as given */
+    lse_variant list[ATTN_LSE_VARIANTS]; /* list[0] has the options as given */
 } lse_variants;
 
-/* The sum of exp(z - top) over keys, and `size`: the same sum with each key weighted by the size of its products. */
+/* The sum of exp(z - top) over the keys of a row, where top is the largest score, and `size`: the same sum with each
+ * key weighted by the size of its products q_d k_d. */
 typedef struct lse_sum {
     double top, sum, size;
 } lse_sum;
@@ -46,11 +48,11 @@ ATTN_HD lse_sum lse_sum_init(void)
     return none;
 }
 
-/* Adds the sum of other keys to *s. Infinite numbers and NaN make the whole sum NaN; an empty sum adds nothing. */
+/* Adds the sum over other keys to *s. Infinite numbers and NaN make the whole sum NaN; an empty sum adds nothing. */
 ATTN_HD void lse_sum_join(lse_sum *s, lse_sum other)
 {
     if (other.sum == 0) return;
-    if (!(s->top >= other.top)) { /* a NaN in either top also takes this branch */
+    if (!(s->top >= other.top)) { /* true too where either `top` is NaN */
         const lse_sum lower = *s;
         *s = other;
         other = lower;
@@ -76,7 +78,7 @@ ATTN_HD double lse_size_of(const lse_sum *s)
     return s->sum > 0 ? s->size / s->sum : 0;
 }
 
-/* Does query i of head h of sequence b see the existing key j? */
+/* Returns whether query i of head h of sequence b sees key j, if the options `without` are left out. */
 ATTN_HD bool lse_sees(const attn_geometry *g, const attn_sequence *s, const attn_lse_row *row, int64_t j,
                       unsigned without)
 {
@@ -101,7 +103,7 @@ ATTN_HD bool lse_sees(const attn_geometry *g, const attn_sequence *s, const attn
     return true;
 }
 
-/* The factor of q . k of a row: the scales of float8; 1 where they are not given. */
+/* Returns the factor of q . k of a row: the product of its float8 scales; 1 where none is given. */
 ATTN_HD double lse_factor(const attn_geometry *g, const attn_lse_row *row)
 {
     const attn_view *const q = &g->view[ATTN_T_q_scale], *const k = &g->view[ATTN_T_k_scale];
@@ -110,7 +112,7 @@ ATTN_HD double lse_factor(const attn_geometry *g, const attn_lse_row *row)
            (k->data ? attn_load(k->dtype, k->data, attn_at(k, row->b, hk, 0)) : 1);
 }
 
-/* The score z of a visible pair, from q . k. */
+/* Returns the score z of a visible pair, from q . k. */
 ATTN_HD double lse_score(const attn_geometry *g, const attn_score_options *options, const attn_sequence *s,
                          const attn_lse_row *row, int64_t j, double dot, const lse_variant *variant)
 {
@@ -123,10 +125,11 @@ ATTN_HD double lse_score(const attn_geometry *g, const attn_score_options *optio
     if (slopes->data && !(variant->without & LSE_ALIBI))
         z -= attn_load(slopes->dtype, slopes->data, attn_at(slopes, row->b, row->h, 0)) *
              fabs((double)(row->i + s->Sk - s->Sq - j));
-    return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z; /* NaN is returned as NaN */
+    /* NaN passes through both comparisons and is returned as NaN */
+    return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z;
 }
 
-/* Adds the sink to the sum of a complete row. A sink of -inf adds nothing. */
+/* Adds the sink to the sum over all keys of a row. A sink of -inf adds nothing. */
 ATTN_HD void lse_add_sink(const attn_geometry *g, const attn_lse_row *row, const lse_variant *variant, lse_sum *s)
 {
     const attn_view *const sinks = &g->view[ATTN_T_sinks];
@@ -140,9 +143,11 @@ ATTN_HD void lse_add_sink(const attn_geometry *g, const attn_lse_row *row, const
 extern "C" {
 #endif
 
-/* Lists the variants of a checked problem's scores. It reads no tensor's memory. */
+/* Returns the variants of a checked problem's scores (the ways in which lse may have been computed). It reads no
+ * tensor's memory. */
 lse_variants lse_variants_of(const attn_problem *p);
-/* Sums all rows by all variants in host memory, as attn_lse_start() does on a device. The fake device uses it. */
+/* Sums the rows in `look` by all variants of the scores, in host memory, as attn_lse_start() does on a device. The fake
+ * device uses it. */
 void lse_sum_rows(const attn_problem *p, const attn_lse_look *look, double *found);
 
 #ifdef __cplusplus

@@ -1,31 +1,31 @@
-/* backward.c: gradients, computed for a chunk of keys at a time. It is FlashAttention-2 (arXiv:2307.08691),
- * Algorithm 2, made deterministic.
+/* backward.c: gradients, computed for a chunk of keys at a time. It is FlashAttention-2 (arXiv:2307.08691), Algorithm
+ * 2, made deterministic.
  *
  * FLASH_ROWS packs Q and dO of every row tile and computes delta = rowsum(dO O) - dlse. Then each item of FLASH_KEYS
- * owns a chunk of Bk keys of one key/value head. It walks over the row tiles of the whole group that see the chunk,
- * and computes for each of them:
+ * owns a chunk of Bk keys of one key/value head. It walks over the row tiles of the whole group of query heads that see
+ * the chunk, and computes for each of them:
  *
  *     S = Q K^T, dP = dO V^T                      products
  *     P = exp2(scores - lse2), dZ = P (M dP - delta), dS = dZ (1 - tanh^2)
- *     dV += (P kept)^T dO,  dK += dS^T Q          into the chunk's own sums, kept transposed
+ *     dV += (P kept)^T dO,  dK += dS^T Q          into the chunk's own sums, stored transposed
  *     dQ += dS K                                  into the row tile's sum, which all chunks share
  *
  * The order of the sums in dQ is fixed: chunk c adds to a row tile only after all chunks before it. Each chunk
  * publishes how many row tiles it has finished (struct flash_progress). Chunks that start together follow each other
- * through the tiles, so a chunk waits for the work of one row tile. Threads take items in order, so a chunk that
- * others wait for is always running. This needs no memory and no second pass (a second pass would compute S and dP
+ * through the tiles, so a chunk waits for the work of one row tile. Threads take items in order, so a chunk that others
+ * wait for is always running. This scheme needs no memory and no second pass (a second pass would compute S and dP
  * again for dQ: 7 products instead of 5), and the bits do not depend on timing.
  *
- * An element of dbias belongs to one (b, h, i, j), and column j to one chunk. So the item that owns the chunk adds
- * to it without waiting. Where bias is broadcast over heads of several groups or over batch rows, several items
- * would add to the same numbers. One item then computes that chunk for all of these heads and batch rows, one after the
- * other. Such a set of heads and batch rows is a class. FLASH_FINISH adds up dalibi_slopes and dsinks from parts, in
- * order.
+ * An element of dbias belongs to one (b, h, i, j), and column j to one chunk. Therefore the item that owns the chunk
+ * adds to the element without waiting. Where bias is broadcast over heads of several groups or over batch rows, several
+ * items would add to the same numbers. One item then computes that chunk for all of these heads and batch rows, one
+ * after the other. Such a set of heads and batch rows is a class. FLASH_FINISH adds up dalibi_slopes and dsinks from
+ * parts, in order.
  *
  * NaN and infinity are treated as in forward.c. K (for dQ), Q (for dK) and dO (for dV) are packed with 0 in place of
- * NaN and infinity, so that a hidden pair still adds 0. A visible K or Q with NaN makes its scores NaN, and these
- * make the right gradients NaN. The values of dO that packing left out are added to dV through `nonfinite_sums`. A
- * row whose lse is NaN must make only the pairs that it sees NaN: see finite_lse(). */
+ * NaN and infinity, so that a hidden pair still adds 0. A visible K or Q with NaN makes its scores NaN, and these make
+ * the right gradients NaN. The values of dO that packing left out are added to dV through `nonfinite_sums`. A row whose
+ * lse is NaN must make only the pairs that it sees NaN: see finite_lse(). */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -40,13 +40,13 @@ struct scratch {
     char *P_b, *dS_a, *dS_b;
     char *Kt, *Kb, *Vt;
     float *dKt, *dVt;
-    float *lse2; /* [rows] lse in base 2 */
-    float *few;  /* [FLASH_DOT_ROWS][few_ld]: the queries of FLASH_DOTS */
+    float *lse2; /* [rows]: lse of the tile's rows in base 2 */
+    float *few;  /* [FLASH_DOT_ROWS][few_ld]: queries in f32, for sequences that dots() computes (FLASH_DOTS) */
     int64_t few_ld;
     struct flash_limits limits;
-    float *clean;          /* room for FLASH_UNIT rows in f32 */
-    char *gathered;        /* room for a row tile of q or dout */
-    float *nonfinite_sums; /* [Dv][keys] sums of the values of dO that packing replaced by 0 */
+    float *clean;          /* memory for FLASH_UNIT rows in f32 */
+    char *gathered;        /* memory for a row tile of q or dout */
+    float *nonfinite_sums; /* [Dv][keys]: sums of the values of dO that packing replaced by 0 */
 };
 
 static struct scratch scratch_of(const struct flash *f, struct flash_arena *arena)
@@ -87,7 +87,7 @@ int64_t flash_backward_scratch(const struct flash *f)
     return arena.used;
 }
 
-/* Does an output other than dv need the gradient of the scores? */
+/* Returns whether any output other than dv needs the gradient of the scores. */
 static bool wants_dS(const struct flash *f)
 {
     return f->p->dq.rank || f->p->dk.rank || f->p->dbias.rank || f->p->dalibi_slopes.rank;
@@ -104,19 +104,21 @@ static void zero_dbias_slice(const struct flash *f, int64_t slice)
         memset(flash_at(&f->g.view[ATTN_T_dbias], b, h, i), 0, (size_t)dbias->shape[3] * sizeof(float));
 }
 
-/* Computes the lse of a row again where the given one (NaN, or ATTN_LSE_MOST and more) does not determine the
- * sum of its exponentials. */
+/* Computes the lse of a row again where the given lse (NaN, or ATTN_LSE_MOST and more in size) does not determine the
+ * sum of the row's exponentials. */
 static void keep_lse_anew(const struct flash *f, const struct flash_tile *t, int r, float given)
 {
     const int64_t h = t->h + r / t->n, i = t->i0 + r % t->n;
     struct flash_strange found = { .lse = { NAN, 0 }, .kind = FLASH_EXACT };
-    if (attn_is_cancelled(f->cancel)) return; /* a row may take long, and nobody uses the results of a cancelled run */
+    /* stop here: a row may take long, and nobody uses the results of a cancelled run */
+    if (attn_is_cancelled(f->cancel)) return;
     if (given == given && flash_exact_alike(f, t->b, h, i, &found) == 0)
         found.lse = flash_exact_row(f, t->b, h, i, NULL);
     flash_keep_lse(f, t->row0 + r, found);
 }
 
-/* Do all rows of the tile see two keys or more? The answer comes from ranges alone, without a test of each row. */
+/* Returns true if causal, window, lengths and FlashMask show that every row of the tile sees two keys or more. It does
+ * not test each row, so false means "unknown". */
 static bool sees_several_keys(const struct flash *f, const struct flash_tile *t)
 {
     struct visible_block block;
@@ -127,7 +129,8 @@ static bool sees_several_keys(const struct flash *f, const struct flash_tile *t)
     return j1 - attn_max64(j0, t->all.lo) > 1 && flash_visible_block(f, t, j0, j1, &block) && !block.masked;
 }
 
-/* Marks the rows that see one key. Their P is 1, but exp2(score - lse) differs from 1 by the rounding of lse. */
+/* Marks the rows that see one key. P of such a row is 1, but exp2(score - lse) differs from 1 by the rounding of
+ * lse. */
 static void mark_single_rows(const struct flash *f, const struct flash_tile *t)
 {
     if (sees_several_keys(f, t)) return;
@@ -139,7 +142,7 @@ static void mark_single_rows(const struct flash *f, const struct flash_tile *t)
     }
 }
 
-/* Loads lse and delta of a row tile from the caller's out and lse. */
+/* Loads lse of a row tile from the caller's lse, and computes delta from the caller's out. */
 static void load_statistics(const struct flash *f, const struct flash_tile *t)
 {
     const attn_view *out = &f->g.view[ATTN_T_out], *lse = &f->g.view[ATTN_T_lse];
@@ -195,8 +198,8 @@ void flash_backward_rows_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- FLASH_KEYS -------------------------------------------------------------------------------------------------- */
 
-/* Waits until every chunk before `chunk` has finished row tile `index`. All chunks below *below are known to have
- * finished. */
+/* Waits until every chunk before `chunk` has finished row tile `index`. Chunks below *below are known to have finished
+ * all row tiles. */
 static void wait_for_turn(const struct flash *f, struct flash_progress *head, int64_t chunk, int64_t index,
                           int64_t *below)
 {
@@ -204,15 +207,14 @@ static void wait_for_turn(const struct flash *f, struct flash_progress *head, in
         unsigned spins = 0;
         int64_t tile;
         while ((tile = atomic_load_explicit(&head[c].tile, memory_order_acquire)) <= index) {
-            if (attn_is_cancelled(f->cancel))
-                return; /* a chunk of a cancelled run may never begin, so waiting might never end */
+            if (attn_is_cancelled(f->cancel)) return; /* stop waiting: a chunk of a cancelled run may never begin */
             pool_breathe(&spins);
         }
         if (tile == INT64_MAX && c == *below) *below = c + 1;
     }
 }
 
-/* Adds the values of dO that the pack left out, for the keys that see them. */
+/* Adds the values of dO that packing replaced by 0 to `nonfinite_sums`, for the keys that see them. */
 static void add_nonfinite(const struct flash *f, const struct flash_tile *t, const struct visible_block *block,
                           const struct scratch *scratch)
 {
@@ -240,7 +242,7 @@ static void add_dbias(const struct flash *f, const struct flash_tile *t, int64_t
     }
 }
 
-/* Computes -sum dZ |i + Sk - Sq - j| for each head of the tile and adds it to sums[head of the group]. */
+/* Computes -sum dZ |i + Sk - Sq - j| for each query head of the tile, and adds it to the head's sum in `sums`. */
 static void add_dslopes(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *dZ,
                         int64_t ld, double *sums)
 {
@@ -260,16 +262,16 @@ static void zero_rows(const struct flash *f, attn_tensor_id id, int64_t b, int64
         memset(flash_at(view, b, hk, j), 0, (size_t)cols * attn_dtype_bytes(view->dtype));
 }
 
-/* Prepares a row that sees one key. P is 1 there. Where lse is that key's score, the function sets the score in S to
- * 0 and returns 0 as the row's lse2, so that P becomes exactly 1. Where products of a score cancel, float32 keeps
- * too few of its digits, and the function computes the score in double. */
+/* Prepares a row that sees one key, so that its P is 1. Where lse is that key's score, the function sets the score in S
+ * to 0 and returns 0 as the row's lse2 (lse in base 2), so that P becomes exactly 1. Where the products of a score
+ * cancel, float32 keeps too few of the score's digits, and the function computes the score in double. */
 static float single_score(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                           struct flash_lse lse, float c, float *S, float *cap)
 {
     const float lse2 = (float)(lse.top * M_LOG2E), slack = ATTN_LSE_SLACK * fabsf(lse2);
     int x = 0;
     while (x < cols && S[x] == -INFINITY) x++;
-    if (x == cols) return lse2; /* the row's key is in another block */
+    if (x == cols) return lse2; /* the only key that the row sees is in another block */
     if (!(fabsf(c * S[x] - lse2) <= slack)) {
         if (c == 0) return lse2;
         flash_exact_scores(f, t, r, j, cols, lse, c * M_LN2, S, cap);
@@ -279,8 +281,8 @@ static float single_score(const struct flash *f, const struct flash_tile *t, int
     return 0;
 }
 
-/* Computes the scores S of a row that is marked in f->strange, and its lse2. An lse2 of NaN would make hidden pairs
- * NaN too. For a row whose lse is NaN, the visible scores therefore become NaN and lse2 becomes 0. */
+/* Computes the scores S of a row that is marked in f->strange, and its lse2 (lse in base 2). An lse2 of NaN would make
+ * hidden pairs NaN too. For a row whose lse is NaN, the visible scores therefore become NaN and lse2 becomes 0. */
 static float strange_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j,
                             const struct visible_block *block, float c, float *S, float *cap)
 {
@@ -300,8 +302,9 @@ static float strange_scores(const struct flash *f, const struct flash_tile *t, i
     return 0;
 }
 
-/* Returns the lse2 that gradient() takes: f->lse2, or a copy in `scratch` where rows are marked with NaN. A marked
- * row gets a new lse2 from f->strange, and scores that fit it. j is the block's first key; for c see flash_scores(). */
+/* Returns the lse2 (lse in base 2) that gradient() reads: f->lse2, or a copy in `scratch` if some rows are marked with
+ * NaN. A marked row gets a new lse2 from f->strange, and scores that fit it. j is the block's first key; c is what
+ * flash_scores() returned. */
 static const float *finite_lse(const struct flash *f, const struct flash_tile *t, int64_t j,
                                const struct visible_block *block, float c, const struct scratch *scratch)
 {
@@ -321,10 +324,10 @@ static const float *finite_lse(const struct flash *f, const struct flash_tile *t
 /* A chunk: up to f->Bk keys of one key/value head, from key j0 of its sequence on. */
 struct chunk {
     int64_t b, hk, index, j0;
-    int64_t first;       /* first row of the chunk in k and v */
-    int n;               /* number of its keys within seqlens_k */
-    bool packed;         /* true: some query sees these keys, so they are packed and their sums exist */
-    bool wild;           /* some keys are so large that products may overflow, or are not finite */
+    int64_t first;       /* index of the chunk's first key in k and v */
+    int n;               /* number of the chunk's keys within seqlens_k */
+    bool packed;         /* true: some query sees keys of the chunk, so the keys are packed and their sums exist */
+    bool wild;           /* true: some keys are infinite, NaN or so large that products may overflow */
     bool nonfinite_sums; /* true: scratch->nonfinite_sums must be added to dv */
 };
 
@@ -349,7 +352,7 @@ static void pack_chunk(const struct flash *f, struct chunk *at, const struct scr
 }
 
 /* Computes S = Q K^T of a row tile. It sums in the same order as the sequence's forward, because lse must fit these
- * scores. Returns true where some products may be infinite or NaN though the scores are finite. */
+ * scores. Returns true where some products may be infinite or NaN although the scores are finite. */
 static bool multiply_scores(const struct flash *f, const struct chunk *at, const struct flash_tile *t,
                             const struct visible_block *block, const struct scratch *scratch)
 {
@@ -370,7 +373,7 @@ static bool multiply_scores(const struct flash *f, const struct chunk *at, const
     return f->may_overflow && !f->simd->all_finite(t->rows, block->cols, scratch->S, scratch->ld);
 }
 
-/* Stores dk and dv of the chunk. It stores zeros for keys that no query sees and for keys past seqlens_k. */
+/* Stores dk and dv of the chunk. Keys that no query sees and keys past seqlens_k get zeros. */
 static void store_chunk(const struct flash *f, const struct chunk *at, const struct scratch *scratch)
 {
     const attn_view *dk = &f->g.view[ATTN_T_dk], *dv = &f->g.view[ATTN_T_dv];
@@ -418,9 +421,10 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
         const struct flash_tile t = flash_tile_of(f, b, hk, index);
         struct visible_block block;
         if (!flash_visible_block(f, &t, j0, j0 + n, &block)) continue;
-        if (!at.packed) pack_chunk(f, &at, &scratch); /* this is the first row tile that sees these keys */
-        if (f->dQ && index > published) {             /* later chunks may take the skipped tiles without waiting for
-                                                       * this tile's work */
+        /* packing waits for the first row tile that sees keys of the chunk */
+        if (!at.packed) pack_chunk(f, &at, &scratch);
+        /* tells later chunks that they need not wait for the tiles that this chunk skipped */
+        if (f->dQ && index > published) {
             atomic_store_explicit(&head[chunk].tile, index, memory_order_release);
             published = index;
         }

@@ -1,10 +1,10 @@
-/* cpu.c: the backend "cpu": flash attention on all cores. This file implements the device: memory, streams, marks.
- * The computation is in flash.c, forward.c, decode.c and backward.c, on the vectors of simd.h and the threads of
+/* cpu.c: the backend "cpu": flash attention on all cores. This file implements the device: memory, streams, marks. The
+ * computation is in flash.c, forward.c, decode.c, backward.c and observe.c, on the vectors of simd.h and the threads of
  * pool.h. reference.c computes problems with a tensor or an option that those files do not support.
  *
  * A device owns one pool of threads. A call on a stream returns when all of its work is done, because the calling
- * thread takes part in the work; done() therefore always says true. Device memory and staging memory are the same
- * plain memory, and the device is unified: no copies are needed. Both count against one limit.
+ * thread takes part in the work; done() therefore always says true. Device memory and staging memory are the same plain
+ * memory, and the device is unified: no copies are needed. Both kinds of memory count against one limit.
  *
  * Invariants
  *
@@ -27,18 +27,21 @@
 
 enum {
     HEADER_BYTES = 64,
-    HUGE_PAGE_BYTES = 2 << 20, /* blocks of at least two huge pages use them: this saves page faults and TLB misses */
-    STREAMS = 2, /* each stream runs on a thread of its own: cores without work in one batch join the other batch */
+    /* huge pages (2 MiB) are used for blocks of at least two of them: this saves page faults and TLB misses */
+    HUGE_PAGE_BYTES = 2 << 20,
+    /* streams per device, each with a thread of its own; a core without work in one batch helps with the other batch */
+    STREAMS = 2,
 };
 
-/* For each table of simd.h: more operations per second than any thread reaches. The number is three times the
- * fastest core measured so far (kernels/MEASUREMENTS.md, "The CPU ladder"); for arm64 three times the peak of four
- * units at 3.5 GHz. The second bound comes from softmax, which takes half a cycle per score on the widest vectors. */
+/* For each table of simd.h: more operations per second than any thread reaches. The number is three times the speed of
+ * the fastest core measured so far (kernels/MEASUREMENTS.md, "The CPU ladder"); for arm64 three times the peak of four
+ * units at 3.5 GHz. FASTEST_SCORES, a bound on scores per second, comes from softmax, which takes half a cycle per
+ * score on the widest vectors. */
 static const struct {
     const char *name;
     double flops;
-    /* Operations of a core in a clock: two per multiply-add, times lanes, times units. AMX multiplies tiles of 16 x 32
-     * and 32 x 16 numbers in 16 clocks. */
+    /* Floating point operations of a core per clock: two per multiply-add, times lanes, times units. AMX multiplies
+     * tiles of 16 x 32 and 32 x 16 numbers in 16 clocks. */
     int a_clock;
 } fastest[] = { { "amx", 3e12, 1024 }, { "bf16", 8e11, 128 },        { "avx512", 6e11, 64 }, { "avx2", 3e11, 32 },
                 { "neon", 4e11, 32 },  { "neon_bf16", 1.5e12, 128 }, { "portable", 1e11, 8 } };
@@ -48,11 +51,11 @@ struct cpu_device {
     attn_device base;
     struct pool *pool;
     const struct simd *simd;
-    attn_kernel fast[ATTN_OP_COUNT]; /* the fast kernels of flash.h, by operation */
+    attn_kernel fast[ATTN_OP_COUNT]; /* the fast kernels (flash.h), one for each operation */
     struct facts {
         const struct simd *simd;
         int64_t threads;
-    } facts; /* facts of the device's attn_capabilities */
+    } facts; /* what attn_capabilities.facts points to */
     int64_t memory_total, memory_limit;
     double hertz;
     _Atomic int64_t memory_used;
@@ -95,7 +98,7 @@ static attn_status device_alloc(attn_device *base, size_t bytes, void **memory, 
                          (long long)(used - (int64_t)total), (long long)device->memory_limit);
     }
 #ifdef MADV_HUGEPAGE
-    /* madvise() is only advice: if the system refuses, the work is slower */
+    /* madvise() is only advice: if the system ignores it, the work is slower but right */
     if (alignment == HUGE_PAGE_BYTES) madvise(block, total, MADV_HUGEPAGE);
 #endif
     memcpy(block, &total, sizeof total);
@@ -198,7 +201,7 @@ static void describe(const attn_device *base, attn_device_info *info)
     info->memory_used = atomic_load(&((struct cpu_device *)base)->memory_used);
 }
 
-/* How many plans from `first` on flash attention computes as one run; 0 where plan `first` needs the kernel
+/* Returns how many plans, from `first` on, flash attention computes as one run; 0 where plan `first` needs the kernel
  * "double". */
 static int flash_stretch(const attn_plan *plans, int count, int first)
 {
@@ -207,7 +210,8 @@ static int flash_stretch(const attn_plan *plans, int count, int first)
     return n;
 }
 
-/* Bytes of workspace. Runs of flash attention use the workspace one after the other; the kernel "double" needs none. */
+/* Computes the bytes of workspace. Runs of flash attention use the workspace one after the other; the kernel "double"
+ * needs none. */
 static attn_status workspace_bytes(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                                    attn_error *err)
 {
@@ -244,7 +248,7 @@ static attn_status copy(attn_stream *stream, void *to, const void *from, size_t 
                         attn_error *err)
 {
     (void)stream, (void)direction, (void)err;
-    memmove(to, from, bytes); /* memmove, because on a unified device a caller may copy a buffer onto itself */
+    memmove(to, from, bytes); /* memmove(), because on a unified device a caller may copy a buffer onto itself */
     return ATTN_OK;
 }
 
@@ -289,9 +293,9 @@ static attn_status run(attn_stream *stream, const attn_plan *plans, int count, v
     return status;
 }
 
-enum { MERGED_ROWS = 64 }; /* rows that one item merges */
+enum { MERGED_ROWS = 64 }; /* number of rows that one item of the parallel loop merges */
 
-/* A merge, and the flag that cancels it. */
+/* A merge, and the flag by which its caller cancels it. */
 struct merging {
     const attn_merge_plan *plan;
     const int *cancel;

@@ -1,15 +1,15 @@
-/* decode.c: attention of a few query rows over many keys, such as one decoded token with its group of heads, or a
- * few speculated tokens.
+/* decode.c: attention of a few query rows over many keys, such as one decoded token with its group of heads, or a few
+ * speculated tokens.
  *
- * Such a row tile reads each key and value once and computes little with it, so packing would cost more than the
- * products. decode.c reads K and V as they lie in memory (dots, axpys) and computes all rows of the tile at each
- * key. Memory bandwidth bounds the speed: (D + Dv) * bytes of an element * keys. Long sequences are split into spans
- * of keys (struct flash_sequence), so that all cores read; flash_forward_merge_item() merges the spans in order.
+ * A tile of few rows reads each key and value once and computes little with it, so packing K and V would cost more than
+ * the products. decode.c reads K and V as they lie in memory (dots, axpys) and computes all rows of the tile at each
+ * key. Memory bandwidth bounds the speed: (D + Dv) * bytes of an element * keys. Long sequences are split into spans of
+ * keys (struct flash_sequence), so that all cores read; flash_forward_merge_item() merges the spans in order.
  *
  * In layout bshd the heads of a key lie side by side. Code that reads one head at a time reads pieces of D elements
- * with gaps between them. Prefetchers do not follow this pattern, and the speed halves. One item therefore computes
- * a bundle of heads together: it walks over KEYS keys in steps of STEP, and at each step over the heads. What is
- * computed for each head, and in which order, does not depend on the bundle.
+ * with gaps between them. Prefetchers do not follow this pattern, and the speed halves. One item therefore computes a
+ * bundle of heads together: it walks over KEYS keys in steps of STEP, and at each step over the heads. What is computed
+ * for each head, and in which order, does not depend on the bundle.
  *
  * Hidden keys are never read: axpys() skips a V whose P is 0. */
 #include <math.h>
@@ -19,16 +19,17 @@
 #include "kernels/cpu/flash.h"
 
 enum {
-    KEYS = 256, /* keys scored at a time, so that their scores stay in L1; a multiple of FLASH_UNIT */
-    STEP = 16,  /* keys of one head before the next head follows; a multiple of the keys that dots() and axpys() take
-                 * at a time */
+    KEYS = 256, /* keys whose scores are computed together, so that the scores stay in L1; a multiple of FLASH_UNIT */
+    /* keys of one head that are computed before those of the next head; a multiple of the keys that dots() and axpys()
+     * process at a time */
+    STEP = 16,
 };
 
-/* One key/value head of the bundle. */
+/* One key/value head of the bundle (the heads that one item computes together). */
 struct head {
     struct flash_tile t;
     struct visible_block block;
-    bool seen; /* true: the head sees some of the keys, so `block` is valid */
+    bool seen; /* true: the head sees some of the KEYS keys, so `block` is valid */
     float *Q, *S, *O, *m, *l;
 };
 
@@ -36,8 +37,8 @@ struct scratch {
     int64_t ldq, lds, ldo;
     struct head *heads;
     float *Q, *S, *O, *m, *l, *rescale, *inverse,
-        *drop;  /* Q, S, O, m and l have FLASH_BUNDLE_ROWS rows, which the heads share */
-    char *keys; /* room to gather STEP rows of k or v that lie in several pages */
+        *drop;  /* Q, S, O, m and l have FLASH_BUNDLE_ROWS rows: each head of the bundle gets some of them */
+    char *keys; /* memory to gather STEP rows of k or v that lie in several pages */
     struct flash_limits limits;
 };
 
@@ -90,8 +91,8 @@ static void open_head(const struct flash *f, const struct scratch *scratch, stru
     memset(head->O, 0, (size_t)(t->rows * scratch->ldo) * sizeof *head->O);
 }
 
-/* Which columns of the head's visible block are keys [from, from + STEP)? *first becomes the first column; returns
- * how many there are. */
+/* Finds the columns of the head's visible block that are keys [from, from + STEP). Returns their number; *first becomes
+ * the first of them. */
 static int columns(const struct head *head, int from, int *first)
 {
     const int end = (int)attn_min64(from + STEP, head->block.c0 + head->block.cols);
@@ -112,7 +113,7 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *memory)
     assert(split < seq->splits && heads * f->g.group * seq->s.Sq <= FLASH_BUNDLE_ROWS);
     for (int n = 0; n < heads; n++) open_head(f, &scratch, &scratch.heads[n], n, b, hk0 + n);
 
-    /* the tile of any head serves here, because causal, window and lengths are the same for all heads */
+    /* any head's tile serves for these ranges, because causal, window and lengths are the same for all heads */
     const struct flash_tile *any = &scratch.heads[0].t;
     const int64_t lo = attn_max64(any->keys.lo, split * seq->span),
                   hi = attn_min64(any->keys.hi, (split + 1) * seq->span);

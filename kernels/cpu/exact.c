@@ -1,25 +1,26 @@
 /* exact.c: computes rows in double whose numbers exceed the range of float32, and rows whose scores are all equal.
  *
- * All other code of this folder keeps scores in base 2 in float32, where a score of 2.4e38 becomes infinite. It also
- * divides the sum O = P V by l only at the end, and a sum of a few values of 1e38 becomes infinite before that. Such
- * rows are rare, so the loops do not test for them. flash_row_end() (row_end.c) and load_statistics() (backward.c)
- * recognise them by their maximum, sum, lse or O. This file then computes the row again from the tensors, by the
- * definition (kernels/README.md): scores in double, KEYS of them at a time.
+ * All other code of this folder holds scores in base 2 in float32, where a score of 2.4e38 becomes infinite. It also
+ * divides the sum O = P V by l only at the end, and a sum of a few values of 1e38 becomes infinite before that. Rows
+ * with such numbers are rare, so the loops do not test for them. flash_row_end() (row_end.c) and load_statistics()
+ * (backward.c) recognise the rows by their maximum, sum, lse or O. This file then computes the row again from the
+ * tensors, by the definition (kernels/README.md): scores in double, KEYS of them at a time.
  *
  * Rows of equal scores. A mask may have the most negative number in place of -inf. A row in which every key has that
- * bias has one score for all keys, because adding q . k is lost in rounding, even in double. Each P is 1 / n. The
- * loops in float32 computed that too, so O is right and only lse is wrong. flash_exact_alike() recognises the row by
- * its bias alone.
+ * bias has one score for all keys, because adding q . k is lost in rounding, even in double. Each P is 1 / n, where n
+ * is the number of keys. The loops in float32 computed the same P, so O is right and only lse is wrong.
+ * flash_exact_alike() recognises the row by its bias alone.
  *
  * Products that overflow. A product q . k may exceed the range of float32 while scale q . k is within it. Packing finds
- * out at no cost whether all numbers of q and k are below SIMD_TAME; products of such numbers do not overflow.
- * Otherwise a partial sum beyond float32 is infinite or NaN and remains so. flash_scores() tests for products that are
- * not finite, and flash_exact_mend_scores() computes their scores again. Multiplying q by the scale first would not
- * help: scale * q may underflow where scale q . k does not, and every score within range would have other bits.
+ * out at no cost whether all numbers of q and k are below SIMD_TAME; products of such numbers do not overflow. If a
+ * number is larger, a partial sum beyond float32 is infinite or NaN and remains so. flash_scores() tests for products
+ * that are not finite, and flash_exact_mend_scores() computes their scores again. Multiplying q by the scale first
+ * would not help: scale * q may underflow where scale q . k does not, and every score within range would have other
+ * bits.
  *
- * lse is kept in two parts. Beside a score of 1e38 a double cannot hold the logarithm of a sum as well, and P =
- * exp(z - lse) would be 1 for each key. A backward keeps both parts by row (flash.strange), and marks such a row
- * with NaN in lse2. */
+ * lse is stored in two parts. Beside a score of 1e38 a double cannot hold the logarithm of a sum as well, and P = exp(z
+ * - lse) would be 1 for each key. A backward stores both parts by row (flash.strange), and marks such a row with NaN in
+ * lse2. */
 #include <float.h>
 #include <math.h>
 #include <stdatomic.h>
@@ -30,12 +31,13 @@
 #include "kernels/score.h"
 
 enum {
-    KEYS = FLASH_MASK_BLOCK, /* keys scored together; each group begins at a multiple of KEYS */
-    /* each value is divided by 2^24 before it is added, which keeps a sum of KEYS values finite */
+    KEYS = FLASH_MASK_BLOCK, /* number of keys that are scored together; each group begins at a multiple of KEYS */
+    /* if a sum of values overflows, each value is divided by 2^SHARE_BITS first, which keeps a sum of KEYS values
+     * finite */
     SHARE_BITS = 24,
 };
 
-/* A row: one query of one head. */
+/* The row of one query of one head. */
 struct row {
     const struct flash *f;
     const attn_sequence *s;
@@ -49,9 +51,9 @@ struct row {
 /* Up to KEYS keys [j, j + n) of a row, with their masks, bias and scores. */
 struct keys {
     int64_t j;
-    int n, seen;                 /* number of keys, and number of those that the row sees */
+    int n, seen;                 /* number of keys, and number of keys that the row sees */
     uint8_t sees[KEYS];          /* 1: the row sees the key; 0: it does not */
-    float bias[KEYS];            /* the bias of each key, where the problem has a bias */
+    float bias[KEYS];            /* the bias of each key, if the problem has a bias */
     double z[KEYS], slope[KEYS]; /* the score of each visible key, and its derivative by scale q . k (score.h) */
 };
 
@@ -68,7 +70,7 @@ static void open_row(struct row *row, const struct flash *f, int64_t b, int64_t 
     f->simd->load(f->g.dims.D, flash_at(q, b, h, row->s->q_start + i), q->dtype, row->q);
 }
 
-/* The sink of head h; -inf where the problem has no sinks. */
+/* Returns the sink of head h; -inf where the problem has no sinks. */
 static double sink_of(const struct flash *f, int64_t h)
 {
     return f->p->sinks.rank ? *(const float *)flash_at(&f->g.view[ATTN_T_sinks], 0, h, 0) : -INFINITY;
@@ -83,7 +85,7 @@ static bool mask_hides(const struct row *row, int64_t j)
     return attn_mask_hides(attn_mask_of(bounds, f->g.mask_bounds, f->g.causal, row->s->Sq), row->i);
 }
 
-/* Does the row see key j? j lies in the row's range. */
+/* Returns whether masks and bias let the row see key j, which lies in the row's range (causal, window, lengths). */
 static bool sees(const struct row *row, int64_t j)
 {
     const struct flash *f = row->f;
@@ -106,8 +108,8 @@ static void look_at_mask(const struct row *row, struct keys *at)
     for (int x = 0; kind != ATTN_TILE_HIDDEN && x < at->n; x++) at->sees[x] &= !mask_hides(row, at->j + x);
 }
 
-/* Fills sees, seen and bias for keys [j, end), up to the next multiple of KEYS. Entries behind the n keys
- * become 0. */
+/* Fills sees, seen and bias for keys from j on, up to the next multiple of KEYS or to `end`. Entries behind the last of
+ * these n keys become 0. */
 static void look(const struct row *row, int64_t j, int64_t end, struct keys *at)
 {
     const struct flash *f = row->f;
@@ -126,7 +128,7 @@ static void look(const struct row *row, int64_t j, int64_t end, struct keys *at)
             memcpy(kept + before, (const uint8_t *)flash_at(keep, row->b, row->h, row->i) + (j + before - from),
                    (size_t)(at->n - before));
         for (int x = 0; x < KEYS; x++)
-            at->sees[x] &= kept[x] != 0; /* processes all KEYS at once, so that the compiler vectorises the loop */
+            at->sees[x] &= kept[x] != 0; /* processes all KEYS entries, so that the compiler vectorises the loop */
     }
     if (f->p->bias.rank) {
         const char *from = flash_at(bias, row->b, row->h, row->i);
@@ -149,7 +151,7 @@ bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t,
     row.keys = attn_keys_of(&f->g, row.s, row.i);
     const int64_t range = row.keys.hi - row.keys.lo;
     if (range <= 1 || (!f->p->keep_mask.rank && !f->p->bias.rank && !f->mask_heads)) return range == 1;
-    /* Most rows see the keys near their own position, so two of those are tested first. */
+    /* Most rows see the keys near their own position, so two of these keys are tested first. */
     const int64_t own = attn_clamp64(row.i + attn_align(&f->g, row.s), row.keys.lo + 1, row.keys.hi - 1);
     if (sees(&row, own) && sees(&row, own - 1)) return false;
     for (int64_t j = row.keys.lo; j < row.keys.hi && seen < 2; j += at.n) {
@@ -161,8 +163,8 @@ bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t,
 
 /* ---- Rows whose scores are all equal ----------------------------------------------------------------------------- */
 
-/* The largest |k| (which 0) or |v| (1) of a key/value head; infinity where one is not finite. The first call
- * computes it and stores it for later calls. */
+/* Returns the largest |k| (which 0) or |v| (which 1) of a key/value head; infinity where a number is not finite. The
+ * first call computes the result and stores it for later calls. */
 static float most_of(const struct flash *f, int64_t b, int64_t hk, int which)
 {
     const attn_view *view = &f->g.view[which ? ATTN_T_v : ATTN_T_k];
@@ -183,7 +185,8 @@ static float most_of(const struct flash *f, int64_t b, int64_t hk, int which)
 
 static double saturated(double z)
 {
-    return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z; /* NaN is returned as NaN */
+    /* a NaN passes through both comparisons and is returned as NaN */
+    return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z;
 }
 
 int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i, struct flash_strange *found)
@@ -211,7 +214,7 @@ int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i
     double most = fabs(row.scale) * size * most_of(f, b, row.hk, 0);
     if (row.options.softcap > 0) most = fmin(most, row.options.softcap);
     most += fabs(row.slope) * (double)(row.s->Sq + row.s->Sk);
-    /* `most` must be less than half of the last bit of the bias in double; `!` covers NaN */
+    /* `most` must be less than half of the last bit of the bias in double. `!` makes NaN return too */
     if (!(most < 0x1p-55 * fabsf(bias))) return 0;
     const double sink = sink_of(f, h), z = saturated(bias), top = fmax(z, sink);
     const double sum = (double)seen * exp(z - top) + (sink > -INFINITY ? exp(sink - top) : 0);
@@ -221,7 +224,7 @@ int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i
 
 /* ---- Scores in double -------------------------------------------------------------------------------------------- */
 
-/* Writes z and slope of keys x0 .. x1 - 1. look() must have filled `at`. */
+/* Writes z (score) and slope (its derivative) of keys x0 to x1 - 1. look() must have filled `at`. */
 static void score_keys(const struct row *row, struct keys *at, int x0, int x1)
 {
     const struct flash *f = row->f;
@@ -240,8 +243,8 @@ static void score_keys(const struct row *row, struct keys *at, int x0, int x1)
     }
 }
 
-/* out += P V of the keys; P is 0 where a key is not seen. The value of a visible key is used even where its P is 0,
- * because a NaN value must make the result NaN. `real` says that no value is NaN or infinite. */
+/* Computes out += P V over the keys; P is 0 where a key is not seen. The value of a visible key is used even where its
+ * P is 0, because a NaN value must make the result NaN. `real`: no value of the head is NaN or infinite. */
 static void add_values(const struct row *row, const struct keys *at, float *P, bool real, double *out)
 {
     const struct flash *f = row->f;
@@ -249,7 +252,7 @@ static void add_values(const struct row *row, const struct keys *at, float *P, b
     const int Dv = (int)f->g.dims.Dv;
     float O[ATTN_MAX_HEAD_DIM];
     double share = 1;
-    for (bool finite = false; !finite;) { /* the loop runs a second time where a sum overflowed */
+    for (bool finite = false; !finite;) { /* runs a second time, with P divided by 2^SHARE_BITS, if a sum overflowed */
         struct flash_keys part;
         memset(O, 0, (size_t)Dv * sizeof *O);
         for (int x = 0; x < at->n; x += part.count) {
@@ -289,7 +292,7 @@ struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, in
             most = at.z[x] > most ? at.z[x] : most;
             nan += at.z[x] * 0;
         }
-        if (nan != nan) { /* the row's result is NaN whatever other keys hold */
+        if (nan != nan) { /* a NaN score makes the row's result NaN, whatever other keys hold */
             for (int64_t d = 0; out && d < Dv; d++) out[d] = NAN;
             return (struct flash_lse){ NAN, 0 };
         }

@@ -1,4 +1,4 @@
-/* flash.c: code that all phases use: the tiles of a problem, dropout, operands. See flash.h. */
+/* flash.c: code that all phases use: tiles of a problem, dropout, packed operands. See flash.h. */
 #include "kernels/cpu/flash.h"
 
 #include <float.h>
@@ -99,7 +99,7 @@ bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int6
             }
             if (seen && seen_first < 0) seen_first = part;
             if (seen) seen_last = part;
-            /* hidden parts behind the last seen one may set `masked` too; that is only slower */
+            /* `masked` may also come from a hidden part behind the last visible one, which is only slower */
             if (seen_first >= 0 && partial) block->masked = true;
             hidden += !seen;
         }
@@ -113,7 +113,7 @@ bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int6
     block->cols = (int)(hi - j0) - block->c0;
     assert(block->c0 >= 0 && block->cols > 0 && j0 + block->c0 + block->cols <= j1);
     block->ranged = j0 + block->c0 < t->all.lo || hi > t->all.hi;
-    /* c0 is rounded down to a unit, so the block may contain columns before lo that only FlashMask hides. */
+    /* c0 is rounded down to a unit, so the block may have columns before lo that only FlashMask hides. */
     if (f->mask_heads && j0 + block->c0 < lo) block->masked = true;
     return true;
 }
@@ -128,10 +128,10 @@ double flash_scale(const struct flash *f, int64_t b, int64_t hk)
 
 /* ---- Dropout ----------------------------------------------------------------------------------------------------- */
 
-enum { GROUPS = 16 }; /* GROUPS groups of 8 keys are drawn together */
+enum { GROUPS = 16 }; /* number of groups of 8 keys whose random numbers are drawn together */
 
-/* attn_dropout_words() of GROUPS consecutive groups. Every compiler vectorises these loops, which makes them five
- * times as fast. */
+/* Does what attn_dropout_words() does, for GROUPS consecutive groups. Every compiler vectorises these loops, which
+ * makes them five times as fast. */
 static void draw(uint64_t seed, int64_t head_index, int64_t i, int64_t group, uint32_t word[4][GROUPS])
 {
     uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
@@ -156,7 +156,7 @@ static void draw(uint64_t seed, int64_t head_index, int64_t i, int64_t group, ui
 
 enum { HALVES = 8 * GROUPS };
 
-/* Writes which of HALVES keys from key 8 * group on dropout keeps: 1 or 0. */
+/* Writes 1 for each key that dropout keeps and 0 for other keys, for HALVES keys from key 8 * group on. */
 static void drop(const struct flash *f, int64_t head_index, int64_t i, int64_t group, float kept[HALVES])
 {
     const uint32_t threshold = f->drop_threshold;
@@ -164,7 +164,7 @@ static void drop(const struct flash *f, int64_t head_index, int64_t i, int64_t g
     uint32_t word[4][GROUPS], m[GROUPS][8], bits;
     memcpy(&bits, &one, sizeof bits);
     draw(f->p->seed, head_index, i, group, word);
-    /* masks instead of a branch, which processors would mispredict with probability p */
+    /* bit masks are used, because processors would mispredict a branch with probability p */
     for (int w = 0; w < 4; w++)
         for (int g = 0; g < GROUPS; g++) {
             m[g][2 * w] = bits & -(uint32_t)((word[w][g] & 0xffffu) >= threshold);
@@ -176,7 +176,7 @@ static void drop(const struct flash *f, int64_t head_index, int64_t i, int64_t g
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                 float *kept, int64_t ld)
 {
-    const int64_t j = j0 + block->c0; /* a multiple of FLASH_UNIT, and so of the 8 keys of a group */
+    const int64_t j = j0 + block->c0; /* a multiple of FLASH_UNIT, and therefore of the 8 keys of a dropout group */
     float m[HALVES];
     for (int r = 0; r < t->rows; r++) {
         const int64_t head_index = attn_dropout_head(f->p, f->g.dims.H, t->b, t->h + r / t->n), i = t->i0 + r % t->n;
@@ -225,7 +225,7 @@ struct flash_keys flash_keys_of_pages(const struct flash *f, const attn_view *vi
     return (struct flash_keys){ scratch, cols, count };
 }
 
-/* Does packing round dout for the products of gradients? */
+/* Returns whether packing rounds dout for the products of gradients. */
 static bool rounds_dout(const struct flash *f)
 {
     return f->type->dtype == ATTN_BF16 && f->type->parts == 1 && f->p->dout.dtype != ATTN_BF16;
@@ -258,7 +258,7 @@ void flash_deltas(const struct flash *f, int64_t b, int64_t h, int64_t first, in
     }
 }
 
-/* Widens FLASH_UNIT rows, replaces NaN and infinity by 0, and packs the result. Returns enum flash_values. */
+/* Converts FLASH_UNIT rows to f32, replaces NaN and infinity by 0, and packs the result. Returns enum flash_values. */
 static int pack_clean_unit(const struct flash *f, flash_pack pack, int rows, int cols, const void *X, attn_dtype dtype,
                            int64_t stride, void *operand, int64_t ld, float *scratch)
 {

@@ -11,20 +11,20 @@
  *
  * At the end out = O / l and lse = (m + log2 l) ln 2. Scores and m are in base 2.
  *
- * On the diagonal half of the work on a row tile would be for hidden pairs: of 64 causal queries over 64 keys, half
- * of the pairs are hidden. A block that causal or a window cuts is therefore computed in strips of a few rows, each
- * against the columns that one of its rows sees. For 64 x 64 that leaves 5/8 of both products, softmax and masking.
- * Hidden pairs add 0 to sums, so strips do not change the bits.
+ * On the diagonal of a causal mask, half of the work on a row tile would be for hidden pairs: of 64 queries over 64
+ * keys, half of the pairs are hidden. A block that causal or a window cuts is therefore computed in strips of a few
+ * rows, each against the columns that one of its rows sees. For 64 x 64 the strips need 5/8 of both products, softmax
+ * and masking. Hidden pairs add 0 to sums, so strips do not change the bits.
  *
- * FLASH_PREPARE packs K and V once where several row tiles use them. A sequence with one row tile per head packs
- * each key tile when it comes to it.
+ * FLASH_PREPARE packs K and V once where several row tiles use them. Where a sequence has one row tile per head, the
+ * tile packs each key tile when it needs it.
  *
  * NaN and infinity. A hidden key must have no effect whatever it holds, but P = 0 times NaN would be NaN. V is
  * therefore packed with 0 in place of NaN and infinity, and packing reports that (kv_values). Before softmax()
- * overwrites the scores, add_nonfinite() adds the values left out of V to `nonfinite_sums`, for exactly the rows
- * that see them. At the end these sums are added to O: inf + x = inf and NaN + x = NaN, as any positive P would have
- * given. K needs no such step: its NaN make scores NaN, and hidden scores are overwritten. All other elements of O
- * have the same bits as if V had been finite.
+ * overwrites the scores, add_nonfinite() adds the values left out of V to `nonfinite_sums`, for exactly the rows that
+ * see them. At the end these sums are added to O: inf + x = inf and NaN + x = NaN, as any positive P would have given.
+ * K needs no such step: a NaN in K makes scores NaN, and hidden scores are overwritten. All other elements of O have
+ * the same bits as if V had been finite.
  *
  * exact.c computes rows whose sums of values overflow, and rows whose scores are near the largest float32. */
 #include <math.h>
@@ -41,8 +41,8 @@ struct scratch {
     char *Qa, *P, *kv;
     float *S, *drop, *O, *nonfinite_sums;
     float *m, *l, *rescale, *inverse;
-    float *clean; /* room for FLASH_UNIT rows in f32 */
-    char *keys;   /* room to gather FLASH_UNIT rows of k or v that lie in several pages */
+    float *clean; /* memory for FLASH_UNIT rows in f32 */
+    char *keys;   /* memory to gather FLASH_UNIT rows of k or v that lie in several pages */
     char *gathered;
     struct flash_limits limits;
 };
@@ -70,7 +70,8 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.clean = flash_take(arena, FLASH_UNIT, Dv * 4);
     scratch.keys = f->g.page_table ? flash_take(arena, FLASH_UNIT, attn_max64(D, Dv) * 4) : NULL;
     scratch.drop = f->dropout ? flash_take(arena, f->BM * scratch.lds, 4) : NULL;
-    scratch.nonfinite_sums = flash_take(arena, f->BM * scratch.ldo, 4); /* is taken last, because few problems use it */
+    /* last in scratch, because few problems touch its memory */
+    scratch.nonfinite_sums = flash_take(arena, f->BM * scratch.ldo, 4);
     flash_scratch_end(f, arena);
     return scratch;
 }
@@ -85,8 +86,8 @@ int64_t flash_forward_scratch(const struct flash *f)
 /* ---- FLASH_PREPARE ----------------------------------------------------------------------------------------------- */
 
 /* Packs keys [j0, j0 + n) as operands: K^T, and behind it V. Returns enum flash_values of both. Keys in pages are
- * packed page by page: panels of K^T and rows of V begin at multiples of FLASH_UNIT, and do not depend on how many
- * keys are packed at a time. */
+ * packed page by page: panels of K^T and rows of V begin at multiples of FLASH_UNIT, and do not depend on how many keys
+ * are packed at a time. */
 static int pack_keys(const struct flash *f, const struct flash_sequence *seq, int64_t b, int64_t hk, int64_t j0, int n,
                      char *kv, const struct scratch *scratch)
 {
@@ -112,7 +113,7 @@ static int pack_keys(const struct flash *f, const struct flash_sequence *seq, in
     return found;
 }
 
-/* Writes the extremes of the FlashMask bounds of one head, for each block of FLASH_MASK_BLOCK keys. */
+/* Computes the extremes of one head's FlashMask bounds, for each block of FLASH_MASK_BLOCK keys. */
 static void summarise_mask(const struct flash *f, int64_t b, int64_t m)
 {
     const attn_view *bounds = &f->g.view[ATTN_T_mask_startend_rows];
@@ -147,7 +148,7 @@ void flash_forward_prepare_item(const struct flash *f, char *memory, int64_t ite
 
 /* ---- FLASH_FORWARD ----------------------------------------------------------------------------------------------- */
 
-/* Makes a tile of rows [r0, r0 + n) of a row tile with one head. */
+/* Returns a tile that has only rows [r0, r0 + n) of a row tile. The row tile must have one head. */
 static struct flash_tile strip_of(const struct flash *f, const struct flash_tile *t, int r0, int n)
 {
     struct flash_tile strip = *t;
@@ -159,7 +160,7 @@ static struct flash_tile strip_of(const struct flash *f, const struct flash_tile
     return strip;
 }
 
-/* Adds the values that the pack of V left out to `nonfinite_sums`, for the rows whose score is not hidden. */
+/* Adds the values of V that packing replaced by 0 to `nonfinite_sums`, for the rows whose score is not hidden. */
 static void add_nonfinite(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *S,
                           int64_t lds, float *nonfinite_sums, int64_t ldo, float *line)
 {
@@ -185,8 +186,8 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
         flash_decode(f, b, rest, memory);
         return;
     }
-    /* The last queries come first. With a causal mask they have the most keys, and a long item that starts late
-     * would delay the whole loop. */
+    /* The last queries are computed first. With a causal mask they see the most keys, and a long item that starts late
+     * would delay the whole parallel loop. */
     const int64_t hk = rest / each, index = seq->tiles - 1 - rest % each / seq->splits,
                   split = rest % each % seq->splits;
     const struct flash_tile t = flash_tile_of(f, b, hk, index);
@@ -209,7 +210,7 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
         struct visible_block block;
         if (!flash_visible_block(f, &t, j0, attn_min64(j0 + n, hi), &block)) continue;
 
-        /* K and V point to K^T and V of the block's columns. */
+        /* K and V will point to the packed K^T and V of the block's columns. */
         const char *K, *V;
         int64_t ldv;
         int values;
@@ -244,7 +245,8 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
                     continue;
                 }
             }
-            const int64_t skipped = part.c0 - block.c0; /* columns to skip, a multiple of FLASH_UNIT */
+            /* number of the block's columns that the strip skips, a multiple of FLASH_UNIT */
+            const int64_t skipped = part.c0 - block.c0;
             score_type->gemm(strip.rows, part.cols, D, scratch.Qa + r0 * scratch.q_lda * score_es, scratch.q_lda,
                              K + skipped / SIMD_PANEL * ldk * score_es, ldk, scratch.S, scratch.lds, false, NULL);
             const float c = flash_scores(f, &strip, j0, &part, scratch.S, scratch.lds, NULL, &scratch.limits, wild);
@@ -284,7 +286,8 @@ void flash_forward_merge_item(const struct flash *f, char *memory, int64_t item)
         memset(O, 0, (size_t)Dv * sizeof *O);
         for (int64_t split = 0; split < seq->splits; split++) {
             const int64_t row = flash_row_end_part_row(&t, split) + r;
-            /* A span in which the row sees no key has m = -inf and weight 0. A NaN in any span makes the row NaN. */
+            /* A span in which the row sees no key has m = -inf and weight 0, and is skipped. A NaN in any span makes
+             * the row NaN. */
             if (f->part_m[row] == -INFINITY && f->part_l[row] == 0) continue;
             const float weight = exp2f(f->part_m[row] - m);
             l += weight * f->part_l[row];

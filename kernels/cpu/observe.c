@@ -1,4 +1,4 @@
-/* observe.c: what the queries look at: maxima, entropies, sums of probabilities (attention.h, attn_observe).
+/* observe.c: statistics of probabilities (attention.h, attn_observe): maxima, entropies, sums of probabilities.
  *
  * A probability P = exp(z - lse) needs its row's lse, so there are three phases:
  *
@@ -8,15 +8,15 @@
  *                   keys. Another kind of item does so for a few columns of map, and computes their cells.
  *   FLASH_FINISH    An item computes max_logit and mean_entropy of a head.
  *
- * Each phase computes the scores anew, so no array of Sq x Sk exists. A row tile is as in forward.c, and its scores
- * have forward's bits. Sums over the rows of a tile are float32, and sums of these sums are double. All are in the
- * order of rows and keys. Every number is written by one item.
+ * The first two phases compute the scores anew, so no array of Sq x Sk exists. A row tile is as in forward.c, and its
+ * scores have the same bits as in forward.c. Sums over the rows of a tile are float32, and sums of these sums are
+ * double. All sums are in the order of rows and keys. Every number is written by one item.
  *
  * The entropy of a row is -sum P ln P. With e = sum exp(z - m) (z - m) it is ln l - e / l: two terms that are not
- * negative, however large the scores are, where lse - sum P z would cancel.
+ * negative, however large the scores are. (lse - sum P z would cancel.)
  *
- * Rows whose numbers leave float32 are computed in double (exact.c). They are marked by NaN in row_base, and `strange`
- * holds their lse. */
+ * Rows whose numbers exceed the range of float32 are computed in double (exact.c). They are marked by NaN in row_base,
+ * and `strange` holds their lse. */
 #include <math.h>
 #include <string.h>
 
@@ -25,7 +25,7 @@
 
 enum { MAP_COLUMNS = FLASH_MAP_COLUMNS };
 
-/* Rows of a tile that belong to one head and to one row of map. */
+/* Rows of a tile that belong to one head (h) and to one row of map (u): rows r0 to r1 - 1. */
 struct group {
     int64_t h, u;
     int r0, r1;
@@ -35,8 +35,8 @@ struct scratch {
     int64_t q_lda, lds;
     char *Qa, *kv, *keys, *gathered;
     float *S, *m, *l, *e, *inverse, *sums;
-    double *mass;  /* key_mass of the chunk's keys in one head */
-    double *cells; /* [groups of a tile][MAP_COLUMNS] */
+    double *mass;  /* key_mass of the chunk's keys, for one head */
+    double *cells; /* [groups of a tile][MAP_COLUMNS]: cells of map */
     struct group *groups;
     struct flash_top *top; /* [rows] */
     struct flash_limits limits;
@@ -99,7 +99,7 @@ static bool pack_keys(const struct flash *f, const struct flash_tile *t, int64_t
 }
 
 /* Computes the scores of a row tile and keys [j0, j1), which lie in one key tile. *block is the part of these keys that
- * the row tile sees. S times *c has the scores in base 2. Returns false if the row tile sees none of the keys. */
+ * the row tile sees. S times *c is the scores in base 2. Returns false if the row tile sees none of the keys. */
 static bool score_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1, bool wild,
                         const struct scratch *s, struct visible_block *block, float *c)
 {
@@ -122,7 +122,8 @@ static bool score_block(const struct flash *f, const struct flash_tile *t, int64
     return true;
 }
 
-/* Runs score_block() and turns S into probabilities. Returns false if the row tile sees none of the keys. */
+/* Calls score_block() and turns the scores S into probabilities. Returns false if the row tile sees none of the
+ * keys. */
 static bool weigh_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1, bool wild,
                         const struct scratch *s, struct visible_block *block)
 {
@@ -147,8 +148,8 @@ static void begin_top(const struct flash *f, const struct scratch *s, int rows)
     for (int r = 0; s->top && r < rows; r++) s->top[r] = (struct flash_top){ .most = (int)f->g.observe.top };
 }
 
-/* Adds the scores of a block to the largest scores of each row. Keys come in ascending order, so the lower of two keys
- * with equal scores comes first. */
+/* Adds the scores of a block to the lists of each row's largest scores. Keys come in ascending order, so of two keys
+ * with equal scores the lower one comes first. */
 static void add_to_top(const struct flash_tile *t, int64_t j, int cols, float c, const struct scratch *s)
 {
     for (int r = 0; s->top && r < t->rows; r++) {
@@ -160,13 +161,13 @@ static void add_to_top(const struct flash_tile *t, int64_t j, int cols, float c,
     }
 }
 
-/* The sums of a row over its keys, in natural logarithms: the largest score m, l = sum exp(z - m), and e = sum exp(z -
- * m) (z - m). m is -inf where the row sees no key, NaN where a score is NaN. */
+/* Sums of a row over its keys, in natural logarithms: the largest score m, l = sum exp(z - m), and e = sum exp(z - m)
+ * (z - m). m is -inf where the row sees no key, NaN where a score is NaN. */
 struct row_sums {
     double m, l, e;
 };
 
-/* Returns a row's lse with its sink, or the given lse. */
+/* Returns the lse of a row, sink included, or the given lse. */
 static struct flash_lse lse_of(const struct flash *f, double sink, double given, const struct row_sums *row)
 {
     const bool says_nothing = fabs(given) >= ATTN_LSE_MOST && given != -INFINITY;
@@ -182,7 +183,7 @@ static double entropy_of(double sink, struct flash_lse lse, const struct row_sum
 {
     double entropy = 0;
     if (row->m == -INFINITY || lse.top == -INFINITY) return 0;
-    const double from = row->m - lse.top - lse.rest; /* ln P of the row's largest score */
+    const double from = row->m - lse.top - lse.rest; /* the logarithm of P of the key with the largest score */
     entropy = exp(from) * (-from * row->l - row->e);
     const double z = sink > -INFINITY ? sink - lse.top - lse.rest : -INFINITY;
     return exp(z) > 0 ? entropy - exp(z) * z : entropy;
@@ -207,12 +208,12 @@ static void store_top(const struct flash *f, const struct flash_tile *t, int64_t
     }
 }
 
-/* Writes the outputs of row r of a tile, and what weigh_block() needs of the row. `base`: m in base 2; NaN: the row is
- * computed in double. `top`: the row's largest scores in natural units, or NULL. */
+/* Writes the outputs of row r of a tile, and stores what weigh_block() needs to know of the row. `base`: m in base 2;
+ * NaN: the row is computed in double. `top`: the row's largest scores in natural units, or NULL. */
 static void end_row(const struct flash *f, const struct flash_tile *t, int r, float base, const struct row_sums *row,
                     const struct flash_top *top)
 {
-    enum { FAR = 64 }; /* e to this power times a float32 is a float32 */
+    enum { FAR = 64 }; /* exp(FAR) times a probability is within float32's range */
     const attn_view *given = &f->g.view[ATTN_T_lse];
     const int64_t h = t->h + r / t->n, line = t->seq->s.q_start + t->i0 + r % t->n, at = t->row0 + r;
     const double sink = f->p->sinks.rank ? *(const float *)flash_at(&f->g.view[ATTN_T_sinks], 0, h, 0) : -INFINITY;
@@ -236,7 +237,7 @@ static void end_row(const struct flash *f, const struct flash_tile *t, int r, fl
     else if (base == base) f->row_inverse[at] = (float)exp(from);
 }
 
-/* Computes row r of a tile in double, and calls end_row() for it. */
+/* Computes row r of a tile in double (exact.c), and calls end_row() for it. */
 static void end_strange_row(const struct flash *f, const struct flash_tile *t, int r, struct flash_top *top)
 {
     struct row_sums row;
@@ -245,7 +246,8 @@ static void end_strange_row(const struct flash *f, const struct flash_tile *t, i
     end_row(f, t, r, NAN, &row, top);
 }
 
-/* Is lse given, and is no output wanted that needs sums over the scores? FLASH_FORWARD then computes no scores. */
+/* Returns true if lse is given and no wanted output needs sums over the scores. FLASH_FORWARD then computes no
+ * scores. */
 static bool is_known(const struct flash *f)
 {
     return f->g.observe.given_lse && !f->p->row_max.rank && !f->p->entropy.rank && !f->p->max_logit.rank &&
@@ -299,7 +301,7 @@ void flash_observe_rows_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- FLASH_KEYS: key_mass and weights ---------------------------------------------------------------------------- */
 
-/* Returns the rows [lo, hi) of a tile that belong to its head number `head` and to queries [first, end). */
+/* Returns the rows [lo, hi) of a tile that belong to the tile's head number `head` and to queries [first, end). */
 static attn_range rows_among(const struct flash_tile *t, int head, int64_t first, int64_t end)
 {
     attn_range rows;
@@ -317,7 +319,7 @@ static void store_mass(const struct flash *f, int64_t b, int64_t h, int64_t line
     }
 }
 
-/* Writes those probabilities of a row tile and keys [j, j + cols) that lie in the region of weights. */
+/* Writes the probabilities of a row tile and keys [j, j + cols) that lie in the region of weights. */
 static void store_weights(const struct flash *f, const struct flash_tile *t, int64_t j, int cols,
                           const struct scratch *s)
 {
@@ -332,7 +334,7 @@ static void store_weights(const struct flash *f, const struct flash_tile *t, int
     }
 }
 
-/* Does the region of weights and map lie in sequence b? */
+/* Returns whether the region of weights and map lies in sequence b. */
 static bool in_region(const struct flash *f, int64_t b)
 {
     return !f->g.dims.packed || b == f->g.observe.sequence;
@@ -380,7 +382,7 @@ static int64_t first_of_cell(int64_t cell, int64_t cells, int64_t size)
     return attn_tiles(cell * size, cells);
 }
 
-/* Groups the rows of a tile by head and row of map. Returns the number of groups. */
+/* Divides the rows of a tile into groups by head and row of map. Returns the number of groups. */
 static int group_rows(const struct flash *f, const struct flash_tile *t, struct group *groups)
 {
     const attn_observe *const o = &f->g.observe;
@@ -411,7 +413,7 @@ static void add_to_cells(const attn_observe *o, int64_t j, int cols, const float
     }
 }
 
-/* A part of a row of map: the columns of one item. Rows of several tiles may add to it. */
+/* Sums for a part of a row of map: the columns that one item computes. Rows of several tiles may add to it. */
 struct carry {
     int64_t h, u;
     double cells[MAP_COLUMNS];

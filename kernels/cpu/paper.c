@@ -10,13 +10,13 @@
  *       Q_1  S_11 S_12  ..  S_1Tc  O_1    S is never in memory as a whole. One block of Br x Bc is enough, because a
  *       Q_2  S_21 S_22  ..  S_2Tc  O_2    row's maximum m and its sum l can be corrected when the next block comes.
  *
- * On a GPU the matrices lie in its large memory, HBM, and a block is loaded into a small, fast one, SRAM. Here both
+ * On a GPU the matrices lie in its large memory, HBM, and a block is loaded into a small, fast memory, SRAM. Here both
  * are ordinary memory, so a block is a pointer to its first row. All numbers are doubles.
  *
  * Three rules are not in the paper. A pair that a causal mask or a window hides has S = -inf, and its K and V are not
- * used, because NaN may stand there. A row that sees no key gets O = 0 and L = -inf. A score counts as at most FLT_MAX.
+ * used, because they may be NaN. A row that sees no key gets O = 0 and L = -inf. A score counts as at most FLT_MAX.
  *
- * plain.c makes a device of this file, named "paper". That device's kernel rows list what it computes. */
+ * plain.c makes a device of this file, named "paper". The device's kernel rows list what it computes. */
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -34,8 +34,8 @@ struct head {
     int64_t b, h;
     const int *cancel;
     int64_t N, M, d, dv;           /* N queries, M keys; d numbers in a row of Q and K, dv in a row of V and O */
-    double *Q, *K, *V, *O, *L;     /* their sizes: [N, d] [M, d] [M, dv] [N, dv] [N] */
-    double *dO, *D, *dQ, *dK, *dV; /* their sizes: [N, dv] [N] [N, d] [M, d] [M, dv] */
+    double *Q, *K, *V, *O, *L;     /* shapes: [N, d] [M, d] [M, dv] [N, dv] [N] */
+    double *dO, *D, *dQ, *dK, *dV; /* shapes: [N, dv] [N] [N, d] [M, d] [M, dv] */
     double S[Br][Bc];
 };
 
@@ -51,7 +51,7 @@ static void add(double *y, double a, const double *x, int64_t n)
     for (int64_t k = 0; k < n; k++) y[k] += a * x[k];
 }
 
-/* S_ij = scale Q_i K_j^T. Row r of the block is query i + r, column c is key j + c. */
+/* Computes the block S_ij = scale Q_i K_j^T. Row r of the block is query i + r, column c is key j + c. */
 static void scores(struct head *a, int64_t i, int64_t j, int64_t rows, int64_t columns)
 {
     for (int64_t r = 0; r < rows; r++) {
@@ -64,7 +64,7 @@ static void scores(struct head *a, int64_t i, int64_t j, int64_t rows, int64_t c
     }
 }
 
-/* Algorithm 1. Reads Q K V, writes O and L. */
+/* Runs Algorithm 1 of the paper: reads Q K V, writes O and L. */
 static void forward(struct head *a)
 {
     for (int64_t i = 0; i < a->N && !attn_is_cancelled(a->cancel); i += Br) { /* lines 1, 3 and 4 of the algorithm */
@@ -80,7 +80,7 @@ static void forward(struct head *a)
             for (int64_t r = 0; r < rows; r++) {
                 double *O = a->O + (i + r) * a->dv, most = m[r];
                 for (int64_t c = 0; c < columns; c++) most = fmax(most, a->S[r][c]); /* 9 */
-                if (most == -INFINITY) continue;                                     /* the row has seen no key yet */
+                if (most == -INFINITY) continue; /* no key of this block or an earlier one is visible to the row */
                 const double correction = exp(m[r] - most);
                 m[r] = most, l[r] *= correction;
                 for (int64_t x = 0; x < a->dv; x++) O[x] *= correction; /* 10 */
@@ -100,13 +100,13 @@ static void forward(struct head *a)
     } /* 16 */
 }
 
-/* Algorithm 2. Reads Q K V O L dO, writes dQ dK dV. */
+/* Runs Algorithm 2 of the paper: reads Q K V O L dO, writes dQ dK dV. */
 static void backward(struct head *a)
 {
     const double scale = a->g.scale;
     for (int64_t n = 0; n < a->N; n++) /* 4 */
         a->D[n] = dot(a->dO + n * a->dv, a->O + n * a->dv, a->dv);
-    /* lines 5 and 6 of the algorithm; dQ, dK and dV are zeros already, as its lines 3 and 7 say */
+    /* lines 5 and 6 of the algorithm; dQ, dK and dV are zeros before, as its lines 3 and 7 say */
     for (int64_t j = 0; j < a->M && !attn_is_cancelled(a->cancel); j += Bc) {
         const int64_t columns = attn_min64(Bc, a->M - j);
         for (int64_t i = 0; i < a->N; i += Br) { /* 8, 9 */
@@ -130,11 +130,13 @@ static void backward(struct head *a)
 
 /* ---- Tensors to matrices, and back ------------------------------------------------------------------------------- */
 
-/* Loads the head's part of a tensor as a matrix; zeros where the tensor is not given. NULL: out of memory. */
+/* Loads the head's part of a tensor as a matrix of doubles; zeros where the tensor is not given. Returns NULL if memory
+ * runs out. */
 static double *load(const struct head *a, attn_tensor_id id, int64_t rows, int64_t columns)
 {
     const attn_view *view = &a->g.view[id];
-    double *matrix = calloc((size_t)(rows * columns) + 1, sizeof *matrix); /* + 1, because calloc(0) may return NULL */
+    /* one element more, because calloc(0) may return NULL */
+    double *matrix = calloc((size_t)(rows * columns) + 1, sizeof *matrix);
     for (int64_t n = 0; matrix && view->data && n < rows * columns; n++)
         matrix[n] = attn_load(view->dtype, view->data, attn_at(view, a->b, a->h, n / columns) + n % columns);
     return matrix;
@@ -164,8 +166,8 @@ static void free_all(struct head *a)
     free(a->dO), free(a->D), free(a->dQ), free(a->dK), free(a->dV);
 }
 
-/* A given lse of ATTN_LSE_MOST and more has lost the logarithm of the sum, because its last bit is worth 2. In that
- * case Algorithm 1 computes lse again. */
+/* Runs Algorithm 1 to compute lse (L) again where the given lse is ATTN_LSE_MOST or more in size. The last bit of such
+ * an lse is worth 2, so it has lost the logarithm of the sum. */
 static bool renew_lost_lse(struct head *a)
 {
     struct head own = *a;

@@ -20,7 +20,7 @@ struct plain {
     const attn_backend *backend;
     const char *description;
     attn_status (*run)(const attn_problem *p, const int *cancel, attn_error *err);
-    attn_kernel kernels[ATTN_OP_COUNT + 1]; /* the last one has no name */
+    attn_kernel kernels[ATTN_OP_COUNT + 1]; /* one more than needed: an entry without a name ends the list */
 };
 
 static attn_status run_reference(const attn_problem *p, const int *cancel, attn_error *err)
@@ -28,8 +28,8 @@ static attn_status run_reference(const attn_problem *p, const int *cancel, attn_
     return reference_run(p, NULL, cancel, err);
 }
 
-/* paper.c computes problems whose query heads have a key/value head each, whose rows have one length, and whose
- * masks are causal or a window. */
+/* Features of the problems that paper.c computes: each query head has a key/value head of its own, all rows of the
+ * batch have one length, and masks are causal or a window. */
 #define PAPER_FEATURES                                                                                            \
     (ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | \
      ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |                    \
@@ -103,7 +103,7 @@ static void describe(const attn_device *device, attn_device_info *info)
     info->backend = device->backend->name;
     strcpy(info->name, device->backend->name);
     strcpy(info->description, plain_of(device)->description);
-    info->fastest_flops = 1e10; /* computes doubles, one at a time */
+    info->fastest_flops = 1e10; /* a bound: these devices compute one double at a time */
     info->fastest_scores = 1e9;
     info->units = 1;
     info->unified = true;

@@ -1,23 +1,23 @@
 /* pool.c: threads that sleep until a caller has a loop to run.
  *
- * The problem: attention consists of loops with a few to a few thousand items, microseconds to milliseconds each.
- * Often two or three loops follow each other at once (pack, compute, merge). Waking a sleeping thread costs 5 to 50
- * us. A thread without work therefore polls for POOL_SPIN_US before it sleeps, and usually finds the next loop of
- * the same run.
+ * The problem: attention consists of loops with a few to a few thousand items, microseconds to milliseconds each. Often
+ * two or three loops follow each other at once (pack, compute, merge). Waking a sleeping thread costs 5 to 50 us. A
+ * thread without work therefore polls for POOL_SPIN_US before it sleeps, and usually finds the next loop of the same
+ * run.
  *
- * The idea: a loop is a struct on its caller's stack, linked into the pool while it has items left. Caller and
- * workers take items from its atomic counter. When another loop is linked, workers leave their loop after the
- * current item. They go to the owner (see pool.h) with the fewest threads, and among its loops to the one with the
- * fewest. Invariants, all under `lock`:
- *   1. a worker touches a loop only between inside++ and inside--;
- *   2. the caller unlinks the loop before it waits for inside == 0, so no thread enters a loop that is about to vanish;
- *   3. `posted` counts the loops that were ever linked: a polling worker reads it without the lock;
- *   4. `computing` counts threads between pool_begin() and pool_end() that do not pause, and workers inside a loop;
- *      a worker enters a loop only while `computing` is below `threads`, and a thread that lowers `computing` wakes
- *      a worker if there is work;
- *   5. a pool_part is one caller's work from pool_begin() to pool_end(). Its `computing` counts the threads of 4 that
- *      compute for it. A thread pauses only while the parts of its owner together have more than max(1, threads /
- *      owners) threads, so every owner that has begun keeps a thread. */
+ * The idea: a loop is a struct on its caller's stack, linked into the pool while it has items left. Caller and workers
+ * take items from its atomic counter. When another loop is linked, workers leave their loop after the current item.
+ * They go to the owner (see pool.h) with the fewest threads, and among its loops to the one with the fewest.
+ * Invariants, all under `lock`:
+ *   1. A worker touches a loop only between inside++ and inside--.
+ *   2. The caller unlinks the loop before it waits for inside == 0, so no thread enters a loop that is about to vanish.
+ *   3. `posted` counts the loops that were ever linked; a polling worker reads it without the lock.
+ *   4. `computing` counts threads between pool_begin() and pool_end() that do not pause, and workers inside a loop.
+ *      A worker enters a loop only while `computing` is below `threads`, and a thread that lowers `computing` wakes
+ *      a worker if there is work.
+ *   5. A pool_part is one caller's work from pool_begin() to pool_end(). Its `computing` counts the threads of
+ *      invariant 4 that compute for it. A thread pauses only while the parts of its owner together have more than
+ *      max(1, threads / owners) threads, so every owner that has begun keeps a thread. */
 #include "kernels/cpu/pool.h"
 
 #include <assert.h>
@@ -34,21 +34,22 @@
 #include "kernels/backend.h"
 
 enum {
-    POOL_MAX_THREADS = 1024, /* a request for more threads is a mistake */
-    POOL_SPIN_US = 20,       /* longer than the gap between two loops of a run, but too short to cost much */
-    /* pauses of a waiting thread between two reads of the clock, or between two yields of the processor */
+    POOL_MAX_THREADS = 1024, /* largest number of threads; a request for more is a mistake */
+    /* microseconds of polling: longer than the gap between two loops of a run, but too short to cost much */
+    POOL_SPIN_US = 20,
+    /* number of pause instructions between two reads of the clock, or between two yields of the processor */
     POOL_YIELD_EVERY = 64,
-    POOL_PAUSE_NS = 10000000, /* a thread that pauses checks this often whether its work is cancelled */
+    POOL_PAUSE_NS = 10000000, /* nanoseconds after which a paused thread checks again whether its work is cancelled */
 };
 
 struct parallel_for {
     struct parallel_for *next_loop;
-    atomic_int_fast64_t next; /* the next item that no thread has taken */
+    atomic_int_fast64_t next; /* index of the next item, which no thread has taken */
     int64_t items;
     pool_task task;
     void *context;
-    struct pool_part *part; /* the part that the loop belongs to; NULL: none */
-    atomic_int inside;      /* workers in this loop; written under the lock, read without it */
+    struct pool_part *part; /* the caller's work (pool_part) that the loop belongs to; NULL: none */
+    atomic_int inside;      /* number of workers in this loop; written under the lock, read without it */
 };
 
 struct worker {
@@ -60,21 +61,22 @@ struct worker {
 struct pool {
     pthread_mutex_t lock;
     pthread_cond_t posted_cond; /* signalled when a loop was linked, or the pool closes */
-    pthread_cond_t left_cond;   /* is signalled when a worker left a loop */
-    pthread_cond_t turn_cond;   /* signalled when a thread that pauses may go on */
+    pthread_cond_t left_cond;   /* signalled when a worker left a loop */
+    pthread_cond_t turn_cond;   /* signalled when a paused thread may go on */
     struct parallel_for *loops;
-    struct pool_part *parts; /* parts that have begun: at most as many as the device has streams */
+    /* list of all pool_parts (uses of the pool) that have begun; at most as many as the device has streams */
+    struct pool_part *parts;
     atomic_uint posted;
-    atomic_int computing; /* written under the lock, read without it */
+    atomic_int computing; /* number of threads that compute (invariant 4); written under the lock, read without it */
     bool closing;
-    int sleeping; /* workers that wait for posted_cond */
-    int paused;   /* threads that wait for turn_cond */
-    int threads;  /* number of threads: those that were started, and the caller */
+    int sleeping; /* number of workers that wait for posted_cond */
+    int paused;   /* number of threads that wait for turn_cond */
+    int threads;  /* number of threads: those that pool_open() started, and the caller */
     void (*idle)(void);
     struct worker *workers;
 };
 
-/* The part that this thread began last and has not ended. */
+/* The pool_part that this thread began last and has not ended. */
 static _Thread_local struct pool_part *begun;
 
 static int64_t now_ns(void)
@@ -106,15 +108,15 @@ void pool_breathe(unsigned *spins)
 
 static bool take_item(struct parallel_for *loop, int worker)
 {
-    /* `next` may pass `items` by one for each thread, which cannot overflow 64 bits. */
+    /* `next` may exceed `items` by one per thread, which cannot overflow 64 bits. */
     const int64_t item = atomic_fetch_add_explicit(&loop->next, 1, memory_order_relaxed);
     if (item >= loop->items) return false;
     loop->task(loop->context, worker, item);
     return true;
 }
 
-/* A worker takes items of a loop. It stops when another thread needs its core, or when another loop may have too few
- * threads. */
+/* Takes items of a loop, on a worker thread. The worker stops when another thread needs its core, or when another loop
+ * may have too few threads. */
 static void help(struct pool *pool, struct parallel_for *loop, int worker, unsigned seen)
 {
     while (take_item(loop, worker) && atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads &&
@@ -122,7 +124,7 @@ static void help(struct pool *pool, struct parallel_for *loop, int worker, unsig
         continue;
 }
 
-/* Returns how many threads compute for the owner of this part. The caller holds the lock. */
+/* Returns how many threads compute for the owner of this part. The caller must hold the lock. */
 static int threads_of_owner(const struct pool *pool, const struct pool_part *part)
 {
     int threads = 0;
@@ -130,19 +132,19 @@ static int threads_of_owner(const struct pool *pool, const struct pool_part *par
     return threads;
 }
 
-/* Returns how many owners have begun parts. The caller holds the lock. */
+/* Returns how many owners have begun parts. The caller must hold the lock. */
 static int owners(const struct pool *pool)
 {
     int count = 0;
     for (const struct pool_part *p = pool->parts; p; p = p->next) {
         const struct pool_part *other = pool->parts;
         while (other->owner != p->owner) other = other->next;
-        count += other == p; /* counts each owner once, at its first part */
+        count += other == p; /* each owner is counted once, at its first part */
     }
     return count;
 }
 
-/* Returns the loop that a worker should help; NULL where no loop has an item left. The caller holds the lock. */
+/* Returns the loop that a worker should help; NULL where no loop has an item left. The caller must hold the lock. */
 static struct parallel_for *loop_with_items(struct pool *pool)
 {
     struct parallel_for *found = NULL;
@@ -160,13 +162,13 @@ static struct parallel_for *loop_with_items(struct pool *pool)
     return found;
 }
 
-/* May one more thread compute? The caller holds the lock. */
+/* Returns whether one more thread may compute. The caller must hold the lock. */
 static bool has_room(struct pool *pool)
 {
     return atomic_load_explicit(&pool->computing, memory_order_relaxed) < pool->threads;
 }
 
-/* Adds `change` to the threads that compute, and to those of `part`. The caller holds the lock. */
+/* Adds `change` to the number of threads that compute, and to that of `part`. The caller must hold the lock. */
 static void count(struct pool *pool, struct pool_part *part, int change)
 {
     atomic_fetch_add_explicit(&pool->computing, change, memory_order_relaxed);
@@ -174,8 +176,8 @@ static void count(struct pool *pool, struct pool_part *part, int change)
     if (change < 0 && pool->paused > 0) pthread_cond_broadcast(&pool->turn_cond);
 }
 
-/* Does the owner of this part have more threads than its share, while the pool has too few? `own` is 1 where the
- * calling thread is not counted now and wants to go on. The caller holds the lock. */
+/* Returns whether the owner of this part has more threads than its share, while the pool has too few threads. `own` is
+ * 1 if the calling thread is not counted now and wants to go on. The caller must hold the lock. */
 static bool is_over_share(struct pool *pool, const struct pool_part *part, int own)
 {
     const int all = owners(pool), share = pool->threads / all;
@@ -183,8 +185,8 @@ static bool is_over_share(struct pool *pool, const struct pool_part *part, int o
     return threads_of_owner(pool, part) + own > (share > 1 ? share : 1);
 }
 
-/* The calling thread calls this between two items. It pauses while its owner has more threads than its share and
- * other owners need them. */
+/* Pauses the calling thread, between two items, while its owner has more threads than its share and other owners need
+ * them. */
 static void pause_for_others(struct pool *pool, struct pool_part *part)
 {
     if (part == NULL || atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads) return;
@@ -235,7 +237,7 @@ int64_t pool_end(struct pool *pool, struct pool_part *part)
     return now_ns() - part->began_ns - part->paused_ns + part->helped_ns;
 }
 
-/* Polls for a new loop for POOL_SPIN_US. The caller does not hold the lock. */
+/* Polls for a new loop for POOL_SPIN_US. Returns whether one came. The caller must not hold the lock. */
 static bool spin_for_loop(struct pool *pool, unsigned seen)
 {
     int64_t until = now_us() + POOL_SPIN_US;
@@ -311,9 +313,10 @@ void pool_run(struct pool *pool, int64_t items, pool_task task, void *context)
     struct parallel_for **link = &pool->loops;
     while (*link != &loop) link = &(*link)->next_loop;
     *link = loop.next_loop;
-    assert(atomic_load_explicit(&loop.next, memory_order_relaxed) >= items); /* a thread has taken every item */
+    /* every item has been taken by some thread */
+    assert(atomic_load_explicit(&loop.next, memory_order_relaxed) >= items);
     pthread_mutex_unlock(&pool->lock);
-    /* The other threads are computing their last items. The wait is usually short, so this thread polls before it
+    /* Other threads may still compute their last items. The wait is usually short, so this thread polls before it
      * sleeps. */
     int64_t until = now_us() + POOL_SPIN_US;
     while (atomic_load_explicit(&loop.inside, memory_order_acquire) != 0) {
@@ -363,8 +366,9 @@ attn_status pool_open(int threads, void (*idle)(void), struct pool **out, attn_e
             return attn_fail(err, ATTN_DEVICE, "", "cpu: thread %d of %d could not be started: %s", n, threads,
                              strerror(code));
         }
-        pthread_mutex_lock(&pool->lock); /* under the lock, because started threads read `threads` */
-        /* pool_close() joins exactly these threads, also where a later one cannot be started */
+        /* threads that were started before may read `threads`, so the lock is needed */
+        pthread_mutex_lock(&pool->lock);
+        /* pool_close() joins exactly these threads, even if a later thread cannot be started */
         pool->threads = n + 1;
         pthread_mutex_unlock(&pool->lock);
     }

@@ -13,11 +13,12 @@
  *
  * Several threads may use a pool side by side. Each thread that calls pool_begin() replaces a worker, which leaves
  * after its item. No more threads compute at a time than the pool has, unless more callers than that have begun. Two
- * problems on two cores then have a core each, and neither waits for the other's last item.
+ * problems on two cores thus have a core each, and neither waits for the other's last item.
  *
- * Owners share the threads equally. Workers go to the owner with the fewest threads. A calling thread pauses between
- * two items while its owner has more threads than its share and the pool has none to spare. Each owner keeps at
- * least one thread. If there are more owners than threads, the operating system divides the cores. */
+ * An owner is a pointer that stands for one client of the pool. Owners share the threads equally. Workers go to the
+ * owner with the fewest threads. A calling thread pauses between two items while its owner has more threads than its
+ * share and the pool has none to spare. Each owner keeps at least one thread. If there are more owners than threads,
+ * the operating system divides the cores. */
 #ifndef ATTN_CPU_POOL_H
 #define ATTN_CPU_POOL_H
 
@@ -25,13 +26,13 @@
 
 struct pool;
 
-/* worker: a number from 0 (the thread that called pool_run) to pool_threads() - 1. Two threads in one loop
- * never share it. */
+/* Computes one item of a loop. worker: a number from 0 (the thread that called pool_run) to pool_threads() - 1, which
+ * two threads in one loop never share. */
 typedef void (*pool_task)(void *context, int worker, int64_t item);
 
-/* Opens a pool of `threads` threads. The calling thread is one of them, and threads - 1 are started. 0 means one
- * thread for each core that this process may use. A started thread calls `idle` (NULL: nothing) before it sleeps.
- * Errors: DEVICE when the system refuses a thread, NO_MEMORY. */
+/* Opens a pool of `threads` threads. The calling thread is one of them, and threads - 1 are started. 0 means one thread
+ * for each core that this process may use. A started thread calls `idle` (NULL: nothing) before it sleeps. Errors:
+ * DEVICE when the system cannot start a thread, NO_MEMORY. */
 attn_status pool_open(int threads, void (*idle)(void), struct pool **pool, attn_error *err);
 void pool_close(struct pool *pool); /* `pool` may be NULL; no loop may be running */
 int pool_threads(const struct pool *pool);
@@ -39,28 +40,28 @@ int pool_threads(const struct pool *pool);
 /* One use of a pool, from pool_begin() to pool_end(). Only pool.c reads the fields, under the pool's lock. */
 struct pool_part {
     struct pool_part *next;
-    struct pool_part *outer; /* the part that this thread began before this one and has not ended; NULL: none */
-    const void *owner;       /* is only compared with other pointers, and never followed */
-    /* the flag for attn_is_cancelled(), which ends a pause of the calling thread; NULL: never */
+    struct pool_part *outer; /* the part that this thread began before and has not ended; NULL: none */
+    const void *owner;       /* pointer that stands for the owner: only compared with other pointers, never followed */
+    /* flag for attn_is_cancelled(): when set, it ends a pause of the calling thread; NULL: no flag */
     const int *cancel;
-    int computing; /* threads that compute for this part now */
+    int computing; /* number of threads that compute for this part now */
     int64_t began_ns, paused_ns, helped_ns;
 };
 
-/* Call these around the loops of a problem, so that the calling thread counts among the threads that compute. The
- * caller provides the memory of the part. A thread ends its parts in reverse order. pool_end() returns the
+/* Call these before and after the parallel loops of a problem, so that the calling thread counts among the threads that
+ * compute. The caller provides the memory of the part. A thread ends its parts in reverse order. pool_end() returns the
  * nanoseconds that all threads together computed for this part. */
 void pool_begin(struct pool *pool, struct pool_part *part, const void *owner, const int *cancel);
 int64_t pool_end(struct pool *pool, struct pool_part *part);
 
-/* Runs task(context, worker, i) for every i in [0, items) and returns when all are done. The calling thread
- * takes part, alone when there is one item. Thread-safe: loops of several callers run side by side. A loop
- * belongs to the part that its thread has begun; a loop without a part has no owner. Do not call it from
- * inside a task. A task may wait for a task of a smaller index in the same loop, which a running thread has
- * taken, and never for a larger one. */
+/* Runs task(context, worker, i) for every i in [0, items) and returns when all items are done. The calling thread takes
+ * part, alone if there is one item. Thread-safe: loops of several callers run side by side. A loop belongs to the part
+ * that its thread has begun; a loop without a part has no owner. Do not call this function from inside a task. A task
+ * may wait for a task of a smaller index in the same loop, because a running thread has taken it, and never for a
+ * larger index. */
 void pool_run(struct pool *pool, int64_t items, pool_task task, void *context);
 
-/* One step of a bounded wait inside a task: the processor pauses, and after some steps the thread yields. */
+/* Does one step of a bounded wait inside a task: the processor pauses, and after some steps the thread yields. */
 void pool_breathe(unsigned *spins);
 
 #endif

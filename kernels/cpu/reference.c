@@ -1,7 +1,7 @@
 /* reference.c: textbook loops in double, with every option. Their results define what is correct.
  *
- * They are written to be compared with the definitions of kernels/README.md line by line, not to be fast: no tiles,
- * no online softmax, a whole row of scores at a time. Their users:
+ * The loops are written to be compared with the definitions of kernels/README.md line by line, not to be fast: no
+ * tiles, no online softmax, a whole row of scores at a time. Users of the loops:
  *
  *   the backend "reference"    on one thread (plain.c); only tests open it as a device
  *   the backend "cpu"          as the kernel "double", for problems that its fast kernels do not support
@@ -18,8 +18,8 @@
  *   2. A row that sees nothing has out = 0 and lse = -inf, or, with a sink, out = 0 and lse = sink; its gradients are
  *      0.
  *   3. Each result is rounded once, when it is stored.
- *   4. All sums run in one fixed order, so the answer depends on the problem alone.
- *   5. lse is kept in two parts, the row's maximum and the logarithm of the rest: beside a score of 1e38 a double
+ *   4. All sums run in one fixed order, so the result depends on the problem alone.
+ *   5. lse is held in two parts, the row's maximum and the logarithm of the rest: beside a score of 1e38 a double
  *      cannot hold the logarithm of a sum as well, and P would be 1 for each key. */
 #include <float.h>
 #include <math.h>
@@ -36,28 +36,29 @@
 
 /* ---- One problem ------------------------------------------------------------------------------------------------- */
 
-/* State that the loops below share. Row arrays have Sk elements and hold numbers only where sees[j]. */
+/* State that the loops of this file share. Arrays of a row have Sk elements, and hold numbers only for keys j with
+ * sees[j]. */
 struct reference {
     const attn_problem *p;
     attn_geometry g;
     attn_score_options options;
-    uint32_t threshold; /* the threshold of dropout */
+    uint32_t threshold; /* threshold of dropout (philox.h) */
 
-    int64_t b, h, hk; /* the sequence and heads that the loops are at */
+    int64_t b, h, hk; /* the sequence, query head and key/value head that the loops are at */
     attn_sequence s;
 
     double *K, *V;              /* K and V of head hk: [Sk, D] and [Sk, Dv] */
-    double *dK, *dV;            /* in a backward: gradients of K and V, summed over the group */
+    double *dK, *dV;            /* for a backward: gradients of K and V, summed over the query heads of the group */
     double *q, *dq;             /* q and dq of row i: [D] */
     double *out, *dout;         /* out and dout of row i: [Dv] */
-    bool *sees;                 /* says for each key j whether query i may see it */
-    double *z, *derivative, *P; /* the score of each key, the derivative of the score by scale q . k, and P */
-    double *mass, *map;         /* in an observe: key_mass and the cells of map, of head h */
+    bool *sees;                 /* for each key j: whether query i may see it */
+    double *z, *derivative, *P; /* for each key: its score, the derivative of the score by scale q . k, and P */
+    double *mass, *map;         /* for an observe: key_mass, and the cells of map, of head h */
     struct seen {
-        double most, entropy; /* over the rows of head h: the largest row_max, the sum of their entropies */
+        double most, entropy; /* over the rows of head h: the largest row_max, and the sum of the entropies */
         int64_t rows;         /* number of rows of head h that see a key */
     } seen;
-    /* gradients that are summed over all axes of broadcast; NULL where not requested */
+    /* gradients that are sums over all broadcast axes; NULL where not requested */
     double *dbias, *dsinks, *dslopes;
 };
 
@@ -67,7 +68,7 @@ static double load(const struct reference *r, attn_tensor_id id, int64_t head, i
     return attn_load(view->dtype, view->data, attn_at(view, r->b, head, row) + column);
 }
 
-/* Loads a number of key or value j; with pages, from the page that holds it. */
+/* Loads one number of key or value j. If the problem has pages, it reads the page that holds the key. */
 static double load_key(const struct reference *r, attn_tensor_id id, int64_t j, int64_t column)
 {
     const attn_view *view = &r->g.view[id];
@@ -85,13 +86,13 @@ static bool given(const struct reference *r, attn_tensor_id id)
     return r->p->tensor[id].rank > 0;
 }
 
-/* The factor of a float8 tensor for this batch row and key/value head. */
+/* Returns the scale of a float8 tensor (its *_scale) for this batch row and key/value head. */
 static double scale_of(const struct reference *r, attn_tensor_id id)
 {
     return given(r, id) ? load(r, id, r->hk, 0, 0) : 1;
 }
 
-/* May query i see key j? Causal and window are in `keys`. */
+/* Returns whether query i may see key j. `keys` is the range that causal and window permit. */
 static bool sees(const struct reference *r, attn_range keys, int64_t i, int64_t j)
 {
     if (j < keys.lo || j >= keys.hi) return false;
@@ -106,13 +107,13 @@ static bool sees(const struct reference *r, attn_range keys, int64_t i, int64_t 
     return true;
 }
 
-/* ALiBi's distance |i + Sk - Sq - j|, which counts from the bottom right, whatever the alignment. */
+/* Returns ALiBi's distance |i + Sk - Sq - j|, which counts from the bottom right, whatever the alignment. */
 static double distance(const struct reference *r, int64_t i, int64_t j)
 {
     return fabs((double)(i + r->s.Sk - r->s.Sq - j));
 }
 
-/* M_ij, by which dropout multiplies P_ij. */
+/* Returns M_ij, by which dropout multiplies P_ij. */
 static double dropout(const struct reference *r, int64_t i, int64_t j)
 {
     if (r->p->dropout_p == 0) return 1;
@@ -121,13 +122,13 @@ static double dropout(const struct reference *r, int64_t i, int64_t j)
                : 0;
 }
 
-/* A score beyond the largest float32 counts as the largest float32, with its sign. NaN stays NaN. */
+/* Limits a score to the range of float32: a larger one becomes the largest float32, with its sign. NaN stays NaN. */
 static double saturated(double z)
 {
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z;
 }
 
-/* Computes sees, z and derivative for all keys of row i. */
+/* Computes the members sees, z (scores) and derivative for all keys of row i. */
 static void score_row(struct reference *r, int64_t i)
 {
     const attn_range keys = attn_keys_of(&r->g, &r->s, i);
@@ -145,8 +146,8 @@ static void score_row(struct reference *r, int64_t i)
     }
 }
 
-/* lse = top + rest. top is the row's maximum, rest is ln(sum_j exp(z_j - top) + exp(sink - top)). NaN anywhere in
- * the row makes lse NaN. A row that sees no key, without a sink, has -inf. */
+/* lse = top + rest. top is the maximum of the row's scores and the sink, rest is ln(sum_j exp(z_j - top) + exp(sink -
+ * top)). NaN anywhere in the row makes lse NaN. Without a sink, a row that sees no key has -inf. */
 struct lse {
     double top, rest;
 };
@@ -158,20 +159,20 @@ static struct lse lse_of_row(const struct reference *r)
     const double sink_logit = m;
     for (int64_t j = 0; j < r->s.Sk; j++) {
         if (!r->sees[j]) continue;
-        /* NaN is returned here, because a comparison would lose it */
+        /* return now, because the comparison below would lose the NaN */
         if (isnan(r->z[j])) return (struct lse){ NAN, 0 };
         m = fmax(m, r->z[j]);
     }
-    if (m == -INFINITY) return (struct lse){ -INFINITY, 0 }; /* -inf - -inf below would give NaN */
+    if (m == -INFINITY) return (struct lse){ -INFINITY, 0 }; /* return now, because -inf - -inf below would give NaN */
     for (int64_t j = 0; j < r->s.Sk; j++)
         if (r->sees[j]) sum += exp(r->z[j] - m);
     if (sink) sum += exp(sink_logit - m);
     return (struct lse){ m, log(sum) };
 }
 
-/* The lse that a backward was given. If its size is ATTN_LSE_MOST or more, it does not determine the sum, because
- * its last bit is worth 2; then lse is computed from the scores. Where a row sees one key, P is 1, and the key's
- * score replaces an lse that differs from it only by rounding. */
+/* Returns the lse that a backward was given. If its size is ATTN_LSE_MOST or more, its last bit is worth 2, so it does
+ * not determine the sum; lse is then computed from the scores. Where a row sees one key, P is 1, and the key's score
+ * replaces an lse that differs from it only by rounding. */
 static struct lse given_lse_of_row(const struct reference *r, int64_t row)
 {
     const double lse = load(r, ATTN_T_lse, r->h, row, 0);
@@ -183,7 +184,7 @@ static struct lse given_lse_of_row(const struct reference *r, int64_t row)
     return (struct lse){ lse, 0 };
 }
 
-/* Computes P of the row from its lse. */
+/* Computes P (probabilities) of the row from its lse. */
 static void probabilities_of_row(struct reference *r, struct lse lse)
 {
     for (int64_t j = 0; j < r->s.Sk; j++)
@@ -212,11 +213,10 @@ static void forward_row(struct reference *r, int64_t i)
     store(r, ATTN_T_lse, r->h, r->s.q_start + i, 0, lse.top + lse.rest);
 }
 
-/* Adds row i's share to every gradient:
+/* Adds the share of row i to every gradient:
  *     delta = dout . out - dlse        dP_j = M_j (dout . v_j)        dZ_j = P_j (dP_j - delta)
- *     dS_j = dZ_j derivative_j                                        dq, dk: dS; dv: P M; dbias, dslopes: dZ; dsinks:
- *                                                                     delta
- * */
+ *     dS_j = dZ_j derivative_j
+ *     dq and dk are sums of dS, dv of P M, dbias and dslopes of dZ, dsinks of delta. */
 static void backward_row(struct reference *r, int64_t i)
 {
     const int64_t D = r->g.dims.D, Dv = r->g.dims.Dv, row = r->s.q_start + i;
@@ -261,7 +261,8 @@ static void backward_row(struct reference *r, int64_t i)
 
 /* ---- Observe ----------------------------------------------------------------------------------------------------- */
 
-/* top_keys and top_weights of row i: the keys are taken out of `taken` one after the other. */
+/* Writes top_keys and top_weights of row i: repeatedly finds the key with the largest score and removes it from
+ * `sees`. */
 static void top_of_row(struct reference *r, int64_t row, bool nan)
 {
     const attn_view *const keys = &r->g.view[ATTN_T_top_keys];
@@ -275,7 +276,7 @@ static void top_of_row(struct reference *r, int64_t row, bool nan)
     }
 }
 
-/* Adds row i to the region's outputs. */
+/* Adds row i to weights and map, the outputs that have a region. */
 static void region_of_row(struct reference *r, int64_t i)
 {
     const attn_observe *const o = &r->g.observe;
@@ -289,7 +290,7 @@ static void region_of_row(struct reference *r, int64_t i)
     }
 }
 
-/* The lse that an observe is given, or the row's own. */
+/* Returns the lse that an observe was given, or else the lse of the row's own scores. */
 static struct lse observed_lse_of_row(const struct reference *r, int64_t row)
 {
     const double lse = r->g.observe.given_lse ? load(r, ATTN_T_lse, r->h, row, 0) : NAN;
@@ -297,7 +298,7 @@ static struct lse observed_lse_of_row(const struct reference *r, int64_t row)
     return r->g.observe.given_lse && !says_nothing ? (struct lse){ lse, 0 } : lse_of_row(r);
 }
 
-/* What row i adds to every output of an observe. */
+/* Adds row i to every output of an observe. */
 static void observe_row(struct reference *r, int64_t i)
 {
     const int64_t row = r->s.q_start + i, mass_rows = r->g.observe.key_mass_rows;
@@ -351,7 +352,8 @@ static void store_observed_head(struct reference *r)
 
 /* ---- Heads ------------------------------------------------------------------------------------------------------- */
 
-/* Loads K and V of (b, hk). It does not read keys that do not exist (past seqlens_k), nor pages that hold no key. */
+/* Loads K and V of sequence b, head hk. It does not read keys that do not exist (past seqlens_k), nor pages that hold
+ * no key. */
 static void load_head(struct reference *r)
 {
     const double k_scale = scale_of(r, ATTN_T_k_scale), v_scale = scale_of(r, ATTN_T_v_scale);
@@ -362,7 +364,7 @@ static void load_head(struct reference *r)
     }
 }
 
-/* Stores dk and dv of (b, hk). Where keys are not packed, rows past seqlens_k become zeros. */
+/* Stores dk and dv of sequence b, head hk. Where keys are not packed, rows past seqlens_k become zeros. */
 static void store_head_gradients(struct reference *r)
 {
     const int64_t D = r->g.dims.D, Dv = r->g.dims.Dv, rows = r->g.dims.packed ? r->s.Sk : r->g.dims.Sk;
@@ -374,8 +376,8 @@ static void store_head_gradients(struct reference *r)
     }
 }
 
-/* Stores a gradient that is a sum over batch rows, when all is added up. `from` holds the sums in double, at the
- * offsets that the tensor's strides give. */
+/* Stores a gradient that is a sum over batch rows, when all rows have been added. `from` holds the sums in double, at
+ * the offsets that the tensor's strides give. */
 static void store_sums(const attn_problem *p, attn_tensor_id id, const double *from)
 {
     const attn_tensor *t = &p->tensor[id];
@@ -391,18 +393,18 @@ static void store_sums(const attn_problem *p, attn_tensor_id id, const double *f
 
 /* ---- Its memory -------------------------------------------------------------------------------------------------- */
 
-/* Allocates a * b elements, all 0. Returns true where it succeeds or there is nothing to allocate. */
+/* Allocates a * b elements, all 0. Returns false if memory runs out or the size overflows. */
 static bool zeros(void *pointer, int64_t a, int64_t b, size_t bytes)
 {
     int64_t n;
     void *memory;
     if (__builtin_mul_overflow(a, b, &n) || n < 0) return false;
-    memory = calloc((size_t)n + 1, bytes); /* one more, because calloc(0) may return NULL */
+    memory = calloc((size_t)n + 1, bytes); /* one element more, because calloc(0) may return NULL */
     memcpy(pointer, &memory, sizeof memory);
     return memory != NULL;
 }
 
-/* How many elements lie from the first to the last element of a tensor, by its strides. */
+/* Returns the number of elements from the first to the last element of a tensor, by its strides. */
 static int64_t extent(const attn_tensor *t)
 {
     int64_t n = 1;
@@ -413,7 +415,7 @@ static int64_t extent(const attn_tensor *t)
     return n;
 }
 
-/* Allocates memory for one head of the problem and for the requested sums. Returns false where memory runs out. */
+/* Allocates memory for one head of the problem and for the requested sums. Returns false if memory runs out. */
 static bool open_reference(struct reference *r, const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
@@ -470,12 +472,12 @@ static attn_status run_head(struct reference *r, int64_t b, int64_t hk, const in
     return ATTN_OK;
 }
 
-/* The key/value heads of all sequences, divided into stretches that threads compute side by side. */
+/* The key/value heads of all sequences, divided into stretches (runs of heads) that threads compute side by side. */
 struct stretches {
     const attn_problem *p;
     const int *cancel;
-    int64_t Hk, heads, each; /* heads of a sequence; heads of all sequences; heads of a stretch */
-    _Atomic int status;      /* ATTN_OK, or the error that a stretch ended with */
+    int64_t Hk, heads, each; /* number of heads of a sequence; of all sequences; of a stretch */
+    _Atomic int status;      /* ATTN_OK, or the error of a stretch */
 };
 
 static void run_stretch(void *context, int worker, int64_t item)
@@ -496,7 +498,7 @@ static void run_stretch(void *context, int worker, int64_t item)
     close_reference(&r);
 }
 
-enum { STRETCHES = 4 }; /* stretches for each thread, so that no thread waits long for the last one */
+enum { STRETCHES = 4 }; /* number of stretches per thread, so that no thread waits long for the last stretch */
 
 attn_status reference_run(const attn_problem *p, struct pool *pool, const int *cancel, attn_error *err)
 {

@@ -1,15 +1,15 @@
-/* row_end.c: makes the results of a row tile from its running O, m and l: out and lse, or a partial result where its
- * keys are split. forward.c, its merge and decode.c end their rows with these functions. */
+/* row_end.c: makes the results of a row tile from its running O, m and l: out and lse, or a partial result if the
+ * tile's keys are split. forward.c (its merge too) and decode.c end their rows with these functions. */
 #include <math.h>
 #include <string.h>
 
 #include "kernels/backend.h"
 #include "kernels/cpu/flash.h"
 
-enum { CLOSE_ROWS = 64 }; /* rows that are ended together */
+enum { CLOSE_ROWS = 64 }; /* number of rows that one call of close() ends */
 
-/* Adds the sink to the row's sum. Computes lse in base 2 and the factor of O, which is 1 / l times dropout's factor.
- * A row that sees no key has inverse 0 and lse2 -inf (or the sink). */
+/* Adds the sink to the row's sum. Computes lse in base 2, and the factor by which O is multiplied: 1 / l times
+ * dropout's factor. A row that sees no key gets inverse 0 and lse2 -inf (or the sink). */
 static void close_row(const struct flash *f, int64_t h, float m, float l, float *inverse, double *lse2)
 {
     float factor = 1;
@@ -26,19 +26,19 @@ static void close_row(const struct flash *f, int64_t h, float m, float l, float 
     *lse2 = l == 0 ? -INFINITY : top + log2f(l);
 }
 
-/* Is row r of a tile strange, or did its O overflow? */
+/* Returns whether float32 vectors cannot compute row r of a tile, or its O overflowed. */
 static bool is_strange(const struct flash *f, const struct flash_tile *t, int r, float m, float l, const float *O,
                        bool large)
 {
     if (flash_is_strange(f, t, r, m, l)) return true;
-    large &= !(m == -INFINITY && l == 0); /* a row that sees no key has no sums */
+    large &= !(m == -INFINITY && l == 0); /* a row that sees no key has no sum that could overflow */
     bool finite = true;
     for (int64_t d = 0; large && d < f->g.dims.Dv; d++) finite &= isfinite(O[d]) != 0;
     return !finite;
 }
 
-/* Ends a row whose scores are all equal. The loops in float32 left the sum of its values in O and their number in l.
- * Writes the row's out to `row`. Returns false where the scores are not all equal. */
+/* Ends a row whose scores are all equal. The loops in float32 left the sum of its values in O, and the number of values
+ * in l. Writes the row's out to `row`. Returns false if the scores are not all equal. */
 static bool finish_alike(const struct flash *f, const struct flash_tile *t, int r, float l, const float *O,
                          struct flash_strange *found, double *row)
 {
@@ -50,8 +50,8 @@ static bool finish_alike(const struct flash *f, const struct flash_tile *t, int 
     return true;
 }
 
-/* Ends row r of a tile, for which is_strange() is true. Writes out and lse; in a backward delta and lse2, or
- * `strange`. */
+/* Ends row r of a tile, for which is_strange() is true, in double. Writes out and lse; in a backward it writes delta,
+ * and lse2 or `strange`. */
 static void finish_strange(const struct flash *f, const struct flash_tile *t, int r, float l, const float *O)
 {
     const attn_view *out = &f->g.view[ATTN_T_out], *lse = &f->g.view[ATTN_T_lse], *dlse = &f->g.view[ATTN_T_dlse];
@@ -73,7 +73,7 @@ static void finish_strange(const struct flash *f, const struct flash_tile *t, in
     for (int64_t d = 0; f->p->out.rank && d < Dv; d++) attn_store(out->dtype, flash_at(out, t->b, h, line), d, row[d]);
 }
 
-/* Writes out and lse of whole rows. `large`: O may have overflowed. */
+/* Writes out and lse of rows whose keys are not split. `large`: O may have overflowed. */
 void flash_row_end(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
                    const float *l, float *inverse, bool large)
 {
@@ -86,8 +86,8 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
     for (int head = 0; head < t->heads; head++) {
         const int r0 = head * t->n;
         const int64_t h = t->h + head;
-        if (f->backward) /* computes what delta needs: the dot products of rows of O and dO, not yet divided by l */
-            flash_deltas(f, t->b, h, first, t->n, O + r0 * ldo, ATTN_F32, ldo, f->delta + t->row0 + r0);
+        /* computes the first part of delta: the dot products of rows of O, not yet divided by l, and of dO */
+        if (f->backward) flash_deltas(f, t->b, h, first, t->n, O + r0 * ldo, ATTN_F32, ldo, f->delta + t->row0 + r0);
         float *const to = f->p->lse.rank ? flash_at(lse, t->b, h, first) : NULL;
         const bool plain = !f->backward && !f->p->sinks.rank;
         bool strange = large;
@@ -107,7 +107,7 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
                 *delta = inverse[r] == 0 ? 0.0f : *delta * inverse[r];
                 if (f->p->dlse.rank) *delta -= *(const float *)flash_at(dlse, t->b, h, first + r - r0);
                 const bool holds = fabs(lse2) < ATTN_LSE_MOST * M_LOG2E;
-                /* gradient() takes INFINITY for a row that sees no key */
+                /* gradient() needs INFINITY for a row that sees no key, so that its P is 0 */
                 f->lse2[t->row0 + r] = lse2 == -INFINITY ? INFINITY : holds ? (float)lse2 : NAN;
                 strange |= !holds;
             } else if (to) {
@@ -123,7 +123,7 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
     }
 }
 
-/* The index in part_O, part_m and part_l of a row tile's partial result for span `split`. */
+/* Returns the index in part_O, part_m and part_l of a row tile's partial result for span `split`. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split)
 {
     const struct flash_sequence *seq = t->seq;

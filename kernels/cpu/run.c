@@ -1,12 +1,12 @@
 /* run.c: lays out a run in memory and calls the phases in order. No other file calls them. See flash.h.
  *
- * The index of a row of q in the arrays by row (packs, lse2, delta, dQ): key/value heads follow each other inside a
- * sequence, row tiles inside a key/value head, and each tile starts at a multiple of FLASH_UNIT:
+ * Arrays by row (packs, lse2, delta, dQ) have the rows of q in this order: key/value heads follow each other inside a
+ * sequence, row tiles inside a key/value head, and each tile starts at a multiple of FLASH_UNIT. The index of a row is
  *
  *     rows0 of the sequence + hk * rows + offset of the tile + row in the tile
  *
- * The place of a key in kv follows the same rule with keys instead of rows, each sequence rounded up to FLASH_UNIT.
- * A key tile holds K^T and then V as B operands. */
+ * Keys have the same order in `kv`, where each sequence is rounded up to FLASH_UNIT. A key tile holds K^T and then V as
+ * B operands. */
 #include "kernels/cpu/flash.h"
 
 #include <float.h>
@@ -21,11 +21,11 @@
 
 /* ---- Tile sizes -------------------------------------------------------------------------------------------------- */
 
-/* Tile sizes, chosen by measurement (kernels/MEASUREMENTS.md, "The CPU ladder"). All are multiples of FLASH_UNIT. BM
- * rows of q and BN keys in a forward tile; in backward, BM rows against chunks of Bk keys. The first row of the
- * table that fits the compute type and the larger of D and Dv applies. */
+/* Tile sizes, chosen by measurement (kernels/MEASUREMENTS.md, "The CPU ladder"). All are multiples of FLASH_UNIT. A
+ * forward tile has BM rows of q and BN keys. A backward has tiles of back_Br rows of q, against chunks of Bk keys. The
+ * first row of the table that fits the compute type and the larger of D and Dv applies. */
 static const struct tile_sizes {
-    attn_dtype element; /* dtype of an operand, and number of parts of each element */
+    attn_dtype element; /* dtype of an operand, and number of parts of each element (simd_split.h) */
     int parts, max_d;
     int BM, BN, back_Br, Bk;
 } tile_sizes[] = {
@@ -45,23 +45,23 @@ static const struct tile_sizes {
 };
 
 enum {
-    SPLIT_KEYS = 2048,    /* keys of a span where a row tile is split; a multiple of every BN */
-    SPLIT_DOT_KEYS = 512, /* keys of a span for FLASH_DOTS, whose items do less work per key */
-    SPLIT_TILES = 8,      /* a sequence with more row tiles per head is not split, because it has work for many
-                           * threads */
-    DBIAS_ROWS = 64,      /* rows of dbias that one item zeroes */
+    SPLIT_KEYS = 2048,    /* number of keys of a span, where the keys of a row tile are split; a multiple of every BN */
+    SPLIT_DOT_KEYS = 512, /* number of keys of a span for FLASH_DOTS, whose items do less work per key */
+    /* largest number of row tiles per head of a sequence that is split; more tiles are work enough for many threads */
+    SPLIT_TILES = 8,
+    DBIAS_ROWS = 64, /* number of rows of dbias that one item zeroes */
 };
 
-/* A run with fewer floating point operations takes 10 to 50 us, and its caller computes it alone: waking another
+/* A run with fewer floating point operations takes 10 to 50 us. Its caller computes it alone, because waking another
  * thread takes 5 to 50 us. */
 static const double small_flops = 6e6;
 
-/* Sums over the sequences of a problem: exact, or upper bounds for which no lengths are read. */
+/* Sums over the sequences of a problem: exact, or upper bounds that need no lengths. */
 struct sums {
     int64_t tiles, rows, items, packs, keys, parts, chunks, longest_chunks;
 };
 
-/* a + b * c; INT64_MAX on overflow, which the arena refuses. */
+/* Returns a + b * c; INT64_MAX on overflow, for which flash_take() fails. */
 static int64_t add_product(int64_t a, int64_t b, int64_t c)
 {
     int64_t x;
@@ -70,7 +70,7 @@ static int64_t add_product(int64_t a, int64_t b, int64_t c)
 
 /* ---- Sequences --------------------------------------------------------------------------------------------------- */
 
-/* Fills in every member of a sequence that follows from its own lengths. */
+/* Fills in every member of a sequence that its own lengths determine. */
 static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 {
     const int64_t Sq = q->s.Sq, Sk = q->s.Sk, G = f->g.group;
@@ -96,7 +96,7 @@ static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 
 static int64_t chunks_of(const struct flash *f, const struct flash_sequence *q)
 {
-    /* Where keys are not packed, keys past seqlens_k have gradients too, which are zeros. The chunks write them. */
+    /* Where keys are not packed, keys past seqlens_k have gradients of zero, which the chunks write too. */
     return attn_tiles(f->g.dims.packed ? q->s.Sk : f->g.dims.Sk, f->Bk);
 }
 
@@ -113,10 +113,10 @@ static void add_sequence(const struct flash *f, const struct flash_sequence *q, 
     if (chunks > to->longest_chunks) to->longest_chunks = chunks;
 }
 
-/* Upper bounds on the sums for any lengths. A packed problem, or one with seqlens_q, is bounded by these facts. A
- * key/value head of a sequence has at most 1 + 2 G Sq / BM row tiles. A tile is rounded up by at most FLASH_UNIT - 1
- * rows. Only sequences of 2 SPLIT_KEYS keys and more are split, into at most 3/2 Sk / SPLIT_KEYS spans, and a split
- * sequence has at most SPLIT_TILES tiles. The same facts bound FLASH_DOTS. */
+/* Returns upper bounds on the sums for any lengths. A packed problem, or one with seqlens_q, is bounded by these facts.
+ * A key/value head of a sequence has at most 1 + 2 G Sq / BM row tiles (G: query heads per key/value head). A tile is
+ * rounded up by at most FLASH_UNIT - 1 rows. Only sequences of 2 SPLIT_KEYS keys and more are split, into at most 3/2
+ * Sk / SPLIT_KEYS spans, and a split sequence has at most SPLIT_TILES tiles. The same facts bound FLASH_DOTS. */
 static struct sums bound_sums(const struct flash *f)
 {
     struct sums sums = { 0 };
@@ -131,7 +131,7 @@ static struct sums bound_sums(const struct flash *f)
                   total_k = d->packed ? d->total_k : d->B * d->Sk;
     const int64_t tiles = attn_min64(d->B, total_q) + add_product(0, 2 * G, total_q) / f->BM;
     const int64_t rows = add_product(add_product(0, G, total_q), FLASH_UNIT - 1, tiles);
-    const int64_t spans = total_k + total_k / 2; /* spans of SPLIT_KEYS keys */
+    const int64_t spans = total_k + total_k / 2; /* number of spans times SPLIT_KEYS */
     sums.tiles = add_product(0, d->Hk, tiles);
     sums.rows = add_product(0, d->Hk, rows);
     sums.packs = add_product(0, d->Hk, total_k / f->BN + d->B);
@@ -158,7 +158,7 @@ static struct sums place_sequences(struct flash *f, struct flash_sequence *seq)
     return sums;
 }
 
-/* Do the real lengths need no more than the workspace has? This checks invariant 3 of flash.h. */
+/* Returns whether the real lengths need no more than the workspace has, as invariant 3 of flash.h requires. */
 static bool within_bounds(const struct sums *sums, const struct flash *f)
 {
     const struct sums most = bound_sums(f);
@@ -169,21 +169,22 @@ static bool within_bounds(const struct sums *sums, const struct flash *f)
 
 /* ---- A problem --------------------------------------------------------------------------------------------------- */
 
-/* The compute type for a dtype. Types of several parts are about 1.4 (three parts) or 2 (two parts) times as fast as
- * f32 products. They pad D and Dv to multiples of 32, so f32 is chosen where padding would cost more than that. */
+/* Returns the compute type for a dtype. A type of several parts (simd_split.h) is about 1.4 (three parts) or 2 (two
+ * parts) times as fast as f32 products. Such types pad D and Dv to multiples of 32, so f32 is chosen where padding
+ * would cost more than that. */
 static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv, double scale)
 {
-    /* With such a scale, scores are within range only if the products are tiny. bf16 products would flush tiny products
-     * to 0. */
+    /* With a scale this large, scores are within range only if the products are tiny. bf16 products would flush tiny
+     * products to 0. */
     if (fabs(scale) > 0x1p32) return &simd->f32;
-    /* bf16 represents every e4m3 number exactly. */
+    /* e4m3 inputs are computed as bf16, which represents every e4m3 number exactly. */
     const struct simd_type *t = simd_type_for(simd, dtype == ATTN_F8E4M3 ? ATTN_BF16 : dtype);
     const int64_t padded = simd_round_up(D, SIMD_PANEL) + simd_round_up(Dv, SIMD_PANEL);
     const double slower = (double)padded / (double)(D + Dv);
     return slower > (t->parts == 3 ? 1.2 : t->parts == 2 ? 1.9 : INFINITY) ? &simd->f32 : t;
 }
 
-/* Are all numbers of the dtype so small that the dot product of two rows is finite? */
+/* Returns whether all numbers of the dtype are so small that the dot product of two rows is finite. */
 static bool fits_products(attn_dtype dtype)
 {
     return dtype == ATTN_F16 || dtype == ATTN_F8E4M3;
@@ -201,9 +202,9 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     f->observe = p->op == ATTN_OP_OBSERVE;
     f->recompute = f->backward && p->lse.rank == 0;
     f->forward_type = f->type;
-    /* ALiBi's distances are hundreds, so the gradient of the slopes needs every bit of P V, from which delta is
-     * made. P is therefore split into two numbers, as for float16. This does not depend on whether the client wants
-     * that gradient, because a request for one gradient must not change the bits of another. */
+    /* ALiBi's distances are hundreds, so the gradient of the slopes needs every bit of P V, from which delta is made. P
+     * is therefore split into two numbers, as for float16. The split does not depend on whether the client wants that
+     * gradient, because a request for one gradient must not change the bits of another. */
     if (f->recompute && p->alibi_slopes.rank && f->type->dtype == ATTN_BF16 && f->type->parts == 1)
         f->forward_type = type_of(simd, ATTN_F16, f->g.dims.D, f->g.dims.Dv, f->g.scale);
     f->plain = !(f->g.softcap > 0) && !p->bias.rank && !p->keep_mask.rank && !p->alibi_slopes.rank &&
@@ -221,9 +222,9 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->Bk = f->observe ? t->BN : t->Bk;
         break;
     }
-    assert(f->BM > 0); /* the last rows of tile_sizes fit every head size */
+    assert(f->BM > 0); /* cannot fail: the last rows of tile_sizes fit every head size */
     f->shown_keys = f->g.dims.page_size > 0 && f->g.observe.shown_keys > 0 ? f->g.observe.shown_keys : f->g.dims.Sk;
-    /* Heads that lie side by side in memory are read together. */
+    /* Heads that lie side by side in memory are computed together by one item (decode.c). */
     f->bundle = 1;
     if (f->g.view[ATTN_T_k].head < f->g.view[ATTN_T_k].row)
         f->bundle = FLASH_BUNDLE_ROWS / (int)attn_min64(FLASH_DOT_ROWS, attn_max64(1, f->g.group * f->g.dims.Sq));
@@ -232,8 +233,8 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->mask_heads = p->mask_startend_rows.shape[1];
         f->mask_blocks = attn_tiles(f->g.dims.Sk, FLASH_MASK_BLOCK);
     }
-    /* Where dbias is a sum over heads of several groups, or over batch rows, one item computes all of them: see
-     * backward.c. */
+    /* Where dbias is a sum over heads of several groups, or over batch rows, one item computes all of these heads and
+     * rows: see backward.c. */
     if (f->backward && p->dbias.rank) {
         const bool heads = p->bias.shape[1] != f->g.dims.H, batch = p->bias.shape[0] != f->g.dims.B;
         if ((heads && f->g.dims.Hk > 1) || (batch && f->B > 1))
@@ -243,7 +244,8 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     }
 }
 
-/* Divides the problem's share of the workspace among its arrays, or measures how many bytes they need. */
+/* Divides the problem's share of the workspace among its arrays. If the arena only measures, it adds up the bytes that
+ * they need. */
 static void cut(struct flash *f, const struct sums *sums, struct flash_arena *arena)
 {
     const attn_dims *d = &f->g.dims;
@@ -273,7 +275,7 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
     if (f->backward) {
         f->q_lda = simd_lda(t, d->D);
         f->do_lda = simd_lda(t, d->Dv);
-        /* simd_ld() adds at most 64 bytes to a row of a tile. */
+        /* simd_ld() adds at most 64 bytes to a row of a tile (Qat and dOat). */
         f->q_unit_bytes = simd_round_up(d->D, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->do_unit_bytes = simd_round_up(d->Dv, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->dq_ld = simd_round_up(d->D, 16);
@@ -358,7 +360,7 @@ attn_status flash_run_bytes_exact(const struct simd *simd, int threads, const at
 
 typedef void (*phase_item)(const struct flash *f, char *scratch, int64_t item);
 
-/* By operation: a phase that has no items has no function. */
+/* Function that computes an item, for each operation and phase; NULL where the operation has no items in the phase. */
 static const phase_item phase_items[ATTN_OP_COUNT][FLASH_PHASES] = {
     [ATTN_OP_FORWARD] = { [FLASH_PREPARE] = flash_forward_prepare_item,
                           [FLASH_FORWARD] = flash_forward_item,
@@ -384,8 +386,9 @@ static void walk_item(void *context, int worker, int64_t item)
 {
     const struct walk *walk = context;
     const struct flash_run *run = walk->run;
-    if (attn_is_cancelled(run->cancel)) return; /* a cancelled run only checks this flag for each item that is left */
-    int low = 0, high = run->count;             /* finds the last problem whose first item is not past this item */
+    /* the rest of a cancelled run: each item that is left only checks this flag */
+    if (attn_is_cancelled(run->cancel)) return;
+    int low = 0, high = run->count; /* binary search for the last problem whose first item is not past this item */
     while (high - low > 1) {
         const int middle = (low + high) / 2;
         if (run->problems[middle].first[walk->phase] <= item) low = middle;
@@ -406,7 +409,8 @@ bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plan
         struct flash *f = &run.problems[n];
         resolve(simd, plans[n].problem, f);
         f->cancel = cancel;
-        /* cut() takes seq first. A copy of the arena takes it here, because cut() needs the sums of its lengths */
+        /* cut() takes f->seq first, but needs the sums of its lengths. A copy of the arena gives the same address
+         * before cut() */
         struct flash_arena ahead = arena;
         f->seq = flash_take(&ahead, f->B, sizeof *f->seq);
         const struct sums sums = place_sequences(f, f->seq);

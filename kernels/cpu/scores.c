@@ -1,4 +1,4 @@
-/* scores.c: computes the scores of a tile, with all masks and options. See flash.h. */
+/* scores.c: turns the products of a tile of queries and keys into scores, with all masks and options. See flash.h. */
 #include <float.h>
 #include <math.h>
 #include <string.h>
@@ -14,7 +14,7 @@ void flash_scores_take_limits(const struct flash *f, struct flash_arena *arena, 
     for (int x = 0; x < 4; x++) limits->hide[x] = flash_take(arena, cols, sizeof **limits->hide);
 }
 
-/* Sets keep_mask for a head's rows and keys j .. j + cols - 1. The mask may begin behind some of these keys. */
+/* Sets keep_mask for the rows of head h and keys j to j + cols - 1. The mask may cover only the last of these keys. */
 static void mask_block(const struct flash *f, const struct flash_tile *t, int64_t h, int64_t j, int cols,
                        const struct flash_limits *limits, struct simd_score *how)
 {
@@ -39,7 +39,8 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
     const double scale = flash_scale(f, t->b, t->hk);
     const int cols = block->cols;
     const int64_t j = j0 + block->c0;
-    if (block->ranged) { /* the ends of attn_keys_of() for each row, relative to j; both ends move by one per row */
+    /* computes the range of keys that each row sees, relative to j; both ends of the range move by one per row */
+    if (block->ranged) {
         const int64_t aligned = t->i0 + attn_align(&f->g, &t->seq->s) - j;
         const int lo = (int)attn_clamp64(aligned - f->g.left, INT32_MIN / 2, INT32_MAX / 2);
         const int hi = (int)attn_clamp64(aligned + f->g.right + 1, INT32_MIN / 2, INT32_MAX / 2);
@@ -50,11 +51,12 @@ float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0
         }
     }
     const float c = (float)(scale * M_LOG2E);
-    /* turns infinities into NaN, which later steps keep until flash_exact_mend_scores() replaces it */
+    /* turns infinite products into NaN, which later steps pass on until flash_exact_mend_scores() replaces it */
     for (int r = 0; wild && r < t->rows; r++)
         for (int x = 0; x < cols; x++) S[r * lds + x] += 0 * S[r * lds + x];
     if (f->plain && !wild && c >= FLT_MIN &&
-        c <= FLT_MAX) { /* a hidden raw score may be -inf, and stays -inf when it is multiplied by c */
+        /* plain scores are left raw: softmax() multiplies them by c, and a hidden score of -inf stays -inf */
+        c <= FLT_MAX) {
         for (int head = 0; block->ranged && head < t->heads; head++)
             f->simd->hide(t->n, cols, S + (int64_t)head * t->n * lds, lds, limits->lo, limits->hi);
         return c;

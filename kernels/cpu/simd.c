@@ -1,7 +1,8 @@
-/* simd.c: chooses the table of simd.h that this processor runs. Each table needs all that the tables before it need.
+/* simd.c: chooses the table of simd.h that this processor runs. Each table needs all instructions that the tables
+ * before it need.
  *
  * x86-64: a processor may have instructions whose registers the operating system does not save; XGETBV returns which
- * ones it saves. A process must also request AMX (simd_amx_permit). arm64: every processor has NEON; the operating
+ * registers it saves. A process must also request AMX (simd_amx_permit). arm64: every processor has NEON; the operating
  * system reports whether this one has bf16 products. */
 #include "kernels/cpu/simd.h"
 
@@ -14,7 +15,8 @@
 #if SIMD_X86
 #include <cpuid.h>
 
-/* Bits of XCR0: the state of SSE and AVX; opmask and ZMM registers; tile configuration and tile data. */
+/* Bits of the register XCR0, which say what the operating system saves: SSE and AVX; opmask and ZMM registers; tile
+ * configuration and tile data. */
 enum { XCR0_AVX = 0x6, XCR0_AVX512 = 0xe0, XCR0_AMX = 0x60000 };
 
 static uint64_t os_state(void)
@@ -24,7 +26,7 @@ static uint64_t os_state(void)
     return (uint64_t)high << 32 | low;
 }
 
-/* Does this register of cpuid leaf 7 or 1 have all bits of `mask`? */
+/* Returns whether a result of cpuid (leaf 1 or 7) has all bits of `mask`. */
 static bool has(uint32_t reg, uint32_t mask)
 {
     return (reg & mask) == mask;
@@ -35,28 +37,29 @@ static int best(void)
     uint32_t a, b, c, d, b7 = 0, c7 = 0, d7 = 0, a71 = 0;
     int level = 0;
     if (!__get_cpuid(1, &a, &b, &c, &d)) return level;
-    /* This tests for FMA, OSXSAVE, AVX and F16C. */
+    /* Tests for FMA, OSXSAVE, AVX and F16C. */
     if (!has(c, 1u << 12 | 1u << 27 | 1u << 28 | 1u << 29)) return level;
     if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return level;
     if (a >= 1) __get_cpuid_count(7, 1, &a71, &b, &c, &d);
     const uint64_t xcr0 = os_state();
-    /* This tests for AVX2 and BMI2. */
+    /* Tests for AVX2 and BMI2. */
     if ((xcr0 & XCR0_AVX) != XCR0_AVX || !has(b7, 1u << 5 | 1u << 8)) return level;
     level = 1;
-    /* This tests for AVX512 F, DQ, BW and VL, and for VBMI. */
+    /* Tests for AVX512 F, DQ, BW and VL, and for VBMI. */
     if ((xcr0 & XCR0_AVX512) != XCR0_AVX512 || !has(b7, 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31) || !has(c7, 1u << 1))
         return level;
     level = 2;
-    /* This tests for AVX512_BF16. */
+    /* Tests for AVX512_BF16. */
     if (!has(a71, 1u << 5)) return level;
     level = 3;
-    /* This tests for AMX-BF16 and AMX-TILE. */
+    /* Tests for AMX-BF16 and AMX-TILE. */
     if ((xcr0 & XCR0_AMX) != XCR0_AMX || !has(d7, 1u << 22 | 1u << 24) || !simd_amx_permit()) return level;
     return 4;
 }
 
-/* A processor with AMX computes VDPBF16PS slowly: 106 GFLOP/s a core on Sapphire Rapids, where f32 products reach
- * 175. Where the operating system refuses AMX tiles to this process, such a processor is therefore faster with f32. */
+/* Returns the index of the fastest table up to `level`. A processor with AMX computes VDPBF16PS slowly: 106 GFLOP/s a
+ * core on Sapphire Rapids, where f32 products reach 175. If the operating system refuses AMX tiles to this process,
+ * such a processor is therefore faster with f32. */
 static int preferred(int level)
 {
     uint32_t a, b, c, d;
@@ -64,7 +67,7 @@ static int preferred(int level)
     return level == 3 && tiles ? 2 : level;
 }
 
-/* with_bf16 and with_amx are avx512 with more compute types. assemble() fills them in before the first use. */
+/* The tables bf16 and amx: avx512 with more compute types. assemble() fills them in before the first use. */
 static struct simd with_bf16, with_amx;
 static struct simd_type amx_type, half_type, single_type;
 
@@ -106,7 +109,7 @@ static int preferred(int level)
     return level;
 }
 
-static struct simd with_bf16; /* the table neon with one more compute type */
+static struct simd with_bf16; /* the table neon_bf16: neon with one more compute type */
 
 static void assemble(void)
 {
@@ -132,7 +135,7 @@ const char *const simd_names[] = { "portable", NULL };
 #endif
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static int supported, chosen; /* indices of tables: the best one that this processor runs, and the one in use */
+static int supported, chosen; /* indices of two tables: the best one that this processor runs, and the one in use */
 
 static void choose(void)
 {

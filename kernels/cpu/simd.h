@@ -81,89 +81,91 @@
 #include "kernels/attention.h"
 
 enum {
-    SIMD_PANEL = 32,  /* columns of a panel of B */
+    SIMD_PANEL = 32,  /* number of columns of a panel of B */
     SIMD_A_ROWS = 16, /* A can be read up to a multiple of this many rows */
 };
 
-/* Sums of 2^63 values below SIMD_TAME are finite. Partial sums of a dot product of up to ATTN_MAX_HEAD_DIM pairs
- * of such values are finite too: 2^58 * 2^58 * 2^10 = 2^126. */
-#define SIMD_TAME       0x1p58f
-#define SIMD_SCORE_MOST 0x1p126f /* a row whose largest score in base 2 is below this has had no overflow */
+/* Sums of 2^63 values below SIMD_TAME are finite. Partial sums of a dot product of up to ATTN_MAX_HEAD_DIM pairs of
+ * such values are finite too: 2^58 * 2^58 * 2^10 = 2^126. */
+#define SIMD_TAME 0x1p58f
+/* if the largest score of a row (in base 2) is below this, none of its scores has overflowed */
+#define SIMD_SCORE_MOST 0x1p126f
 
-/* How to compute a score that has more options than a scale: see score() of struct simd. */
+/* How to compute scores with more options than a scale: see score() of struct simd. */
 struct simd_score {
     float scale;   /* s = scale * S, in natural units, not base 2 */
-    float softcap; /* where > 0: t = softcap * tanh(s / softcap) */
+    float softcap; /* above 0: t = softcap * tanh(s / softcap); 0: no softcap */
 
-    /* NULL, or the bias of element (0, 0); row r of the bias starts at r * bias_stride (0: one row for all) */
+    /* NULL, or the address of the bias of element (0, 0); row r of the bias starts at r * bias_stride (0: one row for
+     * all) */
     const void *bias;
     attn_dtype bias_dtype;
     int64_t bias_stride;
 
-    float slope;      /* ALiBi adds -slope * |distance + r - c|; 0: no ALiBi */
-    int64_t distance; /* i + Sk - Sq - j of element (0, 0); where a tile has distances beyond 2^24, they are rounded
-                       * to float */
+    float slope;      /* factor of ALiBi, which adds -slope * |distance + r - c|; 0: no ALiBi */
+    int64_t distance; /* i + Sk - Sq - j of element (0, 0) of the tile; distances beyond 2^24 are rounded to float */
 
-    /* address of element (0, 0) of keep_mask, where 0 hides a key; NULL: no mask. Rows are as in `bias` */
+    /* address of element (0, 0) of keep_mask, where 0 hides a key; NULL: no mask. Row r starts at r * keep_stride */
     const uint8_t *keep;
     int64_t keep_stride;
 
-    const int *lo, *hi; /* [rows]: row r sees columns lo[r] <= c < hi[r], which may be an empty range. Both NULL: rows
-                         * see all columns */
+    /* [rows]: row r sees columns lo[r] <= c < hi[r], which may be an empty range. Both NULL: rows see all columns */
+    const int *lo, *hi;
 
     /* NULL, or FlashMask's bounds [cols]: column c is hidden from rows hide_lo[x][c] <= row0 + r < hide_hi[x][c],
      * for x = 0 and 1. */
     const int32_t *hide_lo[2], *hide_hi[2];
     int32_t row0;
 
-    /* NULL, or [rows][ld of S], which score() writes: 1 - tanh^2(s / softcap), for gradient(); 1 without softcap */
+    /* NULL, or [rows][ld of S] where score() writes 1 - tanh^2(s / softcap) for gradient(); 1 without softcap */
     float *cap;
 };
 
-/* The gradient of the scores of one tile. S, dP, cap, drop and dZ are [rows][ld]; P_b, dS_a and dS_b are operands, each
- * with its own stride. */
+/* How to compute the gradient of the scores of one tile. S, dP, cap, drop and dZ are [rows][ld]; P_b, dS_a and dS_b are
+ * operands, each with its own stride. */
 struct simd_gradient {
     int rows, cols;
-    int64_t ld;         /* row stride in elements of S, dP, cap, drop and dZ */
-    const float *S;     /* raw scores, or the scores that score() wrote */
-    const float *dP;    /* dO V^T, without dropout */
-    float c;            /* P = exp2(c * S - lse2): scale * log2(e), or 1 after score() */
-    const float *lse2;  /* [rows] lse * log2(e); +INFINITY for a row that sees no key, which makes its P 0 */
-    const float *delta; /* [rows] rowsum(dO * O) - dlse */
-    const float *cap;   /* NULL, or the numbers that score() wrote to its `cap` */
-    const float *drop;  /* NULL, or which pairs dropout keeps: 1 or 0 */
-    float drop_scale;   /* where drop is not NULL: M = drop_scale * drop */
+    int64_t ld;         /* distance between rows, in elements, of S, dP, cap, drop and dZ */
+    const float *S;     /* raw scores, or scores that score() has changed */
+    const float *dP;    /* the product dO V^T, without dropout */
+    float c;            /* P = exp2(c * S - lse2). c is scale * log2(e) for raw scores, or 1 after score() */
+    const float *lse2;  /* [rows]: lse * log2(e); +INFINITY for a row that sees no key, which makes its P 0 */
+    const float *delta; /* [rows]: rowsum(dO * O) - dlse */
+    const float *cap;   /* NULL, or the factors that score() wrote to its `cap` */
+    const float *drop;  /* NULL, or 1 for each pair that dropout keeps and 0 for each that it drops */
+    float drop_scale;   /* where drop is not NULL: M (the factor of P) is drop_scale * drop */
 
-    /* The results; each pointer may be NULL. dZ = P (M dP - delta), dS = dZ cap. Where P is 0, dZ and dS are 0 even
-     * if dP is NaN. */
+    /* Results of gradient(); each pointer may be NULL. dZ = P (M dP - delta), dS = dZ cap. Where P is 0, dZ and dS are
+     * 0 even if dP is NaN. */
     void *P_b; /* P * drop as a B operand, k = rows, n = cols */
     int64_t P_ldb;
     void *dS_a; /* dS as an A operand, m = rows, k = cols */
     int64_t dS_lda;
     void *dS_b; /* dS as a B operand, k = rows, n = cols */
     int64_t dS_ldb;
-    float *dZ; /* dZ in f32, for the gradients of bias and slopes. It may be the memory of S or dP */
+    float *dZ; /* dZ in f32, for the gradients of bias and slopes; may be the memory of S or dP */
 };
 
 /* A compute type: the format of operands of products, and the functions that read and write operands. */
 struct simd_type {
     attn_dtype dtype; /* the element of an operand: ATTN_F32 or ATTN_BF16 */
     int k_multiple;   /* k is padded with zeros to a multiple of k_multiple */
-    int parts;        /* 1, or how many bf16 numbers add up to one element: see simd_split.h */
-    int strip;        /* rows of a strip on the diagonal, see forward.c; 0: gemm() needs whole tiles */
+    int parts;        /* number of bf16 numbers that add up to one element (simd_split.h), or 1 */
+    int strip;        /* number of rows of a strip on the diagonal (forward.c); 0: gemm() needs whole tiles */
 
-    /* Make operands from X, [rows][cols], rows `stride` elements apart, of any floating dtype, rounded to nearest
-     * even. Returns true where every element is smaller than SIMD_TAME. For other tiles callers use other code: a V
-     * (in a backward also a K) with NaN or infinity must not be multiplied by the zeros of hidden keys, because 0 *
-     * NaN is NaN, and sums of huge values overflow. */
+    /* Make operands from X, which is [rows][cols] of any floating dtype with rows `stride` elements apart. Numbers are
+     * rounded to nearest even. Each function returns true if every element is smaller than SIMD_TAME. Callers compute
+     * other tiles in another way: a V (in a backward also a K) with NaN or infinity must not be multiplied by the zeros
+     * of hidden keys, because 0 * NaN is NaN, and sums of huge values overflow. */
     bool (*pack_a)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_at)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_b)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb);
     bool (*pack_bt)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb);
 
-    /* C = A B                           add false (C is not read)
+    /* Computes a matrix product:
+     * C = A B                           add false (C is not read)
      * C = C + A B                       add true, rescale NULL
-     * C[r] = rescale[r] C[r] + A[r] B   add true; a rescale of 0 keeps NaN in C, so C starts as zeros or by add
+     * C[r] = rescale[r] C[r] + A[r] B   add true; a rescale of 0 keeps NaN in C, so C must begin as zeros or with add
      *                                   false
      * Only the m x n elements of C are written. A and B may not overlap C. */
     void (*gemm)(int m, int n, int k, const void *A, int64_t lda, const void *B, int64_t ldb, float *C, int64_t ldc,
@@ -190,94 +192,96 @@ struct simd_type {
 struct simd {
     const char *name; /* "avx512" */
     struct simd_type f32;
-    const struct simd_type *bf16; /* the compute type for bf16; NULL where bf16 inputs are computed as f32 */
-    /* the compute type for float16 as two bf16 numbers; NULL where float16 is computed as f32 */
+    const struct simd_type *bf16; /* compute type for bf16; NULL: bf16 inputs are computed as f32 */
+    /* compute type for float16 as two bf16 numbers; NULL: float16 is computed as f32 */
     const struct simd_type *half;
-    /* the compute type for float32 as three bf16 numbers; NULL where f32 products are as fast */
+    /* compute type for float32 as three bf16 numbers; NULL: f32 products are as fast */
     const struct simd_type *single;
 
     /* Computes the scores of one tile in place, [rows][lds]: S becomes z = log2(e) * (softcap(scale * S) + bias +
-     * alibi). Where a mask hides an element it becomes -inf (a hidden S may be NaN); elsewhere it is at least
-     * -FLT_MAX. Then call softmax() and gradient() with c = 1. */
+     * alibi). An element that a mask hides becomes -inf (a hidden S may be NaN); any other element is at least
+     * -FLT_MAX. Call softmax() and gradient() with c = 1 afterwards. */
     void (*score)(int rows, int cols, float *S, int64_t lds, const struct simd_score *how);
 
     /* Does the part of score() that a causal tile without other options needs: S[r][c] = -inf outside lo[r] <= c <
-     * hi[r], for 0 <= lo[r] <= hi[r] <= cols. The other S stay raw; then call softmax() and gradient() with their
-     * own c > 0. */
+     * hi[r], for 0 <= lo[r] <= hi[r] <= cols. Other elements of S stay raw; call softmax() and gradient() with their
+     * own c > 0 afterwards. */
     void (*hide)(int rows, int cols, float *S, int64_t lds, const int *lo, const int *hi);
 
     /* Decode: a few query rows against rows of K and V as they lie in memory. Memory bandwidth bounds their speed.
      *
-     *   dots:  S[r][j] = q[r] . K[j]            r < nq, j < n;  q [nq][ldq] f32
+     *   dots:  S[r][j] = q[r] . K[j]            r < nq, j < n;  q is [nq][ldq] in f32
      *   axpys: O[r] += sum_j P[r][j] V[j]       in the order of j; where P[r][j] is 0, V[j] may be NaN */
     void (*dots)(int nq, int n, int d, const float *q, int64_t ldq, const void *K, attn_dtype dtype, int64_t stride,
                  float *S, int64_t lds);
     void (*axpys)(int nq, int n, int d, const float *P, int64_t ldp, const void *V, attn_dtype dtype, int64_t stride,
                   float *O, int64_t ldo);
 
-    /* S[j] = q . K[j] in double, each product exact, j < n. exact.c uses it for rows whose scores or sums exceed the
-     * range of float32. */
+    /* Computes S[j] = q . K[j] in double, each product exact, for j < n. exact.c uses it for rows whose scores or sums
+     * exceed the range of float32. */
     void (*dots_exact)(int n, int d, const float *q, const void *K, attn_dtype dtype, int64_t stride, double *S);
 
-    /* Is every S[r][c] a finite number? */
+    /* Returns whether every S[r][c] is a finite number. */
     bool (*all_finite)(int rows, int cols, const float *S, int64_t lds);
 
-    /* The largest |X[r][c]|; infinity where some element is not finite. */
+    /* Returns the largest |X[r][c]|; infinity where some element is not finite. */
     float (*most)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride);
 
-    /* y[r] = sum_c X[r][c] Y[r][c], each of any floating dtype. It computes delta from dO and O. */
+    /* Computes y[r] = sum_c X[r][c] Y[r][c], for X and Y of any floating dtype. It is used for delta, from dO and O. */
     void (*row_dots)(int rows, int cols, const void *X, attn_dtype x_dtype, int64_t x_stride, const void *Y,
                      attn_dtype y_dtype, int64_t y_stride, float *y);
 
-    /* Convert n numbers of any floating dtype to f32, exactly, and back, to nearest even (e4m3 saturates and keeps
-     * NaN). */
+    /* load() converts n numbers of any floating dtype to f32, exactly. save() converts f32 to any floating dtype, to
+     * nearest even (e4m3 saturates, and NaN stays NaN). */
     void (*load)(int64_t n, const void *from, attn_dtype dtype, float *to);
     void (*save)(int64_t n, const float *from, void *to, attn_dtype dtype);
 
-    /* Store results: Y[r][c] = X[r][c] * scale * row_scale[r] (NULL: 1) in Y's dtype, rows `stride` elements apart.
-     * A row_scale of 0 writes zeros even if X holds NaN (a row that saw no key). store_t() reads X transposed:
+    /* Store results: Y[r][c] = X[r][c] * scale * row_scale[r] (NULL: 1) in Y's dtype, with rows `stride` elements
+     * apart. A row_scale of 0 writes zeros even if X holds NaN (a row that saw no key). store_t() reads X transposed:
      * Y[r][c] = X[c][r] * ... */
     void (*store)(int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale, void *Y,
                   attn_dtype dtype, int64_t stride);
     void (*store_t)(int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale, void *Y,
                     attn_dtype dtype, int64_t stride);
 
-    /* Ends n rows of softmax(): inverse[r] = 1 / l[r], lse[r] = (m[r] + log2 l[r]) ln 2. Where l[r] is 0, the row
-     * has seen no key and gets 0 and -inf. l is 0, at least 1, infinite or NaN; lse is off by less than 3e-7 of |m|
-     * and log2 l together. Returns whether every |m| is below SIMD_SCORE_MOST and every l finite. */
+    /* Ends n rows of softmax(): inverse[r] = 1 / l[r], lse[r] = (m[r] + log2 l[r]) ln 2. A row with l[r] = 0 has seen
+     * no key, and gets 0 and -inf. l is 0, at least 1, infinite or NaN; the error of lse is less than 3e-7 of |m| +
+     * log2 l. Returns whether every |m| is below SIMD_SCORE_MOST and every l finite. */
     bool (*close)(int n, const float *m, const float *l, float *inverse, float *lse);
 
-    /* y[i] = exp2(x[i]), the exponential of softmax: relative error below 2e-7, exact at 0, 0 for -inf and
+    /* Computes y[i] = exp2(x[i]), the exponential of softmax: relative error below 2e-7, exact at 0, 0 for -inf and
      * below -150; NaN stays NaN. y may be x. */
     void (*exp2)(int64_t n, const float *x, float *y);
 
-    /* One step of the running maximum, sum and entropy of each row of S, in base 2: z = c * S with c > 0, or 1 after
-     * score().
+    /* Does one step of the running maximum, sum and entropy of each row of S, in base 2: z = c * S with c > 0, or c = 1
+     * after score().
      *   m[r]  running maximum of z; starts as -INFINITY
      *   l[r]  running sum of exp2(z - m); starts as 0
      *   e[r]  running sum of exp2(z - m) (z - m); starts as 0. At the end of the row the entropy is log2 l - e / l. */
     void (*observe)(int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *e);
 
-    /* Probabilities in place: S[r][j] = exp2(c * S[r][j] - m[r]) * inverse[r]. 0 where S is -inf and m is not NaN, and
-     * in all of a row whose m is INFINITY. */
+    /* Turns scores into probabilities in place: S[r][j] = exp2(c * S[r][j] - m[r]) * inverse[r]. The result is 0 where
+     * S is -inf and m is not NaN, and in all of a row whose m is INFINITY. */
     void (*weigh)(int rows, int cols, float *S, int64_t lds, float c, const float *m, const float *inverse);
 
-    /* sums[j] = S[0][j] + S[1][j] + ... in the order of the rows. */
+    /* Computes sums[j] = S[0][j] + S[1][j] + ... in the order of the rows. */
     void (*add_rows)(int rows, int cols, const float *S, int64_t lds, float *sums);
 
-    /* Gives processor state (AMX tiles) back to the operating system, where the calling thread will not compute for
-     * a while. The call is optional; the next gemm() takes the state again. */
+    /* Gives processor state (AMX tiles) back to the operating system. It is meant for a thread that will not compute
+     * for a while. The call is optional; the next gemm() takes the state again. */
     void (*leave)(void);
 };
 
-/* The best table for this processor. The environment's ATTN_CPU_ISA may name a lower one (portable, avx2, avx512,
- * bf16, amx; on arm64 neon, neon_bf16; other values are ignored). The first call chooses the table. Thread-safe. */
+/* Returns the best table for this processor. The environment variable ATTN_CPU_ISA may name a slower one (portable,
+ * avx2, avx512, bf16, amx; on arm64 neon, neon_bf16; other values are ignored). The first call chooses the table.
+ * Thread-safe. */
 const struct simd *simd_get(void);
 
-/* The table of that name; NULL where this build or this processor does not have it. Tests and benchmarks use it. */
+/* Returns the table of that name; NULL if this build or this processor does not have it. Tests and benchmarks use
+ * it. */
 const struct simd *simd_find(const char *name);
 
-/* Names of all tables, slowest first, NULL at the end. */
+/* Names of all tables, slowest first, with NULL at the end. */
 extern const char *const simd_names[];
 
 /* Returns the compute type for inputs of a dtype. */
@@ -300,15 +304,16 @@ static inline int64_t simd_element_bytes(const struct simd_type *t)
     return t->dtype == ATTN_F32 ? 4 : 2;
 }
 
-/* A good distance between rows of n elements: an odd multiple of 64 bytes, which spreads rows over all cache sets. */
+/* Returns a good distance between rows of n elements: an odd multiple of 64 bytes, which spreads rows over all cache
+ * sets. */
 static inline int64_t simd_ld(int64_t n, int64_t element_bytes)
 {
     int64_t lines = (simd_round_up(n, 32) * element_bytes + 63) / 64;
     return (lines | 1) * 64 / element_bytes;
 }
 
-/* In a row of A and in a panel of B the parts of an operand follow each other: part p of the element at x is at x +
- * p * ld / parts. */
+/* Return the distance between rows of A, and between panels of B. The parts of an operand (simd_split.h) follow each
+ * other in a row or panel: part p of the element at x is at x + p * ld / parts. */
 static inline int64_t simd_lda(const struct simd_type *t, int64_t k)
 {
     return simd_ld(k, simd_element_bytes(t)) * t->parts;
@@ -318,8 +323,8 @@ static inline int64_t simd_ldb(const struct simd_type *t, int64_t k)
     return SIMD_PANEL * simd_round_up(k, t->k_multiple) * t->parts;
 }
 
-/* simd_a_bytes() returns the bytes of an A operand of m rows, simd_b_bytes() those of a B operand with panels ldb
- * apart. The sizes are those of tiles or of one head; the caller has checked that they are far from overflow. */
+/* simd_a_bytes() returns the bytes of an A operand of m rows. simd_b_bytes() returns those of a B operand of n columns
+ * with panels ldb apart. The sizes are those of tiles or of one head, so they are far from overflow. */
 static inline int64_t simd_a_bytes(const struct simd_type *t, int64_t m, int64_t lda)
 {
     return simd_round_up(m, SIMD_A_ROWS) * lda * simd_element_bytes(t);

@@ -1,22 +1,21 @@
-/* simd_amx.c: the product of bf16 operands on AMX tiles (TDPBF16PS): 16 x 16 sums from 16 x 32 of A and 32 x 16 of
- * B.
+/* simd_amx.c: the product of bf16 operands on AMX tiles (TDPBF16PS), which adds 16 x 32 numbers of A times 32 x 16 of B
+ * to 16 x 16 sums.
  *
- * All eight tile registers have the full shape, 16 rows of 64 bytes, so that one configuration serves every
- * product:
+ * All eight tile registers have the full shape, 16 rows of 64 bytes, so that one configuration serves every product:
  *
  *     0 1    C, rows 0-15     4  A, rows 0-15      6 7  B, columns 0-15 and 16-31, half a panel each
  *     2 3    C, rows 16-31    5  A, rows 16-31
  *
- * Four loads then feed four products. Where rows or columns do not fill a tile, the products also use padding or
- * whatever memory lies behind, and those results are dropped: such a block of C goes through a buffer. A sum runs
- * along k in order, starting from C.
+ * Four loads thus feed four products. Where rows or columns do not fill a tile, the products also use padding or
+ * whatever memory lies behind, and those results are dropped: such a block of C goes through a buffer. A sum runs along
+ * k in order, starting from C.
  *
  * The operating system gives tile registers only to a process that has requested them (simd_amx_permit). The
  * configuration belongs to the thread. A thread loads it at its first product and keeps it, because loading takes 50
  * ns. leave() gives it back, so that the system need not save 8 KiB of tiles of a sleeping thread. */
 #include "kernels/cpu/simd_variants.h"
 
-/* clang 14 calls the first macro __AMXBF16__ */
+/* clang 14 calls this macro __AMXBF16__, newer compilers __AMX_BF16__ */
 #if (defined(__AMX_BF16__) || defined(__AMXBF16__)) && defined(__AVX512F__)
 #include <immintrin.h>
 #include <string.h>
@@ -25,7 +24,7 @@
 
 enum { TILE = 16, K_STEP = 32, K_BLOCK = 128 };
 
-/* Only newer systems have these names, in <asm/prctl.h>. */
+/* Constants of <asm/prctl.h>, written out because older systems do not define them. */
 enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
 
 bool simd_amx_permit(void)
@@ -59,8 +58,8 @@ void simd_amx_leave(void)
     configured = false;
 }
 
-/* Multiplies the rows of C whose factor is not 1, in one panel of columns. It does so for all rows before the first
- * product: a tile load of memory that was stored a moment ago would wait for the stores. */
+/* Multiplies the rows of C whose factor is not 1, in one panel of columns. The multiplication is done for all rows
+ * before the first product: a tile load of memory that was stored a moment ago would wait for the stores. */
 static void rescale_panel(int m, int cols, float *C, int64_t ldc, const float *rescale)
 {
     const __mmask16 m0 = (__mmask16)_bzhi_u32(0xffff, (unsigned)cols);
@@ -84,9 +83,9 @@ static void copy_block(int rows, int cols, const float *from, int64_t ld_from, f
     for (int r = 0; r < rows; r++) memcpy(to + r * ld_to, from + r * ld_from, (size_t)cols * sizeof(float));
 }
 
-/* Computes 32 or 16 rows of one panel. C has room for all 32 columns. With two parts it adds all four products of a
- * part of A and a part of B. With three it adds the products of parts a and b with a + b < 3, because the others are
- * too small to matter (simd_split.h). */
+/* Computes 32 (`two`) or 16 rows of one panel. C must have memory for all 32 columns. With two parts it adds all four
+ * products of a part of A and a part of B. With three parts it adds the products of parts a and b with a + b < 3,
+ * because the others are too small to matter (simd_split.h). */
 static inline __attribute__((always_inline)) void gemm_block(const bool two, const int parts, int k, const uint16_t *A,
                                                              int64_t lda, const uint16_t *B, int64_t ldb, float *C,
                                                              int64_t ldc, bool add)
@@ -130,9 +129,9 @@ static inline __attribute__((always_inline)) void gemm_block(const bool two, con
     if (two) _tile_stored(3, C + TILE * ldc + TILE, c_bytes);
 }
 
-/* A panel of B and 32 rows of A, with all their parts, should fit into the 48 KiB of L1. With several parts k is
- * therefore processed in pieces of K_BLOCK. (128 x 128 x 256 in two parts: 450 GFLOP/s whole, 580 in pieces; one
- * part is faster whole, 1900 against 1400.) */
+/* Computes the product of operands with 1, 2 or 3 parts. A panel of B and 32 rows of A, with all their parts, should
+ * fit into the 48 KiB of L1. With several parts k is therefore processed in pieces of K_BLOCK. (m x n x k = 128 x 128 x
+ * 256 in two parts: 450 GFLOP/s whole, 580 in pieces. In one part 1900 whole, 1400 in pieces.) */
 static inline __attribute__((always_inline)) void gemm(const int parts, int m, int n, int k, const void *A_form,
                                                        int64_t lda, const void *B_form, int64_t ldb, float *C,
                                                        int64_t ldc, bool add, const float *rescale)

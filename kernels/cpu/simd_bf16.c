@@ -1,14 +1,14 @@
-/* simd_bf16.c: the compute type bf16: operands rounded to bf16, sums in f32, for AVX512_BF16 (VDPBF16PS).
- * simd_amx.c replaces the product and uses all other functions of this file.
+/* simd_bf16.c: the compute type bf16: operands rounded to bf16, sums in f32, for AVX512_BF16 (VDPBF16PS). simd_amx.c
+ * replaces the product and uses all other functions of this file.
  *
- * The operands are those of simd_pairs.h; W is 32 along k, because that is the depth of an AMX tile. Both kinds of
- * product flush subnormal bf16 to zero. */
+ * The operands are those of simd_pairs.h with W = 32, because an AMX tile is 32 deep along k. Both VDPBF16PS and AMX
+ * flush subnormal bf16 to zero. */
 #include "kernels/cpu/simd_variants.h"
 
 #if defined(__AVX512F__) && defined(__AVX512VBMI__) && defined(__AVX512BF16__)
 #include "kernels/cpu/simd_v512.h"
 
-/* The vector types in which simd_pairs.h is written. */
+/* The vector types and functions that simd_pairs.h uses. W: numbers of a vector. */
 enum { W = 32 };
 typedef __m512i vh;
 typedef __mmask32 vh_flags;

@@ -1,4 +1,4 @@
-/* simd_f32.h: f32 operands for simd_tiles.h, written with functions that every simd_v*.h defines. */
+/* simd_f32.h: f32 operands for simd_tiles.h, written with the vector functions that every simd_v*.h defines. */
 
 #define OPERAND float
 enum { STEP = 1, PAD_ROWS = 0 };

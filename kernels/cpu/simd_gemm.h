@@ -1,11 +1,11 @@
-/* simd_gemm.h: the f32 product, written with the functions of simd_v256.h or simd_v128.h, with 6 rows and 16 columns
- * of C in registers. simd_avx2.c includes it, and the sums take 12 of 16 registers; simd_neon.c includes it, and
- * they take 24 of 32. With AVX2 two more registers hold half a row of the panel of B, and one holds an element of A.
- * Each sum runs along all of k in order and is added to C at the end, as in simd_gemm512.h. */
+/* simd_gemm.h: the f32 product, written with the functions of simd_v256.h or simd_v128.h, with 6 rows and 16 columns of
+ * C in registers. In simd_avx2.c the sums take 12 of 16 registers; two more hold half a row of the panel of B, and one
+ * holds an element of A. In simd_neon.c the sums take 24 of 32 registers. Each sum runs along all of k in order and is
+ * added to C at the end, as in simd_gemm512.h. */
 
 enum { GEMM_ROWS = 6, GEMM_COLS = 16, GEMM_VECTORS = GEMM_COLS / V_LANES };
 
-/* Computes `rows` rows of half a panel. `rows` is a constant in every copy, which keeps the sums in registers. */
+/* Computes `rows` rows of half a panel. `rows` is a constant in every copy, so that the sums stay in registers. */
 VEC void gemm_block(const int rows, int k, const float *A, int64_t lda, const float *B, float *C, int64_t ldc,
                     int width, bool add, const float *rescale)
 {

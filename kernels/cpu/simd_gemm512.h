@@ -1,8 +1,8 @@
-/* simd_gemm512.h: the matrix product in 512-bit registers, for f32 and for pairs of bf16. simd_avx512.c and
- * simd_bf16.c include it after they define an element:
+/* simd_gemm512.h: the matrix product in 512-bit registers, for f32 and for pairs of bf16. simd_avx512.c and simd_bf16.c
+ * include it after they define an element:
  *
  *   GEMM_ELEMENT             the element of an operand; GEMM_PER_LANE of them, neighbours along k, share a 32-bit lane
- *   GEMM_BROADCAST(a)        the lane at `a`, in every lane
+ *   GEMM_BROADCAST(a)        the lane at address `a`, in every lane
  *   GEMM_LOAD(b)             16 lanes of a panel of B
  *   GEMM_STEP(sum, a, b)     sum + a * b in every lane
  *
@@ -11,7 +11,7 @@
 enum { GEMM_ROWS = 14, GEMM_POINTERS = (GEMM_ROWS + 2) / 3 };
 
 /* Does one step along k for `rows` rows. It reads A at row[0][at], row[0][lda + at], row[0][2 lda + at], row[1][at],
- * ... `both`: it computes both halves of the panel; otherwise only the first half. */
+ * and so on. `both`: computes both halves of the panel; otherwise only the first half. */
 VEC void gemm_step(const int rows, const bool both, const GEMM_ELEMENT *const *row, int64_t lda, int at,
                    const GEMM_ELEMENT *B, __m512 sum[GEMM_ROWS][2])
 {
@@ -24,9 +24,9 @@ VEC void gemm_step(const int rows, const bool both, const GEMM_ELEMENT *const *r
     }
 }
 
-/* Computes `rows` rows of one panel. `rows` is a constant in every copy, which keeps the sums in registers. One
- * pointer serves three rows (an address may be pointer + lda or pointer + 2 lda), because there are fewer than
- * fourteen general registers for pointers, and every extra instruction may delay a multiply-add. */
+/* Computes `rows` rows of one panel. `rows` is a constant in every copy, so that the sums stay in registers. One
+ * pointer serves three rows (an address may be pointer + lda or pointer + 2 lda), because there are fewer than fourteen
+ * general registers for pointers, and every extra instruction may delay a multiply-add. */
 VEC void gemm_block(const int rows, const bool both, int steps, const GEMM_ELEMENT *A, int64_t lda,
                     const GEMM_ELEMENT *B, float *C, int64_t ldc, int width, bool add, const float *rescale)
 {
@@ -43,7 +43,7 @@ VEC void gemm_block(const int rows, const bool both, int steps, const GEMM_ELEME
 #pragma GCC unroll 5
         for (int i = 0; i < GEMM_POINTERS; i++) {
             row[i] += 2 * GEMM_PER_LANE;
-            /* keeps the compiler from computing fourteen pointers from these ahead of the loop */
+            /* keeps the compiler from computing fourteen pointers from these five ahead of the loop */
             __asm__("" : "+r"(row[i]));
         }
     }

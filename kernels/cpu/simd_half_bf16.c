@@ -1,4 +1,4 @@
-/* simd_half_bf16.c: the compute type "half": float16 as two bf16 parts. See simd_split.h; simd_amx.c has its
+/* simd_half_bf16.c: the compute type "half", which stores float16 as two bf16 parts (simd_split.h). simd_amx.c has its
  * product. */
 #include "kernels/cpu/simd_variants.h"
 

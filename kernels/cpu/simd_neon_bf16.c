@@ -1,20 +1,20 @@
 /* simd_neon_bf16.c: the compute type bf16 for arm64 processors with BFMMLA: operands rounded to bf16, sums in f32.
  *
- * BFMMLA adds the products of two rows of A and two columns of B, four numbers along k each, to a square of four sums.
- * Two neighbouring lines of a panel of B (simd_pairs.h), interleaved in units of 32 bits, are such columns:
+ * BFMMLA multiplies two rows of A by two columns of B, with four numbers along k each, and adds the products to 2 x 2
+ * sums. Two neighbouring lines of a panel of B (simd_pairs.h), interleaved in units of 32 bits, give such columns:
  *
  *     line k/2      c0: k k+1     c1: k k+1     c2: k k+1     c3: k k+1
  *     line k/2 + 1  c0: k+2 k+3   c1: k+2 k+3   ...
  *     zip1          c0: k k+1 k+2 k+3           c1: k k+1 k+2 k+3            zip2: c2, c3
  *
- * BFMMLA rounds each sum to odd and treats subnormal bf16 as zero. Where the number of rows is odd, the row behind
- * the last is multiplied too, and its sums are dropped. */
+ * BFMMLA rounds each sum to odd and treats subnormal bf16 as zero. Where the number of rows is odd, the row behind the
+ * last is multiplied too, and its sums are dropped. */
 #include "kernels/cpu/simd_variants.h"
 
 #if SIMD_ARM64
 #include "kernels/cpu/simd_v128.h"
 
-/* The vector types in which simd_pairs.h is written. */
+/* The vector types and functions that simd_pairs.h uses. W: numbers of a vector. */
 enum { W = 8 };
 typedef uint16x8_t vh;
 typedef uint16x8_t vh_flags;
@@ -44,7 +44,7 @@ VEC bool vh_flagged(vh_flags flags) { return vmaxvq_u16(flags) != 0; }
 
 /* ---- The product ------------------------------------------------------------------------------------------------- */
 
-enum { GEMM_ROWS = 8, GEMM_COLS = 8 }; /* C takes 16 registers, B 4 and A 2 */
+enum { GEMM_ROWS = 8, GEMM_COLS = 8 }; /* registers of a block: C takes 16, B takes 4 and A takes 2 */
 
 VEC bfloat16x8_t first_fours(vh a, vh b)
 {
@@ -56,7 +56,7 @@ VEC bfloat16x8_t second_fours(vh a, vh b)
     return vreinterpretq_bf16_u64(vzip2q_u64(vreinterpretq_u64_u16(a), vreinterpretq_u64_u16(b)));
 }
 
-/* Loads four numbers along k of eight columns: from the line at B and from the line after it. */
+/* Loads four numbers along k of each of eight columns, from the line at B and from the line after it. */
 VEC void get_columns(const uint16_t *B, bfloat16x8_t columns[4])
 {
 #pragma GCC unroll 2
@@ -68,8 +68,8 @@ VEC void get_columns(const uint16_t *B, bfloat16x8_t columns[4])
     }
 }
 
-/* Computes `pairs` pairs of rows of a quarter of a panel. The second row of the last pair may be unused. Every copy of
- * this inlined function has a constant `pairs`, so that the sums stay in registers. */
+/* Computes `pairs` pairs of rows of a quarter of a panel. The second row of the last pair may be unused. `pairs` is a
+ * constant in every copy of this inlined function, so that the sums stay in registers. */
 VEC void gemm_block(const int pairs, int rows, int k, const uint16_t *A, int64_t lda, const uint16_t *B, float *C,
                     int64_t ldc, int width, bool add, const float *rescale)
 {

@@ -1,25 +1,26 @@
 /* simd_pairs.h: operands of the compute type bf16, written with the functions of a simd_v*.h and the names below.
- * simd_bf16.c (W = 32) and simd_neon_bf16.c (W = 8) define these before they include it:
+ * simd_bf16.c (W = 32) and simd_neon_bf16.c (W = 8) define these names before they include this file:
  *
  *   vh, W = 2 V_LANES                     a vector of W bf16 numbers
- *   vh_zero(), vh_load_n(p, n)            the first n <= W, the others 0
+ *   vh_zero(), vh_load_n(p, n)            the first n <= W numbers at p, 0 in the other lanes
  *   vh_store(p, x), vh_store_half(p, x, high)
- *   vh_of(low, high)                      two vf rounded to nearest even
- *   vh_zip(a, b, high)                    elements of the low (high) half of a, each with that of b behind it
+ *   vh_of(low, high)                      two vf (vectors of f32) rounded to nearest even
+ *   vh_zip(a, b, high)                    elements of the low (high) half of a, each followed by that of b
  *   vh_halves(x)                          the two halves of x, zipped in the same way
  *   vh_as_f(x), vh_of_f(x)                the pairs as lanes of a vf, for v_transpose(), and back
  *   vh_flags, vh_flag(x, most, flags)     marks the elements whose bits without the sign are above `most`
  *   vh_flagged(flags)
  *
- * Pairs along k are the unit: one instruction adds the products of two pairs, or of four, to a lane. The operands:
+ * The unit is a pair of numbers along k: one instruction adds the products of two pairs, or of four, to a lane. The
+ * operands:
  *
- *   A    has rows along k, so that pairs are neighbours as they lie
+ *   A    has rows along k, so that pairs are neighbours in memory
  *   B    has the two elements of a pair in one 32-bit lane, 32 lanes (columns) to a line of the panel:
  *
  *            line k/2 of a panel:   X[k][0] X[k+1][0] | X[k][1] X[k+1][1] | ... | X[k][31] X[k+1][31]
  *
  * pack_b (B = X) interleaves two rows of X; pack_bt (B = X^T) transposes X in units of 32 bits; pack_at (A = X^T)
- * interleaves, then transposes. k is padded to W. */
+ * interleaves, then transposes. k is padded to a multiple of W. */
 
 enum { K_MULTIPLE = W, TAME_BITS = (127 + 58) << 7 /* SIMD_TAME in bf16 */ };
 
@@ -28,7 +29,7 @@ enum { K_MULTIPLE = W, TAME_BITS = (127 + 58) << 7 /* SIMD_TAME in bf16 */ };
 #define OPERAND uint16_t
 enum { STEP = 2, PAD_ROWS = K_MULTIPLE };
 
-/* V_LANES columns of two rows. The low half of the vector is the first row. */
+/* V_LANES columns of two rows of an operand. The low half of the vector is the first row. */
 struct pair {
     vh rows;
 };
@@ -58,7 +59,7 @@ VEC void put_pair_a(uint16_t *A, int64_t lda, struct pair p, int n, int rows)
 
 VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair p, int rows)
 {
-    (void)ldb, (void)rows; /* `rows` is not needed: where there is no second row, zeros go to the padding of k */
+    (void)ldb, (void)rows; /* `rows` is not needed: without a second row, zeros go to the padding of k */
     vh_store(B, vh_halves(p.rows));
 }
 
@@ -66,8 +67,8 @@ VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair p, int rows)
 
 /* ---- Packing ----------------------------------------------------------------------------------------------------- */
 
-/* Loads elements c .. c + W - 1 of a row as bf16. Elements from `cols` on, and rows that do not exist, are 0. *bad
- * marks elements of SIMD_TAME and more, infinities and NaN. */
+/* Loads elements c to c + W - 1 of a row as bf16. Elements from `cols` on, and rows that do not exist, are 0. *bad
+ * marks infinities, NaN and elements of SIMD_TAME or more in size. */
 VEC vh get_bf16(const void *X, attn_dtype dtype, int64_t stride, int rows, int cols, int r, int c, vh_flags *bad)
 {
     const int n = cols - c < W ? cols - c : W;

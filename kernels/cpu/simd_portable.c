@@ -1,7 +1,7 @@
 /* simd_portable.c: the table in plain C. Processors without a table of their own use it, and tests compare all other
  * tables with it.
  *
- * Its code is simple enough to be checked by reading: one element at a time, libm for exp2 and tanh. gemm() keeps a
+ * The code is simple enough to be checked by reading: one element at a time, libm for exp2 and tanh. gemm() keeps a
  * panel row of sums, so that every compiler vectorises it. */
 #include "kernels/cpu/simd_scalar.h"
 #include "kernels/cpu/simd_variants.h"
@@ -18,7 +18,7 @@ static bool pack_a(int rows, int cols, const void *X, attn_dtype dtype, int64_t 
         float *a = (float *)A + r * lda;
         for (int c = 0; c < cols; c++) {
             a[c] = simd_get_element(x, dtype, c);
-            tame &= fabsf(a[c]) < SIMD_TAME; /* NaN also makes it false */
+            tame &= fabsf(a[c]) < SIMD_TAME; /* NaN makes `tame` false too */
         }
     }
     return tame;
@@ -32,7 +32,7 @@ static bool pack_at(int rows, int cols, const void *X, attn_dtype dtype, int64_t
         for (int c = 0; c < cols; c++) {
             const float a = simd_get_element(x, dtype, c);
             ((float *)A)[c * lda + r] = a;
-            tame &= fabsf(a) < SIMD_TAME; /* NaN also makes it false */
+            tame &= fabsf(a) < SIMD_TAME; /* NaN makes `tame` false too */
         }
     }
     return tame;
@@ -46,7 +46,7 @@ static bool pack_b(int rows, int cols, const void *X, attn_dtype dtype, int64_t 
         for (int c = 0; c < simd_round_up(cols, SIMD_PANEL); c++) {
             const float b = c < cols ? simd_get_element(x, dtype, c) : 0.0f;
             ((float *)B)[c / SIMD_PANEL * ldb + (int64_t)r * SIMD_PANEL + c % SIMD_PANEL] = b;
-            tame &= fabsf(b) < SIMD_TAME; /* NaN also makes it false */
+            tame &= fabsf(b) < SIMD_TAME; /* NaN makes `tame` false too */
         }
     }
     return tame;
@@ -60,7 +60,7 @@ static bool pack_bt(int rows, int cols, const void *X, attn_dtype dtype, int64_t
         for (int c = 0; c < cols; c++) {
             const float b = x ? simd_get_element(x, dtype, c) : 0.0f;
             ((float *)B)[r / SIMD_PANEL * ldb + (int64_t)c * SIMD_PANEL + r % SIMD_PANEL] = b;
-            tame &= fabsf(b) < SIMD_TAME; /* NaN also makes it false */
+            tame &= fabsf(b) < SIMD_TAME; /* NaN makes `tame` false too */
         }
     }
     return tame;
@@ -89,7 +89,7 @@ static void gemm(int m, int n, int k, const void *A, int64_t lda, const void *B,
 
 /* ---- Scores ------------------------------------------------------------------------------------------------------ */
 
-/* 2^x. Results below the smallest normal number are 0, as in the vector variants. */
+/* Returns 2^x. Results below the smallest normal number are 0, as in the vector variants. */
 static float exp2_one(float x)
 {
     return x < -126.0f ? 0.0f : exp2f(x);
@@ -103,12 +103,12 @@ static bool softmax(int rows, int cols, const float *S, int64_t lds, float c, fl
         const float *s = S + r * lds;
         float *p = (float *)P + r * ldp, max = m[r], sum = 0;
         for (int j = 0; j < cols; j++) max = s[j] * c > max ? s[j] * c : max;
-        /* While every key so far is hidden the maximum is -inf, and -inf - -inf would be NaN. */
+        /* max is -inf while all keys so far are hidden; base is then 0, because -inf - -inf would be NaN */
         const float base = max == -INFINITY ? 0.0f : max;
         rescale[r] = m[r] == max ? 1.0f : exp2_one(m[r] - base);
         any |= rescale[r] != 1.0f;
         for (int j = 0; j < cols; j++) {
-            /* not a fused multiply-add, because the largest score must give exactly 1 */
+            /* not a fused multiply-add, so that the largest score gives exactly 1 */
             const float e = exp2_one(s[j] * c - base);
             sum += e;
             p[j] = drop ? e * drop[r * lds + j] : e;
@@ -166,7 +166,8 @@ static void gradient(const struct simd_gradient *g)
                 P = exp2_one(fmaf(g->S[at], g->c, -g->lse2[r]));
                 kept = P * drop;
                 if (P != 0) dZ = P * (M * g->dP[at] - g->delta[r]);
-                dS = g->cap && dZ != 0 ? dZ * g->cap[at] : dZ; /* the cap of a hidden score may be NaN */
+                /* the test of dZ comes first, because the cap of a hidden score may be NaN */
+                dS = g->cap && dZ != 0 ? dZ * g->cap[at] : dZ;
                 if (g->dZ) g->dZ[at] = dZ;
                 if (g->dS_a) ((float *)g->dS_a)[r * g->dS_lda + j] = dS;
             }

@@ -1,9 +1,9 @@
-/* simd_rows.h: functions on rows of f32 numbers, written with the functions of simd_v256.h or simd_v512.h: scores,
- * decode, conversions, f32 operands. simd_avx2.c and simd_avx512.c each include it once and put the functions into
- * their tables.
+/* simd_rows.h: functions on rows of f32 numbers, written with the vector functions of a simd_v*.h: scores, decode,
+ * conversions, f32 operands. simd_avx2.c, simd_avx512.c and simd_neon.c each include it once and put the
+ * functions into their tables.
  *
- * A function over elements of any dtype is written once, as an inline function with the dtype as a constant.
- * FOR_DTYPE makes one copy for each dtype, so the loops have no branch on the dtype. */
+ * A function over elements of any dtype is written once, as an inline function with the dtype as a constant. FOR_DTYPE
+ * makes one copy for each dtype, so the loops have no branch on the dtype. */
 
 #define LOG2E 1.44269504088896340736f
 
@@ -34,8 +34,8 @@ VEC int min_int(int a, int b)
 
 /* ---- f32 operands ------------------------------------------------------------------------------------------------ */
 
-/* Adds a vector to a sum that becomes infinite or NaN in each lane that gets a number of SIMD_TAME or more, an
- * infinity or NaN. Thousands of numbers just below SIMD_TAME have the same effect. */
+/* Adds a vector to a sum. A lane of the sum becomes infinite or NaN if it gets an infinity, NaN or a number of
+ * SIMD_TAME or more in size. Thousands of numbers just below SIMD_TAME have the same effect. */
 VEC vf v_tame(vf sum, vf x)
 {
     return v_fma(x, v_set(0x1p70f /* 2^70 times SIMD_TAME is infinite */), sum);
@@ -95,7 +95,8 @@ static bool pack_b(int rows, int cols, const void *X, attn_dtype dtype, int64_t 
     return tame;
 }
 
-/* Loads a square of X, from row r and column c on, transposed: t[i] is column c + i. Elements outside X are 0. */
+/* Loads V_LANES rows and columns of X, from row r and column c on, and transposes them: t[i] is column c + i. Elements
+ * outside X are 0. */
 VEC vf get_square(attn_dtype dtype, int rows, int cols, const void *X, int64_t stride, int r, int c, vf t[V_LANES])
 {
     vf tame = v_zero();
@@ -161,8 +162,8 @@ static bool pack_bt(int rows, int cols, const void *X, attn_dtype dtype, int64_t
 
 /* ---- Scores ------------------------------------------------------------------------------------------------------ */
 
-/* tanh with a relative error below 5e-7: an odd polynomial near 0, where 1 - 2 / (e^2x + 1) would cancel, and
- * this formula elsewhere. */
+/* Returns tanh x with a relative error below 5e-7: by an odd polynomial near 0, and elsewhere as 1 - 2 / (e^2x + 1),
+ * which would cancel near 0. */
 VEC vf v_tanh(vf x)
 {
     const vf a = v_abs(x), u = v_mul(x, x);
@@ -196,15 +197,16 @@ VEC void score_as(attn_dtype dtype, int rows, int cols, float *S, int64_t lds, c
             vm hidden = v_none();
             if (bias) {
                 const vf b = v_get_n(bias, dtype, j, n);
-                hidden = v_less(b, v_set(-0x1.fffffep127f)); /* -inf hides, even if the score is NaN */
+                /* a bias of -inf hides the key, even if the score is NaN */
+                hidden = v_less(b, v_set(-0x1.fffffep127f));
                 t = v_add(t, b);
             }
             if (how->slope != 0) {
                 const vf distance = v_abs(v_sub(v_set((float)(how->distance + r - j)), v_iota()));
                 t = v_fnma(v_set(how->slope), distance, t);
             }
-            t = v_max(v_set(-FLT_MAX), v_mul(t, v_set(LOG2E))); /* a hidden score becomes -inf; a visible score is at
-                                                                 * least -FLT_MAX, or NaN */
+            /* a visible score is at least -FLT_MAX, or NaN; hidden scores become -inf below */
+            t = v_max(v_set(-FLT_MAX), v_mul(t, v_set(LOG2E)));
             if (keep) hidden = v_or(hidden, v_zero_bytes_n(keep + j, n));
             if (how->lo) {
                 const vi column = v_add_i(v_iota_i(), v_set_i(j));
@@ -240,8 +242,8 @@ static void hide(int rows, int cols, float *S, int64_t lds, const int *lo, const
 /* ---- Decode ------------------------------------------------------------------------------------------------------ */
 
 /* Multiplies nq <= V_DOT_QUERIES queries by four keys at a time. Sixteen sums are in registers, and each key is
- * converted once. The lanes and the order of a sum depend on d alone. Instead of keys past the end the last key is
- * read again, and those sums are dropped. */
+ * converted once. The lanes and the order of a sum depend on d alone. Where fewer than four keys are left, the last key
+ * is read again, and its extra sums are dropped. */
 VEC void dots_as(attn_dtype dtype, int nq, int n, int d, const float *q, int64_t ldq, const void *K, int64_t stride,
                  float *S, int64_t lds)
 {
@@ -353,8 +355,8 @@ static float most(int rows, int cols, const void *X, attn_dtype dtype, int64_t s
     return result;
 }
 
-/* Processes eight rows of V at a time, with a vector of each row in a register. These vectors are read and converted
- * once for all queries, and each piece of O is read and written once for the eight rows. */
+/* Adds P V to O, eight rows of V at a time, with a vector of each row in a register. These vectors are read and
+ * converted once for all queries, and each piece of O is read and written once for the eight rows. */
 VEC void axpys_as(attn_dtype dtype, int nq, int n, int d, const float *P, int64_t ldp, const void *V, int64_t stride,
                   float *O, int64_t ldo)
 {
@@ -475,8 +477,8 @@ static void store_t(int rows, int cols, const float *X, int64_t ldx, float scale
                     attn_dtype dtype,
                     int64_t stride){ FOR_DTYPE(dtype, store_t_as(T, rows, cols, X, ldx, scale, row_scale, Y, stride)) }
 
-/* log2 of positive normal numbers and infinity; NaN gives NaN. x = 2^e y with y from 1 / sqrt 2 to sqrt 2, and log2
- * y = 2 / ln 2 (s + s^3 / 3 + s^5 / 5 + ...), s = (y - 1) / (y + 1): to s^9, for |s| < 0.172. */
+/* Returns log2 x for positive normal numbers and infinity; NaN gives NaN. x = 2^e y with y from 1 / sqrt 2 to sqrt 2,
+ * and log2 y = 2 / ln 2 (s + s^3 / 3 + s^5 / 5 + ...), s = (y - 1) / (y + 1): up to s^9, for |s| < 0.172. */
 VEC vf v_log2(vf x)
 {
     const vi half_root = v_bits(v_set(0.70710677f)), e = v_high_bits(v_sub_i(v_bits(x), half_root), 23);
@@ -490,17 +492,17 @@ VEC vf v_log2(vf x)
     return v_select(v_less(x, v_set(INFINITY)), result, x);
 }
 
-/* Returns NaN in lanes for which close() must return false. */
+/* Does the work of close() for n <= V_LANES rows. Returns NaN in lanes for which close() must return false. */
 VEC vf close_some(const float *m, const float *l, float *inverse, float *lse, int n)
 {
     const vf sum = v_load_n(l, n);
     const vm none = v_and(v_less(sum, v_set(0x1p-126f)), v_less(v_set(-1.0f), sum));
-    /* ln 2 is the sum of two constants here, because for a large m every bit of the product counts. */
+    /* ln 2 is the sum of two constants here, because every bit of its product with a large m counts. */
     const vf max = v_load_n(m, n), small = v_fma(max, v_set(-0x1.05c61p-29f), v_mul(v_log2(sum), v_set(0x1.62e43p-1f)));
     const vf ends = v_fma(max, v_set(0x1.62e43p-1f), small);
     v_store_n(inverse, v_select(none, v_zero(), v_div(v_set(1.0f), sum)), n);
     v_store_n(lse, v_select(none, v_set(-INFINITY), ends), n);
-    return v_mul(v_fma(max, v_set(4) /* a number of SIMD_SCORE_MOST or more becomes infinite */, sum), v_zero());
+    return v_mul(v_fma(max, v_set(4) /* 4 times a number of SIMD_SCORE_MOST or more is infinite */, sum), v_zero());
 }
 
 static bool close_rows(int n, const float *m, const float *l, float *inverse, float *lse)

@@ -1,6 +1,6 @@
-/* simd_scalar.h: f16, bf16 and e4m3 to f32 and back, one number at a time. simd_portable.c consists of these
- * functions, and the other variants use them for tables and tails. Conversions to f32 are exact; those from
- * f32 round to nearest even.
+/* simd_scalar.h: conversions of f16, bf16 and e4m3 to f32 and back, one number at a time. simd_portable.c consists of
+ * these functions, and the other variants use them for tables and for the last elements of a row. Conversions to f32
+ * are exact; those from f32 round to nearest even.
  *
  *            sign exponent mantissa  bias   largest   subnormals   infinity   NaN
  *     f16       1        5       10    15     65504   yes          yes        yes
@@ -38,7 +38,7 @@ static inline float simd_from_bf16(uint16_t h)
 static inline uint16_t simd_to_bf16(float x)
 {
     uint32_t u = simd_bits(x);
-    if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40); /* NaN stays NaN and becomes quiet */
+    if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40); /* NaN stays NaN, and becomes a quiet NaN */
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
@@ -46,7 +46,7 @@ static inline float simd_from_f16(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff;
     if (rest >= 0x7c00) return simd_float(sign | 0x7f800000 | (rest & 0x3ff) << 13);
-    /* here the number is subnormal or zero */
+    /* the number is subnormal or zero */
     if (rest < 0x400) return simd_float(sign | simd_bits((float)rest * 0x1p-24f));
     return simd_float(sign | (rest + ((127 - 15) << 10)) << 13);
 }
@@ -55,9 +55,9 @@ static inline uint16_t simd_to_f16(float x)
 {
     uint32_t u = simd_bits(x), sign = u >> 16 & 0x8000, rest = u & 0x7fffffff;
     if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (rest >> 13 & 0x3ff));
-    if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* 65520 and above round to infinity */
-    /* Below 2^-14 the result is subnormal. Adding 0.5 leaves the multiple of 2^-24 in the low bits, rounded
-     * by the adder. */
+    if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* 65520 and larger numbers round to infinity */
+    /* Below 2^-14 the result is subnormal. Adding 0.5 leaves the multiple of 2^-24 in the low bits; the addition rounds
+     * it. */
     if (rest < 0x38800000) return (uint16_t)(sign | (simd_bits(simd_float(rest) + 0.5f) - simd_bits(0.5f)));
     rest -= (uint32_t)(127 - 15) << 23;
     return (uint16_t)(sign | (rest + 0xfff + (rest >> 13 & 1)) >> 13);
@@ -76,13 +76,13 @@ static inline uint8_t simd_to_e4m3(float x)
     uint32_t u = simd_bits(x), sign = u >> 24 & 0x80, rest = u & 0x7fffffff;
     if (rest > 0x7f800000) return (uint8_t)(sign | 0x7f);
     if (rest >= 0x43e00000) return (uint8_t)(sign | 0x7e); /* infinity and numbers of 448 and above become 448 */
-    /* Below 2^-6: adding 2^14 leaves the multiple of 2^-9 in the low bits. */
+    /* Below 2^-6 the result is subnormal. Adding 2^14 leaves the multiple of 2^-9 in the low bits. */
     if (rest < 0x3c800000) return (uint8_t)(sign | (simd_bits(simd_float(rest) + 16384.0f) - simd_bits(16384.0f)));
     rest -= (uint32_t)(127 - 7) << 23;
     return (uint8_t)(sign | (rest + 0x7ffff + (rest >> 20 & 1)) >> 20);
 }
 
-/* Element c of a row of any floating dtype. */
+/* Returns element c of a row of any floating dtype, as f32. */
 static inline float simd_get_element(const void *row, attn_dtype dtype, int64_t c)
 {
     switch (dtype) {
@@ -103,7 +103,8 @@ static inline void simd_put_element(void *row, attn_dtype dtype, int64_t c, floa
     }
 }
 
-/* The end of observe() for one row: joins the running m, l and e with those of a piece, `most` being the larger m. */
+/* Ends observe() for one row: joins the running m, l and e of the row with those of a piece of the row. `most` is the
+ * larger of both m. */
 static inline void simd_join_entropy(float most, float sum, float part, float *m, float *l, float *e)
 {
     const float by = *m < most ? *m - most : 0;
@@ -121,23 +122,23 @@ static inline int64_t simd_dtype_bytes(attn_dtype dtype)
     return dtype == ATTN_F32 ? 4 : dtype == ATTN_F8E4M3 ? 1 : 2;
 }
 
-/* The address of row r of a strided tensor. */
+/* Returns the address of row r of a strided tensor. */
 static inline const void *simd_row(const void *X, attn_dtype dtype, int64_t stride, int64_t r)
 {
     return (const char *)X + r * stride * simd_dtype_bytes(dtype);
 }
 
-/* Packing reads the rows of one head. Between them lie rows of the other heads. Processors do not predict this
- * pattern, and the code would wait for each row that is in no cache. Code that reads SIMD_AHEAD rows therefore
- * prefetches the next ones. simd_ahead() returns how many rows to prefetch: all, or none where the rows are so close
- * together that a cache probably has them. */
+/* Packing reads the rows of one head, between which lie rows of other heads. Processors do not predict this pattern,
+ * and the code would wait for each row that is in no cache. Code that reads SIMD_AHEAD rows therefore prefetches the
+ * next SIMD_AHEAD rows. simd_ahead() returns how many rows to prefetch: all, or none if the rows are so close together
+ * (SIMD_CLOSE bytes in all) that a cache probably has them. */
 enum { SIMD_AHEAD = 16, SIMD_CLOSE = 48 << 10 };
 static inline int simd_ahead(attn_dtype dtype, int64_t stride, int rows)
 {
     return rows * stride * simd_dtype_bytes(dtype) > SIMD_CLOSE ? rows : 0;
 }
 
-/* Prefetches rows [from, to). It is not inline, because it would take registers from the loops around it. */
+/* Prefetches rows [from, to). It is not inlined, because it would take registers from the loops around it. */
 static __attribute__((noinline, unused)) void simd_ask_for(const void *X, attn_dtype dtype, int64_t stride, int cols,
                                                            int from, int to)
 {
@@ -145,10 +146,11 @@ static __attribute__((noinline, unused)) void simd_ask_for(const void *X, attn_d
         const char *row = simd_row(X, dtype, stride, r);
         for (int at = 0; at < cols * simd_dtype_bytes(dtype); at += 64) __builtin_prefetch(row + at);
     }
-    __asm__ volatile(""); /* without this, gcc removes calls of a function that only prefetches */
+    __asm__ volatile(""); /* without this statement, gcc removes calls of a function that only prefetches */
 }
 
-/* Call it when row r is read: it prefetches the SIMD_AHEAD rows after the next ones, where `ahead` has them. */
+/* Call this when row r is read. Where r is a multiple of SIMD_AHEAD, it prefetches the SIMD_AHEAD rows from r +
+ * SIMD_AHEAD on, up to row `ahead`. */
 static inline void simd_ask_ahead(const void *X, attn_dtype dtype, int64_t stride, int cols, int r, int ahead)
 {
     const int from = r + SIMD_AHEAD;

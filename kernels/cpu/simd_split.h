@@ -22,7 +22,7 @@
 
 enum { K_MULTIPLE = 32 };
 
-/* Interleaves the two halves: elements 0 16 1 17 ... */
+/* Interleaves the two halves of x: elements 0 16 1 17 ... */
 VEC __m512i interleave(__m512i x)
 {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
@@ -30,9 +30,9 @@ VEC __m512i interleave(__m512i x)
     return _mm512_permutexvar_epi16(order, x);
 }
 
-/* Splits 32 numbers into their parts, first those of `low`, then those of `high`. All parts but the last are rounded
- * by adding half a unit, which is fast but may turn a NaN into another number. The last part is rounded by an
- * instruction that keeps NaN, and the remainder of NaN is NaN. */
+/* Splits 32 numbers into PARTS bf16 parts each. In each part the numbers of `low` come first, then those of `high`. All
+ * parts but the last are rounded by adding half a unit, which is fast but may turn a NaN into another number. The last
+ * part is rounded by an instruction that keeps NaN, and the remainder of NaN is NaN. */
 VEC void split(vf low, vf high, __m512i part[PARTS])
 {
     const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25,
@@ -54,7 +54,7 @@ VEC void split(vf low, vf high, __m512i part[PARTS])
 #define OPERAND uint16_t
 enum { STEP = 2, PAD_ROWS = K_MULTIPLE };
 
-/* 16 columns of two rows. The low half of each vector is the first row. */
+/* 16 columns of two rows of an operand. The low half of each vector is the first row. */
 struct pair {
     __m512i rows[PARTS];
 };
@@ -93,7 +93,7 @@ VEC void put_pair_a(uint16_t *A, int64_t lda, struct pair pair, int n, int rows)
 
 VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair pair, int rows)
 {
-    (void)rows; /* `rows` is not needed: where there is no second row, zeros go to the padding of k */
+    (void)rows; /* `rows` is not needed: without a second row, zeros go to the padding of k */
 #pragma GCC unroll 3
     for (int p = 0; p < PARTS; p++) _mm512_storeu_si512(B + p * (ldb / PARTS), interleave(pair.rows[p]));
 }
@@ -102,8 +102,8 @@ VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair pair, int rows)
 
 /* ---- Packing ----------------------------------------------------------------------------------------------------- */
 
-/* Loads elements c .. c + 15 of row r; elements that do not exist are 0. *bad marks elements of SIMD_TAME and more,
- * infinities and NaN. */
+/* Loads elements c to c + 15 of row r; elements that do not exist are 0. *bad marks infinities, NaN and elements of
+ * SIMD_TAME or more in size. */
 VEC vf get(attn_dtype dtype, const void *X, int64_t stride, int rows, int cols, int r, int c, __mmask16 *bad)
 {
     const int n = cols - c < V_LANES ? cols - c : V_LANES;
@@ -183,7 +183,7 @@ VEC bool pack_at_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t
     return !bad;
 }
 
-/* The inputs' own dtype gets code of its own. All other dtypes (a float32 dout of float16 inputs) share the general
+/* The inputs' own dtype gets a copy of the code. All other dtypes (a float32 dout of float16 inputs) share the general
  * code. */
 #define PACK(name)                                                                                              \
     static bool name(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *to, int64_t ld) \

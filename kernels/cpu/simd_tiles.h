@@ -1,23 +1,24 @@
-/* simd_tiles.h: softmax and gradient of one tile, written with the functions of simd_v256.h or simd_v512.h. One file
- * for each compute type includes it, such as simd_avx2.c, simd_avx512.c (operands f32) and simd_bf16.c (operands
- * bf16). That file first defines how an operand is written:
+/* simd_tiles.h: softmax and gradient of one tile, written with the vector functions of a simd_v*.h. One file for each
+ * compute type includes it, such as simd_avx2.c, simd_avx512.c (operands f32) and simd_bf16.c (operands bf16). The file
+ * first defines how an operand is written:
  *
  *   STEP                    vectors that one store of an A operand takes: 1 for f32, 2 for bf16
- *   put_row(A, lda, x, n)   n elements of a row of A from x[STEP]; bf16 writes all, zeros too
+ *   put_row(A, lda, x, n)   writes n elements of a row of A from x[STEP]; bf16 writes all, zeros too
  *   struct pair             the elements of V_LANES columns in two rows, one below the other, in the operand's type
  *   make_pair(x0, x1), put_pair_a(A, lda, p, n, rows), put_pair_b(B, ldb, p, rows)
  *
  * Gradients are computed for pairs of rows, because in bf16's B form rows 2 i and 2 i + 1 of a column are
  * neighbours. */
 
-enum { BLOCK = 16 }; /* rows between the two passes of softmax; few enough that 16 rows of 256 columns stay in L1 */
+/* number of rows between the two passes of softmax; so few that 16 rows of 256 columns stay in L1 */
+enum { BLOCK = 16 };
 
 VEC vf load_or(const float *p, int n, vf otherwise)
 {
     return n >= V_LANES ? v_load(p) : n > 0 ? v_select(v_first(n), v_load_n(p, n), otherwise) : otherwise;
 }
 
-/* The largest of flip * s over the columns of one row: one number in each lane. */
+/* Returns, in each lane, the largest s (with `flip` the largest -s) of every V_LANES-th column of one row. */
 VEC vf row_max(const float *s, int cols, bool flip)
 {
     const vf none = v_set(-INFINITY), sign = v_set(flip ? -1.0f : 1.0f);
@@ -34,7 +35,8 @@ VEC vf row_max(const float *s, int cols, bool flip)
     return v_max(a0, a1);
 }
 
-/* Computes P = exp2(c S - base) of one row. Returns the sum of P for each lane. */
+/* Computes P = exp2(c S - base) of one row, times drop where `dropped`. Returns the sums of P (before drop), one in
+ * each lane. */
 VEC vf row_exp(bool dropped, int cols, const float *s, vf c, vf base, const float *drop, OPERAND *p, int64_t ldp)
 {
     vf sum[2] = { v_zero(), v_zero() }, x[STEP];
@@ -42,7 +44,7 @@ VEC vf row_exp(bool dropped, int cols, const float *s, vf c, vf base, const floa
     for (; j + STEP * V_LANES <= cols; j += STEP * V_LANES) {
 #pragma GCC unroll 2
         for (int i = 0; i < STEP; i++) {
-            /* not a fused multiply-subtract, because the largest score must give exactly 1 */
+            /* not a fused multiply-subtract, so that the largest score gives exactly 1 */
             x[i] = v_exp2(v_sub(v_mul(v_load(s + j + i * V_LANES), c), base));
             sum[i] = v_add(sum[i], x[i]);
             if (dropped) x[i] = v_mul(x[i], v_load(drop + j + i * V_LANES));
@@ -63,7 +65,7 @@ VEC vf row_exp(bool dropped, int cols, const float *s, vf c, vf base, const floa
     return STEP == 2 ? v_add(sum[0], sum[1]) : sum[0];
 }
 
-/* Computes P of `count` rows, at most 4, and adds them to l. A constant count keeps the sums in registers. */
+/* Computes P of `count` rows, at most 4, and adds their sums to l. A constant count keeps the sums in registers. */
 VEC void rows_exp(bool dropped, const int count, int cols, const float *S, int64_t lds, float c, const float *base,
                   float *l, const float *drop, OPERAND *P, int64_t ldp)
 {
@@ -101,7 +103,7 @@ VEC bool softmax_as(bool dropped, int rows, int cols, const float *S, int64_t ld
              * products. A NaN maximum would be lost in the comparison with the old maximum, but the sum over the row
              * still becomes NaN. */
             const vf now = v_max(v_mul(v_load(base + r), v_set(fabsf(c))), old);
-            /* While every key so far is hidden the maximum is -inf, and -inf - -inf would be NaN. */
+            /* The maximum is -inf while all keys so far are hidden; 0 replaces it, because -inf - -inf would be NaN. */
             const vf from = v_select(v_less(none, now), now, v_zero());
             const vf shift = v_select(v_less(old, now), v_exp2(v_sub(old, from)), v_set(1.0f));
             any |= v_any(v_and(v_first(n), v_less(shift, v_set(1.0f))));
@@ -130,7 +132,7 @@ static bool softmax(int rows, int cols, const float *S, int64_t lds, float c, fl
 
 /* ---- Gradient of the scores -------------------------------------------------------------------------------------- */
 
-/* Computes one vector of columns in one row: P * drop and dS. */
+/* Computes P * drop and dS for one vector of columns in one row. */
 VEC void gradient_vector(bool plain, const struct simd_gradient *g, int64_t at, int n, vf c, vf lse2, vf delta, vf *P,
                          vf *dS)
 {
@@ -144,17 +146,17 @@ VEC void gradient_vector(bool plain, const struct simd_gradient *g, int64_t at, 
         rest = v_fms(v_mul(dP, drop), v_set(g->drop_scale), delta);
         kept = v_mul(p, drop);
     }
-    /* Where P is 0 the product is set to 0, because dP may be NaN or infinite there. */
+    /* Where P is 0, dZ is set to 0, because dP may be NaN or infinite there. */
     vf dZ = v_mul_unless_zero(p, rest);
     if (!plain && g->dZ) v_store_n(g->dZ + at, dZ, n);
-    /* the cap of a hidden score may be NaN */
+    /* dS is 0 where dZ is 0, because the cap of a hidden score may be NaN */
     if (!plain && g->cap) dZ = v_mul_unless_zero(dZ, v_load_n(g->cap + at, n));
     *P = kept;
     *dS = dZ;
 }
 
-/* Computes the 32 columns of one panel, in pairs of rows from top to bottom. All results except S and dP lie in
- * memory in that order. `whole`: all columns exist and every operand is wanted, as in most tiles of large problems. */
+/* Computes the 32 columns of one panel, in pairs of rows from top to bottom, which is the order of the operands in
+ * memory. `whole`: all columns exist and every operand is wanted, as in most tiles of large problems. */
 VEC void gradient_panel(bool plain, bool whole, const struct simd_gradient *g, int j0)
 {
     const int64_t panel = j0 / SIMD_PANEL;
@@ -189,7 +191,7 @@ VEC void gradient_as(bool plain, const struct simd_gradient *g)
         if (all && g->cols - j0 >= SIMD_PANEL) gradient_panel(plain, true, g, j0);
         else gradient_panel(plain, false, g, j0);
     }
-    /* Writes zeros to the rows up to the next multiple of k_multiple. */
+    /* Writes zeros to the rows of P_b and dS_b from the last pair up to a multiple of k_multiple. */
     for (int r = (int)simd_round_up(g->rows, 2); r < (int)simd_round_up(g->rows, PAD_ROWS ? PAD_ROWS : 1); r += 2) {
         for (int j = 0; j < (int)simd_round_up(g->cols, SIMD_PANEL); j += V_LANES) {
             const struct pair zero = make_pair(v_zero(), v_zero());

@@ -1,8 +1,8 @@
-/* simd_v128.h: vector functions for NEON, which every arm64 processor has: 4 floats at a time. The functions have
- * the same names as in simd_v512.h, and exp2() is computed as in simd_v256.h.
+/* simd_v128.h: vector functions for NEON, which every arm64 processor has: 4 floats at a time. The functions have the
+ * same names as in simd_v512.h, and exp2() is computed as in simd_v256.h.
  *
- * v_max() and v_min() compare and choose, because NEON's own instructions give NaN where either number is
- * NaN. NEON has no masked loads: the first n elements are loaded one by one. */
+ * v_max() and v_min() compare and choose, because NEON's own instructions give NaN where either number is NaN. NEON has
+ * no masked loads: the first n elements are loaded one by one. */
 #ifndef ATTN_CPU_SIMD_V128_H
 #define ATTN_CPU_SIMD_V128_H
 
@@ -16,10 +16,10 @@ enum { V_LANES = 4, V_DOT_QUERIES = 4 };
 typedef float32x4_t vf;
 typedef int32x4_t vi;
 typedef float64x2_t vd;
-typedef uint32x4_t vm; /* all bits of a lane are set, or no bit */
+typedef uint32x4_t vm; /* a set of lanes: all bits of a lane are set, or none */
 typedef float32x4_t v4;
 
-/* Each line defines one function. */
+/* Each line until clang-format is switched on again defines one function. */
 /* clang-format off */
 VEC vi v_iota_i(void) { return (vi){ 0, 1, 2, 3 }; }
 VEC vm v_first(int n) { return vcltq_s32(v_iota_i(), vdupq_n_s32(n)); }
@@ -35,8 +35,8 @@ VEC vf v_div(vf a, vf b) { return vdivq_f32(a, b); }
 VEC vf v_fma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
 VEC vf v_fms(vf a, vf b, vf c) { return vfmaq_f32(vnegq_f32(c), a, b); }
 VEC vf v_fnma(vf a, vf b, vf c) { return vfmsq_f32(c, a, b); }
-VEC vf v_max(vf a, vf b) { return vbslq_f32(vcgtq_f32(a, b), a, b); } /* the result is b where either number is NaN */
-VEC vf v_min(vf a, vf b) { return vbslq_f32(vcltq_f32(a, b), a, b); } /* the result is b where either number is NaN */
+VEC vf v_max(vf a, vf b) { return vbslq_f32(vcgtq_f32(a, b), a, b); } /* returns b where either number is NaN */
+VEC vf v_min(vf a, vf b) { return vbslq_f32(vcltq_f32(a, b), a, b); } /* returns b where either number is NaN */
 VEC vf v_abs(vf x) { return vabsq_f32(x); }
 VEC vf v_copysign(vf x, vf sign) { return vbslq_f32(vdupq_n_u32(0x80000000), sign, x); }
 VEC vm v_less(vf a, vf b) { return vcltq_f32(a, b); }
@@ -48,12 +48,12 @@ VEC vi v_set_i(int32_t x) { return vdupq_n_s32(x); }
 VEC vi v_add_i(vi a, vi b) { return vaddq_s32(a, b); }
 VEC vi v_sub_i(vi a, vi b) { return vsubq_s32(a, b); }
 VEC vm v_less_i(vi a, vi b) { return vcltq_s32(a, b); }
-/* Returns x without its `low` lowest bits. */
+/* Returns x with its `low` lowest bits set to 0. */
 VEC vi v_high_bits(vi x, int low) { return vandq_s32(x, vdupq_n_s32(-(1 << low))); }
 VEC vf v_from_i(vi x) { return vcvtq_f32_s32(x); }
 VEC vi v_bits(vf x) { return vreinterpretq_s32_f32(x); }
 VEC vf v_of_bits(vi x) { return vreinterpretq_f32_s32(x); }
-/* These convert the first and the second half of the lanes to double. */
+/* v_low_d() and v_high_d() convert the first and the second half of the lanes to double. */
 VEC vd v_zero_d(void) { return vdupq_n_f64(0); }
 VEC vd v_low_d(vf x) { return vcvt_f64_f32(vget_low_f32(x)); }
 VEC vd v_high_d(vf x) { return vcvt_high_f64_f32(x); }
@@ -62,7 +62,7 @@ VEC double v_hsum_d(vd a, vd b) { return vaddvq_f64(vaddq_f64(a, b)); }
 VEC float v_hsum(vf x) { return vaddvq_f32(x); }
 VEC bool v_any(vm m) { return vmaxvq_u32(m) != 0; }
 VEC bool v_any_nan(vf x) { return vminvq_u32(vceqq_f32(x, x)) == 0; }
-/* A v4 is four floats, for any V_LANES. */
+/* A v4 is a vector of four floats, whatever V_LANES is. */
 VEC v4 v4_load(const float *p) { return vld1q_f32(p); }
 VEC void v4_store(float *p, v4 x) { vst1q_f32(p, x); }
 VEC v4 v4_add(v4 a, v4 b) { return vaddq_f32(a, b); }
@@ -70,7 +70,7 @@ VEC v4 v_hsum4(vf a, vf b, vf c, vf d) { return vpaddq_f32(vpaddq_f32(a, b), vpa
 VEC v4 v_hmax4(vf a, vf b, vf c, vf d) { return vpmaxq_f32(vpmaxq_f32(a, b), vpmaxq_f32(c, d)); }
 /* clang-format on */
 
-/* Returns a * b; 0 where a is 0, for any b. */
+/* Returns a * b, but 0 where a is 0, even if b is infinite or NaN. */
 VEC vf v_mul_unless_zero(vf a, vf b)
 {
     const vi product = v_bits(vmulq_f32(a, b));
@@ -104,7 +104,7 @@ VEC uint16x4_t v_load_halves_n(const uint16_t *p, int n)
     return vcreate_u16(bits);
 }
 
-VEC uint16x4_t v_load_bytes_n(const uint8_t *p, int n) /* each byte is widened to 16 bits */
+VEC uint16x4_t v_load_bytes_n(const uint8_t *p, int n) /* loads n <= 4 bytes, each widened to 16 bits */
 {
     uint32_t bits = 0;
     if (n >= V_LANES) memcpy(&bits, p, sizeof bits);
@@ -130,7 +130,8 @@ VEC void v_store_halves_n(uint16_t *p, uint16x4_t x, int n)
     for (int i = 0; n < V_LANES && i < n; i++) p[i] = all[i];
 }
 
-VEC vm v_zero_bytes_n(const uint8_t *p, int n) /* lanes whose byte is 0; bytes behind the first n count as 0 */
+/* returns the lanes whose byte is 0; bytes behind the first n count as 0 */
+VEC vm v_zero_bytes_n(const uint8_t *p, int n)
 {
     return vceqzq_u32(vmovl_u16(v_load_bytes_n(p, n)));
 }
@@ -138,7 +139,7 @@ VEC vm v_zero_bytes_n(const uint8_t *p, int n) /* lanes whose byte is 0; bytes b
 VEC vf v_exp2(vf x)
 {
     const vf low = v_set(-126.0f);
-    const vm below = v_less(x, low); /* is false for NaN, so that NaN stays NaN */
+    const vm below = v_less(x, low); /* false for NaN, so that NaN stays NaN */
     x = v_max(low, v_min(v_set(128.0f), x));
     const vf rounded = vrndnq_f32(x), r = v_sub(x, rounded);
     vf q = v_fma(r, v_set(0x1.5bba14p-10f), v_set(0x1.3cea88p-7f));
@@ -187,7 +188,7 @@ VEC uint16x4_t v_to_bf16(vf x)
 #endif
 }
 
-/* Loads elements c .. c + n - 1 of a row, n <= 4, with 0 in the other lanes. v_put_n() stores them. */
+/* v_get_n() loads elements c to c + n - 1 of a row, n <= 4, with 0 in the other lanes. v_put_n() stores them. */
 VEC vf v_get_n(const void *row, attn_dtype dtype, int64_t c, int n)
 {
     switch (dtype) {
@@ -222,7 +223,7 @@ VEC void v_put(void *row, attn_dtype dtype, int64_t c, vf x)
     v_put_n(row, dtype, c, x, V_LANES);
 }
 
-/* Lane j of x[i] becomes lane i of x[j]. */
+/* Transposes V_LANES vectors: lane j of x[i] becomes lane i of x[j]. */
 VEC void v_transpose(vf x[V_LANES])
 {
     const vf a = vtrn1q_f32(x[0], x[1]), b = vtrn2q_f32(x[0], x[1]);

@@ -1,6 +1,6 @@
 /* simd_v256.h: vector functions for AVX2: 8 floats at a time. They have the same names as in simd_v512.h.
  *
- * exp2(x): x = i + r, |r| <= 1/2. 2^r is 1 + r q(r) with q of degree 4, which is off by 9.2e-8 at most. The exponent
+ * exp2(x): x = i + r, |r| <= 1/2. 2^r is 1 + r q(r) with q of degree 4, whose error is 9.2e-8 at most. The exponent
  * bits of a float make 2^i. A table lookup in registers would be slower with AVX2. */
 #ifndef ATTN_CPU_SIMD_V256_H
 #define ATTN_CPU_SIMD_V256_H
@@ -16,9 +16,9 @@ typedef __m256 vf;
 typedef __m256i vi;
 typedef __m256d vd;
 typedef __m128 v4;
-typedef __m256 vm; /* all bits of a lane are set, or no bit */
+typedef __m256 vm; /* a set of lanes: all bits of a lane are set, or none */
 
-/* Each line defines one function. */
+/* Each line until clang-format is switched on again defines one function. */
 /* clang-format off */
 VEC vi v_iota_i(void) { return _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7); }
 VEC vi v_first_i(int n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), v_iota_i()); }
@@ -37,8 +37,8 @@ VEC vf v_div(vf a, vf b) { return _mm256_div_ps(a, b); }
 VEC vf v_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 VEC vf v_fms(vf a, vf b, vf c) { return _mm256_fmsub_ps(a, b, c); }
 VEC vf v_fnma(vf a, vf b, vf c) { return _mm256_fnmadd_ps(a, b, c); }
-VEC vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); } /* the result is b where either number is NaN */
-VEC vf v_min(vf a, vf b) { return _mm256_min_ps(a, b); } /* the result is b where either number is NaN */
+VEC vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); } /* returns b where either number is NaN */
+VEC vf v_min(vf a, vf b) { return _mm256_min_ps(a, b); } /* returns b where either number is NaN */
 VEC vf v_abs(vf x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 VEC vf v_copysign(vf x, vf sign)
 {
@@ -47,7 +47,7 @@ VEC vf v_copysign(vf x, vf sign)
 }
 VEC vm v_less(vf a, vf b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
 VEC vf v_select(vm m, vf yes, vf no) { return _mm256_blendv_ps(no, yes, m); }
-/* Returns a * b; 0 where a is 0, for any b. */
+/* Returns a * b, but 0 where a is 0, even if b is infinite or NaN. */
 VEC vf v_mul_unless_zero(vf a, vf b) { return _mm256_and_ps(_mm256_cmp_ps(a, _mm256_setzero_ps(), _CMP_NEQ_UQ), _mm256_mul_ps(a, b)); }
 VEC vm v_or(vm a, vm b) { return _mm256_or_ps(a, b); }
 VEC vm v_and(vm a, vm b) { return _mm256_and_ps(a, b); }
@@ -56,12 +56,12 @@ VEC vi v_load_i_n(const int32_t *p, int n) { return _mm256_maskload_epi32(p, v_f
 VEC vi v_set_i(int32_t x) { return _mm256_set1_epi32(x); }
 VEC vi v_add_i(vi a, vi b) { return _mm256_add_epi32(a, b); }
 VEC vi v_sub_i(vi a, vi b) { return _mm256_sub_epi32(a, b); }
-/* Returns x without its `low` lowest bits. */
+/* Returns x with its `low` lowest bits set to 0. */
 VEC vi v_high_bits(vi x, int low) { return _mm256_slli_epi32(_mm256_srai_epi32(x, low), low); }
 VEC vf v_from_i(vi x) { return _mm256_cvtepi32_ps(x); }
 VEC vi v_bits(vf x) { return _mm256_castps_si256(x); }
 VEC vf v_of_bits(vi x) { return _mm256_castsi256_ps(x); }
-/* These convert the first and the second half of the lanes to double. */
+/* v_low_d() and v_high_d() convert the first and the second half of the lanes to double. */
 VEC vd v_zero_d(void) { return _mm256_setzero_pd(); }
 VEC vd v_low_d(vf x) { return _mm256_cvtps_pd(_mm256_castps256_ps128(x)); }
 VEC vd v_high_d(vf x) { return _mm256_cvtps_pd(_mm256_extractf128_ps(x, 1)); }
@@ -73,14 +73,14 @@ VEC double v_hsum_d(vd a, vd b)
     return _mm_cvtsd_f64(_mm_add_sd(half, _mm_unpackhi_pd(half, half)));
 }
 VEC vm v_less_i(vi a, vi b) { return _mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)); }
-/* A v4 is four floats, for any V_LANES. */
+/* A v4 is a vector of four floats, whatever V_LANES is. */
 VEC v4 v4_load(const float *p) { return _mm_loadu_ps(p); }
 VEC void v4_store(float *p, v4 x) { _mm_storeu_ps(p, x); }
 VEC v4 v4_add(v4 a, v4 b) { return _mm_add_ps(a, b); }
 /* clang-format on */
 
-/* Loads n <= 8 elements of 1 or 2 bytes; the rest is 0. AVX2 has no masked loads of that size, so the elements go
- * through memory. */
+/* Loads n <= 8 elements of 1 or 2 bytes; the rest is 0. AVX2 has no masked loads of such elements, so they go through
+ * memory. */
 VEC __m128i v_load_bytes_n(const void *p, int bytes)
 {
     uint8_t buffer[16] __attribute__((aligned(16))) = { 0 };
@@ -88,7 +88,7 @@ VEC __m128i v_load_bytes_n(const void *p, int bytes)
     return _mm_load_si128((const __m128i *)buffer);
 }
 
-VEC vm v_zero_bytes_n(const uint8_t *p, int n) /* lanes whose byte is 0 */
+VEC vm v_zero_bytes_n(const uint8_t *p, int n) /* returns the lanes whose byte is 0 */
 {
     return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_cvtepu8_epi32(v_load_bytes_n(p, n)), _mm256_setzero_si256()));
 }
@@ -127,7 +127,7 @@ VEC v4 v_hmax4(vf a, vf b, vf c, vf d)
 VEC vf v_exp2(vf x)
 {
     const __m256 low = _mm256_set1_ps(-126.0f);
-    const __m256 normal = _mm256_cmp_ps(x, low, _CMP_NLT_UQ); /* is true for NaN, so that NaN stays NaN */
+    const __m256 normal = _mm256_cmp_ps(x, low, _CMP_NLT_UQ); /* true for NaN, so that NaN stays NaN */
     x = v_max(low, v_min(_mm256_set1_ps(128.0f), x));
     const __m256 rounded = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const __m256 r = _mm256_sub_ps(x, rounded);
@@ -165,8 +165,8 @@ VEC __m128i v_to_bf16(vf x)
     return _mm_packus_epi32(_mm256_castsi256_si128(z), _mm256_extracti128_si256(z, 1));
 }
 
-/* Load elements of a row: v_get() V_LANES from c on, v_get_n() the first n <= 8 of them with 0 in the other lanes.
- * v_put() and v_put_n() store them. */
+/* Load elements of a row: v_get() loads V_LANES from c on, v_get_n() the first n <= 8 of them, with 0 in the other
+ * lanes. v_put() and v_put_n() store them. */
 VEC vf v_get(const void *row, attn_dtype dtype, int64_t c)
 {
     switch (dtype) {
@@ -213,7 +213,7 @@ VEC void v_put(void *row, attn_dtype dtype, int64_t c, vf x)
     v_put_n(row, dtype, c, x, V_LANES);
 }
 
-/* Lane j of x[i] becomes lane i of x[j]. */
+/* Transposes V_LANES vectors: lane j of x[i] becomes lane i of x[j]. */
 VEC void v_transpose(vf x[V_LANES])
 {
     __m256 t[8];

@@ -1,14 +1,14 @@
-/* simd_v512.h: vector functions for AVX-512: 16 floats at a time. simd_v256.h has functions of the same names for
- * AVX2. simd_rows.h and simd_tiles.h call these functions.
+/* simd_v512.h: vector functions for AVX-512: 16 floats at a time. simd_v256.h has functions of the same names for AVX2.
+ * simd_rows.h and simd_tiles.h call these functions.
  *
  *   vf is 16 floats, vi is 16 int32, vm is a set of lanes. Functions whose names end in _n access only the first n
  *   lanes of memory (n is 0 to 16) and read the others as zero.
  *
  * exp2(x): x = i + f / 32 + r with i an integer, f in 0..31, 0 <= r < 1/32. vreduceps gives r; adding 1.5 * 2^18,
- * rounded down, leaves f in the low bits; 2^(f/32) comes from a table of 32 numbers in two registers (vpermi2ps);
- * 2^r is 1 + r (c1 + c2 r), which is off by 6.5e-8 at most; vscalefps multiplies by 2^i. This takes seven
- * instructions, and infinities need no extra code: r is 0 for them, and vscalefps gives the right result. The
- * polynomial alone, with the usual |r| <= 1/2, takes nine. All rounding errors together are at most 1.8e-7. */
+ * rounded down, leaves f in the low bits; 2^(f/32) comes from a table of 32 numbers in two registers (vpermi2ps); 2^r
+ * is 1 + r (c1 + c2 r), whose error is 6.5e-8 at most; vscalefps multiplies by 2^i. These are seven instructions, and
+ * infinities need no extra code: r is 0 for them, and vscalefps gives the right result. The polynomial alone, with the
+ * usual |r| <= 1/2, takes nine instructions. All rounding errors together are at most 1.8e-7. */
 #ifndef ATTN_CPU_SIMD_V512_H
 #define ATTN_CPU_SIMD_V512_H
 
@@ -25,7 +25,7 @@ typedef __m512d vd;
 typedef __m128 v4;
 typedef __mmask16 vm;
 
-/* Each line defines one function. */
+/* Each line until clang-format is switched on again defines one function. */
 /* clang-format off */
 VEC vm v_first(int n) { return (__mmask16)_bzhi_u32(0xffff, (unsigned)n); }
 VEC vf v_zero(void) { return _mm512_setzero_ps(); }
@@ -42,8 +42,8 @@ VEC vf v_div(vf a, vf b) { return _mm512_div_ps(a, b); }
 VEC vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 VEC vf v_fms(vf a, vf b, vf c) { return _mm512_fmsub_ps(a, b, c); }
 VEC vf v_fnma(vf a, vf b, vf c) { return _mm512_fnmadd_ps(a, b, c); }
-VEC vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); } /* the result is b where either number is NaN */
-VEC vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); } /* the result is b where either number is NaN */
+VEC vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); } /* returns b where either number is NaN */
+VEC vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); } /* returns b where either number is NaN */
 VEC vf v_abs(vf x) { return _mm512_abs_ps(x); }
 VEC vf v_copysign(vf x, vf sign)
 {
@@ -52,7 +52,7 @@ VEC vf v_copysign(vf x, vf sign)
 }
 VEC vm v_less(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 VEC vf v_select(vm m, vf yes, vf no) { return _mm512_mask_blend_ps(m, no, yes); }
-/* Returns a * b; 0 where a is 0, for any b. */
+/* Returns a * b, but 0 where a is 0, even if b is infinite or NaN. */
 VEC vf v_mul_unless_zero(vf a, vf b) { return _mm512_maskz_mul_ps(_mm512_cmp_ps_mask(a, _mm512_setzero_ps(), _CMP_NEQ_UQ), a, b); }
 VEC vm v_or(vm a, vm b) { return a | b; }
 VEC vm v_and(vm a, vm b) { return a & b; }
@@ -63,24 +63,24 @@ VEC vi v_iota_i(void) { return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7,
 VEC vi v_add_i(vi a, vi b) { return _mm512_add_epi32(a, b); }
 VEC vi v_sub_i(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 VEC vm v_less_i(vi a, vi b) { return _mm512_cmplt_epi32_mask(a, b); }
-/* Returns x without its `low` lowest bits. */
+/* Returns x with its `low` lowest bits set to 0. */
 VEC vi v_high_bits(vi x, int low) { return _mm512_slli_epi32(_mm512_srai_epi32(x, (unsigned)low), (unsigned)low); }
 VEC vf v_from_i(vi x) { return _mm512_cvtepi32_ps(x); }
 VEC vi v_bits(vf x) { return _mm512_castps_si512(x); }
 VEC vf v_of_bits(vi x) { return _mm512_castsi512_ps(x); }
-/* These convert the first and the second half of the lanes to double. */
+/* v_low_d() and v_high_d() convert the first and the second half of the lanes to double. */
 VEC vd v_zero_d(void) { return _mm512_setzero_pd(); }
 VEC vd v_low_d(vf x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }
 VEC vd v_high_d(vf x) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)); }
 VEC vd v_fma_d(vd a, vd b, vd c) { return _mm512_fmadd_pd(a, b, c); }
 VEC double v_hsum_d(vd a, vd b) { return _mm512_reduce_add_pd(_mm512_add_pd(a, b)); }
-/* A v4 is four floats, for any V_LANES. */
+/* A v4 is a vector of four floats, whatever V_LANES is. */
 VEC v4 v4_load(const float *p) { return _mm_loadu_ps(p); }
 VEC void v4_store(float *p, v4 x) { _mm_storeu_ps(p, x); }
 VEC v4 v4_add(v4 a, v4 b) { return _mm_add_ps(a, b); }
 /* clang-format on */
 
-VEC vm v_zero_bytes_n(const uint8_t *p, int n) /* lanes whose byte is 0 */
+VEC vm v_zero_bytes_n(const uint8_t *p, int n) /* returns the lanes whose byte is 0 */
 {
     return _mm_testn_epi8_mask(_mm_maskz_loadu_epi8(v_first(n), p), _mm_set1_epi8(-1));
 }
@@ -100,7 +100,8 @@ VEC bool v_any_nan(vf x)
     return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0;
 }
 
-/* The sums of four vectors, in the order of the arguments. The order of additions is the same in each. */
+/* Returns the sum of the lanes of each of four vectors, in the order of the arguments. All four sums add their lanes in
+ * one order. */
 VEC v4 v_hsum4(vf a, vf b, vf c, vf d)
 {
     const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
@@ -110,7 +111,7 @@ VEC v4 v_hsum4(vf a, vf b, vf c, vf d)
     return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 }
 
-/* Like v_hsum4(), but for the largest numbers instead of the sums. */
+/* Returns the largest lane of each of four vectors, in the order of the arguments. */
 VEC v4 v_hmax4(vf a, vf b, vf c, vf d)
 {
     const __m512 ab = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
@@ -140,10 +141,12 @@ VEC vf v_exp2(vf x)
 
 VEC vf v_from_e4m3(__m128i bytes)
 {
-    /* The bits of e4m3 shifted into f16 are the number times 2^-8, also for subnormals. NaN (0x7f) is the exception. */
+    /* The bits of an e4m3 number, shifted into those of an f16, are the number times 2^-8; that holds for subnormals
+     * too. NaN (0x7f) is the exception. */
     const __m256i wide = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8);
     __m256i half = _mm256_and_si256(_mm256_srai_epi16(wide, 1),
-                                    _mm256_set1_epi16((int16_t)0xbfff)); /* the shift keeps the sign in the top bit */
+                                    /* clears the copy of the sign that the shift leaves in bit 14 */
+                                    _mm256_set1_epi16((int16_t)0xbfff));
     const __mmask16 nan = _mm_testn_epi8_mask(_mm_xor_si128(bytes, _mm_set1_epi8(0x7f)), _mm_set1_epi8(0x7f));
     half = _mm256_mask_mov_epi16(half, nan, _mm256_set1_epi16(0x7e00));
     return _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
@@ -155,7 +158,7 @@ VEC __m128i v_to_e4m3(vf x)
     const __m512i sign = _mm512_and_si512(_mm512_srli_epi32(u, 24), _mm512_set1_epi32(0x80));
     const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     const __m512 limited = _mm512_min_ps(_mm512_castsi512_ps(a), _mm512_set1_ps(448.0f));
-    /* This gives the exponent the new bias and rounds off the 20 lowest mantissa bits to nearest even. */
+    /* Gives the exponent the bias of e4m3 and rounds off the 20 lowest mantissa bits, to nearest even. */
     const __m512i t = _mm512_sub_epi32(_mm512_castps_si512(limited), _mm512_set1_epi32(120 << 23));
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(t, 20), _mm512_set1_epi32(1));
     const __m512i normal = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(t, _mm512_set1_epi32(0x7ffff)), odd),
@@ -183,7 +186,7 @@ VEC __m256i v_to_bf16(vf x)
     return _mm512_cvtepi32_epi16(y);
 }
 
-/* Loads elements c .. c + n - 1 of a row, n <= 16, with 0 in the other lanes. v_put_n() stores them. */
+/* v_get_n() loads elements c to c + n - 1 of a row, n <= 16, with 0 in the other lanes. v_put_n() stores them. */
 VEC vf v_get_n(const void *row, attn_dtype dtype, int64_t c, int n)
 {
     const __mmask16 m = v_first(n);
@@ -230,7 +233,7 @@ VEC void v_put_n(void *row, attn_dtype dtype, int64_t c, vf x, int n)
     }
 }
 
-/* Lane j of x[i] becomes lane i of x[j]. */
+/* Transposes V_LANES vectors: lane j of x[i] becomes lane i of x[j]. */
 VEC void v_transpose(vf x[V_LANES])
 {
     __m512 t[16];
@@ -246,7 +249,8 @@ VEC void v_transpose(vf x[V_LANES])
     UNPACK(8)
     UNPACK(12)
 #undef UNPACK
-    /* t[4 g + s] holds columns s, 4 + s, 8 + s and 12 + s of rows 4 g .. 4 g + 3, one column in each quarter. */
+    /* Transposes four rows of quarters: t[4 g + s] holds columns s, 4 + s, 8 + s and 12 + s of rows 4 g .. 4 g + 3, one
+     * column in each quarter of the vector. */
 #define QUARTERS(s)                                                                                \
     {                                                                                              \
         const __m512 a = _mm512_shuffle_f32x4(t[s], t[4 + s], 0x88),                               \

@@ -1,5 +1,6 @@
-/* simd_variants.h: declares the parts from which simd.c makes its tables. x86-64 and arm64 have tables of their own;
- * in a build for one, the files of the other compile to nothing. Any other processor has only the portable table. */
+/* simd_variants.h: declares the parts from which simd.c makes its tables. x86-64 and arm64 have tables of their own; in
+ * a build for one of them, the files of the other compile to nothing. Any other processor has only the portable
+ * table. */
 #ifndef ATTN_CPU_SIMD_VARIANTS_H
 #define ATTN_CPU_SIMD_VARIANTS_H
 
@@ -13,9 +14,9 @@ extern const struct simd simd_avx2;
 extern const struct simd simd_avx512;
 extern const struct simd_type simd_bf16_type;
 
-/* simd_amx.c has the products of the table "amx", for one, two and three parts, and its leave(). Its other functions
- * are those of simd_bf16_type, and of simd_half_type and simd_single_type, which have no product of their own
- * (simd_split.h). */
+/* simd_amx.c has the products of the table "amx", for operands of one, two and three parts, and its leave(). The other
+ * functions of that table are those of simd_bf16_type, and of simd_half_type and simd_single_type, which have no
+ * product of their own (simd_split.h). */
 void simd_amx_gemm(int m, int n, int k, const void *A, int64_t lda, const void *B, int64_t ldb, float *C, int64_t ldc,
                    bool add, const float *rescale);
 void simd_amx_gemm2(int m, int n, int k, const void *A, int64_t lda, const void *B, int64_t ldb, float *C, int64_t ldc,
@@ -25,7 +26,7 @@ void simd_amx_gemm3(int m, int n, int k, const void *A, int64_t lda, const void 
 extern const struct simd_type simd_half_type, simd_single_type;
 void simd_amx_leave(void);
 
-/* Requests the right to use AMX tiles in this process from the operating system. Returns false where the system
+/* Requests the right to use AMX tiles in this process from the operating system. Returns false if the system
  * refuses. */
 bool simd_amx_permit(void);
 #else

@@ -2,31 +2,31 @@
  * (ATTN_FAKE); a released program does not contain it.
  *
  * The fake device shows its caller the same difficulties as a real device, in their worst form. It has memory of its
- * own: an allocation is full of NaN, and a pointer outside its allocations is an illegal address. It is
- * asynchronous: no command on a stream runs before the caller checks whether the stream is done. Tests thus fail
- * where code frees, reads or reuses a buffer too early. The numbers come from the kernels of the CPU backend. Errors
- * go through the table of kernels/cuda/common/errors.h, as those of CUDA do: after a sticky one every call fails.
+ * own: an allocation is full of NaN, and a pointer outside its allocations is an illegal address. It is asynchronous:
+ * no command on a stream runs before the caller checks whether the stream is done. Tests thus fail where code frees,
+ * reads or reuses a buffer too early. The numbers come from the kernels of the CPU backend. Errors go through the table
+ * of kernels/cuda/common/errors.h, as those of CUDA do: after a sticky error every call fails.
  *
  *   ATTN_FAKE_DEVICES=2                                     number of devices (default 1)
  *   ATTN_FAKE_READS_STAGING=1                               kernels may read and write staging memory
  *                                                           (attn_device_info)
  *   ATTN_FAKE_SCRIPT='0:launch.err=700@3,1:hold=/tmp/gate'  faults to produce (or attn_device_options.script)
  *
- * A script is a list, separated by commas, of [DEVICE:]FAULT[=VALUE][@N[+]]: the fault hits the N-th event of its
- * kind on this device (without DEVICE: on each device; events count from 1). With + it hits that event and all later
- * ones; without @ it hits every event. The faults are the table FAULT_MAP below. A script that makes no sense is
- * refused when the device is opened.
+ * A script is a list, separated by commas, of [DEVICE:]FAULT[=VALUE][@N[+]]: the fault hits the N-th event of its kind
+ * on this device (without DEVICE: on each device; events count from 1). With + the fault hits that event and all later
+ * ones; without @ it hits every event. FAULT_MAP below lists the faults. A script that cannot be parsed is refused when
+ * the device is opened.
  *
  * Invariants
  * 1. Only the owner of a stream uses it; memory and counters are shared, and the device's lock protects them.
- * 2. A call that fails does nothing else.
- * 3. Only `delay` and `launch.slow` depend on time; `hold` waits until a file is deleted, so a test decides the
- *    order of events.
+ * 2. A call that fails changes nothing else.
+ * 3. Only `delay` and `launch.slow` depend on time; `hold` waits until a file is deleted, so a test decides the order
+ * of events.
  * 4. Marks have the times of a device that starts each command as soon as it is queued and the command before it is
- *    done.
+ * done.
  *
- * Memory that another process lends (attn_device_import()) is an object of shared memory, so that a test can write
- * and read it. Its handle is the text "DEVICE/NAME", with NULs behind it. Only the device may access it: while the
+ * Memory that another process lends (attn_device_import()) is an object of POSIX shared memory, so that a test can
+ * write and read it. Its handle is the text "DEVICE/NAME", padded with NULs. Only the device may access it: while the
  * device runs no command the mapping is closed, and a read or write there raises SIGSEGV. */
 #include <assert.h>
 #include <ctype.h>
@@ -47,7 +47,7 @@
 #include "kernels/judge/frame.h"
 #include "kernels/verify_lse.h"
 
-/* Each row: id, name in scripts, type of its value, the events that N counts, effect */
+/* One row per fault: id, name in scripts, type of its value, the kind of event that @N counts, effect */
 #define FAULT_MAP(X)                                                                                             \
     X(OPEN_ERR, "open.err", CODE, OPEN, "the device cannot be opened: CUDA's error CODE")                        \
     X(ALLOC_FAIL, "alloc.fail", NOTHING, ALLOC, "there is no device memory")                                     \
@@ -108,16 +108,16 @@ static const struct {
 enum {
     MAX_DEVICES = 16,
     MAX_RULES = 32,
-    STREAMS = 4, /* the number of streams, as of a GPU */
+    STREAMS = 4, /* number of streams of the device, as many as a GPU has */
     PATH_BYTES = 256,
 };
 
-/* A rule: one entry of a script. */
+/* A rule: one entry of a script (see the top of this file). */
 struct rule {
     enum fault_id fault;
-    int64_t number; /* the error code or the milliseconds of the fault */
+    int64_t number; /* value of the fault: an error code, or milliseconds */
     char path[PATH_BYTES];
-    int64_t first, last; /* the first and the last event that the rule hits */
+    int64_t first, last; /* numbers of the first and the last event that the rule hits */
 };
 
 /* ---- Devices and streams ----------------------------------------------------------------------------------------- */
@@ -128,7 +128,7 @@ struct block {
     char *memory;
 };
 
-/* Memory that another process lends. */
+/* Memory that another process lends to this one (attn_device_import()). */
 struct lent {
     struct lent *next;
     char handle[ATTN_HANDLE_BYTES];
@@ -139,21 +139,22 @@ struct lent {
 
 struct fake_device {
     attn_device base;
-    attn_device *cpu;         /* the device whose kernels compute */
-    struct fake_device *self; /* the facts of attn_capabilities */
+    attn_device *cpu;         /* device of the backend "cpu", whose kernels compute */
+    struct fake_device *self; /* what attn_capabilities.facts points to */
     int rule_count;
     struct rule rules[MAX_RULES];
     int64_t memory_limit;
     bool reads_staging;
 
-    pthread_mutex_t lock; /* protects the members below */
+    pthread_mutex_t lock; /* protects the members from memory_used to lost */
     int64_t memory_used;
     struct block *blocks;
     struct lent *lent;
     int working; /* number of streams that are executing commands; lent memory is accessible only while it is above 0 */
     int64_t events[EVENT_COUNT];
-    int64_t walk_step, walk_next; /* walk.err: the next call to fail, and the distance to the one after it */
-    int lost;                     /* the sticky error that has occurred; 0: the device works */
+    /* for the fault walk.err. walk_next: number of the next call that fails; walk_step: distance from the last one */
+    int64_t walk_step, walk_next;
+    int lost; /* code of the sticky error that has occurred; 0: the device works */
 };
 
 enum command_kind {
@@ -167,25 +168,26 @@ enum command_kind {
     COMMAND_MARK
 };
 
-/* A command on a stream. */
+/* A command that is queued on a stream. */
 struct command {
     enum command_kind kind;
-    void *to; /* target of a COPY or MOVE */
+    void *to; /* target of a COPY, MOVE, LSE or COMPARE */
     const void *from;
     size_t bytes;
-    size_t rows, to_pitch, from_pitch; /* of COPY: so many pieces of `bytes` */
+    /* for COPY: number of pieces of `bytes`, and the distances between their beginnings */
+    size_t rows, to_pitch, from_pitch;
     attn_direction direction;
     /* for RUN, LSE, TRUTH and COMPARE: copies of the problems, which the command owns; for RUN their plans too */
     attn_problem *problems;
     attn_plan *plans;
-    attn_truth truth;       /* for TRUTH and COMPARE; a comparison writes to `to` */
-    int64_t head;           /* for TRUTH: the step computes head `head` % H of batch row `head` / H */
+    attn_truth truth; /* for TRUTH and COMPARE: the float64 results; a comparison writes its distances to `to` */
+    int64_t head;     /* for TRUTH, where each step computes one head: query head `head` % H of batch row `head` / H */
     attn_lse_look *look;    /* for LSE: a copy that the command owns; the sums are written to `to` */
     attn_merge_plan *merge; /* for MERGE: a copy that the command owns */
     int count;
     void *workspace;
     bool nan, left;
-    int64_t slow_ms; /* milliseconds that launch.slow adds */
+    int64_t slow_ms; /* milliseconds by which the fault launch.slow delays the call */
     int slot;        /* of MARK */
     int64_t put_ns;
 };
@@ -195,13 +197,13 @@ struct fake_stream {
     attn_stream *cpu;
     struct command *commands;
     int count, room;
-    /* Reasons why the stream does not execute its commands yet, or at all. */
+    /* The members from never to hold keep the stream from executing its commands. never: it never executes them. */
     bool never;
-    int fails; /* the CUDA error that they end with; 0: none */
+    int fails; /* the CUDA error that the commands end with; 0: none */
     int64_t until_ns;
     const char *hold;
     int64_t marks_ns[ATTN_MARKS];
-    bool every_row, left_rows; /* see attn_run_some() and attn_stream_left_rows() */
+    bool every_row, left_rows; /* every_row: see attn_run_some(); left_rows: see attn_stream_left_rows() */
 };
 
 static int64_t now_ns(void)
@@ -231,7 +233,7 @@ static bool take_number(const char **at, int64_t *number)
     return true;
 }
 
-/* Parses one entry of a script, up to a comma or the end. Returns false where the entry makes no sense. */
+/* Parses one entry of a script, up to a comma or the end. Returns false if the entry cannot be parsed. */
 static bool parse_rule(const char **script, int device, struct rule *rule, bool *mine)
 {
     const char *at = *script, *digits = at;
@@ -290,7 +292,7 @@ static attn_status parse_script(const char *script, struct fake_device *device, 
     return ATTN_OK;
 }
 
-/* The rule for this fault that applies to the `number`-th of its events; NULL: none. The caller holds the lock. */
+/* Returns the rule of the script for event number `number` of this fault; NULL: none. The caller must hold the lock. */
 static const struct rule *rule_for(const struct fake_device *device, enum fault_id fault, int64_t number)
 {
     for (int i = 0; i < device->rule_count; i++) {
@@ -304,7 +306,7 @@ static const struct rule *rule_for(const struct fake_device *device, enum fault_
 
 enum { ERROR_MEMORY = 2, ERROR_INVALID_HANDLE = 400, ERROR_ILLEGAL_ADDRESS = 700 };
 
-/* Reports CUDA's error `code` as device.cu does. The caller holds the lock. */
+/* Returns CUDA's error `code` as device.cu does. The caller must hold the lock. */
 static attn_status fail(struct fake_device *device, int code, const char *what, attn_error *err)
 {
     const struct cuda_error_info info = cuda_error_of(code);
@@ -312,8 +314,8 @@ static attn_status fail(struct fake_device *device, int code, const char *what, 
     return attn_fail(err, info.status, "", "fake: %s: %s (error %d)", what, info.name, code);
 }
 
-/* Every call that can fail begins with enter(), while it holds the lock. enter() checks for a lost device and for
- * the faults that count all calls. */
+/* Counts a call and checks whether it must fail: because the device is lost, or by a fault that counts all calls. Every
+ * call that can fail begins with enter(), while it holds the lock. */
 static attn_status enter(struct fake_device *device, const char *what, attn_error *err)
 {
     if (device->lost)
@@ -327,7 +329,8 @@ static attn_status enter(struct fake_device *device, const char *what, attn_erro
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
-/* Do these bytes lie in an allocation of this device that has not been freed? The caller holds the lock. */
+/* Returns whether these bytes lie in memory of this device: in an allocation that has not been freed, or in imported
+ * memory. The caller must hold the lock. */
 static bool owns(const struct fake_device *device, const void *memory, size_t bytes)
 {
     for (const struct block *b = device->blocks; b; b = b->next)
@@ -346,8 +349,8 @@ static struct block *new_block(size_t bytes)
     b->bytes = bytes;
     b->memory = aligned_alloc(64, bytes / 64 * 64 + 64);
     if (b->memory) {
-        memset(b->memory, 0xff, bytes); /* NaN in every floating dtype, which shows reads of memory that was
-                                         * never written */
+        /* NaN in every floating dtype: a read of memory that was never written shows in the results */
+        memset(b->memory, 0xff, bytes);
         return b;
     }
     free(b);
@@ -392,7 +395,7 @@ static void device_free(attn_device *base, void *memory)
         break;
     }
     pthread_mutex_unlock(&device->lock);
-    if (!freed) abort(); /* a caller frees memory that it did not allocate: the test must not go on */
+    if (!freed) abort(); /* the caller frees memory that it did not allocate, so the test must not go on */
     free(freed->memory);
     free(freed);
 }
@@ -421,15 +424,16 @@ static void staging_free(attn_device *device, void *memory, size_t bytes)
 
 /* ---- Memory of other processes ----------------------------------------------------------------------------------- */
 
-/* Refuses a handle. As in device.cu, the driver's error about a handle is the client's fault, unless the device is
- * lost. */
+/* Returns the error for a handle that cannot be imported. As in device.cu, the driver's error about a handle is the
+ * client's fault, unless the device is lost. */
 static attn_status refuse_import(struct fake_device *device, int code, attn_error *err)
 {
     if (cuda_error_of(code).sticky || code == ERROR_MEMORY) return fail(device, code, "import", err);
     return attn_fail(err, ATTN_INVALID, "", "fake: import: %s (error %d)", cuda_error_of(code).name, code);
 }
 
-/* Maps the object that the handle names. Returns NULL where there is no such object. The caller holds the lock. */
+/* Maps the shared memory that the handle names. Returns NULL if there is no such memory. The caller must hold the
+ * lock. */
 static struct lent *map_lent(const char *handle, const char *name)
 {
     struct lent *const l = calloc(1, sizeof *l);
@@ -501,12 +505,12 @@ static void release_import(attn_device *base, void *memory)
     pthread_mutex_lock(&device->lock);
     struct lent **link = &device->lent;
     while (*link && (*link)->memory != memory) link = &(*link)->next;
-    if (!*link) abort(); /* a caller releases memory that it did not import */
+    if (!*link) abort(); /* the caller releases memory that it did not import, so the test must not go on */
     if (--(*link)->imports == 0) drop_lent(link);
     pthread_mutex_unlock(&device->lock);
 }
 
-/* Pinning does nothing here, because copies are memcpy(). */
+/* Pinning changes nothing here, because copies are memcpy(). */
 static attn_status pin(attn_device *base, void *memory, size_t bytes, attn_error *err)
 {
     struct fake_device *const device = device_of(base);
@@ -522,8 +526,8 @@ static void unpin(attn_device *base, void *memory)
     (void)base, (void)memory;
 }
 
-/* Makes lent memory accessible when the first stream starts to work, and inaccessible when the last one stops. The
- * caller holds the lock. */
+/* Makes lent memory accessible when the first stream starts to work, and inaccessible when the last stream stops. The
+ * caller must hold the lock. */
 static void open_lent(struct fake_device *device, bool open)
 {
     const int before = device->working;
@@ -552,7 +556,7 @@ static void close_device(attn_device *base)
         free(device->blocks);
         device->blocks = next;
     }
-    if (device->lent) abort(); /* the test should have released all lent memory */
+    if (device->lent) abort(); /* the test must release all lent memory before it closes the device */
     pthread_mutex_destroy(&device->lock);
     free(device);
 }
@@ -614,7 +618,8 @@ static struct fake_device *device_of_facts(const attn_capabilities *can)
     return *(struct fake_device *const *)can->facts;
 }
 
-/* Counts one more such event. Waits as long as the script's rule for it says. Any thread may call this. */
+/* Counts an event, and waits while the file exists that the script names for this fault and event. Any thread may call
+ * this function. */
 static void hold(struct fake_device *device, enum fault_id fault, enum event event)
 {
     pthread_mutex_lock(&device->lock);
@@ -737,7 +742,7 @@ static attn_status moves(attn_stream *base, const attn_move *list, int64_t count
     return status;
 }
 
-/* Applies the faults that the script has for this run of the device. The caller holds the lock. */
+/* Applies the faults that the script has for this run of kernels. The caller must hold the lock. */
 static attn_status meet_faults(struct fake_device *device, struct fake_stream *stream, struct command *command,
                                attn_error *err)
 {
@@ -745,7 +750,7 @@ static attn_status meet_faults(struct fake_device *device, struct fake_stream *s
     const struct rule *rule;
     if (rule_for(device, FAULT_ABORT, n)) abort();
     if (rule_for(device, FAULT_SEGV, n)) {
-        signal(SIGSEGV, SIG_DFL); /* the fault kills the process without a sanitizer's report */
+        signal(SIGSEGV, SIG_DFL); /* the signal then kills the process without a sanitizer's report */
         raise(SIGSEGV);
     }
     if ((rule = rule_for(device, FAULT_LAUNCH_ERR, n)) != NULL) return fail(device, (int)rule->number, "launch", err);
@@ -764,7 +769,8 @@ static attn_status run(attn_stream *base, const attn_plan *plans, int count, voi
     struct fake_device *device = device_of(base->device);
     struct command command = { .kind = COMMAND_RUN, .count = count, .workspace = workspace };
     if (attn_is_cancelled(base->cancel))
-        return attn_given_up(err); /* a run that has started is not stopped, as on a GPU */
+        /* cancelling has an effect only here: like a GPU, the device does not stop a run that has started */
+        return attn_given_up(err);
     pthread_mutex_lock(&device->lock);
     attn_status status = enter(device, "launch", err);
     if (status == ATTN_OK) status = meet_faults(device, stream_of(base), &command, err);
@@ -859,7 +865,7 @@ static attn_status truth_need(const attn_capabilities *can, const attn_problem *
     return ATTN_OK;
 }
 
-/* Puts a command with a copy of the problem on the stream. */
+/* Appends a command, with a copy of the problem, to the stream. */
 static attn_status append_truth(attn_stream *base, struct command command, const attn_problem *problem, attn_error *err)
 {
     attn_status status = ATTN_NO_MEMORY;
@@ -910,13 +916,13 @@ static int64_t truth_rows(const attn_dims *d)
     return d->H * (d->packed ? d->total_q : d->B * d->Sq);
 }
 
-/* The row of query 0 in an attn_truth. */
+/* Returns the index in an attn_truth's arrays of the row of query 0. */
 static int64_t truth_row(const attn_dims *d, const attn_sequence *s, int64_t b, int64_t h)
 {
     return d->packed ? h * d->total_q + s->q_start : (b * d->H + h) * d->Sq;
 }
 
-/* Computes out of one head. Returns false where there is no memory. */
+/* Computes out of one head in float64. Returns false if memory runs out. */
 static bool compute_truth(const struct command *c)
 {
     const attn_problem *const p = c->problems;
@@ -982,7 +988,7 @@ static double elapsed_us(attn_stream *stream, int from_slot, int to_slot)
 
 /* ---- Doing it ---------------------------------------------------------------------------------------------------- */
 
-/* Bytes from a tensor's first element to the end of its last; 0 where it has no elements. */
+/* Returns the bytes from a tensor's first element to the end of its last; 0 if it has no elements. */
 static size_t span(const attn_tensor *t)
 {
     int64_t last = 0;
@@ -999,7 +1005,8 @@ static bool is_output(const attn_problem *p, int id)
     return attn_writes(p, (attn_tensor_id)id);
 }
 
-/* Do the problem's tensors lie in this device's memory? The caller holds the lock. */
+/* Returns whether all tensors that the problem reads or writes lie in this device's memory. The caller must hold the
+ * lock. */
 static bool problem_is_here(const struct fake_device *device, const attn_problem *p)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
@@ -1012,8 +1019,8 @@ static bool problem_is_here(const struct fake_device *device, const attn_problem
     return true;
 }
 
-/* Do the tensors of a merge begin in this device's memory? A tensor without elements may be anywhere. The caller holds
- * the lock. */
+/* Returns whether the tensors of a merge begin in this device's memory. A tensor without elements may be anywhere. The
+ * caller must hold the lock. */
 static bool merge_is_here(const struct fake_device *device, const attn_merge_plan *m)
 {
     const bool rows = attn_merge_count(m) > 0, columns = rows && m->Dv > 0;
@@ -1066,7 +1073,7 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
 static int carry_out(struct fake_stream *stream, attn_error *err)
 {
     struct fake_device *device = device_of(stream->base.device);
-    int64_t at_ns = 0; /* the time of the marks; see invariant 4 */
+    int64_t at_ns = 0; /* the time of marks, by invariant 4 at the top of this file */
     for (int i = 0; i < stream->count; i++) {
         struct command *c = &stream->commands[i];
         if (!command_is_sane(device, c)) return ERROR_ILLEGAL_ADDRESS;
@@ -1090,7 +1097,7 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
         stream->left_rows |= c->left;
         for (int n = 0; n < c->count && c->nan; n++)
             for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-                if (is_output(&c->problems[n], id)) /* fills the tensor in one go, because outputs have no gaps */
+                if (is_output(&c->problems[n], id)) /* fills the whole tensor at once, because outputs have no gaps */
                     memset(c->problems[n].tensor[id].data, 0xff, span(&c->problems[n].tensor[id]));
     }
     return 0;
@@ -1101,8 +1108,8 @@ static bool is_held_up(const struct fake_stream *stream)
     return stream->never || (stream->hold && access(stream->hold, F_OK) == 0) || now_ns() < stream->until_ns;
 }
 
-/* Checks whether the stream is done. A call before the end counts for no fault, because the number of such calls
- * depends on time. */
+/* Checks whether the stream is done. A call while the stream is held up is not counted as an event, because the number
+ * of such calls depends on time. */
 static attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 {
     struct fake_stream *stream = stream_of(base);
@@ -1133,7 +1140,7 @@ static attn_status done(attn_stream *base, bool *is_done, attn_error *err)
     return status;
 }
 
-/* Waits until the stream is done. Where the script says so, that is for ever. */
+/* Waits until the stream is done. With the fault event.never it waits for ever. */
 static attn_status wait_for_stream(attn_stream *base, attn_error *err)
 {
     const struct timespec pause = { 0, 1000000 };

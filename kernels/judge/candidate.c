@@ -1,10 +1,9 @@
 /* candidate.c: tests one mistake, or two at once, and says what they explain. See state.h.
  *
- * A mistake explains a tensor that is wrong where the results agree with what a kernel with that mistake gives:
- * the largest and the mean difference fall to a tenth, or the largest is within the limit. Tensors that
- * are right must stay within their limits. The score of a mistake orders explanations. It is the sum over the wrong
- * tensors of the logarithm of error left / error now, where an error is a root mean square plus the rounding of a
- * right kernel. */
+ * A mistake explains a wrong tensor where the caller's results agree with those of a kernel with that mistake: the
+ * largest and the mean difference fall to a tenth, or the largest is within the limit. Tensors that are right must stay
+ * within their limits. The score of a mistake orders explanations. It is the sum over the wrong tensors of log(error
+ * left / error now), where an error is a root mean square plus the rounding of a right kernel. */
 #include "kernels/judge/state.h"
 
 #include <math.h>
@@ -12,8 +11,10 @@
 
 enum { LSE = 1 }; /* the index of lse in frame_tensors[] */
 
-#define JUDGE_PATTERN   0.5 /* a mistake of precision leaves less than this share of the mean error */
-#define JUDGE_PAIR_GAIN 1.1 /* a second mistake divides what is left of the error by e to this power */
+/* a mistake of precision is an explanation if it leaves less than this share of the mean error */
+#define JUDGE_PATTERN 0.5
+/* a pair's score (a sum of log errors) must be this much below the better score of its two mistakes alone */
+#define JUDGE_PAIR_GAIN 1.1
 
 /* ---- A test ------------------------------------------------------------------------------------------------------ */
 
@@ -24,8 +25,8 @@ static double root_mean_square(const struct judge *j, int which, const struct di
     return sqrt((d->squares + (double)d->bad * bad * bad) / (double)d->count);
 }
 
-/* Does the mistake explain this tensor? now: the differences from the truth. left: the differences from what a kernel
- * with the mistake gives. */
+/* Returns whether the mistake explains this tensor. now: the caller's differences from the truth (float64 results).
+ * left: the caller's differences from the results of a kernel with the mistake. */
 static bool explains(const struct judge *j, int which, const struct difference *now, const struct difference *left)
 {
     if (left->bad > now->bad / 10) return false;
@@ -37,7 +38,7 @@ static bool explains(const struct judge *j, int which, const struct difference *
     return tenth;
 }
 
-/* Computes score, explains and breaks of a candidate whose differences are known. */
+/* Computes `score`, `explains` and `breaks` of a candidate (a tested mistake or pair) from its differences. */
 static void weigh(const struct judge *j, struct candidate *c)
 {
     const struct difference *const now = c->whole ? j->now : j->now_sample;
@@ -62,7 +63,8 @@ bool candidate_change(const struct judge *j, const struct mistake *m, variation 
     return hypotheses[m->row].apply(&j->facts, m->variant, v, words);
 }
 
-/* Begins the pass that tests a candidate. Returns false if the candidate does not apply to the problem. */
+/* Begins the pass that tests a candidate (a mistake or pair), on all tiles (whole) or on the sample. Returns false if
+ * the candidate does not apply to the problem. */
 bool candidate_begin(struct judge *j, const struct candidate *c, bool whole)
 {
     variation v = variation_of(&j->frame.p);
@@ -96,7 +98,7 @@ void candidate_end(struct judge *j, struct candidate *c)
 
 /* ---- What a test says -------------------------------------------------------------------------------------------- */
 
-/* Does one candidate explain all tensors that are wrong? */
+/* Returns whether one candidate (a tested mistake or pair) explains all tensors that are wrong. */
 bool candidate_is_complete(const struct judge *j)
 {
     for (int n = 0; n < j->candidate_count; n++)
@@ -104,7 +106,7 @@ bool candidate_is_complete(const struct judge *j)
     return false;
 }
 
-/* Does the mistake remove over a fifth of the error of a wrong tensor? */
+/* Returns whether the mistake removes more than a fifth of the error of a wrong tensor. */
 bool candidate_removes_some(const struct judge *j, const struct candidate *c)
 {
     for (int which = 0; which < FRAME_TENSORS; which++) {
@@ -134,7 +136,7 @@ static double better_single(const struct judge *j, const struct candidate *pair)
     return best;
 }
 
-/* Do the caller's errors have about the size and the spread of the errors that the mistake makes? */
+/* Returns whether the caller's errors have about the size and the spread of the errors that the mistake makes. */
 static bool has_size(const struct judge *j, int which, const struct candidate *c, const struct difference *now)
 {
     const double rms = root_mean_square(j, which, now), of = root_mean_square(j, which, &c->size[which]);
@@ -144,12 +146,13 @@ static bool has_size(const struct judge *j, int which, const struct candidate *c
            of < rms * 1.5 && spread > of_spread / 1.25 && spread < of_spread * 1.25;
 }
 
-/* Does the mistake make errors of the same size in each wrong tensor, and leave the other tensors right? */
+/* Returns whether the mistake makes errors of the caller's size in each wrong tensor, and leaves the other tensors
+ * right. */
 static bool explains_by_size(const struct judge *j, const struct candidate *c)
 {
     bool any = false;
-    /* Many mistakes make errors of this size in lse and out. A wrong lse is therefore no evidence, and in a float32
-     * forward a right lse is needed. */
+    /* Many mistakes make errors of that size in lse and out. Therefore a wrong lse is no evidence, and a float32
+     * forward needs a right lse. */
     if (j->wrong >> LSE & 1) return false;
     if (j->p.q.dtype == ATTN_F32 && j->p.op == ATTN_OP_FORWARD && !state_is_given(j, ATTN_T_lse)) return false;
     for (int which = 0; which < FRAME_TENSORS; which++) {
@@ -162,7 +165,8 @@ static bool explains_by_size(const struct judge *j, const struct candidate *c)
     return any;
 }
 
-/* Does the mistake remove most of the mean error of a tensor other than lse? The tensor may be within its limit. */
+/* Returns whether the mistake removes most of the mean error of a tensor other than lse. The tensor may be within its
+ * limit. */
 static bool explains_by_pattern(const struct judge *j, const struct candidate *c)
 {
     if (c->breaks) return false;
@@ -178,7 +182,7 @@ static bool explains_by_pattern(const struct judge *j, const struct candidate *c
     return false;
 }
 
-/* Does the candidate explain every wrong tensor that its test has compared? */
+/* Returns whether the candidate (a mistake or pair) explains every wrong tensor that its test has compared. */
 static bool explains_all(const struct judge *j, const struct candidate *c)
 {
     for (int which = 0; which < FRAME_TENSORS; which++)
@@ -186,7 +190,8 @@ static bool explains_all(const struct judge *j, const struct candidate *c)
     return true;
 }
 
-/* Two mistakes that leave one tensor unexplained are chance more often than truth, because so many pairs are tested. */
+/* Returns whether the candidate (a mistake or pair) is reported. A pair must explain all wrong tensors: because so many
+ * pairs are tested, a pair that leaves one unexplained fits by chance more often than by truth. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c)
 {
     const struct hypothesis *const h = &hypotheses[c->first.row];

@@ -1,13 +1,14 @@
-/* compute.c: attention in float64 as a variation says. See compute.h.
+/* compute.c: attention in float64, as defined or with a mistake (variation.h). See compute.h.
  *
- * Memory has all scores of a row at once. A mistake in a kernel's loop over tiles therefore takes a few lines here.
+ * All scores of a row are in memory at once. A mistake in a kernel's loop over tiles therefore takes a few lines here.
  *
  * Invariants
  * 1. With variation_of() the results are those of kernels/README.md; tests compare them with the textbook loops of
- *    kernels/cpu/reference.c.
+ * kernels/cpu/reference.c.
  * 2. A hidden pair has a score of -inf and a weight of 0. Where a number of the tile is not finite, hidden pairs are
- *    left out of all products, because 0 times NaN is NaN.
- * 3. lse is stored as two numbers, the maximum and the rest, because a double of 1e38 has no digit for the rest. */
+ * left out of all products, because 0 times NaN is NaN.
+ * 3. lse is stored as two numbers, the maximum and the rest, because a double of 1e38 has no digit left for the
+ * rest. */
 #include "kernels/judge/compute.h"
 
 #include <math.h>
@@ -20,7 +21,8 @@
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
-/* Lays out `a` times `b` doubles at *used in `memory` and advances *used. With memory NULL it only counts the bytes. */
+/* Lays out `a` times `b` doubles at *used in `memory` and advances *used. If `memory` is NULL, it only counts the
+ * bytes. */
 static void take(char *memory, int64_t *used, double **piece, int64_t a, int64_t b)
 {
     *piece = memory ? (double *)(void *)(memory + *used) : NULL;
@@ -55,7 +57,7 @@ static int64_t lay_out(struct compute *c, char *memory)
     return used;
 }
 
-/* Returns the largest number of keys that a row can see under any variation. */
+/* Returns the largest number of keys that a row can see, with any of the mistakes of variation.h. */
 static int64_t keys_of_problem(const attn_problem *p, const attn_dims *d)
 {
     const attn_geometry g = attn_geometry_of(p);
@@ -118,7 +120,7 @@ static double scale_of(const variation *v, attn_tensor_id id, int64_t b, int64_t
     return view->data ? attn_load(view->dtype, view->data, attn_at(view, b, hk, 0)) : 1;
 }
 
-/* Returns sequence b, or the one sequence of all packed rows where the variation mixes sequences. */
+/* Returns sequence b; if the variation mixes packed sequences, returns one sequence of all packed rows. */
 static attn_sequence sequence_of(const variation *v, int64_t b)
 {
     attn_sequence s = attn_sequence_of(&v->g, v->one_sequence ? 0 : b);
@@ -174,13 +176,13 @@ void compute_keys(struct compute *c, const variation *v, int64_t b, int64_t hk)
 
 /* ---- Forward ----------------------------------------------------------------------------------------------------- */
 
-/* Returns the row of the sequence that is row `n` of a tile. */
+/* Returns the index in the sequence of the tile's row `n`. */
 int64_t compute_row_of(const variation *v, const struct compute_rows *rows, int64_t n)
 {
     return rows->first + n + (v->one_sequence && v->g.cu_q ? v->g.cu_q[rows->b] : 0);
 }
 
-/* Loads the tile's rows of q or dout. Rows that do not exist become 0. */
+/* Loads the tile's rows of q or dout. Rows past the sequence's length become 0. */
 void compute_load_existing(struct compute *c, const variation *v, const struct compute_rows *rows,
                            const attn_view *view, int64_t column, double factor, int64_t columns, int64_t ld,
                            double *to)

@@ -9,13 +9,13 @@ static void round_all(attn_dtype dtype, double *x, int64_t count)
     for (int64_t n = 0; n < count; n++) x[n] = compute_rounded(dtype, x[n]);
 }
 
-/* Returns x as it is kept between two steps: in float32 where a kernel is emulated, or in double. */
+/* Returns x as a kernel keeps it between two steps: in float32 if c->in_float is set, otherwise in double. */
 static double kept(const struct compute *c, double x)
 {
     return c->in_float ? (float)x : x;
 }
 
-/* Computes P of row r without dropout from the two parts of its lse. P is 0 for hidden keys. */
+/* Computes P of row r, before dropout, from the two parts of the row's lse. P is 0 for hidden keys. */
 static void probabilities(struct compute *c, int64_t r, double top, double rest)
 {
     const double *const z = c->z + r * c->keys;
@@ -24,7 +24,7 @@ static void probabilities(struct compute *c, int64_t r, double top, double rest)
         P[j] = z[j] == -INFINITY || top == -INFINITY ? 0 : kept(c, exp(kept(c, z[j] - top) - rest));
 }
 
-/* Adds row r's part of dbias, dslopes and dsinks. dZ: the gradient of the row's scores. */
+/* Adds the part of row r to dbias, dslopes and dsinks. dZ: the gradient of the row's scores. */
 static void add_sums(const struct compute *c, const variation *v, const struct compute_sums *sums, int64_t b, int64_t h,
                      int64_t i, int64_t r, const double *dZ)
 {
@@ -47,7 +47,7 @@ static void add_sums(const struct compute *c, const variation *v, const struct c
     }
 }
 
-/* Turns P into the weights that dv takes (with dropout), and dP into dS. */
+/* Turns P of a row into the weights that dv takes (with dropout), and dP into dS. */
 void compute_row_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
                            const struct compute_sums *sums, int64_t r)
 {
@@ -83,7 +83,7 @@ void compute_row_gradients(struct compute *c, const variation *v, const struct c
     }
 }
 
-/* Returns the only tile of keys that counts in dq of row i. */
+/* Returns the only tile of keys whose products row i adds to dq (mistake `only_last_tile`). */
 static attn_range only_tile(const struct compute *c, const variation *v, int64_t i)
 {
     const int64_t tile = v->only_last_tile, rows = v->only_last_rows;
@@ -97,12 +97,12 @@ static attn_range only_tile(const struct compute *c, const variation *v, int64_t
     return keys;
 }
 
-/* Computes dq of the rows from dS, which is in c->dP. */
+/* Computes dq of a tile's rows from dS, which is in c->dP. */
 static void gradient_of_queries(struct compute *c, const variation *v, const struct compute_rows *rows)
 {
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count;
-    double *const some = c->M; /* dropout's factors are no longer used */
+    double *const some = c->M; /* c->M is free memory here: dropout's factors are no longer used */
     memset(c->dq, 0, (size_t)(count * c->D) * sizeof *c->dq);
     if (v->only_last_tile > 0) {
         memset(some, 0, (size_t)(count * c->keys) * sizeof *some);

@@ -1,4 +1,4 @@
-/* compute_internal.h: functions that the compute*.c files share. compute.h says what they compute together.
+/* compute_internal.h: functions that the compute*.c files share. compute.h has their public functions.
  *
  *   compute.c              memory, loading, the forward of a tile
  *   compute_numbers.c      roundings and products
@@ -11,26 +11,29 @@
 
 /* compute.c */
 
-/* Returns the row of the sequence that is row `n` of a tile. */
+/* Returns the index in the sequence of the tile's row `n`. */
 int64_t compute_row_of(const variation *v, const struct compute_rows *rows, int64_t n);
-/* Loads the tile's rows of q or dout, multiplied by `factor`. Rows that do not exist become 0. */
+/* Loads the tile's rows of q or dout, multiplied by `factor`. Rows past the sequence's length become 0. */
 void compute_load_existing(struct compute *c, const variation *v, const struct compute_rows *rows,
                            const attn_view *view, int64_t column, double factor, int64_t columns, int64_t ld,
                            double *to);
 
 /* compute_numbers.c */
 
-/* Rounds n up to a multiple of PRODUCTS_WIDTH, and 0 to PRODUCTS_WIDTH. */
+/* Rounds n up to a multiple of PRODUCTS_WIDTH; 0 becomes PRODUCTS_WIDTH too. */
 int64_t compute_padded(int64_t n);
-/* Rounds `count` numbers of x to TF32 if the variation does so: factors of q.k (of_values false), or others (true). */
+/* Rounds `count` numbers of x to TF32 if the variation has that mistake. of_values: x are numbers of P or v, not of q
+ * or k. */
 void compute_round_operand(const variation *v, bool of_values, double *x, int64_t count);
-/* Computes C[rows, n] += A[rows, Sk] B[Sk, n]. */
+/* Computes C[rows, n] += A[rows, Sk] B[Sk, n], where columns of A are keys. Hidden pairs are skipped if c->strange is
+ * set. */
 void compute_times_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B, int64_t ldb,
                         double *C);
-/* Computes C[Sk, n] += transposed A[rows, Sk] B[rows, n]. */
+/* Computes C[Sk, n] += transposed A[rows, Sk] B[rows, n], where columns of A are keys. Hidden pairs are skipped if
+ * c->strange is set. */
 void compute_add_to_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B,
                          int64_t ldb, double *C);
-/* Computes C += A B, and rounds C to round_dtype after every `tile` terms of a sum. */
+/* Computes C += A B, and rounds C to v->round_dtype after every `tile` terms of a sum. */
 void compute_rounded_product(const struct compute *c, const variation *v, int64_t m, int64_t n, int64_t k,
                              const double *A, int64_t row, const double *B, int64_t ldb, double *C, int64_t ldc);
 
@@ -38,7 +41,7 @@ void compute_rounded_product(const struct compute *c, const variation *v, int64_
 
 /* Returns the keys that causal and window let row i see. */
 attn_range compute_keys_of(const struct compute *c, const variation *v, int64_t i);
-/* Computes P, top, rest and lse of row i from its scores, which are row r of c->z. */
+/* Computes P, top, rest and lse of row i from the row's scores, which are row r of c->z. */
 void compute_softmax(struct compute *c, const variation *v, int64_t h, int64_t i, int64_t r);
 
 #endif

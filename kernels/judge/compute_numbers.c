@@ -35,7 +35,7 @@ double compute_cut(attn_dtype dtype, double x)
     return x;
 }
 
-/* Rounds x to 10 bits behind the point, as TF32 has. cuts: rounds towards 0, not to the nearest. */
+/* Rounds x to 10 mantissa bits, as TF32 has. cuts: rounds towards 0, not to the nearest. */
 static double to_tf32(double x, bool cuts)
 {
     uint64_t word;
@@ -72,7 +72,8 @@ static void product_seen(const struct compute *c, int64_t rows, int64_t n, const
         }
 }
 
-/* Computes C[rows, n] += A[rows, Sk] B[Sk, n]. */
+/* Computes C[rows, n] += A[rows, Sk] B[Sk, n], where columns of A are keys. Hidden pairs are skipped if c->strange is
+ * set. */
 void compute_times_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B, int64_t ldb,
                         double *C)
 {
@@ -80,7 +81,8 @@ void compute_times_keys(const struct compute *c, int64_t rows, int64_t n, const 
     else c->products->in_double(rows, compute_padded(n), c->s.Sk, A, c->keys, 1, B, ldb, C, ldb);
 }
 
-/* Computes C[Sk, n] += transposed A[rows, Sk] B[rows, n]. */
+/* Computes C[Sk, n] += transposed A[rows, Sk] B[rows, n], where columns of A are keys. Hidden pairs are skipped if
+ * c->strange is set. */
 void compute_add_to_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B,
                          int64_t ldb, double *C)
 {
@@ -88,7 +90,7 @@ void compute_add_to_keys(const struct compute *c, int64_t rows, int64_t n, const
     else c->products->in_double(c->s.Sk, compute_padded(n), rows, A, 1, c->keys, B, ldb, C, ldb);
 }
 
-/* Computes C += A B, and rounds C to round_dtype after every `tile` terms of a sum. */
+/* Computes C += A B, and rounds C to v->round_dtype after every `tile` terms of a sum. */
 void compute_rounded_product(const struct compute *c, const variation *v, int64_t m, int64_t n, int64_t k,
                              const double *A, int64_t row, const double *B, int64_t ldb, double *C, int64_t ldc)
 {

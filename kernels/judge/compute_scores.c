@@ -20,8 +20,8 @@ attn_range compute_keys_of(const struct compute *c, const variation *v, int64_t 
     return keys;
 }
 
-/* Returns the keys [lo, hi) that row i does not see because the variation drops a tile. `keys`: the keys that causal
- * and window let the row see. */
+/* Returns the keys that row i does not see because the variation drops a tile of keys. `keys`: the keys that causal and
+ * window let the row see. */
 static attn_range dropped_of(const variation *v, const attn_sequence *s, attn_range keys)
 {
     attn_range out = { 0, 0 };
@@ -67,7 +67,8 @@ static double saturated(double z)
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z;
 }
 
-/* Returns the score of a query and a key whose product q.k is `dot`. *slope becomes the derivative of softcap. */
+/* Returns the score of a query and a key whose product q.k is `dot`. *slope becomes the derivative of the score's
+ * softcap. */
 static double score(const variation *v, double dot, double bias, double distance, double *slope)
 {
     const double cap = v->g.softcap, scale = v->g.scale;
@@ -147,7 +148,7 @@ double compute_sink(const variation *v, int64_t h)
 
 /* ---- Softmax ----------------------------------------------------------------------------------------------------- */
 
-/* Returns the largest of `from` and the scores of keys [lo, hi), or NaN where one of them is NaN. */
+/* Returns the largest of `from` and the scores of keys [lo, hi), or NaN where one of these scores is NaN. */
 static double largest(const double *z, int64_t lo, int64_t hi, double from)
 {
     double top = from;
@@ -163,8 +164,8 @@ static double exponentials(const double *z, int64_t lo, int64_t hi, double top, 
     return sum;
 }
 
-/* Computes the weights of a row whose tiles are not rescaled, and returns the sum that out is divided by. On entry P
- * has exp(z - top) for the final top, and `sum` is its sum. */
+/* Computes the weights of a row in a kernel that does not rescale when a tile of keys raises the maximum. Returns the
+ * sum by which out is divided. On entry P has exp(z - top) for the final top, and `sum` is the sum of P. */
 static double not_rescaled(const struct compute *c, const variation *v, int64_t h, const double *z, double sum,
                            double *P)
 {
@@ -183,7 +184,7 @@ static double not_rescaled(const struct compute *c, const variation *v, int64_t 
     return v->softmax == SOFTMAX_OUT_NOT_RESCALED ? sum : other;
 }
 
-/* Sets P to the weights of a kernel that averages the outs of splits of the keys, whatever their lse. */
+/* Sets P to the weights of a kernel that averages the outs of splits of the keys, whatever lse each split has. */
 static void unweighted(const struct compute *c, const variation *v, const double *z, double *P)
 {
     const int64_t keys = attn_max64(1, attn_tiles(c->s.Sk, v->tile));
@@ -199,7 +200,7 @@ static void unweighted(const struct compute *c, const variation *v, const double
     for (int64_t j = 0; j < c->s.Sk && splits > 0; j++) P[j] /= (double)splits;
 }
 
-/* Returns the number of padding keys of the last tile that count as keys of score 0 for row i. */
+/* Returns how many padding keys of the last tile row i sees as keys of score 0 (mistake `tail`). */
 static int64_t tail_of(const struct compute *c, const variation *v, int64_t i)
 {
     if (v->tail == 0 || c->s.Sk % v->tail == 0) return 0;
@@ -208,7 +209,7 @@ static int64_t tail_of(const struct compute *c, const variation *v, int64_t i)
     return v->tail_is_hidden ? attn_clamp64(reach, 0, padding) : padding;
 }
 
-/* Computes P, top, rest and lse of row i from its scores, which are row r of c->z. */
+/* Computes P, top, rest and lse of row i from the row's scores, which are row r of c->z. */
 void compute_softmax(struct compute *c, const variation *v, int64_t h, int64_t i, int64_t r)
 {
     const double *const z = c->z + r * c->keys;

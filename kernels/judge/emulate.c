@@ -1,7 +1,7 @@
 /* emulate.c: attention with the roundings of a right kernel. See emulate.h.
  *
- * Products are in float32 with sums in order; a tile of scores is rounded once, as is each exponential. P, dS and
- * what dropout leaves of them are rounded to q's dtype where that has 16 bits or fewer. */
+ * Products are in float32, summed in order. Scores of a tile are rounded once, as is each exponential. P (after
+ * dropout) and dS are rounded to q's dtype where that dtype has 16 bits or fewer. */
 #include "kernels/judge/emulate.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 
 #define LOG2E 1.44269504088896340736
 
-/* The arrays in the scratch memory of an emulation. */
+/* Addresses of the arrays in an emulation's scratch memory. */
 struct places {
     float *KT, *V, *K, *VT, *Q, *dO, *z, *P, *acc, *dq, *more;
 };
@@ -64,8 +64,8 @@ void emulate_keys(const struct compute *c, float *scratch)
     narrow(c->VT, c->Dv * c->keys, at.VT);
 }
 
-/* Rounds a number of P or dS to the dtype in which kernels multiply it: that of q. Kernels multiply float8 numbers of P
- * by 256 first, because small ones would be 0. */
+/* Rounds a number of P or dS to q's dtype, in which kernels multiply it. Kernels multiply float8 numbers of P by 256
+ * before rounding, because small ones would become 0. */
 static float as_operand(const struct compute *c, double x)
 {
     const attn_dtype dtype = c->p->q.dtype;
@@ -79,7 +79,7 @@ void emulate_round(attn_dtype dtype, double *x, int64_t count)
     for (int64_t n = 0; n < count; n++) x[n] = compute_rounded(dtype, (float)x[n]);
 }
 
-/* Runs the online softmax of `count` rows over one tile of keys, [lo, hi). */
+/* Runs the online softmax of `count` rows over one tile of keys, lo to hi - 1. */
 static void softmax_tile(struct compute *c, const struct places *at, int64_t count, int64_t lo, int64_t hi, float *sum)
 {
     for (int64_t r = 0; r < count; r++) {
@@ -100,7 +100,7 @@ static void softmax_tile(struct compute *c, const struct places *at, int64_t cou
     }
 }
 
-/* Adds the sink to the maximum and the sum of each row that exists, whose tiles are all done. */
+/* Adds the sink to the maximum and the sum of each row that exists. All tiles of keys must have been added before. */
 static void add_sink(struct compute *c, const struct places *at, int64_t exist, double sink, float *sum)
 {
     for (int64_t r = 0; r < exist && sink > -INFINITY; r++) {
@@ -125,7 +125,7 @@ static void add_tile(const struct compute *c, const struct places *at, int64_t c
                     at->acc[r * c->Dv + e] += at->P[r * c->keys + j] * at->V[j * c->Dv + e];
 }
 
-/* Computes out and lse as kernels do that divide P by its sum before P is rounded. */
+/* Computes out as kernels do that divide P by its sum before they round P. */
 static void normalize_first(struct compute *c, const struct places *at, int64_t count, const float *sum)
 {
     for (int64_t r = 0; r < count; r++)
@@ -161,7 +161,7 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
     const struct places at = places_of(c, scratch, NULL);
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count, Sk = c->s.Sk, columns = (Sk + 15) / 16 * 16, tiles = attn_tiles(Sk, e->tile);
-    float *const sum = at.dq; /* the memory of dq is free until the backward */
+    float *const sum = at.dq; /* the memory of dq is not needed before the backward */
     compute_load_queries(c, v, rows);
     narrow(c->Q, count * c->D, at.Q);
     memset(at.z, 0, (size_t)(count * c->keys) * sizeof *at.z);
@@ -187,7 +187,7 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
     finish_rows(c, e, &at, count, sum);
 }
 
-/* Does the work of times_keys() or add_to_keys() of compute.c with rounded factors and with sums in float32. */
+/* Does the work of compute_times_keys() or compute_add_to_keys() with rounded factors and with sums in float32. */
 static void add_rounded(struct compute *c, const struct places *at, int64_t m, int64_t n, int64_t k, int64_t row,
                         int64_t column, const float *B, int64_t ldb, double *C, bool by_key)
 {
@@ -215,7 +215,7 @@ void emulate_gradients(struct compute *c, const variation *v, const struct compu
     const struct places at = places_of(c, scratch, NULL);
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count, Sk = c->s.Sk;
-    for (int64_t r = 0; r < count; r++) /* a kernel's backward reads lse in float32 and in base 2 */
+    for (int64_t r = 0; r < count; r++) /* the backward of a kernel reads lse in float32 and in base 2 */
         if (fabs(c->lse[r]) < ATTN_LSE_MOST) c->top[r] = (float)((float)c->lse[r] * LOG2E) / LOG2E, c->rest[r] = 0;
     compute_load_gradients(c, v, rows);
     narrow(c->dO, count * c->Dv, at.dO);

@@ -8,24 +8,24 @@
 
 #include "kernels/judge/compute.h"
 
-/* How a kernel orders and rounds its work. Every emulation is right. */
+/* How a kernel orders and rounds its work. Every emulation is of a right kernel. */
 struct emulation {
     int64_t tile;          /* number of keys in a tile */
-    bool backwards;        /* the kernel goes from the last tile to the first */
+    bool backwards;        /* the kernel goes from the last tile of keys to the first */
     bool normalized_first; /* P is divided by its sum before it is rounded */
-    bool sink_last;        /* the sink enters the maximum and the sum behind the last tile, not before the first */
+    bool sink_last;        /* the sink enters the maximum and the sum after the last tile, not before the first */
 };
 
-/* emulate_rows() and emulate_gradients() do the work of compute_rows() and compute_gradients() with roundings.
- * `scratch` has room for emulate_floats() numbers. Call compute_keys() with the right variation first. */
+/* emulate_rows() and emulate_gradients() do the work of compute_rows() and compute_gradients(), with the roundings of a
+ * kernel. `scratch` has emulate_floats() floats. Call compute_keys() with the variation without a mistake first. */
 int64_t emulate_floats(const struct compute *c);
 void emulate_keys(const struct compute *c, float *scratch);
 void emulate_rows(struct compute *c, const struct emulation *e, const variation *v, const struct compute_rows *rows,
                   float *scratch);
 void emulate_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
                        const struct compute_sums *sums, float *scratch);
-/* Rounds `count` numbers of x to the dtype. It is called for dK and dV with the dtype of the caller's tensor when a
- * head is complete. */
+/* Rounds `count` numbers of x to the dtype. Call it for dK and dV, with the dtype of the caller's tensor, when all
+ * tiles of a head are added. */
 void emulate_round(attn_dtype dtype, double *x, int64_t count);
 
 #endif

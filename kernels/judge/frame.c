@@ -1,4 +1,4 @@
-/* frame.c: a problem in tiles, and the caller's numbers beside it. See frame.h. */
+/* frame.c: cuts a problem into tiles, and finds the caller's numbers for each tile. See frame.h. */
 #include "kernels/judge/frame.h"
 
 #include <math.h>
@@ -13,10 +13,10 @@ const attn_tensor_id frame_tensors[FRAME_TENSORS] = { ATTN_T_out, ATTN_T_lse,   
 /* ---- Sizes ------------------------------------------------------------------------------------------------------- */
 
 enum {
-    EXPONENTIAL = 100, /* one exponential takes as long as so many multiply-adds */
-    TILE_ROWS = 64,    /* the most query rows of a tile */
+    EXPONENTIAL = 100, /* one exponential takes as long as this many multiply-adds */
+    TILE_ROWS = 64,    /* the largest number of query rows of a tile */
     TILE_PAIRS =
-        1 << 19, /* the most pairs of a query and a key in a tile: each of five arrays has one double for each pair */
+        1 << 19, /* the largest number of (query, key) pairs of a tile: each of five arrays has one double per pair */
 };
 
 int64_t frame_tile_rows(const attn_problem *p)
@@ -59,7 +59,8 @@ int64_t frame_elements(const attn_problem *p, attn_tensor_id id)
     const attn_dtype dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
     attn_problem of = *p;
     if (attn_tensors[id].role == ATTN_ROLE_OUT)
-        of.op = ATTN_OP_FORWARD; /* a check of a backward may also compare out and lse */
+        /* a check of a backward may also compare out and lse, which are results of the forward */
+        of.op = ATTN_OP_FORWARD;
     if (attn_output(&of, id, dtype, &t, &ignored) != ATTN_OK || !attn_shape_elements(t.rank, t.shape, &elements))
         return 0;
     return elements;
@@ -79,7 +80,7 @@ double frame_multiply_adds(const attn_problem *p)
 
 /* ---- Tiles ------------------------------------------------------------------------------------------------------- */
 
-/* Returns a number from 0 to 1 that looks random. It depends only on the problem's sizes and on n. */
+/* Returns a pseudo-random number from 0 to 1. It depends only on the problem's sizes and on n. */
 static double chance(const attn_dims *d, int64_t n)
 {
     uint64_t x = (uint64_t)n * UINT64_C(0x9e3779b97f4a7c15) + (uint64_t)(d->Sq * 31 + d->Sk * 7 + d->H * 3 + d->D);
@@ -87,8 +88,8 @@ static double chance(const attn_dims *d, int64_t n)
     return (double)(x >> 11) * 0x1p-53;
 }
 
-/* Is this tile one of those that are checked? In a backward whole key/value heads are chosen. In a forward the first
- * and the last tile of a head are chosen before others. */
+/* Returns whether this tile is checked. In a backward whole key/value heads are chosen. In a forward the first and the
+ * last tile of a head are chosen before other tiles. */
 static bool is_chosen(const attn_problem *p, const attn_dims *d, double share, const struct tile *t, int64_t room,
                       int64_t size)
 {
@@ -99,13 +100,13 @@ static bool is_chosen(const attn_problem *p, const attn_dims *d, double share, c
     const int64_t tiles = attn_tiles(room, size), n = t->first / size;
     const bool edge = n == 0 || n == tiles - 1;
     const double edges = tiles > 2 ? 2.0 / (double)tiles
-                                   : 1; /* share of the first and the last tile among a head's tiles */
+                                   : 1; /* share of a head's tiles that are its first or its last */
     const double own = share <= edges ? (edge ? share / edges : 0) : edge ? 1 : (share - edges) / (1 - edges);
     const int64_t head = t->b * d->H + t->hk * (d->H / d->Hk) + t->n;
     return (head == 0 && n == 0) || chance(d, head * tiles + n) < own;
 }
 
-/* Visits all tiles of the problem and counts the chosen ones. Stores them where f->tiles has memory. */
+/* Visits all tiles of the problem and counts the chosen ones. If f->tiles has memory, stores them there. */
 static void cut(struct frame *f, const attn_problem *p, double share)
 {
     const attn_dims *const d = &f->g.dims;
@@ -136,7 +137,7 @@ static void cut(struct frame *f, const attn_problem *p, double share)
 
 /* ---- Readings ---------------------------------------------------------------------------------------------------- */
 
-/* Returns the strides of a contiguous tensor. heads_first: heads come before rows. */
+/* Returns the strides of a contiguous tensor. heads_first: the axis of heads comes before that of rows. */
 static struct reading reading_of(const attn_tensor *t, int64_t heads, int64_t rows, int64_t columns, bool heads_first)
 {
     struct reading r = { t->data, t->dtype, heads * rows * columns, 0, 0, 1 };
@@ -169,7 +170,7 @@ double frame_got(const struct frame *f, attn_tensor_id id, bool swapped, int64_t
 
 /* ---- A frame ----------------------------------------------------------------------------------------------------- */
 
-/* Gives the problem tensors for the sums, so that its geometry has their strides. */
+/* Gives the problem the tensors dbias, dsinks and dalibi_slopes, so that its geometry has their strides. */
 static void add_sums(attn_problem *p)
 {
     static const attn_tensor_id sums[] = { ATTN_T_dbias, ATTN_T_dsinks, ATTN_T_dalibi_slopes };
@@ -210,7 +211,7 @@ bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *resul
     for (int64_t n = 0; n < f->g.dims.B * f->g.dims.H; n++) f->row_of_head[n] = -1;
     cut(f, p, share);
     find_readings(f, results);
-    f->p.out = results[ATTN_T_out]; /* only its dtype is used */
+    f->p.out = results[ATTN_T_out]; /* results are written elsewhere: only the dtype of out is used */
     if (!compute_open(&f->c, &f->p, frame_tile_rows(p))) return false;
     const size_t bytes = (size_t)emulate_floats(&f->c) * sizeof *f->scratch;
     f->scratch = aligned_alloc(PRODUCTS_ALIGNMENT,

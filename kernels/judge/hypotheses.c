@@ -4,7 +4,7 @@
 #include <math.h>
 #include <stdio.h>
 
-/* Declares a function for member `apply` of a hypothesis. Most of these functions do not use all parameters. */
+/* Declares a function for the member `apply` of a hypothesis. Most of these functions do not use all parameters. */
 #define HYPOTHESIS(name) \
     static bool name(const struct hypothesis_facts *f, int n, variation *v, char words[HYPOTHESIS_WORDS])
 #define UNUSED (void)f, (void)n, (void)v, (void)words
@@ -30,7 +30,8 @@ static void say_tiles(char words[HYPOTHESIS_WORDS], int64_t tile, const char *mo
 
 /* ---- Layout ------------------------------------------------------------------------------------------------------ */
 
-/* Makes v read a tensor with heads and rows in the other order. Returns false if both orders are the same. */
+/* Makes the variation read a tensor with heads and rows in the other order. Returns false if both orders are the
+ * same. */
 static bool swap_layout(const struct hypothesis_facts *f, variation *v, attn_tensor_id id)
 {
     const attn_dims *const d = &f->g.dims;
@@ -65,7 +66,7 @@ HYPOTHESIS(layout_v)
     return swap_layout(f, v, ATTN_T_v);
 }
 
-/* The sets of results that a caller may have written in the other layout. */
+/* Sets of results that a caller may have written in the other layout, one set for each variant. */
 HYPOTHESIS(layout_out)
 {
     static const uint64_t sets[] = {
@@ -113,7 +114,7 @@ HYPOTHESIS(keys_transposed)
     k->head = rows;
     v->k_column = d->Hk * rows;
     if (k->batch == 0 || f->p->layout == ATTN_BSHD) return true;
-    k->head = d->D * rows; /* k is [B, Hk, Sk, D], and the kernel reads it as [B, Hk, D, Sk] */
+    k->head = d->D * rows; /* layout bhsd: k is [B, Hk, Sk, D], and the kernel reads it as [B, Hk, D, Sk] */
     v->k_column = rows;
     return true;
 }
@@ -194,7 +195,7 @@ HYPOTHESIS(bias_in_base2)
 
 /* ---- Masks ------------------------------------------------------------------------------------------------------- */
 
-/* Returns the right bound that the window has if causal is left out. */
+/* Returns the right bound that the window has if causal is not counted. */
 static int64_t right_of_window(const struct hypothesis_facts *f)
 {
     return f->p->window_right < 0 ? ATTN_UNBOUNDED : attn_min64(f->p->window_right, ATTN_UNBOUNDED);
@@ -275,9 +276,9 @@ HYPOTHESIS(mask_ignored)
     return has(f, masks[n]);
 }
 
-/* Kernels attend to all keys for which there is room (variants 0 and 1), or to the keys that fill the last tile (the
- * other variants). In odd variants causal and window still count from the length of the row. Of paged keys only the
- * last page is filled up, because the next entries of the page table may be any numbers. */
+/* The kernel attends to padding keys: to all keys of the tensor (variants 0 and 1), or to the keys that fill the last
+ * tile (other variants). In odd variants causal and window still count from the length of the row. Of keys in pages
+ * only the last page is filled up, because the next entries of the page table may be any numbers. */
 HYPOTHESIS(padding_attended)
 {
     const bool placed = f->g.right != ATTN_UNBOUNDED || f->g.left != ATTN_UNBOUNDED || has(f, ATTN_T_alibi_slopes);
@@ -392,8 +393,8 @@ HYPOTHESIS(not_rescaled)
     return f->most_k > tile && f->given & (ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse));
 }
 
-/* Makes v drop one tile of keys: a tile of all keys (of_all), or one of the keys that causal and window let the row see
- * (of_seen). */
+/* Makes the variation drop one tile of keys. The tile is counted among all keys (of_all), or among the keys that causal
+ * and window let the row see (of_seen). */
 static bool drop(const struct hypothesis_facts *f, int n, variation *v, char words[HYPOTHESIS_WORDS],
                  enum variation_drop of_all, enum variation_drop of_seen)
 {
@@ -540,7 +541,8 @@ HYPOTHESIS(dlse_missing)
     return f->backward && has(f, ATTN_T_dlse);
 }
 
-/* Sets *of to the factor of dq or dk. Returns false if that factor is 1. */
+/* Sets *of to `factor`, by which a mistake multiplies dq or dk. Returns false if the caller did not give that tensor or
+ * the factor changes nothing. */
 static bool has_factor(const struct hypothesis_facts *f, attn_tensor_id id, double factor, double *of)
 {
     *of = factor;
@@ -598,7 +600,7 @@ HYPOTHESIS(dq_last_tile_only)
 
 /* ---- The table --------------------------------------------------------------------------------------------------- */
 
-/* ROW() is a row of the table: code and function, number of variants, kind, sentence, fix. */
+/* One row of the table: code and function of the mistake, number of variants, kind, sentence, fix. */
 #define CONVERTS .converts = true
 #define SCORES   .of_scores = true
 #define PATTERN  .of_pattern = true

@@ -1,41 +1,47 @@
 /* hypotheses.h: mistakes that kernels make, in one table. search.c tests them against a caller's results.
  *
- * A hypothesis is a change of a struct variation. Some have several variants (tile sizes, splits, seeds). The
- * order of the table is the order in which they are tested: those that people meet most come first. */
+ * A hypothesis is a change of a struct variation. Some hypotheses have several variants (tile sizes, splits, seeds).
+ * Hypotheses are tested in the order of the table: the most frequent mistakes come first. */
 #ifndef JUDGE_HYPOTHESES_H
 #define JUDGE_HYPOTHESES_H
 
 #include "kernels/judge/variation.h"
 
-/* What the functions of hypotheses may know of a problem. */
+/* What the functions of hypotheses can read about a problem. */
 struct hypothesis_facts {
     const attn_problem *p;
     attn_geometry g;
-    uint64_t given;         /* the results that the caller gave: bits of attn_tensor_id */
-    bool backward, mixes;   /* mixes: one row of scores has room for the keys of all packed sequences */
-    int64_t most_q, most_k; /* queries and keys of the longest sequence */
-    bool has_gaps;          /* a sequence has fewer keys than there is room for */
-    bool uneven;            /* Sq and Sk of a sequence differ */
-    bool has_empty;         /* some query may see no key */
+    uint64_t given; /* the results that the caller sent: bits of attn_tensor_id */
+    /* backward: gradients are computed. mixes: memory for a row of scores suffices for the keys of all packed
+     * sequences */
+    bool backward, mixes;
+    int64_t most_q, most_k; /* numbers of queries and keys of the longest sequence */
+    bool has_gaps;          /* some sequence has padding keys: fewer keys than its tensor has rows for */
+    bool uneven;            /* some sequence has different numbers of queries and keys */
+    bool has_empty;         /* some query may see no key at all */
 };
 
 enum { HYPOTHESIS_WORDS = 64 };
 
 struct hypothesis {
     const char *code;
-    bool converts;  /* the mistake changes finished results, so the test converts the truth instead of computing anew */
-    bool of_scores; /* the mistake changes scores; a backward is also tested with it while out and lse stay right */
+    /* the mistake changes finished results, so the test changes the truth (float64 results) instead of computing
+     * anew */
+    bool converts;
+    /* the mistake changes scores; for a backward a second test applies it to the gradients alone, with right out and
+     * lse */
+    bool of_scores;
     bool of_pattern; /* the mistake makes small errors: it is tested even where all results are within their limits */
-    bool of_size;    /* errors depend on the order of sums, so the test compares only how large they are */
+    bool of_size;    /* the mistake changes the order of sums, so the size of its errors is compared, not each number */
     int variants;
-    /* Changes *v as variant n says. False: this variant does not apply, or changes nothing. `words` gets what
-     * distinguishes the variant ("tiles of 64 keys"), or stays empty. */
+    /* Changes *v as variant n of the mistake says. Returns false if the variant does not apply, or changes nothing.
+     * `words` gets what distinguishes the variant ("tiles of 64 keys"), or stays empty. */
     bool (*apply)(const struct hypothesis_facts *f, int n, variation *v, char words[HYPOTHESIS_WORDS]);
-    const char *says; /* a sentence about the caller's results, without its point */
+    const char *says; /* a sentence about the caller's results, without a full stop */
     const char *fix;
 };
 
-enum { HYPOTHESES_MOST = 80 }; /* the most rows that the table may have */
+enum { HYPOTHESES_MOST = 80 }; /* the largest number of rows of the table */
 extern const struct hypothesis hypotheses[];
 extern const int hypotheses_count;
 

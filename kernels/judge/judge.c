@@ -1,15 +1,15 @@
-/* judge.c: the order of a judge's work. See judge.h.
+/* judge.c: the phases of a judge's work, in order. See judge.h.
  *
- *   TRUTH      computes every tile in float64 and stores the results
- *   EMULATE    computes every tile with the roundings of right kernels: how far may a result be from the truth?
+ *   TRUTH      computes every tile in float64 and stores the results (the truth)
+ *   EMULATE    computes every tile with the roundings of right kernels, to see how far results may be from the truth
  *   COMPARE    compares the caller's results with the truth: errors, limits, verdict
- *   SAMPLE     chooses the tiles on which mistakes are tested, and sums up the errors there
+ *   SAMPLE     chooses the tiles on which mistakes are tested, and sums up the caller's errors on these tiles
  *   SINGLES    tests every mistake on the sample
  *   PAIRS      tests two mistakes at once, if no single mistake explains everything
  *   CONFIRM    tests the best explanations on all tiles
  *
- * A phase has one pass or several. A pass goes over tiles, and a step of a judge computes one tile. After PHASE_TRUTH
- * a pass stores only sums of differences. */
+ * A phase has one pass or several. A pass goes over tiles, and a step of a judge computes one tile. After PHASE_TRUTH a
+ * pass stores only sums of differences. */
 #include "kernels/judge/judge.h"
 
 #include <math.h>
@@ -19,16 +19,17 @@
 
 #include "kernels/judge/state.h"
 
-/* The most memory that a judge may take, besides the problem's. */
+/* The most bytes that a judge may take, besides the problem's tensors. */
 #define JUDGE_BYTES ((int64_t)512 << 20)
 
-/* Multiply-adds per second in double, with the products of one instruction set and with the portable ones. */
+/* Multiply-adds per second in double on one thread: with the products of one instruction set, and with the portable
+ * products. */
 #define JUDGE_RATE          8e9
 #define JUDGE_RATE_PORTABLE 2e9
-/* An emulation takes so many times as long as the truth. */
+/* An emulation takes this many times as long as the truth (float64 results). */
 #define JUDGE_EMULATION 2.5
 
-enum { EMULATIONS_LARGE = 2 }; /* number of emulations of a problem that is not small */
+enum { EMULATIONS_LARGE = 2 }; /* number of emulations of a problem that exceeds SMALL_MULTIPLY_ADDS */
 
 const char *judge_verdict_name(judge_verdict verdict)
 {
@@ -68,7 +69,7 @@ static void enter(struct judge *j, enum phase phase)
     j->in_pass = false;
 }
 
-/* Begins the next pass of the present phase. Returns false if the phase is over. */
+/* Begins the next pass of the judge's phase. Returns false if the phase has no more passes. */
 static bool begin_in_phase(struct judge *j)
 {
     const variation right = variation_of(&j->frame.p);
@@ -98,7 +99,7 @@ static bool begin_in_phase(struct judge *j)
     return false;
 }
 
-/* Enters the next phase when the present one has no more passes. */
+/* Enters the next phase. It is called when the phase has no more passes. */
 static void leave_phase(struct judge *j)
 {
     if (j->phase == PHASE_SINGLES) {
@@ -110,7 +111,7 @@ static void leave_phase(struct judge *j)
     if (j->phase == PHASE_CONFIRM) search_choose_confirmed(j);
 }
 
-/* Stores the results of a pass that is over. */
+/* Stores the results of a finished pass, and enters the next phase if the pass was the last one. */
 static void end_pass(struct judge *j)
 {
     switch (j->phase) {
@@ -170,7 +171,7 @@ void judge_hurry(judge *j)
     while (f->p.op == ATTN_OP_BACKWARD && count > 0 && f->tiles[count].hk == f->tiles[count - 1].hk &&
            f->tiles[count].b == f->tiles[count - 1].b)
         count--;
-    if (count == 0) return; /* not even one key/value head is complete */
+    if (count == 0) return; /* no key/value head is complete, so the pass must go on */
     f->count = j->pass.count = j->pass.at = count;
     f->whole = j->pass.sums = false;
     f->rows = f->tiles[count - 1].row + f->tiles[count - 1].count;
@@ -216,7 +217,7 @@ static void find_facts(struct judge *j)
     f->has_empty |= j->p.keep_mask.rank || j->p.bias.rank || j->p.mask_startend_rows.rank;
 }
 
-/* Opens the frame of the problem read in the other layout, where heads and rows change places. */
+/* Opens a second frame, in which the problem is read in the other layout: heads and rows are exchanged. */
 static bool open_other(struct judge *j)
 {
     attn_problem other = j->p;
@@ -225,7 +226,7 @@ static bool open_other(struct judge *j)
     if (j->facts.g.dims.packed || j->p.page_table.rank || attn_check(&other, &ignored) != ATTN_OK) return true;
     if (j->facts.g.dims.H < 2 || j->facts.most_q < 2 || frame_bytes(&other, 1) > JUDGE_BYTES) return true;
     j->has_other = frame_open(&j->other, &other, j->results, 1);
-    j->other.whole = false; /* dbias, dsinks and dslopes have other shapes there */
+    j->other.whole = false; /* dbias, dsinks and dslopes have other shapes in this layout, so they are not compared */
     return j->has_other;
 }
 
@@ -254,7 +255,7 @@ static bool take_memory(struct judge *j)
            (n[7] == 0 || (numbers(&t->dslopes, n[7]) && numbers(&s->dslopes, n[7])));
 }
 
-/* Returns the share of the rows for which time and memory suffice. *bytes: the memory that this share takes. */
+/* Returns the share of the rows for which time and memory suffice. *bytes becomes the memory that this share takes. */
 static double share_of(const attn_problem *p, double seconds, int64_t *bytes)
 {
     const double third = seconds / 3, needs = judge_cost_of(p).truth, least = 1e-9;

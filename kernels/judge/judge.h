@@ -1,15 +1,15 @@
-/* judge.h: what is wrong with a caller's results?
+/* judge.h: finds out what is wrong with a caller's results.
  *
- * A judge computes a problem in float64 and holds a caller's results against it. Where they are wrong, it tests
- * the mistakes of hypotheses.c: it computes what a kernel with that mistake gives, and looks whether the results
- * are that.
+ * A judge computes a problem in float64 and compares a caller's results with that truth. Where results are wrong, the
+ * judge tests the mistakes of hypotheses.c: it computes what a kernel with that mistake gives, and looks whether the
+ * results agree with it.
  *
  *   judge_open()      sizes up the problem and chooses rows
- *   judge_step()      some milliseconds of work; true: complete
- *   judge_report()    what is known; call it at any time after the first step
+ *   judge_step()      does some milliseconds of work; returns true when the work is complete
+ *   judge_report()    writes what is known; call it at any time after the first step
  *   judge_close()
  *
- * One thread at a time uses a judge. It borrows the problem and the results, which are in host memory. */
+ * One thread at a time uses a judge. A judge borrows the problem and the results, which are in host memory. */
 #ifndef JUDGE_JUDGE_H
 #define JUDGE_JUDGE_H
 
@@ -19,10 +19,10 @@ typedef struct judge judge;
 
 enum { JUDGE_WORST = 8, JUDGE_WHERE = 8, JUDGE_EXPLANATIONS = 8, JUDGE_CODES = 80, JUDGE_TEXT = 320 };
 
-/* The verdicts on one tensor and on all together, from best to worst: id, name in JSON. */
-#define JUDGE_VERDICT_MAP(X)                                                                    \
-    X(MATCH, "match")       /* max_abs is at most twice the error of rounding the truth once */ \
-    X(ROUNDING, "rounding") /* max_abs is at most the limit */                                  \
+/* The verdicts on one tensor and on all tensors together, from best to worst: id, name in JSON. */
+#define JUDGE_VERDICT_MAP(X)                                                                         \
+    X(MATCH, "match")       /* the largest error is at most twice that of rounding the truth once */ \
+    X(ROUNDING, "rounding") /* the largest error is at most the limit */                             \
     X(MISMATCH, "mismatch")
 typedef enum judge_verdict {
 #define X(id, name) JUDGE_##id,
@@ -31,13 +31,13 @@ typedef enum judge_verdict {
 } judge_verdict;
 const char *judge_verdict_name(judge_verdict verdict);
 
-/* How far one of the caller's tensors is from the truth.
+/* How far one of the caller's tensors is from the truth (the float64 results).
  *   max_abs    largest difference; infinity where one side is not finite and the other differs from it
  *   relative   max_abs over the largest finite absolute value of the truth
  *   explained  the max_abs that a right kernel of the dtype has on this problem
- *   limit      the largest max_abs that is no mismatch: see kernels/README.md
- *   wrong      elements beyond the limit, of the `of` that were compared
- *   nan        how many of the caller's numbers are NaN where the truth is not */
+ *   limit      the largest max_abs that is not a mismatch: see kernels/README.md
+ *   wrong      number of elements beyond the limit; `of` is the number of compared elements
+ *   nan        number of elements that are NaN where the truth is not */
 typedef struct judge_tensor {
     judge_verdict verdict;
     double max_abs, relative, explained, limit;
@@ -47,20 +47,20 @@ typedef struct judge_tensor {
 typedef struct judge_element {
     attn_tensor_id id;
     int rank;
-    int64_t index[ATTN_MAX_RANK]; /* in the tensor as it was sent */
+    int64_t index[ATTN_MAX_RANK]; /* index of the element in the tensor as the caller sent it */
     double got, want;
 } judge_element;
 
 typedef struct judge_place {
     attn_tensor_id id;
-    char what[JUDGE_TEXT]; /* "queries 128 to 255 of every head" */
+    char what[JUDGE_TEXT]; /* where the wrong elements are: "queries 128 to 255 of every head" */
     int64_t wrong, of_wrong;
 } judge_place;
 
-/* A mistake that explains the difference, in the tensor that it explains best. now: its max_abs. if_so: its max_abs
- * against the results that a kernel with the mistake gives. */
+/* A mistake that explains the difference. The numbers are of the tensor that it explains best. now: the tensor's
+ * max_abs. if_so: its max_abs against the results that a kernel with the mistake gives. */
 typedef struct judge_explanation {
-    const char *code, *and_code; /* and_code: a second mistake at the same time; NULL: none */
+    const char *code, *and_code; /* and_code: code of a second mistake that is present at the same time; NULL: none */
     char detail[JUDGE_TEXT], fix[JUDGE_TEXT];
     uint64_t tensors; /* the tensors that the mistake explains: bits of attn_tensor_id */
     double now, if_so;
@@ -69,44 +69,46 @@ typedef struct judge_explanation {
 typedef struct judge_result {
     judge_verdict verdict;
     attn_op op;
-    uint64_t given; /* the results that the caller gave: bits of attn_tensor_id */
+    uint64_t given; /* the results that the caller sent: bits of attn_tensor_id */
     judge_tensor tensor[ATTN_TENSOR_COUNT];
     int worst_count, place_count, explanation_count, not_tried_count;
     judge_element worst[JUDGE_WORST];
     judge_place place[JUDGE_WHERE];
     judge_explanation explanation[JUDGE_EXPLANATIONS];
     const char *not_tried[JUDGE_CODES];
-    int64_t rows_checked, rows_of; /* numbers of query rows, all heads together */
+    int64_t rows_checked, rows_of; /* number of query rows that were checked, and of all query rows, heads included */
 } judge_result;
 
-/* The results that a judge can compare: bits of attn_tensor_id. */
+/* The results that a judge can compare, as bits of attn_tensor_id. */
 #define JUDGE_RESULTS                                                                                                \
     (ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) | \
      ATTN_TENSOR_BIT(dsinks) | ATTN_TENSOR_BIT(dbias) | ATTN_TENSOR_BIT(dalibi_slopes))
 
-/* Has each of the results as many elements as the problem's result? INVALID names the member. */
+/* Checks that each given result has as many elements as the problem's result. INVALID names the member. */
 attn_status judge_check(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT], attn_error *err);
-/* Returns the bytes of memory that judge_open() takes for this problem and time. INT64_MAX: a judge may not have so
- * much. */
+/* Returns the bytes of memory that judge_open() takes for this problem and this time limit. INT64_MAX: more than a
+ * judge may take. */
 int64_t judge_bytes(const attn_problem *problem, double seconds);
 
 /* Opens a judge. `problem` has passed attn_check() without its results; its op says whether gradients are computed.
  * results[id] are the caller's tensors, C-contiguous, of rank 0 where not given; at least one must be given. A result
- * may have the shape of another layout, because only its number of elements is checked. The judge should take `seconds`
- * in all, and chooses rows whose truth takes a third of that. Errors: INVALID (a result's size; the member is named),
- * TOO_LARGE (JUDGE_BYTES of memory do not suffice for any part of the problem), NO_MEMORY. */
+ * may have the shape of another layout, because only its number of elements is checked. `seconds` is the time that the
+ * judge should take in all; it chooses as many rows as it can compute in float64 in a third of that time. Errors:
+ * INVALID (a result's size; the member is named), TOO_LARGE (JUDGE_BYTES of memory do not suffice for any part of the
+ * problem), NO_MEMORY. */
 attn_status judge_open(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT], double seconds,
                        judge **opened, attn_error *err);
 bool judge_step(judge *j);
-/* Call this when half of the time is over. If the truth of some chosen rows is not known yet, the judge goes on without
- * them. */
+/* Call this when half of the judge's time is over. The judge then leaves out chosen rows that it has not computed in
+ * float64 yet. */
 void judge_hurry(judge *j);
-/* Are errors and verdict known? Explanations may still be missing then. */
+/* Returns whether errors and verdict are known. Explanations may still be missing then. */
 bool judge_has_verdict(const judge *j);
 void judge_report(judge *j, judge_result *result);
 void judge_close(judge *j); /* `j` may be NULL */
 
-/* The expected seconds of the truth and the emulations for all rows, and of the tests of all hypotheses. */
+/* Expected seconds: `truth` for the float64 results and the emulations of all rows, `all` for the tests of all
+ * hypotheses. */
 typedef struct judge_cost {
     double truth, all;
 } judge_cost;

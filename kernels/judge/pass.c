@@ -1,4 +1,5 @@
-/* pass.c: computes the tiles of a problem with one variation or emulation, and sums up differences. See state.h. */
+/* pass.c: computes the tiles of a problem with one variation (a mistake, or none) or emulation, and sums up
+ * differences. See state.h. */
 #include "kernels/judge/state.h"
 
 #include <math.h>
@@ -23,8 +24,8 @@ void pass_begin(struct judge *j, struct frame *frame, const variation *v, const 
     if (j->some.dslopes) memset(j->some.dslopes, 0, (size_t)j->sum_elements[7] * sizeof(double));
 }
 
-/* Returns the row of the truth that is the first row of tile t, if head h computes the tile. Returns -1 if the truth
- * does not have that row. */
+/* Returns the index in struct truth of the first row of tile t, if head h computes the tile; -1 if struct truth does
+ * not have that row. */
 static int64_t kept_row(const struct frame *f, const struct tile *t, int64_t h)
 {
     const int64_t own = t->hk * f->g.group + t->n;
@@ -33,8 +34,8 @@ static int64_t kept_row(const struct frame *f, const struct tile *t, int64_t h)
     return at < 0 ? -1 : at + t->first;
 }
 
-/* Takes `count` computed rows of a tensor, each of `ld` numbers. In PHASE_TRUTH it stores them in the truth; in other
- * phases it adds up their differences. */
+/* Takes `count` computed rows of a tensor, each of `ld` numbers. In PHASE_TRUTH it stores the rows in the truth; in
+ * other phases it adds up their differences. */
 static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_t first, int64_t count, int64_t kept,
                         const double *values, int64_t ld)
 {
@@ -62,7 +63,7 @@ static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_
         }
 }
 
-/* Takes dk and dv of a key/value head when all tiles of that head have been computed. */
+/* Stores or compares dk and dv of a key/value head, when all tiles of that head have been computed. */
 static void settle_keys(struct judge *j, const struct tile *t)
 {
     struct pass *const pass = &j->pass;
@@ -86,7 +87,8 @@ static void settle_keys(struct judge *j, const struct tile *t)
     settle_rows(j, 4, t->b, t->hk, first, room, all ? -1 : t->line, c->dV, c->Dv);
 }
 
-/* Replaces out and lse of a tile by the truth. A pass calls it for a mistake that is in the backward alone. */
+/* Replaces out and lse of a tile by the truth (float64 results). A pass calls it for a mistake that is only in the
+ * backward. */
 static void take_right_forward(struct judge *j, const struct compute_rows *rows, int64_t kept)
 {
     struct compute *const c = &j->pass.frame->c;
@@ -116,7 +118,7 @@ static void take_keys(struct judge *j, const struct tile *t, int64_t hk)
     pass->hk = hk, pass->b = b;
 }
 
-/* Computes tile t with the pass's variation or emulation, and takes its results. */
+/* Computes tile t with the pass's variation or emulation, and stores or compares the results. */
 static void compute_tile(struct judge *j, const struct tile *t)
 {
     struct pass *const pass = &j->pass;
@@ -141,7 +143,7 @@ static void compute_tile(struct judge *j, const struct tile *t)
     settle_rows(j, 2, t->b, h, first, t->count, kept, c->dq, c->D);
 }
 
-/* Returns a number of the truth, changed as the pass's variation changes it. */
+/* Returns a number of the truth (a float64 result), changed as the pass's variation changes finished results. */
 static double converted(const struct judge *j, attn_tensor_id id, double value, double lse, bool exists)
 {
     const variation *const v = &j->pass.v;
@@ -157,7 +159,7 @@ static double converted(const struct judge *j, attn_tensor_id id, double value, 
     }
 }
 
-/* Compares rows of the caller's tensor with rows of the truth, changed by converted(). */
+/* Compares rows of the caller's tensor with rows of the truth that converted() has changed. */
 static void convert_rows(struct judge *j, int which, int64_t b, int64_t h, int64_t first, int64_t count, int64_t kept,
                          int64_t exist)
 {
@@ -218,7 +220,7 @@ static void settle_sums(struct judge *j)
     }
 }
 
-/* Does the work of the pass's next tile. Returns true when the pass is over. */
+/* Does the work of the pass's next tile. Returns true when the pass has no more tiles. */
 bool pass_step(struct judge *j)
 {
     struct pass *const pass = &j->pass;

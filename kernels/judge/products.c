@@ -1,4 +1,4 @@
-/* products.c: the products that any processor computes, and the choice. See products.h. */
+/* products.c: the products that any processor can compute, and the choice of the fastest ones. See products.h. */
 #define PRODUCTS_BYTES 16
 #define PRODUCTS_ROWS  4
 #include "kernels/judge/products_loops.h"

@@ -1,11 +1,10 @@
-/* products.h: products of small matrices, in double for what is right and in float for what a kernel may get
- * wrong.
+/* products.h: products of small matrices, in double for exact results and in float for emulated kernels.
  *
  *   C[m, n] += A[m, k] B[k, n]
  *
- * A has strides, so that one function serves a matrix and its transpose. B and C have rows of `ldb` and `ldc`
- * numbers. n is a multiple of PRODUCTS_WIDTH, and rows of B and C begin at multiples of 64 bytes. The sum over k
- * runs in order, one fused step a term where the processor has one. Any thread may call them. */
+ * A has strides, so that one function serves a matrix and its transpose. B and C have rows of `ldb` and `ldc` numbers.
+ * n is a multiple of PRODUCTS_WIDTH, and rows of B and C begin at multiples of 64 bytes. The sum over k runs in order,
+ * with one fused multiply-add per term where the processor has one. Any thread may call these functions. */
 #ifndef JUDGE_PRODUCTS_H
 #define JUDGE_PRODUCTS_H
 

@@ -1,4 +1,4 @@
-/* products_avx512.c: the products for AVX-512: 8 rows of one register. */
+/* products_avx512.c: the products for AVX-512. They compute 8 rows of one register (64 bytes) at a time. */
 #if defined(__AVX512F__)
 #define PRODUCTS_BYTES 64
 #define PRODUCTS_ROWS  8

@@ -1,5 +1,6 @@
-/* products_loops.h: the loops of products.h, for the instructions of the file that includes this one, which says
- * how many bytes a register has (PRODUCTS_BYTES) and how many rows are summed at a time (PRODUCTS_ROWS). */
+/* products_loops.h: the loops of products.h, compiled for the instructions of the file that includes this one. That
+ * file defines how many bytes a register has (PRODUCTS_BYTES) and how many rows are summed at a time
+ * (PRODUCTS_ROWS). */
 #include "kernels/judge/products.h"
 
 #include <string.h>
@@ -7,7 +8,7 @@
 typedef double wide_double __attribute__((vector_size(PRODUCTS_BYTES)));
 typedef float wide_float __attribute__((vector_size(PRODUCTS_BYTES)));
 
-/* gcc keeps an array in registers only where its loops are unrolled; clang unrolls these by itself. */
+/* gcc keeps an array in registers only where the loops over it are unrolled; clang unrolls them by itself. */
 #if defined(__clang__)
 #define PRODUCTS_UNROLL
 #else

@@ -1,10 +1,10 @@
-/* report.c: writes what is known into a judge_result. See judge.h. */
+/* report.c: writes what a judge knows into a judge_result. See judge.h. */
 #include "kernels/judge/state.h"
 
 #include <math.h>
 #include <stdio.h>
 
-/* Writes the sentence that describes the mistake. */
+/* Writes the sentence that describes the mistake and its variant. */
 static void put_sentence(const struct judge *j, const struct mistake *m, char *text, size_t room)
 {
     variation ignored = variation_of(&j->frame.p);
@@ -43,7 +43,8 @@ static judge_explanation explanation_of(const struct judge *j, const struct cand
     return e;
 }
 
-/* Does the list already have an explanation of the same one or two mistakes, in either order and of any variant? */
+/* Returns whether the list already has an explanation by the same one or two mistakes, in either order and of any
+ * variant. */
 static bool is_listed(const struct judge *j, const int *list, int count, const struct candidate *c)
 {
     for (int n = 0; n < count; n++) {
@@ -54,8 +55,8 @@ static bool is_listed(const struct judge *j, const int *list, int count, const s
     return false;
 }
 
-/* Returns the best explanation that is not listed. Among explanations of about equal score, it is the one that stands
- * first in the table. -1: all are listed. */
+/* Returns the index of the best explanation that is not listed; -1 if all are listed. Among explanations of about equal
+ * score, it is the one that stands first in the table. */
 static int best_left(const struct judge *j, const int *list, int count)
 {
     enum { NONE = -1 };

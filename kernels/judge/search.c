@@ -6,8 +6,8 @@
 
 /* ---- The sample -------------------------------------------------------------------------------------------------- */
 
-/* Chooses the tiles on which mistakes are tested: all tiles of a cheap problem, otherwise evenly spread ones with the
- * first and the last. In a backward it chooses whole heads, from the first on. */
+/* Chooses the tiles on which mistakes are tested. A cheap problem gets all tiles; otherwise they are evenly spread and
+ * include the first and the last tile. A backward gets whole heads, from the first head on. */
 void search_choose_sample(struct judge *j)
 {
     const struct frame *const f = &j->frame;
@@ -31,24 +31,24 @@ void search_choose_sample(struct judge *j)
 
 /* ---- Single mistakes --------------------------------------------------------------------------------------------- */
 
-/* Should this hypothesis be tested? Where all results are within their limits, only mistakes of precision are. A
- * hypothesis with of_size is tested only if results are beyond a limit and nothing explains them, because its test
- * takes long. */
+/* Returns whether this hypothesis should be tested. If all results are within their limits, only mistakes of precision
+ * are tested. A hypothesis with of_size is tested only if some result is beyond its limit and nothing explains it,
+ * because the test takes long. */
 static bool is_worth_trying(const struct judge *j, const struct hypothesis *h)
 {
     if (h->of_size) return j->verdict == JUDGE_MISMATCH && !candidate_is_complete(j);
     return j->verdict == JUDGE_MISMATCH || h->of_pattern;
 }
 
-/* Begins the next single mistake: the next variant of the present hypothesis, or else the first variant of a later
- * hypothesis that is worth trying. False: none is left. */
+/* Begins the test of the next single mistake: the next variant of the hypothesis that is being tested, or else the
+ * first variant of a later hypothesis that is worth trying. Returns false if none is left. */
 bool search_next_single(struct judge *j)
 {
     struct mistake *const m = &j->trying;
     const bool backward = j->p.op == ATTN_OP_BACKWARD;
     for (; m->row < hypotheses_count; *m = (struct mistake){ .row = m->row + 1 }) {
         const struct hypothesis *const h = &hypotheses[m->row];
-        const int copies = h->of_scores && backward ? 2 : 1; /* 2: also in the backward alone */
+        const int copies = h->of_scores && backward ? 2 : 1; /* 2: the mistake is also tested in the backward alone */
         const bool worth = m->variant > 0 || is_worth_trying(j, h);
         for (; worth && m->variant < h->variants * copies; m->variant++) {
             const struct candidate c = { .first = { m->row, m->variant % h->variants, m->variant >= h->variants },
@@ -69,7 +69,7 @@ static int by_score(const struct judge *j, int a, int b)
     return j->candidates[a].score < j->candidates[b].score ? -1 : j->candidates[a].score > j->candidates[b].score;
 }
 
-/* Inserts a candidate in a list of at most `most` candidates, which is sorted by score. */
+/* Inserts a candidate into a list, sorted by score, of at most `most` candidates. */
 static void insert(const struct judge *j, int *list, int *count, int most, int candidate)
 {
     int at = *count;
@@ -79,8 +79,8 @@ static void insert(const struct judge *j, int *list, int *count, int most, int c
     list[at] = candidate;
 }
 
-/* Chooses the mistakes that pairs are made of. The first of a pair must remove a part of the error. The second may be
- * any mistake, because its part may be small beside the error of the first. */
+/* Chooses the mistakes that pairs consist of. The first mistake of a pair must remove a part of the error. The second
+ * may be any mistake, because its part may be small beside the error of the first. */
 void search_choose_pairs(struct judge *j)
 {
     int best[HYPOTHESES_MOST];

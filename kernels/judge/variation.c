@@ -1,4 +1,4 @@
-/* variation.c: the variation without a mistake. See variation.h. */
+/* variation.c: makes the variation that has no mistake. See variation.h. */
 #include "kernels/judge/variation.h"
 
 variation variation_of(const attn_problem *p)

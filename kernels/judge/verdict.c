@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-/* Returns half the distance from x to the next number of the dtype. */
+/* Returns half the distance from x to the next larger number of the dtype. */
 static double half_ulp(attn_dtype dtype, double x)
 {
     static const int bits[ATTN_DTYPE_COUNT] = { [ATTN_F32] = 24, [ATTN_F16] = 11, [ATTN_BF16] = 8, [ATTN_F8E4M3] = 4 };
@@ -22,8 +22,9 @@ static double allowed(attn_dtype dtype)
     return dtype == ATTN_F32 ? 1e-6 : dtype == ATTN_F16 ? 1e-5 : dtype == ATTN_BF16 ? 1e-4 : 1e-3;
 }
 
-/* Returns the factor of `explained` for a sum with `count` elements, which is 1 for 64 elements or more. The emulations
- * of fewer elements are a few random numbers, whose largest is often much less than that of another right kernel. */
+/* Returns the factor by which `explained` is multiplied for a sum (dbias, dsinks, dslopes) with `count` elements. It is
+ * 1 for 64 elements or more. The emulations of fewer elements are a few random numbers, whose largest is often much
+ * less than that of another right kernel. */
 static double scatter(int64_t count)
 {
     return count == 0 || count >= 64 ? 1 : 1 + 2 * (1 / sqrt((double)count) - 1 / sqrt(64));

@@ -1,7 +1,8 @@
-/* verify.c: some rows of a forward's out, or all, held against float64: attn_verify() of kernels/attention.h.
+/* verify.c: attn_verify() of kernels/attention.h, which compares some or all rows of a forward's out with float64
+ * results.
  *
- * Rows are spread evenly. Those that follow each other in a head are computed as one tile, by the products of
- * compute.c; all rows therefore cost what the truth of a judge costs. */
+ * The compared rows are spread evenly. Rows that follow each other in a head are computed as one tile, by the products
+ * of compute.c; comparing all rows therefore takes as long as the truth (float64 results) of a judge. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -13,9 +14,10 @@ struct attn_verifier {
     attn_problem p;
     variation v;
     attn_verification found;
-    int64_t total, n, next;  /* rows of the problem; rows verified so far; index of the next row among all rows */
-    int64_t b, h, first;     /* batch row and head of row `next`; number of that head's first row among all rows */
-    int64_t keys_b, keys_hk; /* head and sequence whose keys are loaded; -1: none */
+    /* number of rows of the problem; number of rows verified so far; index of the next row among all rows */
+    int64_t total, n, next;
+    int64_t b, h, first;     /* batch row and head of row `next`; index of that head's first row among all rows */
+    int64_t keys_b, keys_hk; /* head and sequence whose keys are in memory; -1: none */
 };
 
 attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifier **verifier, attn_error *err)
@@ -40,7 +42,7 @@ attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifie
     return ATTN_OK;
 }
 
-/* Moves b, h and first to the head of row `next`. The loop ends soon because B * H is bounded. */
+/* Moves b, h and first to the head that row `next` belongs to. The loop ends soon because B * H is bounded. */
 static attn_sequence go_to_head(attn_verifier *v)
 {
     const attn_geometry *const g = &v->v.g;
@@ -49,12 +51,13 @@ static attn_sequence go_to_head(attn_verifier *v)
         v->first += s.Sq;
         if (++v->h < g->dims.H) continue;
         v->h = 0;
-        s = attn_sequence_of(g, ++v->b); /* there is another sequence, or row `next` would not exist */
+        s = attn_sequence_of(g, ++v->b); /* another sequence follows, because otherwise row `next` would not exist */
     }
     return s;
 }
 
-/* Compares row i of the kernel's out with row r of the tile's truth. Two NaN or two equal infinities do not differ. */
+/* Compares row i of the kernel's out with row r of the tile's float64 results. Two NaN or two equal infinities do not
+ * differ. */
 static void compare_row(attn_verifier *v, const attn_sequence *s, int64_t i, int64_t r)
 {
     const attn_view *const out = &v->v.g.view[ATTN_T_out];

@@ -1,8 +1,8 @@
-/* where.c: the worst elements, and where the wrong ones are. See state.h.
+/* where.c: the worst elements, and where the wrong elements of a tensor are. See state.h.
  *
- * The wrong elements of a tensor are counted along each of its axes: batch rows, heads, queries or keys, columns.
- * The sentence names each axis of which only some indices have wrong elements, as a range, as a list, or as every n-th
- * index. It leaves out an axis all of whose indices have some. All wrong elements lie in the place that it names. */
+ * Wrong elements are counted along each axis of a tensor: batch rows, heads, queries or keys, columns. The sentence
+ * names each axis on which only some indices have wrong elements, as a range, as a list, or as every n-th index. It
+ * leaves out an axis on which all indices have some. All wrong elements are inside what the sentence names. */
 #include "kernels/judge/state.h"
 
 #include <math.h>
@@ -12,9 +12,9 @@
 
 enum { AXES = 4 };
 
-/* The number of wrong elements at each index of each axis. */
+/* The number of wrong elements at each index of each axis of a tensor. */
 struct counts {
-    int64_t size[AXES]; /* batch rows, heads, rows, columns */
+    int64_t size[AXES]; /* sizes of the axes: batch rows, heads, rows, columns */
     int64_t *wrong[AXES];
     int64_t total;
 };
@@ -50,7 +50,7 @@ static void put(struct words *w, const char *format, ...)
     if (n > 0) w->used += (size_t)n < w->room - w->used ? (size_t)n : w->room - w->used - 1;
 }
 
-/* Returns the step if the indices that have wrong elements are evenly spaced, and 0 otherwise. */
+/* Returns the step if the indices with wrong elements are evenly spaced, and 0 otherwise. */
 static int64_t step_of(const int64_t *wrong, int64_t size, int64_t *first, int64_t *last, int64_t *count)
 {
     int64_t step = 0;
@@ -66,8 +66,8 @@ static int64_t step_of(const int64_t *wrong, int64_t size, int64_t *first, int64
     return *count == 1 ? 1 : step < 0 ? 0 : step;
 }
 
-/* Writes the indices of an axis that have wrong elements, such as "queries 128 to 255". Returns false if all indices
- * have some. */
+/* Writes which indices of an axis have wrong elements, such as "queries 128 to 255". Returns false if all indices have
+ * some. */
 static bool put_axis(struct words *w, const char *one, const char *many, const int64_t *wrong, int64_t size)
 {
     enum { LISTED = 4 };
@@ -164,7 +164,7 @@ static void look(struct search *s, attn_tensor_id id, int64_t at, const int64_t 
     for (int a = 0; a < AXES; a++) s->counts.wrong[a][place[a]]++;
 }
 
-/* Counts the wrong elements in `count` rows of a tensor: rows of a tile, or keys of a head. */
+/* Counts the wrong elements in `count` rows of a tensor: query rows of a tile, or keys of a head. */
 static void look_at_rows(struct search *s, attn_tensor_id id, int64_t b, int64_t h, int64_t first, int64_t count,
                          int64_t start, int64_t kept)
 {
@@ -216,7 +216,7 @@ static void set_sizes(struct search *s, attn_tensor_id id, bool of_keys, bool of
         s->counts.size[a] = a < AXES - t->rank ? 1 : t->shape[a - (AXES - t->rank)];
 }
 
-/* Writes where dbias, dsinks or dslopes is wrong, by the axes that the tensor has. */
+/* Writes where dbias, dsinks or dslopes has wrong elements, by the axes of the tensor. */
 static void put_sum(const struct counts *c, char *text, size_t room)
 {
     struct words w = { text, room, 0 };
