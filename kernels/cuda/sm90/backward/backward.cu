@@ -4,7 +4,7 @@
 
 namespace {
 
-/* Shapes by backward_class(). */
+/* The tile shapes, in the order of the classes of head size that backward_class() returns. */
 const shape_row shapes[] = {
     row<shape<64, 128, PLAIN>>(),  row<shape<128, 64, PLAIN>>(),        row<shape<64, 128, CAPPED>>(),
     row<shape<128, 64, CAPPED>>(), row<shape<64, 128, WITH_OPTIONS>>(), row<shape<128, 64, WITH_OPTIONS>>(),
