@@ -2,9 +2,9 @@
  *
  * dK and dV of 64 keys take 128 registers each in a warpgroup's threads, and dQ of a tile would take another 64. They
  * do not fit into a block of 128 keys (backward.cu), and with 64 keys per block the additions to dQ take longer than
- * all products. So blocks of keys compute dK and dV and leave dS in memory, 16 bits per element. Blocks of queries
- * compute dQ from it. No sum leaves its registers before it is complete, and nothing is added in memory: all gradients
- * are deterministic.
+ * all products. Blocks of keys therefore compute dK and dV and store dS in global memory, 16 bits per element. Blocks
+ * of queries compute dQ from it. No sum leaves its registers before it is complete, and nothing is added in memory: all
+ * gradients are deterministic.
  *
  *   keys        A block owns 64 keys and goes over tiles of 64 queries, for every head of the group. The two consumers
  *               divide the products between them. They exchange P, 8 KB in two stages of shared memory:
@@ -21,13 +21,15 @@
  *
  *   queries     (backward_256_kept.cuh) A block owns 128 queries: dQ = dS K.
  *
- * The memory of dS is bounded (KEPT_BYTES, 520 MiB of the workspace), so the heads are processed in parts: for each
- * part first keys, then queries. dS is not kept where not even one key/value head's dS fits, in packed problems, and
- * where dQ, or both dK and dV, are not wanted. Blocks of queries then compute S and dP again (backward_256_dq.cuh):
- * seven products instead of five. The bits are the same, because dS is computed from the rounded P there too.
+ * The memory for dS is limited to 520 MiB of the workspace (KEPT_BYTES), so the heads are processed in parts: for each
+ * part the blocks of keys run first, then the blocks of queries. dS is not stored where one key/value head's dS exceeds
+ * the limit, in packed problems, and where dQ, or both dK and dV, are not wanted. In these cases blocks of queries
+ * compute S and dP again (backward_256_dq.cuh), which costs seven products instead of five. The bits of dQ are the
+ * same, because dS is computed from the rounded P in both cases.
  *
  * Elements past the end of a tensor arrive as zeros (tma.cuh). In packed problems, or with lengths, rows past the end
- * of a sequence belong to another one. They are set to zero in shared memory, because P = 0 times NaN is NaN.
+ * of a sequence belong to another sequence or to padding. Such rows are set to zero in shared memory, because P = 0
+ * times NaN is NaN.
  *
  * A NaN or infinity in Q, K, V or dO of a hidden pair is multiplied by P = 0 inside a product, which gives NaN. A warp
  * whose dK, dV or dQ is not finite leaves a mark, and repair_keys or repair_queries computes its rows one by one. */

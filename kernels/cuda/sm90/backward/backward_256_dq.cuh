@@ -1,5 +1,6 @@
-/* backward_256_dq.cuh: dQ of head dims from 129 to 256 if dS was not kept. backward_256.cu computes dK and dV and
- * decides whether dS is kept. This file has what the three kernels share, and the kernel of dQ.
+/* backward_256_dq.cuh: dQ of head sizes from 129 to 256 where dS was not stored. backward_256.cu computes dK and dV and
+ * decides whether to store dS. This file has the kernel that computes dQ, and the code that it shares with the kernels
+ * of backward_256.cu and backward_256_kept.cuh.
  *
  * A block owns 128 queries of a head, 64 for each of its two consumers. Q and dO stay in shared memory, and the block
  * goes over the tiles of 64 keys that its queries see. Each consumer computes its own rows:
@@ -14,9 +15,9 @@
  *                                                                                         meanwhile
  *     dQ of the last;  dQ = scale dQ
  *
- * Values and keys arrive in one ring, a tile of values before the tile of the same keys. A tile of values is released
- * when dP is complete, and a tile of keys when dQ is. With three stages at D = 256 a tile therefore has about one round
- * to arrive. */
+ * V and K arrive in one ring: first a tile of V, then the tile of K of the same keys. A tile of V is released when dP
+ * is complete, and a tile of K when dQ is complete. At D = 256 the ring has three stages, which leaves a tile about one
+ * round of time to arrive. */
 #ifndef ATTN_SM90_BACKWARD_256_DQ_CUH
 #define ATTN_SM90_BACKWARD_256_DQ_CUH
 
