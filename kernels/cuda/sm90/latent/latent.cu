@@ -60,23 +60,27 @@ namespace {
 
 /* ---- A block's threads and its shared memory --------------------------------------------------------------------- */
 
-enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 }; /* registers per thread of the producer and of a consumer */
-enum { PIECES = 5 }; /* a tile arrives in PIECES pieces of two boxes; the last piece is one box */
-enum { KEPT = 3 };   /* the last KEPT boxes of Q, which consumers keep in registers */
+/* registers per thread of the producer warpgroup, and of a consumer warpgroup */
+enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 };
+/* a tile of keys arrives in PIECES pieces: four of two boxes (64 columns each), and the last of one box */
+enum { PIECES = 5 };
+enum { KEPT = 3 }; /* number of boxes of Q, the last ones, that consumers keep in registers */
 
-/* The halves of a stage: the columns of V that the left or the right warpgroup multiplies. */
+/* The two halves of a stage: the columns of V that the left or the right warpgroup multiplies. */
 enum { LEFT, RIGHT };
 
-/* Named barriers. 256 threads meet at each, except at the last two. */
+/* Numbers of the named barriers. 256 threads meet at each of them, but 128 at the last two, MEET + LEFT and MEET +
+ * RIGHT. */
 enum { Q_READY = 1, P0_READY, P1_READY, TURN, ENDED, MEET };
 
 struct shared {
     alignas(1024) uint16_t Q[BOXES][BM * 64];
-    alignas(1024) uint16_t K[2][BOXES][BOX]; /* the last box of a tile: its keys, then P */
-    float reference[2][BM], rescale[2][BM];  /* two numbers for each row, from the warpgroup that computed its scores */
-    float l[2][2][BM];                       /* indices: split (even or odd), warpgroup, row */
-    float2 before[2][BM];                    /* m in base 2, and l, of the splits that have ended, for each warpgroup */
-    int2 sees[BM];                           /* each row sees keys [x, y) */
+    alignas(1024) uint16_t K[2][BOXES][BOX]; /* [stage][box]; the last box of a tile holds P after its keys were used */
+    /* [warpgroup][row]: reference and rescale factor, from the warpgroup that computed the row's scores */
+    float reference[2][BM], rescale[2][BM];
+    float l[2][2][BM];    /* [split even or odd][warpgroup][row] */
+    float2 before[2][BM]; /* [warpgroup][row]: m in base 2, and l, of the splits that were added up so far */
+    int2 sees[BM];        /* [row]: the row sees keys [x, y) */
     block_place place;
     struct {
         uint64_t full[PIECES], empty[2];
@@ -85,20 +89,20 @@ struct shared {
 
 /* ---- The producer ------------------------------------------------------------------------------------------------ */
 
-/* The first lane of one warp issues the loads of the tiles of keys. All lanes together look up the pages and rows of 32
- * tiles, well before these are loaded, so that no load waits for the page table. */
+/* Loads the tiles of keys. One warp runs this, and its first lane issues the loads. All lanes together look up the
+ * pages and rows of 32 tiles, well before these tiles are loaded, so that no load waits for the page table. */
 DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map)
 {
     const int b = sm.place.b, page_size = (int)g.dims.page_size, lane = threadIdx.x % 32;
     const int end = sm.place.last_key(sm.place.end - 1), length = sm.place.q.length;
     const int32_t *const pages = g.page_table ? g.page_table + b * g.page_table_row : nullptr;
-    const auto find = [&](int key) { /* finds the row and page of a key */
+    const auto find = [&](int key) { /* returns the row in its page, and the page, of a key */
                                      if (!pages || key >= end) return make_int2(key, b);
                                      const int page = key / page_size;
                                      return make_int2(key - page * page_size, pages[page]);
     };
     const uint64_t policy = evict_first();
-    uint32_t phase[2] = { 1, 1 }; /* phase of `empty`; the first wait passes at once */
+    uint32_t phase[2] = { 1, 1 }; /* phase of the barriers `empty`; with phase 1 the first wait ends at once */
     int j = sm.place.first_key(sm.place.begin), split_end = j + length, s = 0, n = 0;
     int2 place = find(j + lane * BN), ahead = find(j + (lane + 32) * BN);
 #pragma unroll 1
@@ -115,8 +119,8 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
         };
 #pragma unroll
         for (int turn = 0; turn < 2; turn++) {
-            const int half = turn ^ s; /* in stage 1 the right half comes first */
-            /* lane 0 waits and loads alone: another lane might come to the wait too late to see the phase */
+            const int half = turn ^ s; /* in stage 1 the right half is loaded first */
+            /* Only lane 0 waits and loads. Another lane might come to the wait so late that it misses the phase. */
             if (lane == 0) {
                 mbarrier_wait(smem_addr(&sm.bars[s].empty[half]), phase[s]);
                 ask(half * 2);
@@ -131,25 +135,26 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* W is LEFT or RIGHT: the stage whose scores this warpgroup computes, and its half of V. Its first thread is told
- * apart from the others only once. */
+/* A consumer warpgroup. W is LEFT or RIGHT. It says for which stage the warpgroup computes scores, and which half of V
+ * it multiplies. */
 template <typename T, int W> struct warpgroup {
     const plan &p;
     shared &sm;
-    const block_place &place; /* lies in shared memory, because registers have no room for it */
+    const block_place &place; /* in shared memory, because there are no registers for it */
     const int group;
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-    const int row = warp * 16 + lane / 4; /* the thread's first row in the block; its second is 8 rows below */
-    uint32_t phase[2] = { 0, 0 };         /* phase of `full`, for each stage */
-    softmax x;                            /* x.l counts only this warpgroup's tiles */
-    uint32_t kept[KEPT * 4][4];           /* the last columns of Q, as operands */
+    /* the thread's first row in the block; the thread's second row is 8 rows below */
+    const int row = warp * 16 + lane / 4;
+    uint32_t phase[2] = { 0, 0 }; /* [stage]: phase of the barriers `full` */
+    softmax x;                    /* x.l is the sum over only those tiles whose scores this warpgroup computes */
+    uint32_t kept[KEPT * 4][4];   /* the last KEPT boxes of Q, as operands */
 
     DEVICE warpgroup(const attn_geometry &g, const plan &p_, shared &sm_)
         : p(p_), sm(sm_), place(sm_.place), group((int)g.group)
     {
     }
 
-    /* Returns the address that a descriptor of `tile` needs. */
+    /* Returns the address of `tile`, for a descriptor. It is computed anew at each call, to save registers. */
     DEVICE uint32_t address(const uint16_t *tile) const
     {
         return memory_anew() + (uint32_t)((const char *)tile - (const char *)&sm);
@@ -176,7 +181,7 @@ template <typename T, int W> struct warpgroup {
             }
     }
 
-    /* Issues S += Q K^T for a piece of this warpgroup's tile, when the piece has arrived. */
+    /* Waits for a piece of the tile whose scores this warpgroup computes, and issues S += Q K^T for the piece. */
     template <int PIECE, bool FIRST> DEVICE void score_piece(float (&S)[BN / 2]) const
     {
         const k_major_low<64> Q(address(sm.Q[0])), K(address(sm.K[W][0]));
@@ -190,7 +195,7 @@ template <typename T, int W> struct warpgroup {
         }
     }
 
-    /* Turns S into P, and updates x and rescale. */
+    /* Turns the scores S into P. Updates the rows' references and sums in x, and `rescale`. */
     DEVICE void exponentiate(float (&S)[BN / 2], float (&rescale)[2], int j0)
     {
         if (j0 < place.open_lo || j0 + BN > place.open_hi) {
@@ -208,11 +213,11 @@ template <typename T, int W> struct warpgroup {
         softmax_step<BN>(S, x, rescale, p.reference);
     }
 
-    /* Writes to shared memory what the other warpgroup needs: P, and the state of the rows. P replaces the keys'
-     * last columns, which no warp reads once all four have their scores. */
+    /* Writes to shared memory what the other warpgroup needs: P, and the reference and rescale factor of each row. P
+     * replaces the last columns of the keys, which no warp reads once all four warps have their scores. */
     DEVICE void give(const uint32_t (&P)[BN / 16][4], const float (&rescale)[2]) const
     {
-        /* Read again, because otherwise addresses would stay in registers all the time. */
+        /* computed again here, because otherwise the addresses would stay in registers all the time */
         const int thread = (int)thread_anew() % 128, warp = thread / 32, lane = thread % 32, row = warp * 16 + lane / 4;
         meet();
 #pragma unroll
@@ -230,7 +235,8 @@ template <typename T, int W> struct warpgroup {
         named_barrier_arrive(W == LEFT ? P0_READY : P1_READY, 256);
     }
 
-    /* Takes the state that the other warpgroup gave. The rows of a thread are those of the same thread there. */
+    /* Reads the references and rescale factors that the other warpgroup has written. A thread has the same rows in both
+     * warpgroups. */
     DEVICE void take(float (&rescale)[2])
     {
         named_barrier_sync(W == LEFT ? P1_READY : P0_READY, 256);
@@ -244,7 +250,7 @@ template <typename T, int W> struct warpgroup {
         await_piece(1 - W, W * 2 + 1);
     }
 
-    /* Sets values past the sequence's end to zero, in this half of a stage. */
+    /* Sets values past the end of the sequence to zero, in this warpgroup's half of a stage. */
     DEVICE void clear_tail(int stage, int j0) const
     {
         const int valid = place.q.last - j0;
@@ -262,7 +268,7 @@ template <typename T, int W> struct warpgroup {
         return mn_major_low<BN>(address(sm.K[stage][W * 4]));
     }
 
-    /* Issues O += P V with the other warpgroup's P. */
+    /* Issues O += P V for the tile whose P the other warpgroup has computed. */
     DEVICE void multiply_other(float (&O)[HALF / 2]) const
     {
         const k_major_low<BM> P(address(sm.K[1 - W][BOXES - 1]));
@@ -273,9 +279,9 @@ template <typename T, int W> struct warpgroup {
         wgmma_commit();
     }
 
-    /* Processes the tiles of a split, two at a time. Scores are issued after the product before them; that product
-     * is retired, and its memory released, while they are computed. ptxas needs each O to be retired in the
-     * iteration that issues it, and no other product in flight where O is rescaled. */
+    /* Processes the tiles of a split, two at a time. Scores are issued behind the product O += P V before them. While
+     * the scores are computed, that product completes, and its stage is released. For the code of ptxas, each product O
+     * must be retired in the iteration that issues it, and no other product may be in flight where O is rescaled. */
     DEVICE void run_left(float (&O)[HALF / 2], int first, int tiles)
     {
         float S[BN / 2];
@@ -317,7 +323,7 @@ template <typename T, int W> struct warpgroup {
         if (two) named_barrier_arrive(TURN, 256);
         phase[0] ^= 1;
     }
-    /* Processes the tile of stage 0, whose scores have been issued. */
+    /* Processes the tile in stage 0. Its scores must have been issued. */
     DEVICE void left_tile(float (&O)[HALF / 2], float (&S)[BN / 2], int j0)
     {
         float rescale[2];
@@ -378,8 +384,8 @@ template <typename T, int W> struct warpgroup {
         rescale_rows(O, rescale);
     }
 
-    /* Ends split `split`: adds it to the earlier splits in the workspace, or writes the result of all splits that
-     * have ended. */
+    /* Ends a split: adds its result to that of the earlier splits of this block. Writes the sum to the workspace or,
+     * after the last split of a sequence that this block computes alone, to out. */
     DEVICE void end(float (&O)[HALF / 2], int split)
     {
         const bool joins = split > place.begin, last = split + 1 == place.end, out = last && place.q.ends_in_block(p);
@@ -408,7 +414,8 @@ template <typename T, int W> struct warpgroup {
 #pragma unroll
             for (int half = 0; half < 2; half++) sm.before[W][row + half * 8] = now[half];
         __syncwarp();
-        /* Piece n of this thread is in row n % 2; pieces are 16 columns apart (piece_of()). */
+        /* Piece n of this thread lies in row n % 2 of its two rows. Two pieces of a row are 16 columns apart (see
+         * piece_of()). */
         float4 *const sum = p.O + place.unit * UNIT + W * (UNIT / 2) + thread;
         if (joins) {
 #pragma unroll
@@ -445,7 +452,7 @@ template <typename T, int W> struct warpgroup {
             const int2 sees = sm.sees[row + half * 8];
             const bool exists = r < place.q.rows, sound = is_sound(now[half].x, now[half].y, sees.x < sees.y);
             const float factor = factor_of(now[half].y);
-            float zero = 0; /* becomes NaN where a number is not finite */
+            float zero = 0; /* becomes NaN if a number is not finite */
             T *const to = p.to.out ? out_row<T>(p.to, place.b, h, i) + W * HALF : nullptr;
 #pragma unroll
             for (int n = 0; n < HALF / 8; n += 4) {
@@ -485,7 +492,8 @@ template <typename T, int W> struct warpgroup {
     }
 };
 
-/* The consumers' threads load rows of Q, with zeros past the last row, and find what each row sees. */
+/* Loads the block's rows of Q, with zeros past the last row, and determines which keys each row sees. The 256 threads
+ * of both consumers call this. */
 DEVICE void load_queries(const attn_geometry &g, shared &sm)
 {
     const attn_view &q = g.view[ATTN_T_q];
@@ -541,13 +549,14 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- Combine ----------------------------------------------------------------------------------------------------- */
 
-/* A row's split groups are added up in COMBINE_PARTS parts: part n adds every fourth group, then the parts are added
- * up. */
+/* Number of parts in which a row's split groups are added up: part n adds up groups n, n + 4, n + 8 and so on, and then
+ * the parts are added up. */
 enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* blocks per multiprocessor */ };
 
-/* A block combines a row; a thread has four columns (piece_of()). Each part has 128 threads. With PARTS = 1, where
- * no part has more than one group, the same 128 threads add up all. A warp computes a row that its block could not
- * compute. The bound on registers serves the rows that are only added up, of which there may be thousands. */
+/* Adds up the results of a row's splits. Each block computes one row, with 128 threads per part; a thread has four
+ * columns (see piece_of()). Where no part has more than one group, PARTS is 1 and the same 128 threads add up all
+ * groups. If the row's result cannot be used, one warp computes the row again. The bound on registers is chosen for
+ * rows that are only added up, of which there may be thousands. */
 template <int PARTS>
 __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
     combine_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
@@ -630,8 +639,8 @@ __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
         forward_row<LATENT_CHANNELS>(a, head_args_of(a, b, h), i, g.view[ATTN_T_out], nullptr, EVERY_ROW);
 }
 
-/* Where every sequence ends in its blocks, this kernel computes the rows that the blocks could not compute, one per
- * warp. */
+/* Computes the rows again that the blocks could not compute, one row per warp. It runs instead of combine_latent()
+ * where every sequence is computed within one block per 64 rows. */
 __global__ void __launch_bounds__(128)
     repair_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
@@ -650,11 +659,11 @@ __global__ void __launch_bounds__(128)
 
 /* ---- Host -------------------------------------------------------------------------------------------------------- */
 
-/* The grid, and where things lie in the workspace. A block may walk through a group or take one split. Both give the
- * same bits, and the way that takes fewer rounds of blocks is chosen. */
+/* The grid, and the offsets in the workspace. A block may compute a split group or a single split. Both give the same
+ * bits; the choice is the one that needs fewer rounds of blocks. */
 struct launch_plan {
     int tiles, units, walks;
-    bool all_end; /* true: all sequences end in their blocks, so nothing is to be combined */
+    bool all_end; /* true: the blocks write the results of all sequences, so that no kernel has to combine splits */
     int64_t blocks, rows, O, ml, bytes;
 };
 
@@ -677,7 +686,7 @@ launch_plan launch_plan_of(const cuda_chip *chip, const attn_geometry &g)
     return y;
 }
 
-/* Are values the first columns of the keys, in their memory? */
+/* Returns whether v is the first columns of k, in the same memory. */
 bool values_are_keys(const attn_geometry &g)
 {
     const attn_view &k = g.view[ATTN_T_k], &v = g.view[ATTN_T_v];
@@ -695,7 +704,7 @@ bool plan_latent(const cuda_chip *chip, attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
     const attn_dims &d = g.dims;
-    const int64_t FAR = 1 << 29; /* keys and windows are counted in 32 bits, so lengths must be below this */
+    const int64_t FAR = 1 << 29; /* limit of lengths, because keys and windows are counted in 32 bits */
     if (d.D != D || d.Dv != DV || d.Hk != 1 || d.packed || d.B <= 0 || d.Sq <= 0 || d.Sk <= 0 || d.Sk >= FAR)
         return false;
     if (d.Sq * g.group > MOST_ROWS || !values_are_keys(g)) return false;
@@ -720,7 +729,7 @@ cudaError_t launch_tiles(const launch_plan &y, const CUtensorMap &map, const cud
     if (code != cudaSuccess) return code;
     if (y.all_end)
         return launch_dependent(repair_latent, attn_min64(attn_tiles(y.rows, 128), 1024), 128, 0, stream, a, p);
-    /* each part has at most one group */
+    /* no part has more than one split group */
     const bool one_each = attn_tiles(y.units, y.walks ? 1 : SPLIT_GROUP) <= COMBINE_PARTS;
     return one_each ? launch_dependent(combine_latent<1>, y.rows, 128, 0, stream, a, p)
                     : launch_dependent(combine_latent<COMBINE_PARTS>, y.rows, 128 * COMBINE_PARTS, 0, stream, a, p);
