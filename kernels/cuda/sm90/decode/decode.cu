@@ -1,37 +1,39 @@
-/* decode.cu: computes the splits of sm80/decode.cu on Hopper where keys and values lie in pages: the copy engine
- * loads them. Where keys lie in one piece, copies by threads are as fast, and 1 to 2 % faster where bandwidth is the
- * bound. sm80/decode.cuh defines what is computed, and in which order, so the bits of a result are those of copies
- * by threads.
+/* decode.cu: computes the splits of sm80/decode.cu (parts of a sequence's keys) on Hopper, for keys and values that lie
+ * in pages: the copy engine loads the tiles. For keys in one piece copies by threads are as fast, and 1 to 2 % faster
+ * where memory bandwidth is the bound, so they are used there. sm80/decode.cuh defines what is computed and in which
+ * order. Therefore the bits of a result do not depend on who copies.
  *
  * A warp requests the boxes of a tile, one box per lane: a box for every 128 bytes of channels, and for every page
- * where pages are smaller than a tile. One warp looks up the page and slot of each box for the whole split, before
- * the first box is requested. A box thus costs no wait for memory.
+ * where pages are smaller than a tile. Before the first box is requested, one warp looks up the page and row of each
+ * box of the whole split. Therefore no request waits for the page table.
  *
  *   full[slot]    one arrival, of the lane that announces how many bytes will come; completes when the tile has arrived
  *   empty[slot]   one arrival per warp that has read the tile; completes when all four warps have read it
  *
  * Step s of a split (a tile of K or of V) uses the slot after that of step s - 1. The first step of a split uses the
- * slot after that of the last step of the split before. At the beginning of a split all slots are free, and the
- * first warp requests the first SLOTS steps (with few rows each warp requests one, and looks up its boxes itself).
- * Step s is requested when step s - SLOTS has been read. The warps take turns at that, and the warp whose turn it is
- * waits for the others. The barriers of a slot therefore complete once per use, in the order of the steps, and no
- * warp uses a slot again before all have seen its last phase. To wait for a phase its parity is enough.
+ * slot after that of the last step of the split before. At the beginning of a split all slots are free, and the first
+ * warp requests the first SLOTS steps (with few rows each warp requests one, and looks up its boxes itself). Step s is
+ * requested when step s - SLOTS has been read. The warps take turns to request a step, and the warp whose turn it is
+ * waits for the other warps. The barriers of a slot therefore complete once per use, in the order of the steps, and no
+ * warp uses a slot again before all have seen its last phase. Therefore the parity of a phase is enough to wait for it.
  *
  * There is no deadlock, because no warp waits for a later step. At step s a warp waits for full[s]. That step was
- * requested at the beginning, or by the warp of turn s at the end of its step s - SLOTS. There that warp waits for
- * the other warps to arrive at the end of their step s - SLOTS, and before that end they wait only for steps up to
- * it. A split ends when all requested tiles have arrived and been read, and all warps of the block wait for that. A
- * block without rows or without a split ends before it has requested anything; a split without keys requests nothing.
+ * requested at the beginning, or by the warp of turn s at the end of its step s - SLOTS. At that point the requesting
+ * warp waits for the other warps to reach the end of their step s - SLOTS, and until then these wait only for steps up
+ * to s - SLOTS. A split ends when all requested tiles have arrived and been read, and all warps of the block wait for
+ * that. A block without rows or without a split ends before it has requested anything; a split without keys requests
+ * nothing.
  *
- * All slots are thus being filled while warps wait, and a warp waits for others only in its turn. A separate warp
- * for loads would save that one wait. But a fifth warp in each of three blocks leaves 136 registers per thread, and
- * many rows need 168. Where reading the keys takes the time, the four warps wait for the same tile anyway.
+ * All slots are being filled while warps wait, and a warp waits for other warps only in its turn. A separate warp for
+ * loads would save this one wait. But with a fifth warp in each of the three blocks of a multiprocessor only 136
+ * registers are left per thread, and the shape for many rows needs 168. Where memory is the bound, the four warps wait
+ * for the same tile anyway.
  *
- * A tile's chunks of 128 bytes of channels lie one after the other, as the copy engine swizzles them. In rows of 128
- * bytes that is the swizzle of sm80/tile.cuh; in rows of 64 bytes (float8 with head dims up to 64) it is that file's
- * swizzle of rows of 32 elements. Rows past the tensor arrive as zeros. The last page of a sequence may have rows
- * past its end, which may hold anything. Boxes that lie wholly past the end are not requested. All of these rows
- * become zeros in shared memory. */
+ * A tile's chunks of 128 bytes of channels lie one after the other, as the copy engine swizzles them. For rows of 128
+ * bytes this is the swizzle of sm80/tile.cuh. For rows of 64 bytes (float8 with head sizes up to 64) it is the swizzle
+ * that sm80/tile.cuh has for rows of 32 elements. Rows past the tensor arrive as zeros. The last page of a sequence may
+ * have rows past the sequence's end, which may hold anything. Boxes that lie wholly past the end are not requested. All
+ * rows past the end are set to zero in shared memory. */
 #include "kernels/cuda/common/launch.cuh"
 #include "kernels/cuda/sm80/decode.cuh"
 #include "kernels/cuda/sm90/layer/tma.cuh"

@@ -1,9 +1,10 @@
 /* f8_forward.cu: flash attention forward of float8_e4m3fn for Hopper, with products of e4m3.
  *
- * The kernel is structured like that of forward_tiles.cuh. There is one block per multiprocessor. A warp hands out
- * tiles of work, and another warp makes the copy engine fill a ring of K and V tiles. C consumers of 64 rows take turns
- * with their products, so that each one's softmax runs during its own and the others' products.
- * Products of e4m3 need five more things (FlashAttention-3, arXiv:2407.08608, 3.3):
+ * The kernel has the structure of forward_tiles.cuh. There is one block per multiprocessor. One warp hands out work
+ * tiles (BM query rows of one head), and another warp makes the copy engine fill a ring of K tiles and a ring of V
+ * tiles. C consumers of 64 rows each take turns with their products, so that the softmax of a consumer runs during
+ * products of its own and of other consumers. Products of e4m3 need five more things (FlashAttention-3,
+ * arXiv:2407.08608, 3.3):
  *
  *   V        wgmma takes no MN-major operands of 8 bits, so V must be stored as V^T. The two warps of the producer that
  *            have nothing else to do write V^T to scratch, once per run, before other warps read it (transpose_v.cuh).
@@ -23,12 +24,12 @@
  *            within its limit. If lse is wanted, q and k are therefore widened to bfloat16, which holds them exactly,
  *            and only P V is a product of e4m3.
  *
- * A kernel that runs before, begin_run(), sets marks and counters to 0. Both kernels of a run, and the first of the
- * next run, are prepared while the kernel before runs, and wait for its end.
+ * The kernel begin_run() runs before this one and sets marks and counters to 0. The GPU starts each kernel while the
+ * kernel before it still runs, and each kernel then waits for the end of its predecessor.
  *
- * Some rows are computed again when their block has no more work (repair_own_rows): rows of tiles of work whose V had a
- * NaN (V^T has zeros there), rows whose result is not finite, and rows whose scores are so large that P would leave its
- * range.
+ * Some rows are computed again when their block has no more work (repair_own_rows): rows of work tiles whose V had a
+ * NaN (V^T has zeros in its place), rows whose result is not finite, and rows whose scores are so large that P would
+ * leave the range of e4m3.
  *
  * A row's bits depend on BN, PROMOTED and the order of the tiles. All of these are fixed by the head dim, the masks, Sk
  * and whether lse is wanted. */

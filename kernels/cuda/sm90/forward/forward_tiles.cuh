@@ -1,10 +1,11 @@
 /* forward_tiles.cuh: flash attention forward for Hopper: TMA, wgmma, warp specialisation. forward.cu and
  * forward_pairs.cu have the tables that say which problem takes which shape.
  *
- * The grid is one block per multiprocessor. A block works through tiles of work: BM queries of one head. One warpgroup
- * is the producer: a warp hands out tiles of work, and a thread of another warp lets the copy engine fill a ring of K
- * and V tiles, which runs on from one tile of work to the next. The other warpgroups are consumers. A consumer owns 64
- * of the rows and has their O in registers (FlashAttention-3, arXiv:2407.08608, Algorithm 1):
+ * The grid is one block per multiprocessor. A block computes one work tile after the other; a work tile is BM queries
+ * of one head. One warpgroup is the producer: a warp hands out work tiles, and a thread of another warp makes the copy
+ * engine fill a ring of K tiles and a ring of V tiles, without a pause between work tiles. The other warpgroups are
+ * consumers. A consumer owns 64 of the rows and has their O in registers (FlashAttention-3, arXiv:2407.08608, Algorithm
+ * 1):
  *
  *     producer                                   consumer
  *       K[n-1], Q                                  S = Q K[n-1]^T;  mask;  P = softmax_step(S)
@@ -14,37 +15,39 @@
  *                                                      wait O;   P = S';  O *= rescale
  *                                                  O += P V[0];  out = O / l,  lse = m scale + ln l
  *
- * Where it is faster, the first S of the next tile of work is issued behind the last O += P V. It is then computed
- * while the output of the present tile is written.
+ * Where this is faster, the first S of the next work tile is issued behind the last O += P V of the present one. It is
+ * then computed while the present output is written.
  *
- * The warpgroups take turns with their products, also across tiles of work. A warpgroup that has no product for a tile
- * of keys passes its turn and the stage (pipeline.cuh). A warpgroup whose rows are all past the end multiplies
- * nothing; at most lengths that is the last of three.
+ * The consumers take turns with their products, also from one work tile to the next. A consumer that has no product for
+ * a tile of keys passes its turn on and releases the stage (pipeline.cuh). A consumer whose rows are all past the end
+ * of the sequence multiplies nothing; with three consumers and most lengths, this happens to the last one.
  *
- * Rescaling: a row's reference m moves only when the row's maximum grows by more than 2^8 over m, which is seldom
- * (softmax.cuh). A warp skips the products with 1 if m moves in none of its rows.
+ * Rescaling: a row's reference m moves only when a P relative to m would exceed 2^8, which is rare (softmax.cuh). A
+ * warp rescales O only if m moves in at least one of its rows.
  *
- * What lies past the end of a tensor arrives as zeros (tma.cuh), which makes head dims of any multiple of 8 and
- * lengths of any size the same case.
+ * Elements past the end of a tensor arrive as zeros (tma.cuh). Therefore no other code is needed for head sizes of any
+ * multiple of 8 and for any length.
  *
- * Order of work (scheduler.cuh): tiles are claimed from a counter. A block claims while its last keys are loaded,
- * because an earlier claim would take work from blocks that are free sooner. The copy engine stores O from shared
- * memory of its own, a warp's rows at a time, so that Q's memory is free for the next tile; where that is slower, the
- * warp stores O. Where shared memory has no room for O, it is stored straight from registers. The kernel starts while
+ * Order of work (scheduler.cuh): blocks claim work tiles from a counter. A block claims the next one while its last
+ * keys are loaded, because an earlier claim would take work from blocks that are free sooner. O is staged in its own
+ * part of shared memory, so that Q's memory is free for the next work tile, and the copy engine stores it, a warp's
+ * rows at a time. Where shared memory has no room for O, it is stored directly from registers. The kernel starts while
  * the previous kernel of the stream ends (programmatic dependent launch).
  *
- * Short sequences: a tile of work has few tiles of keys, and nothing else of a warpgroup runs beside its first scores,
- * first softmax and output. More warpgroups with narrower tiles (BN = 64) fill that time and waste less of a causal
- * diagonal. Longer sequences are faster with fewer warpgroups and wider tiles.
+ * Short sequences: a work tile has few tiles of keys, and while a warpgroup computes its first scores, its first
+ * softmax and its output, it has nothing else to run beside them. More warpgroups with narrower tiles (BN = 64) fill
+ * this time, and compute fewer hidden scores at a causal diagonal. Longer sequences are faster with fewer warpgroups
+ * and wider tiles.
  *
- * Options (softcap, ALiBi, FlashMask, float8's scales) have instantiations of their own (score_mods.cuh, masks.cuh).
- * For float8, the kernel widen first makes bfloat16 of q, k and v. The scales of q and k multiply the scores' scale,
+ * Options (softcap, ALiBi, FlashMask, float8's scales) have kernel instances of their own (score_mods.cuh, masks.cuh).
+ * For float8, the kernel widen first converts q, k and v to bfloat16. The scales of q and k multiply the scores' scale,
  * and the scale of v multiplies the factor that divides O by l.
  *
- * A NaN or infinity in V of a key that some rows see and others do not meets P = 0 inside the product. Therefore a
- * warp whose result is not finite leaves a mark. At its end the block computes the marked tiles again, with zeros in
- * place of such values. Rows that do not see these values then have the bits that they should have. The same block
- * computes rows that see them one by one (repair_own_rows), because a kernel of its own would begin later.
+ * If some rows see a key whose V has a NaN or infinity and other rows do not, the product multiplies it by P = 0 for
+ * the other rows, which gives NaN. Therefore a warp whose result is not finite sets a flag. At its end the block
+ * computes the flagged work tiles again, with zeros in place of NaN and infinity. Rows that do not see these values are
+ * then correct, to the bit. Rows that see them are computed one by one by the same block (repair_own_rows), because a
+ * separate kernel would begin later.
  *
  * In packed tensors, K and V past the end of a sequence belong to the next sequence. The scores of these keys are
  * masked, and their rows of V are set to zero in shared memory.

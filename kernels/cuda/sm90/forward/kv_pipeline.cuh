@@ -1,11 +1,13 @@
 /* kv_pipeline.cuh: how the warps of the forward kernels' block pass data to each other.
  *
- *   work  a tile of work and each consumer's part of it, from the warp that hands out work to all others
+ *   work  a work tile (BM queries of one head) and each consumer's part of it, from the warp that hands out work to all
+ *         other warps
  *   Q     64 rows for each consumer, released after the last keys were multiplied
- *   K, V  a ring each, which continues from one tile of work to the next. K is requested one tile of keys ahead of V,
- *         because a consumer issues S = Q K^T of a tile before O += P V of the tile above it.
+ *   K, V  a ring each, which continues from one work tile to the next. K is requested one tile of keys ahead of V,
+ *         because a consumer issues S = Q K^T of a tile before O += P V of the tile before it.
  *
- * SM is the block's shared memory: tiles Q[C], K[STAGES], V[STAGES], `bars`, `work` and parts[C]. */
+ * The template parameter SM is the block's shared memory, with the members Q[C], K[STAGES], V[STAGES], `bars`,
+ * `work` and parts[C]. */
 #ifndef ATTN_SM90_KV_PIPELINE_CUH
 #define ATTN_SM90_KV_PIPELINE_CUH
 

@@ -2,17 +2,17 @@
  *
  * V^T consists of units of KEYS keys x CHANNELS_V channels of a head. A warp that has time claims the next unit from a
  * counter, transposes it and sets the unit's mark. A warp that loads V^T waits for the marks of its keys. Units are
- * claimed in the order in which tiles of work need them. No unit is assigned to a block beforehand, because a block may
- * begin late while another kernel has its multiprocessor. A warp that has claimed a unit finishes it without waiting.
- * The warps of a waiting block claim the remaining units themselves, so every wait ends. V^T is stored by ordinary
- * stores and loaded by the copy engine, so there is a fence between the two proxies on either side, around the release
- * and acquire of the mark.
+ * claimed in the order in which work tiles (see scheduler.cuh) need them. No unit is assigned to a block beforehand,
+ * because a block may begin late while another kernel has its multiprocessor. A warp that has claimed a unit finishes
+ * it without waiting. The warps of a waiting block claim the remaining units themselves, so every wait ends. V^T is
+ * stored by ordinary stores and loaded by the copy engine. Therefore both the storing and the loading warp need a fence
+ * between the two proxies: the one before it releases the mark, the other after it has acquired the mark.
  *
- * Each 16 keys are in the order that makes P an operand as it lies in the accumulators: place 16u + 4q + e holds key
- * 16u + 8 (e / 2) + 2q + e % 2.
+ * Within each 16 keys, V^T has the keys in the order in which the accumulators hold P, so that P can be an operand
+ * without a change: position 16u + 4q + e holds key 16u + 8 (e / 2) + 2q + e % 2.
  *
- * A NaN in V would reach rows that do not see it, as 0 * NaN. V^T has zeros in its place, and the unit's mark records
- * that. (float8_e4m3fn has no infinities.) */
+ * A NaN in V would make rows NaN that do not see it, because 0 * NaN is NaN. Therefore V^T has a zero in its place, and
+ * the unit's mark records that. (float8_e4m3fn has no infinities.) */
 #ifndef ATTN_SM90_TRANSPOSE_V_CUH
 #define ATTN_SM90_TRANSPOSE_V_CUH
 

@@ -1,11 +1,11 @@
-/* latent.cu: multi-head latent attention for Hopper: few queries of many heads, and one key/value head. Its values
- * are the first 512 of the keys' 576 columns, in the same memory. Keys lie in one piece or in pages.
+/* latent.cu: multi-head latent attention for Hopper: few queries of many heads, and one key/value head. Its values are
+ * the first 512 of the keys' 576 columns, in the same memory. Keys may lie in one piece or in pages.
  *
- * Each byte of K is read once, for both products. A block has 64 rows (row r is query r / H of head r % H) and
- * visits tiles of 64 keys, two of which are in shared memory beside Q: 216 KB. Each of two consumer warpgroups has
- * half of O's 512 columns, 128 registers per thread. Warpgroup w computes the scores of the tiles in stage w, and
- * passes P to the other warpgroup through shared memory. The softmax of one warpgroup thus runs during the products
- * of the other (the "seesaw" of FlashMLA). Per pair of tiles:
+ * Each byte of K is read once, for both products. A block has 64 rows (row r is query r / H of head r % H) and visits
+ * tiles of 64 keys, two of which are in shared memory beside Q: 216 KB. Each of two consumer warpgroups has half of O's
+ * 512 columns, 128 registers per thread. Warpgroup w computes the scores of the tiles in stage w, and passes P to the
+ * other warpgroup through shared memory. Thus the softmax of one warpgroup runs during the products of the other (the
+ * "seesaw" of FlashMLA). For each pair of tiles:
  *
  *     left, columns 0 .. 255                        right, columns 256 .. 511
  *       S0 = Q K0^T
@@ -17,37 +17,37 @@
  *                                                     O = rescale1 O + P1 V1
  *       O = rescale1 O + P1 V1
  *
- * The running reference of each row is passed between the warpgroups together with P. Both halves of O add up the
- * tiles in the order of the keys.
+ * The running reference of each row is passed between the warpgroups together with P. Both halves of O add up the tiles
+ * in the order of the keys.
  *
  * Shared memory is scarce: a tile can be loaded only when the tile two before it has been used. Each half of a stage
- * (the columns of one warpgroup's V) is therefore released separately. The last 64 columns of a tile are not values.
- * Once the tile's scores are computed, P takes their place, and they are released with the half that the other
- * warpgroup multiplies by P. Halves are released in the order left 0, right 0, right 1, left 1, a quarter of the
- * time apart, and requested in that order. The left warpgroup multiplies before it passes P0 on, and issues only the
- * scores of two boxes after its last product, so that it releases its halves early.
+ * (the columns of one warpgroup's V) is therefore released separately. The last 64 columns of a tile belong to the keys
+ * only, not to the values. Once the tile's scores are computed, P is stored in their place. They are released together
+ * with the half that the other warpgroup multiplies by P. Halves are released in the order left 0, right 0, right 1,
+ * left 1, a quarter of the time apart, and requested in that order. The left warpgroup multiplies before it passes P0
+ * on, and issues only the scores of two boxes after its last product, so that it releases its halves early.
  *
- * Scores of 64 keys read both operands at the full bandwidth of shared memory, which arriving tiles and P need as
- * well. Each consumer therefore keeps the last KEPT boxes of Q in registers.
+ * The product that computes scores of 64 keys reads both operands at the full bandwidth of shared memory, but arriving
+ * tiles and P need bandwidth too. Each consumer therefore keeps the last KEPT boxes of Q in registers.
  *
- * The bound: 2 * 64 * 64 * (576 + 512) operations per tile are 2176 clocks of the tensor cores. S takes 1152 of them
- * (with N = 64 it reads A and B at the full bandwidth of shared memory). 128 blocks at 1.6 GHz would reach 840
- * TFLOP/s. A tile is 72 KB: 34 bytes per clock at that speed. The L2 gives a multiprocessor 35 to 47 bytes per clock
- * where all read different lines, and 62 where two read the same, as blocks of one sequence do. With 64 rows or
- * fewer, one block reads a sequence's keys, and memory is the bound. Two waits are not hidden: S1 waits for the half
- * of a stage that was released last, while the copy engine still loads the halves before it (30 to 36 bytes per
- * clock); and S0 and S1 end at the same time. A prefetch to the L2 takes the copy engine as long as a load, so there
- * is none.
+ * The limit of the speed: 2 * 64 * 64 * (576 + 512) operations per tile are 2176 clocks of the tensor cores. S takes
+ * 1152 of them (with N = 64 it reads A and B at the full bandwidth of shared memory). 128 blocks at 1.6 GHz would reach
+ * 840 TFLOP/s. A tile is 72 KB: 34 bytes per clock at that speed. The L2 gives a multiprocessor 35 to 47 bytes per
+ * clock if all multiprocessors read different lines, and 62 if two read the same lines, as two blocks of one sequence
+ * do. With 64 rows or fewer, one block reads a sequence's keys, and memory is the bound. Two waits are not hidden: S1
+ * waits for the half of a stage that was released last, while the copy engine still loads the halves before it (30 to
+ * 36 bytes per clock); and S0 and S1 end at the same time. There is no prefetch to the L2, because it would take the
+ * copy engine as long as a load.
  *
- * Splits: a sequence's length and number of rows determine how its keys are divided into splits. Splits are added up
- * in fours (split groups), then the groups are added up, always in this order. A block computes one split, or, where
- * the grid is large, all splits of a group one after the other. The sum so far then lies in the workspace, where the
- * block's own threads find it. combine_latent adds up what one block does not finish by itself.
+ * Splits: a sequence's length and number of rows determine how its keys are divided into splits. Splits are added up in
+ * fours (split groups), then the groups are added up, always in this order. A block computes one split or, where the
+ * grid is large, all splits of a group one after the other. In the latter case the sum so far lies in the workspace,
+ * where the block's own threads find it. The kernel combine_latent adds up the results of different blocks.
  *
- * Some rows may see a key with NaN or infinity, and others may not. In the product that key meets P = 0 and makes
- * the other rows NaN too. A row whose result is not finite, or whose scores are huge, is therefore flagged, and the
- * next kernel computes it by itself (rows.cuh). Values past the end of a sequence are made zeros in shared memory,
- * because pages may hold anything there.
+ * Some rows may see a key with NaN or infinity while other rows do not. The product multiplies that key by P = 0 for
+ * the other rows, and makes them NaN too. Therefore a row whose result is not finite, or whose scores are huge, is
+ * flagged, and the next kernel computes it alone (rows.cuh). Values past the end of a sequence are made zeros in shared
+ * memory, because pages may hold anything there.
  *
  * latent_plan.cuh defines tiles, splits and the sum of two partial results. */
 #include "kernels/cuda/common/kernels.h"

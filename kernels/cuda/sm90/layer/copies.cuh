@@ -79,7 +79,8 @@ DEVICE void tma_prefetch_4d(const CUtensorMap *map, int c0, int c1, int c2, int 
                  : "memory");
 }
 
-/* Loads a box as above, with a cache policy for the L2 (createpolicy, PTX ISA 9.7.9.16). */
+/* Loads the box at coordinates (c0..c3) to shared memory, with a cache policy for the L2 (createpolicy, PTX ISA
+ * 9.7.9.16). */
 DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar,
                         uint64_t policy)
 {

@@ -1,4 +1,4 @@
-/* epilogue.cuh: the end of a work tile (BM query rows of one head): the sink, lse, the test whether all results are
+/* epilogue.cuh: the end of a work tile (BM queries of one head): the sink, lse, the test whether all results are
  * finite, and the store of O. Rows that tensor cores cannot compute get a flag, and are computed again later, one by
  * one. */
 #ifndef ATTN_SM90_EPILOGUE_CUH

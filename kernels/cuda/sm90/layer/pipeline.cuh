@@ -1,4 +1,5 @@
-/* pipeline.cuh: how the warps of a block pass tiles to each other: rings of stages, pairs of barriers, turns.
+/* pipeline.cuh: how the warps of a block pass tiles to each other: rings of stages, pairs of barriers, and the order in
+ * which warpgroups issue products.
  *
  *  ring          stages of shared memory that are filled one after the other, again and again. Each stage has a pair
  *                of barriers: `full` completes when its tile has arrived, `empty` when all readers have released it.
@@ -120,7 +121,8 @@ template <int C> struct consumer {
         release(pairs.empty[at.stage]);
     }
 
-    /* Releases a stage that this warpgroup reads with no product. The barrier in it is necessary, see above. */
+    /* Releases a stage that no product of this warpgroup reads. First its four warps meet at a barrier, so that none
+     * still waits for the stage. */
     template <int STAGES> DEVICE void pass(barrier_pairs<STAGES> &pairs, ring<STAGES> &at) const
     {
         await_full(pairs, at);

@@ -1,5 +1,5 @@
-/* products.cuh: products of tiles, computed by a warpgroup: operands in shared memory, step by step, and P as an
- * operand.
+/* products.cuh: products of tiles that a warpgroup computes: descriptors of operands in shared memory, and P as an
+ * operand in registers.
  *
  * An operand returns the descriptor of its step k: 32 bytes along k if it is K-major, 16 rows if it is MN-major.
  * Products are issued and committed; call retire() before reading their sums. */

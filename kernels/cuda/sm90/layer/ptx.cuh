@@ -1,8 +1,8 @@
 /* ptx.cuh: wrappers for the Hopper instructions (sm_90a) that the kernels of sm90/ use, one instruction each.
  *
- * Shared memory addresses have 32 bits (smem_addr). A barrier is the address of an 8-byte word in shared memory. A
- * tensor map is passed to the kernel as `const __grid_constant__`. An instruction that orders memory carries a
- * "memory" clobber. Section numbers are those of PTX ISA 9.0. */
+ * Addresses of shared memory have 32 bits (smem_addr). A barrier is given by the address of its 8-byte word in shared
+ * memory. A tensor map must be a kernel parameter `const __grid_constant__`. The wrapper of an instruction that orders
+ * memory has a "memory" clobber. Section numbers are those of PTX ISA 9.0. */
 #ifndef ATTN_SM90_PTX_CUH
 #define ATTN_SM90_PTX_CUH
 
@@ -386,16 +386,16 @@ struct e4m3 {
     uint8_t bits;
 };
 
-/* d[64 x N] = (accumulate ? d : 0) + A B, float32 sums. Register i of a thread is row 16 warp + lane / 4 + 8 (i / 2
- * % 2), column 8 (i / 4) + 2 (lane % 4) + i % 2.
+/* Issues d[64 x N] = (accumulate ? d : 0) + A B, with float32 sums. Register i of a thread is row 16 warp + lane / 4 +
+ * 8 (i / 2 % 2), column 8 (i / 4) + 2 (lane % 4) + i % 2.
  *
- * 16-bit types take 16 of k per step. ss: both operands in shared memory, K-major. rs: A in
- * registers (the order of an accumulator's 16 columns), B MN-major (its k runs down the rows).
+ * 16-bit types: a step has 16 elements along k. ss: both operands are in shared memory, K-major. rs: A is in registers
+ * (in the order of an accumulator's 16 columns), and B is MN-major (its k runs down the rows).
  *
- * float8_e4m3fn takes 32 of k per step; both operands are K-major, in rs too. A of rs: register
- * r of a thread holds k = 16 (r / 2) + 4 (lane % 4) .. + 3 of row 16 warp + lane / 4 + 8 (r % 2).
- * The sums keep about 14 bits: each step truncates every product and the previous sum at 2^-13 of
- * the largest of them. */
+ * float8_e4m3fn: a step has 32 elements along k, and both operands are K-major, in rs too. In rs, register r of a
+ * thread holds elements k = 16 (r / 2) + 4 (lane % 4) and the next three, of row 16 warp + lane / 4 + 8 (r % 2) of A.
+ * The sums have about 14 bits: each step truncates every product and the previous sum at 2^-13 of the largest of
+ * them. */
 template <typename T, int N> struct wgmma;
 #define X(n, LIST, REGS, a, b, c, e, f, g, type, TYPES, SS, RS)                                                      \
     template <> struct wgmma<type, n> {                                                                              \
@@ -420,8 +420,8 @@ WGMMA_N(X, __half, "k16.f32.f16.f16", "1, 1, 0, 0", "1, 1, 1")
 WGMMA_N(X, e4m3, "k32.f32.e4m3.e4m3", "1, 1", "1, 1")
 #undef X
 
-/* wgmma of 16-bit types where A_MN and B_MN say which operand is MN-major. ss: both operands in shared memory. rs: A
- * in registers, B K-major (in wgmma's own rs B is MN-major). */
+/* Products of 16-bit types in which A_MN and B_MN say which operand is MN-major. ss: both operands are in shared
+ * memory. rs: A is in registers, and B is K-major (in rs of struct wgmma B is MN-major). */
 template <typename T, int N, int A_MN, int B_MN> struct wgmma_mn;
 #define X(n, LIST, REGS, a, b, c, e, f, g, type, TYPES)                                                              \
     template <int A_MN, int B_MN> struct wgmma_mn<type, n, A_MN, B_MN> {                                             \

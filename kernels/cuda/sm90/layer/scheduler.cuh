@@ -1,9 +1,9 @@
-/* scheduler.cuh: which tiles of work there are, in what order blocks claim them, and which tiles of keys their rows
- * see.
+/* scheduler.cuh: the work tiles of a kernel (BM queries of one head each), the order in which blocks claim them, and
+ * which tiles of keys their rows see.
  *
- * The grid is one block per multiprocessor. Each block computes tiles of BM queries of one head, which it claims
- * from a counter. Without a mask tiles are claimed head after head. With a mask they take different times. The
- * longest then come first, over as many heads as the L2 holds (a section), so that the last tiles are short. */
+ * The grid is one block per multiprocessor. Each block claims work tiles from a counter and computes them. Without a
+ * mask, work tiles are claimed head after head. With a mask they take different times. In this case the longest come
+ * first, over as many heads as fit into the L2 (a section), so that the last work tiles are short. */
 #ifndef ATTN_SM90_SCHEDULER_CUH
 #define ATTN_SM90_SCHEDULER_CUH
 

@@ -1,7 +1,7 @@
 /* softmax.cuh: the online softmax of a warpgroup's 64 rows, a tile of keys at a time, in base 2.
  *
- * The reference of a row is the score that its exponentials are relative to. A policy class REFERENCE chooses it. It
- * offers:
+ * The reference of a row is the score to which the row's exponentials are relative. A policy class REFERENCE chooses
+ * the reference. The class offers:
  *
  *   advance(m, top)   the next reference of a row whose reference was m and whose maximum is now top >= m
  *   least(m)          the value that a maximum must exceed to move the reference from m
@@ -51,16 +51,17 @@ template <class REFERENCE> DEVICE bool is_high(const softmax &x, const REFERENCE
     return reference.least(x.m[0]) >= 0 && reference.least(x.m[1]) >= 0;
 }
 
-/* Turns S into P. rescale becomes the factors of O: exactly 1 where the reference stays. Each row has
- * two chains of additions, even and odd columns, to fill the pipeline. midway(sum) gets a sum, >= 0
- * or NaN, that depends on a row's maximum and a quarter of its exponentials. Code that uses the sum
- * cannot be scheduled earlier.
+/* Turns S into P. rescale gets the factors of O, which are exactly 1 for rows whose reference stays. Each row has two
+ * chains of additions, for even and odd columns, to fill the pipeline. midway(sum) is called with a sum, >= 0 or NaN,
+ * that depends on a row's maximum and a quarter of its exponentials. ptxas cannot schedule code that uses the sum
+ * earlier.
  *
- * IN_TURN makes the second row's maximum depend on the first row's, by a value that does not change it. ptxas then
- * schedules it during the first row's exponentials; otherwise the order changes with unrelated edits. IN_TURN = 2:
- * the value also depends on the first of these exponentials, which therefore precede the maximum.
+ * IN_TURN = 1 makes the second row's maximum depend on the first row's maximum, by a value that does not change the
+ * result. ptxas then schedules the second row's maximum during the first row's exponentials. (Otherwise the order
+ * changes with unrelated edits.) With IN_TURN = 2 the value also depends on the first of these exponentials, so that
+ * the exponentials begin before the second row's maximum.
  *
- * BY_BITS: is_high() holds for all rows. */
+ * BY_BITS: largest_by_bits() may find maxima, because is_high() is true for all rows. */
 template <int N, int IN_TURN = 0, bool BY_BITS = false, class REFERENCE, class F>
 DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
