@@ -44,7 +44,7 @@ bool is_brief(void)
     return env_number("ATTN_BRIEF", 0) != 0;
 }
 
-/* ATTN_PART=2/3 is the second of three shares, which has number 1. */
+/* The share of this process, from 0, and the number of shares. ATTN_PART=2/3 selects share 1 of 3. */
 static long share = 0, share_count = 1;
 
 static void read_share(void)
@@ -64,7 +64,7 @@ bool is_ours(void)
     return (count++ * UINT32_C(2654435761) >> 16) % (uint32_t)share_count == (uint32_t)share;
 }
 
-/* Returns whether the backend has a kernel for the problem. Every backend except "paper" has one for every problem. */
+/* Returns whether the backend has a kernel for the problem. Only "paper" lacks kernels for some problems. */
 static bool is_taken(const struct spec *s)
 {
     struct fixture f;
@@ -190,7 +190,7 @@ int main(void)
     for (size_t i = 0; takes_all && i < ARRAY_SIZE(properties); i++)
         if ((long)i % share_count == share) tests[count++] = properties[i];
     if (pattern && *pattern) {
-        /* cmocka would call a run without a test a success, and a share may have no test. */
+        /* cmocka would count a run without any test as a success, and a share may have no test. */
         if (strchr(pattern, '[') || matching(pattern, comparisons, ARRAY_SIZE(comparisons)) +
                                             matching(pattern, lists, ARRAY_SIZE(lists)) +
                                             matching(pattern, properties, ARRAY_SIZE(properties)) ==
