@@ -1,25 +1,25 @@
-/* testing.h: attention problems for tests: made from a few numbers, run on any backend, compared with the
- * reference.
+/* testing.h: attention problems for tests. A problem is made from a few numbers (a spec), run on any backend, and
+ * compared with the reference.
  *
  *   const struct spec spec = SPEC(.dtype = ATTN_BF16, .Sq = 113, .Sk = 203, .causal = true);
- *   struct fixture f;      fixture_make(&f, &spec);         // seeded random inputs, poisoned outputs
+ *   struct fixture f;      fixture_make(&f, &spec);         // seeded random inputs; outputs are filled with NaN
  *   fixtures_run(&bench, (struct fixture *[]){ &f }, 1);     // on an open device; copies where memory is not unified
- *   fixture_compare(&f, &want, &other, why, sizeof why);     // within limits_of[] (kernels/README.md, Accuracy),
- *                                                            and nothing else written
+ *   fixture_compare(&f, &want, &other, why, sizeof why);     // within limits_of[] (kernels/README.md, Accuracy)
  *   spec_print(stderr, &spec);                               // as a SPEC(...) that can be pasted into a test
  *
- * Everything random comes from `data_seed`, so a printed spec is the whole problem.
+ * All random numbers come from `data_seed`, so a printed spec describes the whole problem.
  *
- * Tolerances. The truth is the reference backend (double) on the same rounded inputs. An answer x may differ from
- * it by
+ * Tolerances. The truth is the result of the reference backend (in double) for the same rounded inputs. A result x may
+ * differ from the truth by
  *     limit * |truth|   + 2 * sensitivity   + noise
- * in the largest entry and, with |.| the Frobenius norm, as a whole. Rows of `out` are also looked at one by one,
- * because a causal problem's first rows are many times larger than its last. `limit` is that of limits_of, raised where
- * scores are so large that float32 cannot hold them better. `sensitivity` is how much the truth itself moves when out
- * and lse are rounded to the dtype before backward, which no kernel can avoid. `noise` covers sums that cancel to
- * nothing.
+ * This is tested twice: for the largest elements, and for the whole tensor, with |.| as the Frobenius norm. Rows of
+ * `out` are also tested one by one, because in a causal problem the first rows are many times larger than the last.
+ *   limit        the number in limits_of; raised where scores are so large that float32 cannot hold them better
+ *   sensitivity  how much the truth itself changes when out and lse are rounded to the dtype before the backward, which
+ *                no kernel can avoid
+ *   noise        covers sums that cancel to nothing
  *
- * What only allocates, fills, runs or compares is in testing.c. */
+ * Functions that are not declared here, and the implementation, are in testing.c. */
 #ifndef TESTING_H
 #define TESTING_H
 

@@ -531,7 +531,7 @@ static void test_a_run_may_hold_problems_of_both_kernels(void **state)
     bench_close(&bench);
 }
 
-/* the packed forms of K and V alone take 48 MiB or more */
+/* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 static void test_memory_is_counted_and_limited(void **state)
 {
