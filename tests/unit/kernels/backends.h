@@ -53,8 +53,8 @@ int64_t pick(struct rng *r, const int64_t *from, size_t count);
 extern const int64_t page_sizes[9];
 /* Puts keys and values in pages (PAGES(n)). Batch rows then have any length up to Sk, a multiple of the page size. */
 void give_pages(struct spec *s, int64_t page_size);
-/* Returns a valid problem with random options. Each option is absent most of the time, so that pairs and triples of
- * options occur. */
+/* Returns a valid problem with random options. Each option is off most of the time, so that single options, pairs and
+ * triples of options occur. */
 struct spec random_spec(uint64_t seed);
 /* Runs a list of problems, forward and backward. Returns how many of them disagree with the reference. */
 int problems_disagree(const struct spec *list, size_t count);

@@ -520,7 +520,7 @@ void test_lengths_agree_with_the_reference(void **state)
     assert_int_equal(problems_disagree(length_cases, ARRAY_SIZE(length_cases)), 0);
 }
 
-enum { NARROW_HEADS = 256 }; /* the largest head size that every backend computes by fast kernels */
+enum { NARROW_HEADS = 256 }; /* the largest head size for which every backend has a fast kernel */
 
 /* The last kernel of an operation computes every problem but is slow. This test checks that problems with lengths use
  * another one. (The backend "paper" has only one kernel.) */
@@ -589,8 +589,8 @@ void give_pages(struct spec *s, int64_t page_size)
     s->seqlens_k = !s->sequences;
 }
 
-/* Returns a valid problem with random options. Each option is absent most of the time, so that pairs and triples of
- * options occur. */
+/* Returns a valid problem with random options. Each option is off most of the time, so that single options, pairs and
+ * triples of options occur. */
 struct spec random_spec(uint64_t seed)
 {
     static const int64_t lengths[] = { 0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 200 };

@@ -1,5 +1,6 @@
-/* backward.cu: tile shapes of the Hopper backward up to head size 128, for problems without options and for softcap,
- * ALiBi and FlashMask, which need no tensor of pairs. The kernel is in backward_tiles.cuh. */
+/* backward.cu: tile shapes of the Hopper backward up to head size 128, for problems without options and for those with
+ * softcap, ALiBi or FlashMask, which have no value per pair of a query and a key. The kernel is in
+ * backward_tiles.cuh. */
 #include "kernels/cuda/sm90/backward/backward_tiles.cuh"
 
 namespace {

@@ -52,7 +52,8 @@ enum { KEPT_TILE = KEYS * QUERY_TILE };
 struct kept_tiles {
     uint16_t *tiles; /* NULL: dS is not stored */
     int width, query_tiles;
-    /* head: counted from the part's first head. */
+    /* Returns the tile of dS for a tile of queries and a tile of keys. `head` is counted from the first head of the
+     * part. */
     DEVICE uint16_t *at(int head, const key_band &band, int query_tile, int key_tile) const
     {
         const int pair = min(query_tile, query_tiles - 1 - query_tile);

@@ -1,5 +1,5 @@
-/* backward_tiles.cuh: flash attention backward for Hopper: TMA, wgmma, warp specialisation. backward.cu and
- * backward_pairs.cu have the tables that say which problem takes which shape.
+/* backward_tiles.cuh: flash attention backward for Hopper, with TMA, wgmma and warp specialisation. The tables in
+ * backward.cu and backward_pairs.cu say which problem takes which tile shape.
  *
  * A block works on BN = 128 keys of one key/value head. K and V stay in shared memory, and the block goes over the
  * queries that see these keys, in tiles of BM, for every head of the group. One warpgroup is the producer, two are
@@ -166,7 +166,7 @@ template <typename T, class X, typename R> struct gradients {
         multiply<T, BM, D / 16>(dP, anew(own_V), anew(dO_along(o.stage)));
     }
 
-    /* Turns S into P, for a round without options. */
+    /* Turns scores S into P, in a round without options. */
     DEVICE void exponents(float (&S)[BM / 2], const row_values *values) const
     {
         if (tile < free_first || tile >= free_last)
@@ -276,7 +276,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Turns a loaded bias into float32. */
+    /* Converts a number of a loaded bias, which may have 16 bits, to float32. */
     DEVICE static float widened(float word, attn_dtype dtype)
     {
         const uint32_t bits = __float_as_uint(word);
@@ -320,7 +320,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Sets the bits of `hidden` for pairs that keep_mask hides. */
+    /* Sets the bit in `hidden` of each pair that keep_mask hides. */
     DEVICE void add_kept(uint32_t (&hidden)[BM / 64], const round_record &round) const
     {
         if constexpr (X::PAIRS) {
@@ -598,7 +598,7 @@ template <typename T, class X, typename R> struct gradients {
         named_barrier_arrive(DQ_FULL + me.w, HANDING);
     }
 
-    /* Turns S into P with the options of the shape's variant. */
+    /* Turns scores S into P, with the options that the variant of the kernel computes. */
     DEVICE void make_P(float (&S)[BM / 2])
     {
         if (X::TURNS) me.await_turn();

@@ -830,7 +830,7 @@ template <class X> constexpr shape_row row(int least_Sk, int least_masked_Sk)
 const int NEVER = FAR;
 /* clang-format off */
 const shape_row shapes[] = {
-    /* D    C  BN stages q and k, short   least number of keys without a mask, with a mask */
+    /*        D    C  BN stages q and k, short   least number of keys without a mask, with a mask */
     row<shape<64,  3, 160, 3>>                  (4096, 4096),
     row<shape<64,  3, 128, 4>>                  (0, 0),
     row<shape<64,  3, 128, 4, bf16>>            (0, 0),

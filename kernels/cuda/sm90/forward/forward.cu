@@ -28,7 +28,7 @@ template <class X> constexpr shape_row row(int masks, int least_Sk)
  * sequences use more warpgroups with narrower tiles. */
 /* clang-format off */
 const shape_row shapes[] = {
-    /* D    C  BN stages Dv, form            masks             least number of keys */
+    /*        D    C  BN stages Dv, form            masks             least number of keys */
     row<shape<64,  3, 128, 4>>                     (OPEN | CAUSAL,    1025),
     row<shape<64,  4, 64,  4>>                     (OPEN | CAUSAL,    0),
     row<shape<64,  3, 128, 4, 64,  WINDOWED>>      (WINDOW,           0),

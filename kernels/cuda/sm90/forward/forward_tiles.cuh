@@ -1,5 +1,5 @@
-/* forward_tiles.cuh: flash attention forward for Hopper: TMA, wgmma, warp specialisation. forward.cu and
- * forward_pairs.cu have the tables that say which problem takes which shape.
+/* forward_tiles.cuh: flash attention forward for Hopper, with TMA, wgmma and warp specialisation. The tables in
+ * forward.cu and forward_pairs.cu say which problem takes which tile shape.
  *
  * The grid is one block per multiprocessor. A block computes one work tile after the other; a work tile is BM queries
  * of one head. One warpgroup is the producer: a warp hands out work tiles, and a thread of another warp makes the copy
@@ -413,7 +413,7 @@ template <typename T, class X> struct attention {
     DEVICE auto K() const { return operand.K(me.k.stage); }
     DEVICE auto V() const { return operand.V(me.v.stage); }
 
-    /* warp_index() is the number of the warp among the warps of all consumers. */
+    /* Returns the number of this warp among the warps of all consumers. */
     DEVICE int warp_index() const { return me.w * 4 + me.warp; }
     DEVICE int lane() const { return me.lane; }
 

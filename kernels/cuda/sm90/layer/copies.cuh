@@ -1,8 +1,8 @@
-/* copies.cuh: wrappers for the instructions of the copy engine and of the barriers that tell what has arrived
- * (mbarrier), one instruction each.
+/* copies.cuh: wrappers for single instructions of the copy engine, and of the barriers (mbarrier) by which it tells
+ * what has arrived.
  *
- * sm90/layer/ptx.cuh includes this file and has the other instructions. Code of sm80/ may include this file without
- * it. */
+ * sm90/layer/ptx.cuh includes this file and wraps all other instructions. Code of sm80/ may include this file without
+ * ptx.cuh. */
 #ifndef ATTN_SM90_COPIES_CUH
 #define ATTN_SM90_COPIES_CUH
 
@@ -91,8 +91,8 @@ DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int
         : "memory");
 }
 
-/* Stores a box from shared memory to the tensor; elements outside the tensor are dropped. The store joins the
- * thread's bulk group. */
+/* Stores a box from shared memory to the tensor. Elements outside the tensor are dropped. The store joins the bulk
+ * group of this thread. */
 DEVICE void tma_store_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t from)
 {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1,%2,%3,%4}], [%5];" ::"l"(map),
@@ -106,7 +106,7 @@ DEVICE void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t ba
                  "l"(from), "r"(bytes), "r"(bar)
                  : "memory");
 }
-/* Copies bytes from shared to global memory. The copy joins the thread's bulk group. */
+/* Copies bytes from shared to global memory. The copy joins the bulk group of this thread. */
 DEVICE void bulk_store(void *to, uint32_t from, uint32_t bytes)
 {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)

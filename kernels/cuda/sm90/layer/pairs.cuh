@@ -1,4 +1,4 @@
-/* pairs.cuh: options that say something about each pair of a query and a key: bias, keep_mask and dropout.
+/* pairs.cuh: the options that have a value for each pair of a query and a key: bias, keep_mask and dropout.
  *
  *   keep_mask   The kernel keep_bits first turns the mask's bytes into bits, by row and tile of keys, and finds hidden
  *               tiles. Hidden tiles are neither loaded nor multiplied.
@@ -6,8 +6,8 @@
  *   dropout     A lane draws in registers (philox.h). A draw decides for eight keys of a row. The four lanes that share
  *               two rows make a fourth of the draws each, and then exchange them.
  *
- * A thread's scores of a tile of N keys lie as in ptx.cuh: register n * 4 + half * 2 + e is row i0 + half * 8,
- * column n * 8 + lane % 4 * 2 + e. */
+ * A thread's scores of a tile of N keys are in the order of wgmma's results (ptx.cuh): register n * 4 + half * 2 + e is
+ * row i0 + half * 8, column n * 8 + lane % 4 * 2 + e. */
 #ifndef ATTN_SM90_PAIRS_CUH
 #define ATTN_SM90_PAIRS_CUH
 
@@ -361,7 +361,7 @@ DEVICE void load_bias(uint32_t (&raw)[N / 2], const pair_bias &bias, const char 
     }
 }
 
-/* Computes S = unit S + bias. */
+/* Computes S = unit S + bias, which turns raw products into scores with bias. */
 template <int N> DEVICE void add_bias(float (&S)[N / 2], const uint32_t (&raw)[N / 2], attn_dtype dtype, float unit)
 {
     if (dtype == ATTN_F32) {

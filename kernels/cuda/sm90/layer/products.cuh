@@ -1,8 +1,9 @@
 /* products.cuh: products of tiles that a warpgroup computes: descriptors of operands in shared memory, and P as an
  * operand in registers.
  *
- * An operand returns the descriptor of its step k: 32 bytes along k if it is K-major, 16 rows if it is MN-major.
- * Products are issued and committed; call retire() before reading their sums. */
+ * An operand's function step(k) returns the descriptor of step k: 32 bytes along k if the operand is K-major, 16 rows
+ * if it is MN-major. The functions that multiply only issue and commit a product. Call retire() before reading the
+ * product's sums. */
 #ifndef ATTN_SM90_PRODUCTS_CUH
 #define ATTN_SM90_PRODUCTS_CUH
 

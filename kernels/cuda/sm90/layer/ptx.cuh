@@ -225,7 +225,7 @@ template <> DEVICE uint32_t pack<__nv_bfloat16>(float low, float high)
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
 }
-/* Unpacks the two elements of a register as floats, the low element first. */
+/* Unpacks the two 16-bit elements of a register as floats, the low element first. */
 template <typename T> DEVICE float2 unpack(uint32_t r);
 template <> DEVICE float2 unpack<__half>(uint32_t r)
 {
@@ -274,9 +274,11 @@ DEVICE float largest_by_bits(float x, float y, float z)
 
 /* ---- wgmma, 9.7.15 ----------------------------------------------------------------------------------------------- */
 
-/* Descriptor of an operand in 128-byte swizzled shared memory. To step, add bytes >> 4.
- *   lbo  MN-major: distance from one group of 64 elements of M or N to the next. K-major: ignored.
- *   sbo  distance from one group of 8 rows to the next. */
+/* Returns the descriptor of an operand in shared memory with the 128-byte swizzle. To move on by some bytes, add bytes
+ * >> 4 to it.
+ *   lbo  MN-major operands: distance in bytes from one group of 64 elements of M or N to the next;
+ *        K-major operands ignore it
+ *   sbo  distance in bytes from one group of 8 rows to the next */
 DEVICE uint64_t wgmma_descriptor(uint32_t address, uint32_t lbo, uint32_t sbo)
 {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(lbo >> 4) << 16 | (uint64_t)(sbo >> 4) << 32 |

@@ -127,7 +127,7 @@ DEVICE int claim_tile(const tile_order &x, int t, int *counter, bool scheduler)
 
 /* ---- Which keys rows see ----------------------------------------------------------------------------------------- */
 
-/* Row i sees keys [i + lo, min(i + hi, Sk)). */
+/* The band of keys that the rows of a sequence see: row i sees keys [i + lo, min(i + hi, Sk)). */
 struct key_band {
     int lo, hi, Sk;
 };
