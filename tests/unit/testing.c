@@ -113,7 +113,7 @@ UNWATCHED void spec_print(FILE *file, const struct spec *s)
 
 /* ---- A problem in memory ----------------------------------------------------------------------------------------- */
 
-/* This pattern fills the bytes around each tensor, and the gaps between its rows. It is NaN in every float type. */
+/* POISON fills the bytes around each tensor, and the gaps between its rows. This pattern is NaN in every float type. */
 enum { POISON = 0xff, GUARD = 64 };
 
 UNWATCHED void fixture_clear(struct fixture *f)
@@ -447,7 +447,7 @@ UNWATCHED static void add_observed(struct fixture *f)
     const uint64_t wanted = s->observe ? s->observe : UINT64_MAX;
     attn_tensor made;
     attn_error err = { 0 };
-    if (s->given_lse) { /* given_lse makes lse an input */
+    if (s->given_lse) { /* with given_lse, lse is an input */
         attn_problem forward = f->p;
         forward.op = ATTN_OP_FORWARD;
         run_reference(&forward);
@@ -607,7 +607,7 @@ UNWATCHED void fixture_make(struct fixture *f, const struct spec *spec)
     if (s->no_lse) f->p.lse.rank = 0;
     if (s->op == ATTN_OP_OBSERVE) add_observed(f);
     if (s->op == ATTN_OP_BACKWARD) {
-        if (s->give_forward) { /* give_forward makes out and lse inputs */
+        if (s->give_forward) { /* with give_forward, out and lse are inputs */
             attn_problem forward = f->p;
             forward.op = ATTN_OP_FORWARD;
             run_reference(&forward);

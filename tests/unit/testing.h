@@ -47,7 +47,7 @@ struct rng {
 };
 /* A generator of random numbers: SplitMix64 (Steele, Lea, Flood 2014). */
 uint64_t rng_next(struct rng *r);
-double rng_uniform(struct rng *r); /* in [0, 1) */
+double rng_uniform(struct rng *r); /* Returns a uniform random number in [0, 1). */
 int64_t rng_between(struct rng *r, int64_t low, int64_t high);
 bool rng_chance(struct rng *r, double p);
 double rng_normal(struct rng *r);
@@ -198,7 +198,7 @@ struct limits {
 };
 extern const struct limits limits_of[]; /* index: dtype */
 
-/* Returns the largest finite |element|. */
+/* Returns the largest absolute value of the finite elements. */
 double largest(const attn_tensor *t);
 /* Returns whether the results of `got` agree with those of `want`, the truth. `other` is the truth computed another way
  * (out and lse rounded before the backward), or NULL. If the results disagree, `why` gets a sentence. */
@@ -220,7 +220,7 @@ enum { TRUTH_OUT, TRUTH_LSE, TRUTH_DQ, TRUTH_DK, TRUTH_DV, TRUTH_RESULTS = ATTN_
 
 /* Results of attn_truth_some() in host memory, in the order of struct attn_truth. */
 struct truth {
-    double *result[TRUTH_RESULTS];               /* owned by this struct */
+    double *result[TRUTH_RESULTS];               /* memory that the struct owns */
     int64_t count[TRUTH_RESULTS];                /* number of elements; 0: the problem has no such result */
     attn_truth_distance distance[TRUTH_RESULTS]; /* how far the fixture's own results are from the truth */
 };

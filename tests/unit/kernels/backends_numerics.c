@@ -362,7 +362,7 @@ void test_slopes_in_bfloat16_are_as_exact_as_other_sums(void **state)
         s.sinks = n % 5 == 2;
         s.dlse = n % 7 == 3;
         s.dropout_p = n % 6 == 4 ? 0.3 : 0;
-        s.out_dtype = n % 3 == 1 ? ATTN_F32 : ATTN_BF16; /* dout has this dtype too */
+        s.out_dtype = n % 3 == 1 ? ATTN_F32 : ATTN_BF16; /* dout has the same dtype as out */
         s.give_forward = n % 8 >= 6;
         struct fixture got, want;
         double error = 0;

@@ -344,7 +344,8 @@ static void test_a_plan_moves_with_its_problem(void **state)
         attn_problem shifted = elsewhere.p;
         shifted.out.data = (char *)shifted.out.data + 4;
         assert_int_equal(attn_plan_move(can, &made, &shifted, &moved, &err), ATTN_OK);
-        assert_int_equal(moved.unaligned, ATTN_TENSOR_BIT(out)); /* the plan was made anew */
+        /* the plan was made anew, because out is not aligned any more */
+        assert_int_equal(moved.unaligned, ATTN_TENSOR_BIT(out));
 
         assert_int_equal(attn_plan_move(attn_device_capabilities(other.device), &made, &f.p, &moved, &err), ATTN_OK);
         assert_ptr_not_equal(moved.kernel, made.kernel); /* another device has other kernels */
@@ -388,7 +389,7 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     CASE(ATTN_OPTION_BIT(WINDOW), window_right = 3);
     CASE(ATTN_OPTION_BIT(TOP_LEFT), alignment = ATTN_TOP_LEFT);
     CASE(ATTN_OPTION_BIT(GROUPED), k.shape[2] = 2);
-    CASE(ATTN_OPTION_BIT(SCALE), has_scale = true); /* a scale of 0 */
+    CASE(ATTN_OPTION_BIT(SCALE), has_scale = true); /* a scale of 0 counts as given */
     CASE(0, scale = -1);                            /* a scale that is not in use */
     CASE(ATTN_OPTION_BIT(SOFTCAP), softcap = 5);
     CASE(ATTN_OPTION_BIT(DROPOUT), dropout_p = 0.1);

@@ -125,10 +125,10 @@ static void test_good_problems_pass(void **state)
     PASSES(packed, (void)0);
     PASSES(bhsd, (void)0);
     PASSES(fp8, (void)0);
-    PASSES(forward, p.out.rank = p.lse.rank = 0);    /* no output is wanted */
+    PASSES(forward, p.out.rank = p.lse.rank = 0);    /* a forward of which no output is wanted */
     PASSES(forward, p.out.data = p.lse.data = NULL); /* attn_check() runs before memory for the outputs is allocated */
     PASSES(backward, p.dq.data = p.dk.data = p.dv.data = NULL);
-    PASSES(backward, p.out.rank = p.lse.rank = 0); /* out and lse are recomputed */
+    PASSES(backward, p.out.rank = p.lse.rank = 0); /* a backward without out and lse recomputes both */
     /* a forward ignores dout, so a wrong dout is no error */
     PASSES(forward, p.op = ATTN_OP_FORWARD; p.dout = TENSOR(NULL, ATTN_U8, 9));
     PASSES(forward, p.q.shape[0] = p.k.shape[0] = p.v.shape[0] = p.out.shape[0] = p.lse.shape[0] = 0;
@@ -791,7 +791,7 @@ static void test_outputs_of_an_observe_say_what_they_need(void **state)
 
 /* ---- The table: what attn_check() lets through is what the rows say ---------------------------------------------- */
 
-/* Returns a valid problem in which the tensor `id` is given. */
+/* Returns a valid problem in which tensor `id` is given. */
 static attn_problem with(attn_tensor_id id, bool is_packed)
 {
     const attn_axes *axes = &attn_tensors[id].axes;

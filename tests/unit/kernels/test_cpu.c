@@ -459,7 +459,7 @@ static void test_a_run_in_double_that_nobody_waits_for_ends_between_two_rows(voi
 
 /* ---- The kernel in double ---------------------------------------------------------------------------------------- */
 
-/* These problems include sums over heads and sequences, which a single thread computes. */
+/* Among these problems are some with sums over heads and sequences, which a single thread computes. */
 static const struct spec of_any_kind[] = {
     SPEC(.Sq = 40, .Sk = 70, .H = 6, .Hk = 3, .B = 5, .causal = true),
     SPEC(.Sq = 1, .Sk = 300, .H = 8, .Hk = 2, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16, .softcap = 3),

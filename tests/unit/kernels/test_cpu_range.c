@@ -336,7 +336,8 @@ static void test_one_key_has_p_1_to_the_last_bit(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* These problems have few rows. An earlier version had an lse of 7.578125 instead of 7.588715, and a dv of 1.00928. */
+/* The problems of this test have few rows. An earlier version of the code gave an lse of 7.578125 instead of 7.588715,
+ * and a dv of 1.00928. */
 static void test_products_that_cancel_give_the_one_key_all_of_dout(void **state)
 {
     (void)state;
@@ -356,8 +357,8 @@ static void test_products_that_cancel_give_the_one_key_all_of_dout(void **state)
     }
 }
 
-/* The given lse is exact. In an earlier version products of 1e7 that cancel gave a float32 score with an error of 30,
- * so that P was e^30. */
+/* The given lse is exact. In an earlier version of the code, products of 1e7 that cancel gave a float32 score with an
+ * error of 30, so that P was e^30. */
 static void test_one_key_has_p_1_where_a_given_lse_holds_more_of_its_score_than_float32(void **state)
 {
     (void)state;
@@ -425,8 +426,8 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
     }
 }
 
-/* In an earlier version P was rounded to bfloat16 together with the factor 1 / (1 - p), and dq was -0.03 instead of
- * 0. */
+/* In an earlier version of the code, P was rounded to bfloat16 together with the factor 1 / (1 - p), and dq was -0.03
+ * instead of 0. */
 static void test_dropout_leaves_the_one_key_its_value_times_one_factor(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };

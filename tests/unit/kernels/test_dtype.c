@@ -37,7 +37,7 @@ union element {
 
 static double widen(const struct format *f, unsigned code)
 {
-    const union element x = { .any = code }; /* little-endian, as all tensors are */
+    const union element x = { .any = code }; /* the code is stored in little-endian order, as in all tensors */
     return attn_load(f->dtype, &x, 0);
 }
 

@@ -236,7 +236,8 @@ static void test_a_pointer_of_the_host_is_an_illegal_address(void **state)
     assert_int_equal(put(&f, &err), ATTN_OK); /* the fault is found when the problem runs, as on a GPU */
     assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
     assert_non_null(strstr(err.text, "illegal address"));
-    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST); /* the error is permanent */
+    /* after DEVICE_LOST every call must fail in the same way */
+    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
     close_it(&f);
 }
 
@@ -520,7 +521,7 @@ static void test_its_truth_takes_a_step_for_each_head_and_is_what_the_host_finds
     int steps = 0;
     (void)state;
     open_with(&f, "");
-    attn_problem here = f.problem; /* the same problem in host memory */
+    attn_problem here = f.problem; /* a copy of the problem with its tensors in host memory */
     here.q.data = f.host.q, here.k.data = f.host.k, here.v.data = f.host.v;
     here.out.data = f.host.out, here.lse.data = f.host.lse;
     assert_int_equal(attn_truth_need(attn_device_capabilities(f.device), &here, &cost, &err), ATTN_OK);

@@ -240,8 +240,8 @@ template <class X> DEVICE void repair_keys_of(const cuda_args &a, const saved &s
 
 /* ---- Host -------------------------------------------------------------------------------------------------------- */
 
-/* These functions return the number of tiles of keys, or of queries, per head. In packed problems a few tiles have no
- * rows. */
+/* key_tiles_per_head() and query_tiles_per_head() return how many tiles of keys, or of queries, a head has. In packed
+ * problems a few of these tiles have no rows. */
 int64_t key_tiles_per_head(const attn_dims &d, int keys)
 {
     return d.packed ? d.total_k / keys + d.B : attn_tiles(d.Sk, keys);

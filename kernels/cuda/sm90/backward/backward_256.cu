@@ -476,7 +476,7 @@ struct backward_job {
     cudaStream_t stream;
     backward_run run = {};
     kept_part kept;
-    uint8_t *own; /* this kernel's own part of the workspace: dS, and a flag of one byte for each warp of a block */
+    uint8_t *own; /* backward_256's own part of the workspace: dS, and a flag of one byte for each warp of a block */
 };
 
 plan plan_of(const backward_job &job)

@@ -189,7 +189,7 @@ template <typename T, class X> struct query_gradients {
     shared_queries<X> &sm;
     const query_place &x;
     consumer<2> me;
-    const int row0;        /* first query of this warpgroup */
+    const int row0;        /* index of this warpgroup's first query */
     ring<X::STAGES_KV> at; /* position in the ring of K and V of the newest tile that a product needs */
     int tile;              /* tile of keys of the newest round */
     /* tiles of keys [free_first, free_last): all rows of this warpgroup see all of their keys */

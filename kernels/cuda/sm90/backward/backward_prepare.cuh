@@ -48,7 +48,7 @@ const int PREPARER_SHARE = 4; /* prepare_ahead runs on one of this many multipro
 const int PREPARER_THREADS = 512;
 
 template <typename T, class X> struct preparer {
-    static const int D = X::D, ROWS = UNIT_ROWS<X>, LANES = D / 8 /* lanes per row */,
+    static const int D = X::D, ROWS = UNIT_ROWS<X>, LANES = D / 8 /* number of lanes that share a row */,
                      STEP = 32 / LANES /* rows that a warp processes at the same time */;
     /* number of rows that a lane loads before it uses the first, to have many loads in flight */
     static const int TOGETHER = 8;
@@ -61,7 +61,7 @@ template <typename T, class X> struct preparer {
     {
         const query_unit x = query_unit_of<X>(a, n);
         const int rows = max(min((int)x.s.Sq - x.i0, ROWS), 0);
-        /* Also units past the end of the sequence are prepared if their tile has any query, because the backward loads
+        /* A unit past the end of the sequence is prepared too if its tile has any query, because the backward loads
          * whole tiles of values. */
         if (x.i0 / QUERY_TILE * QUERY_TILE < x.s.Sq) prepare_rows(x, rows);
         __syncwarp();

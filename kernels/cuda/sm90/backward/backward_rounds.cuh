@@ -60,7 +60,7 @@ enum { END_BARRIER = 1, DQ_FULL = 8, DQ_FREE = 10, DS_FREE = 13 };
 
 /* ---- The plan, and a block's place in it ------------------------------------------------------------------------- */
 
-/* The kernels' parameters besides cuda_args. */
+/* The parameters of the kernels, besides those in cuda_args. */
 struct plan {
     tile_order order; /* order of the tiles of keys; in packed problems some tiles have no rows */
     int *counter;     /* number of tiles that blocks have claimed, see cuda_chip */
@@ -94,7 +94,7 @@ struct pair_plan : plan {
     pair_bias bias;
     kept_columns kept;
     pair_dropout dropout;
-    float per_scale; /* 1 / scale */
+    float per_scale; /* the reciprocal of the scale of scores */
 };
 template <class X> using plan_of = std::conditional_t<X::PAIRS, pair_plan, plan>;
 
@@ -153,8 +153,8 @@ template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int g
             p.mask.extremes[((int64_t)x.b * p.mask_heads + h) * p.mask.key_tiles + x.j0 / X::BN];
         int begin = x.first * X::BM, end = min(x.last * X::BM, x.Sq); /* all visible query rows are in [begin, end) */
 #pragma unroll
-        /* twice, because one of the two hidden intervals may reach the end of the range only after the other was cut
-         * off */
+        /* The loop runs twice, because one of the two hidden intervals may reach the end of the range only after the
+         * other was cut off. */
         for (int n = 0; n < 2; n++) {
             if (e.max.lts <= begin && e.min.lte > begin) begin = min(e.min.lte, end);
             if (e.max.uts <= begin && e.min.ute > begin) begin = min(e.min.ute, end);

@@ -235,7 +235,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Returns the thread's first key. */
+    /* Returns the first of the keys of this thread. */
     DEVICE int first_key() const
     {
         return x.j0 + me.w * 64 + me.warp * 16 + me.lane / 4;
@@ -461,9 +461,9 @@ template <typename T, class X, typename R> struct gradients {
                 P[half * 2] * derivative[half * 2], P[half * 2 + 1] * derivative[half * 2 + 1]);
     }
 
-    /* Turns S into P where softcap is the only option. The two registers of a pair of scores then hold two P, and two P
-     * times the softcap's derivative, all as 16-bit numbers. EDGE: some pairs of the tile are hidden. NEAR: all scores
-     * are near 0. */
+    /* Turns S into P where softcap is the only option. As a result, one register of each pair of scores holds two P,
+     * and the other holds the two P times the softcap's derivative, all as 16-bit numbers. EDGE: some pairs of the tile
+     * are hidden. NEAR: all scores are near 0. */
     template <bool EDGE, bool NEAR> DEVICE void capped_exponents(float (&S)[BM / 2], const row_values *values) const
     {
         /* for each of the thread's two keys: the range of queries that see it, counted from the thread's first query */
@@ -625,7 +625,7 @@ template <typename T, class X, typename R> struct gradients {
         make_P(S);
         if constexpr (X::PAIRS)
             if (p.dropout.drops) drop_pairs(S, drawn);
-        retire<0>(dP); /* this also waits for dK, which was issued before dP */
+        retire<0>(dP); /* the wait for dP includes a wait for dK, which was issued before dP */
     }
 
     /* Computes dV, dS and dK of a round from its P and dP. If there are MORE rounds, also computes P and dP of the next
@@ -640,8 +640,9 @@ template <typename T, class X, typename R> struct gradients {
         const ring<X::STAGES_Q> now = q;
         q.next();
         if constexpr (X::DV_PARTS == 2) add_dV<0>(dV, dP, S, P, sm.values[now.stage]);
-        /* This call must stand exactly here. It makes ptxas issue the last products so slowly that dS is computed while
-         * they run. Elsewhere dS would be computed after the wait for them, which costs 10 % of the time at D = 128. */
+        /* The call of next_tile_of_queries() must stand exactly here. It makes ptxas issue the last products so slowly
+         * that dS is computed while they run. Elsewhere dS would be computed after the wait for them, which costs 10 %
+         * of the time at D = 128. */
         if (!X::OPTIONS) next_tile_of_queries();
         add_dV<X::DV_PARTS - 1>(dV, dP, S, P, sm.values[now.stage]);
         wgmma_wait<0>(); /* waits until the product dV is complete */
@@ -762,8 +763,8 @@ template <typename T, class X, typename R> struct gradients {
         return first ? (x.first + 1) * BM <= key - x.band.hi + 1 : (x.last - 1) * BM > key + 63 - x.band.lo;
     }
 
-    /* Returns x, which has the same value in all lanes. The shuffle tells ptxas so. Descriptors then stay in uniform
-     * registers. */
+    /* Returns x, which must have the same value in all lanes. The shuffle tells ptxas that all lanes have the same
+     * value, so that descriptors stay in uniform registers. */
     static DEVICE uint32_t same_in_warp(uint32_t x)
     {
         return __shfl_sync(0xffffffff, x, 0);
@@ -918,7 +919,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         mbarrier_init(smem_addr(&sm.K_empty), 2);
         mbarrier_init(smem_addr(&sm.V_empty), 2);
         mbarrier_init(smem_addr(&sm.loaded), 1);
-        for (int n = 0; n < X::STAGES_DS; n++) mbarrier_init(smem_addr(&sm.dS_full[n]), 8); /* one arrival per warp */
+        /* eight arrivals: one per warp of the two consumers */
+        for (int n = 0; n < X::STAGES_DS; n++) mbarrier_init(smem_addr(&sm.dS_full[n]), 8);
         sm.any_nonfinite = 0;
         fence_mbarrier_init();
     }
@@ -978,7 +980,7 @@ bool wants_zeros(const attn_plan *plan)
     return sums && causal && backward_class(g.dims) == 128 && g.group == 1 && e.rows_q >= 8192;
 }
 
-/* This kernel's part of the workspace. It lies behind the part that backward_steps.h describes. */
+/* Offsets of this kernel's own part of the workspace, which lies behind the part that backward_steps.h describes. */
 struct layout {
     /* offsets in the workspace, in bytes; `bytes`: the size of the workspace */
     int64_t account, nonfinite, extremes, kept, bytes;

@@ -85,8 +85,8 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     static const bool EARLY = D == 128 && !WIDE; /* whether O is waited for and rescaled during the exponentials */
     /* whether maxima are found by largest_by_bits(); at D = 256 no registers are free for that */
     static const bool BY_BITS = D < 256;
-    /* Whether O is set to zero before a product. Otherwise the product starts from 0 by itself. The latter is 2 %
-     * slower for BN = 224, and faster for all other shapes. */
+    /* Whether O is set to zero before the product of a tile adds to it. The alternative, a product that does not add,
+     * is 2 % slower for BN = 224 and faster for all other shapes. */
     static const bool ZEROS = BN == 224;
     /* With EARLY: number of chains of operations that find the maximum of the thread's second row. With 224 keys a
      * single chain takes too long. */
@@ -146,7 +146,7 @@ struct plan {
     ending_order order;
     int H, group, Sq;
     key_band band;
-    float c; /* log2(e) * scale */
+    float c; /* log2(e) * scale, the factor of scores without the scales of q and k */
     input_scales scales;
     results to;
     transpose_plan transpose;
@@ -490,7 +490,7 @@ template <class X> struct attention {
         const auto step = [&](int j, auto careful, auto by_bits) {
             me.await_K();
             me.await_turn();
-            multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K()); /* scores of tile j */
+            multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K()); /* issues the scores of tile j */
             me.await_V();
             /* adds P V of tile j + 1, which comes before tile j */
             multiply_add<e4m3, X::COLUMNS, BN / 32>(O, P, V(), X::ZEROS || !promotes(j + 1));
@@ -700,7 +700,7 @@ __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 
 /* The counters at the beginning of the scratch memory. */
 struct run_counters {
-    int tile, unit; /* see plan::counter and transpose_plan::next_unit */
+    int tile, unit; /* tile: see plan::counter; unit: see transpose_plan::next_unit */
     uint32_t any_nan;
     int unused[29];
 };

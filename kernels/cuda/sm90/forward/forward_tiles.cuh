@@ -664,7 +664,7 @@ template <typename T, class X> struct attention {
         const auto step = [&](int j, auto masked, auto by_bits) {
             me.await_K();
             me.await_turn();
-            multiply<T, BN, X::D / 16>(S, operand.Q, K()); /* scores of tile j */
+            multiply<T, BN, X::D / 16>(S, operand.Q, K()); /* issues the scores of tile j */
             me.await_V();
             /* adds P V of the tile that was computed before tile j, which has a higher number */
             multiply_add<T, DV, BN / 16>(O, P, V());

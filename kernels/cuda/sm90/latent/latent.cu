@@ -76,10 +76,11 @@ enum { Q_READY = 1, P0_READY, P1_READY, TURN, ENDED, MEET };
 struct shared {
     alignas(1024) uint16_t Q[BOXES][BM * 64];
     alignas(1024) uint16_t K[2][BOXES][BOX]; /* [stage][box]; the last box of a tile holds P after its keys were used */
-    /* [warpgroup][row]: reference and rescale factor, from the warpgroup that computed the row's scores */
+    /* reference and rescale factor of each row, from the warpgroup that computed the row's scores; indices: warpgroup,
+     * row */
     float reference[2][BM], rescale[2][BM];
-    float l[2][2][BM];    /* [split even or odd][warpgroup][row] */
-    float2 before[2][BM]; /* [warpgroup][row]: m in base 2, and l, of the splits that were added up so far */
+    float l[2][2][BM];    /* sums of P; indices: split even or odd, warpgroup, row */
+    float2 before[2][BM]; /* m in base 2, and l, of the splits that were added up so far; indices: warpgroup, row */
     int2 sees[BM];        /* [row]: the row sees keys [x, y) */
     block_place place;
     struct {
@@ -551,7 +552,7 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* Number of parts in which a row's split groups are added up: part n adds up groups n, n + 4, n + 8 and so on, and then
  * the parts are added up. */
-enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* blocks per multiprocessor */ };
+enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* number of blocks per multiprocessor */ };
 
 /* Adds up the results of a row's splits. Each block computes one row, with 128 threads per part; a thread has four
  * columns (see piece_of()). Where no part has more than one group, PARTS is 1 and the same 128 threads add up all

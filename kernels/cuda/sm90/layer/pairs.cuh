@@ -381,7 +381,7 @@ template <int N> DEVICE void add_bias(float (&S)[N / 2], const uint32_t (&raw)[N
 
 struct pair_dropout {
     uint32_t most; /* a pair is kept if its 16 random bits, in the upper half of a word, are above this number */
-    float scale;   /* 1 / (1 - dropout_p) */
+    float scale;   /* factor of the pairs that dropout keeps: 1 / (1 - dropout_p) */
     bool drops;
     uint32_t keys[20];    /* the two key words of each of the 10 rounds of Philox4x32-10 */
     int64_t first, batch; /* head h of batch row b has number first + b * batch + h in the random generator */

@@ -139,7 +139,7 @@ ATTN_HD key_band key_band_of(int align, int left, int right, int Sk)
 }
 
 struct key_tiles {
-    int first, last; /* range of tiles [first, last) */
+    int first, last; /* a range of tiles of keys: [first, last) */
 };
 
 /* Returns the tiles of BN keys that at least one of rows [begin, end) sees. */

@@ -16,8 +16,8 @@
 
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
-/* A reference that moves only when the maximum exceeds it by more than slack = 8 / c, which is rare. P is then at most
- * 2^8. */
+/* A reference that moves only when the maximum exceeds it by more than slack = 8 / c, which is rare. Therefore P is at
+ * most 2^8. */
 struct lazy_reference {
     float c, slack;
     DEVICE float advance(float m, float top) const { return top <= m + slack ? m : top; }
