@@ -1,11 +1,11 @@
-/* testing.c: see testing.h. */
+/* testing.c: implements testing.h. */
 #include "testing.h"
 
 #include <float.h>
 
-/* ThreadSanitizer does not watch these functions: they fill and compare in the test's own thread, where watching each
- * number costs a hundred times the time. It still sees a kernel that writes after its run, because free() is
- * watched. */
+/* Functions that ThreadSanitizer does not watch. They fill and compare in the test's own thread, and watching each
+ * number there would cost a hundred times the time. ThreadSanitizer still reports a kernel that writes after its run,
+ * because free() is watched. */
 #define UNWATCHED __attribute__((no_sanitize_thread))
 
 /* ---- Random numbers ---------------------------------------------------------------------------------------------- */
@@ -113,7 +113,7 @@ UNWATCHED void spec_print(FILE *file, const struct spec *s)
 
 /* ---- A problem in memory ----------------------------------------------------------------------------------------- */
 
-/* Bytes around each tensor, and in the gaps between its rows, keep this pattern, which is NaN in every float type. */
+/* POISON fills the bytes around each tensor, and the gaps between its rows. This pattern is NaN in every float type. */
 enum { POISON = 0xff, GUARD = 64 };
 
 UNWATCHED void fixture_clear(struct fixture *f)
@@ -122,7 +122,7 @@ UNWATCHED void fixture_clear(struct fixture *f)
     memset(f, 0, sizeof *f);
 }
 
-/* Returns the number of elements from the first to the last, with gaps. */
+/* Returns the number of elements from the first to the last, including gaps. */
 UNWATCHED static int64_t tensor_extent(const attn_tensor *t)
 {
     int64_t n = 1;
@@ -168,17 +168,18 @@ UNWATCHED void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtyp
     attn_tensor t = attn_tensor_make(NULL, dtype, rank, shape);
     const size_t bytes = attn_dtype_bytes(dtype), shift = f->spec.strided ? bytes : 0;
     if (f->spec.strided &&
-        attn_tensors[id].role != ATTN_ROLE_IN) /* outputs, and inputs of a backward: 3 spare elements per row */
+        /* outputs, and tensors that only a backward reads: 3 unused elements behind each row */
+        attn_tensors[id].role != ATTN_ROLE_IN)
         for (int64_t a = rank - 2, stride = (shape[rank - 1] > 0 ? shape[rank - 1] : 1) + 3; a >= 0; a--) {
             t.stride[a] = stride;
             stride = stride * (shape[a] > 0 ? shape[a] : 1) + (a == 1 && !f->spec.key_rows ? 5 : 0);
         }
-    else if (f->spec.strided && rank > 2) { /* inputs: as if cut out of a tensor that is wider on the last axes */
+    else if (f->spec.strided && rank > 2) { /* all other inputs: the strides of a part of a larger tensor */
         t.stride[rank - 2] = (shape[rank - 1] > 0 ? shape[rank - 1] : 1) + (int64_t)(id % 3) + 1;
         for (int a = rank - 3; a >= 0; a--) t.stride[a] = t.stride[a + 1] * (shape[a + 1] > 0 ? shape[a + 1] : 1);
     }
     f->block_bytes[id] = 2 * GUARD + shift + (size_t)tensor_extent(&t) * bytes;
-    /* aligned to 64 bytes before the shift, so that a tensor without strides is as aligned as in an arena */
+    /* aligned to 64 bytes before the shift, so that a tensor without strides is aligned as in the server's memory */
     f->block[id] = aligned_alloc(64, (f->block_bytes[id] + 63) / 64 * 64);
     if (!f->block[id]) {
         fprintf(stderr, "no memory for a test of %zu bytes\n", f->block_bytes[id]);
@@ -194,7 +195,7 @@ UNWATCHED void fill_normal(const attn_tensor *t, struct rng *r, double amp, doub
     for (int64_t n = tensor_elements(t), i = 0; i < n; i++) tensor_set(t, i, mean + amp * rng_normal(r));
 }
 
-/* Sets the first channel of q and of k [B, S, H, D] so that scores are where `sides` says. */
+/* Sets the first channel of q and of k [B, S, H, D] so that the scores lie on the sides of 0 that `sides` names. */
 UNWATCHED static void put_scores(const attn_tensor *q, const attn_tensor *k, enum score_sides sides)
 {
     const int64_t *const of_q = q->shape, *const of_k = k->shape;
@@ -208,10 +209,10 @@ UNWATCHED static void put_scores(const attn_tensor *q, const attn_tensor *k, enu
     }
 }
 
-/* Fills a bias with numbers as large as float32 can hold. 1: a mask of the lowest number, as many libraries write it,
- * which leaves every third row nothing else. 2: every row has numbers from several such levels. A score of ordinary
- * size is lost beside any of them, so a row is the mean of the values at its highest level. 3: the lowest number for
- * the first half of the keys, as for padding on the left. */
+/* Fills a bias with numbers as large as float32 can hold. Kind 1: a mask of the lowest number, as many libraries write
+ * it, which leaves every third row no other number. Kind 2: every row has numbers from several such levels; a score of
+ * ordinary size is lost beside any of them, so a row of out is the mean of the values at the row's highest level. Kind
+ * 3: the lowest number for the first half of the keys, as for padding on the left. */
 UNWATCHED static void fill_bias_levels(const attn_tensor *t, struct rng *r, int kind)
 {
     static const double levels[] = { -3.38e38, -2.4e38, -1e38, 1e38, 2.4e38, 3.38e38 };
@@ -233,8 +234,8 @@ UNWATCHED static void fill_bias_levels(const attn_tensor *t, struct rng *r, int 
     }
 }
 
-/* Returns whether query i of (b, h) may see key j. Written independently of the reference backend: the two must
- * agree. */
+/* Returns whether query i of (b, h) may see key j. This is written independently of the reference backend, because the
+ * two must agree. */
 UNWATCHED static bool fixture_sees(const struct fixture *f, int64_t b, int64_t h, int64_t i, int64_t j)
 {
     const attn_problem *p = &f->p;
@@ -247,7 +248,8 @@ UNWATCHED static bool fixture_sees(const struct fixture *f, int64_t b, int64_t h
     if (f->spec.causal && j > shifted) return false;
     if (f->spec.window_left >= 0 && j < shifted - f->spec.window_left) return false;
     if (f->spec.window_right >= 0 && j > shifted + f->spec.window_right) return false;
-    for (int which = 0; which < 2; which++) { /* bias and keep_mask are broadcast in the same way */
+    /* bias and keep_mask are broadcast in the same way, so one loop makes both */
+    for (int which = 0; which < 2; which++) {
         const attn_tensor *t = which ? &p->keep_mask : &p->bias;
         const int64_t column = which && p->keep_mask_at_end ? j - (Sk - t->shape[3]) : j;
         if (!t->rank || column < 0) continue;
@@ -286,7 +288,8 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
                 lts = rng_between(r, 0, Sq), lte = rng_between(r, 0, Sq);
                 uts = rng_between(r, 0, Sq), ute = rng_between(r, 0, Sq);
                 if (n == 2 && !f->spec.causal)
-                    ute = rng_between(r, 0, lts); /* limits ute, or every query would be hidden half of the time */
+                    /* limits ute, because otherwise every query would be hidden half of the time */
+                    ute = rng_between(r, 0, lts);
             }
             const int64_t e = (bh * Sk + j) * n;
             tensor_set(t, e, (double)lts);
@@ -297,7 +300,7 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
     }
 }
 
-/* Puts NaN and infinity into keys that no query sees, or NaN where some queries look. */
+/* Puts NaN and infinity into keys and values that no query sees, or a NaN into one that some queries see. */
 UNWATCHED static void poison_keys(struct fixture *f, struct rng *r)
 {
     const struct spec *s = &f->spec;
@@ -337,7 +340,7 @@ UNWATCHED static void poison_rows(const attn_tensor *t, const attn_view *view, i
             for (int64_t c = 0; c < columns; c++) attn_store(t->dtype, t->data, attn_at(view, b, h, row) + c, NAN);
 }
 
-/* Puts NaN into every padding row of the inputs. */
+/* Fills every padding row of the inputs with NaN. */
 UNWATCHED static void poison_padding(struct fixture *f)
 {
     const attn_geometry g = attn_geometry_of(&f->p);
@@ -379,7 +382,7 @@ UNWATCHED static void move_to_pages(struct fixture *f, struct rng *r)
         order[other] = (int32_t)n;
     }
     fixture_add(f, ATTN_T_page_table, ATTN_I32, 2, (int64_t[]){ s->B, most });
-    /* with packed sequences, the lengths come from `from` */
+    /* for packed queries, the lengths of the keys come from `from` */
     uint8_t *const lengths = s->sequences ? f->block[ATTN_T_seqlens_k] : NULL;
     if (s->sequences) {
         fixture_add(f, ATTN_T_seqlens_k, ATTN_I32, 1, (int64_t[]){ s->B });
@@ -415,7 +418,7 @@ UNWATCHED static void move_to_pages(struct fixture *f, struct rng *r)
     free(order);
 }
 
-/* Adds q, k or v in the spec's layout and packing. */
+/* Adds q, k or v to the problem, in the spec's layout and packing. */
 UNWATCHED static void add_bshd(struct fixture *f, attn_tensor_id id, attn_dtype dtype, int64_t S, int64_t heads,
                                int64_t size)
 {
@@ -434,7 +437,8 @@ UNWATCHED static void add_lse(struct fixture *f, attn_tensor_id id)
     else fixture_add(f, id, ATTN_F32, 3, (int64_t[]){ s->B, s->H, s->Sq });
 }
 
-/* Adds an observe's region, map, other sizes and outputs, drawn from the spec's seed. */
+/* Adds what an observe has besides q, k and v: its region of queries and keys, map, other sizes and outputs. All are
+ * drawn from the spec's seed. */
 UNWATCHED static void add_observed(struct fixture *f)
 {
     const struct spec *const s = &f->spec;
@@ -443,7 +447,7 @@ UNWATCHED static void add_observed(struct fixture *f)
     const uint64_t wanted = s->observe ? s->observe : UINT64_MAX;
     attn_tensor made;
     attn_error err = { 0 };
-    if (s->given_lse) { /* lse is an input then */
+    if (s->given_lse) { /* with given_lse, lse is an input */
         attn_problem forward = f->p;
         forward.op = ATTN_OP_FORWARD;
         run_reference(&forward);
@@ -555,7 +559,7 @@ UNWATCHED void fixture_make(struct fixture *f, const struct spec *spec)
         fixture_add(f, ATTN_T_keep_mask, ATTN_U8, 4,
                     (int64_t[]){ axes & 1 ? s->B : 1, axes & 2 ? s->H : 1, axes & 4 ? s->Sq : 1, columns });
         for (int64_t n = tensor_elements(&f->p.keep_mask), i = 0; i < n; i++) {
-            const bool all_hidden_row = columns > 0 && i / columns % 7 == 3; /* every seventh row sees nothing */
+            const bool all_hidden_row = columns > 0 && i / columns % 7 == 3; /* every seventh row sees no key */
             tensor_set(&f->p.keep_mask, i, !all_hidden_row && rng_chance(&r, s->keep));
         }
     }
@@ -603,7 +607,7 @@ UNWATCHED void fixture_make(struct fixture *f, const struct spec *spec)
     if (s->no_lse) f->p.lse.rank = 0;
     if (s->op == ATTN_OP_OBSERVE) add_observed(f);
     if (s->op == ATTN_OP_BACKWARD) {
-        if (s->give_forward) { /* out and lse are inputs then */
+        if (s->give_forward) { /* with give_forward, out and lse are inputs */
             attn_problem forward = f->p;
             forward.op = ATTN_OP_FORWARD;
             run_reference(&forward);
@@ -632,7 +636,7 @@ UNWATCHED void fixture_make(struct fixture *f, const struct spec *spec)
     }
 }
 
-/* Returns the tensor whose block holds tensor `id`: `id` itself, or k if v is part of k. */
+/* Returns the tensor whose memory block holds tensor `id`: `id` itself, or k if v is part of k. */
 UNWATCHED static int block_of(const struct fixture *f, int id)
 {
     return id == ATTN_T_v && !f->block[id] ? ATTN_T_k : id;
@@ -679,7 +683,7 @@ UNWATCHED void bench_close(struct bench *b)
     memset(b, 0, sizeof *b);
 }
 
-/* Under AddressSanitizer a kernel may not even read the guards. */
+/* Under AddressSanitizer a kernel must not even read the guards (the bytes around a tensor). */
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
 #define FORBID(address, bytes) ASAN_POISON_MEMORY_REGION(address, bytes)
@@ -706,9 +710,9 @@ UNWATCHED static void guards_allow(const struct fixture *f)
         if (f->block[id]) ALLOW(f->block[id], f->block_bytes[id]);
 }
 
-/* ATTN_PRINT_BITS=1: prints after every run a line with the problem and a checksum (FNV-1a) of the bytes of each
- * output, so that diff can compare two builds. The checksum includes guards and gaps between rows, which nobody
- * writes. */
+/* With ATTN_PRINT_BITS=1, prints after every run a line with the problem and a checksum (FNV-1a) of the bytes of each
+ * output, so that diff can compare the output of two builds. The checksum includes guards and gaps between rows, which
+ * no kernel writes. */
 UNWATCHED static void bits_print(const struct fixture *f)
 {
     const char *const wanted = getenv("ATTN_PRINT_BITS");
@@ -722,7 +726,7 @@ UNWATCHED static void bits_print(const struct fixture *f)
     spec_print(stdout, &f->spec);
 }
 
-/* Runs the plans by attn_run() or by attn_run_some(). */
+/* Runs the plans by attn_run(), or by attn_run_some() if b->in_steps is set. */
 UNWATCHED static attn_status run_plans(struct bench *b, const attn_plan *plans, int count, attn_error *err)
 {
     void *workspace = NULL;
@@ -740,8 +744,8 @@ UNWATCHED static attn_status run_plans(struct bench *b, const attn_plan *plans, 
     return status;
 }
 
-/* Makes *p the fixture's problem in the device's memory; with unified memory the two are the same. The caller frees
- * blocks and prefix. */
+/* Makes *p the fixture's problem with its tensors in the device's memory. With unified memory these are the fixture's
+ * own tensors. The caller must free blocks and prefix. */
 UNWATCHED static attn_status to_device(struct bench *b, const struct fixture *f, attn_problem *p,
                                        void *blocks[ATTN_TENSOR_COUNT], void **prefix, attn_error *err)
 {
@@ -864,7 +868,7 @@ UNWATCHED void truth_clear(struct truth *t)
     memset(t, 0, sizeof *t);
 }
 
-/* Returns half of the distance between neighbouring numbers of the dtype around x. */
+/* Returns half of the distance between two neighbouring numbers of the dtype near x. */
 static double half_unit(attn_dtype dtype, double x)
 {
     static const struct {
@@ -875,8 +879,8 @@ static double half_unit(attn_dtype dtype, double x)
     return fmax(fabs(x) * unit[dtype].relative, unit[dtype].least);
 }
 
-/* Returns by how much sums in double may differ if they are taken in another order and may cancel: some units of their
- * terms. */
+/* Returns by how much a result may differ if its sums in double are taken in another order: some units in the last
+ * place of the terms, which may cancel. */
 UNWATCHED static double truth_noise(const attn_problem *p, const attn_geometry *g, int result)
 {
     const double unit = 64 * 0x1p-53, v = largest(&p->v), score = largest(&p->q) * largest(&p->k) * g->scale;
@@ -890,7 +894,8 @@ UNWATCHED static double truth_noise(const attn_problem *p, const attn_geometry *
     return unit * exponent * dout * v * (double)g->dims.Dv * fabs(g->scale) * other;
 }
 
-/* Compares one result with the reference's tensor, which is rounded to its dtype. Padding rows must equal `nothing`. */
+/* Compares one result of the device with the reference's tensor, which is rounded to its dtype. Padding rows must equal
+ * `nothing`. */
 UNWATCHED static bool truth_result_agrees(const struct fixture *want, const struct truth *t, int result, char *why,
                                           size_t room)
 {
@@ -944,8 +949,8 @@ UNWATCHED static bool truth_result_agrees(const struct fixture *want, const stru
                  t->distance[result].max_abs, t->distance[result].largest, distance.max_abs, distance.largest);
         good = false;
     }
-    /* A number close to the middle between two numbers of the dtype may round to the other one. That is rare in
-     * float32, except for averages (a scale of 0), which often lie in the middle. */
+    /* A number close to the middle between two numbers of the dtype may round to the other one. In float32 this is
+     * rare, except for averages (a scale of 0), which often lie in the middle. */
     if (!good || view->dtype != ATTN_F32 || g.scale == 0 || flips <= 2 + t->count[result] / 500) return good;
     snprintf(why, room, "%s: %lld of %lld numbers round otherwise", attn_tensors[id].name, (long long)flips,
              (long long)t->count[result]);
@@ -1007,7 +1012,8 @@ UNWATCHED void run_reference(const attn_problem *p)
 const struct limits limits_of[] = {
     [ATTN_F32] = { 1e-5, 3e-5, 1e-4, 1e-6, 1e-45 },
     [ATTN_F16] = { 1e-3, 3e-3, 5e-3, 1e-5, 6e-8 },
-    [ATTN_BF16] = { 8e-3, 2e-2, 3e-2, 1e-4, 1.2e-38 }, /* bf16 products of processors treat subnormal operands as 0 */
+    /* the processors' bfloat16 products treat subnormal operands as 0 */
+    [ATTN_BF16] = { 8e-3, 2e-2, 3e-2, 1e-4, 1.2e-38 },
     [ATTN_F8E4M3] = { 4e-2, 0, 0, 1e-4, 2e-38 },
 };
 
@@ -1021,14 +1027,14 @@ UNWATCHED double largest(const attn_tensor *t)
     return m;
 }
 
-/* Estimates the largest |score|: float32 keeps each score to 2^-23 of it at best. */
+/* Estimates the largest |score|. float32 stores a score with an error of at least 2^-23 of it. */
 UNWATCHED static double score_size(const struct fixture *f)
 {
     const attn_geometry g = attn_geometry_of(&f->p);
     double size = fabs(g.scale) * sqrt((double)g.dims.D) * largest(&f->p.q) * largest(&f->p.k);
     if (f->p.q_scale.rank) size *= largest(&f->p.q_scale);
     if (f->p.k_scale.rank) size *= largest(&f->p.k_scale);
-    if (g.softcap > 0) size = fmin(size, 8 * g.softcap); /* the cap is computed with an error of its own */
+    if (g.softcap > 0) size = fmin(size, 8 * g.softcap); /* the softcap is computed with an error of its own */
     return size + (f->spec.bias_levels ? 0 : largest(&f->p.bias)) +
            largest(&f->p.alibi_slopes) * (double)attn_max64(g.dims.Sk, g.dims.Sq);
 }
@@ -1037,17 +1043,17 @@ struct tolerance {
     double relative, absolute;
 };
 
-/* Returns the tolerance of output `id`, without the sensitivity. */
+/* Returns the tolerance of output `id`. The part called sensitivity (testing.h) is not included. */
 UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_tensor_id id)
 {
     const struct limits *limit = &limits_of[f->spec.dtype];
-    const struct limits *as = &limits_of[f->p.tensor[id].dtype]; /* out may have a coarser dtype than the inputs */
+    const struct limits *as = &limits_of[f->p.tensor[id].dtype]; /* out may have a less exact dtype than the inputs */
     const attn_geometry g = attn_geometry_of(&f->p);
     const double scores = score_size(f), blur = 2.4e-7 * scores,
                  v = largest(&f->p.v) * (f->p.v_scale.rank ? largest(&f->p.v_scale) : 1);
     const double q = largest(&f->p.q), k = largest(&f->p.k), dout = largest(&f->p.dout), dlse = largest(&f->p.dlse);
     const double kept = f->spec.dropout_p > 0 ? 1 / (1 - f->spec.dropout_p) : 1;
-    /* the terms from which dP and delta are computed */
+    /* size of the terms from which dP and delta are computed */
     const double dz = (dout * v * sqrt((double)g.dims.Dv) * kept + dlse);
     struct tolerance t = { 0 };
     switch (id) {
@@ -1061,7 +1067,7 @@ UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_ten
         t.relative = 4e-5 + 2 * blur;
         t.absolute = 1e-30;
         return t;
-    case ATTN_T_top_keys: t.absolute = INFINITY; return t; /* backends_observe.c checks these */
+    case ATTN_T_top_keys: t.absolute = INFINITY; return t; /* no tolerance here: backends_observe.c checks these */
     case ATTN_T_row_max:
     case ATTN_T_max_logit:
     case ATTN_T_lse:
@@ -1125,7 +1131,7 @@ UNWATCHED bool fixture_compare(const struct fixture *got, const struct fixture *
                      t.relative * sqrt(size2) + 2 * sqrt(sensitivity2) + t.absolute * sqrt((double)n));
             return false;
         }
-        if (id == ATTN_T_out && got->spec.Dv >= 8) /* each row is compared relative to its own size */
+        if (id == ATTN_T_out && got->spec.Dv >= 8) /* the error of each row is compared with that row's own size */
             for (int64_t row = 0; row < n / got->spec.Dv; row++) {
                 double row_error = 0, row_size = 0;
                 for (int64_t e = row * got->spec.Dv; e < (row + 1) * got->spec.Dv; e++) {
@@ -1149,7 +1155,7 @@ UNWATCHED bool fixture_intact(const struct fixture *f, const struct fixture *bef
         uint8_t *mask;
         size_t data;
         if (!f->block[id]) continue;
-        mask = calloc(f->block_bytes[id], 1); /* 1: the byte may have changed */
+        mask = calloc(f->block_bytes[id], 1); /* [byte]: 1 if the run may have changed it */
         data = (size_t)((uint8_t *)t->data - f->block[id]);
         if (is_output(&f->p, (attn_tensor_id)id))
             for (int64_t n = tensor_elements(t), e = 0; e < n; e++)
@@ -1184,12 +1190,12 @@ UNWATCHED bool outputs_equal(const struct fixture *a, const struct fixture *b, c
     return true;
 }
 
-/* If out has at most this many numbers, all of them may be results of cancelling sums, so that the largest of them says
- * little of their error. */
+/* If out has at most this many numbers, all of them may be results of sums that cancel. Then even the largest of them
+ * does not tell how large the terms were, and thus the error. */
 enum { FEW_OUTPUTS = 16 };
 
-/* Moves each value by about a unit in its last place, up or down. That changes out as much as a P that is rounded to
- * the values' dtype, or somewhat more. */
+/* Moves each value up or down by about a unit in its last place. This changes out at least as much as rounding P to the
+ * values' dtype does. */
 UNWATCHED static void move_values(struct fixture *f)
 {
     static const double unit[] = {
@@ -1212,7 +1218,7 @@ UNWATCHED bool spec_agrees(struct bench *bench, const struct spec *spec)
     fixture_copy(&before, &got);
     run_reference(&want.p);
     memset(&other, 0, sizeof other);
-    /* the truth computed the other way: with rounded out and lse, or without rounding */
+    /* the truth computed the other way: from rounded out and lse, or without rounding */
     if (spec->op == ATTN_OP_BACKWARD) {
         struct spec twin = *spec;
         twin.give_forward = !spec->give_forward;

@@ -1,25 +1,25 @@
-/* testing.h: attention problems for tests: made from a few numbers, run on any backend, compared with the
- * reference.
+/* testing.h: attention problems for tests. A problem is made from a few numbers (a spec), run on any backend, and
+ * compared with the reference.
  *
  *   const struct spec spec = SPEC(.dtype = ATTN_BF16, .Sq = 113, .Sk = 203, .causal = true);
- *   struct fixture f;      fixture_make(&f, &spec);         // seeded random inputs, poisoned outputs
+ *   struct fixture f;      fixture_make(&f, &spec);         // seeded random inputs; outputs are filled with NaN
  *   fixtures_run(&bench, (struct fixture *[]){ &f }, 1);     // on an open device; copies where memory is not unified
- *   fixture_compare(&f, &want, &other, why, sizeof why);     // within limits_of[] (kernels/README.md, Accuracy),
- *                                                            and nothing else written
+ *   fixture_compare(&f, &want, &other, why, sizeof why);     // within limits_of[] (kernels/README.md, Accuracy)
  *   spec_print(stderr, &spec);                               // as a SPEC(...) that can be pasted into a test
  *
- * Everything random comes from `data_seed`, so a printed spec is the whole problem.
+ * All random numbers come from `data_seed`, so a printed spec describes the whole problem.
  *
- * Tolerances. The truth is the reference backend (double) on the same rounded inputs. An answer x may differ from
- * it by
+ * Tolerances. The truth is the result of the reference backend (in double) for the same rounded inputs. A result x may
+ * differ from the truth by
  *     limit * |truth|   + 2 * sensitivity   + noise
- * in the largest entry and, with |.| the Frobenius norm, as a whole. Rows of `out` are also looked at one by one,
- * because a causal problem's first rows are many times larger than its last. `limit` is that of limits_of, raised where
- * scores are so large that float32 cannot hold them better. `sensitivity` is how much the truth itself moves when out
- * and lse are rounded to the dtype before backward, which no kernel can avoid. `noise` covers sums that cancel to
- * nothing.
+ * This is tested twice: for the largest elements, and for the whole tensor, with |.| as the Frobenius norm. Rows of
+ * `out` are also tested one by one, because in a causal problem the first rows are many times larger than the last.
+ *   limit        the number in limits_of; raised where scores are so large that float32 cannot hold them better
+ *   sensitivity  how much the truth itself changes when out and lse are rounded to the dtype before the backward, which
+ *                no kernel can avoid
+ *   noise        covers sums that cancel to nothing
  *
- * What only allocates, fills, runs or compares is in testing.c. */
+ * Functions that are not declared here, and the implementation, are in testing.c. */
 #ifndef TESTING_H
 #define TESTING_H
 
@@ -37,7 +37,7 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof *(a))
 
-/* Problems are designated initialisers that override defaults. */
+/* Problems are designated initialisers that override the defaults of SPEC(). */
 #pragma GCC diagnostic ignored "-Woverride-init"
 
 /* ---- Random numbers ---------------------------------------------------------------------------------------------- */
@@ -45,9 +45,9 @@
 struct rng {
     uint64_t state;
 };
-/* SplitMix64 (Steele, Lea, Flood 2014). */
+/* A generator of random numbers: SplitMix64 (Steele, Lea, Flood 2014). */
 uint64_t rng_next(struct rng *r);
-double rng_uniform(struct rng *r); /* [0, 1) */
+double rng_uniform(struct rng *r); /* Returns a uniform random number in [0, 1). */
 int64_t rng_between(struct rng *r, int64_t low, int64_t high);
 bool rng_chance(struct rng *r, double p);
 double rng_normal(struct rng *r);
@@ -56,19 +56,19 @@ double rng_normal(struct rng *r);
 
 enum { SPEC_SEQUENCES = 12 };
 
-/* How FlashMask rows are made. */
+/* How the bounds of a FlashMask (mask_startend_rows) are made. */
 enum mask_kind {
-    MASK_RANDOM,   /* random bounds, with empty and full intervals */
-    MASK_DOCUMENT, /* documents of random length */
-    MASK_WINDOW,   /* a band */
+    MASK_RANDOM,   /* random bounds, which may be empty or hide all queries */
+    MASK_DOCUMENT, /* documents of random length, in which queries see only keys of their own document */
+    MASK_WINDOW,   /* a band around the diagonal */
     MASK_ALL,      /* every key is hidden from every query */
-    MASK_UNION,    /* two intervals that together hide everything, and neither alone (n = 4) */
+    MASK_UNION,    /* n = 4: two hidden intervals that together hide everything, but neither does alone */
     MASK_KINDS
 };
 
-/* On which side of 0 the scores of a row are: the same for all, different for the last and the first keys, or different
- * in every second row. Scores below 0 rise towards the first key by more than float32 can distinguish as powers of
- * e. */
+/* On which side of 0 the scores of a row are: on one side for all keys, on different sides for the last and the first
+ * keys, or on different sides in every second row. Scores below 0 rise so much towards the first key that their
+ * differences are far outside the range of e^x in float32. */
 enum score_sides { SIDES_NONE, SIDES_BELOW, SIDES_BELOW_ABOVE, SIDES_ABOVE_BELOW, SIDES_BY_ROW };
 
 struct spec {
@@ -84,44 +84,45 @@ struct spec {
     int64_t window_left, window_right;
     double softcap, dropout_p;
     uint64_t seed;
-    int sequences; /* number of packed sequences; B, Sq and Sk are then computed from q_lengths and k_lengths */
+    int sequences; /* number of packed sequences; B, Sq and Sk follow from q_lengths and k_lengths */
     int q_lengths[SPEC_SEQUENCES], k_lengths[SPEC_SEQUENCES];
-    int alibi;                /* 0 none, 1 [H], 2 [B, H] */
-    int bias, keep_mask;      /* 0 none, otherwise 1 + the axes that are not broadcast (1: B, 2: H, 4: Sq) */
-    double bias_hidden, keep; /* share of -inf in bias; share of 1 in keep_mask */
-    int keep_tail;            /* 0: keep_mask covers all keys; otherwise this many, the last of each row */
-    int mask_bounds;          /* number of bounds: 0 none, 1, 2, 4 */
-    int mask_heads;           /* heads of the mask: 0: 1, 1: Hk, 2: H */
+    int alibi;                /* shape of alibi_slopes: 0 none, 1 [H], 2 [B, H] */
+    int bias, keep_mask;      /* 0 none; otherwise 1 + the sum of the axes that are not broadcast (1: B, 2: H, 4: Sq) */
+    double bias_hidden, keep; /* bias_hidden: share of -inf in bias; keep: share of 1 in keep_mask */
+    int keep_tail;   /* 0: keep_mask covers all keys; otherwise it covers only this many, the last of each row */
+    int mask_bounds; /* number of bounds per key: 0 no FlashMask, 1, 2 or 4 */
+    int mask_heads;  /* number of heads of the FlashMask: 0: 1, 1: Hk, 2: H */
     enum mask_kind mask_kind;
-    int bias_levels; /* a bias that only float32 can hold, see fill_bias_levels() */
-    int sinks;       /* 0 none, 1 random, 2 random with -inf and 100s, 3 random with 3e38 and -3e38 */
-    bool seqlens_k;  /* random lengths, with 0 and Sk among them */
-    bool seqlens_q;  /* random lengths of queries; rows behind them are NaN */
-    int gaps; /* packed: up to this many rows of NaN between sequences; the lengths are in seqlens_q and seqlens_k */
-    bool key_rows; /* packed: k and v are [B, Sk, Hk, D] with seqlens_k, and NaN behind the keys of each row */
-    /* 0 none; otherwise k and v are pools of pages with this many slots, Sk is a multiple of it, and seqlens_k is
+    int bias_levels; /* 0, or a kind of bias with numbers that only float32 can hold, see fill_bias_levels() */
+    int sinks;       /* 0 none, 1 random, 2 random with -inf and numbers around 100, 3 random with 3e38 and -3e38 */
+    bool seqlens_k;  /* random lengths of keys, with 0 and Sk among them */
+    bool seqlens_q;  /* random lengths of queries; padding rows behind them are NaN */
+    /* packed: up to this many padding rows of NaN between sequences; seqlens_q and seqlens_k give the lengths */
+    int gaps;
+    bool key_rows; /* packed queries beside k and v [B, Sk, Hk, D] with seqlens_k; rows behind the keys are NaN */
+    /* 0: no pages; otherwise k and v are pools of pages with this many slots, Sk is a multiple of it, and seqlens_k is
      * given */
     int page_size;
-    bool fp8_keys; /* k and v are float8_e4m3fn whatever q is; only in a forward */
+    bool fp8_keys; /* k and v are float8_e4m3fn, whatever dtype q has; only in a forward */
     bool fp8_scales;
-    int scale_axes;          /* 0: [B, Hk], 1: [1, Hk], 2: [B, 1], 3: [Hk], 4: [1] */
-    double fp8_scale;        /* size of the scales; 0: around 1 */
-    bool dlse, give_forward; /* backward */
+    int scale_axes;          /* shape of the float8 scales: 0: [B, Hk], 1: [1, Hk], 2: [B, 1], 3: [Hk], 4: [1] */
+    double fp8_scale;        /* size of the float8 scales; 0: around 1 */
+    bool dlse, give_forward; /* backward: whether dlse is given; whether out and lse are given */
     bool no_dout;            /* dout is all zeros */
-    int float_grads;         /* backward: gradients that are float32 whatever q is: the sum of 1 (dq), 2 (dk), 4 (dv) */
-    bool no_lse;             /* forward: only out is wanted */
-    bool latent;             /* v is the first Dv columns of k, in the same memory */
-    bool plain_grads;        /* backward: the gradients of bias and of ALiBi's slopes are not wanted */
-    bool any_order;          /* not deterministic: sums of dq may be taken in any order */
-    double q_amp, v_amp;     /* amplitude of q and k; of v and dout. 0: 1 */
-    double q_mean;           /* a constant added to q and k */
+    int float_grads;  /* backward: gradients that are float32 whatever dtype q has: the sum of 1 (dq), 2 (dk), 4 (dv) */
+    bool no_lse;      /* forward: only out is wanted */
+    bool latent;      /* v is the first Dv columns of k, in the same memory */
+    bool plain_grads; /* backward: the gradients of bias and of ALiBi's slopes are not wanted */
+    bool any_order;   /* backward: not deterministic, so that sums of dq may be taken in any order */
+    double q_amp, v_amp; /* amplitude of q and k, and of v and dout; 0 stands for 1 */
+    double q_mean;       /* a constant added to q and k */
     enum score_sides sides;
-    double v_most;      /* not 0: values of v are between half of this and this */
-    bool strided;       /* gaps between rows, and a base that is aligned only to an element */
+    double v_most;      /* if not 0: the values of v are between half of this number and this number */
+    bool strided;       /* gaps between rows, and addresses that are aligned only to an element */
     bool poison_unseen; /* keys and values that no query sees are NaN and infinity */
-    int poison;         /* one key (1) or value (2) that some queries see is NaN */
-    uint64_t observe;   /* bits of an observe's outputs; 0: all. Region, map and top come from data_seed */
-    bool given_lse;     /* observe */
+    int poison;         /* one key (1) or one value (2) that some queries see is NaN */
+    uint64_t observe;   /* the outputs of an observe, as bits; 0: all. Its region, map and top come from data_seed */
+    bool given_lse;     /* observe: lse is given */
     bool many_blocks;   /* the backward takes ten seconds or more on the emulator */
     uint64_t data_seed;
 };
@@ -133,7 +134,7 @@ struct spec {
         .D = 64, .Dv = 64, .window_left = -1, .window_right = -1, .data_seed = 1, __VA_ARGS__                          \
     }
 
-/* Prints the spec as a SPEC(...) that contains what differs from the defaults. */
+/* Prints the spec as a SPEC(...) with the members that differ from the defaults. */
 void spec_print(FILE *file, const struct spec *s);
 
 /* ---- A problem in memory ----------------------------------------------------------------------------------------- */
@@ -141,7 +142,8 @@ void spec_print(FILE *file, const struct spec *s);
 struct fixture {
     struct spec spec;
     attn_problem p;
-    uint8_t *block[ATTN_TENSOR_COUNT]; /* owned memory: guard, misalignment, tensor, guard */
+    /* memory that the fixture owns: guard bytes, misalignment, tensor, guard bytes */
+    uint8_t *block[ATTN_TENSOR_COUNT];
     size_t block_bytes[ATTN_TENSOR_COUNT];
 };
 
@@ -152,13 +154,13 @@ int64_t tensor_offset(const attn_tensor *t, int64_t n);
 /* Returns element n in C order, of any dtype. */
 double tensor_get(const attn_tensor *t, int64_t n);
 void tensor_set(const attn_tensor *t, int64_t n, double x);
-/* Adds a tensor of this shape in poisoned memory. */
+/* Adds a tensor of this shape. Its memory is filled with the guard pattern, which is NaN. */
 void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtype, int rank, const int64_t *shape);
 void fill_normal(const attn_tensor *t, struct rng *r, double amp, double mean);
-/* Makes the problem of a spec and checks it. Inputs are random; outputs are poisoned. Exits if attn_check() refuses the
- * problem. */
+/* Makes the problem of a spec and checks it by attn_check(). Inputs are random, outputs are filled with NaN. Exits if
+ * attn_check() refuses the problem. */
 void fixture_make(struct fixture *f, const struct spec *spec);
-/* Makes the same problem and data with its own outputs, for another backend. */
+/* Makes the same problem with the same data and its own outputs, to be run by another backend. */
 void fixture_copy(struct fixture *to, const struct fixture *from);
 /* Returns whether the problem's operation writes this tensor. */
 bool is_output(const attn_problem *p, attn_tensor_id id);
@@ -169,65 +171,66 @@ struct bench {
     attn_device *device;
     attn_stream *stream;
     attn_device_info info;
-    uint64_t also; /* features that every problem claims to have besides its own */
-    bool in_steps; /* run by attn_run_some(), waiting for the stream between its calls */
-    int64_t calls; /* number of calls of attn_run_some() in the last run */
+    uint64_t also; /* features that every problem claims to have in addition to its own */
+    bool in_steps; /* problems are run by attn_run_some(), and the stream is waited for between two calls */
+    int64_t calls; /* number of calls of attn_run_some() that the last run took */
 };
 
-/* Opens a device of the backend and a stream; exits if that fails. threads: 0 is the default. */
+/* Opens a device of the backend and a stream. Exits if that fails. `threads`: number of threads, or 0 for the
+ * default. */
 void bench_open(struct bench *b, const char *backend, int threads);
 void bench_close(struct bench *b);
-/* Runs problems together in one attn_run(). Without unified memory every block is copied to the device and back. */
+/* Runs problems together in one attn_run(). Without unified memory every tensor is copied to the device and back. */
 attn_status fixtures_run(struct bench *b, struct fixture *const *list, int count, attn_error *err);
-/* Like fixtures_run(), but exits if the run fails. */
+/* Does what fixtures_run() does, but exits if the run fails. */
 void fixtures_must_run(struct bench *b, struct fixture *const *list, int count);
 void fixture_run(struct bench *b, struct fixture *f);
-/* Writes the true results to the outputs of a problem in the host's memory. */
+/* Writes the results of the reference backend, which are the truth, to the outputs of a problem in host memory. */
 void run_reference(const attn_problem *p);
 
 /* ---- Comparing --------------------------------------------------------------------------------------------------- */
 
-/* Limits of the largest error over the largest value (kernels/README.md, Accuracy). */
+/* Limits on an error relative to the largest value of a tensor (kernels/README.md, Accuracy). */
 struct limits {
     double out, qkv, sums; /* limits of out; of dq dk dv; of dbias dalibi_slopes dsinks */
     double noise;          /* limit for sums whose terms cancel, relative to the terms */
-    double least;          /* absolute limit, because subnormal numbers round coarsely */
+    double least;          /* absolute limit, because subnormal numbers are rounded coarsely */
 };
-extern const struct limits limits_of[]; /* by dtype */
+extern const struct limits limits_of[]; /* index: dtype */
 
-/* Returns the largest finite |element|. */
+/* Returns the largest absolute value of the finite elements. */
 double largest(const attn_tensor *t);
-/* Returns whether the results of `got` agree with the truth `want`. `other` is the truth computed another way (out and
- * lse rounded before the backward), or NULL. If not, `why` gets a sentence. */
+/* Returns whether the results of `got` agree with those of `want`, the truth. `other` is the truth computed another way
+ * (out and lse rounded before the backward), or NULL. If the results disagree, `why` gets a sentence. */
 bool fixture_compare(const struct fixture *got, const struct fixture *want, const struct fixture *other, char *why,
                      size_t room);
-/* Returns whether inputs, guards, and the gaps between rows of outputs are unchanged. `before` is a copy made before
- * the run. */
+/* Returns whether the run has left inputs, guard bytes, and the gaps between rows of outputs unchanged. `before` is a
+ * copy made before the run. */
 bool fixture_intact(const struct fixture *f, const struct fixture *before, char *why, size_t room);
-/* Returns whether every output has equal bits. Layout and packing may differ as long as the elements are the same in C
- * order. */
+/* Returns whether all outputs of both problems have equal bits. Layout and packing may differ if the elements are the
+ * same in C order. */
 bool outputs_equal(const struct fixture *a, const struct fixture *b, char *why, size_t room);
-/* The whole comparison: runs `spec` on `bench` and on the reference. On failure it prints the problem and returns
- * false. */
+/* Makes and compares a problem: runs `spec` on `bench` and on the reference. If the results disagree, prints the
+ * problem and returns false. */
 bool spec_agrees(struct bench *bench, const struct spec *spec);
 
 /* ---- The truth of a device --------------------------------------------------------------------------------------- */
 
 enum { TRUTH_OUT, TRUTH_LSE, TRUTH_DQ, TRUTH_DK, TRUTH_DV, TRUTH_RESULTS = ATTN_TRUTH_RESULTS };
 
-/* Results of attn_truth_some() in host memory, in the order of attn_truth. */
+/* Results of attn_truth_some() in host memory, in the order of struct attn_truth. */
 struct truth {
-    double *result[TRUTH_RESULTS];               /* owned */
+    double *result[TRUTH_RESULTS];               /* memory that the struct owns */
     int64_t count[TRUTH_RESULTS];                /* number of elements; 0: the problem has no such result */
-    attn_truth_distance distance[TRUTH_RESULTS]; /* distance of the fixture's own results from the truth */
+    attn_truth_distance distance[TRUTH_RESULTS]; /* how far the fixture's own results are from the truth */
 };
 
-/* Computes the truth of the fixture's problem, and how far its results are from it. This takes b->calls calls, and
- * waits for the stream between them. */
+/* Computes the truth of the fixture's problem, and how far the fixture's results are from it. Calls attn_truth_some()
+ * b->calls times and waits for the stream between two calls. */
 attn_status truth_run(struct bench *b, const struct fixture *f, struct truth *t, attn_error *err);
 void truth_clear(struct truth *t);
-/* Returns whether the device's truth of `spec` rounds to the results of the reference. On failure it prints the
- * problem. */
+/* Returns whether the truth that the device computes for `spec` rounds to the results of the reference. If not, prints
+ * the problem. */
 bool truth_agrees(struct bench *b, const struct spec *spec);
 
 #endif

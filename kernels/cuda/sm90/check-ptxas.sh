@@ -3,9 +3,9 @@
 # folder became slow:
 #   C75xx          a product was serialised, a register hint ignored, or a fence inserted
 #   spill stores   registers in local memory. These are the most bytes allowed:
-#                    forward_tiles              16 (written once per tile of work, where options need them)
+#                    forward_tiles              16 (written once per work tile, where options need them)
 #                    float8, tiles of 224 keys  60, and at head dim 256 32 (all of the producer, which has 24
-#                                               registers, once per tile of work or unit of V^T)
+#                                               registers, once per work tile or unit of V^T)
 #                    forward with pairs.cuh     450 (most of the producer, which has 40 registers)
 #                    backward_tiles             32; with the options of pairs.cuh 800 (some twenty registers are written
 #                                               once per round); with a softcap 200; with all options 192 (most of

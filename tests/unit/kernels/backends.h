@@ -1,5 +1,5 @@
-/* backends.h: what the files of test_backends share: the backend under test, the share of problems that this process
- * tests, short names for shapes, and the tests themselves. */
+/* backends.h: what the backends_*.c files of test_backends share: the backend under test, the share of problems that
+ * this process tests, short names for shapes, and the tests themselves. */
 #ifndef BACKENDS_H
 #define BACKENDS_H
 
@@ -8,9 +8,9 @@
 /* ---- The run (test_backends.c) ----------------------------------------------------------------------------------- */
 
 extern struct bench bench;
-extern const char *backend; /* its name */
+extern const char *backend; /* name of the backend under test */
 
-/* The number of random problems if ATTN_RANDOM_COUNT is not set. */
+/* The number of random problems that are tested if ATTN_RANDOM_COUNT is not set. */
 #if defined(__SANITIZE_THREAD__)
 enum { RANDOM_COUNT = 30 };
 #elif defined(__SANITIZE_ADDRESS__)
@@ -20,12 +20,12 @@ enum { RANDOM_COUNT = 300 };
 #endif
 
 long env_number(const char *name, long otherwise);
-bool is_brief(void); /* ATTN_BRIEF */
-/* Returns whether the next problem of a list belongs to this process's share. The choice is scattered, because lists
+bool is_brief(void); /* whether ATTN_BRIEF is set: see test_backends.c */
+/* Returns whether this process tests the next problem of a list (see ATTN_PART). The choice is scattered, because lists
  * alternate forward and backward, which do not take equally long. */
 bool is_ours(void);
-/* Returns whether the backend agrees with the reference. Problems of other shares, and problems without a kernel, are
- * skipped. */
+/* Returns whether the backend under test and the reference agree on the problem. Returns true for a problem that
+ * another process tests, or for which the backend has no kernel. */
 bool agrees(const struct spec *s);
 
 #define assert_outputs_equal(a, b)                     \
@@ -45,23 +45,23 @@ bool agrees(const struct spec *s);
 #define FP8            .dtype = ATTN_F8E4M3, .out_dtype = ATTN_BF16
 #define HEADS(h, hk)   .H = h, .Hk = hk
 #define SIZES(q, k, d) .Sq = q, .Sk = k, .D = d, .Dv = d
-#define MLA            .D = 576, .Dv = 512, .H = 16, .Hk = 1 /* multi-head latent attention */
+#define MLA            .D = 576, .Dv = 512, .H = 16, .Hk = 1 /* the head sizes of multi-head latent attention */
 #define PAGES(n)       .page_size = n, .seqlens_k = true
 #define WINDOW(l, r)   .window_left = l, .window_right = r
 
 int64_t pick(struct rng *r, const int64_t *from, size_t count);
 extern const int64_t page_sizes[9];
-/* Puts keys and values in pages. Rows then have any length up to Sk, which is a multiple of the page size. */
+/* Puts keys and values in pages (PAGES(n)). Batch rows then have any length up to Sk, a multiple of the page size. */
 void give_pages(struct spec *s, int64_t page_size);
-/* Returns a valid problem with random options. Each option is absent most of the time, so that pairs and triples of
- * options occur. */
+/* Returns a valid problem with random options. Each option is off most of the time, so that single options, pairs and
+ * triples of options occur. */
 struct spec random_spec(uint64_t seed);
-/* Returns how many problems of a list disagree with the reference, forward and backward. */
+/* Runs a list of problems, forward and backward. Returns how many of them disagree with the reference. */
 int problems_disagree(const struct spec *list, size_t count);
-/* Compares problems draw(first) to draw(first + count - 1) with the reference. */
+/* Compares the problems draw(first) to draw(first + count - 1) with the reference. */
 void random_problems_agree(struct spec (*draw)(uint64_t seed), long first, long count);
-/* Compares element n of batch row b of `whole` with problem `part`, for tensors whose first axis is the batch or the
- * packed rows. */
+/* Asserts that tensor `id` of problem `part` has the same bits as the elements of `whole` from number `first` on. The
+ * first axis of the tensor must be the batch or the packed rows. */
 void assert_part_equal(const struct fixture *whole, const struct fixture *part, attn_tensor_id id, int64_t first);
 
 /* ---- Tests ------------------------------------------------------------------------------------------------------- */

@@ -1,4 +1,5 @@
-/* backends_decode.c: few queries and many keys, keys in pages, keys that rows share, and keys that are values too. */
+/* backends_decode.c: tests of problems with few queries and many keys: keys in pages, keys that batch rows share, and
+ * keys whose memory holds the values too. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,8 +10,9 @@
 
 /* ---- Decoding: few queries, many keys ---------------------------------------------------------------------------- */
 
-/* Backends that split the keys do so at multiples of 128 to 2048 keys. They treat up to 16 and up to 64 rows (queries
- * times heads of a group) differently. The test has lengths and row counts on both sides of every such limit. */
+/* Backends that split the keys do so at multiples of 128 to 2048 keys. They treat up to 16 rows, up to 64 and more
+ * (queries times heads of a group) differently. The test has lengths and row counts on both sides of every such
+ * limit. */
 void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state)
 {
     static const int64_t keys[] = { 0, 1, 63, 127, 128, 129, 257, 511, 512, 513, 1025, 2047, 2048, 2049, 4100 };
@@ -43,7 +45,7 @@ void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **
     assert_int_equal(failed, 0);
 }
 
-/* Like random_spec(), but with few rows and many keys. */
+/* Does what random_spec() does, but with few rows and many keys. */
 static struct spec random_decode_spec(uint64_t seed)
 {
     struct rng r = { seed * UINT64_C(0xd1342543de82ef95) + 1 };
@@ -58,7 +60,7 @@ static struct spec random_decode_spec(uint64_t seed)
     s.H = s.Hk * (rows / s.Sq > 1 ? rng_between(&r, 1, rows / s.Sq) : 1);
     s.Sk = rng_chance(&r, 0.7) ? rng_between(&r, 0, 700) : rng_between(&r, 700, 3000);
     if (s.window_left > 0) s.window_left *= rng_between(&r, 1, 10);
-    for (int n = 0; n < s.sequences; n++) { /* some rows are short, so that both kinds meet in one problem */
+    for (int n = 0; n < s.sequences; n++) { /* some sequences have few rows, so that both kinds meet in one problem */
         s.q_lengths[n] = (int)(rng_chance(&r, 0.3) ? rng_between(&r, 0, 90)
                                                    : rng_between(&r, 1, rows / (s.H / s.Hk) + 1));
         s.k_lengths[n] = (int)(rng_chance(&r, 0.6) ? rng_between(&r, 0, 300) : rng_between(&r, 300, 1500));
@@ -83,8 +85,8 @@ void test_random_decoding_agrees_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* Decoding has the same bits alone and together with other decoding. Here the next call begins to read before the last
- * one has ended. */
+/* Decoding must have the same bits alone and together with other decoding. In this test the next call begins to read
+ * before the last one has ended. */
 void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **state)
 {
     enum { COUNT = 24, TIMES = 3 };
@@ -108,7 +110,7 @@ void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **stat
     }
 }
 
-/* Are these two problems computed by the same kernel? */
+/* Returns whether the same kernel computes these two problems. */
 static bool same_kernel(const struct fixture *a, const struct fixture *b)
 {
     attn_plan first, second;
@@ -118,8 +120,8 @@ static bool same_kernel(const struct fixture *a, const struct fixture *b)
     return first.kernel == second.kernel;
 }
 
-/* Keys and values in pages give the same bits as contiguous ones if the same kernel computes both, as the CPU always
- * does. */
+/* Keys and values in pages must give the same bits as contiguous ones if the same kernel computes both. On the CPU the
+ * kernel is always the same. */
 void test_pages_do_not_change_a_bit(void **state)
 {
     static const int64_t sizes[] = { 1, 7, 16, 64, 128 };
@@ -144,11 +146,12 @@ void test_pages_do_not_change_a_bit(void **state)
     assert_true(compared >= 20);
 }
 
-/* A function of the emulator (tests/emulator/sm90.h); elsewhere NULL. */
+/* Counts the boxes that the copy engine loaded. Only the emulator has this function (tests/emulator/sm90.h); elsewhere
+ * it is NULL. */
 __attribute__((weak)) unsigned long emu_tma_loads(void);
 __attribute__((weak)) void emu_refuse_maps(int refuse);
 
-/* Runs the problem. On the emulator, returns the number of boxes that the copy engine loaded. */
+/* Runs the problem. Returns the number of boxes that the copy engine loaded, or 0 if not on the emulator. */
 static unsigned long boxes_of(struct bench *b, struct fixture *f)
 {
     const unsigned long before = emu_tma_loads ? emu_tma_loads() : 0;
@@ -156,8 +159,8 @@ static unsigned long boxes_of(struct bench *b, struct fixture *f)
     return (emu_tma_loads ? emu_tma_loads() : 0) - before;
 }
 
-/* Keys brought by the copy engine or by threads give the same bits. `by_engine`: whether Hopper's copy engine can bring
- * them. */
+/* Keys that the copy engine loads must give the same bits as keys that threads load. `by_engine`: whether Hopper's copy
+ * engine can load the keys of this problem. */
 void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **state)
 {
     /* clang-format off: a row is a line */
@@ -232,7 +235,7 @@ void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **st
         if (emu_tma_loads && (boxes > 0) != cases[n].by_engine)
             fail_msg("%s: the copy engine loaded %lu boxes", s->name, boxes);
         assert_outputs_equal(&engine, &threads);
-        /* for packed problems another kernel runs too, which never uses the copy engine */
+        /* packed problems also launch the kernel for long sequences, which fails without tensor maps */
         if (emu_refuse_maps && !s->sequences) {
             emu_refuse_maps(1);
             assert_int_equal(boxes_of(&bench, &refused), 0);
@@ -244,13 +247,13 @@ void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **st
     bench_close(&by_threads);
 }
 
-/* bfloat16 queries may be converted to float16 beside float8 keys. The test has queries of any unit, which the scale
- * undoes, and a channel whose keys are all zero and whose queries are so large that the others would vanish beside it
- * in float16. */
+/* A kernel may convert bfloat16 queries to float16 where keys are float8. The test has queries of any power of two,
+ * which the scale undoes. It also has a channel whose keys are all zero and whose queries are very large, so that in
+ * float16 all other channels would vanish beside it. */
 void test_queries_of_any_size_meet_float8_keys(void **state)
 {
     static const struct {
-        int unit; /* unit of the queries, a power of two */
+        int unit; /* exponent of the queries' size, a power of two */
         double large;
     } cases[] = { { 100, 0 }, { -100, 0 }, { 0, 0x1p25 }, { 0, 0x1p60 }, { 0, 0x1p120 }, { -90, 0x1p40 } };
     static const int64_t queries[] = { 1, 9 };
@@ -278,7 +281,7 @@ void test_queries_of_any_size_meet_float8_keys(void **state)
     }
 }
 
-/* Makes one row of a batch a problem of its own, with a wider page table. */
+/* Makes a problem of its own from one row of a batch, with a wider page table. */
 static void take_row(const struct fixture *whole, struct fixture *row, int64_t b, int64_t more)
 {
     static const attn_tensor_id by_row[] = { ATTN_T_q, ATTN_T_seqlens_k, ATTN_T_out, ATTN_T_lse };
@@ -297,7 +300,7 @@ static void take_row(const struct fixture *whole, struct fixture *row, int64_t b
     assert_int_equal(attn_check(&row->p, NULL), ATTN_OK);
 }
 
-/* The results of a batch row depend neither on the other rows, nor on their number, nor on the width of the page
+/* The results of a batch row must not depend on the other batch rows, on their number, or on the width of the page
  * table. */
 void test_a_row_in_pages_has_the_bits_that_it_has_alone(void **state)
 {
@@ -325,8 +328,8 @@ void test_a_row_in_pages_has_the_bits_that_it_has_alone(void **state)
     }
 }
 
-/* Latent attention stores one row per token: all of it is the key, and its first columns are the value. So v may use
- * the memory of k. */
+/* Latent attention stores one row per token: all of it is the key, and its first columns are the value. So the tensor v
+ * may lie in the memory of k. */
 void test_values_may_be_the_first_columns_of_keys(void **state)
 {
     static const struct spec cases[] = {
@@ -350,7 +353,8 @@ void test_values_may_be_the_first_columns_of_keys(void **state)
         free(one.block[ATTN_T_v]);
         one.block[ATTN_T_v] = NULL;
         assert_int_equal(attn_check(&one.p, NULL), ATTN_OK);
-        if (!bench.info.unified) { /* the device gets two copies of what is one memory here */
+        /* in a device's own memory, k and v become two copies of what is one block of memory here */
+        if (!bench.info.unified) {
             one.block_bytes[ATTN_T_v] = one.block_bytes[ATTN_T_k];
             one.block[ATTN_T_v] = aligned_alloc(64, (one.block_bytes[ATTN_T_v] + 63) / 64 * 64);
             assert_non_null(one.block[ATTN_T_v]);
@@ -367,8 +371,8 @@ void test_values_may_be_the_first_columns_of_keys(void **state)
     }
 }
 
-/* Latent attention agrees with the reference for row counts and lengths on both sides of its tiles and splits, with one
- * split and several, with pages and without. */
+/* Latent attention must agree with the reference for row counts and lengths on both sides of its tile and split sizes,
+ * with one split and several, with pages and without. */
 void test_latent_attention_agrees_with_the_reference(void **state)
 {
 #define LATENT(h) .latent = true, .D = 576, .Dv = 512, HEADS(h, 1)
@@ -413,7 +417,7 @@ void test_latent_attention_agrees_with_the_reference(void **state)
         if (!agrees(&cases[n])) failed++;
     assert_int_equal(failed, 0);
 
-    /* If a family of kernels is requested by name, checks that it was used. */
+    /* if the variable names a family of kernels, check that this family was used */
     const char *family = getenv("ATTN_CUDA_FAMILY");
     if (family && strcmp(family, "sm90_latent") == 0) {
         struct fixture f;
@@ -427,14 +431,15 @@ void test_latent_attention_agrees_with_the_reference(void **state)
     }
 }
 
-/* Many batch rows or one, which a kernel may distribute to blocks in different ways, with pages or without: the bits
- * must be the same. */
+/* Latent attention must have the same bits in a large batch and alone, with pages and without. A kernel may distribute
+ * the work to blocks in different ways. */
 void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
 {
     static const struct spec cases[] = {
         SPEC(LATENT(4), .B = 4, .Sq = 2, .Sk = 256, PAGES(64), BF16, .causal = true),
         SPEC(LATENT(3), .B = 3, .Sq = 1, .Sk = 1536, PAGES(128), F16),
-        SPEC(LATENT(1), .B = 150, .Sq = 1, .Sk = 640, PAGES(64), BF16), /* more blocks than a GPU runs at once */
+        /* more blocks than a GPU runs at the same time */
+        SPEC(LATENT(1), .B = 150, .Sq = 1, .Sk = 640, PAGES(64), BF16),
     };
     (void)state;
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
@@ -458,8 +463,8 @@ void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
     }
 }
 
-/* Pages that begin at any slot of a pool, as in a server that hands out memory by the granule: the stride of the page
- * axis is less than a page. Rows share their first pages. */
+/* Pages may begin at any slot of a pool, as in a server that hands out memory in small pieces: the stride of the page
+ * axis is then less than a page. In this test batch rows also share their first pages. */
 void test_pages_may_overlap_and_be_shared(void **state)
 {
     enum { B = 3, GRANULE = 4, PAGE = 16, MOST = 5, SHARED = 2, SLOTS = 400 };
@@ -481,7 +486,7 @@ void test_pages_may_overlap_and_be_shared(void **state)
         tensor_set(&pages.p.seqlens_k, b, lengths[b]);
         for (int64_t n = 0; n < MOST; n++)
             tensor_set(&pages.p.page_table, b * MOST + n,
-                       (double)(n < SHARED ? 7 + 3 * n /* the private pages overlap as well */
+                       (double)(n < SHARED ? 7 + 3 * n /* the pages that only one row uses overlap as well */
                                            : rng_between(&r, 0, pages.p.k.shape[0] - 1)));
     }
     assert_int_equal(attn_check(&pages.p, NULL), ATTN_OK);
@@ -510,7 +515,8 @@ void test_pages_may_overlap_and_be_shared(void **state)
     fixture_clear(&pages), fixture_clear(&whole), fixture_clear(&want);
 }
 
-/* A batch of forks in pages: row b shares some of its first pages, or none, with row b - 1. Fills `prefix_keys`. */
+/* Makes a batch of forks whose keys lie in pages: row b shares its first pages with row b - 1, or none. Fills the
+ * tensor prefix_keys. */
 static void make_forks(struct fixture *f, const struct spec *s, struct rng *r, int32_t *prefix_keys)
 {
     const int64_t size = s->page_size, most = s->Sk / size;
@@ -533,7 +539,7 @@ static void make_forks(struct fixture *f, const struct spec *s, struct rng *r, i
     assert_int_equal(attn_check(&f->p, NULL), ATTN_OK);
 }
 
-/* Forks give the same bits with prefix_keys, which declares the shared pages, as without. */
+/* Forks must give the same bits with prefix_keys, which declares the shared pages, as without. */
 void test_a_shared_prefix_does_not_change_a_bit(void **state)
 {
     enum { ROWS = 24 };
@@ -545,7 +551,8 @@ void test_a_shared_prefix_does_not_change_a_bit(void **state)
         SPEC(.B = 4, SIZES(3, 512, 256), PAGES(64), HEADS(5, 1), BF16, .causal = true),
         SPEC(.B = 7, SIZES(1, 700, 200), PAGES(7), HEADS(6, 2), BF16),
         SPEC(.B = 7, SIZES(1, 1280, 64), PAGES(16), HEADS(4, 2), BF16, WINDOW(600, 0)),
-        SPEC(.B = 3, SIZES(6, 640, 64), PAGES(16), HEADS(4, 1), BF16, .causal = true), /* too many rows of queries */
+        /* too many rows of queries to use the shared prefix */
+        SPEC(.B = 3, SIZES(6, 640, 64), PAGES(16), HEADS(4, 1), BF16, .causal = true),
         SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1), BF16, .softcap = 3),
         SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1), BF16, .fp8_keys = true),
         SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1)),
@@ -559,7 +566,7 @@ void test_a_shared_prefix_does_not_change_a_bit(void **state)
         int32_t prefix_keys[ROWS];
         struct fixture with, without;
         make_forks(&with, s, &r, prefix_keys);
-        if (n % 2) { /* a key or a value that most rows see is NaN, and so is a query of one row */
+        if (n % 2) { /* put NaN into a key or a value that most rows see, and into a query of one row */
             const attn_tensor *const t = n % 4 == 1 ? &with.p.k : &with.p.v;
             const int64_t page = (int64_t)tensor_get(&with.p.page_table, rng_between(&r, 0, 3));
             tensor_set(t, (page * s->page_size + 2) * s->Hk * s->D + 5, NAN);

@@ -1,5 +1,5 @@
-/* backends_edges.c: tables of problems that broke other libraries (kernels/README.md, "Where attention breaks"), the
- * grid of sizes and options, and random problems, each compared with the reference. */
+/* backends_edges.c: tables of problems that broke other libraries (kernels/README.md, "Where attention breaks"), a grid
+ * of sizes and options, and random problems. Each is compared with the reference. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,7 +12,8 @@
 
 /* clang-format off: a row is a line */
 
-/* Every row runs forward and backward, except that float8 rows run forward only and rows with `op` run as it says. */
+/* Every problem runs forward and backward, with two exceptions: float8 runs forward only, and a problem with `op` runs
+ * only that operation. */
 static const struct spec edge_cases[] = {
     /* Shapes */
     SPEC(.name = "one by one", SIZES(1, 1, 64)),
@@ -221,7 +222,7 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "fp8, scales of 1e-6", SIZES(50, 60, 64), FP8, .fp8_scales = true, .fp8_scale = 1e-6, .q_amp = 100),
     SPEC(.name = "fp8, scales of 1e6", SIZES(50, 60, 64), FP8, .fp8_scales = true, .fp8_scale = 1e6, .q_amp = 0.1,
          .has_scale = true, .scale = 1e-12),
-    /* this scale is 0 in float32 */
+    /* this scale is 0 when it is rounded to float32 */
     SPEC(.name = "fp8, scales of 0", SIZES(50, 60, 64), FP8, .fp8_scales = true, .fp8_scale = 1e-60),
     SPEC(.name = "fp8, saturated", SIZES(50, 60, 64), FP8, .q_amp = 400, .has_scale = true, .scale = 1e-6),
     SPEC(.name = "fp8, scores of 1e10", SIZES(200, 300, 64), FP8, .q_amp = 100, .fp8_scales = true, .fp8_scale = 1e3),
@@ -332,11 +333,11 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "scores of 1e6, peaky", BACK, SIZES(60, 80, 64), .q_amp = 10, F16),
 };
 
-/* These run forward only, because the gradients of such scores and values overflow their dtype. */
+/* These problems run forward only, because the gradients of such scores and values overflow their dtype. */
 static const struct spec huge_cases[] = {
     SPEC(.name = "scale 1e20", SIZES(60, 80, 64), .has_scale = true, .scale = 1e20),
-    /* A rounded score c and s c in a fused multiply-add differ by up to 2^-24 of c, which can drive P out of its
-     * range. */
+    /* A product of a score and a factor may be rounded, or stay exact inside a fused multiply-add. The two differ by up
+     * to 2^-24 of the product, which can drive P out of its range. */
     SPEC(.name = "scores of 1e9, float16", SIZES(200, 300, 64), F16, .q_amp = 15000),
     SPEC(.name = "scores of 1e9, decoding", SIZES(1, 3000, 64), HEADS(8, 2), F16, .q_amp = 15000),
     SPEC(.name = "scores of 1e10, bfloat16", SIZES(200, 300, 64), BF16, .q_amp = 3e4),
@@ -352,7 +353,7 @@ static const struct spec huge_cases[] = {
     SPEC(.name = "values of 1e36, decoding", SIZES(1, 3000, 64), BF16, .v_amp = 1e36),
 };
 
-/* Numbers as large as float32 can hold. Every row runs forward, and backward unless it says otherwise. */
+/* Problems with numbers as large as float32 can hold. Every one runs forward, and also backward unless it has `op`. */
 static const struct spec extreme_cases[] = {
     SPEC(.name = "a mask of the most negative numbers", SIZES(50, 70, 64), .bias = 5, .bias_levels = 1),
     SPEC(.name = "the same, float16", SIZES(50, 70, 64), F16, .bias = 5, .bias_levels = 1, .causal = true),
@@ -397,8 +398,8 @@ static const struct spec extreme_cases[] = {
     SPEC(.name = "scale 3e38, q of 1e-38", SIZES(60, 80, 64), .has_scale = true, .scale = 3e38, .q_amp = 1e-19),
 };
 
-/* Problems with padding rows: behind seqlens_q, between packed sequences, and behind the keys of rows beside packed
- * queries. NaN is in all padding rows. */
+/* Problems with padding rows: behind the rows of seqlens_q, between packed sequences, and behind the keys of each batch
+ * row beside packed queries. All padding rows contain NaN. */
 static const struct spec length_cases[] = {
     SPEC(.name = "seqlens_q", .B = 5, SIZES(150, 150, 64), HEADS(4, 2), .seqlens_q = true, .causal = true, BF16),
     SPEC(.name = "seqlens_q, bhsd, wider heads", .B = 4, SIZES(70, 200, 128), HEADS(4, 2), .seqlens_q = true,
@@ -519,9 +520,10 @@ void test_lengths_agree_with_the_reference(void **state)
     assert_int_equal(problems_disagree(length_cases, ARRAY_SIZE(length_cases)), 0);
 }
 
-enum { NARROW_HEADS = 256 }; /* the largest head size that every backend computes by fast kernels */
+enum { NARROW_HEADS = 256 }; /* the largest head size for which every backend has a fast kernel */
 
-/* The last kernel of an operation takes every problem and is slow. `paper` has only one kernel. */
+/* The last kernel of an operation computes every problem but is slow. This test checks that problems with lengths use
+ * another one. (The backend "paper" has only one kernel.) */
 void test_lengths_do_not_need_the_slowest_kernel(void **state)
 {
     const attn_kernel *slow[ATTN_OP_OBSERVE + 1] = { NULL };
@@ -541,7 +543,7 @@ void test_lengths_do_not_need_the_slowest_kernel(void **state)
     }
 }
 
-/* Options that have a number for each pair of a query and a key, alone and together. */
+/* Tests options that have a number for each pair of a query and a key, alone and together. */
 void test_options_of_pairs_do_not_need_a_slower_kernel_than_none(void **state)
 {
     static const int64_t head_sizes[] = { 64, 96, 128 };
@@ -578,7 +580,7 @@ int64_t pick(struct rng *r, const int64_t *from, size_t count)
 
 const int64_t page_sizes[] = { 1, 3, 7, 16, 16, 32, 48, 64, 128 };
 
-/* Puts keys and values in pages. Rows then have any length up to Sk, which is a multiple of the page size. */
+/* Puts keys and values in pages (PAGES(n)). Batch rows then have any length up to Sk, a multiple of the page size. */
 void give_pages(struct spec *s, int64_t page_size)
 {
     s->page_size = (int)page_size;
@@ -587,15 +589,17 @@ void give_pages(struct spec *s, int64_t page_size)
     s->seqlens_k = !s->sequences;
 }
 
-/* Returns a valid problem with random options. Each option is absent most of the time, so that pairs and triples of
- * options occur. */
+/* Returns a valid problem with random options. Each option is off most of the time, so that single options, pairs and
+ * triples of options occur. */
 struct spec random_spec(uint64_t seed)
 {
     static const int64_t lengths[] = { 0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 200 };
     static const int64_t head_sizes[] = { 1,  3,  8,  16, 24, 31,  32,  40,  64,  64,
                                           64, 65, 72, 80, 96, 128, 128, 160, 192, 256 };
     struct rng r = { seed * UINT64_C(0x2545f4914f6cdd1d) +
-                     1 }; /* differs from the step of the generator, or neighbouring seeds would share random numbers */
+                     /* an odd constant that differs from the step of the generator; otherwise neighbouring seeds would
+                      * share random numbers */
+                     1 };
     struct spec s = SPEC(.data_seed = seed);
     s.op = rng_chance(&r, 0.5) ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
     s.dtype = rng_chance(&r, 0.4) ? ATTN_F32 : rng_chance(&r, 0.5) ? ATTN_F16 : ATTN_BF16;
@@ -667,8 +671,8 @@ struct spec random_spec(uint64_t seed)
     return s;
 }
 
-/* Every dtype, class of head size and mask, forward and backward, at odd lengths. The problems are few enough for
- * compute-sanitizer (tests/gpu/sanitize.sh), which runs one head size at a time: ATTN_GRID_D=64. */
+/* Tests every dtype, class of head size and mask, forward and backward, at odd lengths. There are few enough problems
+ * for compute-sanitizer (tests/gpu/sanitize.sh), which sets ATTN_GRID_D to run one head size at a time. */
 void test_grid_agrees_with_the_reference(void **state)
 {
     /* clang-format off: a row is a line */

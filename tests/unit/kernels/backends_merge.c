@@ -1,5 +1,5 @@
-/* backends_merge.c: attn_merge() compared with float64, its gradients with finite differences, and its contract about
- * empty parts, NaN and infinities. */
+/* backends_merge.c: tests of attn_merge(): results compared with float64, gradients compared with finite differences,
+ * and what it promises about empty parts, NaN and infinities. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -17,18 +17,18 @@ enum { PARTS = ATTN_MERGE_PARTS };
 struct shape {
     int64_t B, Sq, H, Dv;
     int parts;
-    bool packed, bhsd; /* bhsd: in out of the parts, heads come before rows */
+    bool packed, bhsd; /* bhsd: in the out tensors of the parts, the axis of heads comes before that of rows */
     attn_dtype dtype, out_dtype;
 };
 
-/* Parts and results in host memory, and views of the same in the device's memory. */
+/* Parts and results of a merge in host memory, and views of the same data in the device's memory. */
 struct scene {
     struct shape s;
-    int64_t rows, numbers; /* rows: elements of lse; numbers: elements of out */
+    int64_t rows, numbers; /* rows: number of elements of lse; numbers: number of elements of out */
     size_t part_bytes, out_bytes;
-    char *outs, *out; /* outs: [parts] blocks of part_bytes each */
+    char *outs, *out; /* outs: one block of part_bytes bytes for each of the PARTS parts */
     float *lses, *lse;
-    char *memory; /* the device's memory: outs, lses, out, lse */
+    char *memory; /* block of device memory with outs, lses, out and lse, in this order */
     attn_result part[PARTS], whole;
 };
 
@@ -46,7 +46,8 @@ static attn_tensor lse_of(const struct shape *s, void *data)
     return attn_tensor_make(data, ATTN_F32, s->packed ? 2 : 3, s->packed ? shape + 1 : shape);
 }
 
-/* Returns the offset of row n = (b Sq + i) H + h in a part's out. lse_at() does the same for its lse. */
+/* Returns the offset of row n = (b Sq + i) H + h in the out tensor of a part. lse_at() returns the offset in its lse
+ * tensor. */
 static int64_t out_at(const struct shape *s, int64_t n, bool swapped)
 {
     const int64_t h = n % s->H, i = n / s->H % s->Sq, b = n / s->H / s->Sq;
@@ -113,7 +114,7 @@ static void scene_run(struct scene *x)
     assert_int_equal(attn_stream_wait(bench.stream, &err), ATTN_OK);
 }
 
-/* Computes row n in float64: out[d], and returns lse. */
+/* Computes the merge of row n in float64: fills out[d] and returns lse. */
 static double want_row(const struct scene *x, int64_t n, double *out)
 {
     const struct shape *s = &x->s;
@@ -132,7 +133,8 @@ static double want_row(const struct scene *x, int64_t n, double *out)
     return sum == 0 ? -INFINITY : top + log(sum);
 }
 
-/* Merges in every dtype and layout, with lengths on both sides of what a loop handles at a time. */
+/* Merges in every dtype and layout. Lengths are on both sides of the number of elements that a loop handles at a
+ * time. */
 void test_merged_parts_are_the_whole(void **state)
 {
     static const struct shape shapes[] = {
@@ -165,21 +167,24 @@ void test_merged_parts_are_the_whole(void **state)
     }
 }
 
-/* Each case merges one row of two parts: (lse, out) of each part, then the result. */
+/* Each case merges one row of two parts. The six numbers are lse and out of part 0, of part 1, and of the expected
+ * result. */
 void test_merges_of_empty_and_strange_parts(void **state)
 {
     static const float cases[][6] = {
-        { -INFINITY, 5, -INFINITY, 7, -INFINITY, 0 },        /* all empty */
-        { -INFINITY, NAN, 3.5f, 7.25f, 3.5f, 7.25f },        /* out of an empty part is not read */
-        { -0.75f, 0.1f, -INFINITY, INFINITY, -0.75f, 0.1f }, /* the merge of one part is that part */
-        { NAN, 1, 0, 1, NAN, NAN },                          /* a NaN in lse */
-        { 0, 1, NAN, 1, NAN, NAN },                          /* NaN in the second part */
-        { INFINITY, 1, 0, 1, NAN, NAN },                     /* inf / inf is undefined */
-        { -INFINITY, 1, INFINITY, 1, NAN, NAN },             /* also undefined if only one part is not empty */
-        { 0, 1, -200, NAN, 0, NAN },                         /* a NaN in out counts however small its weight is */
-        { 90000, 2, 0, 7, 90000, 2 },                        /* far apart: neither overflow nor -inf - -inf occurs */
-        { -90000, 2, -90200, 7, -90000, 2 },                 /* far apart, with negative numbers */
-        { 0, 3e38f, 0, 3e38f, 0.693147182f, 3e38f },         /* the sum of shares does not overflow */
+        { -INFINITY, 5, -INFINITY, 7, -INFINITY, 0 }, /* both parts are empty */
+        /* an empty part (lse is -inf): its out is not read, even if it is NaN */
+        { -INFINITY, NAN, 3.5f, 7.25f, 3.5f, 7.25f },
+        /* if only one part is not empty, the merge equals that part */
+        { -0.75f, 0.1f, -INFINITY, INFINITY, -0.75f, 0.1f },
+        { NAN, 1, 0, 1, NAN, NAN },              /* a NaN in the lse of part 0 */
+        { 0, 1, NAN, 1, NAN, NAN },              /* a NaN in the lse of part 1 */
+        { INFINITY, 1, 0, 1, NAN, NAN },         /* an infinite lse: inf / inf is undefined */
+        { -INFINITY, 1, INFINITY, 1, NAN, NAN }, /* an infinite lse is undefined even if the other part is empty */
+        { 0, 1, -200, NAN, 0, NAN },             /* a NaN in out counts, however small the weight of its part is */
+        { 90000, 2, 0, 7, 90000, 2 }, /* two lse that are far apart: neither an overflow nor -inf - -inf may occur */
+        { -90000, 2, -90200, 7, -90000, 2 },         /* two negative lse that are far apart */
+        { 0, 3e38f, 0, 3e38f, 0.693147182f, 3e38f }, /* the sum of the weighted parts must not overflow */
     };
     enum { ROWS = ARRAY_SIZE(cases) };
     struct scene x;
@@ -193,7 +198,7 @@ void test_merges_of_empty_and_strange_parts(void **state)
     scene_run(&x);
     for (int n = 0; n < ROWS; n++) {
         const float got[] = { x.lse[n], ((const float *)x.out)[n] };
-        /* with only one part the result is exact */
+        /* if only one part is not empty, the result must be exact */
         const bool alone = cases[n][0] == -INFINITY || cases[n][2] == -INFINITY;
         for (int e = 0; e < 2; e++) {
             const float want = cases[n][4 + e];
@@ -259,14 +264,14 @@ void test_merges_that_disagree_are_refused(void **state)
     REFUSED("/gradients/1/lse/shape/0", "gradients.1.lse: shape[0] is 1, must be 2, the batch of parts.0.out");
 #undef WITH
 #undef REFUSED
-    /* only lse is wanted, out is not */
+    /* a merge that writes only lse and no out */
     m = (attn_merge_problem){ .count = 3, .parts = x.part, .whole = { .lse = x.whole.lse } };
     assert_int_equal(attn_merge(bench.stream, &m, &err), ATTN_OK);
     assert_int_equal(attn_stream_wait(bench.stream, &err), ATTN_OK);
     scene_clear(&x);
 }
 
-/* out of the parts and dout in layout bhsd give the same bits whether strides or the member `layout` describe it. */
+/* A merge must give the same bits whether strides or the member `layout` describe that out and dout are bhsd. */
 void test_merges_of_a_layout_are_those_of_its_views(void **state)
 {
     struct scene x;
@@ -290,7 +295,8 @@ void test_merges_of_a_layout_are_those_of_its_views(void **state)
     assert_memory_equal(x.lse, lse, sizeof lse);
     for (int64_t n = 0; n < ROWS; n++)
         assert_memory_equal((float *)x.out + out_at(&x.s, n, true), by_strides + 7 * n, 7 * sizeof *by_strides);
-    x.part[1].out.shape[1] = 5, x.part[1].out.shape[2] = 3; /* bshd: the message counts axes as they were sent */
+    /* in layout bshd the message numbers the axes as the client sent them */
+    x.part[1].out.shape[1] = 5, x.part[1].out.shape[2] = 3;
     assert_int_equal(attn_merge(bench.stream, &m, &err), ATTN_INVALID);
     assert_string_equal(err.text, "parts.1.out: shape[1] is 5, must be 3, the heads of parts.0.out");
     scene_clear(&x);
@@ -298,15 +304,15 @@ void test_merges_of_a_layout_are_those_of_its_views(void **state)
 
 /* ---- Gradients --------------------------------------------------------------------------------------------------- */
 
-/* A small merge whose loss is dout . out + dlse . lse. All its tensors are in one list of float32, in this order: outs,
- * lses, sinks, dout, dlse, and then the results: douts, dlses, dsinks, out, lse. */
+/* A small merge with the loss dout . out + dlse . lse. All its tensors lie in one list of float32, in this order: outs,
+ * lses, sinks, dout, dlse; then the results douts, dlses, dsinks, out, lse. */
 enum { GB = 2, GS = 3, GH = 2, GD = 5, GP = 4, GROWS = GB * GS * GH, GOUT = GROWS * GD };
 struct gradients {
     float outs[GP][GOUT], lses[GP][GROWS], sinks[GH], dout[GOUT], dlse[GROWS];
     float douts[GP][GOUT], dlses[GP][GROWS], dsinks[GH], out[GOUT], lse[GROWS];
 };
 
-/* Returns the loss in float64, with `by` added to one of the inputs. */
+/* Returns the loss in float64. The number `by` is added to the input to which `changed` points. */
 static double loss(const struct gradients *g, const float *changed, double by)
 {
 #define AT(x) ((double)(x) + (&(x) == changed ? by : 0))
@@ -362,7 +368,7 @@ static void fill_gradients(struct gradients *g, uint64_t seed)
 {
     struct rng r = { seed };
     float *const numbers = (float *)g;
-    memset(g, 0x7f, sizeof *g); /* this pattern reveals results that are not written */
+    memset(g, 0x7f, sizeof *g); /* a pattern that reveals results which the merge does not write */
     for (size_t n = 0; n < offsetof(struct gradients, douts) / sizeof *numbers; n++)
         numbers[n] = (float)(rng_uniform(&r) * 4 - 2);
 }
@@ -372,8 +378,9 @@ void test_gradients_of_a_merge_are_the_differences_of_its_loss(void **state)
     struct gradients g;
     (void)state;
     fill_gradients(&g, 7);
-    g.lses[1][4] = -INFINITY, g.outs[1][4] = 1;            /* an empty part, which gets no gradient */
-    for (int p = 0; p < GP; p++) g.lses[p][7] = -INFINITY; /* in this row only the sink is left */
+    g.lses[1][4] = -INFINITY, g.outs[1][4] = 1; /* an empty part, which must get a gradient of 0 */
+    /* all parts of this row are empty, so only its sink counts */
+    for (int p = 0; p < GP; p++) g.lses[p][7] = -INFINITY;
     run_gradients(&g);
     for (int p = 0; p < GP; p++) {
         for (int n = 0; n < GOUT; n++) check_difference(&g, &g.outs[p][n], g.douts[p][n], "dout");
@@ -384,17 +391,17 @@ void test_gradients_of_a_merge_are_the_differences_of_its_loss(void **state)
     for (int h = 0; h < GH; h++) check_difference(&g, &g.sinks[h], g.dsinks[h], "dsinks");
 }
 
-/* NaN in out of an empty part does not spread, even if dout is infinite. Without any part or sink all gradients are
- * 0. */
+/* A NaN in out of an empty part must not spread, even if dout is infinite. In a row without any part or sink all
+ * gradients must be 0. */
 void test_gradients_of_empty_parts_are_zeros(void **state)
 {
     struct gradients g;
     (void)state;
     fill_gradients(&g, 8);
     for (int h = 0; h < GH; h++) g.sinks[h] = -INFINITY;
-    for (int n = 0; n < GROWS; n++) g.lses[2][n] = -INFINITY; /* part 2 is empty, */
+    for (int n = 0; n < GROWS; n++) g.lses[2][n] = -INFINITY; /* part 2 is empty in all rows */
     for (int n = 0; n < GOUT; n++) g.outs[2][n] = NAN;
-    for (int p = 0; p < GP; p++) g.lses[p][0] = -INFINITY; /* all parts of row 0 are empty too */
+    for (int p = 0; p < GP; p++) g.lses[p][0] = -INFINITY; /* in row 0 all parts are empty */
     run_gradients(&g);
     for (int n = 0; n < GOUT; n++) assert_true(g.douts[2][n] == 0 && isfinite(g.out[n]) && isfinite(g.douts[1][n]));
     for (int n = 0; n < GROWS; n++) assert_true(g.dlses[2][n] == 0 && isfinite(g.dlses[1][n]));
@@ -404,7 +411,8 @@ void test_gradients_of_empty_parts_are_zeros(void **state)
     for (int h = 0; h < GH; h++) assert_true(g.dsinks[h] == 0);
 }
 
-/* A sink is one more part: merging with it has the same bits as merging a part with out 0 and the sink's lse. */
+/* Merging with a sink must have the same bits as merging with one more part, whose out is 0 and whose lse is the
+ * sink. */
 void test_a_sink_is_a_part_without_a_value(void **state)
 {
     struct gradients with, without;

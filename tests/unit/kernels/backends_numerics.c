@@ -1,5 +1,5 @@
-/* backends_numerics.c: the limits of float32 and narrower types: float8, sums of sums, scores beyond float32, rows of
- * one key, NaN. */
+/* backends_numerics.c: tests of the limits of float32 and narrower types: float8, sums of rounded sums, scores beyond
+ * float32, rows that see one key, NaN. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,8 +8,9 @@
 
 #include "backends.h"
 
-/* Compares dq, dk and dv in the inputs' dtype with float32 gradients. Counts float32 numbers that do not round to the
- * others and those that do not fit into 16 bits, and sums the squares of both errors. */
+/* The result of comparing dq, dk and dv in float32 with the same gradients in the inputs' 16-bit dtype: how many
+ * float32 numbers do not round to their 16-bit ones, how many need more than 16 bits, and the sums of both squared
+ * errors. */
 struct widened {
     int64_t unlike, nonzero, finer;
     double wide2, narrow2;
@@ -29,8 +30,8 @@ static void compare_widened(const attn_tensor *wide, const attn_tensor *narrow, 
     }
 }
 
-/* Returns whether float32 gradients must round to the narrow ones. A dq that need not be deterministic may be summed in
- * any order, so its bits vary. */
+/* Returns whether the float32 gradients of this problem must round to the 16-bit ones. If dq need not be deterministic,
+ * it may be summed in any order, so its bits vary. */
 static bool widens(const struct spec *narrow_spec)
 {
     struct spec wide_spec = *narrow_spec;
@@ -61,7 +62,7 @@ static bool widens(const struct spec *narrow_spec)
     return good;
 }
 
-/* For float32 gradients a kernel omits the last rounding to 16 bits, and changes nothing else. */
+/* Where a client wants float32 gradients, a kernel must omit the last rounding to 16 bits and change nothing else. */
 void test_float32_gradients_round_to_those_of_16_bits(void **state)
 {
     /* clang-format off: a row is a line */
@@ -96,9 +97,9 @@ void test_float32_gradients_round_to_those_of_16_bits(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A kernel may begin a block's next work (queries of a head) while it ends the present one, even if either has queries
- * without keys, or no queries. These problems have more work than a device runs at once, and some of it is of that
- * kind. */
+/* A kernel may begin a block's next work (queries of a head) while it ends the present one. This must also work if the
+ * queries of either see no keys, or if there are no queries. The problems of this test have more work than a device
+ * runs at the same time, and some of it is of this kind. */
 void test_work_that_sees_no_keys_between_other_work(void **state)
 {
     /* clang-format off: a row is a line */
@@ -113,7 +114,8 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
     };
     /* clang-format on */
     static const struct {
-        int D, more_keys; /* from 1024 keys on, heads of 128 use another kernel */
+        /* more_keys: added to Sk for this head size, because from 1024 keys on another kernel computes heads of 128 */
+        int D, more_keys;
         double softcap;
     } heads[] = { { 64, 0, 0 },  { 96, 0, 0 }, { 128, 0, 0 }, { 128, 900, 0 }, { 192, 0, 0 },
                   { 256, 0, 0 }, { 64, 0, 5 }, { 128, 0, 5 }, { 256, 0, 5 } };
@@ -125,7 +127,7 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
             s.dtype = s.out_dtype = n % 2 ? ATTN_F16 : ATTN_BF16;
             s.D = s.Dv = heads[n].D, s.softcap = heads[n].softcap;
             s.Sk += heads[n].more_keys;
-            /* the queries still outnumber the keys */
+            /* where queries outnumber keys by more than 200, they still outnumber them with more_keys */
             if (s.Sq > s.Sk - heads[n].more_keys + 200) s.Sq += heads[n].more_keys;
             if (s.sequences > 0) s.k_lengths[0] += heads[n].more_keys, s.k_lengths[3] += heads[n].more_keys;
             if (!agrees(&s)) failed++;
@@ -133,8 +135,8 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* float8 kernels may treat scores differently if lse is not wanted. Each row runs at three head sizes, of which 64
- * stands for the row's own. Rows with NaN also want lse. */
+/* float8 kernels may treat scores differently if lse is not wanted. Each problem of this test runs at three head sizes
+ * (64 leaves the head size as the list has it). Problems with NaN also run with lse. */
 void test_float8_without_lse_agrees_with_the_reference(void **state)
 {
     /* clang-format off: a row is a line */
@@ -190,12 +192,12 @@ void test_float8_without_lse_agrees_with_the_reference(void **state)
             s.no_lse = true;
             s.D += head_sizes[n] - 64, s.Dv += head_sizes[n] - 64;
             if (!agrees(&s)) failed++;
-            s.no_lse = false; /* rows that see a NaN are computed separately, with their lse */
+            s.no_lse = false; /* rows that see a NaN are computed separately, by code that needs lse */
             if (s.poison && !agrees(&s)) failed++;
         }
     assert_int_equal(failed, 0);
 
-    /* If a family of kernels is requested by name, checks that it was used. */
+    /* if the variable names a family of kernels, check that this family was used */
     const char *family = getenv("ATTN_CUDA_FAMILY");
     if (family && strcmp(family, "sm90_f8") == 0) {
         const struct spec s = SPEC(SIZES(200, 300, 128), FP8, .no_lse = true);
@@ -209,9 +211,9 @@ void test_float8_without_lse_agrees_with_the_reference(void **state)
     }
 }
 
-/* A row that sees one key has that key's value, however large the score: elsewhere tolerances grow with scores. Scores
- * are up to 1e4 to 1e9, on both sides of the limit above which a kernel's exponentials are relative to a rounded
- * maximum. */
+/* A row that sees only one key must have that key's value as its out, however large the score is. (Elsewhere tolerances
+ * grow with scores, so that such an error would pass.) Scores are up to 1e4 to 1e9, on both sides of the limit above
+ * which a kernel's exponentials are relative to a rounded maximum. */
 void test_float8_rows_of_one_key_are_its_value(void **state)
 {
     static const double scales[] = { 1, 10, 32, 55, 100, 320 };
@@ -235,10 +237,10 @@ void test_float8_rows_of_one_key_are_its_value(void **state)
         }
 }
 
-/* If one key has half or nine tenths of the weight, the other keys must still count, wherever the heavy key is.
- * Hopper's tensor cores keep 14 bits of a sum of float8, so the other keys are lost beside the heavy one until a new
- * sum begins. All values are one number, and every row of out must be that number, within float8's tolerance for
- * out. */
+/* If one key has half or nine tenths of the weight, all other keys must still count, wherever the heavy key is.
+ * Hopper's tensor cores keep 14 bits of a sum of float8 products, so that other keys are lost beside the heavy one
+ * until a new sum begins. All values are the same number, and every element of out must be that number, within float8's
+ * tolerance. */
 void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
 {
     static const int head_sizes[] = { 64, 128, 256 }, lengths[] = { 1344, 1792, 2016, 2560, 3584 };
@@ -255,7 +257,8 @@ void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
         memset(f.p.k.data, 0, (size_t)tensor_elements(&f.p.k));
         memset(f.p.v.data, attn_e4m3_from_double(value), (size_t)tensor_elements(&f.p.v));
         for (int row = 0; row < s.Sq; row++) tensor_set(&f.p.q, row * D, 1), tensor_set(&f.p.q, row * D + 1, 1);
-        const int64_t heavy = (int64_t)(Sk - 1) * D; /* the heavy key's score is the sum of two float8 numbers */
+        /* the heavy key's score is the sum of two channels, because one float8 number is not exact enough */
+        const int64_t heavy = (int64_t)(Sk - 1) * D;
         tensor_set(&f.p.k, heavy, log(Sk * odd));
         tensor_set(&f.p.k, heavy + 1, log(Sk * odd) - tensor_get(&f.p.k, heavy));
         fixture_run(&bench, &f);
@@ -269,8 +272,8 @@ void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state)
     }
 }
 
-/* Kernels may find a row's largest score differently when it is above 0 or not far below. The test has rows whose
- * scores are all below 0, rows that cross 0 from tile to tile, and both beside each other. */
+/* Kernels may find a row's largest score in a different way if it is above 0 or not far below. The test has rows whose
+ * scores are all below 0, rows whose scores cross 0 from tile to tile, and both in one problem. */
 void test_scores_of_either_side_of_0_agree_with_the_reference(void **state)
 {
     static const int head_sizes[] = { 64, 96, 128, 192 };
@@ -291,9 +294,8 @@ void test_scores_of_either_side_of_0_agree_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A problem with a feature that no kernel lists goes to the kernels that take everything. So a kernel that does not
- * know a new option never computes it, without any change to that kernel. The kernels that take everything compute
- * it. */
+/* A problem with a feature that no kernel lists must go to the kernels that take everything, and these must compute it.
+ * Therefore a kernel that does not know a new option never computes it. */
 void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everything(void **state)
 {
     static const struct spec problems[] = {
@@ -339,11 +341,11 @@ void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everythin
     }
 }
 
-/* dslope = -sum dZ distance, where distances are in the hundreds and multiply any error of a row's delta. Two errors
- * showed here. P rounded to bfloat16 in the product for out, from which delta is computed, caused errors of 0.01 of the
- * largest slope (0.1 with more terms). A float32 dout that was rounded for dP but not for delta caused 0.03. The
- * comparison does not use the allowances of fixture_compare(), because only such a dout is rounded before summing
- * here. */
+/* The gradient of a slope is dslope = -sum dZ distance. Distances are in the hundreds and multiply any error of a row's
+ * delta. Two errors showed here. P rounded to bfloat16 in the product for out, from which delta is computed, caused
+ * errors of 0.01 of the largest slope (0.1 with more terms). A float32 dout that was rounded for dP but not for delta
+ * caused 0.03. The comparison does not use the allowances of fixture_compare(), because only a float32 dout is rounded
+ * before summing here. */
 void test_slopes_in_bfloat16_are_as_exact_as_other_sums(void **state)
 {
     int failed = 0;
@@ -360,7 +362,7 @@ void test_slopes_in_bfloat16_are_as_exact_as_other_sums(void **state)
         s.sinks = n % 5 == 2;
         s.dlse = n % 7 == 3;
         s.dropout_p = n % 6 == 4 ? 0.3 : 0;
-        s.out_dtype = n % 3 == 1 ? ATTN_F32 : ATTN_BF16; /* dout's too */
+        s.out_dtype = n % 3 == 1 ? ATTN_F32 : ATTN_BF16; /* dout has the same dtype as out */
         s.give_forward = n % 8 >= 6;
         struct fixture got, want;
         double error = 0;
@@ -397,8 +399,8 @@ void test_a_row_with_one_key_is_that_value_to_the_bit(void **state)
     }
 }
 
-/* All 256 codes of float8: once as a value that is the whole answer, and once as a key's only channel, whose score is
- * lse. */
+/* Tests all 256 codes of float8: each once as a value that is the whole result, and once as the only channel of a key,
+ * so that it is the score and lse. */
 void test_every_float8_is_its_number(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8E4M3 };
@@ -428,7 +430,7 @@ void test_every_float8_is_its_number(void **state)
     }
 }
 
-/* A NaN that some rows see reaches these rows and no others. fixture_compare() wants NaN exactly where the reference
+/* A NaN must reach the rows that see it and no other rows. fixture_compare() requires NaN exactly where the reference
  * has it. */
 void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
 {
@@ -460,8 +462,8 @@ void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* NaN in a backward: a key that a query may not see cannot change the query's gradient, and the query cannot change the
- * key's gradient. */
+/* Tests NaN in a backward: a key that a query does not see must not change the query's gradient, and the query must not
+ * change the key's gradient. */
 void test_nan_reaches_exactly_the_gradients_that_see_it(void **state)
 {
     static const struct spec cases[] = {
@@ -482,7 +484,7 @@ void test_nan_reaches_exactly_the_gradients_that_see_it(void **state)
 
 /* clang-format off: a row is a line */
 
-/* q.k overflows float32, in a partial sum or at the end, and scale q.k does not. */
+/* In these problems q.k overflows float32, in a partial sum or at the end, but the score scale q.k does not. */
 static const struct spec far_products[] = {
     SPEC(.name = "products of 1e39", SIZES(70, 90, 64), .q_amp = 1e19, .has_scale = true, .scale = 1.2e-38),
     SPEC(.name = "products of 1e39, bfloat16", SIZES(70, 90, 64), BF16, .q_amp = 1e19, .has_scale = true,
@@ -525,7 +527,7 @@ void test_products_beyond_float32_count_where_their_scores_are_ordinary(void **s
     assert_int_equal(failed, 0);
 }
 
-/* Head sizes of latent attention, which has its own kernels. */
+/* Tests the head sizes of latent attention, which has its own kernels. */
 void test_products_beyond_float32_count_in_latent_attention(void **state)
 {
     const struct spec s = SPEC(.name = "products of 1e39, latent", MLA, .latent = true, BF16, .Sq = 1, .Sk = 200,
@@ -534,7 +536,7 @@ void test_products_beyond_float32_count_in_latent_attention(void **state)
     assert_true(spec_agrees(&bench, &s));
 }
 
-/* All of a row's products are below float32's range. The row still sees its keys, all with the same score. */
+/* All products of a row are below the range of float32. The row must still see its keys, all with the same score. */
 void test_a_row_whose_products_all_leave_float32_sees_its_keys(void **state)
 {
     static const struct spec cases[] = {
@@ -581,7 +583,8 @@ void test_lse_alone_is_the_lse_beside_out(void **state)
     }
 }
 
-/* Writes a mask as libraries make it: `hidden` for keys of padding, and for every key of a query of padding. */
+/* Writes a bias as libraries write masks for padding on the left: `hidden` for padding keys, and for all keys of
+ * padding queries. */
 static void pad_left(struct fixture *f, double hidden)
 {
     const int64_t Sq = f->spec.Sq, Sk = f->spec.Sk;
@@ -627,7 +630,7 @@ void test_rows_that_a_mask_fills_with_one_huge_number_agree_with_the_reference(v
     }
 }
 
-/* Makes products of 1e4 and more that add up to a score of a few units, by the last channel of each key. */
+/* Makes products of 1e4 and more cancel, so that a score is a few units. The last channel of each key does this. */
 static void make_products_cancel(struct fixture *f)
 {
     const int64_t D = f->spec.D;
@@ -639,7 +642,7 @@ static void make_products_cancel(struct fixture *f)
     }
 }
 
-/* Is the problem computed row by row, with a summation order of its own? */
+/* Returns whether the problem is computed row by row, which sums in another order than tiles. */
 static bool is_by_rows(const attn_problem *p, attn_op op)
 {
     attn_problem one_way = *p;
@@ -650,8 +653,8 @@ static bool is_by_rows(const attn_problem *p, attn_op op)
     return strcmp(plan.kernel->name, "simple") == 0;
 }
 
-/* A query that sees one key, and whose products cancel. However their sum is rounded, lse and the backward's score are
- * the same sum, so P is 1 and dv is dout. A float32 lse has its own rounding error. */
+/* Tests queries that see one key and whose products cancel. However their sum is rounded, lse and the score in the
+ * backward must be the same sum, so that P is 1 and dv is dout. A given float32 lse has a rounding error of its own. */
 void test_one_key_has_a_probability_of_one(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -668,7 +671,7 @@ void test_one_key_has_a_probability_of_one(void **state)
         if (!is_ours()) continue;
         fixture_make(&f, &s);
         make_products_cancel(&f);
-        /* on some GPUs (8.x) forward and backward are computed differently */
+        /* on some GPUs (compute capability 8.x) forward and backward are computed in different ways */
         if (given && is_by_rows(&f.p, ATTN_OP_FORWARD) != is_by_rows(&f.p, ATTN_OP_BACKWARD)) {
             fixture_clear(&f);
             continue;
@@ -689,7 +692,7 @@ void test_one_key_has_a_probability_of_one(void **state)
     }
 }
 
-/* Ways in which a row sees only one key. */
+/* The ways in which a row of these tests sees only one key. */
 enum one_key { ALONE, WINDOWED, KEPT, BIASED, FLASHMASKED, ONE_KEYS };
 
 static void show_one_key(struct fixture *f, int64_t key)
@@ -699,14 +702,14 @@ static void show_one_key(struct fixture *f, int64_t key)
     for (int64_t n = 0; f->p.bias.rank && n < tensor_elements(&f->p.bias); n++)
         tensor_set(&f->p.bias, n, n % f->p.bias.shape[3] == key ? 0.25 : -INFINITY);
     for (int64_t n = 0; f->p.mask_startend_rows.rank && n < tensor_elements(&f->p.mask_startend_rows); n++) {
-        /* queries from lts on and before ute are hidden */
+        /* with FlashMask, queries from lts on and before ute are hidden */
         const bool seen = n / 2 % f->p.mask_startend_rows.shape[2] == key;
         tensor_set(&f->p.mask_startend_rows, n, n % 2 == 0 && seen ? (double)f->spec.Sq : 0);
     }
 }
 
-/* With dout 1, dv of a key is exactly the number of rows that see only this key. The problems are computed in tiles, in
- * tiles with a separate kernel for dq, and row by row. */
+/* With dout 1, dv of a key is exactly the number of rows that see only this key. The problems of this test are computed
+ * in tiles, in tiles with a separate kernel for dq, and row by row. */
 void test_one_key_has_p_1_to_the_last_bit(void **state)
 {
     static const int64_t head_sizes[] = { 5, 64, 100, 128, 200, 256 };

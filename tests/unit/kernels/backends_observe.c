@@ -1,4 +1,4 @@
-/* backends_observe.c: the results of observes, compared with the reference and by properties. */
+/* backends_observe.c: tests of observe problems: results compared with the reference, and properties of the results. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,13 +9,15 @@
 
 #define LOOK .op = ATTN_OP_OBSERVE
 
-/* Each problem in float32 is computed in bfloat16 too, and in float16 where q is in its range. */
+/* Runs a list of observe problems. Each float32 problem also runs in bfloat16, and in float16 if q is in the range of
+ * float16. Returns how many results disagree with the reference. */
 static int disagree(const struct spec *list, size_t count)
 {
     static const attn_dtype narrow[] = { ATTN_BF16, ATTN_F16 };
     int failed = 0;
     for (size_t n = 0; n < count; n++) {
-        const bool large = list[n].Sq * list[n].Sk * list[n].H * list[n].B > 40000; /* takes minutes on the emulator */
+        /* problems with so many scores take minutes on the emulator */
+        const bool large = list[n].Sq * list[n].Sk * list[n].H * list[n].B > 40000;
         if (large && is_brief()) continue;
         failed += !agrees(&list[n]);
         for (size_t at = 0; at < ARRAY_SIZE(narrow) && list[n].dtype == ATTN_F32; at++) {
@@ -80,7 +82,7 @@ void test_observables_agree_with_the_reference(void **state)
     assert_int_equal(disagree(list, ARRAY_SIZE(list)), 0);
 }
 
-/* Returns a random problem whose operation is observe. */
+/* Returns a random observe problem. */
 static struct spec random_look(uint64_t seed)
 {
     struct spec s = random_spec(seed);
@@ -110,8 +112,9 @@ void test_random_observables_agree_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* Checks top_keys: each names a key whose probability is the top_weight beside it, no key occurs twice, the order is
- * descending, and no other key has a larger probability. `weights` covers the whole problem. */
+/* Checks top_keys: each entry must name a key whose probability is the top_weight with the same index. No key may occur
+ * twice, the order must be descending, and no other key may have a larger probability. `weights` must cover the whole
+ * problem. */
 static void look_at_top_keys(const struct fixture *f)
 {
     const int64_t top = f->p.observe.top, Sk = f->spec.Sk;
@@ -161,7 +164,7 @@ void test_top_keys_are_the_keys_of_the_largest_probabilities(void **state)
         look_at_top_keys(&f);
         fixture_clear(&f);
     }
-    /* If probabilities are equal, the lower key comes first. */
+    /* If two probabilities are equal, the key with the lower number must come first. */
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16 };
     for (size_t at = 0; at < ARRAY_SIZE(dtypes); at++) {
         struct spec alike = SPEC(LOOK, SIZES(70, 600, 64), .has_scale = true, .observe = ATTN_TENSOR_BIT(top_keys));
@@ -175,7 +178,7 @@ void test_top_keys_are_the_keys_of_the_largest_probabilities(void **state)
     }
 }
 
-/* Runs several problems at once, and each by itself. */
+/* Several problems in one call must have the same bits as each by itself. */
 void test_observables_have_the_same_bits_alone_and_among_others(void **state)
 {
     enum { COUNT = 12 };
@@ -183,7 +186,7 @@ void test_observables_have_the_same_bits_alone_and_among_others(void **state)
     (void)state;
     for (int n = 0; n < COUNT; n++) {
         struct spec s = random_look(1000 + (uint64_t)n);
-        if (n % 4 == 3) s = random_spec(2000 + (uint64_t)n); /* a neighbour with another operation */
+        if (n % 4 == 3) s = random_spec(2000 + (uint64_t)n); /* the neighbour in the call has another operation */
         fixture_make(&together[n], &s);
         list[n] = &together[n];
     }

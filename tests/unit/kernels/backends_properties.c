@@ -1,5 +1,5 @@
-/* backends_properties.c: properties that need no reference: equal bits alone and among others, packed and not, in steps
- * and at once, near and far apart in memory; the order of keys; hidden keys. */
+/* backends_properties.c: tests of properties that need no reference: equal bits alone and among other problems, packed
+ * and not, in steps and in one launch, near and far apart in memory; the order of keys; hidden keys. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,7 +11,7 @@
 
 /* ---- Properties -------------------------------------------------------------------------------------------------- */
 
-/* Sixteen different problems in one call give the same bits as each alone, in any order. */
+/* Sixteen different problems in one call must give the same bits as each alone, in any order. */
 void test_a_problem_has_the_same_bits_alone_and_among_others(void **state)
 {
     enum { COUNT = 16 };
@@ -29,7 +29,8 @@ void test_a_problem_has_the_same_bits_alone_and_among_others(void **state)
     for (int n = 0; n < COUNT; n++) fixture_clear(&alone[n]), fixture_clear(&together[n]);
 }
 
-/* A family requested by ATTN_CUDA_FAMILY that has kernels for both operations is used for both. */
+/* If ATTN_CUDA_FAMILY names a family of kernels that has kernels for both operations, that family must be used for
+ * both. */
 void test_a_family_that_is_asked_for_computes_both_ways(void **state)
 {
     static const char *const families[] = { "generic", "simple" };
@@ -62,12 +63,12 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
 {
     static const int threads[] = { 1, 2, 3 };
     static const struct spec large[] = {
-        SPEC(SIZES(1, 5000, 64), HEADS(2, 1), BF16), /* split over keys */
+        SPEC(SIZES(1, 5000, 64), HEADS(2, 1), BF16), /* a forward that splits the keys */
         SPEC(SIZES(400, 700, 64), HEADS(2, 1), .causal = true),
         SPEC(BACK, SIZES(300, 500, 64), HEADS(4, 1), .causal = true, BF16, .sinks = 1, .bias = 1, .alibi = 1),
     };
     (void)state;
-    /* a GPU has no number of threads, so this would only repeat other tests */
+    /* on a GPU there is no number of threads to change, so this test would only repeat others */
     if (is_brief() && strcmp(backend, "cuda") == 0) skip();
     for (int n = 0; n < 24; n++) {
         struct fixture first = { 0 };
@@ -89,8 +90,8 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
     }
 }
 
-/* Gradients whose dq is summed by several blocks, in turns or in any order. In turns, the bits are the same each
- * time. */
+/* Tests gradients whose dq is summed by several blocks, in a fixed order or in any. In a fixed order the bits must be
+ * the same each time. */
 void test_gradients_of_several_tiles_agree_with_the_reference(void **state)
 {
     /* clang-format off: a row is a line */
@@ -187,8 +188,8 @@ void test_repeats_give_the_same_bits(void **state)
     }
 }
 
-/* Compares element n of batch row b of `whole` with problem `part`, for tensors whose first axis is the batch or the
- * packed rows. */
+/* Asserts that tensor `id` of problem `part` has the same bits as the elements of `whole` from number `first` on. The
+ * first axis of the tensor must be the batch or the packed rows. */
 void assert_part_equal(const struct fixture *whole, const struct fixture *part, attn_tensor_id id, int64_t first)
 {
     const attn_tensor *w = &whole->p.tensor[id], *p = &part->p.tensor[id];
@@ -202,7 +203,7 @@ void assert_part_equal(const struct fixture *whole, const struct fixture *part, 
     }
 }
 
-/* Copies rows of q k v dout from `whole`, starting at element `first`, to `part`. */
+/* Copies elements of q, k, v or dout from `whole`, starting at element `first`, to `part`. */
 static void copy_part(const struct fixture *whole, struct fixture *part, attn_tensor_id id, int64_t first)
 {
     for (int64_t n = tensor_elements(&part->p.tensor[id]), e = 0; e < n; e++)
@@ -274,7 +275,7 @@ void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **state)
     }
 }
 
-/* Each row of a batch has the bits that it has as a problem of its own. */
+/* Each row of a batch must have the same bits as in a problem of its own. */
 void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state)
 {
     static const struct spec batches[] = {
@@ -309,8 +310,8 @@ void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state)
     }
 }
 
-/* Runs key/value heads `first` to `end` - 1 of the fixture's problem. False: another kernel would compute them than
- * `whole`, the plan of the whole problem. */
+/* Runs key/value heads [first, end) of the fixture's problem. Returns false if another kernel would compute them than
+ * in `whole`, the plan of the whole problem. */
 static bool run_heads(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end)
 {
     const attn_problem all = f->p;
@@ -325,7 +326,8 @@ static bool run_heads(struct fixture *f, const attn_plan *whole, int64_t first, 
     return alike;
 }
 
-/* Does the spec's problem have the same bits in `count` parts of its heads? *compared grows by 1 where it was tried. */
+/* Asserts that the spec's problem has the same bits when its heads are computed in `count` parts. Adds 1 to *compared
+ * if the parts use the same kernel as the whole. */
 static void assert_same_bits_by_heads(const struct spec *s, int count, int *compared)
 {
     struct fixture whole, parts;
@@ -347,7 +349,7 @@ static void assert_same_bits_by_heads(const struct spec *s, int count, int *comp
     fixture_clear(&whole);
 }
 
-/* As on several devices, each of which computes some heads. */
+/* The heads of one problem may be computed in parts, as on several devices, and must have the same bits. */
 void test_heads_have_the_same_bits_in_parts_and_together(void **state)
 {
     static const struct spec cases[] = {
@@ -399,8 +401,9 @@ void test_the_past_does_not_depend_on_the_future(void **state)
     }
 }
 
-/* Keys and values that a query does not see may be as large as finite numbers are (memory that nobody filled). The
- * query's answer and gradient must keep their accuracy, so such numbers must not share a scale with others. */
+/* Keys and values that a query does not see may be as large as finite numbers can be (memory that nobody filled). The
+ * query's out and gradient must keep their accuracy. Therefore such numbers must not share a scale with numbers that
+ * are seen. */
 void test_hidden_numbers_of_any_size_do_not_matter(void **state)
 {
     enum { S = 200, SEEN = 77 };
@@ -454,7 +457,7 @@ void test_the_order_of_keys_does_not_matter(void **state)
     fixture_copy(&b, &a);
     for (int64_t j = 0; j < s.Sk; j++)
         for (int64_t e = 0; e < row; e++) {
-            const int64_t from = j * 100 % s.Sk; /* 100 and 211 have no common divisor */
+            const int64_t from = j * 100 % s.Sk; /* a permutation of the keys: 100 and 211 have no common divisor */
             tensor_set(&b.p.k, j * row + e, tensor_get(&a.p.k, from * row + e));
             tensor_set(&b.p.v, j * row + e, tensor_get(&a.p.v, from * row + e));
         }
@@ -492,7 +495,7 @@ void test_attention_is_linear_in_v(void **state)
     fixture_make(&a, &s);
     fixture_copy(&b, &a);
     for (int64_t e = 0; e < tensor_elements(&b.p.v); e++)
-        tensor_set(&b.p.v, e, -4 * tensor_get(&a.p.v, e)); /* exact in float32 */
+        tensor_set(&b.p.v, e, -4 * tensor_get(&a.p.v, e)); /* this product is exact in float32 */
     fixture_run(&bench, &a);
     fixture_run(&bench, &b);
     for (int64_t e = 0; e < tensor_elements(&a.p.out); e++)
@@ -500,12 +503,13 @@ void test_attention_is_linear_in_v(void **state)
     fixture_clear(&a), fixture_clear(&b);
 }
 
-/* Rows more than 2^31 elements apart, in memory most of which is never allocated. Only for unified memory; the next
- * test is for other devices. */
+/* Rows lie more than 2^31 elements apart, in memory most of which is never allocated. The test needs unified memory;
+ * test_offsets_on_both_sides_of_2_31() is for other devices. */
 void test_offsets_past_two_billion_elements(void **state)
 {
     enum { S = 20 };
-    const int64_t far = INT64_C(1) << 28; /* elements between rows: the last row starts at 19 * 2^28 > 2^32 */
+    /* number of elements between rows: the last row starts at 19 * 2^28, which is more than 2^32 */
+    const int64_t far = INT64_C(1) << 28;
     const struct spec s = SPEC(SIZES(S, S, 64), HEADS(1, 1), BF16, .causal = true);
     const size_t bytes = (size_t)far * S * 2;
     struct fixture near, wide;
@@ -532,11 +536,11 @@ void test_offsets_past_two_billion_elements(void **state)
     fixture_clear(&near), fixture_clear(&wide);
 }
 
-/* Checks that the same problem has the same bits with its rows `far` elements apart and all tensors in one block of
- * device memory. Returns false if the device lacks the memory. */
+/* Asserts that the problem has the same bits if its rows are `far` elements apart and all tensors lie in one block of
+ * device memory. Returns false if the device does not have that much memory. */
 static bool same_bits_far_apart(const struct spec *s, int64_t far)
 {
-    enum { SLOT = 256 }; /* elements between the starts of tensors */
+    enum { SLOT = 256 }; /* number of elements between the starts of two tensors */
     struct fixture near, wide;
     void *small[ATTN_TENSOR_COUNT] = { 0 }, *block = NULL;
     const int64_t rows = s->Sq;
@@ -600,25 +604,26 @@ static bool same_bits_far_apart(const struct spec *s, int64_t far)
     return room;
 }
 
-/* The last row ends at element 2^31 - 1, begins beyond it, and begins beyond 2^32, for every family of kernels. */
+/* The last row ends at element 2^31 - 1, begins beyond 2^31, or begins beyond 2^32. Every family of kernels is
+ * tested. */
 void test_offsets_on_both_sides_of_2_31(void **state)
 {
     static const struct spec cases[] = {
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .softcap = 5),
-        SPEC(SIZES(20, 20, 64), HEADS(1, 1), BF16, .causal = true), /* a decode, on a GPU */
+        SPEC(SIZES(20, 20, 64), HEADS(1, 1), BF16, .causal = true), /* a decode, if the device is a GPU */
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), .causal = true),
         SPEC(BACK, SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(BACK, SIZES(80, 80, 64), HEADS(1, 1), .causal = true),
     };
     (void)state;
-    if (bench.info.unified) skip(); /* the test above covers unified memory */
+    if (bench.info.unified) skip(); /* test_offsets_past_two_billion_elements() covers devices with unified memory */
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
-        const int64_t gaps = cases[n].Sq - 1, unit = 64; /* elements; TMA needs rows at multiples of 16 bytes */
+        const int64_t gaps = cases[n].Sq - 1, unit = 64; /* unit: elements; TMA needs rows at multiples of 16 bytes */
         const int64_t below = ((INT64_C(1) << 31) - 64) / gaps / unit * unit;
         if (!same_bits_far_apart(&cases[n], below) || !same_bits_far_apart(&cases[n], below + unit) ||
             !same_bits_far_apart(&cases[n], 2 * below + 2 * unit))
-            skip(); /* the device lacks the memory */
+            skip(); /* the device does not have the memory for this test */
     }
 }
 
@@ -630,8 +635,8 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state)
         SPEC(BACK, .causal = true, BF16, SIZES(150, 140, 256)),
     };
     (void)state;
-    for (size_t n = 0; n < ARRAY_SIZE(cases); n++)
-        for (int wanted = -1; wanted < ATTN_TENSOR_COUNT; wanted++) { /* requests one output alone, or no output */
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++) /* wanted: the only output that is requested, or -1 for none */
+        for (int wanted = -1; wanted < ATTN_TENSOR_COUNT; wanted++) {
             struct fixture all, one;
             fixture_make(&all, &cases[n]);
             if (wanted >= 0 && !is_output(&all.p, (attn_tensor_id)wanted)) {
@@ -648,7 +653,7 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state)
         }
 }
 
-/* Work queued in steps has the same bits as work queued at once. */
+/* Work that is queued in several steps must have the same bits as work queued at once. */
 void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
 {
     static const struct spec cases[] = {
@@ -674,7 +679,7 @@ void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
         bench.in_steps = true;
         fixture_run(&bench, &steps);
         assert_outputs_equal(&steps, &at_once);
-        fixtures_must_run(&bench, list, 2); /* several problems, whose steps alternate */
+        fixtures_must_run(&bench, list, 2); /* run both problems together, so that their steps alternate */
         bench.in_steps = false;
         assert_outputs_equal(&steps, &at_once);
         assert_true(agrees(&cases[n]));
@@ -682,13 +687,15 @@ void test_work_in_steps_has_the_bits_of_work_at_once(void **state)
     }
 }
 
-/* Upper bound on the seconds of a problem's tiles on an H100, from the rates of kernels/cuda/simple/simple.h for
- * bfloat16 in a Hopper kernel without options. No other kernel has a smaller bound. */
+/* Returns an upper bound on the time in seconds of a problem's tiles on an H100. It uses the rates of
+ * kernels/cuda/simple/simple.h for bfloat16 in a Hopper kernel without options, because no other kernel has a smaller
+ * bound. */
 static double least_tile_seconds(const struct spec *s)
 {
     const double columns = (double)(s->D < 64 ? 64 : s->D) + (double)(s->Dv < 64 ? 64 : s->Dv);
     double pairs = (double)(s->B * s->H) * (double)s->Sq * (double)s->Sk;
-    if (s->sequences) { /* the library does not read lengths, so it gives each sequence the same share of the keys */
+    /* the library does not read the lengths, so it assumes for each sequence the same share of the keys */
+    if (s->sequences) {
         int64_t queries = 0, keys = 0;
         for (int n = 0; n < s->sequences; n++) queries += s->q_lengths[n], keys += s->k_lengths[n];
         pairs = (double)(queries * s->H) * (double)(keys / s->sequences);
@@ -696,8 +703,8 @@ static double least_tile_seconds(const struct spec *s)
     return 2 * pairs * columns / 3e14 * (s->op == ATTN_OP_BACKWARD ? 2.5 : 1) * 132 / bench.info.units;
 }
 
-/* One head takes several steps on a device whose steps are very short, and one on an ordinary device. The bits are the
- * same, because each launch computes a share of the same tiles. */
+/* One head takes several steps on a device whose steps are very short, and one step on an ordinary device. The bits
+ * must be the same, because each launch computes a share of the same tiles. */
 void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
 {
     static const struct spec cases[] = {
@@ -755,7 +762,8 @@ void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
 
 /* ---- Moves ------------------------------------------------------------------------------------------------------- */
 
-/* Moves of every length and alignment, more than one launch takes. One is long enough for several blocks. */
+/* Tests moves of memory of every length and alignment, in one call with more moves than one launch takes. One move is
+ * long enough for several blocks. */
 void test_moves_copy_and_clear_what_they_say_and_nothing_else(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* backends_truth.c: results in float64 computed by a device (attn_truth_some()), compared with the reference. */
+/* backends_truth.c: tests of attn_truth_some(), by which a device computes results in float64. They are compared with
+ * the reference. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,8 +8,8 @@
 
 #include "backends.h"
 
-/* Returns whether the backend has attn_truth_some(). One without it says so. Others must refuse a call without a
- * workspace, and a cancelled stream. */
+/* Returns whether the backend has attn_truth_some(). A backend that has none must say so. All others must refuse a call
+ * without a workspace and a call with a cancelled stream. */
 static bool has_truth(void)
 {
     const struct spec s = SPEC(.name = NULL);

@@ -1,4 +1,5 @@
-/* backends_wide.c: head sizes above 256, which kernels divide into chunks of D and columns of Dv. */
+/* backends_wide.c: tests of head sizes above 256. Kernels divide such heads into chunks of the D columns of q and k,
+ * and of the Dv columns of v. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -7,7 +8,8 @@
 
 #include "backends.h"
 
-/* random_spec() with D or Dv or both from 257 to 1024, and with few heads, because the reference is slow. */
+/* Does what random_spec() does, but with D or Dv or both from 257 to 1024, and with few heads, because the reference is
+ * slow. */
 static struct spec random_wide_spec(uint64_t seed)
 {
     static const int64_t head_sizes[] = { 257, 288, 320, 384, 512, 512, 513, 576, 640, 768, 1023, 1024 };
@@ -29,7 +31,7 @@ static struct spec random_wide_spec(uint64_t seed)
 
 /* clang-format off: a row is a line */
 
-/* The whole list runs forward and backward; rows with float8 or pages run forward only. */
+/* All of these problems run forward. Those without float8 and without pages also run backward. */
 static const struct spec wide_cases[] = {
     SPEC(.name = "head size 1024", SIZES(70, 90, 1024), F16, HEADS(2, 1), .causal = true),
     SPEC(.name = "head size 1024, float32", SIZES(40, 50, 1024), HEADS(1, 1)),

@@ -1,9 +1,10 @@
-"""Writes reference_golden.h: small problems and their answers by tests/conformance/ref.py (NumPy, float64), for
+"""Writes reference_golden.h: small problems with their results by tests/conformance/ref.py (NumPy, float64), for
 test_reference.c.
 
     python3 tests/unit/kernels/make_reference_golden.py > tests/unit/kernels/reference_golden.h
 
-Inputs are not stored: element n of the tensor with number `salt` is value(n, salt), which C computes the same way."""
+Inputs are not stored: element n of the tensor with number `salt` is value(n, salt). The C test computes them in the
+same way."""
 import os, sys
 import numpy as np
 

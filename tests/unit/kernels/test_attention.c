@@ -1,4 +1,5 @@
-/* test_attention.c: names, shapes, outputs, counts, devices and errors of attention.h, and the choice of a backend. */
+/* test_attention.c: tests of attention.h: names, shapes, outputs, counts, devices and errors, and the choice of a
+ * backend. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -48,7 +49,7 @@ static void test_an_error_holds_status_member_and_text(void **state)
     assert_int_equal(attn_fail(NULL, ATTN_DEVICE, NULL, "nobody listens"), ATTN_DEVICE);
     memset(long_text, 'x', sizeof long_text);
     long_text[sizeof long_text - 1] = 0;
-    /* the text is cut, and nothing is written past the end */
+    /* a text that is too long must be cut, and nothing may be written past the end */
     attn_fail(&err, ATTN_INVALID, long_text, "%s", long_text);
     assert_int_equal(strlen(err.text), sizeof err.text - 1);
     assert_int_equal(strlen(err.member), sizeof err.member - 1);
@@ -231,7 +232,7 @@ static double seconds(void)
     return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
 }
 
-/* No check lets such a problem through, but counting its work must not walk through 2^31 empty rows. */
+/* attn_check() refuses such a problem, but counting its work must not walk through 2^31 empty rows. */
 static void test_work_of_two_thousand_million_empty_rows_is_counted_at_once(void **state)
 {
     const int64_t rows = INT32_MAX;
@@ -255,7 +256,8 @@ static void test_scores_that_flashmask_hides_are_not_work(void **state)
         bool causal;
         int n;
         int32_t bounds[4];
-        double scores; /* cost of the scores of 8 queries and 4 keys, the same for each key except with causal */
+        /* cost of the scores of 8 queries and 4 keys; each key costs the same, except with a causal mask */
+        double scores;
     } cases[] = {
         { true, 1, { 8 }, 4 + 3 + 2 + 1 },   { true, 1, { 0 }, 0 },
         { true, 2, { 6, 8 }, 2 + 1 },        { false, 2, { 6, 2 }, 4 * 4 },
@@ -308,13 +310,13 @@ static void test_an_empty_problem_needs_no_workspace_and_runs_beside_others(void
         assert_int_equal(nothing, 0);
         memset(f.p.lse.data, 0xff, 4);
         assert_int_equal(attn_run(b.stream, plans, 3, NULL, &err), ATTN_OK);
-        assert_false(isnan(*(float *)f.p.lse.data)); /* computed */
+        assert_false(isnan(*(float *)f.p.lse.data)); /* the run has overwritten the NaN */
         bench_close(&b);
         fixture_clear(&f);
     }
 }
 
-/* A plan serves the same problem at other addresses, unless a tensor's alignment changes. */
+/* A plan must also serve the same problem at other addresses, unless the alignment of a tensor changes. */
 static void test_a_plan_moves_with_its_problem(void **state)
 {
     const struct spec s = SPEC(.causal = true);
@@ -337,15 +339,16 @@ static void test_a_plan_moves_with_its_problem(void **state)
         assert_ptr_equal(moved.kernel, made.kernel);
         assert_ptr_equal(moved.problem, &elsewhere.p);
         assert_int_equal(attn_run(b.stream, &moved, 1, NULL, &err), ATTN_OK);
-        assert_false(isnan(*(float *)elsewhere.p.lse.data)); /* computed */
+        assert_false(isnan(*(float *)elsewhere.p.lse.data)); /* the run has overwritten the NaN */
 
         attn_problem shifted = elsewhere.p;
         shifted.out.data = (char *)shifted.out.data + 4;
         assert_int_equal(attn_plan_move(can, &made, &shifted, &moved, &err), ATTN_OK);
-        assert_int_equal(moved.unaligned, ATTN_TENSOR_BIT(out)); /* planned anew */
+        /* the plan was made anew, because out is not aligned any more */
+        assert_int_equal(moved.unaligned, ATTN_TENSOR_BIT(out));
 
         assert_int_equal(attn_plan_move(attn_device_capabilities(other.device), &made, &f.p, &moved, &err), ATTN_OK);
-        assert_ptr_not_equal(moved.kernel, made.kernel); /* the kernels of another device */
+        assert_ptr_not_equal(moved.kernel, made.kernel); /* another device has other kernels */
         bench_close(&other);
         bench_close(&b);
         fixture_clear(&elsewhere);
@@ -353,7 +356,8 @@ static void test_a_plan_moves_with_its_problem(void **state)
     }
 }
 
-/* A tensor or option that is given or in use sets its own bit and no other; one that is absent sets none. */
+/* Each tensor that is given and each option that is in use must set its own feature bit and no other. One that is
+ * absent must set none. */
 static void test_every_tensor_and_every_option_is_a_feature(void **state)
 {
     const uint64_t basic = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v);
@@ -385,14 +389,14 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     CASE(ATTN_OPTION_BIT(WINDOW), window_right = 3);
     CASE(ATTN_OPTION_BIT(TOP_LEFT), alignment = ATTN_TOP_LEFT);
     CASE(ATTN_OPTION_BIT(GROUPED), k.shape[2] = 2);
-    CASE(ATTN_OPTION_BIT(SCALE), has_scale = true); /* of 0 */
-    CASE(0, scale = -1);                            /* not given */
+    CASE(ATTN_OPTION_BIT(SCALE), has_scale = true); /* a scale of 0 counts as given */
+    CASE(0, scale = -1);                            /* a scale that is not in use */
     CASE(ATTN_OPTION_BIT(SOFTCAP), softcap = 5);
     CASE(ATTN_OPTION_BIT(DROPOUT), dropout_p = 0.1);
     CASE(ATTN_OPTION_BIT(KEY_DTYPE), k.dtype = ATTN_F8E4M3);
-    CASE(0, keep_mask_at_end = true); /* without a keep_mask this has no effect */
-    CASE(0, deterministic = true);    /* a forward is always deterministic */
-    CASE(0, layout = ATTN_BHSD);      /* only strides */
+    CASE(0, keep_mask_at_end = true); /* without a keep_mask this option has no effect */
+    CASE(0, deterministic = true);    /* a forward is always deterministic, so the option is not in use */
+    CASE(0, layout = ATTN_BHSD);      /* a layout changes only strides, so it is no feature */
 #undef CASE
     for (int i = 0; i < n; i++)
         if (attn_features(&p[i]) != (basic | want[i]))
@@ -413,7 +417,7 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     }
     attn_problem fp8 = plain;
     fp8.out = plain.q;
-    fp8.q.dtype = fp8.k.dtype = fp8.v.dtype = ATTN_F8E4M3; /* bfloat16 is the default output of float8 */
+    fp8.q.dtype = fp8.k.dtype = fp8.v.dtype = ATTN_F8E4M3; /* bfloat16 is the default dtype of out for float8 inputs */
     assert_int_equal(attn_features(&fp8), basic | ATTN_TENSOR_BIT(out));
     attn_problem tail = plain;
     tail.keep_mask = attn_tensor_make(NULL, ATTN_U8, 4, (int64_t[]){ 1, 1, 1, 3 }), tail.keep_mask_at_end = true;
@@ -442,8 +446,8 @@ static void test_backends_are_found_by_name(void **state)
     attn_stream_close(NULL);
 }
 
-/* "paper" computes what FlashAttention-2's paper describes. For other problems it names the first option that it
- * lacks. */
+/* The backend "paper" computes only what the paper of FlashAttention-2 describes. For any other problem its error must
+ * name the first option that it lacks. */
 static void test_what_paper_does_not_compute_is_named(void **state)
 {
     static const struct {

@@ -1,26 +1,29 @@
-/* test_backends.c: does a backend compute attention?
+/* test_backends.c: tests whether a backend computes attention correctly. There are three kinds of tests:
  *
  *   edge cases   a table of problems that broke other libraries (kernels/README.md, "Where attention breaks"),
  *                compared with the reference
  *   random       problems with random options, compared with the reference
- *   properties   what must hold without a reference: equal bits alone and among others, packed and not, with one thread
- *                and several; keys in another order; a shifted bias; past queries unaffected by later keys
+ *   properties   what must hold without a reference: equal bits alone and among other problems, packed and not, with
+ *                one thread and several; keys in another order; a shifted bias; early queries that do not depend on
+ *                later keys
  *
- *   ATTN_BACKEND=cpu         the backend (default cpu); "paper" runs only the comparisons, with the problems that it
- *                            takes
+ * Environment variables select what runs:
+ *
+ *   ATTN_BACKEND=cpu         the backend (default: cpu); "paper" runs only the comparisons with the reference, for the
+ *                            problems that it can compute
  *   ATTN_RANDOM_SEED=1       first seed of the random problems; each failure prints its SPEC(...), which can become an
  *                            edge case
- *   ATTN_RANDOM_COUNT=300    how many random problems
- *   ATTN_GRID_D=64           only the grid's problems of one head size
- *   ATTN_TESTS='test_grid*'  only the tests whose names match
- *   ATTN_BRIEF=1             leaves out what takes the emulator minutes: backwards of edge cases with very many
- *   blocks, a
- *                            second backward of the largest numbers with out and lse given, a second run of each batch
- *                            of forks (one is with NaN, one without), and numbers of threads, which a GPU does not have
- *   ATTN_PART=1/2            one of two halves, for two processes at once: half of the problems of each list, and every
- *                            second test of properties
+ *   ATTN_RANDOM_COUNT=300    number of random problems
+ *   ATTN_GRID_D=64           the grid of sizes runs only the problems of this head size
+ *   ATTN_TESTS='test_grid*'  only tests whose names match this pattern run
+ *   ATTN_BRIEF=1             leaves out what takes minutes on the emulator: backwards of edge cases with very many
+ *                            blocks, a second backward of the largest numbers with out and lse given, a second run of
+ *                            each batch of forks (one is with NaN, one without), and different numbers of threads,
+ *                            which a GPU does not have
+ *   ATTN_PART=1/2            for two processes at the same time: runs the first half of the tests, which is half of the
+ *                            problems of each list, and every second test of properties
  *   ATTN_PRINT_BITS=1        prints a line per problem with checksums of its outputs, to compare the bits of two
- *   builds */
+ *                            builds */
 #include <fnmatch.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -44,7 +47,7 @@ bool is_brief(void)
     return env_number("ATTN_BRIEF", 0) != 0;
 }
 
-/* ATTN_PART=2/3 is the second of three shares, which has number 1. */
+/* The share of this process, from 0, and the number of shares. ATTN_PART=2/3 selects share 1 of 3. */
 static long share = 0, share_count = 1;
 
 static void read_share(void)
@@ -64,7 +67,7 @@ bool is_ours(void)
     return (count++ * UINT32_C(2654435761) >> 16) % (uint32_t)share_count == (uint32_t)share;
 }
 
-/* Returns whether the backend has a kernel for the problem. Every backend except "paper" has one for every problem. */
+/* Returns whether the backend has a kernel for the problem. Only "paper" lacks kernels for some problems. */
 static bool is_taken(const struct spec *s)
 {
     struct fixture f;
@@ -95,7 +98,7 @@ static size_t matching(const char *pattern, const struct CMUnitTest *tests, size
 int main(void)
 {
     const struct CMUnitTest comparisons[] = {
-        /* these tests leave out problems for which the backend has no kernel */
+        /* the "comparisons" leave out problems for which the backend has no kernel */
         cmocka_unit_test(test_edge_cases_agree_with_the_reference),
         cmocka_unit_test(test_lengths_agree_with_the_reference),
         cmocka_unit_test(test_lengths_do_not_need_the_slowest_kernel),
@@ -190,7 +193,7 @@ int main(void)
     for (size_t i = 0; takes_all && i < ARRAY_SIZE(properties); i++)
         if ((long)i % share_count == share) tests[count++] = properties[i];
     if (pattern && *pattern) {
-        /* cmocka would call a run without a test a success, and a share may have no test. */
+        /* cmocka would count a run without any test as a success, and a share may have no test. */
         if (strchr(pattern, '[') || matching(pattern, comparisons, ARRAY_SIZE(comparisons)) +
                                             matching(pattern, lists, ARRAY_SIZE(lists)) +
                                             matching(pattern, properties, ARRAY_SIZE(properties)) ==

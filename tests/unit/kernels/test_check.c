@@ -1,6 +1,6 @@
-/* test_check.c: every message of attn_check(), word for word, because clients read the messages unchanged.
+/* test_check.c: tests every message of attn_check(), word for word, because clients receive the messages unchanged.
  *
- * Each row starts from a valid problem (B 2, Sq 3, Sk 4, H 8, Hk 2, D 16, Dv 8), breaks one thing, and states the
+ * Each test line starts from a valid problem (B 2, Sq 3, Sk 4, H 8, Hk 2, D 16, Dv 8), breaks one thing, and states the
  * message. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,7 +10,7 @@
 
 #include "../testing.h"
 
-/* Memory to which every valid problem may point. Its floats are 0, so that any tensor in it is valid. */
+/* Memory to which the tensors of every valid problem point. Its numbers are 0, which is valid for every tensor. */
 static _Alignas(64) uint8_t zeros[1 << 16];
 static int32_t cu_q[] = { 0, 2, 6 }, cu_k[] = { 0, 5, 8 }, lengths[] = { 4, 0 }, mask_rows[2 * 2 * 4 * 4];
 static uint8_t keep[2 * 8 * 3 * 4];
@@ -67,7 +67,7 @@ static attn_problem bhsd(void)
     return p;
 }
 
-/* Row 0 uses two pages, row 1 none. */
+/* Returns a problem with keys in pages: batch row 0 uses two pages, row 1 none. */
 static attn_problem paged(void)
 {
     static int32_t table[] = { 5, 0, 99, -1, 77, 88 };
@@ -106,7 +106,7 @@ static void expect(int line, const attn_problem *p, attn_status status, const ch
                  attn_status_name(status), member, text);
 }
 
-/* Checks that problem `of`, after `change`, is refused with this status, member and text. */
+/* Checks that problem `of`, after the statement `change`, is refused with this status, member and text. */
 #define SAYS(of, status, member, text, ...)                \
     do {                                                   \
         attn_problem p = of();                             \
@@ -125,11 +125,12 @@ static void test_good_problems_pass(void **state)
     PASSES(packed, (void)0);
     PASSES(bhsd, (void)0);
     PASSES(fp8, (void)0);
-    PASSES(forward, p.out.rank = p.lse.rank = 0);    /* nothing wanted */
-    PASSES(forward, p.out.data = p.lse.data = NULL); /* the check runs before memory for outputs is allocated */
+    PASSES(forward, p.out.rank = p.lse.rank = 0);    /* a forward of which no output is wanted */
+    PASSES(forward, p.out.data = p.lse.data = NULL); /* attn_check() runs before memory for the outputs is allocated */
     PASSES(backward, p.dq.data = p.dk.data = p.dv.data = NULL);
-    PASSES(backward, p.out.rank = p.lse.rank = 0);                              /* recomputed */
-    PASSES(forward, p.op = ATTN_OP_FORWARD; p.dout = TENSOR(NULL, ATTN_U8, 9)); /* a forward ignores dout */
+    PASSES(backward, p.out.rank = p.lse.rank = 0); /* a backward without out and lse recomputes both */
+    /* a forward ignores dout, so a wrong dout is no error */
+    PASSES(forward, p.op = ATTN_OP_FORWARD; p.dout = TENSOR(NULL, ATTN_U8, 9));
     PASSES(forward, p.q.shape[0] = p.k.shape[0] = p.v.shape[0] = p.out.shape[0] = p.lse.shape[0] = 0;
            p.q.data = p.k.data = p.v.data = NULL);
     PASSES(forward, p.q.shape[1] = p.out.shape[1] = p.lse.shape[2] = 0);
@@ -203,7 +204,7 @@ static void test_the_shapes_of_q_k_v(void **state)
          p.k.shape[1] = INT64_C(1) << 31);
     SAYS(forward, TOO_LARGE, "/q/shape", "q: the product of its shape is over 2^61 elements",
          p.q.shape[0] = p.q.shape[1] = 1 << 30);
-    /* q itself is just below this limit */
+    /* the size of q itself is just below this limit */
     SAYS(forward, TOO_LARGE, "/q/shape", "q: its result would be over 2^61 elements",
          p.q = TENSOR(NULL, ATTN_F16, 0, 1 << 30, 1 << 29, 1);
          p.k = TENSOR(NULL, ATTN_F16, 0, 0, 1 << 29, 1); p.v = TENSOR(NULL, ATTN_F16, 0, 0, 1 << 29, 16);
@@ -301,7 +302,7 @@ static void test_lengths_are_at_most_the_room_that_there_is(void **state)
          p.seqlens_q = TENSOR(too_long, ATTN_I32, 2));
 }
 
-/* Packed queries beside a cache whose rows are padded. */
+/* Returns a problem with packed queries, whose keys are padded rows of a batch. */
 static attn_problem by_rows(void)
 {
     static int32_t rows[] = { 0, 4, 8 };
@@ -397,7 +398,7 @@ static void test_pages(void **state)
          "have 3 "
          "slots",
          p.page_table.data = below, p.seqlens_k.data = both);
-    SAYS(paged, INVALID, "/page_table/data", /* both rows use the same memory; the second reads more of it */
+    SAYS(paged, INVALID, "/page_table/data", /* both batch rows use the same memory; the second row reads more of it */
          "page_table: [1, 2] is 99, must be between 0 and 5, a page of k; it is read, for seqlens_k[1] is 7 and pages "
          "have 3 slots",
          p.page_table.stride[0] = 0, p.seqlens_k.data = growing);
@@ -428,7 +429,7 @@ static void test_lengths_in_the_place_of_their_sums_are_recognised(void **state)
          "cu_seqlens_q: [0] is 1, must be 0, where the first sequence starts" LENGTHS "[0, 1, 2, 3, ...]",
          Q_AND_K(many, 5));
     SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts",
-         Q_AND_K(other, 2)); /* the lengths add up to another sum */
+         Q_AND_K(other, 2)); /* read as lengths, these numbers do not add up to the number of rows */
     SAYS(packed, INVALID, "/cu_seqlens_q/data",
          "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts; these look like ends, a 0 before them is "
          "wanted: [0, 2, ...]",
@@ -454,20 +455,20 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
          p.layout = ATTN_BSHD; p.k = p.v = p.q; p.keep_mask = TENSOR(keep, ATTN_U8, 1, 1, 30, 30));
     SAYS(bhsd, INVALID, "/sinks/shape/0", "sinks: shape[0] is 8, must be 30, the heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.k = p.v = p.q; p.sinks = TENSOR(sinks, ATTN_F32, 8));
-    /* A single query over many keys. */
+    /* a single query over many keys */
     SAYS(bhsd, INVALID, "/k/shape/2", "k: shape[2] is 40, must divide the 1 heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.q.shape[2] = 1);
-    /* Neither layout fits, or shapes are not the fault. */
+    /* No other layout fits these shapes, or the fault is not in the shapes, so the message suggests no layout. */
     SAYS(bhsd, INVALID, "/k/shape/3", "k: shape[3] is 15, must be 16, the head size of q", p.k.shape[3] = 15);
     SAYS(bhsd, INVALID, "/k/dtype", "k: dtype is float32, must be float16 as q's, or float8_e4m3fn",
          p.k.dtype = ATTN_F32);
     attn_problem p = bhsd();
     p.layout = ATTN_BSHD;
-    assert_int_equal(attn_check(&p, NULL), ATTN_INVALID); /* a caller that passes no error gets no message */
+    assert_int_equal(attn_check(&p, NULL), ATTN_INVALID); /* a caller that passes no attn_error gets only the status */
 }
 
-/* q [1, 128, 32, 16] with 12 heads of keys and no layout used to be understood as bhsd, and got wrong numbers with 200:
- * any two counts of heads can be lengths. */
+/* A request without a layout, with q [1, 128, 32, 16] and 12 heads of keys, used to be understood as bhsd and was
+ * answered with wrong numbers. Any two counts of heads could be lengths, so such a request must be refused. */
 static void test_heads_that_do_not_divide_are_not_taken_for_another_layout(void **state)
 {
     (void)state;
@@ -478,7 +479,7 @@ static void test_heads_that_do_not_divide_are_not_taken_for_another_layout(void 
     SAYS(forward, INVALID, "/k/shape/1", "k: shape[1] is 12, must divide the 32 heads of q", p.layout = ATTN_BHSD;
          p.q = TENSOR(zeros, ATTN_F16, 1, 32, 128, 16); p.k = TENSOR(zeros, ATTN_F16, 1, 12, 128, 16);
          p.v = TENSOR(zeros, ATTN_F16, 1, 12, 128, 16); p.out.rank = p.lse.rank = 0);
-    /* Few keys for many queries: axis 1 is the smaller one only for k. */
+    /* with few keys and many queries, axis 1 is smaller than axis 2 only in k */
     SAYS(forward, INVALID, "/k/shape/2", "k: shape[2] is 12, must divide the 32 heads of q",
          p.q = TENSOR(zeros, ATTN_F16, 1, 128, 32, 16);
          p.k = TENSOR(zeros, ATTN_F16, 1, 4, 12, 16); p.v = TENSOR(zeros, ATTN_F16, 1, 4, 12, 16);
@@ -790,7 +791,7 @@ static void test_outputs_of_an_observe_say_what_they_need(void **state)
 
 /* ---- The table: what attn_check() lets through is what the rows say ---------------------------------------------- */
 
-/* Returns a valid problem that gives the tensor `id`. */
+/* Returns a valid problem in which tensor `id` is given. */
 static attn_problem with(attn_tensor_id id, bool is_packed)
 {
     const attn_axes *axes = &attn_tensors[id].axes;
@@ -842,7 +843,7 @@ static attn_problem with(attn_tensor_id id, bool is_packed)
     return p;
 }
 
-/* Does attn_check() refuse the rank of `id`? */
+/* Returns whether attn_check() refuses the rank of tensor `id`. */
 static bool refuses_rank(const attn_problem *p, attn_tensor_id id)
 {
     attn_error err = { 0 };
@@ -860,7 +861,7 @@ static void test_the_dtypes_of_a_row_are_those_that_pass(void **state)
             for (attn_dtype q = 0; q < ATTN_DTYPE_COUNT; q++) {
                 attn_problem p = with((attn_tensor_id)id, id == ATTN_T_cu_seqlens_q || id == ATTN_T_cu_seqlens_k);
                 if (q != p.q.dtype && (attn_tensor_dtypes(ATTN_T_q) >> q & 1)) {
-                    if (attn_tensors[id].name[1] == '_') continue; /* only float8 has scales */
+                    if (attn_tensors[id].name[1] == '_') continue; /* the scales exist only for float8 */
                     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
                         if (t == ATTN_T_q || attn_tensors[t].dtypes == ATTN_RULE_KEY ||
                             attn_tensors[t].dtypes == ATTN_RULE_GRADIENT)
@@ -890,7 +891,7 @@ static void test_the_ranks_of_a_row_are_those_that_pass(void **state)
                 attn_problem p = with((attn_tensor_id)id, is_packed);
                 attn_error err = { 0 };
                 if (attn_check(&p, &err) != ATTN_OK) fail_msg("%s: %s", attn_tensors[id].name, err.text);
-                /* This tensor may have two ranks. Its gradient has the same rank. */
+                /* this tensor may have two ranks, and its gradient must have the same rank */
                 if (axes->kind == ATTN_AXES_OPTIONAL && rank == 1) p.alibi_slopes = TENSOR(zeros, ATTN_F32, 8);
                 p.tensor[id].rank = rank;
                 if (!refuses_rank(&p, (attn_tensor_id)id)) pass |= 1u << rank;
@@ -948,7 +949,7 @@ static void test_a_shape_as_a_client_reads_it(void **state)
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char text[ATTN_SHAPE_BYTES], names[ATTN_DTYPE_LIST_BYTES];
         assert_string_equal(attn_tensor_shape(cases[i].id, text), cases[i].text);
-        /* The buffers of both texts are large enough. */
+        /* both texts fit into their buffers with room to spare */
         assert_true(strlen(text) + 20 < sizeof text);
         assert_true(strlen(attn_dtype_list((1u << ATTN_DTYPE_COUNT) - 1, names)) + 10 < sizeof names);
     }

@@ -1,5 +1,6 @@
-/* test_cost.c: the expected time of problems (kernels/cost.c), and which rows exceed the range of float32
- * (kernels/strange.c). Estimates are compared with each other, never with a clock; `build/cost-bench` does that. */
+/* test_cost.c: tests of the expected time of problems (kernels/cost.c), and of the rows whose scores leave the range of
+ * float32 (kernels/strange.c). Estimates are compared with each other, never with a clock; `build/cost-bench` compares
+ * them with measured times. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,7 +13,7 @@
 
 enum { S = 256, MOST_COLUMNS = 64 };
 
-/* A problem of S x S scores and its memory, in float16 unless stated otherwise. */
+/* A problem with S x S scores, and its memory. The tensors are float16 unless a test says otherwise. */
 struct problem {
     attn_problem p;
     attn_plan plan;
@@ -39,7 +40,7 @@ static struct problem *open_problem(attn_dtype dtype, int64_t H, int64_t D)
     return t;
 }
 
-/* Makes a backward that is given out and lse and computes all gradients that the problem has. */
+/* Turns the problem into a backward that is given out and lse and that computes all gradients. */
 static void make_backward(struct problem *t)
 {
     attn_error err;
@@ -112,7 +113,7 @@ static void test_every_kernel_has_rates(void **state)
     assert_false(attn_cost_knows("another", ATTN_OP_FORWARD, ATTN_F16));
 }
 
-/* Each of these options makes a forward or a backward cost more. */
+/* Each of the following options makes a forward or a backward cost more. */
 static void add_bias(struct problem *t)
 {
     give_bias(t);
@@ -194,13 +195,13 @@ static void test_twice_the_heads_take_twice_as_long_and_twice_the_units_half(voi
     const double launch = 1e-5;
     assert_true(fabs(seconds(four, "avx2", 1) - 2 * seconds(two, "avx2", 1)) < launch);
     assert_true(fabs(2 * seconds(four, "avx2", 2) - seconds(four, "avx2", 1)) < launch);
-    /* A thousand threads do not help, because there is too little work. */
+    /* a thousand threads do not help, because there is too little work */
     assert_true(seconds(two, "avx2", 1000) > 0.05 * seconds(two, "avx2", 1));
     free(two);
     free(four);
 }
 
-/* The gradients dbias and dalibi_slopes come from a kernel that computes pair by pair. */
+/* On a GPU the gradients dbias and dalibi_slopes come from a kernel that computes pair by pair, which takes long. */
 static void test_gradients_of_slopes_on_a_gpu_cost_many_times_the_others_and_are_named(void **state)
 {
     (void)state;
@@ -223,10 +224,10 @@ static void test_bytes_are_those_of_the_tensors_and_of_what_is_read_of_pages(voi
     const double matrix = 2.0 * S * 4 * 64, lse = 4.0 * 4 * S;
     plan_by(t, "avx512", 2);
     assert_true(attn_cost_of(&t->info, &t->plan).bytes == 4 * matrix + lse);
-    t->p.v.data = t->p.k.data; /* k and v share memory, which is read once */
+    t->p.v.data = t->p.k.data; /* k and v share memory, which is read only once */
     assert_true(attn_cost_of(&t->info, &t->plan).bytes == 3 * matrix + lse);
 
-    int32_t table[] = { 1 }, lengths[] = { 40 }; /* 40 keys in a pool of S pages of 64 */
+    int32_t table[] = { 1 }, lengths[] = { 40 }; /* one batch row of 40 keys, in a pool of S pages with 64 slots each */
     t->p.v.data = t->numbers[2];
     t->p.k.shape[0] = t->p.v.shape[0] = S;
     t->p.k.shape[1] = t->p.v.shape[1] = 64;
@@ -237,7 +238,8 @@ static void test_bytes_are_those_of_the_tensors_and_of_what_is_read_of_pages(voi
     free(t);
 }
 
-/* On a GPU, a block has 128 rows of 64 columns, or 64 rows with options that change scores. */
+/* A block of a GPU's kernel has 128 rows of 64 columns, or 64 rows with options that change scores. A block that is not
+ * full takes as long as a full one. */
 static void test_a_gpu_takes_as_long_for_a_block_that_is_not_full(void **state)
 {
     (void)state;
@@ -251,18 +253,20 @@ static void test_a_gpu_takes_as_long_for_a_block_that_is_not_full(void **state)
     free(wide);
 }
 
-/* Blocks of wide heads compute 256 columns of a result each, and all of them make the scores. */
+/* For head sizes above 256, each block of a GPU's kernel computes 256 columns of a result, and every block computes the
+ * scores again. */
 static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(void **state)
 {
     (void)state;
     struct problem *narrow = open_problem(ATTN_BF16, 1, 256), *wide = open_problem(ATTN_BF16, 1, 512);
     const double launch = 1e-5, back_launch = 2e-5;
     const double ratio = (seconds(wide, "generic", 1) - launch) / (seconds(narrow, "generic", 1) - launch);
-    assert_true(ratio > 2.4 && ratio < 3.1); /* 2 (512 + 256) columns for 256 + 256 */
+    assert_true(ratio > 2.4 && ratio < 3.1); /* a head size of 512 takes 2 (512 + 256) columns, 256 takes 256 + 256 */
     make_backward(narrow);
     make_backward(wide);
     const double back = (seconds(wide, "generic", 1) - back_launch) / (seconds(narrow, "generic", 1) - back_launch);
-    assert_true(back > 4.2 && back < 5.3); /* 2 (512 + 256) + 4 (1024 + 256) columns for 5 256 */
+    /* a head size of 512 takes 2 (512 + 256) + 4 (1024 + 256) columns, 256 takes 5 * 256 */
+    assert_true(back > 4.2 && back < 5.3);
     free(narrow);
     free(wide);
 }
@@ -312,10 +316,10 @@ static void test_what_flashmask_hides_costs_nothing_where_it_is_looked_at(void *
     (void)state;
     struct problem *t = open_problem(ATTN_F16, 4, 64);
     t->p.causal = true;
-    for (int j = 0; j < S; j++) t->bounds[j] = j + 4 < S ? j + 4 : S; /* four queries see each key */
+    for (int j = 0; j < S; j++) t->bounds[j] = j + 4 < S ? j + 4 : S; /* each key is seen by four queries */
     t->p.mask_startend_rows = attn_tensor_make(t->bounds, ATTN_I32, 4, (int64_t[]){ 1, 1, S, 1 });
     assert_true(closer(t, "avx512", 1).seconds < 0.5 * seconds(t, "avx512", 1));
-    /* this backend computes all tiles all the same */
+    /* this kernel computes all tiles, also those that the mask hides */
     assert_true(closer(t, "generic", 1).seconds == seconds(t, "generic", 1));
     free(t);
 }
@@ -338,12 +342,14 @@ static void test_a_scale_that_leaves_float32_makes_rows_strange_and_costly(void 
     t->p.has_scale = true;
     t->p.scale = 3e38;
     const attn_strange found = strange(t, cpu_most, ATTN_EVERYTHING);
-    assert_true(found.costly > 0.7 && found.cheap == 0); /* queries that are 0, one in seven, have scores of 0 */
+    assert_true(found.costly > 0.7 && found.cheap == 0); /* one in seven queries is 0, so its scores are 0 */
     const attn_cost cost = closer(t, "avx512", 1);
     assert_true(cost.seconds > 5 * plain);
     assert_string_equal(cost.because, "rows whose scores leave float32");
-    assert_true(attn_cost_of(&t->info, &t->plan).seconds < 2 * plain);  /* attn_cost_of() does not read the data, */
-    assert_true(attn_cost_of(&t->info, &t->plan).worst > cost.seconds); /* `worst` allows for such data */
+    /* attn_cost_of() does not read the data, so it does not know of costly rows */
+    assert_true(attn_cost_of(&t->info, &t->plan).seconds < 2 * plain);
+    /* the member `worst` allows for data with costly rows */
+    assert_true(attn_cost_of(&t->info, &t->plan).worst > cost.seconds);
     free(t);
 }
 
@@ -356,14 +362,14 @@ static void test_what_a_scale_of_3e38_leaves_ordinary_is_ordinary(void **state)
     t->p.softcap = 30;
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).costly == 0);
     t->p.softcap = 0;
-    /* without the right to read k nothing is found */
+    /* without the right to read k, attn_strange_of() cannot find costly rows */
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING & ~ATTN_TENSOR_BIT(k)).costly == 0);
     memset(t->numbers[0], 0, sizeof t->numbers[0]);
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).costly == 0);
     free(t);
 }
 
-/* Masks of left-padded rows, as Hugging Face's models write them. */
+/* Writes a bias that is a mask of padding on the left, as Hugging Face's models write it. */
 static void pad(struct problem *t, int rows, float hidden)
 {
     for (int i = 0; i < S; i++)
@@ -380,13 +386,14 @@ static void test_rows_of_nothing_but_the_most_negative_number_are_alike(void **s
     assert_true(found.costly == 0 && found.cheap > 0.3 && found.cheap < 0.7);
     const double costly = closer(t, "avx512", 1).seconds;
     pad(t, S / 2, -1e30f);
-    assert_true(strange(t, cpu_most, ATTN_EVERYTHING).cheap == 0); /* float32 can hold these numbers; */
+    /* -1e30 is within the limit of the CPU, but beyond that of a GPU */
+    assert_true(strange(t, cpu_most, ATTN_EVERYTHING).cheap == 0);
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).cheap > 0.3);
     assert_true(costly < 2.5 * closer(t, "avx512", 1).seconds);
     pad(t, 0, -FLT_MAX); /* each row sees a key */
     found = strange(t, cuda_most, ATTN_EVERYTHING);
     assert_true(found.costly == 0 && found.cheap == 0);
-    pad(t, S, -INFINITY); /* none does */
+    pad(t, S, -INFINITY); /* no row sees a key */
     found = strange(t, cuda_most, ATTN_EVERYTHING);
     assert_true(found.costly == 0 && found.cheap == 0);
     free(t);
@@ -408,9 +415,10 @@ static void test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not(
 {
     (void)state;
     struct problem *t = open_problem(ATTN_BF16, 1, 8);
-    for (int d = 0; d < 8; d++) attn_store(ATTN_BF16, t->numbers[1], (S - 1) * 8 + d, 3e38); /* the last key is large */
+    /* only the last key has large numbers */
+    for (int d = 0; d < 8; d++) attn_store(ATTN_BF16, t->numbers[1], (S - 1) * 8 + d, 3e38);
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).costly > 0.5);
-    t->p.causal = true; /* with a causal mask only one row sees the large key */
+    t->p.causal = true; /* with a causal mask only the last row sees the last key */
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).costly < 0.1);
     t->p.causal = false;
     add_keep(t);
@@ -419,7 +427,7 @@ static void test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not(
     free(t);
 }
 
-/* A GPU's kernels with options compute rows of huge scores like other rows. */
+/* A GPU's kernels with options compute rows of huge scores in the same way as other rows, at no extra cost. */
 static void test_scores_beyond_a_second_limit_are_cheap(void **state)
 {
     (void)state;
@@ -432,7 +440,7 @@ static void test_scores_beyond_a_second_limit_are_cheap(void **state)
     assert_true(found.cheap > 0.7 && found.costly == 0);
     assert_true(closer(t, "generic", 132).seconds < 2 * seconds(t, "generic", 132));
     t->p.scale = 0x1p29;
-    /* without an option of scores the rows are computed again */
+    /* without an option that changes scores, such rows are computed again, which costs much */
     assert_true(closer(t, "generic", 132).seconds > 2 * seconds(t, "generic", 132));
     free(t);
 }
@@ -444,15 +452,15 @@ static void test_rows_of_float32_are_repaired_by_a_gpu_where_their_numbers_allow
     (void)state;
     struct problem *t = open_problem(ATTN_F32, 1, 64);
     t->p.has_scale = true;
-    t->p.scale = 7000; /* 3 * 3 * 64 * 7000 is less than 2^22, */
+    t->p.scale = 7000; /* the bound 3 * 3 * 64 * 7000 on scores is less than 2^22 */
     assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 0);
-    t->p.scale = 7500; /* 3 * 3 * 64 * 7500 is more than 2^22 */
+    t->p.scale = 7500; /* the bound 3 * 3 * 64 * 7500 on scores is more than 2^22 */
     t->p.softcap = 30;
     assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 1);
     const double costly = closer(t, "generic", 132).seconds;
     t->p.scale = 7000;
     assert_true(costly > 5 * closer(t, "generic", 132).seconds);
-    /* One key has large numbers: the rows that see it are computed again. */
+    /* one key has large numbers, so the rows that see it are computed again */
     for (int d = 0; d < 64; d++) attn_store(ATTN_F32, t->numbers[1], (S - 1) * 64 + d, 1e9);
     assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 1);
     t->p.causal = true;
@@ -469,7 +477,7 @@ static void test_a_backward_whose_dq_leaves_float32_is_costly_though_its_scores_
     t->p.has_scale = true;
     t->p.scale = 3e38;
     for (int n = 0; n < S; n++) t->lse[n] = FLT_MAX;
-    assert_true(attn_strange_of(&t->p, &limits, ATTN_EVERYTHING, 7).costly == 0); /* dout is 0 */
+    assert_true(attn_strange_of(&t->p, &limits, ATTN_EVERYTHING, 7).costly == 0); /* costly is 0 because dout is 0 */
     for (int n = 0; n < S * 64; n++) attn_store(ATTN_F16, t->results[0], n, n % 5 - 2.0);
     assert_true(attn_strange_of(&t->p, &limits, ATTN_EVERYTHING, 7).costly > 0.5);
     assert_true(attn_strange_of(&t->p, &limits, ATTN_EVERYTHING & ~ATTN_TENSOR_BIT(dout), 7).cheap == 1);
@@ -508,7 +516,8 @@ static void test_a_backward_is_looked_at_by_the_lse_that_it_is_given(void **stat
     free(t);
 }
 
-/* For every layout, mask, length and kind of keys, only the problem's own memory is read, which make SAN=1 checks. */
+/* Runs attn_strange_of() for every layout, mask, length and kind of keys. It must read only the problem's own memory,
+ * which `make SAN=1` checks. */
 static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **state)
 {
     static const struct spec specs[] = {
@@ -544,8 +553,8 @@ static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **
     }
 }
 
-/* The cost of a merge is the reading of its parts: twice the parts cost twice as much, gradients more, dsinks more
- * still. */
+/* The cost of a merge is that of reading its parts: twice the parts must cost twice as much, gradients more, and dsinks
+ * still more. */
 static void test_a_merge_costs_by_its_numbers(void **state)
 {
     static const int64_t out[] = { 1, 524288, 8, 128 }, lse[] = { 1, 8, 524288 }, heads[] = { 8 };
@@ -563,7 +572,8 @@ static void test_a_merge_costs_by_its_numbers(void **state)
         assert_true(four.seconds > 1.9 * two.seconds && four.seconds < 2.1 * two.seconds);
         assert_true(four.flops == 2 * two.flops && two.worst == two.seconds && two.because[0] == '\0');
         assert_true(four.bytes ==
-                    5 * (4.0 * 524288 * 8 * 128 + 4.0 * 524288 * 8)); /* four parts are read, one is written */
+                    /* four parts are read and one result is written */
+                    5 * (4.0 * 524288 * 8 * 128 + 4.0 * 524288 * 8));
         m.dout = parts[0].out;
         m.gradients = parts;
         const attn_cost back = attn_merge_cost(&info, &m);

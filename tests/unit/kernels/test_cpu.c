@@ -1,5 +1,5 @@
-/* test_cpu.c: the CPU backend's own parts: its threads, its memory and its workspace. test_backends.c tests that it
- * computes attention. */
+/* test_cpu.c: tests of the CPU backend's own parts: its threads, its memory and its workspace. test_backends.c tests
+ * its results. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -55,7 +55,7 @@ static void *run_loops(void *argument)
     for (int loop = 0; loop < LOOPS; loop++) {
         struct counts *c = calloc(1, sizeof *c);
         pool_run(pool, ITEMS, count_item, c);
-        for (int i = 0; i < ITEMS; i++) /* the items are not freed, because the test fails */
+        for (int i = 0; i < ITEMS; i++) /* in case of an error the items are not freed, because the test fails */
             if (atomic_load(&c->seen[i]) != 1 || atomic_load(&c->clashes)) return c;
         free(c);
     }
@@ -85,7 +85,7 @@ static void count_worker(void *context, int worker, int64_t item)
     atomic_fetch_add(&((atomic_int *)context)[worker], 1);
 }
 
-/* Each of two items waits until the other has begun, which needs two threads. */
+/* Waits until both items of a loop have begun, which takes two threads. */
 static void meet(void *context, int worker, int64_t item)
 {
     atomic_int *const begun = context;
@@ -105,8 +105,8 @@ static void test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends(
     for (int times = 0; times < LOOPS; times++) {
         atomic_int by[2] = { 0 }, begun = 0;
         struct pool_part own = { 0 }, other = { 0 };
-        pool_begin(pool, &other, &other, NULL); /* one thread computes something else */
-        pool_begin(pool, &own, &own, NULL);     /* this thread computes too, for another owner */
+        pool_begin(pool, &other, &other, NULL); /* one of the two threads computes for `other` */
+        pool_begin(pool, &own, &own, NULL);     /* this thread now computes for `own`, so that no worker is left */
         pool_run(pool, ITEMS, count_worker, by);
         assert_int_equal(atomic_load(&by[0]), ITEMS);
         assert_int_equal(atomic_load(&by[1]), 0);
@@ -117,7 +117,7 @@ static void test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends(
     pool_close(pool);
 }
 
-/* Each item waits for the one before it, as the chunks of keys of a backward do. */
+/* Waits for the item before this one, as the chunks of keys of a backward do. */
 static void wait_for_the_one_before(void *context, int worker, int64_t item)
 {
     _Atomic int64_t *done = context;
@@ -139,12 +139,12 @@ static void test_an_item_may_wait_for_an_earlier_one(void **state)
     pool_close(pool);
 }
 
-/* A thread that computes for an owner until it is told to stop. */
+/* A thread that computes for an owner (a request) until it is told to stop. */
 struct computing {
     struct pool *pool;
     const void *owner;
     pthread_t thread;
-    _Atomic int64_t items; /* items that it has computed */
+    _Atomic int64_t items; /* number of items that it has computed */
     atomic_bool *stop;
     int64_t spent_ns;
 };
@@ -168,8 +168,8 @@ static void *compute_until_stopped(void *argument)
     return NULL;
 }
 
-/* Returns how many of the first `count` threads compute now: each of these does ten items while one of them does
- * 1000. */
+/* Returns how many of the first `count` threads compute at the moment: those that do more than ten items while some
+ * thread does 1000. */
 static int at_work(struct computing *all, int count)
 {
     int64_t before[CALLERS];
@@ -182,7 +182,8 @@ static int at_work(struct computing *all, int count)
     return working;
 }
 
-/* Two threads compute for one owner, a third for another. In a pool of two threads each owner gets one. */
+/* Two threads compute for one owner and a third thread for another owner. In a pool of two threads each owner must get
+ * one. */
 static void test_an_owner_with_two_streams_gives_one_up_while_another_owner_computes(void **state)
 {
     static const char owners[2];
@@ -198,11 +199,12 @@ static void test_an_owner_with_two_streams_gives_one_up_while_another_owner_comp
         assert_int_equal(pthread_create(&all[n].thread, NULL, compute_until_stopped, &all[n]), 0);
     while (at_work(all, 2) != 2) continue;
     assert_int_equal(pthread_create(&all[2].thread, NULL, compute_until_stopped, &all[2]), 0);
-    /* this loop never ends if the owners do not share */
+    /* wait until the third thread and only one of the first two compute; the loop never ends if the owners do not
+     * share */
     while (atomic_load(&all[2].items) == 0 || at_work(all, 2) != 1) continue;
     atomic_store(&stop[1], true);
     pthread_join(all[2].thread, NULL);
-    while (at_work(all, 2) != 2) continue; /* the thread that paused goes on */
+    while (at_work(all, 2) != 2) continue; /* wait until the paused thread goes on */
     atomic_store(&stop[0], true);
     for (int n = 0; n < 2; n++) pthread_join(all[n].thread, NULL);
     for (int n = 0; n < 3; n++) assert_true(all[n].spent_ns > 0);
@@ -211,14 +213,16 @@ static void test_an_owner_with_two_streams_gives_one_up_while_another_owner_comp
 
 /* ---- Workspace --------------------------------------------------------------------------------------------------- */
 
-/* The size of a long sequence. ThreadSanitizer makes filling, reading and comparing a hundred times slower. */
+/* Length of a long sequence. It is smaller under ThreadSanitizer, which makes filling, reading and comparing a hundred
+ * times slower. */
 #ifdef __SANITIZE_THREAD__
 enum { LONG_PACKED = 500, LONG_PADDED = 300 };
 #else
 enum { LONG_PACKED = 5000, LONG_PADDED = 3000 };
 #endif
 
-/* Packed problems, and seqlens_q and seqlens_k, with random lengths, short and long, in every dtype. */
+/* Returns a problem that is packed, or has seqlens_q and seqlens_k. Its lengths are random, short or long, and so is
+ * its dtype. */
 static struct spec random_lengths(struct rng *r)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -253,9 +257,9 @@ static struct spec random_lengths(struct rng *r)
     return s;
 }
 
-/* attn_workspace() does not read the lengths, and a run uses what they need. The test gives a block of exactly the
- * promised size: AddressSanitizer notices a run that uses more, and the bits show whether the block's old contents
- * matter. */
+/* attn_workspace() must promise enough memory without reading the lengths; a run uses only what its lengths need. The
+ * test gives a run exactly the promised size: AddressSanitizer notices a run that uses more, and the compared bits show
+ * whether the memory's old contents matter. */
 static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(void **state)
 {
     enum { COUNT = 60 };
@@ -276,7 +280,8 @@ static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(
         assert_int_equal(attn_plan_make(attn_device_capabilities(bench.device), &within.p, &plan, &err), ATTN_OK);
         assert_int_equal(attn_workspace(attn_device_capabilities(bench.device), &plan, 1, &promised, &err), ATTN_OK);
         assert_int_equal(flash_run_bytes_exact(simd_get(), 3, &plan, 1, &needed, &err), ATTN_OK);
-        if (needed > promised && !attn_is_empty(&within.p)) { /* attn_run() skips an empty problem */
+        /* attn_run() skips an empty problem, which needs no memory */
+        if (needed > promised && !attn_is_empty(&within.p)) {
             spec_print(stderr, &s);
             fail_msg("%zu bytes were promised to be enough, %zu are needed", promised, needed);
         }
@@ -297,7 +302,7 @@ static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(
 
 /* ---- Strips ------------------------------------------------------------------------------------------------------ */
 
-/* Runs a forward. Without `strips`, the table of kernels has none, so that every row tile is computed whole. */
+/* Runs a forward. If `strips` is false, strips are turned off, so that every tile of rows is computed whole. */
 static void forward_with(const struct simd *simd, bool strips, const struct fixture *f)
 {
     struct simd_type types[3];
@@ -318,7 +323,7 @@ static void forward_with(const struct simd *simd, bool strips, const struct fixt
     assert_int_equal(flash_run_bytes(&own, 1, &plan, 1, &bytes, &err), ATTN_OK);
     char *workspace = aligned_alloc(64, bytes);
     assert_non_null(workspace);
-    /* the workspace begins with NaN, so a strip that read what it leaves out would give NaN */
+    /* the workspace begins as NaN, so that a strip that reads what it has left out gives NaN */
     memset(workspace, 0xff, bytes);
     flash_run(&own, pool, &plan, 1, workspace, NULL);
     free(workspace);
@@ -328,18 +333,18 @@ static void forward_with(const struct simd *simd, bool strips, const struct fixt
 static void test_strips_change_no_bit(void **state)
 {
     static const struct spec specs[] = {
-        SPEC(.causal = true),
-        SPEC(.causal = true, .Sq = 113, .Sk = 300),
+        SPEC(.causal = true), SPEC(.causal = true, .Sq = 113, .Sk = 300),
         SPEC(.causal = true, .Sq = 300, .Sk = 113), /* the first rows see no key */
         SPEC(.causal = true, .Sq = 200, .Sk = 1100, .D = 40, .Dv = 24),
         SPEC(.window_left = 5, .window_right = 0, .Sq = 700,
-             .Sk = 700), /* the rows of a tile begin in different key tiles */
+             .Sk = 700), /* the rows of one tile begin in different tiles of keys */
         SPEC(.window_left = 300, .window_right = 20, .Sq = 130, .Sk = 650),
         SPEC(.causal = true, .Sq = 90, .Sk = 90, .softcap = 5, .alibi = 1, .sinks = 1),
         SPEC(.causal = true, .Sq = 130, .Sk = 130, .mask_bounds = 1, .dropout_p = 0.3),
-        SPEC(.causal = true, .Sq = 20, .Sk = 150, .H = 6), /* several heads in a row tile, so there are no strips */
+        /* several heads share a tile of rows, so strips are not used */
+        SPEC(.causal = true, .Sq = 20, .Sk = 150, .H = 6),
         SPEC(.causal = true, .Sq = 70, .Sk = 400, .poison_unseen = true),
-        SPEC(.causal = true, .Sq = 70, .Sk = 70, .poison = 2), /* NaN in V */
+        SPEC(.causal = true, .Sq = 70, .Sk = 70, .poison = 2), /* a NaN in V */
     };
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
     (void)state;
@@ -366,7 +371,7 @@ static void test_strips_change_no_bit(void **state)
 
 /* ---- Giving up --------------------------------------------------------------------------------------------------- */
 
-/* Returns the processor time of all threads together. */
+/* Returns the processor time in seconds of all threads together. */
 static double seconds(void)
 {
     struct timespec ts;
@@ -374,12 +379,12 @@ static double seconds(void)
     return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
 }
 
-static const uint64_t made_up = UINT64_C(1) << 63; /* a feature for which flash attention was not written */
+static const uint64_t made_up = UINT64_C(1) << 63; /* a feature that the flash attention kernels do not know */
 
 struct giving_up {
     attn_stream *stream;
     const attn_problem *problem;
-    uint64_t also; /* features that the problem claims besides its own */
+    uint64_t also; /* features that the problem claims to have in addition to its own */
     attn_status status;
     attn_error err;
     double ended;
@@ -396,8 +401,8 @@ static void *run_to_be_given_up(void *context)
     return NULL;
 }
 
-/* Each of these takes ten seconds or more on two cores with flash attention. In a backward with dq, chunks wait for
- * other chunks, some of which never begin. */
+/* Cancels runs that would take ten seconds or more on two cores, and checks that they end soon. In a backward with dq,
+ * chunks of keys wait for other chunks, some of which never begin after a cancellation. */
 static void ends_soon_after_it_is_cancelled(uint64_t also)
 {
     static const struct spec specs[] = {
@@ -406,7 +411,8 @@ static void ends_soon_after_it_is_cancelled(uint64_t also)
         SPEC(.Sq = 100000, .Sk = 100000, .H = 2, .Hk = 2, .D = 8, .Dv = 8, .op = ATTN_OP_BACKWARD),
     };
     for (size_t n = 0; n < ARRAY_SIZE(specs) * 2; n++) {
-        const struct timespec pause = { 0, n % 2 ? 150000000 : 0 }; /* 0: cancelled perhaps before the run begins */
+        /* 0: the run is cancelled perhaps before it begins */
+        const struct timespec pause = { 0, n % 2 ? 150000000 : 0 };
         struct giving_up g = { 0 };
         struct fixture f, after;
         struct bench bench;
@@ -429,7 +435,7 @@ static void ends_soon_after_it_is_cancelled(uint64_t also)
         if (g.ended - cancelled > 2)
             fail_msg("case %zu computed for %.2f s after it was cancelled", n, g.ended - cancelled);
 
-        attn_stream_heed(bench.stream, NULL); /* the stream computes again */
+        attn_stream_heed(bench.stream, NULL); /* after this call the stream computes again */
         small.Sq = small.Sk = 200;
         fixture_make(&after, &small);
         fixture_run(&bench, &after);
@@ -453,7 +459,7 @@ static void test_a_run_in_double_that_nobody_waits_for_ends_between_two_rows(voi
 
 /* ---- The kernel in double ---------------------------------------------------------------------------------------- */
 
-/* These include sums over heads and sequences, which one thread computes. */
+/* Among these problems are some with sums over heads and sequences, which a single thread computes. */
 static const struct spec of_any_kind[] = {
     SPEC(.Sq = 40, .Sk = 70, .H = 6, .Hk = 3, .B = 5, .causal = true),
     SPEC(.Sq = 1, .Sk = 300, .H = 8, .Hk = 2, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16, .softcap = 3),
@@ -483,7 +489,7 @@ static void test_problems_that_are_computed_in_double_have_the_bits_of_the_refer
         }
 }
 
-/* Whichever problems of a run each kernel takes, each problem has the bits that it has alone. */
+/* Whichever kernel takes which problems of a run, each problem must have the same bits as alone. */
 static void test_a_run_may_hold_problems_of_both_kernels(void **state)
 {
     enum { COUNT = ARRAY_SIZE(of_any_kind) };
@@ -555,7 +561,7 @@ static void test_memory_is_counted_and_limited(void **state)
     attn_device_describe(device, &info);
     assert_int_equal(info.memory_used, 0);
 
-    /* a run that needs more memory than there is fails with an error and gives back what it took */
+    /* a run that needs more memory than there is must fail with an error and give back what it took */
     fixture_make(&f, &s);
     assert_int_equal(attn_forward(stream, &f.p, NULL, &err), ATTN_NO_MEMORY);
     attn_device_describe(device, &info);
@@ -565,7 +571,7 @@ static void test_memory_is_counted_and_limited(void **state)
     attn_device_close(device);
 }
 
-/* A merge whose stream is cancelled writes nothing more and returns an error. The next merge is computed. */
+/* A merge whose stream is cancelled must write nothing more and return an error. The next merge must be computed. */
 static void test_a_merge_gives_up_when_it_is_cancelled(void **state)
 {
     enum { ROWS = 1000 };

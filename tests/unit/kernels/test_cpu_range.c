@@ -1,5 +1,6 @@
-/* test_cpu_range.c: the limits of float32 for each vector table of this processor: products that overflow, scores that
- * are clamped, one key whose products cancel. test_backends.c tests the same for the default table. */
+/* test_cpu_range.c: tests of the limits of float32 for each vector table that this processor can run: products that
+ * overflow, scores that are limited, single keys whose products cancel. test_backends.c tests the same for the default
+ * table. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,7 +10,7 @@
 #include "../testing.h"
 #include "kernels/cpu/flash.h"
 
-/* The table under test. run_with() replaces its dots_exact() by counting_dots(), which counts keys. */
+/* The vector table under test. run_with() replaces its dots_exact() by counting_dots(), which counts the keys. */
 static const struct simd *counted;
 static int64_t exact_keys;
 
@@ -19,7 +20,7 @@ static void counting_dots(int n, int d, const float *q, const void *K, attn_dtyp
     counted->dots_exact(n, d, q, K, dtype, stride, S);
 }
 
-/* Runs the problem with a table, or with the reference if simd is NULL. */
+/* Runs the problem with a vector table, or with the reference if simd is NULL. */
 static void run_with(const struct simd *simd, const struct fixture *f)
 {
     if (simd == NULL) {
@@ -43,7 +44,7 @@ static void run_with(const struct simd *simd, const struct fixture *f)
     pool_close(pool);
 }
 
-/* Gives a backward the out and lse of this table's own forward. */
+/* Gives a backward the out and lse that a forward with the same vector table computes. */
 static void give_forward_of(const struct simd *simd, struct fixture *f)
 {
     struct fixture forward = *f;
@@ -126,7 +127,7 @@ static void test_a_product_beyond_float32_counts_where_its_score_is_ordinary(voi
     (void)state;
     FOR_TABLES(simd)
     for (size_t n = 0; n < ARRAY_SIZE(wild_specs); n++)
-        for (int way = 0; way < 3; way++) { /* a forward; a backward; a backward that is given out and lse */
+        for (int way = 0; way < 3; way++) { /* 0: a forward; 1: a backward; 2: a backward that is given out and lse */
             struct spec s = wild_specs[n];
             s.op = way ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
             s.give_forward = way == 2;
@@ -141,7 +142,8 @@ static void set_all(const attn_tensor *t, const double *values)
     for (int64_t n = 0; n < tensor_elements(t); n++) tensor_set(t, n, values[n]);
 }
 
-/* q . k is -3.6e38 for one key and 2e37 for the other. The first exceeds float32, and scale times it is -3.6. */
+/* q . k is -3.6e38 for one key and 2e37 for the other. The first product exceeds float32, but its score, scale times
+ * the product, is -3.6 and must count. */
 static void test_a_key_whose_product_overflows_below_is_not_lost(void **state)
 {
     static const struct {
@@ -183,7 +185,8 @@ static void test_a_key_whose_product_overflows_below_is_not_lost(void **state)
 
 /* ---- Scores that are clamped alike ------------------------------------------------------------------------------- */
 
-/* Writes a mask like those of Hugging Face's models: `least` for later keys and for the first 24, 0 for others. */
+/* Writes a bias that is a mask like those of Hugging Face's models: `least` for the first 24 keys and for keys after
+ * the query, 0 for all others. */
 static void put_mask(const attn_tensor *bias, double least)
 {
     const int64_t Sq = bias->shape[2], Sk = bias->shape[3];
@@ -219,7 +222,7 @@ static void test_rows_whose_scores_are_all_clamped_alike_take_no_score_in_double
         struct fixture got, want;
         char why[256] = "";
         s.op = n % 3 ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
-        s.bias_levels = 1; /* sets the tolerances: scores of ordinary size are lost beside these */
+        s.bias_levels = 1; /* selects wider tolerances, because scores of ordinary size are lost beside such a bias */
         fixture_make(&want, &s);
         fixture_make(&got, &s);
         put_mask(&want.p.bias, level);
@@ -241,7 +244,8 @@ static void test_rows_whose_scores_are_all_clamped_alike_take_no_score_in_double
 
 /* ---- One key ----------------------------------------------------------------------------------------------------- */
 
-/* Large numbers whose products add up to little: float32's result depends on the order of the sum. */
+/* Fills a tensor with large numbers whose products add up to little, so that float32's result depends on the order of
+ * the sum. */
 static void put_cancelling(const attn_tensor *t, struct rng *r, double sign)
 {
     const int64_t D = t->shape[t->rank - 1];
@@ -249,7 +253,7 @@ static void put_cancelling(const attn_tensor *t, struct rng *r, double sign)
         tensor_set(t, n, (n % D % 2 ? sign : 1) * 400 * (0.5 + rng_uniform(r)));
 }
 
-/* Ways in which a row sees only one key. */
+/* The ways in which a row of these tests sees only one key. */
 enum one_key { ALONE, KEPT, BIASED, FLASHMASKED, WINDOWED, ONE_KEYS };
 
 static void show_one_key(struct fixture *f, enum one_key how, int64_t key)
@@ -259,14 +263,14 @@ static void show_one_key(struct fixture *f, enum one_key how, int64_t key)
     for (int64_t n = 0; how == BIASED && n < tensor_elements(&f->p.bias); n++)
         tensor_set(&f->p.bias, n, n % f->p.bias.shape[3] == key ? 0.25 : -INFINITY);
     for (int64_t n = 0; how == FLASHMASKED && n < tensor_elements(&f->p.mask_startend_rows); n++) {
-        /* queries from lts on and before ute are hidden */
+        /* with FlashMask, queries from lts on and before ute are hidden */
         const bool seen = n / 2 % f->p.mask_startend_rows.shape[2] == key;
         tensor_set(&f->p.mask_startend_rows, n, n % 2 == 0 && seen ? (double)f->spec.Sq : 0);
     }
 }
 
-/* dv of a key that is the only one for some rows is the sum of their dout, exactly, because dout is 1 and there are at
- * most 200 rows. */
+/* Returns whether P is exactly 1. dv of a key that is the only one for some rows must be the exact sum of their dout,
+ * because dout is 1 and there are at most 200 rows. */
 static bool has_p_1(const struct simd *simd, const struct spec *s, enum one_key how, bool given)
 {
     struct rng r = { s->data_seed };
@@ -332,7 +336,8 @@ static void test_one_key_has_p_1_to_the_last_bit(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* Few rows. Earlier lse was 7.578125 instead of 7.588715, and dv 1.00928. */
+/* The problems of this test have few rows. An earlier version of the code gave an lse of 7.578125 instead of 7.588715,
+ * and a dv of 1.00928. */
 static void test_products_that_cancel_give_the_one_key_all_of_dout(void **state)
 {
     (void)state;
@@ -352,8 +357,8 @@ static void test_products_that_cancel_give_the_one_key_all_of_dout(void **state)
     }
 }
 
-/* The given lse is exact. Earlier products of 1e7 that cancel gave a float32 score with an error of 30, and P was
- * e^30. */
+/* The given lse is exact. In an earlier version of the code, products of 1e7 that cancel gave a float32 score with an
+ * error of 30, so that P was e^30. */
 static void test_one_key_has_p_1_where_a_given_lse_holds_more_of_its_score_than_float32(void **state)
 {
     (void)state;
@@ -379,7 +384,8 @@ static void test_one_key_has_p_1_where_a_given_lse_holds_more_of_its_score_than_
     }
 }
 
-/* P is one half for each of two equal keys, because lse is computed from scores summed in the backward's order. */
+/* P must be one half for each of two equal keys. Therefore the forward must sum the scores for lse in the same order as
+ * the backward. */
 static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -399,7 +405,7 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
         for (int64_t d = 0; d < s.D; d++) tensor_set(&f.p.k, s.D + d, tensor_get(&f.p.k, d));
         for (int64_t i = 0; i < s.Sq; i++) tensor_set(&f.p.dout, i, 1);
         if (n % 4 < 2) give_forward_of(simd, &f);
-        /* size of the largest score: lse is rounded to 2^-24 of it, and so is what it is computed from */
+        /* size of the largest score: both lse and the scores from which it is computed are rounded to 2^-24 of this */
         double size = 0;
         for (int64_t i = 0; i < s.Sq; i++) {
             double z = 0;
@@ -410,7 +416,7 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
         for (int64_t key = 0; key < 2; key++) {
             const double error = fabs(tensor_get(&f.p.dv, key) / (double)s.Sq - 0.5);
             const double rounding = s.dtype == ATTN_F32 ? 0 : s.dtype == ATTN_F16 ? 0x1p-11 : 0x1p-8;
-            /* float32 rounds a sum of such products by far more: 1e-7 * 64000 sqrt(D). */
+            /* float32 would round a sum of such products by far more: by 1e-7 * 64000 sqrt(D) */
             if (error > 3e-7 * (1 + size) + rounding) {
                 spec_print(stderr, &s);
                 fail_msg("%s: P is off by %g; scores are of %g", simd->name, error, size);
@@ -420,7 +426,8 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
     }
 }
 
-/* Earlier, in bfloat16, P was rounded together with the factor 1 / (1 - p), and dq was -0.03 instead of 0. */
+/* In an earlier version of the code, P was rounded to bfloat16 together with the factor 1 / (1 - p), and dq was -0.03
+ * instead of 0. */
 static void test_dropout_leaves_the_one_key_its_value_times_one_factor(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -446,7 +453,7 @@ static void test_dropout_leaves_the_one_key_its_value_times_one_factor(void **st
             }
         }
         for (int64_t at = 0; !given && at < tensor_elements(&f.p.dq); at++)
-            if (fabs(tensor_get(&f.p.dq, at)) > 1e-4) { /* dP is about 20, with a rounding error of 1e-7 of that */
+            if (fabs(tensor_get(&f.p.dq, at)) > 1e-4) { /* dP is about 20 and has a rounding error of 1e-7 of that */
                 spec_print(stderr, &s);
                 fail_msg("%s: dq is %.9g, must be 0", simd->name, tensor_get(&f.p.dq, at));
             }

@@ -1,5 +1,5 @@
-/* test_dtype.c: every bit pattern of the small types, converted in both directions. Also ties, limits, and doubles that
- * two roundings would get wrong. */
+/* test_dtype.c: tests every bit pattern of the small types, converted in both directions. It also tests ties, limits,
+ * and doubles that two roundings in a row would get wrong. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -8,7 +8,7 @@
 
 #include "../testing.h"
 
-/* Returns the value of a small float from its definition. */
+/* Returns the value of a small float, computed from the definition of its format. */
 static double value_of(unsigned magnitude, int mantissa, int bias)
 {
     const int exponent = (int)(magnitude >> mantissa);
@@ -19,7 +19,7 @@ static double value_of(unsigned magnitude, int mantissa, int bias)
 struct format {
     attn_dtype dtype;
     int bits, mantissa, bias;
-    unsigned largest; /* finite */
+    unsigned largest; /* largest code of a finite number */
     bool infinity;
 };
 static const struct format formats[] = {
@@ -28,7 +28,7 @@ static const struct format formats[] = {
     { ATTN_F8E4M3, 8, 3, 7, 0x7e, false },
 };
 
-/* Memory for an element of any type. */
+/* Memory for one element of any type. */
 union element {
     uint32_t any;
     uint16_t half;
@@ -37,7 +37,7 @@ union element {
 
 static double widen(const struct format *f, unsigned code)
 {
-    const union element x = { .any = code }; /* little-endian, as all tensors are */
+    const union element x = { .any = code }; /* the code is stored in little-endian order, as in all tensors */
     return attn_load(f->dtype, &x, 0);
 }
 
@@ -78,11 +78,12 @@ static void test_narrowing_rounds_to_nearest_even(void **state)
         const struct format *f = &formats[n];
         for (unsigned code = 0; code < f->largest; code++) {
             const double low = value_of(code, f->mantissa, f->bias), high = value_of(code + 1, f->mantissa, f->bias);
-            const double tie = low + (high - low) / 2; /* exact in double, with one bit more than the format has */
+            /* the middle between two numbers; exact in double, because it has one bit more than the format */
+            const double tie = low + (high - low) / 2;
             const unsigned even = code & 1 ? code + 1 : code, sign = 1u << (f->bits - 1);
             assert_int_equal(narrow(f, tie), even);
             assert_int_equal(narrow(f, -tie), even | sign);
-            /* a conversion by way of float would turn these into ties */
+            /* a conversion by way of float would turn these two doubles into ties */
             assert_int_equal(narrow(f, nextafter(tie, 0)), code);
             assert_int_equal(narrow(f, nextafter(tie, INFINITY)), code + 1);
         }
@@ -100,10 +101,11 @@ static void test_the_ends_of_the_range(void **state)
     assert_int_equal(attn_bf16_from_double(3.4e38), 0x7f80);
     assert_int_equal(attn_bf16_from_double(-INFINITY), 0xff80);
     assert_int_equal(attn_e4m3_from_double(448), 0x7e);
-    assert_int_equal(attn_e4m3_from_double(1000), 0x7e); /* saturates */
+    assert_int_equal(attn_e4m3_from_double(1000), 0x7e); /* numbers that are too large become the largest number */
     assert_int_equal(attn_e4m3_from_double(-INFINITY), 0xfe);
     assert_int_equal(attn_e4m3_from_double(NAN), 0x7f);
-    assert_int_equal(attn_e4m3_from_double(0x1p-10), 0); /* a tie with the smallest number rounds to even */
+    /* a tie between 0 and the smallest number rounds to even, which is 0 */
+    assert_int_equal(attn_e4m3_from_double(0x1p-10), 0);
     assert_int_equal(attn_e4m3_from_double(0x1.1p-10), 1);
     assert_int_equal(attn_e4m3_from_double(-0.0), 0x80);
     assert_int_equal(attn_f16_from_double(-0.0), 0x8000);

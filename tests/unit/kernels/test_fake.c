@@ -1,5 +1,5 @@
-/* The fake device behaves as promised, because tests of the daemon rely on it. Also the table of CUDA's errors, which
- * the fake device shares with the real ones. */
+/* test_fake.c: tests that the fake device behaves as promised, because tests of the daemon rely on it. It also tests
+ * the table of CUDA's errors, which the fake device shares with real ones. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,7 +21,7 @@
 
 enum { B = 1, S = 5, H = 2, D = 8, ELEMENTS = B * S * H * D };
 
-/* A forward whose tensors q, k, v, out, lse are in one block of host memory. */
+/* A forward whose tensors q, k, v, out and lse lie in one block of host memory. */
 struct host {
     float q[ELEMENTS], k[ELEMENTS], v[ELEMENTS], out[ELEMENTS], lse[B * H * S];
 };
@@ -66,7 +66,7 @@ static void close_it(struct fixture *f)
     attn_device_close(f->device);
 }
 
-/* Copies in, runs and copies out. Returns the first error. */
+/* Copies the inputs to the device, runs the problem and copies the outputs back. Returns the first error. */
 static attn_status put(struct fixture *f, attn_error *err)
 {
     attn_status status = attn_copy(f->stream, f->mirror, &f->host, sizeof f->host, ATTN_TO_DEVICE, err);
@@ -134,8 +134,8 @@ static void test_it_computes_what_the_cpu_computes(void **state)
     close_it(&f);
 }
 
-/* Two halves with the same lse: the result is their mean. The merge is computed in the stream's order, and only in the
- * device's memory. */
+/* Merges two halves with the same lse, so that the result is their mean. The merge must run in the stream's order and
+ * touch only the device's memory. */
 static void test_a_merge_is_done_in_order_and_in_its_own_memory(void **state)
 {
     struct fixture f;
@@ -174,7 +174,7 @@ static void test_nothing_happens_before_the_stream_is_asked(void **state)
     close_it(&f);
 }
 
-/* On a device that copies rows itself, and on one for which each row is a copy. */
+/* Tests a device that copies rows itself, and one for which each row is a separate copy. */
 static void test_rows_are_copied_to_their_places_and_nothing_beside_them(void **state)
 {
     enum { ROWS = 3, WIDTH = 5, FROM = 7, TO = 6 };
@@ -236,7 +236,8 @@ static void test_a_pointer_of_the_host_is_an_illegal_address(void **state)
     assert_int_equal(put(&f, &err), ATTN_OK); /* the fault is found when the problem runs, as on a GPU */
     assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
     assert_non_null(strstr(err.text, "illegal address"));
-    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST); /* the error is permanent */
+    /* after DEVICE_LOST every call must fail in the same way */
+    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
     close_it(&f);
 }
 
@@ -257,7 +258,7 @@ static void test_faults_come_when_the_script_says(void **state)
 {
     static const struct {
         const char *script;
-        attn_status expected[4]; /* the expected status of each of four rounds */
+        attn_status expected[4]; /* the expected status of each of four runs */
     } cases[] = {
         { "", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } },
         { "launch.err=9@2", { ATTN_OK, ATTN_DEVICE, ATTN_OK, ATTN_OK } },
@@ -267,7 +268,7 @@ static void test_faults_come_when_the_script_says(void **state)
         { "sync.err=98@2", { ATTN_OK, ATTN_DEVICE, ATTN_OK, ATTN_OK } },
         { "sync.err=700@2", { ATTN_OK, ATTN_DEVICE_LOST, ATTN_DEVICE_LOST, ATTN_DEVICE_LOST } },
         { "copy.err=2@3", { ATTN_OK, ATTN_NO_MEMORY, ATTN_OK, ATTN_OK } },
-        { "1:launch.err=9@1", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } }, /* another device's */
+        { "1:launch.err=9@1", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } }, /* the fault is planned for another device */
         { "0:launch.err=9@1", { ATTN_DEVICE, ATTN_OK, ATTN_OK, ATTN_OK } },
         { "delay=1@1", { ATTN_OK, ATTN_OK, ATTN_OK, ATTN_OK } },
     };
@@ -409,7 +410,7 @@ static void test_times_between_streams(void **state)
 
 /* ---- Memory of other processes ----------------------------------------------------------------------------------- */
 
-/* An object that "another process" lends: its handle, and the test's own view of it. */
+/* An object of device memory that "another process" lends: its handle, and the test's own view of it. */
 struct loan {
     char name[40];
     uint8_t handle[ATTN_HANDLE_BYTES];
@@ -462,7 +463,7 @@ static void test_memory_of_another_process_is_used_in_place(void **state)
     assert_memory_equal(loan.here->out, want.out, sizeof want.out);
     attn_device_release_import(f.device, memory);
     assert_int_equal(attn_forward(f.stream, &f.problem, NULL, &err), ATTN_OK);
-    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST); /* the object no longer exists */
+    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST); /* the lent object does not exist any more */
     close_it(&f);
     take_back(&loan);
 }
@@ -520,7 +521,7 @@ static void test_its_truth_takes_a_step_for_each_head_and_is_what_the_host_finds
     int steps = 0;
     (void)state;
     open_with(&f, "");
-    attn_problem here = f.problem; /* the same problem in host memory */
+    attn_problem here = f.problem; /* a copy of the problem with its tensors in host memory */
     here.q.data = f.host.q, here.k.data = f.host.k, here.v.data = f.host.v;
     here.out.data = f.host.out, here.lse.data = f.host.lse;
     assert_int_equal(attn_truth_need(attn_device_capabilities(f.device), &here, &cost, &err), ATTN_OK);
@@ -541,7 +542,7 @@ static void test_its_truth_takes_a_step_for_each_head_and_is_what_the_host_finds
     assert_int_equal(attn_verify(&here, -1, &wanted, &err), ATTN_OK);
     assert_true(found[0].max_abs == wanted.max_abs && found[0].largest == wanted.largest && wanted.max_abs > 0);
     for (int n = 1; n < ATTN_TRUTH_RESULTS; n++) assert_true(found[n].max_abs == 0 && found[n].largest == 0);
-    /* out is [B, S, H, D], its truth [B, H, S, D] */
+    /* out is [B, S, H, D], but its truth is [B, H, S, D] */
     for (int i = 0; i < S; i++)
         for (int h = 0; h < H; h++)
             for (int d = 0; d < D; d++)

@@ -1,5 +1,6 @@
-/* test_judge.c: verdicts of a judge. Results of the reference and of the fast kernels are right, whatever the options.
- * Results for a problem with one option changed are wrong, and the judge names the change. */
+/* test_judge.c: tests the verdicts of a judge (kernels/judge/judge.h). Results of the reference and of the fast kernels
+ * must be right, whatever the options. Results of a problem with one option changed must be wrong, and the judge must
+ * name the change. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -38,7 +39,7 @@ static void compute(const struct bench *bench, const attn_problem *p)
         fail_msg("%s", err.text);
 }
 
-/* Takes the results out of a problem, as a judge receives them. Returns the problem without them. */
+/* Takes the results out of a problem, as a judge receives them. Returns the problem without these results. */
 static attn_problem take_results(const attn_problem *p, attn_tensor results[TENSORS])
 {
     attn_problem bare = *p;
@@ -84,7 +85,7 @@ static void print(const judge_result *r)
                 r->explanation[n].now, r->explanation[n].if_so);
 }
 
-/* Returns a random problem in which every option occurs now and then. */
+/* Returns a random problem. Every option occurs now and then. */
 static struct spec random_spec(uint64_t seed, attn_op op)
 {
     static const double amps[] = { 1, 1, 1, 0.1, 3 };
@@ -249,7 +250,8 @@ static void with_heads_reversed(attn_problem *p)
     p->k.stride[2] *= -1, p->v.stride[2] *= -1;
 }
 
-/* A kernel that computes another problem than the given one: the judge names that mistake first, in each dtype. */
+/* Results of a kernel that computes another problem than the given one: the judge must name that mistake first, in each
+ * dtype. */
 static void test_a_mistake_is_named(void **state)
 {
     static const struct {

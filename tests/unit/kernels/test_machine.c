@@ -1,4 +1,4 @@
-/* test_machine.c: how much of the machine this process may use. */
+/* test_machine.c: tests of the functions that find how much of the machine this process may use. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,7 +32,8 @@ static void test_cores_and_memory_are_those_the_cgroup_allows(void **state)
     assert_true(whole.cores >= 1 && whole.memory_bytes > 0);
     assert_non_null(mkdtemp(root));
 
-    write_file(root, "/proc/self/cgroup", "0::/a/b\n"); /* cgroup version 2: the narrowest limit of the path counts */
+    /* cgroup version 2: the smallest limit on the path from the group to the root counts */
+    write_file(root, "/proc/self/cgroup", "0::/a/b\n");
     write_file(root, "/sys/fs/cgroup/a/b/cpu.max", "max 100000\n");
     write_file(root, "/sys/fs/cgroup/a/cpu.max", "50000 100000\n");
     write_file(root, "/sys/fs/cgroup/a/b/memory.max", "134217728\n");
@@ -41,12 +42,12 @@ static void test_cores_and_memory_are_those_the_cgroup_allows(void **state)
     assert_int_equal(m.cores, 1);
     assert_int_equal(m.memory_bytes, 134217728);
 
-    write_file(root, "/proc/self/cgroup", "0::/\n"); /* in a container with its own cgroup namespace */
+    write_file(root, "/proc/self/cgroup", "0::/\n"); /* a container with its own cgroup namespace */
     write_file(root, "/sys/fs/cgroup/memory.max", "268435456\n");
     attn_machine_look(root, &m);
     assert_int_equal(m.memory_bytes, 268435456);
 
-    write_file(root, "/proc/self/cgroup", "4:memory:/x\n3:cpu,cpuacct:/x\n"); /* version 1 */
+    write_file(root, "/proc/self/cgroup", "4:memory:/x\n3:cpu,cpuacct:/x\n"); /* cgroup version 1 */
     write_file(root, "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "-1\n");
     write_file(root, "/sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000\n");
     write_file(root, "/sys/fs/cgroup/memory/memory.limit_in_bytes", "1048576\n");
@@ -58,7 +59,7 @@ static void test_cores_and_memory_are_those_the_cgroup_allows(void **state)
     assert_int_equal(system(command), 0);
 }
 
-/* Makes a folder that replaces the root of the file system. */
+/* Makes a folder that replaces the root of the file system in the test. */
 static void make_root(char root[32])
 {
     strcpy(root, "/tmp/test_machine_XXXXXX");
@@ -94,7 +95,7 @@ static void test_a_slice_of_version_1_without_a_namespace_is_seen_with_all_group
     assert_int_equal(m.cores, 1);
     assert_int_equal(m.threads, 24);
 
-    /* The parent group may have the lower limit. */
+    /* The parent group may have the smaller limit. */
     write_file(root, "/sys/fs/cgroup/memory/system.slice/memory.limit_in_bytes", "134217728\n");
     attn_machine_look(root, &m);
     assert_int_equal(m.memory_bytes, 134217728);

@@ -1,5 +1,5 @@
-/* test_philox.c: the random generator's published results, and the mapping of elements to counters that every backend
- * must share. */
+/* test_philox.c: tests the random generator's published results, and the mapping of elements to counters that all
+ * backends must share. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,7 +9,7 @@
 #include "../testing.h"
 #include "kernels/philox.h"
 
-/* From the authors' Random123 distribution (kat_vectors). */
+/* The expected numbers come from the authors' Random123 distribution (kat_vectors). */
 static void test_known_answers(void **state)
 {
     static const struct {
@@ -32,8 +32,8 @@ static void test_known_answers(void **state)
     }
 }
 
-/* Element j of row i is lane j mod 8 of counter (j div 8, i, head, 0). The low half of a word and the low word of the
- * key come first. */
+/* The random bits of element j of row i are lane j mod 8 of counter (j div 8, i, head, 0). The low half of a word comes
+ * first, and so does the low word of the key. */
 static void test_an_element_has_its_own_lane(void **state)
 {
     const uint64_t seed = UINT64_C(0x299f31d0a4093822);

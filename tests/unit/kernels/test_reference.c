@@ -1,9 +1,10 @@
-/* test_reference.c: the reference backend defines what is correct, so it is compared with independent sources:
+/* test_reference.c: tests of the reference backend. It defines what is correct, so it is compared with independent
+ * sources:
  *
  *   examples     six problems small enough to be computed by hand (kernels/README.md, "Exact examples")
  *   NumPy        reference_golden.h, made by make_reference_golden.py from tests/conformance/ref.py
- *   differences  every gradient against central differences of forward, with every option on, dropout too
- *   identities   masks that mean the same in different ways give the same numbers */
+ *   differences  every gradient against central differences of the forward, with every option on, also dropout
+ *   identities   masks that mean the same in different ways must give the same numbers */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,7 +15,7 @@
 
 /* ---- Exact examples ---------------------------------------------------------------------------------------------- */
 
-/* H 1, D 2, scale 1, three queries and two keys. */
+/* All examples have one head, D 2, scale 1, three queries and two keys. */
 static void test_the_six_exact_examples(void **state)
 {
     static float Q[] = { 1, 0, 0, 1, 1, 1 }, K[] = { 1, 0, 0, 2 }, V[] = { 1, 2, 3, 4 };
@@ -120,7 +121,7 @@ static void test_the_six_exact_examples(void **state)
         assert_int_equal(attn_check(&p, &err), ATTN_OK);
         run_reference(&p);
 
-        p.op = ATTN_OP_BACKWARD; /* with the out and lse of the forward */
+        p.op = ATTN_OP_BACKWARD; /* the backward gets the out and lse of the forward */
         p.dout = attn_tensor_make(dO, ATTN_F32, 4, (int64_t[]){ 1, 3, 1, 2 });
         p.dlse = attn_tensor_make(dLSE, ATTN_F32, 3, (int64_t[]){ 1, 1, 3 });
         p.dq = attn_tensor_make(dq, ATTN_F32, 4, (int64_t[]){ 1, 3, 1, 2 });
@@ -159,7 +160,7 @@ struct golden {
 
 #include "reference_golden.h"
 
-/* Numbers of the tensors, as in make_reference_golden.py. */
+/* Numbers by which make_reference_golden.py names the tensors. */
 enum { SALT_Q = 1, SALT_K, SALT_V, SALT_DOUT, SALT_DLSE, SALT_BIAS, SALT_SINKS, SALT_ALIBI, SALT_KEEP };
 
 static double golden_value(int64_t n, int salt)
@@ -299,7 +300,8 @@ static void test_gradients_are_the_slopes_of_forward(void **state)
 
 /* ---- Identities -------------------------------------------------------------------------------------------------- */
 
-/* Copies the data of q k v (and dout) to another problem whose tensors have as many elements in the same order. */
+/* Copies the data of q, k, v (and dout) to another problem, whose tensors must have as many elements in the same
+ * order. */
 static void copy_inputs(struct fixture *to, const struct fixture *from)
 {
     static const attn_tensor_id ids[] = { ATTN_T_q, ATTN_T_k, ATTN_T_v, ATTN_T_dout };
@@ -309,8 +311,8 @@ static void copy_inputs(struct fixture *to, const struct fixture *from)
                 tensor_set(&to->p.tensor[ids[i]], e, tensor_get(&from->p.tensor[ids[i]], e));
 }
 
-/* Three documents of 7, 5 and 9 tokens with a causal mask, expressed by cu_seqlens, FlashMask, keep_mask and a bias of
- * -inf. */
+/* Three documents of 7, 5 and 9 tokens with a causal mask can be expressed in four ways: by cu_seqlens, by FlashMask,
+ * by keep_mask and by a bias of -inf. All must give the same numbers. */
 static void test_documents_are_the_same_in_four_ways(void **state)
 {
     enum { S = 21 };
@@ -346,10 +348,11 @@ static void test_documents_are_the_same_in_four_ways(void **state)
     }
 }
 
-/* Dropout leaves lse unchanged, drops about the share that it should, and scales the rest. */
+/* Dropout must leave lse unchanged, drop about the share of pairs that it should, and scale the others. */
 static void test_dropout_drops_its_share(void **state)
 {
-    /* With one channel of v that is 1 everywhere and equal scores, out * Sk * (1 - p) counts the kept keys of a row. */
+    /* If v has one channel that is 1 everywhere and all scores are equal, out * Sk * (1 - p) counts the kept keys of a
+     * row. */
     const struct spec s = SPEC(.Sq = 64, .Sk = 1000, .D = 1, .Dv = 1, .has_scale = true, .scale = 0, .dropout_p = 0.3,
                                .seed = 99);
     struct fixture f;
@@ -365,7 +368,7 @@ static void test_dropout_drops_its_share(void **state)
     }
     for (int64_t e = 0; e < tensor_elements(&f.p.lse); e++)
         assert_true(fabs(tensor_get(&f.p.lse, e) - log(1000)) < 1e-6);
-    kept /= 64 * 2 * 1000; /* the standard deviation is 0.0013 */
+    kept /= 64 * 2 * 1000; /* the standard deviation of this share is 0.0013 */
     if (fabs(kept - 0.7) > 0.006) fail_msg("kept %.4f, must be near 0.7", kept);
     fixture_clear(&f);
 }

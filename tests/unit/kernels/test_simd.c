@@ -1,8 +1,9 @@
-/* test_simd.c: every vector table of simd.h that this processor runs, compared with simple loops in double.
+/* test_simd.c: tests every vector table of simd.h that this processor runs. Results are compared with simple loops in
+ * double.
  *
- * Sizes are awkward on purpose: one, around each vector, panel and tile, and not their multiples. Canaries around
- * buffers reveal a write outside. Operands are never compared with what another table packs: the tests compute the
- * packed forms from their description in simd.h. */
+ * Sizes are awkward on purpose: 1, and sizes just below and above that of each vector, panel and tile. Canaries around
+ * buffers reveal a write outside them. Packed operands are never compared with what another table packs; the tests
+ * compute the packed forms from their description in simd.h. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -25,7 +26,7 @@ static const double LN2 = 0.69314718055994530942;
 
 static uint64_t random_state = 88172645463325252u;
 
-static double uniform(void) /* uniform in -1 .. 1 */
+static double uniform(void) /* a uniform random number in -1 .. 1 */
 {
     random_state ^= random_state << 13;
     random_state ^= random_state >> 7;
@@ -33,7 +34,7 @@ static double uniform(void) /* uniform in -1 .. 1 */
     return (double)(int64_t)random_state / 9223372036854775808.0;
 }
 
-/* Memory between canaries. */
+/* Memory with canaries before and behind it. */
 struct area {
     char *memory, *data;
     size_t bytes;
@@ -83,7 +84,7 @@ static void near_(double got, double want, double tolerance, const char *table, 
     fail_msg("%s: %s[%lld] is %.9g, should be %.9g within %.2g", table, what, (long long)at, got, want, tolerance);
 }
 
-/* Iterates over each table and each compute type of the table. */
+/* Iterates over the vector tables, and over the compute types of each table. */
 #define FOR_TABLES(simd)                   \
     for (int t_ = 0; simd_names[t_]; t_++) \
         for (const struct simd *simd = simd_find(simd_names[t_]); simd; simd = NULL)
@@ -97,8 +98,9 @@ static const struct simd_type *type_of(const struct simd *simd, int i)
     for (int y_ = 0; y_ < 4; y_++) \
         for (const struct simd_type *type = type_of(simd, y_); type; type = NULL)
 
-/* Returns what an operand of this type makes of a number. slack_of() is its relative uncertainty: the parts of a split
- * number (simd_split.h) may be rounded either way, and products omit what is smaller. */
+/* operand() returns the number that a packed operand of this type holds for x. slack_of() returns its relative
+ * uncertainty: the parts of a split number (simd_split.h) may be rounded either way, and products omit what is
+ * smaller. */
 static float operand(const struct simd_type *type, float x)
 {
     return type->dtype == ATTN_F32 || type->parts > 1 ? x : simd_from_bf16(simd_to_bf16(x));
@@ -109,13 +111,13 @@ static double slack_of(const struct simd_type *type)
     return type->parts == 3 ? 0x1p-22 : type->parts == 2 ? 0x1p-16 : 0;
 }
 
-/* Returns the relative error of P and dS: float32's, or that of the operand. */
+/* Returns the relative error of P and dS: that of float32, or that of the operand's type. */
 static double precision_of(const struct simd_type *type)
 {
     return type->dtype == ATTN_F32 || type->parts == 3 ? 4e-6 : type->parts == 2 ? 2e-5 : 0.0041;
 }
 
-/* Returns an element of an operand, the sum of its parts. `at` is the place of the first part. */
+/* Returns an element of a packed operand, which is the sum of its parts. `at` is the index of the first part. */
 static double element(const struct simd_type *type, const void *data, int64_t ld, int64_t at)
 {
     double sum = 0;
@@ -182,7 +184,7 @@ static void test_every_number_of_a_dtype_loads_exactly_and_saves_as_itself(void 
     }
 }
 
-/* Numbers between two neighbours of a dtype: below, at and above the middle. The middle rounds to the even
+/* Tests numbers between two neighbours of a dtype: below, at and above the middle. The middle must round to the even
  * neighbour. */
 static void test_saving_rounds_to_nearest_even(void **state)
 {
@@ -288,8 +290,8 @@ static void test_exp2_is_within_2e_7_and_keeps_special_values(void **state)
                 fail_msg("%s: exp2 is off by %.3g in %g .. %g", simd->name, worst, (double)ranges[range][0],
                          (double)ranges[range][1]);
         }
-        /* Between exponents of -126 and -150 a table may return 0 or a subnormal number: less than 2^-126 in any
-         * case. */
+        /* For exponents between -126 and -150 a table may return 0 or a subnormal number, which is less than 2^-126 in
+         * any case. */
         const float special[8] = { -INFINITY, INFINITY, NAN, 0, -151, -1e30f, 128, -1 };
         const float want[8] = { 0, INFINITY, NAN, 1, 0, 0, INFINITY, 0.5f };
         float got[8];
@@ -350,7 +352,7 @@ static void test_operands_have_the_forms_of_the_header(void **state)
                                     written++;
                                 }
                             }
-                        /* Memory between rows and panels is not changed. */
+                        /* memory between rows and panels must not change */
                         for (int64_t i = 0; i < elements; i++) {
                             const uint16_t *bits = (const uint16_t *)Y.data;
                             if (simd_get_element(Y.data, kept, i) != -0.5f)
@@ -358,7 +360,7 @@ static void test_operands_have_the_forms_of_the_header(void **state)
                             else written--;
                         }
                         assert_int_equal(written, 0);
-                        /* One infinity or NaN anywhere is reported. */
+                        /* one infinity or NaN anywhere must be reported */
                         const int64_t at = (int64_t)(rows / 2) * stride + cols - 1;
                         simd_put_element(X.data, floating[d], at,
                                          floating[d] == ATTN_F8E4M3 || form % 2 ? NAN : -INFINITY);
@@ -408,7 +410,7 @@ static void test_gemm_is_the_product(void **state)
                     for (int i = 0; i < m; i++) rescale[i] = i % 3 ? (float)uniform() : 1.0f;
                     for (int mode = 0; mode < 3; mode++) {
                         if (mode) memcpy(C.data, old.data, (size_t)(m * p.ldc * 4));
-                        else memset(C.data, 0xff, C.bytes); /* NaN marks what must not be read */
+                        else memset(C.data, 0xff, C.bytes); /* NaN marks memory that must not be read */
                         type->gemm(m, n, k, p.A.data, p.lda, p.B.data, p.ldb, floats(C), p.ldc, mode > 0,
                                    mode == 2 ? rescale : NULL);
                         for (int i = 0; i < m; i++)
@@ -455,7 +457,7 @@ static void test_a_row_of_gemm_does_not_depend_on_its_neighbours(void **state)
         type->gemm(M, N, K, p.A.data, p.lda, p.B.data, p.ldb, floats(all), p.ldc, true, rescale);
         for (int i = 0, count = 1; i < M; i += count, count++) {
             if (count > M - i) count = M - i;
-            /* Other rows of A may hold anything. */
+            /* other rows of A may hold anything */
             struct area A = area_new((size_t)simd_a_bytes(type, count, p.lda));
             memcpy(A.data, p.A.data + i * p.lda * simd_element_bytes(type),
                    (size_t)(count * p.lda * simd_element_bytes(type)));
@@ -463,8 +465,8 @@ static void test_a_row_of_gemm_does_not_depend_on_its_neighbours(void **state)
             area_free(&A);
         }
         assert_memory_equal(all.data, some.data, M * (size_t)p.ldc * 4);
-        /* A range of columns that begins at a panel, or of rows of B that begins at a multiple of 32, is an operand
-         * itself. */
+        /* a range of columns that begins at a panel is itself an operand, and so is a range of rows of B that begins at
+         * a multiple of 32 */
         memset(some.data, 0, M * (size_t)p.ldc * 4);
         memset(all.data, 0, M * (size_t)p.ldc * 4);
         const size_t e = (size_t)simd_element_bytes(type);
@@ -508,7 +510,7 @@ static void test_softmax_steps_give_the_softmax(void **state)
                             for (int j = 0; j < cols; j++) {
                                 float *s = floats(S) + r * ld + j;
                                 *s = (float)(uniform() * 20);
-                                /* Rows that see no key at first, and single hidden keys. */
+                                /* some rows see no key in the first step, and single keys are hidden */
                                 if (c > 0 && ((step == 0 && r % 4 == 1) || r % 8 == 5 || uniform() < -0.8))
                                     *s = -INFINITY;
                             }
@@ -587,8 +589,8 @@ static void test_a_nan_score_gives_a_nan_row_and_only_that(void **state)
     }
 }
 
-/* c * S is rounded before the maximum is subtracted. In a fused operation, the rounding of the maximum alone would
- * overflow here. */
+/* c * S must be rounded before the maximum is subtracted. In a fused operation the rounding of the maximum alone would
+ * make the result overflow here. */
 static void test_the_largest_of_enormous_scores_has_p_1(void **state)
 {
     (void)state;
@@ -607,7 +609,7 @@ static void test_the_largest_of_enormous_scores_has_p_1(void **state)
     }
 }
 
-/* 4096 keys in tiles of 128, as in a forward: log-sum-exp is within 2e-5 of the exact one. */
+/* Processes 4096 keys in tiles of 128, as a forward does. The log-sum-exp must be within 2e-5 of the exact one. */
 static void test_lse_of_4096_keys_is_within_2e_5(void **state)
 {
     (void)state;
@@ -679,7 +681,8 @@ static void test_gradient_of_a_tile(void **state)
                     const double precision = precision_of(type);
                     for (int r = 0; r < pad_k(type, rows); r++)
                         for (int j = 0; j < (cols + 31) / 32 * 32; j++) {
-                            double P = 0, z = 0, dS = 0, slack = 0; /* slack: allows for cancellation in dP - delta */
+                            /* slack: the allowance for cancellation in dP - delta */
+                            double P = 0, z = 0, dS = 0, slack = 0;
                             const bool inside = r < rows && j < cols;
                             const int64_t at = r * ld + j;
                             if (inside) {
@@ -699,7 +702,7 @@ static void test_gradient_of_a_tile(void **state)
                                 near_(element(type, dS_a.data, lda, r * lda + j), dS, precision * fabs(dS) + slack,
                                       simd->name, "dS_a", at);
                         }
-                    /* Unwanted results are left out, and dZ may use the memory of dP. */
+                    /* Results that are not wanted may be left out, and dZ may use the memory of dP. */
                     g.P_b = g.dS_a = g.dS_b = NULL;
                     g.dZ = floats(dP);
                     type->gradient(&g);
@@ -746,7 +749,7 @@ static void test_score_scales_caps_adds_and_hides(void **state)
                 if (options & 64) {
                     for (int x = 0; x < 2; x++) how.hide_lo[x] = hide[2 * x], how.hide_hi[x] = hide[2 * x + 1];
                 }
-                if (how.lo && lo[0] > 0) floats(S)[0] = NAN; /* a hidden score does not matter */
+                if (how.lo && lo[0] > 0) floats(S)[0] = NAN; /* a hidden score does not matter, so it may be NaN */
                 memcpy(before.data, S.data, (size_t)(rows * ld * 4));
                 simd->score(rows, cols, floats(S), ld, &how);
                 for (int r = 0; r < rows; r++)
@@ -845,10 +848,10 @@ static void test_decode_kernels(void **state)
                         near_(floats(S)[r * lds + j], want, 2e-6 * sqrt(dim), simd->name, "dots", r * lds + j);
                     }
                     simd->dots(1, n, dim, floats(q) + r * ldq, ldq, K.data, dtype, stride, floats(one), lds);
-                    /* the result does not depend on nq */
+                    /* the result must not depend on nq, the number of queries */
                     assert_memory_equal(one.data, floats(S) + r * lds, (size_t)n * 4);
                 }
-                /* Rows with p = 0 are not read, so they may hold NaN. */
+                /* Rows of K whose factors in S are all 0 are not read, so they may hold NaN. */
                 for (int j = 0; j < n; j++) {
                     const bool skipped = j % 11 == 4;
                     for (int r = 0; r < nq; r++) floats(S)[r * lds + j] = skipped ? 0.0f : (float)uniform();
@@ -921,7 +924,8 @@ static void test_stores_scale_and_transpose(void **state)
                             Z = area_random(rows * stride, ATTN_F16);
                 float row_scale[256], sums[256];
                 for (int r = 0; r < rows; r++) row_scale[r] = r % 5 == 2 ? 0.0f : (float)uniform();
-                if (options & 2 && rows > 2) floats(X)[transposed ? 2 : 2 * ldx] = NAN; /* row 2 has a scale of 0 */
+                /* row 2 has a scale of 0, so a NaN in it must not matter */
+                if (options & 2 && rows > 2) floats(X)[transposed ? 2 : 2 * ldx] = NAN;
                 (transposed ? simd->store_t : simd->store)(rows, cols, floats(X), ldx, -3.5f,
                                                            options & 2 ? row_scale : NULL, Y.data, dtype, stride);
                 for (int r = 0; r < rows; r++)

@@ -1,5 +1,5 @@
-/* test_tiles.c: intervals, counts and tile kinds of tiles.h, compared with the definition pair by pair, for all small
- * sizes. */
+/* test_tiles.c: tests of tiles.h for all small sizes: the intervals, counts and kinds of tiles are compared with the
+ * definition, pair by pair. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +10,7 @@
 
 static const int64_t windows[] = { -1, 0, 1, 2, 5, 9, INT64_MAX };
 
-/* The definition (kernels/README.md, "Which pairs count"). */
+/* Returns whether a pair counts, by the definition in kernels/README.md, "Which pairs count". */
 static bool permitted(bool causal, bool top_left, int64_t left, int64_t right, int64_t Sq, int64_t Sk, int64_t i,
                       int64_t j)
 {
@@ -86,8 +86,8 @@ static void test_floor_division(void **state)
         for (int64_t b = 1; b <= 6; b++) assert_int_equal(attn_floor_div(a, b), (int64_t)floor((double)a / (double)b));
 }
 
-/* For every kind of mask: a tile called free hides nothing, a tile called hidden hides everything, and simple cases are
- * recognised. */
+/* For every kind of mask, a tile that is called free must hide nothing, and a tile that is called hidden must hide
+ * everything. In simple cases both kinds must be recognised. */
 static void test_tile_kinds_are_never_wrong(void **state)
 {
     static const struct {
@@ -125,7 +125,7 @@ static void test_tile_kinds_are_never_wrong(void **state)
         else if (hides == 0) missed_free++;
         else if (hides == COLUMNS * (r1 - r0)) missed_hidden++;
     }
-    assert_true(free_tiles > 2000 && hidden_tiles > 500); /* free and hidden tiles are recognised often enough */
+    assert_true(free_tiles > 2000 && hidden_tiles > 500); /* free and hidden tiles must be recognised often enough */
     (void)missed_free, (void)missed_hidden;
 }
 

@@ -1,5 +1,6 @@
-/* test_verify_lse.c: which lse a backward may be given. The lse of the scores themselves, and that of more keys (ring
- * attention), are never refused, whatever the options. Each conversion that verify_lse.c knows is found and named. */
+/* test_verify_lse.c: tests which lse a backward may be given. The lse of the scores themselves, and that of more keys
+ * (ring attention), must never be refused, whatever the options. Each other convention of lse that verify_lse.c knows
+ * must be found and named. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +18,7 @@ static attn_status look(const struct fixture *f, attn_error *err)
     return attn_check_lse(&f->p, PLENTY, err);
 }
 
-/* Returns a random backward with out and lse, in which every option occurs now and then. */
+/* Returns a random backward that is given out and lse. Every option occurs now and then. */
 static struct spec random_spec(uint64_t seed)
 {
     static const double amps[] = { 1, 1, 1, 0.1, 1e-3, 3, 10 };
@@ -64,7 +65,7 @@ static struct spec random_spec(uint64_t seed)
     return s;
 }
 
-/* An observe with an lse. Its keys may be in pages, and in float8 with scales. */
+/* Returns a random observe that is given an lse. Its keys may be in pages, and in float8 with scales. */
 static struct spec random_observe(uint64_t seed)
 {
     struct rng r = { seed + 4711 };
@@ -117,7 +118,7 @@ static void test_the_lse_of_the_scores_passes_with_every_option(void **state)
     }
 }
 
-/* In float8 the tolerances are wide, and base 2 is still found where a row has many keys. */
+/* With float8 the tolerances are wide, but an lse in base 2 must still be found where a row has many keys. */
 static void test_an_observe_is_told_that_its_lse_is_in_base_2(void **state)
 {
     static const struct spec specs[] = {
@@ -142,7 +143,7 @@ static void test_an_observe_is_told_that_its_lse_is_in_base_2(void **state)
     }
 }
 
-/* Clients send back what the server answered: the lse of its fastest kernels must pass. */
+/* Clients send back what the server answered, so the lse of its fastest kernels must pass. */
 static void test_the_lse_of_the_kernels_passes(void **state)
 {
     struct bench cpu;
@@ -164,7 +165,8 @@ static void test_the_lse_of_the_kernels_passes(void **state)
     bench_close(&cpu);
 }
 
-/* Scores of q and k before they were rounded to float16 or bfloat16, as a client's own forward may have used. */
+/* A client's own forward may have used q and k before they were rounded to float16 or bfloat16. The lse of such scores
+ * must pass. */
 static void test_the_lse_of_unrounded_tensors_passes(void **state)
 {
     (void)state;
@@ -175,7 +177,7 @@ static void test_the_lse_of_unrounded_tensors_passes(void **state)
         fixture_make(&whole, &s);
         s.dtype = seed % 4 < 2 ? ATTN_BF16 : ATTN_F16;
         s.out_dtype = s.dtype;
-        fixture_make(&rounded, &s); /* rounded has the same numbers, rounded to 16 bits */
+        fixture_make(&rounded, &s); /* `rounded` has the same numbers, rounded to 16 bits */
         memcpy(rounded.p.lse.data, whole.p.lse.data, (size_t)tensor_elements(&whole.p.lse) * sizeof(float));
         must_pass(&rounded, "the lse of unrounded tensors");
         fixture_clear(&whole);
@@ -183,7 +185,7 @@ static void test_the_lse_of_unrounded_tensors_passes(void **state)
     }
 }
 
-/* Restricts the problem to keys `first` to `end`, as views of the same memory. */
+/* Restricts the problem to keys [first, end). The tensors become views of the same memory. */
 static void cut_keys(struct fixture *f, int64_t first, int64_t end)
 {
     attn_tensor *const of_keys[] = { &f->p.k, &f->p.v, &f->p.dk, &f->p.dv }, *const of_pairs[] = { &f->p.bias,
@@ -203,8 +205,8 @@ static void cut_keys(struct fixture *f, int64_t first, int64_t end)
     }
 }
 
-/* Ring attention sends each part of the keys with the lse of all keys. Typical parts have equal lengths, so that the
- * ratio of sums is a whole number. */
+/* Ring attention sends each part of the keys with the lse of all keys, which must pass. Typical parts have equal
+ * lengths, so that the ratio of the two sums is a whole number. */
 static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
 {
     (void)state;
@@ -221,14 +223,15 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
         fixture_make(&f, &s);
         cut_keys(&f, part * of_part, (part + 1) * of_part);
         if (f.p.causal && part < parts - 1) f.p.causal = false;
-        /* sinks may be present or not */
+        /* sinks may be present or absent */
         if (f.p.sinks.rank && rng_chance(&r, 0.5)) f.p.sinks.rank = 0, f.p.dsinks.rank = 0;
         must_pass(&f, "a part of the keys");
         fixture_clear(&f);
     }
 }
 
-/* If all scores of all rows are equal, an lse of 2 ^ (lse of n keys) keys looks like one in base 2. */
+/* If all scores of all rows are equal, the lse of n keys in base 2 is also the natural lse of some larger number of
+ * keys. It must pass, because it may come from ring attention. */
 static void test_parts_of_equal_scores_pass_whatever_their_number(void **state)
 {
     struct spec s = SPEC(.op = ATTN_OP_BACKWARD, .give_forward = true, .Sq = 16, .Sk = 128, .D = 8, .Dv = 8,
@@ -271,7 +274,7 @@ static void test_rows_that_say_nothing_pass(void **state)
 
 static const struct {
     const char *says;
-    double factor; /* factor of lse; 0 means 1 */
+    double factor; /* factor by which lse is multiplied; 0 stands for 1 */
     enum { NONE, SCALE_1, SCALE_DV, SCALE_2, PLACES, KEEP, ROWS, BIAS, ALIBI, SOFTCAP, SINKS, ALL } without;
 } conversions[] = {
     { "your lse is in base 2: multiply it by 0.6931472, for the natural logarithm is wanted", 1 / 0.6931471805599453,
@@ -365,7 +368,7 @@ static void test_a_sum_above_1_is_refused_by_row_sum_and_rule(void **state)
     assert_string_equal(err.text,
                         "lse: [0, 0, 0] is 1, with which the probabilities of the row sum to 1.104, must be at most 1");
     assert_string_equal(err.member, "/lse");
-    assert_int_equal(attn_check_lse(&p, 0, &err), ATTN_OK); /* nothing was checked */
+    assert_int_equal(attn_check_lse(&p, 0, &err), ATTN_OK); /* nothing was checked, so nothing is refused */
     lse[0] = 1.0986123f;
     assert_int_equal(attn_check_lse(&p, PLENTY, &err), ATTN_OK);
 
@@ -380,7 +383,7 @@ static void test_a_sum_above_1_is_refused_by_row_sum_and_rule(void **state)
                         "lse: [0, 2] is -1, with which the probabilities of the row sum to 5.437, must be at most 1");
 }
 
-/* A check reads only some heads and rows. A wrong lse must be found always or never in the same request. */
+/* A check reads only some heads and rows. For the same request, a wrong lse must be found always or never. */
 static void test_the_same_request_gets_the_same_answer(void **state)
 {
     (void)state;
@@ -396,7 +399,7 @@ static void test_the_same_request_gets_the_same_answer(void **state)
     }
 }
 
-/* ATTN_BACKEND=cuda: sums of rows that a device computes in its own memory equal those of the host. */
+/* With ATTN_BACKEND=cuda: sums of rows that a device computes in its own memory must equal those of the host. */
 static void test_a_device_sums_up_what_the_host_does(void **state)
 {
     const char *const backend = getenv("ATTN_BACKEND");

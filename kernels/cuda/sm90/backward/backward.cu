@@ -1,10 +1,11 @@
-/* backward.cu: tile shapes of the Hopper backward up to head size 128, for problems without options and for softcap,
- * ALiBi and FlashMask, which need no tensor of pairs. The kernel is in backward_tiles.cuh. */
+/* backward.cu: tile shapes of the Hopper backward up to head size 128, for problems without options and for those with
+ * softcap, ALiBi or FlashMask, which have no value per pair of a query and a key. The kernel is in
+ * backward_tiles.cuh. */
 #include "kernels/cuda/sm90/backward/backward_tiles.cuh"
 
 namespace {
 
-/* Shapes by backward_class(). */
+/* The tile shapes, in the order of the classes of head size that backward_class() returns. */
 const shape_row shapes[] = {
     row<shape<64, 128, PLAIN>>(),  row<shape<128, 64, PLAIN>>(),        row<shape<64, 128, CAPPED>>(),
     row<shape<128, 64, CAPPED>>(), row<shape<64, 128, WITH_OPTIONS>>(), row<shape<128, 64, WITH_OPTIONS>>(),

@@ -1,9 +1,11 @@
-/* backward.cuh: code that the backward kernels of this folder share: a block's keys and the queries that see them, how
- * tiles of queries arrive, from scores to P and dS, the repair of keys, and which problems the copy engine can load.
+/* backward.cuh: code that the backward kernels of this folder share: which keys a block owns and which queries see
+ * them, how tiles of queries arrive in shared memory, the arithmetic from scores to P and dS, the repair of keys whose
+ * gradients are not finite, and the test of which problems the copy engine can load.
  *
- * X is a template instance's shape: BM queries per tile, UNITS of 64; BN keys per block; CHUNKS of 64 channels of Q and
- * K, CHUNKS_V of V and dO. SHARED is the block's shared memory. Its rings of Q, dO and the queries' values have the
- * names that these functions use. */
+ * The template parameter X is the shape of a kernel instance: BM queries per tile, which are UNITS times 64; BN keys
+ * per block; CHUNKS of 64 channels of Q and K, CHUNKS_V of V and dO. The template parameter SHARED is the block's
+ * shared memory. Its rings of Q, of dO and of the queries' values (lse and delta) have the member names that these
+ * functions use. */
 #ifndef ATTN_SM90_BACKWARD_CUH
 #define ATTN_SM90_BACKWARD_CUH
 
@@ -17,7 +19,8 @@
 
 namespace {
 
-/* CONSUMERS: threads of both consumers. ZERO_BARRIER: the named barrier at which they meet in zero_rows() */
+/* CONSUMERS: number of threads of both consumer warpgroups. ZERO_BARRIER: the named barrier at which they meet in
+ * zero_rows() */
 enum { CONSUMERS = 256, ZERO_BARRIER = 12 };
 
 /* ---- A block of keys --------------------------------------------------------------------------------------------- */
@@ -26,28 +29,31 @@ struct maps {
     CUtensorMap Q, K, V, dO;
 };
 
-/* A block's keys, and the query tiles that see any of them. */
+/* The tile of keys that a block works on, and the query tiles that see any of these keys. */
 struct block_place {
     attn_sequence s;
-    int t;    /* number of the tile of keys in the order of tiles */
-    int head; /* index among the batch's heads; in packed problems among a sequence's heads */
+    int t;    /* number of this tile of keys in the order in which tiles are processed */
+    int head; /* index of the key/value head among the batch's heads; in packed problems among one sequence's heads */
     int b, hk, j0;
-    int rows;        /* rows of dk and dv to write; with seqlens_k rows of zeros follow the keys */
-    int first, last; /* query tiles */
-    int begin;       /* the query tile with which the block begins; after the last tile it continues with the first */
+    int rows; /* number of rows of dk and dv to write; with seqlens_k, rows of padding are included and get zeros */
+    int first, last; /* query tiles [first, last) see some of the keys */
+    /* the query tile with which the block begins; after tile last - 1 the block continues with tile `first` */
+    int begin;
     key_band band;
     int Sq;
-    /* Number of rounds per head: the query tiles of a head, one head of the group after the other. */
+    /* Number of query tiles of one head that the block visits. The block visits one head of the group after the
+     * other. */
     DEVICE int tiles() const { return last - first; }
 
-    /* Returns how many of this head's blocks add to dQ of a query tile before this block does. Blocks that see a tile
-     * are neighbours. Key tile k is seen from query tile max(k BN - hi + 1, 0) / BM on, up to the query tile of key
-     * min((k + 1) BN, Sk) - lo. */
+    /* Returns how many blocks of this head add to dQ of a query tile before this block does. The blocks that see one
+     * query tile own neighbouring tiles of keys. Query tiles from max(k BN - hi + 1, 0) / BM on see key tile k, up to
+     * the query tile of key min((k + 1) BN, Sk) - lo. */
     template <class X> DEVICE int before(int tile, bool last_first) const
     {
         const int k = j0 / X::BN, begin = tile * X::BM;
         if (last_first) return min((begin + X::BM + band.hi - 2) / X::BN, (band.Sk - 1) / X::BN) - k;
-        /* The smallest k with min((k + 1) BN, Sk) > begin + lo. */
+        /* Subtracts the number of the first key tile that the query tile sees: the smallest k with min((k + 1) BN, Sk)
+         * > begin + lo. */
         return k - max(begin + band.lo, 0) / X::BN;
     }
 };
@@ -58,7 +64,7 @@ DEVICE key_band band_of(const attn_geometry &g, const attn_sequence &s)
     return key_band_of((int)attn_align(&g, &s), left, right, (int)s.Sk);
 }
 
-/* attn_sequence_of() for problems without PADDING_FEATURES. */
+/* Does what attn_sequence_of() does, with less code, for problems without PADDING_FEATURES. */
 DEVICE attn_sequence sequence_without_padding(const attn_geometry &g, int b)
 {
     attn_sequence s;
@@ -69,8 +75,9 @@ DEVICE attn_sequence sequence_without_padding(const attn_geometry &g, int b)
     return s;
 }
 
-/* Fills x, the place of a tile of keys. `at` is a key/value head of the batch and a tile of its keys; in packed
- * problems the tile is counted over all keys. x is filled in place, because the calling thread has few registers. */
+/* Fills x, the description of a tile of keys. `at` names a key/value head of the batch and a tile of its keys; in
+ * packed problems tiles are counted over the keys of all sequences. The result goes into x, and is not returned,
+ * because the calling thread has few registers. */
 template <class X, bool PADDING = true>
 DEVICE void find_key_place(block_place &x, const cuda_args &a, const head_tile &at)
 {
@@ -88,7 +95,7 @@ DEVICE void find_key_place(block_place &x, const cuda_args &a, const head_tile &
     x.Sq = (int)x.s.Sq;
     x.band = band_of(g, x.s);
     x.rows = max(min((int)(g.dims.packed ? x.s.Sk : g.dims.Sk) - x.j0, X::BN), 0);
-    /* The queries i with j - hi < i <= j - lo see key j. */
+    /* Key j is seen by the queries i with j - hi < i <= j - lo. */
     const int last_key = min(x.j0 + X::BN, x.band.Sk) - 1;
     int first = 0, last = 0;
     if (last_key >= x.j0) {
@@ -105,7 +112,7 @@ template <class X> DEVICE block_place key_place_of(const cuda_args &a, const hea
     return x;
 }
 
-/* Query tiles [first, last) whose queries all see all of 64 keys. */
+/* Query tiles [first, last): all their queries see all of a consumer's 64 keys, so that no score needs a mask. */
 struct free_queries {
     int first, last;
 };
@@ -128,7 +135,8 @@ DEVICE void load_Q(SHARED &sm, const cuda_args &a, const backward_scratch &scrat
     load_tile<X::BM, X::CHUNKS, 64>(smem_addr(sm.Q[at.stage]), &m.Q,
                                     { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b }, bar,
                                     X::UNITS * sizeof(row_values));
-    /* A tile that does not exist gets the values of the last one, which are finite; its pairs are masked */
+    /* A unit of queries past the end of the sequence has no values (lse and delta). It gets those of the last unit,
+     * which are finite, and its scores are masked. */
     for (int n = 0; n < X::UNITS; n++) {
         const int unit = min(tile * X::UNITS + n, last_unit);
         bulk_load(smem_addr(&sm.values[at.stage][n]), scratch.values + query_tile(a, x.s, x.b, h, unit),
@@ -144,10 +152,11 @@ DEVICE void load_dO(SHARED &sm, const cuda_args &a, const maps &m, const block_p
                                        { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b });
 }
 
-/* Sets the rows of a tile from `first` on to zero. Both consumers call it together, and it ends with a barrier. */
+/* Sets the rows of a tile from row `first` on to zero. All threads of both consumers must call this function, because
+ * it ends with a barrier. */
 template <int ROWS, int CHUNKS> DEVICE void zero_rows(uint16_t *tile, int first)
 {
-    const int n = (int)threadIdx.x - 128, piece = n % 8; /* the rows consist of pieces of 16 bytes */
+    const int n = (int)threadIdx.x - 128, piece = n % 8; /* each row of 64 numbers consists of 8 pieces of 16 bytes */
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++)
         for (int row = first + n / 8; row < ROWS; row += CONSUMERS / 8)
@@ -158,7 +167,7 @@ template <int ROWS, int CHUNKS> DEVICE void zero_rows(uint16_t *tile, int first)
 
 /* ---- S^T to P^T and dS^T: rows are keys, columns the queries of a tile ------------------------------------------- */
 
-/* Sets scores to -inf for queries from i on that do not see the thread's keys (rows j and j + 8). */
+/* Sets scores to -inf where a query does not see the key. The thread's keys are j and j + 8, its queries start at i. */
 template <int BM> DEVICE void hide_queries(float (&S)[BM / 2], const block_place &x, int j, int i, int lane)
 {
     const int column = i + lane % 4 * 2;
@@ -175,7 +184,7 @@ template <int BM> DEVICE void hide_queries(float (&S)[BM / 2], const block_place
     }
 }
 
-/* Turns S into P. c is the factor of scores in base 2. */
+/* Turns scores S into probabilities P = exp2(S c - lse2). The factor c is log2(e) times the scale. */
 template <int BM> DEVICE void exponents_of(float (&S)[BM / 2], const row_values *values, float c, int lane)
 {
 #pragma unroll
@@ -186,8 +195,8 @@ template <int BM> DEVICE void exponents_of(float (&S)[BM / 2], const row_values 
     }
 }
 
-/* Turns dP into dS = P (dP - delta) for queries [FIRST, LAST) of the tile. instead_of(pair, n) returns what replaces
- * the n-th pair of P. */
+/* Turns dP into dS = P (dP - delta) for queries [FIRST, LAST) of the tile. instead_of(pair, n) returns the two numbers
+ * that replace the n-th pair of P. */
 template <int FIRST, int LAST, int N, class F>
 DEVICE void differences_of(float (&dP)[N], const float (&P)[N], const row_values *values, int lane, F instead_of)
 {
@@ -203,7 +212,7 @@ DEVICE void differences_of(float (&dP)[N], const float (&P)[N], const row_values
     }
 }
 
-/* Turns P, as rounded for dV, into dS = P (dP - delta). */
+/* Replaces P, which was rounded to 16 bits for the product dV, by dS = P (dP - delta). */
 template <typename T, int BM>
 DEVICE void differences_of_rounded(uint32_t (&P)[BM / 16][4], const float (&dP)[BM / 2], const row_values *values,
                                    int lane)
@@ -222,7 +231,7 @@ DEVICE void differences_of_rounded(uint32_t (&P)[BM / 16][4], const float (&dP)[
 
 /* ---- Repair ------------------------------------------------------------------------------------------------------ */
 
-/* Computes the keys of warp n of a block again, one by one, if their dK or dV is not finite. */
+/* Recomputes the 16 keys of warp n of a block, one by one. It is called where their dK or dV is not finite. */
 template <class X> DEVICE void repair_keys_of(const cuda_args &a, const saved &s, const block_place &x, int n)
 {
     const int first = n % (X::BN / 16) * 16;
@@ -231,7 +240,8 @@ template <class X> DEVICE void repair_keys_of(const cuda_args &a, const saved &s
 
 /* ---- Host -------------------------------------------------------------------------------------------------------- */
 
-/* Returns the number of tiles of keys, or of queries, per head. In packed problems a few tiles have no rows. */
+/* key_tiles_per_head() and query_tiles_per_head() return how many tiles of keys, or of queries, a head has. In packed
+ * problems a few of these tiles have no rows. */
 int64_t key_tiles_per_head(const attn_dims &d, int keys)
 {
     return d.packed ? d.total_k / keys + d.B : attn_tiles(d.Sk, keys);
@@ -251,8 +261,8 @@ template <class X> bool make_maps(maps &m, const attn_geometry &g)
            tma_map(&m.dO, tma_tensor_of(g.view[ATTN_T_dout], e.B, d.H, e.rows_q, d.Dv), X::BM);
 }
 
-/* Does the problem have rows, few enough for 32-bit numbers, and strides that fit the copy engine and accesses of 16
- * bytes? */
+/* Returns whether the problem has rows, few enough for 32-bit numbers, and strides that fit the copy engine and
+ * accesses of 16 bytes. */
 bool backward_walkable(const attn_plan *plan)
 {
     static const struct {

@@ -2,9 +2,9 @@
  *
  * dK and dV of 64 keys take 128 registers each in a warpgroup's threads, and dQ of a tile would take another 64. They
  * do not fit into a block of 128 keys (backward.cu), and with 64 keys per block the additions to dQ take longer than
- * all products. So blocks of keys compute dK and dV and leave dS in memory, 16 bits per element. Blocks of queries
- * compute dQ from it. No sum leaves its registers before it is complete, and nothing is added in memory: all gradients
- * are deterministic.
+ * all products. Blocks of keys therefore compute dK and dV and store dS in global memory, 16 bits per element. Blocks
+ * of queries compute dQ from it. No sum leaves its registers before it is complete, and nothing is added in memory: all
+ * gradients are deterministic.
  *
  *   keys        A block owns 64 keys and goes over tiles of 64 queries, for every head of the group. The two consumers
  *               divide the products between them. They exchange P, 8 KB in two stages of shared memory:
@@ -21,13 +21,15 @@
  *
  *   queries     (backward_256_kept.cuh) A block owns 128 queries: dQ = dS K.
  *
- * The memory of dS is bounded (KEPT_BYTES, 520 MiB of the workspace), so the heads are processed in parts: for each
- * part first keys, then queries. dS is not kept where not even one key/value head's dS fits, in packed problems, and
- * where dQ, or both dK and dV, are not wanted. Blocks of queries then compute S and dP again (backward_256_dq.cuh):
- * seven products instead of five. The bits are the same, because dS is computed from the rounded P there too.
+ * The memory for dS is limited to 520 MiB of the workspace (KEPT_BYTES), so the heads are processed in parts: for each
+ * part the blocks of keys run first, then the blocks of queries. dS is not stored where one key/value head's dS exceeds
+ * the limit, in packed problems, and where dQ, or both dK and dV, are not wanted. In these cases blocks of queries
+ * compute S and dP again (backward_256_dq.cuh), which costs seven products instead of five. The bits of dQ are the
+ * same, because dS is computed from the rounded P in both cases.
  *
  * Elements past the end of a tensor arrive as zeros (tma.cuh). In packed problems, or with lengths, rows past the end
- * of a sequence belong to another one. They are set to zero in shared memory, because P = 0 times NaN is NaN.
+ * of a sequence belong to another sequence or to padding. Such rows are set to zero in shared memory, because P = 0
+ * times NaN is NaN.
  *
  * A NaN or infinity in Q, K, V or dO of a hidden pair is multiplied by P = 0 inside a product, which gives NaN. A warp
  * whose dK, dV or dQ is not finite leaves a mark, and repair_keys or repair_queries computes its rows one by one. */
@@ -38,21 +40,22 @@ namespace {
 /* ---- Keys: shared memory, the producer's thread ------------------------------------------------------------------ */
 
 template <class X> struct shared_keys {
-    alignas(1024) uint16_t K[X::BN * X::D]; /* holds dV at the end */
+    alignas(1024) uint16_t K[X::BN * X::D]; /* holds dV after the last product with K */
     alignas(1024) uint16_t V[X::BN * X::DV];
-    alignas(1024) uint16_t Q[X::STAGES][X::BM * X::D]; /* holds dK at the end */
+    alignas(1024) uint16_t Q[X::STAGES][X::BM * X::D]; /* stage 0 holds dK after the last product with Q */
     alignas(1024) uint16_t dO[X::STAGES][X::BM * X::DV];
-    alignas(1024) uint16_t dS[X::BN * X::BM]; /* dS on its way to memory */
-    /* P^T in the layout in which the threads of a consumer use it as an operand */
+    alignas(1024) uint16_t dS[X::BN * X::BM]; /* staging memory for the dS that is copied to global memory */
+    /* P^T in the register layout of an operand: 16 bytes per thread of a consumer */
     uint4 P[X::STAGES_P][X::BM / 16][128];
     alignas(16) row_values values[X::STAGES][X::UNITS];
     barrier_pairs<X::STAGES> bars_Q, bars_dO;
-    barrier_pairs<X::STAGES_P> bars_P[4]; /* one per pair of a first consumer's and a second consumer's warp */
+    /* one set of barriers for each warp of the first consumer and its partner warp in the second consumer */
+    barrier_pairs<X::STAGES_P> bars_P[4];
     uint64_t K_full, V_full;
     block_place place;
 };
 
-/* Loads the block's keys, and keeps the rings of queries full. */
+/* Loads the block's keys, and then the tiles of queries of all rounds. The producer's thread runs this. */
 template <class X>
 DEVICE void load_rounds(shared_keys<X> &sm, const cuda_args &a, const plan &p, const maps &m, const block_place &x)
 {
@@ -74,8 +77,9 @@ DEVICE void load_rounds(shared_keys<X> &sm, const cuda_args &a, const plan &p, c
 
 /* ---- Keys: the consumers ----------------------------------------------------------------------------------------- */
 
-/* Loads the first STEPS steps of a K-major operand, with ROWS rows per chunk, into registers as its product needs them.
- * That saves bandwidth of shared memory, which is as busy as the tensor cores. */
+/* Loads the first STEPS steps (16 channels each) of a K-major operand into registers, in the layout of wgmma. The
+ * operand has ROWS rows per chunk of 64 channels. Products that read it from registers save bandwidth of shared memory,
+ * which is as busy as the tensor cores. */
 template <int STEPS, int ROWS>
 DEVICE void hold_steps(uint32_t (&held)[STEPS][4], const uint16_t *tile, int warp, int lane)
 {
@@ -88,7 +92,8 @@ DEVICE void hold_steps(uint32_t (&held)[STEPS][4], const uint16_t *tile, int war
         }
 }
 
-/* d[64 x N] = A B over STEPS steps of k. The first steps of A come from registers. */
+/* Computes d[64 x N] = A B over STEPS steps of 16 numbers each. A comes from registers in its first HELD steps, and
+ * from shared memory in the others. */
 template <typename T, int N, int STEPS, int HELD, class A, class B>
 DEVICE void multiply_held(float (&d)[N / 2], const uint32_t (&held)[HELD][4], const A &a, const B &b)
 {
@@ -100,7 +105,8 @@ DEVICE void multiply_held(float (&d)[N / 2], const uint32_t (&held)[HELD][4], co
     wgmma_commit();
 }
 
-/* State that both consumers have: their position in the rounds. */
+/* What both consumers have in common. A round is one tile of queries of one head; this state says which round is
+ * next. */
 template <typename T, class X> struct half_of_keys {
     static const int BM = X::BM, BN = X::BN;
     typedef uint32_t operand[BM / 16][4];
@@ -110,9 +116,9 @@ template <typename T, class X> struct half_of_keys {
     const block_place &x;
     consumer<2> me;
     const int rounds;
-    int tile, h;                /* queries of the newest round, and its head, counted within the part */
-    ring<X::STAGES> at;         /* ring position of the newest round */
-    ring<X::STAGES_P> handover; /* of P */
+    int tile, h;        /* tile of queries of the newest round, and its head, counted from the part's first head */
+    ring<X::STAGES> at; /* ring position of the newest round's tile of queries */
+    ring<X::STAGES_P> handover; /* ring position of the P that one consumer hands to the other */
 
     DEVICE half_of_keys(const cuda_args &a_, const plan &p_, shared_keys<X> &sm_, const block_place &x_, int w)
         : a(a_), p(p_), sm(sm_), x(x_), me(w), rounds(x_.tiles() * (int)a_.g.group), tile(x_.first),
@@ -126,7 +132,7 @@ template <typename T, class X> struct half_of_keys {
         if (++tile == x.last) tile = x.first, h++;
     }
 
-    /* Waits for this consumer's operand, K or V. Rows of keys of another sequence are set to zero. */
+    /* Waits until this consumer's operand, K or V, has arrived. Sets rows past the end of the sequence to zero. */
     DEVICE void await_keys(uint64_t &full)
     {
         const int keys = x.band.Sk - x.j0;
@@ -138,8 +144,8 @@ template <typename T, class X> struct half_of_keys {
             zero_rows<BN, X::CHUNKS_V>(sm.V, keys);
         }
     }
-    /* Waits until the newest round's tile has arrived, and sets queries of another sequence to zero. Both consumers
-     * call it before their first product of a round. */
+    /* Waits until the newest round's tile has arrived, and sets rows past the end of the sequence to zero. Both
+     * consumers must call this function before their first product of a round, because it may contain a barrier. */
     DEVICE void await_queries(barrier_pairs<X::STAGES> &bars)
     {
         await_full(bars, at);
@@ -153,7 +159,8 @@ template <typename T, class X> struct half_of_keys {
 
     DEVICE uint4 *handed(int n) { return &sm.P[handover.stage][n][me.warp * 32 + me.lane]; }
 
-    /* Stores the consumer's sums as rows of a gradient, by way of shared memory. */
+    /* Multiplies this consumer's sums (dK or dV) by `factor`, stages them in shared memory and stores them as rows of
+     * the gradient. Sets the warp's flag if a result is not finite. */
     template <int N>
     DEVICE void finish(float (&sums)[N / 2], float factor, attn_tensor_id gradient, int64_t width, uint16_t *staging,
                        int t)
@@ -190,7 +197,7 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
         multiply_held<T, BM, X::D / 16>(S, held, K, stage_of<sizeof sm.Q[0]>(first_Q, at.stage));
     }
 
-    /* Computes P for this consumer's next product, and for the other consumer. */
+    /* Computes P from S, for this consumer's product dV and for the other consumer, which needs it for dS. */
     DEVICE void make_P(operand &P, float (&S)[BM / 2])
     {
         if (tile < free.first || tile >= free.last)
@@ -231,7 +238,8 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
                 issue_dV(dV, P);
                 this->next_round();
                 issue_S(S, held);
-                /* waits for dV's product, whose operand's registers P takes; all warps have also read the values */
+                /* Wait until the product dV is complete, because it reads the registers that P takes next. At this
+                 * point all warps have also read the values of the queries (lse and delta). */
                 wgmma_wait<1>();
                 me.release(sm.bars_Q, now);
                 me.release(sm.bars_dO, now);
@@ -241,7 +249,8 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
             issue_dV(dV, P);
             retire<0>(dV);
         }
-        this->template finish<X::DV>(dV, 1, ATTN_T_dv, a.g.dims.Dv, sm.K, t); /* no other warp reads K any more */
+        /* sm.K is free as staging memory: no other warp reads K any more */
+        this->template finish<X::DV>(dV, 1, ATTN_T_dv, a.g.dims.Dv, sm.K, t);
     }
 };
 
@@ -264,10 +273,10 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
         multiply_held<T, BM, X::DV / 16>(dP, held, V, stage_of<sizeof sm.dO[0]>(first_dO, at.stage));
     }
 
-    /* Computes dS from the other consumer's P. */
+    /* Computes dS from dP and from the P that the other consumer has put into shared memory. */
     DEVICE void make_dS(operand &dS, const float (&dP)[BM / 2])
     {
-        await_full(sm.bars_Q, at); /* the values */
+        await_full(sm.bars_Q, at); /* the queries' values (lse and delta) arrive with Q */
         await_full(sm.bars_P[me.warp], handover);
 #pragma unroll
         for (int n = 0; n < BM / 16; n++) {
@@ -280,13 +289,14 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
         differences_of_rounded<T, BM>(dS, dP, sm.values[at.stage], me.lane);
     }
 
-    /* Writes dS of a warp's 16 keys to memory: the warp writes it to shared memory and issues the copy itself. */
+    /* Copies dS of a warp's 16 keys to global memory: the warp writes dS to shared memory and issues the copy
+     * itself. */
     DEVICE void keep_dS(const operand &dS)
     {
         if (!KEEP) return;
         uint16_t *const rows = sm.dS + me.warp * 16 * BM;
         const int i = me.lane % 16;
-        if (me.lane == 0) bulk_wait_read<0>(); /* the copies of the previous round have read their memory */
+        if (me.lane == 0) bulk_wait_read<0>(); /* wait until the previous round's copy has read the staging memory */
         __syncwarp();
 #pragma unroll
         for (int n = 0; n < BM / 16; n++)
@@ -327,7 +337,8 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
                 keep_dS(dS);
                 this->next_round();
                 issue_dP(dP, held);
-                /* waits for dK's product, whose operand's registers dS takes; all warps have also read the values */
+                /* Wait until the product dK is complete, because it reads the registers that dS takes next. At this
+                 * point all warps have also read the values of the queries (lse and delta). */
                 wgmma_wait<1>();
                 me.release(sm.bars_Q, now);
                 retire<0>(dP);
@@ -337,10 +348,12 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
             issue_dK(dK, dS);
             keep_dS(dS);
             retire<0>(dK);
-            /* the block's shared memory may be given to another block after this wait */
+            /* Wait until the copies have read shared memory. After the end of this block another block may get that
+             * memory. */
             if (KEEP && me.lane == 0) bulk_wait_read<0>();
         }
-        /* The other consumer has no more products with Q, because the last dS came from its last P. */
+        /* sm.Q[0] is free as staging memory: the last dS needed the other consumer's last P, so that its products with
+         * Q are complete. */
         this->template finish<X::D>(dK, p.scale, ATTN_T_dk, a.g.dims.D, sm.Q[0], t);
     }
 };
@@ -381,7 +394,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     }
 }
 
-/* Computes rows of dK and dV that are not finite again, one by one, for the warps that set a flag. */
+/* Recomputes, one by one, the keys of warps that set their flag because a row of dK or dV was not finite. */
 template <class X>
 __global__ void __launch_bounds__(128) repair_keys(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
@@ -396,7 +409,7 @@ __global__ void __launch_bounds__(128) repair_keys(const __grid_constant__ cuda_
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
-/* Number of blocks of keys of all heads; a byte exists for each of a block's eight warps. */
+/* Returns the number of blocks of keys, all heads together. Each block has eight flags of one byte, one per warp. */
 int64_t key_blocks_of(const attn_dims &d)
 {
     return key_tiles_per_head(d, KEYS) * d.Hk * (d.packed ? 1 : d.B);
@@ -406,29 +419,31 @@ int64_t query_blocks_of(const attn_dims &d)
     return query_tiles_per_head(d, QUERIES) * d.H * (d.packed ? 1 : d.B);
 }
 
-/* dS is kept for as many heads at a time as fit. Its tiles take at most this part of the workspace: one head of 16384
- * queries and keys, or two of them under a causal mask. One head alone has too few blocks to fill the GPU. The
- * emulator's build has less, so that small problems have several parts. */
+/* Limit in bytes on the memory for dS. The heads are processed in parts, and a part has as many heads as fit. The limit
+ * is enough for one head of 16384 queries and keys, or for two such heads under a causal mask. (One head alone has too
+ * few blocks to fill the GPU.) The emulator's build sets a smaller limit, so that small problems have several parts
+ * too. */
 #ifndef ATTN_KEPT_BYTES
 #define ATTN_KEPT_BYTES (520 << 20)
 #endif
 const int64_t KEPT_BYTES = ATTN_KEPT_BYTES;
 
-/* Number of tiles that two tiles of queries share, see kept_tiles. */
+/* Returns kept_tiles::width: the number of tiles of dS that two tiles of queries share. */
 int64_t kept_width(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
     const int64_t tiles = query_tiles_per_head(d, QUERY_TILE), keys = key_tiles_per_head(d, KEYS);
-    if (g.seqlens_k) return 2 * keys; /* batch rows have different lengths */
+    /* each batch row has its own length, so assume that every tile of queries sees all keys */
+    if (g.seqlens_k) return 2 * keys;
     const attn_sequence whole = { 0, 0, d.Sq, d.Sk };
     const int64_t align = attn_align(&g, &whole), left = attn_min64(g.left, FAR), right = attn_min64(g.right, FAR);
     const auto seen =
-        [&](int64_t tile) { /* counts as backward_keys does: rows past the end see keys too */
-                            const int64_t first = attn_max64(tile * QUERY_TILE + align - left, 0) / KEYS,
-                                          last = attn_tiles(
-                                              attn_max64(attn_min64((tile + 1) * QUERY_TILE + align + right, d.Sk), 0),
-                                              KEYS);
-                            return attn_max64(last - first, 0);
+        /* Counts the key tiles that a tile of queries sees. backward_keys counts rows past the end too. */
+        [&](int64_t tile) {
+            const int64_t first = attn_max64(tile * QUERY_TILE + align - left, 0) / KEYS,
+                          last = attn_tiles(attn_max64(attn_min64((tile + 1) * QUERY_TILE + align + right, d.Sk), 0),
+                                            KEYS);
+            return attn_max64(last - first, 0);
         };
     int64_t width = 1;
     for (int64_t n = 0; n <= tiles - 1 - n; n++)
@@ -436,7 +451,7 @@ int64_t kept_width(const attn_geometry &g)
     return width;
 }
 
-/* Number of key/value heads whose dS is kept at the same time; 0: dS is not kept. */
+/* `heads`: number of key/value heads whose dS is in memory at the same time; 0: dS is not stored at all. */
 struct kept_part {
     int64_t heads, width, bytes;
 };
@@ -447,10 +462,12 @@ kept_part kept_part_of(const attn_plan *plan)
     const auto wanted = [&](attn_tensor_id t) { return plan->problem->tensor[t].rank != 0; };
     if (d.packed || g.seqlens_q || !wanted(ATTN_T_dq) || !(wanted(ATTN_T_dk) || wanted(ATTN_T_dv))) return {};
     const int64_t heads = d.B * d.Hk, width = kept_width(g), fit = KEPT_BYTES / (KEPT_TILE * 2);
-    const int64_t tiles = attn_tiles(query_tiles_per_head(d, QUERY_TILE), 2) * width; /* tiles of one query head */
+    /* tiles of dS of one query head */
+    const int64_t tiles = attn_tiles(query_tiles_per_head(d, QUERY_TILE), 2) * width;
     if (tiles > fit || tiles * g.group > fit) return {};
     const int64_t most = attn_min64(fit / (tiles * g.group), heads);
-    const int64_t even = attn_tiles(heads, attn_tiles(heads, most)); /* heads in each part, so that parts are equal */
+    /* number of heads in each part, chosen so that the parts are about equal */
+    const int64_t even = attn_tiles(heads, attn_tiles(heads, most));
     return { even, width, even * tiles * g.group * KEPT_TILE * 2 };
 }
 
@@ -459,7 +476,7 @@ struct backward_job {
     cudaStream_t stream;
     backward_run run = {};
     kept_part kept;
-    uint8_t *own; /* own memory in the workspace: dS, and a byte for each warp of a block */
+    uint8_t *own; /* backward_256's own part of the workspace: dS, and a flag of one byte for each warp of a block */
 };
 
 plan plan_of(const backward_job &job)
@@ -486,7 +503,7 @@ plan plan_of(const backward_job &job)
     return p;
 }
 
-/* Launches the blocks of one kernel. */
+/* Launches one kernel with the given number of blocks. */
 template <auto kernel, class X>
 cudaError_t launch_blocks(const backward_job &job, const plan &p, const maps &m, int64_t blocks, size_t shared_bytes)
 {
@@ -495,7 +512,8 @@ cudaError_t launch_blocks(const backward_job &job, const plan &p, const maps &m,
     return launch_dependent(kernel, blocks, X::THREADS, shared_bytes, job.stream, job.run.args, p, m);
 }
 
-/* Launches one part after the other: the blocks of queries read the dS that the blocks of keys kept. */
+/* Launches the kernels for one part of the heads after the other. In each part the blocks of keys store dS, and then
+ * the blocks of queries read it. */
 template <typename T, class X> cudaError_t launch_parts(const backward_job &job, plan p, const maps &m)
 {
     cudaError_t code = cudaSuccess;
@@ -537,15 +555,15 @@ template <typename T, class X> cudaError_t launch(const backward_job &job)
 }
 
 struct shape_row {
-    int D, Dv;                                      /* largest head dims of the shape */
-    cudaError_t (*launch[2])(const backward_job &); /* bfloat16, float16 */
+    int D, Dv;                                      /* largest head sizes that the shape can compute */
+    cudaError_t (*launch[2])(const backward_job &); /* the launch functions for bfloat16 and float16 */
 };
 template <class X> constexpr shape_row row()
 {
     return { X::D, X::DV, { launch<__nv_bfloat16, X>, launch<__half, X> } };
 }
 
-/* The shapes. A problem takes the first one that is wide enough. */
+/* The shapes. A problem uses the first shape whose head sizes are large enough. */
 const shape_row shapes[] = {
     row<shape<192, 128>>(),
     row<shape<192, 192>>(),
@@ -578,7 +596,9 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     };
     const double seconds = tile_seconds(chip, plan);
     if (!job.kept.heads) code = in_shares(chip, seconds, tiles);
-    else if (takes_step(chip, seconds)) code = tiles(chip); /* a head whose dS fits takes only a few milliseconds */
+    /* a launch takes only a few milliseconds, because heads whose dS fits into the limit are short: no need to split it
+     * into shares */
+    else if (takes_step(chip, seconds)) code = tiles(chip);
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }
 

@@ -1,5 +1,6 @@
-/* backward_256_dq.cuh: dQ of head dims from 129 to 256 if dS was not kept. backward_256.cu computes dK and dV and
- * decides whether dS is kept. This file has what the three kernels share, and the kernel of dQ.
+/* backward_256_dq.cuh: dQ of head sizes from 129 to 256 where dS was not stored. backward_256.cu computes dK and dV and
+ * decides whether to store dS. This file has the kernel that computes dQ, and the code that it shares with the kernels
+ * of backward_256.cu and backward_256_kept.cuh.
  *
  * A block owns 128 queries of a head, 64 for each of its two consumers. Q and dO stay in shared memory, and the block
  * goes over the tiles of 64 keys that its queries see. Each consumer computes its own rows:
@@ -14,9 +15,9 @@
  *                                                                                         meanwhile
  *     dQ of the last;  dQ = scale dQ
  *
- * Values and keys arrive in one ring, a tile of values before the tile of the same keys. A tile of values is released
- * when dP is complete, and a tile of keys when dQ is. With three stages at D = 256 a tile therefore has about one round
- * to arrive. */
+ * V and K arrive in one ring: first a tile of V, then the tile of K of the same keys. A tile of V is released when dP
+ * is complete, and a tile of K when dQ is complete. At D = 256 the ring has three stages, which leaves a tile about one
+ * round of time to arrive. */
 #ifndef ATTN_SM90_BACKWARD_256_DQ_CUH
 #define ATTN_SM90_BACKWARD_256_DQ_CUH
 
@@ -26,29 +27,33 @@ namespace {
 
 /* ---- Shapes and the plan ----------------------------------------------------------------------------------------- */
 
-/* KEYS of a block of backward_keys and QUERIES of a block of backward_queries, in all shapes */
+/* tile sizes of all shapes: KEYS per block of backward_keys, QUERIES per block of backward_queries */
 const int KEYS = 64, QUERIES = 128;
 
-/* The shape of a template instance: head dims of q and k up to D, of v up to DV. */
+/* The shape of a kernel instance. It computes head sizes up to D of q and k, and up to DV of v. */
 template <int D_, int DV_> struct shape {
     static const int D = D_, DV = DV_, BM = QUERY_TILE, BN = KEYS, UNITS = 1, THREADS = 384;
     static const int CHUNKS = D / 64, CHUNKS_V = DV / 64;
     static const int STAGES = D == 256 ? 2 : 3, STAGES_Q = STAGES, STAGES_DO = STAGES, STAGES_P = 2;
     static const int STAGES_KV = D == 256 ? 3 : 5;
     static const int STAGES_KEPT = D == 256 ? 4 : 5;
-    static const int HELD = 8;                      /* steps of K, and of V, whose operands stay in registers */
-    static const int PRODUCER = 24, CONSUMER = 240; /* registers per thread of the producer and of a consumer */
+    /* number of steps (16 channels each) of K, and of V, whose operands stay in registers for all rounds */
+    static const int HELD = 8;
+    /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
+    static const int PRODUCER = 24, CONSUMER = 240;
 };
 
-/* dS in memory, for the heads of a part: tiles of 64 keys by 64 queries, with a row of 128 bytes per key, swizzled like
- * a chunk of a tile (tma.cuh). A tile of queries has the tiles of the keys that it sees. It shares `width` tiles with
- * the tile of queries at the same distance from the head's other end, which counts its tiles from the end. Under a
- * causal mask this leaves no gap. */
+/* dS in global memory, for the heads of one part. A tile of dS has 64 keys by 64 queries, with a row of 128 bytes per
+ * key, swizzled as the copy engine does it (tma.cuh). A tile of queries has one tile of dS for each tile of keys that
+ * it sees. Two tiles of queries at the same distance from the two ends of a head share room for `width` tiles: one
+ * counts its tiles from the start of that room, the other from its end. Under a causal mask one sees many keys where
+ * the other sees few, so the room has no gap. */
 enum { KEPT_TILE = KEYS * QUERY_TILE };
 struct kept_tiles {
-    uint16_t *tiles; /* NULL: dS is not kept */
+    uint16_t *tiles; /* NULL: dS is not stored */
     int width, query_tiles;
-    /* head: counted from the part's first head. */
+    /* Returns the tile of dS for a tile of queries and a tile of keys. `head` is counted from the first head of the
+     * part. */
     DEVICE uint16_t *at(int head, const key_band &band, int query_tile, int key_tile) const
     {
         const int pair = min(query_tile, query_tiles - 1 - query_tile);
@@ -59,19 +64,21 @@ struct kept_tiles {
     }
 };
 
-/* The kernels' parameters besides cuda_args. Heads are computed in parts, one after the other; without kept dS there is
- * one part. */
+/* The kernels' parameters besides cuda_args. Heads are computed in parts, one after the other. Where dS is not stored
+ * there is only one part. */
 struct plan {
-    tile_order keys, queries; /* tiles of a part; in packed problems some have no rows */
+    tile_order keys, queries; /* the tiles of one part; in packed problems some have no rows */
     int heads;                /* number of key/value heads of the batch */
-    int parts, part;          /* number of parts, and the part of this launch */
+    int parts, part;          /* number of parts, and which of them this launch computes */
     kept_tiles kept;
     backward_scratch scratch;
-    float scale, c;                         /* c = log2(e) * scale, > 0 */
-    uint8_t *nonfinite, *nonfinite_queries; /* flags for repairs: a byte per warp and tile of keys, or of queries */
+    float scale, c; /* c = log2(e) * scale; both are > 0 */
+    /* flags for repairs, one byte per warp: of each tile of keys, and of each tile of queries */
+    uint8_t *nonfinite, *nonfinite_queries;
 };
 
-/* Returns tile t of all parts. The last part may have fewer heads; `heads` is their total number. */
+/* Returns tile t, counted over all parts. `order` describes one part. The last part may have fewer heads; `heads` is
+ * the number of heads of all parts. */
 DEVICE head_tile tile_of_parts(tile_order order, int heads, int t)
 {
     const int part = t / order.tiles, before = part * order.heads;
@@ -93,12 +100,13 @@ DEVICE void prefetch_maps(const maps &m)
 
 struct query_place {
     attn_sequence s;
-    int b, h, hk, i0, Sq; /* the place has no queries if i0 >= Sq */
+    int b, h, hk, i0, Sq; /* a place with i0 >= Sq has no queries */
     key_band band;
-    key_tiles keys; /* tiles of keys that some of the queries see */
+    key_tiles keys; /* the tiles of keys that some of the queries see */
 };
 
-/* Returns tile t of the order. Under a causal mask the last tiles, which see most keys, come first. */
+/* Returns the description of tile t of the order. The tiles of a head are taken from the last to the first, because
+ * under a causal mask the last ones see most keys. */
 DEVICE query_place query_place_of(const cuda_args &a, const plan &p, int t)
 {
     const attn_geometry &g = a.g;
@@ -122,7 +130,8 @@ DEVICE query_place query_place_of(const cuda_args &a, const plan &p, int t)
 }
 
 template <class X> struct shared_queries {
-    alignas(1024) uint16_t Q[2][X::BM * X::D]; /* Q of each consumer; at the end it holds the consumer's dQ */
+    /* Q of each consumer; at the end the same memory stages the consumer's dQ */
+    alignas(1024) uint16_t Q[2][X::BM * X::D];
     alignas(1024) uint16_t dO[2][X::BM * X::DV];
     alignas(1024) uint16_t KV[X::STAGES_KV][X::BN * X::D];
     barrier_pairs<X::STAGES_KV> bars;
@@ -132,7 +141,7 @@ template <class X> struct shared_queries {
 
 /* ---- The producer's thread --------------------------------------------------------------------------------------- */
 
-/* Loads the queries' rows of both consumers, Q or dO. */
+/* Loads the rows of Q, or of dO, of both consumers. */
 template <class X, int CHUNKS, int SIZE>
 DEVICE void load_queries(uint16_t (&to)[2][SIZE], uint64_t (&full)[2], const CUtensorMap *map, const tma_place &from)
 {
@@ -161,8 +170,8 @@ template <class X> DEVICE void load_keys(shared_queries<X> &sm, const cuda_args 
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* Returns the same operand with its steps computed again at each use. Kept for all rounds, the steps would take
- * registers. */
+/* Returns a copy of the operand whose value ptxas cannot know. ptxas then computes the addresses of the operand's steps
+ * at each use. Otherwise it would keep all of them in registers. */
 template <class OPERAND> DEVICE OPERAND made_anew(const OPERAND &x)
 {
     OPERAND y = x;
@@ -180,12 +189,13 @@ template <typename T, class X> struct query_gradients {
     shared_queries<X> &sm;
     const query_place &x;
     consumer<2> me;
-    const int row0;              /* first row of the warpgroup's queries */
-    ring<X::STAGES_KV> at;       /* ring position of the newest tile, of values or of keys, that a product needs */
-    int tile;                    /* tile of keys of the newest round */
-    int free_first, free_last;   /* range of tiles of keys that all rows of this warpgroup see completely */
-    float lse2[2], delta[2];     /* values of the thread's two rows */
-    const k_major_low<BM> Q, dO; /* operands of this warpgroup */
+    const int row0;        /* index of this warpgroup's first query */
+    ring<X::STAGES_KV> at; /* position in the ring of K and V of the newest tile that a product needs */
+    int tile;              /* tile of keys of the newest round */
+    /* tiles of keys [free_first, free_last): all rows of this warpgroup see all of their keys */
+    int free_first, free_last;
+    float lse2[2], delta[2];     /* lse in base 2, and delta, of the thread's two rows */
+    const k_major_low<BM> Q, dO; /* operands Q and dO: the rows of this warpgroup */
     const k_major_low<BN> first_KV;
     const mn_major_low<BN> first_K_down;
 
@@ -196,7 +206,7 @@ template <typename T, class X> struct query_gradients {
         const warpgroup_tile y = warpgroup_tile_of<BN>(x.band, row0, x.Sq, x.keys.first, x.keys.last);
         free_first = y.free_first, free_last = y.free_last;
         for (int half = 0; half < 2; half++) lse2[half] = CUDART_INF_F, delta[half] = 0;
-        if (row0 >= x.Sq) return; /* rows past the end have no values */
+        if (row0 >= x.Sq) return; /* rows past the end of the sequence have no lse and delta */
         const row_values &values = p.scratch.values[query_tile(a, x.s, x.b, x.h, row0 / QUERY_TILE)];
         for (int half = 0; half < 2; half++) {
             lse2[half] = values.lse2[me.warp * 16 + half * 8 + me.lane / 4];
@@ -204,7 +214,8 @@ template <typename T, class X> struct query_gradients {
         }
     }
 
-    /* Waits for the tile. Rows of another sequence are set to zero. */
+    /* Waits until the tile of K or V at ring position `at` has arrived. Sets rows past the end of the sequence to
+     * zero. */
     template <int CHUNKS> DEVICE void await_tile()
     {
         await_full(sm.bars, at);
@@ -226,13 +237,13 @@ template <typename T, class X> struct query_gradients {
     {
         multiply_add<T, X::D, BN / 16>(dQ, dS, stage_of<sizeof sm.KV[0]>(first_K_down, at.stage));
     }
-    /* Releases the tile before this one. */
+    /* Releases the stage of the tile before the newest one. */
     DEVICE void release_last() { me.release(sm.bars.empty[at.stage == 0 ? X::STAGES_KV - 1 : at.stage - 1]); }
 
     DEVICE void make_dS(operand &dS, float (&S)[BN / 2], const float (&dP)[BN / 2])
     {
-        /* Processes a row by pairs of keys. P is rounded as backward_keys rounds it, so dQ has the same bits as with
-         * kept dS. */
+        /* Handles two neighbouring keys of one row at a time. P is rounded to 16 bits, as in backward_keys. Therefore
+         * dQ has the same bits as where dS is stored. */
         if (tile < free_first || tile >= free_last)
             mask<BN>(S, x.band, row0 + me.warp * 16 + me.lane / 4, tile * BN, me.lane);
 #pragma unroll
@@ -281,7 +292,7 @@ template <typename T, class X> struct query_gradients {
                 tile++;
                 at.next();
                 issue_dP(dP);
-                wgmma_wait<1>(); /* waits for dQ's product, whose operand's registers S takes */
+                wgmma_wait<1>(); /* wait until the product dQ is complete: it reads the registers that S takes next */
                 release_last();
                 at.next();
                 issue_S(S);
@@ -331,7 +342,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     }
 }
 
-/* Computes rows of dQ that are not finite again, one by one, for the warps that set a flag. */
+/* Recomputes, one by one, the rows of dQ of warps that set their flag because a row was not finite. */
 template <class X>
 __global__ void __launch_bounds__(128)
     repair_queries(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)

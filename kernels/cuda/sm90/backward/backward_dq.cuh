@@ -1,8 +1,8 @@
-/* backward_dq.cuh: computes dQ from the float32 sums of backward_tiles.cuh's kernel. The consumers of blocks that find
- * no more tiles of keys do this, because tiles of keys rarely divide evenly among blocks, so that some blocks end while
- * others still work. The warps claim units of a head's queries, in the order in which heads are processed, and wait
- * until all of the head's tiles of keys are done. The sums of a unit are four pieces of 16 queries by 64 channels, 16
- * KB. */
+/* backward_dq.cuh: computes dQ from the float32 sums that the kernel of backward_tiles.cuh has collected. Tiles of keys
+ * rarely divide evenly among blocks, so some blocks finish while others still work. The consumers of blocks that find
+ * no more tiles of keys compute dQ. Each warp claims units (32 or 64 queries of a head), in the order in which heads
+ * are processed, and waits until all tiles of keys of the head are done. The sums of a unit take 16 KB: four pieces of
+ * 16 queries by 64 channels. */
 #ifndef ATTN_SM90_BACKWARD_DQ_CUH
 #define ATTN_SM90_BACKWARD_DQ_CUH
 
@@ -10,7 +10,7 @@
 
 namespace {
 
-/* Computes queries of a unit again, one by one, if their dQ is not finite. */
+/* Recomputes, one by one, the queries of a unit. It is called where their dQ is not finite. */
 template <class X> static __device__ __noinline__ void repair_queries_of(const cuda_args &a, const saved &s, int n)
 {
     const query_unit x = query_unit_of<X>(a, n);
@@ -22,16 +22,16 @@ template <class X> static __device__ __noinline__ void repair_queries_of(const c
 template <typename T, class X> struct dq_writer {
     const cuda_args &a;
     const plan &p;
-    uint16_t *const staging; /* memory of the warp: 16 rows of 64 numbers */
+    uint16_t *const staging; /* staging memory of this warp: 16 rows of 64 numbers */
     const int lane;
-    int known = -1; /* a head whose tiles of keys are all done */
+    int known = -1; /* the newest head whose tiles of keys are known to be all done */
 
     DEVICE void run()
     {
         for (int next = claim_unit();;) {
             const int n = __shfl_sync(0xffffffff, next, 0);
             if (n >= p.units) return;
-            next = claim_unit(); /* claimed early, so that the number has arrived when it is needed */
+            next = claim_unit(); /* claim one unit ahead, because the atomic operation takes time */
             write(n);
         }
     }
@@ -66,7 +66,8 @@ template <typename T, class X> struct dq_writer {
             const int64_t to = attn_at(&dq, x.b, x.h, x.s.q_start + x.i0);
 #pragma unroll
             for (int chunk = 0; chunk < X::CHUNKS; chunk++) {
-                /* No block has added to this part: its queries see no key, so dQ is 0. */
+                /* A word of 0 means that no block has added to this part of the sums: these queries see no key, so dQ
+                 * is 0. */
                 const uint32_t *const word = p.begun + x.place * 2 + (X::UNITS == 2 ? x.i0 / QUERY_TILE % 2 : chunk);
                 const bool begun = p.zeros || load_acquire(word) != 0;
                 const float factors[2] = { p.scale, p.scale };

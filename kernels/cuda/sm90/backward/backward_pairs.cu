@@ -1,11 +1,11 @@
 /* backward_pairs.cu: tile shapes of the Hopper backward up to head size 128 for options that have a value for each pair
- * of a query and a key: bias, keep_mask, dropout (pairs.cuh). backward.cu has the other shapes. The kernel is in
- * backward_tiles.cuh. */
+ * of a query and a key: bias, keep_mask and dropout (pairs.cuh). All other problems use the shapes of backward.cu. The
+ * kernel is in backward_tiles.cuh. */
 #include "kernels/cuda/sm90/backward/backward_tiles.cuh"
 
 namespace {
 
-/* Shapes by backward_class(). */
+/* The tile shapes, in the order of the classes of head size that backward_class() returns. */
 const shape_row pair_shapes[] = {
     row<shape<64, 128, WITHOUT_BIAS>>(),
     row<shape<128, 64, WITHOUT_BIAS>>(),
@@ -21,7 +21,8 @@ bool plan_pairs(const cuda_chip *chip, attn_plan *plan)
     const attn_problem *p = plan->problem;
     const attn_dims &d = plan->geometry.dims;
     if (plan->features & PADDING_FEATURES) return false;
-    /* the accumulators of scores start with the bias, but a softcap is applied before the bias */
+    /* the accumulators of scores start with the bias, but a softcap must be applied to scores before the bias is
+     * added */
     if (p->bias.rank && p->softcap > 0) return false;
     if (p->keep_mask.rank && (d.B * d.H > 65535 || attn_tiles(d.Sk, KIND_KEYS) > 65535)) return false;
     return plan_tiles(chip, plan);

@@ -1,13 +1,12 @@
-/* backward_prepare.cuh: a kernel that computes the inputs of backward_tiles.cuh's kernel from the queries:
- * delta = rowsum(dO O) - dlse, and lse in base 2. It is memory bound: O and dO are as large as the
- * backward's other tensors together. backward_tiles is bound by products. A few blocks of this
- * kernel, each alone on a multiprocessor, therefore run ahead in the order of heads, and
- * backward_tiles starts on the other multiprocessors at once. The loader of backward_tiles waits
- * until all queries of a head are prepared. When this kernel ends, its multiprocessors join
- * backward_tiles.
+/* backward_prepare.cuh: a kernel that computes the inputs of backward_tiles.cuh's kernel from the queries: delta =
+ * rowsum(dO O) - dlse, and lse in base 2. This kernel is memory bound: O and dO are as large as the backward's other
+ * tensors together. The kernel backward_tiles is bound by products. Both therefore run at the same time: a few blocks
+ * of this kernel, each alone on a multiprocessor, prepare head after head, and backward_tiles starts on the other
+ * multiprocessors at once. The loader of backward_tiles waits until all queries of a head are prepared. When this
+ * kernel ends, blocks of backward_tiles start on its multiprocessors too.
  *
- * All blocks of this kernel are running before the first of backward_tiles begins
- * (launch_dependents()), so the work that those wait for is in progress. */
+ * All blocks of this kernel are running before the first block of backward_tiles begins (launch_dependents()).
+ * Therefore blocks of backward_tiles only wait for work that is in progress. */
 #ifndef ATTN_SM90_BACKWARD_PREPARE_CUH
 #define ATTN_SM90_BACKWARD_PREPARE_CUH
 
@@ -15,12 +14,12 @@
 
 namespace {
 
-/* Rows of a unit of work: 8 KB of O and 8 KB of dO. */
+/* Queries per unit. A unit of 64 / CHUNKS rows has 8 KB of O and 8 KB of dO. */
 template <class X> constexpr int UNIT_ROWS = 64 / X::CHUNKS;
 template <class X> constexpr int UNITS_OF_TILE = QUERY_TILE / UNIT_ROWS<X>;
 
-/* Queries [i0, i0 + UNIT_ROWS) of a sequence and head, of which fewer or none may exist. place: the number of their
- * tile of queries, by query_tile(). */
+/* A unit of work: queries [i0, i0 + UNIT_ROWS) of a sequence and head. At the end of a sequence some or all of these
+ * queries do not exist. `place` is the number of their tile of queries, as query_tile() counts. */
 struct query_unit {
     attn_sequence s;
     int place, b, h, i0;
@@ -44,23 +43,26 @@ template <class X> DEVICE query_unit query_unit_of(const cuda_args &a, int n)
     return x;
 }
 
-const int PREPARER_SHARE = 4;     /* the kernel runs on one multiprocessor in this many */
-const int PREPARER_THREADS = 512; /* registers of these threads leave no room for a second block in a multiprocessor */
+const int PREPARER_SHARE = 4; /* prepare_ahead runs on one of this many multiprocessors */
+/* So many threads that their registers leave no room for a second block on the multiprocessor */
+const int PREPARER_THREADS = 512;
 
 template <typename T, class X> struct preparer {
-    static const int D = X::D, ROWS = UNIT_ROWS<X>, LANES = D / 8 /* for a row */,
-                     STEP = 32 / LANES /* rows that a warp processes at a time */;
-    static const int TOGETHER = 8; /* rows that a lane loads before it uses the first */
+    static const int D = X::D, ROWS = UNIT_ROWS<X>, LANES = D / 8 /* number of lanes that share a row */,
+                     STEP = 32 / LANES /* rows that a warp processes at the same time */;
+    /* number of rows that a lane loads before it uses the first, to have many loads in flight */
+    static const int TOGETHER = 8;
     const cuda_args &a;
     const plan &p;
-    float *const products; /* memory of the warp: dO O of each row */
+    float *const products; /* shared memory of this warp: the dot product of dO and O of each row */
     const int lane;
 
     DEVICE void prepare(int n) const
     {
         const query_unit x = query_unit_of<X>(a, n);
         const int rows = max(min((int)x.s.Sq - x.i0, ROWS), 0);
-        /* Prepares all rows of a tile, even where no queries exist. */
+        /* A unit past the end of the sequence is prepared too if its tile has any query, because the backward loads
+         * whole tiles of values. */
         if (x.i0 / QUERY_TILE * QUERY_TILE < x.s.Sq) prepare_rows(x, rows);
         __syncwarp();
         if (lane == 0) add_release(p.prepared + n / p.units_of_head, 1);
@@ -70,8 +72,9 @@ template <typename T, class X> struct preparer {
     {
         const attn_view &lse = a.g.view[ATTN_T_lse], &dlse = a.g.view[ATTN_T_dlse];
         const int64_t line = x.s.q_start + x.i0;
-        const int first = x.i0 % QUERY_TILE; /* index of the row in its tile */
-        float y[ROWS / 32], less[ROWS / 32]; /* values that are loaded now and used at the end */
+        const int first = x.i0 % QUERY_TILE; /* index of the unit's first row in its tile of queries */
+        /* lse and dlse of the lane's rows, loaded before the products and used after them */
+        float y[ROWS / 32], less[ROWS / 32];
 #pragma unroll
         for (int n = 0; n < ROWS / 32; n++) {
             const int row = n * 32 + lane;
@@ -103,10 +106,11 @@ template <typename T, class X> struct preparer {
             huge |= !(fabsf(y[n]) < ATTN_LSE_MOST) && y[n] != -CUDART_INF_F;
         }
         if (__any_sync(0xffffffff, huge)) part_lse(x, rows);
-        __syncwarp(); /* all lanes have read the products */
+        __syncwarp(); /* all lanes have read `products`, so the next unit may overwrite it */
     }
 
-    /* Computes lse and rest of all rows if some have a huge lse, which is rare: see saved.rest. */
+    /* Splits lse into two parts, lse and rest, for all rows of the unit. It is called if some row has a huge lse, which
+     * is rare; see saved.rest. */
     DEVICE void part_lse(const query_unit &x, int rows) const
     {
         const head_args head = head_args_of(a, x.b, x.h);
@@ -122,7 +126,7 @@ template <typename T, class X> struct preparer {
         }
     }
 
-    /* Returns sum + x . y, where x and y hold two elements each. */
+    /* Returns sum + x . y. Each of x and y holds two 16-bit numbers. */
     static DEVICE float dot(uint32_t x, uint32_t y, float sum)
     {
         const float2 u = unpack<T>(x), v = unpack<T>(y);
@@ -167,7 +171,8 @@ template <typename T, class X> struct preparer {
     }
 };
 
-/* Warps take units in order, and neighbouring units go to different multiprocessors. */
+/* Prepares all units. The warps of all blocks take them in order, and neighbouring units go to different
+ * multiprocessors. */
 template <typename T, class X>
 __global__ void __launch_bounds__(PREPARER_THREADS, 1)
     prepare_ahead(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)

@@ -1,6 +1,6 @@
-/* backward_rounds.cuh: what the warps of backward_tiles.cuh's kernel share: its variants, its plan, a block's shared
- * memory and the order of its rounds. Also the producer's warps, which load K, V, Q and dO and send dQ. A round is one
- * tile of queries of one of the heads that share the block's keys. */
+/* backward_rounds.cuh: what the warps of backward_tiles.cuh's kernel share: the kernel's variants, its plan, a block's
+ * shared memory and the order of its rounds. This file also has the producer's warps, which load K, V, Q and dO and
+ * send dQ. A round is one tile of queries of one of the heads that share the block's keys. */
 #ifndef ATTN_SM90_BACKWARD_ROUNDS_CUH
 #define ATTN_SM90_BACKWARD_ROUNDS_CUH
 
@@ -12,117 +12,126 @@ namespace {
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
-/* The variants of the kernel, by the options they compute. */
+/* The variants of the kernel. Each one computes only the named options, because code for more options costs
+ * registers. */
 enum variant {
     PLAIN,
     CAPPED /* softcap alone */,
     WITH_OPTIONS,
-    WITHOUT_BIAS, /* all options, including those of pairs.cuh, except a bias */
-    WITH_BIAS     /* all options, including those of pairs.cuh, except a softcap */
+    WITHOUT_BIAS, /* all options, those of pairs.cuh too, except a bias */
+    WITH_BIAS     /* all options, those of pairs.cuh too, except a softcap */
 };
 
-/* The shape of a template instance: head dims up to D; BM queries per tile. A variant that keeps values until dS is
- * computed needs 16 or 32 KB for them, and therefore has one stage less of Q or of dS. */
+/* The shape of a kernel instance: head sizes up to D, BM queries per tile. Some variants keep further values until dS
+ * is computed. These values need 16 or 32 KB, so that these variants have one stage less of Q or of dS. */
 template <int D_, int BM_, variant VARIANT_> struct shape {
     static const variant VARIANT = VARIANT_;
     static const bool BIAS = VARIANT == WITH_BIAS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS,
                       OPTIONS = VARIANT == WITH_OPTIONS || PAIRS;
     static const int D = D_, BM = BM_, BN = 128, STAGES_Q = D == 128 && !OPTIONS ? 3 : 2, STAGES_DO = 2,
                      STAGES_DS = D == 64 && OPTIONS ? 2 : 3;
-    /* keep_mask's words are copied one round ahead; at D = 64 shared memory has no room for them */
+    /* whether keep_mask's words are copied to shared memory one round ahead; at D = 64 there is no room for them */
     static const bool COPIES_KEPT = PAIRS && D == 128;
     static const int CHUNKS = D / 64, CHUNKS_V = CHUNKS, THREADS = 384;
-    static const int UNITS = BM / QUERY_TILE;       /* units of QUERY_TILE queries per tile */
-    static const int DQ_COLUMNS = D / (2 / UNITS);  /* channels of a consumer's part of dQ; a part has 64 queries */
-    static const int PRODUCER = 24, CONSUMER = 240; /* registers per thread of the producer and of a consumer */
+    static const int UNITS = BM / QUERY_TILE; /* number of units of QUERY_TILE (64) queries per tile */
+    /* number of channels of a consumer's part of dQ; each part has 64 queries */
+    static const int DQ_COLUMNS = D / (2 / UNITS);
+    /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
+    static const int PRODUCER = 24, CONSUMER = 240;
     static const bool TURNS =
-        /* consumers take turns with the exponentials: D = 64 has as many as D = 128, for half the products */
+        /* Whether the two consumers take turns with their exponentials. At D = 64 this pays, because there are as many
+         * exponentials as at D = 128 but half the products. */
         VARIANT == CAPPED || (D == 64 && !OPTIONS);
-    /* At D = 64 there are 32 registers less: dV is computed in two halves of the queries, and dP is issued only after
-     * dK has retired. */
+    /* Number of parts in which dV is computed. D = 64 has 32 registers less per thread; dV is therefore computed in two
+     * halves of the queries, and dP is issued only after the product dK is complete. */
     static const int DV_PARTS = D == 64 && VARIANT != CAPPED ? 2 : 1;
     static const bool S_BEFORE_DK = D != 64 && VARIANT == PLAIN;
-    static const bool PASSES = BM == 64 && !OPTIONS; /* a tile of queries may be hidden from half of the block's keys */
+    /* whether a tile of queries may be hidden from one consumer's keys, so that the consumer skips it */
+    static const bool PASSES = BM == 64 && !OPTIONS;
 };
 
-enum { NO_ROWS = -1 };       /* member `rows` of a block_place after the last tile */
-enum { PART_THERE = 2 };     /* value of a word of plan.begun: the part is stored, and other blocks may add to it */
-enum { HANDING = 128 + 32 }; /* threads of a barrier between a consumer and its sender */
+enum { NO_ROWS = -1 }; /* value of block_place::rows that means: there are no more tiles */
+/* value of a word of plan.begun that means: the first part is stored, and other blocks may add to it */
+enum { PART_THERE = 2 };
+enum { HANDING = 128 + 32 }; /* number of threads that meet at a barrier between a consumer (128) and its sender (32) */
 
-/* Numbers of named barriers; those of dQ exist once per consumer. */
+/* Numbers of the named barriers. DQ_FULL and DQ_FREE are two barriers each, one per consumer. */
 enum { END_BARRIER = 1, DQ_FULL = 8, DQ_FREE = 10, DS_FREE = 13 };
 
 /* ---- The plan, and a block's place in it ------------------------------------------------------------------------- */
 
-/* The kernels' parameters besides cuda_args. */
+/* The parameters of the kernels, besides those in cuda_args. */
 struct plan {
-    tile_order order; /* order of the tiles of keys; in packed problems some have no rows */
-    int *counter;     /* number of claimed tiles, see cuda_chip */
+    tile_order order; /* order of the tiles of keys; in packed problems some tiles have no rows */
+    int *counter;     /* number of tiles that blocks have claimed, see cuda_chip */
     backward_scratch scratch;
-    float scale, c; /* c = log2(e) * scale, > 0 */
-    /* per warp and tile of keys: 0, or 1 + the number of the block that has to compute its keys again */
+    float scale, c; /* c = log2(e) * scale; both are > 0 */
+    /* per tile of keys and warp: 0, or 1 + the number of the block that has to recompute the warp's keys */
     uint16_t *nonfinite;
-    bool last_first;          /* the first block has the last keys of a head */
-    uint32_t *prepared;       /* per key/value head: number of query units that prepare_ahead has written, */
-    int units, units_of_head; /* number of units of all heads, and of one head */
-    bool out_in_pieces;       /* out can be read in pieces of 16 bytes, as dO always can */
-    uint32_t *begun; /* per query tile of 64 and consumer: state of the sum, see sender; NULL: dQ is not wanted */
-    /* per key/value head: number of parts of dQ that were added; each tile of keys has one per consumer */
+    bool last_first;          /* the tiles of a head are taken from its last keys to its first */
+    uint32_t *prepared;       /* per key/value head: number of units of queries that prepare_ahead has finished */
+    int units, units_of_head; /* number of units of queries of all heads, and of one head */
+    bool out_in_pieces;       /* whether out can be read in pieces of 16 bytes, as dO always can */
+    /* one word per tile of 64 queries and consumer: state of the sum of dQ, see sender; NULL: dQ is not wanted */
+    uint32_t *begun;
+    /* per key/value head: number of parts of dQ that were added; each tile of keys adds one part per consumer */
     uint32_t *done;
-    int *claimed;    /* number of query units that warps have claimed to compute their dQ, see dq_writer */
-    bool makes_dq;   /* this launch writes dQ: dQ is wanted, and this is the last share of the tiles of keys */
-    bool in_order;   /* deterministic: blocks add in a fixed order */
-    bool claims;     /* the first block at a part of the sums stores it, and the others add to it; */
-    bool zeros;      /* otherwise prepare_ahead has written zeros to the sums, and all blocks add */
-    score_mods mods; /* score_mods with slopes in base 2 */
-    float cap;       /* factor inside tanh, in base 2 */
+    int *claimed; /* number of units of queries that warps have claimed to compute dQ, see dq_writer */
+    /* whether this launch writes dQ: dQ is wanted, and the launch computes the last share of the tiles of keys */
+    bool makes_dq;
+    bool in_order;   /* option `deterministic`: blocks add to dQ in a fixed order */
+    bool claims;     /* the first block at a part of the sums stores it, and all later blocks add to it */
+    bool zeros;      /* prepare_ahead has written zeros to the sums, so that all blocks add */
+    score_mods mods; /* ALiBi and softcap; the slopes are in base 2 */
+    float cap;       /* the softcap in base 2: factor of the result of tanh */
     near_tanh near_0;
     flash_mask mask;
     int mask_heads;
 };
 
-/* The plan of shapes with the options of pairs.cuh. */
+/* The plan of the variants with the options of pairs.cuh (bias, keep_mask, dropout). */
 struct pair_plan : plan {
     pair_bias bias;
     kept_columns kept;
     pair_dropout dropout;
-    float per_scale; /* 1 / scale */
+    float per_scale; /* the reciprocal of the scale of scores */
 };
 template <class X> using plan_of = std::conditional_t<X::PAIRS, pair_plan, plan>;
 
-/* Parameters of a round, besides its tensors. */
+/* What the loader tells the consumers about a round. */
 struct round_record {
     int tile, h;
-    bool more;        /* another follows */
+    bool more;        /* whether another round follows */
     bool bounded;     /* FlashMask hides some pairs of the tile */
-    bool partly_kept; /* keep_mask does */
-    float slope;      /* ALiBi's slope in base 2; 0: none */
+    bool partly_kept; /* keep_mask hides some pairs of the tile */
+    float slope;      /* ALiBi's slope in base 2; 0: no ALiBi */
 };
 
 template <class X> struct shared {
-    alignas(1024) uint16_t keys[2][X::BN * X::D]; /* K and V, which exchange places from one tile of keys to the next */
+    /* K and V; the two exchange places from one tile of keys to the next */
+    alignas(1024) uint16_t keys[2][X::BN * X::D];
     alignas(1024) uint16_t Q[X::STAGES_Q][X::BM * X::D];
     alignas(1024) uint16_t dO[X::STAGES_DO][X::BM * X::D];
     alignas(1024) uint16_t
-        /* dS with queries as rows; each consumer has a chunk of 64 keys. Holds dK and dV at the end */
+        /* dS with queries as rows. Each consumer has a chunk of 64 keys. At the end it stages dK and dV. */
         dS[X::STAGES_DS][X::BM * X::BN];
-    /* part of dQ of each consumer, in the order of fragment_at() */
+    /* each consumer's part of dQ, in the order of fragment_at() */
     alignas(128) float dQ[2][QUERY_TILE * X::DQ_COLUMNS];
     alignas(16) row_values values[X::STAGES_Q][X::UNITS];
     uint32_t stash[X::OPTIONS ? X::BM / 4 : 1]
-                  [X::OPTIONS ? CONSUMERS : 1]; /* P times the softcap's derivative, with a column per thread */
-    uint2 kept[X::COPIES_KEPT ? X::BN : 1];     /* words of keep_mask for each key */
+                  [X::OPTIONS ? CONSUMERS : 1]; /* P times the softcap's derivative, one column per thread */
+    uint2 kept[X::COPIES_KEPT ? X::BN : 1];     /* keep_mask's bits of each key, in two words */
     round_record rounds[X::OPTIONS ? X::STAGES_Q : 1];
     barrier_pairs<X::STAGES_Q> bars_Q;
     barrier_pairs<X::STAGES_DO> bars_dO;
-    int any_nonfinite; /* some warp found a value that is not finite in a tile of keys */
+    int any_nonfinite; /* a warp found a dK or dV that is not finite in any of the block's tiles of keys */
     uint64_t K_full, K_empty, V_full, V_empty, loaded, dS_full[X::STAGES_DS];
     barrier_pairs<2> bars_work;
-    block_place work[2]; /* the present tile of keys and the next */
-    block_place place;   /* the consumers' copy of their present tile */
+    block_place work[2]; /* descriptions of the present and the next tile of keys */
+    block_place place;   /* the consumers' own copy of the description of their present tile */
 };
 
-/* Returns the head and the tile of tile of keys number t. */
+/* Returns the head, and the tile of keys of that head, for number t in the order of tiles. */
 DEVICE head_tile keys_of(const plan &p, int t)
 {
     head_tile at = head_tile_of(p.order, t);
@@ -132,8 +141,8 @@ DEVICE head_tile keys_of(const plan &p, int t)
 
 /* ---- Rounds ------------------------------------------------------------------------------------------------------ */
 
-/* Removes query tiles at both ends that FlashMask hides in all heads of the group. Doing it at once is faster than
- * testing each tile in a walk. */
+/* Shortens the range of query tiles of x: removes tiles at both ends that FlashMask hides in all heads of the group.
+ * This is faster than testing each tile in round_walk. */
 template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int group)
 {
     if (!p.mask.bounds || x.first >= x.last) return;
@@ -142,9 +151,11 @@ template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int g
     for (int h = from; h <= to; h++) {
         const attn_mask_extremes e =
             p.mask.extremes[((int64_t)x.b * p.mask_heads + h) * p.mask.key_tiles + x.j0 / X::BN];
-        int begin = x.first * X::BM, end = min(x.last * X::BM, x.Sq); /* visible rows are in this range */
+        int begin = x.first * X::BM, end = min(x.last * X::BM, x.Sq); /* all visible query rows are in [begin, end) */
 #pragma unroll
-        for (int n = 0; n < 2; n++) { /* twice, because what remains after one interval may be cut by the other */
+        /* The loop runs twice, because one of the two hidden intervals may reach the end of the range only after the
+         * other was cut off. */
+        for (int n = 0; n < 2; n++) {
             if (e.max.lts <= begin && e.min.lte > begin) begin = min(e.min.lte, end);
             if (e.max.uts <= begin && e.min.ute > begin) begin = min(e.min.ute, end);
             if (e.min.lte >= end && e.max.lts < end) end = max(e.max.lts, begin);
@@ -158,12 +169,12 @@ template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int g
     x.last = max(last, x.first);
 }
 
-/* Walks through the rounds of a block and skips those whose pairs FlashMask hides completely. */
+/* Walks through the rounds of a block. It skips rounds whose pairs FlashMask or keep_mask hides completely. */
 template <class X> struct round_walk {
     const plan_of<X> &p;
     const block_place &x;
     const int end;
-    int h, tile; /* h == end: there are no more rounds */
+    int h, tile; /* h == end means that there are no more rounds */
     bool bounded, partly_kept;
 
     DEVICE round_walk(const plan_of<X> &p_, const block_place &x_, int group)
@@ -186,7 +197,8 @@ template <class X> struct round_walk {
             if (p.kept.words) {
                 const int some = kinds_of(p.kept, x.b, h, x.j0, tile * X::UNITS, X::UNITS);
                 partly_kept = some & SOME_HIDDEN;
-                /* With `deterministic` a block's turn among the additions counts all tiles, so none may be skipped. */
+                /* With `deterministic`, a block waits until a known number of other blocks has added. No round may be
+                 * skipped, because that would change the number. */
                 if (!(some & SOME_SEEN) && !p.in_order) return true;
             }
         if (!X::OPTIONS || !p.mask.bounds) return false;
@@ -200,7 +212,7 @@ template <class X> struct round_walk {
 
 /* ---- The producer's warps ---------------------------------------------------------------------------------------- */
 
-/* Counts parts of dQ of a tile of keys that are in the sums, or that do not exist. */
+/* Counts parts of dQ as done: they were added to the sums, or their tile of keys has no rows. */
 DEVICE void count_done(const plan &p, const block_place &x, uint32_t parts)
 {
     if (p.begun) add_release(p.done + x.head, parts);
@@ -211,9 +223,9 @@ DEVICE tma_place keys_at(const block_place &x, const cuda_args &a)
     return { 0, (int)x.s.k_start + x.j0, x.hk, a.g.dims.packed ? 0 : x.b };
 }
 
-/* A thread claims tiles of keys and publishes them; a tile past the end means that there are no
- * more. It claims in order, and only after the loader has loaded all that the previous tile needs.
- * A tile claimed early would be computed late, while other blocks may wait for it. */
+/* One thread claims tiles of keys and publishes them in shared memory. A published tile with rows = NO_ROWS means that
+ * there are no more. The thread claims the next tile only after the loader has issued all loads of the present one. A
+ * tile claimed earlier would be computed late, while other blocks may wait for its sums. */
 template <class X> struct scheduler {
     const cuda_args &a;
     const plan_of<X> &p;
@@ -233,8 +245,8 @@ template <class X> struct scheduler {
                 continue;
             }
             mbarrier_arrive(smem_addr(&sm.bars_work.full[at.stage]));
-            /* The thread prefetches K and V of the tile, because it has nothing else to do. At D = 128 this gained
-             * nothing. */
+            /* Prefetch K and V of the tile into the L2 cache, because this thread has nothing else to do. At D = 128
+             * the prefetch gained nothing. */
             if (X::D == 64) {
                 prefetch_tile<X::CHUNKS, 64>(&m.K, keys_at(x, a));
                 prefetch_tile<X::CHUNKS, 64>(&m.V, keys_at(x, a));
@@ -257,7 +269,8 @@ template <class X> struct scheduler {
 
     DEVICE void find(block_place &x, int t)
     {
-        /* plan_backward() ensures the condition; registers are scarce there */
+        /* Variants with options leave out the code for padding, because registers are scarce here. backward.cu gives
+         * them no problem with padding. */
         find_key_place<X, !X::OPTIONS>(x, a, keys_of(p, t));
         x.t = t;
         if (hides_tiles()) {
@@ -265,14 +278,14 @@ template <class X> struct scheduler {
             x.begin = x.first;
             if (!round_walk<X>(p, x, (int)a.g.group).there()) x.last = x.first;
         }
-        /* Blocks that see the same queries begin at different ones, because the others wait for the
-         * first block at a query tile. */
+        /* Blocks that see the same queries begin at different query tiles. If all began at the same one, they would
+         * wait for the first block to store its sum. */
         if (x.first == 0 && x.last > 0 && !p.in_order) x.begin = x.j0 / X::BM % x.last;
     }
 };
 
-/* A thread loads the keys of each tile, and keeps the rings of queries full. It loads the queries of a tile's first
- * rounds while consumers still use the keys of the tile before. */
+/* One thread loads K and V of each tile of keys, and keeps the rings of Q and dO full. It loads the queries of a tile's
+ * first rounds while consumers still use the keys of the previous tile. */
 template <class X> struct loader {
     const cuda_args &a;
     const plan_of<X> &p;
@@ -280,7 +293,7 @@ template <class X> struct loader {
     const maps &m;
     ring<X::STAGES_Q> q = {};
     ring<X::STAGES_DO> o = {};
-    uint32_t phase = 0; /* barrier phase of K and V */
+    uint32_t phase = 0; /* phase of the barriers of K and V */
 
     DEVICE void run()
     {
@@ -335,16 +348,17 @@ template <class X> struct loader {
     }
 };
 
-/* One warp per consumer sends its parts of dQ: its first lane makes the copy engine add them. If the sums were not
- * zeroed, the first warp at a part stores it, and the others wait for that store. A word of p.begun has the state of a
- * part: 0, no block has come; 1, a block is storing; PART_THERE, others may add. With `deterministic` the word counts
- * the additions, and each block waits for its turn. A sender waits for the word while its part is computed, and sets
- * the word while the next part is computed. */
+/* One warp per consumer sends the consumer's parts of dQ to the sums in global memory: the warp's first lane makes the
+ * copy engine add them. If the sums were not zeroed, the first block at a part stores it, and other blocks wait for
+ * that store. A word of p.begun has the state of a part. 0: no block has come. 1: a block is storing. PART_THERE: other
+ * blocks may add. With `deterministic` the word counts the additions, and each block waits for its turn. The sender
+ * waits for the word while the consumer computes the part, and sets the word while the consumer computes the next
+ * part. */
 template <class X> struct sender {
     const cuda_args &a;
     const plan_of<X> &p;
     shared<X> &sm;
-    const int w; /* the consumer's */
+    const int w; /* number of the consumer, 0 or 1 */
 
     DEVICE void run()
     {
@@ -358,22 +372,26 @@ template <class X> struct sender {
             __syncwarp();
             if (sends) mbarrier_arrive(smem_addr(&sm.bars_work.empty[at.stage]));
         }
-        if (sends) bulk_wait_read<0>(); /* the block's shared memory may be given to another block after this wait */
+        /* Wait until the copies have read shared memory. After the end of this block another block may get that
+         * memory. */
+        if (sends) bulk_wait_read<0>();
     }
 
     DEVICE void send(const block_place &x, bool sends)
     {
-        int unended = -1; /* index of a word that other blocks wait for, and the value that it gets */
+        int unended = -1; /* index of a word that other blocks wait for, or -1; and the value that the word will get */
         uint32_t becomes = 0;
 #pragma unroll 1
         for (round_walk<X> at(p, x, (int)a.g.group); at.there(); at.next()) {
-            /* With D = 64 a consumer's part is a unit of 64 queries. With D = 128 it is 64 channels
-             * of a unit, contiguous for 32 queries at a time. */
+            /* With D = 64 a consumer's part of dQ is a unit of 64 queries with all channels. With D = 128 it is 64
+             * channels of a unit, in two pieces of 32 queries that are contiguous in memory. */
             const int unit = X::UNITS == 2 ? at.tile * 2 + w : at.tile;
             const bool adds = sends && unit * QUERY_TILE < x.Sq && p.begun;
             const int place = (int)query_tile(a, x.s, x.b, at.h, unit);
             uint32_t before = 0;
-            if (sends) bulk_wait_read<0>(); /* waits for the part of the tile before, if there is one */
+            /* wait until the copy engine has read the previous part, if there is one, so that the consumer may
+             * overwrite it */
+            if (sends) bulk_wait_read<0>();
             __syncwarp();
             named_barrier_arrive(DQ_FREE + w, HANDING);
             end_turn(unended, becomes);

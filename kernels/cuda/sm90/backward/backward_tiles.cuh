@@ -1,5 +1,5 @@
-/* backward_tiles.cuh: flash attention backward for Hopper: TMA, wgmma, warp specialisation. backward.cu and
- * backward_pairs.cu have the tables that say which problem takes which shape.
+/* backward_tiles.cuh: flash attention backward for Hopper, with TMA, wgmma and warp specialisation. The tables in
+ * backward.cu and backward_pairs.cu say which problem takes which tile shape.
  *
  * A block works on BN = 128 keys of one key/value head. K and V stay in shared memory, and the block goes over the
  * queries that see these keys, in tiles of BM, for every head of the group. One warpgroup is the producer, two are
@@ -23,61 +23,67 @@
  *                                        dQ of the last;  dK = scale dK, dV
  *                                        no more keys: dQ = scale sums
  *
- * dQ of a tile of queries needs dS of both consumers and is computed a round later, so that neither consumer waits for
- * the other: one may be a round ahead, and dS has three stages. The rate depends on which arithmetic runs beside a
- * warpgroup's own products, and on waits that come no earlier than they must. ptxas lets C = A B run on from one
- * iteration of a loop to the next only where no code reads C; therefore no product is in flight when a round begins.
- * ptxas also moves a wait above arithmetic that stands before it, wherever products are issued fast enough: see
- * round(). At D = 64 registers are short. dV is then computed in two halves and dK before S, and the consumers take
- * turns with their exponentials, so that those of one consumer run beside the products of the other.
+ * dQ of a tile of queries needs dS of both consumers. It is computed one round later, so that neither consumer waits
+ * for the other: one consumer may be a round ahead, and dS has three stages. The speed depends on which arithmetic runs
+ * beside a warpgroup's own products, and on waiting for a product only when its result is needed. ptxas lets C = A B
+ * run on from one iteration of a loop to the next only where no code reads C; therefore no product is in flight when a
+ * round begins. ptxas also moves a wait above arithmetic that stands before it, wherever products are issued fast
+ * enough: see round(). At D = 64 registers are short, so dV is computed in two halves, and dK before S. The consumers
+ * also take turns with their exponentials there, so that the exponentials of one consumer run beside the products of
+ * the other.
  *
  * The grid is one block per multiprocessor. A block works through tiles of keys, which are claimed in order
  * (scheduler.cuh). The next tile's K is loaded to where V was, because V's last product is a round earlier than K's.
  * The next V is loaded to where K was. dV is written while the product of the last dQ runs, dK while the next V is
  * loaded.
  *
- * At D = 128 one consumer's keys may be hidden from a tile of 64 queries while the other's are not, at both ends of
- * the queries that a block visits. A consumer passes such a round, and leaves the tensor cores to the other consumer.
+ * At D = 128, at both ends of the range of queries that a block visits, one consumer's keys may be hidden from a tile
+ * of 64 queries while the other consumer's are not. The first consumer skips such a round and leaves the tensor cores
+ * to the other.
  *
  * dQ is added to float32 sums in global memory by the copy engine (cp.reduce.async.bulk), in the order of
- * sm80/backward_steps.h. The sums need no zeros: whichever block comes first to a part stores it, the others add (see
- * sender), so blocks that see the same queries begin with different ones. Where waiting for the first costs more than
- * zeros, the kernel that prepares the rows' values beside this one (backward_prepare.cuh) writes zeros
- * (wants_zeros()). Blocks that find no more keys make dQ of the sums (backward_dq.cuh).
+ * sm80/backward_steps.h. The sums need not be zeroed: the first block at a part of the sums stores it, and all later
+ * blocks add to it (see sender). Blocks that see the same queries begin with different query tiles, so that they seldom
+ * wait for a first store. Where these waits would cost more than writing zeros (wants_zeros()), the kernel of
+ * backward_prepare.cuh, which runs beside this one, writes zeros. Blocks that find no more tiles of keys compute dQ
+ * from the sums (backward_dq.cuh).
  *
- * What lies past the end of a tensor arrives as zeros (tma.cuh). In packed tensors, or with lengths, rows past the end
- * of a sequence are another sequence's or padding. They are set to zero in shared memory, because 0 times NaN is NaN.
+ * Elements past the end of a tensor arrive as zeros (tma.cuh). In packed tensors, or with lengths, rows past the end of
+ * a sequence belong to another sequence or to padding. Such rows are set to zero in shared memory, because 0 times NaN
+ * is NaN.
  *
- * Options (softcap, ALiBi, FlashMask) have instantiations of their own. The loader writes a record for each round,
- * which names the tile of queries, and leaves out tiles that the mask hides from all of the block's keys. A softcap's
- * derivative, 1 - tanh^2, is known only while the scores are. P times the derivative therefore waits in shared memory,
- * as 16-bit numbers, until dS is computed. A softcap without other options has a variant of its own, because the work
- * on each score decides how long a round takes. In this variant P, and P times the derivative, wait in the registers
- * of S, as 16-bit numbers. Where all of a warp's scores are near 0, tanh is a short series.
+ * Options (softcap, ALiBi, FlashMask) have kernel instances of their own. In these the loader writes a record for each
+ * round, which names the tile of queries, and skips tiles that the mask hides from all of the block's keys. A softcap's
+ * derivative, 1 - tanh^2, is computed together with P, but is needed only when dS is computed. P times the derivative
+ * therefore waits in shared memory, as 16-bit numbers. A softcap without other options has a variant of its own,
+ * because the work on each score decides how long a round takes. In this variant P, and P times the derivative, wait in
+ * the registers of S, as 16-bit numbers. Where all of a warp's scores are near 0, tanh is a short series.
  *
  * With `deterministic`, the tiles of keys of a head add to dQ of a tile of queries in the order in which they are
- * claimed. Each tile of queries has a counter of turns. A sender waits for its block's turn while the consumers
- * compute the part, and ends the turn when the addition is done, while they compute the next part. A block therefore
- * waits only for tiles that running blocks have claimed before. Under a causal mask the last keys come first. The
- * first addition is then by the tile of keys that begins with these queries, and blocks hardly wait.
+ * claimed. Each tile of queries has a counter of turns. A sender waits for its block's turn while the consumers compute
+ * the part. It ends the turn when the addition is done, while the consumers compute the next part. There is no
+ * deadlock, because a block only waits for tiles that running blocks have claimed earlier. Under a causal mask the last
+ * keys of a head come first. The tile of keys that adds first to a tile of queries then begins with these queries, so
+ * that blocks hardly wait.
  *
- * A NaN or infinity in Q, K, V or dO of a hidden pair meets P = 0 inside a product. A warp whose dK or dV is not
- * finite leaves a mark, and computes these keys one by one when its block has no more tiles of keys (repair_own_keys).
- * Rows of dQ that are not finite are computed again at once.
+ * A NaN or infinity in Q, K, V or dO of a hidden pair is multiplied by P = 0 inside a product, which gives NaN. A warp
+ * whose dK or dV is not finite therefore leaves a mark. When its block has no more tiles of keys, it computes the
+ * marked keys one by one (repair_own_keys). Rows of dQ that are not finite are computed again at once.
  *
  * backward_rounds.cuh has the shared memory of a block and the producer's warps. This file has the consumers. */
 #ifndef ATTN_SM90_BACKWARD_TILES_CUH
 #define ATTN_SM90_BACKWARD_TILES_CUH
 #include "kernels/cuda/sm90/backward/backward_dq.cuh"
 
-/* Computes lse, in two parts, of rows whose scores are huge. The function is in sm80/forward.cu. */
+/* Computes lse, split into two parts, of rows with huge scores. The function is in sm80/forward.cu. */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream);
 
 namespace {
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* R: the type of dK and dV in memory, T or float. With a branch in store() instead, ptxas would serialise products. */
+/* The gradients that a consumer computes. R is the type of dK and dV in memory: T or float. With a branch in store()
+ * instead of this parameter, ptxas would serialise products. */
 template <typename T, class X, typename R> struct gradients {
     static const int D = X::D, BM = X::BM, BN = X::BN;
     const cuda_args &a;
@@ -85,21 +91,25 @@ template <typename T, class X, typename R> struct gradients {
     shared<X> &sm;
     const block_place &x;
     consumer<2> me;
-    ring<X::STAGES_Q> q; /* stages of Q (q) and dO (o) of the next round */
+    ring<X::STAGES_Q> q; /* ring positions of Q (q) and of dO (o) of the next round */
     ring<X::STAGES_DO> o;
-    /* stages of dS: the one this warpgroup writes next, and the one it reads next for dQ */
+    /* ring positions of dS: `mine` is the stage that this warpgroup writes next, `whole` the one that it reads next for
+     * dQ */
     ring<X::STAGES_DS> mine, whole;
-    uint32_t phase = 0;        /* phase of the barriers of K and V */
-    int tile;                  /* tile of queries of the next round */
-    int free_first, free_last; /* tiles of queries that all see all keys of this warpgroup */
-    /* Operands of the products. own_K, own_V: the keys of this warpgroup. first_...: the first stage. K_down: K as this
-     * warpgroup's part of dQ takes it. */
+    uint32_t phase = 0; /* phase of the barriers of K and V */
+    int tile;           /* tile of queries of the next round */
+    /* tiles of queries [free_first, free_last): their queries all see all keys of this warpgroup */
+    int free_first, free_last;
+    /* Operands of the products. own_K, own_V: the keys of this warpgroup. first_...: the first stage of a ring. K_down:
+     * K as the operand of this warpgroup's part of dQ. */
     k_major_low<BN> own_K, own_V;
     const k_major_low<BM> first_Q, first_dO, first_dS;
     const mn_major_low<BM> first_Q_down, first_dO_down;
     mn_major_low<BN> K_down;
-    const uint32_t dS_to; /* address in the first stage of dS where this thread stores its part */
-    const uint32_t dQ_at; /* index in sm.dQ where this thread stores its part; lane and leader follow from it */
+    const uint32_t dS_to; /* address in the first stage of dS at which this thread stores its part */
+    /* index in sm.dQ at which this thread stores its part; me.lane and me.leader are derived from it, to save
+     * registers */
+    const uint32_t dQ_at;
 
     DEVICE gradients(const cuda_args &a_, const plan_of<X> &p_, shared<X> &sm_, int w)
         : a(a_), p(p_), sm(sm_), x(sm_.place), me(w), own_K(smem_addr(sm_.keys[0]) + w * 64 * 128),
@@ -113,28 +123,29 @@ template <typename T, class X, typename R> struct gradients {
         me.leader = dQ_at == (uint32_t)me.w * QUERY_TILE * X::DQ_COLUMNS;
     }
 
-    /* Returns the operand as a value that ptxas does not know. The addresses of its steps are then added where they are
-     * used. Otherwise ptxas keeps those that do not change in registers. */
+    /* Returns a copy of the operand whose value ptxas cannot know. ptxas then computes the addresses of the operand's
+     * steps at each use. Otherwise it would keep the constant ones in registers. */
     template <class OPERAND> static DEVICE OPERAND anew(OPERAND x)
     {
         x.low = opaque(x.low);
         return x;
     }
 
-    /* Operands of a stage of Q or dO. ..._along() is for products along the channels, ..._down() for products along the
-     * rows. */
+    /* Return the operands of a stage of Q or dO: ..._along() for products along the channels, ..._down() for products
+     * along the rows. */
     DEVICE auto Q_along(int stage) const { return stage_of<sizeof sm.Q[0]>(first_Q, stage); }
     DEVICE auto dO_along(int stage) const { return stage_of<sizeof sm.dO[0]>(first_dO, stage); }
     DEVICE mn_major_low<BM> Q_down(int stage) const { return stage_of<sizeof sm.Q[0]>(first_Q_down, stage); }
     DEVICE mn_major_low<BM> dO_down(int stage) const { return stage_of<sizeof sm.dO[0]>(first_dO_down, stage); }
 
-    /* Sets rows past the end of the sequence to zero, because they belong to another sequence or to padding. */
+    /* Sets rows of the tile past the end of the sequence to zero, because they belong to another sequence or to
+     * padding. */
     DEVICE void zero_past_end(uint16_t *queries) const
     {
         if (a.ends_of_queries && (tile + 1) * BM > x.Sq) zero_rows<BM, X::CHUNKS>(queries, x.Sq - tile * BM);
     }
 
-    /* Moves `tile` to the next round's tile of queries. The last tile of a head is followed by the first of the next
+    /* Moves `tile` to the next round's tile of queries. After the last tile of a head comes the first tile of the next
      * head. */
     DEVICE void next_tile_of_queries() { tile = tile + 1 == x.last ? x.first : tile + 1; }
 
@@ -155,7 +166,7 @@ template <typename T, class X, typename R> struct gradients {
         multiply<T, BM, D / 16>(dP, anew(own_V), anew(dO_along(o.stage)));
     }
 
-    /* Turns S into P, for a round without options. */
+    /* Turns scores S into P, in a round without options. */
     DEVICE void exponents(float (&S)[BM / 2], const row_values *values) const
     {
         if (tile < free_first || tile >= free_last)
@@ -163,8 +174,8 @@ template <typename T, class X, typename R> struct gradients {
         exponents_of<BM>(S, values, p.c, me.lane);
     }
 
-    /* Sets a bit of `hidden` for each score, in the order of S, that causal, window, lengths or FlashMask hide. The
-     * loops are not unrolled, because other values need the registers. */
+    /* Sets a bit of `hidden`, in the order of S, for each score that causal, window, lengths or FlashMask hide. The
+     * loops are not unrolled, because there are no registers for that. */
     DEVICE void hidden_scores(uint32_t (&hidden)[BM / 64], const round_record &round) const
     {
         const int column = tile * BM + me.lane % 4 * 2;
@@ -190,7 +201,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Turns S into P with ALiBi, FlashMask, keep_mask and softcap. */
+    /* Turns S into P with the options ALiBi, FlashMask, keep_mask and softcap. */
     DEVICE void exponents_of_options(float (&S)[BM / 2], const row_values *values) const
     {
         const round_record &round = record();
@@ -199,7 +210,8 @@ template <typename T, class X, typename R> struct gradients {
         hidden_scores(hidden, round);
         add_kept(hidden, round);
         const float slope = round.slope;
-        const float behind = (float)(column + (int)x.s.Sk - x.Sq - key); /* distance of the first pair in ALiBi */
+        /* ALiBi's distance between query and key of the thread's first pair */
+        const float behind = (float)(column + (int)x.s.Sk - x.Sq - key);
 #pragma unroll
         for (int n = 0; n < BM / 8; n++) {
             const float2 lse2 = *(const float2 *)&values[n / 8].lse2[n % 8 * 8 + me.lane % 4 * 2];
@@ -223,7 +235,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Returns the thread's first key. */
+    /* Returns the first of the keys of this thread. */
     DEVICE int first_key() const
     {
         return x.j0 + me.w * 64 + me.warp * 16 + me.lane / 4;
@@ -237,7 +249,7 @@ template <typename T, class X, typename R> struct gradients {
                (record().tile * BM + me.lane % 4 * 2) * p.bias.row + column;
     }
 
-    /* Loads the bias of the next round into S, as 32 or 16 bits from memory. */
+    /* Loads the bias of the next round into S. Each element of S gets the 32 or 16 bits as they are in memory. */
     template <typename WORD> DEVICE void load_bias(float (&S)[BM / 2]) const
     {
         const int i = record().tile * BM + me.lane % 4 * 2, rows = x.Sq - i, columns = p.bias.columns - first_key();
@@ -264,15 +276,16 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Turns a loaded bias into float32. */
+    /* Converts a number of a loaded bias, which may have 16 bits, to float32. */
     DEVICE static float widened(float word, attn_dtype dtype)
     {
         const uint32_t bits = __float_as_uint(word);
         return dtype == ATTN_F32 ? word : dtype == ATTN_BF16 ? __uint_as_float(bits << 16) : unpack<__half>(bits).x;
     }
 
-    /* Divides a loaded bias in S by the scale, so that q.k can be added to it. Where the quotient is -inf, the pair
-     * is hidden, which is right if the row's lse is ordinary. Other rows go through exponents_in_parts(). */
+    /* Converts the loaded bias in S to float32 and divides it by the scale, so that the product can add q.k to it. A
+     * quotient of -inf hides the pair, which is right if the row's lse is ordinary. Rows with a huge lse go through
+     * exponents_in_parts(). */
     DEVICE void scale_bias(float (&S)[BM / 2]) const
     {
         if (p.bias.dtype == ATTN_F32)
@@ -286,7 +299,8 @@ template <typename T, class X, typename R> struct gradients {
             for (int i = 0; i < BM / 2; i++) S[i] = widened(S[i], ATTN_F16) * p.per_scale;
     }
 
-    /* Begins to load what pairs.cuh needs for the next round. The round's record must have arrived. */
+    /* Begins to load what pairs.cuh needs for the next round (bias, keep_mask's bits). The round's record must have
+     * arrived. */
     DEVICE void ask_for_pairs(float (&S)[BM / 2]) const
     {
         if constexpr (X::PAIRS) {
@@ -306,7 +320,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Sets the bits of `hidden` for pairs that keep_mask hides. */
+    /* Sets the bit in `hidden` of each pair that keep_mask hides. */
     DEVICE void add_kept(uint32_t (&hidden)[BM / 64], const round_record &round) const
     {
         if constexpr (X::PAIRS) {
@@ -327,7 +341,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Does a row of the tile have so huge a score that its lse is stored in two parts? */
+    /* Returns whether some row of the tile has so huge a score that its lse is stored in two parts. */
     DEVICE bool has_parts(const row_values *values) const
     {
         bool any = false;
@@ -339,8 +353,8 @@ template <typename T, class X, typename R> struct gradients {
         return __any_sync(0xffffffff, any);
     }
 
-    /* Turns S into P in a tile some rows of which have lse in two parts. If a bias is huge, the rest of its score does
-     * not count. */
+    /* Turns S into P for a tile with rows whose lse is stored in two parts. Where a pair's bias is huge, the rest of
+     * its score is too small to count and is ignored. */
     DEVICE void exponents_in_parts(float (&S)[BM / 2], const row_values *values) const
     {
         if constexpr (X::BIAS) {
@@ -349,7 +363,7 @@ template <typename T, class X, typename R> struct gradients {
             const float behind = (float)(column + (int)x.s.Sk - x.Sq - first_key());
             const bool wide = p.bias.dtype == ATTN_F32;
             const char *at = first_bias();
-            head_args head; /* has only the members that exponent_of() reads */
+            head_args head; /* only the members that exponent_of() reads are set */
             head.b = x.b, head.h = round.h, head.s.q_start = x.s.q_start;
 #pragma unroll
             for (int n = 0; n < BM / 8; n++, at += 6 * p.bias.row)
@@ -371,7 +385,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Turns S into P with the options of pairs.cuh, ALiBi and FlashMask. */
+    /* Turns S into P with bias, keep_mask, ALiBi and FlashMask. */
     DEVICE void exponents_of_pairs(float (&S)[BM / 2], const row_values *values) const
     {
         if constexpr (X::PAIRS) {
@@ -400,8 +414,8 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Makes the draws of the next round. Byte n * 2 + half of word k is for query 64 k + 32 n + lane and for one half
-     * of the warp's 16 keys. */
+    /* Computes dropout's random bits for the next round: bit 1 means that a pair is kept. Byte n of word k belongs to
+     * query 64 k + 32 (n / 2) + lane, and to half n % 2 of the warp's 16 keys. */
     DEVICE void draw_pairs(uint32_t (&drawn)[BM / 64]) const
     {
         if constexpr (X::PAIRS) {
@@ -420,7 +434,7 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Turns P of a dropped pair into -P: dV takes 0 for it, dS takes P. */
+    /* Replaces P of each dropped pair by -P. The sign is a flag: dV takes 0 for such a pair, dS takes P. */
     DEVICE void drop_pairs(float (&P)[BM / 2], const uint32_t (&drawn)[BM / 64]) const
     {
 #pragma unroll
@@ -438,7 +452,7 @@ template <typename T, class X, typename R> struct gradients {
                 }
     }
 
-    /* Stores P times the softcap's derivative of four scores in shared memory, as 16-bit numbers. */
+    /* Stores, for four scores, P times the softcap's derivative in shared memory, as 16-bit numbers. */
     DEVICE void put_aside(int n, const float *P, const float (&derivative)[4]) const
     {
 #pragma unroll
@@ -447,11 +461,13 @@ template <typename T, class X, typename R> struct gradients {
                 P[half * 2] * derivative[half * 2], P[half * 2 + 1] * derivative[half * 2 + 1]);
     }
 
-    /* Turns S into P where softcap is the only option. Each pair of scores is replaced by two P and by two P times the
-     * derivative, all 16-bit numbers. EDGE: some pairs of the tile are hidden. NEAR: all scores are near 0. */
+    /* Turns S into P where softcap is the only option. As a result, one register of each pair of scores holds two P,
+     * and the other holds the two P times the softcap's derivative, all as 16-bit numbers. EDGE: some pairs of the tile
+     * are hidden. NEAR: all scores are near 0. */
     template <bool EDGE, bool NEAR> DEVICE void capped_exponents(float (&S)[BM / 2], const row_values *values) const
     {
-        int first[2] = {}, last[2] = {}; /* range of queries, counted from the thread's first, that see its two keys */
+        /* for each of the thread's two keys: the range of queries that see it, counted from the thread's first query */
+        int first[2] = {}, last[2] = {};
         if (EDGE)
 #pragma unroll
             for (int half = 0; half < 2; half++) {
@@ -491,7 +507,7 @@ template <typename T, class X, typename R> struct gradients {
         else capped_exponents<false, true>(S, values);
     }
 
-    /* Turns dP of queries FIRST to LAST into dS. */
+    /* Turns dP of queries [FIRST, LAST) of the tile into dS. */
     template <int FIRST, int LAST>
     DEVICE void differences(float (&dP)[BM / 2], const float (&P)[BM / 2], const row_values *values) const
     {
@@ -506,13 +522,13 @@ template <typename T, class X, typename R> struct gradients {
         });
     }
 
-    /* Returns P of a pair for dV: 0 if the pair is dropped. */
+    /* Returns P of a pair as dV needs it: 0 for a dropped pair, whose P is negative here. */
     static DEVICE float kept_P(float P)
     {
         return X::PAIRS && P < 0 ? 0 : P;
     }
 
-    /* Issues dV += P^T dO for part PART of the queries, and computes dS of these queries while the product runs. */
+    /* Issues dV += P^T dO for part PART of the tile's queries. Computes dS of these queries while the product runs. */
     template <int PART>
     DEVICE void add_dV(float (&dV)[D / 2], float (&dP)[BM / 2], const float (&S)[BM / 2], uint32_t (&P)[BM / 16][4],
                        const row_values *values) const
@@ -530,8 +546,9 @@ template <typename T, class X, typename R> struct gradients {
         differences<FIRST, FIRST + QUERIES>(dP, S, values);
     }
 
-    /* dS_place() and dQ_place() return where a thread stores its part of dS, in bytes, and of dQ, in floats. For dS,
-     * each 8 lanes have a matrix of 8 queries by 8 keys, and the row's swizzle decides where 16 bytes of a row lie. */
+    /* dS_place() and dQ_place() return where a thread stores its part of dS (in bytes) and of dQ (in floats). For dS,
+     * each 8 lanes hold a matrix of 8 queries by 8 keys. The swizzle of a row decides where its pieces of 16 bytes
+     * lie. */
     static DEVICE uint32_t dS_place(const consumer<2> &me)
     {
         const int t = me.lane / 8, piece = me.warp * 2 + t % 2, i = t / 2 * 8 + me.lane % 8;
@@ -542,7 +559,7 @@ template <typename T, class X, typename R> struct gradients {
         return me.w * QUERY_TILE * X::DQ_COLUMNS + fragment_at<X::DQ_COLUMNS>(me.warp * 16, 0) + me.lane * 4;
     }
 
-    /* Writes dS^T to shared memory as dS, whose rows are queries. */
+    /* Writes dS^T from registers to shared memory as dS, whose rows are queries. */
     DEVICE void share_dS(const uint32_t (&dS)[BM / 16][4])
     {
         const uint32_t to = dS_to + mine.stage * (uint32_t)sizeof sm.dS[0];
@@ -554,14 +571,14 @@ template <typename T, class X, typename R> struct gradients {
         mine.next();
     }
 
-    /* Waits until both consumers have shared dS of the previous round. After that neither reads the stage that
-     * share_dS() writes next. */
+    /* Waits until both consumers have written dS of the previous round to shared memory. After this wait no consumer
+     * reads the stage that share_dS() writes next. */
     DEVICE void await_dS() const
     {
         mbarrier_wait(smem_addr(&sm.dS_full[whole.stage]), whole.phase);
     }
 
-    /* Issues this warpgroup's part of dQ = dS K, for the dS that await_dS() waited for. */
+    /* Issues this warpgroup's part of dQ = dS K, with the dS for which await_dS() has waited. */
     DEVICE void issue_dQ(float (&dQ)[X::DQ_COLUMNS / 2])
     {
         multiply_down<T, X::DQ_COLUMNS, BN / 16>(dQ, anew(stage_of<sizeof sm.dS[0]>(first_dS, whole.stage)),
@@ -569,7 +586,7 @@ template <typename T, class X, typename R> struct gradients {
         whole.next();
     }
 
-    /* Writes dQ to the shared memory that the sender reads. */
+    /* Writes dQ to the shared memory from which the sender copies it. */
     DEVICE void hand_over(const float (&dQ)[X::DQ_COLUMNS / 2]) const
     {
         named_barrier_sync(DQ_FREE + me.w, HANDING);
@@ -581,11 +598,11 @@ template <typename T, class X, typename R> struct gradients {
         named_barrier_arrive(DQ_FULL + me.w, HANDING);
     }
 
-    /* Turns S into P with the options of the shape's variant. */
+    /* Turns scores S into P, with the options that the variant of the kernel computes. */
     DEVICE void make_P(float (&S)[BM / 2])
     {
         if (X::TURNS) me.await_turn();
-        /* A round in which no option has an effect is computed like a round of the variant without options. */
+        /* a round in which no option has an effect is computed as in the variant without options */
         if constexpr (X::PAIRS) {
             if (!X::BIAS && p.mods.cap != 0) exponents_of_options(S, sm.values[q.stage]);
             else if (record().bounded || record().slope != 0 || X::BIAS || record().partly_kept)
@@ -598,22 +615,23 @@ template <typename T, class X, typename R> struct gradients {
         if (X::TURNS) me.next_turn();
     }
 
-    /* Completes P and dP of the next round, whose products S and dP have been issued. */
+    /* Waits for the products S and dP of the next round, which have been issued, and turns S into P. */
     DEVICE void end_P(float (&S)[BM / 2], float (&dP)[BM / 2])
     {
         uint32_t drawn[BM / 64];
         if constexpr (X::PAIRS)
             if (p.dropout.drops) draw_pairs(drawn);
-        retire<X::S_BEFORE_DK ? 2 : 1>(S); /* dP and dK may still be in flight */
+        retire<X::S_BEFORE_DK ? 2 : 1>(S); /* the products dP and dK may still be running */
         make_P(S);
         if constexpr (X::PAIRS)
             if (p.dropout.drops) drop_pairs(S, drawn);
-        retire<0>(dP); /* retiring dP also waits for dK */
+        retire<0>(dP); /* the wait for dP includes a wait for dK, which was issued before dP */
     }
 
-    /* Goes from P and dP of a round to P and dP of the next one, if there are MORE. At the begin no product is in
-     * flight. It also computes dQ of the previous round. In the first round that dQ is meaningless and is not handed
-     * over, because a branch around the product would cost registers that are not free. */
+    /* Computes dV, dS and dK of a round from its P and dP. If there are MORE rounds, also computes P and dP of the next
+     * one. Must be called with no product running. It also computes dQ of the previous round. In the first round that
+     * dQ has no meaning and is not handed over. It is computed all the same, because a branch around the product would
+     * cost registers that are not free. */
     template <bool MORE>
     DEVICE void round(float (&S)[BM / 2], float (&dP)[BM / 2], float (&dK)[D / 2], float (&dV)[D / 2], bool first)
     {
@@ -622,17 +640,18 @@ template <typename T, class X, typename R> struct gradients {
         const ring<X::STAGES_Q> now = q;
         q.next();
         if constexpr (X::DV_PARTS == 2) add_dV<0>(dV, dP, S, P, sm.values[now.stage]);
-        /* The call must stand here. The products of the last part are then issued so slowly that dS is computed while
-         * they run, and not after the wait for them, which would cost 10 % of the time at D = 128. */
+        /* The call of next_tile_of_queries() must stand exactly here. It makes ptxas issue the last products so slowly
+         * that dS is computed while they run. Elsewhere dS would be computed after the wait for them, which costs 10 %
+         * of the time at D = 128. */
         if (!X::OPTIONS) next_tile_of_queries();
         add_dV<X::DV_PARTS - 1>(dV, dP, S, P, sm.values[now.stage]);
-        wgmma_wait<0>(); /* waits for dV */
+        wgmma_wait<0>(); /* waits until the product dV is complete */
         me.release(sm.bars_dO, o);
         o.next();
         opaque(dP);
         to_operand<T, BM>(dS, dP);
         if (X::PAIRS && MORE) {
-            await_full(sm.bars_Q, q); /* the round's record has then arrived too */
+            await_full(sm.bars_Q, q); /* with Q the record of the next round has arrived too */
             ask_for_pairs(S);
         }
         if (!first) await_dS();
@@ -642,8 +661,8 @@ template <typename T, class X, typename R> struct gradients {
         multiply_add<T, D, BM / 16>(dK, dS, Q_down(now.stage));
         if (MORE && !X::S_BEFORE_DK) issue_S(S);
         retire<MORE ? 2 : 1>(dQ);
-        if (X::STAGES_DS == 2)
-            named_barrier_sync(DS_FREE, CONSUMERS); /* no consumer reads dS of the previous round any more */
+        if (X::STAGES_DS == 2) /* after this barrier no consumer reads dS of the previous round any more */
+            named_barrier_sync(DS_FREE, CONSUMERS);
         if (!first) hand_over(dQ);
         if (!X::S_BEFORE_DK) {
             wgmma_wait<MORE ? 1 : 0>();
@@ -656,7 +675,7 @@ template <typename T, class X, typename R> struct gradients {
         if (X::S_BEFORE_DK) me.release(sm.bars_Q, now);
     }
 
-    /* Passes a round in which no query sees a key of this warpgroup. Its dS is 0. */
+    /* Skips a round in which no query sees a key of this warpgroup. Shares zeros as its dS. */
     DEVICE void pass_round()
     {
         const uint32_t dS[BM / 16][4] = {};
@@ -673,7 +692,7 @@ template <typename T, class X, typename R> struct gradients {
         share_dS(dS);
     }
 
-    /* Computes dQ of the last round. meanwhile() runs while the product does. */
+    /* Computes dQ of the last round. Calls meanwhile() while the product runs. */
     template <class F> DEVICE void last_dQ(F meanwhile)
     {
         float dQ[X::DQ_COLUMNS / 2];
@@ -684,8 +703,8 @@ template <typename T, class X, typename R> struct gradients {
         hand_over(dQ);
     }
 
-    /* Stores dK or dV, 64 channels at a time. 16-bit numbers pass through the warp's part of the stage of dS that no
-     * consumer reads. */
+    /* Stores dK or dV, 64 channels at a time. Results of 16 bits are staged in shared memory: in the warp's part of a
+     * stage of dS that no consumer reads. */
     template <int CHUNKS> DEVICE void store(const attn_view &to, const float (&sums)[CHUNKS * 32], int width)
     {
         const int row = me.w * 64 + me.warp * 16;
@@ -693,7 +712,8 @@ template <typename T, class X, typename R> struct gradients {
         uint16_t *const staging = sm.dS[mine.stage] + (me.w * 4 + me.warp) * 16 * 64;
         if (!to.data) return;
         R *const rows = (R *)to.data + attn_at(&to, x.b, x.hk, line);
-        /* float32 is stored straight from registers, except where ptxas would then spill 360 bytes. */
+        /* float32 is stored directly from registers. In one shape it is staged too, because ptxas would otherwise spill
+         * 360 bytes. */
         if constexpr (std::is_same<R, float>::value && X::VARIANT == CAPPED && D == 64)
             store_floats<CHUNKS * 64>(rows, to.row, x.rows - row, width, sums, staging, me.lane);
         else if constexpr (std::is_same<R, float>::value)
@@ -707,7 +727,7 @@ template <typename T, class X, typename R> struct gradients {
             }
     }
 
-    /* Multiplies dK or dV by `factor` and stores it. Returns whether all numbers are finite. */
+    /* Multiplies dK or dV by `factor` and stores it. Returns whether all results are finite. */
     DEVICE bool finish(float (&sums)[D / 2], float factor, attn_tensor_id tensor, int64_t width)
     {
         const float factors[2] = { factor, factor };
@@ -725,15 +745,17 @@ template <typename T, class X, typename R> struct gradients {
         return finish(dK, p.scale, ATTN_T_dk, a.g.dims.D);
     }
 
-    /* Marks this warp's keys for repair_own_keys() if dK or dV is not finite. */
+    /* Records for repair_own_keys() whether dK or dV of this warp's keys is not finite. */
     DEVICE void leave_mark(bool finite) const
     {
         const bool any = __any_sync(0xffffffff, !finite);
         if (me.lane == 0) p.nonfinite[x.t * 8 + me.w * 4 + me.warp] = any ? (uint16_t)(blockIdx.x + 1) : 0;
-        if (any) *(volatile int *)&sm.any_nonfinite = 1; /* other warps may write it too, but the same value */
+        /* several warps may write this word, but all write the same value */
+        if (any) *(volatile int *)&sm.any_nonfinite = 1;
     }
 
-    /* Do no queries of the first (or last) of several rounds see a key of this warpgroup? */
+    /* Returns whether this warpgroup can skip the first (or the last) of several rounds, because none of its keys is
+     * seen there. */
     DEVICE bool passes(bool first, int rounds) const
     {
         if (!X::PASSES || rounds < 2 || x.begin != x.first) return false;
@@ -741,14 +763,15 @@ template <typename T, class X, typename R> struct gradients {
         return first ? (x.first + 1) * BM <= key - x.band.hi + 1 : (x.last - 1) * BM > key + 63 - x.band.lo;
     }
 
-    /* Returns x, which is the same in all lanes. The shuffle tells ptxas that it is, so descriptors stay in uniform
-     * registers. */
+    /* Returns x, which must have the same value in all lanes. The shuffle tells ptxas that all lanes have the same
+     * value, so that descriptors stay in uniform registers. */
     static DEVICE uint32_t same_in_warp(uint32_t x)
     {
         return __shfl_sync(0xffffffff, x, 0);
     }
 
-    /* Swaps K and V: the next tile's K lies where V was, and its V where K was. */
+    /* Swaps the addresses of K and V: the K of the next tile of keys is loaded to where V was, and its V to where K
+     * was. */
     DEVICE void swap_keys()
     {
         const k_major_low<BN> K = own_K;
@@ -758,14 +781,14 @@ template <typename T, class X, typename R> struct gradients {
         phase ^= 1;
     }
 
-    /* Computes the rounds of a tile of keys, and stores its dK and dV. */
+    /* Computes all rounds of a tile of keys, and stores its dK and dV. */
     DEVICE void add_rounds(float (&dK)[D / 2], float (&dV)[D / 2], int rounds)
     {
         float S[BM / 2], dP[BM / 2];
         const int keys = x.band.Sk - x.j0;
         mbarrier_wait(smem_addr(&sm.K_full), phase);
-        /* The condition does not use ends_of_keys, because ptxas would keep a second flag in a register and spill it.
-         * Writing zeros over zeros does no harm. */
+        /* The condition is wider than necessary: ends_of_keys would need a second flag, which ptxas would keep in a
+         * register and spill. In the additional cases zeros are written over zeros, which does no harm. */
         if ((a.ends_of_queries || a.g.seqlens_k) && keys < BN) {
             mbarrier_wait(smem_addr(&sm.V_full), phase);
             zero_rows<BN, X::CHUNKS>(sm.keys[0], keys);
@@ -786,7 +809,7 @@ template <typename T, class X, typename R> struct gradients {
         }
         issue_S(S);
         wgmma_fence();
-        wgmma_commit(); /* an empty group: the waits below expect a product of dK here */
+        wgmma_commit(); /* an empty group of products: the waits below expect that a product dK stands here */
         mbarrier_wait(smem_addr(&sm.V_full), phase);
         issue_dP(dP);
         end_P(S, dP);
@@ -803,7 +826,7 @@ template <typename T, class X, typename R> struct gradients {
         bool finite = true;
         last_dQ([&] {
             if (!X::OPTIONS)
-                finite = finish_dV(dV); /* with options no registers are free for this before dQ has ended */
+                finite = finish_dV(dV); /* with options no registers are free for this before dQ is complete */
         });
         me.release(sm.K_empty);
         if (X::OPTIONS) finite = finish_dV(dV);
@@ -812,18 +835,21 @@ template <typename T, class X, typename R> struct gradients {
         swap_keys();
     }
 
-    /* Fetches the next tile of keys for the consumers, once all of them have left the previous one. False: there is
-     * none. */
+    /* Waits for the next tile of keys, and copies its description to sm.place. Returns false if there are no more
+     * tiles. All threads of both consumers call this function. */
     DEVICE bool next_tile(ring<2> &at)
     {
-        named_barrier_sync(END_BARRIER, CONSUMERS); /* after this barrier no warp's dK or dV lies in dS any more */
-        /* All lanes wait, and conditions tell lanes apart. After a branch that only some lanes take, ptxas would keep
-         * addresses that are the same for all lanes in registers of each thread, even in the rounds. */
+        /* after this barrier no warp uses dS as staging memory for dK or dV any more */
+        named_barrier_sync(END_BARRIER, CONSUMERS);
+        /* All lanes wait, and the lanes that act are chosen by conditions, not by branches around the wait. After a
+         * branch that only some lanes take, ptxas would keep addresses that are the same for all lanes in registers of
+         * each thread, even in the rounds. */
         await_full(sm.bars_work, at);
         const int words = sizeof(block_place) / sizeof(int);
         static_assert(words <= 32, "a lane copies a word");
         if (dQ_at < words * 4) ((int *)&sm.place)[me.lane] = ((const int *)&sm.work[at.stage])[me.lane];
-        named_barrier_sync(END_BARRIER, CONSUMERS); /* all consumers have seen that the slot is full */
+        /* after this barrier all consumers have seen that the slot is full, and the copy is complete */
+        named_barrier_sync(END_BARRIER, CONSUMERS);
         if (me.leader && me.w == 0) mbarrier_arrive(smem_addr(&sm.bars_work.empty[at.stage]));
         at.next();
         return x.rows != NO_ROWS;
@@ -846,13 +872,14 @@ template <typename T, class X, typename R> struct gradients {
             opaque(dV);
             if (rounds > 0) add_rounds(dK, dV, rounds);
             else leave_mark(finish_dV(dV) & finish_dK(dK));
-            fence_proxy_async_shared(); /* the next tile's first dQ reads these bytes, though its result is not used */
+            /* the first product dQ of the next tile reads these bytes, though its result is not used */
+            fence_proxy_async_shared();
         }
     }
 };
 
-/* Computes, one by one, the keys of the block's tiles for which this warp found dK or dV not finite. It is a function
- * of its own, so that the rounds keep their registers. */
+/* Recomputes keys of the block's tiles, one by one: those for which this warp found a dK or dV that is not finite. This
+ * function is not inlined, so that the loop over rounds keeps its registers. */
 template <class X> static __device__ __noinline__ void repair_own_keys(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;
@@ -885,13 +912,15 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         prefetch_tensormap(&m.dO);
         init_pairs(sm.bars_Q, 2);
         init_pairs(sm.bars_dO, 2);
-        init_pairs(sm.bars_work, 4); /* the loader, the two senders and the consumers release it */
+        /* four arrivals release a slot: of the loader, of the two senders, and one for all consumers */
+        init_pairs(sm.bars_work, 4);
         mbarrier_init(smem_addr(&sm.K_full), 1);
         mbarrier_init(smem_addr(&sm.V_full), 1);
         mbarrier_init(smem_addr(&sm.K_empty), 2);
         mbarrier_init(smem_addr(&sm.V_empty), 2);
         mbarrier_init(smem_addr(&sm.loaded), 1);
-        for (int n = 0; n < X::STAGES_DS; n++) mbarrier_init(smem_addr(&sm.dS_full[n]), 8); /* warps */
+        /* eight arrivals: one per warp of the two consumers */
+        for (int n = 0; n < X::STAGES_DS; n++) mbarrier_init(smem_addr(&sm.dS_full[n]), 8);
         sm.any_nonfinite = 0;
         fence_mbarrier_init();
     }
@@ -905,7 +934,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     } else {
         setmaxnreg_inc<X::CONSUMER>();
         gradients<T, X, R>(a, p, sm, wg - 1).run();
-        /* This waits for prepare_ahead, which has long ended. The next kernel waits only for the end of this one. */
+        /* Waits for prepare_ahead, which has long ended. Each kernel of a stream waits for the end of its predecessor
+         * only, so the next kernel needs this wait to know that prepare_ahead has ended too. */
         wait_for_prerequisites();
         const uint32_t t = thread_anew() - 128;
         if (p.makes_dq) dq_writer<T, X>{ a, p, sm.dS[0] + t / 32 * (16 * 64), (int)(t % 32) }.run();
@@ -915,21 +945,22 @@ __global__ void __launch_bounds__(X::THREADS, 1)
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
-const int KEYS = 128; /* keys of a block, in all shapes */
+const int KEYS = 128; /* number of keys of a block, in all shapes */
 
 int64_t per_head_of(const attn_dims &d)
 {
     return key_tiles_per_head(d, KEYS);
 }
 
-/* Returns the number of tiles of queries, all heads together. */
+/* Returns the number of tiles of 64 queries of all heads together. */
 int64_t query_tiles_of(const attn_dims &d)
 {
     return query_tiles_per_head(d, QUERY_TILE) * d.H * (d.packed ? 1 : d.B);
 }
 
-/* Returns the number of words of the account, which are 0 at first. There is one word per key/value head. If dQ is
- * wanted, there are also two words per tile of queries, a second word per key/value head, and one for claimed units. */
+/* Returns the number of 32-bit words in which blocks record progress; all start at 0. One word per key/value head
+ * counts prepared units. If dQ is wanted, there are also two words per tile of queries (plan::begun), a second word per
+ * key/value head (plan::done), and one for claimed units. */
 int64_t words_of(const attn_plan *plan)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -937,8 +968,9 @@ int64_t words_of(const attn_plan *plan)
     return heads + (plan->problem->dq.rank ? query_tiles_of(d) * 2 + heads + 1 : 0);
 }
 
-/* Should prepare_ahead write zeros to the sums? In a long causal sequence one slow block comes first to the last
- * queries, and all other blocks wait for its store. At D = 128 with one head per group that costs more than zeros. */
+/* Returns whether prepare_ahead writes zeros to the sums of dQ. Otherwise the first block at a part of the sums stores
+ * it. In a long causal sequence one slow block comes first to the last queries, and all other blocks would wait for its
+ * store. At D = 128 with one query head per key/value head, that wait costs more than writing zeros. */
 bool wants_zeros(const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
@@ -948,10 +980,11 @@ bool wants_zeros(const attn_plan *plan)
     return sums && causal && backward_class(g.dims) == 128 && g.group == 1 && e.rows_q >= 8192;
 }
 
-/* The kernel's part of the workspace, which follows the part of backward_steps.h. */
+/* Offsets of this kernel's own part of the workspace, which lies behind the part that backward_steps.h describes. */
 struct layout {
-    int64_t account, nonfinite, extremes, kept, bytes; /* offsets in the workspace; `bytes`: its size */
-    int64_t cleared;                                   /* number of bytes from `account` to the end of `nonfinite` */
+    /* offsets in the workspace, in bytes; `bytes`: the size of the workspace */
+    int64_t account, nonfinite, extremes, kept, bytes;
+    int64_t cleared; /* number of bytes to set to zero: from `account` to the end of `nonfinite` */
 };
 
 layout layout_of(const cuda_chip *chip, const attn_plan *plan)
@@ -977,7 +1010,8 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan)
 struct backward_job {
     const cuda_chip *chip;
     cudaStream_t stream;
-    const cuda_chip *whole_chip; /* computes the whole problem; `chip` has a share of its tiles */
+    /* whole_chip describes the GPU for the whole problem; `chip` for one share of the tiles */
+    const cuda_chip *whole_chip;
     const attn_plan *whole;
     backward_run run;
     char *memory;
@@ -1018,7 +1052,7 @@ cudaError_t make_plan(const backward_job &job, plan &p)
     return is_first_share(job.chip) ? cudaMemsetAsync(p.prepared, 0, job.place.cleared, job.stream) : cudaSuccess;
 }
 
-/* Fills in the members that a pair_plan has beyond those of a plan. */
+/* Sets the members that a pair_plan has in addition to a plan. */
 cudaError_t make_pair_plan(const backward_job &job, pair_plan &p)
 {
     const attn_geometry &g = job.run.args.g;
@@ -1050,7 +1084,8 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
     const int tiles = p.order.end - p.order.first;
     const int blocks = p.makes_dq ? job.chip->multiprocessors : std::min(tiles, job.chip->multiprocessors);
     if (!is_first_share(
-            job.chip)) { /* the first share has prepared the queries; this launch waits for the end of the one before */
+            /* The first share has prepared the queries. This launch waits for the end of the share before it. */
+            job.chip)) {
         if (blocks) backward_tiles<T, X, R><<<blocks, X::THREADS, sizeof(shared<X>), job.stream>>>(job.run.args, p, m);
         return cudaPeekAtLastError();
     }
@@ -1068,7 +1103,8 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
 struct shape_row {
     int D;
     variant takes;
-    cudaError_t (*launch[2][2])(const backward_job &); /* [bfloat16, float16][dK and dV in that dtype, in float32] */
+    /* [0: bfloat16, 1: float16][0: dK and dV have that dtype, 1: they are float32] */
+    cudaError_t (*launch[2][2])(const backward_job &);
 };
 template <class X> constexpr shape_row row()
 {
@@ -1078,7 +1114,7 @@ template <class X> constexpr shape_row row()
                { launch<__half, X, __half>, launch<__half, X, float> } } };
 }
 
-/* Can the kernel compute the problem, apart from its options? */
+/* Returns whether the kernel can compute the problem. The options of the problem are checked elsewhere. */
 bool plan_tiles(const cuda_chip *chip, attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
@@ -1087,7 +1123,8 @@ bool plan_tiles(const cuda_chip *chip, attn_plan *plan)
     const extent e = extent_of(d);
     if (backward_class(d) > 128) return false;
     if (!backward_walkable(plan) || e.B * d.Hk * (per_head_of(d) + 1) * 8 >= INT32_MAX) return false;
-    if (query_tiles_of(d) * 4 >= INT32_MAX) return false; /* units and words of the account are int */
+    /* units of queries, and the progress words of words_of(), are counted in int */
+    if (query_tiles_of(d) * 4 >= INT32_MAX) return false;
     if (p->dk.rank && p->dv.rank && p->dk.dtype != p->dv.dtype) return false;
     if (!mods_fit(p, g) || (p->mask_startend_rows.rank && (d.packed || p->deterministic))) return false;
     if (backward_bytes(chip, plan, true) == 0) return false;
@@ -1095,7 +1132,7 @@ bool plan_tiles(const cuda_chip *chip, attn_plan *plan)
     return true;
 }
 
-/* Launches the shape of variant `takes` in the table, and the kernels that run before and after it. */
+/* Launches the shape for variant `takes` from the table, and the kernels that must run before and after it. */
 template <int ROWS>
 cudaError_t launch_tiles(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory,
                          const shape_row (&rows)[ROWS], variant takes)
@@ -1125,7 +1162,7 @@ cudaError_t launch_tiles(const cuda_chip *chip, cudaStream_t stream, const attn_
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }
 
-/* FEATURES: what the plain variant computes. OPTIONS: what variants with options compute besides. */
+/* FEATURES: what the plain variant computes. OPTIONS: what variants with options compute in addition. */
 const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_TENSOR_BIT(dout) |
                           ATTN_TENSOR_BIT(dlse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |
                           ATTN_TENSOR_BIT(dsinks) | ATTN_OPTION_BIT(OUT_DTYPE) | ATTN_OPTION_BIT(GRAD_DTYPE) |

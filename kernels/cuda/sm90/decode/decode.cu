@@ -1,59 +1,62 @@
-/* decode.cu: computes the splits of sm80/decode.cu on Hopper where keys and values lie in pages: the copy engine
- * loads them. Where keys lie in one piece, copies by threads are as fast, and 1 to 2 % faster where bandwidth is the
- * bound. sm80/decode.cuh defines what is computed, and in which order, so the bits of a result are those of copies
- * by threads.
+/* decode.cu: computes the splits of sm80/decode.cu (parts of a sequence's keys) on Hopper, for keys and values that lie
+ * in pages: the copy engine loads the tiles. For keys in one piece copies by threads are as fast, and 1 to 2 % faster
+ * where memory bandwidth is the bound, so they are used there. sm80/decode.cuh defines what is computed and in which
+ * order. Therefore the bits of a result do not depend on who copies.
  *
  * A warp requests the boxes of a tile, one box per lane: a box for every 128 bytes of channels, and for every page
- * where pages are smaller than a tile. One warp looks up the page and slot of each box for the whole split, before
- * the first box is requested. A box thus costs no wait for memory.
+ * where pages are smaller than a tile. Before the first box is requested, one warp looks up the page and row of each
+ * box of the whole split. Therefore no request waits for the page table.
  *
  *   full[slot]    one arrival, of the lane that announces how many bytes will come; completes when the tile has arrived
  *   empty[slot]   one arrival per warp that has read the tile; completes when all four warps have read it
  *
  * Step s of a split (a tile of K or of V) uses the slot after that of step s - 1. The first step of a split uses the
- * slot after that of the last step of the split before. At the beginning of a split all slots are free, and the
- * first warp requests the first SLOTS steps (with few rows each warp requests one, and looks up its boxes itself).
- * Step s is requested when step s - SLOTS has been read. The warps take turns at that, and the warp whose turn it is
- * waits for the others. The barriers of a slot therefore complete once per use, in the order of the steps, and no
- * warp uses a slot again before all have seen its last phase. To wait for a phase its parity is enough.
+ * slot after that of the last step of the split before. At the beginning of a split all slots are free, and the first
+ * warp requests the first SLOTS steps (with few rows each warp requests one, and looks up its boxes itself). Step s is
+ * requested when step s - SLOTS has been read. The warps take turns to request a step, and the warp whose turn it is
+ * waits for the other warps. The barriers of a slot therefore complete once per use, in the order of the steps, and no
+ * warp uses a slot again before all have seen its last phase. Therefore the parity of a phase is enough to wait for it.
  *
  * There is no deadlock, because no warp waits for a later step. At step s a warp waits for full[s]. That step was
- * requested at the beginning, or by the warp of turn s at the end of its step s - SLOTS. There that warp waits for
- * the other warps to arrive at the end of their step s - SLOTS, and before that end they wait only for steps up to
- * it. A split ends when all requested tiles have arrived and been read, and all warps of the block wait for that. A
- * block without rows or without a split ends before it has requested anything; a split without keys requests nothing.
+ * requested at the beginning, or by the warp of turn s at the end of its step s - SLOTS. At that point the requesting
+ * warp waits for the other warps to reach the end of their step s - SLOTS, and until then these wait only for steps up
+ * to s - SLOTS. A split ends when all requested tiles have arrived and been read, and all warps of the block wait for
+ * that. A block without rows or without a split ends before it has requested anything; a split without keys requests
+ * nothing.
  *
- * All slots are thus being filled while warps wait, and a warp waits for others only in its turn. A separate warp
- * for loads would save that one wait. But a fifth warp in each of three blocks leaves 136 registers per thread, and
- * many rows need 168. Where reading the keys takes the time, the four warps wait for the same tile anyway.
+ * All slots are being filled while warps wait, and a warp waits for other warps only in its turn. A separate warp for
+ * loads would save this one wait. But with a fifth warp in each of the three blocks of a multiprocessor only 136
+ * registers are left per thread, and the shape for many rows needs 168. Where memory is the bound, the four warps wait
+ * for the same tile anyway.
  *
- * A tile's chunks of 128 bytes of channels lie one after the other, as the copy engine swizzles them. In rows of 128
- * bytes that is the swizzle of sm80/tile.cuh; in rows of 64 bytes (float8 with head dims up to 64) it is that file's
- * swizzle of rows of 32 elements. Rows past the tensor arrive as zeros. The last page of a sequence may have rows
- * past its end, which may hold anything. Boxes that lie wholly past the end are not requested. All of these rows
- * become zeros in shared memory. */
+ * A tile's chunks of 128 bytes of channels lie one after the other, as the copy engine swizzles them. For rows of 128
+ * bytes this is the swizzle of sm80/tile.cuh. For rows of 64 bytes (float8 with head sizes up to 64) it is the swizzle
+ * that sm80/tile.cuh has for rows of 32 elements. Rows past the tensor arrive as zeros. The last page of a sequence may
+ * have rows past the sequence's end, which may hold anything. Boxes that lie wholly past the end are not requested. All
+ * rows past the end are set to zero in shared memory. */
 #include "kernels/cuda/common/launch.cuh"
 #include "kernels/cuda/sm80/decode.cuh"
 #include "kernels/cuda/sm90/layer/tma.cuh"
 
 namespace {
 
-enum { LEAST_BOX = 8 };   /* rows after which the swizzle repeats */
-enum { MOST_SLOTS = 12 }; /* the most slots of any shape's ring */
+enum { LEAST_BOX = 8 };   /* number of rows after which the swizzle repeats; a box has at least so many */
+enum { MOST_SLOTS = 12 }; /* the most slots in the ring of any shape */
 
-/* The ring of a stack is as long as shared memory allows for the two blocks of a multiprocessor. */
+/* The shape of a stack's kernel. Its ring has as many slots as shared memory allows for the two blocks of a
+ * multiprocessor (one block at D = 256). */
 template <int D> struct tall_shape : stack_shape<D> {
     static const int BLOCKS = D == 256 ? 1 : 2, SLOTS = D == 64 ? 6 : D == 128 ? 5 : 8;
 };
 
-/* Where a box starts: its page, and the row in the page. */
+/* Where a box starts: the number of its page, and the row within the page. */
 struct box_place {
     int row, page;
 };
 
 struct copy_plan {
     CUtensorMap K, V;
-    int box, box_shift; /* rows of a box, a power of two, and the logarithm of that number */
+    int box, box_shift; /* number of rows of a box, a power of two, and log2 of that number */
 };
 
 struct ring_barriers {
@@ -61,14 +64,15 @@ struct ring_barriers {
 };
 
 template <class X> struct shared_with_boxes : shared<X> {
-    /* the most keys of a split, by split_keys() */
+    /* the largest number of keys that split_keys() gives to a split */
     static const int MOST_KEYS = X::WM == 4 ? 2048 : X::FLOAT8 ? (int)MOST_FLOAT8 : 1024;
     box_place boxes[MOST_KEYS / LEAST_BOX];
 };
 
 template <typename T, class X> struct copies_by_engine {
     typedef shared_with_boxes<X> memory;
-    static const int SLOTS = X::SLOTS, CHUNK = X::WIDTH < 64 ? X::WIDTH : 64; /* width of a chunk in 16-bit words */
+    /* CHUNK: width of a chunk in 16-bit words */
+    static const int SLOTS = X::SLOTS, CHUNK = X::WIDTH < 64 ? X::WIDTH : 64;
     enum { FEW_ADDRESSES = 1 };
     static_assert(SLOTS <= MOST_SLOTS && X::BN * CHUNK * 2 % 1024 == 0 && X::BM * X::D * 2 % 1024 == 0,
                   "tiles begin where the swizzle does");
@@ -83,7 +87,7 @@ template <typename T, class X> struct copies_by_engine {
     const cuda_args &a;
     const int b, hk, Sk;
     const split_place keys;
-    int filled; /* number of steps that were requested */
+    int filled; /* number of steps whose loads were issued */
 
     DEVICE copies_by_engine(kept &kept_, memory &sm_, const cuda_args &a_, const head_args &x, const split_place &keys_)
         : at(kept_), sm(sm_), a(a_), b((int)x.b), hk((int)x.hk), Sk((int)x.s.Sk), keys(keys_)
@@ -97,10 +101,11 @@ template <typename T, class X> struct copies_by_engine {
         return { (int)((uint32_t)key - page * page_size), a.g.page_table[b * a.g.page_table_row + page] };
     }
 
-    /* Finds the boxes of the split; one warp calls it. It reads no entry of the page table past the last key's. */
+    /* Looks up where each box of the split starts. One warp calls this function. It reads no entry of the page table
+     * behind that of the last key. */
     DEVICE void find_boxes() const
     {
-        /* counts whole tiles, because whole tiles are loaded */
+        /* one past the last key of the split's tiles, because whole tiles are loaded */
         const int end = min(Sk, (keys.tiles + keys.steps / 2) * X::BN);
         for (int n = threadIdx.x % 32, key = keys.first + n * at.copies.box; key < end;
              n += 32, key += 32 * at.copies.box)
@@ -108,11 +113,11 @@ template <typename T, class X> struct copies_by_engine {
         __syncwarp();
     }
 
-    /* Issues the loads of a step's tile into `slot`, which is free; one warp calls it. Boxes past
-     * the sequence are skipped. FIRST: the warp looks up the boxes itself. */
+    /* Issues the loads of a step's tile into `slot`, which must be free. One warp calls this function. Boxes past the
+     * sequence's end are not loaded. FIRST: the boxes were not looked up before, so the warp does it now. */
     template <bool FIRST = false> DEVICE void fill(int step, int slot) const
     {
-        /* counted in elements of the tensor */
+        /* COLUMNS: width of a chunk in elements of the tensor */
         const int CHUNKS = X::WIDTH / CHUNK, COLUMNS = X::FLOAT8 ? CHUNK * 2 : CHUNK;
         static_assert(X::BN / LEAST_BOX * CHUNKS <= 32, "a box per lane");
         const int lane = threadIdx.x % 32, chunk = lane % CHUNKS, row = lane / CHUNKS << at.copies.box_shift;
@@ -133,9 +138,9 @@ template <typename T, class X> struct copies_by_engine {
 
     template <class F> DEVICE void begin(F queries)
     {
-        /* number of filled slots; below 0 where the split has no keys */
+        /* number of slots that are filled at the beginning; negative if the split has no keys */
         filled = keys.steps < SLOTS ? keys.steps : SLOTS;
-        if constexpr (X::FEW) { /* each warp fills a slot */
+        if constexpr (X::FEW) { /* each of the four warps fills one slot */
             const int warp = threadIdx.x / 32, slot = at.slot + warp;
             static_assert(SLOTS == WARPS, "all slots");
             if (warp < filled) fill<true>(warp, slot >= SLOTS ? slot - SLOTS : slot);
@@ -148,7 +153,7 @@ template <typename T, class X> struct copies_by_engine {
         queries();
         cp_async_commit();
         cp_async_wait<0>();
-        __syncthreads(); /* all warps now see Q, the barriers and the starts of the boxes */
+        __syncthreads(); /* after this barrier all warps see Q, the initialised barriers and the starts of the boxes */
     }
 
     template <bool VALUES> DEVICE uint16_t *next() const
@@ -159,7 +164,7 @@ template <typename T, class X> struct copies_by_engine {
 
     DEVICE void clear_tail(uint16_t *tile, int j) const
     {
-        /* pieces have 16 bytes; the swizzle leaves them in their row */
+        /* PIECES: pieces of 16 bytes per row of a chunk; the swizzle moves a piece only within its row */
         const int rows = Sk - j * X::BN, PIECES = CHUNK / 8;
         if (rows >= X::BN) return;
 #pragma unroll 1
@@ -195,7 +200,7 @@ template <typename T, class X> struct copies_by_engine {
     }
 };
 
-/* Dynamic shared memory: that of a split, with the barriers behind it. */
+/* Offset of the barriers in dynamic shared memory: they lie behind the memory of a split. */
 template <typename T, int D, keys_as AS>
 constexpr size_t barriers_at = shared_bytes<T, D, false, AS, copies_by_engine>();
 
@@ -211,7 +216,7 @@ template <int SLOTS = MOST_SLOTS> DEVICE void make_ready(const copy_plan &copies
     fence_mbarrier_init();
 }
 
-/* decode_stacks() with copies by the copy engine. */
+/* Computes what decode_stacks() computes. Here the copy engine loads the tiles. */
 template <typename T, int D>
 __global__ void __launch_bounds__(tall_shape<D>::THREADS, tall_shape<D>::BLOCKS)
     decode_stacks_by_engine(const __grid_constant__ copy_plan copies, const __grid_constant__ cuda_args a,
@@ -243,7 +248,7 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
     walk_splits<T, D, false, true, AS, copies_by_engine>(a, p, memory, narrow, wide);
 }
 
-/* The ring of decode_few(). */
+/* The ring of tiles for decode_few(). */
 template <typename T, int D, keys_as AS> using few_ring = copies_by_engine<T, few_shape<D, true, AS>>;
 template <typename T, int D, keys_as AS>
 constexpr size_t few_bytes = sizeof(typename few_ring<T, D, AS>::memory) + sizeof(ring_barriers);
@@ -259,14 +264,14 @@ __global__ void __launch_bounds__(THREADS, (blocks_of<D, false>))
     extern __shared__ __align__(1024) char memory[];
     ring_barriers &bars = *(ring_barriers *)(memory + sizeof(typename ring::memory));
     make_ready<ring::SLOTS>(copies, bars, WARPS);
-    __syncthreads(); /* every warp requests a tile */
+    __syncthreads(); /* after this barrier every warp sees the initialised barriers, so that each may request a tile */
     typename ring::kept kept = { copies, bars, 0, 0 };
     walk_few<T, D, true, AS, copies_by_engine>(a, p, memory, kept);
 }
 
 /* ---- Host -------------------------------------------------------------------------------------------------------- */
 
-/* Describes K or V to the copy engine. Returns false where its strides do not fit. */
+/* Describes K or V to the copy engine. Returns false if the strides do not fit the copy engine. */
 bool walkable_as(tma_tensor *to, const attn_view &view, const attn_dims &d, int64_t columns)
 {
     const int64_t B = d.pages, rows = d.page_size;
@@ -311,14 +316,15 @@ bool launch_for(const tma_tensor &K, const tma_tensor &V, const cuda_args &a, co
     const attn_dims &d = a.g.dims;
     const int64_t widest = attn_max64(d.D, d.Dv);
     const int D = widest <= 64 ? 64 : widest <= 128 ? 128 : 256;
-    /* A box lies in one page and in one tile, for few rows and for many. */
+    /* A box must lie within one page and within one tile, also where the shape for few rows has smaller tiles. */
     const int tile = D == 256 ? 32 : 64, row_bytes = AS == KEYS_AS_FLOAT8 ? D : D * 2,
               box_bytes = row_bytes < 128 ? row_bytes : 128;
     copy_plan copies;
     copies.box = (int)attn_min64(d.page_size & -d.page_size, tile);
     copies.box_shift = 0;
     while (1 << copies.box_shift < copies.box) copies.box_shift++;
-    /* A promotion to 256 bytes fetches each 128 bytes of a row twice, and costs a tenth of the speed. */
+    /* With a promotion to 256 bytes the L2 would fetch each 128 bytes of a row twice, which costs a tenth of the
+     * speed. */
     const CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
     if (!tma_map(&copies.K, K, copies.box, box_bytes, promotion) ||
         !tma_map(&copies.V, V, copies.box, box_bytes, promotion))

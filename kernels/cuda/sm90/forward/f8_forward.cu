@@ -1,9 +1,10 @@
 /* f8_forward.cu: flash attention forward of float8_e4m3fn for Hopper, with products of e4m3.
  *
- * The kernel is structured like that of forward_tiles.cuh. There is one block per multiprocessor. A warp hands out
- * tiles of work, and another warp makes the copy engine fill a ring of K and V tiles. C consumers of 64 rows take turns
- * with their products, so that each one's softmax runs during its own and the others' products.
- * Products of e4m3 need five more things (FlashAttention-3, arXiv:2407.08608, 3.3):
+ * The kernel has the structure of forward_tiles.cuh. There is one block per multiprocessor. One warp hands out work
+ * tiles (BM query rows of one head), and another warp makes the copy engine fill a ring of K tiles and a ring of V
+ * tiles. C consumers of 64 rows each take turns with their products, so that the softmax of a consumer runs during
+ * products of its own and of other consumers. Products of e4m3 need five more things (FlashAttention-3,
+ * arXiv:2407.08608, 3.3):
  *
  *   V        wgmma takes no MN-major operands of 8 bits, so V must be stored as V^T. The two warps of the producer that
  *            have nothing else to do write V^T to scratch, once per run, before other warps read it (transpose_v.cuh).
@@ -23,12 +24,12 @@
  *            within its limit. If lse is wanted, q and k are therefore widened to bfloat16, which holds them exactly,
  *            and only P V is a product of e4m3.
  *
- * A kernel that runs before, begin_run(), sets marks and counters to 0. Both kernels of a run, and the first of the
- * next run, are prepared while the kernel before runs, and wait for its end.
+ * The kernel begin_run() runs before this one and sets marks and counters to 0. The GPU starts each kernel while the
+ * kernel before it still runs, and each kernel then waits for the end of its predecessor.
  *
- * Some rows are computed again when their block has no more work (repair_own_rows): rows of tiles of work whose V had a
- * NaN (V^T has zeros there), rows whose result is not finite, and rows whose scores are so large that P would leave its
- * range.
+ * Some rows are computed again when their block has no more work (repair_own_rows): rows of work tiles whose V had a
+ * NaN (V^T has zeros in its place), rows whose result is not finite, and rows whose scores are so large that P would
+ * leave the range of e4m3.
  *
  * A row's bits depend on BN, PROMOTED and the order of the tiles. All of these are fixed by the head dim, the masks, Sk
  * and whether lse is wanted. */
@@ -48,104 +49,112 @@ typedef __nv_bfloat16 bf16;
 
 /* ---- Shapes: the table at the end says which problem takes which ------------------------------------------------- */
 
-/* The most keys between two promotions; PROMOTED_COUNTED where products compute l. In between, a sum may lose 2^-13 of
- * itself per key. kernels/MEASUREMENTS.md has the measured errors (float8 ladder, rungs 22 and 25). */
+/* PROMOTED: the most keys whose products are added up before a promotion (the addition of O to float sums in shared
+ * memory). PROMOTED_COUNTED: the same limit where products also compute l. Until a promotion, a sum may lose 2^-13 of
+ * itself per key. kernels/MEASUREMENTS.md has the measured errors (float8 ladder, rungs 22 and 25). SHIFT: P is 2^SHIFT
+ * where a row's score is its maximum. */
 enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
 
-/* The shape of a template instance: head dims up to D; C consumers of 64 rows; BN keys per tile; stages of the ring;
- * the type in which q and k are multiplied; SHORT_ENDS. */
+/* The shape of a kernel instance: head sizes up to D; C consumers of 64 rows; BN keys per tile; STAGES stages of the
+ * ring; T, the type in which q and k are multiplied; SHORT_ENDS, see below. */
 template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ENDS_ = false> struct shape {
     typedef T_ T;
-    /* Shortens what a tile of work does only once, which matters where it has few keys or wide tiles of them. Only
-     * those scores of the first tile of keys are computed that some row sees, and the softmax ends during the last
-     * product. */
+    /* Shortens the beginning and the end of a work tile (BM rows of one head). This matters where a work tile has few
+     * tiles of keys, or wide ones. In the first tile of keys only those scores are computed that some row sees. The
+     * softmax ends while the last product runs. */
     static const bool SHORT_ENDS = SHORT_ENDS_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool WIDE = sizeof(T) == 2;
-    static const bool HELPS = SHORT_ENDS && D == 256; /* see help_to_transpose */
-    /* Order of work under a mask, see ending_order: bytes of K and V of a section. They are few, so that V^T of what
-     * all blocks begin with is ready soon, and more where consumers help to make it. */
+    /* whether consumer warps help to transpose V, see help_to_transpose() */
+    static const bool HELPS = SHORT_ENDS && D == 256;
+    /* Bytes of K and V per section of the order under a mask (see ending_order). The number is small, so that V^T of
+     * what all blocks begin with is ready soon. It is larger where consumers help to make V^T. */
     static const int64_t SECTION = (HELPS ? 16 : 8) << 20;
-    /* Number of chunks of 128 bytes, which are rows of shared memory: of a row of q or k; of the keys of a row of
-     * V^T. */
+    /* CHUNKS: number of chunks of 128 bytes that a row of q or k takes. CHUNKS_V: number of chunks that the keys of a
+     * row of V^T take. */
     static const int ROW_BYTES = D * (int)sizeof(T), CHUNKS = (ROW_BYTES + 127) / 128, CHUNKS_V = (BN + 127) / 128;
-    static const bool LARGE = D == 256 || BN == 224; /* a consumer's thread needs all available registers */
+    static const bool LARGE = D == 256 || BN == 224; /* whether a consumer's thread needs all available registers */
     static const int PRODUCER = C == 3 ? 32 : LARGE ? 24 : 40, CONSUMER = C == 3 ? 160 : LARGE ? 240 : 232;
-    /* Products compute l: O has 8 more columns, see counted(). */
+    /* Whether products compute l, the sum of P: O then has 8 more columns, see counted(). */
     static const bool COUNTS = D == 128 && !WIDE;
     static const int COLUMNS = D + (COUNTS ? 8 : 0);
-    /* number of tiles from one promotion to the next */
+    /* number of tiles of keys from one promotion to the next */
     static const int PROMOTE = (COUNTS ? PROMOTED_COUNTED : PROMOTED) / BN;
-    /* the most last tiles that one consumer sees and another does not */
+    /* the largest number of tiles of keys at the end that one consumer sees and another does not */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
-    static const bool EARLY = D == 128 && !WIDE; /* O is waited for and rescaled during the exponentials */
-    static const bool BY_BITS = D < 256; /* maxima are found by bits; at D = 256 there are no registers for that */
-    /* O starts from zeros, not by a product that does not add, which is 2 % slower for this shape and faster for
-     * others. */
+    static const bool EARLY = D == 128 && !WIDE; /* whether O is waited for and rescaled during the exponentials */
+    /* whether maxima are found by largest_by_bits(); at D = 256 no registers are free for that */
+    static const bool BY_BITS = D < 256;
+    /* Whether O is set to zero before the product of a tile adds to it. The alternative, a product that does not add,
+     * is 2 % slower for BN = 224 and faster for all other shapes. */
     static const bool ZEROS = BN == 224;
-    /* With EARLY: number of chains that compute the second row's maximum. With so many keys one chain takes too
-     * long. */
+    /* With EARLY: number of chains of operations that find the maximum of the thread's second row. With 224 keys a
+     * single chain takes too long. */
     static const int CHAINS = BN == 224 ? 2 : 1;
-    static const int STEPS = D == 256 ? 8 : 1; /* steps in which a unit of V^T is made, limited by shared memory */
-    /* The sums of a thread are D / 2 numbers: floats if there is room for them, and otherwise bfloat16. */
+    /* number of steps in which a unit of V^T is transposed; shared memory limits the size of a step */
+    static const int STEPS = D == 256 ? 8 : 1;
+    /* Whether the promoted sums are floats; otherwise they are bfloat16, because shared memory has no room. A thread
+     * has D / 2 of them. */
     static const bool FLOAT_SUMS = D <= 128;
-    static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* words of four numbers */
+    static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* 32-bit words that four sums take */
 };
 
-/* A tile of work: rows [i0, i0 + BM) of head h of batch row b, with tiles of keys [first, last). */
+/* A work tile: rows [i0, i0 + BM) of head h of batch row b, with tiles of keys [first, last). */
 struct __align__(16) work_tile
 {
     int b, h, i0, first;
-    int last, index, negative; /* negative: scores change their sign */
-    float c, v_scale, sink;    /* c: log2(e) * the factor of scores, > 0; sink: in base 2, -inf without a sink */
+    int last, index, negative; /* negative: the scores must change their sign, because the scale is negative */
+    /* c: log2(e) * |scale| with the scales of q and k, > 0; sink: in base 2, or -inf if there is no sink */
+    float c, v_scale, sink;
     int unused[2];
 };
 
-enum { STOP = -1 }; /* value of i0: there is no more work */
+enum { STOP = -1 }; /* value of work_tile::i0 that means: there is no more work */
 
-/* Shared memory of a warp for its sums; at the end it holds the warp's 16 rows of out. */
+/* A warp's promoted sums in shared memory. At the end the same memory stages the warp's 16 rows of out. */
 template <class X> struct sum_words {
     uint32_t O[X::D / 8][32 * X::SUM_WORDS];
-    float4 rows[X::COUNTS ? 8 : 1]; /* for the two rows of a quad: l, then the maximum to which the sums are relative */
+    /* for each two rows: l of both, then the two maxima to which the sums are relative */
+    float4 rows[X::COUNTS ? 8 : 1];
 };
 
 template <class X> struct shared {
     alignas(1024) uint8_t Q[X::C][64 * 128 * X::CHUNKS];
     alignas(1024) uint8_t K[X::STAGES][X::BN * 128 * X::CHUNKS];
-    alignas(1024) uint8_t V[X::STAGES][X::COLUMNS * 128 * X::CHUNKS_V]; /* V^T: rows are head dims, columns are keys */
+    alignas(1024) uint8_t V[X::STAGES][X::COLUMNS * 128 * X::CHUNKS_V]; /* V^T: rows are channels, columns are keys */
     alignas(128) sum_words<X> sums[X::C * 4];
     transpose_memory<X::STEPS> transpose;
     work_tile work;
     warpgroup_tile parts[X::C];
     kv_barriers<X::C, X::STAGES> bars;
-    unit helped_units[X::HELPS ? X::C * 4 : 1]; /* see help_to_transpose */
-    int newest[X::C * 4]; /* for each warp: the newest of its tiles of work that need a repair; -1: none */
+    unit helped_units[X::HELPS ? X::C * 4 : 1]; /* see help_to_transpose() */
+    int newest[X::C * 4]; /* [warp]: the newest work tile with rows that this warp has to repair; -1: none */
 };
 
 /* ---- The plan: a problem in 32 bits ------------------------------------------------------------------------------ */
 
-/* A warp's note on its 16 rows, which repair_own_rows() reads at the end of the block. Bit 4 i of `rows` says that row
- * i has huge scores, and bit 4 i + 1 the same of row i + 8. */
+/* A warp's note on its 16 rows of a work tile. repair_own_rows() reads it at the end of the block. In `rows`, bit 4 i
+ * says that row i has huge scores, and bit 4 i + 1 that row i + 8 has huge scores, for i = 0 .. 7. */
 struct repair_note {
-    uint32_t rows; /* huge scores, as described above, and the other findings about the rows */
-    int before;    /* the warp's note before this one: number of its tile of work, or -1 */
+    uint32_t rows; /* the bits for huge scores, and the bits LOOK and V_NAN */
+    int before;    /* the newest work tile before this one for which the warp left a note; -1: none */
 };
-enum { LOOK = 4 };  /* a result was not finite, so rows that see a NaN must be found */
-enum { V_NAN = 8 }; /* V^T of some keys, which the rows may or may not see, has zeros for NaN */
+enum { LOOK = 4 };  /* a result of the warp was not finite, so repair_own_rows() must find the rows that see a NaN */
+enum { V_NAN = 8 }; /* V had a NaN in some keys, for which V^T has zeros; the rows may or may not see these keys */
 
 struct plan {
     ending_order order;
     int H, group, Sq;
     key_band band;
-    float c; /* log2(e) * scale */
+    float c; /* log2(e) * scale, the factor of scores without the scales of q and k */
     input_scales scales;
     results to;
     transpose_plan transpose;
-    repair_note *notes; /* the notes of each warp for each tile of work; written only if a repair is needed */
-    int *counter;       /* number of the next tile, minus gridDim.x */
+    repair_note *notes; /* [work tile][warp]: the notes; a note is written only if a repair is needed */
+    int *counter;       /* number of the next work tile to claim, minus gridDim.x */
 };
 
-/* Returns tile of work number t, without its factors. */
+/* Returns work tile number t. add_factors() sets the members that depend on scales and sinks. */
 template <class X> DEVICE work_tile work_tile_of(const plan &p, int t)
 {
     work_tile x = {};
@@ -171,7 +180,8 @@ DEVICE void add_factors(const plan &p, work_tile &x)
 
 /* ---- The producer's warps ---------------------------------------------------------------------------------------- */
 
-/* The warp that hands out work. Its first lane publishes it. */
+/* Claims work tiles and hands them to the block's other warps. One warp runs this; its first lane publishes the
+ * tiles. */
 template <class X> DEVICE void hand_out_work(const plan &p, shared<X> &sm)
 {
     const bool scheduler = threadIdx.x % 32 == 0;
@@ -194,7 +204,7 @@ template <class X> DEVICE void hand_out_work(const plan &p, shared<X> &sm)
     }
 }
 
-/* The warp that keeps the rings full: lane 0 loads; all lanes check that V^T is ready. */
+/* The warp that fills the rings of K and V. Lane 0 issues the loads; all lanes check whether V^T is ready. */
 template <class X> struct tile_loader {
     static const int BN = X::BN;
     const plan &p;
@@ -213,7 +223,7 @@ template <class X> struct tile_loader {
         k.next();
     }
 
-    /* ready: V^T is known to exist from this block of keys on. */
+    /* Loads tile j of V^T. `ready`: V^T is known to be ready from this block of keys on. */
     DEVICE void load_V(int j, int hk, int b, int &ready)
     {
         if (j * BN / KEYS < ready) ready = await_units(p.transpose, b * p.transpose.Hk + hk, j * BN / KEYS, ready);
@@ -230,9 +240,9 @@ template <class X> struct tile_loader {
         for (;; at.next()) {
             const auto &x = await_work(sm, at);
             const int first = x.first, last = x.last, i0 = x.i0, h = x.h, hk = h / p.group, b = x.b;
-            __syncwarp(); /* all lanes have read the work */
+            __syncwarp(); /* all lanes have read the work tile */
             if (i0 == STOP) break;
-            /* The next tile of work is claimed when only the loads of the last tiles are left to issue. */
+            /* The next work tile is claimed when only the loads of the last tiles of keys are left to issue. */
             const bool late = first + 1 < last;
             if (loader && !late) release_work(sm);
             if (first >= last) continue;
@@ -261,21 +271,23 @@ DEVICE float high_bf16(uint32_t pair)
     return __uint_as_float(pair & 0xffff0000);
 }
 
-/* Returns l of the thread's two rows, if products compute it. V has 8 additional columns, which are 1 and 1.75 in turn;
- * a thread has two of them. A product loses part of a small P beside a large one. Here O and l lose the same, so their
- * quotient out loses less. How much depends on the number by which P is multiplied. Of the numbers tried, the mean of
- * these two leaves the smallest error (kernels/MEASUREMENTS.md, the float8 ladder, rung 25). */
-enum { ONES = 0x38383838, SEVEN_QUARTERS = 0x3e3e3e3e }; /* of e4m3 */
+/* Returns l of the thread's two rows where products compute it. V has 8 additional columns, which are 1 and 1.75 in
+ * turn, and a thread has two of them. A product loses part of a small P beside a large one. Because O and l lose the
+ * same parts here, their quotient out loses less. How much it loses depends on the number by which P is multiplied. The
+ * mean of the results of 1 and 1.75 has the smallest error of the numbers tried (kernels/MEASUREMENTS.md, the float8
+ * ladder, rung 25). */
+enum { ONES = 0x38383838, SEVEN_QUARTERS = 0x3e3e3e3e }; /* four e4m3 numbers each: 1 and 1.75 */
 DEVICE float2 counted(const float *sums)
 {
     return make_float2(0.5f * sums[0] + 0.5f / 1.75f * sums[1], 0.5f * sums[2] + 0.5f / 1.75f * sums[3]);
 }
 
-/* The promoted sums of a warp, in shared memory. Values that remain from the tile of work before are multiplied by 0,
- * so they must be finite. */
+/* The promoted sums of a warp, in shared memory. At the beginning of a work tile the sums of the previous one are not
+ * cleared but multiplied by 0. Therefore they must be finite. */
 template <class X> struct promoted_sums {
     typedef sum_words<X> words;
-    float left[2] = { 0, 0 }; /* factor that remains of the sums after all rescaling since the last promotion */
+    /* factor by which the sums must be multiplied, because rows were rescaled since the last promotion */
+    float left[2] = { 0, 0 };
 
     DEVICE static void clear(words &sums, int lane)
     {
@@ -285,7 +297,7 @@ template <class X> struct promoted_sums {
             else ((uint2 *)sums.O[n])[lane] = make_uint2(0, 0);
     }
 
-    /* Starts the sums of a tile of work that has promotions, if products compute l. */
+    /* Starts the sums of a work tile that has promotions. It does something only where products compute l. */
     DEVICE static void begin(words &sums, int lane)
     {
         if (X::COUNTS) ((float *)sums.rows)[lane] = lane & 2 ? -CUDART_INF_F : 0;
@@ -297,8 +309,8 @@ template <class X> struct promoted_sums {
         if (!X::COUNTS) left[0] *= factor[0], left[1] *= factor[1];
     }
 
-    /* Call this before the sums are used. Returns l of the sums. If products compute l, registers are scarce, and
-     * `left` is computed from maxima. */
+    /* Sets `left`, the factor of the sums, and returns l of the sums. Must be called before the sums are used. It does
+     * something only where products compute l: `left` is computed from maxima there, because registers are scarce. */
     DEVICE float2 find_left(const words &sums, const softmax &state, float c, int lane)
     {
         if (!X::COUNTS) return {};
@@ -308,9 +320,9 @@ template <class X> struct promoted_sums {
         return { x.x, x.y };
     }
 
-    /* Adds O to the sums. With ZEROS, O then becomes 0 by arithmetic: O is finite, or its row's sums are NaN already.
-     * (For a constant 0 ptxas would use two registers for each two numbers, and move them.) Without ZEROS, the next
-     * product does not add. */
+    /* Adds O to the sums. With ZEROS, O then becomes 0 by a multiplication: O is finite, or its row's sums are NaN
+     * already. (For a constant 0 ptxas would use two registers for each two numbers, and move them.) Without ZEROS, the
+     * next product starts from 0. */
     DEVICE void promote(words &sums, float (&O)[X::COLUMNS / 2], const softmax &state, float c, int lane)
     {
         const float2 l = find_left(sums, state, c, lane);
@@ -333,7 +345,7 @@ template <class X> struct promoted_sums {
             const float2 more = counted(O + X::D / 2);
             const float ls[2] = { fmaf(l.x, left[0], more.x), fmaf(l.y, left[1], more.y) };
             const float mine = lane & 2 ? (lane & 1 ? state.m[1] : state.m[0]) : lane & 1 ? ls[1] : ls[0];
-            __syncwarp(); /* all lanes have read their sums */
+            __syncwarp(); /* all lanes have read the l of the sums, which is overwritten now */
             ((float *)sums.rows)[lane] = mine;
             __syncwarp();
         }
@@ -343,7 +355,7 @@ template <class X> struct promoted_sums {
         left[0] = left[1] = 1;
     }
 
-    /* Adds the sums to O, and their l to l. */
+    /* Adds the sums to O, and l of the sums to l. */
     DEVICE void add_to(float (&O)[X::COLUMNS / 2], float (&l)[2], const words &sums, const softmax &state, float c,
                        int lane)
     {
@@ -365,13 +377,12 @@ template <class X> struct promoted_sums {
     }
 };
 
-/* beyond this size m c is rounded so much that P may exceed 448 */
-
-/* The end of a tile of work: factors of the thread's rows of O; the bits of repair_note::rows known so far; and whether
- * the sums are finite. */
+/* The largest |m c| of a row that this kernel can compute. For larger ones m c is rounded so much that P may exceed
+ * 448. */
 const float BASE_MOST = 1 << 23;
 
-/* Operands K and V of the next stages. */
+/* What is known of a work tile after its softmax: the factors of the thread's rows of O, the bits of repair_note::rows
+ * known so far, and whether the sums are finite. */
 struct tile_end {
     float factor[2];
     uint32_t rows;
@@ -387,7 +398,7 @@ template <class X> struct attention {
 
     DEVICE attention(const plan &p_, shared<X> &sm_, int w) : p(p_), sm(sm_), me(sm_, w), Q(smem_addr(sm_.Q[w])) {}
 
-    /* Returns the first of the thread's rows. The other is 8 rows below. */
+    /* The operands K and V of the stages that the consumer reads next. */
     DEVICE k_major_described<BN> K() const { return k_major_described<BN>(smem_addr(sm.K[me.k.stage])); }
     DEVICE k_major_described<X::COLUMNS> V() const
     {
@@ -395,12 +406,12 @@ template <class X> struct attention {
     }
 
     DEVICE int warp_index() const { return me.w * 4 + me.warp; }
-    /* Turns raw scores of N keys of tile j into P. CAREFUL: some keys may be hidden, or scores change their sign.
-     * midway with EARLY: see softmax_step_early. SHORT_ENDS: a mask that hides only keys on the right takes less code.
-     * If some row sees one of more than 128 keys, all rows see the first 64. */
+    /* Returns the first of the thread's two rows. The other row is 8 rows below. */
     DEVICE int row_of(const work_tile &x) const { return x.i0 + me.w * 64 + me.warp * 16 + me.lane / 4; }
 
-    /* Computes P of the first tile of keys that these rows see, or of its first N keys. */
+    /* Turns raw scores of the first N keys of tile j into P. CAREFUL: some keys may be hidden, or scores must change
+     * their sign. midway: with EARLY, see softmax_step_early(). With SHORT_ENDS a mask that hides only keys on the
+     * right takes less code: if some row sees a key after the first 128, then all rows see the first 64. */
     template <int N, bool CAREFUL, bool BY_BITS, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const work_tile &x, const warpgroup_tile &y, int i0, int j,
                             softmax &state, float (&rescale)[2], F midway)
@@ -421,8 +432,7 @@ template <class X> struct attention {
         else softmax_step<N, BY_BITS>(S, state, rescale, reference);
     }
 
-    /* K is released during the softmax, as in forward_tiles.cuh, so that the wait for O stays behind it. The condition
-     * always holds, but ptxas cannot know that. */
+    /* Computes P of the first tile of keys that these rows see, or of that tile's first N keys. */
     template <int N>
     DEVICE void first_tile(uint32_t (&P)[BN / 32][4], const work_tile &x, const warpgroup_tile &y, softmax &state)
     {
@@ -437,8 +447,8 @@ template <class X> struct attention {
         to_operand_8<N>(P, S);
     }
 
-    /* Computes O = P V over the tiles of keys that these rows see, from the last to the first. With SHORT_ENDS also
-     * computes the end of the softmax. */
+    /* Releases K during the softmax, as in forward_tiles.cuh, so that ptxas does not move the wait for O up. The
+     * condition always holds, but ptxas cannot know that. */
     DEVICE void release_K_late(float sum, float c)
     {
         if (me.leader && !(sum < -c)) mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
@@ -451,8 +461,8 @@ template <class X> struct attention {
         me.release_V();
     }
 
-    /* O = P V over the tiles of keys that these rows see, from the last to the first; and how it ends, where
-     * SHORT_ENDS. */
+    /* Computes O = P V over the tiles of keys that these rows see, from the last to the first. With SHORT_ENDS it also
+     * computes what end_softmax() does, during the last product. */
     DEVICE void attend(float (&O)[X::COLUMNS / 2], softmax &state, const work_tile &x, const warpgroup_tile &y,
                        tile_end &end)
     {
@@ -462,15 +472,15 @@ template <class X> struct attention {
         float S[BN / 2], rescale[2];
         uint32_t P[BN / 32][4];
 
-        /* promotes(j): is O promoted at tile j? many: is it promoted at some tile, as mostly with wide tiles? At the
-         * last tile there is no O yet. */
+        /* promotes(j): whether O is promoted after tile j's softmax. `many`: whether there is any promotion, which wide
+         * tiles nearly always have. There is none at the last tile, because O is empty there. */
         const auto promotes = [](int j) { return (j + 1) % X::PROMOTE == 0; };
         const bool many = X::ZEROS || (y.last_visible - 1) / X::PROMOTE > first / X::PROMOTE;
         if (many) promoted.begin(sums, me.lane);
         me.await_Q();
         me.template pass_K<X::MOST_PASSED>(x.last - y.last_visible);
         me.await_K();
-        /* Number of keys of the first tile that some row sees. */
+        /* number of keys of the first computed tile that some row sees */
         const int seen = min(x.i0 + me.w * 64 + 63 + p.band.hi, p.band.Sk) - (y.last_visible - 1) * BN;
         if (X::SHORT_ENDS && seen <= 64) first_tile<X::SHORT_ENDS ? 64 : BN>(P, x, y, state);
         else if (X::SHORT_ENDS && BN > 128 && seen <= 128) first_tile<X::SHORT_ENDS ? 128 : BN>(P, x, y, state);
@@ -480,9 +490,9 @@ template <class X> struct attention {
         const auto step = [&](int j, auto careful, auto by_bits) {
             me.await_K();
             me.await_turn();
-            multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K()); /* scores of tile j */
+            multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K()); /* issues the scores of tile j */
             me.await_V();
-            /* adds P V of tile j + 1, which was computed before tile j */
+            /* adds P V of tile j + 1, which comes before tile j */
             multiply_add<e4m3, X::COLUMNS, BN / 32>(O, P, V(), X::ZEROS || !promotes(j + 1));
             me.next_turn();
             retire<1>(S);
@@ -492,7 +502,9 @@ template <class X> struct attention {
                 retire_O(O);
             });
             if (X::EARLY) {
-                multiply_rows(O, rescale); /* also if all factors are 1: a vote would wait for the last exponentials */
+                /* rows are also multiplied by factors of 1: a vote on whether that is needed would wait for the last
+                 * exponentials */
+                multiply_rows(O, rescale);
                 promoted.rescale(rescale);
             } else {
                 compute_before_wait(state.l[0] + state.l[1]);
@@ -502,7 +514,7 @@ template <class X> struct attention {
             to_operand_8<BN>(P, S);
             if (promotes(j)) promoted.promote(sums, O, state, x.c, me.lane);
         };
-        /* a free tile is not masked and its scores keep their sign */
+        /* If scores change their sign, or if a window hides early keys, no tile takes the fast path without masks. */
         const bool none_free = x.negative || y.free_first > first;
         walk_down<X::EARLY, X::BY_BITS>(
             y.last_visible - 2, none_free ? first : y.free_last, first, [](int j) { return j - 1; }, step,
@@ -520,7 +532,7 @@ template <class X> struct attention {
         if (many) promoted.add_to(O, state.l, sums, state, x.c, me.lane);
     }
 
-    /* Returns the bits of repair_note::rows that do not depend on O. */
+    /* Returns the bits of repair_note::rows that are known without O. */
     DEVICE uint32_t rows_to_repair(const softmax &state, const work_tile &x) const
     {
         const shifted_reference<SHIFT> reference = { x.c };
@@ -534,7 +546,7 @@ template <class X> struct attention {
         return rows;
     }
 
-    /* Stores lse = ln(2^base l). lse depends on O only if products compute l. */
+    /* Stores lse = ln(2^base l), and fills in the end of the tile. It needs O only where products compute l. */
     DEVICE void end_softmax(tile_end &y, softmax &state, const work_tile &x)
     {
         const row_ends ends = end_rows<X::COUNTS>(state, shifted_reference<SHIFT>{ x.c }, x.sink, x.v_scale);
@@ -543,11 +555,11 @@ template <class X> struct attention {
         y.finite = state.l[0] - state.l[0] == 0 && state.l[1] - state.l[1] == 0;
     }
 
-    /* Stores out = O / l, and notes the rows that need a repair. */
+    /* Stores out = O / l, and leaves a note if some of the warp's rows need a repair. */
     DEVICE void finish(float (&O)[X::COLUMNS / 2], const tile_end &end, const work_tile &x)
     {
         const int warp_row = x.i0 + me.w * 64 + me.warp * 16;
-        float(&out)[D / 2] = *(float(*)[D / 2]) & O; /* O without the columns that compute l */
+        float(&out)[D / 2] = *(float(*)[D / 2]) & O; /* O without the 8 columns that compute l */
         const bool finite = finish_rows(out, end.factor) && end.finite;
         const bool any = __any_sync(0xffffffff, !finite);
         const uint32_t rows = end.rows | (any ? LOOK : 0);
@@ -555,7 +567,7 @@ template <class X> struct attention {
             p.notes[x.index * (4 * X::C) + warp_index()] = { rows, sm.newest[warp_index()] };
             sm.newest[warp_index()] = x.index;
         }
-        __syncwarp(); /* all lanes have read the warp's sums */
+        __syncwarp(); /* all lanes have read the warp's sums, whose memory stages out now */
         if (p.to.out) {
             store_rows<bf16, D>(out_row<bf16>(p.to, x.b, x.h, warp_row), p.to.out_row, p.Sq - warp_row, p.to.Dv, out,
                                 (uint16_t *)sm.sums[warp_index()].O, me.lane);
@@ -575,7 +587,8 @@ template <class X> struct attention {
                 x = work, y = part;
                 return true;
             });
-            if (__any_sync(0xffffffff, x.i0 == STOP)) break; /* tested by a vote: see repair_own_rows */
+            /* the vote tells ptxas that all lanes take the same way: see repair_own_rows() */
+            if (__any_sync(0xffffffff, x.i0 == STOP)) break;
             float O[X::COLUMNS / 2];
             softmax state;
 #pragma unroll
@@ -594,10 +607,9 @@ template <class X> struct attention {
 
 /* ---- Repair ------------------------------------------------------------------------------------------------------ */
 
-/* Computes, row by row, what forward_tiles cannot compute in the tiles for which the warp left a note: rows of huge
- * scores, and, if there was a NaN, rows that see one. It is a function of its own, after a loop over work that ends by
- * a vote. If it were inlined, or if ptxas could not see that a warp ends as a whole, the loop over keys would keep its
- * descriptors in registers of each thread. */
+/* Computes, row by row, what forward_tiles could not compute in the work tiles for which this warp left a note: rows
+ * with huge scores, and rows that see a NaN. The function is not inlined, and the loop over work ends by a vote.
+ * Otherwise ptxas would keep descriptors in registers of each thread in the loop over keys. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;
@@ -618,8 +630,9 @@ template <class X> static __device__ __noinline__ void repair_own_rows(const pla
     }
 }
 
-/* Under a mask, blocks begin with different heads. At head dim 256 a unit takes long, and the transposing warps may be
- * too few to make V^T in time. So each consumer warp makes a unit first, with V in the memory of the warp's sums. */
+/* Lets each consumer warp make one unit of V^T before its other work. Under a mask, blocks begin with different heads,
+ * and at head size 256 a unit takes long. The transposing warps alone may therefore be too slow. The unit's V is staged
+ * in the memory of the warp's sums. */
 template <class X> struct helper_memory {
     shared<X> &sm;
     static DEVICE uint32_t index() { return thread_anew() / 32 - 4; }
@@ -650,7 +663,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         fence_mbarrier_init();
     }
     if (threadIdx.x < X::C * 4) sm.newest[threadIdx.x] = -1;
-    if (X::COUNTS) { /* the columns that compute l are rows of V^T, with 32 words per chunk */
+    if (X::COUNTS) { /* fill in the rows of V^T for the columns that compute l; each chunk has 8 rows of 32 words */
         for (int i = threadIdx.x; i < X::STAGES * X::CHUNKS_V * 256; i += X::THREADS) {
             uint8_t *const chunk = sm.V[0] + i / 256 * (X::COLUMNS * 128);
             ((uint32_t *)(chunk + X::D * 128))[i % 256] = i / 32 % 2 ? SEVEN_QUARTERS : ONES;
@@ -674,27 +687,28 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     }
 }
 
-/* Runs before forward_tiles: sets the counters and marks to 0, 16 bytes per thread. */
+/* Sets the counters and marks to 0, 16 bytes per thread. It runs before forward_tiles. */
 __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 {
-    launch_dependents();      /* forward_tiles may be prepared; it waits for the end of this kernel */
-    wait_for_prerequisites(); /* the run before may still use the same scratch */
+    launch_dependents();      /* lets the GPU start forward_tiles, which then waits for the end of this kernel */
+    wait_for_prerequisites(); /* waits for the previous run, which may still use the same scratch memory */
     const int64_t n = blockIdx.x * (int64_t)256 + threadIdx.x;
     if (n < count) words[n] = make_uint4(0, 0, 0, 0);
 }
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
-/* The counters, with which the scratch memory begins. */
+/* The counters at the beginning of the scratch memory. */
 struct run_counters {
-    int tile, unit; /* see plan */
+    int tile, unit; /* tile: see plan::counter; unit: see transpose_plan::next_unit */
     uint32_t any_nan;
     int unused[29];
 };
 
-/* What follows the counters in scratch: the marks; a note per warp and tile; V^T; q and k as bfloat16. */
+/* The offsets of what lies behind the counters and marks in scratch memory: notes per work tile and warp, V^T, and q
+ * and k as bfloat16. */
 struct layout {
-    int64_t notes, V, wide[2], bytes; /* offsets */
+    int64_t notes, V, wide[2], bytes; /* in bytes */
 };
 
 layout layout_of(const attn_dims &d, bool wide)
@@ -717,7 +731,7 @@ struct f8_job {
     layout place;
 };
 
-/* Units of V^T are ordered by as many heads as the first tiles of work need. */
+/* Plans the transposition of V. The units are ordered over as many heads as the blocks' first work tiles need. */
 transpose_plan make_transpose_plan(const f8_job &job, int section, int sweep_rows)
 {
     const attn_geometry &g = job.given.g;
@@ -759,7 +773,7 @@ plan make_plan(const f8_job &job, int BM, int row_bytes, int sweep_rows, int64_t
     return p;
 }
 
-/* Makes the tensor maps of V^T, and of q and k (widened if the shape needs it). */
+/* Makes the tensor maps of V^T, q and k. If the shape needs it, q and k are first converted to bfloat16. */
 template <class X> cudaError_t make_maps(const f8_job &job, const plan &p, kv_maps &maps)
 {
     const attn_geometry &g = job.given.g;
@@ -795,14 +809,14 @@ template <class X> cudaError_t launch(const f8_job &job)
     const int64_t words = job.place.notes / (int64_t)sizeof(uint4);
     code = launch_dependent(begin_run, attn_tiles(words, 256), 256, 0, job.stream, (uint4 *)job.memory, words);
     if (code != cudaSuccess) return code;
-    /* Blocks without a tile of work transpose V for the others. */
+    /* There may be more blocks than work tiles: a block without a work tile transposes V for the others. */
     const int64_t blocks = attn_max64(p.order.end - p.order.first, (p.transpose.units + 1) / 2);
     return launch_dependent(forward_tiles<X>, attn_min64(blocks, job.chip->multiprocessors), X::THREADS,
                             sizeof(shared<X>), job.stream, p, maps, job.given);
 }
 
-/* The shapes. A problem takes the first that is wide enough and meant for this number of keys, with or without a mask.
- * If lse is wanted, shapes with widened q and k are used. */
+/* The shapes. A problem takes the first shape with sufficient head sizes that is meant for its number of keys, which
+ * differs with and without a mask. Where lse is wanted, only shapes that convert q and k to bfloat16 are used. */
 struct shape_row {
     int D;
     bool wide;
@@ -816,7 +830,7 @@ template <class X> constexpr shape_row row(int least_Sk, int least_masked_Sk)
 const int NEVER = FAR;
 /* clang-format off */
 const shape_row shapes[] = {
-    /*        D    C  BN stages q and k, short   from this many keys; with a mask */
+    /*        D    C  BN stages q and k, short   least number of keys without a mask, with a mask */
     row<shape<64,  3, 160, 3>>                  (4096, 4096),
     row<shape<64,  3, 128, 4>>                  (0, 0),
     row<shape<64,  3, 128, 4, bf16>>            (0, 0),
@@ -830,7 +844,7 @@ const shape_row shapes[] = {
 };
 /* clang-format on */
 
-/* Returns the shape for a problem; NULL: none. */
+/* Returns the shape for a problem, or NULL if there is none. */
 const shape_row *shape_of(const attn_problem *p, bool masked)
 {
     const attn_dims d = attn_dims_of(p);
@@ -848,7 +862,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     const shape_row *const x = shape_of(plan->problem, g.right < d.Sk || g.left < d.Sq);
     if (!x || d.Sq <= 0 || d.Sk <= 0 || d.B <= 0 || d.H <= 0 || d.Sq >= FAR || d.Sk >= FAR) return false;
     if (d.B * d.H * attn_tiles(d.Sq, LEAST_BM) * 12 >= INT32_MAX)
-        return false; /* tiles, and units of V^T, are counted in 32 bits */
+        return false; /* work tiles, and units of V^T, are counted in 32 bits */
     if (transpose_units(d) >= INT32_MAX) return false;
     if (plan->problem->out.rank && !tma_walkable(g.view[ATTN_T_out], d.B, d.H, d.Sq, d.Dv, 8)) return false;
     plan->variant = x;

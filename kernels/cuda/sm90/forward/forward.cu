@@ -1,12 +1,13 @@
-/* forward.cu: tile shapes of the Hopper forward for problems without options and for softcap, ALiBi, FlashMask and
- * float8's scales, which need no tensor of pairs. The kernel is in forward_tiles.cuh. */
+/* forward.cu: tile shapes of the Hopper forward for problems without options, and for those with softcap, ALiBi,
+ * FlashMask or float8's scales, which have no value per pair of a query and a key. The kernel is in
+ * forward_tiles.cuh. */
 #include "kernels/cuda/sm80/decode.h"
 #include "kernels/cuda/sm90/forward/forward_tiles.cuh"
 #include "kernels/cuda/sm90/forward/widen.cuh"
 
 namespace {
 
-/* kinds of masks: none; bounded on the right; bounded on the left */
+/* Kinds of masks. OPEN: none. CAUSAL: limits keys on the right only. WINDOW: limits keys on the left too. */
 enum { OPEN = 1, CAUSAL = 2, WINDOW = 4, ANY = OPEN | CAUSAL | WINDOW };
 
 struct shape_row {
@@ -22,12 +23,12 @@ template <class X> constexpr shape_row row(int masks, int least_Sk)
     return { X::D, X::DV, X::SCORE_MODS, masks, least_Sk, { launch<__nv_bfloat16, X>, launch<__half, X> } };
 }
 
-/* The shape depends on head dims, masks and a sequence's own length, never on the number of other sequences. The first
- * row counts that is wide enough and meant for such masks and this number of keys. Short sequences use more warpgroups
- * with narrower tiles. */
+/* The shape depends on head sizes, masks and a sequence's own length, never on the number of other sequences. A problem
+ * takes the first row whose head sizes are sufficient and which is meant for its kind of mask and number of keys. Short
+ * sequences use more warpgroups with narrower tiles. */
 /* clang-format off */
 const shape_row shapes[] = {
-    /*        D    C  BN stages Dv, form            masks             from this many keys */
+    /*        D    C  BN stages Dv, form            masks             least number of keys */
     row<shape<64,  3, 128, 4>>                     (OPEN | CAUSAL,    1025),
     row<shape<64,  4, 64,  4>>                     (OPEN | CAUSAL,    0),
     row<shape<64,  3, 128, 4, 64,  WINDOWED>>      (WINDOW,           0),
@@ -40,14 +41,16 @@ const shape_row shapes[] = {
     row<shape<256, 2, 80,  2>>                     (OPEN,             0),
     row<shape<256, 2, 80,  2>>                     (CAUSAL | WINDOW,  1025),
     row<shape<256, 2, 64,  2>>                     (CAUSAL | WINDOW,  0),
-    /* for softcap, ALiBi, FlashMask or float8's scales */
+    /* shapes for softcap, ALiBi, FlashMask or float8's scales */
     row<shape<64,  2, 128, 4, 64,  WITH_OPTIONS>>  (ANY,              0),
     row<shape<128, 2, 128, 2, 128, WITH_OPTIONS>>  (ANY,              0),
-    row<shape<256, 2, 64,  2, 256, WITH_OPTIONS>>  (ANY,              0), /* BN = 80 spills registers */
+    /* not BN = 80, where ptxas spills registers */
+    row<shape<256, 2, 64,  2, 256, WITH_OPTIONS>>  (ANY,              0),
 };
 /* clang-format on */
 
-/* Sequences of different lengths may need several rows of the table. Each row launches only its own sequences. */
+/* Launches all rows of the table that the problem needs. If sequences have different lengths, several rows may be
+ * needed; each launch then computes only the sequences whose lengths belong to its row. */
 cudaError_t launch_shapes(const forward_job &job, bool f16, bool score_mods)
 {
     const attn_geometry &g = job.read.g;
@@ -63,10 +66,11 @@ cudaError_t launch_shapes(const forward_job &job, bool f16, bool score_mods)
         }
         if (lengths_differ) most_Sk = x.least_Sk - 1;
     }
-    return cudaErrorInvalidValue; /* never reached, because the widest rows take everything that plan_forward accepts */
+    /* never reached, because the rows with the largest head sizes take everything that plan_forward() accepts */
+    return cudaErrorInvalidValue;
 }
 
-/* Converts q, k and v to bfloat16, in scratch. */
+/* Converts q, k and v to bfloat16. The results lie in scratch memory. */
 cudaError_t widen_all(forward_job &job)
 {
     attn_geometry &g = job.read.g;

@@ -1,7 +1,9 @@
 /* forward_pairs.cu: tile shapes of the Hopper forward for options that have a value for each pair of a query and a key:
- * bias, keep_mask, dropout (pairs.cuh). forward.cu has the other shapes. The kernel is in forward_tiles.cuh.
+ * bias, keep_mask and dropout (pairs.cuh). All other problems use the shapes of forward.cu. The kernel is in
+ * forward_tiles.cuh.
  *
- * With a bias, tiles have fewer keys than in forward.cu, because the next tile's bias takes registers. */
+ * Shapes with a bias have fewer keys per tile than those of forward.cu, because the next tile's bias takes
+ * registers. */
 #include "kernels/cuda/sm80/decode.h"
 #include "kernels/cuda/sm90/forward/forward_tiles.cuh"
 
@@ -9,7 +11,7 @@ namespace {
 
 struct pair_row {
     int D, BN;
-    bool bias; /* takes one */
+    bool bias; /* whether the shape can add a bias */
     /* the launch functions for bfloat16 and float16 */
     cudaError_t (*launch[2])(const forward_job &, int least_Sk, int most_Sk);
 };
@@ -29,7 +31,8 @@ const pair_row pair_shapes[] = {
 };
 /* clang-format on */
 
-/* Returns the first shape that is wide enough. The last one takes everything that plan_forward() accepts. */
+/* Returns the first shape with sufficient head sizes, and with a bias if the problem has one. The last shapes take
+ * everything that plan_forward() accepts. */
 const pair_row &shape_of(const attn_geometry &g, bool bias)
 {
     const pair_row *x = pair_shapes;

@@ -1,5 +1,5 @@
-/* forward_plan.cuh: a problem in the form that forward_tiles.cuh reads: the plan in 32 bits, the tiles of work and the
- * scratch memory. The file also says which problems these kernels take. */
+/* forward_plan.cuh: a problem in the form that forward_tiles.cuh reads: the plan (all numbers in 32 bits), the work
+ * tiles and the scratch memory. This file also says which problems these kernels take. */
 #ifndef ATTN_SM90_FORWARD_PLAN_CUH
 #define ATTN_SM90_FORWARD_PLAN_CUH
 
@@ -12,38 +12,41 @@
 
 namespace {
 
-const int LEAST_BN = 64; /* the fewest keys per tile of any shape */
+const int LEAST_BN = 64; /* the smallest number of keys per tile of any shape */
 
-/* Bytes of K and V per section, where tiles differ in length. FEW_KEYS_SECTION, less than the L2's
- * share, spreads reads from memory when all blocks begin with different heads. From MANY_KEYS keys
- * on, less is read in a given time, and sections are SECTION. */
+/* Bytes of K and V per section of the order (see ending_order), for problems whose tiles differ in length.
+ * FEW_KEYS_SECTION is less than the L2's share, because it is better to spread reads from memory when all blocks begin
+ * with different heads. With MANY_KEYS keys or more, less memory is read in a given time, and the larger SECTION is
+ * used. */
 const int MANY_KEYS = 2048;
 const int64_t FEW_KEYS_SECTION = 4 << 20, SECTION = 16 << 20;
 
 /* ---- The plan: a problem in 32 bits ------------------------------------------------------------------------------ */
 
 struct plan {
-    ending_order order; /* order of the tiles; in packed problems some of them have no rows */
+    ending_order order; /* order of the work tiles; in packed problems some have no rows */
     int B, H, group, Sq, Sk;
-    int left, right; /* the window, limited to FAR */
+    int left, right; /* the window; values above FAR are limited to FAR */
     int top_left;
-    lazy_reference reference; /* with c = log2(e) * the factor of scores (scale or softcap), which is > 0 */
+    lazy_reference reference; /* its c is log2(e) times the factor of scores (scale or softcap), > 0 */
     const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
     bool ends_of_queries; /* see cuda_args */
     input_scales scales;
     score_mods mods;
     flash_mask mask;
     results to;
-    uint8_t *nonfinite; /* a byte per warp and tile: nonzero if its result was not finite */
-    int32_t *before;    /* the tile that a block computed before each tile, or -1 */
-    /* packed, or with seqlens_k: this launch computes only sequences of such lengths, see launch_shapes */
+    uint8_t *nonfinite; /* one flag per work tile and warp: nonzero if the warp's result was not finite */
+    int32_t *before;    /* [work tile]: the work tile that the same block computed before it, or -1 */
+    /* packed problems, or with seqlens_k: only sequences with so many keys are computed by this launch, see
+     * launch_shapes() */
     int least_Sk, most_Sk;
-    int decode_rows; /* packed: this launch computes only sequences of more rows than this, see cuda_chip */
-    int *counter;    /* see cuda_chip */
+    /* packed problems: only sequences with more rows than this are computed by this launch, see cuda_chip */
+    int decode_rows;
+    int *counter; /* see cuda_chip */
 };
 
-/* The plan of shapes with the options of pairs.cuh. With a bias, scores are first multiplied by `unit` and the bias is
- * added; c and largest_unit apply to that sum. */
+/* The plan of shapes with the options of pairs.cuh. With a bias, q.k is multiplied by `unit` and then the bias is
+ * added. reference.c and largest_unit apply to that sum. */
 struct pair_plan : plan {
     pair_bias bias;
     kept_bits kept;
@@ -53,18 +56,18 @@ struct pair_plan : plan {
 
 /* ---- Tiles of work ----------------------------------------------------------------------------------------------- */
 
-/* A tile of work: rows [i0, i0 + BM) of head h of sequence b, with key tiles [first, last). */
+/* A work tile: rows [i0, i0 + BM) of head h of sequence b, with key tiles [first, last). */
 struct __align__(16) work_tile
 {
     int b, h, i0, first;
     int last, Sq, Sk, align;
-    /* nonfinite_to_zero = 1: the tile is computed again, with zeros in place of infinities and NaN in V */
+    /* nonfinite_to_zero = 1: the tile is computed again, with zeros in place of each infinity and NaN in V */
     int q_start, k_start, index, nonfinite_to_zero;
-    int list, unused[3]; /* FlashMask: number of the list of tiles, 0 or 1 */
+    int list, unused[3]; /* with FlashMask or keep_mask: which of the two lists of visible key tiles applies, 0 or 1 */
 };
 
-/* Values of i0 that are orders. REPORT: report when everything before is written. STOP: there is no more work. SKIP:
- * the tile does not belong to this launch. */
+/* Values of work_tile::i0 that are orders and not rows. REPORT: report when everything so far is written. STOP: there
+ * is no more work. SKIP: this launch does not compute the work tile. */
 enum { REPORT = -1, STOP = -2, SKIP = -3 };
 
 DEVICE key_band band_of(const plan &p, const work_tile &x)
@@ -72,7 +75,7 @@ DEVICE key_band band_of(const plan &p, const work_tile &x)
     return key_band_of(x.align, p.left, p.right, x.Sk);
 }
 
-/* Returns tile t of the order. In packed problems sequence b owns the tiles from cu_q[b] / BM + b on. */
+/* Returns work tile t of the order. In packed problems the tiles of sequence b are those from cu_q[b] / BM + b on. */
 template <int BM, int BN> DEVICE work_tile work_tile_of(const plan &p, int t)
 {
     work_tile x;
@@ -112,25 +115,27 @@ template <int BM, int BN> DEVICE work_tile work_tile_of(const plan &p, int t)
 
 /* ---- Host: scratch ----------------------------------------------------------------------------------------------- */
 
-/* Returns the elements from row to row for TMA: D 16-bit elements, rounded up to pieces of 16 bytes. */
+/* Returns the distance of two rows in elements, for the copy engine: D elements of 16 bits, rounded up to a multiple of
+ * 16 bytes. */
 int64_t pitch_of(int64_t D)
 {
     return (D + 7) / 8 * 8;
 }
 
-/* Returns the number of tiles of rows per head. */
+/* Returns the number of work tiles per head. */
 int64_t per_head_of(const attn_dims &d, int BM)
 {
     return d.packed ? d.total_q / BM + d.B : attn_tiles(d.Sq, BM);
 }
 
-const int MOST_WARPS = 16;             /* the most warps of a tile of work in any shape */
-const int TILE_BYTES = 4 + MOST_WARPS; /* bytes of scratch per tile of work: the tile before it, and a flag per warp */
+const int MOST_WARPS = 16;             /* the largest number of consumer warps in any shape */
+const int TILE_BYTES = 4 + MOST_WARPS; /* bytes of scratch per work tile: plan::before, and one flag per warp */
 
-/* Layout of scratch: for all tiles of work the tile before (plan::before), then the flags of their warps; for FlashMask
- * the extremes of each tile of keys; for float8 q, k and v as bfloat16. */
+/* Offsets in scratch memory. At its beginning are plan::before of all work tiles and the flags of their warps. Then
+ * follow, with FlashMask, the extremes of the mask's bounds for each tile of keys, and for float8 q, k and v as
+ * bfloat16. */
 struct layout {
-    int64_t extremes, wide[3], bytes; /* offsets */
+    int64_t extremes, wide[3], bytes; /* in bytes */
 };
 
 layout layout_of(const attn_problem *p, const attn_dims &d)
@@ -161,7 +166,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     const extent e = extent_of(d);
     if (e.rows_q <= 0 || e.rows_k <= 0 || d.B <= 0 || d.H <= 0 || e.rows_q >= FAR || e.rows_k >= FAR) return false;
     if (e.B * d.H * (per_head_of(d, LEAST_BM) + 1) * TILE_BYTES >= INT32_MAX)
-        return false; /* tiles are counted in 32 bits */
+        return false; /* work tiles are counted in 32 bits */
     if (!mods_fit(p, g)) return false;
     if (p->mask_startend_rows.rank && (d.packed || attn_tiles(e.rows_k, LEAST_BN) > MOST_KEY_TILES)) return false;
     if (p->out.rank && !tma_walkable(g.view[ATTN_T_out], e.B, d.H, e.rows_q, d.Dv, 8)) return false;
@@ -175,7 +180,8 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
 
 /* ---- Host: the plan of a run ------------------------------------------------------------------------------------- */
 
-/* One run. `read` is `given` with the q, k and v that forward_tiles reads. */
+/* One run. `given` are the problem's tensors. In `read`, q, k and v are those that forward_tiles reads: with float8 the
+ * converted ones. */
 struct forward_job {
     const cuda_chip *chip;
     cudaStream_t stream;
@@ -185,7 +191,7 @@ struct forward_job {
     layout place;
 };
 
-/* Makes the plan, except for the parts that depend on the launch. */
+/* Fills in the plan, except for what differs between the launches of a run. */
 void make_plan(const forward_job &job, int BM, int BN, plan &p)
 {
     const attn_geometry &g = job.read.g;
@@ -198,7 +204,8 @@ void make_plan(const forward_job &job, int BM, int BN, plan &p)
     p.B = (int)d.B, p.H = (int)d.H, p.group = (int)g.group, p.Sq = (int)d.Sq, p.Sk = (int)d.Sk;
     p.left = (int)attn_min64(g.left, FAR), p.right = (int)attn_min64(g.right, FAR);
     p.top_left = g.top_left;
-    const float unit = (float)(g.softcap > 0 ? g.softcap : g.scale); /* unit of the scores that softmax_step sees */
+    /* factor from the scores that softmax_step() sees to true scores */
+    const float unit = (float)(g.softcap > 0 ? g.softcap : g.scale);
     p.reference.c = unit * LOG2E, p.reference.slack = 8 / p.reference.c;
     p.cu_q = g.cu_q, p.cu_k = g.cu_k, p.seqlens_q = g.seqlens_q, p.seqlens_k = g.seqlens_k;
     p.ends_of_queries = job.read.ends_of_queries;
@@ -214,9 +221,10 @@ void make_plan(const forward_job &job, int BM, int BN, plan &p)
 
 /* ---- Host: options of pairs -------------------------------------------------------------------------------------- */
 
-/* Offsets in scratch behind `layout`: the bits of a keep_mask, and the extremes of a FlashMask for tiles of BN keys. */
+/* Offsets in scratch memory behind `layout`: a keep_mask as bits, and the extremes of a FlashMask's bounds for tiles of
+ * BN keys. */
 struct pair_layout {
-    int64_t kept, extremes, bytes; /* offsets */
+    int64_t kept, extremes, bytes; /* in bytes */
 };
 pair_layout pair_layout_of(const attn_problem *p, const attn_geometry &g, int BN)
 {
@@ -230,7 +238,7 @@ pair_layout pair_layout_of(const attn_problem *p, const attn_geometry &g, int BN
     return x;
 }
 
-/* Fills in the members that a pair_plan has beyond those of a plan. */
+/* Sets the members that a pair_plan has in addition to a plan. */
 void make_pair_plan(const forward_job &job, int BN, pair_plan &p)
 {
     const attn_geometry &g = job.read.g;

@@ -1,10 +1,11 @@
-/* forward_tiles.cuh: flash attention forward for Hopper: TMA, wgmma, warp specialisation. forward.cu and
- * forward_pairs.cu have the tables that say which problem takes which shape.
+/* forward_tiles.cuh: flash attention forward for Hopper, with TMA, wgmma and warp specialisation. The tables in
+ * forward.cu and forward_pairs.cu say which problem takes which tile shape.
  *
- * The grid is one block per multiprocessor. A block works through tiles of work: BM queries of one head. One warpgroup
- * is the producer: a warp hands out tiles of work, and a thread of another warp lets the copy engine fill a ring of K
- * and V tiles, which runs on from one tile of work to the next. The other warpgroups are consumers. A consumer owns 64
- * of the rows and has their O in registers (FlashAttention-3, arXiv:2407.08608, Algorithm 1):
+ * The grid is one block per multiprocessor. A block computes one work tile after the other; a work tile is BM queries
+ * of one head. One warpgroup is the producer: a warp hands out work tiles, and a thread of another warp makes the copy
+ * engine fill a ring of K tiles and a ring of V tiles, without a pause between work tiles. The other warpgroups are
+ * consumers. A consumer owns 64 of the rows and has their O in registers (FlashAttention-3, arXiv:2407.08608, Algorithm
+ * 1):
  *
  *     producer                                   consumer
  *       K[n-1], Q                                  S = Q K[n-1]^T;  mask;  P = softmax_step(S)
@@ -14,37 +15,39 @@
  *                                                      wait O;   P = S';  O *= rescale
  *                                                  O += P V[0];  out = O / l,  lse = m scale + ln l
  *
- * Where it is faster, the first S of the next tile of work is issued behind the last O += P V. It is then computed
- * while the output of the present tile is written.
+ * Where this is faster, the first S of the next work tile is issued behind the last O += P V of the present one. It is
+ * then computed while the present output is written.
  *
- * The warpgroups take turns with their products, also across tiles of work. A warpgroup that has no product for a tile
- * of keys passes its turn and the stage (pipeline.cuh). A warpgroup whose rows are all past the end multiplies
- * nothing; at most lengths that is the last of three.
+ * The consumers take turns with their products, also from one work tile to the next. A consumer that has no product for
+ * a tile of keys passes its turn on and releases the stage (pipeline.cuh). A consumer whose rows are all past the end
+ * of the sequence multiplies nothing; with three consumers and most lengths, this happens to the last one.
  *
- * Rescaling: a row's reference m moves only when the row's maximum grows by more than 2^8 over m, which is seldom
- * (softmax.cuh). A warp skips the products with 1 if m moves in none of its rows.
+ * Rescaling: a row's reference m moves only when a P relative to m would exceed 2^8, which is rare (softmax.cuh). A
+ * warp rescales O only if m moves in at least one of its rows.
  *
- * What lies past the end of a tensor arrives as zeros (tma.cuh), which makes head dims of any multiple of 8 and
- * lengths of any size the same case.
+ * Elements past the end of a tensor arrive as zeros (tma.cuh). Therefore no other code is needed for head sizes of any
+ * multiple of 8 and for any length.
  *
- * Order of work (scheduler.cuh): tiles are claimed from a counter. A block claims while its last keys are loaded,
- * because an earlier claim would take work from blocks that are free sooner. The copy engine stores O from shared
- * memory of its own, a warp's rows at a time, so that Q's memory is free for the next tile; where that is slower, the
- * warp stores O. Where shared memory has no room for O, it is stored straight from registers. The kernel starts while
+ * Order of work (scheduler.cuh): blocks claim work tiles from a counter. A block claims the next one while its last
+ * keys are loaded, because an earlier claim would take work from blocks that are free sooner. O is staged in its own
+ * part of shared memory, so that Q's memory is free for the next work tile, and the copy engine stores it, a warp's
+ * rows at a time. Where shared memory has no room for O, it is stored directly from registers. The kernel starts while
  * the previous kernel of the stream ends (programmatic dependent launch).
  *
- * Short sequences: a tile of work has few tiles of keys, and nothing else of a warpgroup runs beside its first scores,
- * first softmax and output. More warpgroups with narrower tiles (BN = 64) fill that time and waste less of a causal
- * diagonal. Longer sequences are faster with fewer warpgroups and wider tiles.
+ * Short sequences: a work tile has few tiles of keys, and while a warpgroup computes its first scores, its first
+ * softmax and its output, it has nothing else to run beside them. More warpgroups with narrower tiles (BN = 64) fill
+ * this time, and compute fewer hidden scores at a causal diagonal. Longer sequences are faster with fewer warpgroups
+ * and wider tiles.
  *
- * Options (softcap, ALiBi, FlashMask, float8's scales) have instantiations of their own (score_mods.cuh, masks.cuh).
- * For float8, the kernel widen first makes bfloat16 of q, k and v. The scales of q and k multiply the scores' scale,
+ * Options (softcap, ALiBi, FlashMask, float8's scales) have kernel instances of their own (score_mods.cuh, masks.cuh).
+ * For float8, the kernel widen first converts q, k and v to bfloat16. The scales of q and k multiply the scores' scale,
  * and the scale of v multiplies the factor that divides O by l.
  *
- * A NaN or infinity in V of a key that some rows see and others do not meets P = 0 inside the product. Therefore a
- * warp whose result is not finite leaves a mark. At its end the block computes the marked tiles again, with zeros in
- * place of such values. Rows that do not see these values then have the bits that they should have. The same block
- * computes rows that see them one by one (repair_own_rows), because a kernel of its own would begin later.
+ * If some rows see a key whose V has a NaN or infinity and other rows do not, the product multiplies it by P = 0 for
+ * the other rows, which gives NaN. Therefore a warp whose result is not finite sets a flag. At its end the block
+ * computes the flagged work tiles again, with zeros in place of NaN and infinity. Rows that do not see these values are
+ * then correct, to the bit. Rows that see them are computed one by one by the same block (repair_own_rows), because a
+ * separate kernel would begin later.
  *
  * In packed tensors, K and V past the end of a sequence belong to the next sequence. The scores of these keys are
  * masked, and their rows of V are set to zero in shared memory.
@@ -63,63 +66,69 @@ namespace {
 
 /* ---- Shapes: the table at the end says which problem takes which ------------------------------------------------- */
 
-/* WINDOWED: for masks that hide the first keys of a row. WITH_OPTIONS: for the options of score_mods.cuh. WITH_PAIRS:
- * for these and the options of pairs.cuh. WITHOUT_BIAS: like WITH_PAIRS but without a bias, which takes registers. */
+/* PLAIN: no options. WINDOWED: for masks that hide the first keys of a row. WITH_OPTIONS: for the options of
+ * score_mods.cuh. WITH_PAIRS: for these and the options of pairs.cuh. WITHOUT_BIAS: like WITH_PAIRS, but without a
+ * bias, which takes registers. */
 enum variant { PLAIN, WINDOWED, WITH_OPTIONS, WITHOUT_BIAS, WITH_PAIRS };
 
-/* An instantiation: head dims up to D of q and k and DV of v; C consumers of 64 rows; BN keys per
- * tile; stages of the ring; its variant (form); registers of a producer's and of a consumer's
- * thread (C + 1 warpgroups share 65536). */
+/* The shape of a kernel instance: head sizes up to D of q and k, and up to DV of v; C consumers of 64 rows; BN keys per
+ * tile; STAGES stages of the ring; the variant. PRODUCER and CONSUMER are registers per thread (the C + 1 warpgroups of
+ * a block share 65536). */
 template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = PLAIN> struct shape {
     static const int D = D_, C = C_, DV = DV_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool BIAS = VARIANT == WITH_PAIRS, PAIRS = VARIANT == WITHOUT_BIAS || BIAS;
     static const bool SCORE_MODS = VARIANT == WITH_OPTIONS || PAIRS;
-    /* With a window, one consumer may see the first tiles of keys while another does not and skips
-     * them. */
+    /* Whether consumers skip tiles of keys at the beginning. With a window, one consumer may see the first tiles of
+     * keys while another does not. */
     static const bool PASSES_FIRST = VARIANT == WINDOWED;
-    static const int CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64; /* chunks of 64 columns in shared memory */
+    /* number of chunks of 64 columns that a row takes in shared memory */
+    static const int CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64;
     static const int PRODUCER = C == 2 ? 40 : 32, CONSUMER = C == 2 ? 232 : C == 3 ? 160 : 112;
-    /* Does O have room in shared memory, beside Q, K and V? */
+    /* Whether shared memory has room for O beside Q, K and V. */
     static const bool STAGES_OUT = ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <=
                                    220 << 10;
     static const bool LOW_WORDS =
-        D == 128 || D == 192; /* operands are the low words of descriptors; at other D this costs 1 to 4 % */
-    static const bool LATE_WAIT = D == 128 || D == 192; /* the wait for O is late: see release_K_late */
-    /* A warpgroup that sees at most this many keys of its last tile computes only this many. */
+        /* whether operands are kept as the low words of descriptors; at other head sizes this costs 1 to 4 % */
+        D == 128 || D == 192;
+    static const bool LATE_WAIT = D == 128 || D == 192; /* whether the wait for O is late, see release_K_late() */
+    /* If a warpgroup sees at most FEW_KEYS keys of its last tile, it computes only these. */
     static const int FEW_KEYS = PAIRS ? BN : BN == 128 ? 64 : BN == 80 ? 48 : BN;
-    /* An argument of softmax_step(): see there. 2 is slower where a tile has few keys, and with options no register is
-     * free for it. */
+    /* The argument IN_TURN of softmax_step(). The value 2 is slower where a tile has few keys; with options no register
+     * is free for it. */
     static const int IN_TURN = D != 128 ? 0 : BN == 128 && !SCORE_MODS ? 2 : 1;
-    static const bool BY_BITS = D < 256 && !SCORE_MODS; /* maxima by bits; in other shapes no register is free for it */
-    /* The first product of the next tile of work is issued behind the last product of the present one, and runs while
-     * the output is written. It is set where this was faster. */
+    /* whether maxima are found by largest_by_bits(); in other shapes no register is free for it */
+    static const bool BY_BITS = D < 256 && !SCORE_MODS;
+    /* Whether the first product of the next work tile is issued behind the last product of the present one, so that it
+     * runs while the output is written. It is set where this was faster. */
     static const bool BEGINS_EARLY = D == 96 || D == 192 || (D != 128 && SCORE_MODS && !PAIRS);
     static const int MOST_PASSED = (BM - 64 + BN - 1) /
-                                   BN; /* last tiles, and first ones, that one consumer sees and another does not */
+                                   /* the largest number of tiles of keys, at either end, that one consumer sees and
+                                    * another does not */
+                                   BN;
 };
 
-/* The plan of an instantiation. */
+/* The type of the plan of a kernel instance. */
 template <class X> using plan_of = std::conditional_t<X::PAIRS, pair_plan, plan>;
 
-/* Do FlashMask or keep_mask make lists of the tiles that are seen? */
+/* Returns whether the visible tiles of keys come from a list, which FlashMask or keep_mask make necessary. */
 template <class X> DEVICE bool lists_tiles(const plan_of<X> &p)
 {
     if constexpr (X::PAIRS) return p.mask.bounds || p.kept.words;
     else return X::SCORE_MODS && p.mask.bounds;
 }
 
-/* The number of tiles of work that shared memory has: a consumer may fetch the next tile while it still reads the
- * present one, and the scheduler may publish another one meanwhile. The newest is also at a fixed address,
- * shared::work. ptxas treats a tile read from there as warp-uniform, but not one read by an index. See
- * attention::warp_uniform. */
+/* Number of work tiles in shared memory: a consumer may fetch the next work tile while it still reads the present one,
+ * and the scheduler may publish a third one meanwhile. The newest is also stored at a fixed address, shared::work.
+ * ptxas treats values read from there as warp-uniform, but not those read by an index. See
+ * attention::warp_uniform(). */
 const int RECENT = 3;
 template <int C> struct recent_work {
     work_tile work;
     warpgroup_tile parts[C];
 };
 
-/* Shared memory that only instantiations with options have: the lists of visible tiles of keys, one in use and one
- * ahead. */
+/* Shared memory that only kernel instances with options have: two lists of visible tiles of keys, one for the present
+ * work tile and one for the next. */
 template <bool SCORE_MODS> struct tile_lists {
     DEVICE tile_bits *list(int) { return nullptr; }
 };
@@ -129,21 +138,23 @@ template <> struct tile_lists<true> {
 };
 
 template <class X> struct shared : tile_lists<X::SCORE_MODS> {
-    alignas(1024) uint16_t Q[X::C][64 * 64 * X::CHUNKS]; /* D / 64 chunks of 64 rows of 64, per consumer */
+    alignas(1024) uint16_t Q[X::C][64 * 64 * X::CHUNKS]; /* per consumer: D / 64 chunks of 64 rows of 64 numbers */
     alignas(1024) uint16_t K[X::STAGES][X::BN * 64 * X::CHUNKS];
     alignas(1024) uint16_t V[X::STAGES][X::BN * 64 * X::CHUNKS_V];
-    alignas(1024) uint16_t out[X::STAGES_OUT ? X::C * 64 * 64 * X::CHUNKS_V : 8]; /* 16 rows per warp */
-    work_tile work; /* the tile of work that is handed out; `parts`: what each consumer makes of it */
+    alignas(1024) uint16_t out[X::STAGES_OUT ? X::C * 64 * 64 * X::CHUNKS_V : 8]; /* each consumer warp has 16 rows */
+    work_tile work; /* `work`: the work tile that is handed out; `parts`: what each consumer computes of it */
     warpgroup_tile parts[X::C];
     recent_work<X::C> recent[RECENT];
-    head_mods heads[X::SCORE_MODS ? X::C * 4 : 1]; /* the options' values for the head of a warp */
+    head_mods heads[X::SCORE_MODS ? X::C * 4 : 1]; /* [warp]: softcap and ALiBi of the head that the warp computes */
     int any_nonfinite;
-    int newest;    /* the block's newest tile, see plan::before; -1: the block has none */
-    int raw_stage; /* the stage of V in which zeros must replace infinities and NaN; negative: there are no more */
+    int newest; /* the newest work tile of the block, see plan::before; -1: the block has none */
+    /* the stage of V in which a warp must replace infinities and NaN by zeros; negative: there are no more such
+     * stages */
+    int raw_stage;
     kv_barriers<X::C, X::STAGES> bars;
     uint64_t idle, raw_V;
 
-    /* Initialises the members. One thread calls it before the block begins. */
+    /* Initialises barriers and flags. One thread calls this before the block begins. */
     DEVICE void init()
     {
         any_nonfinite = 0;
@@ -154,8 +165,8 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     }
 };
 
-/* Returns what consumer w computes of a tile of work. With FlashMask or keep_mask the visible tiles of keys come from a
- * list. */
+/* Returns which part of work tile x consumer w computes. With FlashMask or keep_mask a list says which tiles of keys
+ * are visible, so that all of them count here. */
 template <class X> DEVICE warpgroup_tile part_of(const plan_of<X> &p, const work_tile &x, int w)
 {
     warpgroup_tile y = warpgroup_tile_of<X::BN, X::FEW_KEYS>(band_of(p, x), x.i0 + w * 64, x.Sq, x.first, x.last);
@@ -163,8 +174,8 @@ template <class X> DEVICE warpgroup_tile part_of(const plan_of<X> &p, const work
     return y;
 }
 
-/* Returns the next tile of keys below j that is computed, or first - 1 if there is none. Tile `first` is always
- * computed. */
+/* Returns the next tile of keys below j that must be computed, or first - 1 if there is none. Tile `first` must always
+ * be computed. */
 template <class X> DEVICE int tile_below(const plan_of<X> &p, const tile_bits *seen, int j, int first)
 {
     return !lists_tiles<X>(p) || j <= first ? j - 1 : listed_tile_below(seen, j);
@@ -172,14 +183,14 @@ template <class X> DEVICE int tile_below(const plan_of<X> &p, const tile_bits *s
 
 /* ---- The producer's warps ---------------------------------------------------------------------------------------- */
 
-/* Returns the tile of work that the block computed before tile t, or -1. */
+/* Returns the work tile that this block computed before work tile t, or -1. */
 DEVICE int tile_before(const plan &p, int t)
 {
     return *(volatile int *)(p.before + t);
 }
 
-/* The warp that hands out work. Its first lane publishes tiles of work. When there are no more, the block computes
- * those tiles again whose result was not finite. */
+/* The warp that hands out work tiles; its first lane publishes them. After the last one it hands out again those work
+ * tiles of this block whose result was not finite. */
 template <class X> struct work_scheduler {
     const plan_of<X> &p;
     shared<X> &sm;
@@ -214,7 +225,7 @@ template <class X> struct work_scheduler {
         give(x);
     }
 
-    /* Was the result of the block's tile of work t not finite? */
+    /* Returns whether the result of this block's work tile t was not finite. */
     DEVICE bool was_nonfinite(int t) const
     {
         bool any = false;
@@ -248,7 +259,7 @@ template <class X> struct work_scheduler {
     }
 };
 
-/* The thread that keeps the rings of K and V full, from one tile of work to the next. */
+/* The thread that fills the rings of K and V. It goes from one work tile to the next without a pause. */
 template <class X> struct tile_loader {
     const plan_of<X> &p;
     shared<X> &sm;
@@ -263,7 +274,7 @@ template <class X> struct tile_loader {
         k.next();
     }
 
-    /* Loads a tile of V. nonfinite_to_zero: the tile passes through zero_nonfinite_tiles() before consumers read it. */
+    /* Loads a tile of V. With nonfinite_to_zero, zero_nonfinite_tiles() changes the tile before consumers read it. */
     DEVICE void load_V(const tma_place &from, bool nonfinite_to_zero)
     {
         if (nonfinite_to_zero) sm.raw_stage = v.stage;
@@ -283,7 +294,7 @@ template <class X> struct tile_loader {
             if (i0 == STOP) break;
             const tile_bits *const seen = sm.list(X::SCORE_MODS ? x.list : 0);
             const bool nonfinite_to_zero = x.nonfinite_to_zero, late = first + 1 < last;
-            /* The next tile of work is claimed when only the loads of the last tile of keys are left to issue. */
+            /* The next work tile is claimed when only the loads of the last tile of keys are left to issue. */
             if (!late) release_work(sm);
             if (first >= last) continue;
             const auto tile = [&](int j) { return tma_place{ 0, k_start + j * X::BN, hk, b }; };
@@ -304,10 +315,10 @@ template <class X> struct tile_loader {
     }
 };
 
-/* Replaces each infinity and NaN in a tile of V by zero. The whole warp calls it. */
+/* Replaces each infinity and NaN in a tile of V by zero. All lanes of the warp must call this. */
 template <typename T, int COUNT> DEVICE void zero_nonfinite(uint16_t *tile)
 {
-    const uint32_t exponent = pack<T>(1, 1) == 0x3c003c00 ? 0x7c00 : 0x7f80; /* bits of the exponent */
+    const uint32_t exponent = pack<T>(1, 1) == 0x3c003c00 ? 0x7c00 : 0x7f80; /* the bits of a number's exponent */
 #pragma unroll 4
     for (int n = threadIdx.x % 32; n < COUNT / 2; n += 32) {
         const uint32_t pair = ((const uint32_t *)tile)[n];
@@ -320,7 +331,7 @@ template <typename T, int COUNT> DEVICE void zero_nonfinite(uint16_t *tile)
     __syncwarp();
 }
 
-/* Runs zero_nonfinite() on all tiles that load_V() passes to it. */
+/* Calls zero_nonfinite() for all tiles that load_V() announces. One warp runs this. */
 template <typename T, class X> DEVICE void zero_nonfinite_tiles(shared<X> &sm)
 {
     for (uint32_t phase = 0;; phase ^= 1) {
@@ -334,23 +345,24 @@ template <typename T, class X> DEVICE void zero_nonfinite_tiles(shared<X> &sm)
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* A consumer thread's view of a tile of work. */
+/* A work tile as a consumer thread sees it. */
 struct thread_tile {
-    int slot; /* index of the tile of work in sm.recent */
+    int slot; /* index of the work tile in sm.recent */
     work_tile x;
     warpgroup_tile y;
     int i0; /* the thread's rows are i0 and i0 + 8 */
     key_band band;
 };
 
-/* What is known of a tile's rows after the softmax: the factors of the thread's rows of O, and whether scores and sums
+/* What is known of a work tile after its softmax: the factors of the thread's rows of O, and whether scores and sums
  * are finite. */
 struct tile_end {
     float factor[2];
     bool finite;
 };
 
-/* The operands Q, K and V of the products. They are addresses, or the low words of descriptors that are made once. */
+/* The operands Q, K and V of the products. They are made from addresses at each use or, with LOW_WORDS, kept as low
+ * words of descriptors. */
 template <class X, bool LOW_WORDS = X::LOW_WORDS> struct operands {
     shared<X> &sm;
     const k_major<64> Q;
@@ -370,15 +382,15 @@ template <class X> struct operands<X, true> {
     DEVICE auto V(int stage) const { return stage_of<sizeof(shared<X>::V[0])>(first_V, stage); }
 };
 
-/* What the options of pairs.cuh give for a tile of keys: bias and keep_mask, loaded one tile ahead, and the draws of
- * dropout. */
+/* What the options of pairs.cuh give for a tile of keys: the bias and keep_mask's bits, which are loaded one tile
+ * ahead, and dropout's random bits. */
 template <class X, bool PAIRS = X::PAIRS> struct pair_values {
 };
 template <class X> struct pair_values<X, true> {
     uint32_t bias[X::BIAS ? X::BN / 2 : 1];
     uint2 kept[2];
     uint32_t drawn[2];
-    int next = -1; /* the tile of keys after this one; -1: there is none */
+    int next = -1; /* the tile of keys after the present one; -1: there is none */
     bool partly;   /* FlashMask or keep_mask hides some pairs of the present tile */
 };
 
@@ -401,22 +413,23 @@ template <typename T, class X> struct attention {
     DEVICE auto K() const { return operand.K(me.k.stage); }
     DEVICE auto V() const { return operand.V(me.v.stage); }
 
-    /* warp_index() is the number of the warp among the warps of all consumers. */
+    /* Returns the number of this warp among the warps of all consumers. */
     DEVICE int warp_index() const { return me.w * 4 + me.warp; }
     DEVICE int lane() const { return me.lane; }
 
-    /* Returns x, which is the same in all lanes, by a vote. The vote makes x warp-uniform for
-     * ptxas. Without it ptxas would keep descriptors in registers of each thread, because code
-     * follows the loop over work. */
+    /* Returns x, which has the same value in all lanes, by a vote. The vote tells ptxas that x is warp-uniform.
+     * Otherwise ptxas would keep descriptors in registers of each thread, because code follows the loop over work
+     * tiles. */
     static DEVICE bool warp_uniform(bool x) { return __any_sync(0xffffffff, x); }
 
-    /* The next tile of work, or an order in its place. A consumer takes it before the present tile is done. */
+    /* The next work tile, or an order (see REPORT). A consumer takes it while it still computes the present work
+     * tile. */
     struct next_work {
-        int slot;   /* index of the tile of work in sm.recent */
-        int order;  /* i0 of the tile of work: a row, or an order */
-        int passed; /* number of last tiles of keys that the warpgroup's rows do not see */
-        bool loads; /* some keys are loaded for the tile of work */
-        bool sees;  /* the warpgroup's rows see some of these keys */
+        int slot;   /* index of the work tile in sm.recent */
+        int order;  /* work_tile::i0: a row, or a negative order */
+        int passed; /* number of tiles of keys at the end that this warpgroup's rows do not see */
+        bool loads; /* whether any keys are loaded for the work tile */
+        bool sees;  /* whether this warpgroup's rows see any of these keys */
     };
     DEVICE next_work take()
     {
@@ -438,15 +451,16 @@ template <typename T, class X> struct attention {
         return t;
     }
 
-    /* Returns the tile of work of `t`. Where registers are short, it is read from shared memory at each use. */
+    /* Returns the work tile of `t`. Where registers are short, its members are read from shared memory at each use. */
     DEVICE const work_tile &work_of(const thread_tile &t) const { return X::SCORE_MODS ? sm.recent[t.slot].work : t.x; }
 
-    /* Sets rows of V past the end of a sequence to zero. It is called where these rows belong to another sequence or to
-     * padding. */
+    /* Sets rows of V past the end of the sequence to zero. It is called where these rows belong to another sequence or
+     * to padding. */
     DEVICE void zero_past_end(const work_tile &x)
     {
         me.await_V();
-        const int rows = BN - x.Sk % BN, per_chunk = rows * 8; /* number of 16-byte pieces in a chunk */
+        /* per_chunk: number of 16-byte pieces to set to zero in each chunk */
+        const int rows = BN - x.Sk % BN, per_chunk = rows * 8;
         for (int n = threadIdx.x % 128; n < X::CHUNKS_V * per_chunk; n += 128) {
             const int chunk = n / per_chunk, piece = n % per_chunk;
             ((uint4 *)(sm.V[me.v.stage] + chunk * BN * 64 + x.Sk % BN * 64))[piece] = make_uint4(0, 0, 0, 0);
@@ -455,7 +469,7 @@ template <typename T, class X> struct attention {
         me.meet();
     }
 
-    /* Begins to load the keep_mask's bits of tile j, if there is a keep_mask. */
+    /* Begins to load keep_mask's bits of tile j, if the problem has a keep_mask. */
     DEVICE void ask_for_kept(pair_values<X> &values, const thread_tile &t, int j) const
     {
         if constexpr (X::PAIRS) {
@@ -466,7 +480,7 @@ template <typename T, class X> struct attention {
                 values.kept[half] = kept_words(p.kept, x.b, x.h, min(t.i0 + half * 8, x.Sq - 1), j, lane());
         }
     }
-    /* Begins to load the bias of tile j, if there is a bias. */
+    /* Begins to load the bias of tile j, if the problem has a bias. */
     DEVICE void ask_for_bias(pair_values<X> &values, const thread_tile &t, int j) const
     {
         if constexpr (X::BIAS) {
@@ -479,7 +493,7 @@ template <typename T, class X> struct attention {
             load_bias<BN>(values.bias, p.bias, rows, j * BN, lane());
         }
     }
-    /* Finds out, while the scores of tile j are computed, which tile comes next, whether some pairs of tile j are
+    /* Is called while the scores of tile j are computed. Determines the next tile, whether some pairs of tile j are
      * hidden, and which pairs dropout keeps. */
     DEVICE void look_at_pairs(pair_values<X> &values, const thread_tile &t, const tile_bits *seen, int j) const
     {
@@ -493,8 +507,8 @@ template <typename T, class X> struct attention {
         }
     }
 
-    /* Turns raw scores of N keys of tile j into P. MASKED: some of the keys may be hidden. BY_BITS, midway: see
-     * softmax_step. */
+    /* Turns raw scores of the first N keys of tile j into P. MASKED: some of these keys may be hidden. BY_BITS and
+     * midway are those of softmax_step(). */
     template <int N, bool MASKED, bool BY_BITS, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const thread_tile &t, const tile_bits *seen, int j, softmax &state,
                             float (&rescale)[2], pair_values<X> &values, F midway)
@@ -526,17 +540,19 @@ template <typename T, class X> struct attention {
             if (p.dropout.drops) drop<N>(S, values.drawn, lane());
     }
 
-    /* Releases the stage of K in the middle of the softmax where LATE_WAIT is set. ptxas moves the wait for O up to the
-     * arrival before it. With an arrival before the softmax, no product of this warpgroup would run under the softmax.
-     * The arrival's condition depends on the sum, which keeps the arrival in its place. The condition always holds,
-     * because a sum is never below -slack. ptxas cannot know that; for sum < 0 it would. */
+    /* Where LATE_WAIT is set, releases the stage of K in the middle of the softmax. The reason is that ptxas moves the
+     * wait for O up to the barrier arrival before it. With an arrival before the softmax, no product of this warpgroup
+     * would run during the softmax. The arrival depends on the sum, so that ptxas cannot move it up. Its condition
+     * always holds, because a sum is never below -slack, but ptxas cannot know that. (It could for the condition sum <
+     * 0.) */
     DEVICE void release_K_late(float sum)
     {
         if (X::LATE_WAIT && me.leader && !(sum < -reference.slack))
             mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
     }
 
-    /* Waits for Q and for the first tile of keys that the warpgroup's rows see. */
+    /* Waits for Q, and for the first tile of keys to compute. Skips the tiles at the end that this warpgroup's rows do
+     * not see; `passed` is their number. */
     DEVICE void await_first(int passed)
     {
         me.await_Q();
@@ -544,8 +560,8 @@ template <typename T, class X> struct attention {
         me.await_K();
     }
 
-    /* Issues the scores of the first N keys of the tile of keys that the warpgroup begins with. retire() completes
-     * them. */
+    /* Issues the product that gives the scores of the first N keys of the first tile to compute. The caller must call
+     * retire() before it reads S. */
     template <int N> DEVICE void multiply_first(float (&S)[N / 2])
     {
         me.await_turn();
@@ -553,11 +569,11 @@ template <typename T, class X> struct attention {
         me.next_turn();
     }
 
-    /* Issues the scores of the first tile of keys of `work`, the next tile of work. It runs only where X::BEGINS_EARLY.
-     * The product is issued even if the warpgroup's rows see no keys, because ptxas lets no product that is issued in a
-     * branch run on behind the branch. Such a product multiplies what lies in shared memory, which must not change
-     * meanwhile. If keys are loaded for `work`, that is Q and K. If none are, nothing is loaded there before `work` is
-     * given back. */
+    /* Issues the product that gives the scores of the first tile of `work`, the next work tile. It is called only where
+     * X::BEGINS_EARLY. The product is issued even if this warpgroup's rows see no keys, because ptxas lets no product
+     * that is issued in a branch run on behind the branch. The result is then not used, but the operands in shared
+     * memory must not change while the product runs. If keys are loaded for `work`, the function waits for Q and K. If
+     * none are, nothing is loaded there until this warpgroup releases `work`. */
     DEVICE void begin(float (&S)[BN / 2], const next_work &work)
     {
         if (warp_uniform(work.sees)) {
@@ -572,8 +588,8 @@ template <typename T, class X> struct attention {
         if (warp_uniform(work.sees)) me.next_turn();
     }
 
-    /* Computes P of the tile of keys that the warpgroup begins with (the last one that its rows see), or of that tile's
-     * first N keys. all: the tile's scores, if they were begun early. */
+    /* Computes P of the first tile to compute (the last one that this warpgroup's rows see), or of that tile's first N
+     * keys. `all`: the tile's scores, if begin() has computed them. */
     template <int N>
     DEVICE void first_tile(uint32_t (&P)[BN / 16][4], float (&all)[BN / 2], const thread_tile &t, const tile_bits *seen,
                            softmax &state, pair_values<X> &values)
@@ -599,8 +615,9 @@ template <typename T, class X> struct attention {
         to_operand<T, N>(P, S);
     }
 
-    /* first_of_block() returns the first tile of keys that some row of the block sees (t.x.first), first_visible() the
-     * first that some row of this warpgroup sees. They are computed at each use, because registers are short. */
+    /* first_of_block() returns the first tile of keys that some row of the block sees, which is t.x.first.
+     * first_visible() returns the first tile that some row of this warpgroup sees. Both are computed at each use,
+     * because registers are short. */
     DEVICE int first_of_block(const thread_tile &t) const
     {
         return key_tiles_of<BN>(t.band, t.x.i0, t.x.i0).first;
@@ -610,15 +627,15 @@ template <typename T, class X> struct attention {
         return min(key_tiles_of<BN>(t.band, t.x.i0 + me.w * 64, t.x.i0).first, t.y.last_visible - 1);
     }
 
-    /* Returns the number of the block's first tiles of keys that this warpgroup skips. */
+    /* Returns the number of tiles of keys at the beginning that the block loads and this warpgroup skips. */
     DEVICE int first_passed(const thread_tile &t) const
     {
         return X::PASSES_FIRST ? first_visible(t) - first_of_block(t) : 0;
     }
 
-    /* Adds P V to O for the tiles of keys that the warpgroup's rows see, from the last to the first. The last product,
-     * P V of the first tile, is left to the caller; that V has arrived. With BEGINS_EARLY the scores of the last tile
-     * are in `begun`. */
+    /* Adds P V to O for the tiles of keys that this warpgroup's rows see, from the last to the first. The caller must
+     * issue the last product, P V of the first tile; that V has arrived. With BEGINS_EARLY, `begun` has the scores of
+     * the last tile. */
     DEVICE void attend(float (&O)[DV / 2], uint32_t (&P)[BN / 16][4], float (&begun)[BN / 2], softmax &state,
                        const thread_tile &t)
     {
@@ -647,9 +664,10 @@ template <typename T, class X> struct attention {
         const auto step = [&](int j, auto masked, auto by_bits) {
             me.await_K();
             me.await_turn();
-            multiply<T, BN, X::D / 16>(S, operand.Q, K()); /* scores of tile j */
+            multiply<T, BN, X::D / 16>(S, operand.Q, K()); /* issues the scores of tile j */
             me.await_V();
-            multiply_add<T, DV, BN / 16>(O, P, V()); /* P V of the tile before (above) j */
+            /* adds P V of the tile that was computed before tile j, which has a higher number */
+            multiply_add<T, DV, BN / 16>(O, P, V());
             me.next_turn();
             look_at_pairs(values, t, seen, j);
             retire<1>(S);
@@ -668,7 +686,7 @@ template <typename T, class X> struct attention {
         me.await_V();
     }
 
-    /* Computes the options' values for the head of the tile of work. */
+    /* Sets the factors of softcap, ALiBi and scales for the head of work tile x. */
     DEVICE void begin_head(const work_tile &x)
     {
         if constexpr (X::PAIRS) {
@@ -687,7 +705,8 @@ template <typename T, class X> struct attention {
         }
     }
 
-    /* Does row i see a key although its largest score is -inf? Then its products are beyond the range of float32. */
+    /* Returns whether row i sees keys although its largest score is -inf. If so, its products are beyond the range of
+     * float32. */
     DEVICE bool has_lost_keys(const work_tile &x, int i) const
     {
         if (std::is_same<T, __half>::value || p.mask.bounds || i >= x.Sq) return false;
@@ -697,7 +716,7 @@ template <typename T, class X> struct attention {
         return max(i + band.lo, 0) < min(i + band.hi, band.Sk);
     }
 
-    /* Does the work of end_softmax() where a bias may make scores huge (see exact_reference). */
+    /* Does what end_softmax() does, for shapes in which a bias may make scores huge (see exact_reference). */
     DEVICE tile_end end_softmax_of_pairs(softmax &state, const thread_tile &t, const work_tile &x)
     {
         const float sink = p.to.sinks ? p.to.sinks[x.h * p.to.sink_stride] : -CUDART_INF_F;
@@ -712,7 +731,8 @@ template <typename T, class X> struct attention {
         return y;
     }
 
-    /* Stores lse = m scale + ln l, and returns the end of the tile. It does not need O. */
+    /* Stores lse = m scale + ln l, and returns the end of the work tile. This function does not need O, so it can run
+     * during the last product. */
     DEVICE tile_end end_softmax(softmax &state, const thread_tile &t)
     {
         const work_tile &x = work_of(t);
@@ -729,7 +749,8 @@ template <typename T, class X> struct attention {
         return y;
     }
 
-    /* Stores out = O / l. Sets the flag `any_nonfinite` if out, a score or a sum is not finite. */
+    /* Stores out = O / l. Sets flags if out, a score or a sum is not finite, so that the rows are computed again
+     * later. */
     DEVICE void finish(float (&O)[DV / 2], const tile_end &end, const thread_tile &t)
     {
         const work_tile &x = work_of(t);
@@ -737,18 +758,20 @@ template <typename T, class X> struct attention {
         const bool any = __any_sync(0xffffffff, !finite);
         if (lane() == 0 && !x.nonfinite_to_zero) {
             p.nonfinite[x.index * (4 * X::C) + warp_index()] = any;
-            if (any) *(volatile int *)&sm.any_nonfinite = 1; /* other warps may write it too, but the same value */
+            /* several warps may write this word, but all write the same value */
+            if (any) *(volatile int *)&sm.any_nonfinite = 1;
         }
         if (!p.to.out) return;
-        const int row = t.i0 - lane() / 4, count = x.Sq - row; /* row: the warp's first row */
+        const int row = t.i0 - lane() / 4, count = x.Sq - row; /* row: the first of the warp's 16 rows */
         T *const rows = out_row<T>(p.to, x.b, x.h, x.q_start + row);
         uint16_t *const staging = sm.out + (X::STAGES_OUT ? warp_index() * 16 * 64 * X::CHUNKS_V : 0);
         if (!X::STAGES_OUT) store_rows<T, DV>(rows, p.to.out_row, count, p.to.Dv, O, lane());
         else copy_rows(O, x, row, count, rows, staging);
     }
 
-    /* Stores the 16 rows of a warp. The copy engine writes them, except rows past the end of the tensor. Where rows
-     * past the end of the sequence belong to another sequence or to padding, the warp writes its own rows itself. */
+    /* Stores the 16 rows of a warp. The copy engine writes them and drops rows past the end of the tensor. Where rows
+     * past the end of the sequence belong to another sequence or to padding, the warp stores only the rows that exist
+     * by ordinary instructions. */
     DEVICE void copy_rows(const float (&O)[DV / 2], const work_tile &x, int row, int count, T *rows, uint16_t *staging)
     {
         if (lane() == 0) bulk_wait_read<0>();
@@ -765,7 +788,7 @@ template <typename T, class X> struct attention {
                                                 { 0, x.q_start + row, x.h, p.cu_q ? 0 : x.b });
         }
     }
-    /* Waits until this warp's copies to global memory are complete. */
+    /* Waits until all copies of this warp to global memory are complete. */
     DEVICE void await_copies()
     {
         if (!X::STAGES_OUT) return;
@@ -773,7 +796,8 @@ template <typename T, class X> struct attention {
         __syncwarp();
     }
 
-    /* Advances `work` to the first tile of work in which the warpgroup's rows see keys. False: there is none. */
+    /* Moves `work` on to the first work tile in which this warpgroup's rows see keys. Stores the results of the tiles
+     * before it. Returns false if there is no such tile. */
     DEVICE bool pass_unseen(next_work &work)
     {
 #pragma unroll 1
@@ -797,10 +821,10 @@ template <typename T, class X> struct attention {
         return true;
     }
 
-    /* Computes all tiles of work of this warpgroup, one after the other. */
+    /* Computes this warpgroup's part of all work tiles. */
     DEVICE void compute_all()
     {
-        float S[BN / 2]; /* the first scores of the next tile of work, with BEGINS_EARLY */
+        float S[BN / 2]; /* with BEGINS_EARLY: the scores of the first tile of keys of the next work tile */
         next_work work = take();
         if (!pass_unseen(work)) return;
         if (X::BEGINS_EARLY) begin(S, work);
@@ -816,7 +840,7 @@ template <typename T, class X> struct attention {
             multiply_add<T, DV, BN / 16>(O, P, V());
             const int passed = first_passed(tile_of(now));
             if (X::PASSES_FIRST) me.template pass_K<X::MOST_PASSED>(passed);
-            const tile_end end = end_softmax(state, tile_of(now)); /* runs while P V is computed */
+            const tile_end end = end_softmax(state, tile_of(now)); /* runs while the last product P V is computed */
             if (X::BEGINS_EARLY) {
                 work = take();
                 begin(S, work);
@@ -842,14 +866,14 @@ template <typename T, class X> struct attention {
     }
 };
 
-/* Computes, one by one, the rows that see a value that is not finite, in the tiles of work that this warp marked. It is
- * a function of its own, because inlined it would cost the loop over keys its uniform registers (see
- * attention::warp_uniform). The marks and tiles were written before the work scheduler announced the end, which every
- * lane has waited for. */
+/* Computes, one by one, the rows that see a value that is not finite, in the work tiles for which this warp has set its
+ * flag. The function is not inlined, because inlined it would cost the loop over keys its uniform registers (see
+ * attention::warp_uniform()). It may read the flags and the list of work tiles, which were written before the scheduler
+ * published STOP, and every lane has waited for STOP. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan_of<X> &p, const cuda_args &a)
 {
-    /* `channels` depends on the shape: with rows as wide as the widest shape's, ptxas spills in the loop over keys of
-     * narrow shapes. */
+    /* The number of channels depends on the shape. With the same number for all shapes, ptxas would spill registers in
+     * the loop over keys of shapes with small heads. */
     constexpr int channels = (X::D > X::DV ? X::D : X::DV) / 32;
     const int warp = threadIdx.x / 32 - 4, newest = block_memory<shared<X>>().newest;
     repair_begins();
@@ -895,7 +919,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
-/* Launches shape X for sequences of least_Sk to most_Sk keys. */
+/* Launches the kernel with shape X. Only sequences of least_Sk to most_Sk keys are computed. */
 template <typename T, class X> cudaError_t launch(const forward_job &job, int least_Sk, int most_Sk)
 {
     static_assert(4 * X::C <= MOST_WARPS && X::BM >= LEAST_BM, "what layout_of has room for");

@@ -1,11 +1,13 @@
 /* kv_pipeline.cuh: how the warps of the forward kernels' block pass data to each other.
  *
- *   work  a tile of work and each consumer's part of it, from the warp that hands out work to all others
+ *   work  a work tile (BM queries of one head) and each consumer's part of it, from the warp that hands out work to all
+ *         other warps
  *   Q     64 rows for each consumer, released after the last keys were multiplied
- *   K, V  a ring each, which continues from one tile of work to the next. K is requested one tile of keys ahead of V,
- *         because a consumer issues S = Q K^T of a tile before O += P V of the tile above it.
+ *   K, V  a ring each, which continues from one work tile to the next. K is requested one tile of keys ahead of V,
+ *         because a consumer issues S = Q K^T of a tile before O += P V of the tile before it.
  *
- * SM is the block's shared memory: tiles Q[C], K[STAGES], V[STAGES], `bars`, `work` and parts[C]. */
+ * The template parameter SM is the block's shared memory, with the members Q[C], K[STAGES], V[STAGES], `bars`,
+ * `work` and parts[C]. */
 #ifndef ATTN_SM90_KV_PIPELINE_CUH
 #define ATTN_SM90_KV_PIPELINE_CUH
 
@@ -25,13 +27,13 @@ template <int C, int STAGES> struct kv_barriers {
     barrier_pairs<STAGES> K, V;
     barrier_pairs<1> work;
 
-    /* Initialises the barriers. One thread calls it, then fence_mbarrier_init(). */
+    /* Initialises the barriers. One thread calls this, and then fence_mbarrier_init(). */
     DEVICE void init()
     {
         init_pairs(Q, 1);
         init_pairs(K, C);
         init_pairs(V, C);
-        init_pairs(work, C * 4 + 1); /* readers: the consumers' warps and the loader */
+        init_pairs(work, C * 4 + 1); /* readers that release a work tile: each warp of the consumers, and the loader */
     }
 };
 
@@ -42,9 +44,9 @@ DEVICE void prefetch_maps(const kv_maps &maps)
     prefetch_tensormap(&maps.V);
 }
 
-/* All threads call it, after one has initialised the barriers. It lets the GPU prepare the stream's
- * next kernel, which waits for this kernel's end. It also waits for the previous kernel's end,
- * because that one may have written this kernel's inputs. */
+/* Starts a block's work. All threads must call this after one of them has initialised the barriers. It lets the GPU
+ * prepare the stream's next kernel, which waits for the end of this kernel. It waits for the end of the previous
+ * kernel, which may have written this kernel's inputs. */
 DEVICE void begin_block()
 {
     __syncthreads();
@@ -54,36 +56,37 @@ DEVICE void begin_block()
 
 /* ---- The warp that hands out work -------------------------------------------------------------------------------- */
 
-/* Publishes sm.work and sm.parts, after they are written. One lane of the warp calls it. */
+/* Publishes the work tile in sm.work and sm.parts. One lane of the warp calls this, after it has written both. */
 template <class SM> DEVICE void announce_work(SM &sm)
 {
     mbarrier_arrive(smem_addr(&sm.bars.work.full[0]));
 }
 
-/* Waits until all readers have read the work and the next is needed. The whole warp calls it. */
+/* Waits until all readers have read the work tile and the loader needs the next one. All lanes of the warp must call
+ * this. */
 template <class SM> DEVICE void await_readers(SM &sm, ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.empty[0]), at.phase);
-    __syncwarp(); /* keeps every lane in the same phase of the barrier */
+    __syncwarp(); /* keeps all lanes in the same phase of the barrier */
     at.next();
 }
 
 /* ---- The loader -------------------------------------------------------------------------------------------------- */
 
-/* Waits for the next tile of work, or for the end of the work. */
+/* Waits until the next work tile, or the end of the work, is published. Returns it. */
 template <class SM> DEVICE const auto &await_work(SM &sm, const ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.full[0]), at.phase);
     return sm.work;
 }
 
-/* The loading thread calls it after it has read sm.work, when it needs the next tile of work. */
+/* Releases sm.work. The loading thread calls this after it has read sm.work, when it needs the next work tile. */
 template <class SM> DEVICE void release_work(SM &sm)
 {
     mbarrier_arrive(smem_addr(&sm.bars.work.empty[0]));
 }
 
-/* Loads Q of all consumers, from `row` on. */
+/* Loads Q of all consumers. The first consumer's rows begin at `row`. */
 template <int C, int CHUNKS, int COLUMNS, class SM>
 DEVICE void load_Q(SM &sm, const CUtensorMap *map, int row, int h, int b, ring<1> &at)
 {
@@ -105,8 +108,9 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
 
     DEVICE kv_consumer(SM &sm_, int w) : consumer<C>(w), sm(sm_) {}
 
-    /* Takes the next tile of work. read(x, y) copies what is needed from it and from this consumer's part y, and
-     * returns whether the next may be handed out. If not, release_work() does that later. */
+    /* Waits for the next work tile and calls read(x, y), which copies what is needed from work tile x and from this
+     * consumer's part y. If read() returns true, the work tile is released; otherwise release_work() must be called
+     * later. */
     template <class F> DEVICE void take(F read)
     {
         await_full(sm.bars.work, at);
@@ -120,7 +124,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         if (this->lane == 0) mbarrier_arrive(smem_addr(&sm.bars.work.empty[0]));
     }
 
-    /* Waits for Q without advancing its ring. await_Q() must follow. */
+    /* Waits for Q without advancing the position in its ring. await_Q() must be called later. */
     DEVICE void look_for_Q() { mbarrier_wait(smem_addr(&sm.bars.Q.full[this->w]), q.phase); }
     DEVICE void await_Q()
     {
@@ -130,14 +134,14 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     DEVICE void await_K() { await_full(sm.bars.K, k); }
     DEVICE void await_V() { await_full(sm.bars.V, v); }
 
-    /* Releases K, and also Q if this was its last product in the tile of work. */
+    /* Releases K. `last`: this product was the last with Q in the work tile, so Q is released too. */
     DEVICE void release_K(bool last)
     {
         this->release(sm.bars.K, k);
         if (last) release_Q();
         k.next();
     }
-    /* LATE: releases only Q; the caller releases K later and advances the ring itself. */
+    /* With LATE, releases only Q: the caller then releases K later and advances the ring itself. */
     template <bool LATE> DEVICE void release_K(bool last)
     {
         if (!LATE) release_K(last);
@@ -150,7 +154,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         v.next();
     }
 
-    /* Releases tiles of K that this warpgroup does not multiply. */
+    /* Releases the tile of K at the ring position, which this warpgroup does not multiply. */
     DEVICE void pass_K()
     {
         this->pass_turn();
@@ -158,9 +162,9 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     }
     DEVICE void pass_V() { this->pass(sm.bars.V, v); }
 
-    /* Releases the first `count` tiles of a tile of work, at most MOST. This is not a loop: after a loop whose end is a
-     * number from memory, ptxas treats nothing as warp-uniform. It would then keep stages and descriptors in registers
-     * of each thread, which costs 2 to 4 %. */
+    /* Releases the first `count` tiles of a work tile; count must be at most MOST. There is no loop with `count` as its
+     * end: after a loop whose end comes from memory, ptxas treats nothing as warp-uniform. It would keep stages and
+     * descriptors in registers of each thread, which costs 2 to 4 % of the time. */
     template <int MOST> DEVICE void pass_K(int count)
     {
 #pragma unroll
@@ -174,7 +178,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
             if (n < count) pass_V();
     }
 
-    /* Releases all tiles of a tile of work, whose keys are tiles [first, last). */
+    /* Releases all tiles of keys, [first, last), of a work tile in which this warpgroup computes nothing. */
     DEVICE void pass_work(int first, int last)
     {
         await_Q();
@@ -189,10 +193,11 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     }
 };
 
-/* Calls step(j, MASKED, BY_BITS) for tile j, then below(j), and so on down to `first`. MASKED (a type): some keys may
- * be hidden; with FREE_LOOP this is false for tiles below `free`. BY_BITS (a type): all rows of the warpgroup have seen
- * such a high score that maxima may be found by bits. HIGH_LOOP: BY_BITS may be used. high() is called until it returns
- * true, which then stays true. Each combination has a loop of its own. */
+/* Calls step(j, MASKED, BY_BITS) for tile j, then for tile below(j), and so on down to `first`. MASKED and BY_BITS are
+ * types that hold a bool. MASKED: some keys may be hidden; with FREE_LOOP it is false for tiles below `free`. BY_BITS:
+ * all rows of the warpgroup have seen such a high score that largest_by_bits() may find maxima. It is used only with
+ * HIGH_LOOP. high() is called until it returns true; from then on it would always return true. Each combination has its
+ * own loop. */
 template <bool FREE_LOOP, bool HIGH_LOOP, class BELOW, class STEP, class HIGH>
 DEVICE void walk_down(int j, int free, int first, const BELOW &below, const STEP &step, const HIGH &high)
 {

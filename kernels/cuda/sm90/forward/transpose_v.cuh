@@ -2,41 +2,43 @@
  *
  * V^T consists of units of KEYS keys x CHANNELS_V channels of a head. A warp that has time claims the next unit from a
  * counter, transposes it and sets the unit's mark. A warp that loads V^T waits for the marks of its keys. Units are
- * claimed in the order in which tiles of work need them. No unit is assigned to a block beforehand, because a block may
- * begin late while another kernel has its multiprocessor. A warp that has claimed a unit finishes it without waiting.
- * The warps of a waiting block claim the remaining units themselves, so every wait ends. V^T is stored by ordinary
- * stores and loaded by the copy engine, so there is a fence between the two proxies on either side, around the release
- * and acquire of the mark.
+ * claimed in the order in which work tiles (see scheduler.cuh) need them. No unit is assigned to a block beforehand,
+ * because a block may begin late while another kernel has its multiprocessor. A warp that has claimed a unit finishes
+ * it without waiting. The warps of a waiting block claim the remaining units themselves, so every wait ends. V^T is
+ * stored by ordinary stores and loaded by the copy engine. Therefore both the storing and the loading warp need a fence
+ * between the two proxies: the one before it releases the mark, the other after it has acquired the mark.
  *
- * Each 16 keys are in the order that makes P an operand as it lies in the accumulators: place 16u + 4q + e holds key
- * 16u + 8 (e / 2) + 2q + e % 2.
+ * Within each 16 keys, V^T has the keys in the order in which the accumulators hold P, so that P can be an operand
+ * without a change: position 16u + 4q + e holds key 16u + 8 (e / 2) + 2q + e % 2.
  *
- * A NaN in V would reach rows that do not see it, as 0 * NaN. V^T has zeros in its place, and the unit's mark records
- * that. (float8_e4m3fn has no infinities.) */
+ * A NaN in V would make rows NaN that do not see it, because 0 * NaN is NaN. Therefore V^T has a zero in its place, and
+ * the unit's mark records that. (float8_e4m3fn has no infinities.) */
 #ifndef ATTN_SM90_TRANSPOSE_V_CUH
 #define ATTN_SM90_TRANSPOSE_V_CUH
 
 #include "kernels/cuda/sm90/layer/scheduler.cuh"
 
-enum { KEYS = 128, CHANNELS_V = 64 };           /* size of a unit of V^T */
-enum { TRANSPOSERS = 2, FIRST_TRANSPOSER = 2 }; /* number of warps of a block that transpose, and the first of them */
-/* values of a unit's mark; 0: not ready. THERE_NONFINITE: ready, with zeros for NaN */
+enum { KEYS = 128, CHANNELS_V = 64 }; /* size of a unit of V^T in keys and in channels */
+/* number of warps of a block that transpose, and the first of these warps */
+enum { TRANSPOSERS = 2, FIRST_TRANSPOSER = 2 };
+/* Values of a unit's mark. 0: not ready. THERE: ready. THERE_NONFINITE: ready, with zeros in place of NaN. */
 enum { THERE = 1, THERE_NONFINITE = 3 };
 
 /* ---- The plan ---------------------------------------------------------------------------------------------------- */
 
 struct transpose_plan {
     const uint8_t *V;
-    int64_t batch, head, row, sweep; /* sweep: the number of rows that a warp requests at once */
-    uint8_t *to;                     /* V^T, dense [B, Hk, Dv, pitch] */
+    /* sweep: distance in V from the rows that a warp requests at once to the next such rows */
+    int64_t batch, head, row, sweep;
+    uint8_t *to; /* V^T, a dense tensor [B, Hk, Dv, pitch] */
     int64_t to_head, pitch;
-    uint32_t *marks; /* marks of the units, by head, block of keys, block of channels */
+    uint32_t *marks; /* [head][block of keys][block of channels]: the mark of the unit */
     int Hk, Sk, Dv;
-    int key_blocks, channel_blocks, units; /* blocks of keys and of channels per head; units of the batch */
-    tile_order order;                      /* order of the blocks of keys */
-    bool in_haste; /* more units are needed at the same time than there are warps to make them */
+    int key_blocks, channel_blocks, units; /* blocks of keys, and of channels, per head; number of units of all heads */
+    tile_order order;                      /* order in which the blocks of keys are transposed */
+    bool in_haste; /* whether more units are needed at the same time than there are warps that transpose */
     int *next_unit;
-    uint32_t *any_nan; /* set if any unit had a NaN */
+    uint32_t *any_nan; /* set to 1 if V had a NaN in any unit */
 };
 
 static inline int64_t transpose_units(const attn_dims &d)
@@ -46,29 +48,30 @@ static inline int64_t transpose_units(const attn_dims &d)
 
 /* ---- Units ------------------------------------------------------------------------------------------------------- */
 
-/* A unit of V^T: its places in V, in V^T and among the marks; and how many keys and channels exist from its first on.
- * keys == 0: no unit is left. */
+/* A unit of V^T: where it begins in V and in V^T, the index of its mark, and how many keys and channels there are from
+ * its beginning on. keys == 0: no unit is left. */
 struct unit {
     int64_t from, to;
     int mark;
-    uint32_t found; /* the value for the mark */
+    uint32_t found; /* value that the mark will get */
     int keys, channels;
 };
 
-/* Shared memory of the warps that transpose. Each warp has room for V of one step, and the descriptions of its present
- * and its next unit, for which it has too few registers. STEPS: the number of steps in which a unit is made. */
+/* Shared memory of the warps that transpose. Each warp has room for V of one step, and for the descriptions of its
+ * present unit and the next. (The warp has too few registers for them.) STEPS: number of steps in which a unit is
+ * transposed. */
 template <int STEPS> struct transpose_memory {
     alignas(128) uint8_t staging[TRANSPOSERS][KEYS * CHANNELS_V / STEPS];
     unit units[TRANSPOSERS][2];
 
     static DEVICE uint32_t index() { return thread_anew() / 32 - FIRST_TRANSPOSER; }
-    /* Returns the memory of the calling warp. */
+    /* Returns the address of the calling warp's staging memory. */
     DEVICE uint32_t own_staging() const { return smem_addr(staging[index()]); }
     DEVICE unit &own_unit(int which) { return units[index()][which]; }
 };
 
-/* Returns unit n: blocks of keys in the order of tiles of work, the last keys first, and for each block all its
- * channels. */
+/* Returns unit n. Units are in the order of the work tiles: the last keys of a head come first, and of each block of
+ * keys all channels. */
 DEVICE unit unit_of(const transpose_plan &p, int n)
 {
     unit x = {};
@@ -86,15 +89,15 @@ DEVICE unit unit_of(const transpose_plan &p, int n)
 
 /* ---- A warp transposes ------------------------------------------------------------------------------------------- */
 
-/* Sets the bytes of a word that are NaN (all ones below the sign) to 0. */
+/* Sets the bytes of a word that are NaN to 0. A NaN of e4m3 has all bits below the sign set. */
 DEVICE uint32_t without_nan(uint32_t word)
 {
     const uint32_t nan = ((word & 0x7f7f7f7f) + 0x01010101) & 0x80808080;
     return word & ~(nan | (nan - (nan >> 7)));
 }
 
-/* A step of a unit has LINES keys of CELLS x 16 channels. A cell (16 channels of a key) is placed so that the 8 rows
- * that ldmatrix reads for a matrix (keys 16 i and 16 i + 1) lie in different banks. */
+/* Layout of one step of a unit in shared memory: LINES keys of CELLS times 16 channels. A cell (16 channels of one key)
+ * is placed so that the 8 rows that ldmatrix reads for one matrix (keys 16 i and 16 i + 1) lie in different banks. */
 template <int STEPS> struct transpose_step_shape {
     static const int LINES = STEPS == 1 ? KEYS : 64, CELLS = STEPS == 1 ? CHANNELS_V / 16 : 1, SWEEP = 32 / CELLS;
     static_assert(LINES * CELLS * 16 * STEPS == KEYS * CHANNELS_V, "all of the unit");
@@ -106,34 +109,36 @@ template <int STEPS> struct transpose_step_shape {
     }
 };
 
-/* MEMORY: transpose_memory, or a type with the same members. */
+/* Transposes units. MEMORY is transpose_memory, or a type with the same members. */
 template <int STEPS, class MEMORY> struct transposer {
     typedef transpose_step_shape<STEPS> step_shape;
     const transpose_plan &p;
     MEMORY &memory;
 
-    /* Returns one of the calling warp's units: the present or the next. */
+    /* Returns the description of one of the calling warp's two units, the present one or the next. */
     DEVICE unit &at(int which) const { return memory.own_unit(which); }
 
-    /* Requests V of a step; bytes past its end become zeros. */
+    /* Requests V of a step. Bytes for keys or channels past the end become zeros. */
     DEVICE void fetch(int which, int step) const
     {
         const uint32_t lane = thread_anew() % 32;
         const int n = lane % step_shape::CELLS, channel = step_shape::channel_of(step) + n * 16;
         const unit &x = at(which);
         const uint32_t staging = memory.own_staging();
-        const int keys = channel < x.channels ? x.keys - step_shape::key_of(step) : 0; /* number of keys that exist */
+        /* number of keys that exist in the step */
+        const int keys = channel < x.channels ? x.keys - step_shape::key_of(step) : 0;
         const uint8_t *from = p.V + x.from + (step_shape::key_of(step) + lane / step_shape::CELLS) * p.row + channel;
 #pragma unroll(STEPS == 1 ? 4 : 1)
         for (int key = lane / step_shape::CELLS; key < step_shape::LINES; key += step_shape::SWEEP, from += p.sweep)
             cp_async_16(staging + step_shape::cell(key, n), from, key < keys);
-        if (STEPS > 1 && step == 0) /* the first step also prefetches the rows of the other steps into the L2 */
+        if (STEPS > 1 && step == 0) /* with the first step, prefetch the rows of all steps into the L2 */
 #pragma unroll 1
             for (int key = lane; key < min(x.keys, KEYS); key += 32) prefetch_L2(p.V + x.from + key * p.row);
     }
 
-    /* Transposes a step. For 16 channels of 64 keys, the matrices' rows are chosen so that a lane gets channels 2g and
-     * 2g + 1 of keys 16 q to 16 q + 15, two keys per register. From these it makes 16 neighbours of each channel. */
+    /* Transposes a step. The rows of the matrices that ldmatrix loads are chosen so that, for 16 channels of 64 keys, a
+     * lane gets channels 2g and 2g + 1 of keys 16 q to 16 q + 15, two keys per register. From these the lane makes 16
+     * neighbouring bytes of each channel. */
     DEVICE void transpose(int which, int step) const
     {
         const uint32_t lane = thread_anew() % 32, row = lane % 8, key = 16 * (row / 2) + 2 * (lane / 8) + row % 2;
@@ -147,15 +152,16 @@ template <int STEPS, class MEMORY> struct transposer {
 #pragma unroll 1
             for (int first = 0; first < step_shape::LINES; first += 64) {
                 const uint32_t from = staging + step_shape::cell(first + key, n);
-                uint32_t v[4], w[4], sums = 0; /* v[m]: keys 2m and 2m + 1 of the lane's 16; w[m]: keys 8 further on */
+                /* v[m]: keys 2m and 2m + 1 of the lane's 16 keys; w[m]: the two keys 8 further on */
+                uint32_t v[4], w[4], sums = 0;
                 ldmatrix_x4_trans(v, from);
                 ldmatrix_x4_trans(w, from + 8 * step_shape::CELLS * 16);
 #pragma unroll
-                for (int m = 0; m < 4; m++)
-                    sums |= ((v[m] & 0x7f7f7f7f) + 0x01010101) | ((w[m] & 0x7f7f7f7f) + 0x01010101); /* NaN carries */
+                for (int m = 0; m < 4; m++) /* a NaN carries into the sign bit */
+                    sums |= ((v[m] & 0x7f7f7f7f) + 0x01010101) | ((w[m] & 0x7f7f7f7f) + 0x01010101);
                 if (__any_sync(0xffffffff, sums & 0x80808080)) {
                     if (lane == 0) x.found = THERE_NONFINITE;
-                    opaque(v), opaque(w); /* without this the compiler would keep eight sums */
+                    opaque(v), opaque(w); /* without this call the compiler would keep eight sums in registers */
 #pragma unroll
                     for (int m = 0; m < 4; m++) v[m] = without_nan(v[m]), w[m] = without_nan(w[m]);
                 }
@@ -164,17 +170,17 @@ template <int STEPS, class MEMORY> struct transposer {
             }
     }
 
-    /* Stores 16 keys of a channel: every second byte of v and w. */
+    /* Stores 16 keys of one channel. BYTES selects every second byte of v and w. */
     template <int BYTES> static DEVICE void store_channel(uint8_t *to, const uint32_t (&v)[4], const uint32_t (&w)[4])
     {
         *(uint4 *)to = make_uint4(__byte_perm(v[0], w[0], BYTES), __byte_perm(v[1], w[1], BYTES),
                                   __byte_perm(v[2], w[2], BYTES), __byte_perm(v[3], w[3], BYTES));
     }
 
-    /* Publishes that the warp's stores of a unit are complete. */
+    /* Sets the unit's mark, after all stores of this warp to the unit. */
     DEVICE void publish(const unit &x) const
     {
-        fence_proxy_async_global(); /* makes the lane's stores visible to the copy engine */
+        fence_proxy_async_global(); /* makes this lane's stores visible to the copy engine */
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
             if (x.found == THERE_NONFINITE) *(volatile uint32_t *)p.any_nan = 1;
@@ -182,7 +188,7 @@ template <int STEPS, class MEMORY> struct transposer {
         }
     }
 
-    /* Makes one unit, if one is left. */
+    /* Transposes one unit, if one is left. */
     DEVICE void make_one() const
     {
         if (threadIdx.x % 32 == 0) at(0) = unit_of(p, claim(p.next_unit));
@@ -194,12 +200,12 @@ template <int STEPS, class MEMORY> struct transposer {
             cp_async_wait_all();
             __syncwarp();
             transpose(0, step);
-            __syncwarp(); /* all lanes have read the unit */
+            __syncwarp(); /* all lanes have read the staged V, which the next step overwrites */
         }
         publish(at(0));
     }
 
-    /* Makes units until none is left. One lane describes the units to its warp. */
+    /* Transposes units until none is left. One lane claims units and describes them to its warp. */
     DEVICE void run() const
     {
         const bool claimer = threadIdx.x % 32 == 0;
@@ -207,19 +213,20 @@ template <int STEPS, class MEMORY> struct transposer {
         __syncwarp();
         if (at(0).keys) fetch(0, 0);
         for (int n = 0; at(n).keys; n ^= 1) {
-            /* claimed early, so that the number has arrived when it is needed */
+            /* claim one unit ahead, because the atomic operation takes time */
             const int claimed = claimer ? claim(p.next_unit) : 0;
 #pragma unroll 1
             for (int step = 0; step < STEPS; step++) {
                 cp_async_wait_all();
                 __syncwarp();
                 transpose(n, step);
-                __syncwarp(); /* all lanes have read the unit */
+                __syncwarp(); /* all lanes have read the staged V, which the next step overwrites */
                 if (step + 1 < STEPS) fetch(n, step + 1);
             }
             if (claimer) at(n ^ 1) = unit_of(p, claimed);
             __syncwarp();
-            if (at(n ^ 1).keys) fetch(n ^ 1, 0); /* requested while the stores of the present unit proceed */
+            /* requests the next unit's V while the stores of the present unit proceed */
+            if (at(n ^ 1).keys) fetch(n ^ 1, 0);
             publish(at(n));
         }
     }
@@ -228,36 +235,36 @@ template <int STEPS, class MEMORY> struct transposer {
 /* ---- Who reads it ------------------------------------------------------------------------------------------------ */
 
 /* Waits until V^T of blocks of keys [wanted, ready) of a key/value head is ready. Returns the first block from which on
- * V^T is known to be ready. The whole warp calls it; each lane reads one mark. */
+ * V^T is known to be ready. All lanes of the warp must call this; each lane reads one mark. */
 DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
 {
     while (ready > wanted) {
-        /* the lane's mark among those of the head */
+        /* index of the mark that this lane reads, among those of the head */
         const int below = ready * p.channel_blocks - 1 - (int)(thread_anew() % 32);
         const bool missing = below >= 0 &&
                              load_acquire(p.marks + (head * p.key_blocks * p.channel_blocks + below)) == 0;
         const uint32_t any = __ballot_sync(0xffffffff, missing);
         ready -= (uint32_t)(any ? __ffs(any) - 1 : 32) / (uint32_t)p.channel_blocks;
     }
-    __syncwarp();               /* what one lane has acquired becomes visible to all lanes */
-    fence_proxy_async_global(); /* what was acquired becomes visible to the copy engine too */
+    __syncwarp();               /* makes visible to all lanes what one lane has acquired */
+    fence_proxy_async_global(); /* makes the same data visible to the copy engine */
     return ready;
 }
 
-/* Returns the number of blocks of keys up to the one that contains key `end` - 1. */
+/* Returns the number of blocks of keys up to and including the one with key `end` - 1. */
 DEVICE int key_blocks_below(const transpose_plan &p, int end)
 {
     return min((end + KEYS - 1) / KEYS, p.key_blocks);
 }
 
-/* Returns whether any unit so far had a NaN. The result is complete for units for which the caller has waited, directly
- * or through a copy that waited. */
+/* Returns whether V had a NaN in any unit that is ready so far. The answer is reliable for units for which the caller
+ * has waited, directly or through a copy that waited. */
 DEVICE bool had_any_nan(const transpose_plan &p)
 {
     return *(volatile uint32_t *)p.any_nan;
 }
 
-/* Returns whether V of a head's keys [begin, end), whose units are all ready, had a NaN. */
+/* Returns whether V had a NaN in keys [begin, end) of a head. All units of these keys must be ready. */
 DEVICE bool had_nan(const transpose_plan &p, int64_t head, int begin, int end)
 {
     const uint32_t *const marks = p.marks + head * p.key_blocks * p.channel_blocks;

@@ -1,11 +1,12 @@
-/* widen.cuh: converts float8_e4m3 to bfloat16, which holds all its values, for kernels that multiply 16-bit numbers. */
+/* widen.cuh: converts float8_e4m3 tensors to bfloat16, which holds all e4m3 values exactly, for kernels that multiply
+ * 16-bit numbers. */
 #ifndef ATTN_SM90_WIDEN_CUH
 #define ATTN_SM90_WIDEN_CUH
 
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
-/* Copies a view [B, H, rows, D] to [B, rows, H, D], which is dense except that rows are `pitch` elements apart. A
- * thread copies N elements; N divides the pitch. */
+/* Copies a tensor [B, H, rows, D] to a tensor [B, rows, H, D] in bfloat16. The copy is dense, except that rows are
+ * `pitch` elements apart. Each thread copies N elements; N must divide the pitch. */
 template <int N>
 __global__ void __launch_bounds__(256)
     widen(const __grid_constant__ attn_view from, uint16_t *to, int64_t B, int H, int64_t rows, int D, int pitch)
@@ -33,7 +34,7 @@ __global__ void __launch_bounds__(256)
     }
 }
 
-/* Queues the conversion of a tensor [B, H, rows, D]. `view` becomes that of the bfloat16 tensor at `to`. */
+/* Queues the conversion of a tensor [B, H, rows, D]. `view` then describes the bfloat16 tensor at `to`. */
 template <int N>
 cudaError_t widen_view(attn_view &view, int64_t B, int64_t H, int64_t rows, int64_t D, int64_t pitch, void *to,
                        int multiprocessors, cudaStream_t stream)

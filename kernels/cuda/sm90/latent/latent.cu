@@ -1,11 +1,11 @@
-/* latent.cu: multi-head latent attention for Hopper: few queries of many heads, and one key/value head. Its values
- * are the first 512 of the keys' 576 columns, in the same memory. Keys lie in one piece or in pages.
+/* latent.cu: multi-head latent attention for Hopper: few queries of many heads, and one key/value head. Its values are
+ * the first 512 of the keys' 576 columns, in the same memory. Keys may lie in one piece or in pages.
  *
- * Each byte of K is read once, for both products. A block has 64 rows (row r is query r / H of head r % H) and
- * visits tiles of 64 keys, two of which are in shared memory beside Q: 216 KB. Each of two consumer warpgroups has
- * half of O's 512 columns, 128 registers per thread. Warpgroup w computes the scores of the tiles in stage w, and
- * passes P to the other warpgroup through shared memory. The softmax of one warpgroup thus runs during the products
- * of the other (the "seesaw" of FlashMLA). Per pair of tiles:
+ * Each byte of K is read once, for both products. A block has 64 rows (row r is query r / H of head r % H) and visits
+ * tiles of 64 keys, two of which are in shared memory beside Q: 216 KB. Each of two consumer warpgroups has half of O's
+ * 512 columns, 128 registers per thread. Warpgroup w computes the scores of the tiles in stage w, and passes P to the
+ * other warpgroup through shared memory. Thus the softmax of one warpgroup runs during the products of the other (the
+ * "seesaw" of FlashMLA). For each pair of tiles:
  *
  *     left, columns 0 .. 255                        right, columns 256 .. 511
  *       S0 = Q K0^T
@@ -17,37 +17,37 @@
  *                                                     O = rescale1 O + P1 V1
  *       O = rescale1 O + P1 V1
  *
- * The running reference of each row is passed between the warpgroups together with P. Both halves of O add up the
- * tiles in the order of the keys.
+ * The running reference of each row is passed between the warpgroups together with P. Both halves of O add up the tiles
+ * in the order of the keys.
  *
  * Shared memory is scarce: a tile can be loaded only when the tile two before it has been used. Each half of a stage
- * (the columns of one warpgroup's V) is therefore released separately. The last 64 columns of a tile are not values.
- * Once the tile's scores are computed, P takes their place, and they are released with the half that the other
- * warpgroup multiplies by P. Halves are released in the order left 0, right 0, right 1, left 1, a quarter of the
- * time apart, and requested in that order. The left warpgroup multiplies before it passes P0 on, and issues only the
- * scores of two boxes after its last product, so that it releases its halves early.
+ * (the columns of one warpgroup's V) is therefore released separately. The last 64 columns of a tile belong to the keys
+ * only, not to the values. Once the tile's scores are computed, P is stored in their place. They are released together
+ * with the half that the other warpgroup multiplies by P. Halves are released in the order left 0, right 0, right 1,
+ * left 1, a quarter of the time apart, and requested in that order. The left warpgroup multiplies before it passes P0
+ * on, and issues only the scores of two boxes after its last product, so that it releases its halves early.
  *
- * Scores of 64 keys read both operands at the full bandwidth of shared memory, which arriving tiles and P need as
- * well. Each consumer therefore keeps the last KEPT boxes of Q in registers.
+ * The product that computes scores of 64 keys reads both operands at the full bandwidth of shared memory, but arriving
+ * tiles and P need bandwidth too. Each consumer therefore keeps the last KEPT boxes of Q in registers.
  *
- * The bound: 2 * 64 * 64 * (576 + 512) operations per tile are 2176 clocks of the tensor cores. S takes 1152 of them
- * (with N = 64 it reads A and B at the full bandwidth of shared memory). 128 blocks at 1.6 GHz would reach 840
- * TFLOP/s. A tile is 72 KB: 34 bytes per clock at that speed. The L2 gives a multiprocessor 35 to 47 bytes per clock
- * where all read different lines, and 62 where two read the same, as blocks of one sequence do. With 64 rows or
- * fewer, one block reads a sequence's keys, and memory is the bound. Two waits are not hidden: S1 waits for the half
- * of a stage that was released last, while the copy engine still loads the halves before it (30 to 36 bytes per
- * clock); and S0 and S1 end at the same time. A prefetch to the L2 takes the copy engine as long as a load, so there
- * is none.
+ * The limit of the speed: 2 * 64 * 64 * (576 + 512) operations per tile are 2176 clocks of the tensor cores. S takes
+ * 1152 of them (with N = 64 it reads A and B at the full bandwidth of shared memory). 128 blocks at 1.6 GHz would reach
+ * 840 TFLOP/s. A tile is 72 KB: 34 bytes per clock at that speed. The L2 gives a multiprocessor 35 to 47 bytes per
+ * clock if all multiprocessors read different lines, and 62 if two read the same lines, as two blocks of one sequence
+ * do. With 64 rows or fewer, one block reads a sequence's keys, and memory is the bound. Two waits are not hidden: S1
+ * waits for the half of a stage that was released last, while the copy engine still loads the halves before it (30 to
+ * 36 bytes per clock); and S0 and S1 end at the same time. There is no prefetch to the L2, because it would take the
+ * copy engine as long as a load.
  *
- * Splits: a sequence's length and number of rows determine how its keys are divided into splits. Splits are added up
- * in fours (split groups), then the groups are added up, always in this order. A block computes one split, or, where
- * the grid is large, all splits of a group one after the other. The sum so far then lies in the workspace, where the
- * block's own threads find it. combine_latent adds up what one block does not finish by itself.
+ * Splits: a sequence's length and number of rows determine how its keys are divided into splits. Splits are added up in
+ * fours (split groups), then the groups are added up, always in this order. A block computes one split or, where the
+ * grid is large, all splits of a group one after the other. In the latter case the sum so far lies in the workspace,
+ * where the block's own threads find it. The kernel combine_latent adds up the results of different blocks.
  *
- * Some rows may see a key with NaN or infinity, and others may not. In the product that key meets P = 0 and makes
- * the other rows NaN too. A row whose result is not finite, or whose scores are huge, is therefore flagged, and the
- * next kernel computes it by itself (rows.cuh). Values past the end of a sequence are made zeros in shared memory,
- * because pages may hold anything there.
+ * Some rows may see a key with NaN or infinity while other rows do not. The product multiplies that key by P = 0 for
+ * the other rows, and makes them NaN too. Therefore a row whose result is not finite, or whose scores are huge, is
+ * flagged, and the next kernel computes it alone (rows.cuh). Values past the end of a sequence are made zeros in shared
+ * memory, because pages may hold anything there.
  *
  * latent_plan.cuh defines tiles, splits and the sum of two partial results. */
 #include "kernels/cuda/common/kernels.h"
@@ -60,23 +60,28 @@ namespace {
 
 /* ---- A block's threads and its shared memory --------------------------------------------------------------------- */
 
-enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 }; /* registers per thread of the producer and of a consumer */
-enum { PIECES = 5 }; /* a tile arrives in PIECES pieces of two boxes; the last piece is one box */
-enum { KEPT = 3 };   /* the last KEPT boxes of Q, which consumers keep in registers */
+/* registers per thread of the producer warpgroup, and of a consumer warpgroup */
+enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 };
+/* a tile of keys arrives in PIECES pieces: four of two boxes (64 columns each), and the last of one box */
+enum { PIECES = 5 };
+enum { KEPT = 3 }; /* number of boxes of Q, the last ones, that consumers keep in registers */
 
-/* The halves of a stage: the columns of V that the left or the right warpgroup multiplies. */
+/* The two halves of a stage: the columns of V that the left or the right warpgroup multiplies. */
 enum { LEFT, RIGHT };
 
-/* Named barriers. 256 threads meet at each, except at the last two. */
+/* Numbers of the named barriers. 256 threads meet at each of them, but 128 at the last two, MEET + LEFT and MEET +
+ * RIGHT. */
 enum { Q_READY = 1, P0_READY, P1_READY, TURN, ENDED, MEET };
 
 struct shared {
     alignas(1024) uint16_t Q[BOXES][BM * 64];
-    alignas(1024) uint16_t K[2][BOXES][BOX]; /* the last box of a tile: its keys, then P */
-    float reference[2][BM], rescale[2][BM];  /* two numbers for each row, from the warpgroup that computed its scores */
-    float l[2][2][BM];                       /* indices: split (even or odd), warpgroup, row */
-    float2 before[2][BM];                    /* m in base 2, and l, of the splits that have ended, for each warpgroup */
-    int2 sees[BM];                           /* each row sees keys [x, y) */
+    alignas(1024) uint16_t K[2][BOXES][BOX]; /* [stage][box]; the last box of a tile holds P after its keys were used */
+    /* reference and rescale factor of each row, from the warpgroup that computed the row's scores; indices: warpgroup,
+     * row */
+    float reference[2][BM], rescale[2][BM];
+    float l[2][2][BM];    /* sums of P; indices: split even or odd, warpgroup, row */
+    float2 before[2][BM]; /* m in base 2, and l, of the splits that were added up so far; indices: warpgroup, row */
+    int2 sees[BM];        /* [row]: the row sees keys [x, y) */
     block_place place;
     struct {
         uint64_t full[PIECES], empty[2];
@@ -85,20 +90,20 @@ struct shared {
 
 /* ---- The producer ------------------------------------------------------------------------------------------------ */
 
-/* The first lane of one warp issues the loads of the tiles of keys. All lanes together look up the pages and rows of 32
- * tiles, well before these are loaded, so that no load waits for the page table. */
+/* Loads the tiles of keys. One warp runs this, and its first lane issues the loads. All lanes together look up the
+ * pages and rows of 32 tiles, well before these tiles are loaded, so that no load waits for the page table. */
 DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map)
 {
     const int b = sm.place.b, page_size = (int)g.dims.page_size, lane = threadIdx.x % 32;
     const int end = sm.place.last_key(sm.place.end - 1), length = sm.place.q.length;
     const int32_t *const pages = g.page_table ? g.page_table + b * g.page_table_row : nullptr;
-    const auto find = [&](int key) { /* finds the row and page of a key */
+    const auto find = [&](int key) { /* returns the row in its page, and the page, of a key */
                                      if (!pages || key >= end) return make_int2(key, b);
                                      const int page = key / page_size;
                                      return make_int2(key - page * page_size, pages[page]);
     };
     const uint64_t policy = evict_first();
-    uint32_t phase[2] = { 1, 1 }; /* phase of `empty`; the first wait passes at once */
+    uint32_t phase[2] = { 1, 1 }; /* phase of the barriers `empty`; with phase 1 the first wait ends at once */
     int j = sm.place.first_key(sm.place.begin), split_end = j + length, s = 0, n = 0;
     int2 place = find(j + lane * BN), ahead = find(j + (lane + 32) * BN);
 #pragma unroll 1
@@ -115,8 +120,8 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
         };
 #pragma unroll
         for (int turn = 0; turn < 2; turn++) {
-            const int half = turn ^ s; /* in stage 1 the right half comes first */
-            /* lane 0 waits and loads alone: another lane might come to the wait too late to see the phase */
+            const int half = turn ^ s; /* in stage 1 the right half is loaded first */
+            /* Only lane 0 waits and loads. Another lane might come to the wait so late that it misses the phase. */
             if (lane == 0) {
                 mbarrier_wait(smem_addr(&sm.bars[s].empty[half]), phase[s]);
                 ask(half * 2);
@@ -131,25 +136,26 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* W is LEFT or RIGHT: the stage whose scores this warpgroup computes, and its half of V. Its first thread is told
- * apart from the others only once. */
+/* A consumer warpgroup. W is LEFT or RIGHT. It says for which stage the warpgroup computes scores, and which half of V
+ * it multiplies. */
 template <typename T, int W> struct warpgroup {
     const plan &p;
     shared &sm;
-    const block_place &place; /* lies in shared memory, because registers have no room for it */
+    const block_place &place; /* in shared memory, because there are no registers for it */
     const int group;
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-    const int row = warp * 16 + lane / 4; /* the thread's first row in the block; its second is 8 rows below */
-    uint32_t phase[2] = { 0, 0 };         /* phase of `full`, for each stage */
-    softmax x;                            /* x.l counts only this warpgroup's tiles */
-    uint32_t kept[KEPT * 4][4];           /* the last columns of Q, as operands */
+    /* the thread's first row in the block; the thread's second row is 8 rows below */
+    const int row = warp * 16 + lane / 4;
+    uint32_t phase[2] = { 0, 0 }; /* [stage]: phase of the barriers `full` */
+    softmax x;                    /* x.l is the sum over only those tiles whose scores this warpgroup computes */
+    uint32_t kept[KEPT * 4][4];   /* the last KEPT boxes of Q, as operands */
 
     DEVICE warpgroup(const attn_geometry &g, const plan &p_, shared &sm_)
         : p(p_), sm(sm_), place(sm_.place), group((int)g.group)
     {
     }
 
-    /* Returns the address that a descriptor of `tile` needs. */
+    /* Returns the address of `tile`, for a descriptor. It is computed anew at each call, to save registers. */
     DEVICE uint32_t address(const uint16_t *tile) const
     {
         return memory_anew() + (uint32_t)((const char *)tile - (const char *)&sm);
@@ -176,7 +182,7 @@ template <typename T, int W> struct warpgroup {
             }
     }
 
-    /* Issues S += Q K^T for a piece of this warpgroup's tile, when the piece has arrived. */
+    /* Waits for a piece of the tile whose scores this warpgroup computes, and issues S += Q K^T for the piece. */
     template <int PIECE, bool FIRST> DEVICE void score_piece(float (&S)[BN / 2]) const
     {
         const k_major_low<64> Q(address(sm.Q[0])), K(address(sm.K[W][0]));
@@ -190,7 +196,7 @@ template <typename T, int W> struct warpgroup {
         }
     }
 
-    /* Turns S into P, and updates x and rescale. */
+    /* Turns the scores S into P. Updates the rows' references and sums in x, and `rescale`. */
     DEVICE void exponentiate(float (&S)[BN / 2], float (&rescale)[2], int j0)
     {
         if (j0 < place.open_lo || j0 + BN > place.open_hi) {
@@ -208,11 +214,11 @@ template <typename T, int W> struct warpgroup {
         softmax_step<BN>(S, x, rescale, p.reference);
     }
 
-    /* Writes to shared memory what the other warpgroup needs: P, and the state of the rows. P replaces the keys'
-     * last columns, which no warp reads once all four have their scores. */
+    /* Writes to shared memory what the other warpgroup needs: P, and the reference and rescale factor of each row. P
+     * replaces the last columns of the keys, which no warp reads once all four warps have their scores. */
     DEVICE void give(const uint32_t (&P)[BN / 16][4], const float (&rescale)[2]) const
     {
-        /* Read again, because otherwise addresses would stay in registers all the time. */
+        /* computed again here, because otherwise the addresses would stay in registers all the time */
         const int thread = (int)thread_anew() % 128, warp = thread / 32, lane = thread % 32, row = warp * 16 + lane / 4;
         meet();
 #pragma unroll
@@ -230,7 +236,8 @@ template <typename T, int W> struct warpgroup {
         named_barrier_arrive(W == LEFT ? P0_READY : P1_READY, 256);
     }
 
-    /* Takes the state that the other warpgroup gave. The rows of a thread are those of the same thread there. */
+    /* Reads the references and rescale factors that the other warpgroup has written. A thread has the same rows in both
+     * warpgroups. */
     DEVICE void take(float (&rescale)[2])
     {
         named_barrier_sync(W == LEFT ? P1_READY : P0_READY, 256);
@@ -244,7 +251,7 @@ template <typename T, int W> struct warpgroup {
         await_piece(1 - W, W * 2 + 1);
     }
 
-    /* Sets values past the sequence's end to zero, in this half of a stage. */
+    /* Sets values past the end of the sequence to zero, in this warpgroup's half of a stage. */
     DEVICE void clear_tail(int stage, int j0) const
     {
         const int valid = place.q.last - j0;
@@ -262,7 +269,7 @@ template <typename T, int W> struct warpgroup {
         return mn_major_low<BN>(address(sm.K[stage][W * 4]));
     }
 
-    /* Issues O += P V with the other warpgroup's P. */
+    /* Issues O += P V for the tile whose P the other warpgroup has computed. */
     DEVICE void multiply_other(float (&O)[HALF / 2]) const
     {
         const k_major_low<BM> P(address(sm.K[1 - W][BOXES - 1]));
@@ -273,9 +280,9 @@ template <typename T, int W> struct warpgroup {
         wgmma_commit();
     }
 
-    /* Processes the tiles of a split, two at a time. Scores are issued after the product before them; that product
-     * is retired, and its memory released, while they are computed. ptxas needs each O to be retired in the
-     * iteration that issues it, and no other product in flight where O is rescaled. */
+    /* Processes the tiles of a split, two at a time. Scores are issued behind the product O += P V before them. While
+     * the scores are computed, that product completes, and its stage is released. For the code of ptxas, each product O
+     * must be retired in the iteration that issues it, and no other product may be in flight where O is rescaled. */
     DEVICE void run_left(float (&O)[HALF / 2], int first, int tiles)
     {
         float S[BN / 2];
@@ -317,7 +324,7 @@ template <typename T, int W> struct warpgroup {
         if (two) named_barrier_arrive(TURN, 256);
         phase[0] ^= 1;
     }
-    /* Processes the tile of stage 0, whose scores have been issued. */
+    /* Processes the tile in stage 0. Its scores must have been issued. */
     DEVICE void left_tile(float (&O)[HALF / 2], float (&S)[BN / 2], int j0)
     {
         float rescale[2];
@@ -378,8 +385,8 @@ template <typename T, int W> struct warpgroup {
         rescale_rows(O, rescale);
     }
 
-    /* Ends split `split`: adds it to the earlier splits in the workspace, or writes the result of all splits that
-     * have ended. */
+    /* Ends a split: adds its result to that of the earlier splits of this block. Writes the sum to the workspace or,
+     * after the last split of a sequence that this block computes alone, to out. */
     DEVICE void end(float (&O)[HALF / 2], int split)
     {
         const bool joins = split > place.begin, last = split + 1 == place.end, out = last && place.q.ends_in_block(p);
@@ -408,7 +415,8 @@ template <typename T, int W> struct warpgroup {
 #pragma unroll
             for (int half = 0; half < 2; half++) sm.before[W][row + half * 8] = now[half];
         __syncwarp();
-        /* Piece n of this thread is in row n % 2; pieces are 16 columns apart (piece_of()). */
+        /* Piece n of this thread lies in row n % 2 of its two rows. Two pieces of a row are 16 columns apart (see
+         * piece_of()). */
         float4 *const sum = p.O + place.unit * UNIT + W * (UNIT / 2) + thread;
         if (joins) {
 #pragma unroll
@@ -445,7 +453,7 @@ template <typename T, int W> struct warpgroup {
             const int2 sees = sm.sees[row + half * 8];
             const bool exists = r < place.q.rows, sound = is_sound(now[half].x, now[half].y, sees.x < sees.y);
             const float factor = factor_of(now[half].y);
-            float zero = 0; /* becomes NaN where a number is not finite */
+            float zero = 0; /* becomes NaN if a number is not finite */
             T *const to = p.to.out ? out_row<T>(p.to, place.b, h, i) + W * HALF : nullptr;
 #pragma unroll
             for (int n = 0; n < HALF / 8; n += 4) {
@@ -485,7 +493,8 @@ template <typename T, int W> struct warpgroup {
     }
 };
 
-/* The consumers' threads load rows of Q, with zeros past the last row, and find what each row sees. */
+/* Loads the block's rows of Q, with zeros past the last row, and determines which keys each row sees. The 256 threads
+ * of both consumers call this. */
 DEVICE void load_queries(const attn_geometry &g, shared &sm)
 {
     const attn_view &q = g.view[ATTN_T_q];
@@ -541,13 +550,14 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- Combine ----------------------------------------------------------------------------------------------------- */
 
-/* A row's split groups are added up in COMBINE_PARTS parts: part n adds every fourth group, then the parts are added
- * up. */
-enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* blocks per multiprocessor */ };
+/* Number of parts in which a row's split groups are added up: part n adds up groups n, n + 4, n + 8 and so on, and then
+ * the parts are added up. */
+enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* number of blocks per multiprocessor */ };
 
-/* A block combines a row; a thread has four columns (piece_of()). Each part has 128 threads. With PARTS = 1, where
- * no part has more than one group, the same 128 threads add up all. A warp computes a row that its block could not
- * compute. The bound on registers serves the rows that are only added up, of which there may be thousands. */
+/* Adds up the results of a row's splits. Each block computes one row, with 128 threads per part; a thread has four
+ * columns (see piece_of()). Where no part has more than one group, PARTS is 1 and the same 128 threads add up all
+ * groups. If the row's result cannot be used, one warp computes the row again. The bound on registers is chosen for
+ * rows that are only added up, of which there may be thousands. */
 template <int PARTS>
 __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
     combine_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
@@ -630,8 +640,8 @@ __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
         forward_row<LATENT_CHANNELS>(a, head_args_of(a, b, h), i, g.view[ATTN_T_out], nullptr, EVERY_ROW);
 }
 
-/* Where every sequence ends in its blocks, this kernel computes the rows that the blocks could not compute, one per
- * warp. */
+/* Computes the rows again that the blocks could not compute, one row per warp. It runs instead of combine_latent()
+ * where every sequence is computed within one block per 64 rows. */
 __global__ void __launch_bounds__(128)
     repair_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
@@ -650,11 +660,11 @@ __global__ void __launch_bounds__(128)
 
 /* ---- Host -------------------------------------------------------------------------------------------------------- */
 
-/* The grid, and where things lie in the workspace. A block may walk through a group or take one split. Both give the
- * same bits, and the way that takes fewer rounds of blocks is chosen. */
+/* The grid, and the offsets in the workspace. A block may compute a split group or a single split. Both give the same
+ * bits; the choice is the one that needs fewer rounds of blocks. */
 struct launch_plan {
     int tiles, units, walks;
-    bool all_end; /* true: all sequences end in their blocks, so nothing is to be combined */
+    bool all_end; /* true: the blocks write the results of all sequences, so that no kernel has to combine splits */
     int64_t blocks, rows, O, ml, bytes;
 };
 
@@ -677,7 +687,7 @@ launch_plan launch_plan_of(const cuda_chip *chip, const attn_geometry &g)
     return y;
 }
 
-/* Are values the first columns of the keys, in their memory? */
+/* Returns whether v is the first columns of k, in the same memory. */
 bool values_are_keys(const attn_geometry &g)
 {
     const attn_view &k = g.view[ATTN_T_k], &v = g.view[ATTN_T_v];
@@ -695,7 +705,7 @@ bool plan_latent(const cuda_chip *chip, attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
     const attn_dims &d = g.dims;
-    const int64_t FAR = 1 << 29; /* keys and windows are counted in 32 bits, so lengths must be below this */
+    const int64_t FAR = 1 << 29; /* limit of lengths, because keys and windows are counted in 32 bits */
     if (d.D != D || d.Dv != DV || d.Hk != 1 || d.packed || d.B <= 0 || d.Sq <= 0 || d.Sk <= 0 || d.Sk >= FAR)
         return false;
     if (d.Sq * g.group > MOST_ROWS || !values_are_keys(g)) return false;
@@ -720,7 +730,7 @@ cudaError_t launch_tiles(const launch_plan &y, const CUtensorMap &map, const cud
     if (code != cudaSuccess) return code;
     if (y.all_end)
         return launch_dependent(repair_latent, attn_min64(attn_tiles(y.rows, 128), 1024), 128, 0, stream, a, p);
-    /* each part has at most one group */
+    /* no part has more than one split group */
     const bool one_each = attn_tiles(y.units, y.walks ? 1 : SPLIT_GROUP) <= COMBINE_PARTS;
     return one_each ? launch_dependent(combine_latent<1>, y.rows, 128, 0, stream, a, p)
                     : launch_dependent(combine_latent<COMBINE_PARTS>, y.rows, 128 * COMBINE_PARTS, 0, stream, a, p);

@@ -1,5 +1,5 @@
-/* latent_plan.cuh: the plan that the blocks and the combine of latent.cu share: the tiles, how a sequence's keys are
- * divided into splits, which splits a block computes, and how two partial results become one. */
+/* latent_plan.cuh: the plan that latent_tiles and combine_latent of latent.cu share: tile sizes, how a sequence's keys
+ * are divided into splits, which splits a block computes, and how two partial results become one. */
 #ifndef ATTN_SM90_LATENT_PLAN_CUH
 #define ATTN_SM90_LATENT_PLAN_CUH
 
@@ -10,7 +10,8 @@ namespace {
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
 enum { D = 576, DV = 512, BM = 64, BN = 64, HALF = DV / 2 };
-enum { BOXES = D / 64, BOX = BN * 64 }; /* boxes have 64 columns; BOX is the number of elements of one */
+/* a box has BN keys and 64 columns; BOXES: boxes per tile; BOX: elements of a box */
+enum { BOXES = D / 64, BOX = BN * 64 };
 enum { MOST_ROWS = 1024 };
 enum { SPLIT_GROUP = 4 };
 
@@ -19,22 +20,24 @@ enum { SPLIT_GROUP = 4 };
 struct plan {
     lazy_reference reference;
     results to;
-    int tiles, units; /* tiles of 64 rows; the most units (splits or split groups) that a sequence may have */
-    int walks;        /* true: a unit is a split group, which a block walks through */
-    float4 *O;        /* sums of the units: 64 rows of 512 columns, in the order of piece_of() */
-    float2 *ml;       /* the reference in base 2, and l, of each of those rows */
-    uint8_t *flags;   /* two per row: set where half of what the row's block wrote to out is wrong */
+    /* number of tiles of 64 rows; the largest number of units (splits or split groups) that a sequence may have */
+    int tiles, units;
+    /* true: a unit is a split group, whose splits a block computes one after the other; false: a unit is a split */
+    int walks;
+    float4 *O;      /* the results of the units: 64 rows of 512 columns each, in the order of piece_of() */
+    float2 *ml;     /* for each of these rows: the reference in base 2, and l */
+    uint8_t *flags; /* two flags per row: nonzero if the left or right half of the row in out is wrong */
 };
 
-/* The keys of a split. Long sequences have as many splits as fill a GPU. With fewer rows there are fewer blocks, and
- * the sums of a split take less time to write, so splits are shorter. */
+/* Returns the number of keys per split. Long sequences have so many splits that they fill a GPU. Where there are few
+ * rows (not `wide`), splits are shorter: there are fewer blocks, and the sums of a split take less time to write. */
 __host__ __device__ inline int64_t split_keys(int64_t keys, bool wide)
 {
     const int64_t least = wide ? 1024 : 512, most = wide ? 2048 : 1024;
     return attn_clamp64(attn_tiles(keys, SPLIT_GROUP * 256) * 256, least, most);
 }
 
-/* The number of splits; it grows with the number of keys. */
+/* Returns the number of splits. It does not always grow with the number of keys. */
 __host__ __device__ inline int64_t splits_of(int64_t keys, bool wide)
 {
     return attn_max64(1, attn_tiles(keys, split_keys(keys, wide)));
@@ -44,7 +47,8 @@ __host__ __device__ inline int64_t splits_of(int64_t keys, bool wide)
 struct sequence_place {
     attn_sequence s;
     int rows;
-    int first, last, length, splits; /* keys that any row sees; keys of a split; number of splits */
+    /* [first, last): keys that any row sees; number of keys per split; number of splits */
+    int first, last, length, splits;
     DEVICE bool ends_in_block(const plan &p) const { return splits == 1 || (p.walks && splits <= SPLIT_GROUP); }
 };
 
@@ -62,12 +66,12 @@ DEVICE sequence_place sequence_place_of(const attn_geometry &g, int b)
     return y;
 }
 
-/* The work of a block: rows from r0 on, in splits [begin, end). */
+/* What a block computes: rows from r0 on, over splits [begin, end). */
 struct block_place {
     sequence_place q;
     int b, r0, begin, end;
-    int open_lo, open_hi; /* keys [open_lo, open_hi) are seen by all rows of the sequence */
-    int64_t unit;         /* the block's first unit in the workspace */
+    int open_lo, open_hi; /* all rows of the sequence see keys [open_lo, open_hi) */
+    int64_t unit;         /* index of the block's first unit in the workspace */
 
     DEVICE int first_key(int split) const { return q.first + split * q.length; }
     DEVICE int last_key(int split) const { return min(first_key(split) + q.length, q.last); }
@@ -90,8 +94,8 @@ DEVICE block_place block_place_of(const attn_geometry &g, const plan &p, int blo
     return y;
 }
 
-/* A row of a unit's sums is PIECES_OF_ROW pieces of four floats. A piece has columns first_column(n), the next one,
- * and the two columns 8 further on, as a thread of a product has them. Pieces lie in the order of the threads, so
+/* A unit's result has PIECES_OF_ROW pieces of four floats per row. Piece n has columns c, c + 1, c + 8 and c + 9, where
+ * c = first_column(n), because a thread of a product holds these together. Pieces lie in the order of the threads, so
  * that a warp writes whole cache lines. */
 enum { PIECES_OF_ROW = DV / 4, UNIT = BM * PIECES_OF_ROW };
 DEVICE int first_column(int n)
@@ -112,14 +116,14 @@ struct fold {
     DEVICE fold(float m_before, float m_next)
     {
         m = fmaxf(m_before, m_next);
-        const float base = m == -CUDART_INF_F ? 0 : m; /* no key seen yet: -inf - -inf would be NaN */
+        const float base = m == -CUDART_INF_F ? 0 : m; /* a row that has seen no key yet: -inf - -inf would be NaN */
         keep = exp2_fast(__fsub_rn(m_before, base));
         add = exp2_fast(__fsub_rn(m_next, base));
     }
     DEVICE float operator()(float before, float next) const { return fmaf(add, next, __fmul_rn(keep, before)); }
 };
 
-/* Returns whether a row's sum is correct. `seen`: the row sees a key. */
+/* Returns whether a row's sum can be used. `seen`: the row sees at least one key. */
 DEVICE bool is_sound(float m, float l, bool seen)
 {
     return l - l == 0 && (m == -CUDART_INF_F || fabsf(m) < SCORE_MOST) && (l != 0 || !seen);

@@ -1,8 +1,8 @@
-/* copies.cuh: wrappers for the instructions of the copy engine and of the barriers that tell what has arrived
- * (mbarrier), one instruction each.
+/* copies.cuh: wrappers for single instructions of the copy engine, and of the barriers (mbarrier) by which it tells
+ * what has arrived.
  *
- * sm90/layer/ptx.cuh includes this file and has the other instructions. Code of sm80/ may include this file without
- * it. */
+ * sm90/layer/ptx.cuh includes this file and wraps all other instructions. Code of sm80/ may include this file without
+ * ptx.cuh. */
 #ifndef ATTN_SM90_COPIES_CUH
 #define ATTN_SM90_COPIES_CUH
 
@@ -24,7 +24,8 @@ DEVICE void fence_mbarrier_init()
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-/* Arrives once at the barrier, and announces `bytes` of asynchronous copies for its current phase. */
+/* Arrives once at the barrier, and adds `bytes` of asynchronous copies to what the barrier's current phase waits
+ * for. */
 DEVICE void mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
@@ -34,7 +35,7 @@ DEVICE void mbarrier_arrive(uint32_t bar)
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
 }
 
-/* Waits until phase `parity` of the barrier has completed. The data that the barrier tracks is then visible. */
+/* Waits until phase `parity` of the barrier is complete. The data that the barrier tracks is visible afterwards. */
 DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity)
 {
     asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
@@ -43,9 +44,9 @@ DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity)
                  : "memory");
 }
 
-/* Like mbarrier_wait(), but suspends the thread until the phase completes, for at most 10 ms. Without that time hint
- * a wait polls shared memory, which wgmma reads too. It is for threads without other work; a consumer's loop was not
- * faster with it. */
+/* Does what mbarrier_wait() does, but suspends the thread until the phase is complete, for at most 10 ms at a time.
+ * Without that time hint the wait polls shared memory, which wgmma reads too. Use this function in threads without
+ * other work. It did not make the consumers' loops faster. */
 DEVICE void mbarrier_sleep(uint32_t bar, uint32_t parity)
 {
     asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n"
@@ -61,8 +62,8 @@ DEVICE void prefetch_tensormap(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* Loads the box at coordinates (c0..c3) to shared memory. All bytes of the box complete on the barrier, also those
- * out of bounds, which are zeros. */
+/* Loads the box at coordinates (c0..c3) to shared memory. The whole box counts as bytes on the barrier; elements out of
+ * bounds arrive as zeros. */
 DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar)
 {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
@@ -70,7 +71,7 @@ DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int
                  "l"(map), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(bar)
                  : "memory");
 }
-/* Prefetches the box into the L2. PTX ISA 9.7.9.27.1.4. */
+/* Prefetches the box at coordinates (c0..c3) into the L2. PTX ISA 9.7.9.27.1.4. */
 DEVICE void tma_prefetch_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3)
 {
     asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(c0), "r"(c1),
@@ -78,7 +79,8 @@ DEVICE void tma_prefetch_4d(const CUtensorMap *map, int c0, int c1, int c2, int 
                  : "memory");
 }
 
-/* Loads a box with a cache policy for the L2 (createpolicy, 9.7.9.16). */
+/* Loads the box at coordinates (c0..c3) to shared memory, with a cache policy for the L2 (createpolicy, PTX ISA
+ * 9.7.9.16). */
 DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar,
                         uint64_t policy)
 {
@@ -89,30 +91,29 @@ DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int
         : "memory");
 }
 
-/* Stores a box from shared memory to the tensor; elements outside the tensor are dropped. The store joins the
- * thread's bulk group. */
+/* Stores a box from shared memory to the tensor. Elements outside the tensor are dropped. The store joins the bulk
+ * group of this thread. */
 DEVICE void tma_store_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t from)
 {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1,%2,%3,%4}], [%5];" ::"l"(map),
                  "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(from)
                  : "memory");
 }
-/* Copies bytes from global to shared memory, in pieces of 16 bytes that complete on the barrier. PTX ISA
- * 9.7.9.25.4.1. */
+/* Copies bytes from global to shared memory. The copied bytes count on the barrier. PTX ISA 9.7.9.25.4.1. */
 DEVICE void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(bar)
                  : "memory");
 }
-/* Copies bytes from shared to global memory. The copy joins the thread's bulk group. */
+/* Copies bytes from shared to global memory. The copy joins the bulk group of this thread. */
 DEVICE void bulk_store(void *to, uint32_t from, uint32_t bytes)
 {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
                  : "memory");
 }
-/* Adds floats in shared memory to floats in global memory. Each addition is atomic, but the whole is not. The
- * operation joins the thread's bulk group. 9.7.9.25.4.2. */
+/* Adds floats in shared memory to floats in global memory. Each float is added atomically, but not the whole range at
+ * once. The operation joins the thread's bulk group. PTX ISA 9.7.9.25.4.2. */
 DEVICE void bulk_add(float *to, uint32_t from, uint32_t bytes)
 {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from),
@@ -123,25 +124,26 @@ DEVICE void bulk_commit()
 {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
-/* Waits until all but the newest N bulk groups of this thread have read their shared memory, which
- * may then be overwritten. */
+/* Waits until all but the newest N bulk groups of this thread have read their shared memory. Afterwards that memory may
+ * be overwritten. */
 template <int N> DEVICE void bulk_wait_read()
 {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
-/* Waits until all but the newest N bulk groups are done and their writes are visible to this
+/* Waits until all but the newest N bulk groups of this thread are complete. Afterwards their writes are visible to this
  * thread. */
 template <int N> DEVICE void bulk_wait()
 {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/* Orders this thread's ordinary accesses to shared memory before later ones of the asynchronous proxy (wgmma, TMA). */
+/* Orders this thread's earlier ordinary accesses to shared memory before later accesses by the asynchronous proxy
+ * (wgmma, TMA). */
 DEVICE void fence_proxy_async_shared()
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-/* Orders accesses to global memory by the ordinary and the asynchronous proxy, whichever comes first. */
+/* Orders accesses to global memory by ordinary instructions and by the asynchronous proxy (TMA), in both directions. */
 DEVICE void fence_proxy_async_global()
 {
     asm volatile("fence.proxy.async.global;" ::: "memory");

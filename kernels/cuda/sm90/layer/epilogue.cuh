@@ -1,12 +1,13 @@
-/* epilogue.cuh: the end of a tile of work: the sink, lse, the check that all is finite, and the store of O. Flags
- * mark rows that tensor cores cannot compute; a repair computes these rows again. */
+/* epilogue.cuh: the end of a work tile (BM queries of one head): the sink, lse, the test whether all results are
+ * finite, and the store of O. Rows that tensor cores cannot compute get a flag, and are computed again later, one by
+ * one. */
 #ifndef ATTN_SM90_EPILOGUE_CUH
 #define ATTN_SM90_EPILOGUE_CUH
 
 #include "kernels/cuda/common/rows.cuh"
 #include "kernels/cuda/sm90/layer/softmax.cuh"
 
-/* Where results are written, and the inputs that the end of a row needs. */
+/* Where results are written, and the sinks, which the end of a row needs. */
 struct results {
     void *out;  /* NULL where out is not wanted */
     float *lse; /* NULL where lse is not wanted */
@@ -27,8 +28,8 @@ static inline results results_of(const attn_geometry &g)
     return x;
 }
 
-/* The sink in base 2, or -inf without one. A huge sink is converted too, because all scores of these kernels are in
- * base 2. */
+/* Returns the sink of a head in base 2, or -inf if there is no sink. Huge sinks are converted too, because all scores
+ * of these kernels are in base 2. */
 DEVICE float sink_log2(const results &to, int h)
 {
     const float sink = to.sinks ? to.sinks[h * to.sink_stride] : -CUDART_INF_F, y = sink * LOG2E;
@@ -37,13 +38,14 @@ DEVICE float sink_log2(const results &to, int h)
 
 /* ---- Sums to factors and lse ------------------------------------------------------------------------------------- */
 
-/* The numbers that end a thread's two rows: the factor of O, and the base-2 logarithm of the unit of the sum l. */
+/* What end_rows() computes for the thread's two rows: the factor of O, and the base-2 logarithm by which the sum l is
+ * scaled. */
 struct row_ends {
     float factor[2], top[2];
 };
 
-/* out = O / l, times v_scale. The sink is added to the denominator here. x.l becomes the sum of the whole row; with
- * WHOLE it is that sum already. */
+/* Computes the factors for out = O / l, times v_scale. The sink is added to l here. x.l becomes the sum of the whole
+ * row; with WHOLE it is the sum of the whole row already, and not of this lane's part. */
 template <bool WHOLE = false, class REFERENCE>
 DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, float v_scale)
 {
@@ -55,7 +57,7 @@ DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, flo
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float &l = x.l[half], keep = 1;
-        y.top[half] = reference.base(x.m[half]); /* c > 0, so -inf stays -inf */
+        y.top[half] = reference.base(x.m[half]); /* c > 0, so that -inf stays -inf */
         if (sink != -CUDART_INF_F) {
             const float both = fmaxf(y.top[half], sink);
             keep = exp2_fast(y.top[half] - both);
@@ -67,8 +69,8 @@ DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, flo
     return y;
 }
 
-/* Stores lse = top ln 2 + ln l of the thread's rows i0 and i0 + 8, if these are below Sq. One lane of each
- * quad stores. BY_IN_BASE_2: top comes from in_base_2(), which leaves huge scores as they are. */
+/* Stores lse = top ln 2 + ln l of the thread's rows i0 and i0 + 8 if these rows are below Sq. One lane of each four
+ * stores. BY_IN_BASE_2: top comes from in_base_2(), which leaves huge scores unchanged. */
 template <bool BY_IN_BASE_2 = false>
 DEVICE void store_lse(const results &to, int b, int h, int64_t q_start, int i0, int Sq, const softmax &x,
                       const row_ends &ends, int lane)
@@ -84,10 +86,10 @@ DEVICE void store_lse(const results &to, int b, int h, int64_t q_start, int i0, 
                                              : (ends.top[half] + __log2f(x.l[half])) * LN2;
 }
 
-/* Multiplies O by factor. Returns whether all of O is finite. */
+/* Multiplies the thread's two rows of O by their factors. Returns whether all of O is finite. */
 template <int N> DEVICE bool finish_rows(float (&O)[N], const float (&factor)[2])
 {
-    float zero[4] = { 0, 0, 0, 0 }; /* becomes NaN; four independent sums hide latency */
+    float zero[4] = { 0, 0, 0, 0 }; /* becomes NaN if a number is not finite; four independent sums hide latency */
 #pragma unroll
     for (int i = 0; i < N; i++) {
         O[i] *= factor[i / 2 % 2];
@@ -96,7 +98,7 @@ template <int N> DEVICE bool finish_rows(float (&O)[N], const float (&factor)[2]
     return zero[0] + zero[1] + zero[2] + zero[3] == 0;
 }
 
-/* The address of row `line` of a head of out. */
+/* Returns the address of row `line` of a head of out. */
 template <typename T> DEVICE T *out_row(const results &to, int b, int h, int64_t line)
 {
     return (T *)to.out + b * to.out_batch + h * to.out_head + line * to.out_row;
@@ -104,8 +106,8 @@ template <typename T> DEVICE T *out_row(const results &to, int b, int h, int64_t
 
 /* ---- O to memory ------------------------------------------------------------------------------------------------- */
 
-/* Writes a warp's 16 rows of O to the warp's shared memory. The 16-byte piece c of row r goes to
- * piece place(r, c). */
+/* Writes a warp's 16 rows of O to the warp's shared memory. Piece c of row r (16 bytes) goes to the piece with number
+ * place(r, c). */
 template <typename T, int D, class PLACE>
 DEVICE void stage_rows(const float (&O)[D / 2], uint16_t *staging, int lane, PLACE place)
 {
@@ -119,16 +121,17 @@ DEVICE void stage_rows(const float (&O)[D / 2], uint16_t *staging, int lane, PLA
 }
 
 /* Copies staged rows from shared memory to global memory, whole rows at a time. `count` is the number of rows that
- * exist, at most 16. */
+ * exist, at most 16. Each lane copies 16 bytes at a time. */
 template <typename T, int D>
 DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], uint16_t *staging, int lane)
 {
-    /* pieces of a row, and pieces between rows; each piece stays among the 8 of its chunk */
+    /* PIECES: pieces of 16 bytes per row; PITCH: pieces from one row to the next in shared memory. Each piece stays
+     * among the 8 pieces of its chunk. */
     const int PIECES = D / 8, PITCH = (D + 63) / 64 * 8;
     const auto place = [](int i, int piece) { return i * PITCH + (piece ^ (i & 7)); };
     stage_rows<T, D>(O, staging, lane, place);
     __syncwarp();
-    /* The rows that a warp stores at a time, if each lane always stores the same piece of a row. */
+    /* number of rows that the warp stores at a time, if each lane always stores the same piece of a row */
     const int STEP = 32 % PIECES == 0 ? 32 / PIECES : 0;
     auto word_of = [&](int i, int piece) { return *(const uint4 *)(staging + place(i, piece) * 8); };
     if (STEP) {
@@ -138,7 +141,7 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
         uint4 words[D / 16]; /* all words are loaded before the first is stored */
 #pragma unroll
         for (int n = 0; n < D / 16; n++) words[n] = word_of(i + n * STEP, piece);
-        /* Without this, ptxas moves the last load behind the other stores and waits for their
+        /* Without this call, ptxas would move the last load behind the other stores, and would wait for their
          * registers. */
         opaque(*(uint32_t(*)[D / 4]) words);
 #pragma unroll
@@ -154,14 +157,15 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
     }
 }
 
-/* The place of a piece as the copy engine expects it (store_tile): chunks of 64 columns, one after
- * the other, whose rows have 8 pieces. */
+/* Returns the number of a piece's place in the layout that the copy engine expects (store_tile()): chunks of 64 columns
+ * one after the other, whose rows have 8 pieces. */
 DEVICE int place_in_chunks(int i, int piece)
 {
     return piece / 8 * 128 + i * 8 + (piece % 8 ^ (i & 7));
 }
 
-/* Copies the first `count` rows from the chunks of place_in_chunks() to global memory. The whole warp calls it. */
+/* Copies the first `count` rows from the layout of place_in_chunks() to global memory. All lanes of the warp must call
+ * this. */
 template <typename T, int D>
 DEVICE void store_staged(T *rows, int64_t stride, int count, int Dv, const uint16_t *staging, int lane)
 {
@@ -174,7 +178,7 @@ DEVICE void store_staged(T *rows, int64_t stride, int count, int Dv, const uint1
     }
 }
 
-/* Transposes the 4x4 words of four lanes: lane q of a quad gets word q of lanes 0 .. 3. */
+/* Transposes 4x4 words of four neighbouring lanes: lane q of the four gets word q of lanes 0 .. 3. */
 DEVICE void transpose_quad(uint32_t (&a)[4], int q)
 {
 #pragma unroll
@@ -189,7 +193,8 @@ DEVICE void transpose_quad(uint32_t (&a)[4], int q)
         }
 }
 
-/* Stores rows of O straight from registers, 16 bytes per lane, where shared memory has no room. */
+/* Stores rows of O directly from registers, 16 bytes per lane. It is used where shared memory has no room for
+ * staging. */
 template <typename T, int D>
 DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (&O)[D / 2], int lane)
 {
@@ -210,14 +215,14 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
 
 /* ---- Gradients in float32 ---------------------------------------------------------------------------------------- */
 
-/* Stores a warp's 16 float32 rows through 2 KB of its shared memory, 32 columns at a time. The
- * 16-byte piece c of row r lies at c ^ (r & 7) of its row. */
+/* Stores a warp's 16 float32 rows. They are staged in 2 KB of the warp's shared memory, 32 columns at a time; piece c
+ * of row r (16 bytes) lies at place c ^ (r & 7) of its row. */
 template <int D>
 DEVICE void store_floats(float *rows, int64_t stride, int count, int width, const float (&sums)[D / 2],
                          uint16_t *staging, int lane)
 {
     const auto at = [&](int r, int piece) { return (float *)staging + r * 32 + (piece ^ (r & 7)) * 4; };
-    const int i = lane / 8, piece = lane % 8; /* the lane's row and piece when rows are stored */
+    const int i = lane / 8, piece = lane % 8; /* i: row, and piece: 16 bytes of the row, that the lane stores */
 #pragma unroll
     for (int part = 0; part < D / 32; part++) {
 #pragma unroll
@@ -242,7 +247,7 @@ DEVICE void store_floats(float *rows, int64_t stride, int count, int width, cons
     }
 }
 
-/* Stores float32 rows straight from registers: four lanes write 32 bytes of a row. */
+/* Stores float32 rows directly from registers. Four lanes write 32 bytes of a row. */
 template <int D>
 DEVICE void store_floats(float *rows, int64_t stride, int count, int width, const float (&sums)[D / 2], int lane)
 {
@@ -256,8 +261,8 @@ DEVICE void store_floats(float *rows, int64_t stride, int count, int width, cons
                 *(float2 *)(rows + n * 8) = make_float2(sums[n * 4 + half * 2], sums[n * 4 + half * 2 + 1]);
 }
 
-/* Stores rows of a gradient from its element `place` on: in float32 if the tensor is float32, else
- * in T. The last arguments are those of store_rows(): shared memory, if any, and the lane. */
+/* Stores rows of a gradient from its element `place` on: as float32 if the tensor is float32, otherwise in type T. The
+ * last arguments are those of store_rows(): shared memory, if any, and the lane. */
 template <typename T, int D, class... REST>
 DEVICE void store_gradient(const attn_view &to, int64_t place, int count, int width, const float (&sums)[D / 2],
                            REST... rest)
@@ -269,8 +274,9 @@ DEVICE void store_gradient(const attn_view &to, int64_t place, int count, int wi
 
 /* ---- Repair ------------------------------------------------------------------------------------------------------ */
 
-/* Each tile of work has a flag for each of its warps, which has 16 rows. The warps of the grid scan the flags, 32 at
- * a time: a lane calls flag(n), which returns flag n. If the flag is not 0, the whole warp calls repair(n, flag). */
+/* Scans flags and repairs. There is one flag per work tile and warp, which stands for 16 rows. The warps of the grid
+ * read 32 flags at a time: each lane calls flag(n), which returns flag n. For each flag that is not 0, all lanes of the
+ * warp call repair(n, flag). */
 template <class FLAG, class REPAIR> DEVICE void for_flagged_warps(int flags, FLAG flag, REPAIR repair)
 {
     for (int base = (blockIdx.x * 4 + threadIdx.x / 32) * 32; base < flags; base += gridDim.x * 128) {

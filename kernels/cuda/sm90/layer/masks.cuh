@@ -1,9 +1,8 @@
-/* masks.cuh: which scores of a tile are -inf, by causal, window and lengths (each row sees a band of keys) and by
- * FlashMask.
+/* masks.cuh: which scores of a tile are set to -inf. Causal, window and lengths let each row see a band of keys;
+ * FlashMask hides further pairs.
  *
- * FlashMask: tile_extremes first finds the extremes of the bounds in each tile of keys. The
- * scheduling warp then lists the tiles that its rows see; other tiles are neither loaded nor
- * multiplied. */
+ * With FlashMask, the kernel tile_extremes first finds the extremes of the bounds in each tile of keys. The scheduling
+ * warp then lists the tiles that its rows see. All other tiles are neither loaded nor multiplied. */
 #ifndef ATTN_SM90_MASKS_CUH
 #define ATTN_SM90_MASKS_CUH
 
@@ -11,8 +10,8 @@
 
 /* ---- A band of keys ---------------------------------------------------------------------------------------------- */
 
-/* Sets scores to -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see keys
- * j0 + FIRST and after; earlier keys are seen. RIGHT_ONLY: the band hides no keys on the left. */
+/* Sets scores to -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see the key. The keys begin
+ * at j0; the first FIRST of them are known to be seen. RIGHT_ONLY: the band hides no keys on the left. */
 template <int N, bool RIGHT_ONLY = false, int FIRST = 0>
 DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int lane)
 {
@@ -30,11 +29,11 @@ DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int la
 
 /* ---- FlashMask --------------------------------------------------------------------------------------------------- */
 
-/* A problem's FlashMask. Without one, bounds is NULL. */
+/* A problem's FlashMask. If the problem has none, bounds is NULL. */
 struct flash_mask {
-    const int32_t *bounds; /* n bounds for each key, shared by `group` heads */
+    const int32_t *bounds; /* n bounds for each key; `group` query heads share them */
     int64_t batch, head, row;
-    const attn_mask_extremes *extremes; /* the extremes of the bounds of each tile */
+    const attn_mask_extremes *extremes; /* [head][tile of keys]: extremes of the tile's bounds */
     int n, group, key_tiles;
     bool causal;
 };
@@ -51,14 +50,15 @@ static inline flash_mask flash_mask_of(const attn_geometry &g, int BN, void *ext
     return x;
 }
 
-/* Two bits per tile of keys, for one tile of work: some of the tile is seen; only a part of it is seen. */
+/* Two bits per tile of keys, for one work tile (BM query rows of one head). `some`: some pair of the tile is seen.
+ * `part`: only a part of the pairs is seen. */
 enum { MOST_KEY_TILES = 4096 };
 struct tile_bits {
     uint32_t some[MOST_KEY_TILES / 32], part[MOST_KEY_TILES / 32];
 };
 
-/* Lists the tiles of keys that are not hidden. kind_of(j) is the kind of tile j. It fills `seen` and narrows `tiles`.
- * The whole warp calls it. */
+/* Lists the tiles of keys that are not hidden: fills `seen`, and narrows `tiles` to the first and last of them.
+ * kind_of(j) must return the kind of tile j. All lanes of the warp must call this. */
 template <class KIND> DEVICE void list_tiles(key_tiles &tiles, tile_bits &seen, KIND kind_of)
 {
     const int lane = threadIdx.x % 32;
@@ -77,13 +77,13 @@ template <class KIND> DEVICE void list_tiles(key_tiles &tiles, tile_bits &seen, 
     __syncwarp();
 }
 
-/* The extremes of a head's tiles of keys. */
+/* Returns the extremes of the bounds in the tiles of keys of a head. */
 DEVICE const attn_mask_extremes *extremes_of(const flash_mask &mask, int b, int h, int H)
 {
     return mask.extremes + ((int64_t)b * (H / mask.group) + h / mask.group) * mask.key_tiles;
 }
 
-/* Finds the tiles of keys that the mask lets rows [begin, end) see. The whole warp calls it. */
+/* Lists the tiles of keys that FlashMask lets rows [begin, end) see. All lanes of the warp must call this. */
 DEVICE void list_visible_tiles(const flash_mask &mask, int b, int h, int H, int begin, int end, key_tiles &tiles,
                                tile_bits &seen)
 {
@@ -91,7 +91,7 @@ DEVICE void list_visible_tiles(const flash_mask &mask, int b, int h, int H, int 
     list_tiles(tiles, seen, [&](int j) { return attn_mask_classify(&extremes[j], begin, end); });
 }
 
-/* The next tile below j in the list; first - 1 where there is none. `first` itself is in the list, and j > first. */
+/* Returns the next tile below j in the list. Tile `first` must be in the list, and j > first. */
 DEVICE int listed_tile_below(const tile_bits *seen, int j)
 {
     int n = (j - 1) / 32;
@@ -100,15 +100,15 @@ DEVICE int listed_tile_below(const tile_bits *seen, int j)
     return n * 32 + 31 - __clz(bits);
 }
 
-/* Sets scores to -inf where the bounds of keys from j0 on hide them from the thread's rows i0 and
- * i0 + 8. x is the tile of work; its b, h, Sq and Sk are read. */
+/* Sets scores to -inf where FlashMask hides keys from j0 on from the thread's rows i0 and i0 + 8. x is the work tile;
+ * its members b, h, Sq and Sk are read. */
 template <int N, class WORK>
 DEVICE void hide_by_bounds(float (&S)[N / 2], const flash_mask &mask, const WORK &x, int i0, int j0, int lane)
 {
     static_assert(N <= 128, "hidden has 32 bits");
     const int32_t *const bounds = mask.bounds + x.b * mask.batch + x.h / mask.group * mask.head;
     const int column = j0 + lane % 4 * 2;
-    /* one bit for each score; the loop is not unrolled, because there are not enough registers for all bounds */
+    /* [row]: one bit per score. The loop is not unrolled, because there are not enough registers for all bounds. */
     uint32_t hidden[2] = { 0, 0 };
 #pragma unroll 1
     for (int n = 0; n < N / 4; n++) {
@@ -125,7 +125,7 @@ DEVICE void hide_by_bounds(float (&S)[N / 2], const flash_mask &mask, const WORK
         if (hidden[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1) S[i] = -CUDART_INF_F;
 }
 
-/* Finds the extremes of the bounds of each tile of BN keys. The whole warp calls it. */
+/* Finds the extremes of the bounds in each tile of BN keys. Each warp handles one tile at a time. */
 template <int BN>
 __global__ void __launch_bounds__(128)
     tile_extremes(const __grid_constant__ flash_mask mask, int B, int H, int Sq, int Sk, attn_mask_extremes *extremes)

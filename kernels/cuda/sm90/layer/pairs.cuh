@@ -1,4 +1,4 @@
-/* pairs.cuh: options that say something about each pair of a query and a key: bias, keep_mask and dropout.
+/* pairs.cuh: the options that have a value for each pair of a query and a key: bias, keep_mask and dropout.
  *
  *   keep_mask   The kernel keep_bits first turns the mask's bytes into bits, by row and tile of keys, and finds hidden
  *               tiles. Hidden tiles are neither loaded nor multiplied.
@@ -6,8 +6,8 @@
  *   dropout     A lane draws in registers (philox.h). A draw decides for eight keys of a row. The four lanes that share
  *               two rows make a fourth of the draws each, and then exchange them.
  *
- * A thread's scores of a tile of N keys lie as in ptx.cuh: register n * 4 + half * 2 + e is row i0 + half * 8,
- * column n * 8 + lane % 4 * 2 + e. */
+ * A thread's scores of a tile of N keys are in the order of wgmma's results (ptx.cuh): register n * 4 + half * 2 + e is
+ * row i0 + half * 8, column n * 8 + lane % 4 * 2 + e. */
 #ifndef ATTN_SM90_PAIRS_CUH
 #define ATTN_SM90_PAIRS_CUH
 
@@ -17,9 +17,9 @@
 
 /* ---- The softmax of rows whose scores may be huge ---------------------------------------------------------------- */
 
-/* A reference for the softmax (see lazy_reference) where a bias may make scores huge, such as -3.4e38 for a mask. If a
- * row's reference is huge, its scores are not multiplied by c. Differences of such scores are exact, and so large that
- * P is 1 for the largest and 0 for all others, in any base. */
+/* A reference for the softmax (as lazy_reference) for problems whose bias may make scores huge, such as -3.4e38 for a
+ * mask. If a row's reference is huge, its scores are not multiplied by c. Differences of such scores are exact, and so
+ * large that P is 1 for the largest score and 0 for all others, in any base. */
 struct exact_reference {
     float c, slack;
     DEVICE float factor(float m) const { return fabsf(m) * c < SCORE_MOST ? c : 1; }
@@ -29,8 +29,8 @@ struct exact_reference {
     DEVICE float change(float m, float b, float f) const { return __fsub_rn(__fmul_rn(m, f), b); }
 };
 
-/* Turns the largest score of a row, as exact_reference has it, into base 2 as in_base_2() does. unit: the unit of the
- * scores. */
+/* Converts the largest score of a row, in the form of exact_reference, to base 2 as in_base_2() does. unit: the factor
+ * from raw scores to true scores. */
 struct largest_in_base_2 {
     float unit;
     DEVICE float base(float m) const
@@ -41,13 +41,15 @@ struct largest_in_base_2 {
 
 /* ---- keep_mask --------------------------------------------------------------------------------------------------- */
 
-/* A keep_mask as bits, in scratch. Each row has four words per tile of keys: bit n of word e is key 4 n + e of the
- * tile, and is 1 for keys that do not exist. Each 64 rows have one byte per tile of keys: see tile_kind. */
+/* A keep_mask as bits, in scratch memory. Each row has four words per tile of keys: bit n of word e belongs to key 4 n
+ * + e of the tile. It is 1 for keys that are kept, and for keys that do not exist. Each 64 rows have one byte per tile
+ * of keys, see tile_kind. */
 struct kept_bits {
-    const uint4 *words; /* NULL: there is no keep_mask */
+    const uint4 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    int64_t batch, head, row; /* rows of words to the next batch row, head or query; 0: the axis is broadcast */
-    int rows, tiles;          /* rows of a head (1: all rows are alike); tiles of keys */
+    /* distance in rows of words to the next batch row, head or query; 0: the axis is broadcast */
+    int64_t batch, head, row;
+    int rows, tiles; /* rows per head (1: the mask is the same for all rows); tiles of keys */
 };
 enum tile_kind { SOME_SEEN = 1, SOME_HIDDEN = 2 };
 const int KIND_ROWS = 64;
@@ -57,8 +59,8 @@ static inline int64_t kept_rows_of(const attn_geometry &g, bool batch, bool head
     return (batch ? g.dims.B : 1) * (head ? g.dims.H : 1) * (row ? g.dims.Sq : 1);
 }
 
-/* Lays out the bits of a problem's keep_mask for tiles of BN keys. Returns the bytes of scratch that they take; 0:
- * there is no keep_mask. `memory` may be NULL where only the bytes are wanted. */
+/* Plans a keep_mask as bits, for tiles of BN keys. Returns the bytes of scratch memory that it takes, or 0 if the
+ * problem has no keep_mask. `memory` may be NULL if the caller only wants to know the size. */
 static inline int64_t plan_kept_bits(const attn_geometry &g, bool given, int BN, void *memory, kept_bits &x)
 {
     const attn_view &keep = g.view[ATTN_T_keep_mask];
@@ -75,7 +77,7 @@ static inline int64_t plan_kept_bits(const attn_geometry &g, bool given, int BN,
     return (words + kinds + 127) / 128 * 128;
 }
 
-/* Returns the tile_kind of rows [i, i + KIND_ROWS) and a tile of keys. i is a multiple of KIND_ROWS. */
+/* Returns the tile_kind of a tile of keys for rows [i, i + KIND_ROWS). i must be a multiple of KIND_ROWS. */
 DEVICE uint8_t kind_of(const kept_bits &kept, int b, int h, int i, int tile)
 {
     const int64_t head = (b * kept.batch + h * kept.head) / kept.rows, blocks = attn_tiles(kept.rows, KIND_ROWS);
@@ -83,15 +85,15 @@ DEVICE uint8_t kind_of(const kept_bits &kept, int b, int h, int i, int tile)
 }
 
 /* Returns the two words with the bits of this lane's columns, for row i and a tile of keys. Bit n * 2 + lane % 4 / 2 of
- * word e is column n * 8 + e of the lane. */
+ * word e belongs to the lane's column n * 8 + e. */
 DEVICE uint2 kept_words(const kept_bits &kept, int b, int h, int i, int tile, int lane)
 {
     const uint4 *const at = kept.words + (b * kept.batch + h * kept.head + i * kept.row) * kept.tiles + tile;
     return __ldg((const uint2 *)at + lane % 2);
 }
 
-/* Finds the tiles of keys that a FlashMask, a keep_mask or both let rows [begin, end) see; begin is a multiple of
- * KIND_ROWS. The whole warp calls it. */
+/* Lists the tiles of keys that FlashMask and keep_mask, as far as the problem has them, let rows [begin, end) see.
+ * `begin` must be a multiple of KIND_ROWS. All lanes of the warp must call this. */
 DEVICE void list_visible_tiles(const flash_mask &mask, const kept_bits &kept, int b, int h, int H, int begin, int end,
                                key_tiles &tiles, tile_bits &seen)
 {
@@ -108,7 +110,7 @@ DEVICE void list_visible_tiles(const flash_mask &mask, const kept_bits &kept, in
     });
 }
 
-/* Sets the scores to -inf whose bits are 0 in the words of the thread's two rows. */
+/* Sets scores to -inf whose bit in the words of the thread's two rows is 0. */
 template <int N> DEVICE void hide_by_words(float (&S)[N / 2], const uint2 (&words)[2], int lane)
 {
     const int place = lane % 4 / 2;
@@ -121,8 +123,8 @@ template <int N> DEVICE void hide_by_words(float (&S)[N / 2], const uint2 (&word
     }
 }
 
-/* Makes the bits of a keep_mask. A block has KIND_ROWS rows and goes through tiles of keys. A lane reads four keys of a
- * row at a time. */
+/* Converts a keep_mask to bits. A block has KIND_ROWS rows and goes through the tiles of keys. A lane reads four keys
+ * of a row at a time. */
 template <int BN>
 __global__ void __launch_bounds__(128)
     keep_bits(const __grid_constant__ attn_geometry g, const __grid_constant__ kept_bits kept, int heads)
@@ -181,18 +183,18 @@ template <int BN> cudaError_t make_kept_bits(const attn_geometry &g, const kept_
 
 /* ---- keep_mask, key by key --------------------------------------------------------------------------------------- */
 
-/* A keep_mask as bits, in scratch, by key. Each key has two words per COLUMN_QUERIES queries: bit n of the first is
- * query 2 n, bit n of the second is query 2 n + 1. Bits are 1 for queries and keys that do not exist. KIND_KEYS keys
- * have one byte per COLUMN_QUERIES queries: see tile_kind. */
+/* A keep_mask as bits by key, in scratch memory. Each key has two words per COLUMN_QUERIES queries: bit n of the first
+ * word is query 2 n, bit n of the second is query 2 n + 1. Bits are 1 for queries that see the key, and for queries and
+ * keys that do not exist. Each KIND_KEYS keys have one byte per COLUMN_QUERIES queries, see tile_kind. */
 const int COLUMN_QUERIES = 64, KIND_KEYS = 128;
 struct kept_columns {
-    const uint2 *words; /* NULL: there is no keep_mask */
+    const uint2 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    int64_t batch, head; /* heads from one batch row or head to the next; 0: the axis is broadcast */
-    int keys, tiles;     /* keys of a head; tiles of queries of a head (1: all queries are alike) */
+    int64_t batch, head; /* distance in heads to the next batch row, and to the next head; 0: the axis is broadcast */
+    int keys, tiles;     /* keys per head; tiles of queries per head (1: the mask is the same for all queries) */
 };
 
-/* Lays out the bits by key. Arguments and result are those of plan_kept_bits(). */
+/* Plans a keep_mask as bits by key. Arguments and result are those of plan_kept_bits(). */
 static inline int64_t plan_kept_columns(const attn_geometry &g, bool given, void *memory, kept_columns &x)
 {
     const attn_view &keep = g.view[ATTN_T_keep_mask];
@@ -210,13 +212,13 @@ static inline int64_t plan_kept_columns(const attn_geometry &g, bool given, void
     return (words + kinds + 127) / 128 * 128;
 }
 
-/* Returns where the two words of key j and a tile of queries are. */
+/* Returns the address of the two words of key j for a tile of queries. */
 DEVICE const uint2 *column_words(const kept_columns &kept, int b, int h, int j, int tile)
 {
     return kept.words + ((b * kept.batch + h * kept.head) * kept.keys + j) * kept.tiles + (kept.tiles > 1 ? tile : 0);
 }
 
-/* Returns the tile_kind of KIND_KEYS keys from j0 on and of `count` tiles of queries from `tile` on. j0 is a multiple
+/* Returns the tile_kind of keys [j0, j0 + KIND_KEYS) for `count` tiles of queries from `tile` on. j0 must be a multiple
  * of KIND_KEYS. */
 DEVICE int kinds_of(const kept_columns &kept, int b, int h, int j0, int tile, int count)
 {
@@ -227,7 +229,7 @@ DEVICE int kinds_of(const kept_columns &kept, int b, int h, int j0, int tile, in
     return some;
 }
 
-/* Returns byte k of each of four words, as one word. */
+/* Returns byte k of each of the four words, as one word. */
 DEVICE uint32_t column_of(const uint32_t (&rows)[4], int k)
 {
     const uint32_t low = __byte_perm(rows[0], rows[1], k | (4 + k) << 4),
@@ -237,8 +239,9 @@ DEVICE uint32_t column_of(const uint32_t (&rows)[4], int k)
 
 namespace {
 
-/* Makes the words of kept_columns. A warp has KIND_KEYS keys and a tile of queries, and each lane has four of the keys.
- * Eight rows of bytes that are 0 or 1 add up to one byte of bits for each key. */
+/* Converts a keep_mask to bits by key. A warp has KIND_KEYS keys and one tile of queries; each lane has four of the
+ * keys. The mask's bytes are 0 or 1, so that eight rows of bytes, each shifted by one bit more, add up to one byte of
+ * bits per key. */
 __global__ void __launch_bounds__(128)
     keep_columns(const __grid_constant__ attn_geometry g, const __grid_constant__ kept_columns kept, int heads)
 {
@@ -277,7 +280,8 @@ __global__ void __launch_bounds__(128)
 #pragma unroll
     for (int e = 0; e < 4; e++) {
         uint2 words = { column_of(even, e), column_of(odd, e) };
-        if (!keep.row) words.x = words.y = words.x & 1 ? ~0u : 0; /* one row of the mask serves all queries */
+        /* the mask has only one row, which applies to all queries */
+        if (!keep.row) words.x = words.y = words.x & 1 ? ~0u : 0;
         if (j + e < kept.keys)
             ((uint2 *)kept.words)[((int64_t)blockIdx.z * kept.keys + j + e) * kept.tiles + tile] = words;
     }
@@ -302,11 +306,11 @@ static inline cudaError_t make_kept_columns(const attn_geometry &g, const kept_c
 /* ---- bias -------------------------------------------------------------------------------------------------------- */
 
 struct pair_bias {
-    const char *data;         /* NULL: there is no bias */
+    const char *data;         /* NULL: the problem has no bias */
     int64_t batch, head, row; /* strides in bytes; 0: the axis is broadcast */
     int columns;
     attn_dtype dtype;
-    bool in_pairs; /* a column of even number and the next can be loaded as one word */
+    bool in_pairs; /* whether a column of even number and the next column can be loaded as one word */
 };
 
 static inline pair_bias pair_bias_of(const attn_geometry &g)
@@ -323,7 +327,8 @@ static inline pair_bias pair_bias_of(const attn_geometry &g)
 }
 
 /* Loads the bias of the thread's two rows and N keys from j0 on into `raw`, in the order of the scores. A float32
- * number takes a register; two 16-bit numbers share one. rows: the addresses of column lane % 4 * 2 of the two rows. */
+ * number takes a register; two 16-bit numbers share a register. rows: for each of the two rows, the address of column
+ * lane % 4 * 2. */
 template <int N>
 DEVICE void load_bias(uint32_t (&raw)[N / 2], const pair_bias &bias, const char *const (&rows)[2], int j0, int lane)
 {
@@ -339,7 +344,8 @@ DEVICE void load_bias(uint32_t (&raw)[N / 2], const pair_bias &bias, const char 
 #pragma unroll
             for (int n = 0; n < N / 4; n++) raw[n] = __ldg((const uint32_t *)(rows[n % 2] + j0 * 2ll) + n / 2 * 4);
     } else {
-        const int left = bias.columns - j0 - lane % 4 * 2; /* columns of the bias from this lane's first column on */
+        /* number of columns of the bias from this lane's first column on */
+        const int left = bias.columns - j0 - lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < N / 4; n++) {
             const int c = n / 2 * 8;
@@ -355,7 +361,7 @@ DEVICE void load_bias(uint32_t (&raw)[N / 2], const pair_bias &bias, const char 
     }
 }
 
-/* Computes S = unit S + bias. */
+/* Computes S = unit S + bias, which turns raw products into scores with bias. */
 template <int N> DEVICE void add_bias(float (&S)[N / 2], const uint32_t (&raw)[N / 2], attn_dtype dtype, float unit)
 {
     if (dtype == ATTN_F32) {
@@ -374,18 +380,18 @@ template <int N> DEVICE void add_bias(float (&S)[N / 2], const uint32_t (&raw)[N
 /* ---- Dropout ----------------------------------------------------------------------------------------------------- */
 
 struct pair_dropout {
-    uint32_t most; /* a score is kept if its 16 bits of the draw, in the upper half of a word, are above this */
-    float scale;   /* 1 / (1 - dropout_p) */
+    uint32_t most; /* a pair is kept if its 16 random bits, in the upper half of a word, are above this number */
+    float scale;   /* factor of the pairs that dropout keeps: 1 / (1 - dropout_p) */
     bool drops;
-    uint32_t keys[20];    /* two keys for each round of Philox4x32-10 */
-    int64_t first, batch; /* the number of head h of row b in a draw is first + b batch + h */
+    uint32_t keys[20];    /* the two key words of each of the 10 rounds of Philox4x32-10 */
+    int64_t first, batch; /* head h of batch row b has number first + b * batch + h in the random generator */
 };
 
 static inline pair_dropout pair_dropout_of(const cuda_args &a)
 {
     pair_dropout x;
     x.drops = a.drop_below != 0;
-    x.most = (a.drop_below << 16) - 1; /* 65536: all are dropped */
+    x.most = (a.drop_below << 16) - 1; /* for drop_below = 65536 this is 2^32 - 1: all pairs are dropped */
     x.scale = x.drops ? a.drop_scale : 1;
     for (uint32_t n = 0; n < 10; n++) {
         x.keys[n * 2] = (uint32_t)a.seed + n * 0x9e3779b9u;
@@ -395,8 +401,8 @@ static inline pair_dropout pair_dropout_of(const cuda_args &a)
     return x;
 }
 
-/* Returns 8 bits, one for each of keys 8 eighth to 8 eighth + 7 of row i. A bit is 1 if kept_of() of scores.cuh keeps
- * the pair. The keys of Philox's rounds come from x. */
+/* Returns 8 bits, for keys 8 eighth to 8 eighth + 7 of row i. A bit is 1 if kept_of() of scores.cuh keeps the pair. The
+ * keys of Philox's rounds come from x. */
 DEVICE uint32_t kept_of_eight(const pair_dropout &x, uint32_t head, uint32_t i, uint32_t eighth)
 {
     uint32_t c[4] = { eighth, i, head, 0 };
@@ -414,8 +420,8 @@ DEVICE uint32_t kept_of_eight(const pair_dropout &x, uint32_t head, uint32_t i, 
     return bits;
 }
 
-/* Makes this lane's draws for rows i0 and i0 + 8 and N keys from j0 on. Byte n of a row's word is for keys 8 x to 8 x +
- * 7 of the tile, where x = n * 4 + lane % 4. */
+/* Computes this lane's random bits for rows i0 and i0 + 8 and N keys from j0 on. Byte n of a row's word is for keys 8 x
+ * to 8 x + 7 of the tile, where x = n * 4 + lane % 4. */
 template <int N> DEVICE void draw(uint32_t (&mine)[2], const pair_dropout &x, uint32_t head, int i0, int j0, int lane)
 {
 #pragma unroll
@@ -427,7 +433,8 @@ template <int N> DEVICE void draw(uint32_t (&mine)[2], const pair_dropout &x, ui
     }
 }
 
-/* Sets P to 0 where the draws of the lanes drop the pair. The whole warp calls it. */
+/* Sets P to 0 for each pair that the random bits drop. A lane needs the bits of other lanes too, so that all lanes of
+ * the warp must call this. */
 template <int N> DEVICE void drop(float (&P)[N / 2], const uint32_t (&mine)[2], int lane)
 {
 #pragma unroll

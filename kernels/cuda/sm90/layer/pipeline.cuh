@@ -1,4 +1,5 @@
-/* pipeline.cuh: how the warps of a block pass tiles to each other: rings of stages, pairs of barriers, turns.
+/* pipeline.cuh: how the warps of a block pass tiles to each other: rings of stages, pairs of barriers, and the order in
+ * which warpgroups issue products.
  *
  *  ring          stages of shared memory that are filled one after the other, again and again. Each stage has a pair
  *                of barriers: `full` completes when its tile has arrived, `empty` when all readers have released it.
@@ -16,13 +17,13 @@
 
 /* ---- Barriers ---------------------------------------------------------------------------------------------------- */
 
-/* The barriers of STAGES stages, in shared memory. */
+/* The barriers of a ring with STAGES stages, in shared memory. */
 template <int STAGES> struct barrier_pairs {
     uint64_t full[STAGES], empty[STAGES];
 };
 
-/* Initialises the pairs; one thread calls it. A stage is free again after `readers` arrivals.
- * fence_mbarrier_init() and a barrier of the block must follow. */
+/* Initialises the barriers of a ring. A stage is free again after `readers` arrivals. One thread calls this;
+ * fence_mbarrier_init() and a barrier of the whole block must follow. */
 template <int STAGES> DEVICE void init_pairs(barrier_pairs<STAGES> &pairs, int readers)
 {
     for (int s = 0; s < STAGES; s++) {
@@ -33,7 +34,7 @@ template <int STAGES> DEVICE void init_pairs(barrier_pairs<STAGES> &pairs, int r
 
 /* ---- Rings ------------------------------------------------------------------------------------------------------- */
 
-/* A position in a ring: stage and phase. The warp that fills the ring and each reader have their own positions. */
+/* A position in a ring: stage and phase. The warp that fills the ring has its own position, and so has each reader. */
 template <int STAGES> struct ring {
     int stage = 0;
     uint32_t phase = 0;
@@ -47,7 +48,7 @@ template <int STAGES> struct ring {
     }
 };
 
-/* Waits until the stage is free. The warp that fills stages calls it. */
+/* Waits until the stage is free. It is for the warp that fills stages. */
 template <int STAGES> DEVICE void await_empty(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at)
 {
     mbarrier_wait(smem_addr(&pairs.empty[at.stage]), at.phase ^ 1);
@@ -56,13 +57,13 @@ template <int STAGES> DEVICE void sleep_until_empty(barrier_pairs<STAGES> &pairs
 {
     mbarrier_sleep(smem_addr(&pairs.empty[at.stage]), at.phase ^ 1);
 }
-/* Waits until the stage is filled. Its readers call it. */
+/* Waits until the stage is filled. It is for readers of the stage. */
 template <int STAGES> DEVICE void await_full(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at)
 {
     mbarrier_wait(smem_addr(&pairs.full[at.stage]), at.phase);
 }
 
-/* Waits until the stage is free and starts a load of a tile into it. The load completes on the stage's barrier
+/* Waits until the stage is free and starts to load a tile into it. The loaded bytes count on the stage's barrier
  * `full`, or on `other` if it is given. */
 template <int ROWS, int CHUNKS, int COLUMNS, int PITCH = ROWS, int STAGES>
 DEVICE void fill_stage(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at, uint32_t to, const CUtensorMap *map,
@@ -74,13 +75,13 @@ DEVICE void fill_stage(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at, uin
 
 /* ---- Consumers --------------------------------------------------------------------------------------------------- */
 
-/* first named barriers of two sets, each with one barrier per consumer */
+/* Numbers of named barriers. Each is the first of a set with one barrier per consumer. */
 enum { ORDER_BARRIER = 2, GROUP_BARRIER = 6 };
 
-/* A thread's part in a block with C consumer warpgroups. */
+/* The position of a thread in a block with C consumer warpgroups, and the barriers of its warpgroup. */
 template <int C> struct consumer {
-    int w, warp, lane; /* number of the warpgroup among the consumers; number of the warp in it */
-    bool leader;       /* this thread arrives at barriers for its warpgroup */
+    int w, warp, lane; /* number of the warpgroup among the consumers; number of the warp in the warpgroup */
+    bool leader;       /* whether this thread arrives at barriers for its warpgroup */
 
     DEVICE explicit consumer(int w_)
         : w(w_), warp(threadIdx.x % 128 / 32), lane(threadIdx.x % 32), leader(threadIdx.x % 128 == 0)
@@ -94,8 +95,8 @@ template <int C> struct consumer {
         await_turn();
         next_turn();
     }
-    /* Call it before the first turn, which is consumer 0's. end_turns() follows the last turn, so that no arrival is
-     * left over. */
+    /* Call this before the first turn (the right to issue products), which is consumer 0's. Call end_turns() after the
+     * last turn, so that no arrival is left over. */
     DEVICE void begin_turns() const
     {
         if (w == C - 1) next_turn();
@@ -105,9 +106,10 @@ template <int C> struct consumer {
         if (w == 0) await_turn();
     }
 
-    /* A barrier of the warpgroup's four warps. */
+    /* Waits until all four warps of this warpgroup are here. */
     DEVICE void meet() const { named_barrier_sync(GROUP_BARRIER + w, 128); }
-    /* Like meet(), and returns whether x is true in all threads. The vote makes the result warp-uniform for ptxas. */
+    /* Does what meet() does, and returns whether x is true in all threads of the warpgroup. The vote makes the result
+     * warp-uniform for ptxas. */
     DEVICE bool meet_all(bool x) const { return __any_sync(0xffffffff, named_barrier_all(GROUP_BARRIER + w, 128, x)); }
 
     DEVICE void release(uint64_t &empty) const
@@ -119,7 +121,8 @@ template <int C> struct consumer {
         release(pairs.empty[at.stage]);
     }
 
-    /* Releases a stage that no product reads. */
+    /* Releases a stage that no product of this warpgroup reads. First its four warps meet at a barrier, so that none
+     * still waits for the stage. */
     template <int STAGES> DEVICE void pass(barrier_pairs<STAGES> &pairs, ring<STAGES> &at) const
     {
         await_full(pairs, at);

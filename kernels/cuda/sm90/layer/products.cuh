@@ -1,8 +1,9 @@
-/* products.cuh: products of tiles, computed by a warpgroup: operands in shared memory, step by step, and P as an
- * operand.
+/* products.cuh: products of tiles that a warpgroup computes: descriptors of operands in shared memory, and P as an
+ * operand in registers.
  *
- * An operand returns the descriptor of its step k: 32 bytes along k if it is K-major, 16 rows if it is MN-major.
- * Products are issued and committed; call retire() before reading their sums. */
+ * An operand's function step(k) returns the descriptor of step k: 32 bytes along k if the operand is K-major, 16 rows
+ * if it is MN-major. The functions that multiply only issue and commit a product. Call retire() before reading the
+ * product's sums. */
 #ifndef ATTN_SM90_PRODUCTS_CUH
 #define ATTN_SM90_PRODUCTS_CUH
 
@@ -10,28 +11,28 @@
 
 /* ---- Operands ---------------------------------------------------------------------------------------------------- */
 
-/* A K-major operand with ROWS rows per chunk. It makes its descriptors from the address at each step, which takes
- * fewer registers. */
+/* A K-major operand with ROWS rows per chunk. It makes the descriptor of each step from the address, which takes fewer
+ * registers than a stored descriptor. */
 template <int ROWS> struct k_major {
     uint32_t address;
     DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k / 4 * ROWS * 128 + k % 4 * 32, 16, 1024); }
 };
 
-/* A K-major operand that keeps its first descriptor; each step is an addition. */
+/* A K-major operand that stores its first descriptor. Each further step takes one addition. */
 template <int ROWS> struct k_major_described {
     uint64_t first;
     DEVICE explicit k_major_described(uint32_t address) : first(wgmma_descriptor(address, 16, 1024)) {}
     DEVICE uint64_t step(int k) const { return first + ((uint32_t)(k / 4 * ROWS * 128 + k % 4 * 32) >> 4); }
 };
 
-/* An MN-major operand with ROWS rows per chunk: k counts down the rows. */
+/* An MN-major operand with ROWS rows per chunk. The dimension k runs down the rows. */
 template <int ROWS> struct mn_major {
     uint32_t address;
     DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k * 2048, ROWS * 128, 1024); }
 };
 
-/* K-major and MN-major operands that keep only the low word of a descriptor; the high word is the same for all. A
- * step, or another stage of a ring, is one addition. Making a descriptor from an address would take four operations
+/* Operands, K-major and MN-major, that store only the low word of a descriptor; the high word is the same for all. A
+ * step, or another stage of a ring, takes one addition. To make a descriptor from an address would take four operations
  * between two products. */
 DEVICE uint64_t descriptor_of(uint32_t low)
 {
@@ -48,7 +49,7 @@ template <int ROWS> struct mn_major_low {
     DEVICE uint64_t step(int k) const { return descriptor_of(low + (k * 2048 >> 4)); }
 };
 
-/* The operand in stage n of a ring whose stages are BYTES apart. */
+/* Returns the operand in stage n of a ring whose stages are BYTES apart. */
 template <int BYTES, class OPERAND> DEVICE OPERAND stage_of(OPERAND first, int n)
 {
     first.low += (uint32_t)n * (BYTES >> 4);
@@ -57,7 +58,7 @@ template <int BYTES, class OPERAND> DEVICE OPERAND stage_of(OPERAND first, int n
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
-/* d[64 x N] = A B over STEPS steps of k. add == 1: the result is added to d. */
+/* Issues d[64 x N] = A B, in STEPS steps along k. With add == 1 the product is added to d. */
 template <typename T, int N, int STEPS, class A, class B>
 DEVICE void multiply(float (&d)[N / 2], const A &a, const B &b, int add = 0)
 {
@@ -67,7 +68,7 @@ DEVICE void multiply(float (&d)[N / 2], const A &a, const B &b, int add = 0)
     wgmma_commit();
 }
 
-/* d[64 x N] = A B over STEPS of k, where B is MN-major. */
+/* Issues d[64 x N] = A B, in STEPS steps along k. B is MN-major. */
 template <typename T, int N, int STEPS, class A, class B>
 DEVICE void multiply_down(float (&d)[N / 2], const A &a, const B &b)
 {
@@ -77,7 +78,7 @@ DEVICE void multiply_down(float (&d)[N / 2], const A &a, const B &b)
     wgmma_commit();
 }
 
-/* d[64 x N] += A B over STEPS of k, with A in registers. add == 0: d starts from 0. */
+/* Issues d[64 x N] += A B, in STEPS steps along k. A is in registers. With add == 0 d starts from 0. */
 template <typename T, int N, int STEPS, class B>
 DEVICE void multiply_add(float (&d)[N / 2], const uint32_t (&A)[STEPS][4], const B &b, int add = 1)
 {
@@ -87,7 +88,7 @@ DEVICE void multiply_add(float (&d)[N / 2], const uint32_t (&A)[STEPS][4], const
     wgmma_commit();
 }
 
-/* Waits until all but the newest LEFT products are complete: d's sums may then be read. */
+/* Waits until all but the newest LEFT products are complete. Then d may be read. */
 template <int LEFT, int N> DEVICE void retire(float (&d)[N])
 {
     wgmma_wait<LEFT>();
@@ -96,15 +97,15 @@ template <int LEFT, int N> DEVICE void retire(float (&d)[N])
 
 /* ---- P as the next product's operand ----------------------------------------------------------------------------- */
 
-/* Rounds P to 16-bit elements. */
+/* Rounds P to 16-bit elements, in the order of an operand in registers. */
 template <typename T, int N, int M> DEVICE void to_operand(uint32_t (&P)[M][4], const float (&S)[N / 2])
 {
 #pragma unroll
     for (int i = 0; i < N / 4; i++) P[i / 4][i % 4] = pack<T>(S[2 * i], S[2 * i + 1]);
 }
 
-/* Rounds P to float8_e4m3: 4 registers of 4 elements for each 32 keys, 0 past N. transpose_step puts the keys of V^T
- * in the same order. */
+/* Rounds P to float8_e4m3: 4 registers of 4 elements for each 32 keys, with 0 for keys past N. transpose_step puts the
+ * keys of V^T in the same order. */
 template <int N, int M> DEVICE void to_operand_8(uint32_t (&P)[M][4], const float (&S)[N / 2])
 {
 #pragma unroll

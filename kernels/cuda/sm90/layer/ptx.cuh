@@ -1,8 +1,8 @@
 /* ptx.cuh: wrappers for the Hopper instructions (sm_90a) that the kernels of sm90/ use, one instruction each.
  *
- * Shared memory addresses have 32 bits (smem_addr). A barrier is the address of an 8-byte word in shared memory. A
- * tensor map is passed to the kernel as `const __grid_constant__`. An instruction that orders memory carries a
- * "memory" clobber. Section numbers are those of PTX ISA 9.0. */
+ * Addresses of shared memory have 32 bits (smem_addr). A barrier is given by the address of its 8-byte word in shared
+ * memory. A tensor map must be a kernel parameter `const __grid_constant__`. The wrapper of an instruction that orders
+ * memory has a "memory" clobber. Section numbers are those of PTX ISA 9.0. */
 #ifndef ATTN_SM90_PTX_CUH
 #define ATTN_SM90_PTX_CUH
 
@@ -19,15 +19,14 @@ DEVICE uint32_t smem_addr(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* The warpgroup's index in the block. The shuffle tells ptxas that it is warp-uniform, so that
+/* Returns the warpgroup's index in the block. The shuffle tells ptxas that the index is warp-uniform. Therefore
  * descriptors stay in uniform registers. */
 DEVICE int warpgroup_index()
 {
     return __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
 }
 
-/* Returns threadIdx.x, read at the call. Values computed from it therefore hold no registers from one loop to the
- * next. */
+/* Returns threadIdx.x, read at the call. Values computed from it therefore take no registers between two loops. */
 DEVICE uint32_t thread_anew()
 {
     uint32_t thread;
@@ -35,8 +34,9 @@ DEVICE uint32_t thread_anew()
     return thread;
 }
 
-/* The address of block_memory(), read at the call. Descriptors made from it stay in uniform registers. For an
- * address that is kept, ptxas uses an ordinary register and moves each descriptor between two products. */
+/* Returns the address of block_memory(), read at the call. Descriptors made from it stay in uniform registers. If the
+ * address were stored in a variable, ptxas would use an ordinary register and move each descriptor between two
+ * products. */
 DEVICE uint32_t memory_anew()
 {
     uint32_t address;
@@ -46,8 +46,9 @@ DEVICE uint32_t memory_anew()
 
 /* ---- Global memory ----------------------------------------------------------------------------------------------- */
 
-/* store_release() and load_acquire() use a word by which a block signals others. A thread that acquires the word
- * sees all writes that the storing thread, and threads it had met at a barrier, made before. 9.7.9.11, 9.7.9.8. */
+/* store_release() and load_acquire() use a word by which one block signals others. A thread that acquires the stored
+ * value sees all writes that were made before the release: by the storing thread, and by threads that it had met at a
+ * barrier. PTX ISA 9.7.9.11, 9.7.9.8. */
 DEVICE void store_release(uint32_t *to, uint32_t x)
 {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
@@ -66,17 +67,17 @@ DEVICE void add_release(uint32_t *to, uint32_t x)
 {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
-/* Returns the word's value. If that is 0, sets the word to 1. */
+/* Returns the word's value. If the value is 0, atomically sets the word to 1. */
 DEVICE uint32_t claim_acquire(uint32_t *word)
 {
     uint32_t x;
     asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], 0, 1;" : "=r"(x) : "l"(word) : "memory");
     return x;
 }
-/* A kernel calls this before a warp computes rows again, one by one. The emulator can report the call as a fault,
- * because the repair is wasted time where all results are finite. */
+/* Marks the beginning of a repair, in which a warp computes rows again, one by one. The emulator can report the call as
+ * a fault: where all results are finite, a repair is wasted time. */
 DEVICE void repair_begins() {}
-/* Loads four floats, bypassing the L1. 9.7.9.8. */
+/* Loads four floats, bypassing the L1. PTX ISA 9.7.9.8. */
 DEVICE float4 load_4(const float *from)
 {
     float4 x;
@@ -87,8 +88,8 @@ DEVICE float4 load_4(const float *from)
     return x;
 }
 
-/* Returns the counter, which is below 2^31 - 1, and adds 1. It uses inc, which wraps at that limit. With an add,
- * ptxas would sum over the warp and wait for the result at once. 9.7.13.5. */
+/* Returns the counter, which is below 2^31 - 1, and adds 1 to it. The instruction is inc, which wraps at that limit.
+ * With add, ptxas would sum over the warp and wait for the result at once. PTX ISA 9.7.13.5. */
 DEVICE int claim(int *counter)
 {
     int x;
@@ -96,13 +97,13 @@ DEVICE int claim(int *counter)
     return x;
 }
 
-/* Copies 16 bytes from global to shared memory, bypassing the L1. If `valid` is false, writes zeros
- * and reads nothing. 9.7.9.25.3.1. */
+/* Copies 16 bytes from global to shared memory, bypassing the L1. If `valid` is false, writes zeros and reads nothing.
+ * PTX ISA 9.7.9.25.3.1. */
 DEVICE void cp_async_16(uint32_t to, const void *from, bool valid)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
-/* Copies 8 bytes. */
+/* Copies 8 bytes from global to shared memory. */
 DEVICE void cp_async_8(uint32_t to, const void *from)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(from) : "memory");
@@ -113,7 +114,8 @@ DEVICE void cp_async_wait_all()
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
-/* The L2 policy for data that is read once: it leaves the L2 before other data. 9.7.9.16. */
+/* Returns the L2 policy for data that is read only once: such data leaves the L2 before other data. PTX ISA
+ * 9.7.9.16. */
 DEVICE uint64_t evict_first()
 {
     uint64_t policy;
@@ -136,7 +138,7 @@ DEVICE void named_barrier_sync(int id, int threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
-/* A barrier of `threads` threads. Returns whether x is true in all of them. */
+/* Waits at a barrier of `threads` threads. Returns whether x is true in all of them. */
 DEVICE bool named_barrier_all(int id, int threads, bool x)
 {
     uint32_t all;
@@ -153,7 +155,7 @@ DEVICE void named_barrier_arrive(int id, int threads)
 
 /* ---- Programmatic dependent launch, 9.7.13.13 -------------------------------------------------------------------- */
 
-/* The GPU may prepare the stream's next kernel, if launched as a dependent, once every block has
+/* Allows the GPU to start the stream's next kernel, if that was launched as dependent, as soon as every block has
  * called this. */
 DEVICE void launch_dependents()
 {
@@ -167,7 +169,7 @@ DEVICE void wait_for_prerequisites()
 
 /* ---- Registers to shared memory, arithmetic ---------------------------------------------------------------------- */
 
-/* Stores four 8x8 blocks of 16-bit elements; lane l gives the address of row l % 8 of block l / 8. */
+/* Stores four 8x8 blocks of 16-bit elements. Lane l gives the address of row l % 8 of block l / 8. */
 DEVICE void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
@@ -175,7 +177,8 @@ DEVICE void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
                  : "memory");
 }
 
-/* Stores four 8x8 blocks, each transposed: lane l holds element 2 (l % 4) and the next element of column l / 4. */
+/* Stores four 8x8 blocks of 16-bit elements, each transposed. Lane l holds elements 2 (l % 4) and 2 (l % 4) + 1 of
+ * column l / 4. */
 DEVICE void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4])
 {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(row), "r"(r[0]), "r"(r[1]),
@@ -183,8 +186,8 @@ DEVICE void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4])
                  : "memory");
 }
 
-/* Loads four 8x8 blocks of 16-bit elements, each transposed: lane l gets element 2 (l % 4) and the next element of
- * column l / 4 of each block; it gives the address of row l % 8 of block l / 8. */
+/* Loads four 8x8 blocks of 16-bit elements, each transposed. Lane l gives the address of row l % 8 of block l / 8, and
+ * gets elements 2 (l % 4) and 2 (l % 4) + 1 of column l / 4 of each block. */
 DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -193,21 +196,22 @@ DEVICE void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row)
                  : "memory");
 }
 
-/* Stores 16 bytes to global memory in one instruction. For words in registers the compiler would make four stores. */
+/* Stores 16 bytes to global memory in one instruction. For four words in registers the compiler would make four
+ * stores. */
 DEVICE void store_16(void *to, uint4 x)
 {
     asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 
-/* Copies words to new registers. A product in flight reads its registers, which nothing else may
- * use meanwhile. */
+/* Copies words to new registers. It is needed because a running product reads its registers, which nothing else may use
+ * meanwhile. */
 template <int N, int M> DEVICE void copy_words(uint32_t (&to)[N][M], const uint32_t (&from)[N][M])
 {
 #pragma unroll
     for (int i = 0; i < N * M; i++) asm volatile("mov.b32 %0, %1;" : "=r"(to[i / M][i % M]) : "r"(from[i / M][i % M]));
 }
 
-/* Packs two floats into a register of two 16-bit elements, `low` in the low half. */
+/* Packs two floats into a register of two 16-bit elements. `low` goes to the low half. */
 template <typename T> DEVICE uint32_t pack(float low, float high);
 template <> DEVICE uint32_t pack<__half>(float low, float high)
 {
@@ -221,7 +225,7 @@ template <> DEVICE uint32_t pack<__nv_bfloat16>(float low, float high)
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
     return r;
 }
-/* Unpacks the two elements of a register as floats, the low element first. */
+/* Unpacks the two 16-bit elements of a register as floats, the low element first. */
 template <typename T> DEVICE float2 unpack(uint32_t r);
 template <> DEVICE float2 unpack<__half>(uint32_t r)
 {
@@ -231,7 +235,7 @@ template <> DEVICE float2 unpack<__nv_bfloat16>(uint32_t r)
 {
     return make_float2(__uint_as_float(r << 16), __uint_as_float(r & 0xffff0000));
 }
-/* Converts two float8_e4m3 to bfloat16, exactly; `low` is in the low half of the result. */
+/* Converts two float8_e4m3 numbers to bfloat16, exactly. `low` goes to the low half of the result. */
 DEVICE uint32_t widen_e4m3(uint8_t low, uint8_t high)
 {
     uint32_t r;
@@ -241,8 +245,8 @@ DEVICE uint32_t widen_e4m3(uint8_t low, uint8_t high)
     return pack<__nv_bfloat16>(x.x, x.y);
 }
 
-/* Packs four floats into a register of four float8_e4m3, x0 in the lowest byte. Values above 448
- * become 448. */
+/* Packs four floats into a register of four float8_e4m3 numbers, with x0 in the lowest byte. Values above 448 become
+ * 448. */
 DEVICE uint32_t pack_e4m3(float x0, float x1, float x2, float x3)
 {
     uint32_t r;
@@ -260,9 +264,9 @@ DEVICE float exp2_fast(float x)
     return y;
 }
 
-/* The largest of three floats compared as integers, in one instruction where fmaxf takes two. The result is the
- * maximum if one of them is >= 0; otherwise it may be any of them. A NaN with sign bit 0 is larger than all numbers;
- * a NaN with sign bit 1 is ignored. */
+/* Returns the largest of three floats, compared as integers: one instruction where fmaxf takes two. The result is the
+ * maximum if at least one of them is >= 0. If all are negative, it may be any of them. A NaN with sign bit 0 counts as
+ * larger than all numbers; a NaN with sign bit 1 is ignored. */
 DEVICE float largest_by_bits(float x, float y, float z)
 {
     return __int_as_float(__vimax3_s32(__float_as_int(x), __float_as_int(y), __float_as_int(z)));
@@ -270,16 +274,18 @@ DEVICE float largest_by_bits(float x, float y, float z)
 
 /* ---- wgmma, 9.7.15 ----------------------------------------------------------------------------------------------- */
 
-/* Descriptor of an operand in 128-byte swizzled shared memory. To step, add bytes >> 4.
- *   lbo  MN-major: distance from one group of 64 elements of M or N to the next. K-major: ignored.
- *   sbo  distance from one group of 8 rows to the next. */
+/* Returns the descriptor of an operand in shared memory with the 128-byte swizzle. To move on by some bytes, add bytes
+ * >> 4 to it.
+ *   lbo  MN-major operands: distance in bytes from one group of 64 elements of M or N to the next;
+ *        K-major operands ignore it
+ *   sbo  distance in bytes from one group of 8 rows to the next */
 DEVICE uint64_t wgmma_descriptor(uint32_t address, uint32_t lbo, uint32_t sbo)
 {
     return (uint64_t)((address & 0x3ffff) >> 4) | (uint64_t)(lbo >> 4) << 16 | (uint64_t)(sbo >> 4) << 32 |
            (uint64_t)1 << 62;
 }
 
-/* Call it before the first wgmma of a batch if ordinary code has touched registers that the batch uses. */
+/* Must be called before the first wgmma of a batch if ordinary code has changed registers that the batch uses. */
 DEVICE void wgmma_fence()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -288,22 +294,22 @@ DEVICE void wgmma_commit()
 {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-/* Waits until all but the newest N batches are complete. */
+/* Waits until all but the newest N batches of products are complete. */
 template <int N> DEVICE void wgmma_wait()
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
 
-/* Makes ptxas compute x before the next wait. ptxas moves a wait above arithmetic that does not depend on it,
- * because a wait takes long, but it does not move a wait above a branch. x is >= 0 or NaN, so the branch is never
- * taken. */
+/* Makes ptxas compute x before the next wait. ptxas moves a wait above arithmetic that does not depend on the wait,
+ * because a wait takes long, but it does not move a wait above a branch. x must be >= 0 or NaN, so that the branch is
+ * never taken. */
 DEVICE void compute_before_wait(float x)
 {
     if (x < 0) asm volatile("nanosleep.u32 0;" ::: "memory");
 }
 
-/* Makes these words opaque: the compiler cannot read accumulators before the wait, nor use how the
- * words were computed. */
+/* Makes these words opaque: the compiler can neither read accumulators before the wait, nor use how the words were
+ * computed. */
 template <int N> DEVICE void opaque(float (&d)[N])
 {
 #pragma unroll
@@ -315,23 +321,23 @@ template <int N> DEVICE void opaque(uint32_t (&d)[N])
     for (int i = 0; i < N; i++) asm volatile("" : "+r"(d[i])::"memory");
 }
 
-/* Declares d's contents dead. Otherwise d would stay in registers until the next product that starts from 0, because
- * that product formally reads d (times 0). */
+/* Declares that the contents of d are not needed any more. Otherwise d would stay in registers until the next product
+ * that starts from 0, because that product formally reads d (times 0). */
 template <int N> DEVICE void undefine(float (&d)[N])
 {
 #pragma unroll
     for (int i = 0; i < N; i++) asm volatile("" : "=f"(d[i]));
 }
 
-/* Returns x and keeps it in its register. When registers are scarce, ptxas recomputes values derived from the thread's
- * number, and reading that number waits for a product. ptxas keeps a value that came from a shuffle, even from the same
- * lane. */
+/* Returns x, and makes ptxas store it in a register. When registers are scarce, ptxas computes values derived from the
+ * thread's number again, and reading that number waits for a product. A value that came from a shuffle, even from the
+ * same lane, is stored. */
 DEVICE uint32_t kept(uint32_t x)
 {
     return __shfl_sync(0xffffffff, x, threadIdx.x % 32);
 }
 
-/* Returns x as a value that the compiler knows nothing about, so that it keeps no earlier result
+/* Returns x as a value of which the compiler knows nothing. The compiler therefore does not reuse earlier results
  * computed from x. It is the opposite of kept(). */
 DEVICE uint32_t opaque(uint32_t x)
 {
@@ -361,8 +367,8 @@ DEVICE uint32_t opaque(uint32_t x)
     O96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%" \
         "118,%119,%120,"                                                                                               \
         "%121,%122,%123,%124,%125,%126,%127"
-/* Calls X with N, the texts of the accumulators, their operands, the numbers of the operands after these, and the
- * further arguments. */
+/* Calls macro X with N, the texts of the accumulators, their operands, the numbers of the operands behind these, and
+ * the further arguments. */
 #define WGMMA_N(X, ...)                                                                                  \
     X(48, O24, (F8(0), F8(8), F8(16)), 24, 25, 26, 27, 28, 29, __VA_ARGS__)                              \
     X(64, O32, (F32(0)), 32, 33, 34, 35, 36, 37, __VA_ARGS__)                                            \
@@ -382,16 +388,16 @@ struct e4m3 {
     uint8_t bits;
 };
 
-/* d[64 x N] = (accumulate ? d : 0) + A B, float32 sums. Register i of a thread is row 16 warp + lane / 4 + 8 (i / 2
- * % 2), column 8 (i / 4) + 2 (lane % 4) + i % 2.
+/* Issues d[64 x N] = (accumulate ? d : 0) + A B, with float32 sums. Register i of a thread is row 16 warp + lane / 4 +
+ * 8 (i / 2 % 2), column 8 (i / 4) + 2 (lane % 4) + i % 2.
  *
- * 16-bit types take 16 of k per step. ss: both operands in shared memory, K-major. rs: A in
- * registers (the order of an accumulator's 16 columns), B MN-major (its k runs down the rows).
+ * 16-bit types: a step has 16 elements along k. ss: both operands are in shared memory, K-major. rs: A is in registers
+ * (in the order of an accumulator's 16 columns), and B is MN-major (its k runs down the rows).
  *
- * float8_e4m3fn takes 32 of k per step; both operands are K-major, in rs too. A of rs: register
- * r of a thread holds k = 16 (r / 2) + 4 (lane % 4) .. + 3 of row 16 warp + lane / 4 + 8 (r % 2).
- * The sums keep about 14 bits: each step truncates every product and the previous sum at 2^-13 of
- * the largest of them. */
+ * float8_e4m3fn: a step has 32 elements along k, and both operands are K-major, in rs too. In rs, register r of a
+ * thread holds elements k = 16 (r / 2) + 4 (lane % 4) and the next three, of row 16 warp + lane / 4 + 8 (r % 2) of A.
+ * The sums have about 14 bits: each step truncates every product and the previous sum at 2^-13 of the largest of
+ * them. */
 template <typename T, int N> struct wgmma;
 #define X(n, LIST, REGS, a, b, c, e, f, g, type, TYPES, SS, RS)                                                      \
     template <> struct wgmma<type, n> {                                                                              \
@@ -416,8 +422,8 @@ WGMMA_N(X, __half, "k16.f32.f16.f16", "1, 1, 0, 0", "1, 1, 1")
 WGMMA_N(X, e4m3, "k32.f32.e4m3.e4m3", "1, 1", "1, 1")
 #undef X
 
-/* wgmma of 16-bit types where A_MN and B_MN say which operand is MN-major. ss: both operands in shared memory. rs: A
- * in registers, B K-major (in wgmma's own rs B is MN-major). */
+/* Products of 16-bit types in which A_MN and B_MN say which operand is MN-major. ss: both operands are in shared
+ * memory. rs: A is in registers, and B is K-major (in rs of struct wgmma B is MN-major). */
 template <typename T, int N, int A_MN, int B_MN> struct wgmma_mn;
 #define X(n, LIST, REGS, a, b, c, e, f, g, type, TYPES)                                                              \
     template <int A_MN, int B_MN> struct wgmma_mn<type, n, A_MN, B_MN> {                                             \

@@ -1,31 +1,31 @@
-/* scheduler.cuh: which tiles of work there are, in what order blocks claim them, and which tiles of keys their rows
- * see.
+/* scheduler.cuh: the work tiles of a kernel (BM queries of one head each), the order in which blocks claim them, and
+ * which tiles of keys their rows see.
  *
- * The grid is one block per multiprocessor. Each block computes tiles of BM queries of one head, which it claims
- * from a counter. Without a mask tiles are claimed head after head. With a mask they take different times. The
- * longest then come first, over as many heads as the L2 holds (a section), so that the last tiles are short. */
+ * The grid is one block per multiprocessor. Each block claims work tiles from a counter and computes them. Without a
+ * mask, work tiles are claimed head after head. With a mask they take different times. In this case the longest come
+ * first, over as many heads as fit into the L2 (a section), so that the last work tiles are short. */
 #ifndef ATTN_SM90_SCHEDULER_CUH
 #define ATTN_SM90_SCHEDULER_CUH
 
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
-const int FAR = 1 << 29;           /* all lengths are below it, and windows are clamped to it */
-const int64_t L2_SHARE = 32 << 20; /* the bytes of the L2, which has 50 or 60 MB, that K and V may take */
-const int LEAST_BM = 128;          /* the fewest queries of a tile of work, over all shapes */
-const int LAST_TILES = 264;        /* number of short tiles at the end of an ending_order: two per multiprocessor */
+const int FAR = 1 << 29;           /* limit of all lengths; windows above it are limited to it */
+const int64_t L2_SHARE = 32 << 20; /* number of bytes of the L2 (50 or 60 MB) that K and V may take */
+const int LEAST_BM = 128;          /* the smallest number of queries per work tile, over all shapes */
+const int LAST_TILES = 264; /* number of short work tiles at the end of an ending_order: two per multiprocessor */
 
 /* ---- The order --------------------------------------------------------------------------------------------------- */
 
 struct tile_order {
-    int tiles;      /* number of all tiles */
-    int per_head;   /* tiles of query rows in each head */
-    int heads;      /* heads of the whole batch */
-    int section;    /* number of heads whose tiles are ordered together */
-    int first, end; /* this launch computes tiles [first, end): all, or a share of a long problem */
+    int tiles;      /* number of work tiles of all heads */
+    int per_head;   /* number of work tiles per head */
+    int heads;      /* number of heads of the whole batch */
+    int section;    /* number of heads whose work tiles are ordered together */
+    int first, end; /* this launch computes work tiles [first, end): all, or a share of a long problem */
 };
 
-/* Plans a tile_order. head_bytes: bytes of K and V that a query head reads. uneven: tiles take different times.
- * share: bytes that the K and V of a section may have. */
+/* Plans a tile_order. head_bytes: bytes of K and V that a query head reads. uneven: the work tiles take different
+ * times. share: limit on the bytes of K and V of a section. */
 static inline tile_order tile_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, bool uneven,
                                        int64_t share = L2_SHARE)
 {
@@ -47,11 +47,12 @@ static inline void take_share(const cuda_chip *chip, tile_order &x)
 }
 
 struct head_tile {
-    int head, tile; /* `tile` is counted from the head's last tile */
+    int head, tile; /* `tile` is counted from the head's last work tile */
 };
 
-/* The head and tile of number t in the order. Sections of heads come one after the other. A section begins with the
- * last rows, which see most keys under a causal mask; heads vary fastest. */
+/* Returns the head and the tile with number t in the order. Sections of heads come one after the other. A section
+ * begins with the last rows of its heads, which see most keys under a causal mask. Neighbouring numbers are different
+ * heads of the section. */
 DEVICE head_tile head_tile_of(const tile_order &x, int t)
 {
     const int in_section = x.section * x.per_head, s = t / in_section, r = t - s * in_section;
@@ -59,15 +60,15 @@ DEVICE head_tile head_tile_of(const tile_order &x, int t)
     return { s * x.section + r - tile * heads, tile };
 }
 
-/* A tile_order that ends with short tiles. These are tiles of the last heads, which are ordered together. */
+/* A tile_order that ends with short work tiles. These come from the last heads, which are ordered together. */
 struct ending_order : tile_order {
-    int last_heads;  /* the last heads are those from this number on */
-    int short_tiles; /* short tiles of each last head, which are left to the end */
+    int last_heads;  /* number of the first of the last heads */
+    int short_tiles; /* number of short work tiles of each last head, which come at the end */
 };
 
-/* Plans an ending_order; head_bytes and share are those of tile_order_of(). short_tiles: tiles of a head that are
- * shorter than the others; 0: all take the same time. The end has at_end short tiles. They come from as many heads
- * as are needed, at most as many as the L2 holds, but at least a section. */
+/* Plans an ending_order. head_bytes and share are those of tile_order_of(). short_tiles: number of work tiles of a head
+ * that are shorter than the others, or 0 if all take the same time. The end has at_end short work tiles. They come from
+ * as many heads as necessary, but from no more than the L2 can hold and from at least a section. */
 static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, int64_t short_tiles,
                                            int at_end, int64_t share)
 {
@@ -84,10 +85,10 @@ static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int6
 
 DEVICE head_tile head_tile_of(const ending_order &x, int t)
 {
-    /* three parts: the heads before the last heads; the tiles of the last heads that are not left to the end; the
-     * rest */
+    /* The order has three parts: the heads before the last heads; the long work tiles of the last heads; their short
+     * work tiles. */
     tile_order part = x;
-    int head = 0, tile = 0; /* the part's first head and tile */
+    int head = 0, tile = 0; /* first head and first tile of the part that t is in */
     part.heads = x.last_heads;
     if (t >= part.heads * part.per_head) {
         t -= part.heads * part.per_head, head = x.last_heads;
@@ -101,9 +102,9 @@ DEVICE head_tile head_tile_of(const ending_order &x, int t)
     return { head + at.head, tile + at.tile };
 }
 
-/* Plans an ending_order for a forward in tiles of BM queries over `rows` keys per head; K and V take row_bytes per
- * key. uneven: tiles differ in length. The number of keys that a tile of queries can see is that of all keys, or of
- * those in a window. As many rows at either end of the sequence see fewer keys. */
+/* Plans an ending_order for a forward with BM queries per work tile and `rows` keys per head. K and V take row_bytes
+ * per key. uneven: work tiles differ in length. A work tile in the middle sees as many keys as the window lets it, at
+ * most all. About as many rows at either end of the sequence see fewer keys. */
 static inline ending_order forward_order_of(const attn_geometry &g, int64_t per_head, int64_t heads, int64_t rows,
                                             int64_t row_bytes, int BM, bool uneven, int64_t share)
 {
@@ -112,8 +113,8 @@ static inline ending_order forward_order_of(const attn_geometry &g, int64_t per_
                            share);
 }
 
-/* first_tile() is the block's first tile of work. claim_tile() claims the warp's next one from the counter, which does
- * not count the blocks' first tiles. */
+/* first_tile() returns the block's first work tile. claim_tile() claims the next one from the counter and returns it to
+ * all lanes. The counter does not count the blocks' first work tiles. */
 DEVICE int first_tile(const tile_order &x)
 {
     return x.first + (int)blockIdx.x;
@@ -126,22 +127,22 @@ DEVICE int claim_tile(const tile_order &x, int t, int *counter, bool scheduler)
 
 /* ---- Which keys rows see ----------------------------------------------------------------------------------------- */
 
-/* Row i sees keys [i + lo, min(i + hi, Sk)). */
+/* The band of keys that the rows of a sequence see: row i sees keys [i + lo, min(i + hi, Sk)). */
 struct key_band {
     int lo, hi, Sk;
 };
 
-/* The band of a mask. `align` is added to i before i is compared with a key. */
+/* Returns the band of a mask. `align` is added to a row's number before it is compared with that of a key. */
 ATTN_HD key_band key_band_of(int align, int left, int right, int Sk)
 {
     return { align - left, align + right + 1, Sk };
 }
 
 struct key_tiles {
-    int first, last; /* range of tiles [first, last) */
+    int first, last; /* a range of tiles of keys: [first, last) */
 };
 
-/* The tiles of BN keys that at least one of rows [begin, end) sees. */
+/* Returns the tiles of BN keys that at least one of rows [begin, end) sees. */
 template <int BN> DEVICE key_tiles key_tiles_of(const key_band &band, int begin, int end)
 {
     const int lo = max(min(begin + band.lo, band.Sk), 0), hi = max(min(end - 1 + band.hi, band.Sk), lo);
@@ -149,16 +150,16 @@ template <int BN> DEVICE key_tiles key_tiles_of(const key_band &band, int begin,
     return { first, hi > lo ? (hi + BN - 1) / BN : first };
 }
 
-/* One consumer's view of a tile of work, whose keys are tiles [first, last). All its rows see all
- * of tiles [free_first, free_last). Its rows see no key of tile last_visible and later tiles. few_keys: they
- * see only the first FEW keys of tile last_visible - 1. Without rows or tiles, last_visible is
+/* Which part of a work tile with key tiles [first, last) one consumer computes. All of its rows see all keys of tiles
+ * [free_first, free_last). None of its rows sees a key of tile last_visible or of later ones. few_keys: its rows see
+ * only the first FEW keys of tile last_visible - 1. If the consumer has no rows, or no tiles, last_visible equals
  * first. */
 struct __align__(16) warpgroup_tile
 {
     int free_first, free_last, last_visible, few_keys;
 };
 
-/* The view of a consumer whose rows begin at row0; Sq rows exist. */
+/* Returns the part of the consumer whose rows begin at row0. Sq is the number of rows that exist. */
 template <int BN, int FEW = BN>
 DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, int first, int last)
 {
@@ -176,12 +177,11 @@ DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, 
 
 namespace {
 
-/* A counter of tiles is two words: the number of tiles that were claimed, and the number of blocks that have ended.
- * Both are 0 between kernels, so that no kernel has to clear them. Each stream has a counter (cuda_chip.counter),
- * because kernels that run at once must not share one. */
+/* A counter of work tiles has two words: the number of work tiles that were claimed, and the number of blocks that have
+ * ended. Both are 0 between kernels, so that no kernel has to clear them. Each stream has its own counter
+ * (cuda_chip.counter), because kernels that run at the same time must not share one. */
 
-/* Every block calls this at its end. The last block resets the counter for the stream's next
- * kernel. */
+/* Must be called by every block at its end. The last block resets the counter for the stream's next kernel. */
 DEVICE void leave_counter(int *counter)
 {
     if (atomicAdd(counter + 1, 1) == (int)gridDim.x - 1) counter[0] = counter[1] = 0;

@@ -1,4 +1,4 @@
-/* score_mods.cuh: changes to scores before the softmax: float8's scales, softcap, ALiBi. */
+/* score_mods.cuh: options that change scores before the softmax: float8's scales, softcap and ALiBi. */
 #ifndef ATTN_SM90_SCORE_MODS_CUH
 #define ATTN_SM90_SCORE_MODS_CUH
 
@@ -9,7 +9,7 @@
 
 enum { SCALE_Q, SCALE_K, SCALE_V };
 
-/* Scales of q, k and v for each batch row and key/value head. NULL means that the scale is 1. */
+/* Scales of q, k and v for each batch row and key/value head. NULL stands for a scale of 1. */
 struct input_scales {
     const float *data[3];
     int64_t batch[3], head[3];
@@ -31,25 +31,26 @@ DEVICE float input_scale(const input_scales &x, int n, int b, int hk)
     return x.data[n] ? x.data[n][b * x.batch[n] + hk * x.head[n]] : 1;
 }
 
-/* The least factor of scores. It is above 0, because -inf times 0 would be NaN. */
+/* The smallest factor of scores. It is above 0, because -inf times 0 would be NaN. */
 const float LEAST_C = 1e-30f;
 
 /* ---- Softcap and ALiBi ------------------------------------------------------------------------------------------- */
 
-/* the largest softcap that these functions take: 1 - 2 / (1 + e^2x) has an error of 1.2e-7 of the cap, and lse must
- * be exact to 2e-5 */
+/* The largest softcap that these functions take. 1 - 2 / (1 + e^2x) has an error of 1.2e-7 times the softcap, and lse
+ * must be exact to 2e-5. */
 const double MOST_SOFTCAP = 64;
-const int EXACT = 1 << 24; /* float32 holds all integers up to this one, so distances of ALiBi must be below it */
+const int EXACT = 1 << 24; /* Limit on ALiBi's distances: float32 holds all integers up to this number. */
 
 struct score_mods {
-    /* factor of softcap: scores become tanh(s scale / softcap) = 1 - 2 / (1 + 2^(s cap)); 0: no softcap */
+    /* factor inside softcap, or 0 if there is no softcap: a score s becomes tanh(s scale / softcap) = 1 - 2 / (1 + 2^(s
+     * cap)) */
     float cap;
     const float *slopes; /* ALiBi's slopes; NULL: no ALiBi */
     int64_t slope_batch, slope_head;
-    float per_slope; /* 1 / (the factor of a score) */
+    float per_slope; /* 1 / (the factor from raw scores to true scores) */
 };
 
-/* Are these functions exact enough for the problem's softcap and ALiBi? */
+/* Returns whether these functions are exact enough for the problem's softcap and ALiBi. */
 static inline bool mods_fit(const attn_problem *p, const attn_geometry &g)
 {
     const extent e = extent_of(g.dims);
@@ -57,7 +58,7 @@ static inline bool mods_fit(const attn_problem *p, const attn_geometry &g)
     return !p->alibi_slopes.rank || (e.rows_q < EXACT && e.rows_k < EXACT);
 }
 
-/* Converts a problem's options. `unit` is the unit of the scores that softmax_step() sees. */
+/* Makes the score_mods of a problem. `unit` is the factor from the scores that softmax_step() sees to true scores. */
 static inline score_mods score_mods_of(const attn_geometry &g, float unit)
 {
     const attn_view &slopes = g.view[ATTN_T_alibi_slopes];
@@ -68,15 +69,16 @@ static inline score_mods score_mods_of(const attn_geometry &g, float unit)
     return x;
 }
 
-/* The score_mods that apply to one head. */
+/* The part of score_mods that applies to one head. */
 struct head_mods {
-    float cap, slope; /* softcap and slope as in score_mods, but in units of scores */
-    float factor;     /* scores are multiplied by it first */
+    float cap, slope; /* softcap and slope as in score_mods, but for raw scores */
+    float factor;     /* scores are first multiplied by this */
 };
 
-/* Makes the head_mods of a head. Where q and k have scales, it changes the reference too, because `scale`, which
- * includes them, may be 0, negative or tiny. The scale is multiplied into c where that is possible. Scores are
- * multiplied by it if it changes their sign, or if there is a slope: the slope divided by it might be infinite. */
+/* Makes the head_mods of a head. Where q and k have scales, the function also changes the reference of the softmax,
+ * because `scale`, which includes these scales, may be 0, negative or tiny. Where possible the scale becomes a factor
+ * of the reference's c. The scores themselves are multiplied by the scale if it is negative, or if there is a slope:
+ * the slope divided by a tiny scale might be infinite. */
 DEVICE head_mods head_mods_of(const score_mods &mods, int b, int h, float scale, bool scaled, lazy_reference &reference)
 {
     head_mods y;
@@ -91,9 +93,9 @@ DEVICE head_mods head_mods_of(const score_mods &mods, int b, int h, float scale,
 }
 
 /* Computes tanh(x ln 2 / 2) = 1 - 2 / (1 + 2^x) of four numbers with one division, because divisions and powers take
- * most of a softcap's time. x is clamped to 30, above which tanh is 1 to the last bit, so that the product of four
- * factors stays finite. A NaN becomes 1 and does not change the other three results; the row's NaN also shows in
- * another operand (lse). Error below 3e-7. */
+ * most of a softcap's time. x is limited to 30, where tanh is 1 to the last bit. Therefore the product of four factors
+ * stays finite. A NaN becomes 1 and does not change the other three results; the row's NaN still shows in lse, another
+ * operand. The error is below 3e-7. */
 DEVICE void tanh_of_four(float (&x)[4])
 {
     float d[4];
@@ -107,10 +109,10 @@ DEVICE void tanh_of_four(float (&x)[4])
     x[3] = fmaf(-of_last, d[2], 1);
 }
 
-/* Computes tanh of s * cap near 0, by a series in s whose last term is fitted to the range. Relative error
- * below 5.5e-7. */
+/* Computes tanh(s * cap) for arguments near 0, by a series in s. The series' last term is fitted to the range. The
+ * relative error is below 5.5e-7. */
 struct near_tanh {
-    float most; /* |s| must be at most this, where tanh is 0.46 */
+    float most; /* limit of |s|, at which tanh is 0.46 */
     float a[4];
 };
 static inline near_tanh near_tanh_of(float cap)
@@ -130,8 +132,8 @@ DEVICE float tanh_near_0(const near_tanh &by, float s)
     return s * fmaf(fmaf(fmaf(by.a[3], y, by.a[2]), y, by.a[1]), y, by.a[0]);
 }
 
-/* Applies the mods to scores of the thread's rows i0 and i0 + 8 with the keys from j0 on. x is the tile of work; its
- * Sq and Sk are read. between() is called after the softcap and before ALiBi. */
+/* Applies softcap and ALiBi to the scores of the thread's rows i0 and i0 + 8 with the keys from j0 on. x is the work
+ * tile; its members Sq and Sk are read. between() is called after the softcap and before ALiBi. */
 template <int N, class WORK, class F>
 DEVICE void modify_scores(float (&S)[N / 2], const score_mods &mods, const head_mods &head, const WORK &x, int i0,
                           int j0, int lane, F between)

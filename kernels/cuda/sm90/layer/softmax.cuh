@@ -1,7 +1,7 @@
 /* softmax.cuh: the online softmax of a warpgroup's 64 rows, a tile of keys at a time, in base 2.
  *
- * The reference of a row is the score that its exponentials are relative to. A policy class REFERENCE chooses it. It
- * offers:
+ * The reference of a row is the score to which the row's exponentials are relative. A policy class REFERENCE chooses
+ * the reference. The class offers:
  *
  *   advance(m, top)   the next reference of a row whose reference was m and whose maximum is now top >= m
  *   least(m)          the value that a maximum must exceed to move the reference from m
@@ -16,8 +16,8 @@
 
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
-/* A reference that moves only when the maximum exceeds it by more than slack = 8 / c, which is
- * rare. P is at most 2^8. */
+/* A reference that moves only when the maximum exceeds it by more than slack = 8 / c, which is rare. Therefore P is at
+ * most 2^8. */
 struct lazy_reference {
     float c, slack;
     DEVICE float advance(float m, float top) const { return top <= m + slack ? m : top; }
@@ -27,40 +27,41 @@ struct lazy_reference {
     DEVICE float change(float m, float b, float) const { return __fsub_rn(base(m), b); }
 };
 
-/* A reference that is the maximum itself; P is 2^SHIFT at the maximum. */
+/* A reference that always equals the maximum. P is 2^SHIFT where the score is the maximum. */
 template <int SHIFT> struct shifted_reference {
     float c;
     DEVICE float advance(float, float top) const { return top; }
     DEVICE float least(float m) const { return m; }
-    /* a fused multiply-add, so that it rounds in the same way everywhere */
+    /* a fused multiply-add, so that the result is rounded in the same way everywhere */
     DEVICE float base(float m) const { return fmaf(m, c, -SHIFT); }
     DEVICE float factor(float) const { return c; }
     DEVICE float change(float m, float b, float) const { return __fsub_rn(base(m), b); }
 };
 
-/* State of the thread's two rows: the reference of the exponentials (a raw score) and this lane's
- * part of the sum. */
+/* The state of the thread's two rows: the reference of the exponentials (a raw score), and this lane's part of the
+ * sum. */
 struct softmax {
     float m[2] = { -INFINITY, -INFINITY }, l[2] = { 0, 0 };
 };
 
-/* May the next maxima of the thread's rows be computed by largest_by_bits()? They may once both searches begin with
- * a number >= 0, below which no score counts. That stays true, because a reference only grows. */
+/* Returns whether largest_by_bits() may find the next maxima of the thread's rows. It may as soon as both searches
+ * begin with a number >= 0, below which no score matters. This stays true, because a reference only grows. */
 template <class REFERENCE> DEVICE bool is_high(const softmax &x, const REFERENCE &reference)
 {
     return reference.least(x.m[0]) >= 0 && reference.least(x.m[1]) >= 0;
 }
 
-/* Turns S into P. rescale becomes the factors of O: exactly 1 where the reference stays. Each row has
- * two chains of additions, even and odd columns, to fill the pipeline. midway(sum) gets a sum, >= 0
- * or NaN, that depends on a row's maximum and a quarter of its exponentials. Code that uses the sum
- * cannot be scheduled earlier.
+/* Turns S into P. rescale gets the factors of O, which are exactly 1 for rows whose reference stays. Each row has two
+ * chains of additions, for even and odd columns, to fill the pipeline. midway(sum) is called with a sum, >= 0 or NaN,
+ * that depends on a row's maximum and a quarter of its exponentials. ptxas cannot schedule code that uses the sum
+ * earlier.
  *
- * IN_TURN makes the second row's maximum depend on the first row's, by a value that does not change it. ptxas then
- * schedules it during the first row's exponentials; otherwise the order changes with unrelated edits. IN_TURN = 2:
- * the value also depends on the first of these exponentials, which therefore precede the maximum.
+ * IN_TURN = 1 makes the second row's maximum depend on the first row's maximum, by a value that does not change the
+ * result. ptxas then schedules the second row's maximum during the first row's exponentials. (Otherwise the order
+ * changes with unrelated edits.) With IN_TURN = 2 the value also depends on the first of these exponentials, so that
+ * the exponentials begin before the second row's maximum.
  *
- * BY_BITS: is_high() holds for all rows. */
+ * BY_BITS: largest_by_bits() may find maxima, because is_high() is true for all rows. */
 template <int N, int IN_TURN = 0, bool BY_BITS = false, class REFERENCE, class F>
 DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
@@ -83,7 +84,7 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
             float least = fminf(x.m[0], x.m[1]);
             if (IN_TURN == 2) {
                 S[1] = exp2_fast(fmaf(S[1], factor[0], -base[0]));
-                least = fmaf(S[1], 0, least); /* becomes NaN for NaN, which a maximum would ignore */
+                least = fmaf(S[1], 0, least); /* becomes NaN if a score is NaN, which a maximum would ignore */
             }
             top[2] = fmaxf(top[2], least), top[3] = fmaxf(top[3], least);
         }
@@ -92,7 +93,8 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
         m = reference.advance(x.m[half], m);
-        base[half] = m == -CUDART_INF_F ? 0 : reference.base(m); /* no key seen yet: -inf - -inf would be NaN */
+        /* a row that has seen no key yet: -inf - -inf would be NaN */
+        base[half] = m == -CUDART_INF_F ? 0 : reference.base(m);
         factor[half] = reference.factor(m);
         rescale[half] = exp2_fast(reference.change(x.m[half], base[half], factor[half]));
         x.m[half] = m;
@@ -116,12 +118,12 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
     softmax_step<N, 0, BY_BITS>(S, x, rescale, reference, [](float) {});
 }
 
-/* softmax_step() in an order that lets O be rescaled while exponentials are computed. midway(sum) comes before all
- * exponentials but one, with a number >= 0 or NaN that depends on both rows' maxima. After midway() O may be
- * multiplied by rescale. The sums begin with their old values, so that only exponentials remain after midway(). The
- * first row's maximum has two chains, because everything waits for it. The second row's has CHAINS (1 or 2); the
- * first row's exponentials fill its waits, as in IN_TURN = 2. HIDDEN: a row may have seen no key yet. BY_BITS:
- * is_high() holds for all rows. SUMS: the sums are wanted. */
+/* Does what softmax_step() does, in an order that lets O be rescaled while exponentials are computed. midway(sum) is
+ * called before all exponentials but one. Its argument is >= 0 or NaN and depends on both rows' maxima. After midway()
+ * O may be multiplied by rescale. The sums begin with their old values, so that only exponentials remain after
+ * midway(). The first row's maximum has two chains of operations, because everything waits for it. The second row's
+ * maximum has CHAINS (1 or 2) chains; the first row's exponentials fill its waits, as with IN_TURN = 2. HIDDEN: a row
+ * may have seen no key yet. BY_BITS: is_high() is true for all rows. SUMS: the sums are wanted. */
 template <int N, bool HIDDEN, int CHAINS, bool BY_BITS, bool SUMS, class REFERENCE, class F>
 DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
@@ -136,11 +138,13 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
     top[0] = fmaxf(top[0], other);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        /* begins with a number that depends on the first row's first exponential, but changes no result */
+        /* The second row's search begins with a number that depends on the first row's first exponential, but does not
+         * change the result. */
         if (half == 1) {
             S[0] = exp2_fast(fmaf(S[0], reference.c, -base[0]));
             if (BY_BITS) top[1] = fmaxf(reference.least(x.m[1]), -fabsf(S[0]));
-            else top[1] = fmaf(S[0], 0, fminf(x.m[0], x.m[1])); /* becomes NaN for NaN, which a maximum would ignore */
+            /* becomes NaN if a score is NaN, which a maximum would ignore */
+            else top[1] = fmaf(S[0], 0, fminf(x.m[0], x.m[1]));
             other = top[1];
             float &second = CHAINS == 2 ? other : top[1];
 #pragma unroll
@@ -154,7 +158,8 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
         m = reference.advance(x.m[half], m);
-        base[half] = HIDDEN && m == -CUDART_INF_F ? 0 : reference.base(m); /* HIDDEN: -inf - -inf would be NaN */
+        /* a row that has seen no key yet (HIDDEN): -inf - -inf would be NaN */
+        base[half] = HIDDEN && m == -CUDART_INF_F ? 0 : reference.base(m);
         rescale[half] = exp2_fast(__fsub_rn(reference.base(x.m[half]), base[half]));
         x.m[half] = m;
     }
@@ -174,15 +179,14 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
         if (SUMS) x.l[half] = sum[half * 2] + sum[half * 2 + 1];
 }
 
-/* Multiplies the rows of O by their factors. */
+/* Multiplies each of the thread's two rows of O by its factor. */
 template <int N> DEVICE void multiply_rows(float (&O)[N], const float (&factor)[2])
 {
 #pragma unroll
     for (int i = 0; i < N; i++) O[i] *= factor[i / 2 % 2];
 }
 
-/* Multiplies O by rescale, unless all rows of the warp keep their reference. Returns whether it
- * did. */
+/* Multiplies O by rescale, except where no row of the warp changes its reference. Returns whether it multiplied. */
 template <int N> DEVICE bool rescale_rows(float (&O)[N], const float (&rescale)[2])
 {
     if (!__any_sync(0xffffffff, rescale[0] != 1 || rescale[1] != 1)) return false;

@@ -1,9 +1,8 @@
-/* tma.cuh: tiles that the copy engine loads: tensor maps, which the host makes, and loads of tiles, which one thread
- * issues.
+/* tma.cuh: loads of tiles by the copy engine. The host makes the tensor maps; one thread issues the loads.
  *
  * A tile lies in shared memory as chunks of 128 bytes of columns, one after the other. A chunk is rows of 128 bytes
- * with the 128-byte swizzle: the 16-byte piece c of row r is at c ^ (r & 7). Elements past the end of the tensor
- * arrive as zeros. */
+ * with the 128-byte swizzle: the 16-byte piece c of row r is at c ^ (r & 7). Elements past the end of the tensor arrive
+ * as zeros. */
 #ifndef ATTN_SM90_TMA_CUH
 #define ATTN_SM90_TMA_CUH
 
@@ -14,17 +13,17 @@
 
 /* ---- Host: tensor maps ------------------------------------------------------------------------------------------- */
 
-/* A tensor [B, H, rows, columns] whose columns are dense. Strides are in elements; an axis of size 1 may have stride
+/* A tensor [B, H, rows, columns] with contiguous columns. Strides are in elements; an axis of size 1 may have stride
  * 0. */
 struct tma_tensor {
     const void *data;
     CUtensorMapDataType type;
-    int element; /* bytes of an element */
+    int element; /* bytes per element */
     int64_t B, H, rows, columns, batch, head, row;
 };
 
-/* Number of batch rows, and of rows, of a problem's tensors. Packed: one batch row, which holds the rows of all
- * sequences. */
+/* Number of batch rows, and of query and key rows, of a problem's tensors. A packed problem has one batch row, which
+ * holds the rows of all sequences. */
 struct extent {
     int64_t B, rows_q, rows_k;
 };
@@ -34,7 +33,7 @@ static inline extent extent_of(const attn_dims &d)
     return { d.B, d.Sq, d.Sk };
 }
 
-/* Makes the tma_tensor of a 16-bit tensor of a problem. */
+/* Describes a 16-bit tensor of a problem as a tma_tensor. */
 static inline tma_tensor tma_tensor_of(const attn_view &view, int64_t B, int64_t H, int64_t rows, int64_t columns)
 {
     const CUtensorMapDataType type = view.dtype == ATTN_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
@@ -42,24 +41,25 @@ static inline tma_tensor tma_tensor_of(const attn_view &view, int64_t B, int64_t
     return { view.data, type, 2, B, H, rows, columns, view.batch, view.head, view.row };
 }
 
-/* Makes a tma_tensor of any type, as bytes. */
+/* Describes a tensor of any type as a tma_tensor of bytes. */
 static inline tma_tensor tma_bytes_of(const void *data, int64_t B, int64_t H, int64_t rows, int64_t columns,
                                       int64_t batch, int64_t head, int64_t row)
 {
     return { data, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, B, H, rows, columns, batch, head, row };
 }
 
-/* Do the tensor's strides fit the copy engine and accesses of 16 bytes? `unit`: how many elements 16 bytes hold. */
+/* Returns whether the tensor's strides fit the copy engine and accesses of 16 bytes. `unit`: number of elements in 16
+ * bytes. */
 static inline bool tma_walkable(const attn_view &view, int64_t B, int64_t H, int64_t rows, int64_t columns, int unit)
 {
     if ((view.batch == 0 && B > 1) || (view.head == 0 && H > 1) || (view.row == 0 && rows > 1))
-        return false; /* a broadcast axis does not fit */
+        return false; /* a broadcast axis has stride 0, which does not fit the copy engine */
     return (uint64_t)view.data % 16 == 0 && columns % unit == 0 && view.row % unit == 0 && view.head % unit == 0 &&
            view.batch % unit == 0;
 }
 
-/* The driver's function that makes tensor maps; NULL where the driver has none. It is looked up once, or once per
- * thread if threads call at the same time; all get the same address. */
+/* Returns the driver's function that makes tensor maps, or NULL if the driver has none. The address is looked up once,
+ * or once per thread if threads call at the same time; all threads get the same address. */
 inline PFN_cuTensorMapEncodeTiled_v12000 tma_encoder()
 {
     static std::atomic<PFN_cuTensorMapEncodeTiled_v12000> known;
@@ -73,9 +73,9 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tma_encoder()
     return encode;
 }
 
-/* Makes a map over the tensor in boxes of box_bytes of columns (128, or 64 with a 64-byte swizzle)
- * by box_rows. A map may not have a stride of 0; an axis of size 1 gets another, which is never
- * used. `promotion`: bytes that the L2 fetches from memory when a part of them is wanted. */
+/* Makes a tensor map for boxes of box_rows rows by box_bytes bytes of columns (128, or 64 with a 64-byte swizzle). A
+ * map must not have a stride of 0, so an axis of size 1 gets another stride, which is never used. `promotion`: number
+ * of bytes that the L2 fetches from memory when some of them are wanted. */
 static inline bool tma_map(CUtensorMap *map, const tma_tensor &t, int box_rows, int box_bytes = 128,
                            CUtensorMapL2promotion promotion = CU_TENSOR_MAP_L2_PROMOTION_L2_256B)
 {
@@ -93,13 +93,13 @@ static inline bool tma_map(CUtensorMap *map, const tma_tensor &t, int box_rows, 
 
 /* ---- Device: tiles ----------------------------------------------------------------------------------------------- */
 
-/* A tile's place in its tensor. */
+/* The coordinates of a tile in its tensor. */
 struct tma_place {
     int column, row, h, b;
 };
 
-/* Issues the load of a tile of ROWS rows and CHUNKS chunks of COLUMNS columns, PITCH rows apart in
- * shared memory. All of it arrives on barrier `bar`, with `more` bytes that the caller loads. */
+/* Issues the load of a tile of ROWS rows and CHUNKS chunks of COLUMNS columns. In shared memory the chunks are PITCH
+ * rows apart. The tile's bytes count on barrier `bar`, together with `more` bytes that the caller loads. */
 template <int ROWS, int CHUNKS, int COLUMNS, int PITCH = ROWS>
 DEVICE void load_tile(uint32_t to, const CUtensorMap *map, const tma_place &from, uint32_t bar, uint32_t more = 0)
 {
@@ -109,7 +109,8 @@ DEVICE void load_tile(uint32_t to, const CUtensorMap *map, const tma_place &from
 }
 
 /* Stores a tile to the tensor; rows and columns outside the tensor are dropped. The store joins the thread's bulk
- * group. Call fence_proxy_async_shared() after ordinary stores to that shared memory and before this function. */
+ * group. If ordinary instructions wrote that shared memory, call fence_proxy_async_shared() between them and this
+ * function. */
 template <int ROWS, int CHUNKS, int COLUMNS>
 DEVICE void store_tile(uint32_t from, const CUtensorMap *map, const tma_place &to)
 {
@@ -118,7 +119,7 @@ DEVICE void store_tile(uint32_t from, const CUtensorMap *map, const tma_place &t
     bulk_commit();
 }
 
-/* Prefetches the tile into the L2. */
+/* Prefetches a tile into the L2. */
 template <int CHUNKS, int COLUMNS> DEVICE void prefetch_tile(const CUtensorMap *map, const tma_place &from)
 {
     for (int c = 0; c < CHUNKS; c++) tma_prefetch_4d(map, from.column + c * COLUMNS, from.row, from.h, from.b);
