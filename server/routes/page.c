@@ -35,7 +35,7 @@ static const struct {
     const char *text, *csp;
 } pages[PAGE_COUNT] = {
     [PAGE_INDEX] = { page_index, CSP("EAgkTpFG9gQpUNn2CwnwmKrOgFVQwWeSz3qNds9VTlQ=",
-                                     "ltuFAqPz6RP8CxuccRE8odeo7UNEfHs6uISTbyS7xnA=") },
+                                     "OoM3Ahk2W5xZpyzjSUnw7/urF0KuUHrZTKqA+RMo8LM=") },
     [PAGE_DOCS] = { page_docs, CSP("W3ZpOW0OhpfqXiupMg4HCMmQCM0NjJFtO3ThLOIcMaA=",
                                    "8ensVOaaLQWcClloHYRQaBuajcplpkbgFdB0lmdG8KA=") },
 };

@@ -194,7 +194,8 @@ double step_seconds()
 void list_kernels(device *d)
 {
     const int compute = d->chip.major * 10 + d->chip.minor;
-    d->chip.first_forward = first_kernel(ATTN_OP_FORWARD);
+    d->chip.forward_kernels = cuda_kernels + first_kernel(ATTN_OP_FORWARD);
+    d->chip.kernels_end = cuda_kernels + cuda_kernel_count;
     attn_capabilities *const can = &d->base.can;
     for (int i = 0; i < cuda_kernel_count && can->kernel_count < ATTN_MOST_KERNELS; i++) {
         const cuda_kernel *k = cuda_kernels[i];

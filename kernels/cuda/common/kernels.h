@@ -45,8 +45,8 @@ struct cuda_chip {
     int share, shares;
     double step_seconds;      /* the longest time that one step may take */
     struct cuda_steps *steps; /* selects the steps that are launched now; NULL: all steps */
-    /* index in cuda_kernels[] of the first forward kernel that may be used (see first_kernel() in device.cu) */
-    int first_forward;
+    /* cuda_kernels[] from the first forward kernel that may be used (see first_kernel() in device.cu) to the end */
+    const struct cuda_kernel *const *forward_kernels, *const *kernels_end;
 };
 
 /* Which steps of a problem of many launches to queue. A step is one launch, or several that together take at most 20

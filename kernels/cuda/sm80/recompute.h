@@ -61,8 +61,8 @@ static inline const cuda_kernel *plan_first_recomputed(recomputed_forward *f, co
                                                        const attn_plan *backward, void *out, void *lse)
 {
     const int compute = chip->major * 10 + chip->minor;
-    for (int n = chip->first_forward; n < cuda_kernel_count; n++) {
-        const cuda_kernel *const kernel = cuda_kernels[n];
+    for (const cuda_kernel *const *next = chip->forward_kernels; next < chip->kernels_end; next++) {
+        const cuda_kernel *const kernel = *next;
         if (compute < kernel->least_compute || compute > kernel->most_compute) continue;
         if (strstr(kernel->takes.name, "decode")) continue;
         const bool wide = kernel->takes.features & ATTN_OPTION_BIT(OUT_DTYPE);
