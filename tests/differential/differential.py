@@ -2,16 +2,16 @@
 
     differential.py [--seed N] [--count N] [--seconds S] [--case N] [--url http://127.0.0.1:8080] [--token T]
 
-Case n of a seed is always the same problem. Without --url the script starts a server (ATTND_BINARY, default build/attnd) and
-ends it; any report of a sanitizer about that server is a failure. --case runs one case alone; each failure prints the
-command for it. The truth comes from oracle.py, which shares no code with the server. The limits are those of
-kernels/README.md, Accuracy, as tests/unit/testing.c has them: an answer may differ from the truth by
+Case n of a seed is always the same problem. Without --url the script starts a server (ATTND_BINARY, default
+build/attnd) and ends it; any report of a sanitizer about that server is a failure. --case runs one case alone; each
+failure prints the command for it. The truth comes from oracle.py, which shares no code with the server. The limits are
+those of kernels/README.md, Accuracy, and of tests/unit/testing.c: an answer may differ from the truth by
 
     max(limit |truth|, bound) + noise
 
-in its largest entry and as a whole (Frobenius norm). `limit` of out and lse grows where scores are so large that float32
-holds them no better. `bound` is what the roundings of a right kernel can come to (bounds.py), in sums that cancel and in scores
-that are large; out has none. `noise` covers sums in float32.
+in its largest entry and as a whole (Frobenius norm). `limit` of out and lse grows with the size of the scores, as their
+rounding error in float32 does. `bound` is the largest rounding error of a right kernel (bounds.py), for sums that
+cancel and for large scores; out has no such bound. `noise` covers sums in float32.
 """
 import argparse
 import base64

@@ -1,8 +1,8 @@
 """Attention and its gradients in float64, from the definitions in kernels/README.md and nothing else.
 
-A problem is a dict of tensors and options by their names in the protocol; an absent name is not given. Tensors are float64
-arrays [B, S, H, D], whatever layout and dtype the request had. Sequences and heads are computed one after the other, with
-whole matrices: nothing is tiled.
+A problem is a dict of tensors and options by their names in the protocol; an absent name is not given. Tensors are
+float64 arrays [B, S, H, D], whatever layout and dtype the request had. Sequences and heads are computed one after the
+other, with whole matrices: nothing is tiled.
 
     answer = forward(problem)                      {'out': [B, Sq, H, Dv], 'lse': [B, H, Sq]}       packed: [total_q, ...], [H, total_q]
     grads = backward(problem)                      dq dk dv, and dsinks dbias dalibi_slopes where those are given
