@@ -1,9 +1,9 @@
 """CUDA shared memory on a real GPU: cuda_shared_memory.py URL [--device N] [--server-device N] [--seconds S] [--nap-us
 N]
 
-For a server that was started with --allow-cuda-shm on the same machine. Needs Python 3 and PyTorch, nothing of Triton.
-Allocates with cudaMalloc (whose address is that of the handle, unlike what comes from PyTorch's pool), registers the
-memory, has forwards read q, k and v and write out there, and checks:
+Tests a server that was started with --allow-cuda-shm on the same machine. Needs Python 3 and PyTorch, nothing of
+Triton. Allocates memory with cudaMalloc, because a handle stands for a whole allocation (PyTorch's pool puts many
+tensors into one). Registers the memory, sends forwards that read q, k and v there and write out there, and checks:
 
  - numbers: out agrees with PyTorch's scaled_dot_product_attention in float32, for aligned tensors and for unaligned
  ones (which other kernels compute);

@@ -25,6 +25,7 @@ struct rate_case {
     double amplitude; /* largest magnitude of the numbers in q and k */
     enum bias_kind bias;
     /* bias of kind PADDED: this number hides later keys and the first half of keys and queries */
+    float hidden;
     bool alibi, sinks;
     double dropout;
     const char *wanted; /* gradients to compute; "" means dq, dk and dv */
