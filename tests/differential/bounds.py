@@ -1,13 +1,14 @@
 """How far lse and the gradients of a right kernel may be from float64, by an analysis of its rounding errors.
 
-The limits of kernels/README.md are shares of a tensor's largest number. They say nothing about sums that cancel, whose result is
-smaller than the rounding errors of its terms. This file derives bounds on such errors.
+The limits of kernels/README.md are shares of a tensor's largest number. They say nothing about sums that cancel, whose
+result is smaller than the rounding errors of its terms. This file derives bounds on such errors.
 
-The model is probabilistic error analysis (Higham and Mary, 2019). Each rounding has an independent error of mean 0 within a
-bound. In addition, all errors of a row may be equal, because equal numbers are rounded alike. Errors of different rows are
-independent. If a result X changes by a_k e_k with an error e_k of at most eps_k, then sigma^2 = sum (a_k eps_k)^2 bounds the
-variance of X (Hoeffding). Errors that are uniform within their bounds have a third of this variance, so that SIGMAS = 4 times
-sigma is seven of their standard deviations. The factors a_k are computed from the true numbers.
+The model is probabilistic error analysis (Higham and Mary, 2019). Each rounding has an independent error of mean 0
+within a bound. In addition, all errors of a row may be equal, because equal numbers are rounded alike. Errors of
+different rows are independent. If a result X changes by a_k e_k with an error e_k of at most eps_k, then sigma^2 = sum
+(a_k eps_k)^2 bounds the variance of X (Hoeffding). Errors that are uniform within their bounds have a third of this
+variance, so that SIGMAS = 4 times sigma is seven of their standard deviations. The factors a_k are computed from the
+true numbers.
 
 A kernel rounds (i a query, j and l keys):
 
@@ -40,9 +41,9 @@ and the sigma^2 of the gradients are
 
 These formulas leave out the sums in float32 and the last rounding of a result, for which differential.py has terms.
 
-The error of lse is sum_j P_ij e_ij, where e_ij is the error of a score. A score S is the sum of D products p_d, which are added
-one after the other in random order. The squares of the partial sums S_k add up to D (S^2 / 3 + sum p_d^2 / 6), and each S_k is
-rounded to 2^-24 of itself. A softcap reduces this error as it reduces a gradient:
+The error of lse is sum_j P_ij e_ij, where e_ij is the error of a score. A score S is the sum of D products p_d, which
+are added one after the other in random order. The squares of the partial sums S_k add up to D (S^2 / 3 + sum p_d^2 /
+6), and each S_k is rounded to 2^-24 of itself. A softcap reduces this error as it reduces a gradient:
 
     e^2 = 2^-48 ((1 - tanh^2)^2 scale^2 D (S^2 / 3 + sum p_d^2 / 6) + 4 (|scale S| + |bias| + slope distance)^2)
     SIGMAS sum_j P_ij e_ij                                                        bounds lse

@@ -1,10 +1,10 @@
 """One problem over several GPUs, by groups of heads: heads.py BUILD [--devices 0 0,1 0,1,2,3] [--sq 32768] ...
 
-Starts one attnd after the other, each with one list of devices, and sends each the same forward and backward with tensors
-in system shared memory. The backward computes the forward too. Prints the time of the kernels (of the slowest device) and
-the time of the request, both the median of --reps, and how many times faster each is than with the first list of devices.
-The exit status is 1 unless all answers have equal bits. BUILD holds attnd, and libraries in BUILD/lib. Needs python3 with
-NumPy.
+Starts one attnd after the other, each with one list of devices, and sends each the same forward and backward with
+tensors in system shared memory. The backward computes the forward too. Prints the time of the kernels (of the slowest
+device) and the time of the request, both the median of --reps, and how many times faster each is than with the first
+list of devices. The exit status is 1 unless all answers have equal bits. BUILD holds attnd, and libraries in BUILD/lib.
+Needs python3 with NumPy.
 
 Without a GPU the script can be tried on a fake backend:
 ATTND=build/tests/attnd-fake ATTN_FAKE_DEVICES=4 python3 tests/gpu/heads.py build --sq 1024

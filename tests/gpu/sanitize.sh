@@ -4,8 +4,8 @@
 #   memcheck, initcheck   the grid of every dtype, class of head size and mask at odd lengths; decoding; random problems
 #   racecheck             the grid
 #
-# Each head size of the grid is a check of its own. JOBS (8) checks run at once, because a tool keeps one core and little
-# of the GPU busy. racecheck takes tens of times as long as the program alone, so each check has a limit of
+# Each head size of the grid is a check of its own. JOBS (8) checks run at once, because a tool keeps one core and
+# little of the GPU busy. racecheck takes tens of times as long as the program alone, so each check has a limit of
 # ATTN_SANITIZE_SECONDS (600); a check without its summary by then counts as failed. ATTN_SANITIZE_TOOLS chooses tools
 # (memcheck initcheck racecheck), and ATTN_CUDA_FAMILY chooses kernels. racecheck does not know what mbarriers order, so
 # it reports hazards in sm90 that are none (kernels/README.md). The script builds nothing. Without a GPU or
