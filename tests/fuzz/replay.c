@@ -41,7 +41,8 @@ int main(int argc, char **argv)
             else failed++;
             continue;
         }
-        count = scandir(argv[i], &names, NULL, alphasort); /* sorted, so that a failure occurs at the same file again */
+        /* sorted, so that the target fails at the same file in each run */
+        count = scandir(argv[i], &names, NULL, alphasort);
         if (count < 0) {
             perror(argv[i]);
             failed++;
