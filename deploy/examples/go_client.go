@@ -32,7 +32,7 @@ func (t *Tensor) numbers() []float32 {
 	return numbers
 }
 
-// A problem's options are pointers. A nil option is not sent, and the server uses its default. Without pointers Go
+// Problem has its options as pointers. A nil option is not sent, and the server uses its default. Without pointers Go
 // would send zero values, but a scale of 0 and a window of [0, 0] are not the defaults.
 type Problem struct {
 	Q      *Tensor  `json:"q"`
@@ -49,7 +49,7 @@ type Result struct {
 	Hints    []string // what looks wrong in the request, although the server has computed it
 }
 
-// A refusal is what the server answers instead of a result. Detail is one sentence, Code is stable, and Pointer names
+// Refusal is what the server answers instead of a result. Detail is one sentence, Code is stable, and Pointer names
 // the wrong member of the request.
 type Refusal struct{ Detail, Code, Pointer string }
 
