@@ -1,5 +1,5 @@
-"""Sends one problem in each format of bodies and answers, and compares what each answer contains besides its
-tensors."""
+"""Functions that send one problem in any format of bodies and answers, and read the tensors and other members of its
+answer."""
 import base64
 import json
 
