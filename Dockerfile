@@ -53,7 +53,8 @@ COPY . .
 RUN sh tests/setup.sh test \
  && make CUDA=0 ${TESTS}
 
-# The packages that both images have. In newer releases libmicrohttpd12 is named libmicrohttpd12t64, which apt resolves.
+# The packages that both images contain. In newer releases libmicrohttpd12 is named libmicrohttpd12t64, and apt finds it
+# under either name.
 FROM ${BASE_IMAGE} AS runtime
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends libmicrohttpd12 libuv1 libcjson1 zlib1g \
@@ -72,7 +73,8 @@ EXPOSE 8080
 USER 10001:10001
 WORKDIR /
 STOPSIGNAL SIGTERM
-# Asks /readyz at the first address of ATTND_LISTEN. Kubernetes has its own probes and ignores this check.
+# The health check asks /readyz at the first address of ATTND_LISTEN. Kubernetes has its own probes and ignores this
+# check.
 HEALTHCHECK --interval=10s --timeout=6s --start-period=30s --retries=3 CMD ["/usr/local/bin/attnd", "healthcheck"]
 ENTRYPOINT ["/usr/local/bin/attnd"]
 
@@ -90,8 +92,8 @@ RUN apt-get update \
 # nvcc 12.8 and later can compress the kernels to a sixth of their usual size.
 ENV PATH=/usr/local/cuda/bin:${PATH} \
     NVCC_APPEND_FLAGS=--compress-mode=size
-# Compute capabilities with machine code. Other GPUs from 8.0 on compile the PTX, which is always included, at their
-# first use.
+# Compute capabilities for which the image has machine code. Other GPUs from 8.0 on compile the PTX, which is always
+# included, at their first use.
 ARG CUDA_ARCHS="80 89 90"
 WORKDIR /src
 COPY Makefile ./
@@ -106,7 +108,7 @@ RUN make CUDA=1 CUDA_ARCHS="${CUDA_ARCHS}" build/attnd \
 FROM runtime AS gpu
 COPY LICENSE /usr/share/doc/attnd/LICENSE
 COPY --from=gpu-build /attnd /usr/local/bin/attnd
-# The NVIDIA Container Toolkit reads these. Without the first the container gets no GPU, and without "compute" no driver
-# library.
+# The NVIDIA Container Toolkit reads both variables. Without NVIDIA_VISIBLE_DEVICES the container gets no GPU; without
+# "compute" in the other it gets no driver library.
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility

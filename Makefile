@@ -91,7 +91,7 @@ isa         = $(ISA_$(lastword $(subst _, ,$(basename $(notdir $1)))))
 # spend most of their time. shim.c is loaded before ThreadSanitizer is ready.
 unwatched   = $(if $(TSAN),$(if $(filter kernels/cpu/reference.c tests/http/shim.c,$1),-fno-sanitize=thread))
 
-# Every object depends on a file with the flags of this build, which is rewritten only if the flags change.
+# Every object depends on $B/flags, a file with the flags of this build. The file is rewritten only if the flags change.
 FLAGS := $(CC) $(ALL_C) $(ISA_amx)$(call unwatched,kernels/cpu/reference.c) $(if $(CUDA_SRC),$(NVCC) $(NVFLAGS) $(gencode) $(sm90))
 ifneq ($(FLAGS),$(file <$B/flags))
 $(shell mkdir -p $B)$(file >$B/flags,$(FLAGS))
@@ -176,7 +176,7 @@ Cflags: -I$${includedir}
 Libs: $(strip -L$${libdir} -lattn $(SANFLAGS) $(CUDA_LD) -pthread -lm)
 endef
 
-# Installs one file; the arguments are its mode, the file, and the place.
+# Installs one file, and prints that. The argument is its mode, the file, and the path to install.
 install_one = echo "  install $(DESTDIR)$(word 3,$1)" && install -D -m $(word 1,$1) $(word 2,$1) "$(DESTDIR)$(word 3,$1)"
 INSTALLED = 755:$B/attnd:$(bindir)/attnd 644:$B/libattn.a:$(libdir)/libattn.a 644:kernels/attention.h:$(includedir)/attn/attention.h \
             644:$B/share/attn.pc:$(libdir)/pkgconfig/attn.pc 644:$B/share/attnd.1:$(mandir)/man1/attnd.1 644:$B/share/attnd.bash:$(completions)/attnd
@@ -204,7 +204,7 @@ $B/tests/attnd-fake: $(call OBJ,server/main.c) $(FAKE) $B/libserver.a $B/libprot
 $B/tests/shim.so: $B/tests/http/shim.o
 	$(call say,ld)mkdir -p $(@D) && $(CC) -shared -o $@ $^ -ldl
 
-# Unit tests: tests/unit/kernels/test_check.c -> build/tests/unit/kernels/test_check
+# Unit tests: the source tests/unit/kernels/test_check.c becomes build/tests/unit/kernels/test_check
 UNIT := $(patsubst %.c,$B/%,$(UNIT_SRC))
 $B/tests/unit/%: $B/tests/unit/%.o $B/tests/unit/libtesting.a $B/libserver.a $B/libproto.a $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) $(LD_$(@F)) -o $@ $(filter %.o,$^) $(filter %.a,$^) -lcmocka $(CUDA_LD) $(LIBS) -lm
@@ -281,7 +281,7 @@ $(EMU)/test_verify_lse: $B/tests/unit/kernels/test_verify_lse.o $B/tests/unit/li
 $(EMU)/attnd: $B/server/main.o $(EMU_OBJ) $B/libserver.a $B/libproto.a $B/libattn.a
 	$(call say,ld)g++ $(ALL_LD) -o $@ $^ $(LIBS) -lm
 
-# Small programs of tests/load: tests/load/upload.c -> build/tests/load/upload
+# Small programs of tests/load: the source tests/load/upload.c becomes build/tests/load/upload
 $B/tests/load/%: $B/tests/load/%.o
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ -lmicrohttpd -lm
 

@@ -47,7 +47,7 @@ class Cuda:
 
 
 class Region:
-    """Memory of a GPU that is registered with the server. Tensors are placed one after the other."""
+    """Memory of a GPU that is registered with the server. Tensors in it are placed one after the other."""
 
     def __init__(self, connection, name, byte_size, device=0):
         self.connection, self.name, self.byte_size, self.end = connection, name, max(byte_size, LEAST), 0

@@ -1,4 +1,4 @@
-"""Checks with attnd what a solution of FlashInfer-Bench computed: is it right, and if not, what is wrong with it?
+"""Checks with attnd whether a solution of FlashInfer-Bench computed right results, and if not, says what is wrong.
 
     python3 flashinfer_bench.py TRACE_SET DEFINITION UUID TENSORS.safetensors [http://127.0.0.1:8080]
     python3 flashinfer_bench.py --example [http://127.0.0.1:8080]

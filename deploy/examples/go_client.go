@@ -91,7 +91,7 @@ func main() {
 	for _, hint := range result.Hints {
 		log.Print("hint: ", hint)
 	}
-	weight := 1 / (1 + math.Exp(-1/math.Sqrt2)) // weight of the second key for the second query
+	weight := 1 / (1 + math.Exp(-1/math.Sqrt2)) // weight that the second query gives to the second key
 	for i, want := range []float64{1, 2, 1 + 2*weight, 2 + 2*weight} {
 		if got := float64(result.Out.numbers()[i]); math.Abs(got-want) > 1e-5 {
 			log.Fatalf("out[%d] is %g, not %g", i, got, want)

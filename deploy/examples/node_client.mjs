@@ -24,7 +24,7 @@ async function attention(op, members) {
 const shape = [1, 2, 1, 2]; // axes: batch, position, head, channel [B, S, H, D]
 const q = tensor(shape, [1, 0, 0, 1]), v = tensor(shape, [1, 2, 3, 4]);
 const {out, backend} = await attention('forward', {q, k: q, v, causal: true});
-const weight = 1 / (1 + Math.exp(-1 / Math.sqrt(2))); // weight of the second key for the second query
+const weight = 1 / (1 + Math.exp(-1 / Math.sqrt(2))); // weight that the second query gives to the second key
 const want = [1, 2, 1 + 2 * weight, 2 + 2 * weight];
 const error = Math.max(...numbers(out).map((x, i) => Math.abs(x - want[i])));
 console.log(`${backend}: out ${numbers(out).map(x => x.toFixed(4)).join(' ')}, the largest error is ${error.toExponential(1)}`);

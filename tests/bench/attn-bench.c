@@ -57,7 +57,7 @@ struct options {
     int64_t documents; /* FlashMask of this many equal documents, each of which sees only itself; 0: no mask */
     /* K and V are in pools of pages with this many keys each, in random order; 0: K and V are contiguous */
     int64_t page_size;
-    bool forks;  /* the rows share all their pages except the last */
+    bool forks;  /* the batch rows share all their pages except the last one of each */
     bool latent; /* latent attention: V is the first Dv columns of K, in the same memory */
     bool deterministic, alibi, sinks;
     bool truth; /* attn_truth_some() (results in float64) is timed instead of the kernels */
@@ -74,7 +74,8 @@ struct options {
     uint64_t observed;  /* outputs of an observe, one bit each */
     uint64_t gradients; /* a backward's gradients of options: one bit each for dsinks, dbias and dalibi_slopes */
     enum { NO_SWEEP, SWEEP_PAPER, SWEEP_DECODE, SWEEP_MASKS, SWEEP_OBSERVE } sweep;
-    attn_dtype dtype, key_dtype, grad_dtype, bias_dtype; /* dtypes of q; of k and v; of dq, dk and dv; of bias */
+    /* dtype: of q; key_dtype: of k and v; grad_dtype: of dq, dk and dv; bias_dtype: of bias */
+    attn_dtype dtype, key_dtype, grad_dtype, bias_dtype;
     int64_t B, H, Hk, Sq, Sk, D, Dv, window_left, window_right, tokens;
     const char *device;
     int index, threads, reps; /* reps: number of timed runs; 0: as many as fit into a second, at least 5 */
@@ -117,7 +118,7 @@ static void fill_random(void *data, attn_dtype dtype, int64_t count)
         double sum = 0;
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;
         for (int part = 0; part < 4; part++) sum += (double)(state >> 16 * part & 0xffff) / 65536 - 0.5;
-        attn_store(dtype, data, n, sum * 1.7320508); /* scales the variance from 4 / 12 to 1 */
+        attn_store(dtype, data, n, sum * 1.7320508); /* scales the variance of the sum from 4 / 12 to 1 */
     }
     for (int64_t n = fresh; n < count; n += fresh)
         memcpy((char *)data + (size_t)n * bytes, data, (size_t)(count - n < fresh ? count - n : fresh) * bytes);
@@ -607,7 +608,7 @@ static void sweep_masks(struct machine *m, const struct options *given, attn_op 
         remark(&o, "deterministic, causal: rate, of that in any order", plain / masked);
     }
 
-    o.H = o.Hk = 16; /* packed sequences, and one sequence with as many pairs */
+    o.H = o.Hk = 16; /* times packed sequences, and one sequence with as many pairs */
     for (o.sequences = 0; left > 0 && o.sequences < MOST_SEQUENCES; o.sequences++) {
         int64_t length;
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;

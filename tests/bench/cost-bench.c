@@ -44,9 +44,9 @@ static const struct problem {
     const char *name;
     attn_op op;
     attn_dtype dtype;
-    int64_t B, H, Hk, Sq, Sk, D; /* Hk and Sk of 0 mean H and Sq */
+    int64_t B, H, Hk, Sq, Sk, D; /* Hk of 0 means H, and Sk of 0 means Sq */
     unsigned with;
-    double scale, softcap, dropout; /* a scale of 0 means the default */
+    double scale, softcap, dropout; /* scale of 0 means the default */
     /* bias of hidden pairs, which are those above the causal diagonal and those with one of the first `padded` queries
      * or keys; 0: no bias */
     double hidden;

@@ -33,7 +33,7 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The operands of a benchmark. Each array is large enough for every benchmark. */
+/* The operands (matrices and vectors) of a benchmark. Each array is large enough for every benchmark. */
 struct work {
     const struct simd *simd;
     const struct simd_type *type;

@@ -216,7 +216,7 @@ no_compiler() {
     done
 }
 all_linked() { ! chroot "$1" ldd /usr/local/bin/attnd | grep -E 'not found|libstdc|libcuda|libgcc'; }
-packages() { # lists the packages that the image adds to its base
+packages() { # prints the names of the packages that the image adds to its base
     comm -13 <(chroot "$base_root" dpkg-query -f '${Package}\n' -W | sort) <(chroot "$1" dpkg-query -f '${Package}\n' -W | sort) | paste -sd ' '
 }
 

@@ -1,4 +1,4 @@
-/* emulator.cc: the fibers, the choice of the fiber that runs next, and shared memory; see emulator.h. */
+/* emulator.cc: the fibers (CUDA threads), the choice of the fiber that runs next, and shared memory; see emulator.h. */
 #include "emulator.h"
 
 #include <algorithm>
@@ -26,7 +26,7 @@ enum {
     SHARED_STEP = (SHARED_MOST + 4095) / 4096 * 4096,
     STACK_BYTES = 64 << 10,
     PAGE = 4096,
-    PIECE = 16 /* bytes of one cp.async */
+    PIECE = 16 /* bytes that one cp.async copies */
 };
 
 /* A named barrier (bar.sync, bar.arrive) and the number of threads that it waits for. */
@@ -37,7 +37,7 @@ struct named_barrier {
     clocks clock;     /* race epochs of the warps that have arrived at the barrier */
 };
 
-/* A cp.async that is under way. */
+/* A cp.async that has been issued and not waited for. */
 struct copy {
     uint32_t to;
     const char *from; /* NULL: zeros */
@@ -89,7 +89,7 @@ char failure[1024];
 
 namespace {
 
-/* The launch that is running. */
+/* The kernel launch that is running. */
 struct {
     const char *name, *where;
     int64_t number;
@@ -830,7 +830,7 @@ static void end(block *b)
     b->running = false;
 }
 
-/* Runs the blocks of a launch. */
+/* Runs all blocks of a launch, up to RESIDENT of them interleaved. */
 static void run_blocks(const void *kernel)
 {
     if (gridDim.x == 0 || gridDim.y == 0 || gridDim.z == 0 || gridDim.y > 65535 || gridDim.z > 65535 ||

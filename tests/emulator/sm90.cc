@@ -136,7 +136,7 @@ struct entry {
     bool late;         /* the product is carried out only when no thread can run */
     bool eager;        /* a warp's rows are computed as soon as all threads of that warp have issued the product */
     unsigned rows = 0; /* warps whose 16 rows are computed; one bit per warp */
-    wgmma_operation x; /* the operation as the first thread issued it */
+    wgmma_operation x; /* the operands and options of the product, as its first thread issued it */
     accumulator *sums = nullptr;
     std::unique_ptr<register_operand> A;
     int spans = 0;
@@ -153,7 +153,7 @@ struct share { /* a thread's */
 
 struct warpgroup {
     std::deque<entry> log;
-    int64_t base = 0;          /* number of the log's first entry */
+    int64_t base = 0;          /* number of the log's first entry, counted from the begin of the block */
     int64_t done = 0;          /* entries before this number have been carried out */
     int64_t groups = 0;        /* number of commits among the entries carried out */
     int64_t rows_done[4] = {}; /* for eager products: the number before which each warp's rows have been computed */
@@ -429,7 +429,7 @@ void engine::perform_and_drop(size_t n)
     perform(c);
 }
 
-/* Begins the copy `c`, whose map and coordinates have been set. */
+/* Begins the TMA copy `c`, whose tensor map and coordinates have been set. */
 void begin_copy(engine &e, copy &c, uint32_t shared, int alignment, const char *what)
 {
     c.shared = shared;

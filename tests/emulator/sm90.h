@@ -88,7 +88,7 @@ struct wgmma_operation {
     const uint32_t *A_registers; /* this thread's 4 registers of A; NULL: A is in shared memory */
     uint64_t A, B;               /* descriptors */
     bool accumulate;
-    bool A_mn, B_mn; /* the operand is MN-major: its k axis runs along the rows */
+    bool A_mn, B_mn; /* true: the operand is MN-major, which means that its k axis runs along the rows */
 };
 
 void wgmma_issue(const wgmma_operation &x);

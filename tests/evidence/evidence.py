@@ -1,5 +1,5 @@
-"""Can `POST /v1/attention/check` be trusted? A server checks thousands of results of kernels that are right, or wrong
-in a known way, and this script counts its verdicts.
+"""Measures whether `POST /v1/attention/check` can be trusted: a server checks thousands of results of kernels that are
+right, or wrong in a known way, and this script counts its verdicts.
 
     make evidence                    some hundred problems, as in CI
     make evidence EVIDENCE=all       all of them; takes minutes

@@ -52,7 +52,7 @@ heads = dict(Hk=lambda r: int(r.integers(2, 5)))
 
 @invented(**forward)
 class row_of_v_is_the_next(Invention):
-    """In one tile of keys the kernel reads row j + 1 of v instead of row j."""
+    """The kernel reads row j + 1 of v instead of row j, in one tile of keys."""
 
     def read_sequence(self, *sequence):
         s = super().read_sequence(*sequence)

@@ -57,7 +57,7 @@ class Kernel:
         return self.times_factor(name, self.p.tensors[name]).astype(self.float)
 
     def times_factor(self, name, x):
-        factor = self.p.tensors.get(name + '_scale')  # [Hk], one factor per key/value head
+        factor = self.p.tensors.get(name + '_scale')  # factor is [Hk]: one number for each key/value head
         if factor is None:
             return x
         return x * np.repeat(factor, x.shape[-2] // len(factor))[:, None]
@@ -156,7 +156,7 @@ class Kernel:
         return tuple(None if x < 0 else x for x in self.p.options.get('window', (-1, -1)))
 
     def keep(self, s):
-        """Returns keep_mask, true where a query may attend."""
+        """Returns the mask keep_mask, true where a query may attend to a key."""
         return self.of_heads(s, self.p.tensors['keep_mask']) != 0
 
     def sees(self, s):

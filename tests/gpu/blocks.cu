@@ -1,4 +1,4 @@
-/* blocks.cu: does a GPU do what the kernels' building blocks rely on? Each is tested alone.
+/* blocks.cu: tests that a GPU does what the building blocks of the kernels rely on. Each block is tested alone.
  *
  *   build/tests/gpu/blocks [SECTION]        all checks, or those of one section (the table at the end)
  *
@@ -931,7 +931,8 @@ int main(int argc, char **argv)
 {
     int devices = 0;
     cudaDeviceProp chip;
-    setvbuf(stdout, nullptr, _IOLBF, 0); /* line buffering shows every printed line, even if the program crashes */
+    /* each line is written at once (line buffering), so that none is lost if the program crashes */
+    setvbuf(stdout, nullptr, _IOLBF, 0);
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 ||
         cudaGetDeviceProperties(&chip, 0) != cudaSuccess || chip.major != 9 || chip.minor != 0) {
         printf("blocks: no GPU of compute capability 9.0 here: skipped\n0 passed, 0 failed\n");

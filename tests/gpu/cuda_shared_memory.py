@@ -115,7 +115,7 @@ class Raw:
         self.request = f'POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n'.encode() + body
 
     def ask(self):
-        """Sends the request and returns the status and the body."""
+        """Sends the request once. Returns the status and the body of the answer."""
         self.socket.sendall(self.request)
         while self.nap_us and not select.select([self.socket], [], [], self.nap_us / 1e6)[0]:
             pass

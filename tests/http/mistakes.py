@@ -2,12 +2,12 @@
 
     python3 tests/http/mistakes.py --print [URL]
 
-prints every mistake with its answer, of the server at URL, or of servers that it starts itself. Read them as somebody
-who has never seen this project: does each say what came, what is wanted, and what to write instead?
+prints every mistake with its answer, from the server at URL, or from servers that the script starts. Read the answers
+as somebody who has never seen this project: each must say what came, what is wanted, and what to write instead.
 
-A row is a name, a request, the status, the code of the problem, and what `detail` must hold: what came, what is wanted,
-the cure. A row with status 200 is a request that the server understands. If it has words too, it is valid but most likely
-a mistake, and `hints` of the answer must hold these words. test_mistakes.py runs all rows.
+A row has a name, a request, the status, the code of the problem, and words that `detail` must contain: what came, what
+is wanted, and the fix. A row with status 200 is a request that the server accepts. If such a row has words too, the
+request is most likely a mistake, and the answer's `hints` must contain these words. test_mistakes.py runs all rows.
 """
 import base64
 import gzip

@@ -385,7 +385,8 @@ def test_ids_are_neither_in_the_log_nor_in_the_metrics(serve, rng):
 def test_a_token_has_its_share_of_the_pool(serve, tmp_path, rng):
     (tmp_path / 'tokens').write_text('alice\nbob\n')
     server = serve('--token-file', tmp_path / 'tokens', '--kv-bytes', '1M', '--token-share', 50)
-    mine, theirs = Cache(server, headers=ALICE), Cache(server, headers=BOB)  # a page of 64 positions takes 8 KiB
+    # a page holds 64 positions and takes 8 KiB, and a token may have half of 1 MiB: 64 pages
+    mine, theirs = Cache(server, headers=ALICE), Cache(server, headers=BOB)
     assert mine.append(rng, 64 * 64).status == 200
     answer = mine.append(rng, 1)
     assert answer.status == 429 and answer.headers['retry-after'], answer

@@ -36,7 +36,7 @@ def chunked(text, *headers):
 
 N = len(BODY)
 ROWS = [
-    # H1: lengths that contradict each other
+    # H1: several or contradictory lengths
     ('two_lengths_alike', post(f'Content-Length: {N}', f'Content-Length: {N}'), {400}, CLOSES),
     ('two_lengths_different', post('Content-Length: 5', f'Content-Length: {N}'), {400}, CLOSES),
     ('length_and_chunked', post(f'Content-Length: {N}', 'Transfer-Encoding: chunked', body=b'0\r\n\r\n' + SMUGGLED), {400}, CLOSES),
@@ -51,14 +51,14 @@ ROWS = [
     ('high_byte_in_a_name', post('X\xe9: 5', f'Content-Length: {N}'), {400}, CLOSES),
     ('no_colon', post('Nonsense', f'Content-Length: {N}'), {400}, CLOSES),
     ('space_before_a_name', b'GET /livez HTTP/1.1\r\n X: 1\r\nHost: x\r\n\r\n', {400}, CLOSES),
-    # Malformed request lines: libmicrohttpd 1.0.1 would redirect to a target without the space
+    # malformed request lines, which libmicrohttpd 1.0.1 would answer with a redirection to a target without the space
     ('space_in_the_target', request_bytes('/livez now', None, 'GET'), {400}, CLOSES),
     ('tab_in_the_target', request_bytes('/livez\tnow', None, 'GET'), {400}, CLOSES),
     ('space_at_the_end_of_the_line', b'GET /livez HTTP/1.1 \r\nHost: x\r\n\r\n', {400}, CLOSES),
     ('version_of_letters', b'GET /livez HTTP/1.x\r\nHost: x\r\n\r\n', {400}, CLOSES),
     ('control_character_in_the_target', request_bytes('/livez\x01', None, 'GET'), {400}, CLOSES),
     ('two_origins', post('Origin: http://localhost', 'Origin: http://elsewhere'), {400}, CLOSES),
-    # H3: transfer encodings other than exactly chunked
+    # H3: transfer encodings that are not exactly "chunked"
     ('gzip_chunked', post('Transfer-Encoding: gzip, chunked', body=b'0\r\n\r\n'), {400, 501}, CLOSES),
     ('chunked_twice_in_one', post('Transfer-Encoding: chunked, chunked', body=b'0\r\n\r\n'), {400, 501}, CLOSES),
     ('identity', post('Transfer-Encoding: identity', body=b''), {400, 501}, CLOSES),
@@ -95,7 +95,7 @@ ROWS = [
     ('name_of_60_kb', post('x' * 60000 + ': 1'), {200, 431}, None),
     ('1500_cookies', post('Cookie: ' + '; '.join(['a=1'] * 1500)), {431}, CLOSES),
     ('1500_cookies_and_a_bad_length', post('Content-Length: x', 'Cookie: ' + '; '.join(['a=1'] * 1500)), {400, 431}, CLOSES),
-    # targets whose decoded form differs, and targets in other forms
+    # targets whose decoded form is another path, and targets in other forms than a path
     ('nul_in_the_path', request_bytes('/livez%00x', None, 'GET'), {404}, STAYS),
     ('nul_at_the_end', request_bytes('/livez%00', None, 'GET'), {404}, STAYS),
     ('escaped_slash', request_bytes('/v1%2finfo', None, 'GET'), {404}, STAYS),
@@ -106,13 +106,13 @@ ROWS = [
     ('no_host', post(host=False), {400}, CLOSES),
     ('two_hosts', post('Host: elsewhere'), {400}, CLOSES),
     ('no_host_in_1_0', b'GET /livez HTTP/1.0\r\n\r\n', {200}, CLOSES),
-    # H11: protocols other than HTTP/1
+    # H11: versions of protocols other than HTTP/1
     ('http_2_preface', b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n', {400, 505, None}, CLOSES),
     ('http_1_9', b'GET /livez HTTP/1.9\r\nHost: x\r\n\r\n', {200, 400, 505}, None),
     ('http_0_9', b'GET /livez\r\n\r\n', {200, 400, 505, None}, CLOSES),
     ('lower_case_http', b'GET /livez http/1.1\r\nHost: x\r\n\r\n', {400, 505, None}, CLOSES),
     ('tls_hello', bytes.fromhex('16030100f8010000f40303') + bytes(range(1, 200)) + b'\r\n\r\n', {400, 505, None}, CLOSES),
-    # H12: paths, methods, expectations, types
+    # H12: unknown paths, methods, expectations and media types
     ('unknown_path', post(path='/v1/nothing'), {404}, STAYS),
     ('path_below_a_route', post(path=FORWARD + '/more'), {404}, STAYS),
     ('path_with_dots', post(path='/v1/../livez'), {404}, STAYS),

@@ -246,7 +246,7 @@ TENSORS = [
     ('mask_rows_beyond', dict(causal=True, mask_startend_rows=tensor(np.full((1, 1, 3, 1), 4), 'int32')), {400}), ('mask_rows_of_three', dict(mask_startend_rows=tensor(np.zeros((1, 1, 3, 3)), 'int32')), {400}),
     ('mask_rows_of_one_not_causal', dict(mask_startend_rows=tensor(np.zeros((1, 1, 3, 1)), 'int32')), {400}), ('mask_rows_of_four_causal', dict(causal=True, mask_startend_rows=tensor(np.zeros((1, 1, 3, 4)), 'int32')), {400}),
     ('mask_rows_of_another_length', dict(causal=True, mask_startend_rows=tensor(np.zeros((1, 1, 4, 1)), 'int32')), {400}),
-    # biases and masks
+    # biases and masks with wrong shapes or dtypes
     ('bias_of_another_length', dict(bias=zeros(1, 1, 3, 4)), {400}), ('bias_of_another_batch', dict(bias=zeros(2, 1, 3, 3)), {400}), ('bias_of_three_axes', dict(bias=zeros(1, 3, 3)), {400}),
     ('bias_nan', dict(bias=tensor(np.full((1, 1, 3, 3), np.nan))), {400}), ('bias_infinite', dict(bias=tensor(np.full((1, 1, 3, 3), np.inf))), {400}), ('bias_of_integers', dict(bias=zeros(1, 1, 3, 3, dtype='int32')), {400}),
     ('keep_mask_of_two', dict(keep_mask=tensor(np.full((1, 1, 3, 3), 2), 'uint8')), {400}), ('keep_mask_of_floats', dict(keep_mask=zeros(1, 1, 3, 3)), {400}), ('sinks_of_another_count', dict(sinks=zeros(3)), {400}),

@@ -110,7 +110,7 @@ def test_observables_are_those_of_float64(server, case, dtype):
         members['alibi_slopes'] = tensor(options['alibi'])
     if case.pop('mask', None):
         keep = rng.random((2, 1, 33, 29)) < 0.5
-        keep[:, :, 5] = False  # this query sees no key
+        keep[:, :, 5] = False  # the query at index 5 sees no key
         options['mask'] = keep
         members['keep_mask'] = tensor(keep.astype(np.uint8), 'uint8')
     p, lse, z = scores(x['q'], x['k'], **plain, **options)

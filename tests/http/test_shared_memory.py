@@ -441,7 +441,7 @@ def test_an_input_that_was_truncated_is_refused(shm_server, shm, S):
     one = shm(0, data)
     assert register(shm_server, 'in', one.name, len(data)).status == 200
     assert S == 4 or len(data) > AT_ONCE
-    shared = {'k'}  # only k is shared, because computing with 8192 keys takes long
+    shared = {'k'}  # only k is shared, because computing with 8192 queries and keys takes long
     for size in (arrays['q'].nbytes - 1, 1, 0):
         one.truncate(size)
         refused(infer(shm_server, {'k': arrays['k'], 'v': arrays['v'][:, :1], 'q': arrays['q'][:, :1]}, shared=shared), 400,

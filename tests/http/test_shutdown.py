@@ -1,5 +1,5 @@
 """SIGTERM under load: no accepted request is lost, and the exit status is 0. A second signal makes the server hurry.
-SIGINT does the same as SIGTERM."""
+SIGINT has the same effect as SIGTERM."""
 import http.client
 import os
 import signal

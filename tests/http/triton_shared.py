@@ -59,7 +59,7 @@ def holds(handle, array, at, must):
 
 def inputs_and_outputs():
     with triton.InferenceServerClient(HOST) as c:
-        c.unregister_system_shared_memory()  # Triton's examples and perf_analyzer begin with this call
+        c.unregister_system_shared_memory()  # Triton's examples and its tool perf_analyzer begin with this call
         c.unregister_cuda_shared_memory()
         assert 'system_shared_memory' in c.get_server_metadata()['extensions']
         # small tensors are read at once, and large tensors in pieces

@@ -53,7 +53,7 @@ def crowd(server, count, rounds, request):
                 try:
                     s.sendall(service.request_bytes(FORWARD, request, headers=['Content-Type: application/json'])[:-1])
                 except OSError:
-                    pass  # the server refused this connection
+                    pass  # the server refused this connection, which counts as an answer
                 gate.wait()
                 try:
                     s.sendall(request[-1:])
@@ -102,7 +102,7 @@ def connections(args):
                     s.sendall(b'\r\n')
                     s.recv(4096)
                 except OSError:
-                    pass  # the server closed this connection to make room
+                    pass  # the server closed this connection to make room for others
             print(f'{len(held)} connections: idle {idle / MIB:.1f} MiB, heads not finished {unfinished / MIB:.1f}, answered {memory(server, "VmRSS") / MIB:.1f}')
             times, others = [], []
             for _ in range(100):

@@ -205,7 +205,7 @@ struct body {
     proto_op op;
     const void *bytes;
     size_t count;
-    const proto_limits *limits; /* NULL: the default limits */
+    const proto_limits *limits; /* the limits on sizes and counts; NULL: the default limits */
     const proto_model *model;   /* KServe's model, whose operation counts instead of `op` */
     int64_t json_bytes;         /* the length of KServe's JSON; -1: the request does not say it */
 };

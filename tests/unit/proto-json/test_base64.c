@@ -99,7 +99,7 @@ static void plain_encode(const uint8_t *bytes, size_t count, char *text)
 }
 
 static uint64_t random_state = 88172645463325252u;
-static uint64_t next_random(void) /* xorshift64: the same numbers in every run */
+static uint64_t next_random(void) /* a random number generator (xorshift64) that gives the same numbers in every run */
 {
     random_state ^= random_state << 13;
     random_state ^= random_state >> 7;

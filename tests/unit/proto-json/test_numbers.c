@@ -16,7 +16,7 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof(a)[0])
 
-enum { MOST = 512 }; /* most elements of an array in these tests */
+enum { MOST = 512 }; /* largest number of elements of an array in these tests */
 
 struct result {
     numbers_status status;
@@ -82,7 +82,7 @@ static bool read_one(const char *number, numbers_type type, uint32_t *code)
 }
 
 static uint64_t random_state = 88172645463325252u;
-static uint64_t next_random(void) /* xorshift64: the same numbers in every run */
+static uint64_t next_random(void) /* a random number generator (xorshift64) that gives the same numbers in every run */
 {
     random_state ^= random_state << 13;
     random_state ^= random_state >> 7;

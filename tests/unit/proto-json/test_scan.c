@@ -154,7 +154,8 @@ static void test_what_is_no_json_is_refused_with_its_byte(void **state)
     static const struct {
         const char *body, *says;
     } cases[] = {
-        /* J1: truncated text, text behind the end, byte order mark, comments, literals that JSON lacks, commas */
+        /* J1: truncated text, text behind the end, a byte order mark, comments, literals that JSON does not have,
+         * superfluous commas */
         { "", "the body is empty, expected a JSON object with q, k and v" },
         { " \n", "the body is empty, expected a JSON object with q, k and v" },
         { "{", "not JSON: the body ends after 1 bytes, before the value is complete (was it cut off?)" },
@@ -347,7 +348,7 @@ enum { LARGE_ARRAY = 1 << 20 };
 enum { LARGE_ARRAY = 16 << 20 };
 #endif
 
-/* J3: an array of 32 MiB needs only the room of its elements, and none of its text remains. */
+/* J3: an array of 32 MiB of text needs memory for its elements only, and none of its text remains. */
 static void test_a_large_array_costs_its_elements(void **state)
 {
     struct scanned r = { 0 };
@@ -386,7 +387,7 @@ static void test_the_skeleton_keeps_everything_but_data(void **state)
           "[\"s\\\"\\\\\\/\\b\\f\\n\\r\\t\\u00e9\\ud83d\\ude00\"]");
     check("[\"\x7f \xc3\xa9 \xe2\x82\xac \xef\xbf\xbf \xf0\x9f\x98\x80 \xf4\x8f\xbf\xbf\"]",
           "[\"s\x7f \xc3\xa9 \xe2\x82\xac \xef\xbf\xbf \xf0\x9f\x98\x80 \xf4\x8f\xbf\xbf\"]");
-    /* the first and the last character of each length of UTF-8, and those around the surrogates */
+    /* the first and the last character of each length of UTF-8, and the characters around the surrogates */
     check("[\"\xc2\x80\xdf\xbf \xe0\xa0\x80\xe0\xbf\xbf\xe1\x80\x80\xec\xbf\xbf \xed\x80\x80\xed\x9f\xbf \xee\x80\x80 "
           "\xf0\x90\x80\x80\xf3\x80\x80\x80\xf4\x80\x80\x80\"]",
           "[\"s\xc2\x80\xdf\xbf \xe0\xa0\x80\xe0\xbf\xbf\xe1\x80\x80\xec\xbf\xbf \xed\x80\x80\xed\x9f\xbf \xee\x80\x80 "
@@ -405,7 +406,7 @@ static void test_data_is_lifted_whatever_surrounds_it(void **state)
     check("{\"data\":\"AAE=\",\"x\":\"y\"}", "{\"data\":0,\"x\":\"sy\"}\n0 @0 0001");
     check("[{\"data\":\"AA==\"},{\"data\":\"AQ==\"},\"AA==\"]",
           "[{\"data\":0},{\"data\":1},\"sAA==\"]\n0 @0 00\n1 @64 01");
-    /* J8: escapes in the base64 and in the name */
+    /* J8: escapes within base64, and within the name "data" */
     check("{\"data\":\"\\/\\/\\u002b\\u002B\"}", "{\"data\":0}\n0 @0 ffffbe");
     check("{\"data\":\"\\/A\\/\\/\\/\\/A\\/\\/\\/\\/\\/AA==\"}", "{\"data\":0}\n0 @0 fc0ffffff03fffffff00");
     check("{\"data\":\"AA==\\/\"}", "{\"data\":0}\n0 base64 4, byte 14: nothing may follow the padding");

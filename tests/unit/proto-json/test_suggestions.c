@@ -246,7 +246,8 @@ static void test_a_word_is_a_whole_one_in_any_case(void **state)
 {
     (void)state;
     assert_string_equal(suggestion_of("forward", "Softmax_Scale"), "write 'scale'");
-    assert_string_equal(suggestion_of("forward", "scale_factor"), "write 'scale'"); /* the last word of its row */
+    /* this word is the last one of its row in the table */
+    assert_string_equal(suggestion_of("forward", "scale_factor"), "write 'scale'");
     assert_string_equal(suggestion_of("forward", "softmaxScale"), "write 'scale'");
     assert_string_equal(suggestion_of("forward", "softmax-scale"), "write 'scale'");
     assert_null(suggestion_of("forward", ""));

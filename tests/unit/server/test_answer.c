@@ -262,7 +262,7 @@ static void test_an_answer_that_is_longer_than_the_inputs_has_memory_of_its_own(
     answer_tensors(request);
     assert_int_equal(sent.mode, MHD_RESPMEM_MUST_FREE);
     assert_null(request->job->inputs); /* the memory of the inputs was given back before the answer is read */
-    /* only the memory of the answer is still leased */
+    /* of all memory that the request had, only that of its answer is still leased */
     assert_int_equal(staging_leased_bytes(b.server.staging), sent.length);
     request_free(request);
     close_bench(&b);

@@ -72,7 +72,7 @@ static void test_a_core_with_a_lead_gives_to_the_others(void **state)
     threads.cores = 2; /* sets only the number of cores, which is all that matters here */
     for (int i = 0; i < 6; i++) threads.list[i].core = i % 2;
     int given[2] = { 0 };
-    for (int i = 0; i < 48; i++) { /* all connections come from core 0 */
+    for (int i = 0; i < 48; i++) { /* in this test all connections come from core 0 */
         struct http_thread *thread = http_threads_pick_on(&threads, 0);
         atomic_fetch_add(&thread->connections, 1);
         given[thread->core]++;
@@ -182,7 +182,8 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
     look(&threads, &now_ms, 1000, 900);
     for (int i = 0; i < 3; i++) look(&threads, &now_ms, 1000, 100); /* for long */
     for (int i = 0; i < count; i++) assert_int_equal(cores_of(&threads.list[i]), n);
-    look(&threads, &now_ms, 1000, 900); /* the load changes again too soon, so nothing changes */
+    /* the load changes again too soon after the last change, so the threads stay where they are */
+    look(&threads, &now_ms, 1000, 900);
     assert_int_equal(cores_of(&threads.list[0]), n);
     now_ms += 2000;
     look(&threads, &now_ms, 1000, 900);

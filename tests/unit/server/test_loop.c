@@ -361,7 +361,7 @@ static void test_batches_go_to_every_device(void **state)
     struct request *requests[8];
     for (int i = 0; i < 8; i++) requests[i] = posted_forward(s);
     start(s);
-    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 8); /* both devices have four batches on streams */
+    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 8); /* each of the two devices has four batches on streams */
     gate_open(&s->gate);
     for (int i = 0; i < 8; i++) assert_ok(s, requests[i]);
     assert_true(batches_of("fake:0") - before[0] == 4);
@@ -433,7 +433,7 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     answered(s, late);
     assert_true(late->failed);
     assert_string_equal(late->why.text, "the deadline passed while the request was running");
-    assert_null(late->job); /* the job stays with the device, which may still write to its memory, */
+    assert_null(late->job); /* the answer has left the job with the device, which may still write to its memory, */
     request_free(late);
     assert_int_equal(staging_leased_bytes(s->server.staging), 2 * saved_bytes);
     gate_open(&s->gate);
@@ -697,7 +697,7 @@ static void test_outputs_are_in_shared_memory_when_the_request_is_given_back(voi
     answered(s, request);
     assert_false(request->failed);
     assert_true(is_written(fd, request));
-    assert_null(request->job->shared); /* the request no longer holds the region */
+    assert_null(request->job->shared); /* the request that was answered no longer holds the region of shared memory */
     assert_computed(request->job, 0);
     request_free(request);
     assert_int_equal(ftruncate(fd, 10), 0); /* makes the object too short for the next request */

@@ -175,7 +175,7 @@ static void test_nothing_is_lost_between_threads(void **state)
     enum { THREADS = 4 };
     pthread_t threads[THREADS];
     for (int i = 0; i < THREADS; i++) assert_int_equal(pthread_create(&threads[i], NULL, count_many, NULL), 0);
-    for (int i = 0; i < 20; i++) free(page()); /* pages are made while other threads count */
+    for (int i = 0; i < 20; i++) free(page()); /* metrics pages are made while other threads count */
     for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
     must_have((const char *const[]){ "attnd_flops_total{device=\"cuda:0\",op=\"backward\"} 40000",
                                      "attnd_flops_total{device=\"cuda:1\",op=\"backward\"} 40000",

@@ -242,7 +242,7 @@ static void test_a_forward_without_a_seed_draws_one_and_a_backward_of_its_contex
         job_release(job);
     }
     struct job *job = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"dropout_p\": 0.5, \"seed\": 0"));
-    assert_true(job->call->items[0].problem.seed == 0); /* 0 is a seed like any other */
+    assert_true(job->call->items[0].problem.seed == 0); /* a seed of 0 is a seed like any other */
     job_release(job);
     job = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"dropout_p\": 0"));
     assert_true(job->call->items[0].problem.seed == 0); /* without dropout no seed is drawn, and the answer has none */
@@ -489,7 +489,7 @@ static void test_a_context_is_given_back_when_the_backward_did_not_run(void **st
     struct job *job = prepared(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
     contexts_finish_job(job, false);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
-    contexts_finish_job(job, true); /* only the first call has an effect */
+    contexts_finish_job(job, true); /* finishing a job's contexts twice must have the effect of the first call only */
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
     job_release(job);
     close_bench(&b);

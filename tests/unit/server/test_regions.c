@@ -400,7 +400,7 @@ static proto_error lend_as(struct regions *r, struct caller *caller, const char 
     snprintf((char *)wanted.handle, sizeof wanted.handle, "0%.60s", o->key);
     if (regions_register_cuda(r, caller, name, &wanted, device, number, &error, &why)) return PROTO_ERROR_COUNT;
     assert_true(why.text[0] != '\0' && error < PROTO_ERROR_COUNT);
-    assert_null(strstr(why.text, o->key)); /* a handle must not appear in messages */
+    assert_null(strstr(why.text, o->key)); /* a handle is a secret, so it must not appear in messages */
     return error;
 }
 
@@ -460,7 +460,7 @@ static void test_what_lies_in_a_gpus_memory_stays_there(void **state)
     const int64_t shape[] = { 1, 4, 1, 2 }, lse[] = { 1, 1, 4 };
     assert_int_equal(lend_as(r, &everybody, "a", &o, 4096, device, 0), PROTO_ERROR_COUNT);
     assert_int_equal(lend_as(r, &everybody, "b", &p, 4096, device, 1), PROTO_ERROR_COUNT);
-    /* lends the same memory again */
+    /* the same memory may be lent a second time, under another name */
     assert_int_equal(lend_as(r, &everybody, "c", &o, 4096, device, 0), PROTO_ERROR_COUNT);
     must_register(r, &everybody, "s", &s, 0, 4096);
     static const struct {

@@ -304,7 +304,7 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     assert_true(staging_ahead_bytes(staging) == 16 * (int64_t)MIB);
     assert_false(staging_lease_ahead(staging, NULL, 16 * KIB, &e[4]));
     assert_null(e[4]);
-    /* a client that sends its body is served */
+    /* a client that sends its body gets memory even when no more is leased ahead */
     assert_int_equal(staging_lease(staging, NULL, 40 * MIB, &e[4], NULL), ATTN_OK);
     staging_arrived(staging, e[0]);
     staging_arrived(staging, e[0]); /* a second call for the same extent changes nothing */
@@ -329,7 +329,7 @@ static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
     struct caller *caller = caller_new();
     struct staging_block *block;
     attn_error err;
-    const size_t bytes = 37 << 19; /* most of an extent of 20 MiB; the share will be 19.2 MiB */
+    const size_t bytes = 37 << 19; /* most of an extent of 20 MiB; the token's share will be 19.2 MiB */
     assert_int_equal(staging_lease(pool, caller, bytes, &block, &err), ATTN_OK);
     assert_int_equal(block->bytes, 20 << 20);
     staging_release(pool, block);
@@ -359,7 +359,7 @@ static void test_each_caller_has_a_share_of_the_pool(void **state)
                                   "(--token-share)");
     assert_int_equal(staging_lease(staging, one, MIB, &b, &err), ATTN_OK);
     assert_int_equal(staging_grow(staging, &b, 0, MIB + 1, &err), ATTN_QUOTA);
-    /* what is left belongs to the other caller */
+    /* what remains of the pool belongs to the other caller */
     assert_int_equal(staging_lease(staging, other, 2 * MIB, &c, &err), ATTN_OK);
     staging_release(staging, a);
     assert_int_equal(staging_grow(staging, &b, 0, MIB + 1, &err), ATTN_OK);

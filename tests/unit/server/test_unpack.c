@@ -14,7 +14,7 @@
 
 enum { WINDOW = 15, GZIP = 16 };
 
-/* Compresses the bytes. The caller frees the result. */
+/* Compresses the bytes with gzip or deflate. The caller frees the result. */
 static char *packed(enum unpack_coding coding, const char *bytes, size_t count, size_t *size)
 {
     z_stream z = { 0 };

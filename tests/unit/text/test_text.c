@@ -185,7 +185,7 @@ static void test_strings_in_json_are_escaped_and_are_utf8(void **state)
         struct text t = text_in(buffer, sizeof buffer);
         text_put_json(&t, cases[i].string, cases[i].room);
         assert_string_equal(buffer, cases[i].json);
-        assert_int_equal(t.failure, TEXT_FINE); /* a full buffer is not a failure */
+        assert_int_equal(t.failure, TEXT_FINE); /* text that fills the buffer exactly is not a failure */
     }
 }
 
