@@ -1,36 +1,35 @@
 # attnd as a container image. Two images come from this file:
 #
-#   docker build -t attnd .                  for NVIDIA GPUs (the last stage); serves from the CPU on a node without one
+#   docker build -t attnd .                  for NVIDIA GPUs (the last stage); on a node without a GPU the CPU computes
 #   docker build -t attnd:cpu --target cpu . without CUDA: builds anywhere, in a minute
-#   docker build --target test .             builds it and runs the tests, from the CPU; a failing test fails the build
+#   docker build --target test .             builds attnd without CUDA and runs the tests; a failing test fails the build
 #
-# Each image can be built for linux/amd64 and for linux/arm64. Both base images exist for both platforms, and their compiler decides
-# which one is built. A stage runs on the platform that it is built for, so without QEMU a machine builds only its own platform. For
-# both at once:
+# Each image can be built for linux/amd64 and for linux/arm64: the base images exist for both platforms. A stage runs on
+# the platform that it is built for, so without QEMU a machine builds only for its own platform. This builds for both:
 #
 #   docker buildx build --platform linux/amd64,linux/arm64 --target cpu -t registry.example.org/attnd:cpu --push .
 #
-# How it works: a build stage with compilers, and a final stage on a bare distribution that receives one program. CUDA's runtime
-# is linked statically and the driver is brought in by the node (NVIDIA Container Toolkit), so the GPU image holds
-# nothing of CUDA either: libmicrohttpd, libuv, cJSON, zlib and the program (tests/deploy/image.sh prints how large that is).
+# A build stage has the compilers. The final stage is a bare distribution, which receives one program. CUDA's runtime is
+# linked statically, and the node provides the driver (NVIDIA Container Toolkit). Therefore even the GPU image contains
+# nothing of CUDA, but only libmicrohttpd, libuv, cJSON, zlib and the program (tests/deploy/image.sh prints their size).
 #
-# What is held to
-# 1. Build and final stage are the same distribution, so what was linked is what is there.
-# 2. The final stage writes nothing and needs no file to be writable: it runs with a read-only root, without capabilities, as a
-#    user that exists nowhere else.
-# 3. The program is process 1 (ENTRYPOINT in exec form): it gets SIGTERM itself, drains, and ends with 0. It has no children
-#    unless --supervise is given, and then reaps them.
-# 4. A step that costs minutes (the kernels) lies before what changes often (the server).
+# Rules of this file
+# 1. Build and final stage are the same distribution, so that the program finds the libraries that it was linked with.
+# 2. The program writes no file. It runs with a read-only root, without capabilities, as a user of its own.
+# 3. The program is process 1 (ENTRYPOINT in exec form), so that it gets SIGTERM itself, drains, and ends with status 0.
+#    It has child processes only with --supervise, and then reaps them.
+# 4. Steps that take minutes (the kernels) come before files that change often (the server), so that they stay cached.
 
-# The driver on the nodes decides: CUDA 13 needs driver 580 or newer, CUDA 12.9 (CUDA_VERSION=12.9.1) needs 575.
-# The two *_IMAGE arguments may name a registry mirror, a digest or another distribution.
+# The driver on the nodes limits the CUDA version: CUDA 13 needs driver 580 or newer, CUDA 12.9 (CUDA_VERSION=12.9.1)
+# needs 575. The two *_IMAGE arguments may name a registry mirror, a digest or another distribution.
 ARG CUDA_VERSION=13.0.1
 ARG CUDA_IMAGE=nvidia/cuda:${CUDA_VERSION}-devel-ubuntu24.04
 ARG BASE_IMAGE=ubuntu:24.04
 
 # ---- Without CUDA ----------------------------------------------------------------------------------------------------
 
-# Packages are those of the base image's release: it is the base image that is pinned, and security updates are wanted.
+# Package versions are those of the base image's release. The base image is what is pinned, because security updates are
+# wanted.
 # hadolint global ignore=DL3008
 FROM ${BASE_IMAGE} AS cpu-build
 RUN apt-get update \
@@ -54,7 +53,8 @@ COPY . .
 RUN sh tests/setup.sh test \
  && make CUDA=0 ${TESTS}
 
-# The packages that both images have. In newer releases libmicrohttpd12 is named libmicrohttpd12t64, which apt resolves.
+# The packages that both images contain. In newer releases libmicrohttpd12 is named libmicrohttpd12t64, and apt finds it
+# under either name.
 FROM ${BASE_IMAGE} AS runtime
 RUN apt-get update \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends libmicrohttpd12 libuv1 libcjson1 zlib1g \
@@ -66,14 +66,15 @@ LABEL org.opencontainers.image.title="attnd" \
       org.opencontainers.image.licenses="MIT" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
-# A container is reached through its published port, so attnd listens on every address. Options are given as ATTND_...
-# variables or after the image's name.
+# A container is reached through its published port, so attnd listens on every address. Options are ATTND_... variables,
+# or arguments after the image's name.
 ENV ATTND_LISTEN=0.0.0.0:8080
 EXPOSE 8080
 USER 10001:10001
 WORKDIR /
 STOPSIGNAL SIGTERM
-# Asks /readyz at the first address of ATTND_LISTEN. Kubernetes has its own probes and ignores this check.
+# The health check asks /readyz at the first address of ATTND_LISTEN. Kubernetes has its own probes and ignores this
+# check.
 HEALTHCHECK --interval=10s --timeout=6s --start-period=30s --retries=3 CMD ["/usr/local/bin/attnd", "healthcheck"]
 ENTRYPOINT ["/usr/local/bin/attnd"]
 
@@ -91,8 +92,8 @@ RUN apt-get update \
 # nvcc 12.8 and later can compress the kernels to a sixth of their usual size.
 ENV PATH=/usr/local/cuda/bin:${PATH} \
     NVCC_APPEND_FLAGS=--compress-mode=size
-# Compute capabilities with machine code. Other GPUs from 8.0 on compile the PTX, which is always included, at their
-# first use.
+# Compute capabilities for which the image has machine code. Other GPUs from 8.0 on compile the PTX, which is always
+# included, at their first use.
 ARG CUDA_ARCHS="80 89 90"
 WORKDIR /src
 COPY Makefile ./
@@ -107,7 +108,7 @@ RUN make CUDA=1 CUDA_ARCHS="${CUDA_ARCHS}" build/attnd \
 FROM runtime AS gpu
 COPY LICENSE /usr/share/doc/attnd/LICENSE
 COPY --from=gpu-build /attnd /usr/local/bin/attnd
-# The NVIDIA Container Toolkit reads these. Without the first the container gets no GPU, and without "compute" no driver
-# library.
+# The NVIDIA Container Toolkit reads both variables. Without NVIDIA_VISIBLE_DEVICES the container gets no GPU; without
+# "compute" in the other it gets no driver library.
 ENV NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility

@@ -6,14 +6,15 @@
 #
 # Switches, in the command line or the environment:
 #   SAN=1     AddressSanitizer and UBSan, in build/san        TSAN=1  ThreadSanitizer, in build/tsan
-#   CI=1      warnings are errors                             CUDA=0  leave the CUDA devices out though nvcc is there
-#   CUDA_ARCHS="80 90"  compute capabilities to make machine code for (each costs minutes; default 80 89 90: 8.6 and 8.7 run what is for 8.0)
-#   CUDA_PTX=80         and PTX for what comes after them (default 80; empty: none)
+#   CI=1      warnings are errors                             CUDA=0  leave out the CUDA devices even with nvcc
+#   CUDA_ARCHS="80 90"  compute capabilities to make machine code for; each takes minutes (default 80 89 90; GPUs of 8.6
+#                       and 8.7 run the code for 8.0)
+#   CUDA_PTX=80         PTX for GPUs newer than CUDA_ARCHS (default 80; empty: none)
 #   CC=clang  another compiler                                B=dir   another build folder
-#   V=1       show the commands                               prefix=/usr DESTDIR=dir   where `make install` puts things
+#   V=1       show the commands                               prefix=/usr DESTDIR=dir   where `make install` puts files
 #
-# Objects depend on the headers they include (-MMD) and on the flags they were made with ($B/flags), so a plain `make`
-# after any change rebuilds what the change touches and nothing else. `make clean` is never needed for correctness.
+# An object depends on the headers that it includes (-MMD) and on the flags with which it was compiled ($B/flags). After
+# any change a plain `make` therefore rebuilds only what the change affects, and `make clean` is never necessary.
 
 VERSION := 0.1.0
 DATE    := 2026-11-22
@@ -35,9 +36,9 @@ BENCH_SRC   := $(wildcard tests/bench/attn-bench.c)
 LOAD_SRC    := $(wildcard tests/load/*.c)
 
 # CUDA is included if nvcc is found: machine code for the compute capabilities of CUDA_ARCHS, and PTX for later ones.
-# The folder sm90 uses instructions that only Hopper has. C++ in a kernel's host part needs a few functions of
-# libstdc++, which are linked statically.
-# Files that take long to compile (CUDA_LONG) are started first, so that none of them is compiled alone at the end.
+# The folder sm90 uses instructions that only Hopper has. C++ in the kernels' host code needs a few functions of
+# libstdc++, which are linked statically. Files that take long to compile (CUDA_LONG) are started first, so that none of
+# them is compiled alone at the end.
 CUDA      ?= $(if $(shell command -v $(NVCC) 2>/dev/null),1,0)
 CUDA_LONG := $(wildcard kernels/cuda/sm80/decode.cu kernels/cuda/sm80/*ward.cu kernels/cuda/sm90/forward/*.cu)
 CUDA_SRC  := $(if $(filter 1,$(CUDA)),$(CUDA_LONG) $(filter-out $(CUDA_LONG),$(wildcard kernels/cuda/*/*.cu kernels/cuda/*/*/*.cu)))
@@ -45,8 +46,8 @@ CUDA_HOME ?= $(if $(CUDA_SRC),$(abspath $(dir $(realpath $(shell command -v $(NV
 CUDA_LD   := $(if $(CUDA_SRC),-L$(CUDA_HOME)/lib64 -lcudart_static -l:libstdc++.a -ldl -lrt -lpthread -static-libgcc)
 CUDA_ARCHS ?= 80 89 90
 CUDA_PTX   ?= 80
-# If there is a GPU but no nvcc, make says so, because attnd then computes on the CPU. A GPU is recognised by its
-# driver's files, or by vendor and class on the PCI bus.
+# If there is a GPU but no nvcc, make prints a warning, because attnd then computes on the CPU. A GPU is recognised by
+# its driver's files, or by vendor and class on the PCI bus.
 GPU_FILES ?= /dev/nvidia0 /dev/nvidiactl /dev/dxg /proc/driver/nvidia/version
 gpu_here    = $(or $(wildcard $(GPU_FILES)),$(shell cat $$(grep -ls '^0x10de' /sys/bus/pci/devices/*/vendor | sed 's|vendor$$|class|') /dev/null | grep '^0x030[02]'))
 no_nvcc   := make: there is a GPU here but no nvcc, so attnd is built for the CPU alone. Install the CUDA toolkit (12 or later), or say where nvcc is: make NVCC=/opt/cuda/bin/nvcc. CUDA=0 says that the CPU is meant.
@@ -60,35 +61,37 @@ CFLAGS   ?= -O2 -g
 WARN     := -Wall -Wextra -Wshadow -Wpointer-arith -Wstrict-prototypes -Wmissing-prototypes -Wvla -Walloca -Wformat=2 $(if $(CI),-Werror)
 HARDEN   := $(if $(SAN)$(TSAN),,-D_FORTIFY_SOURCE=2 -fstack-protector-strong)
 SANFLAGS := $(if $(SAN),-fsanitize=address$(comma)undefined -fno-sanitize-recover=all -fno-omit-frame-pointer) $(if $(TSAN),-fsanitize=thread -fno-omit-frame-pointer)
-# The program omits data that nothing reads at run time: tables for unwinding (C has no exceptions; gdb reads those of
-# -g), and a line for each pointer in a table that the loader adjusts (packed; needs glibc 2.36, and binutils 2.38 for
-# x86-64). That saves a tenth of the program.
+# Saves a tenth of the program by leaving out data that nothing reads at run time: tables for unwinding (C has no
+# exceptions; gdb reads those of -g), and single lines for the pointers that the loader adjusts (packed relocations need
+# glibc 2.36, and on x86-64 binutils 2.38).
 SMALL_C  := $(if $(SAN)$(TSAN),,-fno-asynchronous-unwind-tables)
 SMALL_LD  = $(if $(x86),$(if $(SAN)$(TSAN),,-Wl$(comma)-z$(comma)pack-relative-relocs))
-# A product and a sum are rounded separately, as they are written. On x86-64 the basic instructions have no fused form.
+# Forbids fusing a product and a sum into one instruction, because each is to be rounded. On x86-64 the basic
+# instructions have no fused form, so the option is unnecessary.
 UNFUSED   = $(if $(x86),, -ffp-contract=off)
 ALL_C     = -std=c11 -D_GNU_SOURCE -I. -DATTND_VERSION='"$(VERSION)"' -DATTND_DATE='"$(DATE)"' $(if $(CUDA_SRC),-DATTN_CUDA) -fPIC -pthread -MMD -MP $(WARN) $(HARDEN) $(SMALL_C)$(UNFUSED) $(SANFLAGS) $(CFLAGS)
 LIBS     := -lmicrohttpd -luv -lcjson -lz -ldl
 ALL_LD    = -pthread $(SANFLAGS) -Wl,-z,relro,-z,now $(SMALL_LD) $(LDFLAGS)
 NVFLAGS   = -std=c++17 -O3 -lineinfo -I. -DATTN_CUDA --expt-relaxed-constexpr -Xcompiler -fPIC,-Wall$(if $(CI),$(comma)-Werror) $(if $(CI),-Werror all-warnings)
 
-# The compiler's target decides, which may differ from this machine: make CC=aarch64-linux-gnu-gcc CUDA=0.
+# The compiler's target decides the architecture. It may differ from this machine: make CC=aarch64-linux-gnu-gcc CUDA=0.
 machine    := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine 2>/dev/null)))
 x86        := $(filter x86_64,$(machine))
 arm64      := $(filter aarch64,$(machine))
 
-# The ending of a file's name says which instructions the file may use. All other files run on any x86-64 or arm64.
+# The end of a file's name (_avx2 and so on) says which instructions the file may use. All other files run on any x86-64
+# or arm64.
 ISA_avx2   := $(if $(x86),-mavx2 -mfma -mf16c -mbmi2)
 ISA_avx512 := $(if $(x86),-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vbmi -mavx2 -mfma -mf16c -mbmi2)
 ISA_bf16   := $(if $(x86),$(ISA_avx512) -mavx512bf16)$(if $(arm64),-march=armv8.2-a+bf16)
 ISA_amx    := $(if $(x86),$(ISA_bf16) -mamx-tile -mamx-bf16)
 isa         = $(ISA_$(lastword $(subst _, ,$(basename $(notdir $1)))))
 
-# ThreadSanitizer does not watch two files. In the simple loops of reference.c, which have no threads, the tests would
+# Two files are compiled without ThreadSanitizer. reference.c has no threads, but simple loops in which the tests would
 # spend most of their time. shim.c is loaded before ThreadSanitizer is ready.
 unwatched   = $(if $(TSAN),$(if $(filter kernels/cpu/reference.c tests/http/shim.c,$1),-fno-sanitize=thread))
 
-# Every object depends on a file with the flags of this build, which is rewritten only if the flags change.
+# Every object depends on $B/flags, a file with the flags of this build. The file is rewritten only if the flags change.
 FLAGS := $(CC) $(ALL_C) $(ISA_amx)$(call unwatched,kernels/cpu/reference.c) $(if $(CUDA_SRC),$(NVCC) $(NVFLAGS) $(gencode) $(sm90))
 ifneq ($(FLAGS),$(file <$B/flags))
 $(shell mkdir -p $B)$(file >$B/flags,$(FLAGS))
@@ -98,11 +101,12 @@ endif
 
 OBJ = $(patsubst %,$B/%.o,$(basename $(filter %.c,$1))) $(patsubst %,$B/%.o,$(filter %.cu,$1))
 
-# A build step is shown by its verb and its file, with its number of STEPS if make counted them; with V=1 by its
-# command.
+# Prints a build step as its verb and its file, and as "N of STEPS" if make counted the steps. With V=1 make prints the
+# command instead.
 say = $(if $(V),,@echo "  $(if $(STEPS),$(eval begun += .)$(words $(begun)) of $(STEPS)  )$1 $(@:$B/%=%)" &&)
 
-# Builds $1 with all cores, unless -j was given, and shows the progress: make first counts the steps.
+# Builds the target $1 with all cores, unless -j was given. make first counts the steps, so that it can show the
+# progress.
 jobs  = $(if $(filter -j% --jobserver%,$(MAKEFLAGS)),,-j$(shell nproc))
 build = +@todo=$$($(MAKE) --no-print-directory -n V= STEPS= $1 2>/dev/null | grep '^echo "  '); \
 	case $$todo in *'"  nvcc '*) echo "The CUDA kernels take minutes to compile; CUDA=0 leaves them out, for a server that computes on the CPU."; esac; \
@@ -111,7 +115,8 @@ build = +@todo=$$($(MAKE) --no-print-directory -n V= STEPS= $1 2>/dev/null | gre
 all: $B/attnd $B/libattn.a $(if $(BENCH_SRC),$B/attn-bench) ## build everything (the default)
 	@$(cuda_advice)
 
-# clang takes ten minutes for the vector kernels with libFuzzer's counters, and no fuzz target computes attention.
+# Compiles the vector kernels without libFuzzer's counters, with which clang takes ten minutes for them. No fuzz target
+# computes attention.
 ifneq ($(findstring fuzzer-no-link,$(SANFLAGS)),)
 $B/kernels/cpu/simd%.o: override SANFLAGS :=
 endif
@@ -127,7 +132,7 @@ $B/%.cu.o: %.cu $B/flags
 $B/server/routes/page.o: server/routes/index.html server/routes/docs.html
 $B/server/routes/openapi.o: server/routes/openapi.json
 
-# Kernels of sm90/: spilled registers and serialised products fail the build.
+# Compiles the kernels of sm90/. Spilled registers or serialised products fail the build.
 $B/kernels/cuda/sm90/%.cu.o: kernels/cuda/sm90/%.cu kernels/cuda/sm90/check-ptxas.sh $B/flags
 	@mkdir -p $(@D)
 	$(call say,nvcc)sh kernels/cuda/sm90/check-ptxas.sh $@ $(NVCC) $(NVFLAGS) $(sm90) -Xptxas -v -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
@@ -147,8 +152,8 @@ $B/attnd: $(call OBJ,server/main.c) $B/libserver.a $B/libproto.a $B/libattn.a
 $B/attn-bench: $(call OBJ,$(BENCH_SRC)) $B/libproto.a $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) -lcjson -lm
 
-# Makes the manual page, the bash completion and the file for pkg-config. A program that links a static library also
-# links what that library needs.
+# Makes the manual page, the bash completion and the pkg-config file. A program that links the static library must also
+# link what the library needs.
 $B/share/attnd.1 $B/share/attnd.bash: $B/share/attnd.%: $B/attnd
 	$(call say,gen)mkdir -p $(@D) && $< --help-$(if $(filter 1,$*),man,bash) >$@
 
@@ -171,7 +176,7 @@ Cflags: -I$${includedir}
 Libs: $(strip -L$${libdir} -lattn $(SANFLAGS) $(CUDA_LD) -pthread -lm)
 endef
 
-# Installs one file; the arguments are its mode, the file, and the place.
+# Installs one file, and prints that. The argument is its mode, the file, and the path to install.
 install_one = echo "  install $(DESTDIR)$(word 3,$1)" && install -D -m $(word 1,$1) $(word 2,$1) "$(DESTDIR)$(word 3,$1)"
 INSTALLED = 755:$B/attnd:$(bindir)/attnd 644:$B/libattn.a:$(libdir)/libattn.a 644:kernels/attention.h:$(includedir)/attn/attention.h \
             644:$B/share/attn.pc:$(libdir)/pkgconfig/attn.pc 644:$B/share/attnd.1:$(mandir)/man1/attnd.1 644:$B/share/attnd.bash:$(completions)/attnd
@@ -184,8 +189,9 @@ $B/simd-bench: $(call OBJ,tests/bench/simd-bench.c) $B/libattn.a
 $B/cost-bench: $(call OBJ,tests/bench/cost-bench.c) $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) -lm
 
-# The daemon with devices that fail as a script says (kernels/fake/fake.c), for tests/http/test_faults.py. It has its
-# own dispatch.o with that backend, which is linked before the library and so replaces the library's dispatch.o.
+# attnd-fake: the daemon with devices that fail as a script says (kernels/fake/fake.c), for tests/http/test_faults.py.
+# It is linked with its own dispatch.o, which has the fake backend, before the library, and so without the library's
+# dispatch.o.
 FAKE := $(patsubst %,$B/fake/%.o,kernels/dispatch kernels/fake/fake)
 $B/fake/%.o: %.c $B/flags
 	@mkdir -p $(@D)
@@ -194,49 +200,49 @@ $B/fake/%.o: %.c $B/flags
 $B/tests/attnd-fake: $(call OBJ,server/main.c) $(FAKE) $B/libserver.a $B/libproto.a $B/libattn.a
 	$(call say,ld)mkdir -p $(@D) && $(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) $(LIBS) -lm
 
-# Causes faults that tests cannot cause from outside; the head of shim.c describes them.
+# A library for LD_PRELOAD that causes faults which tests cannot cause from outside; see the head of shim.c.
 $B/tests/shim.so: $B/tests/http/shim.o
 	$(call say,ld)mkdir -p $(@D) && $(CC) -shared -o $@ $^ -ldl
 
-# Unit tests: tests/unit/kernels/test_check.c -> build/tests/unit/kernels/test_check
+# Unit tests: the source tests/unit/kernels/test_check.c becomes build/tests/unit/kernels/test_check
 UNIT := $(patsubst %.c,$B/%,$(UNIT_SRC))
 $B/tests/unit/%: $B/tests/unit/%.o $B/tests/unit/libtesting.a $B/libserver.a $B/libproto.a $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) $(LD_$(@F)) -o $@ $(filter %.o,$^) $(filter %.a,$^) -lcmocka $(CUDA_LD) $(LIBS) -lm
 
-# Code that the tests of kernels share. It is an archive, so that a program contains only what it calls.
+# Code that several kernel tests share. It is an archive, so that a test program contains only what it calls.
 $B/tests/unit/libtesting.a: $B/tests/unit/testing.o
 	$(call say,ar)rm -f $@ && ar rcs $@ $^
 
-# One test program that consists of several files.
+# The test program test_backends consists of several files.
 BACKENDS := $(patsubst %.c,$B/%.o,$(wildcard tests/unit/kernels/backends_*.c))
 $B/tests/unit/kernels/test_backends: $(BACKENDS)
 
-# test_answer has no connection: what libmicrohttpd would receive goes to functions of the test.
+# test_answer works without connections: its own functions receive what the server would give libmicrohttpd.
 LD_test_answer := $(addprefix -Wl$(comma)--wrap=,MHD_queue_response MHD_create_response_from_buffer MHD_create_response_from_callback)
 
-# These tests replace functions, to make memory fail and to change the time.
+# Some tests replace functions such as calloc(), to make memory fail or to change the time.
 LD_test_loop   := -Wl$(comma)--wrap=calloc
 LD_test_caches := -Wl$(comma)--wrap=calloc -Wl$(comma)--wrap=clock_gettime
 
-# These tests have devices that fail as a script says.
+# Tests that link the fake backend, whose devices fail as a script says.
 UNIT_FAKE := kernels/test_fake server/test_devices server/test_heads server/test_loop server/test_memory server/test_prepare server/test_regions
 $(UNIT_FAKE:%=$B/tests/unit/%): $B/tests/unit/%: $B/tests/unit/%.o $B/tests/unit/libtesting.a $(FAKE) $B/libserver.a $B/libproto.a $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) $(LD_$(@F)) -o $@ $^ -lcmocka $(CUDA_LD) $(LIBS) -lm
 
-# Do copies and kernels overlap on a GPU? The head of overlap.c has details.
+# Tests on a GPU whether copies and kernels overlap (see the head of overlap.c), and measures the kernels' rates.
 $B/tests/gpu/overlap $B/tests/gpu/rates: $B/tests/gpu/%: $B/tests/gpu/%.o $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) -lm
 
-# Do the building blocks of the CUDA kernels work, each by itself? The head of blocks.cu has details. Built only for
-# Hopper, like the folder sm90.
+# Tests each building block of the CUDA kernels by itself; see the head of blocks.cu. Built only for Hopper, like the
+# folder sm90.
 BLOCKS := $(wildcard tests/gpu/blocks*.cu)
 $(BLOCKS:%=$B/%.o): gencode = $(sm90)
 $B/tests/gpu/blocks: $(BLOCKS:%=$B/%.o)
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) -lm
 
-# The CUDA kernels without a GPU: their sources, translated to C++ for the host's compiler (see
-# tests/emulator/emulator.h). A build for 80 omits what only compute capability 9.0 has. The C part is compiled as with
-# CUDA=0, except for the list of backends.
+# The CUDA kernels on an emulator without a GPU: their sources are translated to C++ for the host's compiler (see
+# tests/emulator/emulator.h). A build for 80 omits what only compute capability 9.0 has. The C files are compiled as
+# with CUDA=0, except for the list of backends.
 COMPUTE      := $(or $(ATTN_EMULATOR_COMPUTE),90)
 EMU          := $B/$(COMPUTE)
 EMU_SRC      := $(wildcard kernels/cuda/*/*.cu kernels/cuda/*/*/*.cu)
@@ -275,12 +281,12 @@ $(EMU)/test_verify_lse: $B/tests/unit/kernels/test_verify_lse.o $B/tests/unit/li
 $(EMU)/attnd: $B/server/main.o $(EMU_OBJ) $B/libserver.a $B/libproto.a $B/libattn.a
 	$(call say,ld)g++ $(ALL_LD) -o $@ $^ $(LIBS) -lm
 
-# Small programs of tests/load: tests/load/upload.c -> build/tests/load/upload
+# Small programs of tests/load: the source tests/load/upload.c becomes build/tests/load/upload
 $B/tests/load/%: $B/tests/load/%.o
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ -lmicrohttpd -lm
 
-# Fuzz targets, built twice: with libFuzzer (clang, $B/fuzz, see `make fuzz`), and with replay.c's main(), which runs
-# the corpus.
+# Fuzz targets are built in two ways: with libFuzzer (clang, into $B/fuzz; see `make fuzz`), and with replay.c's main(),
+# which runs a target on its corpus.
 REPLAY := $(patsubst tests/fuzz/%.c,$B/tests/fuzz/replay_%,$(FUZZ_SRC))
 $B/tests/fuzz/replay_%: $B/tests/fuzz/%.o $B/tests/fuzz/replay.o $B/libserver.a $B/libproto.a $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) -o $@ $^ $(CUDA_LD) $(LIBS) -lm
@@ -294,8 +300,8 @@ $B/tests/fuzz/libfuzzer_%: $B/tests/fuzz/%.o $B/libserver.a $B/libproto.a $B/lib
 # Each begins by installing what it needs and lacks (tests/setup.sh), so it works on a machine that has only make.
 
 PYTHON = $(shell sh tests/setup.sh python)
-# Environment of the Python tests: the program to test, and how much slower than usual it may be. A server whose device
-# hangs ends without joining its thread, on purpose.
+# Environment of the Python tests: the programs to test, and how many times slower than usual they may be. A server
+# whose device hangs ends without joining the device's thread, so a leak of that thread is no fault.
 TESTENV = ATTND_BINARY=$(abspath $B/attnd) ATTND_FAKE=$(abspath $B/tests/attnd-fake) ATTND_SHIM=$(abspath $B/tests/shim.so) ATTND_BUILD=$(abspath build) ATTND_SLOWER=$(if $(SAN)$(TSAN),10,1)$(if $(TSAN), TSAN_OPTIONS=report_thread_leaks=0) PYTHONDONTWRITEBYTECODE=1$(if $(ATTND_SEEDS), ATTND_SEEDS=$(ATTND_SEEDS))
 # PARTS=2 runs the tests in two processes at the same time (run_parts.sh).
 PARTS  ?= 1
@@ -326,13 +332,13 @@ http-all: $B/attnd $B/tests/attnd-fake $B/tests/shim.so $B/attn-bench
 unit: $(UNIT) ## the C unit tests alone
 	@sh tests/run_unit.sh $(call halves,$(filter %/test_backends,$(UNIT))) $(filter-out %/test_backends,$(UNIT))
 	@$(if $(SAN)$(TSAN),,$(foreach program,$(filter %/test_backends,$(UNIT)),ATTN_BACKEND=paper sh tests/run_unit.sh $(call halves,$(program))))
-# A test program that takes as long as all others together is run as two halves at the same time.
+# Splits a test program that takes as long as all others together into two halves, which run at the same time.
 halves = $(foreach n,1 2,$(1:%=%@$n/2))
 
 http: $B/attnd $B/tests/attnd-fake $B/tests/shim.so $B/attn-bench ## the tests over HTTP alone (PYTEST_ARGS="-k limits")
 	$(PYTEST) http
 
-# The same program with another libmicrohttpd: 1.0.1 if 0.9.75 is installed, otherwise 0.9.75.
+# Runs the daemon with another version of libmicrohttpd: 1.0.1 if 0.9.75 is installed, otherwise 0.9.75.
 OTHER_MHD  = $(abspath build/tools/libmicrohttpd)
 http-other: PARTS := 4
 http-other: PYTEST_ARGS ?= -k "framing or headers or refused_bodies or fuzz or shutdown"

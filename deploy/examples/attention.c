@@ -31,7 +31,7 @@ int main(void)
     attn_verification check;
     attn_error err;
 
-    attn_problem p = ATTN_PROBLEM_INIT; /* forward, scale 1/sqrt(D), no mask */
+    attn_problem p = ATTN_PROBLEM_INIT; /* a forward with the default scale 1/sqrt(D) and without a mask */
     p.q = p.k = attn_tensor_make(identity, ATTN_F32, 4, shape);
     p.v = attn_tensor_make(values, ATTN_F32, 4, shape);
     p.out = attn_tensor_make(result, ATTN_F32, 4, shape);

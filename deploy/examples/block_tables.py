@@ -15,8 +15,8 @@ import numpy as np
 
 
 class Refused(Exception):
-    """The server's reason for a refusal, in one sentence. `code` is stable, and `pointer` names the member of the
-    request that is wrong."""
+    """Raised for a request that the server refuses. The text is the reason in one sentence, `code` is stable, and
+    `pointer` names the wrong member of the request."""
 
     def __init__(self, problem):
         super().__init__(problem['detail'])
@@ -24,7 +24,8 @@ class Refused(Exception):
 
 
 def table_of(kv_indptr, kv_indices, kv_last_page_len, page_size):
-    """Returns page_table [B, most] and seqlens_k [B]. Entries behind a sequence's last page are not read."""
+    """Returns page_table [B, most] and seqlens_k [B] of FlashInfer's arrays. The server does not read entries behind a
+    sequence's last page."""
     counts = np.diff(kv_indptr)
     table = np.zeros((len(counts), counts.max()), np.int32)
     for b, count in enumerate(counts):
@@ -47,7 +48,7 @@ def forward(url, **members):
 def main(url='http://127.0.0.1:8080'):
     rng = np.random.default_rng(0)
     page_size, Hk, H, D = 64, 2, 8, 64
-    k, v = rng.standard_normal((2, 20, page_size, Hk, D)).astype(np.float32)  # both are [pages, page_size, Hk, D]
+    k, v = rng.standard_normal((2, 20, page_size, Hk, D)).astype(np.float32)  # both pools are [pages, page_size, Hk, D]
     q = rng.standard_normal((3, 1, H, D)).astype(np.float32)  # one query for each of three sequences
 
     free = rng.permutation(20).astype(np.int32)  # the pages are in random order in the pools
@@ -62,7 +63,7 @@ def main(url='http://127.0.0.1:8080'):
         worst = max(worst, np.abs(out[b, 0] - np.einsum('hk,khd->hd', weights / weights.sum(-1, keepdims=True), values)).max())
     print(f'{backend}: lengths {lengths.tolist()}, the largest error is {worst:.1e}')
     assert worst < 1e-5, 'float32'
-    table[1, 0] = 20  # an invalid page: the pools have pages 0 to 19
+    table[1, 0] = 20  # page 20 does not exist: the pools have pages 0 to 19
     try:
         forward(url, q=q, k=k, v=v, page_table=table, seqlens_k=lengths)
     except Refused as refused:

@@ -15,8 +15,8 @@ import numpy as np
 
 
 class Refused(Exception):
-    """The server's reason for a refusal, in one sentence. `code` is stable, and `pointer` names the member of the
-    request that is wrong."""
+    """Raised for a request that the server refuses. The text is the reason in one sentence, `code` is stable, and
+    `pointer` names the wrong member of the request."""
 
     def __init__(self, problem):
         super().__init__(problem['detail'])
@@ -49,20 +49,21 @@ class Attnd:
         return self.ask('POST', '/v1/caches', **shape)['id']
 
     def append(self, cache, k, v):
-        """Appends S positions: k [S, Hk, D], v [S, Hk, Dv]."""
+        """Appends S positions to a cache: k [S, Hk, D] and v [S, Hk, Dv]."""
         return self.ask('POST', f'/v1/caches/{cache}/append', k=k, v=v)['lengths'][0]
 
     def decode(self, caches, q, **members):
-        """Decodes q [B, Sq, H, D], one row per cache. k and v [B, S, Hk, ...], if given, are appended first."""
+        """Attends with q [B, Sq, H, D] to B caches, one row for each. If k and v [B, S, Hk, ...] are among the members,
+        they are appended first."""
         return self.ask('POST', '/v1/attention/decode', caches=caches, q=q, **members)
 
     def truncate(self, cache, length):
-        """Rolls back to the first `length` positions."""
+        """Rolls the cache back to its first `length` positions."""
         return self.ask('POST', f'/v1/caches/{cache}/truncate', length=length)['length']
 
 
 def attention(q, k, v):
-    """Causal attention of one row: q [Sq, H, D], k and v [Sk, Hk, D]."""
+    """Returns causal attention of one row: q [Sq, H, D] over k and v [Sk, Hk, D]."""
     group = q.shape[1] // k.shape[1]
     q, k, v = q.astype(float), k.astype(float).repeat(group, 1), v.astype(float).repeat(group, 1)
     scores = np.einsum('qhd,khd->hqk', q, k) / q.shape[-1]**0.5
@@ -81,7 +82,7 @@ def main(url='http://127.0.0.1:8080'):
     print('prompt:', attnd.append(cache, k, v), 'positions')
 
     worst = 0
-    for _ in range(5):  # a step sends one query, and the key and value of its position
+    for _ in range(5):  # each step sends one query, and the key and value of its position
         q, k1, v1 = new(1, 1, 8, 64), new(1, 1, 2, 64), new(1, 1, 2, 64)
         answer = attnd.decode([cache], q, k=k1, v=v1, causal=True)
         k, v = np.concatenate([k, k1[0]]), np.concatenate([v, v1[0]])
@@ -98,7 +99,7 @@ def main(url='http://127.0.0.1:8080'):
     print('two continuations:', answer['lengths'])
     k, v = np.concatenate([k, k1[0]]), np.concatenate([v, v1[0]])
 
-    # Guessed tokens form a tree: each has a parent, and attends to the cache, to its ancestors and to itself.
+    # The guessed tokens form a tree: each has a parent. A guess attends to the cache, to its ancestors and to itself.
     parents = [None, 0, 0, 1, 2, 2]
     sees = np.eye(len(parents), dtype=np.uint8)
     for node, parent in enumerate(parents):
@@ -106,14 +107,14 @@ def main(url='http://127.0.0.1:8080'):
             sees[node] |= sees[parent]
     q, kt, vt = new(1, 6, 8, 64), new(1, 6, 2, 64), new(1, 6, 2, 64)
     before = len(k)
-    # keep_mask covers the last keys; all keys before them are seen
+    # keep_mask covers the last keys, which are the guesses; all keys before them are seen
     answer = attnd.decode([cache], q, k=kt, v=vt, keep_mask=sees[None, None])
     for node in range(len(parents)):
         path = np.flatnonzero(sees[node])
         want = attention(q[0, node:node + 1], np.concatenate([k, kt[0, path]]), np.concatenate([v, vt[0, path]]))
         assert np.abs(answer['out'][0, node:node + 1] - want).max() < 2e-3
-    # The path 0, 2, 5 is right. Its positions are not contiguous, so all guesses are removed and the path is sent
-    # again, together with the next position.
+    # Say the path 0, 2, 5 of the tree is right. Its positions in the cache are not contiguous, so all guesses are
+    # removed, and the path is sent again together with the next position.
     path = [0, 2, 5]
     attnd.truncate(cache, before)
     q, k1, v1 = new(1, 4, 8, 64), np.concatenate([kt[:, path], new(1, 1, 2, 64)], 1), np.concatenate([vt[:, path], new(1, 1, 2, 64)], 1)

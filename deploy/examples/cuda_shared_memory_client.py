@@ -18,15 +18,16 @@ from math import prod
 import numpy as np
 
 DATATYPE = {'float16': 'FP16', 'float32': 'FP32'}  # bfloat16 would be BF16, but NumPy has no bfloat16
-LEAST = 2 << 20  # CUDA shares whole blocks of memory, in which smaller allocations may lie side by side
+# smallest allocation: CUDA shares whole blocks of 2 MiB, in which smaller allocations may lie side by side
+LEAST = 2 << 20
 
 
 class Refused(Exception):
-    """The server's reason for a refusal, in one sentence."""
+    """Raised for a request that the server refuses. The text is the reason in one sentence."""
 
 
 class Cuda:
-    """CUDA's runtime. Every call returns 0 or an error code."""
+    """Calls CUDA's runtime library by ctypes. Every function of it returns 0 or an error code."""
 
     def __init__(self):
         for name in ('libcudart.so', 'libcudart.so.13', 'libcudart.so.12'):
@@ -46,7 +47,7 @@ class Cuda:
 
 
 class Region:
-    """Memory of a GPU that is registered with the server. Tensors are placed one after the other."""
+    """Memory of a GPU that is registered with the server. Tensors in it are placed one after the other."""
 
     def __init__(self, connection, name, byte_size, device=0):
         self.connection, self.name, self.byte_size, self.end = connection, name, max(byte_size, LEAST), 0
@@ -70,12 +71,13 @@ class Region:
         return json.loads(text or '{}')
 
     def place(self, name, byte_size):
-        at, self.end = self.end, (self.end + byte_size + 255) // 256 * 256  # kernels are faster with aligned tensors
+        # tensors begin at multiples of 256 bytes, because aligned tensors are faster
+        at, self.end = self.end, (self.end + byte_size + 255) // 256 * 256
         assert at + byte_size <= self.byte_size, 'the region is too small'
         return {'name': name, 'parameters': {'shared_memory_region': self.name, 'shared_memory_byte_size': byte_size, 'shared_memory_offset': at}}
 
     def copy(self, to, source, byte_size):
-        # cudaMemcpyDefault: CUDA finds out which side is on the GPU
+        # 4 is cudaMemcpyDefault: CUDA finds out which of the two addresses is on the GPU
         self.cuda.cudaMemcpy(to, source, ctypes.c_size_t(byte_size), ctypes.c_int(4))
 
     def address(self, placed):
@@ -90,7 +92,7 @@ class Region:
         return self.place(name, np.dtype(dtype).itemsize * prod(shape))
 
     def array(self, placed, dtype, shape):
-        """Returns what the server has written, copied from the GPU."""
+        """Returns an array that the server has written, copied from the GPU."""
         array = np.empty(shape, dtype)
         self.copy(array.ctypes.data_as(ctypes.c_void_p), self.address(placed), array.nbytes)
         return array
@@ -99,7 +101,7 @@ class Region:
         return self.post(f'/v2/models/{model}/infer', {'inputs': inputs, 'outputs': outputs, 'parameters': parameters})
 
     def close(self):
-        """Call it when every request that uses the region was answered. It unregisters the memory and frees it."""
+        """Unregisters the memory and frees it. Call it after every request that uses the region was answered."""
         self.post(f'/v2/cudasharedmemory/region/{self.name}/unregister', {})
         self.cuda.cudaFree(self.memory)
 
@@ -107,7 +109,8 @@ class Region:
 def main(url='http://127.0.0.1:8080'):
     connection = http.client.HTTPConnection(url.split('//')[1])
     rng = np.random.default_rng(0)
-    tensors = {name: rng.standard_normal((2, 100, 4, 64)).astype(np.float16) for name in ('q', 'k', 'v')}  # [B, S, H, D]
+    # axes: batch, position, head, channel [B, S, H, D]
+    tensors = {name: rng.standard_normal((2, 100, 4, 64)).astype(np.float16) for name in ('q', 'k', 'v')}
     shape, lse_shape = (2, 100, 4, 64), (2, 4, 100)
     region = Region(connection, 'example', 1 << 20)
     try:

@@ -7,7 +7,7 @@
 set -eu
 url=${1:-http://127.0.0.1:8080}/v1/attention
 
-# Prints the answer. If the server refuses, prints the reason and fails.
+# Sends a POST and prints the answer. If the server refuses, it prints the reason and fails.
 post() {
     answer=$(curl -sS -w '\n%{http_code}' "$url/${2:-forward}" -d "$1")
     case $answer in
@@ -29,7 +29,8 @@ case $numbers in
 *) echo "not what was expected: $numbers" >&2; exit 1 ;;
 esac
 
-# The bytes of a file in base64 without line breaks (base64 -w0; openssl base64 -A): little-endian, in C order.
+# The numbers as the bytes of a file, in base64 without line breaks (base64 -w0, or openssl base64 -A): little-endian,
+# in C order.
 bytes=$(mktemp)
 trap 'rm -f "$bytes"' EXIT
 printf '\000\000\200\077\000\000\000\100\000\000\100\100\000\000\200\100' >"$bytes" # the numbers 1 2 3 4 as float32
@@ -38,8 +39,8 @@ encoded=$(post '{"q": '"$identity"', "k": '"$identity"', "v": '"$values"', "caus
 [ "${encoded%%,\"backend*}" = "${numbers%%,\"backend*}" ]
 echo "base64: the same out and lse"
 
-# How many pairs of query and key a causal mask lets through, and which key has the most weight for each query. This
-# needs no v.
+# An observe returns what attention looks at: here how many pairs of query and key a causal mask lets through, and which
+# key has the most weight for each query. It needs no v.
 looks=$(post '{"q": '"$identity"', "k": '"$identity"', "causal": true, "observe": ["pairs", "top_keys"], "top": 1, "encoding": "array"}' observe)
 case $looks in
 '{"top_keys":{"shape":[1,1,2,1],"dtype":"int32","data":[[[[0],[1]]]]}'*'"pairs":3,'*) echo "observe: 3 pairs, the queries look at keys 0 and 1" ;;

@@ -19,10 +19,11 @@ import shards
 
 
 def attention(client, servers, parts, dout):
-    """({'out', 'lse'}, {'dq', 'dk', 'dv'}) of shards.cut()'s parts; part n goes to server n, while it is ready."""
+    """Returns ({'out', 'lse'}, {'dq', 'dk', 'dv'}) over all keys. `parts` is what shards.cut() returns; part n goes to
+    server n, or to the next one that is ready."""
     def step(function, n, *inputs):
         post = functools.partial(shards.post, servers, n % len(servers))
-        # pure=False: Dask need not hash the tensors, to look whether it has the result already.
+        # pure=False: Dask does not hash the tensors to find out whether it has the result already.
         return client.submit(function, post, *inputs, retries=shards.RETRIES, pure=False)
 
     whole = step(shards.merge, 0, *(step(shards.forward, n, part) for n, part in enumerate(parts)))
@@ -34,7 +35,7 @@ def main(*servers):
     servers = servers or ('http://127.0.0.1:8080',)
     here = {'n_workers': 3, 'threads_per_worker': 1, 'dashboard_address': None}
     with Client(**({} if 'DASK_SCHEDULER_ADDRESS' in os.environ else here)) as client:
-        client.upload_file(shards.__file__)  # to the workers, and to each that is started later
+        client.upload_file(shards.__file__)  # gives shards.py to the workers, also to each worker that is started later
         shards.show(functools.partial(attention, client), servers)
 
 

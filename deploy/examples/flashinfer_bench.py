@@ -1,4 +1,4 @@
-"""Checks with attnd what a solution of FlashInfer-Bench computed: is it right, and if not, what is wrong with it?
+"""Checks with attnd whether a solution of FlashInfer-Bench computed right results, and if not, says what is wrong.
 
     python3 flashinfer_bench.py TRACE_SET DEFINITION UUID TENSORS.safetensors [http://127.0.0.1:8080]
     python3 flashinfer_bench.py --example [http://127.0.0.1:8080]
@@ -24,13 +24,13 @@ import urllib.request
 
 import numpy as np
 
-# The NumPy type that holds the bytes of each dtype. NumPy has no bfloat16, but nothing here computes with these
+# NumPy types that hold the bytes of each dtype. NumPy has no bfloat16, but no function here computes with these
 # numbers.
 RAW = {'F32': np.float32, 'F16': np.float16, 'BF16': np.uint16, 'F8_E4M3': np.uint8, 'I32': np.int32, 'I64': np.int64}
 
 
 class Wrong(Exception):
-    """Raised if something is missing, or does not follow the format."""
+    """Raised if a file of the trace set is missing, or does not follow FlashInfer-Bench's format."""
 
 
 # ---- safetensors: {name: (dtype, array)} -----------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def only(paths, what):
 
 
 def read_workload(root, name, uuid):
-    """Returns the definition, and the workload with that uuid."""
+    """Returns the definition of this name, and its workload with this uuid."""
     definition = json.loads(only((root / 'definitions').rglob(name + '.json'), f'{root}/definitions/*/{name}.json').read_text())
     for line in only((root / 'workloads').rglob(name + '.jsonl'), f'{root}/workloads/*/{name}.jsonl').read_text().splitlines():
         workload = json.loads(line)['workload'] if line.strip() else {}
@@ -79,8 +79,8 @@ def read_workload(root, name, uuid):
 
 
 def read_inputs(root, workload, saved):
-    """Returns {name: (dtype, array) or number} of all inputs: those in the workload's files, and the random ones as
-    they were saved."""
+    """Returns {name: (dtype, array), or a number} of all inputs: those in the workload's files, and the random ones,
+    which come from the saved tensors."""
     found = {}
     for name, spec in workload['inputs'].items():
         if spec['type'] == 'scalar':
@@ -98,7 +98,7 @@ def read_inputs(root, workload, saved):
 
 
 def join(a, b):
-    """Joins two tensors along the last axis."""
+    """Joins two tensors, each (dtype, array), along the last axis."""
     return a[0], np.concatenate((a[1], b[1]), -1)
 
 
@@ -109,15 +109,16 @@ def pages(x):
     table = np.zeros((len(count), max(int(count.max(initial=0)), 1)), np.int32)
     table[np.arange(table.shape[1]) < count[:, None]] = indices[:starts[-1]]
     size = x['k'][1].shape[1]
-    last = x['kv_last_page_len'][1] if 'kv_last_page_len' in x else size  # pages of one token are always full
+    # a page of one token is always full, so such definitions have no kv_last_page_len
+    last = x['kv_last_page_len'][1] if 'kv_last_page_len' in x else size
     return ('I32', table), ('I32', np.where(count > 0, (count - 1) * size + last, 0).astype(np.int32))
 
 
 def to_check(definition, x, outputs):
-    """Makes the tensors and options of the request."""
+    """Returns the tensors and options of the request to /v1/attention/check."""
     kind = definition['op_type']
     if kind == 'mla_paged':
-        # One head of keys, whose first columns are the values.
+        # Latent attention (MLA): one head of keys, whose first columns are the values.
         keys = join(x['ckv_cache'], x['kpe_cache'])
         x = {**x, 'q': join(x['q_nope'], x['q_pe']), 'k': (keys[0], keys[1][:, :, None]), 'v': (x['ckv_cache'][0], x['ckv_cache'][1][:, :, None])}
     elif kind == 'gqa_paged':
@@ -164,7 +165,7 @@ def check(url, tensors, options):
 
 
 def run(root, name, uuid, saved, url):
-    """Checks one workload, prints the verdict, and returns whether it is right."""
+    """Checks one workload and prints the verdict. Returns whether the results are right."""
     root, saved = pathlib.Path(root), load(pathlib.Path(saved))
     definition, workload = read_workload(root, name, uuid)
     answer = check(url, *to_check(definition, read_inputs(root, workload, saved), saved))
@@ -174,7 +175,7 @@ def run(root, name, uuid, saved, url):
     for w in answer['where']:
         print(f'  where: {w["tensor"]}, {w["what"]}')
     for e in answer['explanations']:
-        codes = ' and '.join(e[n] for n in ('code', 'and') if n in e)  # one mistake, or two together
+        codes = ' and '.join(e[n] for n in ('code', 'and') if n in e)  # an explanation is one mistake, or two together
         print(f'  because ({codes}): {e["detail"]}\n  to fix: {e["fix"]}')
     return answer['verdict'] != 'mismatch'
 
@@ -211,7 +212,8 @@ def make_example(root):
     (root / blob).write_bytes(dump({n: ('I32', x) for n, x in index.items()}, {}))
 
     def solve(group):
-        """group: which head of k and v each head of q reads."""
+        """Returns a solution's results. group[h] says which head of k and v head h of q reads; wrong entries give wrong
+        results."""
         output, lse = np.zeros((2, H, D)), np.zeros((2, H))
         for b, n in enumerate((10, 8)):
             of = index['kv_indices'][index['kv_indptr'][b]:index['kv_indptr'][b + 1]]

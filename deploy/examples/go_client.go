@@ -17,7 +17,7 @@ import (
 type Tensor struct {
 	Shape []int  `json:"shape"`
 	Dtype string `json:"dtype"`
-	Data  []byte `json:"data"` // encoding/json writes and reads a []byte as base64
+	Data  []byte `json:"data"` // encoding/json writes and reads a []byte as a base64 string
 }
 
 func tensor(shape []int, numbers ...float32) *Tensor {
@@ -32,25 +32,25 @@ func (t *Tensor) numbers() []float32 {
 	return numbers
 }
 
-// Problem has pointers as options: an option that is nil is not sent, and the server uses its default. Without pointers
-// Go would send zero values, but a scale of 0 or a window of [0, 0] is not the default.
+// Problem has its options as pointers. A nil option is not sent, and the server uses its default. Without pointers Go
+// would send zero values, but a scale of 0 and a window of [0, 0] are not the defaults.
 type Problem struct {
 	Q      *Tensor  `json:"q"`
 	K      *Tensor  `json:"k"`
 	V      *Tensor  `json:"v"`
 	Causal bool     `json:"causal,omitempty"`
 	Scale  *float64 `json:"scale,omitempty"`  // 1/sqrt(D)
-	Window *[2]int  `json:"window,omitempty"` // [-1, -1]: unbounded
+	Window *[2]int  `json:"window,omitempty"` // how many keys a query sees to its left and right; [-1, -1]: all
 }
 
 type Result struct {
 	Out, Lse *Tensor
 	Backend  string
-	Hints    []string // what looks wrong in the problem
+	Hints    []string // what looks wrong in the request, although the server has computed it
 }
 
-// Refusal is what the server answers instead of a result. Detail is one sentence, Code is stable, and Pointer names the
-// member that is wrong.
+// Refusal is what the server answers instead of a result. Detail is one sentence, Code is stable, and Pointer names
+// the wrong member of the request.
 type Refusal struct{ Detail, Code, Pointer string }
 
 func (r *Refusal) Error() string { return fmt.Sprintf("%s (%s at %s)", r.Detail, r.Code, r.Pointer) }
@@ -82,7 +82,7 @@ func main() {
 		url = os.Args[1]
 	}
 	// Two queries over two keys, causal: the first query sees only the first key, so its row of out is the first row of v.
-	shape := []int{1, 2, 1, 2} // [B, S, H, D]
+	shape := []int{1, 2, 1, 2} // axes: batch, position, head, channel [B, S, H, D]
 	q, v := tensor(shape, 1, 0, 0, 1), tensor(shape, 1, 2, 3, 4)
 	result, err := forward(url, Problem{Q: q, K: q, V: v, Causal: true})
 	if err != nil {
@@ -91,14 +91,14 @@ func main() {
 	for _, hint := range result.Hints {
 		log.Print("hint: ", hint)
 	}
-	weight := 1 / (1 + math.Exp(-1/math.Sqrt2)) // weight of the second key for the second query
+	weight := 1 / (1 + math.Exp(-1/math.Sqrt2)) // weight that the second query gives to the second key
 	for i, want := range []float64{1, 2, 1 + 2*weight, 2 + 2*weight} {
 		if got := float64(result.Out.numbers()[i]); math.Abs(got-want) > 1e-5 {
 			log.Fatalf("out[%d] is %g, not %g", i, got, want)
 		}
 	}
 	fmt.Printf("%s: out %.4f is right\n", result.Backend, result.Out.numbers())
-	zero := 0.0 // with pointers, a scale of 0 can be sent: then all keys have the same weight
+	zero := 0.0 // a pointer to 0 is sent: with a scale of 0 all keys have the same weight
 	if result, err = forward(url, Problem{Q: q, K: q, V: v, Scale: &zero}); err != nil || result.Out.numbers()[0] != 2 || len(result.Hints) != 1 {
 		log.Fatal("a scale of 0 is not 0, or has no hint: ", err)
 	}

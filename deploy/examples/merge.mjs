@@ -20,9 +20,9 @@ async function attention(op, members) {
   return body;
 }
 
-// One query over four keys, which are stored in two places. Each place answers for its part of the keys, and the merge
-// takes out and lse of these answers.
-const q = tensor([1, 1, 1, 2], [1, 2]); // [B, S, H, D]
+// One query attends to four keys, which are stored in two places. Each place answers for its part of the keys, and the
+// merge takes out and lse of these two answers.
+const q = tensor([1, 1, 1, 2], [1, 2]); // axes: batch, position, head, channel [B, S, H, D]
 const keys = [1, 0, 0, 1, 1, 1, -1, 0], values = [1, 2, 3, 4, 5, 6, 7, 8];
 const of = (a, b) => ({q, k: tensor([1, b - a, 1, 2], keys.slice(2 * a, 2 * b)), v: tensor([1, b - a, 1, 2], values.slice(2 * a, 2 * b))});
 const whole = await attention('forward', of(0, 4));

@@ -5,7 +5,7 @@
 set -eu
 url=${1:-http://127.0.0.1:8080}/v1/attention
 
-# Prints the answer of an operation. If the server refuses, prints the reason and fails.
+# Sends a POST to an operation and prints the answer. If the server refuses, it prints the reason and fails.
 post() {
     answer=$(curl -sS -w '\n%{http_code}' "$url/$1" -d "$2")
     case $answer in
@@ -18,8 +18,8 @@ post() {
     esac
 }
 
-# Sends a forward of one query over the given key and value. The beginning of its answer, up to the sizes, is a part of
-# the merge.
+# Sends a forward of one query over this key and value. Prints the beginning of the answer, up to its sizes, which is a
+# part of the merge's request.
 part() {
     answer=$(post forward '{"q": {"shape": [1, 1, 1, 1], "dtype": "float32", "data": [1]},
         "k": {"shape": [1, 1, 1, 1], "dtype": "float32", "data": ['"$1"']},

@@ -14,11 +14,12 @@ from numpy_client import Refused, attention, tensor
 
 def main(url='http://127.0.0.1:8080'):
     rng = np.random.default_rng(0)
-    q, k, v, dout = (rng.standard_normal((1, 90, 4, 32)).astype(np.float32) for _ in range(4))  # [B, S, H, D]
+    # axes: batch, position, head, channel [B, S, H, D]
+    q, k, v, dout = (rng.standard_normal((1, 90, 4, 32)).astype(np.float32) for _ in range(4))
     whole = attention(url, 'forward', q=q, k=k, v=v)
     gradients = attention(url, 'backward', q=q, k=k, v=v, dout=dout)
 
-    # one problem for each place
+    # one problem for each place that stores a part of the keys
     inputs = [{'q': q, 'k': k[:, a:b], 'v': v[:, a:b]} for a, b in ((0, 20), (20, 50), (50, 90))]
     parts = [attention(url, 'forward', **part) for part in inputs]
     parts = [{name: tensor(part[name]) for name in ('out', 'lse')} for part in parts]

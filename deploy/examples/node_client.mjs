@@ -21,10 +21,10 @@ async function attention(op, members) {
 }
 
 // Two queries over two keys, causal: the first query sees only the first key, so its row of out is the first row of v.
-const shape = [1, 2, 1, 2]; // [B, S, H, D]
+const shape = [1, 2, 1, 2]; // axes: batch, position, head, channel [B, S, H, D]
 const q = tensor(shape, [1, 0, 0, 1]), v = tensor(shape, [1, 2, 3, 4]);
 const {out, backend} = await attention('forward', {q, k: q, v, causal: true});
-const weight = 1 / (1 + Math.exp(-1 / Math.sqrt(2))); // weight of the second key for the second query
+const weight = 1 / (1 + Math.exp(-1 / Math.sqrt(2))); // weight that the second query gives to the second key
 const want = [1, 2, 1 + 2 * weight, 2 + 2 * weight];
 const error = Math.max(...numbers(out).map((x, i) => Math.abs(x - want[i])));
 console.log(`${backend}: out ${numbers(out).map(x => x.toFixed(4)).join(' ')}, the largest error is ${error.toExponential(1)}`);
@@ -32,7 +32,8 @@ if (!(error < 1e-5)) throw new Error(`wanted ${want}`);
 
 // an observe needs no v
 const looks = await attention('observe', {q, k: q, causal: true, observe: ['entropy', 'pairs']});
-const entropy = -weight * Math.log(weight) - (1 - weight) * Math.log(1 - weight); // entropy of the second query
+// entropy of the second query's weights
+const entropy = -weight * Math.log(weight) - (1 - weight) * Math.log(1 - weight);
 if (!(Math.abs(numbers(looks.entropy)[1] - entropy) < 1e-5)) throw new Error(`wanted ${entropy}`);
 console.log(`observe: ${looks.pairs} pairs, entropy ${numbers(looks.entropy).map(x => x.toFixed(4)).join(' ')}`);
 

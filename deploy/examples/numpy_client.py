@@ -15,8 +15,8 @@ import numpy as np
 
 
 class Refused(Exception):
-    """The server's reason for a refusal, in one sentence. `code` is stable, and `pointer` names the member of the
-    request that is wrong."""
+    """Raised for a request that the server refuses. The text is the reason in one sentence, `code` is stable, and
+    `pointer` names the wrong member of the request."""
 
     def __init__(self, problem):
         super().__init__(problem['detail'])
@@ -28,8 +28,8 @@ def tensor(a):
 
 
 def attention(url, op, **members):
-    """op is forward, backward, observe or merge. Arrays among the members are sent as tensors, and tensors of the
-    answer become arrays."""
+    """Sends a request; op is forward, backward, observe or merge. Arrays among the members are sent as tensors, and
+    tensors of the answer become arrays."""
     body = json.dumps({name: tensor(m) if isinstance(m, np.ndarray) else m for name, m in members.items()}).encode()
     try:
         with urllib.request.urlopen(urllib.request.Request(f'{url}/v1/attention/{op}', body, {'Content-Type': 'application/json'})) as answer:
@@ -42,7 +42,8 @@ def attention(url, op, **members):
 
 def main(url='http://127.0.0.1:8080'):
     rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal((2, 100, 4, 64)).astype(np.float16) for _ in range(3))  # [B, S, H, D]
+    # axes: batch, position, head, channel [B, S, H, D]
+    q, k, v = (rng.standard_normal((2, 100, 4, 64)).astype(np.float16) for _ in range(3))
     answer = attention(url, 'forward', q=q, k=k, v=v, causal=True)
 
     scores = np.einsum('bqhd,bkhd->bhqk', q.astype(float), k.astype(float)) / 64**0.5
@@ -62,7 +63,7 @@ def main(url='http://127.0.0.1:8080'):
     print(f'observe: mean entropy {looks["entropy"].mean():.2f} nats, the first key has {looks["key_mass"][..., 0].mean():.1f} of 100 queries')
 
     gradients = attention(url, 'backward', q=q, k=k, v=v, dout=np.ones_like(q), causal=True)
-    # for dout = 1 this is 1 per query, because the weights of each query sum to 1
+    # with dout = 1, dv sums to 1 for each query, because the weights of a query sum to 1
     total = gradients['dv'].astype(float).sum((0, 1))
     assert np.allclose(total, 200, atol=0.5), total
     print('dq', gradients['dq'].shape, 'dk', gradients['dk'].shape, 'dv', gradients['dv'].shape)

@@ -25,7 +25,7 @@ RESULTS = ('out', 'lse', 'dq', 'dk', 'dv', 'dbias', 'dsinks', 'dalibi_slopes')
 
 
 def to_wire(name, x):
-    if hasattr(x, 'detach'):  # A PyTorch tensor. NumPy has no bfloat16, so the bytes are used as they are.
+    if hasattr(x, 'detach'):  # The bytes of a PyTorch tensor are used as they are, because NumPy has no bfloat16.
         import torch
         x = x.detach().cpu().contiguous()
         dtype, data = str(x.dtype).removeprefix('torch.'), x.reshape(-1).view(torch.uint8).numpy().tobytes()
@@ -51,14 +51,14 @@ def check(out=None, **members):
             return json.load(answer)
     except urllib.error.HTTPError as e:
         problem = json.load(e)
-        # the reason is one sentence: what, where, and the rule
+        # the server's reason is one sentence: what is wrong, where, and the rule
         raise ValueError(f'attnd refused to check: {problem["detail"]}') from None
     except urllib.error.URLError as e:
         raise ConnectionError(f'attnd does not answer at {url}: {e.reason}. Set ATTND_URL, or start it.') from None
 
 
 def in_words(answer):
-    """Returns the verdict in words: what is wrong, where, why, and how to fix it."""
+    """Returns the answer of a check in words: what is wrong, where, why, and how to fix it."""
     lines = [f'{answer["verdict"]}: {answer["operation"]} of attention']
     for name, e in answer['errors'].items():
         lines.append(f'  {name}: {e["wrong"]} of {e["of"]} are wrong by more than {e["limit"]:.1e}; the largest error is {e["max_abs"]}' +
@@ -66,7 +66,7 @@ def in_words(answer):
     lines += [f'  where: {w["tensor"]}, {w["what"]}: {w["wrong"]} of the {w["of_wrong"]} that are wrong' for w in answer['where']]
     lines += [f'  worst: {w["tensor"]}{w["index"]} is {w["got"]}, must be {w["want"]}' for w in answer['worst'][:3]]
     for e in answer['explanations']:
-        codes = ' and '.join(e[n] for n in ('code', 'and') if n in e)  # one mistake, or two together
+        codes = ' and '.join(e[n] for n in ('code', 'and') if n in e)  # an explanation is one mistake, or two together
         lines += [f'  because ({codes}): {e["detail"]}', f'  to fix: {e["fix"]}']
     if not answer['explanations']:
         lines.append('  no mistake that attnd knows explains it')
@@ -76,8 +76,8 @@ def in_words(answer):
 
 
 def compare(out=None, **members):
-    """Fails unless the results are those of a correct kernel of their dtype. Returns the answer."""
-    __tracebackhide__ = True  # pytest then shows the line that called this function
+    """Fails the test unless the results are those of a right kernel of their dtype. Returns the answer."""
+    __tracebackhide__ = True  # makes pytest show the line that called this function instead of a line in it
     answer = check(out, **members)
     if answer['verdict'] == 'mismatch':
         pytest.fail(in_words(answer), pytrace=True)

@@ -28,7 +28,8 @@ def join(*gradients):
 
 
 def attention(servers, parts, dout):
-    """({'out', 'lse'}, {'dq', 'dk', 'dv'}) of shards.cut()'s parts; part n goes to server n, while it is ready."""
+    """Returns ({'out', 'lse'}, {'dq', 'dk', 'dv'}) over all keys. `parts` is what shards.cut() returns; part n goes to
+    server n, or to the next one that is ready."""
     forwards = [step.remote(shards.forward, servers, n, part) for n, part in enumerate(parts)]
     whole = step.remote(shards.merge, servers, 0, *forwards)
     gradients = [step.remote(shards.backward, servers, n, part, whole, dout) for n, part in enumerate(parts)]
@@ -38,7 +39,8 @@ def attention(servers, parts, dout):
 def main(*servers):
     servers = servers or ('http://127.0.0.1:8080',)
     if 'RAY_ADDRESS' in os.environ:
-        ray.init(runtime_env={'py_modules': [shards.__file__]})  # the workers of a cluster have no shards.py
+        # gives shards.py to the workers of a cluster, which do not have it
+        ray.init(runtime_env={'py_modules': [shards.__file__]})
     else:
         ray.init(num_cpus=3, include_dashboard=False, object_store_memory=100_000_000)
     try:

@@ -19,13 +19,13 @@ DTYPES = {'BF16': 'bfloat16', 'F16': 'float16', 'F32': 'float32'}
 
 
 def load(file):
-    """Does what load() of safetensors.numpy does, for bfloat16 too."""
+    """Reads a safetensors file as safetensors.numpy's load() does, but bfloat16 too."""
     return {name: np.frombuffer(t['data'], DTYPES[t['dtype']]).reshape(t['shape']) for name, t in deserialize(file)}
 
 
 class Refused(Exception):
-    """The server's reason for a refusal, in one sentence. `code` is stable, and `pointer` names the member of the
-    request that is wrong."""
+    """Raised for a request that the server refuses. The text is the reason in one sentence, `code` is stable, and
+    `pointer` names the wrong member of the request."""
 
     def __init__(self, problem):
         super().__init__(problem['detail'])
@@ -33,20 +33,22 @@ class Refused(Exception):
 
 
 def attention(url, op, tensors, **options):
-    """op is forward or backward. Returns the tensors of the answer by name, and the other members of the answer."""
+    """Sends a request; op is forward or backward. Returns the tensors of the answer by name, and the other members of
+    the answer."""
     body = save(tensors, {name: json.dumps(value) for name, value in options.items()})
     try:
         with urllib.request.urlopen(urllib.request.Request(f'{url}/v1/attention/{op}', body, {'Content-Type': 'application/x-safetensors'})) as answer:
             answer = answer.read()
     except urllib.error.HTTPError as e:
-        raise Refused(json.load(e)) from None  # a refusal is JSON
+        raise Refused(json.load(e)) from None  # a refusal is JSON, even if the request was a safetensors file
     header = json.loads(answer[8:8 + int.from_bytes(answer[:8], 'little')])
     return load(answer), {name: json.loads(value) for name, value in header['__metadata__'].items()}
 
 
 def main(url='http://127.0.0.1:8080'):
     rng = np.random.default_rng(0)
-    tensors = {name: rng.standard_normal((2, 100, 4, 64)).astype(np.float16) for name in ('q', 'k', 'v')}  # [B, S, H, D]
+    # axes: batch, position, head, channel [B, S, H, D]
+    tensors = {name: rng.standard_normal((2, 100, 4, 64)).astype(np.float16) for name in ('q', 'k', 'v')}
     answer, facts = attention(url, 'forward', tensors, causal=True)
 
     q, k, v = (t.astype(float) for t in tensors.values())
@@ -59,7 +61,7 @@ def main(url='http://127.0.0.1:8080'):
     assert error < 2e-3, 'float16 has 11 bits'
 
     gradients, _ = attention(url, 'backward', {**tensors, **answer, 'dout': np.ones_like(tensors['q'])}, causal=True)
-    # for dout = 1 this is 1 per query, because the weights of each query sum to 1
+    # with dout = 1, dv sums to 1 for each query, because the weights of a query sum to 1
     total = gradients['dv'].astype(float).sum((0, 1))
     assert np.allclose(total, 200, atol=0.5), total
     print('dq', gradients['dq'].shape, 'dk', gradients['dk'].shape, 'dv', gradients['dv'].shape)

@@ -17,27 +17,27 @@ import urllib.request
 import numpy as np
 from safetensors.numpy import load, save
 
-RETRIES = 5   # how often an engine repeats a step that ended with Unavailable
-WAIT_S = 600  # silence after which a server counts as lost: longer than any computation takes
+RETRIES = 5   # how often Dask or Ray repeats a step that ended with Unavailable
+WAIT_S = 600  # seconds of silence after which a server counts as lost; longer than any computation takes
 
 
 # ---- The arithmetic --------------------------------------------------------------------------------------------------
 
 
 def cut(q, k, v, count, causal=False, **options):
-    """At most `count` parts of the keys of k and v, [B, S, H, D], with about the same work in each.
+    """Returns at most `count` parts of the keys of k and v, [B, S, H, D], with about the same work in each.
 
-    The protocol has no position at which a part's keys begin, and needs none. With `causal` a query sees no key behind
-    its own position, so the queries before a part's first key are not sent. The first query that is sent then sees the
-    part's key 0, the next query one key more: a causal mask whose alignment is top_left. Where there are more keys than
-    queries, the first query sees `right` keys more."""
+    The protocol has no option for the position at which a part's keys begin, and needs none. With `causal` a query sees
+    no key behind its own position, so the queries before a part's first key are not sent. The first query that is sent
+    sees the part's key 0, and each later query sees one key more: this is a causal mask with alignment top_left. If
+    there are more keys than queries, the first query sees some more keys; the right end of `window` says how many."""
     if set(options) - {'scale', 'softcap'}:
         raise ValueError(f'{sorted(options)}: only causal, scale and softcap are the same in every part of the keys')
     if k.shape[1] != v.shape[1]:
         raise ValueError(f'v: shape[1] is {v.shape[1]}, must be {k.shape[1]}, the keys of k')
     Sq, Sk = q.shape[1], k.shape[1]
-    behind = Sk - Sq if causal else Sk                             # keys that every query sees
-    seen_by = Sq - np.maximum(0, np.arange(Sk) - behind)           # queries that see key j; none sees fewer than 1
+    behind = Sk - Sq if causal else Sk                             # number of keys that every query sees
+    seen_by = Sq - np.maximum(0, np.arange(Sk) - behind)           # number of queries that see key j, at least 1
     work = np.cumsum(seen_by)
     ends = {int(np.searchsorted(work, work[-1] * p / count)) + 1 for p in range(1, count)} | {0, Sk}
     parts = []
@@ -54,7 +54,8 @@ def inputs(part):
 
 
 def forward(post, part):
-    """out and lse of all queries over the keys of one part. A query that sees no key there has out 0 and lse -inf."""
+    """Returns out and lse of all queries over the keys of one part. A query that sees no key of the part has out 0 and
+    lse -inf."""
     answer = post('forward', inputs(part), **part['options'], out_dtype='float32')
     B, Sq, H, _ = part['q'].shape
     out, lse = np.zeros((B, Sq, H, part['v'].shape[3]), np.float32), np.full((B, H, Sq), -np.inf, np.float32)
@@ -63,15 +64,15 @@ def forward(post, part):
 
 
 def merge(post, *results):
-    """out and lse over all keys, from those over each part."""
+    """Returns out and lse over all keys. `results` has out and lse over each part of the keys."""
     return post('merge', {f'parts.{p}.{name}': t for p, result in enumerate(results) for name, t in result.items()})
 
 
 def backward(post, part, whole, dout):
-    """dk and dv of one part's keys, which are final, and what this part adds to dq.
+    """Returns the final dk and dv of one part's keys, and what this part adds to dq.
 
-    The server gets out and lse over all keys. It makes of lse the probabilities that this part's keys have among all
-    keys, and no part needs to know another part's keys."""
+    The server gets out and lse over all keys. From lse it computes the probabilities that this part's keys have among
+    all keys, so it needs no other part's keys."""
     first = part['first']
     results = {'out': whole['out'][:, first:], 'lse': whole['lse'][:, :, first:], 'dout': dout[:, first:]}
     answer = post('backward', {**inputs(part), **results}, **part['options'], grad_dtype='float32')
@@ -89,15 +90,16 @@ def join(*gradients):
 
 
 class Unavailable(Exception):
-    """No answer, or not now. No server keeps anything of a request, so the same request may be sent again, to any."""
+    """Raised if no server answered, or none could at the moment. A server keeps nothing of a request, so the same
+    request may be sent again, to any server."""
 
 
 class Refused(Exception):
-    """The request is wrong, in one sentence. No server will answer it otherwise."""
+    """Raised if a server refused the request, with its reason in one sentence. Every server would refuse it."""
 
 
 def ready(servers, n):
-    """The first server that takes requests, beginning with server n."""
+    """Returns the first server that takes requests, beginning with server n."""
     for i in range(len(servers)):
         url = servers[(n + i) % len(servers)]
         try:
@@ -105,21 +107,22 @@ def ready(servers, n):
                 return url
         except (OSError, http.client.HTTPException):
             pass
-    time.sleep(1)  # before the engine tries again: a server that is being restarted needs a second
+    time.sleep(1)  # a server that is being restarted needs a second, before the engine (Dask or Ray) tries again
     raise Unavailable(f'none of {", ".join(servers)} is ready')
 
 
 def reason(error):
-    """What the server says of a request that it does not answer: one sentence, or the status where there is none."""
+    """Returns the server's reason for not answering a request: one sentence, or the status if there is no sentence."""
     try:
         return json.load(error)['detail']
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):  # killed meanwhile, or a proxy
+    # the server was killed while it answered, or a proxy answered
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
         return f'status {error.code}'
 
 
 def post(servers, n, op, tensors, **options):
-    """The tensors with which server n answers, or the next one that is ready. functools.partial(post, servers, n) is
-    what the functions above take."""
+    """Sends a request to server n, or to the next one that is ready. Returns the tensors of the answer. Pass
+    functools.partial(post, servers, n) to the functions above."""
     url = ready(servers, n)
     body = save({name: np.ascontiguousarray(t) for name, t in tensors.items()},
                 {name: json.dumps(option) for name, option in options.items()})
@@ -140,17 +143,18 @@ def post(servers, n, op, tensors, **options):
 
 
 def one_after_the_other(servers, parts, dout):
-    """out and lse, and the gradients. This is what an engine does at the same time."""
+    """Returns out and lse, and the gradients, by the steps that a Dask or Ray cluster runs in parallel."""
     posts = [functools.partial(post, servers, n) for n in range(len(parts))]
     whole = merge(posts[0], *(forward(p, part) for p, part in zip(posts, parts)))
     return whole, join(*(backward(p, part, whole, dout) for p, part in zip(posts, parts)))
 
 
 def compare(attention, servers, count):
-    """The largest error of `attention` over `count` parts, beside one request with all keys. Of a tensor with numbers
-    above 1 it is the share of the largest number."""
+    """Returns the largest error of `attention` over `count` parts, compared with one request with all keys. For tensors
+    with numbers above 1 it is relative to the largest number."""
     rng = np.random.default_rng(0)
-    q, dout = (rng.standard_normal((1, 300, 4, 32)).astype(np.float32) for _ in range(2))  # [B, S, H, D]
+    # axes: batch, position, head, channel [B, S, H, D]
+    q, dout = (rng.standard_normal((1, 300, 4, 32)).astype(np.float32) for _ in range(2))
     k, v = (rng.standard_normal((1, 700, 2, 32)).astype(np.float32) for _ in range(2))
     whole, gradients = attention(servers, cut(q, k, v, count, causal=True), dout)
     want = post(servers, 0, 'forward', {'q': q, 'k': k, 'v': v}, causal=True)
@@ -162,7 +166,7 @@ def compare(attention, servers, count):
 
 
 def show(attention, servers):
-    """What an engine's client prints: its largest error, and how it passes on that a request was wrong."""
+    """Prints what a client shows: its largest error, and how it reports a request that was refused."""
     count = max(3, len(servers))
     print(f'servers: {len(servers)}; parts: {count}; the largest error is {compare(attention, servers, count):.1e}')
     q, k = np.ones((1, 1, 4, 8), np.float32), np.ones((1, 9, 3, 8), np.float32)
@@ -170,11 +174,13 @@ def show(attention, servers):
         attention(servers, cut(q, k, k, 3), q)
         sys.exit('three heads of k were not refused')
     except Refused as refused:
-        print(f'refused: {getattr(refused, "cause", refused)}')  # Ray's own exception has the worker's as its cause
+        # Ray raises an exception of its own, whose cause is the worker's exception
+        print(f'refused: {getattr(refused, "cause", refused)}')
 
 
 def moved(url):
-    """Bytes of all bodies that a server has received and sent, and those of the page that says this."""
+    """Returns two numbers of bytes: those of all bodies that a server has received and sent, and those of the /metrics
+    page with this sum."""
     with urllib.request.urlopen(f'{url}/metrics') as answer:
         page = answer.read()
     counters = dict(line.rsplit(' ', 1) for line in page.decode().splitlines() if not line.startswith('#'))

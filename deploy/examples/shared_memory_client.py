@@ -17,7 +17,7 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 
 class Region:
-    """An object of shared memory that is registered with the server. Arrays are placed one after the other."""
+    """An object of shared memory that is registered with the server. Its arrays are placed one after the other."""
 
     def __init__(self, client, name, key, byte_size):
         self.client, self.name, self.byte_size, self.end = client, name, byte_size, 0
@@ -43,7 +43,7 @@ class Region:
         return made
 
     def array(self, output, dtype, shape):
-        """Returns what the server has written, as a copy, because the memory may be used again."""
+        """Returns an array that the server has written, as a copy, because the memory may be used again."""
         return np.array(shm.get_contents_as_numpy(self.handle, dtype, shape, offset=output.at))
 
     def close(self):
@@ -54,7 +54,8 @@ class Region:
 def main(url='http://127.0.0.1:8080'):
     client = triton.InferenceServerClient(url.split('//')[1])
     rng = np.random.default_rng(0)
-    tensors = {name: rng.standard_normal((2, 100, 4, 64)).astype(np.float16) for name in ('q', 'k', 'v')}  # [B, S, H, D]
+    # axes: batch, position, head, channel [B, S, H, D]
+    tensors = {name: rng.standard_normal((2, 100, 4, 64)).astype(np.float16) for name in ('q', 'k', 'v')}
     shape, lse_shape = [2, 100, 4, 64], [2, 4, 100]
     region = Region(client, 'example', f'/attn_example_{os.getpid()}', 4 * tensors['q'].nbytes + 4096)
     try:

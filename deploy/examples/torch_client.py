@@ -25,7 +25,7 @@ LEARNT = {'q', 'k', 'v', 'bias', 'alibi_slopes', 'sinks'}
 
 def to_wire(t):
     t = t.detach().cpu().contiguous()
-    # NumPy has no bfloat16, so the bytes are used as they are.
+    # The bytes are used as they are, because NumPy has no bfloat16.
     return {'shape': list(t.shape), 'dtype': str(t.dtype).removeprefix('torch.'), 'data': base64.b64encode(t.flatten().view(torch.uint8).numpy().tobytes()).decode()}
 
 
@@ -34,21 +34,22 @@ def from_wire(m, like):
 
 
 def post(op, problems):
-    """Returns the answers to the problems, which are sent in one request."""
+    """Sends the problems in one request. Returns the answers to them."""
     body = json.dumps({'requests': problems}).encode()
     try:
         with urllib.request.urlopen(urllib.request.Request(f'{URL}/v1/attention/{op}', body, {'Content-Type': 'application/json'})) as answer:
             answers = json.load(answer)['responses']
     except urllib.error.HTTPError as e:
-        raise ValueError(json.load(e)['detail']) from None  # the reason is one sentence: what, where, and the rule
+        # the server's reason is one sentence: what is wrong, where, and the rule
+        raise ValueError(json.load(e)['detail']) from None
     for answer in answers:
         if 'error' in answer:
             raise ValueError(answer['error']['detail'])
     return answers
 
 
-# PyTorch's operators take only tensors and text: `names` has the names of the tensors, separated by spaces, and
-# `options` is the repr() of the options.
+# A PyTorch operator that computes all problems. Operators take only tensors and text: `names` has the tensors' names,
+# separated by spaces, and `options` is the repr() of the options.
 
 
 def forward_all(problems, names, options):
@@ -64,7 +65,8 @@ def backward_all(problems, names, options, wanted):
         members = {**dict(zip(names.split(), tensors)), 'out': out, 'lse': lse, 'dout': dout, 'dlse': dlse}
         bodies.append({**{n: to_wire(t) for n, t in members.items()}, **options, 'outputs': wanted.split()})
         if options.get('dropout_p'):
-            bodies[-1]['seed'] = int(seed)  # with the same seed the backward drops the same elements as the forward
+            # the forward returned this seed, with which the backward drops the same elements
+            bodies[-1]['seed'] = int(seed)
     return [[from_wire(answer[n], p[1]) for n in wanted.split()] for answer, p in zip(post('backward', bodies), problems)]
 
 
@@ -79,13 +81,14 @@ def backward(tensors: list[torch.Tensor], out: torch.Tensor, lse: torch.Tensor, 
     return backward_all([(tensors, out, lse, seed, dout, dlse)], names, options, wanted)[0]
 
 
-# torch.compile needs the shapes of the results without their numbers.
+# Tells torch.compile the shapes of the results, without computing them.
 
 
 @forward.register_fake
 def _(tensors, names, options):
     options, (q, _, v) = ast.literal_eval(options), tensors[:3]
-    rows = list(q.shape[:-1])  # [B, H, Sq], [B, Sq, H], or packed [total_q, H]
+    # shape of out without its last axis: [B, H, Sq], [B, Sq, H], or for packed tensors [total_q, H]
+    rows = list(q.shape[:-1])
     heads = rows if options.get('layout') == 'bhsd' else [*rows[:-2], rows[-1], rows[-2]]
     dtype = getattr(torch, options.get('out_dtype', str(q.dtype).removeprefix('torch.')))
     return q.new_empty([*rows, v.shape[-1]], dtype=dtype), q.new_empty(heads, dtype=torch.float32), torch.empty((), dtype=torch.int64)
@@ -102,7 +105,8 @@ def _(tensors, out, lse, seed, dout, dlse, names, options, wanted):
     return found
 
 
-# For autograd. torch.func needs setup_context() and generate_vmap_rule for the combination of vmap() and grad().
+# Connects forward and backward for autograd. The combination of torch.func's vmap() and grad() needs setup_context()
+# and generate_vmap_rule.
 
 
 class Gradients(torch.autograd.Function):
@@ -142,7 +146,7 @@ class Attention(torch.autograd.Function):
         return None, None, *(found.get('d' + name) for name in ctx.names.split())
 
 
-# With vmap, all problems are sent in one request.
+# Returns the i-th problem's part of a tensor. With vmap, all problems are sent in one request.
 
 
 def one_of(x, dim, i):
@@ -164,7 +168,7 @@ def _(info, in_dims, *arguments):
 
 
 def attention(q, k, v, **members):
-    """Returns out and lse."""
+    """Computes attention of q, k and v [B, H, S, D] on the server. Returns out and lse."""
     tensors = {'q': q, 'k': k, 'v': v, **{n: x for n, x in members.items() if isinstance(x, torch.Tensor)}}
     options = {n: x for n, x in members.items() if n not in tensors and x is not None}
     if 'cu_seqlens_q' not in tensors:  # packed tensors have only one layout
@@ -199,15 +203,15 @@ def main():
         print(f'{name}: {tuple(got.shape)}, the largest error is {error(got, right):.1e} of the largest number')
         assert error(got, right) < 0.02, 'bfloat16 has 8 bits'
 
-    # Dropout: the forward draws a seed, and the backward drops the same elements.
+    # With dropout, the forward draws a seed, and the backward drops the same elements.
     ones = torch.ones(1, 1, 64, 64)
     zeros, eye = torch.zeros(1, 1, 64, 64), torch.eye(64)[None, None].requires_grad_()
     dropped, _ = attention(zeros, zeros, eye, dropout_p=0.5)
     (dv,) = torch.autograd.grad(dropped, eye, ones)
     assert torch.allclose(dropped.sum(-2), dv[..., 0], atol=1e-5) and (dropped == 0).any()
 
-    # float32 has 24 bits, so steps and tolerances of gradcheck are larger than its defaults for float64. gradcheck
-    # warns of float32.
+    # Steps and tolerances of gradcheck are larger than its defaults, which are for float64: float32 has 24 bits.
+    # gradcheck warns of float32.
     warnings.filterwarnings('ignore', message='.*double precision')
     small = [torch.randn(1, 2, 3, 4, requires_grad=True) for _ in range(3)] + [torch.randn(*shape, requires_grad=True) for shape in ((1, 1, 3, 3), (2,), (2,))]
     assert torch.autograd.gradcheck(lambda q, k, v, bias, slopes, sinks: attention(q, k, v, bias=bias, alibi_slopes=slopes, sinks=sinks, causal=True, softcap=5),
@@ -216,11 +220,11 @@ def main():
 
     def loss(q, k, v):
         return attention(q, k, v, causal=True)[0].square().sum()
-    # the default backend gives the same results, but needs a C++ compiler
+    # torch.compile's default backend gives the same results, but needs a C++ compiler
     compiled = torch.compile(loss, backend='aot_eager', fullgraph=True)
     q, k, v = (torch.randn(3, 2, 4, 10, 8, requires_grad=True) for _ in range(3))
     assert torch.allclose(compiled(q[0], k[0], v[0]), loss(q[0], k[0], v[0]))
-    each = torch.func.vmap(torch.func.grad(loss))(q, k, v)  # gradients for three problems
+    each = torch.func.vmap(torch.func.grad(loss))(q, k, v)  # computes the gradients of three problems with vmap
     right = torch.stack([torch.autograd.grad(loss(*(t[i] for t in (q, k, v))), q)[0][i] for i in range(3)])
     assert torch.allclose(each, right, atol=1e-5)
     print('compiled in one graph, and mapped over three problems')

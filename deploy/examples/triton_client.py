@@ -13,8 +13,8 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 
 def attention(client, model, tensors, **parameters):
-    """model is attention_forward or attention_backward. Returns the arrays of the answer by name, and its
-    parameters."""
+    """Sends a request; model is attention_forward or attention_backward. Returns the arrays of the answer by name, and
+    the answer's parameters."""
     inputs = []
     for name, a in tensors.items():
         inputs.append(triton.InferInput(name, list(a.shape), np_to_triton_dtype(a.dtype)))
@@ -27,7 +27,8 @@ def attention(client, model, tensors, **parameters):
 def main(url='http://127.0.0.1:8080'):
     client = triton.InferenceServerClient(url.split('//')[1])
     rng = np.random.default_rng(0)
-    tensors = {name: rng.standard_normal((2, 100, 4, 64)).astype(np.float16) for name in ('q', 'k', 'v')}  # [B, S, H, D]
+    # axes: batch, position, head, channel [B, S, H, D]
+    tensors = {name: rng.standard_normal((2, 100, 4, 64)).astype(np.float16) for name in ('q', 'k', 'v')}
     answer, facts = attention(client, 'attention_forward', tensors, causal=True)
 
     q, k, v = (t.astype(float) for t in tensors.values())
@@ -40,7 +41,7 @@ def main(url='http://127.0.0.1:8080'):
     assert error < 2e-3, 'float16 has 11 bits'
 
     gradients, _ = attention(client, 'attention_backward', {**tensors, **answer, 'dout': np.ones_like(tensors['q'])}, causal=True)
-    # for dout = 1 this is 1 per query, because the weights of each query sum to 1
+    # with dout = 1, dv sums to 1 for each query, because the weights of a query sum to 1
     total = gradients['dv'].astype(float).sum((0, 1))
     assert np.allclose(total, 200, atol=0.5), total
     print('dq', gradients['dq'].shape, 'dk', gradients['dk'].shape, 'dv', gradients['dv'].shape)

@@ -14,8 +14,8 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 
 def step(client, sequence, q, k, v, start=False, end=False):
-    """Appends k and v [1, S, Hk, D] to the sequence. Each query of q [1, Sq, H, D] attends to its own position and all
-    before it."""
+    """Appends k and v [1, S, Hk, D] to the sequence. Each query of q [1, Sq, H, D] attends to its own position and to
+    all before it. `start` and `end` mark the sequence's first and last request."""
     inputs = []
     for name, a in ('q', q), ('k', k), ('v', v):
         inputs.append(triton.InferInput(name, list(a.shape), np_to_triton_dtype(a.dtype)))
@@ -26,7 +26,8 @@ def step(client, sequence, q, k, v, start=False, end=False):
 
 def attention(q, k, v):
     Sq, Sk = q.shape[1], k.shape[1]
-    k, v = (np.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))  # several heads of q share a key/value head
+    # repeats each key/value head for the query heads that share it
+    k, v = (np.repeat(x, q.shape[2] // x.shape[2], axis=2) for x in (k, v))
     scores = np.einsum('bqhd,bkhd->bhqk', q, k) / q.shape[3]**0.5
     scores[..., np.triu(np.ones((Sq, Sk), bool), 1 + Sk - Sq)] = -np.inf
     weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -38,7 +39,7 @@ def main(url='http://127.0.0.1:8080'):
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((1, 305, heads, 64)).astype(np.float32) for heads in (8, 2, 2))
     at, worst = 0, 0.0
-    for count in (300, 1, 1, 1, 1, 1):  # first the prompt of 300 tokens, then one token at a time
+    for count in (300, 1, 1, 1, 1, 1):  # the first step is the prompt of 300 tokens, and each later step is one token
         part = slice(at, at + count)
         out = step(client, 7, q[:, part], k[:, part], v[:, part], start=at == 0, end=at == 304)
         at += count

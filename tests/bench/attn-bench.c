@@ -1,4 +1,5 @@
-/* attn-bench: how fast attention is on a device, and how fast bodies are read. Uses libattn.a and libproto.a alone.
+/* attn-bench: measures how fast a device computes attention, and how fast bodies are read. Uses only libattn.a and
+ * libproto.a.
  *
  *   attn-bench -B 1 -H 16 --sq 2048 -D 128 --causal               one shape (forward, bf16, the best device)
  *   attn-bench --op both --dtype float32 --device cpu --threads 2
@@ -14,13 +15,13 @@
  *   attn-bench --op both --truth                                  results in float64 (attn_truth_some())
  *   attn-bench --codec                                            base64 and the scanner, GB of text a second
  *
- * Each row is the median of warm runs, by the device's own clock around the kernels: inputs are already in its
- * memory, the workspace is allocated, out and lse of a backward were computed before. On a GPU a run is as many
- * calls as fill two milliseconds, one behind the other, so that the time is the kernels' and not that of the host
- * that queues them; and where K and V decide, calls take turns with several copies of them, that they are not found
- * in a cache. Inputs are random (equal or zero ones run faster on power-limited chips). Outputs are poisoned with
- * NaN before the first run and looked at after the last: a kernel that leaves something unwritten has no time.
- * TFLOP/s counts what a query may see exactly: see attn_flops(). */
+ * Each row is the median of warm runs, measured by the device's own clock around the kernels. Before a run, the inputs
+ * are in the device's memory, the workspace is allocated, and out and lse of a backward are computed. On a GPU a run
+ * consists of calls one behind the other that fill two milliseconds; otherwise the time could be that of the host,
+ * which queues them. Where reading K and V dominates, calls use several copies of K and V in turn, so that a cache does
+ * not hold them. Inputs are random, because equal numbers or zeros run faster on power-limited chips. Outputs are NaN
+ * before the first run and checked after the last: if a kernel leaves an element unwritten, the program fails.
+ * TFLOP/s counts only the pairs that a query may see: see attn_flops(). */
 #include <errno.h>
 #include <float.h>
 #include <getopt.h>
@@ -37,7 +38,8 @@
 
 enum { WARM_RUNS = 2, MOST_REPS = 1000, PATTERN = 1000003, MOST_COPIES = 64, MOST_SEQUENCES = 256 };
 
-/* A timed run of calls on a GPU lasts at least RUN_MS. K, V and their copies together have at least this size. */
+/* On a GPU, a timed run of calls lasts at least RUN_MS milliseconds. K, V and their copies together have at least
+ * COPIES_BYTES, more than a cache holds. */
 static const double RUN_MS = 2;
 static const int64_t COPIES_BYTES = INT64_C(512) << 20;
 
@@ -47,7 +49,7 @@ static const int64_t COPIES_BYTES = INT64_C(512) << 20;
 
 struct options {
     bool forward, backward, json, causal, codec, top_left;
-    bool no_lse; /* a forward computes only out */
+    bool no_lse; /* the forward computes only out, without lse */
     /* reading K and V dominates the time: the report shows GB/s, and calls use several copies of K and V in turn */
     bool reading;
     int sequences; /* packed sequences: their number and their lengths; B, Sq and Sk are then ignored */
@@ -55,28 +57,28 @@ struct options {
     int64_t documents; /* FlashMask of this many equal documents, each of which sees only itself; 0: no mask */
     /* K and V are in pools of pages with this many keys each, in random order; 0: K and V are contiguous */
     int64_t page_size;
-    bool forks;  /* the rows share all their pages except the last */
-    bool latent; /* V is the first Dv columns of K, in the same memory */
+    bool forks;  /* the batch rows share all their pages except the last one of each */
+    bool latent; /* latent attention: V is the first Dv columns of K, in the same memory */
     bool deterministic, alibi, sinks;
-    bool truth; /* time attn_truth_some() instead of the kernels */
+    bool truth; /* attn_truth_some() (results in float64) is timed instead of the kernels */
     double softcap, scale, dropout;
     double keep;        /* the share of keys that a keep_mask of [1, 1, Sq, Sk] keeps; 0: no mask */
     bool biased;        /* a bias of [1, 1, Sq, Sk] */
-    bool each_head;     /* bias and keep_mask are [B, H, Sq, Sk] */
+    bool each_head;     /* bias and keep_mask have the shape [B, H, Sq, Sk] instead of [1, 1, Sq, Sk] */
     bool forward_first; /* a backward computes out and lse itself instead of receiving them */
-    /* The bias is hidden_bias (the lowest float32) for later keys and for the first `padded` keys, and 0 for others, as
-     * in
-     * 4-D masks of Hugging Face. Otherwise the bias is random. */
+    /* The bias is a mask as in Hugging Face's 4-D masks: hidden_bias (the lowest float32) for later keys and for the
+     * first `padded` keys, and 0 for all others. Otherwise the bias is random. */
     bool bias_is_mask;
     int64_t padded;
     double hidden_bias;
-    uint64_t observed;  /* outputs of an observe */
-    uint64_t gradients; /* gradients of options in a backward: bits of dsinks, dbias and dalibi_slopes */
+    uint64_t observed;  /* outputs of an observe, one bit each */
+    uint64_t gradients; /* a backward's gradients of options: one bit each for dsinks, dbias and dalibi_slopes */
     enum { NO_SWEEP, SWEEP_PAPER, SWEEP_DECODE, SWEEP_MASKS, SWEEP_OBSERVE } sweep;
-    attn_dtype dtype, key_dtype, grad_dtype, bias_dtype; /* dtypes of q; of k and v; of dq, dk and dv; of bias */
+    /* dtype: of q; key_dtype: of k and v; grad_dtype: of dq, dk and dv; bias_dtype: of bias */
+    attn_dtype dtype, key_dtype, grad_dtype, bias_dtype;
     int64_t B, H, Hk, Sq, Sk, D, Dv, window_left, window_right, tokens;
     const char *device;
-    int index, threads, reps; /* reps: timed runs; 0: as many as fit into a second, at least 5 */
+    int index, threads, reps; /* reps: number of timed runs; 0: as many as fit into a second, at least 5 */
 };
 
 static void die(const char *what, const char *why)
@@ -105,8 +107,8 @@ static double median(double *times, int count)
 
 /* ---- Data -------------------------------------------------------------------------------------------------------- */
 
-/* Number of random numbers near N(0, 1), each a sum of uniform ones, that tensors repeat. The number is prime, so that
- * no kernel can benefit from the repetition. */
+/* Number of different random numbers, which tensors repeat. Each is close to N(0, 1), as a sum of uniform numbers. The
+ * count is prime, so that no kernel can benefit from the repetition. */
 static void fill_random(void *data, attn_dtype dtype, int64_t count)
 {
     static uint64_t state = 88172645463325252u;
@@ -116,7 +118,7 @@ static void fill_random(void *data, attn_dtype dtype, int64_t count)
         double sum = 0;
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;
         for (int part = 0; part < 4; part++) sum += (double)(state >> 16 * part & 0xffff) / 65536 - 0.5;
-        attn_store(dtype, data, n, sum * 1.7320508); /* scales the variance from 4 / 12 to 1 */
+        attn_store(dtype, data, n, sum * 1.7320508); /* scales the variance of the sum from 4 / 12 to 1 */
     }
     for (int64_t n = fresh; n < count; n += fresh)
         memcpy((char *)data + (size_t)n * bytes, data, (size_t)(count - n < fresh ? count - n : fresh) * bytes);
@@ -136,7 +138,8 @@ struct block {
     int64_t bytes;
 };
 
-/* The memory blocks of a problem: one for each tensor, and one for prefix_keys. */
+/* Memory blocks of a problem: one for each tensor, and one for prefix_keys (how many of its first keys each row shares
+ * with others). */
 enum { PREFIX_KEYS = ATTN_TENSOR_COUNT, BLOCKS };
 
 static attn_error err; /* every failure ends the program */
@@ -173,7 +176,7 @@ static void look_at(struct machine *m, attn_tensor_id id, const attn_tensor *t, 
         }
 }
 
-/* Makes an int32 tensor of these values. */
+/* Makes an int32 tensor with these values, on the host and on the device. */
 static void give_indices(struct machine *m, attn_tensor *t, struct block *b, const int32_t *values)
 {
     give_memory(m, t, b);
@@ -187,14 +190,14 @@ static int64_t entries_of(const struct options *o)
     return (o->Sk + o->page_size - 1) / o->page_size;
 }
 
-/* The number of pages in the pool. Forks share all their pages except the last. */
+/* Returns the number of pages in the pool. Forks share all their pages except the last. */
 static int64_t pages_of(const struct options *o)
 {
     return o->forks ? entries_of(o) - 1 + o->B : o->B * entries_of(o);
 }
 
-/* Fills the page table: each row's keys lie in the row's own pages, or in those of the first row. The order of pages in
- * the pool is random. */
+/* Fills the page table in random order. Each row's keys lie in pages of its own; a fork's keys lie in the first row's
+ * pages except for its last page. */
 static void give_pages(struct machine *m, const struct options *o, attn_problem *p, struct block *blocks)
 {
     const int64_t entries = entries_of(o), pages = pages_of(o), shared = o->forks ? entries - 1 : 0;
@@ -244,7 +247,8 @@ static void give_bias(struct machine *m, const struct options *o, attn_tensor *t
     must(attn_stream_wait(m->stream, &err));
 }
 
-/* Keeps a random choice of keys, which is the same each time. Each row keeps its first key. */
+/* Fills a keep_mask that keeps a random share of the keys, with the same seed in each run. Each row keeps its first
+ * key. */
 static void give_keep_mask(struct machine *m, const struct options *o, attn_tensor *t, struct block *b)
 {
     uint64_t state = 88172645463325252u;
@@ -258,7 +262,7 @@ static void give_keep_mask(struct machine *m, const struct options *o, attn_tens
     must(attn_stream_wait(m->stream, &err));
 }
 
-/* Gives q, k, v and the masks or lengths that say which query sees which key. */
+/* Makes q, k, v, and the masks and lengths that say which query sees which key. */
 static void give_inputs(struct machine *m, const struct options *o, attn_problem *p, struct block *blocks)
 {
     const int64_t sizes[] = { o->H, o->D, o->Hk, o->D, o->Hk, o->Dv };
@@ -300,7 +304,7 @@ static void give_inputs(struct machine *m, const struct options *o, attn_problem
         p->alibi_slopes = attn_tensor_make(NULL, ATTN_F32, 1, (int64_t[]){ o->H });
         give_memory(m, &p->alibi_slopes, &blocks[ATTN_T_alibi_slopes]);
     }
-    /* a key is hidden from the rows behind its document's end, and from the rows before the document's start */
+    /* FlashMask: hides a document's keys from the rows before its start and behind its end */
     if (o->documents) {
         int32_t *bounds = malloc((size_t)(o->B * o->Sk * 2) * sizeof *bounds);
         const int64_t length = (o->Sk + o->documents - 1) / o->documents;
@@ -336,7 +340,7 @@ static void put_outputs(const attn_problem *p)
     printf("]");
 }
 
-/* Results in float64: memory for those that the problem has, and a workspace. */
+/* The results that attn_truth_some() computes in float64: those that the problem has, and memory for them. */
 static const attn_tensor_id truth_ids[] = { ATTN_T_out, ATTN_T_lse, ATTN_T_dq, ATTN_T_dk, ATTN_T_dv };
 enum { TRUTH_RESULTS = sizeof truth_ids / sizeof *truth_ids };
 
@@ -346,7 +350,7 @@ struct truth {
     attn_truth to;
 };
 
-/* Allocates the results. The problem's tensors are in host memory. */
+/* Allocates memory for the float64 results and the workspace. The problem's tensors are in host memory. */
 static void truth_open(struct machine *m, const attn_problem *p, struct truth *t)
 {
     attn_truth_cost cost;
@@ -361,7 +365,7 @@ static void truth_open(struct machine *m, const attn_problem *p, struct truth *t
     t->to = (attn_truth){ t->memory[0], t->memory[1], t->memory[2], t->memory[3], t->memory[4] };
 }
 
-/* Checks that every result is a number, and frees the memory. */
+/* Checks that every float64 result is a number, and frees the memory. */
 static void truth_close(struct machine *m, struct truth *t)
 {
     for (int n = 0; n < TRUTH_RESULTS; n++) {
@@ -378,7 +382,7 @@ static void truth_close(struct machine *m, struct truth *t)
     attn_device_free(m->device, t->workspace);
 }
 
-/* Queues one call of the operation that is timed. */
+/* Queues one call of the operation that is timed: a forward, a backward, an observe or a truth (results in float64). */
 static void queue_call(struct machine *m, const attn_plan *plan, void *workspace, const struct truth *t)
 {
     int64_t step = 0;
@@ -388,7 +392,7 @@ static void queue_call(struct machine *m, const attn_plan *plan, void *workspace
             must(attn_truth_some(m->stream, plan->problem, &t->to, t->workspace, &step, &err));
 }
 
-/* Returns the milliseconds that one call takes. */
+/* Returns the milliseconds that one call of the operation takes on this problem. */
 static double time_shape(struct machine *m, const struct options *o, attn_op op)
 {
     static double times[MOST_REPS], queueing[MOST_REPS];
@@ -514,7 +518,7 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
                tflops, gigabytes, m->info.name, kernel);
     fflush(stdout);
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
-        if (o->truth) continue; /* attn_truth_some() writes none of the problem's tensors */
+        if (o->truth) continue; /* attn_truth_some() writes its own results and none of the problem's tensors */
         if (p.tensor[id].rank && attn_writes(&p, (attn_tensor_id)id) && attn_dtype_floating(p.tensor[id].dtype))
             look_at(m, (attn_tensor_id)id, &p.tensor[id], &blocks[id]);
     }
@@ -534,7 +538,8 @@ static void time_ops(struct machine *m, const struct options *o)
     if (o->backward && o->dtype != ATTN_F8E4M3) time_shape(m, o, ATTN_OP_BACKWARD);
 }
 
-/* The cells of the FlashAttention papers' figures: B * S = tokens, H * D = 2048, D 64, 128 and 256, S 512 to 16384. */
+/* Times the cells of the figures in the FlashAttention papers: B * S = tokens, H * D = 2048, D 64, 128 and 256, S 512
+ * to 16384. */
 static void sweep_paper(struct machine *m, const struct options *given)
 {
     static const int64_t head_sizes[] = { 64, 128, 256 };
@@ -555,7 +560,7 @@ static void sweep_paper(struct machine *m, const struct options *given)
 }
 
 /* Times one query, and a few queries, over many keys. The largest sizes are left out if the device shares the host's
- * memory (a CPU). */
+ * memory, as a CPU does. */
 static void sweep_decode(struct machine *m, const struct options *given)
 {
     static const struct {
@@ -603,7 +608,7 @@ static void sweep_masks(struct machine *m, const struct options *given, attn_op 
         remark(&o, "deterministic, causal: rate, of that in any order", plain / masked);
     }
 
-    o.H = o.Hk = 16; /* packed sequences, and one sequence with as many pairs */
+    o.H = o.Hk = 16; /* times packed sequences, and one sequence with as many pairs */
     for (o.sequences = 0; left > 0 && o.sequences < MOST_SEQUENCES; o.sequences++) {
         int64_t length;
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;
@@ -634,7 +639,7 @@ static void sweep_masks(struct machine *m, const struct options *given, attn_op 
     remark(&o, "FlashMask of 16 documents: times as fast as without", plain / masked);
 }
 
-/* Times a forward, and then an observe of each kind. */
+/* Times a forward, and then an observe of each kind with the same sizes. */
 static void sweep_observe(struct machine *m, const struct options *given)
 {
     static const attn_tensor_id kinds[] = { ATTN_T_max_logit, ATTN_T_entropy, ATTN_T_key_mass, ATTN_T_map,
@@ -652,7 +657,7 @@ static void sweep_observe(struct machine *m, const struct options *given)
 
 /* ---- The codec --------------------------------------------------------------------------------------------------- */
 
-/* Memory that grows by reallocation and is 64-byte aligned, as in a staging arena of the server. */
+/* Memory that grows by reallocation and is aligned to 64 bytes, like the server's staging memory. */
 struct arena {
     void *base;
     size_t bytes, used;
@@ -686,7 +691,8 @@ static void report(const struct options *o, const char *what, const char *varian
     fflush(stdout);
 }
 
-/* Body of a forward whose q has one row and whose k and v have `keys`, 8 heads of 64, float16. */
+/* Makes the body of a forward whose q has one row and whose k and v have `keys` rows, with 8 heads of 64 float16
+ * numbers. */
 static char *make_body(int64_t keys, size_t *length)
 {
     const int64_t q_bytes = 8 * 64 * 2, kv_bytes = keys * q_bytes;
@@ -750,7 +756,7 @@ static void time_codec(const struct options *o)
         base64_use(NULL);
         free(data), free(back), free(text);
     }
-    /* measures a whole body: scanner, base64, the JSON without tensors, and the checks */
+    /* measures the reading of a whole body: scanner, base64, the JSON that remains, and the checks */
     for (int large = 0; large < 2; large++) {
         size_t length;
         char *body = make_body(large ? 16384 : 64, &length);
@@ -849,7 +855,7 @@ static bool is_number(const char *text)
     return *text && *end == 0;
 }
 
-/* Reads a real number above `low` and at most `high`. */
+/* Reads a real number above `low` and at most `high`, the value of this option. */
 static double between(const char *option, const char *text, double low, double high)
 {
     char what[128];
@@ -860,7 +866,7 @@ static double between(const char *option, const char *text, double low, double h
     return x;
 }
 
-/* Reads names of OPTION_GRADIENTS, separated by commas, into a set of bits. */
+/* Reads names of gradients (OPTION_GRADIENTS), separated by commas. Returns a set of bits. */
 static uint64_t gradients(const char *text)
 {
     uint64_t bits = 0;
@@ -1013,7 +1019,7 @@ int main(int argc, char **argv)
         case SINKS: o.sinks = true; break;
         case SCALE: o.scale = real("--scale", optarg); break;
         case DROPOUT: o.dropout = real("--dropout", optarg); break;
-        case BIAS: /* the next argument may be its number, although -3.4e38 looks like an option */
+        case BIAS: /* a number may follow --bias, although a negative number looks like an option */
             o.biased = true;
             if (!optarg && optind < argc && is_number(argv[optind])) optarg = argv[optind++];
             if (optarg) o.bias_is_mask = true, o.hidden_bias = real("--bias", optarg);
@@ -1104,7 +1110,7 @@ int main(int argc, char **argv)
     if (!o.Dv) o.Dv = o.D;
     if (o.latent && o.Dv > o.D) die("--latent: --dv is larger than -D", NULL);
 
-    { /* the command is printed with its figures; in JSON mode the command goes to stderr */
+    { /* each row is printed with the command that repeats it; in JSON mode the command goes to stderr */
         FILE *to = o.json ? stderr : stdout;
         fputs("#", to);
         for (int n = 0; n < argc; n++) fprintf(to, " %s", argv[n]);

@@ -1,14 +1,15 @@
-/* cost-bench: how good is the estimate of a problem's time (kernels/cost.c)? Each problem has a line: the measured
- * time, the expected time, the second over the first, how long the estimate took, and the costliest part.
+/* cost-bench: compares the estimate of a problem's time (kernels/cost.c) with the measured time. Each problem has a
+ * line: the measured time, the estimated time, the second divided by the first, how long the estimate took, and the
+ * costliest part.
  *
  *   cost-bench                          the first backend of the build
  *   cost-bench --device cpu             one thread of the CPU (--threads 2: two)
- *   cost-bench --only strange           problems whose names have this in them
+ *   cost-bench --only strange           problems whose names contain this word
  *   ATTN_CPU_ISA=avx2 cost-bench        with fewer instructions
  *
- * A time is the least of the runs that fit into 0.2 seconds, at least two. With one thread of the CPU it is processor
- * time, which other programs disturb least; else it is the device's own clock. The last line says how many estimates
- * are off by a factor of more than three; the exit status is 1 where one is. */
+ * A measured time is the shortest of the runs that fit into 0.2 seconds (at least two runs). With one thread of the CPU
+ * it is processor time, which other programs disturb least; otherwise the device's own clock measures it. The last line
+ * counts the estimates that are wrong by a factor of more than three; the exit status is 1 if there is one. */
 #include <float.h>
 #include <getopt.h>
 #include <math.h>
@@ -43,12 +44,14 @@ static const struct problem {
     const char *name;
     attn_op op;
     attn_dtype dtype;
-    int64_t B, H, Hk, Sq, Sk, D; /* Hk and Sk of 0 mean H and Sq */
+    int64_t B, H, Hk, Sq, Sk, D; /* Hk of 0 means H, and Sk of 0 means Sq */
     unsigned with;
-    double scale, softcap, dropout; /* a scale of 0 means the default */
-    double hidden; /* bias of the pairs that the causal mask hides, and of all keys in `padded` rows; 0: no bias */
+    double scale, softcap, dropout; /* scale of 0 means the default */
+    /* bias of hidden pairs, which are those above the causal diagonal and those with one of the first `padded` queries
+     * or keys; 0: no bias */
+    double hidden;
     int64_t padded;
-    double v_size, lse; /* v_size multiplies v, and each lse has the value lse; 0: unchanged */
+    double v_size, lse; /* v_size: factor of v; lse: the value of every lse; 0: unchanged */
 } problems[] = {
 #define P(n, o, type, b, h, hk, sq, sk, d) \
     .name = n, .op = o, .dtype = type, .B = b, .H = h, .Hk = hk, .Sq = sq, .Sk = sk, .D = d
@@ -131,7 +134,7 @@ struct machine {
     attn_device *device;
     attn_stream *stream;
     attn_device_info info;
-    bool by_processor; /* the time is processor time */
+    bool by_processor; /* the measured time is processor time, not the device's clock */
 };
 
 /* Each tensor of a problem: on the host, and on the device. */
@@ -195,8 +198,8 @@ static int32_t *give_indices(attn_tensor *t, struct block *b, int rank, const in
     return b->host;
 }
 
-/* Hides keys by a bias as Hugging Face writes it: float, one for all heads, a large negative number for each hidden
- * key. */
+/* Hides pairs by a bias as Hugging Face writes it: a float tensor for all heads, with a large negative number for each
+ * hidden pair. */
 static void hide_by_bias(const struct problem *spec, attn_problem *p)
 {
     const int64_t Sq = p->bias.shape[2], Sk = p->bias.shape[3];
@@ -223,7 +226,7 @@ static void give_masks(const struct problem *spec, attn_problem *p, struct block
     }
     if (spec->with & ALIBI) give_floats(&p->alibi_slopes, &blocks[ATTN_T_alibi_slopes], ATTN_F32, 1, &spec->H, 0.1);
     if (spec->with & SINKS) give_floats(&p->sinks, &blocks[ATTN_T_sinks], ATTN_F32, 1, &spec->H, 1);
-    if (spec->with & DOCUMENTS) { /* 16 documents, each of which sees only itself */
+    if (spec->with & DOCUMENTS) { /* FlashMask of 16 documents, each of which sees only itself */
         int32_t *bounds = give_indices(&p->mask_startend_rows, &blocks[ATTN_T_mask_startend_rows], 4,
                                        (int64_t[]){ spec->B, 1, Sk, 2 });
         for (int64_t n = 0; n < spec->B * Sk; n++) {
@@ -273,7 +276,7 @@ static void make(const struct problem *spec, attn_problem *p, struct block *bloc
     }
 }
 
-/* Makes the inputs of a backward, after its forward has run. */
+/* Makes the inputs of a backward (out, lse and dout) by running its forward. */
 static void make_backward(const struct problem *spec, attn_problem *p, struct block *blocks)
 {
     static const struct {
@@ -301,7 +304,7 @@ static void make_backward(const struct problem *spec, attn_problem *p, struct bl
 
 /* ---- Time -------------------------------------------------------------------------------------------------------- */
 
-/* Returns the problem with its tensors in the device's memory. */
+/* Copies the problem's tensors to the device. Returns the problem with their addresses. */
 static attn_problem place(const struct machine *m, const attn_problem *p, struct block *blocks)
 {
     attn_problem placed = *p;
@@ -353,7 +356,7 @@ static attn_cost expected(const struct machine *m, const attn_problem *p)
     return attn_cost_closer(&m->info, &plan, ATTN_EVERYTHING, 1);
 }
 
-/* Prints the line of a problem. Returns whether its estimate is good. */
+/* Measures a problem and prints its line. Returns whether its estimate is good. */
 static bool look_at(const struct machine *m, const struct problem *spec)
 {
     struct block blocks[ATTN_TENSOR_COUNT] = { 0 };

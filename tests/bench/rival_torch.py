@@ -31,7 +31,7 @@ def cells(a):
 
 
 def ours(a, op, dtype, D, causal):
-    """Returns the milliseconds that build/attn-bench measures, in a process of its own."""
+    """Returns the milliseconds that build/attn-bench measures for a cell, run as a child process."""
     command = [a.bench, '--json', '--op', op, '--dtype', dtype, '-B', str(a.B), '-H', str(a.H), '--sq', str(a.S), '-D', str(D), '--device', 'cpu',
                '--threads', str(a.threads), '--reps', str(a.reps)] + (['--causal'] if causal else [])
     line = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip().splitlines()[-1]
@@ -39,7 +39,7 @@ def ours(a, op, dtype, D, causal):
 
 
 def torchs(a, op, dtype, D, causal, tensors={}):
-    """Returns the milliseconds of scaled_dot_product_attention, or of its backward alone through autograd."""
+    """Returns the milliseconds of scaled_dot_product_attention, or of its backward alone (through autograd)."""
     key = (dtype, D)
     if key not in tensors:
         torch.manual_seed(1)

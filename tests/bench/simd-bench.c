@@ -1,12 +1,12 @@
-/* simd-bench: the speed of the vector layer (kernels/cpu/simd.h) on one core, a line for each table, compute type
- * and kernel.
+/* simd-bench: measures the vector functions of the CPU (kernels/cpu/simd.h) on one core. Each line is one table (a set
+ * of functions for one kind of processor), one compute type and one function.
  *
  *   simd-bench [--ms N] [--only WORD] [TABLE...]     tables: portable avx2 avx512 bf16 amx; all that this processor has
  *
  * Each figure is the median of 15 timings of N milliseconds (default 20) of processor time, so that other load on
- * the machine matters little. Operands lie in L2, as those of a tile do. "forward" and "backward" are whole tile
- * loops over one head of 2048 keys, packed beforehand: products, softmax or gradient, nothing else; what attention
- * can reach with these tile sizes. */
+ * the machine matters little. Operands lie in the L2 cache, as those of a tile do. "forward" and "backward" are whole
+ * loops over the tiles of one head of 2048 keys, which were packed beforehand. They consist of products and softmax or
+ * gradient alone, and so show the most that attention can reach with these tile sizes. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,18 +33,18 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The operands of a benchmark. Each array is large enough for every benchmark. */
+/* The operands (matrices and vectors) of a benchmark. Each array is large enough for every benchmark. */
 struct work {
     const struct simd *simd;
     const struct simd_type *type;
-    int m, n, k; /* sizes of a product; for other kernels: rows, columns, unused */
+    int m, n, k; /* sizes of a matrix product; for other functions m and n are rows and columns, and k is unused */
     attn_dtype dtype;
     void *A, *B, *B2, *P, *X;
     float *C, *S, *dP, *drop;
     float m_[1024], l[1024], rescale[1024];
 };
 
-/* Returns the seconds of one call: the median of the timings. */
+/* Returns the seconds of one call of this function: the median of the timings. */
 static double measure(void (*kernel)(struct work *), struct work *w)
 {
     double times[TIMINGS];
@@ -163,7 +163,7 @@ static void axpys(struct work *w)
     w->simd->axpys(w->k, w->m, w->n, w->drop, w->m, w->X, w->dtype, w->n, w->C, w->n);
 }
 
-/* m queries, tiles of n keys, head size k: S = Q K^T, softmax, O += P V over all keys. */
+/* A forward of m queries over all KEYS keys, in tiles of n keys: S = Q K^T, softmax, O += P V. k is the head size. */
 static void forward(struct work *w)
 {
     const struct simd_type *t = w->type;
@@ -181,8 +181,8 @@ static void forward(struct work *w)
     }
 }
 
-/* The backward's tile loop: m queries at a time, n keys, head size k; the five products and the gradient of the scores,
- * for all 2048 queries. */
+/* A backward of m queries over all KEYS keys, in tiles of n keys: five products and the gradient of the scores. k is
+ * the head size. */
 static void backward(struct work *w)
 {
     const struct simd_type *t = w->type;

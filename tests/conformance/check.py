@@ -1,8 +1,7 @@
-"""Conformance of a running service: check.py URL [--seed N] [--only SUBSTRING] [--token T]
+"""Tests the conformance of a running service: check.py URL [--seed N] [--only SUBSTRING] [--token T]
 
-Makes fresh random cases (golden.py), POSTs each and compares with float64 (ref.py), within limits that depend on the
-dtype alone. Exit status 0 only when every case passes; the last line counts them.
-"""
+Makes new random cases (golden.py), POSTs each one, and compares the answer with float64 (ref.py), within limits that
+depend on the dtype alone. The exit status is 0 only if every case passes; the last line counts the cases."""
 import argparse
 import json
 import sys
@@ -15,8 +14,8 @@ import golden
 
 
 def errors(got, want):
-    """Returns (relative Frobenius error over finite entries, largest absolute error over the largest number, note). The
-    errors are inf if infinities or NaNs differ."""
+    """Returns (relative Frobenius error of the finite entries, largest absolute error divided by the largest number,
+    note). Both errors are inf if the two tensors differ in infinities or NaNs."""
     g, w = golden.dec(got), golden.dec(want)
     if g.shape != w.shape:
         return float('inf'), float('inf'), f'shape {g.shape} not {w.shape}'
@@ -41,7 +40,7 @@ def judge(case, status, answer):
         if name not in answer:
             return float('inf'), f'{name} missing'
         fro, largest, note = errors(answer[name], want)
-        if name == 'lse':  # the limit is absolute, because lse does not depend on the dtype of the inputs
+        if name == 'lse':  # lse has an absolute limit, because its error does not depend on the dtype of the inputs
             top = np.abs(np.nan_to_num(golden.dec(want), posinf=0, neginf=0)).max(initial=0)
             part = largest * max(1e-30, top) / (3e-5 + 3e-6 * top)
         else:

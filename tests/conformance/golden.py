@@ -1,10 +1,8 @@
 """Random problems with their answers, in the service's own JSON: golden.py OUTDIR SEED writes them as files.
 
 A case is {"name", "endpoint", "request": {...}, "expect": {"out": tensor float32, ...}, "rtol": ...}: `expect` is
-computed in float64 (ref.py) from the request's own rounded inputs. The cases are a table, the generator cases(); a seed
-draws the lengths and the numbers, and each case has a random stream of its own,
-so that any one of them can be made again alone.
-"""
+computed in float64 (ref.py) from the request's own rounded inputs. cases() is a table of all cases. A seed draws their
+lengths and numbers. Each case has a random generator of its own, so that any case can be made again alone."""
 import base64
 import json
 import os
@@ -25,7 +23,7 @@ def bf16_val(b):
 
 
 def enc(x, dt):
-    """Returns (JSON tensor, its values after rounding to dt)."""
+    """Returns (JSON tensor, its values after rounding to the dtype dt)."""
     x = np.asarray(x)
     if dt == 'bfloat16':
         b = bf16_bits(x)
@@ -48,10 +46,11 @@ def dec(t):
 
 def make(name, r, B=1, Sq=64, Sk=None, H=2, Hk=None, D=64, Dv=None, dt='float16', back=False, layout='bshd', amp=1.0,
          varlen=None, rooms=None, key_rows=None, seqlens_q=None, seqlens_k=None, mask=None, sinks=False, alibi=None, bias=None, keep=False, dlse=False, give=True, extreme=None, **opt):
-    """Makes one case. amp scales q and k. varlen is (lengths of q, lengths of k). rooms is the number of rows from the
-    start of each sequence to the start of the next, for q and for k. key_rows is the Sk of k [N, Sk, Hk, D] beside
-    packed q. Padding rows are NaN. give sends out and lse with a backward. extreme puts the ends of float32 into 'mask'
-    (a row of bias is the lowest number), 'values' or 'sinks'. opt has members that go into the request unchanged."""
+    """Makes one case. amp scales q and k. varlen is (lengths of q, lengths of k), the lengths of packed sequences.
+    rooms has for q and for k the rows from each sequence's start to the next one's start. key_rows is the Sk of k [N,
+    Sk, Hk, D] beside packed q. Padding rows are NaN. give sends out and lse with a backward. extreme puts the ends of
+    float32 into 'mask' (a row of bias is the lowest number), 'values' or 'sinks'. opt has members that go into the
+    request unchanged."""
     Sk = Sq if Sk is None else Sk
     Hk = Hk or H
     Dv = Dv or D
@@ -114,8 +113,8 @@ def make(name, r, B=1, Sq=64, Sk=None, H=2, Hk=None, D=64, Dv=None, dt='float16'
         return dict(out=o, lse=l)
 
     def pieces(where_q, where_k):
-        """Computes each sequence alone and puts its results in its rows. Rows of no sequence have out 0 and lse
-        -inf."""
+        """Computes each sequence alone and puts its results into its rows. Rows that belong to no sequence have out 0
+        and lse -inf."""
         lead = shp['q'][:-2]
         res = {'out': np.zeros(shp['q'][:-1] + (Dv,)), 'lse': np.full(lead[:-1] + (H, lead[-1]), -np.inf)}
         if back:
@@ -159,7 +158,7 @@ def make(name, r, B=1, Sq=64, Sk=None, H=2, Hk=None, D=64, Dv=None, dt='float16'
 
 
 def cases(r):
-    """Yields (name, arguments of make) of every case; r draws the lengths."""
+    """Yields (name, arguments of make()) of every case; the generator r draws the lengths."""
     def n(lo, hi):
         return int(r.integers(lo, hi))
     for dt in ('float16', 'bfloat16', 'float32'):
@@ -253,7 +252,7 @@ def cases(r):
 
 
 def all_cases(seed):
-    """Yields (name, function that makes the case) of every case of this seed."""
+    """Yields (name, function that makes the case) of every case of the seed."""
     for index, (name, spec) in enumerate(cases(np.random.default_rng(seed))):
         yield name, lambda name=name, spec=spec, index=index: make(name, np.random.default_rng([seed, index]), **spec)
 

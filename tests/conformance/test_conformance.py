@@ -1,6 +1,7 @@
-"""Sends every case of golden.py over HTTP with three random seeds and judges as check.py does.
+"""Sends every case of golden.py over HTTP, with three random seeds, and judges the answers as check.py does.
 
-The seeds are new in each run. pytest's header and each test's name show them; ATTND_SEEDS=11,12,13 repeats some."""
+The seeds are new in each run. pytest's header and each test's name show them; ATTND_SEEDS=11,12,13 repeats these
+seeds."""
 
 import pytest
 
@@ -8,7 +9,7 @@ import check
 import golden
 import service
 
-# ../conftest.py sets ATTND_SEEDS if the caller did not
+# ../conftest.py draws ATTND_SEEDS if the environment does not set it
 SEEDS = [int(s) for s in service.SETTINGS['ATTND_SEEDS'].split(',')]
 CASES = [(f'{name}-{seed}', make) for seed in SEEDS for name, make in golden.all_cases(seed)]
 
@@ -22,7 +23,7 @@ def test_answer_agrees_with_float64(server, make):
 
 
 def test_the_judge_is_no_rubber_stamp(server):
-    """The judge notices a perturbed answer, a missing tensor and a refusal."""
+    """check.judge() notices a changed answer, a missing tensor and a refusal."""
     case = dict(golden.all_cases(1))['fwd_float32_d64_causal']()
     answer = server.post(case['endpoint'], case['request']).json()
     assert not check.judge(case, 200, answer)[1]

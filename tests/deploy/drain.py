@@ -4,10 +4,10 @@ Threads send requests without pause on connections that they keep. After a while
 ends when it can no longer connect. A request counts as accepted when the server may have read its first byte: it was
 sent, whole or in part, on an established connection. Each accepted request must get a complete answer, 200 or 503.
 
-HTTP leaves one exception open: a kept connection that the server closes while the next request is on its way. While
-draining, attnd says `Connection: close` in every answer, so this must not happen here. Kernels before 5.7 have another
-exception: a connection made after the signal, whose handshake the kernel completed while the listener was being closed.
-It is reset before the server sees it. It is counted as "at the door" and allowed once.
+HTTP cannot avoid one loss: the server closes a kept connection while the client's next request is on its way. While
+draining, attnd says `Connection: close` in every answer, so this must not happen here. Kernels before 5.7 cause another
+loss: a connection made after the signal, whose handshake the kernel completed while the listener was being closed, is
+reset before the server sees it. Such a connection is counted as "at the door" and allowed once.
 
 The exit status is 0 if all accepted requests were answered and the process was gone within the grace period."""
 import argparse
@@ -25,8 +25,8 @@ import urllib.parse
 
 
 def body(B, S, H, D):
-    """A forward of float16 tensors. The numbers are small and not random, because this script checks only that answers
-    arrive."""
+    """Returns the body of a forward over float16 tensors. Their numbers are small and not random, because this script
+    checks only that answers arrive."""
     data = base64.b64encode(bytes([0x00, 0x38, 0x66, 0x2E]) * (B * S * H * D // 2)).decode()
     tensor = {'shape': [B, S, H, D], 'dtype': 'float16', 'data': data}
     return json.dumps({'q': tensor, 'k': tensor, 'v': tensor, 'causal': True}).encode()
@@ -36,7 +36,7 @@ class Load:
     def __init__(self, host, port):
         self.host, self.port = host, port
         self.lock = threading.Lock()
-        # counts of answers by status, for requests sent before and after the signal
+        # number of answers by status: for requests sent before the signal, and for requests sent after it
         self.before, self.after = collections.Counter(), collections.Counter()
         self.lost, self.at_the_door, self.signalled, self.stop = [], 0, False, False
 
@@ -74,7 +74,8 @@ class Load:
 
 
 def hides():
-    """Can a listener accept pending connections while it refuses new ones? server/http/listen.c explains this."""
+    """Returns whether a listener on this system can refuse new connections while it still accepts waiting ones (see
+    server/http/listen.c)."""
     return tuple(int(n) for n in re.findall(r'\d+', os.uname().release)[:2]) >= (5, 7)
 
 

@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
-# Builds the stages of the Dockerfile with a real builder and runs what came out: tests/deploy/image.sh [cpu] [test]
-# [gpu] (all by default; gpu only where nvcc is, and in minutes). The last line is "image: N passed, N failed".
+# Builds the stages of the Dockerfile with a real builder and runs the images: tests/deploy/image.sh [cpu] [test] [gpu]
+# (all by default; gpu only if nvcc is installed, which takes minutes). The last line is "image: N passed, N failed".
 #
-# The problem: the image shall be tested on machines without a Docker engine and without a registry. The idea: buildah
-# builds the Dockerfile with chroot isolation; a system made by debootstrap stands in for ubuntu:24.04, and the same
-# with the compiler of this machine's CUDA toolkit copied in for nvidia/cuda. The image is then run the way an engine
-# does it, by what its own configuration says: its user, environment, entrypoint and health check, as process 1 of a new
-# pid namespace, with its own network (so that port 8080 is free), a read-only root, no capabilities,
-# and no way to gain any.
+# The images are to be tested on machines without a Docker engine and without a registry. Therefore buildah builds the
+# Dockerfile with chroot isolation. A system made by debootstrap replaces ubuntu:24.04; the same system with a copy of
+# this machine's CUDA compiler replaces nvidia/cuda. Each image is then run as an engine would run it, by its own
+# configuration: its user, environment, entrypoint and health check, as process 1 of a new pid namespace, with a network
+# of its own (so that port 8080 is free), a read-only root, no capabilities, and no way to gain any.
 #
-# What is shown for each image
+# Checks of each image
 #   configuration   user, entrypoint, stop signal, health check, labels, NVIDIA's variables (gpu)
-#   contents        which packages it adds to the base, that there is no compiler, and how large it is without the base
-#   at work         process 1, read-only, health check, an answer with the right numbers
-#   SIGTERM         under load: every request that was accepted is answered, the status is 0, in time; the same with
-#                   --supervise after the server in it was killed
+#   contents        which packages it adds to the base, that it has no compiler, and how large it is without the base
+#   at work         process 1, read-only root, health check, an answer with the right numbers
+#   SIGTERM         under load: every accepted request is answered, and the status is 0, in time; the same with
+#                   --supervise, after its server was killed once
 #
-# Needs root and apt. Environment: IMAGE_SUITE=noble|trixie|bookworm (the stand-in's release), IMAGE_CONTEXT=dir (what
-# is built; the checkout), IMAGE_TESTS="unit fuzz-replay" (targets of the Makefile for the stage test),
-# IMAGE_CUDA_ARCHS=90, IMAGE_DIR (work folder), IMAGE_KEEP=1 keeps the work folder: the bases and images are then there for the next run.
+# Needs root and apt. Environment: IMAGE_SUITE=noble|trixie|bookworm (release of the base), IMAGE_CONTEXT=dir (what is
+# built; by default the checkout), IMAGE_TESTS="unit fuzz-replay" (targets of the Makefile for the stage test),
+# IMAGE_CUDA_ARCHS=90, IMAGE_DIR (work folder), IMAGE_KEEP=1 (keeps the work folder, so that the next run finds bases
+# and images).
 set -euo pipefail
 top=$(cd "$(dirname "$0")/../.." && pwd)
 suite=${IMAGE_SUITE:-noble}
@@ -26,8 +26,8 @@ dir=${IMAGE_DIR:-/var/tmp/attnd-image-$suite}
 context=${IMAGE_CONTEXT:-$top}
 tests=${IMAGE_TESTS-unit fuzz-replay}
 archs=${IMAGE_CUDA_ARCHS:-90}
-limit_bytes=60000000 # limit for an image without its base
-grace_s=45           # the seconds that deploy/ gives a container to end, the same in compose.yaml and k8s
+limit_bytes=60000000 # largest size in bytes of an image without its base
+grace_s=45           # seconds that a container gets to end, as in deploy/compose.yaml and deploy/k8s
 nvcc=$(command -v nvcc || true)
 targets=${*:-cpu test${nvcc:+ gpu}}
 
@@ -50,7 +50,7 @@ done
 
 mkdir -p "$dir"
 passed=0 failed=0
-check() { # check NAME COMMAND...: prints one line and counts the result
+check() { # check NAME COMMAND...: runs the command, prints one line and counts the result
     local what=$1
     shift
     if "$@"; then passed=$((passed + 1)) && echo "  ok      $what"; else failed=$((failed + 1)) && echo "  FAILED  $what"; fi
@@ -59,11 +59,11 @@ equals() { [ "$1" = "$2" ] || { echo "          is '$1', must be '$2'" && false;
 
 buildah() { command buildah --root "$dir/storage" --runroot "$dir/run" --storage-driver vfs "$@"; }
 
-container= # the pid of the running process 1, as the host numbers it
+container= # the host's process id of the container's process 1; empty if none runs
 cleanup() {
     [ -z "$container" ] || kill -KILL "$container" 2>/dev/null || true
     buildah umount --all >/dev/null 2>&1 || true
-    # Nothing may still be mounted here, because rm would delete the files of the mounted system.
+    # While anything is still mounted here, rm would delete the files of the mounted system, so nothing is deleted then.
     if [ -z "${IMAGE_KEEP:-}" ] && ! grep -q " $dir/" /proc/mounts; then
         buildah rm --all >/dev/null 2>&1 || true
         rm -rf --one-file-system "$dir"
@@ -80,7 +80,7 @@ make_base() {
     noble) mirror=${IMAGE_MIRROR:-http://archive.ubuntu.com/ubuntu} components=main,universe ;;
     *) mirror=${IMAGE_MIRROR:-http://deb.debian.org/debian} ;;
     esac
-    # An older debootstrap does not know a newer release. The script of an older release works for it, without that
+    # An older debootstrap has no script for a newer release. The script of an older release works too, but without that
     # release's keyring.
     [ -e "$scripts/$suite" ] || script=$scripts/$([ "$suite" = noble ] && echo jammy || echo sid)
     [ "$suite" != noble ] || [ -e /usr/share/keyrings/ubuntu-archive-keyring.gpg ] || verify=--no-check-gpg
@@ -88,8 +88,8 @@ make_base() {
     rm -rf --one-file-system "$dir/base"
     debootstrap --variant=minbase --components=$components $verify "$suite" "$dir/base" "$mirror" $script >"$dir/base.log" 2>&1 ||
         { tail -20 "$dir/base.log" && return 1; }
-    # Makes the system like the registry's image: without package lists. This machine's proxy settings of apt are
-    # copied.
+    # Makes the base like the registry's image, which has no package lists. It gets this machine's proxy settings for
+    # apt.
     rm -rf "$dir/base/var/lib/apt/lists"/* "$dir/base/var/cache/apt"/*.bin "$dir/base/var/cache/apt/archives"/*.deb
     apt-config dump 2>/dev/null | grep -E '^Acquire::https?::' >"$dir/base/etc/apt/apt.conf.d/99host" || true
     commit_base base:"$suite" "$dir/base"
@@ -143,7 +143,7 @@ print("port", " ".join(c["ExposedPorts"]))
 for e in c["Env"]: print("env", e)'
 }
 
-# Prints the bytes of the layers that the image adds to its base: as stored on disk, and compressed as a registry sends
+# Prints two sizes in bytes of the layers that the image adds to its base: unpacked, and compressed as a registry sends
 # them.
 sizes() {
     rm -rf "$dir/oci"
@@ -164,8 +164,8 @@ print(plain, sum(l["size"] for l in layers))' "$dir/oci"
 
 # ---- Running ---------------------------------------------------------------------------------------------------------
 
-# start ROOT VARIABLE... -- ARGUMENT...: starts the image's entrypoint as process 1 and as the image's user. Output goes
-# to $dir/run.log.
+# start ROOT VARIABLE... -- ARGUMENT...: starts the image's entrypoint as process 1 and as the image's user, with these
+# environment variables and arguments. Its output goes to $dir/run.log.
 start() {
     local root=$1 vars=()
     shift
@@ -192,7 +192,7 @@ healthy() { # the image's own health check, as its user in its root
     within chroot "$1" /usr/bin/setpriv --reuid "${user%:*}" --regid "${user#*:}" --clear-groups env -i "${environment[@]}" "${health[@]}" >/dev/null 2>&1
 }
 ready() { for _ in $(seq 300); do if healthy "$1"; then return 0; fi && kill -0 "$container" 2>/dev/null && sleep 0.1 || break; done; cat "$dir/run.log" && false; }
-ended() { # waits for process 1, and succeeds if its exit status is $1
+ended() { # waits for the container's process 1, and succeeds if its exit status is $1
     local status=0
     wait "$unshared" || status=$?
     container=
@@ -200,12 +200,12 @@ ended() { # waits for process 1, and succeeds if its exit status is $1
 }
 answers() {
     local got
-    # A query of [1, 0] over the keys [1, 0] and [0, 2] with scale 1, whose answer is known.
+    # Attention of the query [1, 0] over the keys [1, 0] and [0, 2] with scale 1 has a known answer.
     got=$(within curl -sS --max-time 20 http://127.0.0.1:8080/v1/attention/forward -d '{"scale":1,"encoding":"array","q":{"shape":[1,1,1,2],"dtype":"float32","data":[1,0]},
         "k":{"shape":[1,2,1,2],"dtype":"float32","data":[1,0,0,2]},"v":{"shape":[1,2,1,2],"dtype":"float32","data":[1,2,3,4]}}')
     case $got in *'[1.5378'*',2.5378'*) ;; *) echo "          $got" && false ;; esac
 }
-# No program of the image may write anywhere, not even as root in this mount namespace.
+# No program of the image may write anywhere: not even root in this mount namespace can.
 read_only() { ! within chroot "$1" /bin/sh -c ': >/probe' 2>/dev/null && ! within chroot "$1" /bin/sh -c ': >/tmp/probe' 2>/dev/null; }
 process_one() { equals "$(awk '/^NSpid:/ { print $NF }' "/proc/$container/status")" 1; }
 capabilities() { equals "$(awk '/^Cap(Inh|Prm|Eff|Bnd|Amb):/ { print $2 }' "/proc/$container/status" | sort -u)" 0000000000000000; }
@@ -216,7 +216,7 @@ no_compiler() {
     done
 }
 all_linked() { ! chroot "$1" ldd /usr/local/bin/attnd | grep -E 'not found|libstdc|libcuda|libgcc'; }
-packages() { # lists the packages that the image adds to its base
+packages() { # prints the names of the packages that the image adds to its base
     comm -13 <(chroot "$base_root" dpkg-query -f '${Package}\n' -W | sort) <(chroot "$1" dpkg-query -f '${Package}\n' -W | sort) | paste -sd ' '
 }
 

@@ -1,8 +1,8 @@
-"""Checks what no validator knows about deploy/: that its files agree with attnd and with each other. manifests.py
-[FOLDER]
+"""Checks what no validator knows about deploy/: that its files agree with attnd and with each other.
+manifests.py [FOLDER]
 
-FOLDER holds the output of `kubectl kustomize` for each overlay as NAME.yaml, which check.sh writes there. Without
-FOLDER that part is skipped. The last line is "manifests: N passed, N failed"."""
+FOLDER holds the output of `kubectl kustomize` for each overlay as NAME.yaml; check.sh writes it. Without FOLDER the
+checks of overlays are skipped. The last line is "manifests: N passed, N failed"."""
 import glob
 import json
 import os
@@ -13,7 +13,8 @@ import yaml
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
 DEPLOY = os.path.join(ROOT, 'deploy')
-# seconds that the daemon takes after --drain-ms: LOOP_STOP_MS and MAIN_STOP_WAIT_MS in server/base/limits.h
+# seconds that the daemon may take after --drain-ms for its last answers: LOOP_STOP_MS and MAIN_STOP_WAIT_MS in
+# server/base/limits.h
 ANSWERS_S = 3
 passed = failed = 0
 
@@ -39,7 +40,7 @@ def source_number(path, name):
 
 
 def drain_ms(environment):
-    """The value of --drain-ms under these environment variables."""
+    """Returns the milliseconds that attnd drains under these environment variables (--drain-ms)."""
     default = int(re.search(r'"drain-ms", "ATTND_DRAIN_MS", TYPE_INT64, "N", AT\(drain_ms\), (\d+)', text('server/base/config_table.c')).group(1))
     return int(environment.get('ATTND_DRAIN_MS', default))
 
@@ -53,7 +54,7 @@ def check_names():
     options = set(re.findall(r'"(ATTND_[A-Z_]+)"', text('server/base/config_table.c')))
     flags = set(re.findall(r'^    \{ "([a-z-]+)", "ATTND_', text('server/base/config_table.c'), re.M)) | {'help', 'version'}
     metrics = set(re.findall(r'"(attnd_[a-z_]+)"', text('server/base/metrics.h')))
-    # variables of compose.yaml and of the examples, which are not options of attnd
+    # variables of compose.yaml and of the examples that are not options of attnd
     compose_only = {'ATTND_PUBLISH', 'ATTND_URL', 'ATTND_TOKEN'}
     names, unknown, count = {}, [], 0
     for path in ['Dockerfile'] + sorted(glob.glob('deploy/**/*', root_dir=ROOT, recursive=True)):
@@ -62,14 +63,14 @@ def check_names():
     for path, content in names.items():
         for name in set(re.findall(r'\bATTND_[A-Z_]+\b', content)):
             count += 1
-            # variables that Kubernetes sets by itself, against which deployment.yaml warns
+            # deployment.yaml mentions variables that Kubernetes itself sets, in a comment that warns of them
             if name not in options | compose_only | ({'ATTND_PORT', 'ATTND_SERVICE_HOST'} if 'deployment' in path else set()):
                 unknown.append(f'{path}: {name}')
         for name in set(re.findall(r'\battnd_[a-z_]+\b', content)) - {'attnd_by_session'}:
             count += 1
             base = re.sub(r'_(bucket|sum|count)$', '', name)
-            # In a proxy's file a name with this prefix may be an upstream or a recorded series, so only names that look
-            # like metrics are checked there.
+            # In a proxy's configuration, a name with the prefix attnd_ may be an upstream or a recorded series. Only
+            # names that look like metrics are checked there.
             if name not in metrics and base not in metrics and path.split('/')[1] not in ('nginx', 'envoy'):
                 unknown.append(f'{path}: {name}')
     check(f'{count} names of options and metrics in deploy/ exist', not unknown and count > 50, '; '.join(unknown))

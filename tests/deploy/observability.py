@@ -1,15 +1,17 @@
 """Runs a real Prometheus against a real attnd, with the files of deploy/prometheus and deploy/grafana: observability.py
 [--seconds 12]
 
-  rules       promtool: prometheus.yml and alerts.yml are valid, and each alert fires and is silent in alerts_test.yml
-  scrape      Prometheus finds attnd up and reports no error in any rule; the rules' own evaluation is healthy
-  dashboard   every query of every panel and variable has data after a mix of requests: good ones, and ones refused
-              for each reason that a client can cause. Its values are printed. Panels of dcgm-exporter need a GPU and
-              are only named
-  devices     a second attnd has two devices, one of which fails after a while (kernels/fake/fake.c): it shows as lost
-  alerts      every metric that an alert's expression reads has data. The alerts that the mix deserves fire, with their
-              windows and thresholds cut from minutes to seconds, and the others are silent. A drain is visible while
-              it lasts, and the end after it
+  rules       promtool finds prometheus.yml and alerts.yml valid; alerts_test.yml passes, where each alert fires and is
+              silent
+  scrape      Prometheus finds attnd up, and evaluates all rules without an error
+  dashboard   every query of every panel and variable has data after a mix of requests: some are good, and others are
+              refused for each reason that a client can cause. The values are printed. Panels of dcgm-exporter need a
+              GPU, and only their names are printed
+  devices     a second attnd has two devices. One fails after a while (kernels/fake/fake.c), and the metrics show it as
+              lost
+  alerts      every metric that an alert's expression reads has data. The alerts that the mix causes fire, with windows
+              and thresholds cut from minutes to seconds, and all others are silent. Prometheus shows a drain while it
+              lasts, and then the server's end
 
 The configuration is the delivered file, except for addresses and intervals."""
 import argparse
@@ -38,11 +40,13 @@ PROMETHEUS = os.path.join(DEPLOY, 'prometheus')
 DASHBOARD = os.path.join(DEPLOY, 'grafana', 'attnd.json')
 FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
 TOKEN = {'Authorization': 'Bearer observed'}
-WINDOW = '8s'  # replaces Grafana's $__rate_interval and the minutes in the rules; the scrape interval is 1 s
+# Windows of queries in this test. They replace Grafana's $__rate_interval and the minutes in the rules, because
+# Prometheus scrapes every second here.
+WINDOW = '8s'
 
-# Alerts that the requests of the mix below must cause. All others must be silent.
+# Alerts that the requests of class Mix must cause. All others, except those of EITHER, must be silent.
 DESERVED = {'AttndDeviceLost', 'AttndDeviceErrors', 'AttndQueueFull', 'AttndConnectionsRefused', 'AttndTooLarge', 'AttndUnauthorized', 'AttndDeadlines', 'AttndClientsLeave'}
-# Alerts that may fire or not, depending on the machine's speed.
+# Alerts that may fire or not, because that depends on the machine's speed.
 EITHER = {'AttndSlow', 'AttndQueueWait', 'AttndQueueNearLimit', 'AttndConnectionsNearLimit', 'AttndLogDropped', 'AttndOutOfMemory',
           'AttndStagingNearLimit'}
 
@@ -60,7 +64,8 @@ def problem(S, H=1, D=8, **more):
 
 
 class Mix:
-    """Threads that each repeat one kind of request at a low rate until stopped."""
+    """Threads that each repeat one kind of request at a low rate until they are stopped. Together the kinds cause data
+    in every panel."""
 
     def __init__(self, server):
         self.server, self.stopped, self.threads, self.seen = server, threading.Event(), [], {}
@@ -80,7 +85,8 @@ class Mix:
         self.start(0.7, self.crowd)
 
     def also(self, server):
-        """Sends small requests to another server too. Its first device, which would suffice alone, fails."""
+        """Sends small requests to another server too. It has two devices, and the first, which would suffice alone,
+        fails."""
         def one():
             status = server.post(FORWARD, problem(16)).status
             self.seen[f'failing {status}'] = self.seen.get(f'failing {status}', 0) + 1
@@ -88,7 +94,7 @@ class Mix:
             self.start(0.03, one)
 
     def slow_body(self):
-        """A problem of a few MB at most that takes about 50 ms on this machine without other load."""
+        """Makes a problem of a few MB at most that takes about 50 ms on this machine, if nothing else runs."""
         S = 512
         while True:
             body = problem(S, 1, 4, outputs=['lse'])
@@ -104,7 +110,7 @@ class Mix:
                 try:
                     what()
                 except OSError:
-                    pass  # the same errors are allowed as in ask()
+                    pass  # the server may refuse or cut the connection, as in ask()
         self.threads.append(threading.Thread(target=run))
         self.threads[-1].start()
 
@@ -115,12 +121,12 @@ class Mix:
         try:
             answer = self.server.post(path, body, headers)
         except (OSError, http.client.HTTPException):
-            return  # crowd() holds all connections at the moment
+            return  # at the moment crowd() holds all connections that the server allows
         key = f'{name} {answer.status}'
         self.seen[key] = self.seen.get(key, 0) + 1
 
     def burst(self):
-        """Sends more slow requests at the same time than --queue-depth allows."""
+        """Sends more slow requests at the same time than --queue-depth allows to wait."""
         threads = [threading.Thread(target=self.ask, args=('burst', FORWARD, self.slow)) for _ in range(10)]
         for t in threads:
             t.start()
@@ -128,14 +134,14 @@ class Mix:
             t.join()
 
     def leave(self):
-        """Sends a request and closes the connection while it waits."""
+        """Sends a request and closes the connection while the request waits."""
         with socket.create_connection(self.server.address) as s:
             s.sendall(service.request_bytes(FORWARD, self.slow, headers=['Content-Type: application/json', 'Authorization: Bearer observed']))
             time.sleep(0.03)
 
     def crowd(self):
-        """Opens more connections than --max-connections, each with a request under way, because the server would close
-        idle ones."""
+        """Opens more connections than --max-connections. Each has a request under way, because the server would close
+        idle ones to make room."""
         held = []
         head = f'POST {FORWARD} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer observed\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n'
         try:
@@ -158,7 +164,7 @@ class Mix:
 
 
 class Prometheus:
-    at = None  # the time at which queries are evaluated; None: now
+    at = None  # the time at which Prometheus evaluates queries; None: now
 
     def __init__(self, folder, targets):
         self.port = free_port()
@@ -188,7 +194,7 @@ class Prometheus:
         return answer['data']
 
     def query(self, expression, at=None):
-        """Returns [(labels, value)] of a query, without NaN."""
+        """Returns the results of a query as [(labels, value)], without NaN."""
         at = at or self.at
         data = self.api('query', query=expression, **({'time': f'{at:.3f}'} if at else {}))
         found = [(r['metric'], float(r['value'][1])) for r in data['result']]
@@ -201,11 +207,12 @@ class Prometheus:
             return False
 
     def moment(self):
-        """Returns a time at which both attnd were up and Prometheus had seen a device fail, so that results do not
-        depend on how long the queries take. Returns None if there is no such time."""
+        """Waits until both attnd are up and Prometheus has seen a device fail. Returns that time, at which queries are
+        then evaluated, so that results do not depend on how long the queries take. Returns None if it does not happen
+        within 60 s."""
         def found():
             at = time.time()
-            time.sleep(1.5)  # lets scrapes under way end
+            time.sleep(1.5)  # scrapes that are under way end within this time
             up = [v for _, v in self.query('up{job="attnd"}', at)]
             return at if up == [1, 1] and self.query('attnd_device_errors_total > 0', at) else None
         return eventually(found, 60)
@@ -217,7 +224,8 @@ class Prometheus:
 
 
 def values_text(found, limit=4):
-    """Formats the values of a query by the labels in which they differ, such as "forward=12.5 backward=3"."""
+    """Returns the values of a query as text, with the labels in which they differ, such as "forward=12.5
+    backward=3"."""
     names = sorted({n for m, _ in found for n in m if len({x.get(n) for x, _ in found}) > 1})
     parts = [(' '.join(m.get(n, '-') for n in names) + '=' if names else '') + f'{v:.4g}' for m, v in found]
     return ', '.join(parts[:limit]) + (f' and {len(parts) - limit} more' if len(parts) > limit else '')
@@ -243,7 +251,7 @@ def alert_names():
 
 
 def fill_in(dashboard, expression):
-    """Fills in variables as Grafana does when "All" is selected."""
+    """Replaces the variables in a query of the dashboard as Grafana does when "All" is selected."""
     expression = expression.replace('$__rate_interval', WINDOW)
     for variable in dashboard['templating']['list']:
         expression = expression.replace('$' + variable['name'], variable.get('allValue', ''))
@@ -263,14 +271,15 @@ def test_dashboard(tally, prometheus):
     queries = [(p['title'], fill_in(dashboard, t['expr'])) for p in dashboard['panels'] for t in p.get('targets', ())]
     for title, expression in queries:
         if 'DCGM_' in expression:
-            prometheus.query(expression)  # the query may have no data, but must be valid
+            prometheus.query(expression)  # this query may have no data, but it must be valid
             gpu.append(title)
             continue
         found = prometheus.query(expression)
         tally.check(f'panel "{title}" has data', bool(found), values_text(found) if found else expression)
         print(f'            {expression}')
     for annotation in dashboard['annotations']['list']:
-        prometheus.query(fill_in(dashboard, annotation['expr']))  # the result may be empty, but the query must be valid
+        # an annotation's query may have no data, but it must be valid
+        prometheus.query(fill_in(dashboard, annotation['expr']))
     print(f'        needs a GPU and dcgm-exporter: {", ".join(gpu)}')
     panels = [p for p in dashboard['panels'] if p['type'] != 'row']
     tally.check('panels have titles, ids of their own, and do not overlap', well_placed(panels), f'{len(panels)} panels')
@@ -288,7 +297,7 @@ def rules(prometheus):
 
 
 def shorter(expression):
-    """Returns the same expression with its windows in seconds."""
+    """Returns the expression with its windows of minutes cut to seconds."""
     expression = re.sub(r'\[\d+m\]', f'[{WINDOW}]', expression)
     return re.sub(r'offset \d+m', f'offset {WINDOW}', expression)
 
@@ -310,7 +319,7 @@ def test_alerts(tally, prometheus):
 
 
 def test_end(tally, prometheus, server):
-    """Watches with Prometheus how one upload delays a drain, and then the end of the server."""
+    """Checks what Prometheus shows while an upload delays a drain, and after the server has ended."""
     upload = service.Upload(server, service.request_bytes(FORWARD, problem(16), headers=['Content-Type: application/json', 'Authorization: Bearer observed']), tail=400)
     time.sleep(0.2)
     server.process.send_signal(signal.SIGTERM)
@@ -344,7 +353,7 @@ def run(tally, seconds):
                 return
             mix = Mix(server)
             time.sleep(seconds)
-            mix.also(failing)  # not started earlier, because the failure would then be outside the window
+            mix.also(failing)  # started only now, because the device's failure must lie inside the queries' window
             prometheus.at = prometheus.moment()
             if not tally.check('Prometheus sees both attnd, and the failure of a device', bool(prometheus.at)):
                 return

@@ -9,12 +9,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 attnd=${ATTND_BINARY:-build/attnd}
-unset ATTND_BINARY # attnd refuses a variable that looks like an option and is not one
+unset ATTND_BINARY # attnd refuses to start if a variable looks like an option but is none, as ATTND_BINARY does
 script=$(mktemp)
 trap 'rm -f "$script"' EXIT
 awk '/^```sh$/ { inside = 1; next } /^```/ { inside = 0 } inside' deploy/README.md | sed "s,^build/attnd\\b,$attnd,; s,^until build/attnd\\b,until $attnd," >"$script"
 [ -s "$script" ] || { echo "no blocks" >&2; exit 1; }
-# As root, the script runs in its own network, in which port 8080 is free.
+# As root, the script runs in a network namespace of its own, where port 8080 is free.
 if [ "$(id -u)" = 0 ] && unshare --net true 2>/dev/null; then
     set -- unshare --net sh -c 'ip link set lo up && exec "$@"' sh
 else

@@ -3,15 +3,17 @@
 
 For each proxy, on free ports of this machine:
 
-  sessions   requests with the same X-Session-Id reach the same process (each process's own counters tell), other ones
-             spread; a forward with "save" and the backward with its context meet
-  bodies     20 MB go through as they are, and are not stored on the way; one over the limit is refused with a problem document
-  SIGTERM    wrk loads the proxy, one attnd is told to end: no request fails, and it ends with status 0
-  SIGKILL    the same, killed: only requests that it had at that moment fail, and none after RECOVERED_S
-  moving     sessions of the processes that are left stayed where they were; those of the dead one moved, all to living ones
-  return     the killed one is started again on its address and gets requests within RETURNED_S
+  sessions   requests with the same X-Session-Id reach the same server, as the servers' own counters show, and other
+             requests spread; a backward reaches the server that saved its forward
+  bodies     a body of 20 MB passes unchanged and is not stored on the way; a body over the limit is refused with a
+             problem document
+  SIGTERM    wrk loads the proxy, and one attnd gets SIGTERM: no request fails, and that attnd ends with status 0
+  SIGKILL    wrk loads the proxy, and one attnd is killed: only requests that it had at that moment fail, and none after
+             RECOVERED_S
+  moving     after that, the other servers' sessions stay where they were, and those of the dead server move to others
+  return     the killed server is started again on its address, and gets requests within RETURNED_S
 
-The configuration that runs is the file as delivered, but for addresses, ports and the place of the log.
+The proxy's configuration is the delivered file, except for addresses, ports and the place of the log.
 """
 import argparse
 import base64
@@ -33,9 +35,11 @@ from service import Server, eventually, free_port
 
 SERVERS = 3
 CONNECTIONS = 16
-# NGINX's fail_timeout and the interval of Envoy's health check are 2 s; the rest allows for a loaded machine
+# seconds: NGINX's fail_timeout and the interval of Envoy's health check are 2 s each; the rest allows for a loaded
+# machine
 RECOVERED_S = 4.0
-RETURNED_S = 15.0  # the same intervals, one after the other; the measured time is printed
+# seconds: both intervals may follow each other, and the machine may be loaded; the measured time is printed
+RETURNED_S = 15.0
 FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
 SMALL_LUA = os.path.join(checks.ROOT, 'tests', 'load', 'small.lua')
 
@@ -55,7 +59,7 @@ def problem(S=2, **more):
 
 
 class Proxy:
-    """A child process that serves on self.port. Clients use it like service.Server."""
+    """A proxy as a child process that listens on self.port. The class Server's methods send requests to it."""
     url = property(lambda self: f'http://127.0.0.1:{self.port}')
 
     def __init__(self, ports, folder):
@@ -104,7 +108,8 @@ def replace_once_or_more(text, pattern, new):
 
 class Nginx(Proxy):
     name = 'nginx'
-    may_stray = 0  # share of the sessions of living servers that may move to another server when one dies
+    # after one server died: the largest share of the other servers' sessions that may move to another server
+    may_stray = 0
 
     def configure(self, ports):
         with open(os.path.join(DEPLOY, 'nginx', 'attnd.conf')) as f:
@@ -129,7 +134,7 @@ class Nginx(Proxy):
         return run.returncode == 0 and 'warn' not in run.stderr, run.stderr.strip().splitlines()[-1]
 
     def failures(self):
-        """The lines of the access log for requests that got a 502 or 504."""
+        """Returns the lines of NGINX's access log for requests that got a 502 or 504."""
         with open(os.path.join(self.folder, 'access.log')) as f:
             return [line.rstrip() for line in f if re.search(r' status=50[24] ', line)]
 
@@ -142,7 +147,7 @@ class Nginx(Proxy):
 
 class Envoy(Proxy):
     name = 'envoy'
-    may_stray = 0.1  # Maglev's tables promise that only few sessions move
+    may_stray = 0.1  # Envoy's table of sessions (Maglev) promises only that few of them move
 
     def configure(self, ports):
         with open(os.path.join(DEPLOY, 'envoy', 'envoy.yaml')) as f:
@@ -164,22 +169,22 @@ class Envoy(Proxy):
         return run.returncode == 0 and not any('deprecated' in line.lower() for line in said), said[-1]
 
     def knows_all(self):
-        """Returns whether Envoy has asked each server of both clusters for its health."""
+        """Returns whether Envoy has asked each server of both its clusters for its health."""
         connection = service.Connection(self.admin, 10)
         page = connection.ask('GET', '/clusters').body.decode()
         connection.close()
         return len(re.findall(r'^attnd\w*::127\.0\.0\.1:\d+::health_flags::healthy$', page, re.M)) == 2 * SERVERS
 
     def failures(self):
-        """Returns log lines of failed requests. Envoy's flags say why: UC: the server closed the connection; UF: no
-        connection; UH: no healthy server; UO, URX: a limit of the configuration."""
+        """Returns the lines of Envoy's log for failed requests. A flag gives the reason. UC: the server closed the
+        connection; UF: no connection; UH: no healthy server; UO, URX: a limit of the configuration."""
         return [line for line in self.log().splitlines() if re.search(r' status=50[234] ', line)]
 
     def servers_of_failures(self):
         return collections.Counter(re.search(r' server=(\S*)', line).group(1) for line in self.failures())
 
     def stored_bodies(self):
-        return 0  # Envoy stores no bodies in files
+        return 0  # Envoy never stores a body in a file
 
 
 # ---- What is tested --------------------------------------------------------------------------------------------------
@@ -190,7 +195,8 @@ def forwards(servers):
 
 
 def process_of(proxy, servers, session, times=1):
-    """Returns which server answered each of several requests, as indexes, from the servers' own counters."""
+    """Sends `times` requests of one session. Returns the index of the server that answered each, from the servers' own
+    counters."""
     before = forwards(servers)
     for _ in range(times):
         answer = proxy.ask('POST', FORWARD, problem(), {'X-Session-Id': session})
@@ -200,7 +206,7 @@ def process_of(proxy, servers, session, times=1):
 
 
 def settle(servers):
-    """Waits for requests that wrk left unfinished at the end of its time."""
+    """Waits until the servers have ended the requests that wrk left unfinished when its time was over."""
     def still():
         before = forwards(servers)
         time.sleep(0.2)
@@ -248,7 +254,7 @@ def test_sessions(tally, proxy, servers):
 
 
 def test_bodies(tally, proxy):
-    big = problem(S=400_000)  # three tensors of 8.5 MB each in base64
+    big = problem(S=400_000)  # q, k and v are 8.5 MB each in base64
     big = {**big, 'q': tensor([1, 1, 1, 8])}
     answer = proxy.ask('POST', FORWARD, big, {'X-Request-Id': 'scaleout-1'})
     body = len(json.dumps(big))
@@ -256,7 +262,7 @@ def test_bodies(tally, proxy):
                 answer.status == 200 and answer.headers.get('x-request-id') == 'scaleout-1', answer.status)
     tally.check(f'{proxy.name}: bodies are not stored on the way', proxy.stored_bodies() == 0)
 
-    # Content-Length says more than 1 GiB; no byte of the body is sent
+    # Content-Length announces more than 1 GiB, and no byte of the body is sent
     with service.socket.create_connection(proxy.address) as s:
         s.settimeout(20)
         s.sendall(service.request_bytes(FORWARD, b'', headers=['Content-Type: application/json', f'Content-Length: {3 << 30}', 'Connection: close']))
@@ -269,7 +275,8 @@ def test_bodies(tally, proxy):
 
 
 def test_end_one(tally, proxy, servers, sig, seconds):
-    """Runs wrk for `seconds` and signals the last server after a third of that time. Returns the time of the signal."""
+    """Runs wrk for `seconds`, and sends the signal to the last server after a third of that time. Returns the time of
+    the signal."""
     name, victim = signal.Signals(sig).name, servers[-1]
     before, failed_before = forwards(servers), len(proxy.failures())
     wrk = start_wrk(proxy.url, seconds)
@@ -280,7 +287,7 @@ def test_end_one(tally, proxy, servers, sig, seconds):
     if sig == signal.SIGKILL:
         victim.kill()
     else:
-        victim.stop(sig)  # fails unless the server ends with status 0
+        victim.stop(sig)  # stop() fails unless the server ends with status 0
         drained_ms = time.time() * 1000 - at_ms
     result = wrk_result(wrk)
     left = [b - a for a, b in zip(before, forwards(servers[:-1]))]
@@ -305,13 +312,13 @@ def test_end_one(tally, proxy, servers, sig, seconds):
 
 
 def again(servers):
-    """Starts the last server again on the same address."""
+    """Starts the last server again, on the address that it had."""
     old = servers[-1]
     servers[-1] = Server(*old.options, listen=f'127.0.0.1:{old.port}').start()
 
 
 def has_work(proxy, server):
-    """Sends a few requests without a session until one has reached the server."""
+    """Sends a few requests without a session. Returns whether the server has got one of them."""
     for _ in range(2 * SERVERS):
         proxy.ask('POST', FORWARD, problem())
     return server.metric('attnd_requests_total', endpoint='forward') > 0
@@ -321,7 +328,7 @@ def test_proxy(tally, make, seconds):
     options = ['--cpu-threads', '1', '--http-threads', '2', '--log-level', 'warn']
     servers = [Server(*options).start() for _ in range(SERVERS)]
     with tempfile.TemporaryDirectory(prefix='attnd-scaleout-') as folder:
-        os.chmod(folder, 0o755)  # NGINX's workers may run as another user
+        os.chmod(folder, 0o755)  # NGINX's workers may run as another user, which must be able to enter the folder
         proxy = make([s.port for s in servers], folder)
         try:
             if not tally.check(f'{proxy.name}: serves', eventually(proxy.up, 15) and eventually(proxy.knows_all, 10)):

@@ -1,13 +1,14 @@
 """How far lse and the gradients of a right kernel may be from float64, by an analysis of its rounding errors.
 
-The limits of kernels/README.md are shares of a tensor's largest number. They say nothing where sums cancel: the result is then
-smaller than the rounding errors of the terms. This file derives bounds on those errors.
+The limits of kernels/README.md are shares of a tensor's largest number. They say nothing about sums that cancel, whose
+result is smaller than the rounding errors of its terms. This file derives bounds on such errors.
 
-The model is that of probabilistic error analysis (Higham and Mary, 2019). Each rounding has an independent error of mean 0
-within a bound. In addition, all errors of a row may be equal, because equal numbers are rounded alike. Errors of different
-rows are independent. If X changes by a_k e_k with an error e_k of at most eps_k, then sigma^2 = sum (a_k eps_k)^2 bounds how X
-spreads (Hoeffding). Errors that lie evenly within their bounds have a third of this variance: SIGMAS = 4 are seven of their
-standard deviations. The a_k are taken from the true numbers.
+The model is probabilistic error analysis (Higham and Mary, 2019). Each rounding has an independent error of mean 0
+within a bound. In addition, all errors of a row may be equal, because equal numbers are rounded alike. Errors of
+different rows are independent. If a result X changes by a_k e_k with an error e_k of at most eps_k, then sigma^2 = sum
+(a_k eps_k)^2 bounds the variance of X (Hoeffding). Errors that are uniform within their bounds have a third of this
+variance, so that SIGMAS = 4 times sigma is seven of their standard deviations. The factors a_k are computed from the
+true numbers.
 
 A kernel rounds (i a query, j and l keys):
 
@@ -38,11 +39,11 @@ and the sigma^2 of the gradients are
     dslope   sum_i (sum_j (z_ij distance_ij)^2 + (sum_j z_ij distance_ij)^2 + (t_i sum_j (P + r)_ij distance_ij)^2)
     dsink    sum_i ((p + r)_i t_i)^2 + (r_i delta_i)^2, where p = exp(sink - lse) and r is its error, as of P
 
-They leave out the sums in float32 and the last rounding of a result: differential.py has terms for these.
+These formulas leave out the sums in float32 and the last rounding of a result, for which differential.py has terms.
 
-lse is off by sum_j P_ij e_ij, with e_ij the error of a score. D products p_d in random order are added one after the other.
-The squares of their partial sums S_k add up to D (S^2 / 3 + sum p_d^2 / 6), and each S_k is rounded to 2^-24 of itself. A
-softcap reduces this error as it reduces a gradient:
+The error of lse is sum_j P_ij e_ij, where e_ij is the error of a score. A score S is the sum of D products p_d, which
+are added one after the other in random order. The squares of the partial sums S_k add up to D (S^2 / 3 + sum p_d^2 /
+6), and each S_k is rounded to 2^-24 of itself. A softcap reduces this error as it reduces a gradient:
 
     e^2 = 2^-48 ((1 - tanh^2)^2 scale^2 D (S^2 / 3 + sum p_d^2 / 6) + 4 (|scale S| + |bias| + slope distance)^2)
     SIGMAS sum_j P_ij e_ij                                                        bounds lse
@@ -52,21 +53,23 @@ import numpy as np
 import oracle
 
 SIGMAS = 4
-# four roundings: of the product, of its sum with bias and distance, of the conversion to base 2, and of the difference
-# with lse
+# Error of a score relative to its parts. A kernel rounds four times: the product, its sum with bias and distance, the
+# conversion to base 2, and the difference with lse.
 BLUR = 2.0 ** -22
-DROWNS = 1e37  # a bias above this size has no rounding error: no product changes it, or its row is computed in double
-MOST = 200.0       # e to this power exceeds float32, and the square of that is still within float64
+# a bias above this size adds no rounding error: either no product changes it, or the kernel computes its row in double
+DROWNS = 1e37
+MOST = 200.0       # largest exponent used: e^200 exceeds float32, and its square is still within float64
 UNIT = {'float32': 2.0 ** -24, 'float16': 2.0 ** -11, 'bfloat16': 2.0 ** -8}
 
 
 def grown(x):
-    """Returns e^x - 1, or a number that exceeds float32."""
+    """Returns e^x - 1; for x above MOST a number that exceeds float32."""
     return np.expm1(np.minimum(x, MOST))
 
 
 def blur_of_scores(p, x, b, h, exact):
-    """Returns the error b_ij of the scores without that of lse. With `exact`, products have no rounding."""
+    """Returns the errors b_ij of one head's scores, without the error of lse. With `exact`, products have no rounding
+    error."""
     parts = np.zeros_like(x.z) if exact else np.abs(x.q) @ np.abs(x.k).T * abs(x.scale)
     if p.get('softcap', 0) > 0:
         parts = np.minimum(parts, 8 * p['softcap'])
@@ -74,7 +77,7 @@ def blur_of_scores(p, x, b, h, exact):
 
 
 def added(p, x, b, h):
-    """Returns |bias| + slope * distance."""
+    """Returns |bias| + |slope| * distance for each pair of one head."""
     parts = np.zeros_like(x.z)
     if 'bias' in p:
         bias = np.abs(oracle.of_head(p['bias'], b, h, *x.z.shape))
@@ -86,7 +89,7 @@ def added(p, x, b, h):
 
 
 def of_lse(p, exact):
-    """Returns SIGMAS sigma of each lse."""
+    """Returns the bound of each lse: SIGMAS times its sigma."""
     bound = np.zeros_like(oracle.empty_answer(p)[1])
     for b, h, x in oracle.heads(p):
         if exact:
@@ -102,7 +105,8 @@ def of_lse(p, exact):
 
 
 class Errors:
-    """The errors r and t of the head comment and their parts, for the rows of one head."""
+    """The errors r (of P) and t (of delta) of this file's head comment, and what they consist of, for the rows of one
+    head."""
 
     def __init__(self, p, x, b, h, dtype, out_dtype, given, exact):
         out, self.P, top, rest, empty = x.statistics(p)
@@ -131,8 +135,8 @@ class Errors:
 
 
 def of_gradients(p, dtype, out_dtype, given, exact):
-    """Returns {gradient: SIGMAS sigma of each number}. `given`: the request contains out and lse; otherwise the kernel
-    computes them."""
+    """Returns {gradient: SIGMAS times the sigma of each of its numbers}. `given`: the request contains out and lse;
+    otherwise the kernel computes them."""
     g = {n: np.zeros(p[n[1:]].shape) for n in ('dq', 'dk', 'dv')}
     g.update({'d' + n: np.zeros(p[n].shape) for n in ('sinks', 'bias', 'alibi_slopes') if n in p})
     for b, h, x in oracle.heads(p):

@@ -2,16 +2,16 @@
 
     differential.py [--seed N] [--count N] [--seconds S] [--case N] [--url http://127.0.0.1:8080] [--token T]
 
-Case n of a seed is always the same problem. Without --url a server is started (ATTND_BINARY, default build/attnd) and
-ended; one that a sanitizer has said anything about is a failure. --case runs one case alone, as the line that a failure
-prints says. The yardstick is oracle.py, which shares nothing with the server. The limits are those of
-kernels/README.md, Accuracy, as tests/unit/testing.c has them: an answer may differ from the truth by
+Case n of a seed is always the same problem. Without --url the script starts a server (ATTND_BINARY, default
+build/attnd) and ends it; any report of a sanitizer about that server is a failure. --case runs one case alone; each
+failure prints the command for it. The truth comes from oracle.py, which shares no code with the server. The limits are
+those of kernels/README.md, Accuracy, and of tests/unit/testing.c: an answer may differ from the truth by
 
     max(limit |truth|, bound) + noise
 
-in its largest entry and as a whole (Frobenius norm). `limit` of out and lse grows where scores are so large that float32
-holds them no better. `bound` is what the roundings of a right kernel can come to (bounds.py), in sums that cancel and in scores
-that are large; out has none. `noise` covers sums in float32.
+in its largest entry and as a whole (Frobenius norm). `limit` of out and lse grows with the size of the scores, as their
+rounding error in float32 does. `bound` is the largest rounding error of a right kernel (bounds.py), for sums that
+cancel and for large scores; out has no such bound. `noise` covers sums in float32.
 """
 import argparse
 import base64
@@ -30,7 +30,8 @@ import wire  # noqa: E402
 import bounds  # noqa: E402
 import oracle  # noqa: E402
 
-# columns: limits of out and of dq dk dv, noise of sums, least noise
+# For each dtype: relative limits of out, of dq, dk and dv, and of the gradients of options; noise of float32 sums;
+# least absolute error.
 LIMITS = {
     'float32': (1e-5, 3e-5, 1e-4, 1e-6, 1e-45),
     'float16': (1e-3, 3e-3, 5e-3, 1e-5, 6e-8),
@@ -38,20 +39,20 @@ LIMITS = {
     'float8_e4m3fn': (4e-2, 0, 0, 1e-4, 2e-38),
 }
 LENGTHS = (0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129)
-WIDE_SHARE = 0.05  # of the problems, with D or Dv above 256
+WIDE_SHARE = 0.05  # share of the problems whose D or Dv is above 256
 HEAD_SIZES = (1, 3, 8, 16, 24, 31, 32, 40, 64, 64, 64, 65, 72, 80, 96, 128, 160, 192, 256)
-# the lowest number of each dtype
+# the lowest finite numbers of float32, bfloat16 and float16
 LOWEST = [float(np.finfo(np.float32).min), float(wire.bf16_value(np.uint16([0xFF7F]))[0]), -65504.0]
 LOG2_E = float(np.log2(np.e))
-# beside any of these, a score of ordinary size is lost to rounding
+# Biases so large that adding an ordinary score to one of them changes nothing in float32.
 LEVELS = np.array([-3.38e38, -2.4e38, -1e38, 1e38, 2.4e38, 3.38e38])
 
 
 # ---- A problem -------------------------------------------------------------------------------------------------------
 
 class Case:
-    """One random case. members: what is sent; problem: the same for oracle.py; back, dtype, out_dtype (of a backward:
-    the dtype of dout), grad_dtype, layout."""
+    """One random case. members: the request. problem: the same problem as oracle.py wants it. out_dtype: the dtype of
+    out, or of dout in a backward. back, dtype, grad_dtype, layout: what the request chooses."""
 
     def __init__(self, seed, number):
         self.seed, self.number = seed, number
@@ -64,7 +65,7 @@ class Case:
         def pick(options):
             return options[int(r.integers(len(options)))]
 
-        # A generator of its own, so that this addition does not change the random numbers of other cases.
+        # A second generator for choices that were added later, so that older choices keep their random numbers.
         self.more = np.random.default_rng([seed, number, 1])
         self.back = back = chance(0.5)
         self.dtype = dtype = pick(('float32', 'float16', 'bfloat16')) if back or not chance(0.12) else 'float8_e4m3fn'
@@ -76,7 +77,8 @@ class Case:
         B = 1 if chance(0.6) else 0 if chance(0.05) else int(r.integers(2, 4))
         D = int(r.integers(1, 257)) if chance(0.2) else pick(HEAD_SIZES)
         Dv = pick(HEAD_SIZES) if chance(0.2) else D
-        wide = np.random.default_rng([seed, number, 2])  # of its own, for the same reason
+        # a generator of its own, so that these choices do not change the other random numbers
+        wide = np.random.default_rng([seed, number, 2])
         if wide.random() < WIDE_SHARE:
             D, Dv = (int(wide.integers(257, 1025)) if wide.random() < 0.7 else n for n in (D, Dv))
         Sq = int(r.integers(1, 130)) if chance(0.4) else pick(LENGTHS)
@@ -100,7 +102,7 @@ class Case:
             Sq, Sk, B = sum(room_q), sum(room_k), n
         lead = () if packed else (B,)
         shapes = {'q': lead + (Sq, H, D), 'k': lead + (Sk, Hk, D), 'v': lead + (Sk, Hk, Dv)}
-        # k and v have padded rows [B, Sk, Hk, D], although q is packed
+        # k and v are padded rows [B, Sk, Hk, D] although q is packed
         if packed and 'cu_seqlens_k' not in self.problem:
             shapes.update(k=(n, room_k[0], Hk, D), v=(n, room_k[0], Hk, Dv))
         elif not packed and self.more.random() < 0.2:
@@ -122,7 +124,8 @@ class Case:
         if extreme == 'softcap':
             self.members['softcap'] = self.problem['softcap'] = pick((2e-38, 1e-30, 1e30, 3e38))
         if extreme == 'scale':
-            huge = (1e20, -1e9)  # with such a scale the noise may overflow the dtype of a backward's gradients
+            # in a float16 backward such a scale is not drawn, because the noise may overflow the gradients
+            huge = (1e20, -1e9)
             scale = pick((1e-37, 1e-20) + (huge[1:] if back and dtype != 'float16' else (50.0,) if back else huge))
             self.members['scale'] = self.problem['scale'] = scale
 
@@ -215,8 +218,8 @@ class Case:
         self.cells = [int(n) for n in self.more.integers(1, 9, 2)]
 
     def rooms(self, lq, lk):
-        """Adds cu_seqlens, and seqlens if a sequence has padding rows. Returns the rows from each sequence's start to
-        the next, for q and for k."""
+        """Adds cu_seqlens, and also seqlens if sequences have padding rows behind them. Returns for q and for k the
+        number of rows from each sequence's start to the next sequence's start."""
         gaps, rows = self.more.random() < 0.3, self.more.random() < 0.25
         room_q, room_k = ([n + int(self.more.integers(0, 40)) * gaps for n in lengths] for lengths in (lq, lk))
         if rows:
@@ -231,7 +234,7 @@ class Case:
         return room_q, room_k
 
     def poison_padding(self, x):
-        """Puts NaN into padding rows."""
+        """Puts NaN into the padding rows of these tensors."""
         exist = {n: np.zeros(a.shape[:-2], bool) for n, a in x.items()}
         for b, q0, Sq, k0, Sk in oracle.sequences(self.problem):
             for n, a in exist.items():
@@ -241,18 +244,19 @@ class Case:
             a[~exist[n]] = np.nan
 
     def beyond_float32(self, x, packed):
-        """Makes the problem one whose scores, or parts of them, overflow float32. Returns the kind of that problem, or
-        ''."""
+        """Changes the problem so that scores, or parts of them, overflow float32. Returns the kind of change, or '' if
+        none fits."""
         r, p = self.more, self.problem
         if not packed and r.random() < 0.5:
             self.mask_of_lowest(p, x['q'].shape, x['k'].shape[1])
             return 'lowest'
-        if self.dtype in ('float32', 'bfloat16') and r.random() < 0.6:  # q k overflows float32, but scale q k does not
+        # the product q k overflows float32, but scale * q k does not
+        if self.dtype in ('float32', 'bfloat16') and r.random() < 0.6:
             for n, most in (('q', 2e19), ('k', 1.8e19)):
                 x[n] = most * (1 - 2 * r.random(x[n].shape))
             self.members['scale'] = p['scale'] = (1e-38, -1e-38, 3e-38)[int(r.integers(3))]
             return 'beyond'
-        if not self.back and self.dtype != 'float8_e4m3fn':  # scale q k overflows float32 without an earlier error
+        if not self.back and self.dtype != 'float8_e4m3fn':  # scale * q k overflows float32, and is exact until then
             for n in 'qk':
                 x[n] = r.integers(-1, 2, x[n].shape) * (r.random(x[n].shape[-1]) < 4 / x[n].shape[-1]).astype(float)
             self.members['scale'] = p['scale'] = (3e38, -3e38)[int(r.integers(2))]
@@ -261,8 +265,8 @@ class Case:
         return ''
 
     def mask_of_lowest(self, p, shape, Sk):
-        """A 4-D mask as Hugging Face makes it: finfo.min for later keys and for the padding on the left. The queries of
-        the padding see only such keys."""
+        """Adds a bias like a 4-D mask of Hugging Face: finfo.min hides later keys, and the padding on the left. Queries
+        that are padding themselves see only such keys."""
         r, (B, Sq) = self.more, shape[:2]
         kind = self.dtype if self.dtype != 'float8_e4m3fn' and r.random() < 0.5 else 'float32'
         lowest = {'float16': LOWEST[2], 'bfloat16': LOWEST[1]}.get(kind) or LOWEST[int(r.integers(3))]
@@ -285,7 +289,7 @@ class Case:
         if self.layout == 'bhsd' and name in ('q', 'k', 'v', 'dout'):
             x = x.swapaxes(1, 2)
         self.members[name] = wire.tensor(x, dtype)
-        if dtype == 'float8_e4m3fn':  # wire.e4m3_bits() cannot encode NaN
+        if dtype == 'float8_e4m3fn':  # wire.e4m3_bits() cannot encode NaN, so the byte of NaN (0x7f) is set here
             bits = wire.e4m3_bits(np.nan_to_num(x))
             bits = np.where(np.isnan(x), 0x7F, bits).astype(np.uint8)
             self.members[name]['data'] = base64.b64encode(bits.tobytes()).decode()
@@ -322,7 +326,7 @@ def largest(x):
 
 
 def blur_of(case, size):
-    """Returns the rounding error of the largest score in float32; `size` is that of its products."""
+    """Returns the float32 rounding error of the largest score. `size` is the size of its products."""
     p = case.problem
     if case.exact and not p.get('softcap'):
         size = 0
@@ -331,7 +335,7 @@ def blur_of(case, size):
 
 
 def tolerances(case, size):
-    """Returns {name: (relative, absolute)} without the bounds of bounds.py."""
+    """Returns {name: (relative, absolute)}: each tensor's limit and noise, without the bounds of bounds.py."""
     p, limit, as_out, as_grad = case.problem, LIMITS[case.dtype], LIMITS[case.out_dtype], LIMITS[case.grad_dtype]
     Sq, Sk = p['q'].shape[-3], p['k'].shape[-3]
     scale = abs(p['scale']) if 'scale' in p else 1 / np.sqrt(p['q'].shape[-1])
@@ -357,8 +361,8 @@ MOST = {'float32': oracle.MOST, 'float16': 65504.0, 'bfloat16': float(wire.bf16_
 
 
 def overflowed(want, got, dtype, relative):
-    """Returns the true results in their dtype: infinite beyond the largest number. Within the limit of that number, the
-    answer's own value counts as true."""
+    """Returns the true results as the dtype holds them: infinite beyond its largest number. Where the truth is within
+    the limit of that number, an infinite answer counts as true."""
     most = MOST[dtype]
     want = np.where(np.abs(want) > most * (1 + relative), np.copysign(np.inf, want), want)
     if want.shape != got.shape:
@@ -373,7 +377,8 @@ def rounded_to(x, dtype):
 
 
 def differs(name, got, want, bound, tolerance):
-    """Returns what is wrong with a tensor, or ''. `bound` is one number, or one per element."""
+    """Returns what is wrong with a tensor of the answer, or ''. `bound` (of bounds.py) is one number, or one per
+    element."""
     if got.shape != want.shape:
         return f'{name}: shape {got.shape}, must be {want.shape}'
     if want.size == 0:
@@ -381,7 +386,7 @@ def differs(name, got, want, bound, tolerance):
     finite = np.isfinite(want)
     if np.isnan(bound).any():
         return f'{name}: bounds.py gives NaN'
-    known = bound < oracle.MOST  # beyond this bound the answer may be anything, even infinite
+    known = bound < oracle.MOST  # where the bound exceeds float32, the answer may be anything, even infinite
     strange = known & (~finite & ~((got == want) | (np.isnan(got) & np.isnan(want))) | finite & ~np.isfinite(got))
     if strange.any():
         at = tuple(int(n) for n in np.argwhere(strange)[0])
@@ -392,7 +397,7 @@ def differs(name, got, want, bound, tolerance):
     relative, absolute = tolerance
     with np.errstate(over='ignore'):
         allowed = np.maximum(relative * np.abs(truth).max(), bound) + absolute
-    def norm(x):  # the norm of numbers whose squares may overflow float64
+    def norm(x):  # Returns the Frobenius norm of numbers whose squares may overflow float64.
         top = float(np.abs(x).max()) or 1.0
         return float(np.linalg.norm(x / top)) * top
     worst = tuple(int(n) for n in np.unravel_index(np.argmax(error - allowed), error.shape))
@@ -409,9 +414,9 @@ class Refused(Exception):
 
 def check_base_2(case, members, exact, size, post):
     """Sends a backward whose lse is in base 2, and returns what is wrong with the answer, or ''. The server must refuse
-    if the base is visible in every row and the rows differ by more than kernels/verify_lse.c tolerates: an lse of equal
-    scores may also be one over more keys. For a small body few rows are checked: 8 multiply-adds per byte
-    (PROTOCOL.md), and a key takes D + 32."""
+    it if the base shows in every row and the rows' lse differ by more than the tolerance of kernels/verify_lse.c.
+    (Otherwise the lse could be a right one: with equal scores, over more keys.) The server checks few rows of a small
+    body: it spends 8 multiply-adds per byte (PROTOCOL.md), and a key takes D + 32."""
     lse, D = exact['lse'], case.problem['q'].shape[-1]
     sent = sum(int(np.prod(t['shape'])) * wire.BYTES[t['dtype']] for t in members.values() if isinstance(t, dict) and 'dtype' in t)
     rows = 8 * sent // (max(1, case.problem['k'].shape[-3]) * (D + 32))
@@ -426,7 +431,7 @@ def check_base_2(case, members, exact, size, post):
 
 
 def check_observe(case, size, post):
-    """Sends an observe of the forward's problem. Returns what is wrong with the answer, or ''."""
+    """Sends an observe with the tensors of the forward. Returns what is wrong with the answer, or ''."""
     p = case.problem
     want = oracle.observe(p, case.cells)
     if not p['q'].size or not p['k'].size:
@@ -455,8 +460,8 @@ def check_observe(case, size, post):
 
 
 def check(case, ask):
-    """Sends the case with ask(path, members) -> (status, answer) and compares the answer. Returns what is wrong, or
-    ''."""
+    """Sends the case by ask(path, members), which returns (status, answer), and compares the answer with the truth.
+    Returns what is wrong, or ''."""
     p = case.problem
     swap = (lambda name, x: x.swapaxes(1, 2) if case.layout == 'bhsd' and name in ('out', 'dq', 'dk', 'dv') else x)
 
@@ -519,7 +524,8 @@ def check(case, ask):
 # ---- The command -----------------------------------------------------------------------------------------------------
 
 def client(url, token=None):
-    """Returns ask(path, members), which uses one connection and opens it again if it was closed."""
+    """Returns a function ask(path, members) that sends requests over one connection, and opens it again when it was
+    closed."""
     parts = urllib.parse.urlsplit(url)
     state = {}
 
@@ -541,7 +547,7 @@ def client(url, token=None):
 
 
 def run(seed, numbers, ask, seconds=None, say=print):
-    """Runs cases of a seed until the numbers or the seconds are used up. Returns (passed, failed)."""
+    """Runs the cases of a seed until the numbers or the seconds run out. Returns (passed, failed)."""
     passed = failed = 0
     end = time.monotonic() + seconds if seconds else None
     kinds = {}

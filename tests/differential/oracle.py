@@ -1,8 +1,8 @@
 """Attention and its gradients in float64, from the definitions in kernels/README.md and nothing else.
 
-A problem is a dict of arrays as the wire has them, but [B, S, H, D] and in float64 whatever the layout and dtype were,
-and of options by their wire names; what is absent is not given. One sequence after the other, one head after the other,
-whole matrices: nothing is tiled.
+A problem is a dict of tensors and options by their names in the protocol; an absent name is not given. Tensors are
+float64 arrays [B, S, H, D], whatever layout and dtype the request had. Sequences and heads are computed one after the
+other, with whole matrices: nothing is tiled.
 
     answer = forward(problem)                      {'out': [B, Sq, H, Dv], 'lse': [B, H, Sq]}       packed: [total_q, ...], [H, total_q]
     grads = backward(problem)                      dq dk dv, and dsinks dbias dalibi_slopes where those are given
@@ -11,13 +11,15 @@ whole matrices: nothing is tiled.
 import numpy as np
 
 MOST = float(np.finfo(np.float32).max)
-LSE_MOST = 2.0 ** 24  # a given lse of this size says nothing, so a backward computes lse from the scores
+# A backward ignores a given lse of this size and computes lse from the scores: float32 is too coarse there.
+LSE_MOST = 2.0 ** 24
 
 
 # ---- Dropout: PROTOCOL.md, "Dropout" --------------------------------------------------------------------------------
 
 def philox(counter, key):
-    """Philox4x32-10 of counters [4, ...] with a key of two words. Returns [4, ...] words."""
+    """Philox4x32-10, a random number generator: returns the words [4, ...] of the counters [4, ...] under a key of two
+    words."""
     c = [np.asarray(x, np.uint64) for x in counter]
     k0, k1 = key
     low = np.uint64(0xFFFFFFFF)
@@ -29,10 +31,11 @@ def philox(counter, key):
 
 
 def kept(seed, head, Sq, Sk, p):
-    """Returns a boolean [Sq, Sk]: which elements of one head (number b * H + h) dropout keeps."""
+    """Returns a boolean [Sq, Sk]: the elements that dropout keeps in one head. `head` is the number b * H + h."""
     groups = (Sk + 7) // 8
     words = philox((np.arange(groups)[None, :], np.arange(Sq)[:, None], head, 0), (seed & 0xFFFFFFFF, seed >> 32))
-    lanes = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], 1)  # its axes are [word, half, Sq, groups]
+    # the axes are [word of Philox, half of the word, Sq, groups of 8 keys]
+    lanes = np.stack([words & np.uint64(0xFFFF), words >> np.uint64(16)], 1)
     lanes = np.moveaxis(lanes, (0, 1), (2, 3)).reshape(Sq, groups * 8)[:, :Sk]
     return lanes >= np.floor(p * 65536 + 0.5)
 
@@ -40,7 +43,8 @@ def kept(seed, head, Sq, Sk, p):
 # ---- Which pairs count -----------------------------------------------------------------------------------------------
 
 def sequences(p):
-    """Yields (b, first query, number of queries, first key, number of keys) of every sequence, without padding."""
+    """Returns (b, first query, number of queries, first key, number of keys) of every sequence, without padding
+    rows."""
     B = len(p['cu_seqlens_q']) - 1 if 'cu_seqlens_q' in p else p['q'].shape[0]
 
     def of(x, b):
@@ -51,12 +55,13 @@ def sequences(p):
 
 
 def keys_are_packed(p):
-    """Returns whether keys are packed. Packed queries may also be used with k [B, Sk, Hk, D]."""
+    """Returns whether k and v are packed [total, Hk, D]. Packed queries may also be used with padded k [B, Sk, Hk,
+    D]."""
     return p['k'].ndim == 3
 
 
 def visible(p, b, h, Sq, Sk):
-    """Returns a boolean [Sq, Sk]: what one head of one sequence may see."""
+    """Returns a boolean [Sq, Sk]: the pairs of query and key that the masks of head h of sequence b let through."""
     H, Hk = p['q'].shape[-2], p['k'].shape[-2]
     i, j = np.arange(Sq)[:, None], np.arange(Sk)[None, :]
     at = i if p.get('alignment') == 'top_left' else i + Sk - Sq
@@ -87,14 +92,14 @@ def visible(p, b, h, Sq, Sk):
 
 
 def of_head(x, b, h, Sq, Sk):
-    """Returns the [1 or Sq, Sk] part of a tensor for one head; axes of 1 are broadcast."""
+    """Returns one head's part of a bias or mask as [1 or Sq, Sk]. A batch or head axis of length 1 is broadcast."""
     return x[b if x.shape[0] > 1 else 0, h if x.shape[1] > 1 else 0][:Sq if x.shape[2] > 1 else 1, :Sk]
 
 
 # ---- One head --------------------------------------------------------------------------------------------------------
 
 class Head:
-    """Scores, probabilities and output of head h of sequence b."""
+    """Scores, probabilities and output of head h of sequence b, in float64."""
 
     def __init__(self, p, b, q0, Sq, k0, Sk, h):
         packed = 'cu_seqlens_q' in p
@@ -109,13 +114,13 @@ class Head:
         self.sees = sees = visible(p, b, h, Sq, Sk)
         D = p['q'].shape[-1]
         self.scale = p['scale'] if 'scale' in p else 1 / np.sqrt(D)
-        # A key that no query sees may be NaN, so it is not used. Keys that some query sees are finite here.
+        # A key that no query sees may be NaN, so it is set to 0. Keys that some query sees are finite here.
         seen = sees.any(0)
         self.k, self.v = np.where(seen[:, None], self.k, 0), np.where(seen[:, None], self.v, 0)
         s = self.q @ self.k.T * self.scale
-        # size of the largest score before terms cancel
+        # largest sum of |q k| terms, before they cancel, times the scale
         self.size = float(np.max(np.abs(self.q) @ np.abs(self.k).T, initial=0)) * abs(self.scale)
-        self.slope = 1.0  # derivative of the softcap
+        self.slope = 1.0  # derivative of the softcap, 1 without a softcap
         cap = p.get('softcap', 0)
         if cap > 0:
             t = np.tanh(s / cap)
@@ -144,8 +149,8 @@ class Head:
         self.out = (self.P * self.M) @ self.v
 
     def statistics(self, p):
-        """Returns out, P, lse in two parts, and the rows that see nothing. If p contains out and lse, these are used
-        unchanged."""
+        """Returns out, P, lse in two parts, and which rows see nothing. If the problem p has out and lse, these are
+        returned unchanged."""
         if 'out' not in p:
             return self.out, np.where(self.empty[:, None], 0, self.P), self.top, self.rest, self.empty
         lse = p['lse'][self.lse_at]
@@ -177,12 +182,13 @@ def forward(p):
 
 
 def observe(p, cells):
-    """PROTOCOL.md, "Observe". `cells` is the [m, n] of a map, which packed problems do not have."""
+    """Returns the results of an observe by their definition ("Observe" in PROTOCOL.md). `cells` is the map's shape [m,
+    n]; packed problems have no map."""
     H, N, packed = p['q'].shape[-2], len(sequences(p)), 'cu_seqlens_q' in p
     lse = empty_answer(p)[1]
     g = {'row_max': lse, 'lse': lse.copy(), 'entropy': np.zeros(lse.shape), 'max_logit': np.full((N, H), -np.inf),
          'mean_entropy': np.zeros((N, H)), 'pairs': 0}
-    # key rows from one sequence to the next; packed keys follow each other directly
+    # number of key rows from one sequence to the next; 0: packed keys follow each other directly
     rows = 0 if keys_are_packed(p) else p['k'].shape[1]
     mass = np.zeros((H, p['k'].shape[0] if keys_are_packed(p) else N * rows))
     if not packed:
@@ -206,7 +212,7 @@ def observe(p, cells):
 
 
 def backward(p):
-    """Returns the gradients. If p contains out and lse, these are used unchanged."""
+    """Returns the gradients. If the problem p has out and lse, the backward uses these unchanged."""
     g = {n: np.zeros(p[n[1:]].shape) for n in ('dq', 'dk', 'dv')}
     g.update({'d' + n: np.zeros(p[n].shape) for n in ('sinks', 'bias', 'alibi_slopes') if n in p})
     for b, h, x in heads(p):

@@ -1,6 +1,6 @@
-"""The short form of differential.py: a fixed number of cases with a fixed seed, so that neither chance nor speed
-decides what is tested. Further tests show that its judge can reject, and that PROTOCOL.md suffices to know what dropout
-drops."""
+"""The short form of differential.py: a fixed number of cases with fixed seeds, so that neither chance nor the machine's
+speed decides what is tested. Other tests show that differential.py rejects wrong answers, and that PROTOCOL.md suffices
+to know which elements dropout drops."""
 import json
 import os
 import re
@@ -29,7 +29,7 @@ def test_random_problems_over_the_whole_contract_agree_with_float64(server, grou
 
 
 def test_the_judge_can_say_no(server):
-    """The judge notices a change of one number in each tensor of an answer, and a missing tensor."""
+    """differential.check() notices a change of one number in each tensor of an answer, and a missing tensor."""
     ask = differential.client(f'http://127.0.0.1:{server.port}')
     noticed = set()
     for number in range(60):
@@ -70,8 +70,8 @@ def test_the_new_kinds_are_among_the_cases_and_the_judge_knows_what_an_lse_in_ba
 
 
 def test_an_lse_in_base_2_need_not_be_refused_where_the_body_is_too_small_to_look_at_its_rows():
-    """Heads of one bfloat16 number: the check of a row of 128 keys takes 4224 multiply-adds, and the body of 1746 bytes
-    allows 13,968."""
+    """With a head size of 1 in bfloat16, the check of a row of 128 keys takes 4224 multiply-adds, and a body of 1746
+    bytes allows 13,968: three rows."""
     case = differential.Case(202, 5662)
     assert case.base_2 and case.problem['k'].shape == (3, 128, 1, 1)
     assert differential.check(case, lambda path, members: (200, {})) == ''
@@ -79,14 +79,14 @@ def test_an_lse_in_base_2_need_not_be_refused_where_the_body_is_too_small_to_loo
 
 @pytest.mark.parametrize('seed, number', [(101, 6024), (101, 6113), (7, 2219), (7, 2552)])
 def test_gradients_that_cancel_are_held_to_the_roundings_of_what_was_added(server, seed, number):
-    """Four cases: dalibi_slopes of keys at distance 119 with a bias of -65504; a given lse with scores of 1e9 that
-    cancel; dv of 16 rows in bfloat16; dalibi_slopes in bfloat16."""
+    """Four cases in which terms of a gradient cancel: dalibi_slopes of keys at distance 119 with a bias of -65504; a
+    given lse with scores of 1e9; dv of 16 rows in bfloat16; dalibi_slopes in bfloat16."""
     case = differential.Case(seed, number)
     assert differential.check(case, differential.client(f'http://127.0.0.1:{server.port}')) == ''
 
 
 def test_an_lse_is_held_to_the_roundings_of_products_that_are_added_one_after_the_other(server):
-    """With 256 products and scores of 255, lse has an error of 3.6e-4."""
+    """With D = 256 and scores of 255, a right lse may be wrong by 3.6e-4."""
     assert differential.check(differential.Case(201, 4095), differential.client(f'http://127.0.0.1:{server.port}')) == ''
 
 
@@ -95,8 +95,8 @@ def test_dropout_leaves_no_gradient_to_a_row_of_one_key_in_bfloat16(server):
 
 
 def with_roundings(p, dtype, out_dtype, given):
-    """Gradients of the simplest kernel. Scores and lse are in float32; P and dS are rounded to dtype and out to
-    out_dtype; all else is float64."""
+    """Returns the gradients of the simplest kernel: scores and lse are rounded to float32, P and dS to dtype, and out
+    to out_dtype. Everything else is float64."""
     rounded = (lambda x: differential.rounded_to(x, dtype))
     single = (lambda x: differential.rounded_to(x, 'float32'))
     g = {n: np.zeros(p[n[1:]].shape) for n in ('dq', 'dk', 'dv')}
@@ -128,15 +128,16 @@ def test_the_bound_of_gradients_is_neither_passed_by_a_plain_kernel_nor_far_abov
         bound = bounds.of_gradients(p, case.dtype, case.out_dtype, case.give, case.exact)
         for name in got:
             error = np.abs(got[name] - want[name])
-            least = 1e-6 * np.abs(want[name]).max()  # allows for a P below float16's normal numbers
+            # allows for probabilities below float16's normal numbers, whose relative rounding error is larger
+            least = 1e-6 * np.abs(want[name]).max()
             assert (error <= bound[name] + least).all(), (number, name)
             nearest.setdefault((case.dtype, name), []).append(float((error / np.maximum(bound[name], 1e-30)).max()))
-    # In float32 the errors of products matter, and this simple kernel does not round them.
+    # float32 is left out: there most of the bound is for rounding of products, which this simple kernel does not round.
     assert len(nearest) == 9 and all(np.median(ratios) > 0.15 for of, ratios in nearest.items() if of[0] != 'float32'), nearest
 
 
 def test_what_dropout_drops_is_what_the_protocol_says(server):
-    """Sends the example of PROTOCOL.md, and computes it from the rules above the example."""
+    """Sends the dropout example of PROTOCOL.md, and computes its answer from the rules above the example."""
     text = open(os.path.join(os.path.dirname(__file__), '..', '..', 'proto-json', 'PROTOCOL.md')).read()
     section = text[text.index('## Dropout'):text.index('## Backward')]
     request, answer = (json.loads(block) for block in re.findall(r'```json \S+\n(.*?)```', section, re.S))

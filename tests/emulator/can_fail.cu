@@ -1,12 +1,12 @@
-/* can_fail.cu: kernels with one mistake each, which the emulator must name; run by `make emulate` before anything
- * else. */
+/* can_fail.cu: kernels with one mistake each, which the emulator must report by name. `make emulate` runs this program
+ * first. */
 #include "tests/emulator/sm80.h"
 
 namespace {
 
 typedef float word[128];
 
-/* Loads 16 bytes per thread by an asynchronous copy; lanes of another warp read them back. */
+/* Each thread loads 16 bytes by an asynchronous copy (cp.async), and a lane of another warp reads them. */
 template <bool WAIT, bool BARRIER> __global__ void copies(const float *from)
 {
     char *const memory = emu::dynamic_shared(1024);
@@ -87,7 +87,8 @@ int main()
     cudaMalloc(&memory, 4096);
     float *const x = (float *)memory;
     check(nullptr, copies<true, true>, 64, x);
-    /* read without a wait, without a write, or in a race: any outcome is accepted */
+    /* copies<true, false> has a race: its bytes are read without a barrier. Whatever the emulator says of it is
+     * accepted. */
     check("", copies<true, false>, 64, x);
     check("cp.async", copies<false, true>, 64, x);
     check("was written while a cp.async", stores_under_a_copy, 32, x);

@@ -1,5 +1,5 @@
-/* device.h: the words and functions of CUDA C++ that a kernel uses, for the host's compiler; included before every
- * translated source. */
+/* device.h: CUDA C++'s keywords and device functions, written for the host's compiler. Every translated kernel source
+ * includes this file first. */
 #ifndef ATTN_EMULATOR_DEVICE_H
 #define ATTN_EMULATOR_DEVICE_H
 
@@ -14,7 +14,7 @@
 
 #include "tests/emulator/emulator.h"
 
-/* CUDA's headers end here. From here on the compiler sees kernel code, for this compute capability. */
+/* The CUDA headers end here. Everything below is compiled as device code for this compute capability. */
 #define __CUDA_ARCH__ EMULATED_ARCH
 #undef __launch_bounds__
 #define __launch_bounds__(...)
@@ -27,7 +27,7 @@
 #undef __forceinline__
 #define __forceinline__ inline
 #define __noinline__    __attribute__((noinline))
-#define __log2f         log2f /* the C library has a function of this name */
+#define __log2f         log2f /* renamed because the C library has a function __log2f too */
 
 #define threadIdx (emu::self->index)
 #define blockIdx  (emu::block_index())
@@ -151,7 +151,8 @@ static inline size_t __cvta_generic_to_shared(const void *p)
     return emu::shared_address(p);
 }
 
-template <class T> T atomicAdd(T *to, T x) /* a plain addition suffices, because one fiber runs at a time */
+/* a plain addition is atomic here, because one fiber (CUDA thread) runs at a time */
+template <class T> T atomicAdd(T *to, T x)
 {
     const T before = *to;
     *to = before + x;
@@ -163,7 +164,7 @@ template <class T> T atomicMax(T *to, T x)
     if (x > before) *to = x;
     return before;
 }
-/* Not watched for races: warps may change the same word between two barriers. */
+/* atomicOr is left out of the race check: warps may legally change the same word between two barriers. */
 template <class T> __attribute__((no_sanitize("thread"))) T atomicOr(T *to, T x)
 {
     const T before = *to;
@@ -226,8 +227,8 @@ static inline float __fdividef(float x, float y)
 {
     return x / y;
 }
-/* The translated sources are compiled without contraction to fused multiply-adds, so each of these operations
- * rounds. */
+/* The compiler does not contract these operations to fused multiply-adds (-ffp-contract=off), so each of them rounds
+ * once. */
 static inline float __fadd_rn(float x, float y)
 {
     return x + y;

@@ -1,4 +1,4 @@
-/* emulator.cc: the fibers, the choice of the fiber that runs next, and shared memory; see emulator.h. */
+/* emulator.cc: the fibers (CUDA threads), the choice of the fiber that runs next, and shared memory; see emulator.h. */
 #include "emulator.h"
 
 #include <algorithm>
@@ -26,29 +26,31 @@ enum {
     SHARED_STEP = (SHARED_MOST + 4095) / 4096 * 4096,
     STACK_BYTES = 64 << 10,
     PAGE = 4096,
-    PIECE = 16 /* bytes of one cp.async */
+    PIECE = 16 /* bytes that one cp.async copies */
 };
 
-/* A barrier of bar.sync and bar.arrive, with its number of threads. */
+/* A named barrier (bar.sync, bar.arrive) and the number of threads that it waits for. */
 struct named_barrier {
     int arrived, expected;
     unsigned round;
-    bool objected[2]; /* whether a thread objected, in this round and in the round before */
-    clocks clock;     /* epochs of the warps that have arrived */
+    bool objected[2]; /* whether some thread voted false, in the present round and in the one before */
+    clocks clock;     /* race epochs of the warps that have arrived at the barrier */
 };
 
-/* A cp.async that is under way. */
+/* A cp.async that has been issued and not waited for. */
 struct copy {
     uint32_t to;
     const char *from; /* NULL: zeros */
     int thread, group;
     size_t bytes;
     bool late, done;
-    char there[PIECE]; /* what `to` contains until the wait, unless somebody else writes there */
+    /* the bytes that `to` must hold until the wait: those found at issue, then those copied; any other value is an
+     * error */
+    char there[PIECE];
 };
 
 struct copies {
-    std::vector<copy> list; /* copies from group `first` on; earlier groups have been waited for */
+    std::vector<copy> list; /* the thread's copies from commit group `first` on; earlier groups have been waited for */
     size_t first = 0;
     int group = 0;
 };
@@ -58,7 +60,7 @@ struct static_place {
     char *memory;
 };
 
-/* A place for a block that is running. */
+/* One of the RESIDENT slots for blocks that run at the same time. */
 struct block {
     bool running;
     int64_t number;
@@ -68,16 +70,17 @@ struct block {
     warp_state warps[WARPS];
     team groups[GROUPS], all;
     named_barrier barriers[BARRIERS];
-    void *brought[3][THREADS]; /* pointers that threads bring to collectives of a warp, a warpgroup and the block */
+    void *brought[3][THREADS]; /* what each thread passes to a collective of its warp, its warpgroup or its block */
     char *stacks[THREADS];
     copies queues[THREADS];
     agent *work;
     char *shared;   /* SHARED_MOST */
-    uint32_t bytes; /* bytes of shared memory in use */
+    uint32_t bytes; /* bytes of the block's shared memory that are in use */
     std::vector<static_place> places;
-    uint32_t pattern; /* the pattern that fills shared memory that nobody has written */
+    uint32_t pattern; /* the 4-byte pattern with which shared memory begins */
     race_watch races;
-    uint8_t in_flight[SHARED_MOST / PIECE]; /* for each 16-byte piece: the number of copies that were not waited for */
+    /* for each 16-byte piece of shared memory: the number of copies to it that were not waited for */
+    uint8_t in_flight[SHARED_MOST / PIECE];
 };
 
 fiber *self;
@@ -86,27 +89,27 @@ char failure[1024];
 
 namespace {
 
-/* The launch that is running. */
+/* The kernel launch that is running. */
 struct {
     const char *name, *where;
     int64_t number;
     launch_shape shape;
     void (*body)(void *);
     void *context;
-    int longest;       /* log2 of the largest number of collectives that a warp runs before another warp's turn */
-    unsigned lateness; /* how many of 4 copies happen at the last possible moment */
-    bool starves;      /* some warps run only when no other warp can */
+    int longest;       /* a warp executes at most 2^longest collectives before another warp may run */
+    unsigned lateness; /* of 4 copies, the number that happen only at the last possible moment */
+    bool starves;      /* true in launches that starve warps: they run only when no other warp can */
 } now;
 
 block *resident[RESIDENT];
-char *all_shared; /* shared memory of all resident blocks, SHARED_STEP bytes each */
+char *all_shared; /* the shared memories of all resident blocks, SHARED_STEP bytes for each block */
 void *main_stack;
 void *launch_failed_at[5]; /* in run() */
 uint64_t state;
-uint64_t starved;       /* one bit per warp: the warp runs only when no other can */
-uint32_t starved_lanes; /* these lanes of starved warps run only when no other can */
-int starved_for;        /* the starved set stays for this many choices */
-int burst;              /* collectives left until another warp's turn */
+uint64_t starved;       /* one bit per warp: a starved warp runs only when no other warp can */
+uint32_t starved_lanes; /* the lanes of a starved warp that run only when no other lane can */
+int starved_for;        /* the set of starved warps stays the same for this many scheduling decisions */
+int burst;              /* number of collectives that may be executed before another warp gets its turn */
 
 } // namespace
 
@@ -148,8 +151,8 @@ agent *&block_agent()
     return self->block->work;
 }
 
-/* Saves on the stack what a function must preserve, stores the stack pointer at *from, and continues where `to`
- * stopped. */
+/* Switches fibers: pushes the callee-saved registers, stores the stack pointer at *from, and continues on the stack
+ * `to`. */
 extern "C" void emu_switch(void **from, void *to);
 asm(".text\n"
     ".globl emu_switch\n"
@@ -159,7 +162,8 @@ asm(".text\n"
     "mov %rsp, (%rdi)\n"
     "mov %rsi, %rsp\n"
     "pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n"
-    "pop %rcx\n jmp *%rcx\n" /* a jump instead of ret, which the processor would predict to return to another fiber */
+    /* a jump instead of ret, because the processor would predict that ret goes back to the fiber left */
+    "pop %rcx\n jmp *%rcx\n"
     ".size emu_switch, .-emu_switch\n");
 
 /* ---- Errors ------------------------------------------------------------------------------------------------------ */
@@ -201,7 +205,7 @@ static void on_fault(int, siginfo_t *info, void *)
     fail("an access to address %p, which is nobody's", info->si_addr);
 }
 
-/* Called before rows are computed again one by one. Fails if ATTN_EMULATOR_REPAIRS is "none". */
+/* Launchers call this before they compute rows again one by one. It fails if ATTN_EMULATOR_REPAIRS is "none". */
 void repair_begins()
 {
     const char *allowed = getenv("ATTN_EMULATOR_REPAIRS");
@@ -247,20 +251,20 @@ static void mark_ready(fiber *f)
     f->waits_on = nullptr;
 }
 
-/* Returns the lanes that are starved now. */
+/* Returns the lanes of the warp that are starved now: they run only when no other lane can. */
 static uint32_t asleep(const warp_state *w)
 {
     return starved >> w->first->thread / 32 & 1 ? starved_lanes : 0;
 }
 
-/* Returns the next of these lanes to run: the first from a random lane `turn` on, cyclically. */
+/* Returns a ready fiber among these lanes: the first one at or after lane `turn`, cyclically. */
 static fiber *lane_of(const warp_state *w, uint32_t lanes)
 {
     const uint32_t ready = w->ready & lanes, turned = ready >> w->turn | ready << (32 - w->turn) % 32;
     return w->first + (__builtin_ctz(turned) + w->turn) % 32;
 }
 
-/* Performs the copies of some threads that need not be late. */
+/* Performs some asynchronous copies of random threads, except copies that are to happen late. */
 static void perform(block *b, copy &c);
 static void let_copies_happen(block *b)
 {
@@ -288,7 +292,8 @@ static bool agents_step(bool must)
     return something;
 }
 
-/* Returns a fiber that may run, among the starved ones (`hungry`) or the others; NULL: none. */
+/* Returns a random fiber that may run, or NULL if there is none. `hungry`: search only the starved lanes; otherwise
+ * only the others. */
 static fiber *choose(bool hungry)
 {
     warp_state *open[RESIDENT * WARPS];
@@ -307,7 +312,7 @@ static fiber *choose(bool hungry)
     return nullptr;
 }
 
-/* Returns any fiber of any block that may run. */
+/* Returns a fiber that may run, of any resident block. Ends the launch with "deadlock" if none can. */
 static fiber *schedule()
 {
     burst = 1 << random() % (unsigned)(now.longest + 1);
@@ -321,7 +326,7 @@ static fiber *schedule()
     }
     for (;;) {
         fiber *f = choose(false);
-        /* Asynchronous work goes on while threads are starved. */
+        /* While only starved threads could run, asynchronous work goes first in most cases. */
         if (!f && starved && !chance(8) && agents_step(true)) continue;
         if (!f && starved) f = choose(true);
         if (f) return f;
@@ -381,13 +386,13 @@ void release(team &t)
     t.name = nullptr;
     for (int n = 0; n < t.size; n += 32) {
         warp_state &w = *t.first[n].warp;
-        w.ready = w.alive; /* all lanes have arrived */
+        w.ready = w.alive; /* all lanes of the warp have arrived, so all of them may run again */
         w.turn = random() % 32;
     }
     if (--burst < 0) yield();
 }
 
-/* A thread has ended, so a collective that waits in its team may now be complete. */
+/* Removes a thread that has ended from its team. A collective that waited only for this thread is then complete. */
 static void leave(team &t)
 {
     t.live--;
@@ -500,7 +505,7 @@ void poll(bool (*condition)(void *), void *context, const char *what, uint32_t n
 
 /* ---- Races ------------------------------------------------------------------------------------------------------- */
 
-/* Returns the source line of a return address, if a program that finds it is installed. */
+/* Returns the source file and line of a return address, by addr2line, or "?" without that program. */
 static const char *line_of(const void *where)
 {
     static char line[256];
@@ -516,7 +521,8 @@ static const char *line_of(const void *where)
     return line;
 }
 
-/* Checks an access for races. `what` is an instruction's name; NULL: an ordinary load or store at `where`. */
+/* Checks an access to shared memory for races. `what` names the instruction; NULL stands for an ordinary load or store
+ * at the code address `where`. */
 static void watch(int thread, size_t at, size_t bytes, bool store, const char *what, const void *where = nullptr)
 {
     const int other = watch_access(self->block->races, thread, at, bytes, store);
@@ -535,8 +541,8 @@ static __attribute__((noinline)) void access_shared(const void *p, size_t bytes,
     if (self->block->work) self->block->work->accessed(p, bytes, store);
 }
 
-/* The compiler calls this before each load and store (see races.h). Few of these are of shared memory. Volatile
- * accesses do not count as races. */
+/* The compiler inserts a call of this before each load and store (see races.h). Only accesses to shared memory are
+ * checked, and volatile ones never count as races. */
 static inline void access(const void *p, size_t bytes, bool store, bool is_volatile, const void *where)
 {
     if (__builtin_expect((size_t)((const char *)p - all_shared) < (size_t)RESIDENT * SHARED_STEP, 0))
@@ -563,7 +569,7 @@ ACCESSES(4)
 ACCESSES(8)
 ACCESSES(16)
 
-/* Atomics of the host code of launchers. */
+/* ThreadSanitizer's entry points for atomics, which the launchers' host code calls. */
 #define ATOMICS(bits, T)                                                                                \
     extern "C" T __tsan_atomic##bits##_load(const volatile T *p, int)                                   \
     {                                                                                                   \
@@ -704,7 +710,7 @@ void cp_async_commit()
     self->copies->group++;
 }
 
-/* Performs all copies of the thread before `group`. */
+/* Performs all copies of the thread whose commit group is before `group`. */
 static void finish_copies(int group)
 {
     block *b = self->block;
@@ -721,13 +727,14 @@ static void finish_copies(int group)
 
 void cp_async_wait(int newest)
 {
-    if (chance(4)) yield(); /* lets other threads run, which may then see what they must not see yet */
+    /* lets other threads run now and then, which may then wrongly read the memory before its copy */
+    if (chance(4)) yield();
     finish_copies(self->copies->group - newest);
 }
 
 /* ---- Blocks and launches ----------------------------------------------------------------------------------------- */
 
-/* The first function of a fiber. It never returns: its last switch leaves the fiber. */
+/* The first function on a fiber's stack. It never returns: it ends with a switch to another fiber. */
 static void fiber_main()
 {
     now.body(now.context);
@@ -771,7 +778,7 @@ static void begin(block *b, int64_t number)
     watch_begin(b->races);
     b->places.clear();
     b->bytes = (uint32_t)now.shape.shared;
-    /* The pattern is NaN, or a number of moderate size in float16, bfloat16 and float32. */
+    /* Shared memory begins as a pattern: NaN, or a number of moderate size in float16, bfloat16 and float32 alike. */
     const uint32_t half = (uint32_t)(chance(4) ? 0xffc0 | random() % 63
                                                : 0x3c00 + random() % 0x1c00 + (random() % 2 << 15));
     b->pattern = half << 16 | half;
@@ -802,10 +809,10 @@ static void begin(block *b, int64_t number)
         f.copies->list.clear();
         f.copies->first = 0;
         f.copies->group = 0;
-        /* Stacks begin at different offsets of a page. At the same offset they would compete for few lines of the
-         * cache. */
+        /* The fibers' stacks begin at different offsets within a page. Otherwise their tops would share few cache
+         * lines. */
         void **top = (void **)(b->stacks[t] + STACK_BYTES + PAGE - 128 - t % 32 * 128);
-        /* the function is entered as by a call: the stack is 8 bytes off a multiple of 16 */
+        /* at a function's entry the stack pointer is 8 bytes off a multiple of 16, as after a call */
         top[0] = (void *)fiber_main;
         top[1] = nullptr;
         f.stack_pointer = top - 6;
@@ -815,7 +822,7 @@ static void begin(block *b, int64_t number)
 static void end(block *b)
 {
     if (b->work) {
-        self = b->fibers; /* any fiber of the block tells the functions below which block runs */
+        self = b->fibers; /* any fiber of the block identifies the block to the functions called below */
         b->work->block_ends();
         self = nullptr;
     }
@@ -823,7 +830,7 @@ static void end(block *b)
     b->running = false;
 }
 
-/* Runs the blocks of a launch. */
+/* Runs all blocks of a launch, up to RESIDENT of them interleaved. */
 static void run_blocks(const void *kernel)
 {
     if (gridDim.x == 0 || gridDim.y == 0 || gridDim.z == 0 || gridDim.y > 65535 || gridDim.z > 65535 ||

@@ -1,37 +1,37 @@
 /* emulator.h: CUDA's programming model on one CPU thread, so that the kernels' own sources run where there is no
  * GPU.
  *
- * What it is for: to find mistakes of ordering (data used before an asynchronous copy was waited for, a missing
- * barrier, shared memory overwritten while it is read) as wrong results or as an error with a name, without a GPU
- * and the same way each time. It says nothing of speed, registers or bank conflicts, and memory is sequentially
- * consistent here: a missing fence is not found.
+ * Purpose: finding ordering mistakes in kernels, without a GPU and reproducibly. Examples are data used before its
+ * asynchronous copy was waited for, a missing barrier, and shared memory that is overwritten while it is read. A
+ * mistake shows as a wrong result or as an error with a name. The emulator says nothing of speed, registers or bank
+ * conflicts. Its memory is sequentially consistent, so it does not find a missing memory fence.
  *
  * Threads. A CUDA thread is a fiber with a stack of its own. A fiber runs until it meets something that waits: a
- * barrier, an instruction that a whole warp executes, a condition. Then another goes on: mostly a lane of the same
- * warp; now and then, and when the warp has none, a lane of a warp drawn from ATTN_EMULATOR_SEED. So one warp may
- * run far ahead of another wherever the kernel lets it, differently with each seed and the same way with the same
- * seed; in half of the launches some warps or lanes at a time go on only when no other can. Some launches have two
- * or three blocks that run interleaved, the others one after the other.
+ * barrier, an instruction that a whole warp executes, or a condition. Then another fiber runs: mostly a lane of the
+ * same warp, and otherwise a lane of a warp drawn from ATTN_EMULATOR_SEED. One warp may therefore run far ahead of
+ * another wherever the kernel lets it; the same seed gives the same order. In half of the launches, some warps or
+ * lanes are starved: they run only when no other can. Some launches interleave two or three blocks, and the others
+ * run one block after the other.
  *
- * Warps. A warp's instruction is a gather(): each lane brings its operands, the last to come does the work for all.
- * Lanes that come to different instructions, or fibers that all wait, end the launch with a message that says who
- * waits where.
+ * Warps. A warp's instruction is a gather(): each lane passes its operands, and the last lane to come does the work
+ * for all. If lanes come to different instructions, or if all fibers wait, the launch ends with a message that says
+ * which thread waits where.
  *
- * Copies. An asynchronous copy (cp.async) happens at a random moment between its issue and the wait that covers it,
- * or its thread's end; some at the very last. It reads its source then. Two mistakes have names: ldmatrix from
- * where a copy may still write, and any change of such memory by somebody else. Asynchronous work of other kinds is
- * an agent's (see below).
+ * Copies. An asynchronous copy (cp.async) reads and writes at a random moment between its issue and the wait that
+ * covers it, or the end of its thread; some copies happen at the last moment. Two mistakes are reported: ldmatrix
+ * of memory that a copy may still write, and any other change of such memory. Other asynchronous work (TMA, tensor
+ * cores) belongs to an agent, see below.
  *
- * Races. Loads and stores of shared memory that no barrier orders are an error, whatever order they happened to
- * have: see races.h.
+ * Races. Two accesses to shared memory that no barrier orders are an error, whatever order they happened to have:
+ * see races.h.
  *
- * Poison. Shared memory starts out as a pattern, mostly of finite numbers, for kernels compute rows with NaN again
- * by other means and so would hide that they read it. ldmatrix of 16 bytes of that pattern is an error. New global
+ * Poison. Shared memory begins as a pattern, mostly of finite numbers. NaN would hide a read of it, because kernels
+ * recompute rows that contain NaN in another way. ldmatrix of 16 bytes of that pattern is an error. New global
  * memory holds NaN.
  *
- * The sources are translated first (translate.py: launches, __shared__, kernel parameters) and compiled with
- * device.h before everything, which makes the language's words and functions; the folder kernels/ here replaces the
- * headers with instructions in assembler. */
+ * translate.py first translates the kernels' sources (launches, __shared__, kernel parameters). They are compiled
+ * with device.h included first, which defines CUDA's keywords and functions. The headers in tests/emulator/kernels/
+ * replace those that contain instructions in assembler. */
 #ifndef ATTN_EMULATOR_H
 #define ATTN_EMULATOR_H
 
@@ -40,7 +40,7 @@
 #include <stdio.h>
 #include <string.h>
 
-extern dim3 gridDim, blockDim; /* built-in variables of the running launch */
+extern dim3 gridDim, blockDim; /* gridDim and blockDim of the launch that is running */
 
 namespace emu {
 
@@ -49,31 +49,33 @@ namespace emu {
 struct fiber;
 struct block;
 
-/* Neighbouring threads of a block that act together: a warp, a warpgroup, or the block. */
+/* Consecutive threads of a block that execute collectives together: a warp, a warpgroup or the whole block. */
 struct team {
     fiber *first;
-    int size, live, arrived; /* number of threads; of those that have not ended; of those that have arrived at `name` */
+    /* number of threads; number of threads that have not ended; number that have arrived at the collective `name` */
+    int size, live, arrived;
     unsigned round;
     const char *name;
-    void **brought; /* what each thread of the team brought */
+    void **brought; /* the pointer that each thread passed to the collective */
 };
 
 struct warp_state : team {
-    uint32_t alive, ready, polling; /* one bit per lane */
+    /* lanes that have not ended, that may run, and that poll a condition; one bit per lane */
+    uint32_t alive, ready, polling;
     unsigned turn;
 };
 
 struct fiber {
-    void *stack_pointer; /* valid while the fiber does not run */
+    void *stack_pointer; /* the fiber's saved stack pointer, valid only while the fiber does not run */
     uint3 index;         /* threadIdx */
-    int thread;          /* the thread's linear index */
+    int thread;          /* the thread's linear index in its block */
     bool ended;
     struct block *block;
     warp_state *warp;
-    const char *what; /* what the fiber waits for (NULL: nothing), and a number for the message */
+    const char *what; /* what the fiber waits for (NULL: nothing), and a number that the deadlock message shows */
     uint32_t number;
-    const void *waits_on;      /* a team or a named barrier */
-    bool (*condition)(void *); /* the condition of a polling fiber */
+    const void *waits_on;      /* the team or named barrier that the fiber waits on */
+    bool (*condition)(void *); /* the condition that a polling fiber waits for */
     void *context;
     struct copies *copies; /* of cp.async */
 };
@@ -88,17 +90,17 @@ static inline int thread()
 {
     return self->thread;
 }
-int threads();          /* number of threads of a block */
-int64_t block_number(); /* linear number of the running block */
+int threads();          /* number of threads of a block of the running launch */
+int64_t block_number(); /* linear number of the running block in its grid */
 uint3 block_index();
 
 /* Prints the kernel, the block, the thread and what is wrong, and ends the launch. The device is then lost, as after an
  * illegal address. */
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
-extern char failure[1024]; /* the text of the last failure */
-extern bool quiet;         /* for tests of the emulator: failures are not printed */
+extern char failure[1024]; /* the text of the last failure of a launch */
+extern bool quiet;         /* failures are not printed; can_fail.cu, which provokes them, sets this */
 
-/* Random numbers that depend on ATTN_EMULATOR_SEED and the number of the launch. */
+/* Returns a random number, which depends only on ATTN_EMULATOR_SEED, the number of the launch and the calls before. */
 uint64_t random();
 static inline bool chance(unsigned one_in)
 {
@@ -121,12 +123,13 @@ team &block_team();
 
 void arrive(team &t, const char *name, void *mine);
 bool all_here(const team &t, const char *name, bool whole);
-void await(team &t, const char *name); /* waits until the team's state changes; the caller then checks it again */
+/* waits until the team's collective may be complete; the caller must check that again */
+void await(team &t, const char *name);
 void release(team &t);
 
-/* Every thread of the team brings `mine`; when the last has come, one calls leader(all), where all[n] is what the
- * team's n-th thread brought, which may be changed; then all go on. `whole`: no thread may have ended (else those
- * that have count as come, and their all[n] is NULL). */
+/* Executes a collective. Every thread of the team passes its `mine`. The last thread to come calls leader(all), where
+ * all[n] points to the n-th thread's `mine`, which the leader may change. Then all threads go on. With `whole` it is an
+ * error if a thread of the team has ended; otherwise all[n] of an ended thread is NULL. */
 template <class T> void gather(team &t, const char *name, T &mine, void (*leader)(T *const *all), bool whole = true)
 {
     const unsigned round = t.round;
@@ -156,7 +159,8 @@ void barrier_sync(int id, int threads);
 bool barrier_all(int id, int threads, bool x); /* bar.red.and */
 void barrier_arrive(int id, int threads);
 
-/* Waits until condition() holds. `what` and `number` appear in messages; `what` must stay valid meanwhile. */
+/* Waits until condition() holds. Messages show `what` and `number`; `what` must stay valid until the end of the
+ * wait. */
 void poll(bool (*condition)(void *), void *context, const char *what, uint32_t number);
 template <class Condition> void wait_until(Condition condition, const char *what, uint32_t number = 0)
 {
@@ -166,20 +170,21 @@ void yield(); /* lets other fibers run */
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
-/* 32-bit addresses of the block's shared memory start at 0x400, as on the hardware. Its pointers have the same value
- * modulo 1024. */
+/* A block's shared memory starts at the 32-bit address 0x400, as on the hardware. Host pointers to it have the same
+ * value modulo 1024. */
 enum : uint32_t { SHARED_BEGIN = 0x400 };
 uint32_t shared_address(const void *pointer);
 uint32_t shared_bytes();
-/* Fails unless all bytes lie in the block's shared memory and the address is a multiple of `align`. */
+/* Returns the host pointer to a shared address. Fails unless all bytes lie in the block's shared memory and the address
+ * is a multiple of `align`. */
 char *shared_pointer(uint32_t address, size_t bytes, size_t align, const char *what);
-/* Fails unless all bytes lie in one allocation of the device. */
-/* Fails where ATTN_EMULATOR_REPAIRS is "none". */
+/* Launchers call this before they compute rows again one by one. It fails if ATTN_EMULATOR_REPAIRS is "none". */
 void repair_begins();
+/* Fails unless all these bytes of global memory lie in one allocation of the device. */
 void check_global(const void *pointer, size_t bytes, size_t align, const char *what);
 
 char *dynamic_shared(size_t align);
-/* Returns the same memory to every thread of the block; `place` distinguishes the variables. */
+/* Returns a __shared__ variable of the block: the same memory for every thread. `place` identifies the variable. */
 void *static_shared(const void *place, size_t bytes, size_t align);
 template <class T> T &static_shared()
 {
@@ -187,30 +192,34 @@ template <class T> T &static_shared()
     return *(T *)static_shared(&place, sizeof(T), alignof(T));
 }
 
-void cp_async(uint32_t to, const void *from, bool valid, size_t bytes = 16); /* writes zeros if not valid */
+/* cp.async: copies to shared memory; writes zeros if `valid` is false */
+void cp_async(uint32_t to, const void *from, bool valid, size_t bytes = 16);
 void cp_async_commit();
 void cp_async_wait(int newest);
-/* Returns 16 bytes of shared memory that `thread` reads by an instruction. Fails if a copy there is not complete, or if
- * other threads write there. */
+/* Returns 16 bytes of shared memory that an instruction of `thread` reads. Fails if a copy to them is not complete, or
+ * if they race with another thread's store. */
 const char *shared_row(int thread, uint32_t address, const char *what);
-/* Records that `thread` writes there by an instruction. Fails if others read or write there. */
+/* Records that an instruction of `thread` writes this shared memory. Fails if that races with another thread's
+ * access. */
 void shared_written(int thread, uint32_t address, size_t bytes);
 
 /* ---- Asynchronous work of other kinds ---------------------------------------------------------------------------- */
 
-/* Does the asynchronous work of one block. Code that needs an agent creates it with new at first use. */
+/* Does the asynchronous work of one block: TMA copies and tensor core products (sm90.cc). Code that needs an agent
+ * creates it at its first use. */
 struct agent {
-    /* Called at times between fibers; must: no fiber can run. Returns true if work was done. */
+    /* Does some work and returns true, or false if there was none. The scheduler calls it now and then, and with `must`
+     * when no fiber can run. */
     virtual bool step(bool must) = 0;
     virtual void thread_ends(int) {}
     virtual void accessed(const void *, size_t, bool) {
-    } /* an ordinary load or store of the block's shared memory by the running thread */
-    /* all threads have ended and shared memory still exists; the agent is deleted afterwards */
+    } /* told of each ordinary load or store of the block's shared memory by the running thread */
+    /* called when all threads have ended, while shared memory still exists; afterwards the agent is deleted */
     virtual void block_ends() {}
-    virtual void describe(FILE *) {} /* prints state for the message when all fibers wait */
+    virtual void describe(FILE *) {} /* prints the agent's state for the deadlock message */
     virtual ~agent() {}
 };
-agent *&block_agent(); /* the agent of the running block; NULL at first */
+agent *&block_agent(); /* the agent of the running block; NULL before its first use */
 
 /* ---- Launches ---------------------------------------------------------------------------------------------------- */
 
@@ -222,8 +231,8 @@ struct launch_shape {
 void run(const char *name, const char *where, const void *kernel, const launch_shape &shape, void (*body)(void *),
          void *context);
 
-/* translate.py replaces kernel<<<grid, block, shared, stream>>>(...) by this. `where` is the function that launches,
- * with its template arguments. */
+/* Launches a kernel: translate.py replaces kernel<<<grid, block, shared, stream>>>(...) by this. `where` is the
+ * launching function with its template arguments, for messages. */
 template <class... P> struct launcher {
     const char *name, *where;
     void (*kernel)(P...);
@@ -241,7 +250,7 @@ launcher<P...> launch(const char *name, const char *where, void (*kernel)(P...),
 {
     return { name, where, kernel, { blocks, threads, shared } };
 }
-/* The kernel before has always ended, so the launch attributes have no effect. */
+/* cudaLaunchKernelEx(). Its launch attributes are ignored: every earlier kernel has ended already. */
 template <class... P, class... A>
 cudaError_t launch_ex(const char *name, const char *where, const cudaLaunchConfig_t *c, void (*kernel)(P...),
                       A &&...args)
@@ -251,7 +260,8 @@ cudaError_t launch_ex(const char *name, const char *where, const cudaLaunchConfi
 }
 
 /* runtime.cc */
-size_t shared_allowed(const void *kernel); /* as set by cudaFuncSetAttribute, or 48 KB */
+/* the shared memory that a kernel may use: what cudaFuncSetAttribute set, or 48 KB */
+size_t shared_allowed(const void *kernel);
 void launch_failed();
 
 } // namespace emu

@@ -1,5 +1,5 @@
-/* no_sm90.cc: stands in for the folder sm90 in builds for older chips, where its rows of the table of kernels are never
- * tried. */
+/* no_sm90.cc: replaces the folder kernels/cuda/sm90 in builds for older chips. The dispatcher never selects its kernels
+ * there. */
 #include <cuda.h>
 
 #include "kernels/cuda/common/kernels.h"

@@ -1,4 +1,4 @@
-/* races.cc: see races.h. */
+/* races.cc: finds races in shared memory; races.h describes how. */
 #include "races.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ void watch_begin(race_watch &w)
         memset(w.records, 0, bytes);
         w.now = clocks();
     }
-    /* every warp now comes after all accesses of the previous block */
+    /* the block before has ended, so every warp comes after all of its accesses */
     for (int warp = 0; warp < WARPS; warp++) w.after[warp] = w.now;
     for (int warp = 0; warp < WARPS; warp++) w.now.epoch[warp]++;
 }

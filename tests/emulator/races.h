@@ -1,17 +1,17 @@
 /* races.h: finds pairs of accesses to shared memory that nothing orders, whatever order they happened to have.
  *
- * The kernels are compiled with calls before every load and store (-fsanitize=thread, of which the compiler's half
- * is used; the calls end in emulator.cc). Two accesses of one address by different threads, one of them a store,
- * must have a barrier between:
+ * The kernels are compiled with -fsanitize=thread, so that a function is called before every load and store;
+ * emulator.cc defines these functions instead of ThreadSanitizer. If different threads access one address and at
+ * least one access is a store, a barrier must lie between the two:
  *
- *   lanes of a warp    __syncwarp or one of the others. (A shuffle or a product orders no memory.)
+ *   lanes of a warp    __syncwarp or a barrier of the block. (A shuffle or a product orders no memory.)
  *   warps of a block   __syncthreads, bar.sync and bar.arrive of both, or a condition that was waited for (an
  *                      mbarrier), which is taken to order everything before it
  *
- * Each warp counts epochs, one more at each barrier, and knows the last epoch of every other warp that a barrier
- * has put before it (vector clocks; FastTrack, Flanagan and Freund 2009). Of each two bytes the last store and the
- * last loads of two warps are kept. Accesses of a single byte are not looked at (neighbours in those two bytes may
- * be two threads'), nor are volatile ones. */
+ * The method is vector clocks (FastTrack, Flanagan and Freund 2009). A warp's epoch is the number of barriers that
+ * it has passed. Each warp knows the last epoch of every other warp that a barrier has put before it. For each two
+ * bytes of shared memory, the last store and the last loads of two warps are kept. Accesses of a single byte are
+ * not checked, because the two bytes may belong to two threads. Volatile accesses are not checked either. */
 #ifndef ATTN_EMULATOR_RACES_H
 #define ATTN_EMULATOR_RACES_H
 
@@ -26,25 +26,28 @@ struct clocks {
     uint32_t epoch[WARPS];
 };
 
-/* A thread, shifted, and its warp's epoch; 0 means that nobody has accessed the bytes. */
+/* Accesses to two bytes of shared memory: the last store and the last loads of two warps. Each value is a thread's
+ * number and its warp's epoch at that time; 0: no access. */
 struct access_record {
     uint32_t stored, loaded[2];
 };
 
 struct race_watch {
-    clocks now;          /* the present epoch of each warp */
-    clocks after[WARPS]; /* for each warp: the last epoch of every warp that a barrier has ordered before it */
+    clocks now; /* the present epoch of each warp: a count of the barriers that it has passed */
+    /* after[w]: for each warp, its last epoch that a barrier has put before what warp w does now */
+    clocks after[WARPS];
     access_record *records;
 };
 
-void watch_begin(race_watch &w);          /* a block begins: forget earlier accesses */
+void watch_begin(race_watch &w);          /* begins a block: earlier accesses are forgotten */
 void watch_warp(race_watch &w, int warp); /* __syncwarp */
 void watch_barrier(race_watch &w, const bool *warps,
-                   clocks *arrived); /* these warps continue together, after the epochs in `arrived` */
-void watch_arrive(race_watch &w, int warp, clocks *arrived); /* the warp arrives and goes on without waiting */
+                   clocks *arrived); /* these warps have met at a barrier and continue after all epochs in `arrived` */
+/* the warp arrives at the barrier and goes on without waiting (bar.arrive) */
+void watch_arrive(race_watch &w, int warp, clocks *arrived);
 void watch_everything(race_watch &w, int warp);
-/* Records an access by `thread` of `bytes` at offset `at` of shared memory. Returns the other thread of a race, or
- * -1. */
+/* Records an access by `thread` of `bytes` bytes at offset `at` of shared memory. Returns the other thread if the
+ * access is part of a race, otherwise -1. */
 int watch_access(race_watch &w, int thread, size_t at, size_t bytes, bool store);
 
 } // namespace emu

@@ -1,9 +1,9 @@
-/* runtime.cc: the calls of the CUDA runtime that kernels/cuda makes. Everything is done when it is called, so streams
- * are always idle.
+/* runtime.cc: the functions of the CUDA runtime that kernels/cuda calls. Each call completes before it returns, so
+ * streams are always idle.
  *
- * The device calls itself an H200, but for two things: its compute capability is that of the build (EMULATED_ARCH), and
- * it has one to six multiprocessors, drawn from the seed, for what a grid of one block per multiprocessor computes may
- * not depend on their number. */
+ * The device describes itself as an H200, with two exceptions. Its compute capability is that of the build
+ * (EMULATED_ARCH). It has one to six multiprocessors, drawn from the seed, because the results of a grid of one block
+ * per multiprocessor must not depend on their number. */
 #include <cuda.h>
 
 #include "emulator.h"
@@ -13,15 +13,15 @@
 #include <sys/mman.h>
 #include <time.h>
 
-/* emu_cuTensorMapEncodeTiled() with its real arguments; it is in sm90.cc or no_sm90.cc */
+/* the emulator's cuTensorMapEncodeTiled, declared here without its arguments; sm90.cc or no_sm90.cc defines it */
 extern "C" CUresult emu_cuTensorMapEncodeTiled();
 
 namespace {
 
 const size_t MEMORY = (size_t)141 << 30, POISON_MOST = (size_t)64 << 20, GUARD = 4096;
 
-std::map<const char *, size_t> allocations; /* sizes of the device's allocations, by address */
-std::map<const void *, size_t> allowed;     /* allowed shared memory, by kernel */
+std::map<const char *, size_t> allocations; /* device memory: the size of each allocation, by its address */
+std::map<const void *, size_t> allowed;     /* the shared memory that each kernel may use, by the kernel's address */
 size_t memory_used;
 cudaError_t last = cudaSuccess;
 
@@ -33,7 +33,7 @@ struct moment {
 
 void emu::check_global(const void *pointer, size_t bytes, size_t align, const char *what)
 {
-    static const char *begin, *end; /* the last allocation that was found */
+    static const char *begin, *end; /* bounds of the allocation that the last search found */
     const char *p = (const char *)pointer;
     if ((uintptr_t)p % align) fail("%s: %p is not a multiple of %zu", what, pointer, align);
     if (p >= begin && p + bytes <= end) return;
@@ -85,7 +85,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
     return cudaSuccess;
 }
 
-/* The clock rates of an H200. */
+/* Device attributes; the clock rates are those of an H200. */
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr which, int)
 {
     *value = which == cudaDevAttrClockRate              ? 1980000
@@ -100,7 +100,7 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
     return *free_bytes = MEMORY - memory_used, *total = MEMORY, cudaSuccess;
 }
 
-/* The last byte is followed by a page without access rights. */
+/* The allocation's last byte is followed by a page without access rights, so that an access behind the end crashes. */
 cudaError_t cudaMalloc(void **memory, size_t bytes)
 {
     const size_t whole = (bytes + GUARD - 1) / GUARD * GUARD + GUARD;
@@ -126,7 +126,7 @@ cudaError_t cudaFree(void *memory)
     return cudaSuccess;
 }
 
-/* The emulator has no other process whose memory it could open. */
+/* Fails always: the emulator has no other process whose memory it could open. */
 cudaError_t cudaIpcOpenMemHandle(void **memory, cudaIpcMemHandle_t, unsigned)
 {
     return *memory = nullptr, last = cudaErrorInvalidResourceHandle;
@@ -142,7 +142,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *, const void *)
 
 cudaError_t cudaHostRegister(void *, size_t, unsigned)
 {
-    return cudaSuccess; /* nothing to register, because all memory is the host's */
+    return cudaSuccess; /* does nothing, because all memory is the host's */
 }
 
 cudaError_t cudaHostUnregister(void *)

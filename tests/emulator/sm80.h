@@ -1,5 +1,5 @@
-/* sm80.h: the instructions of compute capability 8.0 that a whole warp executes, and conversions; see
- * kernels/cuda/sm80/ptx.cuh for what each means and PTX ISA 9.0, 9.7.14.5, for the places of elements. */
+/* sm80.h: conversions, and the instructions of compute capability 8.0 that a whole warp executes.
+ * kernels/cuda/sm80/ptx.cuh says what each one does; PTX ISA 9.0, 9.7.14.5, says which lane holds which element. */
 #ifndef ATTN_EMULATOR_SM80_H
 #define ATTN_EMULATOR_SM80_H
 
@@ -10,11 +10,11 @@ namespace emu {
 void ldmatrix_x4(uint32_t (&r)[4], uint32_t row);
 void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row);
 
-/* Products are exact. Sums are float32, in the order of k. */
+/* Matrix product of 16-bit operands: products are exact, and sums are float32, added in the order of k. */
 void mma_f16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 void mma_bf16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 
-/* m16n8k16 of doubles: each term is a fused multiply-add, in the order of k. */
+/* Matrix product m16n8k16 of doubles: each term is a fused multiply-add, in the order of k. */
 void mma_f64(double (&c)[4], const double (&a)[8], const double (&b)[4]);
 
 /* Rounds two floats to nearest even; `low` goes into the low half. */

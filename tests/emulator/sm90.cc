@@ -1,15 +1,18 @@
-/* sm90.cc: see sm90.h. One `engine` a block: barriers, copies in flight, and a log of instructions a warpgroup.
+/* sm90.cc: the functions of sm90.h. Each block has one `engine`: its mbarriers, its copies in flight, and a log of
+ * instructions for each warpgroup.
  *
- * A warpgroup's log has an entry an instruction (product, fence, commit, wait), made by the first of the 128 threads
- * that comes to it; the others must come to the same. Nobody waits there for anybody: a product wants all 128 before it
- * is carried out (an eager one the 32 of a warp, for that warp's 16 rows), and a wait wants the products that it
- * covers. So a warp may be ahead of another as far as PTX allows.
+ * A warpgroup's log has one entry per wgmma instruction (product, fence, commit, wait). The first of the 128 threads
+ * that comes to an instruction makes the entry, and all others must come to the same instruction. Issuing an
+ * instruction never waits. A product is carried out after all 128 threads have issued it; an eager product computes a
+ * warp's 16 rows after that warp's 32 threads have. A wait lasts until the products that it covers are carried out.
+ * One warp may therefore be ahead of another as far as PTX allows.
  *
  *   fence  product  product  commit  fence  product  product  commit  wait
  *          carried out ^                     the slowest thread ^         ^ the fastest
  *
- * 64 x N sums in flight are an `accumulator`. A thread joins it with its first product, whose registers then hold a
- * signalling NaN, and leaves at the wait that covers its last, when it gets its sums. */
+ * An `accumulator` holds 64 x N sums in flight. A thread joins it with its first product; the thread's registers for
+ * the sums then hold a signalling NaN. It leaves at the wait that covers its last product, which writes the sums to the
+ * registers. */
 #include "tests/emulator/sm90.h"
 
 #include <algorithm>
@@ -39,8 +42,8 @@ bool overlap(const span &a, const span &b)
     return a.from < b.to && b.from < a.to;
 }
 
-/* Returns the address to which the swizzle of `width` bytes moves a 16-byte piece: address bits from 7 on are xor-ed
- * into those from 4 on. */
+/* Returns the address to which a swizzle of `width` bytes moves a 16-byte piece. It xors address bits from bit 7 on
+ * into the bits from bit 4 on. */
 uint32_t swizzled(uint32_t address, uint32_t width)
 {
     return address ^ ((address >> 7 & (width / 16 - 1)) << 4);
@@ -50,12 +53,13 @@ uint32_t swizzled(uint32_t address, uint32_t width)
 
 const uint64_t MAP_MAGIC = UINT64_C(0x70616d726f736e65);
 
-struct tensor_map { /* the contents of a CUtensorMap */
+struct tensor_map { /* what the emulator stores in a CUtensorMap */
     uint64_t magic;
     char *address;
     uint64_t dims[5], strides[4];
     uint16_t box[5];
-    uint8_t rank, element, width; /* element: bytes of an element; width: bytes of the swizzle, 16: no swizzle */
+    /* element: bytes of an element; width: bytes of the swizzle, where 16 means no swizzle */
+    uint8_t rank, element, width;
 };
 static_assert(sizeof(tensor_map) <= sizeof(CUtensorMap), "the driver's size");
 
@@ -82,37 +86,37 @@ uint32_t box_rows(const tensor_map &m)
 
 /* ---- The engine -------------------------------------------------------------------------------------------------- */
 
-/* The word of an initialised barrier holds this value plus its address. */
+/* An initialised mbarrier's word in shared memory holds this value plus the mbarrier's address. */
 const uint64_t BARRIER_WORD = UINT64_C(0xb0a771e5) << 32;
 
 struct barrier {
     uint32_t address, count, pending;
-    int64_t bytes; /* bytes announced and not yet copied */
+    int64_t bytes; /* bytes that arrivals have announced and that are not copied yet */
     uint64_t phase;
-    bool fenced; /* the copy engine may use the barrier */
+    bool fenced; /* fence_mbarrier_init has followed, so the copy engine may use the mbarrier */
 };
 
 struct copy {
-    bool load, late, add; /* add: the store adds floats to memory */
+    bool load, late, add; /* late: happens only when no thread can run; add: the store adds floats to memory */
     uint32_t shared;
     tensor_map map;
     int at[5];
-    barrier *bar; /* barrier of a load */
+    barrier *bar; /* the mbarrier that a load completes */
     int thread;
-    int64_t group; /* of a store: the bulk group of its thread to which it belongs */
+    int64_t group; /* for a store: the bulk group of its thread to which the store belongs */
     span where() const { return { shared, shared + row_bytes(map) * box_rows(map) }; }
 };
 
-/* The 64 x N sums that products in flight write. A thread takes part from its first product to the wait that covers its
- * last one. */
+/* The 64 x N sums of a warpgroup's products in flight. A thread takes part from its first product to the wait that
+ * covers its last product. */
 struct accumulator {
     int N, users;
     int64_t last_group;
-    float *d[GROUP]; /* each thread's registers; NULL: the thread does not take part */
+    float *d[GROUP]; /* each thread's registers for the sums; NULL: the thread does not take part */
     float values[ROWS * MOST_N];
 };
 
-/* An operand A in registers. */
+/* Operand A of a product, read from registers. */
 struct register_operand {
     float values[ROWS * MOST_K];
     const uint32_t *registers[GROUP];
@@ -124,55 +128,58 @@ const char *const instruction_names[] = { "wgmma.mma_async", "wgmma.fence", "wgm
 
 struct entry {
     instruction kind;
-    int number = 0;              /* of a wait: the number of groups that may stay in flight */
-    int arrived = 0, waited = 0; /* threads that issued the instruction, and that have waited for it */
-    int lanes[4] = {};           /* threads that have arrived, by warp */
-    /* The following members are of a product: */
+    int number = 0;              /* for a wait: the number of groups that may stay in flight */
+    int arrived = 0, waited = 0; /* number of threads that issued the instruction; number that have waited for it */
+    int lanes[4] = {};           /* number of threads of each warp that issued the instruction */
+    /* Only products use the following members. */
     int64_t group;
-    bool late;         /* the product is carried out only when all threads wait */
-    bool eager;        /* a warp's rows are computed as soon as that warp has issued the product */
-    unsigned rows = 0; /* rows that are computed, one bit per warp */
-    wgmma_operation x; /* the operation as the first thread issued it */
+    bool late;         /* the product is carried out only when no thread can run */
+    bool eager;        /* a warp's rows are computed as soon as all threads of that warp have issued the product */
+    unsigned rows = 0; /* warps whose 16 rows are computed; one bit per warp */
+    wgmma_operation x; /* the operands and options of the product, as its first thread issued it */
     accumulator *sums = nullptr;
     std::unique_ptr<register_operand> A;
     int spans = 0;
-    span reads[4 * (MOST_N + ROWS) / 64]; /* spans of shared memory that the product reads */
+    span reads[4 * (MOST_N + ROWS) / 64]; /* the parts of shared memory that the product reads */
 };
 
 struct share { /* a thread's */
-    /* a thread's place in the log: its next instruction; products before `covered` were waited for */
+    /* log entry of the thread's next instruction; the thread has waited for all products before entry `covered` */
     int64_t next = 0, covered = 0;
     int64_t commits = 0;
-    bool fenced = false; /* the thread has fenced since its last wait */
+    bool fenced = false; /* the thread has executed wgmma_fence since its last wait */
     std::vector<accumulator *> held;
 };
 
 struct warpgroup {
     std::deque<entry> log;
-    int64_t base = 0;          /* number of the log's first entry */
-    int64_t done = 0;          /* entries before this number are carried out */
-    int64_t groups = 0;        /* commits among these entries */
-    int64_t rows_done[4] = {}; /* for eager products: like `done`, for each warp */
+    int64_t base = 0;          /* number of the log's first entry, counted from the begin of the block */
+    int64_t done = 0;          /* entries before this number have been carried out */
+    int64_t groups = 0;        /* number of commits among the entries carried out */
+    int64_t rows_done[4] = {}; /* for eager products: the number before which each warp's rows have been computed */
     share shares[GROUP];
     entry &at(int64_t n) { return log[(size_t)(n - base)]; }
     int64_t end() const { return base + (int64_t)log.size(); }
 };
 
-std::vector<std::unique_ptr<accumulator>> free_sums; /* accumulators kept for later use */
+/* unused accumulators, kept so that they need not be allocated again */
+std::vector<std::unique_ptr<accumulator>> free_sums;
 std::vector<std::unique_ptr<register_operand>> free_operands;
 
 struct engine : agent {
-    char *memory; /* the host's address of shared address 0 */
+    char *memory; /* host pointer that corresponds to address 0 of shared memory */
     uint32_t memory_end;
     std::deque<barrier> barriers;
-    std::vector<uint16_t> barrier_at; /* for each word of shared memory: the index of its barrier + 1 */
+    /* for each 8-byte word of shared memory: the index of its mbarrier, plus 1; 0: none */
+    std::vector<uint16_t> barrier_at;
     std::vector<copy> copies;         /* in flight */
-    std::vector<int64_t> bulk_groups; /* committed groups of each thread */
+    std::vector<int64_t> bulk_groups; /* for each thread: the number of bulk groups that it has committed */
     std::deque<warpgroup> groups;
-    uint32_t stores = 0, fenced = 0; /* number of ordinary stores, and of those before the last fence */
-    /* For each 16 bytes of shared memory: the number of the last store; 0: none since a TMA load. */
+    /* number of ordinary stores to shared memory; the part of them that came before the last proxy fence */
+    uint32_t stores = 0, fenced = 0;
+    /* For each 16-byte piece of shared memory: the number of its last ordinary store; 0: none since a TMA load. */
     std::vector<uint32_t> written;
-    int pool = 0;               /* registers that no warp owns (setmaxnreg) */
+    int pool = 0;               /* registers that setmaxnreg has released and no warp has taken */
     std::vector<int> registers; /* by warp */
 
     engine();
@@ -193,7 +200,7 @@ struct engine : agent {
     void check_fenced(const span &all, const char *what);
 };
 
-/* Returns the running block's engine, which is made at first use. */
+/* Returns the running block's engine, and creates it at the first use. */
 engine &here()
 {
     agent *&a = block_agent();
@@ -213,7 +220,7 @@ engine::engine()
     registers.assign((size_t)(threads() + 31) / 32, 65536 / threads() / 8 * 8);
 }
 
-/* Does one piece of work. Early work is done at random moments; late work is done only when no thread can run. */
+/* Does one piece of asynchronous work. Copies and products marked late wait until no thread can run (`must`). */
 bool engine::step(bool must)
 {
     size_t count = 0;
@@ -229,7 +236,8 @@ bool engine::step(bool must)
     for (warpgroup &g : groups)
         if (ready(g, must) && n-- == 0) {
             const int64_t group = g.at(g.done).group;
-            /* Carries out all that are ready, because one product per call would cost a round of the scheduler each. */
+            /* Carries out all products that are ready, because one per call would cost a round of the scheduler
+             * each. */
             do carry_out(g);
             while (must && ready(g, must) && g.at(g.done).group == group);
             return true;
@@ -344,13 +352,13 @@ void mbarrier_wait(uint32_t bar, uint32_t parity)
 
 namespace {
 
-/* Copies between shared memory and the part of the box that lies inside the tensor. */
+/* Performs a TMA copy between shared memory and the part of the tensor map's box that lies inside the tensor. */
 void engine::perform(const copy &c)
 {
     const tensor_map &m = c.map;
     const uint32_t pitch = row_bytes(m), rows = box_rows(m);
     if (!c.load) check_fenced(c.where(), "a TMA store reads");
-    /* Columns [first, last) of the box are inside the tensor. */
+    /* Columns [first, last) of the box lie inside the tensor. */
     const int64_t first = std::min<int64_t>(std::max<int64_t>(-(int64_t)c.at[0], 0), m.box[0]);
     const int64_t last = std::max<int64_t>(std::min<int64_t>((int64_t)m.dims[0] - c.at[0], m.box[0]), first);
     for (uint32_t r = 0; r < rows; r++) {
@@ -385,7 +393,8 @@ void engine::perform(const copy &c)
     }
 }
 
-/* Fails if an ordinary store was not followed by a fence: only then does the asynchronous proxy see it. */
+/* Fails if an ordinary store to this shared memory was not followed by a proxy fence: without one, TMA and products may
+ * not see the store. */
 void engine::check_fenced(const span &all, const char *what)
 {
     for (uint32_t n = all.from / 16; n < (all.to + 15) / 16; n++)
@@ -402,7 +411,8 @@ void engine::accessed(const void *pointer, size_t bytes, bool store)
             fail("an ordinary %s of shared 0x%x, where a TMA %s of thread %d is under way", store ? "store" : "load",
                  all.from, c.load ? "load" : "store", c.thread);
     if (!store) return;
-    /* Another warpgroup may write there: its store may have the value that is there already. */
+    /* Only products of the thread's own warpgroup are checked: another warpgroup may store the same value that is there
+     * already. */
     for (const entry &p : groups[(size_t)thread() / GROUP].log)
         for (int n = 0; n < p.spans && !p.waited; n++)
             if (overlap(all, p.reads[n]))
@@ -419,7 +429,7 @@ void engine::perform_and_drop(size_t n)
     perform(c);
 }
 
-/* Begins the copy `c`, whose map and coordinates have been set. */
+/* Begins the TMA copy `c`, whose tensor map and coordinates have been set. */
 void begin_copy(engine &e, copy &c, uint32_t shared, int alignment, const char *what)
 {
     c.shared = shared;
@@ -443,7 +453,7 @@ copy copy_of(engine &e, const CUtensorMap *map, const int *at, int rank, uint32_
     return c;
 }
 
-/* Makes a copy of contiguous bytes, as of a tensor with one axis. */
+/* Makes a copy of contiguous bytes, as if they were a tensor with one axis. */
 copy copy_of_bytes(engine &e, const void *global, uint32_t bytes, uint32_t shared, const char *what)
 {
     copy c = {};
@@ -550,7 +560,7 @@ void bulk_wait(int groups_left)
 
 namespace {
 
-/* An operand in shared memory: `lines` rows or columns (M or N), each with 32 bytes along k. */
+/* A product's operand in shared memory: `lines` rows of A or columns of B, each with 32 bytes along k. */
 struct operand {
     uint32_t start, lbo, sbo, width;
 };
@@ -569,7 +579,7 @@ operand operand_of(uint64_t descriptor, const char *name)
     return x;
 }
 
-/* Appends the spans of shared memory that the operand occupies. */
+/* Adds the parts of shared memory that an operand occupies to the product's list of reads. */
 void add_spans(entry &e, const operand &x, int lines, int element, bool mn, uint32_t memory_end, const char *name)
 {
     const int before = e.spans;
@@ -612,7 +622,7 @@ void widen(wgmma_type type, const char *piece, float *to)
     else _mm256_storeu_ps(to, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)));
 }
 
-/* Writes to[line * K + k], or if transposed to[k * lines + line]. */
+/* Writes one number of an operand as float32: to[line * K + k], or if transposed to[k * lines + line]. */
 template <bool TRANSPOSED>
 void read_operand(const char *memory, const operand &x, wgmma_type type, uint32_t lines, bool mn, float *to)
 {
@@ -657,8 +667,8 @@ void multiply_columns(float *d, const float *A, const float *B, int rows, int N,
     }
 }
 
-/* 8 columns as the tensor core adds products of e4m3: each addend is cut at 2^-13 of the power of two at or below the
- * largest. */
+/* Computes 8 columns of a product of e4m3 as the tensor core does: it truncates each addend at 2^-13 of the power of
+ * two at or below the largest addend. */
 void multiply_columns_short(float *d, const float *A, const float *B, int rows, int N, bool accumulate)
 {
     const int K = 32;
@@ -674,7 +684,7 @@ void multiply_columns_short(float *d, const float *A, const float *B, int rows, 
         }
         const __m256i power = _mm256_and_si256(_mm256_castps_si256((__m256)largest), _mm256_set1_epi32(0x7f800000));
         const vector unit = (vector)_mm256_castsi256_ps(_mm256_sub_epi32(power, _mm256_set1_epi32(13 << 23)));
-        /* Number of units in 1. */
+        /* The number of units in 1, where a unit is 2^-13 of the largest addend's power of two. */
         const vector units = (vector)_mm256_castsi256_ps(_mm256_sub_epi32(_mm256_set1_epi32(267 << 23), power));
         vector sum = (vector)_mm256_round_ps((__m256)(before * units), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
         for (int k = 0; k < K; k++) {
@@ -682,7 +692,7 @@ void multiply_columns_short(float *d, const float *A, const float *B, int rows, 
             sum += (vector)_mm256_round_ps((__m256)(p * units), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
         }
         sum *= unit;
-        /* If the largest addend is too small for a unit, or something is not finite, the plain sum is used. */
+        /* If the largest addend is too small for a unit, or an addend is not finite, the plain sum is used instead. */
         const __m256i small = _mm256_cmpgt_epi32(_mm256_set1_epi32(14 << 23), power);
         const __m256 infinite = _mm256_cmp_ps((__m256)(whole - whole), _mm256_setzero_ps(), _CMP_NEQ_UQ);
         *to = (vector)_mm256_blendv_ps((__m256)sum, (__m256)whole, _mm256_or_ps(_mm256_castsi256_ps(small), infinite));
@@ -700,7 +710,7 @@ void multiply(float *d, const float *A, const float *B, int rows, int N, wgmma_t
     for (; n < N; n += 8) multiply_columns<1>(d + n, A, B + n, rows, N, k_of(type), accumulate);
 }
 
-/* Returns whether the log has something to carry out now. */
+/* Returns whether the warpgroup's log has a product that can be carried out now. */
 bool engine::ready(warpgroup &g, bool must)
 {
     while (g.done < g.end() && g.at(g.done).kind != PRODUCT) {
@@ -712,7 +722,7 @@ bool engine::ready(warpgroup &g, bool must)
     return e.arrived == GROUP && (must || !e.late);
 }
 
-/* Carries out the rows of some warps; `warps` has one bit per warp. */
+/* Computes the rows of some warps of a product; `warps` has one bit per warp. */
 void engine::carry_out_rows(entry &e, unsigned warps)
 {
     static thread_local float A[ROWS * MOST_K], B[MOST_N * MOST_K];
@@ -733,11 +743,11 @@ void engine::carry_out(warpgroup &g)
     entry &e = g.at(g.done);
     if (e.rows != 15) carry_out_rows(e, 15 & ~e.rows);
     g.done++;
-    ready(g, true); /* skips the entries behind that are not products */
+    ready(g, true); /* skips the log entries behind this product that are no products */
 }
 
-/* A warp has issued products up to `until`. Computes the warp's rows of those that may be eager, unless rows of an
- * earlier product are missing. */
+/* Warp w has issued all products before entry `until`. Computes its rows of the eager products among them, unless rows
+ * of an earlier product are missing. */
 void engine::carry_out_early(warpgroup &g, int w, int64_t until)
 {
     int64_t &n = g.rows_done[w];
@@ -749,10 +759,11 @@ void engine::carry_out_early(warpgroup &g, int w, int64_t until)
     }
 }
 
-/* A signalling NaN to which the register's number is added. Arithmetic would make it quiet. */
+/* Sums in flight hold this signalling NaN plus the register's number. Arithmetic on it makes it quiet, so the wait
+ * notices. */
 const uint32_t POISON = 0x7fa5a000;
 
-/* Returns the place in 64 x N of a thread's register i. */
+/* Returns where register i of a thread belongs in the 64 x N sums. */
 int place_of(int thread, int i, int N)
 {
     return (thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8) * N + i / 4 * 8 + thread % 4 * 2 + i % 2;
@@ -783,7 +794,7 @@ void leave(accumulator &a, int t)
     a.users--;
 }
 
-/* Stores a thread's elements of A: 4 registers of 2 or 4 elements. The PTX ISA shows the layout of fragments. */
+/* Stores a thread's part of operand A: 4 registers of 2 or 4 elements each, in the fragment layout of the PTX ISA. */
 void take_registers(register_operand &A, int t, const uint32_t *registers, wgmma_type type)
 {
     const int K = k_of(type), in_register = K / 8;
@@ -798,8 +809,8 @@ void take_registers(register_operand &A, int t, const uint32_t *registers, wgmma
                values + n * in_register, (size_t)in_register * 4);
 }
 
-/* Returns the log entry of this thread's next instruction. All threads of the warpgroup must issue the same
- * instruction. */
+/* Returns the log entry of this thread's next instruction, and fails if another thread of the warpgroup issued a
+ * different instruction there. `first`: this thread is the first. */
 entry &next_entry(engine &e, instruction kind, int number, bool &first)
 {
     const int t = thread() % GROUP;
@@ -820,7 +831,7 @@ entry &next_entry(engine &e, instruction kind, int number, bool &first)
     return x;
 }
 
-/* Removes entries that no thread needs any more. */
+/* Removes the log entries that no thread needs any more. */
 void shorten(warpgroup &g)
 {
     while (!g.log.empty() && g.base < g.done && g.log[0].arrived == GROUP &&
@@ -846,7 +857,8 @@ void wgmma_issue(const wgmma_operation &x)
         p.group = s.commits;
         p.late = chance(2);
         p.eager = chance(4);
-        if (g.log.size() > 1 && g.at(g.end() - 2).kind == PRODUCT) /* the product belongs to the same group */
+        /* the product before is not committed yet, so this one belongs to the same group */
+        if (g.log.size() > 1 && g.at(g.end() - 2).kind == PRODUCT)
             p.late = g.at(g.end() - 2).late, p.eager = g.at(g.end() - 2).eager;
         if (x.N % 8 || x.N < 8 || x.N > MOST_N) fail("wgmma: N = %d", x.N);
         if (element == 1 && (x.A_mn || x.B_mn)) fail("wgmma: operands of 8 bits are K-major");
@@ -983,7 +995,7 @@ void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
     shared_written(thread(), row, 16);
     here().accessed(mine.row, 16, true);
     warp<matrix_rows>("stmatrix", mine, [](matrix_rows *const *all) {
-        for (int n = 0; n < 32; n++) /* row n % 8 of block n / 8 is in four lanes, two elements each */
+        for (int n = 0; n < 32; n++) /* four lanes hold row n % 8 of block n / 8, two elements each */
             for (int c = 0; c < 4; c++) memcpy(all[n]->row + c * 4, &all[n % 8 * 4 + c]->r[n / 8], 4);
     });
 }
@@ -994,7 +1006,8 @@ void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4])
     shared_written(thread(), row, 16);
     here().accessed(mine.row, 16, true);
     warp<matrix_rows>("stmatrix.trans", mine, [](matrix_rows *const *all) {
-        /* Element c of row n % 8 of block n / 8 is in lane c * 4 + n % 8 / 2, in its half n % 2. */
+        /* Element c of row n % 8 of block n / 8 is in lane c * 4 + n % 8 / 2, in the low or high half of its register
+         * (n % 2). */
         for (int n = 0; n < 32; n++)
             for (int c = 0; c < 8; c++) {
                 const uint16_t x = (uint16_t)(all[c * 4 + n % 8 / 2]->r[n / 8] >> n % 2 * 16);
@@ -1009,8 +1022,8 @@ static uint32_t e4m3_of(float x)
     memcpy(&bits, &x, 4);
     const uint32_t sign = bits >> 24 & 0x80, size = bits & 0x7fffffff;
     if (x != x) return 0x7f;
-    if (size >= 0x43e80000) return sign | 0x7e; /* 464 and more become 448 */
-    /* Below 2^-6 all numbers are multiples of 2^-9. */
+    if (size >= 0x43e80000) return sign | 0x7e; /* 464 and larger numbers become 448, the largest e4m3 */
+    /* Below 2^-6 all e4m3 numbers are multiples of 2^-9. */
     if (size < 0x3c800000) return sign | (uint32_t)(int)nearbyintf(fabsf(x) * 512);
     return sign | std::min<uint32_t>((size + 0x7ffff + (size >> 20 & 1) - (120 << 23)) >> 20, 0x7e);
 }
@@ -1039,7 +1052,8 @@ extern "C" CUresult emu_cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapData
                                                CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
                                                CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill)
 {
-    static const uint8_t elements[] = { 1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4 }; /* bytes of an element, by type */
+    /* bytes of an element, by CUtensorMapDataType */
+    static const uint8_t elements[] = { 1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4 };
     static const uint8_t widths[] = { 16, 32, 64, 128 };
     const CUresult wrong = CUDA_ERROR_INVALID_VALUE;
     if (emu::refuse_maps) return wrong;
@@ -1047,7 +1061,8 @@ extern "C" CUresult emu_cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapData
         return wrong;
     if (!address || (uintptr_t)address % 16 || !dims || !box || !element_strides || (rank > 1 && !strides))
         return wrong;
-    /* The driver accepts other kinds of interleaving, swizzling and filling, but the emulator does not model them. */
+    /* The driver accepts other kinds of interleaving, swizzling and filling too, but the emulator does not model
+     * them. */
     if (interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || (unsigned)swizzle > CU_TENSOR_MAP_SWIZZLE_128B) return wrong;
     if ((unsigned)promotion > CU_TENSOR_MAP_L2_PROMOTION_L2_256B || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE)
         return wrong;
@@ -1059,7 +1074,7 @@ extern "C" CUresult emu_cuTensorMapEncodeTiled(CUtensorMap *map, CUtensorMapData
     m.width = widths[swizzle];
     for (cuuint32_t n = 0; n < rank; n++) {
         if (dims[n] == 0 || dims[n] > UINT64_C(1) << 32 || box[n] == 0 || box[n] > 256) return wrong;
-        /* the driver allows strides up to 8, which the emulator does not model */
+        /* the driver allows element strides up to 8, but the emulator models only 1 */
         if (n && element_strides[n] != 1) return wrong;
         m.dims[n] = dims[n];
         m.box[n] = (uint16_t)box[n];

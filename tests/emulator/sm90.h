@@ -1,9 +1,9 @@
 /* sm90.h: the asynchronous instructions of Hopper (sm_90a) on the emulator: mbarriers, TMA, wgmma, setmaxnreg.
  *
- * kernels/cuda/sm90/layer/ptx.cuh beside this file has the wrappers that the kernels call; each calls one function from
- * here. What the hardware does on its own while threads go on (the copy engine, the tensor cores) is a queue of
- * work of the block, of which the scheduler has a piece done now and then. A program may rely only on what it has
- * waited for, so the worst time is chosen:
+ * tests/emulator/kernels/cuda/sm90/layer/ptx.cuh has the wrappers that the kernels call; each calls one function of
+ * this file. On the hardware, the copy engine and the tensor cores work while threads run. Here their work is a queue
+ * of the block, and the scheduler carries out a piece of it now and then. A kernel may rely only on what it has waited
+ * for, so half of the operations happen as late as possible:
  *
  *   operation    may happen from              until                                          half of them
  *   TMA load     its issue                    a thread waits for it and no thread can go on  not before that
@@ -12,11 +12,12 @@
  *                a quarter of them: by each
  *                warp, for the warp's rows
  *
- * Sources are read then: global memory by a load, shared memory by a product or a store. So what is overwritten too
- * early shows in the result. Sums are written at the wait; until then their registers hold a signalling NaN: who
- * reads one gets NaN, and who writes one or reckons with it changes its bits, which the wait sees.
+ * An operation reads its source when it happens: a load reads global memory, a product or a store reads shared
+ * memory. A source that is overwritten too early therefore changes the result. Sums are written at the wait. Until
+ * then their registers hold a signalling NaN: a read gives NaN, and a write or an arithmetic operation changes its
+ * bits, which the wait reports.
  *
- * What is an error, and says so:
+ * Errors that the emulator reports:
  *
  *   mbarrier     not initialised, initialised twice, its word overwritten; more arrivals than its count; bytes that do
  *                not balance when the block ends; used by the copy engine without fence_mbarrier_init since its
@@ -34,15 +35,16 @@
  *   setmaxnreg   a count that is no multiple of 8 in 24 .. 256; more registers than there are is a deadlock
  *   maps         what the driver refuses is refused with CUDA_ERROR_INVALID_VALUE
  *
- * The arithmetic: products of 16-bit types are summed in float32, one after the other, rounded to nearest (the
- * tensor core truncates). Those of e4m3 keep 14 significant bits, as measured: each step of 32 cuts every product,
- * and what was there, at 2^-13 of the largest (ATTN_EMULATOR_E4M3=exact: not, to tell a wrong layout from it).
+ * Arithmetic: products of 16-bit types are added in float32, one after the other, each sum rounded to nearest (the
+ * tensor core truncates). Sums of e4m3 products keep 14 significant bits, as measured on the hardware: each step of 32
+ * products truncates every product, and the sum so far, at 2^-13 of the largest. ATTN_EMULATOR_E4M3=exact switches
+ * this off, which tells a wrong layout from a loss of bits.
  *
- * Not modelled: whose fence it is (any thread's will do); memory order between threads; clusters and multicast;
- * operands without swizzle or with a base offset; boxes narrower than their swizzle; interleaved and im2col maps;
- * programmatic dependent launch, which is launch after the end of the kernel before; time.
+ * Not modelled: which thread executed a fence (any thread's counts); memory order between threads; clusters and
+ * multicast; operands without swizzle or with a base offset; boxes narrower than their swizzle; interleaved and
+ * im2col maps; programmatic dependent launch (a kernel starts after the end of the one before); time.
  *
- * Everything of this file runs on the one thread of the operating system that runs the block. */
+ * All functions of this file run on the one operating system thread that runs the block. */
 #ifndef EMULATOR_SM90_H
 #define EMULATOR_SM90_H
 
@@ -63,29 +65,30 @@ void mbarrier_wait(uint32_t bar, uint32_t parity);
 void tma_check_map(const CUtensorMap *map);
 void tma_load(uint32_t to, const CUtensorMap *map, const int *at, int rank, uint32_t bar);
 void tma_store(const CUtensorMap *map, const int *at, int rank, uint32_t from);
-/* Copies bytes without a tensor map: from global memory, to global memory, or adding floats to those there. */
+/* Bulk copies without a tensor map: from global to shared memory, from shared to global memory, and adding floats to
+ * global memory. */
 void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar);
 void bulk_store(void *to, uint32_t from, uint32_t bytes);
 void bulk_add(float *to, uint32_t from, uint32_t bytes);
 void bulk_commit();
 void bulk_wait(int groups_left);
 
-/* Ordinary stores to shared memory before this fence become visible to products and TMA. */
+/* Makes ordinary stores to shared memory before this fence visible to products and TMA. */
 void fence_proxy_async();
 
 /* ---- wgmma ------------------------------------------------------------------------------------------------------- */
 
 enum wgmma_type { WGMMA_BF16, WGMMA_F16, WGMMA_E4M3 };
 
-/* One thread's share of d[64 x N] = (accumulate ? d : 0) + A B. */
+/* One thread's share of the wgmma product d[64 x N] = (accumulate ? d : 0) + A B. */
 struct wgmma_operation {
     wgmma_type type;
     int N;
-    float *d;                    /* N / 2 accumulators of this thread */
-    const uint32_t *A_registers; /* 4 registers of this thread; NULL: A is in shared memory */
+    float *d;                    /* this thread's N / 2 registers of sums */
+    const uint32_t *A_registers; /* this thread's 4 registers of A; NULL: A is in shared memory */
     uint64_t A, B;               /* descriptors */
     bool accumulate;
-    bool A_mn, B_mn; /* the operand is MN-major: its k axis runs along the rows */
+    bool A_mn, B_mn; /* true: the operand is MN-major, which means that its k axis runs along the rows */
 };
 
 void wgmma_issue(const wgmma_operation &x);
@@ -102,12 +105,12 @@ void setmaxnreg(int registers, bool increase);
 void stmatrix_x4(uint32_t row, const uint32_t (&r)[4]);
 void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4]);
 
-/* Packs four float8_e4m3, x0 in the lowest byte. Numbers above 448 become 448. */
+/* Packs four floats as float8_e4m3 into a word, x0 in the lowest byte. Numbers above 448 become 448. */
 uint32_t pack_e4m3(float x0, float x1, float x2, float x3);
 
 } // namespace emu
 
-/* For tests: the number of loads by the copy engine so far; and a switch that makes the driver refuse tensor maps. */
+/* For tests: the number of TMA loads so far, and a switch that makes the driver refuse tensor maps. */
 extern "C" unsigned long emu_tma_loads();
 extern "C" void emu_refuse_maps(int refuse);
 

@@ -1,8 +1,8 @@
 """translate.py TO [FILE...]: kernels/cuda in C++ that a host's compiler reads, as a tree TO/kernels/cuda,
 and each FILE as TO/FILE.
 
-A file that tests/emulator/kernels/cuda has is taken from there. Four things are no C++ and are written anew; all else
-stays as it is, line by line, and #line makes messages name the real file:
+A file that exists in tests/emulator/kernels/cuda is taken from there instead. The constructs below are no C++ and are
+rewritten; all other lines stay as they are. #line makes the compiler's messages name the real file:
 
     name<A, B><<<grid, block, shared, stream>>>(args)   ->   emu::launch("name<A, B>", __PRETTY_FUNCTION__, name<A, B>, grid, block, ...)(args)
     cudaLaunchKernelEx(&config, name<A>, args)          ->   emu::launch_ex("name<A>", __PRETTY_FUNCTION__, &config, name<A>, args)
@@ -10,7 +10,7 @@ stays as it is, line by line, and #line makes messages name the real file:
     __shared__ float x[4], y;                           ->   a struct of the block's, and references into it
     const __grid_constant__ cuda_args a                 ->   const cuda_args &a
 
-What looks like one of them and cannot be read ends the translation with the file and the line."""
+If text looks like one of these constructs but cannot be parsed, the translation ends with its file and line."""
 import os
 import re
 import sys
@@ -23,8 +23,8 @@ def die(path, text, at, what):
 
 
 def launches(path, text):
-    """A kernel's name with its template arguments stands before <<<, on the same line or the line above. The name is
-    found by counting brackets backwards."""
+    """The launched kernel's name with its template arguments stands before <<<, on the same line or the line above. It
+    is found by counting brackets backwards."""
     while (at := text.find("<<<")) >= 0:
         ends = len(text[:at].rstrip())
         begin, depth = ends, 0
@@ -79,7 +79,7 @@ def main(to, files):
         result = os.path.join(to, source)
         os.makedirs(os.path.dirname(result), exist_ok=True)
         if os.path.exists(result) and open(result).read() == text:
-            continue # unchanged, so that its objects need not be compiled again
+            continue # the translated file has not changed, so it is not written and make need not compile it again
         with open(result, "w") as file:
             file.write(text)
 

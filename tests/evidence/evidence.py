@@ -1,5 +1,5 @@
-"""Can `POST /v1/attention/check` be trusted? A server checks thousands of results of kernels that are right, or wrong
-in a known way, and this script counts its verdicts.
+"""Measures whether `POST /v1/attention/check` can be trusted: a server checks thousands of results of kernels that are
+right, or wrong in a known way, and this script counts its verdicts.
 
     make evidence                    some hundred problems, as in CI
     make evidence EVIDENCE=all       all of them; takes minutes
@@ -7,15 +7,15 @@ in a known way, and this script counts its verdicts.
 
 | kind | what the kernel does | right answer |
 |---|---|---|
-| table | one mistake that has a code (known_mistakes.py) | never match; first its code, or one that computes the same
-here |
-| right | nothing wrong; four dtypes, tiles of 32 to 256 keys | never mismatch |
-| invented | one mistake that has no code (inventions.py) | mismatch; where it is; no explanation |
-| pair | two of the ten most frequent mistakes | both codes |
+| table | one mistake that has a code (known_mistakes.py) | not match; named first: its code, or one that computes the
+same here |
+| right | no mistake; four dtypes, tiles of 32 to 256 keys | not mismatch |
+| invented | one mistake that has no code (inventions.py) | mismatch, with its place and no explanation |
+| pair | two of the ten most frequent mistakes | both codes among the explanations |
 
-A mistake counts if its error exceeds ten times `explained`; smaller ones are drawn again. The script finds out whether
-another code computes the same by computing both. Seeds are fixed. The exit status is 1 if a bound of BOUNDS is
-broken."""
+A planted mistake counts if its error exceeds ten times `explained` (the error that rounding explains). If the error is
+smaller, another problem is drawn. To find out whether two codes compute the same, the script computes both. Seeds are
+fixed. The exit status is 1 if a bound of BOUNDS is broken."""
 import argparse
 import collections
 import http.client
@@ -41,28 +41,30 @@ import problems  # noqa: E402
 from kernel import Kernel, NormalizedFirst, planted  # noqa: E402
 
 SEED = 20261127
-EXCEEDS = 10  # a mistake counts if its error exceeds `explained` times this; smaller ones may pass for rounding
-SAME = 1.01  # explanations whose remaining error is within this factor of the first one's share the first place
-SHOWN = 100  # the most failed cases that are printed
-DRAWS = 60  # problems drawn at most until the mistake matters in one
-FEWEST_COUNTED = 0.9  # the least share of problems that must count, over all codes
-# half the relative distance of two neighbouring numbers
+# A planted mistake counts only if its error exceeds EXCEEDS times `explained` (the error that rounding explains); a
+# smaller one may pass for rounding.
+EXCEEDS = 10
+SAME = 1.01  # Explanations share the first place if their remaining error is at most SAME times that of the first.
+SHOWN = 100  # most failed cases that are printed
+DRAWS = 60  # most problems that are drawn for a case until its mistake changes the results
+FEWEST_COUNTED = 0.9  # least share of all problems whose mistake exceeds EXCEEDS times `explained`
+# half the relative distance between two neighbouring numbers of each dtype
 UNIT = {'float32': 6e-8, 'float16': 4.9e-4, 'bfloat16': 3.9e-3}
 ATOL = {'float32': 1e-6, 'float16': 1e-5, 'bfloat16': 1e-4, problems.FLOAT8: 1e-4}
-# A limit above WIDE times the error of the kernel here would hide mistakes. Tensors of fewer than MANY elements are
-# exempt, because there chance decides.
+# A check's limit above WIDE times the error of the right kernel here could hide mistakes. Tensors of fewer than MANY
+# elements are exempt, because their errors depend on chance.
 WIDE, MANY = 10, 64
-COVERED = 0.99  # the least share of the wrong elements that `where` must cover
-TIMEOUT_MS = 60000  # enough time for every hypothesis on every problem here
-# Mistakes whose errors may be below ten times `explained`.
+COVERED = 0.99  # least share of the wrong elements that the answer's `where` must cover
+TIMEOUT_MS = 60000  # deadline of a request in ms: enough to try every explanation on every problem here
+# Mistakes of precision, whose errors may be less than ten times `explained`.
 PRECISION = ('accumulated_in_16_bit', 'scores_in_16_bit', 'tf32_products', 'truncated')
-# pairs that exclude each other: without a causal mask there is no alignment
+# pairs of mistakes that a kernel cannot make together: without a causal mask there is no alignment
 PAIR_OPPOSES = ({'alignment', 'causal_missing'},)
 
-# What the problems of right kernels have, by the name of a line of the report.
+# The right kernels' problems: each name is a line of the report, with the options of its problems.
 RIGHT = {**{dtype: {'dtype': dtype} for dtype in (*problems.DTYPES, problems.FLOAT8)}, 'pages': {'pages': True}, 'FlashMask rows': {'row_mask': True}}
 
-# (kind, what is counted, 'at most' or 'at least', share)
+# (kind, what is counted, 'at most' or 'at least', share of the counted cases)
 BOUNDS = (
     ('table', 'passed', 'at most', 0.0),
     ('table', 'named first', 'at least', 0.95),
@@ -78,7 +80,7 @@ BOUNDS = (
 # ---- Cases -----------------------------------------------------------------------------------------------------------
 
 def cases(everything):
-    """Yields (kind, name, number) of all cases."""
+    """Yields (kind, name, number) of every case, or of the short list's cases."""
     def of(kind, names, all_of, part_of):
         return [(kind, name, n) for name in names for n in range(all_of if everything else part_of)]
     pairs = ['+'.join(p) for p in itertools.combinations(mistakes.FREQUENT, 2) if set(p) not in PAIR_OPPOSES]
@@ -88,14 +90,14 @@ def cases(everything):
 
 
 def error(got, want):
-    """Returns the largest difference, infinite if one number is NaN or infinite and the other is not."""
+    """Returns the largest difference. It is infinite where only one of two numbers is NaN or infinite."""
     with np.errstate(invalid='ignore'):
         d = np.abs(np.where(got == want, 0, got - want))
     return float(np.nan_to_num(d, nan=np.inf).max(initial=0))
 
 
 class Case:
-    """A problem, and the results of a kernel with the mistakes that `name` lists."""
+    """A problem, and the results of a kernel that makes the mistakes in `name`."""
 
     def __init__(self, kind, name, number):
         self.kind, self.name, self.number = kind, name, number
@@ -131,7 +133,8 @@ class Case:
         return any(error(self.sent[n], self.truth[n]) > EXCEEDS * max(error(self.right[n], self.truth[n]), 1e-12) for n in self.sent)
 
     def matters(self, code):
-        """Would a kernel with only the other mistake give different results?"""
+        """Returns whether this mistake of a pair changes the results: a kernel with the other mistake alone must
+        differ."""
         others = [m for m in self.mistakes if m.__name__ != code]
         without = planted(*others)(self.problem, tile=self.tile, variant=self.variant).run()
         return any(error(self.sent[n], without[n]) > EXCEEDS * max(error(self.right[n], self.truth[n]), 1e-12) for n in self.sent)
@@ -140,7 +143,8 @@ class Case:
         return {**problems.members(self.problem, self.sent, self.kernel.result_dtype), 'timeout_ms': TIMEOUT_MS}
 
     def computes_the_same(self, code, answer):
-        """Does a kernel with this code's mistake, in any of its variants, give the same results as this case?"""
+        """Returns whether a kernel with this code's mistake, in any of its variants, has the same results as this case
+        within the answer's limits."""
         if code not in mistakes.TABLE:
             return False
         other = mistakes.TABLE[code]
@@ -149,7 +153,7 @@ class Case:
         for form in other.variants:
             try:
                 that = planted(other)(self.problem, exact=exact, tile=self.tile, variant={code: form}).run()
-            # the mistake is impossible on this problem: for example no softcap, or D is not Dv
+            # this problem does not allow the other mistake: for example it has no softcap, or D is not Dv
             except (ValueError, KeyError, IndexError):
                 continue
             if all(that[n].shape == this[n].shape and error(that[n], this[n]) <= answer['errors'][n]['limit'] for n in self.sent):
@@ -157,7 +161,7 @@ class Case:
         return False
 
     def wrong(self, name, limit):
-        """Returns which elements of a result are beyond the limit."""
+        """Returns which elements of a result differ from the truth by more than the limit."""
         got, want = self.sent[name], self.truth[name]
         with np.errstate(invalid='ignore'):
             return ~((got == want) | (np.abs(got - want) <= limit))
@@ -170,13 +174,13 @@ def codes_of(explanation):
 
 
 def first_codes(explanations):
-    """Returns the codes that share first place: those that explain as much as the first, except for rounding."""
+    """Returns the codes of the first explanation, and of others that explain as much except for rounding."""
     best = explanations[0]['error_if_so'] if explanations else 0
     return [c for e in explanations if e['error_if_so'] <= SAME * best or e is explanations[0] for c in codes_of(e)]
 
 
 def judge(case, answer):
-    """Returns what is counted for one case, and what went wrong with it."""
+    """Returns what is counted for one case (its flags), and what is wrong with the answer."""
     f = types.SimpleNamespace(kind=case.kind, name=case.name, number=case.number, counted=True, why='', flags=set(), first='')
     verdict, explanations, errors = answer['verdict'], answer.get('explanations', []), answer['errors']
     f.first = '+'.join(codes_of(explanations[0])) if explanations else '-'
@@ -186,7 +190,7 @@ def judge(case, answer):
             f.flags.add('mismatch')
         other = NormalizedFirst(case.problem).run()
         for n, e in errors.items():
-            # The limit is derived from the error that the server expects of right kernels.
+            # The error of a right kernel is estimated from two kernels and from the rounding of the result.
             least = UNIT[case.kernel.result_dtype(n)] * np.abs(np.nan_to_num(case.truth[n], posinf=0, neginf=0)).max(initial=0)
             fair = max(error(case.right[n], case.truth[n]), error(other[n], case.truth[n]), least) + ATOL[case.problem.dtype] + (2e-5 if n == 'lse' else 0)
             if case.truth[n].size >= MANY and e['limit'] > WIDE * fair:
@@ -215,7 +219,7 @@ def judge(case, answer):
 
 
 def misplaced(case, answer):
-    """Returns why `worst` and `where` do not locate the mistake, or nothing if they do."""
+    """Returns why the answer's `worst` and `where` do not locate the mistake, or '' if they do."""
     for n, e in answer['errors'].items():
         wrong = case.wrong(n, e['limit'])
         if not wrong.any():
@@ -277,7 +281,7 @@ def one(identity):
 
 
 def report(found, say=print):
-    """Prints the counts, one line per code, and returns the broken bounds."""
+    """Prints the counts, one line for each code, and returns the bounds of BOUNDS that are broken."""
     rows = collections.OrderedDict()
     for f in found:
         rows.setdefault((f.kind, f.name), []).append(f)

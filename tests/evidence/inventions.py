@@ -1,7 +1,8 @@
-"""Mistakes of kernels that have no code: wrong indices, races, widths, stale values. A check must answer mismatch, say
-where the mistake is, and not explain it by another mistake.
+"""Mistakes of kernels for which a check has no code: wrong indices, races, wrong widths, stale values. A check must
+answer "mismatch", say where the wrong elements are, and not explain them by another mistake.
 
-The classes are written as in known_mistakes.py. `self.rng` draws where the mistake strikes: which head, row or tile."""
+The classes are written as those of known_mistakes.py. `self.rng` draws where the mistake strikes: which head, row or
+tile."""
 import numpy as np
 
 from kernel import Kernel, as_dtype
@@ -24,7 +25,7 @@ class Invention(Kernel):
         self.sequence = 0
 
     def sequences(self):
-        """The mistake affects one sequence, which is drawn here."""
+        """Draws one sequence, the only one that the mistake affects."""
         found = super().sequences()
         self.struck = self.rng.integers(len(found))
         return found
@@ -36,7 +37,7 @@ class Invention(Kernel):
         return int(self.rng.integers(n))
 
     def stretch(self, n, length):
-        """Draws a tile of `length` among n elements; the last tile may be shorter."""
+        """Draws a tile: `length` neighbours among n elements. The last tile may be shorter."""
         a = self.some(-(-n // length)) * length
         return slice(a, min(a + length, n))
 
@@ -51,7 +52,7 @@ heads = dict(Hk=lambda r: int(r.integers(2, 5)))
 
 @invented(**forward)
 class row_of_v_is_the_next(Invention):
-    """In one tile of keys the kernel reads row j + 1 of v instead of row j."""
+    """The kernel reads row j + 1 of v instead of row j, in one tile of keys."""
 
     def read_sequence(self, *sequence):
         s = super().read_sequence(*sequence)
@@ -76,7 +77,7 @@ class tile_of_k_starts_one_row_late(Invention):
 
 @invented(**forward)
 class last_chunk_of_the_head_is_not_multiplied(Invention):
-    """The product over D omits its last 8 terms."""
+    """The products q k over D omit the last 8 terms."""
 
     def read_sequence(self, *sequence):
         s = super().read_sequence(*sequence)
@@ -96,7 +97,7 @@ class last_head_of_k_is_that_before_it(Invention):
 
 @invented(**{**forward, 'B': lambda r: int(r.integers(2, 4))})
 class v_of_the_first_row_of_the_batch(Invention):
-    """The offset of the batch row is missing where v is read."""
+    """The kernel reads v of the first batch row in every batch row."""
 
     def read_sequence(self, *sequence):
         s = super().read_sequence(*sequence)
@@ -142,7 +143,8 @@ class slope_of_the_next_head(Invention):
 
 @invented(**{**forward, 'causal': True, 'alignment': 'top_left', 'window': False})
 class diagonal_tile_is_not_masked(Invention):
-    """Tiles above the diagonal are skipped, but tiles on the diagonal are not masked."""
+    """Tiles of keys wholly above the causal diagonal are skipped, but tiles that the diagonal crosses are not
+    masked."""
 
     def sees(self, s):
         sees = super().sees(s)
@@ -152,7 +154,7 @@ class diagonal_tile_is_not_masked(Invention):
 
 @invented(**{**forward, 'window': True, 'window_is': lambda r: 1, 'causal': True})
 class window_ends_with_its_tile(Invention):
-    """The left end of the window is rounded to tiles of 16 keys."""
+    """The left end of the sliding window is rounded to a tile of 16 keys."""
 
     def window(self):
         return None, super().window()[1]
@@ -173,7 +175,7 @@ class tanh_is_a_polynomial(Invention):
 
 @invented(**{**forward, 'dropout': True, 'B': lambda r: int(r.integers(2, 4))})
 class dropout_forgets_the_batch(Invention):
-    """Every batch row drops the same elements as the first."""
+    """Dropout drops the same elements in every batch row as in the first."""
 
     def kept(self, s):
         b, s.b = s.b, 0
@@ -195,7 +197,7 @@ row_mask = {**forward, 'row_mask': True}
 
 @invented(**row_mask)
 class a_bound_of_the_rows_is_off_by_one(Bounds):
-    """One of the bounds of each key is one row too low or too high."""
+    """FlashMask: one bound of each key's hidden rows is one row too low or too high."""
 
     def changed(self, bounds):
         bounds[..., self.some(bounds.shape[-1])] += (-1, 1)[self.some(2)]
@@ -204,7 +206,7 @@ class a_bound_of_the_rows_is_off_by_one(Bounds):
 
 @invented(**{**row_mask, 'causal': False, 'row_bounds': 2})
 class lower_and_upper_rows_are_exchanged(Bounds):
-    """The start of the lower rows is taken for the end of the upper rows, and the reverse."""
+    """FlashMask: the start of the lower hidden rows and the end of the upper hidden rows are exchanged."""
 
     def changed(self, bounds):
         return bounds[..., ::-1]
@@ -212,7 +214,8 @@ class lower_and_upper_rows_are_exchanged(Bounds):
 
 @invented(**{**row_mask, 'causal': True, 'row_bounds': 2})
 class first_and_last_hidden_row_are_exchanged(Bounds):
-    """The interval from LTE to LTS is empty, and its keys are seen by all rows."""
+    """FlashMask: start (LTS) and end (LTE) of the hidden rows are exchanged. The interval is then empty, and all rows
+    see the key."""
 
     def changed(self, bounds):
         return bounds[..., ::-1]
@@ -220,7 +223,7 @@ class first_and_last_hidden_row_are_exchanged(Bounds):
 
 @invented(**{**row_mask, 'causal': False, 'row_bounds': 4})
 class both_intervals_run_backwards(Bounds):
-    """Four bounds are read as LTE, LTS, UTE, UTS."""
+    """FlashMask: the four bounds are read as LTE, LTS, UTE, UTS instead of LTS, LTE, UTS, UTE."""
 
     def changed(self, bounds):
         return bounds[..., [1, 0, 3, 2]]
@@ -228,7 +231,7 @@ class both_intervals_run_backwards(Bounds):
 
 @invented(**{**row_mask, 'causal': False, 'row_bounds': 4})
 class upper_interval_is_ignored(Bounds):
-    """Of four bounds the last two are not read."""
+    """FlashMask: of four bounds the last two, which hide the upper rows, are not read."""
 
     def changed(self, bounds):
         bounds[..., 2:] = 0
@@ -249,7 +252,8 @@ class page_table_is_read_one_entry_late(Invention):
 
 class PageSize(Invention):
     def slots(self, b, Sk):
-        """The slots that a kernel reads for which a page has self.size(right size) keys."""
+        """The page and the slot of each key, as a kernel reads them that takes a page for self.size(right size)
+        keys."""
         table, (pages, size), j = self.p.tensors['page_table'], self.p.tensors['k'].shape[:2], np.arange(Sk)
         taken = self.size(size)
         line = table[b, np.minimum(j // taken, table.shape[1] - 1)] * taken + j % taken
@@ -281,7 +285,7 @@ float8 = {**forward, 'dtype': 'float8_e4m3fn'}
 
 @invented(**float8)
 class factor_of_one_tensor_is_ignored(Invention):
-    """q_scale, k_scale or v_scale."""
+    """One of the float8 factors q_scale, k_scale and v_scale is ignored."""
 
     def times_factor(self, name, x):
         return x if name == 'qkv'[self.variant['seed'] % 3] else super().times_factor(name, x)
@@ -295,7 +299,7 @@ class factors_of_k_and_v_are_exchanged(Invention):
 
 @invented(**float8)
 class factor_of_one_tensor_divides(Invention):
-    """q, k or v is divided by its factor."""
+    """One of q, k and v is divided by its float8 factor instead of multiplied."""
 
     def times_factor(self, name, x):
         right = super().times_factor(name, x)
@@ -315,7 +319,7 @@ class factor_of_the_first_head_is_used_for_all(Invention):
 
 @invented(**forward)
 class exp_is_a_short_series(Invention):
-    """exp is computed as 2^n times a polynomial of too low a degree."""
+    """exp is computed as 2^n times a polynomial whose degree is too low."""
 
     def scores(self, s):
         z = super().scores(s)
@@ -341,7 +345,7 @@ class one_row_is_not_rescaled(Invention):
 
 @invented(**forward)
 class maximum_is_stale(Invention):
-    """In one tile, exp subtracts the maximum of the tile before it."""
+    """In one tile of keys, exp subtracts the running maximum of the tile before."""
 
     def softmax(self, s, z):
         self.stale = self.stretch(s.Sk, self.tile).start
@@ -360,7 +364,7 @@ class tile_is_counted_twice(Invention):
 
 @invented(**forward)
 class sum_of_one_head_misses_a_key(Invention):
-    """The denominator omits one key, and the sum for out does not."""
+    """In one head, the softmax denominator omits a key that the sum for out contains."""
 
     def softmax(self, s, z):
         self.missed = (self.some(s.H), self.some(s.Sk)) if self.strikes(s) else None
@@ -375,7 +379,8 @@ class sum_of_one_head_misses_a_key(Invention):
 
 @invented(**{**forward, 'sinks': True})
 class sink_without_the_maximum(Invention):
-    """exp(sink) is added without subtracting the row's maximum, which the other terms subtract."""
+    """exp(sink) is added to the softmax denominator without subtracting the row's maximum, which all other terms
+    subtract."""
 
     def with_sink(self, s, acc, l, m):
         sinks = self.sinks(s)[:, None].astype(self.float)
@@ -453,7 +458,7 @@ class rows_of_a_tile_move_down_by_one(Invention):
 
 @invented(**backward)
 class an_update_of_dk_is_lost(Invention):
-    """Two tiles of queries add to dk at the same time, and one addition is lost."""
+    """Two tiles of queries add to dk at the same time, and one of the two additions is lost."""
 
     def finish_gradients(self, s, dq, dk, dv):
         if self.strikes(s):
@@ -485,7 +490,7 @@ class rows_of_dq_move_down_by_one(Invention):
 
 @invented(**{**backward, 'Hk': lambda r: int(r.integers(1, 4)), 'group': 3})
 class a_group_misses_one_head(Invention):
-    """dk and dv are summed over all heads of a group except the first."""
+    """Grouped heads: dk and dv are summed over all query heads of a group except the first."""
 
     def sum_of_groups(self, s, x):
         x = x.copy()

@@ -17,13 +17,13 @@ import numpy as np
 import oracle
 import wire
 
-# dtype of the results, by the dtype of the inputs; other inputs have results of their own dtype
+# dtype of the results for each dtype of inputs; inputs of a dtype that is not listed have results of their own dtype
 OUT_DTYPE = {'float8_e4m3fn': 'bfloat16'}
-P_SCALE = 256.0  # probabilities are multiplied by this before they are stored in float8
+P_SCALE = 256.0  # float8 only: probabilities are multiplied by P_SCALE before they are rounded to float8
 
 
 def as_dtype(x, dtype):
-    """Rounds x to the nearest value of the dtype and returns it in x's own type."""
+    """Rounds x to the nearest values of the dtype. The result keeps x's NumPy type."""
     if dtype == 'float32':
         return x.astype(np.float32).astype(x.dtype)
     with np.errstate(over='ignore', invalid='ignore'):
@@ -31,7 +31,7 @@ def as_dtype(x, dtype):
 
 
 def other_layout(x):
-    """Reads the memory of x [B, S, H, D] as if it were [B, H, S, D]. The result is [B, S, H, D] again."""
+    """Misreads a tensor: takes the memory of x [B, S, H, D] for [B, H, S, D], and returns it as [B, S, H, D]."""
     B, S, H, D = x.shape
     return np.ascontiguousarray(x).reshape(B, H, S, D).swapaxes(1, 2)
 
@@ -42,31 +42,33 @@ def back_from_other_layout(x):
 
 
 class Kernel:
-    """A kernel that computes attention of one problem (problems.py)."""
+    """A NumPy kernel for the attention of one problem (problems.py)."""
 
     def __init__(self, problem, exact=False, tile=64, variant=None):
-        """tile: keys per tile. variant: {name of a mistake: which of its variants}."""
+        """exact: computes in float64 without rounding. tile: keys per tile. variant: {name of a mistake: its
+        variant}."""
         self.p, self.exact, self.tile, self.variant = problem, exact, tile, variant or {}
         self.float = np.float64 if exact else np.float32
 
     # ---- Reading -----------------------------------------------------------------------------------------------------
 
     def read(self, name):
-        """Returns q, k, v or dout as [B, S, H, D] or packed [total, H, D], multiplied by the scales of float8."""
+        """Returns q, k, v or dout as [B, S, H, D] or packed [total, H, D], multiplied by its float8 factors."""
         return self.times_factor(name, self.p.tensors[name]).astype(self.float)
 
     def times_factor(self, name, x):
-        factor = self.p.tensors.get(name + '_scale')  # [Hk], one factor per key/value head
+        factor = self.p.tensors.get(name + '_scale')  # factor is [Hk]: one number for each key/value head
         if factor is None:
             return x
         return x * np.repeat(factor, x.shape[-2] // len(factor))[:, None]
 
     def sequences(self):
-        """Yields (b, first query, number of queries, first key, number of keys), without padding."""
+        """Yields (b, first query, number of queries, first key, number of keys) of each sequence, without padding
+        rows."""
         return oracle.sequences(self.p.tensors)
 
     def read_sequence(self, b, q0, Sq, k0, Sk):
-        """Returns the values of one sequence that all steps below share. The head axis comes first."""
+        """Returns one sequence's tensors and positions, for all steps below. The tensors' first axis is the head."""
         packed = self.p.packed
         rows = slice(q0, q0 + Sq) if packed else (b, slice(0, Sq))
         keys = slice(k0, k0 + Sk) if packed else self.slots(b, Sk) if 'page_table' in self.p.tensors else (b, slice(0, Sk))
@@ -80,12 +82,12 @@ class Kernel:
         return s
 
     def slots(self, b, Sk):
-        """The page and the slot of each key of row b."""
+        """Returns the page and the slot in it of each key of batch row b."""
         size, j = self.p.tensors['k'].shape[1], np.arange(Sk)
         return self.p.tensors['page_table'][b, j // size], j % size
 
     def kv_head(self, H, Hk):
-        """Returns which head of k and v each head of q reads."""
+        """Returns for each head of q which head of k and v it reads."""
         return np.arange(H) // (H // Hk)
 
     # ---- Scores ------------------------------------------------------------------------------------------------------
@@ -100,7 +102,8 @@ class Kernel:
         return np.matmul(a, b)
 
     def scores(self, s):
-        """Returns scores [H, Sq, Sk]: scaled, capped, biased and masked. s.slope becomes the derivative of the cap."""
+        """Returns the scores [H, Sq, Sk]: scaled, capped, biased and masked. Sets s.slope to the derivative of the
+        softcap."""
         z = self.capped(s, self.product(s.q, s.kk.swapaxes(1, 2)))
         z = self.biased(s, z)
         if 'alibi_slopes' in self.p.tensors:
@@ -121,12 +124,13 @@ class Kernel:
         return z + self.bias(s).astype(self.float)
 
     def bias(self, s):
-        """Returns the bias as [H, 1 or Sq, Sk], 0 where it hides a pair."""
+        """Returns the bias as [H, 1 or Sq, Sk]. Where the bias is -inf, which hides the pair, the result has 0."""
         bias = self.of_heads(s, self.p.tensors['bias'])
         return np.where(np.isfinite(bias), bias, 0)
 
     def of_heads(self, s, x):
-        """Returns the [H, 1 or Sq, Sk] part of a tensor; axes of 1 are broadcast."""
+        """Returns this sequence's part of a bias or mask as [H, 1 or Sq, Sk]; a batch or head axis of 1 is
+        broadcast."""
         x = x[s.b if x.shape[0] > 1 else 0]
         x = x if x.shape[0] == s.H else np.repeat(x, s.H, 0)
         return x[:, :s.Sq if x.shape[1] > 1 else 1, :s.Sk]
@@ -144,15 +148,15 @@ class Kernel:
         return self.p.options.get('alignment', 'bottom_right')
 
     def causal(self):
-        """Returns how many keys behind its own position a query sees (None: all)."""
+        """Returns how many keys after its own position a query may see (None: all)."""
         return 0 if self.p.options.get('causal') else None
 
     def window(self):
-        """Returns how many keys a query sees to the left and to the right (None: all)."""
+        """Returns how many keys a query may see to its left and to its right (None: all)."""
         return tuple(None if x < 0 else x for x in self.p.options.get('window', (-1, -1)))
 
     def keep(self, s):
-        """Returns keep_mask, true where a query may attend."""
+        """Returns the mask keep_mask, true where a query may attend to a key."""
         return self.of_heads(s, self.p.tensors['keep_mask']) != 0
 
     def sees(self, s):
@@ -177,7 +181,7 @@ class Kernel:
         return self.of_heads(s, self.p.tensors['bias']) == -np.inf
 
     def hidden_by_rows(self, s):
-        """FlashMask: for each key the intervals of queries that do not see it."""
+        """Returns which pairs FlashMask hides: for each key it has intervals of queries that do not see the key."""
         i, bounds = np.arange(s.Sq)[:, None], self.row_bounds(s)
         hidden = [bounds[:, None, :, n] for n in range(bounds.shape[2])]
         if self.p.options.get('causal'):
@@ -187,7 +191,7 @@ class Kernel:
         return (i >= hidden[0]) & (i < hidden[1]) | (i >= hidden[2]) & (i < hidden[3])
 
     def row_bounds(self, s):
-        """[H, Sk, 1, 2 or 4] of mask_startend_rows."""
+        """Returns this sequence's mask_startend_rows as [H, Sk, n] with n = 1, 2 or 4 bounds."""
         bounds = self.p.tensors['mask_startend_rows'][s.b]
         return bounds[np.arange(s.H) * len(bounds) // s.H, :s.Sk]
 
@@ -197,7 +201,7 @@ class Kernel:
         return [(a, min(a + self.tile, Sk)) for a in range(0, Sk, self.tile)]
 
     def dropped(self, s):
-        """Returns the factors of the probabilities: 0, or 1 / (1 - dropout_p)."""
+        """Returns dropout's factors of the probabilities, each 0 or 1 / (1 - dropout_p), or None without dropout."""
         if not self.p.options.get('dropout_p'):
             return None
         return (self.kept(s) / (1 - self.p.options['dropout_p'])).astype(self.float)
@@ -209,7 +213,7 @@ class Kernel:
         return self.p.options['seed']
 
     def softmax(self, s, z):
-        """Returns the unnormalised out [H, Sq, Dv], and the sums and maxima [H, Sq]."""
+        """Returns out before it is divided by the sums [H, Sq, Dv], and the softmax's sums and maxima [H, Sq]."""
         m = np.full(z.shape[:2], -np.inf, self.float)
         l, acc = np.zeros_like(m), np.zeros(z.shape[:2] + (s.vv.shape[2],), self.float)
         for n, (a, b) in enumerate(self.key_tiles(s.Sk)):
@@ -217,7 +221,8 @@ class Kernel:
         return self.with_sink(s, acc, l, m)
 
     def step(self, s, z, a, b, acc, l, m):
-        """Processes one tile, keys a to b."""
+        """Processes one tile of keys, from a to b (exclusive). acc, l and m are the running out, sum and maximum of
+        each row."""
         new, safe = self.new_max(z, m)
         P = np.exp(z - self.subtracted(safe, m, a)[..., None])
         factor = np.where(m == -np.inf, 0, np.exp(np.where(m == -np.inf, 0, m) - safe)).astype(self.float)
@@ -227,12 +232,14 @@ class Kernel:
         return acc, l, new
 
     def new_max(self, z, m):
-        """Returns the new running maximum, and the maximum to subtract, which is 0 while a row sees no key."""
+        """Returns the new running maximum, and the number that exp subtracts: the maximum, or 0 while a row has seen no
+        key."""
         new = np.maximum(m, z.max(-1, initial=-np.inf))
         return new, np.where(new == -np.inf, 0, new).astype(self.float)
 
     def subtracted(self, safe, m, a):
-        """Returns what exp subtracts in the tile that begins at key a. m is the maximum before this tile."""
+        """Returns what exp subtracts in the tile that begins at key a: `safe`. m is the running maximum before this
+        tile."""
         return safe
 
     def tile_sum(self, s, P, safe, a, b):
@@ -245,7 +252,7 @@ class Kernel:
         return acc + more
 
     def rounded(self, x, factor=1.0):
-        """Rounds P or dS as it enters a product. `factor` scales it into the range of float8."""
+        """Rounds P or dS to the dtype of the matrix products. `factor` first scales it into the range of float8."""
         dtype = self.p.dtype
         if self.exact or dtype == 'float32':
             return x
@@ -254,7 +261,7 @@ class Kernel:
         return as_dtype(x * self.float(factor), dtype) / self.float(factor)
 
     def sinks(self, s):
-        """Returns [H] logits that have no value row, or None."""
+        """Returns the sinks [H], which are logits without a row of v, or None."""
         return self.p.tensors['sinks'] if 'sinks' in self.p.tensors else None
 
     def with_sink(self, s, acc, l, m):
@@ -281,7 +288,8 @@ class Kernel:
         return s.out, s.lse
 
     def finish_rows(self, s, out, lse):
-        """Mistakes in writing rows override this. Arguments are [H, Sq, Dv] and [H, Sq]."""
+        """Returns the rows of out [H, Sq, Dv] and of lse [H, Sq] that the kernel writes. Mistakes in writing rows
+        override this."""
         return out, lse
 
     # ---- Backward ----------------------------------------------------------------------------------------------------
@@ -296,7 +304,8 @@ class Kernel:
         dP = M * self.product(dout, s.vv.swapaxes(1, 2))
         dZ = P * (dP - delta[..., None])
         dS = self.rounded(self.capped_derivative(s, dZ))
-        # Not added in place: if two heads share a row of dv, a fancy index would lose one of them.
+        # dk and dv are added by sum_of_groups(): with several heads on one row of dv, += with an index array would lose
+        # additions.
         dq = self.dq(s, dS) * self.float(self.scale_of_dq())
         dk = self.product(dS.swapaxes(1, 2), s.q) * self.float(self.scale_of_dk())
         dv = self.product(self.rounded(self.P_of_dv(s, P) * M).swapaxes(1, 2), dout)
@@ -339,11 +348,12 @@ class Kernel:
         return P
 
     def finish_gradients(self, s, dq, dk, dv):
-        """Mistakes in writing gradients override this. All are [H, S, D], before the sum over groups."""
+        """Returns the gradients that the kernel writes, each [H, S, D] before the sum over groups of heads. Mistakes in
+        writing them override this."""
         return dq, dk, dv
 
     def sum_of_groups(self, s, x):
-        """Sums [H, Sk, D] over groups to [Hk, Sk, D]."""
+        """Sums gradients [H, Sk, D] over the query heads of each key/value head, to [Hk, Sk, D]."""
         total = np.zeros((s.Hk,) + x.shape[1:], self.float)
         for h in range(s.H):
             total[s.group[h]] += x[h]
@@ -360,7 +370,7 @@ class Kernel:
     # ---- All of it ---------------------------------------------------------------------------------------------------
 
     def run(self):
-        """Returns {name: result}: float64 arrays whose values are rounded to the results' dtypes, unless `exact`."""
+        """Returns {name: result} as float64 arrays. Unless `exact`, values are rounded to the results' dtypes."""
         t = self.p.tensors
         with np.errstate(over='ignore', invalid='ignore', divide='ignore'):
             self.q, self.k, self.v = self.read('q'), self.read('k'), self.read('v')
@@ -393,12 +403,12 @@ class Kernel:
         return as_dtype(x, self.result_dtype(name))
 
     def finish(self, found):
-        """Mistakes in writing whole tensors override this."""
+        """Returns the results that the kernel writes. Mistakes that concern whole tensors override this."""
         return found
 
 
 class NormalizedFirst(Kernel):
-    """As right as Kernel: probabilities are divided by their sum before they are rounded and multiplied by v."""
+    """Another right kernel: it divides the probabilities by their sum before they are rounded and multiplied by v."""
 
     def softmax(self, s, z):
         acc, l, m = super().softmax(s, z)
@@ -408,5 +418,5 @@ class NormalizedFirst(Kernel):
 
 
 def planted(*mistakes):
-    """Returns a kernel that makes all these mistakes. The first class overrides the later ones."""
+    """Returns a kernel class that makes all these mistakes. Where two override a method, the first class wins."""
     return type('_and_'.join(m.__name__ for m in mistakes), (*mistakes, Kernel), {})

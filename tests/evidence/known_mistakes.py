@@ -14,7 +14,8 @@ TABLE = {}  # code: class
 
 
 def code(*variants, **needs):
-    """Registers a mistake. Without variants the mistake has one form."""
+    """Class decorator that registers a mistake, its variants and what a problem must have. Without variants there is
+    one form."""
     def add(mistake):
         mistake.variants, mistake.needs = variants or (None,), needs
         TABLE[mistake.__name__] = mistake
@@ -48,7 +49,7 @@ class Misread(Mistake):
     def read(self, name):
         if name not in self.misread:
             return super().read(name)
-        # The memory has the problem's layout and is read in the other layout.
+        # The memory has the problem's layout but is read in the other layout.
         walk = other_layout if self.p.layout == 'bshd' else back_from_other_layout
         return self.times_factor(name, walk(self.p.tensors[name])).astype(self.float)
 
@@ -88,7 +89,7 @@ class layout_all(Miswritten, Misread):
 
 @code(**{**several, 'results': ['out', 'lse']})
 class lse_layout(Mistake):
-    """lse is written as [B, Sq, H]."""
+    """lse is written in the order [B, Sq, H] instead of [B, H, Sq]."""
 
     def finish(self, found):
         found = super().finish(found)
@@ -99,7 +100,7 @@ class lse_layout(Mistake):
 
 @code(**{**several, 'layout': 'bshd'})
 class keys_transposed(Mistake):
-    """The memory of k is read as [B, D, Hk, Sk]."""
+    """The memory of k is read as [B, D, Hk, Sk] instead of [B, Sk, Hk, D]."""
 
     def read(self, name):
         if name != 'k':
@@ -152,7 +153,7 @@ class softcap_missing(Mistake):
 
 @code(softcap=True, softcap_is=lambda r: float(r.uniform(0.5, 5)), **spread)
 class softcap_before_scale(Mistake):
-    """The products are capped before they are scaled."""
+    """The products q k are capped (softcap) before they are scaled."""
 
     def capped(self, s, raw):
         cap = self.float(self.softcap())
@@ -175,7 +176,7 @@ class bias_missing(Mistake):
 
 @code(softcap=False, **bias, **spread)
 class bias_before_scale(Mistake):
-    """The bias is added to the products before they are scaled."""
+    """The bias is added to the products q k before they are scaled."""
 
     def bias(self, s):
         return super().bias(s) * self.scale()
@@ -183,7 +184,7 @@ class bias_before_scale(Mistake):
 
 @code(**bias, **spread)
 class bias_in_base2(Mistake):
-    """Scores are in base 2 inside the kernel, and the bias is added without being converted."""
+    """The kernel's scores are in base 2, but the bias is added without being converted to base 2."""
 
     def bias(self, s):
         return super().bias(s) * np.log(2)
@@ -211,7 +212,7 @@ class alignment(Mistake):
 
 @code(causal=True, window=False, **spread)
 class causal_off_by_one(Mistake):
-    """A query sees the key behind its own position too."""
+    """The causal mask lets a query see one key after its own position."""
 
     def causal(self):
         return 1
@@ -219,7 +220,7 @@ class causal_off_by_one(Mistake):
 
 @code(causal=True, window=False, **spread)
 class causal_strict(Mistake):
-    """A query does not see the key at its own position."""
+    """The causal mask hides the key at the query's own position."""
 
     def causal(self):
         return -1
@@ -245,7 +246,7 @@ def sometimes(rng):
 
 
 class Masked(Mistake):
-    """The base of mistakes in one mask, which is keep_mask or the rows of FlashMask."""
+    """Base class of mistakes in one mask: keep_mask, or FlashMask's rows."""
 
     @staticmethod
     def fits(problem, mask):
@@ -259,7 +260,7 @@ def masks():
 
 @masks()
 class mask_inverted(Masked):
-    """The mask is read as its opposite: what it shows is hidden, and what it hides is seen."""
+    """The mask is read as its opposite: pairs that it shows are hidden, and pairs that it hides are seen."""
 
     def keep(self, s):
         return super().keep(s) ^ (self.form(mask_inverted) == 'keep_mask')
@@ -279,7 +280,7 @@ class mask_ignored(Masked):
 
 @code('seqlens_k', 'pages', seqlens_k=True, pages=sometimes, packed=False, seqlens_q=False, alibi=False, dropout=False, **spread)
 class padding_attended(Mistake):
-    """seqlens_k is ignored: all keys for which there is room are seen, or those that fill the last page."""
+    """seqlens_k is ignored: a query sees all keys up to the end of the padded row, or of the last page."""
 
     @staticmethod
     def fits(problem, form):
@@ -292,7 +293,7 @@ class padding_attended(Mistake):
 
 @code(packed=True, back=False, alibi_per_row=False, N=lambda r: int(r.integers(2, 5)))
 class sequences_mixed(Mistake):
-    """Packed sequences are treated as one long sequence."""
+    """Packed sequences are treated as one long sequence, so that queries see keys of other sequences."""
 
     def sequences(self):
         t = self.p.tensors
@@ -310,7 +311,7 @@ class alibi_missing(Mistake):
 
 @code(causal=False, **alibi, **spread)
 class alibi_corner(Mistake):
-    """ALiBi's distances are counted from the other corner."""
+    """ALiBi's distances are counted from the top-left corner of the score matrix instead of the bottom-right corner."""
 
     def distance(self, s):
         return np.abs(np.arange(s.Sq)[:, None] - np.arange(s.Sk)[None, :]).astype(self.float)
@@ -341,7 +342,7 @@ class heads_reversed(Mistake):
 
 @code(back=True, dtype=lambda r: str(r.choice(('float32', 'float16', 'bfloat16'))), **grouped, **spread)
 class group_not_summed(Mistake):
-    """Each head of a group writes dk and dv, and only the last one's remain."""
+    """Grouped heads: each query head of a group writes dk and dv instead of adding, so only the last head's remain."""
 
     def sum_of_groups(self, s, x):
         last = np.zeros((s.Hk,) + x.shape[1:], self.float)
@@ -368,7 +369,7 @@ class lse_without_max(Mistake):
 
 
 def empty_rows(rng):
-    """A problem with more queries than keys, whose first queries see no key."""
+    """Draws a length of q such that the problem has more queries than keys, and its first queries see no key."""
     return int(rng.integers(60, 130))
 
 
@@ -377,7 +378,7 @@ empty = dict(back=False, causal=True, alignment='bottom_right', Sq=empty_rows, S
 
 @code(**empty)
 class empty_rows_inf(Mistake):
-    """A row that sees no key gets lse +inf."""
+    """A row that sees no key gets lse +inf instead of -inf."""
 
     def lse(self, l, m):
         return np.where(l > 0, super().lse(l, m), np.inf)
@@ -385,7 +386,7 @@ class empty_rows_inf(Mistake):
 
 @code(**empty)
 class empty_rows_nan(Mistake):
-    """In a row that sees no key, -inf is subtracted from -inf."""
+    """In a row that sees no key, -inf is subtracted from -inf, which gives NaN."""
 
     def normalize(self, acc, l):
         return np.where((l > 0)[..., None], super().normalize(acc, l), np.nan)
@@ -405,7 +406,7 @@ def tiled(**more):
 
 
 class Tiled(Mistake):
-    """The tile of the mistake is the tile of the kernel."""
+    """Base class of mistakes that depend on the tile size, which here is also the kernel's tile size."""
 
     def __init__(self, problem, exact=False, tile=64, variant=None):
         super().__init__(problem, exact, next((variant[n] for n in variant if n in OF_TILES), tile), variant)
@@ -413,7 +414,8 @@ class Tiled(Mistake):
 
 @code(*TILES, **tiled(sinks=False))
 class not_rescaled(Tiled):
-    """When the maximum grows, the sum is rescaled and out is not. There is no sink, which may come first or last."""
+    """When the running maximum grows, the sum is rescaled but out is not. Problems with a sink are left out, because a
+    kernel may add the sink first or last."""
 
     def rescale(self, acc, factor, a):
         return acc
@@ -422,7 +424,8 @@ class not_rescaled(Tiled):
 class TileDropped(Tiled):
     @staticmethod
     def fits(problem, tile):
-        return problem.tensors['k'].shape[1] > tile  # true if another tile follows
+        # True if the mistake's tile is followed by another tile, so that rescaling happens at all.
+        return problem.tensors['k'].shape[1] > tile
 
 
 @code(*TILES, **tiled())
@@ -439,14 +442,14 @@ class first_tile_dropped(TileDropped):
 
 @code(*TILES, **tiled(causal=False, window=False, keep_mask=False, bias=False))
 class tail_unmasked(Tiled):
-    """The last tile is filled with zeros, and these keys count with score 0."""
+    """The last tile of keys is padded with zero keys, which count as keys with score 0."""
 
     def tile_sum(self, s, P, safe, a, b):
         return super().tile_sum(s, P, safe, a, b) + (a + self.tile - b) * np.exp(-safe)
 
     def new_max(self, z, m):
         new = np.maximum(m, z.max(-1, initial=-np.inf))
-        if z.shape[-1] < self.tile:  # the zeros are used as scores
+        if z.shape[-1] < self.tile:  # pads the scores of the last tile with zeros
             new = np.maximum(new, 0)
         return new, np.where(new == -np.inf, 0, new).astype(self.float)
 
@@ -462,7 +465,7 @@ class sink_missing(Mistake):
 
 @code(*SPLITS, back=False, packed=False, seqlens_k=False, sinks=True, **spread)
 class sink_per_split(Mistake):
-    """Each split of the keys counts the sink in its sum."""
+    """Split keys: each split adds the sink to its sum, so that the sink counts several times."""
 
     def with_sink(self, s, acc, l, m):
         acc, l, m = super().with_sink(s, acc, l, m)
@@ -472,7 +475,7 @@ class sink_per_split(Mistake):
 
 @code(*SPLITS, back=False, packed=False, seqlens_k=False, sinks=False, Sk=lambda r: int(r.choice((64, 128, 160, 256))), causal=False, window=False)
 class splits_unweighted(Mistake):
-    """The results of splits of the keys are averaged without weights."""
+    """Split keys: the splits' results are averaged without their softmax weights."""
 
     def softmax(self, s, z):
         n = self.form(splits_unweighted)
@@ -491,13 +494,13 @@ class splits_unweighted(Mistake):
 
 class Narrow(Mistake):
     def narrow(self, x):
-        """Rounds x to 16 bits: to the inputs' dtype, or for float32 inputs to either 16-bit dtype."""
+        """Rounds x to 16 bits: to the dtype of 16-bit inputs, or for float32 inputs to one of float16 and bfloat16."""
         return as_dtype(x, self.form(TABLE[self.code]) if self.p.dtype == 'float32' else self.p.dtype)
 
 
 @code('float16', 'bfloat16', back=False, Sk=many_keys)
 class accumulated_in_16_bit(Narrow):
-    """out is stored in 16 bits between tiles of 16 keys."""
+    """The running out is stored in 16 bits between tiles of 16 keys."""
     code = 'accumulated_in_16_bit'
 
     def __init__(self, problem, exact=False, tile=64, variant=None):
@@ -521,7 +524,7 @@ class scores_in_16_bit(Narrow):
 
 @code(dtype='float32', **spread)
 class tf32_products(Mistake):
-    """Float32 tensors enter all products with 10 mantissa bits."""
+    """float32 tensors enter all products rounded to 10 mantissa bits (TF32)."""
 
     def product(self, a, b):
         return super().product(tf32(a), tf32(b))
@@ -535,7 +538,8 @@ def tf32(x):
 
 @code('results', 'probabilities', dtype=lambda r: str(r.choice(('float32', 'float16'))), **spread)
 class truncated(Mistake):
-    """Numbers are cut to bfloat16 without rounding: P, or results that are then sent in their own dtype."""
+    """Numbers are truncated to bfloat16 instead of rounded: either P, or the results, which are sent in their own
+    dtype."""
 
     def round_result(self, name, x):
         if name not in ('out', 'dq', 'dk', 'dv') or self.form(truncated) != 'results':
@@ -565,7 +569,7 @@ class dropout_missing(Mistake):
 
 @code(**dropout, **spread)
 class dropout_unscaled(Mistake):
-    """Kept elements are not divided by 1 - dropout_p."""
+    """Dropout: elements that are kept are not divided by 1 - dropout_p."""
 
     def dropped(self, s):
         return super().dropped(s) * self.float(1 - self.p.options['dropout_p'])
@@ -586,7 +590,7 @@ class dropout_other_seed(Mistake):
 
 @code(same_length=True, Sq=lambda r: int(r.integers(5, 130)), seqlens_k=False, seqlens_q=False, **dropout)
 class dropout_mask_transposed(Mistake):
-    """Row and column are exchanged in the random mask."""
+    """Dropout: row and column are exchanged in the random mask."""
 
     def kept(self, s):
         p = self.p.options['dropout_p']
@@ -636,7 +640,7 @@ class scale_twice_in_dk(Mistake):
 
 @code(**back, **spread)
 class dv_of_unnormalized_p(Mistake):
-    """dv is summed from exp(z - max), not divided by the sum."""
+    """dv is summed from exp(score - maximum), which is not divided by the row's sum."""
 
     def P_of_dv(self, s, P):
         safe = np.where(s.m == -np.inf, 0, s.m)[..., None]
@@ -651,13 +655,13 @@ class softcap_derivative_missing(Mistake):
 
 @code(*TILES, packed=False, seqlens_k=False, Sk=many_keys, **back)
 class dq_last_tile_only(Tiled):
-    """Each tile of keys writes dq, and only the last one's remains."""
+    """Each tile of keys writes dq instead of adding to it, so only the last tile's dq remains."""
 
     def add_to_dq(self, dq, more, last):
         return more
 
 
 OF_TILES = ('not_rescaled', 'last_tile_dropped', 'first_tile_dropped', 'tail_unmasked', 'dq_last_tile_only')
-# The ten most frequent mistakes, used for pairs of mistakes.
+# The ten most frequent mistakes; evidence.py plants pairs of these.
 FREQUENT = ('layout_v', 'alignment', 'scale_missing', 'causal_missing', 'padding_attended', 'heads_interleaved', 'lse_base2',
             'window_off_by_one', 'bias_missing', 'dropout_unscaled')

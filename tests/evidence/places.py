@@ -1,15 +1,16 @@
-"""Finds the elements that a sentence of `where` means.
+"""Finds the elements that a sentence of a check's `where` names.
 
     mask('queries 128 to 255, columns 0, 8 of head 3', 'out', (1, 256, 4, 64))     boolean, of that shape
 
-Shapes are [B, S, H, D] of out, dq, dk and dv, [B, H, Sq] of lse, and those of the input for dbias and other sums. An
-axis that the sentence does not name is meant as a whole. A range with right elements inside ("9 queries between 3 and
-40") means its whole range."""
+Shapes are [B, S, H, D] for out, dq, dk and dv, [B, H, Sq] for lse, and the input's shape for dbias and other gradients
+of options. If a sentence does not name an axis, it means all of that axis. A range that contains right elements too ("9
+queries between 3 and 40") stands for the whole range."""
 import re
 
 import numpy as np
 
-AXIS = {'batch row': 0, 'sequence': 0, 'query': 1, 'key': 1, 'head': 2, 'column': 3}  # axes of [B, S, H, D]
+# index of each axis in [B, S, H, D]
+AXIS = {'batch row': 0, 'sequence': 0, 'query': 1, 'key': 1, 'head': 2, 'column': 3}
 LSE_AXIS = {'batch row': 0, 'sequence': 0, 'head': 1, 'query': 2}
 NAME = r'(batch rows?|sequences?|quer(?:y|ies)|keys?|heads?|columns?|axis \d from the end:)'
 STEPS = re.compile(rf'every (\d+)th of the {NAME} from (\d+) to (\d+)')
@@ -22,7 +23,7 @@ def singular(name):
 
 
 def ranges(text):
-    """Returns [(name of an axis, its indices)] and the words of the text that are not understood."""
+    """Returns [(name of an axis, its indices)], and the words of the text that it does not understand."""
     found = []
 
     def take(pattern, of):
@@ -40,7 +41,7 @@ def ranges(text):
 
 
 def mask(text, tensor, shape):
-    """Raises ValueError for a sentence that is not understood."""
+    """Returns the elements that the sentence names. Raises ValueError if it does not understand the sentence."""
     found, rest = ranges(text)
     if rest:
         raise ValueError(f'{text!r}: {rest!r} is no place')
@@ -59,7 +60,7 @@ def mask(text, tensor, shape):
 
 
 def bounding_box(wrong):
-    """Returns the smallest block that contains all true elements."""
+    """Returns the smallest block (one range per axis) that contains all true elements."""
     box = np.zeros(wrong.shape, bool)
     if wrong.any():
         box[np.ix_(*[np.arange(at.min(), at.max() + 1) for at in np.nonzero(wrong)])] = True

@@ -17,7 +17,7 @@ FLOAT8 = 'float8_e4m3fn'
 
 
 class Wants:
-    """Returns what was given (a value, or a function of the generator), or draws it."""
+    """Returns an option's given value (or calls it with the generator, if it is a function); otherwise draws one."""
     NAMES = set('''back dtype packed B Hk group D Dv Sq Sk same_length size N same_lengths dlse scale scale_is causal window window_is
                    alignment softcap softcap_is alibi alibi_per_row sinks bias bias_per_row bias_per_head bias_per_query bias_hides keep_mask
                    mask_per_row mask_per_head mask_per_query kept hidden_rows seqlens_k seqlens_q dropout layout results
@@ -39,7 +39,7 @@ class Wants:
 
 
 def lengths(rng, N, most):
-    """Returns N random lengths from 1 to `most`, and their cumulative sums from 0 on."""
+    """Returns N random lengths from 1 to `most`, and their cumulative sums beginning with 0."""
     n = rng.integers(1, most + 1, N)
     return n, np.concatenate(([0], np.cumsum(n))).astype(np.int64)
 
@@ -62,7 +62,7 @@ def draw(rng, **given):
     if w.chance('same_length', 0):
         Sk = Sq
     H = Hk * group
-    # size of q, which decides how far scores are apart
+    # standard deviation of q: a larger one spreads the scores further apart
     size = w('size', lambda: float(rng.choice((1.0, 1.0, 2.0, 3.0))))
     t = {}
 
@@ -139,7 +139,8 @@ def draw(rng, **given):
 
 
 def row_mask(rng, B, heads, Sq, Sk, n, causal):
-    """FlashMask: [B, heads, Sk, n] of rows. Documents that do not see each other, or rows drawn for each key alone."""
+    """Draws FlashMask rows [B, heads, Sk, n]: either documents that do not see each other, or bounds drawn for each key
+    alone."""
     shape = (B, heads, Sk)
     a, b, c, d = np.sort(rng.integers(0, Sq + 1, (4, *shape)), 0)
     if rng.random() < 0.5:
@@ -151,7 +152,7 @@ def row_mask(rng, B, heads, Sq, Sk, n, causal):
 
 
 def page_keys(rng, t, size):
-    """Moves k and v [B, Sk, ...] into pools of pages, whose order is drawn. Slots that hold no key have other numbers."""
+    """Moves k and v [B, Sk, ...] into pools of pages in random order. Slots that hold no key get other numbers."""
     B, Sk = t['k'].shape[:2]
     most = -(-Sk // size)
     spare = int(rng.integers(1, 4))
@@ -171,7 +172,7 @@ def page_keys(rng, t, size):
 
 
 def without_pages(tensors):
-    """The tensors of a problem with k and v as [B, Sk, Hk, D]."""
+    """Returns the problem's tensors with k and v as [B, Sk, Hk, D] instead of pages."""
     t = dict(tensors)
     table = t.pop('page_table', None)
     if table is not None:
@@ -190,12 +191,12 @@ def dtype_of(problem, name):
 
 
 def in_layout(problem, name, x):
-    """Returns the array as it lies in memory."""
+    """Returns a tensor with its axes in the order of the problem's layout, as memory has them."""
     return x.swapaxes(1, 2) if problem.layout == 'bhsd' and name in LAYOUT_TENSORS else x
 
 
 def members(problem, found, dtype_of_result):
-    """Returns the JSON of a check: the problem and the results."""
+    """Returns the JSON members of a check: the problem, and the results to be checked."""
     m = {n: wire.tensor(in_layout(problem, n, x), dtype_of(problem, n)) for n, x in problem.tensors.items()}
     m.update({n: wire.tensor(in_layout(problem, n, x), dtype_of_result(n)) for n, x in found.items()})
     if problem.layout != 'bshd':

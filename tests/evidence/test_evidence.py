@@ -1,5 +1,5 @@
-"""The short form of evidence.py. Further tests show that the kernel is right before it is broken on purpose, and that
-evidence.py can reject."""
+"""The short form of evidence.py. Other tests here show that the NumPy kernel is right without a planted mistake, and
+that evidence.py rejects bad answers."""
 import numpy as np
 import pytest
 
@@ -29,8 +29,7 @@ def test_the_kernel_without_a_mistake_computes_what_the_oracle_does(given):
 
 @pytest.mark.parametrize('code', mistakes.TABLE)
 def test_a_planted_mistake_changes_a_result(code):
-    """A mistake changes a result in one of the first problems drawn for it. No problem is drawn without what the
-    mistake needs."""
+    """Every mistake changes a result in each of four cases; evidence.Case draws problems until the mistake does."""
     mistake, changed = mistakes.TABLE[code], 0
     for number in range(4):
         case = evidence.Case('table', code, number)
@@ -40,7 +39,7 @@ def test_a_planted_mistake_changes_a_result(code):
 
 
 def answer_of(case, verdict, code=None, limit=1e-3):
-    """Makes an answer as a server would give it."""
+    """Makes the answer that a server would give for this case, with this verdict."""
     errors = {n: {'max_abs': 1.0, 'explained': 1e-9, 'limit': limit, 'wrong': int(case.wrong(n, limit).sum()), 'of': case.sent[n].size, 'nan': 0} for n in case.sent}
     explanations = [{**dict(zip(('code', 'and'), code.split('+'))), 'error_if_so': 0.0, 'error_now': 1.0}] if code else []
     return {'verdict': verdict, 'errors': errors, 'explanations': explanations, 'worst': [], 'where': []}
@@ -72,7 +71,7 @@ def test_another_code_is_accepted_only_where_it_computes_the_same():
     case = evidence.Case('table', 'heads_reversed', 0)
     says = answer_of(case, 'mismatch', 'heads_interleaved')
     assert not case.computes_the_same('heads_interleaved', says) and case.computes_the_same('heads_reversed', says)
-    # With one query that sees all keys, a causal mask of the other corner hides all keys but one.
+    # With one query, a causal mask of the wrong alignment hides all keys but one.
     p = problem(1, causal=True, window=False, Sq=1, Sk=64, packed=False, back=False)
     missing, one_more = (planted(mistakes.TABLE[c])(p, exact=True, variant={}).run()['out'] for c in ('causal_missing', 'causal_off_by_one'))
     assert (np.abs(missing - one_more) < 1e-12).all() == (p.options.get('alignment') != 'top_left')
@@ -101,7 +100,7 @@ def test_a_sentence_of_where_is_understood(text, tensor, count):
         places.mask('heads 2 to 900', tensor, shape)
 
 
-@pytest.mark.limit(900)  # takes half a minute on two idle cores
+@pytest.mark.limit(900)  # this test takes half a minute on two idle cores
 def test_the_check_is_right_about_the_short_list(server, capsys):
-    """Runs 131 problems with all bounds of the long list."""
+    """131 problems satisfy all bounds of BOUNDS, which are those of the long list too."""
     assert evidence.main(['--url', server.url, '--jobs', '2']) == 0, capsys.readouterr().out

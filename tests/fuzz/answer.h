@@ -1,5 +1,5 @@
-/* answer.h: code that the fuzz targets of bodies share. A fault ends the program. An answer must be the same when read
- * at once and in pieces. */
+/* answer.h: functions that several fuzz targets share to check answers. A fault ends the program. An answer must have
+ * the same bytes whether it is read at once or in pieces. */
 #ifndef FUZZ_ANSWER_H
 #define FUZZ_ANSWER_H
 
@@ -13,16 +13,16 @@ static inline void broken(const char *file, int line, const char *what)
     abort();
 }
 
-enum { OUTPUT_BYTES = 1 << 16 }; /* the fuzzer computes no larger outputs, because their answers only take time */
+enum { OUTPUT_BYTES = 1 << 16 }; /* the fuzzer computes no outputs larger than this, because they only cost time */
 
-/* Points all outputs of a valid problem to `outputs`. Returns false if one is too large. */
+/* Points all outputs of a valid problem to the memory `outputs`. Returns false if an output is too large for it. */
 static inline bool give_outputs(proto_item *item, uint8_t *outputs)
 {
     attn_error err = { 0 };
     bool fits = true;
     const attn_merge_problem merge = item->parts ? proto_item_merge(item) : (attn_merge_problem){ 0 };
     must((item->parts ? attn_merge_check(&merge, &err) : attn_check(&item->problem, &err)) == ATTN_OK);
-    /* an answer has tensors, numbers or a report */
+    /* an answer contains tensors, counts (numbers of pairs) or a report */
     must(item->outputs != 0 || item->counts != 0 || item->results != NULL);
     for (int n = 0; n < PROTO_TENSORS; n++) {
         attn_tensor *const t = proto_item_result(item, n);
@@ -35,8 +35,8 @@ static inline bool give_outputs(proto_item *item, uint8_t *outputs)
     return fits;
 }
 
-/* Returns the answer: `*length` bytes and a NUL. The first *head bytes are not tensors (proto_encoder_head_bytes()).
- * The caller frees it. */
+/* Returns the answer: `*length` bytes, then a NUL. Its first *head bytes come before the tensors
+ * (proto_encoder_head_bytes()). The caller frees the answer. */
 static inline char *answer_of(const proto_call *call, const proto_result *results, uint32_t *seed, size_t *length,
                               size_t *head)
 {

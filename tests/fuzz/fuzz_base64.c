@@ -25,7 +25,7 @@ static void must(bool holds)
     if (!holds) abort();
 }
 
-/* Returns a copy whose memory ends with its last byte, so that a sanitizer sees a read or write beyond it. */
+/* Returns a copy in memory that ends with the copy's last byte, so that a sanitizer sees an access beyond it. */
 static char *exact_copy(const char *text, size_t count)
 {
     char *copy = malloc(count ? count : 1);
@@ -34,7 +34,8 @@ static char *exact_copy(const char *text, size_t count)
     return copy;
 }
 
-/* Decodes in pieces of `longest` characters, or with a seed other than 0 in pseudo-random lengths up to that. */
+/* Decodes in pieces of `longest` characters; with a seed other than 0, in pieces of pseudo-random lengths up to
+ * that. */
 static struct outcome decode(const char *text, size_t count, uint64_t start, size_t longest, uint32_t seed)
 {
     struct outcome o = { 0 };
@@ -49,7 +50,7 @@ static struct outcome decode(const char *text, size_t count, uint64_t start, siz
         }
         if (now > count - o.stop) now = count - o.stop;
         char *piece = exact_copy(text + o.stop, now);
-        /* this buffer, too, has exactly the size that the decoder may fill */
+        /* this buffer has exactly the size that the decoder may fill, too */
         uint8_t *out = malloc(BASE64_DECODED_MAX(now));
         must(out != NULL);
         taken = base64_decode_until(&d, piece, now, out, &written);
@@ -124,7 +125,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         free(pieces.out);
     }
 
-    /* Strict base64: a complete text is the only one that decodes to its bytes. */
+    /* Strict base64: encoding the decoded bytes must give the same text again, if the text was complete. */
     if (truth.finished) {
         char *again = malloc(truth.stop + 4);
         must(again != NULL && BASE64_ENCODED(truth.bytes) == truth.stop);

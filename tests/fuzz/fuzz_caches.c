@@ -1,14 +1,14 @@
-/* fuzz_caches.c: the bodies of /v1/caches and of decode.
+/* fuzz_caches.c: fuzz target for the bodies of /v1/caches and of decode.
  *
- * An input is one byte that chooses, one that seeds the pieces, and the body:
+ * An input is one byte that chooses the kind of body, one byte that seeds the sizes of the pieces, and the body:
  *   0, 1   decode, as JSON or safetensors     4      a new cache
- *   2, 3   append, the same                   5, 6   a length, which is required or not
+ *   2, 3   append, as JSON or safetensors     5, 6   a length that is required (5) or optional (6)
  *
  * What must hold:
- *   1. A decode or append in pieces gives what the whole gives, to the bit.
- *   2. What was accepted has the ranks that the server relies on, ids that end within their room,
- *      and tensors in the memory.
- *   3. A small body that was accepted has values within their limits; one that was refused says why, and leaves nothing
+ *   1. A decode or append that is read in pieces has the same result as the whole body, to the bit.
+ *   2. An accepted body has tensors of the ranks that the server relies on, inside the parser's memory, and
+ *      NUL-terminated ids.
+ *   3. An accepted body without tensors has values within their limits; a refused one has a message, and leaves nothing
  *      to free. */
 #include <stdint.h>
 #include <stdlib.h>

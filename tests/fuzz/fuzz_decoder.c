@@ -1,17 +1,18 @@
-/* fuzz_decoder.c: whole requests, from body to answer.
+/* fuzz_decoder.c: fuzz target for whole JSON requests, from body to answer.
  *
  * An input is one byte of choices, one byte that seeds the pieces, and the body:
  *   bit 0  backward
  *   bit 1  small limits
- *   bit 2  the body gets the q, k and v of a small legal problem put in front of its first member, so that what is
- *          found about options goes past "q is required"
+ *   bit 2  q, k and v of a small valid problem are inserted before the body's first member, so that the fuzzer gets
+ *          past the error "q is required" to the options
  *   bit 6  a merge, whatever bit 0 says
  *
  * What must hold:
- *   1. The body in pieces gives what the whole body gives, to the bit (decoded_text() writes everything down).
- *   2. Every problem without an error has passed attn_check() or attn_merge_check(), its inputs lie in the memory, its outputs have shapes.
- *   3. Its answer is as long as it was said to be, the same in blocks of any size, and JSON;
- *      so is every problem document. */
+ *   1. The body read in pieces has the same result as the whole body, to the bit (decoded_text() prints everything).
+ *   2. Every problem without an error has passed attn_check() or attn_merge_check(). Its inputs lie in the parser's
+ *      memory, and its outputs have shapes.
+ *   3. The answer is JSON, has the announced length, and is the same in blocks of any size. Problem documents
+ *      (answers to refused requests) are JSON, too. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,7 +38,7 @@ static void parses(const char *text, size_t length)
 static void check_answer(proto_call *call, uint32_t seed)
 {
     proto_result *results = calloc((size_t)call->count, sizeof *results);
-    /* all outputs share this memory, because their values do not matter here */
+    /* all outputs of all problems share this memory, because their values do not matter here */
     uint8_t *outputs = calloc(1, OUTPUT_BYTES);
     must(results && outputs);
     for (size_t i = 0; i < OUTPUT_BYTES; i++) outputs[i] = (uint8_t)(seed >> i % 25);
@@ -48,7 +49,7 @@ static void check_answer(proto_call *call, uint32_t seed)
                  memchr(item->error.member, 0, sizeof item->error.member));
             continue;
         }
-        if (item->context[0]) { /* the saved context does not exist here, so the problem has no outputs yet */
+        if (item->context[0]) { /* problems of a saved context have no outputs yet, because no context exists here */
             item->error.status = ATTN_NOT_FOUND;
             continue;
         }

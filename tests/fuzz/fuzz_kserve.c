@@ -1,20 +1,21 @@
-/* fuzz_kserve.c: bodies and answers of KServe v2.
+/* fuzz_kserve.c: fuzz target for bodies and answers of KServe v2.
  *
- * An input is one byte of choices, one byte that seeds the pieces, and the body: JSON up to the first line break, which
- * does not belong to it, and the bytes behind it.
+ * An input is one byte of choices, one byte that seeds the sizes of the pieces, and the body: JSON up to the first line
+ * break, which is removed, and then the bytes of the tensors.
  *   bits 0, 1  the model: forward, backward, causal, one of float16 alone
  *   bit 2      small limits
- *   bit 3      nothing says how much of the body is JSON
- *   bit 4      the JSON gets the q, k and v of a small legal problem put in front of its first member, k and v as bytes
- *              behind the JSON, so that what is found about parameters and outputs goes past "q is required"
- *   bit 5      all shared memory that the body names is there
+ *   bit 3      the request does not say how many bytes of the body are JSON
+ *   bit 4      q, k and v of a small valid problem are inserted before the JSON's first member, k and v as bytes behind
+ *              the JSON, so that the fuzzer gets past the error "q is required" to parameters and outputs
+ *   bit 5      all shared memory that the body names exists
  *   bit 6      the model is that of a merge, whatever bits 0 and 1 say
  *
  * What must hold:
- *   1. The body in pieces gives what the whole body gives, to the bit.
- *   2. A problem without an error has passed attn_check(), and its inputs lie in the memory (decoded_text() looks).
- *   3. Its answer is as long as it was said to be, the same in blocks of any size, its head is JSON but for numbers
- *      that are not finite, and the sizes in it are the bytes behind it. */
+ *   1. The body read in pieces has the same result as the whole body, to the bit.
+ *   2. A problem without an error has passed attn_check(), and its inputs lie in the parser's memory (decoded_text()
+ *      checks this).
+ *   3. The answer has the announced length and is the same in blocks of any size. Its head is JSON, except for numbers
+ *      that are not finite, and the sizes in the head are those of the bytes behind it. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,7 +41,8 @@ static const proto_model models[] = { { "attention_forward", ATTN_OP_FORWARD, fa
 
 static const proto_model merges = { "attention_merge", PROTO_OP_MERGE, false, false, ATTN_F32 };
 
-/* Returns the body that the input describes; *json is the length of its JSON. The caller frees the body. */
+/* Returns the request body that a fuzzer's input describes. *json receives the length of the JSON in it. The caller
+ * frees the body. */
 static uint8_t *body_of(bool problem, const uint8_t *data, size_t size, size_t *json, size_t *bytes)
 {
     const uint8_t *const line = memchr(data, '\n', size);
@@ -63,7 +65,7 @@ static uint8_t *body_of(bool problem, const uint8_t *data, size_t size, size_t *
     return body;
 }
 
-/* Returns how many bytes behind the JSON the answer's head announces. */
+/* Returns how many bytes of tensors behind the JSON the head of an answer announces. */
 static size_t announced(const proto_call *call, const cJSON *json)
 {
     size_t bytes = 0;
@@ -77,7 +79,7 @@ static size_t announced(const proto_call *call, const cJSON *json)
         must(name != NULL && proto_tensor_named(name, true) < PROTO_TENSORS);
         const int number = proto_tensor_named(name, true);
         must(has ==
-             /* an output in shared memory has neither numbers nor bytes in the answer */
+             /* an output that goes to shared memory must have neither numbers nor bytes in the answer */
              !(number < ATTN_TENSOR_COUNT && call->shared >> number & 1));
         if (parameters)
             bytes += (size_t)cJSON_GetNumberValue(cJSON_GetObjectItemCaseSensitive(parameters, "binary_data_size"));
@@ -88,11 +90,11 @@ static size_t announced(const proto_call *call, const cJSON *json)
 static void check_answer(proto_call *call, uint32_t seed)
 {
     proto_result result = { .backend = "fuzz", .context = "c-1", .verified = true };
-    /* all outputs share this memory; its zeros are numbers that JSON can express */
+    /* all outputs share this memory; zeros are numbers that JSON can express */
     uint8_t *outputs = calloc(1, OUTPUT_BYTES);
     proto_item *item = call->items;
     must(outputs && call->count == 1 && !call->envelope && item->error.status == ATTN_OK && call->model != NULL);
-    /* The saved context does not exist here, so the problem has no outputs yet. */
+    /* Problems of a saved context have no outputs yet, because no context exists here. */
     if (!item->context[0] && give_outputs(item, outputs)) {
         size_t length, head;
         char *answer = answer_of(call, &result, &seed, &length, &head);
@@ -122,7 +124,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         limits.tensor_bytes = 300;
     }
     whole.has_regions = pieces.has_regions = data[0] & 32;
-    whole.memory.limit = pieces.memory.limit = 1 << 20; /* a tensor that the JSON names may be missing from the body */
+    /* A tensor that the JSON names may be missing from the body, so the memory that JSON alone can demand is limited
+     * here. */
+    whole.memory.limit = pieces.memory.limit = 1 << 20;
     uint8_t *body = body_of(data[0] & 16, data + 2, size - 2, &json, &bytes);
     const int64_t said = data[0] & 8 ? -1 : (int64_t)json;
     decode_kserve(&whole, model, said, &limits, body, bytes, NULL, NULL);

@@ -23,8 +23,8 @@ struct outcome {
     uint8_t *values; /* owned */
 };
 
-/* Reads a whole text: in one piece with enough room, or with a seed other than 0 in pieces and with room of
- * pseudo-random sizes. */
+/* Reads a whole text as an array of numbers: at once with enough room, or, with a seed other than 0, in pieces and with
+ * room of pseudo-random sizes. */
 static struct outcome read_text(const char *text, size_t count, numbers_type type, uint32_t seed)
 {
     struct outcome o = { .status = NUMBERS_MORE };
@@ -68,7 +68,7 @@ static void must_agree(const struct outcome *a, const struct outcome *b)
     must(memcmp(a->reader.shape, b->reader.shape, (size_t)a->reader.rank * sizeof a->reader.shape[0]) == 0);
 }
 
-/* Checks that the shape matches the number of elements, and that the C library reads the same float32. */
+/* Checks that the number of elements matches the shape, and that the C library reads the same float32 from the text. */
 static void must_be_true(const struct outcome *o, const char *text)
 {
     int64_t product = 1;
@@ -98,7 +98,7 @@ static void must_be_true(const struct outcome *o, const char *text)
     free(copy);
 }
 
-/* Reading without a dtype and converting afterwards must give the same as reading with the dtype. */
+/* Checks that reading without a dtype and converting afterwards gives the same as reading with the dtype. */
 static void must_convert(const char *text, size_t count, const struct outcome *typed)
 {
     struct outcome o = read_text(text, count, NUMBERS_UNTYPED, 0);
@@ -157,7 +157,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     struct outcome whole = read_text(text, count, (numbers_type)dtype, 0);
     struct outcome pieces = read_text(text, count, (numbers_type)dtype, data[1] + 1u);
-    /* with exactly the room that is asked for, the reader takes other paths through its states */
+    /* another seed, so that pieces and room have other sizes */
     struct outcome single = { 0 };
     single = read_text(text, count, (numbers_type)dtype, data[1] * 2654435761u + 77u);
     must_agree(&whole, &pieces);

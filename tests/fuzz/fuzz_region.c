@@ -1,8 +1,8 @@
-/* fuzz_region.c: the bodies with which regions of shared memory are registered, of the system and of a GPU.
- * Each input is read as both.
+/* fuzz_region.c: fuzz target for the bodies that register regions of shared memory. Each input is read twice: as a
+ * region of system memory and as a region of a GPU.
  *
- * What must hold: what is taken is a key and a range, or a device and a size, of at least one byte, each no larger than
- * a client may say; a refusal has a text. */
+ * What must hold: an accepted body has a key and a range (system) or a device and a size (GPU), of at least one byte
+ * and within a client's limits. A refused body has a message. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,14 +17,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     proto_region region;
     proto_cuda_region cuda;
     attn_error err = { 0 }, cuda_err = { 0 };
-    uint8_t *const body = malloc(size ? size : 1); /* memory of exactly this size makes reading beyond it an error */
+    /* the memory ends with the body, so that a sanitizer sees a read beyond it */
+    uint8_t *const body = malloc(size ? size : 1);
     must(body != NULL);
     if (size) memcpy(body, data, size);
     const attn_status status = proto_region_read(body, size, &region, &err);
     const attn_status cuda_status = proto_cuda_region_read(body, size, &cuda, &cuda_err);
     free(body);
     if (cuda_status == ATTN_OK) {
-        must(status != ATTN_OK); /* no body is valid for both kinds of region */
+        must(status != ATTN_OK); /* no body may be valid both as a region of system memory and as one of a GPU */
         must(cuda.device >= 0 && cuda.device <= INT64_C(1) << 53 && cuda.bytes >= 1 && cuda.bytes <= INT64_C(1) << 53);
     } else must(cuda_err.status == cuda_status && cuda_err.text[0]);
     if (status != ATTN_OK) {

@@ -1,20 +1,21 @@
-/* fuzz_safetensors.c: safetensors bodies and answers.
+/* fuzz_safetensors.c: fuzz target for safetensors bodies and answers.
  *
  * An input is one byte of choices, one byte that seeds the pieces,
  * and the body without the 8 bytes of its header's length:
  *   bit 0  backward
  *   bit 1  small limits
- *   bit 2  the input has these 8 bytes itself; else they are made: the header ends at the first line break, which does
- *          not belong to it, or with the input
- *   bit 3  the header gets the q, k and v of a small legal problem put in front of its first member (and the data
- *          theirs), so that what is found about options goes past "q is required"; its own offsets begin behind them
+ *   bit 2  the input contains these 8 bytes. Without this bit they are computed: the header ends at the first line
+ *          break, which is removed, or at the end of the input
+ *   bit 3  q, k and v of a small valid problem are inserted before the header's first member and before the data, so
+ *          that the fuzzer gets past the error "q is required" to the options; the body's own offsets begin behind them
  *   bit 6  a merge, whatever bit 0 says
  *
  * What must hold:
- *   1. The body in pieces gives what the whole body gives, to the bit.
- *   2. A problem without an error has passed attn_check() or attn_merge_check(), and its inputs lie in the memory (decoded_text() looks).
- *   3. Its answer, as safetensors, is as long as it was said to be, the same in blocks of any size, and its header is
- *      JSON; sent back as a body, it is read as far as the names of its members. */
+ *   1. The body read in pieces has the same result as the whole body, to the bit.
+ *   2. A problem without an error has passed attn_check() or attn_merge_check(), and its inputs lie in the parser's
+ *      memory (decoded_text() checks this).
+ *   3. The answer, as safetensors, has the announced length and is the same in blocks of any size, and its header is
+ *      JSON. If it is sent back as a body, it is read as far as the names of its members. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,12 +33,12 @@ static const char small[] = "{\"q\":{\"dtype\":\"F16\",\"shape\":[1,2,2,2],\"dat
                             "\"k\":{\"dtype\":\"F16\",\"shape\":[1,3,1,2],\"data_offsets\":[16,28]},"
                             "\"v\":{\"dtype\":\"F16\",\"shape\":[1,3,1,1],\"data_offsets\":[28,34]},";
 
-/* Returns the body that the input describes. The caller frees it. */
+/* Returns the request body that a fuzzer's input describes. The caller frees it. */
 static uint8_t *body_of(uint8_t choices, const uint8_t *data, size_t size, size_t *bytes)
 {
     const bool whole = choices & 4, problem = !whole && (choices & 8) && size > 0 && data[0] == '{';
     const uint8_t *const line = memchr(data, '\n', size);
-    const size_t own = line && !whole ? (size_t)(line - data) : size; /* length of the header */
+    const size_t own = line && !whole ? (size_t)(line - data) : size; /* length of the safetensors header */
     const uint8_t *const rest = line && !whole ? line + 1 : data + size;
     const size_t left = (size_t)(data + size - rest);
     uint8_t *const body = calloc(1, LENGTH_BYTES + sizeof small + SMALL_BYTES + size + 1);
@@ -64,10 +65,10 @@ static void check_answer(proto_call *call, uint32_t seed)
 {
     const proto_limits limits = PROTO_LIMITS_DEFAULT;
     proto_result result = { .backend = "fuzz", .context = "c-1", .verified = true };
-    uint8_t *outputs = calloc(1, OUTPUT_BYTES); /* all outputs share this memory */
+    uint8_t *outputs = calloc(1, OUTPUT_BYTES); /* all outputs of all problems share this memory */
     proto_item *item = call->items;
     must(outputs && call->count == 1 && !call->envelope && item->error.status == ATTN_OK);
-    /* The saved context does not exist here, so the problem has no outputs yet. */
+    /* Problems of a saved context have no outputs yet, because no context exists here. */
     if (!item->context[0] && give_outputs(item, outputs)) {
         size_t length, head, header = 0;
         char *answer = answer_of(call, &result, &seed, &length, &head);

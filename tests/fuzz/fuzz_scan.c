@@ -1,14 +1,14 @@
-/* fuzz_scan.c: the scanner alone, against cJSON and against itself.
+/* fuzz_scan.c: fuzz target for the JSON scanner alone, which is compared with cJSON and with itself.
  *
  * An input is one byte of choices, one byte that seeds the pieces, and the body:
- *   bit 0  small limits, so that every limit is met
+ *   bit 0  small limits, so that every limit is reached
  *   bit 1  memory that ends early
  *
- * Three things must hold:
- *   1. The body in pieces gives what the whole body gives: status, text, rest, extracted values, their bytes.
- *   2. A body that the scanner takes is JSON for cJSON too, which is laxer; and so is the rest.
- *   3. The tree of the rest is the tree of the body: same members, same strings, numbers as text; an extracted value
- *      where a string or an array was, and each of them once, in order. */
+ * The scanner extracts the data of tensors from a body; the "rest" is the JSON that remains. Three things must hold:
+ *   1. The body read in pieces has the same result as the whole body: status, message, rest, extracted values.
+ *   2. cJSON, which is less strict, accepts every body that the scanner accepts, and accepts its rest.
+ *   3. The tree of the rest has the members and strings of the body's tree, and numbers as text. Where a string or an
+ *      array was extracted, the rest refers to the extracted value; each value occurs once, in order. */
 #include <math.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -37,7 +37,7 @@ struct outcome {
     attn_error err;
 };
 
-/* Scans in pieces of pseudo-random lengths. A seed of 0 means the whole body at once. */
+/* Scans the body in pieces of pseudo-random lengths, or at once if the seed is 0. */
 static void run(struct outcome *o, const proto_limits *limits, size_t room, const uint8_t *body, size_t bytes,
                 uint32_t seed)
 {
@@ -102,7 +102,8 @@ static bool same_number(const char *text, double value)
     return x == value || (isnan(x) && isnan(value));
 }
 
-/* Walks both trees at the same time, without recursion. At every step the two nodes correspond. */
+/* Compares the tree of the body with the tree of the rest, without recursion: two pointers walk in step, and the two
+ * nodes always correspond. */
 static void same_tree(const cJSON *body, const cJSON *rest, const scan_extract *extracts, int extract_count)
 {
     struct {
@@ -160,7 +161,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (data[0] & 2) room = PROTO_MEMORY_STEP;
     run(&whole, &limits, room, data + 2, size - 2, 0);
     run(&pieces, &limits, room, data + 2, size - 2, 1 + data[1]);
-    /* If memory ends early, pieces may lease less ahead and therefore get further. Otherwise both runs must agree. */
+    /* If memory ends early, the run in pieces may get further, because it leases less memory ahead. Otherwise both runs
+     * must agree. */
     if (!room) same(&whole, &pieces);
     if (whole.status == ATTN_OK) {
         size_t length;

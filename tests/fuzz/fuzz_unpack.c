@@ -1,20 +1,20 @@
-/* fuzz_unpack.c: compressed bodies, through unpacking and decoding.
+/* fuzz_unpack.c: fuzz target for compressed bodies, which are unpacked and decoded.
  *
  * An input is two bytes of choices, one byte that seeds the pieces, and the body:
- *   byte 0, bit 0     deflate, not gzip
- *           bit 1     the body is the compressed one; else it is compressed here,
- *                     so that what it says gets to the parser
+ *   byte 0, bit 0     deflate instead of gzip
+ *           bit 1     the body is a compressed stream. Without this bit, the target compresses the body itself, so
+ *                     that its text reaches the parser
  *           bit 2     small limits: 300 bytes unpacked
- *           bits 3,4  the format: JSON, safetensors, KServe, KServe whose JSON is said to have as many bytes as byte 1
- *           bit 5     one byte of what was compressed here is changed: the seed says where, and to what
- *           bit 6     something stands behind it
- *           bit 7     it is cut off
- *   byte 1, bits 0,1  how it is compressed here: stored, fast, best, with fixed codes
+ *           bits 3,4  the format: JSON, safetensors, KServe, or KServe with the value of byte 1 as the length of JSON
+ *           bit 5     one byte of the target's compressed stream is changed: the seed says which one, and to what
+ *           bit 6     bytes follow the target's compressed stream
+ *           bit 7     the target's compressed stream is cut off
+ *   byte 1, bits 0,1  how the target compresses: stored, fast, best, or with fixed codes
  *
  * What must hold:
- *   1. The body in pieces gives what the whole body gives, to the bit: numbers, or the same fault.
- *   2. What was compressed here and not harmed unpacks to itself: it gives what the plain body gives.
- *   3. No more than the limit is unpacked, in pieces of the size that is said, and after a fault nothing. */
+ *   1. The body read in pieces has the same result as the whole body, to the bit: numbers, or the same fault.
+ *   2. A body that the target compressed and did not change has the same result as the plain body.
+ *   3. No more bytes than the limit are unpacked, in pieces of at most the promised size, and none after a fault. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,7 +65,7 @@ static char *pack(uint8_t choices, uint8_t how, const uint8_t *bytes, size_t cou
     return to;
 }
 
-/* Unpacks the body and decodes each piece, as http/body.c does. */
+/* Unpacks the body in pieces and decodes each piece, as server/http/body.c does. */
 static void decode(struct decoded *d, uint8_t choices, uint8_t json_bytes, const char *body, size_t count,
                    uint32_t *seed)
 {
@@ -77,7 +77,7 @@ static void decode(struct decoded *d, uint8_t choices, uint8_t json_bytes, const
     d->status = ATTN_OK;
     while (count > 0 && d->status == ATTN_OK) {
         const size_t part = seed ? some_bytes(seed, count) : count;
-        char *const copy = malloc(part); /* memory of exactly this size, so that a sanitizer sees a read beyond it */
+        char *const copy = malloc(part); /* the memory ends with the piece, so that a sanitizer sees a read beyond it */
         must(copy != NULL);
         memcpy(copy, body, part);
         const char *bytes = copy, *piece;

@@ -10,7 +10,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Returns false if the file cannot be read. */
+/* Runs the target on one file. Returns false if the file cannot be read. */
 static int replay_file(const char *path)
 {
     FILE *f = fopen(path, "rb");
@@ -41,7 +41,8 @@ int main(int argc, char **argv)
             else failed++;
             continue;
         }
-        count = scandir(argv[i], &names, NULL, alphasort); /* sorted, so that a failure occurs at the same file again */
+        /* sorted, so that the target fails at the same file in each run */
+        count = scandir(argv[i], &names, NULL, alphasort);
         if (count < 0) {
             perror(argv[i]);
             failed++;

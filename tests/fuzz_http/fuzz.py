@@ -1,20 +1,22 @@
-"""An HTTP fuzzer: requests that are right, then a little wrong, over raw sockets, to a server of its own.
+"""An HTTP fuzzer: sends valid requests, and requests with one change, over raw sockets to a server that it starts.
 
-    make fuzz-http SECONDS=600          ten minutes;  COUNT=3000: 3000 rounds;  SEED=7: the same again;  ONLY=7:2:413: one round
-    SAN=1 make fuzz-http                under the sanitizers
+    make fuzz-http SECONDS=600          ten minutes; COUNT=3000 instead: 3000 rounds
+    make fuzz-http SEED=7               repeats the rounds of seed 7; ONLY=7:2:413 repeats one round
+    SAN=1 make fuzz-http                with a server that was built with the sanitizers
 
-A round is a connection. Its requests (forward, backward, envelopes, saved contexts, arrays, pages, HEAD, OPTIONS; as
-JSON, safetensors or KServe; compressed or not; one or several in the pipe; with a length or in chunks) are changed in
-one place or in none: a byte, a member, a shape, a dtype, a digit of base64, a header, a chunk's size; and sent in
-pieces with pauses. Round n of worker w of seed s is always the same.
+A round is one connection. Its requests are forward, backward, envelopes, saved contexts, arrays, pages, HEAD or
+OPTIONS; as JSON, safetensors or KServe; compressed or not; one or several pipelined; with a length or in chunks. Each
+is changed in one place or in none: a byte, a member, a shape, a dtype, a digit of base64, a header, or a chunk's size.
+It is sent in pieces with pauses. Round n of worker w of seed s is always the same.
 
-Demanded of every round: what comes back is HTTP, with a status that the documentation knows, and a problem document
-where it is an error (libmicrohttpd's own words only for a version of HTTP that it does not know); every 200 to a problem
-holds the numbers of float64 NumPy for the body as it was sent, and none where Python's reading of the body finds a
-fault (fuzz_oracle.py). Beside it: a request that is always the same has the same bits as the first time, every GOLDEN
-rounds; a probe never waits more than 100 ms for /livez; at the end the server has as many descriptors as at the
-beginning and no more memory than in the middle, nothing waits or is leased, and SIGTERM ends it with 0 and without a
-word of a sanitizer. A finding is printed with its round, and its bytes lie in build/fuzz_http/.
+In every round, each answer must be HTTP with a documented status. An error must be a problem document; only an unknown
+version of HTTP may be answered in libmicrohttpd's own words. A 200 must hold the numbers that NumPy computes in float64
+from the body that was sent, and is a finding if Python finds a fault in the body (fuzz_oracle.py).
+
+Other demands: every GOLDEN rounds, one fixed request has the same bits as the first time. A probe never waits more than
+100 ms for /livez. At the end, the server has as many descriptors as at the beginning and no more memory than in the
+middle, nothing waits or is leased, and SIGTERM ends it with status 0 and without a report of a sanitizer. A finding is
+printed with its round, and its bytes are kept in build/fuzz_http/.
 """
 import argparse
 import base64
@@ -43,13 +45,15 @@ PATHS = {False: '/v1/attention/forward', True: '/v1/attention/backward'}
 MODELS = {False: '/v2/models/attention_forward/infer', True: '/v2/models/attention_backward/infer'}
 SAFETENSORS = {'float32': 'F32', 'float16': 'F16', 'bfloat16': 'BF16', 'int32': 'I32', 'uint8': 'U8'}
 KSERVE = {'float32': 'FP32', 'float16': 'FP16', 'bfloat16': 'BF16', 'int32': 'INT32', 'uint8': 'UINT8'}
-# The status that GET and HEAD of each page return.
+# The status that each page returns for GET and HEAD.
 PAGES = {'/livez': 200, '/readyz': 200, '/healthz': 200, '/v1/info': 200, '/openapi.json': 200, '/metrics': 200, '/': 200, '/docs': 200, '/nothing': 404, '/v2/health/live': 200,
          '*': 404, 'http://x/livez': 200, '/%6civez': 200, '/livez%00': 404, '/livez?a=1&b': 200, '/v1%2finfo': 404, PATHS[False]: 405}
 STATUSES = {100, 200, 204, 400, 401, 404, 405, 408, 413, 414, 415, 417, 422, 431, 500, 501, 503, 504, 505, 507}
-ITS_OWN = {500, 505}  # statuses of libmicrohttpd's own answers: no memory, or an unknown version of HTTP
+# statuses that libmicrohttpd sends by itself: 500 without memory, 505 for an unknown version of HTTP
+ITS_OWN = {500, 505}
 GOLDEN = 100
-# The server gives up early on stalled bodies, so that a round that is cut short does not delay others.
+# Options of the tested server. It gives up early on bodies that stall, so that a round that cuts its body short does
+# not hold up others.
 OPTIONS = ['--body-stall-ms', '700', '--body-timeout-ms', '3000', '--staging-bytes', '256M', '--max-body-bytes', '16M', '--log-level', 'warn',
            '--drain-ms', '5000']
 RSS_KB = 48 << 10
@@ -64,8 +68,9 @@ class Finding(Exception):
 
 
 def beyond_float32(r, rng, members, back):
-    """Makes a problem's scores overflow float32: by its scale, by q and k, or by a mask of finfo.min as in Hugging
-    Face's 4-D masks, with padding on the left whose queries see nothing else. Or gives a backward an lse in base 2."""
+    """Makes a problem's scores overflow float32: by its scale, by q and k, or by a mask like Hugging Face's 4-D masks,
+    with finfo.min and with padding on the left whose queries see only padding. A backward may get an lse in base 2
+    instead."""
     (B, Sq, H, D), (_, Sk, Hk, _) = (wire.value(members[n]).shape if members.get('layout') != 'bhsd' else wire.value(members[n]).swapaxes(1, 2).shape for n in 'qk')
     what, dtype = r.randrange(4), members['q']['dtype']
     if what == 0:
@@ -87,8 +92,8 @@ def beyond_float32(r, rng, members, back):
 
 
 def problem(r, back, small=False, beyond=True):
-    """Makes a random problem. With `beyond` it may be one of beyond_float32(), for which the oracle does not always
-    know the answer."""
+    """Makes a random problem. With `beyond` it may come from beyond_float32(); then the oracle does not always know the
+    answer."""
     rng = np.random.default_rng(r.getrandbits(63))
     B, H, Hk = r.choice([1, 1, 2]), *r.choice([(1, 1), (2, 2), (4, 2), (3, 1)])
     Sq, Sk, D = r.randint(1, 9), r.randint(1, 12), r.choice([1, 2, 4, 8, 17, 24])
@@ -125,7 +130,7 @@ def problem(r, back, small=False, beyond=True):
     members, _ = wire.random_problem(rng, B, Sq, Sk, H, Hk, D, r.choice([None, D, 5]), dtype, back, r.choice(['bshd', 'bshd', 'bhsd']), **options)
     if beyond and r.random() < 0.08:
         beyond_float32(r, rng, members, back)
-    for name, t in list(members.items()):  # sends some tensors as lists of numbers
+    for name, t in list(members.items()):  # some tensors are sent as lists of numbers instead of base64
         if isinstance(t, dict) and r.random() < 0.15 and np.prod(t['shape']) < 2000:
             x = wire.value(t)
             if t['dtype'] in ('int32', 'uint8'):
@@ -135,7 +140,7 @@ def problem(r, back, small=False, beyond=True):
 
 
 def raw_of(t):
-    """Returns the bytes of a tensor, which may be written as numbers."""
+    """Returns the bytes of a tensor of a JSON problem, whether it is written in base64 or as numbers."""
     if isinstance(t['data'], str):
         return base64.b64decode(t['data'])
     return wire.raw(np.array(t['data'], np.float64).reshape(t['shape']), t['dtype'])
@@ -146,7 +151,7 @@ def is_tensor(x):
 
 
 def safetensors_of(r, members):
-    """Returns (tree of the header, data)."""
+    """Converts a JSON problem to a safetensors file. Returns (tree of the header, data)."""
     tree, data = {}, b''
     names = list(members)
     r.shuffle(names)
@@ -163,7 +168,7 @@ def safetensors_of(r, members):
 
 
 def kserve_of(r, members):
-    """Returns (tree of the JSON, bytes behind the JSON)."""
+    """Converts a JSON problem to a KServe request. Returns (tree of the JSON, bytes behind the JSON)."""
     inputs, tail = [], b''
     for name, t in members.items():
         if not is_tensor(t):
@@ -190,7 +195,7 @@ def kserve_of(r, members):
 
 
 class Raw(str):
-    """Text that a JSON document contains unchanged."""
+    """Text that dump() writes into a JSON document unchanged."""
 
 
 def dump(x, r):
@@ -212,7 +217,7 @@ def dump(x, r):
 
 
 class Pairs:
-    """A JSON object that may contain a member twice."""
+    """A JSON object as a list of pairs, so that a member may occur twice."""
 
     def __init__(self, pairs):
         self.list = pairs
@@ -231,7 +236,7 @@ def nodes(x, path=()):
 
 
 def change_json(r, x):
-    """Returns a copy that differs in one place or in a few."""
+    """Returns a copy of the JSON tree x that differs in one place or in a few."""
     x = copy.deepcopy(x)
     for _ in range(r.choice([1, 1, 1, 2, 3])):
         paths = [p for p in nodes(x) if p]
@@ -267,7 +272,8 @@ def change_json(r, x):
         elif what == 8 and isinstance(parent, dict):
             other = r.choice(list(parent))
             parent[key], parent[other] = parent[other], parent[key]
-        elif what == 9 and isinstance(value, str) and len(value) > 8:  # changes bits of valid base64
+        # flips bits of the decoded bytes, so that the base64 stays valid
+        elif what == 9 and isinstance(value, str) and len(value) > 8:
             try:
                 raw = bytearray(base64.b64decode(value, validate=True))
             except ValueError:
@@ -383,7 +389,7 @@ class Round:
         raise Finding(f'{text}\n  answer: {answer!r}'[:3000])
 
     def message(self, last):
-        """Returns (bytes, a description) of one request, unchanged or changed in one way."""
+        """Makes one request, unchanged or changed in one way. Returns (bytes, a description)."""
         r = self.r
         id_ = f'r{r.getrandbits(40):x}'
         if r.random() < 0.15:
@@ -477,8 +483,8 @@ class Round:
             return None
 
     def check(self, a, sent, candidates):
-        """Checks one answer. `sent` is the request that it answers; None: it answers one of `candidates`, as far as
-        this can be known."""
+        """Checks one answer. `sent` is the request that it answers. If `sent` is None, that is not known, and the
+        answer must be right for one of `candidates`."""
         self.count(f'answers {a.status}')
         if a.status not in STATUSES:
             self.fail('a status that nobody knows', a)
@@ -500,7 +506,8 @@ class Round:
             if of is None or of.method != 'POST' or b'"' not in a.body[:30] or 'html' in a.headers.get('content-type', ''):
                 return
             wrong, verified = oracle.judge(of.path, of.body, a.body, self.contexts, of.how, a.headers)
-            if wrong and not of.clean:  # the framing was changed, so the server may have read another body
+            # the framing was changed, so the server may have read another body than was meant
+            if wrong and not of.clean:
                 others = [b for b in bodies_of(self.log) if not oracle.judge(of.path, b, a.body, self.contexts, of.how, a.headers)[0]]
                 wrong = '' if others or not a.body.startswith(b'{"out"') else wrong
             if wrong:
@@ -538,11 +545,12 @@ class Round:
                         return
                 if all(s.clean for s in sent):
                     continue
-                # A malformed message may have any number of answers, so all that arrive within a moment are read.
+                # A malformed message may be answered by any number of answers, so this reads all that arrive soon.
                 if r.random() < 0.3:
                     self.send(b'GET /livez HTTP/1.1\r\nHost: x\r\n\r\n')
                 self.socket.settimeout(r.choice([0.05, 0.05, 0.3, 2.5]) * min(service.SLOWER, 2))
-                if b'HEAD' in self.log:  # with a HEAD in the pipeline it is not known which answers have a body
+                # with a HEAD among pipelined requests, the reader cannot know which answers have a body
+                if b'HEAD' in self.log:
                     return
                 for _ in range(10):
                     a = self.answer('POST')
@@ -555,8 +563,8 @@ class Round:
 
 
 def bodies_of(log):
-    """Returns bodies that a lenient reader may find in these bytes: from the end of each head on, by every length that
-    a head names, and from chunks."""
+    """Returns the bodies that a lenient HTTP reader may find in these bytes: behind each head, with every length that a
+    head names, and decoded from chunks."""
     for match in re.finditer(rb'\r?\n\r?\n', log):
         rest = log[match.end():]
         for length in set(re.findall(rb'(?i)content-length[ \t]*:[ \t]*(\d+)', log)):
@@ -617,7 +625,7 @@ def begin(server, seed, workers, count, end):
         if child == 0:
             try:
                 work(server, seed, worker, workers, count, end, theirs)
-            except BaseException:  # an error in this fuzzer itself
+            except BaseException:  # an exception is an error of this fuzzer and is reported as a finding
                 theirs.send(({}, [(f'{seed}:{worker}:?', traceback.format_exc(), b'')]))
             os._exit(0)
         theirs.close()
@@ -626,7 +634,7 @@ def begin(server, seed, workers, count, end):
 
 
 def fuzz(seed, count=None, seconds=None, workers=3, only=None, out=print):
-    """Returns a list of findings: (round, what, bytes)."""
+    """Runs rounds in several threads. Returns the findings, each as (round, what is wrong, bytes sent)."""
     server = service.Server(*OPTIONS, env={'ASAN_OPTIONS': os.environ.get('ASAN_OPTIONS', '') + ':quarantine_size_mb=16'}).start()
     findings, counts = [], {}
     try:

@@ -30,11 +30,14 @@ TENSORS = ('q', 'k', 'v', 'alibi_slopes', 'bias', 'keep_mask', 'sinks', 'cu_seql
 OPTIONS = ('layout', 'scale', 'causal', 'window', 'alignment', 'keep_mask_at_end', 'softcap', 'dropout_p', 'seed', 'out_dtype', 'outputs', 'encoding', 'verify',
            'save', 'timeout_ms', 'deterministic', 'grad_dtype', 'context')
 UNSURE = ('cu_seqlens_q', 'cu_seqlens_k', 'seqlens_q', 'page_table', 'mask_startend_rows', 'q_scale', 'k_scale', 'v_scale')
-# tolerances of golden.py, here relative to the largest value
+# tolerances of golden.py, relative to the largest value instead of each value
 RTOL = {'float32': 1e-5, 'float16': 1e-3, 'bfloat16': 8e-3}
-WILD = 1e4       # larger inputs overflow somewhere, or leave nothing of a difference; for q and k their product counts
-LOWEST = -1e38  # a bias below this leaves nothing of a score: keys hidden by finfo.min, and rows that see no other keys
-STEEP = 500.0    # for larger scores the error of exp() is that of the scores' last bits
+# inputs above this size overflow somewhere, or leave no significant digits of a difference; for q and k the product of
+# their sizes counts
+WILD = 1e4
+# beside a bias below this a score loses all its digits, as where finfo.min hides keys or all keys of a row
+LOWEST = -1e38
+STEEP = 500.0    # in larger scores an error of the last bit changes exp() by more than the tolerance
 
 
 class Invalid(Exception):
@@ -53,11 +56,12 @@ class MinusZero(int):
 
 
 class Twice(dict):
-    """An object that contains a member twice. It is invalid where it stands, which may be in one problem of many."""
+    """A JSON object that contains a member twice. The body that contains it is invalid, perhaps only in one of many
+    problems."""
 
 
 def parse(body):
-    """Returns the value of a JSON text, strictly by RFC 8259."""
+    """Returns the value of a JSON text by the strict grammar of RFC 8259; raises Invalid."""
     def unique(pairs):
         return (dict if len({name for name, _ in pairs}) == len(pairs) else Twice)(pairs)
 
@@ -75,7 +79,7 @@ def parse(body):
 
 
 def unpack(body, coding):
-    """Unpacks a compressed body, which must be one complete stream with nothing behind it."""
+    """Unpacks a compressed body, which must be exactly one complete stream."""
     if coding is None:
         return body
     stream = zlib.decompressobj(15 if coding == 'deflate' else 31)
@@ -96,7 +100,7 @@ WORDS = ('layout', 'alignment', 'encoding', 'out_dtype', 'grad_dtype', 'context'
 
 
 def option_of(name, text):
-    """Returns the value of an option whose string contains JSON."""
+    """Returns the value of an option that is written as JSON in a string."""
     if name in WORDS and not text.startswith('"'):
         return text
     try:
@@ -112,7 +116,7 @@ def sound_object(x, what):
 
 
 def members_of_safetensors(body):
-    """Converts a safetensors file to the members of a problem in JSON."""
+    """Converts a safetensors file to the JSON members of a problem."""
     if len(body) < 8:
         raise Invalid('no length of a header')
     length, = struct.unpack('<Q', body[:8])
@@ -143,12 +147,13 @@ def members_of_safetensors(body):
         if not isinstance(text, str) or name in members or name not in OPTIONS:
             raise Invalid(f'__metadata__: {name!r}')
         members[name] = option_of(name, text)
-    members.pop('encoding', None)  # `encoding` concerns only JSON answers
+    members.pop('encoding', None)  # `encoding` has an effect only on JSON answers
     return members
 
 
 def members_of_kserve(body, json_bytes):
-    """Returns (a request as a problem in JSON, {output: is it binary}, its id)."""
+    """Converts a KServe request. Returns (the JSON members of a problem, {output: whether it is binary}, the request's
+    id)."""
     text, tail = (body, b'') if json_bytes is None else (body[:json_bytes], body[json_bytes:])
     try:
         request = sound_object(parse(text), 'the JSON')
@@ -251,7 +256,7 @@ def numbers(data, shape, dtype):
 
 
 def tensor(name, t):
-    """Returns (values as float64, dtype)."""
+    """Returns (values as float64, dtype) of a JSON tensor."""
     if not isinstance(t, dict) or isinstance(t, Twice) or set(t) != {'shape', 'dtype', 'data'}:
         raise Invalid(f'{name}: shape, dtype and data')
     shape, dtype, data = t['shape'], t['dtype'], t['data']
@@ -284,7 +289,7 @@ def need(condition, text):
 
 
 class Problem:
-    """One problem that was read. `contexts` has the saved problems by id."""
+    """A problem as the oracle reads it. `contexts` has the problems that were saved before, by their ids."""
 
     def __init__(self, members, back, contexts=()):
         need(isinstance(members, dict) and not isinstance(members, Twice), 'not an object, or one with a member twice')
@@ -339,7 +344,8 @@ class Problem:
         self.q, self.k, self.v = q, k, v
 
     def compute(self):
-        """Returns {name: (values, largest magnitude that its sums contain)}."""
+        """Computes the expected results. Returns {name: (values, the largest magnitude among the terms of its
+        sums)}."""
         o, q, k, v = self.options, self.q, self.k, self.v
         B, Sq, H, D = q.shape
         Sk = k.shape[1]
@@ -418,7 +424,7 @@ class Problem:
 
 
 def check_tensor(name, t, problem, want):
-    """Returns '' or what is wrong with this tensor of an answer."""
+    """Returns what is wrong with this tensor of an answer, or ''."""
     if not isinstance(t, dict) or list(t) != ['shape', 'dtype', 'data']:
         return f'{name}: {str(t)[:200]}'
     if isinstance(t['data'], list) != problem.array:
@@ -447,7 +453,7 @@ def check_tensor(name, t, problem, want):
 
 
 def judge_one(members, answer, back, contexts):
-    """Returns ('' or what is wrong, whether the numbers were verified)."""
+    """Judges a 200 to a single problem. Returns (what is wrong or '', whether the numbers were verified)."""
     unsure = None
     problem = want = None
     try:
@@ -518,8 +524,8 @@ class As:
 
 
 def judge(path, body, text, contexts, sent=None, headers=None):
-    """Returns ('' or what is wrong with this 200, problems whose numbers were verified). New contexts are added to
-    contexts {id: Problem}. sent: an As; headers: those of the answer."""
+    """Judges a 200. Returns (what is wrong or '', the problems whose numbers were verified), and adds new contexts to
+    contexts {id: Problem}. sent: how the request was sent (As); headers: those of the answer."""
     back = 'backward' in path
     sent, headers = sent or As(), headers or {}
     is_binary, id_, answer = None, None, None
@@ -546,7 +552,7 @@ def judge(path, body, text, contexts, sent=None, headers=None):
         if sent.form == 'kserve':
             answer = answer_of_kserve(text, headers, is_binary, id_)
         elif isinstance(members, dict) and headers.get('content-type') == 'application/x-safetensors':
-            # `encoding` has no effect there
+            # `encoding` has no effect on a KServe answer
             members = {name: value for name, value in members.items() if name != 'encoding'}
         if isinstance(members, dict) and 'requests' in members:
             if isinstance(members, Twice) or set(members) != {'requests'} or not isinstance(members['requests'], list):
@@ -574,8 +580,8 @@ REFUSAL = re.compile(r'^urn:attnd:[a-z-]+$')
 
 
 def is_problem(status, headers, text):
-    """Returns '' or why this is not a problem document of that status."""
-    # errors under /v2 are application/json (test_kserve.py)
+    """Returns '' if this answer is a problem document with that status, otherwise what is wrong."""
+    # errors of paths under /v2 have the type application/json (test_kserve.py)
     if headers.get('content-type') not in ('application/problem+json', 'application/json'):
         return f'content type {headers.get("content-type")}'
     try:

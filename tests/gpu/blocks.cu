@@ -1,19 +1,19 @@
-/* blocks.cu: does a GPU do what the kernels' building blocks rely on? Each is tested alone.
+/* blocks.cu: tests that a GPU does what the building blocks of the kernels rely on. Each block is tested alone.
  *
  *   build/tests/gpu/blocks [SECTION]        all checks, or those of one section (the table at the end)
  *
- * test_backends shows that a kernel's numbers are wrong. This program shows which of the kernel's assumptions is wrong:
- * where TMA and its swizzle put an element, which accumulator a product leaves it in, in what order an operand wants
- * its keys, whether a barrier's phases keep a ring of stages in order. Every check goes through the functions that the
- * kernels use (ptx.cuh, tma.cuh, products.cuh, pipeline.cuh, scheduler.cuh and epilogue.cuh of sm90 here; ptx.cuh,
- * tile.cuh and split.cuh of sm80 in blocks_sm80.cu) and through their layouts.
+ * test_backends shows that a kernel's numbers are wrong. This program shows which assumption of the kernel is wrong:
+ * where TMA and its swizzle put an element, which accumulator holds an element of a product, in which order an operand
+ * wants its keys, or whether the phases of mbarriers keep a ring of stages in order. Every check uses the kernels' own
+ * functions and layouts: ptx.cuh, tma.cuh, products.cuh, pipeline.cuh, scheduler.cuh and epilogue.cuh of sm90 here;
+ * ptx.cuh, tile.cuh and split.cuh of sm80 in blocks_sm80.cu.
  *
  *   1. Inputs are random integers, so small that every product and sum is exact in every type: results are compared
  *      with ==. Conversions are compared with the host's, and 2^x with a bound.
  *   2. Outputs, shared memory that is to be filled, and accumulators that a product overwrites hold NaN before.
- *   3. No address is ever out of range. A stuck ring would wait for ever: the program ends after HANG_SECONDS.
+ *   3. No address is ever out of range. A stuck ring would wait for ever, so the program ends after HANG_SECONDS.
  *
- * The last line has the counts. Without a GPU of compute capability 9.0 the program says so and runs nothing. `make
+ * The last line counts passed and failed checks. Without a GPU of compute capability 9.0 nothing runs. `make
  * emulate` runs it without a GPU. */
 #include <unistd.h>
 
@@ -34,8 +34,8 @@ enum { HANG_SECONDS = 300 };
 
 /* ---- Tensor maps ------------------------------------------------------------------------------------------------- */
 
-/* A tensor map of a dense tensor [B, rows, H, columns] of 16-bit numbers or bytes, made as the launchers of forward.cu
- * and f8_forward.cu make it. */
+/* A dense tensor [B, rows, H, columns] of bytes or 16-bit numbers. map_of() makes its TMA tensor map as the launchers
+ * of forward.cu and f8_forward.cu do. */
 struct tensor {
     const void *data;
     int element; /* bytes */
@@ -56,7 +56,7 @@ template <class T> CUtensorMap map_of(const array<T> &x, int rows, int columns, 
     return map_of(tensor{ x.device, (int)sizeof(T), 1, rows, 1, columns }, box_rows);
 }
 
-/* Returns the offset of byte b of row r in a swizzled tile whose rows have 128 bytes. */
+/* Returns the offset of byte b of row r in a tile whose rows have 128 bytes and are swizzled. */
 int swizzled(int r, int b)
 {
     return r * 128 + ((b / 16 ^ r % 8) * 16) + b % 16;
@@ -68,7 +68,7 @@ struct place {
     int column, row, head, batch;
 };
 
-/* Loads `chunks` boxes, which lie side by side in shared memory. */
+/* Loads `chunks` TMA boxes next to each other into shared memory, and copies them to `out`. */
 __global__ void load_boxes(const __grid_constant__ CUtensorMap map, place from, int chunks, int chunk_columns,
                            int chunk_bytes, uint4 *out)
 {
@@ -94,7 +94,8 @@ __global__ void load_boxes(const __grid_constant__ CUtensorMap map, place from, 
     for (int n = threadIdx.x; n < bytes / 16; n += blockDim.x) out[n] = tile[n];
 }
 
-/* Stores the boxes. Elements outside the tensor must be dropped. */
+/* Stores `chunks` TMA boxes from shared memory to the tensor. TMA must drop the elements that lie outside the
+ * tensor. */
 __global__ void store_boxes(const __grid_constant__ CUtensorMap map, place to, int chunks, int chunk_columns,
                             int chunk_bytes, const uint4 *from)
 {
@@ -129,7 +130,7 @@ const struct tma_case {
 };
 /* clang-format on */
 
-/* Returns which element of the tensor is byte b of row r of chunk c; -1: none. */
+/* Returns the offset in the tensor of byte b of row r of chunk c, or -1 if the tensor has no such element. */
 int64_t source_of(const tma_case &x, int c, int r, int b)
 {
     const int column = (c * 128 + b) / x.element, row = x.row + r;
@@ -145,8 +146,8 @@ void check_tma()
         const int tile_bytes = x.chunks * chunk_bytes, columns = 128 / x.element;
         const place at = { 0, x.row, x.head, x.batch };
         std::vector<uint8_t> data(bytes), expected(tile_bytes);
-        for (uint8_t &b : data) /* neither 0, with which TMA fills, nor 0xff, which was there before */
-            b = (uint8_t)(1 + random_bits() % 254);
+        /* never 0, which TMA writes for missing elements, nor 0xff, which shared memory held before */
+        for (uint8_t &b : data) b = (uint8_t)(1 + random_bits() % 254);
         array<uint8_t> source(data), out(tile_bytes);
         const CUtensorMap from = map_of(tensor{ source.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
         load_boxes<<<1, 128, tile_bytes + 8>>>(from, at, x.chunks, columns, chunk_bytes, (uint4 *)out.device);
@@ -161,7 +162,8 @@ void check_tma()
         snprintf(name, sizeof name, "TMA load: %s", x.name);
         judge(name, compare(out.fetch(), expected));
 
-        /* Stores other numbers from the same place of a tile to a tensor that is empty. */
+        /* Stores new numbers from the tile's place to an unwritten tensor; only elements inside the tensor may
+         * change. */
         array<uint8_t> back(bytes);
         const CUtensorMap to = map_of(tensor{ back.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
         for (uint8_t &b : expected) b = (uint8_t)(1 + random_bits() % 254);
@@ -181,7 +183,7 @@ void check_tma()
 
 /* ---- wgmma of 16 bits: S = Q K^T, P in registers, O += P V ------------------------------------------------------- */
 
-/* The place in 64 x N of an accumulator; see wgmma in ptx.cuh. */
+/* Row and column, in a 64 x N accumulator, of this thread's register i; see wgmma in ptx.cuh. */
 DEVICE int row_of(int i)
 {
     return threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + i / 2 % 2 * 8;
@@ -197,7 +199,8 @@ template <int N> DEVICE void write_accumulators(float *to, const float (&d)[N / 
     for (int i = 0; i < N / 2; i++) to[row_of(i) * N + column_of(i)] = d[i];
 }
 
-/* Accumulators that a product must overwrite hold NaN first. begin_sums() fills those that a product must add to. */
+/* Registers that a product must overwrite are first set to NaN. Registers that a product must add to are set by
+ * begin_sums(). */
 template <int N> DEVICE void poison(float (&d)[N])
 {
 #pragma unroll
@@ -213,7 +216,7 @@ float begun(int row, int column)
     return (float)(column - row);
 }
 
-/* Tile sizes as in forward.cu: D of q and k, BN keys, DV of v. */
+/* Tile shapes of forward.cu: head dimension D of q and k, BN keys, head dimension DV of v. */
 template <int D_, int BN_, int DV_> struct shape {
     static const int D = D_, BN = BN_, DV = DV_, CHUNKS = (D + 63) / 64, CHUNKS_V = (DV + 63) / 64;
 };
@@ -224,7 +227,7 @@ template <class X> struct shared {
     alignas(8) uint64_t full;
 };
 
-/* Attention without the softmax: P = S. */
+/* Attention without the softmax: S = Q K^T and O += S V. */
 template <typename T, class X>
 __global__ void __launch_bounds__(128)
     attend(const __grid_constant__ CUtensorMap map_Q, const __grid_constant__ CUtensorMap map_K,
@@ -261,7 +264,7 @@ __global__ void __launch_bounds__(128)
 template <typename T, class X> void check_attend()
 {
     const int D = X::D, BN = X::BN, DV = X::DV;
-    /* |S| <= 256, so P holds it exactly. */
+    /* Every |S| is at most 256, so that S rounded to 16 bits is exact. */
     const std::vector<float> Q = random_ints(64 * D, 1), K = random_ints(BN * D, 1), V = random_ints(BN * DV, 8);
     array<uint16_t> gQ(bits_of<T>(Q)), gK(bits_of<T>(K)), gV(bits_of<T>(V));
     array<float> S(64 * BN), O(64 * DV);
@@ -283,7 +286,7 @@ template <typename T, class X> void check_attend()
     judge(name, compare(O.fetch(), expected));
 }
 
-/* The tile shapes that forward.cu uses. */
+/* Checks the tile shapes that forward.cu uses. */
 template <typename T> void check_wgmma_16()
 {
     check_attend<T, shape<64, 128, 64>>();
@@ -304,14 +307,14 @@ void check_wgmma()
 
 template <int D> struct shared_sums {
     alignas(1024) uint16_t K[64 * D];
-    alignas(1024) uint16_t dS[64 * 64]; /* each row of dS is a query */
+    alignas(1024) uint16_t dS[64 * 64]; /* 64 queries by 64 keys */
     alignas(128) float sums[64 * D];
     alignas(16) float more[64];
     alignas(8) uint64_t full;
 };
 
-/* sums += 2 (dS K + more). dS^T has the layout of accumulators, with 64 keys as rows; `more` has a number for each of
- * the 64 queries. */
+/* Adds 2 (dS K + more) to `sums`. dS_transposed has 64 keys as rows, in the layout of accumulators; `more` has one
+ * number for each of the 64 queries. */
 template <typename T, int D>
 __global__ void __launch_bounds__(128)
     add_sums(const float *dS_transposed, const __grid_constant__ CUtensorMap map_K, const float *more, float *sums)
@@ -390,11 +393,11 @@ template <int D_, int BN_> struct shape_8 {
 template <class X> struct shared_8 {
     alignas(1024) uint8_t Q[64 * 128 * X::CHUNKS];
     alignas(1024) uint8_t K[X::BN * 128 * X::CHUNKS];
-    alignas(1024) uint8_t V[X::D * 128 * X::CHUNKS_V]; /* V^T: the rows are the columns of V */
+    alignas(1024) uint8_t V[X::D * 128 * X::CHUNKS_V]; /* V transposed: a row holds one column of V for all keys */
     alignas(8) uint64_t full;
 };
 
-/* Returns which key is at place n of a row of V^T. */
+/* Returns which key stands at position n of a row of V^T, in the order that products of e4m3 need. */
 int key_at(int n)
 {
     return n / 16 * 16 + n % 4 / 2 * 8 + n % 16 / 4 * 2 + n % 2;
@@ -433,8 +436,8 @@ __global__ void __launch_bounds__(128)
     write_accumulators<X::D>(O_out, O);
 }
 
-/* Sums stay below 2^13, so the 14 bits that the tensor core keeps are exact. P is S rounded to e4m3, also an
- * integer. */
+/* |P V| stays below 2^13, so sums are exact in the 14 bits that the tensor core keeps for e4m3. P is S rounded to e4m3,
+ * which is an integer too. */
 template <class X> void check_attend_8()
 {
     const int D = X::D, BN = X::BN, PITCH = X::CHUNKS_V * 128;
@@ -462,8 +465,8 @@ template <class X> void check_attend_8()
     judge(name, compare(O.fetch(), expected));
 }
 
-/* A step truncates its products, and the sum so far, at 2^-13 of the largest addend. The first product is 2^13, and
- * each of the products of 1 beside it must still count. */
+/* The tensor core truncates each step's products, and the sum so far, at 2^-13 of the largest addend. Here one product
+ * is 2^13 and the others are 0 or 1, which must still count. */
 void check_sums_of_e4m3()
 {
     typedef shape_8<256, 128> X;
@@ -496,8 +499,8 @@ void check_wgmma_8()
 
 enum { TILES = 50 };
 
-/* C consumers of BLOCKS times 64 rows, tiles of N rows; registers as in forward.cu and f8_forward.cu. A consumer has at
- * least as many accumulators as a thread has registers when the block begins. */
+/* C consumer warpgroups with BLOCKS times 64 rows each, tiles of N rows, and the register counts of forward.cu and
+ * f8_forward.cu. A consumer has at least as many accumulators as a thread has registers when the block begins. */
 template <int C_, int BLOCKS_, int N_, int STAGES_, int PRODUCER_, int CONSUMER_> struct team {
     static const int C = C_, BLOCKS = BLOCKS_, N = N_, STAGES = STAGES_, PRODUCER = PRODUCER_, CONSUMER = CONSUMER_;
     static const int THREADS = 128 * (C + 1), ROWS = C * BLOCKS * 64;
@@ -510,14 +513,14 @@ template <class X> struct shared_ring {
     int taken, turns[TILES * X::C];
 };
 
-/* A consumer has no product for some tiles. It passes its turn for these, as a kernel does for keys that none of its
- * rows sees. */
+/* Returns whether consumer w multiplies this tile. For other tiles it only passes its turn, as a kernel does for keys
+ * that none of its rows sees. */
 ATTN_HD bool sees(int w, int tile)
 {
     return (tile * 7 + w * 3) % 5 != 0;
 }
 
-/* out[ROWS x N] is the sum of A tile^T over the tiles that a row's consumer sees. */
+/* Computes out[ROWS x N]: for each consumer's rows of A, the sum of A tile^T over the tiles that the consumer sees. */
 template <class X>
 __global__ void __launch_bounds__(X::THREADS, 1)
     run_ring(const __grid_constant__ CUtensorMap map_A, const __grid_constant__ CUtensorMap map_tiles,
@@ -681,7 +684,7 @@ __global__ void __launch_bounds__(32 * (READERS + 1)) hand_over(bool slow_writer
                 mbarrier_arrive(smem_addr(&sm.full));
             }
             mbarrier_wait(smem_addr(&sm.empty), n & 1);
-            __syncwarp(); /* keeps every lane in the same phase of the barrier */
+            __syncwarp(); /* keeps all lanes of the warp in the same phase of the mbarrier */
         }
         return;
     }
@@ -724,8 +727,8 @@ __global__ void walk(const __grid_constant__ ending_order order, int2 *places)
     }
 }
 
-/* Checks that each tile comes once, that a head's tiles come in order, and that the short tiles of the last heads come
- * last. */
+/* Checks the order in which a grid's blocks take the tiles: each tile once, a head's tiles in ascending order, and the
+ * short tiles of the last heads at the end. */
 void check_order()
 {
     static const struct {
@@ -744,7 +747,7 @@ void check_order()
         walk<<<1, 128>>>(order, places.device);
         finish("walk");
         std::vector<int> next(c.heads, 0), in_order(tiles, 0);
-        int end = 0; /* number of tiles before the short ones at the end */
+        int end = 0; /* number of short tiles in a row at the end of the order so far */
         const std::vector<int2> got = places.fetch();
         for (int t = 0; t < tiles; t++) {
             const bool there = got[t].x >= 0 && got[t].x < c.heads;
@@ -817,7 +820,7 @@ template <typename T, int D> __global__ void __launch_bounds__(128) store(const 
                      threadIdx.x % 32);
 }
 
-/* Random numbers of either sign and of all sizes between 2^-20 and 2^12. */
+/* Returns random numbers of either sign, with magnitudes between 2^-20 and 2^12. */
 std::vector<float> random_floats(size_t n)
 {
     std::vector<float> x(n);
@@ -870,10 +873,10 @@ __global__ void raise(const float *x, int count, float *y)
 void check_conversions()
 {
     std::vector<float> x = random_floats(CONVERTED), widened(256);
-    /* some numbers are ties of rounding, and some are zeros */
+    /* every fifth number is short: it is 0, or often halfway between two narrow numbers */
     for (size_t n = 0; n < x.size(); n += 5) x[n] = ldexpf((float)(int)(random_bits() % 64), -8);
     std::vector<uint8_t> narrow(256);
-    /* NaN has several bit patterns, so it is left out */
+    /* e4m3's NaN is left out, because the converted NaN may have several bit patterns */
     for (int n = 0; n < 256; n++) narrow[n] = (n & 0x7f) == 0x7f ? 0 : (uint8_t)n;
     for (int n = 0; n < 256; n++) widened[n] = attn_e4m3_to_f32(narrow[n]);
     array<float> gX(x);
@@ -886,8 +889,8 @@ void check_conversions()
     judge("pack_e4m3: four floats, those past 448 included", compare(f8.fetch(), packed(bits_of<e4m3>(x))));
     judge("widen_e4m3: all numbers as bfloat16", compare(wide.fetch(), packed(bits_of<__nv_bfloat16>(widened))));
 
-    /* ex2.approx is good to 2^-22 (PTX ISA 9.0, 9.7.3.21), and less than 2^-126 is 0. A factor that changes nothing
-     * must be exactly 1. */
+    /* ex2.approx has an error of at most 2^-22 (PTX ISA 9.0, 9.7.3.21), and results below 2^-126 become 0. 2^0 must be
+     * exactly 1, because a factor of 1 must change nothing. */
     std::vector<float> powers;
     for (int n = 0; n < 4000; n++) powers.push_back((float)(random_bits() % 136000) / -1000.0f + 10);
     std::vector<double> expected, off;
@@ -928,7 +931,8 @@ int main(int argc, char **argv)
 {
     int devices = 0;
     cudaDeviceProp chip;
-    setvbuf(stdout, nullptr, _IOLBF, 0); /* line buffering shows every printed line, even if the program crashes */
+    /* each line is written at once (line buffering), so that none is lost if the program crashes */
+    setvbuf(stdout, nullptr, _IOLBF, 0);
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0 ||
         cudaGetDeviceProperties(&chip, 0) != cudaSuccess || chip.major != 9 || chip.minor != 0) {
         printf("blocks: no GPU of compute capability 9.0 here: skipped\n0 passed, 0 failed\n");

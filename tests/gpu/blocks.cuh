@@ -1,6 +1,8 @@
-/* blocks.cuh: what blocks.cu and blocks_sm80.cu share: counting, numbers on host and device, simple products, pauses.
+/* blocks.cuh: what blocks.cu and blocks_sm80.cu share: counting of results, numbers on host and device, simple
+ * products, random pauses.
  *
- * Each of the two includes the ptx.cuh of one kernel folder, because both folders use the same names. */
+ * The two files are separate because each includes the ptx.cuh of one kernel folder (sm90 or sm80), and both folders
+ * use the same names. */
 #ifndef TESTS_GPU_BLOCKS_CUH
 #define TESTS_GPU_BLOCKS_CUH
 
@@ -28,7 +30,7 @@ inline int passed, failed;
     exit(failed != 0 || passed == 0);
 }
 
-/* Ends the program after an error of CUDA, because nothing else can run then. */
+/* Prints a failed CUDA call and ends the program, because nothing can run on the device after an error. */
 inline void must(cudaError_t code, const char *what)
 {
     if (code == cudaSuccess) return;
@@ -38,7 +40,7 @@ inline void must(cudaError_t code, const char *what)
 }
 #define MUST(call) must(call, #call)
 
-/* Waits until the launched kernels have ended. */
+/* Waits until the launched kernels have ended; an error ends the program. */
 inline void finish(const char *what)
 {
     must(cudaPeekAtLastError(), what);
@@ -47,10 +49,11 @@ inline void finish(const char *what)
 
 struct outcome {
     size_t count = 0, wrong = 0, first = 0;
-    double got = 0, expected = 0; /* the first wrong element */
+    double got = 0, expected = 0; /* values of the first wrong element */
 };
 
-/* Compares. `off` is the allowed difference. NaN differs from everything. */
+/* Compares two arrays, element by element. `off` has the allowed differences; empty: none. NaN differs from
+ * everything. */
 template <class Got, class Expected>
 outcome compare(const std::vector<Got> &got, const std::vector<Expected> &expected, const std::vector<double> &off = {})
 {
@@ -97,7 +100,7 @@ inline std::vector<float> random_ints(size_t n, int most)
     return x;
 }
 
-/* The form in which a type is stored. */
+/* A 16-bit or 8-bit type's bits, name and conversion from float. */
 template <typename T> struct stored;
 template <> struct stored<__nv_bfloat16> {
     typedef uint16_t bits;
@@ -112,7 +115,7 @@ template <> struct stored<__half> {
     static bits of(float x) { return attn_f16_from_f32(x); }
 };
 
-/* Numbers on the host and on the device; those on the device begin as NaN. */
+/* Numbers on the host and on the device. Device memory is filled with 0xff first, which is NaN in every type. */
 template <class T> struct array {
     std::vector<T> host;
     T *device = nullptr;
@@ -146,7 +149,7 @@ template <typename T> std::vector<typename stored<T>::bits> bits_of(const std::v
     return y;
 }
 
-/* C[M x N] = A[M x K] B[K x N], where a(i, k) and b(k, j) return the elements. */
+/* Returns C[M x N] = A[M x K] B[K x N]. a(i, k) and b(k, j) return the elements of A and B. */
 template <class A, class B> std::vector<float> multiply(int M, int N, int K, A a, B b)
 {
     std::vector<float> C((size_t)M * N), line(N);
@@ -161,7 +164,7 @@ template <class A, class B> std::vector<float> multiply(int M, int N, int K, A a
     return C;
 }
 
-/* Packs numbers into words, the first in the lowest bits. */
+/* Packs narrow numbers into 32-bit words, the first number in the lowest bits. */
 template <class Bits> std::vector<uint32_t> packed(const std::vector<Bits> &x)
 {
     const size_t each = 4 / sizeof(Bits);
@@ -172,7 +175,7 @@ template <class Bits> std::vector<uint32_t> packed(const std::vector<Bits> &x)
 
 /* ---- Pauses ------------------------------------------------------------------------------------------------------ */
 
-/* Pauses of a thread: each warp has its own pace. */
+/* Random pauses of a thread, equal for all lanes of a warp and different for each warp. */
 struct pauses {
     uint32_t state;
     bool wanted;
@@ -181,11 +184,11 @@ struct pauses {
     {
         if (!wanted) return;
         state = state * 1664525 + 1013904223;
-        __nanosleep(state >> 22); /* up to a microsecond, different for each warp */
+        __nanosleep(state >> 22); /* up to a microsecond */
     }
 };
 
-/* The checks of blocks_sm80.cu. */
+/* Runs the checks of blocks_sm80.cu. */
 void check_sm80();
 
 #endif

@@ -1,5 +1,5 @@
-/* blocks_sm80.cu: the part of blocks.cu for the kernels of sm80: cp.async, swizzled tiles, fragments, mma, float32
- * in two planes. */
+/* blocks_sm80.cu: checks of blocks.cu for the kernels of sm80: cp.async, swizzled tiles, fragments, mma, and float32
+ * split into two 16-bit planes (hi and lo). */
 #include "kernels/cuda/common/rows.cuh"
 #include "kernels/cuda/sm80/split.cuh"
 #include "kernels/cuda/sm80/tile.cuh"
@@ -7,8 +7,8 @@
 
 namespace {
 
-/* Two groups of copies of 16 bytes per thread; the odd copies are not valid. Stores what has arrived after the wait for
- * the first group, and after the wait for both. */
+/* Each thread issues two groups of copies of 16 bytes; odd threads' copies are invalid and must write zeros. The kernel
+ * outputs what has arrived after the wait for the first group, and after the wait for both. */
 __global__ void copy(const uint4 *from, uint4 *out)
 {
     extern __shared__ __align__(1024) char memory[];
@@ -38,7 +38,7 @@ void check_copies()
     judge("cp.async: groups, and zeros where a copy is not valid", compare(out.fetch(), expected));
 }
 
-/* A tile as `loader` leaves it in shared memory. */
+/* Outputs a tile as the class `loader` leaves it in shared memory. */
 template <int D, int ROWS>
 __global__ void __launch_bounds__(128)
     load_tile(const __grid_constant__ attn_view view, int h, int first, int count, int width, uint16_t *out)
@@ -101,15 +101,16 @@ void check_loader()
     }
 }
 
-/* The four ways to read fragments of C = A B from tiles. A is stored as rows (64 x D) or as columns (A^T); B
- * likewise. */
+/* How C = A B reads its fragments from tiles. A is stored by rows (64 x D) or by columns (as A^T, D x 64), and so is
+ * B. */
 enum fragments { ROWS_ROWS, ROWS_COLUMNS, COLUMNS_ROWS, COLUMNS_COLUMNS };
 const char *const fragment_names[] = { "A by rows, B by rows", "A by rows, B by columns", "A by columns, B by rows",
                                        "A by columns, B by columns" };
 
-/* h is 0, which the compiler must not know: nvcc 13.0 drops the thread's own offset from an address whose other terms
- * are all 0. */
-/* ANYWHERE: uses the functions for tiles that start at any multiple of 16 bytes. */
+/* h is always 0, but the compiler must not know that: nvcc 13.0 drops the thread's own offset from an address whose
+ * other terms are all 0. */
+/* ANYWHERE: the tiles begin 16 bytes off a multiple of 128 bytes, and the functions for any multiple of 16 bytes read
+ * them. */
 template <typename T, int D, bool ANYWHERE>
 __global__ void __launch_bounds__(128)
     multiply_tiles(const __grid_constant__ attn_view A, const __grid_constant__ attn_view B, int h, fragments how,
@@ -178,7 +179,8 @@ template <typename T, int D, bool ANYWHERE> void check_fragments()
     }
 }
 
-/* P from registers, as in forward.cu: accumulators of S become operand A of O = S V. A warp has 16 rows. */
+/* Attention without the softmax, with P in registers as in forward.cu: the accumulators of S become operand A of O = S
+ * V. A warp has 16 rows. */
 template <typename T, int D>
 __global__ void __launch_bounds__(128) attend(const __grid_constant__ attn_view Q, const __grid_constant__ attn_view K,
                                               const __grid_constant__ attn_view V, int h, float *out)
@@ -238,8 +240,8 @@ template <typename T, int D> void check_attend()
     judge(name, compare(out.fetch(), expected));
 }
 
-/* The same in float32 as in split.cuh: numbers are hi + lo / 2048, small integers here, so that nothing is rounded. q,
- * k and v are rows 64 .. 127 of their tiles. */
+/* Attention without the softmax in float32, as in split.cuh: a number is hi + lo / 2048 in two 16-bit planes. Here hi
+ * and lo are small integers, so that nothing is rounded. q, k and v are rows 64 to 127 of their planes. */
 template <int D>
 __global__ void __launch_bounds__(128)
     attend_split(const uint16_t *Q, const uint16_t *K, const uint16_t *V, float *S_out, float *O_out)
@@ -282,12 +284,13 @@ __global__ void __launch_bounds__(128)
 template <int D> void check_attend_split()
 {
     const int plane = SPLIT_ROWS * D, first = 64 * D;
-    std::vector<float> planes[3]; /* planes of q, k and v: [2][128][D] */
+    std::vector<float> planes[3]; /* q, k and v, each as two planes (hi, lo) of [128][D] */
     for (int n = 0; n < 3; n++) {
         planes[n] = random_ints(plane, 1);
         const std::vector<float> low = random_ints(plane, n == 2 ? 2 : 4);
         planes[n].insert(planes[n].end(), low.begin(), low.end());
-        for (int i = plane; i < 2 * plane && n == 2; i++) planes[n][i] *= 2048; /* makes lo as large as hi */
+        /* v's lo is stored times 2048, so that it is as large as hi */
+        for (int i = plane; i < 2 * plane && n == 2; i++) planes[n][i] *= 2048;
     }
     array<uint16_t> Q(bits_of<__half>(planes[0])), K(bits_of<__half>(planes[1])), V(bits_of<__half>(planes[2]));
     array<float> S(64 * 64), O(64 * D);
@@ -296,7 +299,7 @@ template <int D> void check_attend_split()
     finish("attend_split");
     const auto high = [&](int n, int r, int d) { return planes[n][first + r * D + d]; };
     const auto low = [&](int n, int r, int d) { return planes[n][plane + first + r * D + d] / 2048; };
-    /* (hi + lo) hi' + hi lo'; the product lo lo' is omitted. */
+    /* The kernel computes (hi + lo) hi' + hi lo'; it omits the product lo lo', as split.cuh does. */
     std::vector<float> P = multiply(
         64, 64, D, [&](int i, int k) { return high(0, i, k) + low(0, i, k); },
         [&](int k, int j) { return high(1, j, k); });
@@ -316,7 +319,7 @@ template <int D> void check_attend_split()
     judge(name, compare(O.fetch(), expected));
 }
 
-/* Every warp of every block adds its fragment to the same 128 numbers. */
+/* Every warp of every block adds its accumulators to the same 128 sums in global memory. */
 __global__ void add(float *sums)
 {
     const int lane = threadIdx.x % 32;
@@ -338,7 +341,7 @@ void check_red()
     judge("red_add_4: additions of 400 warps", compare(sums.fetch(), expected));
 }
 
-/* Two pairs of warps exchange numbers. Each pair has its own barrier and its own pace. */
+/* Two pairs of warps exchange numbers. Each pair has its own named barrier, and each warp pauses differently. */
 __global__ void __launch_bounds__(128) pairs(uint32_t *out)
 {
     extern __shared__ __align__(1024) char memory[];

@@ -1,5 +1,5 @@
-"""Is there an option that the kernels with tensor cores do not compute? Times every option, and every two options,
-beside the same problem without them.
+"""Finds options that the kernels with tensor cores do not compute, or compute too slowly: times every option, and every
+two options, beside the same problem without them.
 
     python3 tests/gpu/cliffs.py [--bench build/attn-bench] [--ops forward backward] [--head-sizes 64 128] [--pairs]
     [--json]
@@ -18,9 +18,9 @@ import sys
 
 from rival import ROOT, attn_bench, has_gpu
 
-# name: options of attn-bench; bytes read per pair of a query and a key; the largest allowed multiple of the plain time,
-# 10 % above what an H100 took on 2026-11-27, for head sizes up to 64, 128 and 256, forward and backward. None: the
-# plain problem's family of kernels does not compute this yet, so the time is only printed.
+# name: (options of attn-bench; bytes read per pair of a query and a key; {operation: largest allowed time over the
+# plain time, for head sizes up to 64, 128 and 256}). The figures are 10 % above what an H100 took on 2026-11-27. None:
+# the plain problem's family of kernels does not compute this option yet, so its time is only printed.
 FORWARD, BACKWARD = 'forward', 'backward'
 OPTIONS = {
     'causal': ('--causal', 0, {FORWARD: (0.62, 0.62, 0.62), BACKWARD: (0.66, 0.63, 0.63)}),
@@ -36,9 +36,9 @@ OPTIONS = {
     'bias of each head': ('--bias --bias-dtype bfloat16 --each-head', 2, {FORWARD: (2.4, 2.0, 2.0), BACKWARD: (3.25, 2.4, None)}),
     'keep_mask of each head': ('--keep-mask 0.5 --each-head', 1, {FORWARD: (3.7, 2.75, 2.7), BACKWARD: (2.85, 2.2, None)}),
 }
-# Pairs of options that attn-bench, or a problem, cannot have together, or that are the same option twice.
+# Pairs of options that attn-bench or a problem cannot combine.
 NOT_TOGETHER = [{'causal', 'documents'}, {'window', 'documents'}, {'causal', 'window'}]
-READ_BYTES_PER_MS = 3.0e9  # on an H100; a copy reads half of its bytes and writes the other half
+READ_BYTES_PER_MS = 3.0e9  # bytes per ms that an H100 copies; half of them are read and half are written
 SLACK = 1.15
 
 

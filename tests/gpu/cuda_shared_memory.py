@@ -1,19 +1,19 @@
 """CUDA shared memory on a real GPU: cuda_shared_memory.py URL [--device N] [--server-device N] [--seconds S] [--nap-us
 N]
 
-For a server that was started with --allow-cuda-shm on the same machine. Needs Python 3 and PyTorch, nothing of Triton.
-Allocates with cudaMalloc (whose address is that of the handle, unlike what comes from PyTorch's pool), registers the
-memory, has forwards read q, k and v and write out there, and checks:
+Tests a server that was started with --allow-cuda-shm on the same machine. Needs Python 3 and PyTorch, nothing of
+Triton. Allocates memory with cudaMalloc, because a handle stands for a whole allocation (PyTorch's pool puts many
+tensors into one). Registers the memory, sends forwards that read q, k and v there and write out there, and checks:
 
- - numbers: out against torch's scaled_dot_product_attention in float32,
- in place and unaligned (by kernels that ask for less);
- - refusals: a forged handle, a size beyond the allocation, a handle of a device that is not its own (with a second
- GPU); the server serves on;
- - lifetime: a region that was unregistered is gone, and is registered again.
+ - numbers: out agrees with PyTorch's scaled_dot_product_attention in float32, for aligned tensors and for unaligned
+ ones (which other kernels compute);
+ - refusals: a forged handle, a size beyond the allocation, and, with a second GPU, a handle of another device are
+ refused, and the server goes on;
+ - lifetime: after a region was unregistered, requests cannot use it, and its memory can be registered again.
 
-Then it measures, over one connection: the time of a request (p50, p99), what the server says that the kernel took, the
-time of the same forward in PyTorch beside it, and the difference. The goal is 60 us a request beyond the kernel. Prints
-one JSON document and a line that counts; exits with 1 where a check failed.
+Then the script measures over one connection: the time of a request (p50, p99), the kernel's time as the server reports
+it, the time of the same forward in PyTorch, and the difference. The goal is a request that takes at most 60 us more
+than its kernel. Prints one JSON document and a line that counts checks; the exit status is 1 if a check failed.
 """
 import argparse
 import base64
@@ -65,7 +65,7 @@ def cuda(call, *args):
 
 
 class Memory:
-    """`size` bytes of GPU memory that another process can open."""
+    """`size` bytes of GPU memory that can be shared with another process."""
 
     def __init__(self, size, device=0):
         self.size, self.device, self.at = size, device, ctypes.c_void_p()
@@ -81,7 +81,7 @@ class Memory:
         tensor = tensor.contiguous()
         torch.cuda.synchronize()
         cuda('cudaMemcpy', ctypes.c_void_p(self.at.value + offset), ctypes.c_void_p(tensor.data_ptr()), ctypes.c_size_t(tensor.nbytes), ctypes.c_int(4))
-        # a copy on the device may not have ended when cudaMemcpy returns, and the server does not wait for the copy
+        # cudaMemcpy may return before a copy on the device has ended, and the server does not wait for such a copy
         cuda('cudaDeviceSynchronize')
 
     def get(self, like, offset=0):
@@ -104,8 +104,8 @@ class Memory:
 
 
 class Raw:
-    """Sends one request repeatedly over one connection. A plain socket is used, because http.client takes longer than
-    the server."""
+    """Sends one request repeatedly over one connection, by a plain socket: http.client would take longer than the
+    server does."""
 
     def __init__(self, url, path, body, nap_us):
         self.nap_us = nap_us
@@ -115,7 +115,7 @@ class Raw:
         self.request = f'POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n'.encode() + body
 
     def ask(self):
-        """Sends the request and returns the status and the body."""
+        """Sends the request once. Returns the status and the body of the answer."""
         self.socket.sendall(self.request)
         while self.nap_us and not select.select([self.socket], [], [], self.nap_us / 1e6)[0]:
             pass
@@ -151,13 +151,14 @@ def place(region, size, offset):
 
 
 def forward(shape, size, region='t', gap=0):
-    """q, k, v and out one after the other, with `gap` unused bytes in between."""
+    """Returns the JSON of a forward whose q, k, v and out lie one after the other in a region (registered GPU memory),
+    with `gap` unused bytes before each."""
     inputs = [{'name': n, 'shape': list(shape), 'datatype': 'BF16', 'parameters': place(region, size, i * size + (i + 1) * gap)} for i, n in enumerate('qkv')]
     return json.dumps({'inputs': inputs, 'outputs': [{'name': 'out', 'parameters': place(region, size, 3 * size + 4 * gap)}]}).encode()
 
 
 def bare_us(q, k, v, count=200):
-    """Microseconds of the same forward in PyTorch, with calls queued one after the other."""
+    """Returns the microseconds of the same forward in PyTorch, with many calls queued one behind the other."""
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     for _ in range(20):
         torch.nn.functional.scaled_dot_product_attention(q, k, v)
@@ -223,7 +224,7 @@ def main():
             check(f'{name}: out at offset {3 * size + 4 * gap}', answer[0] == 200 and off < 0.02, (answer[0], off, error(answer)))
             if answer[0] == 200:
                 parameters[gap] = json.loads(answer[1])['parameters']
-        # Sends requests over one connection without pauses.
+        # Measures requests that are sent without pauses over one connection, once all outputs are right.
         for i, t in enumerate((q, k, v)):
             memory.put(t, i * size)
         body, times, kernel = forward(shape, size), [], []
@@ -236,7 +237,7 @@ def main():
             if status != 200:
                 check(f'{name}: measured', False, text)
                 break
-            if until - time.perf_counter() < args.seconds:  # the clocks and caches are warm by now
+            if until - time.perf_counter() < args.seconds:  # the first half second only warms up clocks and caches
                 times.append(took)
                 timing = json.loads(text)['parameters'].get('timing_us')
                 timing = json.loads(timing) if isinstance(timing, str) else timing or {}
@@ -254,7 +255,7 @@ def main():
         again = client.register('t', memory.raw_handle(), memory.size, there)
         check(f'{name}: registered again', again[0] == 200 and client.ask('POST', INFER, body)[0] == 200, again)
         client.unregister()
-        time.sleep(0.2)  # another thread of the server closes the memory; only then may its owner free it
+        time.sleep(0.2)  # the server closes the memory in another thread, and its owner may free it only afterwards
         memory.free()
     failed = sum(c is not True for c in checks.values())
     print(json.dumps({'device': torch.cuda.get_device_name(args.device), 'goal_us': GOAL_US, 'checks': checks, 'measured': measured}, indent=1))

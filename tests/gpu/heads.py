@@ -1,12 +1,13 @@
 """One problem over several GPUs, by groups of heads: heads.py BUILD [--devices 0 0,1 0,1,2,3] [--sq 32768] ...
 
-Starts an attnd for each list of devices, one after the other, and sends it the same forward and backward with tensors
-in system shared memory. The backward computes the forward too. Prints the time of the kernels (of the slowest part) and
-that of the request, both the median of --reps, and how many times faster each is than with the first list of devices.
-The bits of all answers must be equal; the exit status is 1 if they are not. BUILD holds attnd, and libraries in
-BUILD/lib. Needs python3 with NumPy.
+Starts one attnd after the other, each with one list of devices, and sends each the same forward and backward with
+tensors in system shared memory. The backward computes the forward too. Prints the time of the kernels (of the slowest
+device) and the time of the request, both the median of --reps, and how many times faster each is than with the first
+list of devices. The exit status is 1 unless all answers have equal bits. BUILD holds attnd, and libraries in BUILD/lib.
+Needs python3 with NumPy.
 
-It can be tried without a GPU: ATTND=build/tests/attnd-fake ATTN_FAKE_DEVICES=4 python3 tests/gpu/heads.py build --sq 1024
+Without a GPU the script can be tried on a fake backend:
+ATTND=build/tests/attnd-fake ATTN_FAKE_DEVICES=4 python3 tests/gpu/heads.py build --sq 1024
 """
 import argparse
 import hashlib
@@ -27,7 +28,7 @@ RESULTS = {'forward': ('out', 'lse'), 'backward': ('dq', 'dk', 'dv')}
 
 
 class Tensors:
-    """Tensors of one problem, each in an object of /dev/shm of its own."""
+    """The tensors of one problem. Each lies in its own object of /dev/shm."""
 
     def __init__(self, args):
         heads = {'k': args.hk, 'v': args.hk, 'dk': args.hk, 'dv': args.hk}
@@ -113,7 +114,8 @@ def main():
             server = Server(args, devices)
             for name, data in tensors.map.items():
                 server.post(f'/v2/systemsharedmemory/region/{name}/register', {'key': tensors.prefix + name, 'byte_size': len(data)})
-            time.sleep(1)  # a GPU copies directly from a region soon after it was registered
+            # waits until the GPU copies directly from the regions, which begins soon after they are registered
+            time.sleep(1)
             for op in ('forward', 'backward'):
                 kernels, whole = [], []
                 for _ in range(args.reps + 1):

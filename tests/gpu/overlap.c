@@ -1,5 +1,5 @@
-/* overlap.c: do copies and kernels of different requests overlap on a GPU? And how long does a call keep the thread
- * that makes it?
+/* overlap.c: tests whether copies and kernels of different requests overlap on a GPU, and measures how long a call of
+ * the API keeps the thread that makes it.
  *
  *   build/tests/gpu/overlap [timeline | calls]        both without an argument
  *
@@ -13,7 +13,8 @@
  *             3. The answers are those of the request that ran alone, to the bit.
  * calls     The host's time in each call of the API, the median of many; nothing is judged.
  *
- * The last line has the counts. Without a GPU the program says so and runs nothing. It needs only libattn.a. */
+ * The last line counts passed and failed checks. Without a GPU the program runs nothing and says so. It needs only
+ * libattn.a. */
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,7 +26,8 @@
 
 enum { REQUESTS = 4, COLUMNS = 96, S = 16384, H = 16, D = 128, CALL_ROUNDS = 200 };
 
-/* One request: its tensors q k v | out lse in one piece of pinned memory, and the same on the device. */
+/* One request. Its tensors q, k, v, out and lse lie behind each other in pinned host memory, and likewise on the
+ * device. */
 struct request {
     attn_stream *stream;
     char *host, *device;
@@ -72,12 +74,12 @@ static void make(struct request *r)
     must(attn_device_alloc(gpu, 4 * TENSOR + LSE, &device, &err), &err);
     r->host = host, r->device = device;
     uint16_t *values = host;
-    uint32_t x = 12345; /* each request has the same numbers, around +-1 in bfloat16 */
+    uint32_t x = 12345; /* all requests have the same pseudo-random numbers, close to +-1 in bfloat16 */
     for (size_t i = 0; i < 3 * TENSOR / 2; i++) {
         x = x * 1664525 + 1013904223;
         values[i] = (uint16_t)(0x3f00 | (x >> 31) << 15 | (x >> 16 & 0xff));
     }
-    memset(r->host + 3 * TENSOR, 0xff, TENSOR + LSE); /* NaN, until the kernel writes the results */
+    memset(r->host + 3 * TENSOR, 0xff, TENSOR + LSE); /* bytes of 0xff are NaN; the kernel must overwrite them */
     r->problem = (attn_problem)ATTN_PROBLEM_INIT;
     r->problem.q = attn_tensor_make(r->device, ATTN_BF16, 4, shape);
     r->problem.k = attn_tensor_make(r->device + TENSOR, ATTN_BF16, 4, shape);
@@ -133,7 +135,8 @@ static void timeline(void)
     struct times alone = { { 0 } }, best[REQUESTS], t[REQUESTS];
     double total = 0;
     for (int i = 0; i < REQUESTS; i++) make(&requests[i]);
-    for (int round = 0; round < 5; round++) { /* the first rounds are not counted */
+    /* every round runs request 0 alone; of each stage the shortest time counts */
+    for (int round = 0; round < 5; round++) {
         put(&requests[0]);
         collect(&requests[0], requests[0].stream, &t[0]);
         keep_least(&alone, &t[0]);
@@ -192,7 +195,7 @@ struct call {
     attn_dtype dtype;
     attn_op op;
     bool causal;
-    int what; /* 0 run, 1 plan, 2 workspace, 3 copy, 4 mark, 5 done, 6 alloc and free */
+    int what; /* the call that is timed: 0 run, 1 plan, 2 workspace, 3 copy, 4 mark, 5 done, 6 alloc and free */
 };
 
 static double one_call(const struct call *c, attn_stream *stream, const attn_plan *plan, void *workspace, void *host,
@@ -240,7 +243,7 @@ static void calls(void)
     must(attn_stream_open(gpu, &stream, &err), &err);
     must(attn_staging_alloc(gpu, ROOM, &host, &err), &err);
     must(attn_device_alloc(gpu, ROOM, &device, &err), &err);
-    memset(host, 0, ROOM); /* the values do not matter here */
+    memset(host, 0, ROOM); /* the copied values do not matter in this measurement */
     must(attn_copy(stream, device, host, ROOM, ATTN_TO_DEVICE, &err), &err);
     must(attn_stream_wait(stream, &err), &err);
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
@@ -261,7 +264,7 @@ static void calls(void)
         must(attn_device_alloc(gpu, bytes ? bytes : 1, &workspace, &err), &err);
         for (int round = 0; round < CALL_ROUNDS; round++) {
             us[round] = one_call(c, stream, &plan, workspace, host, device);
-            /* waiting now and then keeps the stream's queue from filling up */
+            /* a wait after every 20 calls keeps the stream's queue from filling up */
             if (round % 20 == 19) must(attn_stream_wait(stream, &err), &err);
         }
         qsort(us, CALL_ROUNDS, sizeof us[0], by_value);

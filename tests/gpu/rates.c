@@ -1,11 +1,12 @@
-/* rates.c: measures what a pair of a query and a key costs in each kernel, above all in the slow ones. The length of a
- * step (kernels/cuda/simple/simple.h) and the server's estimate of work are based on these numbers.
+/* rates.c: measures the time that each kernel takes for one pair of a query and a key, above all in slow kernels. Two
+ * things are based on these numbers: the length of a step, which is the part of a problem that the simple kernels
+ * launch at once (kernels/cuda/simple/simple.h), and the server's estimate of a request's time.
  *
- *   build/tests/gpu/rates [CASE]      on the first GPU; with CASE only those whose name contains it
+ *   build/tests/gpu/rates [CASE]      on the first GPU; with CASE only the cases whose name contains it
  *
- * Pairs are those that the causal mask and lengths permit, over all heads. For a case of several steps the program
- * prints their number and the longest one: each call of attn_run_some() is timed and divided by the steps that it
- * queued. */
+ * The pairs counted are those that the causal mask and lengths permit, over all heads. For a case of several steps the
+ * program prints the number of steps and the time of the longest one: it times each call of attn_run_some() and divides
+ * by the number of steps that the call queued. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,15 +22,16 @@ struct rate_case {
     attn_op op;
     attn_dtype dtype;
     int64_t H, S, D;
-    double amplitude; /* largest magnitude of q and k */
+    double amplitude; /* largest magnitude of the numbers in q and k */
     enum bias_kind bias;
-    float hidden; /* PADDED: bias of the first half of keys and queries, under a causal mask */
+    /* bias of kind PADDED: this number hides later keys and the first half of keys and queries */
+    float hidden;
     bool alibi, sinks;
     double dropout;
-    const char *wanted; /* names of the gradients; "": dq, dk and dv */
+    const char *wanted; /* gradients to compute; "" means dq, dk and dv */
 };
 
-/* a row of the table names only the members that it needs */
+/* rows of the table below name only the members that they need */
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 
 #define F ATTN_OP_FORWARD
@@ -142,7 +144,7 @@ struct rig {
     int count;
 };
 
-/* Makes a tensor in device memory: random numbers, a padded mask, or (amplitude 0) zeros. */
+/* Makes a tensor in device memory with random numbers, a padded mask, or zeros (if the amplitude is 0). */
 static attn_tensor tensor_of(struct rig *r, const struct rate_case *c, attn_dtype dtype, int rank, const int64_t *shape,
                              double amplitude, bool padded)
 {

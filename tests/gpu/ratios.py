@@ -15,13 +15,13 @@ import sys
 
 from rival import ROOT, attn_bench, has_gpu
 
-LONG = '-B 1 -H 16 --sq 16384'                                     # 16384 keys of D 128
+LONG = '-B 1 -H 16 --sq 16384'                                     # options of attn-bench for 16384 queries and keys
 HEADS = {64: '-B 2 -H 32 --sq 8192 -D 64', 128: '-B 2 -H 16 --sq 8192 -D 128'}
 CACHES = {f'{B} x {keys}': f'-B {B} -H 32 --hk 8 --sq 1 --sk {keys} --cold' for B, keys in ((1, 131072), (16, 8192), (64, 8192))}
 SEPARATE = '-B 32 -H 32 --hk 8 --sq 1 --sk 100032 --page-size 64'
 
-# name, options of the call whose speed is printed, options of the call it is compared with, the least ratio (None:
-# printed only)
+# (name of the row; options of the timed call; options of the call it is compared with; the least ratio of the second
+# call's time over the first's, or None to print only)
 ROWS = [(f'{op} window of 1024 keys at 16384, beside causal', f'--op {op} {LONG} --causal --window 1023,0', f'--op {op} {LONG} --causal', 6)
         for op in ('forward', 'backward')]
 ROWS += [(f'{op} 16 documents at 16384, beside none', f'--op {op} {LONG} --documents 16', f'--op {op} {LONG}', 8) for op in ('forward', 'backward')]

@@ -40,12 +40,12 @@ except ImportError:
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 RIVALS = {'cudnn': SDPBackend.CUDNN_ATTENTION, 'flash': SDPBackend.FLASH_ATTENTION} if torch else {}
 RUN_MS = 2
-PAUSE_S = 0.1  # pause before each run, so that the card cools
+PAUSE_S = 0.1  # seconds of pause before each run, so that the card cools down
 COPIES_BYTES = 512 << 20
 
 
 def cells(a):
-    """Returns dictionaries of op, dtype, B, H, Hk, Sq, Sk, D, causal."""
+    """Returns the cells (shapes to time), each a dict of op, dtype, B, H, Hk, Sq, Sk, D and causal."""
     for kind in a.cells:
         if kind in ('forward', 'backward', 'float8'):
             op, dtype, sizes = ('forward', 'e4m3', [128]) if kind == 'float8' else (kind, 'bf16', a.head_sizes)
@@ -63,7 +63,7 @@ def cells(a):
 
 
 def attn_bench(a, options):
-    """Returns what build/attn-bench prints about one shape, run as a process of its own."""
+    """Runs build/attn-bench on one shape as a child process. Returns the JSON that it prints."""
     command = [a.bench, '--json', '--device', 'cuda', '--reps', str(a.reps), *options]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -72,7 +72,7 @@ def attn_bench(a, options):
 
 
 def ours(a, c):
-    """Returns the milliseconds of attn-bench, and the kernel's name."""
+    """Returns attn-bench's milliseconds for a cell, and the name of the kernel that ran."""
     options = ['--op', 'forward' if c['op'] == 'decode' else c['op'], '-B', str(c['B']), '-H', str(c['H']), '--hk', str(c['Hk']),
                '--sq', str(c['Sq']), '--sk', str(c['Sk']), '-D', str(c['D'])]
     options += ['--causal'] * c['causal'] + ['--cold'] * (c['op'] == 'decode')
@@ -82,7 +82,7 @@ def ours(a, c):
 
 
 def timed(call, reps):
-    """Returns the median milliseconds of call(n) on the device."""
+    """Returns the median milliseconds that one call takes on the device; call(n) makes the n-th call."""
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def run(calls, first):
@@ -99,8 +99,8 @@ def timed(call, reps):
 
 
 def theirs(a, c, backend):
-    """Returns the milliseconds of scaled_dot_product_attention with that backend, or None if it refuses. For a backward
-    alone, flash's is called directly and cuDNN's through autograd."""
+    """Returns the milliseconds of PyTorch's scaled_dot_product_attention with this backend, or None if the backend
+    refuses. A backward is timed without its forward: flash's is called directly, cuDNN's through autograd."""
     if c['dtype'] != 'bf16':
         return None
 
@@ -136,7 +136,7 @@ def theirs(a, c, backend):
 
 
 def program(text):
-    """Splits --program NAME=COMMAND into the name and the command's words."""
+    """Splits the text NAME=COMMAND of --program into the name and the command's words."""
     name, equals, command = text.partition('=')
     words = shlex.split(command)
     if not name or not equals or not words:
@@ -151,13 +151,13 @@ def program(text):
 
 
 def words_for(words, c, reps):
-    """Returns a program's words for a cell. Words that become empty are left out."""
+    """Returns the words of a program's command for a cell. A word that becomes empty is left out."""
     filled = (word.format(**{**c, 'causal': '--causal' if c['causal'] else '', 'reps': reps}) for word in words)
     return [word for word in filled if word]
 
 
 def program_ms(words, c, reps):
-    """Returns the milliseconds that a program prints for a cell, or None if it refuses."""
+    """Returns the milliseconds that a rival program prints for a cell, or None if it refuses."""
     done = subprocess.run(words_for(words, c, reps), capture_output=True, text=True)
     try:
         return float(json.loads(done.stdout.strip().splitlines()[-1])['ms'])
@@ -167,7 +167,8 @@ def program_ms(words, c, reps):
 
 
 def in_turns(a, c):
-    """Returns the milliseconds of attnd and of each rival (None if it refuses), and attnd's kernel name."""
+    """Times attnd and all rivals in random order. Returns the milliseconds of each (None: it refused), and the name of
+    attnd's kernel."""
     names = ['ours', *a.rivals, *(name for name, _ in a.program)]
     turns, programs = {name: [] for name in names}, dict(a.program)
     kernel = None

@@ -3,21 +3,21 @@
 #
 #   1. the building blocks of the kernels, each by itself: TMA, products, barriers, conversions (blocks.cu; on Hopper);
 #      and test_verify_lse: rows of scores in double, against the host's
-#   2. test_backends on every CUDA kernel: edge cases and 2000 random problems against the float64 reference, bits alone
-#      and among others, NaN rules
+#   2. test_backends on every CUDA kernel: edge cases and 2000 random problems against the float64 reference; equal bits
+#      for a problem alone and among others; rules for NaN
 #   3. attnd on the GPU: conformance over HTTP with three random seeds
-#   4. one request a thousand times, alone and among random neighbours, and a deterministic backward 250 times: one answer
-#      each, to the bit
-#   5. a random walk of 10,000 operations on caches against NumPy (ATTN_GPU_WALK)
+#   4. one request a thousand times, alone and among random other requests, and a deterministic backward 250 times: equal
+#      bits each time
+#   5. a random walk of 10,000 operations (ATTN_GPU_WALK) on caches, compared with NumPy
 #   6. copies and kernels of different requests overlap (overlap.c)
 #   7. with PyTorch: tensors in a client's GPU memory, used in place (cuda_shared_memory.py)
 #   8. with two GPUs or more: all of them behind one attnd (two.sh)
 #
-# BUILD holds attnd, tests/unit/kernels/test_backends and test_verify_lse, tests/gpu/blocks and tests/gpu/overlap, built with CUDA; nothing
-# is built here, so that a build can be carried to a machine with a GPU and little else (libraries beside the programs
-# are found by LD_LIBRARY_PATH=BUILD/lib). Needs python3 with NumPy.
-# The last line counts; without a GPU nothing is run, and it says so.
-# What failed has its whole output in ATTN_GPU_LOGS (default /tmp).
+# BUILD holds attnd, tests/unit/kernels/test_backends and test_verify_lse, tests/gpu/blocks and tests/gpu/overlap, built
+# with CUDA. The script builds nothing, so that a build can be carried to a machine that has a GPU and little else; it
+# sets LD_LIBRARY_PATH=BUILD/lib for libraries. Needs python3 with NumPy.
+# The last line counts passed and failed checks. Without a GPU the script runs nothing and says so.
+# The whole output of a failed check is kept in the folder ATTN_GPU_LOGS (default /tmp).
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=${1:-build}
@@ -51,7 +51,7 @@ check() {
 
 check "building blocks" "$build/tests/gpu/blocks"
 check "rows of lse" env ATTN_BACKEND=cuda "$build/tests/unit/kernels/test_verify_lse"
-# Each random test keeps one core busy with the reference, so the following checks run at the same time.
+# Each random test keeps one core busy with the CPU reference, so the checks below run beside them.
 logs=$(mktemp -d)
 seeds=${ATTN_GPU_SEEDS:-1 100001}
 for seed in $seeds; do
@@ -60,7 +60,7 @@ for seed in $seeds; do
 done
 { ATTND_BINARY=$(realpath "$build/attnd") "$python" tests/http/caches.py --gpu --operations "${ATTN_GPU_WALK:-10000}" >"$logs/walk" 2>&1
     echo $? >"$logs/walk.status"; } &
-# ended NAME: waits for a random test or the walk, and prints its output and status.
+# ended NAME: waits until a test in the background has ended, prints its output and returns its status.
 ended() {
     while [ ! -s "$logs/$1.status" ]; do sleep 0.2; done
     cat "$logs/$1"

@@ -1,7 +1,7 @@
-"""One request many times, alone and while random neighbours are served: same_bits.py URL COUNT [backward]
+"""Sends one request many times, alone and beside random other requests: same_bits.py URL COUNT [backward]
 
-Every answer must equal the first to the byte, but for its timings. With `backward` the request is a deterministic
-backward of several tiles of keys. Exit status 0 only then; the last line counts.
+Every answer must have the same bytes as the first, except for its timings; otherwise the exit status is not 0. With
+`backward` the request is a deterministic backward over several tiles of keys. The last line counts answers.
 """
 import base64
 import http.client

@@ -4,11 +4,12 @@
 #   memcheck, initcheck   the grid of every dtype, class of head size and mask at odd lengths; decoding; random problems
 #   racecheck             the grid
 #
-# The grid is cut by head size. JOBS (8) checks run at once, for a tool keeps one core and little of the GPU busy.
-# racecheck takes tens of times as long as the program alone, so each check has a limit: ATTN_SANITIZE_SECONDS (600).
-# One that has not come to its summary by then counts as failed. ATTN_SANITIZE_TOOLS chooses tools (memcheck initcheck
-# racecheck), ATTN_CUDA_FAMILY kernels. racecheck does not know what mbarriers order: it reports hazards in sm90 that
-# are none (kernels/README.md). Nothing is built here; without a GPU or the tool nothing is run, and it says so.
+# Each head size of the grid is a check of its own. JOBS (8) checks run at once, because a tool keeps one core and
+# little of the GPU busy. racecheck takes tens of times as long as the program alone, so each check has a limit of
+# ATTN_SANITIZE_SECONDS (600); a check without its summary by then counts as failed. ATTN_SANITIZE_TOOLS chooses tools
+# (memcheck initcheck racecheck), and ATTN_CUDA_FAMILY chooses kernels. racecheck does not know what mbarriers order, so
+# it reports hazards in sm90 that are none (kernels/README.md). The script builds nothing. Without a GPU or
+# compute-sanitizer it runs nothing and says so.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=${1:-build}
@@ -22,8 +23,8 @@ if ! nvidia-smi -L >/dev/null 2>&1 || [ -z "$sanitizer" ]; then
     exit 0
 fi
 
-# under TOOL TESTS COUNT [D]: runs the tests that match, with COUNT random problems; D selects one head size of the
-# grid. A file in $results records the outcome.
+# under TOOL TESTS COUNT [D]: runs these tests under a tool, with COUNT random problems; D selects one head size of the
+# grid. The outcome goes to a file in $results.
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT
 under() {
@@ -32,7 +33,7 @@ under() {
     ATTN_BACKEND=cuda ATTN_TESTS=$2 ATTN_RANDOM_COUNT=$3 ATTN_GRID_D=${4:-} timeout "$limit" "$sanitizer" --tool "$1" --error-exitcode 9 \
         "$build/tests/unit/kernels/test_backends" >"$log.log" 2>&1
     status=$?
-    # racecheck's summary has another form
+    # racecheck's summary line has another form than that of the other tools
     if [ $status = 0 ] && grep -qE 'ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards' "$log.log"; then
         echo "ok   $name ($((SECONDS - start)) s): $(grep -E 'SUMMARY' "$log.log" | tail -1)" >"$log.ok"
     else
@@ -42,7 +43,7 @@ under() {
     cat "$log".ok "$log".fail 2>/dev/null
 }
 
-# later ARGUMENTS: runs `under` in the background.
+# later ARGUMENTS: runs the function `under` with these arguments in the background.
 later() {
     while [ "$(jobs -rp | wc -l)" -ge "${JOBS:-8}" ]; do wait -n; done
     under "$@" &

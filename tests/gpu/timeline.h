@@ -1,9 +1,9 @@
-/* timeline.h: what overlap.c reads from the times of several requests on a GPU, without a GPU:
- * tests/unit/gpu/test_timeline.c.
+/* timeline.h: what overlap.c computes from the times of several requests on a GPU. tests/unit/gpu/test_timeline.c tests
+ * these functions without a GPU.
  *
  * Each request has a stream of its own and ATTN_MARKS marks: begun, copied in, computed, copied out. All times are
- * microseconds after the first request's first mark. A stage lies between two marks, but its stream may have waited
- * there for an engine that another request held: stage_began() takes that time off. */
+ * microseconds after the first request's first mark. A stage lies between two marks, but within this time its stream
+ * may have waited for an engine that another request held; stage_began() subtracts the wait. */
 #ifndef TIMELINE_H
 #define TIMELINE_H
 
@@ -15,8 +15,9 @@ struct times {
     double at[ATTN_MARKS];
 };
 
-/* Returns when a stage itself began. It waits for the stage before it in its own stream. It also waits for the same
- * stage of earlier requests, because a large kernel uses the whole chip and copies of one direction share an engine. */
+/* Returns when a stage itself began, without its waiting time. A stage waits for the stage before it in its own stream,
+ * and for the same stage of earlier requests: a large kernel uses the whole chip, and copies of one direction share an
+ * engine. */
 static inline double stage_began(const struct times *t, int request, int stage)
 {
     double at = t[request].at[stage];
@@ -25,12 +26,12 @@ static inline double stage_began(const struct times *t, int request, int stage)
     return at;
 }
 
-/* Returns the largest share of a copy (stage STAGE_IN or STAGE_OUT) during which another request's kernel ran, or its
- * copy in the other direction; from 0 to 1.
+/* Returns, as a share from 0 to 1, how much of a copy ran while another request computed or copied in the other
+ * direction. `stage` is STAGE_IN or STAGE_OUT; the copy with the largest share counts.
  *
- * The share is of this copy's own time. The time of a copy alone would not be comparable: it was measured at another
- * moment of a machine that others use too. Nor would kernels alone suffice: if copies in take longer than kernels, no
- * kernel runs while the next request is copied in, however well everything overlaps. */
+ * The share is of this copy's own time. The time of the same copy alone would not be comparable, because it was
+ * measured at another moment on a shared machine. Copies in the other direction count beside kernels: if copies in take
+ * longer than kernels, no kernel runs while the next request is copied in, even with perfect overlap. */
 static inline double share_beside_others(const struct times *t, int count, int stage)
 {
     const int opposite = stage == STAGE_IN ? STAGE_OUT : STAGE_IN;
@@ -39,8 +40,8 @@ static inline double share_beside_others(const struct times *t, int count, int s
         const double begin = stage_began(t, i, stage), end = t[i].at[stage + 1];
         double covered = 0, at = begin;
         while (at <
-               /* step from moment to moment: to the end of the stage that runs longest at `at`, or else to the next
-                * stage */
+               /* goes to the end of the other stage that runs longest at time `at`; if none runs, to the begin of the
+                * next one */
                end) {
             double until = at, next = end;
             for (int j = 0; j < count; j++)
@@ -59,8 +60,8 @@ static inline double share_beside_others(const struct times *t, int count, int s
     return largest;
 }
 
-/* Keeps in `least` the shortest time of each stage of a single request over all rounds, because longer ones were
- * disturbed. */
+/* Keeps in `least` the shortest time of each stage of a single request over all rounds. Longer times were disturbed by
+ * other work. */
 static inline void keep_least(struct times *least, const struct times *round)
 {
     double at = 0, kept[STAGES];

@@ -1,10 +1,10 @@
 """Several GPUs behind one server: two.py URL COUNT
 
-Sends problems of several kinds from many connections at once until every one of them was answered by every device (at
-most LIMIT_S), and checks that the server lists COUNT devices, that each device's counters rose, and that an answer is
-the same to the bit whichever device computed it. With --only NAME the server must list that one device and every answer
-must come from it. Prints one line a check; the last line counts, and the digests of the answers are written to the file
-that --digests names, or compared with it if it is there.
+Sends problems of several kinds from many connections at once, until each problem was answered by every device (for at
+most LIMIT_S seconds). Checks that the server lists COUNT devices, that each device's counters rose, and that the
+answers of all devices have the same bits. With --only NAME the server must list only that device, and every answer must
+come from it. Prints one line for each check and a count of them. The digests of the answers are written to the file
+that --digests names, or compared with it if it exists.
 """
 import argparse
 import base64
@@ -74,7 +74,7 @@ def main():
     names = [args.only] if args.only else sorted(before)
     check(len(before) == args.count and names == sorted(before), f'the server has {args.count} device(s): {" ".join(before)}')
 
-    seen = {n: {} for n in range(len(PROBLEMS))}  # problem: device: digests of the answers
+    seen = {n: {} for n in range(len(PROBLEMS))}  # {problem: {device: digests of its answers}}
     errors, lock, stop = [], threading.Lock(), threading.Event()
 
     def complete():

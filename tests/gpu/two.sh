@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Several GPUs behind one attnd: tests/gpu/two.sh [BUILD]      (BUILD defaults to build)
 #
-#   1. --devices all: concurrent load; every GPU answers, its counters rise,
-#   and the answers are the same to the bit (two.py)
-#   2. --devices 1, then 1,0: those GPUs and no others, and the answers of 1. again
+#   1. --devices all, under concurrent load: every GPU answers, its counters rise, and all answers to a request have the
+#   same bits (two.py)
+#   2. --devices 1, then --devices 1,0: only these GPUs are used, and the answers are those of step 1
 #
-# Nothing is built here. Needs python3 with NumPy and two GPUs; with fewer nothing is run, and it says so. The script
-# itself can be tried without any: ATTND=build/tests/attnd-fake ATTN_FAKE_DEVICES=2 tests/gpu/two.sh
+# The script builds nothing. Needs python3 with NumPy and two GPUs; with fewer GPUs it runs nothing and says so. Without
+# GPUs the script can be tried on a fake backend: ATTND=build/tests/attnd-fake ATTN_FAKE_DEVICES=2 tests/gpu/two.sh
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 build=${1:-build}
@@ -33,7 +33,8 @@ folder=$(mktemp -d)
 server=
 trap '[ -n "$server" ] && kill "$server" 2>/dev/null; rm -rf "$folder"' EXIT
 
-# round DEVICES COUNT [OPTION OF TWO.PY ...]: starts a server on these devices, runs the checks, and ends the server.
+# round DEVICES COUNT [OPTION OF TWO.PY ...]: starts a server on these devices, runs two.py against it, and ends the
+# server.
 round() {
     local devices=$1 expected=$2 line status
     shift 2

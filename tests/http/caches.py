@@ -1,9 +1,10 @@
-"""Caches as a client sees them, and a model of them in NumPy: what test_caches.py and the walk share.
+"""Caches (keys and values that stay on the server) as a client sees them, and a model of them in NumPy. test_caches.py
+and the random walk below share this file.
 
     python3 http/caches.py [--operations 10000] [--seed 1] [--gpu]      (make walk)
 
-A model keeps every position in float64 as the server holds it (rounded to the cache's dtype), and computes attention by
-the definition (kernels/README.md) in float64."""
+The model keeps every position in float64, rounded to the cache's dtype as the server holds it, and computes attention
+in float64 by the definition of kernels/README.md."""
 import argparse
 import json
 import os
@@ -20,8 +21,8 @@ DECODE, CACHES = '/v1/attention/decode', '/v1/caches'
 
 
 def attention(q, k, v, causal=False, scale=None, window=(-1, -1), softcap=0, sinks=None, keep=None):
-    """Attention of one batch row: q [Sq, H, D], k [Sk, Hk, D], v [Sk, Hk, Dv]; `keep` [H or 1, Sq or 1, n] masks the
-    last n keys. Returns (out, lse [H, Sq])."""
+    """Returns attention of one batch row as (out, lse [H, Sq]): q is [Sq, H, D], k [Sk, Hk, D], v [Sk, Hk, Dv]. `keep`
+    [H or 1, Sq or 1, n] masks the last n keys."""
     (Sq, H, D), (Sk, Hk, Dv) = q.shape, v.shape
     k, v = np.repeat(k, H // Hk, 1), np.repeat(v, H // Hk, 1)
     z = np.einsum('qhd,khd->hqk', q, k) * (1 / np.sqrt(D) if scale is None else scale)
@@ -60,7 +61,7 @@ def assert_close(got, want, dtype):
 
 
 class Gone(Exception):
-    """Raised when a cache whose lifetime may have ended was answered with 404."""
+    """Raised when the server answers 404 for a cache whose lifetime may have ended."""
 
     def __init__(self, cache):
         super().__init__(cache.id)
@@ -68,8 +69,8 @@ class Gone(Exception):
 
 
 class Cache:
-    """A cache on a server, and its model. `used` holds the earliest and the latest time at which the cache may last
-    have been used."""
+    """A cache on a server, and its model. `used` is the earliest and the latest time at which the server may have noted
+    the cache's last use."""
 
     def __init__(self, server, kv_heads=2, head_dim=8, head_dim_v=None, dtype='float32', page_size=64, headers=(), **more):
         self.server, self.headers, self.dtype = server, dict(headers), dtype
@@ -99,7 +100,7 @@ class Cache:
         return answer
 
     def answered(self, status, sent, uses=True):
-        """Checks the status of an answer: 404 is right if the cache may have expired, and required if it must have.
+        """Checks the status of an answer. 404 is right if the cache may have expired, and required if it must have.
         `sent` is the time at which the request was sent."""
         now = time.monotonic()
         if status == 404 and now - self.used[0] >= self.ttl:
@@ -109,7 +110,7 @@ class Cache:
             self.used = sent if status < 300 else self.used[0], now
 
     def expires(self):
-        """The time at which the cache must have expired if nobody uses it."""
+        """Returns the time at which the cache must have expired if no request uses it."""
         return self.used[1] + self.ttl + .05
 
     def info(self):
@@ -118,7 +119,7 @@ class Cache:
         return answer.json()
 
     def new(self, rng, count):
-        """Returns (k, v) of `count` random positions, rounded as the cache will hold them."""
+        """Returns (k, v) of `count` random positions, with values rounded as the cache will hold them."""
         return tuple(wire.rounded(rng.standard_normal((count, self.Hk, d)), self.dtype) for d in (self.D, self.Dv))
 
     def grow(self, k, v):
@@ -153,8 +154,8 @@ class Cache:
 
 
 def decode(caches, q, new=None, headers=None, keep=None, **options):
-    """Returns (answer, expected answer): attention of q [B, Sq, H, D] over each row's cache, after the positions `new`
-    [(k, v), ...] were appended."""
+    """Sends a decode of q [B, Sq, H, D], which attends to one cache per row, after the positions `new` [(k, v), ...]
+    were appended. Returns (answer, expected answer)."""
     server, dtype = caches[0].server, caches[0].dtype
     body = {'q': wire.tensor(q, dtype), 'caches': [c.id for c in caches], **options}
     if new:
@@ -166,7 +167,7 @@ def decode(caches, q, new=None, headers=None, keep=None, **options):
     sent = time.monotonic()
     answer = server.post(DECODE, body, caches[0].headers if headers is None else headers)
     missing = int(answer.json()['pointer'].split('/')[2]) if answer.status == 404 else -1
-    # the server has looked at the caches before a missing one, which counts as a use
+    # the server has looked at the caches before the missing one, which counts as a use
     for i, cache in enumerate(caches):
         cache.answered(answer.status if missing in (-1, i) else 400, sent)
     if answer.status == 200 and new:
@@ -189,7 +190,7 @@ def assert_right(answer, want, caches):
 
 
 def bits(answer):
-    """The outputs of an answer as bytes, to be compared."""
+    """Returns the outputs of an answer as bytes, for comparison with another answer."""
     told = json.loads(answer.body)
     return told['out']['data'], told['lse']['data']
 
@@ -198,7 +199,7 @@ DTYPES = 'float32', 'float16', 'bfloat16'
 
 
 def walk_step(what, server, rng, caches, dtype, most, count):
-    """Runs one operation of the walk if it is possible now."""
+    """Runs one operation of the walk, unless it is impossible now."""
     if what == 'create':
         if len(caches) < count:
             caches.append(Cache(server, dtype=dtype, head_dim_v=5, **({'ttl_s': 1} if rng.random() < .5 else {})))
@@ -208,7 +209,8 @@ def walk_step(what, server, rng, caches, dtype, most, count):
         new = [c.new(rng, Sq) for c in rows] if what == 'step' and max(c.length for c in rows) + Sq <= most else None
         options = [{}, {'causal': True}, {'causal': True, 'window': [17, -1]}, {'softcap': 3.0}, {'sinks': rng.standard_normal(4)}][rng.integers(5)]
         assert_right(*decode(rows, rng.standard_normal((len(rows), Sq, 4, 8)), new, **options), rows)
-    elif what == 'pause':  # all caches with a short lifetime expire; later operations on these find that out
+    # after the pause all caches with a short lifetime have expired; later operations on them must get 404
+    elif what == 'pause':
         time.sleep(max([0, *(c.expires() - time.monotonic() for c in caches if c.ttl == 1)]))
     else:
         at = rng.integers(len(caches))
@@ -229,8 +231,8 @@ def walk_step(what, server, rng, caches, dtype, most, count):
 
 
 def walk(server, operations, seed, most=400, count=12, say=lambda text: None):
-    """A random walk of operations on caches of the dtype that `seed` chooses; some caches live for one second. Every
-    answer is compared with the model's. The walk deletes all caches at its end."""
+    """Runs random operations on caches of a dtype that `seed` chooses; some caches live for one second. Compares every
+    answer with the model's, and deletes all caches at the end."""
     caches, done, every = [], {'expired': 0}, max(90, operations // 5)
     expired = server.metric('attnd_cache_ends_total', why='expired')
 
@@ -242,7 +244,8 @@ def walk(server, operations, seed, most=400, count=12, say=lambda text: None):
             caches.remove(gone.cache)
             done['expired'] += 1
     for n in range(operations):
-        rng = np.random.default_rng((seed, n))  # the random numbers do not depend on which caches have expired by now
+        # a generator for each operation, so that expired caches do not change the random numbers of later operations
+        rng = np.random.default_rng((seed, n))
         what = str(rng.choice(['create', 'append', 'decode', 'step', 'fork', 'truncate', 'delete', 'get'], p=[.06, .2, .2, .3, .08, .08, .05, .03]))
         what = 'pause' if n % every == every - 1 else what if caches else 'create'
         tried(what, lambda: walk_step(what, server, rng, caches, DTYPES[seed % 3], most, count))

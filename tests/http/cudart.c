@@ -1,4 +1,4 @@
-/* cudart.c: the functions of CUDA's runtime that a client of CUDA shared memory needs, for the fake device
+/* cudart.c: a fake CUDA runtime library for clients of CUDA shared memory, to be used with the fake device
  * (kernels/fake/fake.c). An allocation is an object of shared memory, and its handle is the text "DEVICE/NAME".
  * test_examples.py compiles this file to libcudart.so. */
 #include <fcntl.h>

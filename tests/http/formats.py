@@ -1,4 +1,5 @@
-"""One problem in each format of bodies and answers, and what each answer contains besides its tensors."""
+"""Functions that send one problem in any format of bodies and answers, and read the tensors and other members of its
+answer."""
 import base64
 import json
 
@@ -10,7 +11,7 @@ KSERVE = {'float32': 'FP32', 'float16': 'FP16', 'bfloat16': 'BF16', 'float8_e4m3
 
 
 def split(members):
-    """Splits the members of a problem into its tensors, as (dtype, shape, bytes), and its options."""
+    """Splits the members of a JSON problem into tensors {name: (dtype, shape, bytes)} and options."""
     tensors = {n: (m['dtype'], m['shape'], base64.b64decode(m['data'])) for n, m in members.items() if isinstance(m, dict)}
     return tensors, {n: m for n, m in members.items() if n not in tensors}
 
@@ -51,7 +52,8 @@ def ask_kserve(server, op, members):
 
 
 def ask(server, kind, op, members):
-    """Returns (status, the members of the answer that are not tensors, or the problem document)."""
+    """Sends a problem in one format (`kind`). Returns (status, the members of the answer that are not tensors), or
+    (status, the problem document)."""
     if kind == 'safetensors':
         return ask_safetensors(server, op, members)
     if kind == 'kserve':
@@ -62,15 +64,16 @@ def ask(server, kind, op, members):
 
 
 def results(server, kind, op, members):
-    """Returns (status, the tensors of the answer as float64 arrays, or the problem document). For `envelope` these are
-    the tensors of its second problem."""
+    """Sends a problem in one format (`kind`). Returns (status, the answer's tensors as float64 arrays), or (status, the
+    problem document). For `envelope` the tensors are those of its second problem."""
     if kind == 'envelope':
         answer = server.post(f'/v1/attention/{op}', {'requests': [{**members, 'encoding': 'array'}, members]})
         one = answer.json()['responses'][1] if answer.status == 200 else answer.json()
         status, one = (one['error']['status'], one['error']) if 'error' in one else (answer.status, one)
     elif kind == 'kserve':
         answer = send_kserve(server, op, members)
-        status, one = answer.status, json.loads(answer.body)  # KServe clients write -Infinity, which is not JSON
+        # a KServe answer may contain -Infinity, which is not JSON but which Python reads
+        status, one = answer.status, json.loads(answer.body)
         if status == 200:
             one = {t['name']: {'shape': t['shape'], 'dtype': 'any', 'data': t['data']} for t in one['outputs']}
     else:
@@ -82,7 +85,7 @@ def results(server, kind, op, members):
 
 
 def pointer_of(kind, members, pointer):
-    """The JSON pointer to a faulty member in a body of this format."""
+    """Returns the JSON pointer to a faulty member in a body of this format. `pointer` is that of a body for /v1."""
     tensors, _ = split(members)
     name, rest = (pointer[1:].split('/', 1) + [''])[:2]
     if kind != 'kserve':

@@ -2,12 +2,12 @@
 
     python3 tests/http/mistakes.py --print [URL]
 
-prints every mistake with its answer, of the server at URL, or of servers that it starts itself. Read them as somebody
-who has never seen this project: does each say what came, what is wanted, and what to write instead?
+prints every mistake with its answer, from the server at URL, or from servers that the script starts. Read the answers
+as somebody who has never seen this project: each must say what came, what is wanted, and what to write instead.
 
-A row is a name, a request, the status, the code of the problem, and what `detail` must hold: what came, what is wanted,
-the cure. A row with status 200 is a request that the server understands. If it has words too, it is valid but most likely
-a mistake, and `hints` of the answer must hold these words. test_mistakes.py runs all rows.
+A row has a name, a request, the status, the code of the problem, and words that `detail` must contain: what came, what
+is wanted, and the fix. A row with status 200 is a request that the server accepts. If such a row has words too, the
+request is most likely a mistake, and the answer's `hints` must contain these words. test_mistakes.py runs all rows.
 """
 import base64
 import gzip
@@ -28,7 +28,7 @@ Mistake = namedtuple('Mistake', 'name method path headers body status code says 
 
 FORWARD, BACKWARD, DECODE, CACHES = '/v1/attention/forward', '/v1/attention/backward', '/v1/attention/decode', '/v1/caches'
 JSON = {'Content-Type': 'application/json'}
-SERVERS = {  # the options of each server that rows of the table use; {tokens} becomes a file with one token
+SERVERS = {  # options of each server that the table's rows use; {tokens} becomes the path of a file with one token
     'plain': ('--log-level', 'debug'),
     'tokens': ('--token-file', '{tokens}'),
     'small': ('--max-body-bytes', '4K', '--staging-bytes', '1M'),
@@ -75,12 +75,12 @@ def row(name, body, status, says, code='invalid-request', method='POST', path=FO
 
 
 def member(name, value, *says, base=GOOD, **more):
-    """A row for a member that does not exist in this protocol."""
+    """Makes a row for a member that does not exist in this protocol."""
     row(f'member {name}', {**base, name: value}, 400, (name, *says), **more)
 
 
 def data(name, text, *says, **more):
-    """A row whose q has its bytes written in another way."""
+    """Makes a row whose q has its bytes written in another way than base64."""
     row(f'data {name}', {**GOOD, 'q': {**GOOD['q'], 'data': text}}, 400, ('q: data', *says), **more)
 
 
@@ -485,7 +485,7 @@ for media in ('application/octet-stream', 'multipart/form-data; boundary=x', 'ap
     row(f'Content-Type {media}', TEXT, 415, (media.split(';')[0], 'application/json', 'send'), code='unsupported-media-type', headers={'Content-Type': media})
 row('Content-Encoding gzip', gzip.compress(TEXT.encode()), 200, (), headers={**JSON, 'Content-Encoding': 'gzip'})
 FILE = json.dumps({n: {'dtype': 'F32', 'shape': t['shape'], 'data_offsets': [0, 0]} for n, t in GOOD.items()}).encode()
-for length in (len(FILE), 0x7b, 0x5b20, 0x22):  # the first byte of such a length is one with which JSON may begin
+for length in (len(FILE), 0x7b, 0x5b20, 0x22):  # the low byte of these lengths is a byte with which JSON may begin
     for said in ({}, JSON, {'Content-Type': 'application/x-www-form-urlencoded'}):
         row(f'a safetensors file of {length} with {said or "no content type"}', length.to_bytes(8, 'little') + FILE, 400,
             ('no JSON', 'like a safetensors file', 'Content-Type: application/x-safetensors'), headers=said)
@@ -560,7 +560,7 @@ def ask(server, mistake):
 
 
 def falls_short(mistake, answer):
-    """Returns what is wrong with the answer, or None."""
+    """Returns what is missing in or wrong with the answer to a mistake, or None."""
     if answer.status != mistake.status:
         return f'status {answer.status}, not {mistake.status}'
     if mistake.status == 200:
@@ -578,7 +578,7 @@ def start(name, tokens):
 
 
 class Elsewhere:
-    """A server that runs already, at a URL."""
+    """A server that already runs at a URL, with the methods of service.Server that rows need."""
 
     def __init__(self, url):
         host, port = url.removeprefix('http://').rstrip('/').rsplit(':', 1)

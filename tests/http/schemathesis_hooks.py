@@ -1,5 +1,5 @@
-"""A check of schemathesis (SCHEMATHESIS_HOOKS, see test_operations.py): a problem document has its own status, and a
-code that the operation lists for that status (x-codes)."""
+"""A check for schemathesis (SCHEMATHESIS_HOOKS, see test_operations.py): a problem document must have the status of its
+answer, and a code that the operation lists for that status (x-codes)."""
 import schemathesis
 
 
@@ -14,12 +14,12 @@ def code_is_listed(context, response, case):
 
 @schemathesis.hook
 def filter_case(context, case):
-    """HTTP lets a client send headers that the server does not know, so an unknown header does not make a request
-    wrong."""
+    """Keeps requests whose only fault is an unknown header, because HTTP lets a client send headers that the server
+    does not know."""
     return not any(name.lower() == 'x-schemathesis-unknown-property' for name in case.headers or {})
 
 
 @schemathesis.deserializer('application/x-safetensors')
 def read_safetensors(context, response):
-    """In the schema a safetensors file is a string of bytes."""
+    """Reads an answer in safetensors, which in the schema is a string of bytes."""
     return response.content.decode('latin-1')

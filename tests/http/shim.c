@@ -39,7 +39,7 @@ struct MHD_Connection;
 void MHD_stop_daemon(struct MHD_Daemon *daemon);
 void MHD_resume_connection(struct MHD_Connection *mhd);
 
-enum { POOL_BYTES = 64 << 10 }; /* libmicrohttpd allocates nothing else of this size */
+enum { POOL_BYTES = 64 << 10 }; /* libmicrohttpd makes no other allocation of this size or more */
 
 static uintptr_t first, last; /* its code */
 
@@ -57,7 +57,7 @@ static int find(struct dl_phdr_info *info, size_t size, void *context)
     return 1;
 }
 
-static _Atomic int32_t *countdown; /* the counter of SHIM_NO_MEMORY, in memory shared with the test */
+static _Atomic int32_t *countdown; /* the counter of SHIM_NO_MEMORY, which lies in memory shared with the test */
 
 __attribute__((constructor)) static void start(void)
 {
@@ -79,7 +79,7 @@ static bool wanted(const char *variable)
     return file != NULL && access(file, F_OK) == 0;
 }
 
-/* Creates FILE.reached, which tells the test that the call hangs. */
+/* Creates FILE.reached, which tells the test that the call hangs, and waits until FILE is gone. */
 static void hang(const char *variable)
 {
     char reached[4096];
@@ -97,7 +97,7 @@ static bool is_library(const void *caller)
 void *calloc(size_t count, size_t size)
 {
     static void *(*real)(size_t, size_t);
-    static char early[4096]; /* memory for allocations that dlsym() makes before the real malloc() is known */
+    static char early[4096]; /* memory that dlsym() gets before this library knows the real malloc() */
     static size_t used;
     static __thread bool looking;
     if (real == NULL) {

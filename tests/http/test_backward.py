@@ -1,4 +1,5 @@
-"""POST /v1/attention/backward: gradients, what may be given and what is recomputed, contexts."""
+"""POST /v1/attention/backward: gradients, which tensors may be given or are recomputed, and contexts (saved
+forwards)."""
 import numpy as np
 import pytest
 
@@ -7,8 +8,8 @@ import wire
 from test_forward import RTOL, Q, K, V, close, ok, rng
 from wire import random_problem, tensor, value
 
-# The small exact examples of test_forward.py with dout and dlse. Each row: options, then dq, dk, dv, and perhaps a
-# further gradient.
+# The small exact examples of test_forward.py, here with dout and dlse. Each row has the options, then dq, dk and dv,
+# and in some rows a further gradient.
 DOUT, DLSE = [[1, -1], [0.5, 0], [0, 2]], [0, 0, 1]
 EXACT = [
     ({}, [[0, 0], [-0.104993585, 0.209987171], [-0.517506312, 3.035012623]],
@@ -91,7 +92,7 @@ def test_a_gradient_without_its_input_is_refused(server, name, needs):
     members, _ = random_problem(rng(6), back=True)
     answer = server.backward(**members, outputs=[name])
     assert answer.status == 400 and needs in answer.json()['detail'], answer
-    dout = members.pop('dout')  # the same gradients from a saved context, which this use does not delete
+    dout = members.pop('dout')  # the same gradients from a saved context, which remains after this backward
     context = ok(server.forward(**members, save=True))['context']
     answer = server.backward(context=context, dout=dout, outputs=[name])
     assert answer.status == 400 and answer.json()['pointer'] == '/outputs' and needs in answer.json()['detail'], answer
@@ -114,7 +115,8 @@ def test_packed_sequences(server):
 
 
 def test_dropout_of_backward_is_that_of_forward(server):
-    """The gradient along v of sum(dout * out) is linear in v, so forward tells what backward must answer."""
+    """The gradient along v of sum(dout * out) is linear in v, so a forward with dropout says what its backward must
+    answer."""
     members, x = random_problem(rng(8), Sq=6, H=1, D=4, back=True, dropout_p=0.5, seed=99)
     dv = value(ok(server.backward(**members, outputs=['dv']))['dv'])
     forward = {n: t for n, t in members.items() if n != 'dout'}
@@ -154,7 +156,7 @@ GRADIENTS = ('dq', 'dk', 'dv')
 
 
 def rounds_to(wide, narrow):
-    """Is one answer the other before it was rounded to 16 bits?"""
+    """Returns whether a tensor in 16 bits is the other, wider tensor after rounding."""
     for name in GRADIENTS:
         assert wide[name]['dtype'] == 'float32' and wide[name]['shape'] == narrow[name]['shape'], name
         assert tensor(value(wide[name]), narrow[name]['dtype']) == narrow[name], name
@@ -206,7 +208,7 @@ def test_a_context_has_float32_gradients_and_a_refusal_does_not_use_it_up(server
     refused = server.backward(context=first, dout=dout, grad_dtype='bfloat16')
     assert (refused.status, refused.json()['pointer']) == (400, '/grad_dtype'), refused
     assert refused.json()['detail'] == "grad_dtype: is bfloat16, must be float32 or float16, q's dtype"
-    # the context still exists
+    # the context still exists after the refused request
     rounds_to(ok(server.backward(context=first, dout=dout, grad_dtype='float32', deterministic=True)),
               ok(server.backward(context=second, dout=dout, deterministic=True)))
 

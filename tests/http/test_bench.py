@@ -1,4 +1,4 @@
-"""Tests of attn-bench: each option of its command line in one call that computes. No test here depends on speed."""
+"""Tests attn-bench: every option of its command line is used in a call that computes. No test here depends on speed."""
 import json
 import os
 import subprocess

@@ -1,6 +1,6 @@
-"""What one client asks for never freezes a thread: beside each attack a probe on /livez waits no more than 100 ms
-(service.Probe), and the server ends when it is told to. The attacks are bounded in count and in time, and go to a
-server of this test alone."""
+"""No request of one client may freeze a thread. Beside each attack, a probe on /livez must not wait more than 100 ms
+(service.Probe), and the server must end when it is told to. The attacks are bounded in count and in time, and each test
+has a server of its own."""
 import json
 import re
 import struct
@@ -16,13 +16,13 @@ FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
 
 
 def nothing(B, S=0, H=1, D=1, **options):
-    """A forward with B empty batch rows. Its body has 300 bytes whatever B is."""
+    """Makes a forward with B empty batch rows. Its body has 300 bytes, whatever B is."""
     t = {'shape': [B, S, H, D], 'dtype': 'float16', 'data': ''}
     return {'q': t, 'k': t, 'v': t, **options}
 
 
 def leave_behind(server, body, count):
-    """Opens `count` connections that send the body and do not wait for an answer."""
+    """Opens `count` connections that send the body and never read an answer."""
     sockets = []
     for _ in range(count):
         s = server.raw()
@@ -32,7 +32,8 @@ def leave_behind(server, body, count):
 
 
 def processor_seconds(server):
-    """The processor time that the server has used so far, which does not depend on other load of the machine."""
+    """Returns the processor time that the server has used so far, which does not depend on other load of the
+    machine."""
     return server.metric('process_cpu_seconds_total')
 
 
@@ -87,7 +88,7 @@ def test_a_million_batch_rows_of_nothing_take_no_workspace(serve):
 
 
 def test_an_envelope_that_is_checked_elsewhere_still_has_its_deadline_and_its_place(serve):
-    """Another thread takes 40 ms to decode 1024 problems. The server notices afterwards which clients have left or are
+    """Another thread needs 40 ms to decode 1024 problems. Afterwards the server notices which clients have left or are
     past their deadline."""
     server = serve('--queue-depth', 8)
     body = json.dumps({'requests': [wire.small_body()] * 1024}).encode()
@@ -108,14 +109,15 @@ def test_an_envelope_that_is_checked_elsewhere_still_has_its_deadline_and_its_pl
 
 
 def thin(S, **options):
-    """A forward with S x S scores of D = 1: the server computes S^2 exponentials for 4 S bytes."""
+    """Makes a forward with S x S scores and D = 1: the server computes S^2 exponentials for a body of about 4 S
+    bytes."""
     t = {'shape': [1, S, 1, 1], 'dtype': 'float8_e4m3fn', 'data': service.b64(bytes(S))}
     return json.dumps({'q': t, 'k': t, 'v': t, **options}).encode()
 
 
 def test_a_body_of_4_mb_does_not_take_the_device_from_everybody_else(serve):
-    """Seven clients each send work of a minute or more and wait one second for it. One client sends small work to the
-    same device."""
+    """Seven clients each send work of a minute or more and wait one second for it. An eighth client sends small work to
+    the same device, and must be served."""
     server = serve('--max-seconds', 86400)
     big = thin(10**6)
     answers = []
@@ -129,7 +131,7 @@ def test_a_body_of_4_mb_does_not_take_the_device_from_everybody_else(serve):
         for t in attackers:
             t.join()
         start = time.monotonic()
-        # `verify` sends even this small request through the device's queue
+        # `verify` makes even this small request go through the device's queue
         little = server.forward(**wire.small_body(), verify=1)
         took = time.monotonic() - start
     assert little.status == 200, little
@@ -140,9 +142,9 @@ def test_a_body_of_4_mb_does_not_take_the_device_from_everybody_else(serve):
 
 
 def test_work_that_a_deadline_or_a_client_left_behind_ends_at_once(serve):
-    """Running work is given up between tiles when nobody waits for it, so the device is free again."""
+    """The server gives up running work between two tiles when no client waits for it, and the device is then free."""
     server = serve('--max-batch', 1, '--cpu-threads', 2)
-    body = thin(200000, softcap=30.0)  # this work takes at least 2 s; typically it takes 12 s
+    body = thin(200000, softcap=30.0)  # this work takes at least 2 s, and typically 12 s
 
     def idle():
         return server.get('/v1/info').json()['devices'][0]['running_requests'] == 0
@@ -162,7 +164,8 @@ def test_work_that_a_deadline_or_a_client_left_behind_ends_at_once(serve):
 
 
 def test_a_batch_goes_on_while_one_of_its_clients_waits(fake, gate):
-    """The batching window ends when the batch is full. The gate holds the device, so nine requests leave together."""
+    """The batching window (the time in which a batch waits for more requests) ends when the batch is full. A gate holds
+    the device, so nine requests leave together."""
     server = fake(f'hold={gate.path}', '--max-batch', 9, '--batch-window-us', 1000000)
 
     def running():
@@ -180,7 +183,7 @@ def test_a_batch_goes_on_while_one_of_its_clients_waits(fake, gate):
 
 
 def expected_seconds(server, body, most, because=''):
-    """The error message of a request that is refused because it needs too much work."""
+    """Returns the error message for a request that is refused because it needs more than `most` seconds."""
     answer = server.post(FORWARD, body)
     assert answer.status == 422 and answer.json()['code'] == 'too-much-work', answer
     detail = answer.json()['detail']
@@ -192,7 +195,7 @@ def expected_seconds(server, body, most, because=''):
 def test_more_work_than_a_request_may_be_is_refused_by_name(serve):
     server = serve('--max-seconds', 1, '--cpu-threads', 1)
     expected_seconds(server, thin(200000), 1)
-    # Pairs that FlashMask hides need no work: here 256 queries see each key.
+    # FlashMask hides most pairs, which then need no work: here 256 queries see each key
     start = [min(200000, j + 256) for j in range(200000)]
     rows = {'shape': [1, 1, 200000, 1], 'dtype': 'int32', 'data': service.b64(b''.join(r.to_bytes(4, 'little') for r in start))}
     masked = json.loads(thin(200000, causal=True, outputs=['lse']))
@@ -204,8 +207,8 @@ STRANGE = ', most of them for rows whose scores leave float32'
 
 
 def strange(S, number=b'\x00\x3c', **options):
-    """S queries and S keys of D = 1 whose products overflow float32. The body has 6 bytes per query, 300 KB for
-    50000."""
+    """Makes a forward of S queries and S keys with D = 1 whose scores overflow float32. The body has 6 bytes per
+    query."""
     t = {'shape': [1, S, 1, 1], 'dtype': 'float16', 'data': service.b64(number * S)}
     return json.dumps({'q': t, 'k': t, 'v': t, 'scale': 3e38, 'outputs': ['lse'], **options}).encode()
 
@@ -213,7 +216,7 @@ def strange(S, number=b'\x00\x3c', **options):
 def test_300_kb_whose_rows_all_leave_float32_are_refused_by_name_and_their_neighbours_are_not(serve):
     server = serve('--max-seconds', 3, '--cpu-threads', 1)
     expected_seconds(server, strange(50000), 3, STRANGE)
-    # A row is slow because of its values, not because of the scale.
+    # rows are slow here because of q and k's values, not because of the scale
     S = 30000
     expected_seconds(server, strange(S), 3, STRANGE)
     neighbours = {'small': strange(5000), 'scores of 0': strange(S, b'\0\0'), 'a scale of 1': strange(S, scale=1.0),
@@ -240,8 +243,8 @@ def test_gradients_of_options_are_in_the_estimate_and_named(serve):
 
 
 def test_a_mask_of_the_most_negative_number_is_no_reason_to_refuse(serve):
-    """A mask as Hugging Face writes it, with half of the batch rows padded on the left. The queries of the padding see
-    only padding, with equal scores."""
+    """A mask of the most negative number, as Hugging Face writes it, hides the left half of some batch rows as padding.
+    Queries of the padding see only padding, with equal scores, which the server must not refuse as expensive."""
     server = serve('--max-seconds', 10, '--cpu-threads', 1)
     S = 2048
     hidden, seen = struct.pack('<e', -65504), b'\0\0'
@@ -265,7 +268,7 @@ def test_what_cannot_be_done_before_its_deadline_is_refused_at_once(serve):
 
 
 def wordy(rows, **options):
-    """A forward of rows x 256 numbers written as text. The body has 10 bytes per row."""
+    """Makes a forward of rows x 256 numbers that are written as text. The body has 10 bytes per row."""
     q = {'shape': [1, rows, 1, 1], 'dtype': 'float16', 'data': service.b64(b'\x00\x3c' * rows)}
     k = {'shape': [1, 1, 1, 1], 'dtype': 'float16', 'data': 'ADw='}
     v = {'shape': [1, 1, 1, 256], 'dtype': 'float16', 'data': service.b64(bytes(range(1, 65)) * 8)}
@@ -276,7 +279,7 @@ def test_answers_of_16_million_numbers_hold_no_thread_while_their_length_is_meas
     server = serve('--http-threads', 4)
     body = wordy(1 << 16)
     with Probe(server) as probe:
-        left = leave_behind(server, body, 4)  # one client for each thread
+        left = leave_behind(server, body, 4)  # one client for each HTTP thread
         time.sleep(2)
         for s in left[:2]:
             s.close()
@@ -292,12 +295,12 @@ def test_answers_of_16_million_numbers_hold_no_thread_while_their_length_is_meas
 
 
 def ends_what_is_finished(server, body):
-    """Sets a deadline that passes while a free thread verifies rows or measures numbers. The test measures processor
-    time, so other load of the machine does not matter."""
+    """Sends a body with a deadline that passes while a free thread verifies rows or measures the text of numbers, after
+    the computation. Measures processor time, so that other load of the machine does not matter."""
     def finishing():
         return server.metric('attnd_inflight_requests', state='finishing') == 1
-    # Measures the time from sending to that point. The second measurement counts, because the first request also waits
-    # for memory to be allocated.
+    # measures the time from sending until the computation has ended; the second time counts, because the first request
+    # also waits for memory to be allocated
     for _ in range(2):
         start = time.monotonic()
         left = leave_behind(server, body, 1)[0]
@@ -305,7 +308,7 @@ def ends_what_is_finished(server, body):
         ms = 100 + 1000 * (time.monotonic() - start)
         left.close()
         assert eventually(lambda: server.inflight() == 0)
-    for _ in range(12):  # is repeated until a deadline passes at the right moment, neither before nor after that work
+    for _ in range(12):  # repeats until a deadline passes during that work, neither before nor after it
         before = processor_seconds(server)
         asking = Asking(server, body, {'X-Request-Timeout-Ms': f'{ms:.0f}'})
         assert eventually(lambda: finishing() or not asking.is_alive())
@@ -326,14 +329,14 @@ def test_a_deadline_ends_the_measuring(serve):
 
 
 def proven(rows, **options):
-    """A forward whose verification needs rows * 2^16 multiply-adds in float64."""
+    """Makes a forward whose verification in float64 needs rows * 2^16 multiply-adds."""
     q = {'shape': [1, rows, 1, 16], 'dtype': 'float16', 'data': service.b64(b'\x00\x2c' * (16 * rows))}
     k = {'shape': [1, 2048, 1, 16], 'dtype': 'float16', 'data': service.b64(b'\x00\x2c' * (16 * 2048))}
     return {'q': q, 'k': k, 'v': k, 'outputs': ['out'], 'verify': 'all', **options}
 
 
 def test_a_body_has_one_budget_for_all_rows_that_it_wants_verified(serve):
-    server = serve('--devices', 'cpu')  # a GPU verifies without it
+    server = serve('--devices', 'cpu')  # a GPU would verify the rows itself, without this work of the CPU
     answer = server.post(FORWARD, {'requests': [proven(6000)] * 40})
     assert answer.status == 200
     responses = answer.json()['responses']
@@ -345,7 +348,7 @@ def test_a_body_has_one_budget_for_all_rows_that_it_wants_verified(serve):
 
 def test_verification_ends_with_the_deadline_and_with_the_server(serve):
     server = serve('--devices', 'cpu', '--drain-ms', 300)
-    body = json.dumps(proven(15000)).encode()  # verification of this body takes almost one second
+    body = json.dumps(proven(15000)).encode()  # verifying this body takes almost one second
     ends_what_is_finished(server, body)
     with Probe(server) as probe:
         left = leave_behind(server, body, 12)

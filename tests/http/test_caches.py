@@ -1,6 +1,6 @@
-"""Caches: keys and values that stay. Every answer is compared with a model in NumPy (caches.py), on the CPU and on a
-device with memory of its own (attnd-fake); whose a cache is, what a failed step leaves, a full pool, requests at the
-same time, and restarts."""
+"""Caches: keys and values that stay on the server. Every answer is compared with a model in NumPy (caches.py), on the
+CPU and on a device with memory of its own (attnd-fake). Other tests cover who may use a cache, what a failed step
+leaves behind, a full pool of pages, concurrent requests, and restarts."""
 import concurrent.futures
 import json
 import os
@@ -26,8 +26,8 @@ READS_STAGING = {'ATTN_FAKE_READS_STAGING': '1'}
 
 @pytest.fixture(params=['cpu', 'fake', 'moves'])
 def anywhere(request, serve):
-    """Three kinds of server: a device that computes in staging memory, a device that copies, and a device whose kernels
-    copy small tensors."""
+    """Runs a test on three kinds of server: a device that computes in staging memory (the memory of request bodies), a
+    device that copies, and a device whose kernels copy small tensors."""
     def start(*options, **more):
         if request.param != 'cpu':
             env = {'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': '', **(READS_STAGING if request.param == 'moves' else {})}
@@ -45,7 +45,7 @@ def rng():
 
 
 @pytest.mark.limit(120)
-# these three seeds choose the three dtypes; a hundred operations contain every kind
+# these three seeds choose the three dtypes; a hundred operations contain every kind of operation
 @pytest.mark.parametrize('seed', [20261103, 20261104, 20261105])
 def test_a_random_walk_is_what_its_model_is(anywhere, seed):
     done = walk(anywhere('--kv-bytes', '8M'), 200 if service.SLOWER == 1 else 100, seed)
@@ -54,7 +54,7 @@ def test_a_random_walk_is_what_its_model_is(anywhere, seed):
 
 @pytest.mark.limit(240)
 def test_a_long_random_walk_is_what_its_model_is(anywhere, request):
-    """One dtype for each device. The test takes 15 s per device on two cores."""
+    """Each kind of device has one dtype. The test takes 15 s per device on two cores."""
     seed = ['cpu', 'fake', 'moves'].index(request.node.callspec.params['anywhere'])
     done = walk(anywhere('--kv-bytes', '8M'), 10000 if service.SLOWER == 1 else 300, seed)
     assert done['expired'], done
@@ -71,8 +71,8 @@ def test_the_half_precision_dtypes(server, rng, dtype):
 
 @pytest.mark.parametrize('q_dtype', ['float32', 'float16', 'bfloat16'])
 def test_float8_caches_with_a_scale_per_head(anywhere, rng, q_dtype):
-    """float8 needs half the memory. A value is the stored number times the scale of its head; q and out have the dtype
-    of q."""
+    """A float8 cache needs half the memory. A value is the stored number times the scale of its head; q and out have
+    the dtype of q."""
     server = anywhere('--kv-bytes', '1M')
     k_scale, v_scale = np.array([0.5, 2.0]), np.array([0.25, 1.5])
     caches = [Cache(server, dtype='float8_e4m3fn', head_dim=16, k_scale=list(k_scale), v_scale=list(v_scale)) for _ in range(2)]
@@ -130,7 +130,7 @@ def test_the_values_of_a_latent_float8_cache_have_the_scale_of_its_keys(anywhere
 
 
 def test_latent_caches_have_one_tensor_for_keys_and_values(anywhere, rng):
-    """Multi-head Latent Attention: all queries share one head of K, and V is the first numbers of each key."""
+    """Multi-head Latent Attention: all queries share one head of K, and V is the first columns of each key."""
     server = anywhere('--kv-bytes', '4M')
     cache = Cache(server, kv_heads=1, head_dim=576, head_dim_v=512, latent=True)
     k = wire.rounded(rng.standard_normal((200, 1, 576)), 'float32')
@@ -142,7 +142,7 @@ def test_latent_caches_have_one_tensor_for_keys_and_values(anywhere, rng):
     want, _ = attention(wire.rounded(q, 'float32')[0], k, k[..., :512], causal=True)
     assert answer.status == 200 and answer.json()['out']['shape'] == [1, 2, 16, 512], answer
     assert_close(wire.value(answer.json()['out'])[0], want, 'float32')
-    assert cache.info()['page_bytes'] == -(-64 * 576 * 4 // 4096) * 4096  # pages hold keys only
+    assert cache.info()['page_bytes'] == -(-64 * 576 * 4 // 4096) * 4096  # a page holds keys only, no values
     answer = server.post(cache.path('/append'), {'k': wire.tensor(k[:1]), 'v': wire.tensor(k[:1, :, :512])})
     assert answer.status == 400 and 'part of its keys' in answer.json()['detail'], answer
 
@@ -176,15 +176,15 @@ def test_rows_of_different_lengths_and_more_keys_than_queries(server, rng):
     for cache, length in zip(caches, [0, 1, 63, 64, 200]):
         if length:
             cache.append(rng, length)
-    new = [c.new(rng, 70) for c in caches]  # a prompt of which only the last queries are computed
+    new = [c.new(rng, 70) for c in caches]  # a prompt of 70 positions, of which only the last queries are computed
     assert_right(*decode(caches, rng.standard_normal((5, 3, 4, 8)), new, causal=True), caches)
     for cache in caches:
         cache.delete()
 
 
 def test_a_tree_of_guesses_is_verified_by_a_mask_of_the_last_keys(anywhere, rng):
-    """Speculative decoding with five guesses that branch after the first. Each guess sees the cache, its ancestors and
-    itself."""
+    """Speculative decoding with five guessed tokens that branch after the first. Each guess sees the cache, its
+    ancestors and itself."""
     caches = [Cache(anywhere('--kv-bytes', '1M'))]
     caches.append(Cache(caches[0].server))
     for cache, length in zip(caches, [100, 37]):
@@ -197,9 +197,9 @@ def test_a_tree_of_guesses_is_verified_by_a_mask_of_the_last_keys(anywhere, rng)
             tree[0, 0, i, at] = 1
             at = parents[at]
     assert_right(*decode(caches, rng.standard_normal((2, 5, 4, 8)), [c.new(rng, 5) for c in caches], keep=tree), caches)
-    each = np.stack([tree[0], np.tril(np.ones((1, 5, 5)))])  # a mask for each batch row
+    each = np.stack([tree[0], np.tril(np.ones((1, 5, 5)))])  # a mask of its own for each batch row
     assert_right(*decode(caches, rng.standard_normal((2, 5, 4, 8)), keep=each), caches)
-    # the mask is longer than the second row's cache; its entries before the first key have no effect
+    # this mask is longer than the second row's cache; its entries before the first key have no effect
     longer = (rng.random((1, 4, 1, 43)) < .5).astype(float)
     assert_right(*decode(caches, rng.standard_normal((2, 1, 4, 8)), keep=longer), caches)
     answer, _ = decode(caches, rng.standard_normal((2, 1, 4, 8)), keep=np.ones((1, 1, 1, 129)))
@@ -219,7 +219,7 @@ def test_a_row_has_the_bits_that_it_has_alone(server, rng):
     for b, cache in enumerate(rows):
         alone = decode([cache], q[b:b + 1])[0].json()
         assert np.array_equal(wire.value(alone['out'])[0], out[b]) and np.array_equal(wire.value(alone['lse'])[0], lse[b]), b
-    assert np.array_equal(out[2], out[4])  # both outputs were read from the same shared pages
+    assert np.array_equal(out[2], out[4])  # both rows read the same shared pages
     for cache in rows:
         cache.delete()
 
@@ -237,7 +237,7 @@ def test_a_cache_gives_the_bits_that_sending_the_keys_gives(server, rng):
 
 
 def of_all(form, q, ids):
-    """Returns (path, body, headers) of a decode as Python's json.dumps() writes it."""
+    """Returns (path, body, headers) of a decode in one format, with JSON as Python's json.dumps() writes it."""
     if form == 'json':
         return DECODE, json.dumps({'q': wire.tensor(q), 'caches': ids}).encode(), {'Content-Type': 'application/json'}
     if form == 'safetensors':
@@ -331,7 +331,8 @@ def test_a_cache_is_its_tokens_alone(serve, tmp_path, rng):
 
 
 def test_caches_of_a_token_that_is_taken_out_are_gone(serve, tmp_path, rng):
-    """Otherwise nobody could delete these caches until their lifetime ends, which may be seven days."""
+    """When a token is removed, its caches are deleted. Otherwise no client could delete them until their lifetime ends,
+    up to seven days later."""
     tokens = tmp_path / 'tokens'
     tokens.write_text('alice\nbob\n')
     server = serve('--token-file', tokens, '--kv-bytes', '1M')
@@ -351,7 +352,7 @@ def test_caches_of_a_token_that_is_taken_out_are_gone(serve, tmp_path, rng):
 
 
 def test_an_append_speaks_of_the_cache_that_its_path_names(server, rng):
-    """The body of an append has no member `caches`, so an error cannot point at it."""
+    """The body of an append has no member `caches`, so the error names the cache in the path instead of a member."""
     cache = Cache(server)
     assert server.ask('DELETE', cache.path()).status == 204
     answer = cache.append(rng, 1)
@@ -359,8 +360,8 @@ def test_an_append_speaks_of_the_cache_that_its_path_names(server, rng):
 
 
 def test_ids_are_neither_in_the_log_nor_in_the_metrics(serve, rng):
-    """Without tokens, whoever knows the id of a cache can read the cache. The log shows only the first characters of an
-    id."""
+    """Without tokens, any client that knows the id of a cache can read it. The log therefore shows only the first
+    characters of an id."""
     for options in ((), ('--log-format', 'json')):
         server = serve('--log-level', 'debug', '--kv-bytes', '1M', *options)
         cache = Cache(server)
@@ -384,7 +385,8 @@ def test_ids_are_neither_in_the_log_nor_in_the_metrics(serve, rng):
 def test_a_token_has_its_share_of_the_pool(serve, tmp_path, rng):
     (tmp_path / 'tokens').write_text('alice\nbob\n')
     server = serve('--token-file', tmp_path / 'tokens', '--kv-bytes', '1M', '--token-share', 50)
-    mine, theirs = Cache(server, headers=ALICE), Cache(server, headers=BOB)  # a page of 64 positions takes 8 KiB
+    # a page holds 64 positions and takes 8 KiB, and a token may have half of 1 MiB: 64 pages
+    mine, theirs = Cache(server, headers=ALICE), Cache(server, headers=BOB)
     assert mine.append(rng, 64 * 64).status == 200
     answer = mine.append(rng, 1)
     assert answer.status == 429 and answer.headers['retry-after'], answer
@@ -394,14 +396,14 @@ def test_a_token_has_its_share_of_the_pool(serve, tmp_path, rng):
     mine.truncate(64 * 64 - 1)
     assert mine.append(rng, 1).status == 200
     mine.truncate(0)
-    answer = mine.append(rng, 64 * 64 + 1)  # this token has nothing that could be freed, so waiting would not help
+    answer = mine.append(rng, 64 * 64 + 1)  # this token uses nothing that could be freed, so waiting would not help
     assert answer.status == 413 and 'retry-after' not in answer.headers, answer
     assert answer.json()['detail'] == 'this request needs 532480 bytes of pages, this token may have 524288 in all (--token-share)'
 
 
 def test_a_token_has_its_share_of_all_gpus_together(serve, tmp_path, rng):
-    """Earlier a token got half of its share: the limit was computed from the first GPU's pool, but its pages on both
-    GPUs counted."""
+    """A token's share is computed from the pools of all GPUs. Earlier it was half of that: the limit came from the
+    first GPU's pool, but pages on both GPUs counted."""
     (tmp_path / 'tokens').write_text('alice\nbob\n')
     server = serve('--token-file', tmp_path / 'tokens', '--kv-bytes', '1M', '--token-share', 50, '--cpu-threads', 1, binary=service.FAKE,
                    env={'ATTN_FAKE_DEVICES': '2', 'ATTN_FAKE_SCRIPT': ''})
@@ -415,8 +417,8 @@ def test_a_token_has_its_share_of_all_gpus_together(serve, tmp_path, rng):
 
 
 def test_caches_that_are_made_before_they_are_filled_fill_all_gpus(serve, rng):
-    """A server of language models creates caches before it fills them. Earlier all of them were placed on the first
-    GPU, and appends failed with 507 while three quarters of the memory was free."""
+    """Servers of language models create caches before they fill them. Such caches are spread over the GPUs. Earlier all
+    of them were on the first GPU, and appends failed with status 507 while three quarters of the memory was free."""
     server = serve('--kv-bytes', '1M', '--cpu-threads', 1, binary=service.FAKE, env={'ATTN_FAKE_DEVICES': '4', 'ATTN_FAKE_SCRIPT': ''})
     caches = [Cache(server) for _ in range(64)]
     for cache in caches:
@@ -438,8 +440,8 @@ def test_an_id_of_before_a_restart_is_known_as_such(serve, rng):
 
 @pytest.mark.limit(90)
 def test_a_server_that_is_killed_in_the_middle_never_shows_stale_bytes(serve, rng):
-    """A supervisor starts a new server process, which does not know the caches of the old one and hands out cleared
-    pages."""
+    """After a kill, the supervisor starts a new server process. It does not know the caches of the old process, and
+    hands out cleared pages."""
     server = serve('--supervise', '--kv-bytes', '1M')
     cache = Cache(server)
     cache.append(rng, 500)
@@ -461,11 +463,11 @@ def test_a_server_that_is_killed_in_the_middle_never_shows_stale_bytes(serve, rn
 
 
 def test_a_full_pool_answers_507_and_loses_nothing(anywhere, rng):
-    server = anywhere('--kv-bytes', '256K')  # the pool has 32 pages of 64 positions
+    server = anywhere('--kv-bytes', '256K')  # the pool has 32 pages of 64 positions each
     a, b = Cache(server), Cache(server)
     assert a.append(rng, 20 * 64).status == 200
     assert b.append(rng, 10 * 64).status == 200
-    # each cache takes two pages, so two pages are left
+    # each cache needs two more pages, but only two are free in all
     answer, _ = decode([a, b], rng.standard_normal((2, 1, 4, 8)), [c.new(rng, 100) for c in (a, b)])
     assert answer.status == 507 and answer.json()['code'] == 'storage-full', answer
     assert '--kv-bytes' in answer.json()['detail']
@@ -479,7 +481,8 @@ def test_a_full_pool_answers_507_and_loses_nothing(anywhere, rng):
 
 
 def test_what_no_pool_can_hold_is_413(anywhere, rng):
-    """Earlier the answer was 507 with "1048576 of 1048576 bytes are in pages", although no page was in use."""
+    """A cache that no pool can hold is refused with 413. Earlier the answer was 507 with "1048576 of 1048576 bytes are
+    in pages", although no page was in use."""
     cache = Cache(anywhere('--kv-bytes', '1M'))
     answer = cache.append(rng, 20000)
     assert answer.status == 413 and 'retry-after' not in answer.headers and answer.json()['code'] == 'too-large', answer
@@ -490,7 +493,8 @@ def test_what_no_pool_can_hold_is_413(anywhere, rng):
 
 @pytest.mark.parametrize('binary', [service.BINARY, service.FAKE])
 def test_more_memory_for_caches_than_a_device_has_is_refused_at_the_start(binary):
-    """Earlier the server said that it was ready, and then answered 507 to every new cache."""
+    """The server refuses to start if --kv-bytes exceeds a device's memory. Earlier it became ready, and then answered
+    507 to every new cache."""
     name = 'cpu' if binary == service.BINARY else 'fake:0'
     command = [binary, '--listen', '127.0.0.1:0', '--device-bytes', '64M', '--kv-bytes', '65M', '--cpu-threads', '1', *(['--devices', 'cpu'] if name == 'cpu' else [])]
     env = {'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': ''} if binary == service.FAKE else {}
@@ -509,7 +513,8 @@ def test_a_fork_copies_nothing_until_somebody_writes(anywhere, rng):
     assert server.metric('attnd_cache_pages', kind='shared') == 16
     new = [c.new(rng, 1) for c in forks[:4]]
     assert_right(*decode(forks[:4], rng.standard_normal((4, 1, 4, 8)), new), forks[:4])
-    assert server.metric('attnd_cache_pages', kind='all') == 20  # the last page of each cache was copied
+    # each of the four forks that appended got a copy of the last page
+    assert server.metric('attnd_cache_pages', kind='all') == 20
     assert_right(*decode([cache, *forks], rng.standard_normal((33, 1, 4, 8))), [cache, *forks])
     for c in [cache, *forks]:
         c.delete()
@@ -554,14 +559,14 @@ def test_clients_that_append_to_one_cache_come_one_after_the_other(anywhere, rng
         t.join()
     assert not wrong, wrong[0]
     assert cache.info()['length'] == 8 * 15 * 2
-    # The positions of both appends must be in the cache, each once and in one piece. A window of one key reads the
-    # values back one by one.
+    # The positions of both appends must be in the cache, each append once and in one piece. Queries with a window of
+    # one key read the values back one by one.
     q = np.zeros((1, 240, 4, 8))
     told = server.post(DECODE, {'q': wire.tensor(q), 'caches': [cache.id], 'causal': True, 'window': [0, 0]}).json()
     values = wire.value(told['out'])[0, :, 0, 0]
     assert np.array_equal(values[::2], values[1::2])
     assert sorted(values[::2]) == sorted(tag * 100 + n for tag in range(8) for n in range(15))
-    for tag in range(8):  # the positions of each client are in the order in which that client sent them
+    for tag in range(8):  # each client's positions are in the order in which it sent them
         mine = [x for x in values[::2] if x // 100 == tag]
         assert mine == sorted(mine)
 
@@ -576,16 +581,16 @@ def gate(tmp_path):
 
 
 def all_at_once(calls):
-    """Calls all functions at the same time and returns their results in the order of `calls`."""
+    """Calls all functions at the same time. Returns their results in the order of `calls`."""
     with concurrent.futures.ThreadPoolExecutor(len(calls)) as pool:
         return [future.result() for future in [pool.submit(call) for call in calls]]
 
 
 @pytest.mark.parametrize('float8', [False, True])
 def test_steps_of_different_clients_are_one_problem(serve, rng, gate, float8):
-    """On a device whose kernels read staging memory, steps are merged without a copy. Each step must have the same bits
-    as it has alone, whatever the batch contains."""
-    # the copies are made by appends, which the server does not merge
+    """On a device whose kernels read staging memory (the memory of request bodies), steps are merged into one problem
+    without a copy. Each step must have the same bits as alone, whatever else the batch contains."""
+    # the copies of these caches are made by appends, which the server does not merge
     lengths, copies = [5, 64, 700, 128, 1, 300], 2 * 6
     os.unlink(gate)
     script = f'hold={gate},copy.err=700@{copies + 1}+'
@@ -612,13 +617,13 @@ def test_steps_of_different_clients_are_one_problem(serve, rng, gate, float8):
     alone = filled(serve('--cpu-threads', 1))
     caches = filled(together)
     before = [Cache(together, **shape) for _ in range(4 + GUESTS)]
-    for turn in 0, 1:  # the second turn attends to what the first has appended
+    for turn in 0, 1:  # the second round attends to what the first round has appended
         open(gate, 'w').close()
         with concurrent.futures.ThreadPoolExecutor(10 + GUESTS) as pool:
             try:
                 held = []
-                # each request is one batch: all four streams and the guests' streams are then busy, so later requests
-                # have to wait
+                # Each request is one batch. When these requests have all four streams and the guests' streams, later
+                # requests have to wait.
                 for n in range(len(before)):
                     held.append(pool.submit(step, before[n], n % 6, turn))
                     assert eventually(lambda: together.metric('attnd_inflight_requests', state='running') == n + 1)
@@ -645,7 +650,7 @@ def test_a_step_that_is_given_up_leaves_its_cache_as_it_was(serve, rng, gate):
     assert cache.info()['length'] == 1
     waiting = []
     thread = threading.Thread(target=lambda: waiting.append(decode([cache], np.ones((1, 1, 4, 8)))))
-    thread.start()  # this thread waits until the device has finished the step before
+    thread.start()  # waits until the device has finished the step before
     assert eventually(lambda: server.metric('attnd_inflight_requests', state='queued') == 1)
     os.unlink(gate)
     thread.join()
@@ -654,8 +659,8 @@ def test_a_step_that_is_given_up_leaves_its_cache_as_it_was(serve, rng, gate):
 
 
 def test_many_steps_that_wait_for_one_cache_hold_nobody_else_up(serve, rng, gate):
-    """600 appends to one cache run one after the other, and the first takes long. Requests of others have free streams
-    and use other caches, so they must not wait."""
+    """600 appends to one cache run one after the other, and the first takes long. Other clients' requests find free
+    streams and use other caches, so they must not wait for the appends."""
     server = serve('--cpu-threads', 1, '--kv-bytes', '1M', '--timeout-ms', 600000, '--max-receiving', 1000, '--http-threads', 2, binary=service.FAKE,
                    env={'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': f'hold={gate}@1'})
     busy, other = Cache(server), Cache(server)
@@ -694,7 +699,8 @@ def test_caches_of_a_lost_device_are_gone_and_new_ones_are_elsewhere(serve, rng)
                    env={'ATTN_FAKE_DEVICES': '2', 'ATTN_FAKE_SCRIPT': '0:launch.err=700@2'})
     q = np.ones((1, 1, 4, 8))
     on = {}
-    while len(on) < 2:  # the server creates each cache on the device with the most free memory
+    # the server creates each cache on the device with the most free memory, so soon both devices have one
+    while len(on) < 2:
         cache = Cache(server)
         assert cache.append(rng, 200).status == 200
         on.setdefault(cache.info()['device'], []).append(cache)
@@ -802,8 +808,8 @@ def test_what_is_refused_names_what_and_why(server, rng):
 
 
 def test_a_query_changes_nothing(server, rng):
-    """A query string changes nothing: earlier, fork?length=3 forked all positions, and DELETE ?dry_run=true deleted the
-    cache."""
+    """A query string never changes what a request does. Earlier fork?length=3 forked all positions, and DELETE
+    ?dry_run=true deleted the cache."""
     cache = Cache(server)
     cache.append(rng, 5)
     before = {c['id'] for c in server.get('/v1/caches').json()['caches']}
@@ -812,7 +818,7 @@ def test_a_query_changes_nothing(server, rng):
                                    ('DELETE', cache.path('?' + 'x' * 500), 'x' * 80)]:
         answer = server.ask(method, path)
         assert answer.status == 400 and answer.json()['code'] == 'invalid-request' and f"('?{argument}')" in answer.json()['detail'], answer
-    # Other caches of this server may expire meanwhile.
+    # caches of other tests on this server may have expired since, so fewer may remain
     assert cache.id in before and {c['id'] for c in server.get('/v1/caches').json()['caches']} <= before
     assert server.get(cache.path('?any=1')).json()['length'] == 5
     cache.delete()

@@ -1,5 +1,5 @@
 """POST /v1/attention/check and `attnd check`: verdicts, explanations and refusals. tests/evidence measures whether
-every mistake of the table is found. Here a few mistakes go through every way in which a check can be sent."""
+every mistake of the table is found. These tests send a few mistakes in every way in which a check can be sent."""
 import json
 import struct
 import subprocess
@@ -33,7 +33,7 @@ def codes(answer):
 
 @pytest.fixture
 def problem():
-    """A causal problem in float32 and its right results."""
+    """A causal problem in float32, and its right results."""
     members, x = random_problem(rng(), Sq=40, H=4, Hk=2, D=16)
     out, lse, *_ = ref.forward(x['q'], x['k'], x['v'], causal=True)
     return {**members, 'causal': True}, x, out, lse
@@ -94,8 +94,8 @@ def test_lse_in_base_2(server, problem):
 
 @pytest.mark.parametrize('declared', [True, False])
 def test_results_in_the_other_layout(server, problem, declared):
-    """Results in the other layout: once declared with the other layout's shape, once with this layout's shape over
-    memory in the other layout."""
+    """Results in the wrong layout, sent in two ways: declared with the wrong layout's shape, or declared with the right
+    shape over memory in the wrong layout."""
     members, _, out, lse = problem
     moved = np.ascontiguousarray(out.swapaxes(1, 2))
     answer = check(server, members, out=tensor(moved if declared else moved.reshape(out.shape)), lse=tensor(lse))
@@ -167,7 +167,7 @@ def test_several_in_one_body(server, problem):
 
 
 def file_of(tensors, metadata):
-    """Writes a safetensors file of {name: (array, dtype)}."""
+    """Writes {name: (array, dtype)} to a safetensors file."""
     header, data = {'__metadata__': metadata}, b''
     for name, (x, dtype) in tensors.items():
         bytes = raw(x, dtype)
@@ -207,8 +207,8 @@ def test_kserve_answers_a_report(server, problem):
 
 
 def test_a_deadline_makes_the_check_smaller_and_not_late(server):
-    """The whole check takes many times the 2 s of the deadline. The answer must arrive before the deadline and name
-    what was left out."""
+    """A complete check takes many times the deadline of 2 s. The answer must arrive before the deadline, and say what
+    was left out."""
     shape = (1, 6000, 8, 64)
     members = {name: tensor(rng(5).standard_normal(shape), 'float16') for name in ('q', 'k', 'v')}
     began = time.monotonic()

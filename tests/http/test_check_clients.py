@@ -1,5 +1,6 @@
-"""Tests the files of deploy/examples that authors of kernels copy: pytest_attnd.py in a pytest run of its own, and
-flashinfer_bench.py on files in FlashInfer-Bench's format. test_examples.py runs both as the README says."""
+"""Tests the files of deploy/examples for authors of kernels: pytest_attnd.py in a pytest run of its own, and
+flashinfer_bench.py on files in FlashInfer-Bench's format. test_examples.py runs both as the README of the examples
+says."""
 import importlib.util
 import json
 import os
@@ -139,7 +140,7 @@ def test_the_token_is_sent(serve, tmp_path):
     assert status == 1 and 'attnd refused to check' in said, said
 
 
-@pytest.mark.limit(200)  # importing PyTorch takes long on a busy machine
+@pytest.mark.limit(200)  # importing PyTorch may take long on a busy machine
 def test_pytorch_tensors_are_taken_as_they_are(server, tmp_path):
     if subprocess.run([sys.executable, '-c', 'import torch'], capture_output=True).returncode != 0:
         pytest.skip('PyTorch is not here')
@@ -166,7 +167,7 @@ def test_forward_and_backward(assert_attention, dtype):
 
 
 def attention(q, k, v, scale, causal):
-    """Attention of q [Sq, H, D] over k and v [Sk, H, D]. Returns out [Sq, H, D], and lse in base 2 [Sq, H]."""
+    """Returns attention of q [Sq, H, D] over k and v [Sk, H, D], as out [Sq, H, D] and lse in base 2 [Sq, H]."""
     z = np.einsum('ihd,jhd->hij', q, k) * scale
     if causal:
         z = np.where(np.tri(*z.shape[1:], z.shape[2] - z.shape[1], dtype=bool), z, -np.inf)
@@ -175,10 +176,11 @@ def attention(q, k, v, scale, causal):
 
 
 class TraceSet:
-    """A trace set of FlashInfer-Bench with one definition and one workload. All numbers in its files are bfloat16."""
+    """A trace set (folder of files) of FlashInfer-Bench with one definition and one workload. All numbers in its files
+    are bfloat16."""
 
     def __init__(self, folder, op_type, name, inputs, files):
-        """`files` are the inputs that are stored in a file of the workload. The other inputs are random, or single
+        """`files` has the inputs that are stored in a file of the workload. The other inputs are random, or single
         numbers."""
         self.module, self.folder, self.name = example('flashinfer_bench'), folder, name
         specs = {}
@@ -202,7 +204,7 @@ class TraceSet:
         return ('F32', x.astype(np.float32)) if name == 'lse' else ('BF16', wire.bf16_bits(x))
 
     def check(self, url, **outputs):
-        """Runs the checker. Returns (exit status, what it prints)."""
+        """Runs flashinfer_bench.py. Returns (exit status, what it prints)."""
         (self.folder / 'out.safetensors').write_bytes(self.module.dump({**self.random, **{n: self.raw(n, x) for n, x in outputs.items()}}, {}))
         done = subprocess.run([sys.executable, os.path.join(FOLDER, 'flashinfer_bench.py'), str(self.folder), self.name, 'the-second', str(self.folder / 'out.safetensors'), url],
                               capture_output=True, text=True, timeout=50 * service.SLOWER)
@@ -236,7 +238,7 @@ def test_a_ragged_prefill_of_flashinfer_bench(server, tmp_path):
 
 def test_a_paged_prefill_and_a_latent_decode_of_flashinfer_bench(server, tmp_path):
     rng = np.random.default_rng(2)
-    # Two rows of 7 and 4 tokens on pages of one token, with 3 and 4 queries.
+    # Two rows of 7 and 4 tokens, in pages of one token each, with 3 and 4 queries.
     pages, starts, queries = rng.permutation(20), np.array([0, 7, 11]), np.array([0, 3, 7])
     q, k, v = random(rng, 7, 4, 16), random(rng, 20, 1, 2, 16), random(rng, 20, 1, 2, 16)
     output, lse = np.zeros_like(q), np.zeros((7, 4))
@@ -248,8 +250,8 @@ def test_a_paged_prefill_and_a_latent_decode_of_flashinfer_bench(server, tmp_pat
     assert traces.check(server.url, output=output, lse=lse)[0] == 0
     assert traces.check(server.url, output=output * 1.5, lse=lse)[0] == 1
 
-    # One head whose keys have 32 + 8 numbers, the first 32 of which are the values. One row has 7 tokens on pages of 4,
-    # and one row has none.
+    # Latent attention: one head whose keys have 32 + 8 numbers, the first 32 of which are the values. One row has 7
+    # tokens in pages of 4 tokens, and one row has none.
     ckv, kpe = random(rng, 5, 4, 32), random(rng, 5, 4, 8)
     q_nope, q_pe = random(rng, 2, 3, 32), random(rng, 2, 3, 8)
     keys, values = (x[[3, 1]].reshape(8, 1, -1)[:7].repeat(3, 1) for x in (np.concatenate((ckv, kpe), -1), ckv))

@@ -1,5 +1,5 @@
-"""Clients that close the connection (FIN) or abort it (RST) in every stage of a request: the server frees their slot at
-once."""
+"""Clients that close the connection (FIN) or abort it (RST) in any stage of a request. The server must free their slot
+at once."""
 import json
 import os
 import signal
@@ -27,12 +27,13 @@ def leave(s, how):
 
 @pytest.mark.parametrize('count', [127, 128, 129, 256])
 def test_requests_that_arrive_in_one_moment_are_all_answered(serve, count):
-    """One HTTP thread finds all these requests at once, after the server was stopped (SIGSTOP). libmicrohttpd takes 128
-    events at a time from the kernel. Earlier it waited for more events when it got exactly 128."""
+    """While the server is stopped (SIGSTOP), so many requests arrive that one HTTP thread finds them all at once.
+    libmicrohttpd takes 128 events at a time from the kernel. Earlier it waited for more events when it got exactly
+    128."""
     server = serve('--http-threads', '1')
     get = b'GET /livez HTTP/1.1\r\nHost: x\r\n\r\n'
     crowd = [socket.create_connection(server.address, 10 * service.SLOWER) for _ in range(count)]
-    for s in crowd:  # the thread then watches each of these connections
+    for s in crowd:  # from then on the HTTP thread watches each of these connections
         s.sendall(get)
         assert s.recv(4096).startswith(b'HTTP/1.1 200')
     os.kill(server.process.pid, signal.SIGSTOP)
@@ -45,7 +46,7 @@ def test_requests_that_arrive_in_one_moment_are_all_answered(serve, count):
 
 
 def at_rest(server):
-    """Waits until nothing is in flight or queued and no staging memory is held."""
+    """Waits until no request is in flight or queued, and no staging memory (memory of request bodies) is held."""
     def busy():
         m = server.metrics()
         m['attnd_inflight_requests{state="answering"}'] = max(0, m['attnd_inflight_requests{state="answering"}'] - 1)  # that asks
@@ -56,9 +57,10 @@ def at_rest(server):
 
 @pytest.fixture(scope='module')
 def quiet():
-    """One server for this file. It has one compute thread, so that a slow request holds the device."""
+    """One server for all tests of this file. It has one compute thread, so that a slow request holds the device."""
     with service.Server('--cpu-threads', '1', '--max-batch', '1', '--log-level', 'debug') as server:
-        server.endless_body = slow.calibrated(server, 20)  # no client waits for this work to end
+        # work of 20 s, which must be given up when its client has left
+        server.endless_body = slow.calibrated(server, 20)
         yield server
 
 
@@ -88,7 +90,7 @@ def test_while_uploading(quiet, how):
 
 @pytest.mark.parametrize('how', ['fin', 'rst'])
 def test_while_waiting_in_the_queue(quiet, how):
-    """The slot of the request is free within a moment, and its work never starts."""
+    """When the client leaves, its slot is free at once, and its work never starts."""
     flops = quiet.metric('attnd_flops_total')
     cancelled = quiet.metric('attnd_cancelled_total')
     with occupied(quiet, quiet.endless_body, queued=1):
@@ -105,13 +107,13 @@ def test_while_waiting_in_the_queue(quiet, how):
         assert eventually(lambda: quiet.metric('attnd_cancelled_total') - cancelled == 3)
     at_rest(quiet)
     assert eventually(lambda: quiet.metric('attnd_cancelled_total') - cancelled == 6)
-    # the limit allows for the small request that at_rest() sends itself
+    # 1e6 operations allow for the small request that at_rest() sends itself
     assert quiet.metric('attnd_flops_total') - flops < 1e6, 'work of a client that had gone was run'
 
 
 @pytest.mark.parametrize('how', ['fin', 'rst'])
 def test_while_it_computes(quiet, how):
-    """Work that has begun stops too, and does not count as work done."""
+    """When the client leaves, work that has begun stops, and does not count as work done."""
     flops = quiet.metric('attnd_flops_total')
     cancelled = quiet.metric('attnd_cancelled_total')
     s = quiet.raw()
@@ -121,7 +123,7 @@ def test_while_it_computes(quiet, how):
     leave(s, how)
     at_rest(quiet)
     assert eventually(lambda: quiet.metric('attnd_cancelled_total') - cancelled == 1)
-    # the limit allows for the small request that at_rest() sends itself
+    # 1e6 operations allow for the small request that at_rest() sends itself
     assert quiet.metric('attnd_flops_total') - flops < 1e6
 
 
@@ -131,7 +133,7 @@ def test_while_the_answer_is_sent(quiet, how):
     q, v = wire.tensor(np.zeros((1, 40000, 1, 1)), 'float16'), wire.tensor(np.ones((1, 1, 1, 256)), 'float16')
     s = quiet.raw()
     s.sendall(request_bytes(FORWARD, json.dumps({'q': q, 'k': one, 'v': v, 'outputs': ['out']}).encode()))
-    assert s.recv(1000).startswith(b'HTTP/1.1 200')  # the whole answer has 27 MB
+    assert s.recv(1000).startswith(b'HTTP/1.1 200')  # the client reads the first part of an answer of 27 MB
     leave(s, how)
     at_rest(quiet)
 

@@ -1,6 +1,6 @@
 """deploy/examples/shards.py and its clients on Dask and Ray: one sequence whose keys are spread over servers. A server
-and a worker are killed while they have a request, and the result must be that of one server. The commands are those of
-the README of the examples. A client whose engine is not installed is skipped."""
+and a worker are killed while they have a request, and the result must still be that of one server. The commands are
+those of the examples' README. A client is skipped if Dask or Ray is not installed."""
 import contextlib
 import functools
 import glob
@@ -23,7 +23,7 @@ import pytest
 import service
 
 FOLDER = os.path.join(service.HERE, '../deploy/examples')
-# Lines that a client prints. Ray writes what it repeats between them.
+# What the clients print, as regular expressions. Ray may print more lines between them.
 SAYS = (r'servers: 3; parts: 3; the largest error is (\d\.\de-\d+)', r'refused: k: shape\[2\] is 3, must divide the 4 heads of q')
 
 
@@ -42,7 +42,8 @@ def shards():
 
 @pytest.fixture(scope='module')
 def cpu():
-    with service.Server('--devices', 'cpu') as server:  # its float32 has a bound that a GPU's does not promise
+    # on the CPU, because these tests expect smaller errors in float32 than a GPU promises
+    with service.Server('--devices', 'cpu') as server:
         yield server
 
 
@@ -81,13 +82,13 @@ def test_parts_of_the_keys_give_what_one_request_gives(cpu, shards, name, count)
     assert set(got) == set(want)
     for key in want:
         seen = np.isfinite(want[key])
-        assert np.array_equal(got[key][~seen], want[key][~seen]), key  # lse of a query that sees no key
+        assert np.array_equal(got[key][~seen], want[key][~seen]), key  # a query that sees no key has lse -inf
         bound = 2e-6 * max(1, np.abs(want[key][seen]).max())
         assert np.abs(got[key][seen] - want[key][seen]).max() < bound, (key, np.abs(got[key][seen] - want[key][seen]).max())
 
 
 def test_parts_of_float16_are_rounded_nowhere_before_the_end(server, shards):
-    """Their results and gradients are float32, and so is what is made of them."""
+    """Parts of a float16 problem are computed with results and gradients in float32, and so are the merged results."""
     t = draw(37, 113, dtype=np.float16)
     inputs = {'q': t['q'], 'k': t['k'], 'v': t['v']}
     whole, gradients = shards.one_after_the_other([server.url], shards.cut(**inputs, count=3, causal=True), t['dout'])
@@ -98,7 +99,7 @@ def test_parts_of_float16_are_rounded_nowhere_before_the_end(server, shards):
 
 
 def test_parts_under_a_causal_mask_have_equal_work(shards):
-    """A part's work is the number of its pairs of a query and a key that it sees."""
+    """The work of a part is the number of pairs in it: a query and a key that the query sees."""
     for Sq, Sk in ((3000, 3000), (1000, 3000)):
         t = draw(Sq, Sk, H=1, Hk=1, D=1, Dv=1)
         works = []
@@ -109,7 +110,8 @@ def test_parts_under_a_causal_mask_have_equal_work(shards):
 
 
 def test_an_option_that_depends_on_positions_is_refused(shards):
-    """The server would take it for the positions within a part, and the result would be wrong without a word."""
+    """An option that depends on positions must be refused: the server would apply it to the positions within a part,
+    and the result would be wrong without an error."""
     t = draw(4, 9)
     for option in ('window', 'bias', 'alibi_slopes', 'keep_mask', 'dropout_p', 'sinks', 'seqlens_k'):
         with pytest.raises(ValueError, match=option):
@@ -117,7 +119,8 @@ def test_an_option_that_depends_on_positions_is_refused(shards):
 
 
 def test_the_bytes_that_a_server_moves_are_those_of_the_readme(serve, shards):
-    """As each of three servers counts them. Beside the tensors there are headers, and the answers of /readyz."""
+    """The bytes are those that each of three servers counts. Beside the tensors they include headers, and the answers
+    of /readyz."""
     servers = [serve() for _ in range(3)]
     Sq, Sk, H, Hk, D = 120, 3000, 4, 2, 16
     t = draw(Sq, Sk, H, Hk, D, D)
@@ -135,22 +138,23 @@ def test_the_bytes_that_a_server_moves_are_those_of_the_readme(serve, shards):
 
 
 def process_of(address):
-    """The process whose end of a connection has this address."""
+    """Returns the process whose end of a TCP connection has this address."""
     wanted = f'{int.from_bytes(bytes(map(int, address[0].split("."))), sys.byteorder):08X}:{address[1]:04X}'
     with open('/proc/net/tcp') as f:
         inode = next(line.split()[9] for line in f if line.split()[1] == wanted)
     for path in glob.glob('/proc/[0-9]*/fd/*'):
-        with contextlib.suppress(OSError):  # it has just been closed
+        with contextlib.suppress(OSError):  # the file descriptor may just have been closed
             if os.readlink(path) == f'socket:[{inode}]':
                 return int(path.split('/')[2])
     raise AssertionError(f'no process has {address}')
 
 
 class Front(http.server.ThreadingHTTPServer):
-    """Passes requests on to a server. `plan` says what happens to a POST that has arrived, by its number: 'server' and
-    'worker' kill the server, or the process that sent the request; 'half' passes on half of the answer; 'full' and
-    'proxy' are answered here, as by a server whose queue is full, and by a proxy that finds no server. What happened is
-    in `done`. Once its server is dead, a front closes every connection without an answer."""
+    """A proxy that passes requests on to one server, and causes faults. `plan` says by number what happens to a POST
+    that has arrived. 'server' and 'worker' kill the server, or the process that sent the request. 'half' passes on half
+    of the answer. 'full' and 'proxy' are answered here, as by a server whose queue is full, and as by a proxy that
+    finds no server. `done` has what happened. After its server was killed, a front closes every connection without an
+    answer."""
     daemon_threads = True
 
     def __init__(self, server, plan):
@@ -160,7 +164,7 @@ class Front(http.server.ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def handle_error(self, request, client_address):
-        pass  # a client that was killed
+        pass  # the client may have been killed before it read the answer
 
 
 class Passing(http.server.BaseHTTPRequestHandler):
@@ -208,7 +212,7 @@ class Passing(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture
 def fronts():
-    """fronts({2: 'server'}, {}) starts a server for each plan, with a front."""
+    """fronts({2: 'server'}, {}) starts one server for each plan, and a Front before each server."""
     started = []
 
     def start(*plans):
@@ -232,7 +236,8 @@ def test_half_an_answer_and_no_answer_are_no_result(fronts, shards):
         shards.post([dead.url], 0, 'forward', inputs)
     with pytest.raises(shards.Unavailable, match='none of .* is ready'):
         shards.post([dead.url], 0, 'forward', inputs)
-    assert shards.post([dead.url, half.url], 0, 'forward', inputs)['out'].shape == (2, 4, 4, 16)  # of the next that is ready
+    # the answer comes from the next server that is ready
+    assert shards.post([dead.url, half.url], 0, 'forward', inputs)['out'].shape == (2, 4, 4, 16)
 
 
 def test_a_full_server_is_tried_again_and_a_wrong_request_is_not(fronts, shards):
@@ -246,14 +251,16 @@ def test_a_full_server_is_tried_again_and_a_wrong_request_is_not(fronts, shards)
     wrong = r'^v: shape\[1\] is 8, must be 9, the keys of k$'
     with pytest.raises(shards.Refused, match=wrong):
         shards.post([front.url], 0, 'forward', {**inputs, 'v': t['v'][:, :8]})
-    with pytest.raises(ValueError, match=wrong):  # or its part would be refused, or a longer v be cut without a word
+    # cut() refuses a v of another length: otherwise a part would be refused, or a longer v cut without an error
+    with pytest.raises(ValueError, match=wrong):
         shards.cut(t['q'], t['k'], t['v'][:, :8], 3)
 
 
 @contextlib.contextmanager
 def surroundings():
-    """Variables for a program that starts an engine: its files go into a folder of its own, which is removed, and it
-    tells nobody that it was used. The folder's path is short, because Ray makes sockets in it."""
+    """Returns the environment for a program that starts Dask or Ray: its files go into a folder of its own, which is
+    removed afterwards, and it sends no usage statistics. The folder's path is short, because Ray makes sockets in
+    it."""
     folder = tempfile.mkdtemp(prefix='attnd-')
     env = {name: value for name, value in os.environ.items() if name not in ('RAY_ADDRESS', 'DASK_SCHEDULER_ADDRESS')}
     try:
@@ -266,8 +273,8 @@ def surroundings():
 @pytest.mark.parametrize('calls', ((1, 2), (2, 1)))
 @pytest.mark.parametrize('engine', ('dask', 'ray'))
 def test_a_server_and_a_worker_are_killed_and_the_result_is_right(fronts, clone, engine, calls):
-    """The server with its first or its second request: a forward or a backward. The worker with the second or the first
-    request to another server."""
+    """The server is killed with its first or its second request (a forward or a backward). The worker is killed with
+    the second or the first request to another server."""
     if not os.path.isdir(os.path.join(service.FETCHED, {'dask': 'distributed', 'ray': 'ray'}[engine])):
         pytest.skip(f'{engine} is not here (tests/setup.sh test fetches it from PyPI)')
     name = f'{engine}_client.py'

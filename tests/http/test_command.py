@@ -1,4 +1,4 @@
-"""The program as a command: --help, the option table, bad options, the environment, healthcheck."""
+"""The program as a command: --help, the option table, bad options, environment variables, and `attnd healthcheck`."""
 import os
 import re
 import signal
@@ -61,7 +61,8 @@ def test_a_bad_option_is_refused_in_one_line_with_its_range(args, says):
 
 
 def ended(*args, env=None):
-    """Runs attnd, checks that it writes one line on standard error, and returns its exit status."""
+    """Runs attnd with wrong arguments. Checks that it writes one line on standard error, and returns its exit
+    status."""
     r = run('--listen', '127.0.0.1:0', *args, env=env)
     assert r.stderr.count('attnd: ') == 1 and not r.stdout, r
     return r.returncode
@@ -71,7 +72,7 @@ def test_status_64_is_an_option_that_is_wrong():
     assert ended('--queue-depth', '0') == 64
     assert ended(env={'ATTND_QUEUE_DEPTH': '0'}) == 64
     assert ended(env={'ATTND_QEUE_DEPTH': '1'}) == 64
-    # each option is valid by itself
+    # each of these options is valid alone, but not together
     assert ended('--devices', 'cpu', '--device-bytes', '64M', '--kv-bytes', '1G') == 64
 
 
@@ -100,7 +101,7 @@ def test_status_78_is_a_file_that_is_wrong(tmp_path, supervised):
 
 def test_a_server_that_dies_again_and_again_ends_with_128_and_the_signal(serve):
     """The server is killed five times in a row, each time within two seconds of its start. The supervisor pauses 0, 1,
-    2 and 4 s between the starts."""
+    2 and 4 s between the starts, and gives up after the fifth kill."""
     server = serve('--supervise')
     supervisor, server.process = server.process, None
     last = None
@@ -134,7 +135,8 @@ def test_variables_of_the_projects_own_makefile_and_tests_do_not_stop_a_server()
         with open(os.path.join(service.HERE, '..', path)) as f:
             names |= set(re.findall(r'(?<![A-Z-])(?:\$[({])?(ATTND_[A-Z]+)(?:=|:-)', f.read()))
     assert {'ATTND_BINARY', 'ATTND_SEEDS', 'ATTND_PART', 'ATTND_PYTHON', 'ATTND_PUBLISH'} <= names, names
-    for name in sorted(names):  # attnd reads the environment first
+    # attnd reads environment variables before options, and must ignore those of this project's own tests and scripts
+    for name in sorted(names):
         r = run('--queue-depth', '0', env={name: '3'})
         assert r.stderr.startswith('attnd: --queue-depth: '), (name, r)
     assert run('--queue-depth', '0', env={'ATTND_BINARYS': '3'}).stderr.startswith('attnd: ATTND_BINARYS is not an option')

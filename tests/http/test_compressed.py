@@ -1,6 +1,6 @@
-"""Compressed bodies (Content-Encoding: gzip, x-gzip, deflate) in every format are compared with the same bodies
-uncompressed. Other tests send streams that are malformed, and bodies that unpack to a thousand times their size.
-triton_calls.py has the tests with tritonclient."""
+"""Compressed bodies (Content-Encoding: gzip, x-gzip, deflate) in every format have the same answers as the uncompressed
+bodies. Other tests send malformed streams, and bodies that unpack to a thousand times their size. triton_calls.py has
+the tests with tritonclient."""
 import contextlib
 import gzip
 import json
@@ -24,7 +24,7 @@ BEYOND = 'the server\'s --max-body-bytes'
 
 
 def bodies():
-    """(path, headers, body) of a request in each format."""
+    """Returns (path, headers, body) of a request in each format."""
     members, _ = wire.random_problem(np.random.default_rng(2), B=2, Sq=40, Sk=50, H=4, Hk=2, D=32, dtype='float16', causal=True)
     text, tail, _ = test_kserve.problem(parameters={'binary_data_output': True})
     tensors, options = test_safetensors.split(members)
@@ -37,7 +37,7 @@ BODIES = bodies()
 
 
 def numbers_of(kind, answer):
-    """Everything in an answer except its times."""
+    """Returns everything in an answer except its times, for comparison."""
     assert answer.status == 200, answer
     if kind == 'json':
         return {name: t for name, t in answer.json().items() if name in ('out', 'lse')}
@@ -57,7 +57,7 @@ def test_a_compressed_body_has_the_answer_of_the_same_body(server, kind, coding)
 
 
 def in_pieces(server, path, headers, body, size, chunked):
-    """Sends the body in packets of `size` bytes, with pauses that let the server receive each packet alone."""
+    """Sends the body in packets of `size` bytes, with pauses, so that the server receives each packet alone."""
     lines = [f'POST {path} HTTP/1.1', 'Host: x', *(f'{n}: {v}' for n, v in headers.items()),
              'Transfer-Encoding: chunked' if chunked else f'Content-Length: {len(body)}']
     with server.raw() as s:
@@ -142,7 +142,8 @@ def test_a_request_behind_a_broken_stream_is_served(server):
 
 
 def test_the_length_of_the_json_counts_unpacked_bytes(server):
-    """The header counts unpacked bytes, as in Triton. Here the number is larger than the Content-Length."""
+    """KServe's header with the length of the JSON counts unpacked bytes, as in Triton. Here that number is larger than
+    the Content-Length."""
     path = test_kserve.INFER
     text, tail, _ = test_kserve.problem(parameters={'binary_data_output': True}, id='x' * 500)
     packed = gzip.compress(text + tail)
@@ -156,7 +157,7 @@ def test_the_length_of_the_json_counts_unpacked_bytes(server):
 # ---- sizes -----------------------------------------------------------------------------------------------------------
 
 def zeros(megabytes):
-    """A safetensors body whose q has this many megabytes, all zero; k and v are small."""
+    """Makes a safetensors body whose q has this many megabytes of zeros; k and v are small."""
     rows = (megabytes << 20) // 64
     header = json.dumps({'q': {'dtype': 'F32', 'shape': [1, rows, 1, 16], 'data_offsets': [0, rows * 64]},
                          'k': {'dtype': 'F32', 'shape': [1, 1, 1, 16], 'data_offsets': [rows * 64, rows * 64 + 64]},
@@ -178,7 +179,7 @@ def test_what_a_body_unpacks_to_is_bounded(serve):
         answer = server.post(FORWARD, packed, {**PACKED, 'Content-Encoding': coding})
         assert answer.status == 413 and answer.json()['detail'] == over
     assert server.post(FORWARD, gzip.compress(zeros(1)), PACKED).status == 200
-    # A body of exactly the limit is accepted, and one byte more is refused.
+    # A body that unpacks to exactly the limit is accepted, and one byte more is refused.
     text = json.dumps(wire.small_body()).encode()
     for bytes_, status in ((limit, 200), (limit + 1, 413)):
         assert server.post(FORWARD, gzip.compress(text + b' ' * (bytes_ - len(text))), {'Content-Encoding': 'gzip'}).status == status
@@ -187,7 +188,8 @@ def test_what_a_body_unpacks_to_is_bounded(serve):
 
 @pytest.mark.limit(120)
 def test_a_bomb_is_refused_after_64_mib(serve):
-    """The server accepts a ratio of 1000 up to 64 MiB unpacked, and a ratio of 256 beyond."""
+    """A body may unpack to 1000 times its size up to 64 MiB, and to 256 times its size beyond. A bomb (a small body
+    that unpacks to a huge one) is therefore refused after 64 MiB."""
     server = serve('--max-body-bytes', '1G', '--staging-bytes', '2G')
     assert server.post(FORWARD, gzip.compress(zeros(40), 1), PACKED).status == 200
     header = json.dumps({'q': {'dtype': 'F32', 'shape': [1, 300 << 14, 1, 16], 'data_offsets': [0, 300 << 20]}}).encode()
@@ -199,8 +201,8 @@ def test_a_bomb_is_refused_after_64_mib(serve):
 
 
 def test_memory_is_leased_for_what_was_unpacked(serve):
-    """The server leases memory neither for the announced length of the body nor for what the file's header
-    announces."""
+    """The server leases memory for bytes that it has unpacked, not for the announced length of the body, nor for the
+    sizes in the file's header."""
     server = serve('--staging-bytes', '512M', '--max-body-bytes', '256M')
     packed = gzip.compress(zeros(100), 9)
     half = len(packed) // 2
@@ -217,12 +219,12 @@ def test_memory_is_leased_for_what_was_unpacked(serve):
 
 
 def test_one_thread_serves_others_while_it_unpacks(serve):
-    """One packet may unpack to a thousand times its size, so the thread unpacks a bounded piece per turn. Without
-    turns, no more than two answers on another connection arrived before this request's answer, however much the packet
-    unpacked to."""
+    """One packet may unpack to a thousand times its size, so the HTTP thread unpacks a bounded piece and then serves
+    other connections. Earlier no more than two answers on another connection came before this request's answer,
+    whatever its size."""
     server = serve('--http-threads', 1, '--max-body-bytes', '256M', '--staging-bytes', '2G')
     packed = bytearray(gzip.compress(zeros(30), 9))
-    packed[-1] ^= 1  # the checksum is wrong, so nothing is computed
+    packed[-1] ^= 1  # a wrong checksum: the body is unpacked, but nothing is computed
     assert len(packed) < 32 << 10
     request = service.request_bytes(FORWARD, bytes(packed), headers=[f'{n}: {v}' for n, v in PACKED.items()])
 
@@ -250,8 +252,8 @@ def test_turns_over_tls(serve, tmp_path):
 
 @pytest.mark.parametrize('end', ['hang-up', 'stop'])
 def test_an_end_between_two_turns(serve, end):
-    """The client leaves, or the server stops without a drain, while the body is being unpacked. The server must give
-    the memory back and end with status 0."""
+    """The client leaves, or the server is stopped without a drain, while the body is being unpacked. The server must
+    give the memory back and end with status 0."""
     server = serve('--http-threads', 2, '--max-body-bytes', '256M', '--staging-bytes', '2G', '--drain-ms', 1)
     packed = gzip.compress(zeros(60), 9)
     request = service.request_bytes(FORWARD, packed, headers=[f'{n}: {v}' for n, v in PACKED.items()])
@@ -259,7 +261,7 @@ def test_an_end_between_two_turns(serve, end):
     for s in sockets:
         s.sendall(request)
     if end == 'stop':
-        server.stop()  # fails unless the server ends with status 0
+        server.stop()  # stop() fails unless the server ends with status 0
     for s in sockets:
         s.close()
     if end == 'hang-up':

@@ -1,4 +1,5 @@
-"""Saved contexts: who may use them, how their memory is charged, and what happens to them when their backward fails."""
+"""Contexts (saved forwards): who may use them, how much memory they count for, and what happens to them when their
+backward fails."""
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ from service import eventually, request_bytes
 
 FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
 ALICE, BOB = {'Authorization': 'Bearer alice'}, {'Authorization': 'Bearer bob'}
-DOUT = wire.tensor(np.ones((1, 3, 2, 4)))  # The statuses of the items of an envelope.
+DOUT = wire.tensor(np.ones((1, 3, 2, 4)))  # gradient of out for all backwards in this file
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def use(server, context, headers=(), dout=DOUT):
 
 
 def statuses(answer):
-    """Of the items of an envelope."""
+    """Returns the statuses of the problems in an envelope (many problems in one body)."""
     return [r['error']['status'] if 'error' in r else 200 for r in answer.json()['responses']]
 
 
@@ -45,8 +46,9 @@ def nothing_is_kept(server):
 
 
 def filler(megabytes, **options):
-    """A forward with long keys and one query, whose tensors take about this many MiB."""
-    keys = wire.tensor(np.zeros((1, megabytes << 12, 1, 64)), 'float16')  # 128 bytes per key in k and in v
+    """Makes a forward with long keys and one query, whose tensors take about this many MiB."""
+    # k and v each have 128 bytes per key, so 4096 keys make 1 MiB in all
+    keys = wire.tensor(np.zeros((1, megabytes << 12, 1, 64)), 'float16')
     return {'q': wire.tensor(np.zeros((1, 1, 1, 64)), 'float16'), 'k': keys, 'v': keys, **options}
 
 
@@ -54,7 +56,7 @@ def filler(megabytes, **options):
 
 
 def with_pages(**options):
-    keys = wire.tensor(np.zeros((2, 4, 2, 4)))  # the pool has two pages
+    keys = wire.tensor(np.zeros((2, 4, 2, 4)))  # k and v are a pool of two pages
     return {'q': wire.tensor(np.zeros((1, 3, 2, 4))), 'k': keys, 'v': keys, 'page_table': wire.tensor(np.zeros((1, 2)), 'int32'),
             'seqlens_k': wire.tensor(np.full(1, 5), 'int32'), **options}
 
@@ -115,8 +117,8 @@ def test_one_token_cannot_save_so_much_that_others_can_save_nothing(serve, token
 
 
 def test_a_tiny_context_is_charged_for_the_large_job_that_it_keeps(serve):
-    """Contexts may hold a quarter of the memory, 8 MiB. A job of 5 MiB stays in memory as long as one of its contexts
-    does, so two such jobs do not fit."""
+    """Contexts may hold a quarter of the memory, here 8 MiB. A job (the memory of one request) of 5 MiB stays as long
+    as one of its contexts does, so even a tiny context counts for all of it, and two such jobs do not fit."""
     server = serve('--staging-bytes', '32M')
     with service.Probe(server) as probe:
         mixed = {'requests': [filler(5)] + [wire.small_body(save=True)] * 255}
@@ -125,7 +127,7 @@ def test_a_tiny_context_is_charged_for_the_large_job_that_it_keeps(serve):
         contexts = [r['context'] for r in first.json()['responses'][1:]]
         used = server.metric('attnd_staging_bytes', kind='contexts')
         assert used > 5 << 20
-        # The server gives back the memory of the answer itself after the last byte was sent.
+        # The server gives the memory of an answer back only after the answer's last byte was sent.
         assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == used), server.metrics()
         for context in contexts[1:]:
             assert use(server, context).status == 200
@@ -188,8 +190,8 @@ def fake(serve, script):
 
 
 def test_what_is_saved_may_have_no_bytes(serve):
-    """The body is sent in pieces so that the server leases no memory ahead. The device has its own memory, and there
-    are no bytes to copy to it."""
+    """The body is sent in pieces, so that the server leases no memory ahead. The device has its own memory, and the
+    saved tensors are empty, so there are no bytes to copy to it."""
     server = fake(serve, '')
     head = json.dumps({'__metadata__': {'save': 'true'}, **{n: {'dtype': 'F16', 'shape': [1, 0, 2, 8], 'data_offsets': [0, 0]} for n in 'qkv'}}).encode()
     body = struct.pack('<Q', len(head)) + head
@@ -224,7 +226,8 @@ def test_a_use_whose_deadline_passes_gives_the_context_back(serve, gate):
     context = saved(server)
     late = server.post(BACKWARD, {'context': context, 'dout': DOUT, 'timeout_ms': int(1000 * service.SLOWER)})
     assert late.status == 504, late
-    assert use(server, context).status == 200  # the first backward still runs, and reads the tensors of the context
+    # the first backward still runs, and the context's tensors must stay while it reads them
+    assert use(server, context).status == 200
     os.unlink(gate)
     assert eventually(lambda: nothing_is_kept(server)), server.metrics()
 

@@ -1,8 +1,7 @@
-"""Triton's CUDA shared memory extension (--allow-cuda-shm), tested without a GPU by attnd-fake. Its devices use the
-name of an object in /dev/shm as a handle, and only their kernels can touch that memory (kernels/fake/fake.c): a server
-that reads it directly crashes. The bodies are those that tritonclient sends (http/_client.py,
-register_cuda_shared_memory).
-tests/gpu/cuda_shared_memory.py is the test with a GPU."""
+"""Triton's CUDA shared memory extension (--allow-cuda-shm), tested without a GPU on attnd-fake. A fake device's handle
+is the name of an object in /dev/shm, and only the device's kernels can access that memory (kernels/fake/fake.c): the
+server would crash if it read the memory itself. The bodies are those that tritonclient sends (http/_client.py,
+register_cuda_shared_memory). tests/gpu/cuda_shared_memory.py tests a real GPU."""
 import base64
 import json
 import os
@@ -28,16 +27,16 @@ BOTH = (*ALLOW, '--allow-shm', 'attn_')
 pytestmark = pytest.mark.skipif(not os.access(SHM, os.W_OK), reason='/dev/shm cannot be written here')
 
 
-LATE_S = 1.5 * service.SLOWER  # by this time the deadline of soon() has passed and the server has noticed
+LATE_S = 1.5 * service.SLOWER  # seconds after which the deadline of soon() has passed, and the server has noticed that
 
 
 def soon():
-    """A header with a deadline that passes while the request runs."""
+    """Returns a header with a deadline that passes while the request runs."""
     return {'X-Request-Timeout-Ms': f'{1000 * service.SLOWER:.0f}'}
 
 
 def raw_handle(one, device=0):
-    """The value that cudashm.get_raw_handle() returns: base64 of 64 bytes, here for the fake device."""
+    """Returns what cudashm.get_raw_handle() would: base64 of 64 bytes, here a handle of the fake device."""
     return base64.b64encode(f'{device}/{one.name}'.encode().ljust(64, b'\0'))
 
 
@@ -63,7 +62,7 @@ def status(server, name='', headers=()):
 
 
 def mappings(server):
-    """The objects of /dev/shm that the server has mapped, unlinked or not. Only fake devices map any."""
+    """Returns which objects of /dev/shm the server has mapped, unlinked or not. Only fake devices map any."""
     with open(f'/proc/{server.pid}/maps') as f:
         return sum(SHM + 'attn_' in line for line in f)
 
@@ -159,7 +158,7 @@ def test_opening_may_fail_for_want_of_memory_and_by_a_device_that_is_lost(fake, 
 @pytest.mark.parametrize('where', ['all', 'inputs', 'outputs', 'k', 'with system'])
 @pytest.mark.parametrize('S', [4, 2048])
 def test_tensors_are_used_where_they_are(fake, shm, where, S):
-    """In whichever memory each tensor lies, the numbers are the same, and none of the device's tensors goes through the
+    """The numbers are the same whichever memory each tensor lies in, and the device's tensors never pass through the
     server's memory."""
     server = fake('', *BOTH)
     arrays, data = problem(S=S, H=1)
@@ -178,7 +177,7 @@ def test_tensors_are_used_where_they_are(fake, shm, where, S):
     elif where == 'k':
         one.write(arrays['k'].tobytes())
         answer = infer(server, arrays, shared=('k',), outputs=outputs)
-    else:  # q and k are on the device, v and lse in system memory
+    else:  # in this case q and k are on the device, v and lse in system memory
         inputs = [{'name': n, 'shape': list(a.shape), 'datatype': 'FP32', 'parameters': place('sys', size) if n == 'v' else place('in', size, i * size)} for i, (n, a) in enumerate(arrays.items())]
         outs = [{'name': 'out', 'parameters': place('out', size, 32)}, {'name': 'lse', 'parameters': place('sys', len(want['lse']), size)}]
         answer = server.ask('POST', INFER, json.dumps({'inputs': inputs, 'outputs': outs}).encode())
@@ -238,14 +237,15 @@ def test_what_cannot_be_done_with_a_devices_memory(fake, shm):
     made['inputs'][1]['parameters'] = place('in', 252, 256)
     refused(server.ask('POST', INFER, json.dumps(made).encode()), 400, 'k: data has 252 bytes', pointer='/inputs/1/parameters/shared_memory_byte_size')
     assert out.read() == bytes(4096) and one.read() == data
-    # One allocation registered under two names is still one allocation.
+    # one allocation that is registered under two names is opened only once
     assert register(server, 'again', one).status == 200
     refused(infer(server, arrays, outputs={'out': place('again', 256, 256)}), 400, 'out: would be written over k')
     nothing_left(server)
 
 
 def test_unaligned_memory_gives_the_same_numbers(fake, shm):
-    """Unaligned beyond the alignment of its elements: kernels that need more leave the problem to other kernels."""
+    """Tensors whose addresses are aligned to their elements only: kernels that need more alignment leave such problems
+    to other kernels."""
     server = fake('', *ALLOW)
     arrays, data = problem(S=40)
     size = arrays['q'].nbytes
@@ -382,8 +382,8 @@ def test_a_step_takes_new_keys_and_values_from_a_devices_memory(fake, shm, in_pl
 
 
 class Growing:
-    """A cache that grows by one position per step. All its tensors are in device memory, so the thread that receives a
-    step launches the step itself if the device is idle."""
+    """A cache that grows by one position per step. All tensors are in device memory, so the HTTP thread that receives a
+    step launches it itself if the device is idle."""
 
     def __init__(self, server, shm):
         self.server, self.region = server, shm(4096)
@@ -423,8 +423,8 @@ def test_a_step_whose_device_is_lost_in_the_thread_that_received_it(fake, shm):
 
 @pytest.mark.parametrize('late', [False, True], ids=['in time', 'after its deadline'])
 def test_a_step_that_is_late_goes_on_as_a_batch(fake, gate, shm, late):
-    """The step is answered when it has ended. Whether the cache then has the new position depends on whether a client
-    still waited. The next step waits meanwhile."""
+    """A step that is late (not done when its HTTP thread stops waiting) is answered when it has ended. The cache has
+    the new position only if a client still waited. The next step on the cache waits until then."""
     server = fake(f'hold={gate.path}@1', *ALLOW, reads_staging=True)
     growing = Growing(server, shm)
     asking = AskingStep(growing, soon() if late else {})
@@ -456,7 +456,7 @@ class AskingStep(threading.Thread):
 
 @pytest.mark.limit(120)
 def test_steps_of_threads_and_of_batches_on_one_cache_come_one_after_the_other(fake, shm):
-    """A step that finds its cache in use by a step of another thread waits in the queue until that step has ended."""
+    """A step whose cache is used by another thread's step waits in the queue until that step has ended."""
     server = fake('delay=1', *ALLOW, '--http-threads', 8, reads_staging=True)
     growing, statuses = Growing(server, shm), []
 
@@ -474,8 +474,8 @@ def test_steps_of_threads_and_of_batches_on_one_cache_come_one_after_the_other(f
 
 @pytest.mark.parametrize('Sq, batches', [(1, 1), (64, 2)], ids=['short', 'long'])
 def test_long_steps_that_cannot_be_one_problem_are_not_joined(fake, gate, shm, Sq, batches):
-    """A client in a batch waits for the whole batch. Steps of more than PREPARE_ALONE_FLOPS therefore leave alone, and
-    short steps leave together."""
+    """A client whose step is in a batch waits for the whole batch. Steps of more than PREPARE_ALONE_FLOPS operations
+    therefore leave alone, and only short steps leave together."""
     server = fake(f'hold={gate.path}@1+', *ALLOW)
     rng = np.random.default_rng(5)
     q, keys = rng.standard_normal((1, Sq, 8, 64)).astype(np.float16), wire.tensor(rng.standard_normal((8192, 2, 64)), 'float16')
@@ -486,7 +486,7 @@ def test_long_steps_that_cannot_be_one_problem_are_not_joined(fake, gate, shm, S
     for id_ in ids:
         assert server.post(f'/v1/caches/{id_}/append', {'k': keys, 'v': keys}).status == 200
     first = []
-    for n in range(4 + GUESTS):  # the number of requests that the device takes at the same time
+    for n in range(4 + GUESTS):  # as many requests as the device takes at the same time
         first.append(Asking(server, body(problem()[0], shared=())))
         running(server, n + 1)
     before = server.metric('attnd_batch_size_count')
@@ -536,7 +536,8 @@ def test_a_region_that_is_unregistered_stays_open_for_the_request_that_uses_it(f
     assert unregister(server).status == 200 and status(server).json() == []
     refused(infer(server, arrays), 404, "q: there is no region 'in'")
     assert mappings(server) == 2
-    assert register(server, 'out', shm(64)).status == 200  # the name can be used again
+    # after the region was unregistered, its name can be used again
+    assert register(server, 'out', shm(64)).status == 200
     gate.open()
     answer = asking.result()
     want = by_json(server, arrays)
@@ -567,8 +568,8 @@ def test_a_deadline_and_a_hang_up_give_it_up_once(fake, gate, shm, first):
 
 @pytest.mark.parametrize('how', ['deadline', 'hang-up'])
 def test_no_answer_before_the_kernels_are_done_with_the_clients_memory(fake, gate, shm, how):
-    """After its answer the client may reuse the memory, so the server reports a deadline only when the kernels have
-    ended."""
+    """A client may reuse its memory once it has an answer. The server therefore answers a request past its deadline
+    only when the kernels have ended."""
     server = fake(f'hold={gate.path}@1', *ALLOW)
     arrays, data = problem()
     one = shm(0, data)
@@ -593,8 +594,8 @@ def test_no_answer_before_the_kernels_are_done_with_the_clients_memory(fake, gat
 
 
 def test_closing_keeps_nobody_waiting(fake, gate, shm):
-    """The driver may wait for everything that runs on the device before it closes memory. Neither clients nor the loop
-    must wait for that."""
+    """Before it closes shared memory, the driver may wait for everything that runs on the device. Neither clients nor
+    the loop (the server's main thread) must wait for that."""
     server = fake(f'release.hold={gate.path}@1', *ALLOW)
     arrays, data = problem()
     one, other = shm(0, data), shm(0, data)
@@ -605,7 +606,7 @@ def test_closing_keeps_nobody_waiting(fake, gate, shm):
             assert infer(server, arrays).status == 200
         assert register(server, 'b', shm(64)).status == 200 and unregister(server, 'b').status == 200
     probe.check()
-    assert mappings(server) == 3  # the regions a, in and b
+    assert mappings(server) == 3  # the mappings of the regions a, in and b
     gate.open()
     assert eventually(lambda: mappings(server) == 1)
     nothing_left(server)
@@ -641,12 +642,12 @@ def test_what_waits_for_a_device_that_is_lost_does_not_wait_for_its_deadline(fak
 
 
 def test_a_device_that_is_lost_while_its_request_is_checked(fake, gate, shm):
-    """The device was present when the server looked up the request's regions. No other device can compute the request,
-    so it fails at once instead of waiting for its deadline."""
+    """The device is lost after the server looked up the request's regions. No other device can compute the request, so
+    it must fail at once instead of waiting for its deadline."""
     server = fake(f'0:plan.hold={gate.path}@1,0:import.err=700@2', *ALLOW, '--timeout-ms', 30000, devices=2)
     arrays, data = problem()
     assert register(server, 'in', shm(0, data)).status == 200
-    # the body is so long that another thread than an HTTP thread checks it
+    # a body so long that the server checks it in another thread than an HTTP thread
     checked = Asking(server, body(arrays) + b' ' * (9 << 20))
     assert eventually(lambda: server.metric('attnd_inflight_requests', state='checking') == 1)
     assert register(server, 'more', shm(64)).status == 503
@@ -657,8 +658,8 @@ def test_a_device_that_is_lost_while_its_request_is_checked(fake, gate, shm):
 
 
 def test_the_thread_that_received_a_request_may_launch_it_in_place(fake, gate, shm, monkeypatch):
-    """On devices that read staging memory the HTTP thread launches the request at once if the region's device is idle.
-    A request past its deadline is not answered before its kernels end."""
+    """If a device reads staging memory (the memory of request bodies) and is idle, the HTTP thread launches the request
+    at once. A request past its deadline is not answered before its kernels have ended."""
     monkeypatch.setenv('ATTN_FAKE_READS_STAGING', '1')
     gate.open()
     server = fake(f'0:hold={gate.path}', *ALLOW, devices=2)
@@ -682,8 +683,9 @@ def test_the_thread_that_received_a_request_may_launch_it_in_place(fake, gate, s
 
 @pytest.mark.parametrize('Sq, Sk', [(8192, 8), (1024, 1024)], ids=['many bytes', 'much work'])
 def test_a_large_problem_is_launched_by_that_thread_where_all_of_it_is_on_the_device(fake, shm, monkeypatch, Sq, Sk):
-    """Nothing of the request is copied, so neither its bytes (INLINE_BYTES) nor its work (PREPARE_SMALL_FLOPS) matter.
-    It skips the queue, and a request with its tensors in the body waits in the queue."""
+    """An HTTP thread launches a problem whose tensors are all on the device, whatever its size. Its bytes
+    (INLINE_BYTES) and its work (PREPARE_SMALL_FLOPS) are no limit, because nothing is copied. The same problem with its
+    tensors in the body waits in the queue."""
     monkeypatch.setenv('ATTN_FAKE_READS_STAGING', '1')
     server = fake('', *ALLOW)
     rng = np.random.default_rng(7)
@@ -833,7 +835,7 @@ def test_bytes_of_regions_have_a_limit_that_both_kinds_share(fake, shm):
 @pytest.mark.limit(200)
 @pytest.mark.skipif(not find_schemathesis(), reason='schemathesis is not here (tests/setup.sh test fetches it from PyPI)')
 def test_schemathesis(fake, tmp_path):
-    """Like test_schemathesis of test_shared_memory.py, for the routes that this option adds."""
+    """Runs schemathesis as test_shared_memory.py does, on the routes that --allow-cuda-shm adds."""
     server = fake('', *ALLOW)
     run = subprocess.run(
         [find_schemathesis(), '--config-file', os.path.join(service.HERE, 'http/schemathesis.toml'), 'run', f'{server.url}/openapi.json', '--checks', 'all', '--max-examples', '15',

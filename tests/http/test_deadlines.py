@@ -1,5 +1,5 @@
-"""X-Request-Timeout-Ms, timeout_ms and --timeout-ms: the smallest is the deadline. A timer keeps it, and the answer
-past the deadline is 504."""
+"""The smallest of X-Request-Timeout-Ms, timeout_ms and --timeout-ms is a request's deadline. A timer watches the
+deadline, and a request past it is answered 504."""
 import time
 
 import pytest
@@ -11,9 +11,9 @@ from test_faults import running
 from under_way import GUESTS, Asking
 
 FORWARD = '/v1/attention/forward'
-SLOW_S = 6.0  # the least time that the slow body takes to compute
-# A deadline that passes during the computation. It is not so short that the server refuses the request at once
-# (slow.py), and it leaves most of a second to receive the body.
+SLOW_S = 6.0  # the least number of seconds that the slow body takes to compute
+# A deadline in seconds that passes during the computation. It is long enough that the server does not refuse the
+# request at once (slow.py), and leaves most of a second to receive the body.
 SOON_S = 1.8
 SOON = {'X-Request-Timeout-Ms': f'{SOON_S * 1000:.0f}'}
 
@@ -54,7 +54,7 @@ def test_a_deadline_that_passes_in_the_queue(fake, gate):
 
 
 def test_no_time_at_all(busy):
-    """1 ms may just suffice for a small request, but never for a slow one."""
+    """A deadline of 1 ms may suffice for a small request, but never for a slow one."""
     late(busy.post(FORWARD, busy.slow_body, {'X-Request-Timeout-Ms': '1'}))
     answer = busy.post(FORWARD, wire.small_bytes(), {'X-Request-Timeout-Ms': '1'})
     assert answer.status in (200, 504), answer
@@ -62,7 +62,8 @@ def test_no_time_at_all(busy):
 
 @pytest.mark.parametrize('value', [0, -1, 2**53 + 1])
 def test_the_header_and_the_member_have_one_rule(busy, value):
-    """Earlier a value of 0 was 504 in the header and 400 in the body."""
+    """The header and the member refuse the same values. Earlier a value of 0 was 504 in the header and 400 in the
+    body."""
     for answer in (busy.post(FORWARD, wire.small_bytes(), {'X-Request-Timeout-Ms': str(value)}), busy.forward(**wire.small_body(timeout_ms=value))):
         assert answer.status == 400 and 'from 1 to ' in answer.json()['detail'], answer
 
@@ -80,7 +81,7 @@ def test_what_is_no_time(busy, value):
 
 def test_the_member_of_the_body(busy):
     body = busy.slow_body[:-1] + b',"timeout_ms":%d}' % (SOON_S * 1000)
-    # the request was running, or waited for the request of the last test to end
+    # the answer says that the request was running, or that it waited for the request of the last test
     late(busy.post(FORWARD, body), 'while the request')
     late(busy.post(FORWARD, body, {'X-Request-Timeout-Ms': '50000'}), 'while the request')
     assert busy.post(FORWARD, wire.small_bytes(timeout_ms=50000)).status == 200
@@ -88,9 +89,9 @@ def test_the_member_of_the_body(busy):
 
 def test_the_option_of_the_server(busy, serve):
     server = serve('--timeout-ms', int(SOON_S * 1000), '--cpu-threads', 1)
-    # a client cannot extend that deadline
+    # a client cannot extend the deadline of --timeout-ms
     late(server.post(FORWARD, busy.slow_body, {'X-Request-Timeout-Ms': '60000'}), 'while the request was running')
-    # The device finishes running work before it starts the next.
+    # the device finishes the work that it has begun before it takes the next request
     assert service.eventually(lambda: server.post(FORWARD, wire.small_bytes()).status == 200)
 
 

@@ -1,4 +1,4 @@
-"""The seed of dropout: the server draws one if a forward names none, and answers it. A backward must name it."""
+"""The seed of dropout: if a forward has none, the server draws a seed and returns it. A backward must have one."""
 import numpy as np
 import pytest
 

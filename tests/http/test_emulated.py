@@ -1,5 +1,5 @@
-"""The daemon with the CUDA kernels in the emulator, which `make emulate` builds: results that the GPU's code verifies in float64. Without
-that program these tests are skipped; test_truth.py has the same with the fake device."""
+"""The daemon with the CUDA kernels in the emulator, a program that `make emulate` builds: the GPU's code verifies
+results in float64. Without that program these tests are skipped. test_truth.py tests the same on the fake device."""
 import numpy as np
 import pytest
 

@@ -1,6 +1,6 @@
-"""Tests of deploy/examples: every client runs against a real server, checks its results, and says why a request was
-refused. The commands are those of the table in the README there, run in a clone of the git checkout. A client whose
-language is not installed is skipped."""
+"""Tests deploy/examples: every client runs against a real server, checks its results, and prints why a request was
+refused. The commands are those of the table in deploy/examples/README.md, and run in a clone of the git checkout. A
+client whose language is not installed is skipped."""
 import os
 import re
 import shlex
@@ -16,7 +16,7 @@ FOLDER = os.path.join(service.HERE, '../deploy/examples')
 with open(os.path.join(FOLDER, 'README.md')) as f:
     TABLE = dict(re.findall(r'^\| \[([a-z_]+\.[a-z]+)\]\(\1\) \|.*\| `(.*)` \|$', f.read(), re.M))
 
-# What each example prints, without numbers.
+# text that each example prints, without its numbers
 SAYS = {
     'curl.sh': r'numbers: the first row of out is 1 2\nbase64: the same out and lse\nobserve: 3 pairs, the queries look at keys 0 and 1\nrefused: v: .+\n',
     'numpy_client.py': r'cpu \w+: out \(2, 100, 4, 64\), the largest error is .+\nobserve: mean entropy .+ nats, the first key has .+ of 100 queries\ndq \(2, 100, 4, 64\) dk .+ dv .+\nrefused: k: .+ \(invalid-request at /k/shape.*\)\n',
@@ -44,8 +44,8 @@ SAYS = {
 
 def test_every_example_is_in_the_table_and_tested():
     files = {name for name in os.listdir(FOLDER) if name != 'README.md'}
-    # attention.c, dask_client.py and ray_client.py are left out: test_install.py builds the first, and
-    # test_clusters.py runs the others
+    # three examples are tested elsewhere: test_install.py builds attention.c, and test_clusters.py runs dask_client.py
+    # and ray_client.py
     assert files == set(TABLE) == set(SAYS) | {'dask_client.py', 'ray_client.py', 'attention.c'}
 
 
@@ -57,8 +57,8 @@ def shm_server():
 
 @pytest.fixture(scope='module')
 def cuda_shm(tmp_path_factory):
-    """A server whose GPU memory can be shared, and the folder of the matching libcudart: CUDA's own, or, if attnd finds
-    no GPU, the fake device and cudart.c."""
+    """Starts a server whose GPU memory can be shared, and returns the folder of the libcudart to use: CUDA's own, or,
+    if attnd finds no GPU, cudart.c for the fake device."""
     with service.Server('--allow-cuda-shm') as server:
         if server.get('/v1/info').json()['devices'][0]['name'].startswith('cuda:'):
             yield server, '/usr/local/cuda/lib64'
@@ -69,7 +69,7 @@ def cuda_shm(tmp_path_factory):
         yield server, str(folder)
 
 
-@pytest.mark.limit(180)  # the Go compiler builds its own library first
+@pytest.mark.limit(180)  # the first run is slow, because the Go compiler builds its own library then
 @pytest.mark.parametrize('name', sorted(SAYS))
 def test_an_example_runs_and_says_why_it_was_refused(server, shm_server, cuda_shm, clone, name):
     command = [sys.executable if word == 'python3' else word for word in shlex.split(TABLE[name])]
@@ -78,7 +78,7 @@ def test_an_example_runs_and_says_why_it_was_refused(server, shm_server, cuda_sh
     if name == 'torch_client.py' and subprocess.run([command[0], '-c', 'import torch'], capture_output=True).returncode != 0:
         pytest.skip('PyTorch is not here')
     if name in ('triton_client.py', 'triton_sequence.py', 'shared_memory_client.py'):
-        # this Python has the NumPy that the client was built for
+        # the client's extension was built for the NumPy of this Python
         command[0] = os.path.join(service.BUILD, 'venv/bin/python')
         if not os.path.isdir(os.path.join(service.FETCHED, 'tritonclient/http')):
             pytest.skip('tritonclient is not here (tests/setup.sh test fetches it from PyPI)')
@@ -97,6 +97,6 @@ def test_an_example_runs_and_says_why_it_was_refused(server, shm_server, cuda_sh
 
 
 def test_an_example_fails_where_nobody_answers(clone):
-    """The example prints a message and no result."""
+    """Without a server an example prints an error message, and no result."""
     done = subprocess.run(['sh', clone / 'deploy/examples/curl.sh', f'http://127.0.0.1:{service.free_port()}'], capture_output=True, text=True, timeout=50)
     assert done.returncode != 0 and not done.stdout and 'curl' in done.stderr

@@ -24,18 +24,18 @@ def tokens(tmp_path):
 
 
 def endless():
-    """Work that takes longer than any test, but no more than the server lets a request ask for (--max-seconds)."""
+    """Makes work that takes longer than any test, but no more than the server lets a request take (--max-seconds)."""
     return slow.body(150000)
 
 
 def queued(seed=1):
-    """Work that is too large for the thread that received it, but is computed soon."""
+    """Makes work that is too large for the HTTP thread that receives it, but that a device computes soon."""
     return slow.body(700, seed=seed)
 
 
 @contextlib.contextmanager
 def flood(server, count, token=None, body=None):
-    """Sends that many requests, each on its own connection, and waits until at least one runs."""
+    """Sends `count` requests, each on its own connection, and waits until at least one runs."""
     with contextlib.ExitStack() as stack:
         for n in range(count):
             stack.enter_context(server.raw()).sendall(request_bytes(FORWARD, body or endless(), headers=head(token)))
@@ -56,8 +56,8 @@ def test_a_token_that_keeps_all_streams_busy_holds_up_nobody_else(serve, tokens,
 
 
 def test_without_tokens_a_connection_is_a_caller(serve):
-    """Pipelined requests of one connection run one after the other. The request of another connection runs beside
-    these."""
+    """Without tokens each connection is a caller. Pipelined requests of one connection run one after the other, and a
+    request of another connection runs beside them."""
     server = serve('--cpu-threads', '1')
     with flood(server, 1):
         assert server.post(FORWARD, queued()).status == 200
@@ -65,7 +65,8 @@ def test_without_tokens_a_connection_is_a_caller(serve):
 
 
 def test_checks_and_verification_of_one_token_leave_threads_to_another(serve, tokens):
-    """The rows of Bob's requests are verified for a long time, by more requests than there are threads for it."""
+    """Bob's requests have many rows to verify, and are more than the threads that verify. Threads must still be left
+    for Alice."""
     server = serve('--cpu-threads', '2', '--token-file', tokens)
     server.page_headers = {'Authorization': 'Bearer alice-secret'}
     verified = json.loads(slow.body(20000, outputs=['out']))
@@ -83,7 +84,7 @@ def test_metrics_have_the_time_of_each_token_by_its_name(serve, tokens):
     def spent(caller):
         return server.metric('attnd_caller_seconds_total', caller=caller, work='device')
     for token, caller, other in [('alice-secret', 'alice', 'line 3'), ('bob-secret', 'line 3', 'alice')]:
-        # the first is computed by the thread that received it, the second by a device
+        # the HTTP thread that receives the first body computes it; a device computes the second
         for body in (wire.small_bytes(), queued()):
             before = spent(caller), spent(other)
             assert server.post(FORWARD, body, {'Authorization': f'Bearer {token}'}).status == 200

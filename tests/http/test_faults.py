@@ -1,6 +1,6 @@
-"""Devices that fail, several devices, and what a client sees of that. No GPU is needed: attnd-fake is the same daemon
-with devices that compute on the CPU and fail as a script says (kernels/fake/fake.c). Nothing here depends on speed: a
-batch runs as long as a certain file exists."""
+"""Devices that fail, several devices, and what a client sees of that. No GPU is needed: attnd-fake is the daemon with
+devices that compute on the CPU and fail as a script says (kernels/fake/fake.c). No test here depends on speed: a batch
+runs as long as a certain file (the gate) exists."""
 import json
 import os
 import signal
@@ -17,7 +17,7 @@ from service import Server, eventually
 from under_way import GUESTS, Asking, dies
 
 FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
-# the last code is in no table of the server
+# CUDA error codes after which a device is lost; the last code is in no table of the server
 STICKY = [46, 214, 700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 810, 999, 12345]
 ONE = ('--cpu-threads', '1')
 
@@ -37,7 +37,7 @@ def running(server):
 
 @pytest.fixture(scope='module')
 def right():
-    """The right answer to the small request, from a server without faults."""
+    """Returns the right answer to the small request, from a server without faults."""
     with Server(*ONE, '--devices', 'cpu') as server:
         return tensors(server.post(FORWARD, wire.small_bytes()))
 
@@ -91,7 +91,7 @@ def test_saved_contexts_and_envelopes_reach_a_device_with_memory_of_its_own(fake
 
 
 def test_a_small_request_runs_where_it_was_received(fake, right):
-    server = fake('copy.err=700', reads_staging=True)  # this device copies nothing, so it never fails
+    server = fake('copy.err=700', reads_staging=True)  # this device copies nothing, so a fault of copies never happens
     for _ in range(3):
         answer = server.post(FORWARD, wire.small_bytes())
         assert tensors(answer) == right and answer.json()['backend'].startswith('fake:0 ')
@@ -113,7 +113,7 @@ def test_what_is_late_is_answered_when_it_ends(fake, right, gate):
     late = Asking(server)
     assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 1)
     assert server.get('/livez').status == 200
-    behind = Asking(server)  # the device runs a batch: this request waits its turn and is not held up longer
+    behind = Asking(server)  # the device runs a batch: this request must wait for that batch, but for nothing else
     assert tensors(behind.result()) == right
     gate.open()
     assert tensors(late.result()) == right
@@ -130,8 +130,8 @@ def test_who_waits_too_long_for_what_is_late_is_told_so(fake, right, gate):
 
 
 def test_what_is_late_has_its_time_while_others_come_and_go(fake, right, gate):
-    """While the device's thread takes a late request over from another slot, the request must not lose the time until
-    which it may run."""
+    """A late request (its HTTP thread has stopped waiting for it) is taken over by the device's thread from another
+    slot. It must not lose the time until which it may run, although other requests come and go."""
     server = fake(f'hold={gate.path}@1', reads_staging=True)
     late = Asking(server)
     assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 1)
@@ -144,14 +144,14 @@ def test_what_is_late_has_its_time_while_others_come_and_go(fake, right, gate):
 
 
 def test_what_is_late_runs_on_though_the_queue_is_full(fake, right, gate):
-    """The body of the late request was admitted before the queue filled up. The request waits for no device, and its
-    thread waits for nothing."""
+    """The late request was admitted before the queue filled up, and runs already. It must end although the queue is
+    full now."""
     server = fake(f'hold={gate.path}@1', '--queue-depth', 1, '--batch-window-us', 1000000, '--http-threads', 1, reads_staging=True)
     body = wire.small_bytes()
     with server.raw() as late:
         late.sendall(service.request_bytes(FORWARD, body)[:-1])
         assert eventually(lambda: server.metric('attnd_inflight_requests', state='receiving') == 1)
-        # `verify` sends this request through a batch, which the batching window delays
+        # `verify` makes this request wait in a batch, which the batching window delays
         waits = Asking(server, {**wire.small_body(), 'verify': 1})
         assert eventually(lambda: server.metric('attnd_inflight_requests', state='queued') == 1)
         late.sendall(body[-1:])
@@ -183,7 +183,7 @@ def test_an_error_of_a_small_request_is_its_own(fake, right, script, status, slu
 def test_a_device_that_a_small_request_loses_is_lost_for_all(fake, right):
     server = fake('0:sync.err=700@1', devices=2, reads_staging=True)
     answers = []
-    # which device computes depends on the processor core, so it may always be the other one
+    # which of the two devices computes depends on the processor core, so it may always be the one without a fault
     while len(answers) < 30 and all(a.status == 200 for a in answers):
         answers.append(server.post(FORWARD, wire.small_bytes()))
     if answers[-1].status != 200:
@@ -209,11 +209,11 @@ def test_an_error_that_passes_fails_its_batch_alone(fake, right, script, says):
 
 
 def test_every_request_of_a_failed_batch_hears_of_it(fake, right, gate):
-    """Requests that run in one batch fail with that batch, and other requests do not."""
+    """When a batch fails, all of its requests fail, and no others do."""
     server = fake(f'hold={gate.path}@1+,launch.err=9@{5 + GUESTS}')
     first = []
-    # each request is one batch, and they are sent one after the other: all four streams and the guests' streams are
-    # then busy, so later requests have to wait
+    # Each request is one batch. When these requests have all four streams and the guests' streams, later requests have
+    # to wait.
     for n in range(1, 5 + GUESTS):
         first.append(Asking(server))
         assert eventually(lambda: running(server)['fake:0'] == n)
@@ -238,10 +238,11 @@ def test_out_of_device_memory_is_answered_503_and_passes(fake, right):
 
 
 def test_scratch_memory_of_idle_streams_is_given_up_before_anybody_is_refused(fake, right, gate):
-    server = fake(f'hold={gate.path}@1,alloc.fail@7')  # a first request allocates workspace, inputs and outputs
+    # each stream's first request allocates workspace, inputs and outputs, so the third request's first allocation fails
+    server = fake(f'hold={gate.path}@1,alloc.fail@7')
     first = Asking(server)
     assert eventually(lambda: running(server)['fake:0'] == 1)
-    assert tensors(server.post(FORWARD, wire.small_bytes())) == right  # this request runs on another stream
+    assert tensors(server.post(FORWARD, wire.small_bytes())) == right  # the second request runs on another stream
     gate.open()
     assert tensors(first.result()) == right
     kept = devices(server)['fake:0']['memory_used_bytes']
@@ -251,9 +252,9 @@ def test_scratch_memory_of_idle_streams_is_given_up_before_anybody_is_refused(fa
 
 
 def body_of(kilobytes, seed=3):
-    """A forward whose inputs and outputs take about this many kilobytes, and that is quick to compute."""
+    """Makes a forward whose inputs and outputs take about this many kilobytes, and that is quick to compute."""
     rng = np.random.default_rng(seed)
-    members, _ = wire.random_problem(rng, B=kilobytes, Sq=4, H=1, D=16)  # 4 tensors of 256 bytes per batch row
+    members, _ = wire.random_problem(rng, B=kilobytes, Sq=4, H=1, D=16)  # each batch row has 4 tensors of 256 bytes
     return json.dumps(members).encode()
 
 
@@ -271,7 +272,7 @@ def test_what_fits_alone_waits_for_memory_instead_of_failing(fake, gate):
     assert eventually(lambda: running(server)['fake:0'] == 1)
     others = [Asking(server, large) for _ in range(3)]
     assert eventually(lambda: running(server)['fake:0'] == 4)
-    small = Asking(server)  # the small request must not overtake the large ones for ever; it may wait too
+    small = Asking(server)  # the small request must not overtake the large ones for ever, so it may have to wait too
     gate.open()
     expected = tensors(first.result())
     assert all(tensors(a.result()) == expected for a in others)
@@ -291,8 +292,8 @@ def test_no_pinned_memory_is_answered_503_and_passes(fake, right):
 @pytest.mark.limit(120)
 @pytest.mark.parametrize('code, status, slug', [(9, 500, 'internal'), (2, 503, 'out-of-memory')])
 def test_whichever_call_fails_the_request_does_and_nothing_is_lost(fake, right, code, status, slug):
-    """After each fault the n-th call of the device fails, for n = 1, 2, 3 ..., until a request passes between two
-    faults."""
+    """The n-th call of the device fails, for n = 1, 2, 3 ..., until a whole request passes without a fault. After each
+    fault the next request must succeed."""
     server = fake(f'walk.err={code}')
     failed = passed = 0
     while passed < 3:
@@ -324,10 +325,10 @@ def test_a_device_that_lies_is_found_out_by_verify(fake):
 def test_a_sticky_error_takes_readiness_down_answers_all_and_ends_with_70(fake, right, gate, code):
     server = fake(f'hold={gate.path}@2,sync.err={code}@2', '--max-batch', '1')
     assert tensors(server.post(FORWARD, wire.small_bytes())) == right
-    asked = [Asking(server) for _ in range(7)]  # four requests run and three wait
+    asked = [Asking(server) for _ in range(7)]  # four requests run on streams and three wait
     assert eventually(lambda: running(server)['fake:0'] >= 1 and server.metric('attnd_device_batches_total') + running(server)['fake:0']
                       + server.metric('attnd_queue_requests') == 8)
-    probe = server.raw()  # this connection was opened before the fault, for the listeners are closed after the fault
+    probe = server.raw()  # this connection was opened before the fault, because the listeners are closed after it
     probe.sendall(b'GET /readyz HTTP/1.1\r\nHost: a\r\n')
     gate.open()
     answers = [a.result() for a in asked]
@@ -353,7 +354,7 @@ def test_wherever_a_sticky_error_surfaces(fake, script):
 
 @pytest.mark.limit(240)
 def test_whichever_call_meets_a_sticky_error(right):
-    """Fails the n-th call of a request permanently, for n = 1, 2, 3 ..., until a request makes fewer than n calls."""
+    """The n-th call of a request fails permanently, for n = 1, 2, 3 ..., until a request makes fewer than n calls."""
     for n in range(1, 100):
         server = Server(*ONE, env={'ATTN_FAKE_SCRIPT': f'call.err=700@{n}'}, binary=service.FAKE).start()
         answer = server.post(FORWARD, wire.small_bytes())
@@ -368,14 +369,15 @@ def test_whichever_call_meets_a_sticky_error(right):
 
 @pytest.mark.limit(120)
 def test_a_sticky_error_behind_one_that_passes_is_not_overlooked():
-    """A launch fails with an error that passes, and the copy before it turns out to have failed with a permanent error.
-    The permanent error must count at once."""
+    """A launch fails with a temporary error, but the copy before it has failed with a permanent one. The permanent
+    error must count at once."""
     lost = 0
     for n in range(1, 20):
         server = Server(*ONE, env={'ATTN_FAKE_SCRIPT': f'launch.err=9@1,call.err=700@{n}'}, binary=service.FAKE).start()
         while (answer := server.post(FORWARD, wire.small_bytes())).status != 503:
             assert answer.status in (200, 500), answer
-        fails(answer, 503, 'unavailable', 'error 700')  # the message never says "was lost to an earlier error"
+        # the message names the error itself, not that the device "was lost to an earlier error"
+        fails(answer, 503, 'unavailable', 'error 700')
         dies(server, 70)
         lost += 1
     assert lost == 19
@@ -392,12 +394,12 @@ def test_a_keep_alive_client_does_not_hold_the_end_up(fake):
 
 
 def pids(server):
-    """The process ids of the servers that the supervisor says it has started."""
+    """Returns the process ids of the servers that the supervisor says it has started."""
     return [int(line.split('pid=')[1].split()[0]) for line in server.log().splitlines() if 'what=started' in line]
 
 
 def patient(server, seconds=30):
-    """Repeats the small request until it is answered, as a client does that follows Retry-After."""
+    """Repeats the small request until it is answered, as a client does that obeys Retry-After."""
     def once():
         try:
             answer = server.post(FORWARD, wire.small_bytes())
@@ -419,7 +421,8 @@ def test_under_a_supervisor_the_next_server_takes_over(fake, right):
 
 
 def test_under_a_supervisor_nobody_is_refused_a_connection(fake, right):
-    """The listening socket belongs to the parent, so a client that connects while no server runs waits."""
+    """The listening socket belongs to the supervisor, so a client that connects while no server runs waits instead of
+    being refused."""
     server = fake('launch.err=719@2', '--supervise')
     assert tensors(server.post(FORWARD, wire.small_bytes())) == right
     assert server.post(FORWARD, wire.small_bytes()).status == 503
@@ -460,13 +463,14 @@ def test_under_a_supervisor_a_hung_device_is_replaced(fake, right):
 
 
 def test_a_call_that_never_returns_counts_as_a_lost_device(fake):
-    """The device's own thread hangs: after a mark on the stream failed (the call after the run), it waits for
-    everything on that stream."""
+    """The device's thread hangs: after the run, its mark on the stream fails, and it then waits for everything on that
+    stream."""
     found = False
     for n in range(1, 30):
         server = fake(f'event.never@1,call.err=9@{n}', '--watchdog-ms', '300')
         answer = server.post(FORWARD, wire.small_bytes())
-        if answer.status == 500:  # this call failed before there was anything to wait for
+        # the call that failed came before anything was on the stream, so the thread does not hang
+        if answer.status == 500:
             server.stop()
             continue
         fails(answer, 503, 'unavailable', 'did not finish')
@@ -477,8 +481,8 @@ def test_a_call_that_never_returns_counts_as_a_lost_device(fake):
 
 
 def test_slow_is_not_lost(fake, right, gate):
-    """A deadline passes while a batch runs. The client is answered, the batch ends later, and the device does not count
-    as lost."""
+    """A deadline passes while a batch runs. The client gets its answer, the batch ends later, and the device is not
+    counted as lost."""
     server = fake(f'hold={gate.path}@1')
     answer = server.post(FORWARD, wire.small_bytes(), {'X-Request-Timeout-Ms': '1000'})
     assert answer.status == 504, answer
@@ -505,7 +509,7 @@ def test_a_hung_device_does_not_hold_up_a_drain(fake):
     server = fake('event.never@1', '--drain-ms', '200')
     asked = Asking(server)
     assert eventually(lambda: running(server)['fake:0'] == 1)
-    server.stop()  # stop() checks that the server exits with status 0 in time
+    server.stop()  # stop() fails unless the server ends with status 0 in time
     assert asked.result().status == 503
 
 
@@ -538,7 +542,7 @@ def test_devices_that_cannot_be_had(option, count, script, says):
 
 
 def test_the_program_without_a_gpu_serves_from_the_cpu(serve, right):
-    """The program as it was built, with or without CUDA: without a driver it starts and computes on the CPU."""
+    """The program as it was built, with or without CUDA, starts without a GPU driver and computes on the CPU."""
     if os.path.exists('/dev/nvidia0') or os.path.exists('/dev/nvidiactl'):
         pytest.skip('there is a GPU here')
     server = serve(*ONE)
@@ -550,12 +554,12 @@ def test_the_program_without_a_gpu_serves_from_the_cpu(serve, right):
 
 
 def test_the_least_loaded_device_is_next(fake, gate):
-    """The load of a device is its work, not its count of requests: one large request outweighs several small ones."""
+    """A device's load is its work, not the number of its requests: one large request outweighs several small ones."""
     server = fake(f'hold={gate.path}', devices=2)
     large = Asking(server, body_of(2000))
     assert eventually(lambda: sum(running(server).values()) == 1)
     small = []
-    for n in range(1, 4):  # the requests are sent one after the other, so that they do not leave as one batch
+    for n in range(1, 4):  # the requests are sent one after the other, because otherwise they could leave as one batch
         small.append(Asking(server))
         assert eventually(lambda: sum(running(server).values()) == 1 + n)
         assert running(server) == {'fake:0': 1, 'fake:1': n}
@@ -597,7 +601,8 @@ def test_one_device_lost_of_two_leaves_the_other_serving(fake, right):
     m = server.metrics()
     assert m['attnd_device_usable{device="fake:0"}'] == 0 and m['attnd_device_usable{device="fake:1"}'] == 1 and m['attnd_ready'] == 1
     assert {n: d['usable'] for n, d in devices(server).items()} == {'fake:0': False, 'fake:1': True}
-    fails(server.post(FORWARD, wire.small_bytes()), 503, 'unavailable', 'error 700')  # the last device is lost as well
+    # now the last device is lost as well
+    fails(server.post(FORWARD, wire.small_bytes()), 503, 'unavailable', 'error 700')
     dies(server, 70)
 
 
@@ -608,7 +613,7 @@ def test_one_device_hung_of_two_leaves_the_other_serving(fake, right):
     for _ in range(5):
         assert tensors(server.post(FORWARD, wire.small_bytes())) == right
     assert server.metric('attnd_device_errors_total', device='fake:0', error='OVERDUE') == 1
-    server.stop()  # the requests that the hung device holds do not keep the server from ending well
+    server.stop()  # the server ends with status 0 although the hung device still holds requests
 
 
 def test_a_batch_that_comes_back_after_its_device_was_given_up(fake, right, gate):
@@ -622,7 +627,7 @@ def test_a_batch_that_comes_back_after_its_device_was_given_up(fake, right, gate
 
 
 def test_staging_memory_outlives_the_device_it_came_from(fake):
-    """Sizes of extents that were never leased before are allocated after the first device is gone."""
+    """When the device that allocated staging memory is lost, extents of new sizes must still be allocated."""
     server = fake('0:launch.err=700@1', devices=2)
     assert server.post(FORWARD, wire.small_bytes()).status == 503
     assert server.post(FORWARD, body_of(3000)).status == 200
@@ -639,7 +644,7 @@ def test_info_and_metrics_tell_about_each_device(fake, gate):
     assert first.result().status == 200
     dout = wire.tensor(np.ones((1, 3, 2, 4)))
     assert server.backward(**wire.small_body(), dout=dout).status == 200
-    work = 2 * (4 + 4) * 2 * 9  # 2 (D + Dv) H Sq Sk
+    work = 2 * (4 + 4) * 2 * 9  # work of a forward: 2 (D + Dv) H Sq Sk operations
     d, m = devices(server), server.metrics()
     assert [d[n]['batches'] for n in d] == [2, 3] and [d[n]['errors'] for n in d] == [0, 1]
     assert [d[n]['flops'] for n in d] == [work * 3.5, work * 2]
@@ -669,16 +674,17 @@ STUCK_S = 5  # HEARTBEAT_LIMIT_MS
 
 @pytest.fixture
 def watched(serve):
-    """watched(script, shim variables) starts a server and opens a connection to --metrics-listen, which has its own
-    thread."""
+    """watched(script, shim variables) starts a server, and opens a connection to --metrics-listen, a port with a thread
+    of its own that answers while HTTP threads hang."""
     connections = []
 
     def start(script='', **shims):
         port = service.free_port()
         env = {'ATTN_FAKE_SCRIPT': script, **(service.shimmed(**shims) if shims else {})}
-        # The stuck thread is receiving a body, which does not progress either.
+        # While its thread hangs, the request's body makes no progress either, so the limit on stalled bodies must be
+        # long.
         server = serve(*ONE, '--metrics-listen', f'127.0.0.1:{port}', '--body-stall-ms', '60000', env=env, binary=service.FAKE)
-        # the connection is made now, because the loop accepts connections
+        # the connection is opened now, because the loop (which may hang later) accepts connections
         connections.append(service.Connection(('127.0.0.1', port), 20 * service.SLOWER))
         assert connections[-1].ask('GET', '/readyz').status == 200
         return server, connections[-1]
@@ -688,7 +694,8 @@ def watched(serve):
 
 
 def becomes_unready(port, why):
-    """Waits until /readyz fails with this reason. /livez stays 200, so no restart is asked for."""
+    """Waits until /readyz fails with this reason. /livez must stay 200, so that Kubernetes does not restart the
+    server."""
     assert eventually(lambda: port.ask('GET', '/readyz').status == 503, seconds=(STUCK_S + 20) * service.SLOWER, every=0.1)
     assert why in port.ask('GET', '/readyz').body.decode()
     assert port.ask('GET', '/livez').status == 200
@@ -714,8 +721,8 @@ def test_a_thread_that_is_stuck_makes_the_server_unready_and_says_so(watched, ga
 
 
 def test_the_probe_notices_a_thread_that_keeps_others_waiting(fake, gate):
-    """service.Probe subtracts time that the machine spent on other work. If the only HTTP thread waits for a second,
-    that time counts as the server's."""
+    """service.Probe subtracts delays that other work on the machine causes. If the only HTTP thread waits for a second,
+    the server is to blame, and the probe must report it."""
     server = fake(f'plan.hold={gate.path}@1', '--http-threads', '1')
     with service.Probe(server) as probe:
         asking = Asking(server)

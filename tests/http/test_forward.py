@@ -1,7 +1,7 @@
-"""POST /v1/attention/forward: every member of the table in the contract, alone and in company.
+"""POST /v1/attention/forward: every member of PROTOCOL.md's table, alone and combined with others.
 
-Numbers are compared with float64 (conformance/ref.py) on the values that the tensors really hold after rounding.
-"""
+Numbers are compared with float64 (conformance/ref.py), computed from the values that the tensors hold after
+rounding."""
 import json
 import os
 import re
@@ -40,7 +40,7 @@ def ok(answer):
 
 # ---- the numbers -----------------------------------------------------------------------------------------------------
 
-# Small exact examples: H 1, D 2, scale 1, and Q, K, V below. Each row: options, then out and lse.
+# Small exact examples with H 1, D 2, scale 1, and the Q, K and V below. Each row has the options, then out and lse.
 Q, K, V = [[1, 0], [0, 1], [1, 1]], [[1, 0], [0, 2]], [[1, 2], [3, 4]]
 EXACT = [
     ({}, [[1.537882843, 2.537882843], [2.761594156, 3.761594156], [2.462117157, 3.462117157]], [1.313261688, 2.126928011, 2.313261688]),
@@ -167,7 +167,7 @@ def test_dropout_is_repeatable_and_of_the_right_size(server):
     members['v'] = tensor(np.ones((1, 256, 2, 8)))
     first, again = ok(server.forward(**members)), ok(server.forward(**members))
     assert first['out'] == again['out']
-    # with scale 0 and values of 1, out is the share of keys that dropout keeps, divided by 1 - p
+    # with scale 0 and values of 1, out is the share of the keys that dropout keeps, divided by 1 - p
     out = value(first['out'])
     assert abs(out.mean() - 1) < 0.02 and out.std() > 0.02
     members['seed'] = 12346
@@ -209,7 +209,7 @@ def test_infinity_and_nan_stay_in_their_rows(server):
     q = x['q'].copy()
     q[0, 2, 0, 1] = np.nan
     k = x['k'].copy()
-    k[0, 4, 0, 0] = np.nan  # queries 4 and 5 see this key
+    k[0, 4, 0, 0] = np.nan  # only queries 4 and 5 see this key
     a = ok(server.forward(**{**members, 'q': tensor(q), 'k': tensor(k)}))
     out, clean = value(a['out']), ref.forward(x['q'], x['k'], x['v'], causal=True)[0]
     assert np.isnan(out[0, [2, 4, 5]]).all()
@@ -247,7 +247,7 @@ def test_data_as_numbers(server, dtype, nested):
 
 
 def test_numbers_are_rounded_to_nearest_even(server):
-    """With one key, out is v, so the test reads back the rounded number."""
+    """With one key, out equals v, so the answer shows how v was rounded."""
     one = tensor(np.ones((1, 1, 1, 1)), 'float16')
     numbers = [2049, 2051, 0.1, 1e-7, 6e-8, 65504, 65519, -0.0, 1e-30, 5.960464477539063e-08]
     v = {'shape': [1, 1, 1, len(numbers)], 'dtype': 'float16', 'data': numbers}
@@ -316,7 +316,7 @@ def test_outputs_chooses_what_is_sent(server, outputs):
 
 @pytest.mark.parametrize('dtype', ['float32', 'float16', 'bfloat16'])
 def test_array_encoding_says_the_same_as_base64(server, dtype):
-    # two rows see no key, so their lse is -inf
+    # two query rows see no key, so their lse is -inf
     members, _ = random_problem(rng(16), B=2, Sq=5, Sk=3, H=2, D=4, dtype=dtype, causal=True)
     numbers, text = ok(server.forward(**members, encoding='array')), ok(server.forward(**members))
     for n in ('out', 'lse'):
@@ -328,7 +328,7 @@ def test_array_encoding_says_the_same_as_base64(server, dtype):
 
 @pytest.mark.parametrize('size', range(1, 9))
 def test_base64_of_every_remainder(server, size):
-    """Answers are encoded in blocks. The boundaries between blocks must not change the text."""
+    """Answers are encoded in blocks. The base64 must be the same wherever the boundaries between blocks fall."""
     q, k = np.ones((1, 1, 1, 1)), np.ones((1, 1, 1, 1))
     v = rng(17).standard_normal((1, 1, 1, size))
     a = ok(server.forward(q=tensor(q, 'float16'), k=tensor(k, 'float16'), v=tensor(v, 'float16')))
@@ -354,8 +354,8 @@ def test_sizes_of_zero_are_exact(server, B, Sq, Sk, encoding):
 # ---- pages -----------------------------------------------------------------------------------------------------------
 
 def in_pages(x, lengths, page_size, r):
-    """Stores k and v of rows [B, Sk, Hk, D] in pages. Returns (k, v, page_table, seqlens_k): pages in random order,
-    some shared, and NaN in every place without a key."""
+    """Stores k and v of x [B, Sk, Hk, D] in pages. Returns (k, v, page_table, seqlens_k): pages in random order, some
+    of them shared, with NaN in every slot that holds no key."""
     B, most = len(lengths), -(-max(lengths) // page_size)
     order = r.permutation(B * most + 2)
     table = np.where(np.arange(most) < -(-np.array(lengths)[:, None] // page_size), order[:B * most].reshape(B, most), 2**31 - 1)
@@ -369,7 +369,7 @@ def in_pages(x, lengths, page_size, r):
 
 
 def rows_of(x, lengths, **options):
-    """out and lse of each batch row computed alone, with only the keys that the row has."""
+    """Computes each batch row alone, with only the keys that the row has. Returns out and lse."""
     parts = [ref.forward(x['q'][b:b + 1], x['k'][b:b + 1, :n], x['v'][b:b + 1, :n], **options) for b, n in enumerate(lengths)]
     return np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
 
@@ -414,7 +414,7 @@ def test_pages_with_packed_queries_and_verify(server):
 
 
 def test_pages_as_flashinfer_has_them(server):
-    """The conversion from FlashInfer's page table that PROTOCOL.md shows."""
+    """Uses the conversion from FlashInfer's page table that PROTOCOL.md shows."""
     with open(f'{ROOT}/proto-json/PROTOCOL.md') as f:
         code = re.search(r'### Pages.*?```python\n(.*?)```', f.read(), re.S).group(1)
     page_size, lengths = 4, [9, 0, 4, 1]
@@ -440,7 +440,7 @@ def test_pages_are_checked(server):
     ok(server.forward(**good))
     wrong, unused = table.copy(), table.copy()
     wrong[0, 1] = len(k)
-    unused[1, 1] = -7  # no kernel reads this entry, so it may be any int32
+    unused[1, 1] = -7  # no kernel reads this entry of the page table, so any int32 is allowed
     ok(server.forward(**{**good, 'page_table': tensor(unused, 'int32')}))
     far = {'shape': [2, 3], 'dtype': 'int64', 'data': [*unused.ravel().tolist()[:-1], 2**40]}
     for change, pointer, says in [
@@ -476,8 +476,8 @@ def test_verify_of_more_rows_than_there_are(server):
 
 
 def test_verifying_while_clients_leave_and_deadlines_pass(server):
-    """Other threads recompute rows. A client that stops waiting meanwhile must not free the memory that these threads
-    read."""
+    """Other threads verify rows by recomputing them. A client that stops waiting must not free the memory that these
+    threads read."""
     body = json.dumps({'requests': [random_problem(rng(21 + i), B=2, Sq=96, H=3, D=32, dtype='float16', verify='all')[0] for i in range(2)]}).encode()
     def client(me):
         for turn in range(6):
@@ -486,7 +486,7 @@ def test_verifying_while_clients_leave_and_deadlines_pass(server):
                 connection.connect()
                 connection.sock.sendall(request_bytes('/v1/attention/forward', body))
                 connection.close()
-            # this client waits for a short time, and gets 200 if the verification is done by then
+            # this client waits only briefly, and gets 200 if the verification is done by then
             elif (me + turn) % 3 == 1:
                 assert server.post('/v1/attention/forward', body, {'X-Request-Timeout-Ms': str(2 + 3 * turn)}).status in (200, 504)
             else:
@@ -494,7 +494,7 @@ def test_verifying_while_clients_leave_and_deadlines_pass(server):
                 assert [r['verification']['rows'] for r in responses] == [2 * 3 * 96] * 2
 
     with ThreadPoolExecutor(6) as pool:
-        list(pool.map(client, range(6)))  # list() raises here what a client raised
+        list(pool.map(client, range(6)))  # list() raises any exception of a client here
     assert ok(server.forward(**wire.small_body(), verify='all'))['verification']['rows'] == 6
 
 

@@ -1,8 +1,8 @@
 """Malformed HTTP: bytes sent over a raw socket, their answers, and what happens to the connection.
 
-A row is a name, the bytes, the right statuses (None: closed without an answer), and whether the next request on the
-same connection is served. After each row a good request on a new connection must succeed. A request hidden in a badly
-framed body must never be served."""
+A row has a name, the bytes, the right statuses (None: closed without an answer), and whether the next request on the
+same connection is served. After each row a good request on a new connection must succeed. A request that is hidden in a
+badly framed body must never be served."""
 import json
 import os
 import select
@@ -26,7 +26,7 @@ def post(*headers, body=BODY, path=FORWARD, host=True):
 
 
 def sized(length, body=BODY):
-    """A POST whose Content-Length is the text `length`."""
+    """Makes a POST whose Content-Length is the text `length`."""
     return post(f'Content-Length: {length}', body=body)
 
 
@@ -36,7 +36,7 @@ def chunked(text, *headers):
 
 N = len(BODY)
 ROWS = [
-    # H1: lengths that contradict each other
+    # H1: several or contradictory lengths
     ('two_lengths_alike', post(f'Content-Length: {N}', f'Content-Length: {N}'), {400}, CLOSES),
     ('two_lengths_different', post('Content-Length: 5', f'Content-Length: {N}'), {400}, CLOSES),
     ('length_and_chunked', post(f'Content-Length: {N}', 'Transfer-Encoding: chunked', body=b'0\r\n\r\n' + SMUGGLED), {400}, CLOSES),
@@ -51,14 +51,14 @@ ROWS = [
     ('high_byte_in_a_name', post('X\xe9: 5', f'Content-Length: {N}'), {400}, CLOSES),
     ('no_colon', post('Nonsense', f'Content-Length: {N}'), {400}, CLOSES),
     ('space_before_a_name', b'GET /livez HTTP/1.1\r\n X: 1\r\nHost: x\r\n\r\n', {400}, CLOSES),
-    # Malformed request lines: libmicrohttpd 1.0.1 would redirect to a target without the space
+    # malformed request lines, which libmicrohttpd 1.0.1 would answer with a redirection to a target without the space
     ('space_in_the_target', request_bytes('/livez now', None, 'GET'), {400}, CLOSES),
     ('tab_in_the_target', request_bytes('/livez\tnow', None, 'GET'), {400}, CLOSES),
     ('space_at_the_end_of_the_line', b'GET /livez HTTP/1.1 \r\nHost: x\r\n\r\n', {400}, CLOSES),
     ('version_of_letters', b'GET /livez HTTP/1.x\r\nHost: x\r\n\r\n', {400}, CLOSES),
     ('control_character_in_the_target', request_bytes('/livez\x01', None, 'GET'), {400}, CLOSES),
     ('two_origins', post('Origin: http://localhost', 'Origin: http://elsewhere'), {400}, CLOSES),
-    # H3: transfer encodings other than exactly chunked
+    # H3: transfer encodings that are not exactly "chunked"
     ('gzip_chunked', post('Transfer-Encoding: gzip, chunked', body=b'0\r\n\r\n'), {400, 501}, CLOSES),
     ('chunked_twice_in_one', post('Transfer-Encoding: chunked, chunked', body=b'0\r\n\r\n'), {400, 501}, CLOSES),
     ('identity', post('Transfer-Encoding: identity', body=b''), {400, 501}, CLOSES),
@@ -95,7 +95,7 @@ ROWS = [
     ('name_of_60_kb', post('x' * 60000 + ': 1'), {200, 431}, None),
     ('1500_cookies', post('Cookie: ' + '; '.join(['a=1'] * 1500)), {431}, CLOSES),
     ('1500_cookies_and_a_bad_length', post('Content-Length: x', 'Cookie: ' + '; '.join(['a=1'] * 1500)), {400, 431}, CLOSES),
-    # targets whose decoded form differs, and targets in other forms
+    # targets whose decoded form is another path, and targets in other forms than a path
     ('nul_in_the_path', request_bytes('/livez%00x', None, 'GET'), {404}, STAYS),
     ('nul_at_the_end', request_bytes('/livez%00', None, 'GET'), {404}, STAYS),
     ('escaped_slash', request_bytes('/v1%2finfo', None, 'GET'), {404}, STAYS),
@@ -106,13 +106,13 @@ ROWS = [
     ('no_host', post(host=False), {400}, CLOSES),
     ('two_hosts', post('Host: elsewhere'), {400}, CLOSES),
     ('no_host_in_1_0', b'GET /livez HTTP/1.0\r\n\r\n', {200}, CLOSES),
-    # H11: protocols other than HTTP/1
+    # H11: versions of protocols other than HTTP/1
     ('http_2_preface', b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n', {400, 505, None}, CLOSES),
     ('http_1_9', b'GET /livez HTTP/1.9\r\nHost: x\r\n\r\n', {200, 400, 505}, None),
     ('http_0_9', b'GET /livez\r\n\r\n', {200, 400, 505, None}, CLOSES),
     ('lower_case_http', b'GET /livez http/1.1\r\nHost: x\r\n\r\n', {400, 505, None}, CLOSES),
     ('tls_hello', bytes.fromhex('16030100f8010000f40303') + bytes(range(1, 200)) + b'\r\n\r\n', {400, 505, None}, CLOSES),
-    # H12: paths, methods, expectations, types
+    # H12: unknown paths, methods, expectations and media types
     ('unknown_path', post(path='/v1/nothing'), {404}, STAYS),
     ('path_below_a_route', post(path=FORWARD + '/more'), {404}, STAYS),
     ('path_with_dots', post(path='/v1/../livez'), {404}, STAYS),
@@ -147,14 +147,15 @@ def test_row(server, sent, statuses, next_is_served):
         try:
             s.sendall(sent)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # the server refused the request at its head, while the test was still sending
+            pass  # the server may refuse at the head and close while the test still sends
         reader = RawReader(s)
         answer = reader.answer(method)
         while answer is not None and answer.status == 100:
             answer = reader.answer(method)
         status = answer and answer.status
         assert status in statuses, f'{status}, expected one of {statuses}: {answer}'
-        if status is not None and status >= 400 and status != 505:  # libmicrohttpd itself answers HTTP/2 with 505
+        # libmicrohttpd itself answers HTTP/2 with 505, all other errors are problem documents
+        if status is not None and status >= 400 and status != 505:
             assert answer.headers['content-type'] == 'application/problem+json', answer
             problem = answer.json()
             assert problem['status'] == status and problem['request_id'] == answer.headers['x-request-id']
@@ -180,7 +181,7 @@ def test_405_names_the_methods(server):
     post('X-Null: a\0b'), post().replace(b'\r\n', b'\n'), post('X-Fold: a\r\n b'), post(': empty name')],
     ids=['nul_in_a_value', 'bare_line_feeds', 'folded_header', 'header_without_a_name'])
 def test_h9_what_the_library_lets_through(server, sent):
-    """libmicrohttpd 0.9.75 accepts these messages (1.x refuses), and the server cannot see the difference. The messages
+    """libmicrohttpd 0.9.75 accepts these messages, 1.x refuses them, and the server cannot see the difference. Each
     must be either served or refused."""
     with server.raw() as s:
         s.sendall(sent)
@@ -190,7 +191,7 @@ def test_h9_what_the_library_lets_through(server, sent):
 
 
 def test_h7_a_million_chunks_of_one_byte(server):
-    """The memory that chunks need does not grow with their number."""
+    """A body in a million chunks of one byte needs no more memory than in one chunk."""
     q = {'shape': [1, 250000, 1, 1], 'dtype': 'float16', 'data': 'A' * 666667 + '='}
     one = {'shape': [1, 1, 1, 1], 'dtype': 'float16', 'data': 'ADw='}
     body = json.dumps({'q': q, 'k': one, 'v': one, 'outputs': ['lse']}).encode()
@@ -207,7 +208,7 @@ def test_h7_a_million_chunks_of_one_byte(server):
 
 def test_h13_a_gzip_bomb_is_not_kept(server):
     import gzip
-    # the server refuses the body at its first byte and reads it to its end
+    # the server refuses these bodies at their first byte, and reads them to the end
     for bomb in (bytes(64 << 20), b' ' * (64 << 20)):
         before = server.memory_kb()
         answer = server.post(FORWARD, gzip.compress(bomb, 9), {'Content-Encoding': 'gzip', 'Content-Type': 'application/json'})
@@ -300,7 +301,7 @@ def test_h16_a_body_that_stands_still_is_cut_long_before_its_time_is_up(serve):
         slow.sendall(request_bytes(FORWARD, None, headers=[f'Content-Length: {N}']))
         start, cut = time.monotonic(), None
         s.sendall(request_bytes(FORWARD, None, headers=['Content-Length: 1000000']) + b'{"q":')
-        for at in range(0, 60, 5):  # sending takes 3 s in all, and never pauses for 2 s
+        for at in range(0, 60, 5):  # sending the body takes 3 s in all, but never pauses for 2 s
             slow.sendall(BODY[at:at + 5])
             time.sleep(0.25)
             if cut is None and select.select([s], [], [], 0)[0]:
@@ -314,8 +315,8 @@ def test_h16_a_body_that_stands_still_is_cut_long_before_its_time_is_up(serve):
 
 
 def test_h6_a_chunk_extension(server):
-    """RFC 9112 says that an extension is ignored. libmicrohttpd 0.9.75 ignores it; 1.x refuses the message, which attnd
-    cannot change."""
+    """RFC 9112 says that a server must ignore a chunk extension that it does not know. libmicrohttpd 0.9.75 ignores it;
+    1.x refuses the message, which attnd cannot change."""
     with server.raw() as s:
         s.sendall(chunked(b'%x;name=value\r\n%s\r\n0\r\n\r\n' % (N, BODY)))
         status = RawReader(s).answer().status
@@ -323,7 +324,8 @@ def test_h6_a_chunk_extension(server):
 
 
 def test_h6_a_chunk_extension_of_200_kb(serve):
-    """A chunk whose head is too long. libmicrohttpd 0.9.75 refuses it; 1.0.1 waits for its end."""
+    """A chunk whose head (size and extension) is too long. libmicrohttpd 0.9.75 refuses it; 1.0.1 waits for the end of
+    the head."""
     server = serve('--body-timeout-ms', 700)
     with server.raw() as s:
         s.sendall(chunked(b'2;' + b'x' * 200000 + b'\r\n{}\r\n0\r\n\r\n'))
@@ -334,7 +336,8 @@ def test_h6_a_chunk_extension_of_200_kb(serve):
 
 
 def test_h6_a_chunk_of_2_63_is_not_awaited_for_ever(serve):
-    """libmicrohttpd hides the size of a chunk from the server, so the server treats this as a body that stalls."""
+    """libmicrohttpd does not tell the server the size of a chunk, so a chunk of 2^63 bytes counts as a body that
+    stalls."""
     server = serve('--body-timeout-ms', 700)
     with server.raw() as s:
         s.sendall(chunked(b'8000000000000000\r\nab'))
@@ -356,7 +359,8 @@ def test_h17_a_reader_that_stops_is_cut_and_its_memory_freed(serve):
     v = {'shape': [1, 1, 1, 256], 'dtype': 'float16', 'data': service.b64(os.urandom(512))}
     Sq = 40000
     q = {'shape': [1, Sq, 1, 1], 'dtype': 'float16', 'data': service.b64(bytes(2 * Sq))}
-    body = json.dumps({'q': q, 'k': one, 'v': v, 'outputs': ['out']}).encode()  # the answer has 27 MB
+    # the answer has 27 MB, so it is sent in many pieces
+    body = json.dumps({'q': q, 'k': one, 'v': v, 'outputs': ['out']}).encode()
     with server.raw() as s:
         s.sendall(request_bytes(FORWARD, body))
         s.recv(1000)
@@ -382,7 +386,8 @@ MALFORMED = {
 
 @pytest.mark.parametrize('malformed', MALFORMED)
 def test_a_refusal_goes_to_who_caused_it_and_not_to_half_a_head_beside_it(serve, malformed):
-    """libmicrohttpd's log says that a message was refused, but not on which connection."""
+    """libmicrohttpd's log says that a message was refused, but not on which connection. The server must not blame a
+    connection with half a head beside it."""
     server = serve('--http-threads', 1)
     with service.Probe(server) as probe:
         for round_ in range(12):
@@ -423,8 +428,8 @@ def test_a_malformed_length_is_answered_once_and_in_our_words_whoever_else_is_in
 
 
 def test_what_the_library_refuses_is_answered_in_our_words_and_logged_with_its_id(serve, tmp_path):
-    """libmicrohttpd itself would answer each of these with an HTML page. The test also sends them over TLS, and behind
-    a good request."""
+    """By itself libmicrohttpd would answer each of these requests with an HTML page. The test sends them over TCP, over
+    TLS, and behind a good request."""
     rows = [(b'GET /a b HTTP/1.1\r\nHost: x\r\n\r\n', 400, 'the request line contains a character where it cannot stand'),
             (post('Nonsense'), 400, 'The HTTP message is malformed'), (sized('5, 5'), 400, 'Content-Length must be decimal digits'),
             (post('Transfer-Encoding: gzip', body=b''), 400, 'Transfer-Encoding must be chunked'),
@@ -436,7 +441,7 @@ def test_what_the_library_refuses_is_answered_in_our_words_and_logged_with_its_i
                 try:
                     s.sendall(SMUGGLED + sent + SMUGGLED)
                 except OSError:
-                    pass  # the server refused the request at its head, while the test was still sending
+                    pass  # the server may refuse at the head and close while the test still sends
                 reader = RawReader(s)
                 assert reader.answer().status == 200
                 answer = reader.answer()
@@ -450,8 +455,8 @@ def test_what_the_library_refuses_is_answered_in_our_words_and_logged_with_its_i
 
 @pytest.mark.parametrize('name, value', [('Content-Length', str(N)), ('Transfer-Encoding', 'chunked')])
 def test_white_space_behind_what_frames_a_body_is_ignored_or_refused(server, name, value):
-    """White space behind a value is not part of the value. libmicrohttpd 0.9.75 keeps it, and the server refuses a
-    value that libmicrohttpd misreads."""
+    """White space behind a header's value is not part of the value. libmicrohttpd 0.9.75 keeps it, and the server
+    refuses a value that libmicrohttpd would misread."""
     body = BODY if name == 'Content-Length' else b'%x\r\n%s\r\n0\r\n\r\n' % (N, BODY)
     with server.raw() as s:
         s.sendall(post(f'{name}: {value} ', body=body))
@@ -460,8 +465,8 @@ def test_white_space_behind_what_frames_a_body_is_ignored_or_refused(server, nam
 
 
 def test_what_comes_after_the_last_request_was_answered_does_not_cost_the_end_of_its_answer(server):
-    """Here the bytes behind the last request come late, while the end of its answer waits in the server's kernel for a
-    slow reader."""
+    """Bytes behind the last request arrive late, while the end of that request's answer still waits in the server's
+    kernel for a slow reader. They must not cost the end of the answer."""
     want = len(server.get('/openapi.json').body)
     for _ in range(10):
         with socket.socket() as s:
@@ -481,7 +486,7 @@ def test_clients_that_never_fetch_the_end_of_an_answer_hold_a_bounded_number_of_
     before = server.descriptors()
     clients = []
     try:
-        for _ in range(400):  # more connections than LINGER_MOST, which is 256
+        for _ in range(400):  # more connections than LINGER_MOST (256), the most that are closed slowly at a time
             clients.append(socket.socket())
             clients[-1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             clients[-1].connect(server.address)
@@ -496,11 +501,12 @@ def test_clients_that_never_fetch_the_end_of_an_answer_hold_a_bounded_number_of_
 
 @pytest.mark.parametrize('behind', [1, 40, 4000])
 def test_what_stands_behind_the_last_request_does_not_cost_the_end_of_its_answer(server, behind):
-    """If a socket is closed with unread bytes, the kernel sends a reset, which overtakes the answer."""
+    """If a socket is closed with unread bytes, the kernel sends a reset, which may overtake the answer. The server must
+    therefore read what stands behind the last request."""
     want = len(server.get('/openapi.json').body)
     for _ in range(10):
         with socket.socket() as s:
-            # with a small buffer, the end of the answer waits in the server's kernel
+            # with a small receive buffer, the end of the answer waits in the server's kernel
             s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             s.settimeout(20 * service.SLOWER)
             s.connect(server.address)
@@ -518,7 +524,7 @@ def test_what_waits_behind_a_request_that_expects_100_without_a_body_is_answered
             s.sendall(first + SMUGGLED + SMUGGLED)
             reader = RawReader(s)
             answers = [reader.answer('GET') for _ in range(3)]
-            if answers[0].status == 100:  # the answer may begin with status 100, although the body was sent already
+            if answers[0].status == 100:  # status 100 may come before the answer, although the body was sent already
                 answers = answers[1:] + [reader.answer('GET')]
             assert [a.status for a in answers] == [status, 200, 200], answers
 

@@ -1,5 +1,5 @@
-"""A machine without free threads or address space. A server that cannot get what it needs at its start says so and
-ends. A server that has started answers 503 and goes on."""
+"""A machine without free threads or without address space. A server that cannot get what it needs prints why and does
+not start. A server that has started answers 503 and goes on."""
 import http.client
 import json
 import mmap
@@ -16,7 +16,7 @@ from service import Server
 
 FORWARD = '/v1/attention/forward'
 FEW = ('--http-threads', '2', '--cpu-threads', '2', '--devices', 'cpu')
-# The smallest body that a thread of libuv checks (CHECK_LONG_BODY_BYTES).
+# The smallest body that a thread of libuv checks instead of an HTTP thread (CHECK_LONG_BODY_BYTES).
 LONG = json.dumps({n: wire.tensor(np.ones((1, 2100, 8, 64)), 'float16') for n in 'qkv'}).encode()
 assert len(LONG) > 8 << 20
 
@@ -38,35 +38,35 @@ def start(*options, env=None, limit=None):
 
 
 def refused(ended, *says):
-    """Checks that the server ended by itself and printed one sentence."""
+    """Checks that the server did not start, and printed one sentence with these words."""
     status, log = ended
     sentence = [line for line in log.splitlines() if line.startswith('attnd: ')]
     assert status == 69 and len(sentence) == 1 and all(text in sentence[0] for text in says), (status, log)
 
 
 def asked(server, body):
-    """Returns the status of the answer. A client that sends its whole body before it reads may not see a refusal that
-    comes earlier."""
+    """Sends a body and returns the status of the answer. A client that sends its whole body before it reads may not see
+    an earlier refusal; that counts as 503."""
     try:
         status = server.post(FORWARD, body).status
     except OSError as gone:
         status = 503
-        time.sleep(0.2)  # gives an ending process the time to end
+        time.sleep(0.2)  # an ending process needs some time
         assert server.process.poll() is None, f'{gone}: status {server.process.returncode}: {server.log()}'
     assert server.process.poll() is None, (server.process.returncode, server.log())
     return status
 
 
 def serves(server):
-    """Returns the server's answer, and checks that the server then ends well."""
+    """Sends a long and a small body, and checks that the server then ends with status 0. Returns both statuses."""
     answers = [asked(server, LONG), asked(server, wire.small_bytes())]
     server.stop()
     return answers
 
 
 def test_a_server_begins_with_all_its_threads_or_not_at_all():
-    """A cgroup may limit the number of threads like this. Without the check, libuv would abort the process at the first
-    long body."""
+    """The number of threads is limited, as a cgroup may do. Without a check at the start, libuv would abort the process
+    at the first long body."""
     started = []
     for threads in range(2, 24):
         server, ended = start(*FEW, env=service.shimmed(THREADS=threads))
@@ -91,7 +91,7 @@ def test_under_a_limit_of_address_space_nothing_dies(megabytes):
 
 
 def test_no_allocation_of_a_tls_handshake_ends_the_server(serve, tmp_path):
-    """Each allocation fails once. GMP, with which GnuTLS computes, would abort the process."""
+    """Each allocation of a TLS handshake fails in turn. GMP, with which GnuTLS computes, would abort the process."""
     file = tmp_path / 'countdown'
     file.write_bytes(bytes(4096))
     cert, key = service.self_signed(str(tmp_path))

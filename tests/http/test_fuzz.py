@@ -1,4 +1,4 @@
-"""Runs the HTTP fuzzer (../fuzz_http/fuzz.py) for a minute, and tests that it notices faults."""
+"""Runs the HTTP fuzzer (../fuzz_http/fuzz.py) for a minute, and tests that the fuzzer notices faults."""
 import gzip
 import json
 import os
@@ -20,13 +20,13 @@ FORWARD, BACKWARD = '/v1/attention/forward', '/v1/attention/backward'
 
 @pytest.mark.limit(600)
 def test_a_minute_of_requests_that_are_a_little_wrong(capsys):
-    seed = '15520'  # a fixed seed, so that a failing test fails again; `make fuzz-http` uses other seeds
+    seed = '15520'  # a fixed seed, so that a failing test can be repeated; `make fuzz-http` draws other seeds
     lines = []
     findings = fuzz.fuzz(seed, count=1200, out=lines.append)
     assert not findings, '\n'.join(lines)
     said = '\n'.join(lines)
     counts = {line.split(None, 1)[1]: int(line.split()[0]) for line in lines if line[:9].strip().isdigit()}
-    # A fuzzer that verified nothing, or that saw only one status, would find nothing.
+    # Checks what the fuzzer did: a fuzzer that verified no numbers, or that saw only one status, would find no faults.
     assert counts['problems verified'] > 1000 and counts['answers 400'] > 300 and counts['answers 200'] > 600, said
     assert counts['answers 200 beyond the oracle'] < counts['answers 200'] / 10, said
     assert min(counts['verified as safetensors'], counts['verified as kserve'], counts['verified, compressed']) > 100, said
@@ -40,8 +40,8 @@ def answer_of(server, path, body):
 
 @pytest.mark.parametrize('path', [FORWARD, BACKWARD])
 def test_the_oracle_is_no_rubber_stamp(server, path):
-    """The fuzzer's check accepts the right answer. It rejects a changed number, the answer to another request, and an
-    answer to an invalid request."""
+    """The fuzzer's oracle accepts a right answer. It rejects a changed number, the answer to another request, and any
+    200 to an invalid request."""
     r = random.Random(5)
     noticed = 0
     for _ in range(20):

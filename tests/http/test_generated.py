@@ -1,6 +1,6 @@
-"""Clients that code generators write from /openapi.json. Each is generated without a warning, can be imported, sends a
-request, and returns an answer and a refusal as typed objects. The generators come from PyPI (tests/requirements.txt)
-and have their own virtual environment."""
+"""Clients that code generators write from /openapi.json. Each is generated without a warning and can be imported. It
+sends a request, and returns an answer and a refusal as typed objects. The generators come from PyPI
+(tests/requirements.txt) and have a virtual environment of their own."""
 import os
 import subprocess
 
@@ -65,10 +65,10 @@ print(refusal.parsed.detail)
 
 @tool('openapi-python-client')
 def test_openapi_python_client(server, document, tmp_path):
-    # without this override the generator warns of an unknown type
+    # this override is needed because the generator warns of media types that it does not know
     (tmp_path / 'config.yml').write_text('content_type_overrides:\n  application/x-safetensors: application/octet-stream\n')
     said = run(tmp_path, os.path.join(VENV, 'openapi-python-client'), 'generate', '--config', 'config.yml', '--path', 'openapi.json', '--meta', 'none', '--output-path', 'attnd_client')
-    assert said == 'Generating attnd_client\n', said  # the generator printed no warning
+    assert said == 'Generating attnd_client\n', said  # the generator prints this line, and no warning
     assert run(tmp_path, os.path.join(VENV, 'python'), '-c', CLIENT, server.url).startswith('k: ')
 
 

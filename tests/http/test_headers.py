@@ -63,11 +63,11 @@ def test_white_space_behind_a_value_is_none_of_it(serve, tmp_path):
     spaced = ['Authorization: Bearer secret \t', 'Content-Type: application/json ', 'Content-Encoding: gzip  ', 'X-Request-Timeout-Ms: 60000\t', 'X-Request-Id: spaced ']
     answer = ask(gzip.compress(body), *spaced)
     assert answer.status == 200 and answer.headers['x-request-id'] == 'spaced', answer
-    # two header lines make one list
+    # two header lines of the same name are one list
     answer = ask(body, 'Authorization: Bearer secret', 'Accept: text/html ', 'Accept: application/x-safetensors')
     assert answer.status == 200 and answer.headers['content-type'] == 'application/x-safetensors', answer
-    # one header line may be as long as a head may be; several lines together may not exceed this, with or without the
-    # space
+    # one header line may be as long as a whole head may be, but several lines of one name together may not, whatever
+    # space stands between them
     for end in ('', ' '):
         assert ask(body, 'Authorization: Bearer secret', 'Accept: ' + 3000 * 'x' + end).status == 200
         answer = ask(body, 'Authorization: Bearer secret', 'Accept: ' + 2000 * 'x' + end, 'Accept: ' + 100 * 'x' + end)
@@ -149,7 +149,7 @@ def test_log_levels(serve):
 
 
 def test_p3_a_full_disk_does_not_stop_it():
-    """stderr is /dev/full, so every write of a log line fails."""
+    """Standard error is /dev/full, so every write of a log line fails."""
     import subprocess
     import service
     port = service.free_port()

@@ -1,6 +1,6 @@
-"""A problem that takes long, cut over several devices by groups of heads: equal bits, lost devices, and what the answer,
-/v1/info, /metrics and the log say of it. attnd-fake has several devices, which compute on the CPU (kernels/fake/fake.c).
-tests/unit/server/test_heads.c has 500 random problems with all options."""
+"""A long problem that is cut over several devices by groups of heads: equal bits, lost devices, and what the answer,
+/v1/info, /metrics and the log say about it. attnd-fake has several devices, which compute on the CPU
+(kernels/fake/fake.c). tests/unit/server/test_heads.c has 500 random problems with all options."""
 import numpy as np
 import pytest
 
@@ -8,7 +8,7 @@ import wire
 from service import eventually
 from under_way import Asking
 
-H, HK, S, D = 8, 4, 1024, 64  # some milliseconds even where bfloat16 is fast
+H, HK, S, D = 8, 4, 1024, 64  # a problem that takes some milliseconds even on CPUs that are fast in bfloat16
 SPLIT = ('--split-above-ms', 1)
 RESULTS = {'forward': ('out', 'lse'), 'backward': ('dq', 'dk', 'dv')}
 
@@ -38,7 +38,7 @@ def answer_of(server, name):
 
 @pytest.fixture(scope='module')
 def right():
-    """The answers of one device."""
+    """Returns the answers that a server with one device gives."""
     from service import FAKE, Server
     with Server('--cpu-threads', '1', env={'ATTN_FAKE_DEVICES': '1'}, binary=FAKE) as server:
         return {name: answer_of(server, name)[1] for name in CASES}
@@ -47,7 +47,8 @@ def right():
 @pytest.mark.parametrize('devices', [2, 3, 4])
 def test_an_answer_has_the_same_bits_over_any_number_of_devices(fake, right, devices):
     server = fake('', *SPLIT, devices=devices)
-    # Three devices have no more to do than two: four heads are two and two, or two and one and one.
+    # Three devices would not be faster than two: four heads are cut into 2 and 2, or into 2, 1 and 1, and the largest
+    # part has 2.
     used = 2 if devices == 3 else devices
     for name in CASES:
         answer, numbers = answer_of(server, name)

@@ -1,5 +1,5 @@
-"""Valid requests that are most likely mistakes: the server computes them as they are written, and `hints` of the answer
-says what looks wrong. mistakes.py has the words of each hint."""
+"""Valid requests that are most likely mistakes: the server computes them as they are written, and `hints` in the answer
+says what looks wrong. mistakes.py has the text of each hint."""
 import json
 import re
 
@@ -42,7 +42,7 @@ def test_a_mask_as_bias_is_seen_in_every_dtype(server, dtype):
 
 
 def decode_ms(server, mask):
-    """The shortest time in ms that decoding and checking a body with this mask takes."""
+    """Returns the shortest time in ms that the server takes to decode and check a body with this mask."""
     one = tensor(np.zeros((1, len(mask), 1, 1), 'float32'))
     body = {**{n: one for n in 'qkv'}, 'keep_mask': tensor(mask[None, None])}
     timings = (server.post(FORWARD, body).headers['server-timing'] for _ in range(3))
@@ -50,7 +50,8 @@ def decode_ms(server, mask):
 
 
 def test_a_large_mask_above_the_diagonal_is_checked_as_fast_as_another(server):
-    """Earlier a connection's thread checked the mask with two divisions for each element."""
+    """Checking a large mask for hidden pairs above the diagonal is as fast as checking another mask. Earlier the HTTP
+    thread checked each element with two divisions."""
     S = 4000
     other = np.ones((S, S), 'uint8')
     other[0, 0] = 0

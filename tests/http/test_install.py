@@ -1,7 +1,7 @@
-"""What `make install` installs, as its users see it: a C program that pkg-config alone can build, the manual, the
-completion.
+"""What `make install` installs, as users see it: a library that a C program can use with pkg-config alone, the manual
+and the shell completion.
 
-make is called with the same switches (MAKEFLAGS) as the make that runs these tests. With others it would build
+These tests call make with the switches (MAKEFLAGS) of the make that runs them. With other switches it would build
 everything again."""
 import os
 import re
@@ -44,7 +44,7 @@ def test_what_is_installed_and_removed(tmp_path):
     assert files() == ['usr/local/' + name for name in (
         'bin/attnd', 'include/attn/attention.h', 'lib/libattn.a', 'lib/pkgconfig/attn.pc', 'share/bash-completion/completions/attnd', 'share/man/man1/attnd.1')]
     assert run(tmp_path / 'usr/local/bin/attnd', '--version').startswith('attnd ')
-    for _ in range(2):  # the second turn finds nothing to do
+    for _ in range(2):  # the second `make install` finds nothing to do
         make('uninstall', f'DESTDIR={tmp_path}')
         assert files() == []
 
@@ -53,7 +53,7 @@ def test_what_is_installed_and_removed(tmp_path):
 @needs('cc')
 def test_a_program_is_built_by_pkg_config_alone(installed, tmp_path):
     env = dict(os.environ, PKG_CONFIG_PATH=str(installed / 'lib/pkgconfig'))
-    # the paths contain DESTDIR
+    # the installed paths contain DESTDIR, which pkg-config does not know
     flags = run('pkg-config', f'--define-variable=prefix={installed}', '--cflags', '--libs', 'attn', env=env).split()
     run('cc', '-std=c11', '-Wall', '-Wextra', '-Werror', os.path.join(ROOT, 'deploy/examples/attention.c'), *flags, '-o', tmp_path / 'attention')
     printed = run(tmp_path / 'attention').splitlines()
@@ -64,7 +64,7 @@ def test_a_program_is_built_by_pkg_config_alone(installed, tmp_path):
 def test_the_manual_has_no_fault_and_every_option(installed):
     page = installed / 'share/man/man1/attnd.1'
     assert run('mandoc', '-T', 'lint', '-W', 'warning', page) == ''
-    # the manual prints a bold letter as the letter, a backspace and the letter again
+    # the manual prints a bold letter as letter, backspace, letter; this removes the repetition
     shown = re.sub('.\b', '', run('mandoc', '-T', 'ascii', page))
     headings, flags = re.findall(r'^[A-Z ]+$', shown, re.M), re.findall(r'^ {5,7}(--[a-z-]+)', shown, re.M)
     assert headings == ['NAME', 'SYNOPSIS', 'DESCRIPTION', 'OPTIONS', 'SIGNALS', 'EXIT STATUS', 'EXAMPLES']

@@ -1,8 +1,8 @@
 """Bodies with malformed JSON, with base64 that is not strict, or with tensors that do not fit. Each is refused, and the
 message names the fault.
 
-A row is a name, the body, and words that the answer's `detail` must contain, or the JSON pointer that it must name. The
-unit tests compare whole sentences, and test_messages.py compares one of each layer."""
+A row has a name, the body, and either words that the answer's `detail` must contain, or the JSON pointer that it must
+name. The unit tests compare whole messages, and test_messages.py compares one message of each layer."""
 import base64
 import json
 import re
@@ -28,7 +28,7 @@ def refused(server, body, status=400, code='invalid-request', path=FORWARD):
 
 
 def swap(name, text, rest=''):
-    """GOOD with one tensor replaced by `text`."""
+    """Returns the body GOOD with one tensor replaced by `text`."""
     parts = {'q': T, 'k': T, 'v': T, name: text}
     return '{' + ','.join(f'"{n}":{t}' for n, t in parts.items()) + rest + '}'
 
@@ -87,7 +87,8 @@ def test_j3_many_numbers_cost_their_tensor_and_no_more(server):
     server.post(FORWARD, GOOD.encode())
     before = server.memory_kb('VmHWM')
     assert server.post(FORWARD, body, {'X-Request-Timeout-Ms': '60000'}).status == 200
-    # q has 16 MB, lse 32 MB, and sending needs some more; cJSON would take 640 MB for these numbers
+    # The server holds 16 MB for q and 32 MB for lse, and some more for sending. A tree of cJSON would take 640 MB for
+    # these numbers.
     if service.SLOWER == 1:
         assert server.memory_kb('VmHWM') - before < 200 * 1024
 
@@ -136,7 +137,7 @@ MEMBERS = [
 
 @pytest.mark.parametrize('body, pointer, word', [row[1:] for row in MEMBERS], ids=[row[0] for row in MEMBERS])
 def test_j4_j5_members(server, body, pointer, word):
-    if pointer is None:  # the body is refused as a whole, inside the envelope
+    if pointer is None:  # a fault of the whole body stays a fault of the whole envelope, without a pointer to a problem
         assert server.post(FORWARD, body.encode()).json()['responses'][0]['error']['status'] == 400
         return
     problem = refused(server, body)
@@ -162,7 +163,8 @@ def test_j7_a_hundred_thousand_members(server):
 
 # ---- B1 to B3: base64 ------------------------------------------------------------------------------------------------
 
-# One float32 has 4 bytes, 8 characters. The rows say where the first invalid character is, counted in the string.
+# Faults in the base64 of one float32 (4 bytes, 8 characters). A row has the position of the first invalid character,
+# counted within the string.
 BASE64 = [
     ('no_padding', 'AACAPw', None), ('half_the_padding', 'AACAPw=', None), ('padding_too_much', 'AACAPw===', 8), ('padding_in_the_middle', 'AA==gD8=', 4),
     ('padding_in_front', '=AACAPw=', 0), ('one_character_left', 'AACAP', None), ('bits_left_over', 'AACAPx==', None), ('line_feed', 'AACA\\nPw==', 4),
@@ -181,7 +183,8 @@ def test_b1_b2_base64_is_strict(server, name, text, offset):
         assert re.search(rf'\b{offset}\b', problem['detail']), f'{problem["detail"]!r} does not say {offset}'
 
 
-@pytest.mark.parametrize('at', [0, 64, 1000, 4095])  # test_base64.c tests every place and every character
+# here a few positions suffice, because test_base64.c tests every position and every character
+@pytest.mark.parametrize('at', [0, 64, 1000, 4095])
 @pytest.mark.parametrize('bad', ['*', '=', '\u0100'])
 def test_b2_a_bad_character_anywhere_in_a_long_text(server, at, bad):
     good = base64.b64encode(np.ones((1, 768, 1, 1), np.float32).tobytes()).decode()
@@ -189,7 +192,7 @@ def test_b2_a_bad_character_anywhere_in_a_long_text(server, at, bad):
     body = swap('q', f'{{"shape":[1,768,1,1],"dtype":"float32","data":"{good[:at] + bad + good[at + 1:]}"}}')
     problem = refused(server, body)
     assert problem['pointer'] == '/q/data'
-    # '=' may stand at the end of a group; then the mistake is the character behind it.
+    # '=' may end a group of four characters; then the character behind it is the one that is invalid
     assert re.search(rf'\b({at}|{at + 1})\b' if bad == '=' else rf'\b{at}\b', problem['detail']) or bad == '=' and at == 4095, problem
 
 
@@ -243,7 +246,7 @@ TENSORS = [
     ('mask_rows_beyond', dict(causal=True, mask_startend_rows=tensor(np.full((1, 1, 3, 1), 4), 'int32')), {400}), ('mask_rows_of_three', dict(mask_startend_rows=tensor(np.zeros((1, 1, 3, 3)), 'int32')), {400}),
     ('mask_rows_of_one_not_causal', dict(mask_startend_rows=tensor(np.zeros((1, 1, 3, 1)), 'int32')), {400}), ('mask_rows_of_four_causal', dict(causal=True, mask_startend_rows=tensor(np.zeros((1, 1, 3, 4)), 'int32')), {400}),
     ('mask_rows_of_another_length', dict(causal=True, mask_startend_rows=tensor(np.zeros((1, 1, 4, 1)), 'int32')), {400}),
-    # biases and masks
+    # biases and masks with wrong shapes or dtypes
     ('bias_of_another_length', dict(bias=zeros(1, 1, 3, 4)), {400}), ('bias_of_another_batch', dict(bias=zeros(2, 1, 3, 3)), {400}), ('bias_of_three_axes', dict(bias=zeros(1, 3, 3)), {400}),
     ('bias_nan', dict(bias=tensor(np.full((1, 1, 3, 3), np.nan))), {400}), ('bias_infinite', dict(bias=tensor(np.full((1, 1, 3, 3), np.inf))), {400}), ('bias_of_integers', dict(bias=zeros(1, 1, 3, 3, dtype='int32')), {400}),
     ('keep_mask_of_two', dict(keep_mask=tensor(np.full((1, 1, 3, 3), 2), 'uint8')), {400}), ('keep_mask_of_floats', dict(keep_mask=zeros(1, 1, 3, 3)), {400}), ('sinks_of_another_count', dict(sinks=zeros(3)), {400}),
@@ -274,7 +277,8 @@ def test_t7_cu_seqlens(server, cu_q, cu_k):
 
 @pytest.mark.parametrize('Sq, Sk, outputs', [(10**6, 10**6, ['out', 'lse']), (10**12, 1, ['lse'])])
 def test_t5_a_tiny_body_cannot_ask_for_a_huge_answer(server, Sq, Sk, outputs):
-    """The request sends no data: with batch size 0 every tensor is empty. The sizes must still be within the limits."""
+    """With batch size 0 every tensor is empty, so the request has no data. The sizes of the answer must still be within
+    the limits."""
     answer = server.forward(q=shaped(0, Sq, 1, 4), k=shaped(0, Sk, 1, 4), v=shaped(0, Sk, 1, 4), outputs=outputs)
     assert answer.status in (200, 400, 413, 422), answer
 
@@ -284,7 +288,7 @@ def test_t5_output_larger_than_every_input(serve):
     q = tensor(np.zeros((1, 60000, 1, 1)), 'float16')
     k = tensor(np.zeros((1, 1, 1, 1)), 'float16')
     v = tensor(np.zeros((1, 1, 1, 256)), 'float16')
-    answer = server.forward(q=q, k=k, v=v)  # the body has 120 KB, the answer 31 MB
+    answer = server.forward(q=q, k=k, v=v)  # the body has 120 KB, and the answer 31 MB
     assert answer.status in (413, 503), answer
     assert server.forward(**wire.small_body()).status == 200
 
@@ -325,8 +329,8 @@ def test_t9_shapes_of_lse(server, name, shape):
 
 
 def test_t3_offsets_are_64_bit_by_contract(server):
-    """tests/unit/kernels tests sizes past 2^31 elements if memory allows. Here the test shows that declared sizes do
-    not overflow."""
+    """Declared sizes must not overflow 64-bit offsets. tests/unit/kernels tests real tensors of more than 2^31
+    elements, if memory allows."""
     answer = server.forward(q=shaped(1, 2**31, 1, 1, dtype='float16'), k=zeros(1, 1, 1, 1, dtype='float16'), v=zeros(1, 1, 1, 1, dtype='float16'))
     assert answer.status in (400, 413) and '4294967296' in answer.json()['detail'].replace(',', ''), answer
 

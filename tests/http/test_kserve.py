@@ -1,4 +1,4 @@
-"""KServe v2 as Triton's clients use it: the exact bytes that they send, and the unmodified client itself
+"""KServe v2 as Triton's clients use it: the exact bytes that they send, and the unmodified Python client itself
 (tritonclient[http] from PyPI, tests/requirements.txt), whose calls are in triton_calls.py."""
 import json
 import os
@@ -31,7 +31,7 @@ def test_the_stock_client(server, check):
 # ---- raw -------------------------------------------------------------------------------------------------------------
 
 def talk(server, head, body=b'', pieces=None):
-    """Sends the bytes unchanged and reads one answer. Returns (status, headers, body)."""
+    """Sends these bytes unchanged, and reads one answer. Returns (status, headers, body)."""
     with socket.create_connection(server.address, 10) as s:
         s.sendall(head)
         for piece in pieces or [body]:
@@ -46,7 +46,8 @@ def talk(server, head, body=b'', pieces=None):
 
 
 def problem(rng=None, binary=True, **members):
-    """A forward of 2 queries over 3 keys as (JSON, bytes behind the JSON), and the same problem for /v1."""
+    """Makes a forward of 2 queries over 3 keys, as (JSON, bytes behind the JSON) for KServe, and the same problem for
+    /v1."""
     plain, _ = wire.random_problem(rng or np.random.default_rng(1), Sq=2, Sk=3, H=2, Hk=1, D=4, dtype='float16')
     inputs, tail = [], b''
     for name, t in plain.items():
@@ -62,8 +63,8 @@ def problem(rng=None, binary=True, **members):
 
 
 def test_what_the_python_client_sends(server):
-    """Captured from tritonclient 2.x, which sends no content type and no Connection header, and keeps this order of
-    headers."""
+    """These bytes were captured from tritonclient 2.x. It sends no content type and no Connection header, and has this
+    order of headers."""
     text, tail, plain = problem(parameters={'binary_data_output': True}, id='1')
     head = (f'POST {INFER} HTTP/1.1\r\nHost: localhost:{server.port}\r\nContent-Length: {len(text + tail)}\r\n{LENGTH}: {len(text)}\r\n\r\n').encode()
     want = server.post('/v1/attention/forward', plain).json()
@@ -81,7 +82,7 @@ def test_what_the_python_client_sends(server):
 
 
 def test_what_the_cpp_client_sends(server):
-    """The C++ client always sends the length of the JSON, an empty id, and a content type of a form."""
+    """Triton's C++ client always sends the length of the JSON, an empty id, and the content type of an HTML form."""
     text, _, plain = problem(binary=False, id='')
     head = (f'POST /v2/models/attention_forward/versions/1/infer HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n{LENGTH}: {len(text)}\r\n'
             f'Content-Length: {len(text)}\r\nContent-Type: application/x-www-form-urlencoded\r\n\r\n').encode()
@@ -108,7 +109,7 @@ def test_the_index_has_those_that_are_ready_where_they_are_asked_for(server, ser
     assert [m['name'] for m in every] == server.get('/v2/models').json()['models'] and {m['state'] for m in every} == {'READY'}
     for body in (b'{}', b'{"ready": true}', b'{"ready": false}', b' {"ready":true} '):
         assert server.ask('POST', index, body).json() == every
-    # during a drain the server still answers a connection that is in the middle of a request
+    # a draining server still answers a connection that is in the middle of a request
     draining = serve('--drain-ms', 5000)
     with draining.raw() as ready, draining.raw() as all_:
         for s, body in ((ready, b'{"ready": true}'), (all_, b'{"ready": false}')):
@@ -185,7 +186,8 @@ def test_every_refusal_under_v2_is_json_with_error(server, method, path, status,
 
 
 def test_faults_that_are_found_after_decoding_point_into_the_body(server):
-    """Earlier the pointers were those of a body for /v1, such as /dout/shape/1."""
+    """A fault that is found after decoding has a pointer into the KServe body. Earlier the pointers were those of a
+    body for /v1, such as /dout/shape/1."""
     rng = np.random.default_rng(1)
 
     def infer(model, shapes, parameters=(), **more):
@@ -199,7 +201,7 @@ def test_faults_that_are_found_after_decoding_point_into_the_body(server):
             ({'dout': shape}, {'context': 'unknown'}, '/parameters/context', 'context: unknown, expired or already used')):
         answer = infer('attention_backward', shapes, parameters)
         assert answer['pointer'] == pointer and answer['error'].startswith(says), answer
-    # this backward deletes the context
+    # this backward uses the context (a saved forward) up
     assert 'outputs' in infer('attention_backward', {'dout': shape}, {'context': context})
     answer = infer('attention_forward', {n: shape for n in 'qkv'}, {'verify': 1}, outputs=[{'name': 'lse'}])
     assert answer['pointer'] == '/parameters/verify', answer
@@ -226,7 +228,7 @@ ENDLESS = b'%x\r\n%s\r\n' % (6000, b' ' * 6000)
 ])
 def test_refusals_past_the_web_server_are_of_the_kind_that_the_path_has(impatient, path, media, what, status, sent):
     if '%' in path and 'body' not in what and what != 'two lengths':
-        media = 'application/problem+json'  # the server resolves escapes when the head is complete
+        media = 'application/problem+json'  # the server decodes escapes in a path once the head is complete
     with impatient.raw() as s:
         s.sendall(sent.format(path=path).encode())
         answer = service.RawReader(s).answer()
@@ -247,8 +249,8 @@ def test_a_version_alone_is_a_version(server):
 # ---- Sequences -------------------------------------------------------------------------------------------------------
 
 def step(server, sequence, positions=1, v_positions=None, headers=(), **parameters):
-    """One request of a sequence, with one query and `positions` keys and values. v_positions gives v another length,
-    which is a mistake."""
+    """Sends one request of a sequence (a decode session of KServe), with one query and `positions` keys and values.
+    v_positions gives v another length, which is a mistake."""
     sizes = {'q': 1, 'k': positions, 'v': positions if v_positions is None else v_positions}
     inputs = [{'name': n, 'shape': [1, size, 1, 4], 'datatype': 'FP32', 'data': size * 4 * [0 if n == 'q' else 1]} for n, size in sizes.items() if size]
     return server.ask('POST', '/v2/models/attention_decode/infer', json.dumps({'inputs': inputs, 'parameters': {'sequence_id': sequence, **parameters}}).encode(), headers)
@@ -260,8 +262,8 @@ def lengths(answer):
 
 
 def test_a_sequence_whose_start_failed_has_not_started(serve):
-    """The fault may be found when the cache exists already, or on the device. A request that went on with the sequence
-    would attend to an empty cache."""
+    """A request that starts a sequence may fail after its cache was made, or on the device. The sequence must then not
+    exist: its next request would otherwise attend to an empty cache."""
     for script, bad in (('', {'v_positions': 2}), ('', {'positions': 40000}), ('', {'positions': 0}), ('', {'causal': 7}), ('launch.err=2@2', {})):
         server = serve('--cpu-threads', 1, '--kv-bytes', '1M', binary=service.FAKE, env={'ATTN_FAKE_SCRIPT': script})
         assert lengths(step(server, 7, 3, sequence_start=True)) == [3]
@@ -270,7 +272,7 @@ def test_a_sequence_whose_start_failed_has_not_started(serve):
         assert answer.status == 404 and "sequence_id: '7' has not been started" in answer.json()['error'], answer
         assert server.get('/v1/caches').json()['count'] == 0 and server.metric('attnd_cache_pages', kind='all') == 0
         assert lengths(step(server, 7, 2, sequence_start=True)) == [2]
-        # the sequence still exists and goes on; only a start begins a new one
+        # a failed request does not end the sequence; only a start begins a new one
         assert step(server, 7, v_positions=2).status == 400
         assert lengths(step(server, 7)) == [3]
         assert lengths(step(server, 7, sequence_end=True)) == [4]
@@ -296,8 +298,8 @@ def test_the_name_of_a_sequence_may_have_128_bytes_as_triton_takes(server):
 
 
 def test_without_a_sequence_there_is_none_to_start_or_to_end(server):
-    """A request may name a cache in `caches` outside a sequence. Earlier sequence_end in such a request deleted that
-    cache."""
+    """Outside a sequence, a request may name a cache in `caches`. sequence_start and sequence_end are refused there:
+    earlier, sequence_end in such a request deleted the cache."""
     cache = server.post('/v1/caches', {'kv_heads': 1, 'head_dim': 4, 'dtype': 'float32'}).json()['id']
     for name in ('sequence_start', 'sequence_end'):
         for none in ({}, {'sequence_id': 0}, {'sequence_id': ''}):
@@ -320,7 +322,7 @@ def test_what_is_wrong_with_a_sequence_is_said_of_its_tensors(server):
 
 
 def test_a_sequence_is_its_tokens_alone(serve, tmp_path):
-    """Two tokens may use the same sequence name. Neither token sees, continues or ends the other's sequence."""
+    """Two tokens may use the same name for a sequence. Neither token sees, continues or ends the other's sequence."""
     (tmp_path / 'tokens').write_text('alice\nbob\n')
     server = serve('--token-file', tmp_path / 'tokens', '--kv-bytes', '1M')
     alice, bob = {'Authorization': 'Bearer alice'}, {'Authorization': 'Bearer bob'}
@@ -343,8 +345,8 @@ def test_a_sequence_is_its_tokens_alone(serve, tmp_path):
 
 
 def test_what_perf_analyzer_reads(server):
-    """The requests of perf_analyzer in its order, and every member that it reads without checking that the member
-    exists."""
+    """Sends the requests of Triton's tool perf_analyzer in its order, and checks every member that it reads without
+    looking whether the member exists."""
     model = 'attention_backward_fp16'
     meta = server.get(f'/v2/models/{model}').json()
     config = server.get(f'/v2/models/{model}/config').json()
@@ -361,10 +363,10 @@ def test_what_perf_analyzer_reads(server):
     before = stats()
     sizes = {'q': [1, 4, 2, 8], 'k': [1, 4, 2, 8], 'v': [1, 4, 2, 8], 'dout': [1, 4, 2, 8]}
     rng = np.random.default_rng(5)
-    # the bodies of perf_analyzer: zeros, and random bytes, which contain NaN and infinities
+    # bodies of perf_analyzer: zeros, or random bytes, which contain NaN and infinities
     for data in (lambda n: bytes(n), lambda n: rng.bytes(n)):
         inputs, tail = [], b''
-        for t in meta['inputs']:  # the tool sends all inputs and asks for all outputs
+        for t in meta['inputs']:  # perf_analyzer sends all inputs and asks for all outputs of the metadata
             inputs.append({'name': t['name'], 'shape': sizes[t['name']], 'datatype': t['datatype'], 'parameters': {'binary_data_size': 128}})
             tail += data(128)
         text = json.dumps({'id': '', 'inputs': inputs, 'outputs': [{'name': t['name'], 'parameters': {'binary_data': True}} for t in meta['outputs']]}).encode()
@@ -376,7 +378,7 @@ def test_what_perf_analyzer_reads(server):
 
 
 def test_a_tool_that_fills_all_inputs_starts_a_sequence(server):
-    """Earlier the metadata listed q alone; without k and v no sequence can start."""
+    """The metadata must list q, k and v. Earlier it listed q alone, but no sequence can start without k and v."""
     model = 'attention_decode_fp16'
     meta = server.get(f'/v2/models/{model}').json()
     assert [(t['name'], t.get('optional', False)) for t in meta['inputs']] == [('q', False), ('k', True), ('v', True)]
@@ -406,7 +408,7 @@ def test_the_smaller_time_limit_counts(serve):
 
 
 def test_requests_that_ran_together_are_one_execution(serve):
-    """The statistics count a batch once, under the number of requests in it."""
+    """Statistics count a batch as one execution, under the number of its requests."""
     server = serve('--batch-window-us', 200000, '--max-batch', 4)
     import threading
     members, _ = wire.random_problem(np.random.default_rng(1), Sq=64, H=8, D=64)

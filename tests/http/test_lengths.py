@@ -1,4 +1,4 @@
-"""Lengths of queries and keys: padded rows, gaps between packed sequences, and packed queries beside a padded cache, in
+"""Lengths of queries and keys: padded rows, gaps between packed sequences, and packed queries with padded keys, in
 every format."""
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def ints(values):
 
 
 def problem(kind, back=False, seed=1):
-    """({member: JSON}, the same as arrays for the reference). Padding rows are NaN."""
+    """Makes a problem whose padding rows are NaN. Returns ({member: JSON}, the same as arrays for the reference)."""
     r = np.random.default_rng(seed)
     q_lengths, k_lengths = [7, 0, 3], [9, 4, 12]
     lengths = {'seqlens_q': q_lengths, 'seqlens_k': k_lengths}
@@ -89,7 +89,7 @@ def test_rows_that_do_not_exist_are_not_verified(server, lengths):
 
 @pytest.mark.parametrize('kind', KINDS)
 def test_a_padded_batch_with_masks_uses_the_lengths_of_its_rows(server, kind):
-    """Alignment, ALiBi, windows, masks and dropout use the true lengths, not the padded sizes."""
+    """Alignment, ALiBi, windows, masks and dropout use the true lengths of each row, not the padded sizes."""
     members, exact = problem('both', back=True)
     r = np.random.default_rng(3)
     more = {'window': [5, 2], 'softcap': 4.0, 'dropout_p': 0.25, 'seed': 11}
@@ -112,7 +112,7 @@ def test_the_sizes_are_those_of_the_shapes(server, kind, lengths, sizes):
 
 
 def test_a_padded_cache_and_its_pages_have_the_same_answer(server):
-    """k and v [B, Sk, Hk, D] can be read as page pools with one page per batch row."""
+    """Padded k and v [B, Sk, Hk, D] can be sent as pools of pages, with one page per batch row."""
     members, _ = problem('cache')
     rows = server.forward(**members).json()
     pages = server.forward(**members, page_table=ints([[0], [1], [2]])).json()

@@ -1,5 +1,5 @@
-"""Every limit from both sides: 413, 503 with Retry-After, the queue, and connections. A refusal must reach the
-client."""
+"""Every limit from both sides: body sizes (413), overload (503 with Retry-After), the queue, and connections. A client
+must be able to read its refusal."""
 import http.client
 import json
 import os
@@ -19,7 +19,7 @@ FORWARD = '/v1/attention/forward'
 
 
 def padded(size):
-    """A valid body of exactly `size` bytes."""
+    """Makes a valid body of exactly `size` bytes."""
     body = wire.small_bytes()
     return body + b' ' * (size - len(body))
 
@@ -31,7 +31,7 @@ def test_a_body_at_the_limit_and_one_byte_more(serve):
     assert answer.status == 413, answer
     problem = answer.json()
     assert problem['code'] == 'too-large' and '65536' in problem['detail'] and '65537' in problem['detail'], problem
-    # the refusal is counted after the answer was sent
+    # the server counts a refusal after it has sent the answer
     assert eventually(lambda: server.metric('attnd_rejected_total') == 1)
 
 
@@ -51,15 +51,15 @@ def test_a_chunked_body_over_the_limit(serve):
             pass
         answer = RawReader(s).answer()
         assert answer is None or answer.status == 413, answer
-    assert time.monotonic() - began < 8  # the server reads the rest of the body in less time than LINGER_MS
+    assert time.monotonic() - began < 8  # the server reads the rest of a refused body for at most LINGER_MS
     assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)
     assert server.post(FORWARD, padded(1000)).status == 200
 
 
 @pytest.mark.parametrize('megabytes', [1, 4, 30])
 def test_a_refusal_reaches_a_client_that_is_still_sending(serve, megabytes):
-    """http.client sends the whole body before it reads. It fails with a broken pipe if the server closes the connection
-    with unread data."""
+    """http.client sends the whole body before it reads. It would fail with a broken pipe if the server closed the
+    connection with unread data."""
     server = serve('--max-body-bytes', '64M')
     for path, status in (('/v1/nothing', 404), ('/livez', 405), (FORWARD, 415)):
         headers = {'Content-Type': 'text/html'} if status == 415 else {}
@@ -115,7 +115,7 @@ def test_the_queue_is_full(serve):
     for t in threads:
         t.start()
     assert eventually(lambda: any(a.status == 503 for a in list(answers)))
-    assert server.get('/livez').status == 200  # /livez is 200 under any load
+    assert server.get('/livez').status == 200  # /livez stays 200 whatever the load
     for t in threads:
         t.join()
     refused = [a for a in answers if a.status != 200]
@@ -130,8 +130,8 @@ def test_the_queue_is_full(serve):
 
 
 def test_staging_memory_is_short(serve):
-    """Two bodies that are being received hold all staging memory. A third is refused with 503, and is served when the
-    two are gone."""
+    """Two bodies that arrive slowly hold all staging memory (memory of request bodies). A third body is refused with
+    503, and is served after the first two are gone."""
     server = serve('--staging-bytes', '8M', '--max-body-bytes', '8M')
     size = 6 << 20
     holders = []
@@ -153,7 +153,8 @@ def test_staging_memory_is_short(serve):
 
 @pytest.fixture
 def beside():
-    """The server's --metrics-listen, whose connections are counted separately, as beside.listen and beside.metric()."""
+    """A connection to --metrics-listen, whose connections are counted apart, so that the test can watch a full server.
+    beside.listen is the option, and beside.metric() reads a metric."""
     page = service.Server()
     page.port = service.free_port()
     page.address = ('127.0.0.1', page.port)
@@ -162,7 +163,8 @@ def beside():
 
 
 def uploading(page, server, count, headers=()):
-    """Opens connections whose body is sent except for its last byte."""
+    """Opens `count` connections that have sent their body except for the last byte. `page` is the connection that reads
+    metrics."""
     request = request_bytes(FORWARD, wire.small_bytes(), headers=['Content-Type: application/json', *headers])
     held = []
     assert eventually(lambda: page.metric('attnd_connections') == 1), 'one that asked whether the server is up is still there'
@@ -181,7 +183,7 @@ def finish(held):
 
 
 def is_cut(s):
-    """Waits until the server has closed the connection, with or without an answer."""
+    """Waits until the server has closed this connection, with or without an answer."""
     s.settimeout(10 * service.SLOWER)
     try:
         while s.recv(65536):
@@ -194,7 +196,7 @@ def is_cut(s):
 
 
 def test_the_connections_are_full(serve, beside):
-    """No connection is idle: those with a request stay, and the server refuses one more with a reason."""
+    """If no connection is idle, the server closes none of those with a request, and refuses one more with a reason."""
     server = serve('--max-connections', 4, '--metrics-listen', beside.listen)
     held = uploading(beside, server, 4)
     with server.raw() as s:
@@ -208,7 +210,7 @@ def test_the_connections_are_full(serve, beside):
 
 
 def opened(server, headers=()):
-    """Opens a connection that has finished one request and waits for its next."""
+    """Opens a connection that has finished one request and is now idle."""
     s = server.raw()
     s.sendall(request_bytes('/livez', None, 'GET', headers=list(headers)))
     assert RawReader(s).answer('GET').status == 200
@@ -221,7 +223,7 @@ def test_when_connections_are_full_the_longest_idle_one_makes_room(serve, beside
     idle = []
     for _ in range(3):
         idle.append(opened(server))
-        # now every connection has been idle for longer than CONNECTION_BETWEEN_MS, and one for the longest time
+        # now all connections have been idle for longer than CONNECTION_BETWEEN_MS, and the first for the longest time
         time.sleep(0.2)
     one_more = opened(server)
     assert is_cut(idle[0])
@@ -234,8 +236,9 @@ def test_when_connections_are_full_the_longest_idle_one_makes_room(serve, beside
 
 
 def test_who_never_showed_a_token_makes_room_for_who_has_one(serve, tmp_path, beside):
-    """The test has a connection without a token in every state that can last: between two requests, with half a head,
-    silent, and in the middle of a body that was refused."""
+    """When connections are full, those without a token are closed first, to make room for clients with a token. The
+    test has one in every state that can last: between two requests, with half a head, silent, and in the middle of a
+    refused body."""
     (tmp_path / 'tokens').write_text('alice\nbob\n')
     server = serve('--max-connections', 5, '--token-file', tmp_path / 'tokens', '--metrics-listen', beside.listen)
     alice = 'Authorization: Bearer alice'
@@ -247,9 +250,10 @@ def test_who_never_showed_a_token_makes_room_for_who_has_one(serve, tmp_path, be
     half.sendall(b'GET /livez HTTP/1.1\r\nX: ' + b'a' * 40000)
     strangers = [opened(server), half, server.raw(), server.raw()]
     strangers[3].sendall(request_bytes(FORWARD, wire.small_bytes(), headers=['Content-Type: application/json'])[:-1])
-    # longer than CONNECTION_STRANGER_MS, after which a body that is dropped no longer protects its connection
+    # longer than CONNECTION_STRANGER_MS, after which a refused body that still arrives no longer protects its
+    # connection
     time.sleep(1.2)
-    # one of the connections is that of the page itself
+    # five connections and that which reads the metric
     assert eventually(lambda: beside.metric('attnd_connections') == 6)
     for _ in range(4):
         s = server.raw()
@@ -259,7 +263,7 @@ def test_who_never_showed_a_token_makes_room_for_who_has_one(serve, tmp_path, be
     assert beside.metric('attnd_connections_made_room_total') == 4
     for s in strangers:
         assert is_cut(s)
-    for s in known:  # the connections of clients with a token still work
+    for s in known:  # connections of clients with a token must still work
         s.sendall(request_bytes(FORWARD, wire.small_bytes(), headers=['Content-Type: application/json', alice]))
         assert RawReader(s).answer().status == 200
         s.close()
@@ -273,7 +277,7 @@ def test_the_memory_of_connections_is_told_and_counted(serve):
     held = uploading(server, server, 20)
     assert 20 * (192 << 10) <= server.metric('attnd_connection_bytes', kind='used') <= limit
     finish(held)
-    # The connection that asks for the metric counts too, because it has a request.
+    # The connection that reads this metric counts too, because it has a request.
     assert eventually(lambda: server.metric('attnd_connection_bytes', kind='used') <= 192 << 10)
 
 
@@ -308,8 +312,8 @@ def test_limits_are_told(serve):
 
 
 def test_memory_does_not_grow_with_every_storm(serve):
-    """Staging memory and malloc keep memory for later requests, as much as the largest storm needed. So memory may grow
-    with one storm or two. A leak would grow with every storm."""
+    """Staging memory and malloc keep memory for later requests, as much as the largest load needed. Memory may
+    therefore grow with the first storms of connections, but a leak would grow with every storm."""
     server = serve()
     big, bad = padded(2 << 20), b'{"q":' + b'[' * 100
     x = wire.tensor(np.zeros((1, 2000, 4, 64)), 'float16')
@@ -329,7 +333,7 @@ def test_memory_does_not_grow_with_every_storm(serve):
     while len(grown) < 8 and (len(grown) < 3 or grown[-1] - grown[-2] > 2048):
         grown.append(storm(25))
     assert eventually(lambda: server.descriptors() <= files + 2), 'descriptors leak'
-    if service.SLOWER == 1:  # a sanitizer keeps freed memory
+    if service.SLOWER == 1:  # not under a sanitizer, which keeps freed memory
         assert grown[-1] - grown[-2] <= 2048, f'kB after each storm: {grown}'
 
 
@@ -343,7 +347,7 @@ def test_with_128_open_files_it_starts_with_fewer_connections_and_says_so(tmp_pa
         assert server.get('/v1/info').json()['limits']['max_connections'] == 31
         clients = [server.connect() for _ in range(31)]
         try:
-            for client in clients:  # all clients send at once, and each is served
+            for client in clients:  # all clients send at the same time, and each is served
                 assert client.ask('POST', FORWARD, wire.small_bytes()).status == 200
         finally:
             for client in clients:

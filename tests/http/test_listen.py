@@ -1,4 +1,4 @@
-"""Where the server listens: TCP, IPv6, unix sockets, several addresses, TLS, and a port for metrics alone."""
+"""Where the server listens: TCP, IPv6, unix sockets, several addresses, TLS, and a port for metrics only."""
 import os
 import re
 import socket
@@ -96,8 +96,8 @@ def test_metrics_have_a_port_of_their_own(serve):
 
 @pytest.mark.limit(180)
 def test_more_connections_to_the_metrics_port_than_it_has_room_for_do_not_end_it(serve):
-    """Bursts of connections that are opened and closed at once. Earlier libmicrohttpd's own limit left a mutex locked
-    for ever."""
+    """More connections than the metrics port has room for are opened and closed at once, in bursts. Earlier
+    libmicrohttpd's own limit left a mutex locked for ever."""
     port = free_port()
     server = serve('--metrics-listen', f'127.0.0.1:{port}', '--log-level', 'error')
 
@@ -210,9 +210,10 @@ def test_tls(serve, tmp_path):
         want = want or answer.json()['out']
         assert answer.json()['out'] == want
     members, _ = wire.random_problem(__import__('numpy').random.default_rng(1), Sq=700, H=4, D=64)
-    assert connection.ask('POST', FORWARD, members).status == 200  # the answer is larger than a TLS record
+    # this answer is larger than a TLS record, so it takes several
+    assert connection.ask('POST', FORWARD, members).status == 200
     connection.close()
-    with server.raw() as s:  # sends plain HTTP to the TLS port
+    with server.raw() as s:  # plain HTTP sent to the TLS port
         s.sendall(b'GET /livez HTTP/1.1\r\nHost: x\r\n\r\n')
         s.settimeout(20 * service.SLOWER)
         try:
@@ -228,7 +229,7 @@ def test_tls_begins_with_1_2(serve, tmp_path):
     server = serve('--tls-cert', cert, '--tls-key', key, tls=service.client_tls(cert))
     for version, good in ((ssl.TLSVersion.TLSv1, False), (ssl.TLSVersion.TLSv1_1, False), (ssl.TLSVersion.TLSv1_2, True), (ssl.TLSVersion.TLSv1_3, True)):
         client = service.client_tls(cert)
-        client.set_ciphers('ALL:@SECLEVEL=0')  # without this, OpenSSL itself would not offer the old versions
+        client.set_ciphers('ALL:@SECLEVEL=0')  # otherwise OpenSSL in the client would not offer the old versions of TLS
         with warnings.catch_warnings():
             warnings.simplefilter('ignore', DeprecationWarning)
             client.minimum_version = client.maximum_version = version
@@ -238,7 +239,7 @@ def test_tls_begins_with_1_2(serve, tmp_path):
             else:
                 with pytest.raises((ssl.SSLError, ConnectionResetError)) as refusal:
                     client.wrap_socket(s, server_hostname='localhost')
-                # the server refuses the version, not this client
+                # the error must come from the server, not from this client's own settings
                 assert 'no protocols available' not in str(refusal.value).lower(), refusal.value
     assert server.get('/livez').status == 200
 
@@ -273,7 +274,7 @@ def test_a_broken_certificate_is_refused_at_the_start(tmp_path):
 
 
 def log_at_the_start(server):
-    """Everything that the server had logged when it became ready."""
+    """Returns everything that the server has logged when it becomes ready."""
     assert service.eventually(lambda: ' ready ' in server.log()), server.log()
     return server.log()
 

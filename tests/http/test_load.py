@@ -1,4 +1,4 @@
-"""The tools of tests/load that tables are made with."""
+"""The programs of tests/load that print tables."""
 import json
 import os
 import re
@@ -14,7 +14,7 @@ DECODE = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'load', 
 
 
 def table(server, *options):
-    """Returns {column: value} of each row that decode.py prints."""
+    """Runs decode.py and returns {column: value} for each row that it prints."""
     host, port = server.address
     done = subprocess.run([sys.executable, DECODE, '--url', f'http://{host}:{port}', '-D', '16', '--heads', '2:1', '--count', '5', *options],
                           capture_output=True, text=True, timeout=60)
@@ -32,7 +32,8 @@ def test_a_step_of_decoding_is_told_by_its_parts(server):
     assert [row['caches, positions of each'] for row in rows] == ['1, 3', '2, 3', '1, 40', '2, 40']
     for row in map(us, rows):
         parts = [row[name] for name in ('wire', 'decode, encode', 'wait', 'launch', 'copy', 'kernel')]
-        assert sum(parts) == pytest.approx(row['p50'], abs=4)  # the values are rounded one by one
+        # each stage is rounded by itself, so their sum may differ a little
+        assert sum(parts) == pytest.approx(row['p50'], abs=4)
         assert row['kernel'] > 0 and row['copy'] == 0 and row['p50'] <= row['p99']
 
 
@@ -42,13 +43,14 @@ def test_a_slow_launch_and_a_slow_kernel_are_told_apart(serve, script, slow, sta
     server = serve('--cpu-threads', '1', binary=service.FAKE, env={'ATTN_FAKE_SCRIPT': script, 'ATTN_FAKE_READS_STAGING': staging})
     row, = map(us, table(server, '--caches', '2', '--lengths', '3'))
     assert row[slow] > 190000, row
-    # the other columns depend on the machine, so the test compares only these two
+    # compares only these two columns, because the others depend on the machine
     other = 'kernel' if slow == 'launch' else 'launch'
     assert row[other] < 150000, row
 
 @pytest.mark.parametrize('tool, good', [('ab', r'Failed requests: +0\n'), ('hey', r'distribution:\s+\[200\]\s+320 responses\n\s*$')])
 def test_the_line_of_another_load_tool_counts_no_refusal(server, tmp_path, tool, good):
-    """Runs the command that tests/load/README.md shows, if the tool is installed."""
+    """Runs the command that tests/load/README.md shows for another load tool, if the tool is installed. No answer may
+    be a refusal."""
     if not shutil.which(tool):
         pytest.skip(f'{tool} is not here')
     with open(os.path.join(os.path.dirname(DECODE), 'README.md')) as f:

@@ -1,4 +1,4 @@
-"""The lse that a backward is given: a few rows are checked against the scores before anything is computed."""
+"""The lse that a backward is given: the server checks a few rows against the scores before it computes anything."""
 import numpy as np
 import pytest
 
@@ -10,7 +10,7 @@ BASE_2 = 'your lse is in base 2: multiply it by 0.6931472, for the natural logar
 
 
 def problem(server, of_forward=None, **options):
-    """A backward with the out and lse of a forward, which may have other options (`of_forward`)."""
+    """Makes a backward with the out and lse of a forward, which may have had other options (`of_forward`)."""
     members, _ = wire.random_problem(np.random.default_rng(3), Sq=S, H=H, D=D, back=True)
     forward = {n: m for n, m in members.items() if n != 'dout'} | (options if of_forward is None else of_forward)
     answer = server.forward(**forward).json()
@@ -30,7 +30,8 @@ def refusal(server, kind, members):
 
 @pytest.mark.parametrize('kind', formats.FORMATS)
 def test_an_lse_in_base_2_is_refused_and_named(server, kind):
-    """Earlier such an lse was accepted, and the gradients were wrong without an error."""
+    """A backward with lse in base 2 is refused. Earlier it was accepted, and the gradients were wrong without an
+    error."""
     members = problem(server, causal=True)
     assert formats.ask(server, kind, 'backward', members)[0] == 200
     text = refusal(server, kind, with_lse(members, lambda lse: lse / np.log(2)))
@@ -55,7 +56,7 @@ def test_an_lse_of_other_options_is_refused_and_they_are_named(server, kind, nam
 
 @pytest.mark.parametrize('kind', formats.FORMATS)
 def test_probabilities_that_sum_to_more_than_1_are_refused(server, kind):
-    """Compares the whole message: row, value, sum and rule."""
+    """The test compares the whole message: row, value, sum and rule."""
     zeros = {n: wire.tensor(np.zeros((1, 1, 1, 4))) for n in ('q', 'k', 'v', 'out', 'dout')}
     text = refusal(server, kind, {**zeros, 'lse': wire.tensor(np.full((1, 1, 1), -1))})
     assert text == 'lse: [0, 0, 0] is -1, with which the probabilities of the row sum to 2.718, must be at most 1'
@@ -63,7 +64,8 @@ def test_probabilities_that_sum_to_more_than_1_are_refused(server, kind):
 
 @pytest.mark.parametrize('kind', formats.FORMATS)
 def test_parts_of_the_keys_with_the_lse_of_all_are_computed(server, kind):
-    """Ring attention: the gradients of parts of the keys add up to those of the whole."""
+    """Ring attention: a backward over part of the keys takes the lse over all keys, and the gradients of the parts add
+    up to those of the whole."""
     members = problem(server)
     whole = server.backward(**members).json()
     dk = []
@@ -91,7 +93,7 @@ def test_what_a_forward_has_answered_is_taken(server, dtype, options):
 
 
 def test_a_body_of_megabytes_is_refused_as_well(server):
-    """A thread other than the connection's checks a large body."""
+    """In another thread than the HTTP thread, the server checks a large body the same way."""
     members, _ = wire.random_problem(np.random.default_rng(5), Sq=1024, H=4, D=64, dtype='bfloat16', back=True)
     answer = server.forward(**{n: m for n, m in members.items() if n != 'dout'}).json()
     lse = wire.tensor(wire.value(answer['lse']) / np.log(2))
@@ -101,8 +103,8 @@ def test_a_body_of_megabytes_is_refused_as_well(server):
 
 @pytest.mark.parametrize('D', [1, 2, 4, 8, 16, 64])
 def test_the_lse_of_a_forward_in_bfloat16_is_taken_beside_unrounded_tensors(server, D):
-    """Mixed precision sends such tensors. With few channels, the rounding of q and k changes a sum by several per
-    cent."""
+    """Mixed precision sends an lse of bfloat16 tensors beside unrounded tensors. With a small head size, the rounding
+    of q and k changes a row's sum of probabilities by several per cent, which must be allowed."""
     rng = np.random.default_rng(D)
     tensors = {n: (3 if n in 'qk' else 1) * rng.standard_normal((1, 256, 4, D)) for n in ('q', 'k', 'v', 'dout')}
     forward = server.forward(**{n: wire.tensor(tensors[n], 'bfloat16') for n in 'qkv'}).json()
@@ -116,7 +118,7 @@ def test_the_lse_of_a_forward_in_bfloat16_is_taken_beside_unrounded_tensors(serv
 
 
 def observe(server, of_forward=None, dtype='float32', **options):
-    """An observe with the lse of a forward, which may have had other options."""
+    """Makes an observe with the lse of a forward, which may have had other options."""
     members, _ = wire.random_problem(np.random.default_rng(6), Sq=S, H=H, D=D, dtype=dtype)
     answer = server.forward(**members, **(options if of_forward is None else of_forward)).json()
     members.pop('v')
@@ -125,7 +127,8 @@ def observe(server, of_forward=None, dtype='float32', **options):
 
 @pytest.mark.parametrize('kind', formats.FORMATS)
 def test_an_observe_is_told_that_its_lse_is_in_base_2(server, kind):
-    """Such an lse was accepted once, and the probabilities were wrong without an error."""
+    """An observe with lse in base 2 is refused. Earlier it was accepted, and the probabilities were wrong without an
+    error."""
     members = observe(server, causal=True)
     assert formats.ask(server, kind, 'observe', members)[0] == 200
     members = with_lse(members, lambda lse: lse / np.log(2))
@@ -153,7 +156,8 @@ def test_an_observe_of_a_part_of_the_keys_with_the_lse_of_all_is_computed(server
 
 
 def test_an_observe_with_float8_is_checked_with_its_scales(server):
-    """The lse was computed with q_scale 2. With q_scale 16 the scores are larger, and the probabilities sum to more than 1."""
+    """The lse is that of q_scale 2. With q_scale 16 the scores are larger, the probabilities sum to more than 1, and
+    the server must notice."""
     r = np.random.default_rng(8)
     q, k, v = (wire.tensor(r.standard_normal((1, 64, 2, 16)), 'float8_e4m3fn') for _ in range(3))
     scaled = {'q': q, 'k': k, 'q_scale': 2, 'k_scale': 0.5, 'scale': 0.25, 'causal': True}

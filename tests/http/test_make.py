@@ -1,5 +1,5 @@
-"""What make says about CUDA: with a GPU but without nvcc it prints what is missing, and only then. Also what `make run`
-prints while it builds."""
+"""What make prints about CUDA: if there is a GPU but no nvcc, it prints what is missing, and only then. Also what `make
+run` prints while it builds."""
 import os
 import subprocess
 
@@ -33,7 +33,7 @@ def test_cuda_is_in_when_its_compiler_is_there(tmp_path):
 
 
 def test_the_compute_capabilities_are_those_asked_for(tmp_path):
-    """The capabilities are in $B/flags, a file on which every object depends."""
+    """$B/flags, a file on which every object depends, contains the compute capabilities."""
     def targets(*arguments):
         make(tmp_path, 'print-cuda', 'NVCC=true', 'CUDA_HOME=/nowhere', *arguments)
         with open(tmp_path / 'build/flags') as f:
@@ -47,7 +47,7 @@ def test_the_compute_capabilities_are_those_asked_for(tmp_path):
 
 @pytest.mark.skipif('MAKELEVEL' not in os.environ, reason='not run by make: its switches are not known, and with others everything would be built anew')
 def test_run_says_how_far_it_is(tmp_path):
-    """Runs in a copy of this build from which two files were removed."""
+    """`make run` in a copy of this build from which two files were removed."""
     build = os.path.dirname(service.BINARY)
     for name in ('flags', 'server', 'text', 'proto-json', 'kernels', 'libserver.a', 'libattn.a'):
         subprocess.run(['cp', '-a', os.path.join(build, name), tmp_path], check=True)
@@ -58,15 +58,15 @@ def test_run_says_how_far_it_is(tmp_path):
 
 
 def test_run_says_that_cuda_takes_minutes(tmp_path):
-    def said(*arguments):  # the advice appears in make's output, not only in the command that would print it
+    def said(*arguments):  # make must print the advice itself; the command that prints it is not enough
         return any(line.startswith('The CUDA kernels take minutes to compile; CUDA=0') for line in make(tmp_path, '-n', 'run', *arguments).splitlines())
     assert said('CUDA=1', 'NVCC=true', 'CUDA_HOME=/nowhere')
     assert not said('CUDA=0')
 
 
 def test_layers_are_read_from_includes_without_compiling(clone):
-    """First in a checkout where nothing was built, then with one object file, from which the tool learns what its
-    source calls."""
+    """The tool layers.py is run in a checkout where nothing was built, and then with one object file, from which it
+    learns what that source calls."""
     def layers(status):
         env = {k: v for k, v in os.environ.items() if k not in ('MAKEFLAGS', 'MAKELEVEL', 'MFLAGS', 'B', 'SAN', 'TSAN')}
         run = subprocess.run(['make', '-s', '-C', clone, '--no-print-directory', 'check-layers', 'CUDA=0'], env=env, capture_output=True, text=True)
@@ -78,7 +78,7 @@ def test_layers_are_read_from_includes_without_compiling(clone):
     source.write_text('#include "server/http/tcp.h"\nint clean(void);\nint clean(void) { return tcp_is_mute(0); }\n')
     assert 'server/base/clean.c includes server/http/tcp.h: server/base may not use server/http' in layers(True)
     source.write_text('int tcp_is_mute(int);\nint clean(void);\nint clean(void) { return tcp_is_mute(0); }\n')
-    assert ' 0 faults' in layers(False)  # this call appears in no #include
+    assert ' 0 faults' in layers(False)  # a call that appears in no #include
     built = clone / 'build/server'
     for name in ('base/clean', 'http/tcp'):
         (built / name).parent.mkdir(parents=True, exist_ok=True)

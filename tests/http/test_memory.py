@@ -1,5 +1,5 @@
-"""Staging memory while bodies arrive: an announced length leases nothing, a client that sends is served, and each token
-has its share."""
+"""Staging memory (the memory of request bodies) while bodies arrive: an announced length leases nothing, a client that
+sends is served, and each token has its share."""
 import http.client
 import json
 import mmap
@@ -28,7 +28,7 @@ def tokens(tmp_path):
 
 
 def announcing(server, length, body=b'', headers=(), count=1):
-    """Opens connections that announce `length` bytes and send `body`."""
+    """Opens connections that announce a body of `length` bytes, and send `body` of it."""
     held = []
     for _ in range(count):
         s = server.raw()
@@ -39,7 +39,7 @@ def announcing(server, length, body=b'', headers=(), count=1):
 
 
 def settled(server):
-    """Waits until the memory in use does not change any more."""
+    """Waits until the memory in use no longer changes, and returns it."""
     seen = []
 
     def same():
@@ -50,7 +50,7 @@ def settled(server):
 
 
 def idle(server):
-    """Waits until everything that requests hold was given back."""
+    """Waits until all memory that requests held was given back."""
     m = server.metrics()
     return server.inflight() == 0 and all(m[f'attnd_staging_bytes{{kind="{k}"}}'] == 0 for k in ('used', 'ahead', 'contexts')) and \
         not any(v for n, v in m.items() if n.startswith('attnd_contexts{'))
@@ -63,7 +63,7 @@ def leave(server, held):
 
 
 def numbers(megabytes, **options):
-    """A forward that needs this many MiB of staging memory, and its body."""
+    """Returns a forward that needs this many MiB of staging memory, and its body."""
     keys = wire.tensor(np.zeros((1, megabytes << 12, 1, 64)), 'float16')
     return json.dumps({'q': wire.tensor(np.zeros((1, 1, 1, 64)), 'float16'), 'k': keys, 'v': keys, 'outputs': ['lse'], **options}).encode()
 
@@ -86,7 +86,8 @@ def test_bodies_that_stop_in_the_middle_hold_what_they_sent(serve):
     server = serve('--staging-bytes', '64M')
     head = b'{"q":{"shape":[1,4194304,1,1],"dtype":"float8_e4m3fn","data":"'
     with service.Probe(server) as probe:
-        announced = announcing(server, 11 << 20)  # this body takes all memory that may be leased ahead
+        # this announced body uses up the memory that may be leased ahead (before its bytes have come)
+        announced = announcing(server, 11 << 20)
         assert server.metric('attnd_staging_bytes', kind='ahead') > 0
         held = []
         for _ in range(20):
@@ -103,8 +104,8 @@ def test_bodies_that_stop_in_the_middle_hold_what_they_sent(serve):
 @pytest.mark.parametrize('text', [b'{"note":"' + b'a' * 900000, b'{"note":[' + b'0,' * 100000, b'{"requests":[' + b'{"q":{"data":""}},' * 20000],
                          ids=['a string', 'numbers', 'tensors'])
 def test_text_that_is_no_tensor_counts_as_staging_memory(serve, text):
-    """The server keeps the text of a body that is not a tensor. All such texts together have the same limit as tensors
-    have."""
+    """The server keeps the text of a body that is no tensor, such as a long string. Such texts of all requests have the
+    same limit as tensors."""
     server = serve('--staging-bytes', '8M', '--body-stall-ms', 60000)
     request = request_bytes(FORWARD, None, headers=JSON + [f'Content-Length: {len(text) + 2}']) + text
     held = [server.raw() for _ in range(40)]
@@ -139,8 +140,8 @@ def test_receiving_has_a_bound_of_its_own(serve):
 
 @pytest.mark.parametrize('chunked', [False, True])
 def test_a_body_whose_memory_grows_is_computed_like_any_other(serve, chunked):
-    """Sends the same problem twice: once its memory is leased at once, and once piece by piece, because other requests
-    hold what may be leased ahead."""
+    """The same problem is sent twice: first its memory is leased at once, and then piece by piece, because other
+    requests hold the memory that may be leased ahead."""
     server = serve('--staging-bytes', '64M')
     r = np.random.default_rng(3)
     x = {n: wire.tensor(r.standard_normal((1, 20000, 2, 32)), 'float16') for n in ('k', 'v')}
@@ -166,7 +167,7 @@ def test_a_body_whose_memory_grows_is_computed_like_any_other(serve, chunked):
 
 
 def starve(countdown, n):
-    """The n-th allocation from now on fails, and no other."""
+    """Makes the n-th allocation from now on fail, and no other."""
     countdown[:] = struct.pack('<i', n)
 
 
@@ -183,8 +184,8 @@ def decode_body(cache, rng):
 
 @pytest.mark.parametrize('what', ['decode', 'numbers', 'append', 'create', 'fork', 'truncate'])
 def test_an_error_for_want_of_memory_has_changed_nothing(serve, tmp_path, what):
-    """Each allocation fails in turn. Either the answer is 503 and nothing has changed, or the operation is done and was
-    answered, or it is done and the connection was closed."""
+    """Each allocation of an operation fails in turn. Either the answer is 503 and nothing has changed, or the operation
+    is done, even if its answer was lost because the server closed the connection."""
     file = tmp_path / 'countdown'
     file.write_bytes(bytes(4096))
     server = serve('--kv-bytes', '16M', '--log-level', 'warn', env=service.shimmed(NO_MEMORY=file))
@@ -220,8 +221,8 @@ def test_an_error_for_want_of_memory_has_changed_nothing(serve, tmp_path, what):
 
 
 def test_a_post_that_changes_nothing_is_answered_503_for_want_of_memory(serve, tmp_path):
-    """Each allocation of POST /v2/repository/index fails in turn. This request changes nothing, so the answer is 503.
-    The server closes the connection only if it has no memory for the request itself."""
+    """Each allocation of POST /v2/repository/index fails in turn. The request changes nothing, so the answer must be
+    503. The server may close the connection only if it had no memory for the request itself."""
     file = tmp_path / 'countdown'
     file.write_bytes(bytes(4096))
     server = serve('--log-level', 'warn', env=service.shimmed(NO_MEMORY=file))
@@ -241,8 +242,8 @@ def test_a_post_that_changes_nothing_is_answered_503_for_want_of_memory(serve, t
 
 
 def test_an_error_for_want_of_memory_has_used_no_context_up(serve, tmp_path):
-    """Each allocation of a backward, or of a forward that saves, fails in turn. After a 503 the context can be used
-    again, and no context exists that no client knows of."""
+    """Each allocation of a backward, or of a forward that saves a context, fails in turn. After a 503 the context is
+    still usable, and no context exists whose id no client got."""
     file = tmp_path / 'countdown'
     file.write_bytes(bytes(4096))
     server = serve('--log-level', 'warn', env=service.shimmed(NO_MEMORY=file))
@@ -305,13 +306,13 @@ def test_one_token_cannot_hold_all_places_of_those_who_wait(serve, tokens, tmp_p
     def ask(headers):
         threads.append(threading.Thread(target=lambda: answers.append(server.post(FORWARD, wire.small_bytes(), headers))))
         threads[-1].start()
-    for _ in range(6):  # four requests run, two wait
+    for _ in range(6):  # four requests run and two wait
         ask(ALICE)
         assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') +
                           server.metric('attnd_queue_requests') == len(threads))
     assert server.metric('attnd_queue_requests') == 2
     refused(server.post(FORWARD, wire.small_bytes(), ALICE), '2 requests of this token are waiting', '--queue-depth')
-    ask(BOB)  # Bob has a slot, and a stream that is reserved for a token that has none
+    ask(BOB)  # Bob gets a slot, and the stream that is reserved for a token which has none
     assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 5)
     assert server.metric('attnd_queue_requests') == 2
     gate.unlink()
@@ -322,7 +323,7 @@ def test_one_token_cannot_hold_all_places_of_those_who_wait(serve, tokens, tmp_p
 
 
 def test_one_token_cannot_hold_all_memory(serve, tokens):
-    """Alice sends bodies without their last byte."""
+    """Alice sends many bodies except for their last byte; Bob must still get memory."""
     server = serve('--token-file', tokens, '--staging-bytes', '64M')
     server.page_headers = ALICE
     body = numbers(12)
@@ -355,10 +356,10 @@ def fake(serve, *options):
 
 @pytest.mark.parametrize('envelope', [False, True])
 def test_what_a_device_can_never_hold_is_refused_for_good(serve, envelope):
-    """On a device of 8 MiB, inputs of 6 MiB fit and inputs of 9 MiB never do."""
+    """The device has 8 MiB: inputs of 6 MiB fit, and inputs of 9 MiB never can, so they are refused with 413."""
     server = fake(serve, '--device-bytes', '8M')
     good, bad = json.loads(numbers(6)), json.loads(numbers(9))
-    if envelope:  # the problems of an envelope run together
+    if envelope:  # an envelope's problems run together, so their sizes add up
         good, bad = {'requests': [json.loads(numbers(3))] * 2}, {'requests': [json.loads(numbers(3))] * 3}
     assert server.post(FORWARD, good).status == 200
     with service.Probe(server) as probe:
@@ -372,8 +373,8 @@ def test_what_a_device_can_never_hold_is_refused_for_good(serve, envelope):
 
 
 def test_saved_tensors_count_for_the_device_too(serve):
-    """The forward fits into 8 MiB. Its backward, which has the same tensors and their gradients, does not; the server
-    then gives the context back."""
+    """The forward fits into the device's 8 MiB. Its backward has the same tensors and their gradients, and does not
+    fit; the server then keeps the context."""
     server = fake(serve, '--device-bytes', '8M', '--staging-bytes', '64M')
     forward = server.post(FORWARD, json.loads(numbers(6, save=True)))
     assert forward.status == 200, forward
@@ -395,7 +396,7 @@ def test_scratch_memory_of_the_cpu_is_counted(serve):
 # ---- What deploy/README.md says of sizing ----------------------------------------------------------------------------
 
 def sized(op, B, Sq, Sk, dtype='float16'):
-    """({name: tensor} of a request, bytes of the answer's tensors), for H 8 and D 64."""
+    """Makes a request with H 8 and D 64. Returns ({name: tensor}, bytes of the answer's tensors)."""
     shapes = {'q': (B, Sq, 8, 64), 'k': (B, Sk, 8, 64), 'v': (B, Sk, 8, 64)}
     back = {n: shapes[n] for n in 'qkv'}
     if op == 'backward':
@@ -444,7 +445,7 @@ def test_a_request_holds_what_the_guide_of_sizing_says_by_its_tensors(fake, gate
         assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 1)
         held = server.metric('attnd_staging_bytes', kind='used')
         gate.open()
-    small = 64 << 10  # allows for the text beside the tensors, and for the boundary of each tensor
+    small = 64 << 10  # allows for the JSON beside the tensors, and for aligning each tensor
     assert held <= 1.5 * inputs + 1.125 * outputs + small, (held, inputs, outputs)
     if outputs <= inputs / 3:
         assert held <= 1.5 * inputs + small

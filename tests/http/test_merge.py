@@ -1,5 +1,5 @@
-"""POST /v1/attention/merge: results over parts of the keys become the result over all keys, and gradients likewise, in
-every format, on the CPU and on a device with memory of its own."""
+"""POST /v1/attention/merge: results over parts of the keys are combined to the result over all keys, and gradients
+likewise. In every format, on the CPU and on a device with memory of its own."""
 import json
 
 import numpy as np
@@ -22,8 +22,8 @@ def merger(request):
 
 
 def results(server, kind, members):
-    """The tensors of the answer as {name: float64 array}. In JSON the tensors of a part are named parts.0.dout and so
-    on."""
+    """Returns the tensors of a merge's answer as {name: float64 array}. In JSON the tensors of a part are named
+    parts.0.dout and so on."""
     if kind == 'kserve':
         return formats.results(server, kind, 'merge', members)[1]
     send = formats.send_safetensors(server, 'merge', members, Accept='application/json') if kind == 'safetensors' else server.post(MERGE, members)
@@ -36,7 +36,7 @@ def results(server, kind, members):
 
 
 def named(parts, dtype='float32', **members):
-    """A merge of (out, lse) pairs, written with one member per tensor."""
+    """Makes a merge of (out, lse) pairs, with one member for each tensor (parts.0.out and so on)."""
     tensors = {}
     for p, (out, lse) in enumerate(parts):
         tensors.update({f'parts.{p}.out': wire.tensor(out, dtype), f'parts.{p}.lse': wire.tensor(lse)})
@@ -44,12 +44,12 @@ def named(parts, dtype='float32', **members):
 
 
 def listed(parts, dtype='float32', **members):
-    """The same merge, written as a list of parts."""
+    """Makes a merge of (out, lse) pairs, as a list of parts."""
     return {'parts': [{'out': wire.tensor(out, dtype), 'lse': wire.tensor(lse)} for out, lse in parts], **members}
 
 
 def merged(parts, sinks=None):
-    """The expected merge in float64, as (out, lse); out is [B, Sq, H, Dv]."""
+    """Returns the expected merge in float64 as (out, lse); out is [B, Sq, H, Dv]."""
     lses = [np.asarray(lse, np.float64) for _, lse in parts]
     values = [np.asarray(out, np.float64) for out, _ in parts]
     if sinks is not None:
@@ -115,7 +115,7 @@ def test_empty_parts_add_nothing_whatever_they_hold(merger, kind):
     rng = np.random.default_rng(3)
     parts = random_parts(rng, 3)
     for _, lse in parts:
-        lse[0, 0, 0] = -np.inf  # no part sees a key for this query
+        lse[0, 0, 0] = -np.inf  # no part has a key that this query sees
     want, lse = merged(parts)
     for out, its in parts:
         out[np.broadcast_to((its == -np.inf).swapaxes(1, 2)[..., None], out.shape)] = np.nan
@@ -278,8 +278,8 @@ def test_a_merge_is_counted(merger):
 
 @pytest.mark.limit(120)
 def test_a_short_merge_does_not_wait_behind_long_problems(serve):
-    """The server estimates the merge as short, so it runs beside two problems that are practically endless, as a short
-    forward does."""
+    """The server estimates a merge as short. It must run beside two problems that never end, as a short forward
+    does."""
     rng = np.random.default_rng(14)
     server = serve('--cpu-threads', 1, '--max-batch', 1)
     with occupied(server, slow.calibrated(server, 20), queued=1):

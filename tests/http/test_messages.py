@@ -1,14 +1,13 @@
-"""What a client reads when it is refused, word for word: status, pointer, detail.
+"""What a client reads when it is refused, compared word for word: status, pointer, detail.
 
-The words of most refusals are asserted by the unit tests of what refuses (tests/unit/proto-json, tests/unit/kernels). Here
-stand one refusal of each layer, which shows that status, pointer and detail reach the client, and the sentences that no
-unit test has. The bodies are the rows of test_json.py of the same name; the requests of OTHERS stand here.
-"""
+Unit tests compare most messages where they are made (tests/unit/proto-json, tests/unit/kernels). This file has one
+refusal of each layer, to show that status, pointer and detail reach the client, and the messages without a unit test.
+The bodies are the rows of test_json.py with the same names; OTHERS has further requests."""
 import pytest
 
 from test_json import BASE64, CU, FORWARD, GOOD, MEMBERS, SYNTAX, T, TENSORS, X, swap, tensor, zeros
 
-# The text that many of the messages contain.
+# text that many of the messages below contain
 OBJECT = 'must be an object: {"shape": [...], "dtype": "float32", "data": base64 or numbers}'
 UNFINISHED = 'before the value is complete (was it cut off?)'
 WHITE_SPACE = "white space; write it without (forms and URLs turn '+' into a space)"

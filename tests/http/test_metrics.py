@@ -1,4 +1,4 @@
-"""GET /metrics is Prometheus text, lists every metric, and counts right."""
+"""GET /metrics: its text has Prometheus' format, lists every metric, and counts correctly."""
 import os
 import re
 import shutil
@@ -82,7 +82,7 @@ def test_histograms_are_cumulative(server):
 
 
 def test_answers_are_counted_by_endpoint_and_status(serve):
-    # a server for this test alone, because the answer to another test's request is counted after it was sent
+    # a new server, because an earlier test's answer may still be counted after it was sent
     server = serve()
 
     def counts():
@@ -112,8 +112,10 @@ def test_bodies_and_work_are_counted(serve):
     assert eventually(lambda: server.metric('attnd_body_bytes_sent_total') - before['attnd_body_bytes_sent_total'] >= len(answer.body))
     assert eventually(lambda: server.metric('attnd_body_bytes_received_total') - before['attnd_body_bytes_received_total'] == len(body))
     assert server.metric('attnd_kernel_seconds_total') > before['attnd_kernel_seconds_total']
-    assert server.metric('attnd_flops_total') - before['attnd_flops_total'] == 2 * (4 + 4) * 2 * 9  # 2 (D + Dv) H Sq Sk
-    assert server.metric('attnd_tensor_bytes_total') - before['attnd_tensor_bytes_total'] == 4 * (4 * 3 * 2 * 4 + 2 * 3)  # q, k, v, out, lse
+    # work of a forward: 2 (D + Dv) H Sq Sk operations
+    assert server.metric('attnd_flops_total') - before['attnd_flops_total'] == 2 * (4 + 4) * 2 * 9
+    # bytes of q, k, v, out (3 x 2 x 4 numbers each) and lse
+    assert server.metric('attnd_tensor_bytes_total') - before['attnd_tensor_bytes_total'] == 4 * (4 * 3 * 2 * 4 + 2 * 3)
 
 
 def test_gauges_return_to_rest(server):
@@ -126,7 +128,7 @@ def test_gauges_return_to_rest(server):
 
 
 def test_stages_are_observed(serve):
-    # a server for this test alone, because the answer to another test's request is counted after it was sent
+    # a new server, because an earlier test's answer may still be counted after it was sent
     server = serve()
 
     def count(stage):
@@ -144,8 +146,8 @@ def test_no_stage_took_less_than_no_time(server):
 
 
 def test_waiting_for_a_body_is_not_charged_for_decoding_it():
-    """The sum of each stage may only grow, or Prometheus takes it for a restart. The last piece of a body is decoded
-    after its last byte came."""
+    """Time in which a body is awaited must not count as decoding. The last piece of a body is decoded after its last
+    byte came. The sum of each stage may only grow, because Prometheus would take a smaller value for a restart."""
     with service.Server() as server:
         for _ in range(20):
             server.post(FORWARD, wire.small_bytes())
@@ -171,14 +173,14 @@ def test_a_drain_can_be_watched_on_the_address_of_the_metrics():
     server = service.Server('--metrics-listen', f'127.0.0.1:{port}').start()
     upload = Upload(server)
     server.process.send_signal(signal.SIGTERM)
-    main, server.address = server.address, ('127.0.0.1', port)  # from now on the test asks the metrics port
+    main, server.address = server.address, ('127.0.0.1', port)  # from now on the test reads the metrics port
 
     def draining():
         return server.metric('attnd_phase', phase='draining') == 1
     assert eventually(draining)
     first = server.metric('attnd_drain_seconds')
     time.sleep(0.1)
-    assert server.metric('attnd_drain_seconds') >= first + 0.09  # both times are cut to milliseconds
+    assert server.metric('attnd_drain_seconds') >= first + 0.09  # both readings are truncated to milliseconds
     assert server.metric('attnd_ready') == 0 and server.get('/readyz').status == 503 and server.get('/livez').status == 200
     with pytest.raises(ConnectionRefusedError):
         service.socket.create_connection(main)
@@ -197,7 +199,8 @@ def test_build_info(server):
 
 
 def test_every_refusal_is_counted_by_its_reason(serve, tmp_path):
-    """The reasons appear in /metrics and in /v1/info. The page at / shows those of /metrics."""
+    """Every refusal is counted by its reason, in /metrics and in /v1/info. The page at / shows the reasons of
+    /metrics."""
     (tmp_path / 'tokens').write_text('alice\n')
     server = serve('--token-file', tmp_path / 'tokens', '--max-body-bytes', '64K')
     alice = {'Authorization': 'Bearer alice'}
@@ -211,7 +214,7 @@ def test_every_refusal_is_counted_by_its_reason(serve, tmp_path):
              ('POST', FORWARD, b' ' * 70000, alice), ('POST', FORWARD, b'x', {**alice, 'Content-Type': 'image/png'}), ('GET', '/readyz', None, {})]
     for method, path, body, headers in asked:
         server.ask(method, path, body, headers)
-    with server.raw() as s:  # libmicrohttpd itself refuses this request
+    with server.raw() as s:  # libmicrohttpd itself refuses this request, and the refusal must be counted too
         s.sendall(b'POST / HTTP/1.1\r\nHost: a\r\nContent-Length: x\r\n\r\n')
         s.recv(1000)
     want = {'invalid-request': 2, 'unauthorized': 1, 'not-found': 1, 'method-not-allowed': 1, 'too-large': 1, 'unsupported-media-type': 1, 'invalid-framing': 1}

@@ -1,4 +1,5 @@
-"""What new users get wrong is answered with what came, what is wanted, and the fix. The table is in mistakes.py."""
+"""Common mistakes of new users: each answer says what came, what is wanted, and the fix. The table of mistakes is in
+mistakes.py."""
 import pytest
 
 import mistakes

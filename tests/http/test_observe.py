@@ -1,5 +1,5 @@
-"""POST /v1/attention/observe: every name that `observe` may have is compared with float64, in every format. Also
-caches, and the exact text of refusals."""
+"""POST /v1/attention/observe (what attention looks at): every name that `observe` may contain is compared with float64,
+in every format. Also caches, and the exact text of refusals."""
 import json
 
 import numpy as np
@@ -25,13 +25,14 @@ def problem(rng, **options):
 
 
 def cells(first, end, count):
-    """For each index from `first` to `end`, the cell of the map that contains it."""
+    """Returns, for each index from `first` to `end`, the cell of the map (a coarse picture of the probabilities) that
+    contains it."""
     return [(i - first) * count // (end - first) for i in range(first, end)]
 
 
 def expected(p, lse, z, sinks=None, rows=None, keys=None, top=None, grid=None, mass_rows=None):
-    """The expected answer of an observe, from probabilities and scores [B, H, Sq, Sk] in float64. A hidden score is
-    -inf."""
+    """Returns the expected answer of an observe in float64. p has probabilities and z has scores, both [B, H, Sq, Sk];
+    a hidden score is -inf."""
     B, H, Sq, Sk = p.shape
     seen = np.isfinite(z)
     want = {'row_max': z.max(-1) if Sk else np.full((B, H, Sq), -np.inf), 'lse': lse}
@@ -64,7 +65,7 @@ def expected(p, lse, z, sinks=None, rows=None, keys=None, top=None, grid=None, m
 
 
 def scores(q, k, **options):
-    """(probabilities, lse, scores) of a problem."""
+    """Returns (probabilities, lse, scores) of a problem in float64."""
     v = np.zeros((*k.shape[:3], 1))
     _, lse, (p, *_) = ref.forward(q, k, v, **options)
     shift = ref.forward(q, k, v, **{**options, 'sinks': None})
@@ -109,7 +110,7 @@ def test_observables_are_those_of_float64(server, case, dtype):
         members['alibi_slopes'] = tensor(options['alibi'])
     if case.pop('mask', None):
         keep = rng.random((2, 1, 33, 29)) < 0.5
-        keep[:, :, 5] = False  # this query sees no key
+        keep[:, :, 5] = False  # the query at index 5 sees no key
         options['mask'] = keep
         members['keep_mask'] = tensor(keep.astype(np.uint8), 'uint8')
     p, lse, z = scores(x['q'], x['k'], **plain, **options)
@@ -123,7 +124,8 @@ def test_observables_are_those_of_float64(server, case, dtype):
 
 
 def test_the_exact_examples_of_the_contract(server):
-    """With two keys, a probability is 1 / (1 + exp(z2 - z1))."""
+    """The examples of PROTOCOL.md have two keys, so a probability is 1 / (1 + exp(z2 - z1)), where z1 and z2 are the
+    scores."""
     members = {'q': tensor(np.array([[1, 0], [0, 1], [1, 1]], float).reshape(1, 3, 1, 2)), 'k': tensor(np.array([[1, 0], [0, 2]], float).reshape(1, 2, 1, 2)), 'scale': 1}
     a = server.post(OBSERVE, {**members, 'causal': True, 'observe': ALL + ['pairs'], 'top': 2, 'map': [1, 1]}).json()
     e = np.e / (1 + np.e)
@@ -147,7 +149,7 @@ def test_every_format_has_the_same_bits(server, kind):
     assert status == 200, got
     assert set(got) == set(want)
     for name in want:
-        if kind == 'kserve':  # KServe returns decimal text, which is rounded
+        if kind == 'kserve':  # KServe answers in decimal text, which is rounded
             np.testing.assert_allclose(got[name], want[name], rtol=1e-6, err_msg=name)
         else:
             np.testing.assert_array_equal(got[name], want[name], err_msg=name)
@@ -214,7 +216,7 @@ def test_packed_sequences(server):
 
 
 def test_a_given_lse_makes_the_probabilities(server):
-    """The request has half of the keys and the lse of all keys, so its probabilities do not sum to 1."""
+    """A request has half of the keys and the lse of all keys, so its probabilities do not sum to 1."""
     members, x = problem(np.random.default_rng(10), Sq=20, Sk=60, H=2, D=16)
     p, lse, z = scores(x['q'], x['k'])
     half = {**members, 'k': tensor(x['k'][:, :30]), 'lse': tensor(lse)}
@@ -261,7 +263,7 @@ def test_caches_are_looked_at_and_stay_as_they_are(server):
 
 @pytest.mark.parametrize('kind', formats.FORMATS)
 def test_a_device_with_memory_of_its_own_has_the_same_bits(server, serve, kind):
-    """The fake device computes as the CPU does, but copies every input and output."""
+    """The fake device computes as the CPU does, but copies every input and output, and must have the same bits."""
     other = serve(binary=service.FAKE, env={'ATTN_FAKE_DEVICES': '1', 'ATTN_FAKE_SCRIPT': ''})
     members, _ = problem(np.random.default_rng(15), B=2, Sq=50, Sk=90, H=4, Hk=2, D=24, dtype='float16', causal=True)
     members = {**members, 'observe': ALL + ['pairs'], 'top': 3, 'map': [3, 5], 'rows': [10, 40]}

@@ -1,4 +1,4 @@
-"""Probes, /v1/info, /openapi.json and the page. Also schemathesis against the running server."""
+"""Probes, /v1/info, /openapi.json and the page, and schemathesis against the running server."""
 import json
 import os
 import re
@@ -59,7 +59,8 @@ def test_openapi_is_31_and_names_every_route(document):
 
 
 def members_of_the_contract():
-    """Reads the members of the two tables from the header, because a list in this test would become outdated."""
+    """Reads the members of the contract's two tables from the C header, because a list in this test would become
+    outdated."""
     with open(os.path.join(service.HERE, '../kernels/attention.h')) as f:
         rows = re.findall(r'^    X\((\w+), (IN|OUT|IN_BACK|OUT_BACK),', f.read(), re.M)
     options = {'layout', 'scale', 'causal', 'window', 'alignment', 'softcap', 'dropout_p', 'seed', 'outputs', 'encoding'}
@@ -103,7 +104,8 @@ def test_openapi_documents_every_status_that_the_route_answers(document, op):
 
 
 def test_every_tag_has_a_name_for_people(server, document):
-    """Earlier /docs had the heading "Kserve", because a style capitalised the first letter."""
+    """Every tag of the OpenAPI document has a name for people. Earlier /docs had the heading "Kserve", because a style
+    capitalised the first letter."""
     shown = {tag['name']: tag['x-displayName'] for tag in document['tags']}
     assert shown['kserve'] == 'KServe'
     assert {tag for item in document['paths'].values() for op in item.values() for tag in op['tags']} <= set(shown)
@@ -125,7 +127,8 @@ def test_openapi_has_no_dangling_reference(document):
 
 
 def test_openapi_examples_are_served(server, document):
-    """The examples about caches name a cache that does not exist. Here the test replaces it by one that does."""
+    """Every example request of the OpenAPI document is served. Examples about caches name a cache that does not exist,
+    so the test replaces its id by that of a cache that does."""
     tried, cache = 0, server.post('/v1/caches', {'kv_heads': 1, 'head_dim': 2, 'dtype': 'float32'}).json()['id']
     for path, item in document['paths'].items():
         content = item.get('post', {}).get('requestBody', {}).get('content', {}).get('application/json', {})
@@ -134,7 +137,7 @@ def test_openapi_examples_are_served(server, document):
             examples.append(example['value'])
         for body in examples:
             if 'context' in body:
-                continue  # this example names a forward that was never sent
+                continue  # this example names the context of a forward that was never sent
             named = {p['name']: p['example'] for p in item['post']['parameters'] if p.get('in') == 'path'}
             if 'id' in named:
                 named['id'] = cache
@@ -154,8 +157,8 @@ def find_schemathesis():
 @pytest.mark.limit(400)
 @pytest.mark.skipif(not find_schemathesis(), reason='schemathesis is not here (tests/setup.sh test fetches it from PyPI)')
 def test_schemathesis(server, tmp_path):
-    """schemathesis makes valid and invalid requests from the document. Every answer must be one that the document
-    promises."""
+    """schemathesis makes valid and invalid requests from the OpenAPI document. Every answer must be one that the
+    document promises."""
     run = subprocess.run(
         [find_schemathesis(), '--config-file', os.path.join(service.HERE, 'http/schemathesis.toml'), 'run', f'{server.url}/openapi.json', '--checks', 'all', '--max-examples', service.SETTINGS.get('ATTND_EXAMPLES', '40'),
          '--phases', 'examples,coverage,fuzzing', '--seed', '1', '--request-timeout', '20', '--no-color'],
@@ -171,7 +174,8 @@ def test_schemathesis(server, tmp_path):
 @pytest.mark.parametrize('dtype', ['float32', 'float16', 'bfloat16'])
 @pytest.mark.parametrize('back', [False, True])
 def test_neighbours_change_no_bit(server, dtype, back):
-    """The same request is sent alone, among random other requests, and inside envelopes among these."""
+    """The same request is sent alone, among random other requests, and inside envelopes among these. Its answer must
+    always have the same bits."""
     import threading
     rng = np.random.default_rng(9)
     path = '/v1/attention/' + ('backward' if back else 'forward')
@@ -230,8 +234,8 @@ def test_the_number_of_threads_changes_no_bit(serve):
 
 @pytest.mark.limit(120)
 def test_a_small_problem_passes_by_those_that_wait_for_the_processor(serve):
-    """The thread that received the request computes it. Metrics and the request's own times count it as a batch of
-    one."""
+    """A small problem need not wait for the processor's device: the HTTP thread that received it computes it. Metrics
+    and the request's own times count it as a batch of one."""
     server = serve('--cpu-threads', 1, '--max-batch', 1)
     with occupied(server, slow.calibrated(server, 20), queued=1):
         counts = [server.metric(n) for n in ('attnd_device_batches_total', 'attnd_batch_size_count', 'attnd_flops_total')]
@@ -243,6 +247,6 @@ def test_a_small_problem_passes_by_those_that_wait_for_the_processor(serve):
         after = [server.metric(n) for n in ('attnd_device_batches_total', 'attnd_batch_size_count', 'attnd_flops_total')]
         assert after == [counts[0] + 2, counts[1] + 2, counts[2] + 3.5 * 4 * 64 * 64 * 32 * 2]
     assert service.eventually(lambda: server.get('/v1/info').json()['devices'][0]['running_requests'] == 0)
-    # these problems are not small: they have many heads, or many scores of one padded number
+    # these problems are not small: many heads, or many scores (a head size of 1 is padded)
     for what in ({'B': 129, 'Sq': 1, 'D': 1}, {'Sq': 300, 'D': 1, 'H': 1}):
         assert server.post(FORWARD, wire.random_problem(np.random.default_rng(3), **{'H': 1, **what})[0]).json()['timing_us']['queue'] > 0, what

@@ -1,8 +1,8 @@
-"""The pages at / and /docs in a browser: every part does what it says, with the numbers of the API. The pages ask no
-other host, break none of their own policies, and fit every width; axe finds no fault of accessibility.
+"""The pages at / and /docs in a browser: every part works, with the same numbers as the API. The pages ask no other
+host, obey their own security policies, and fit every width; axe finds no fault of accessibility.
 
-The tests drive Chromium through a pipe (--remote-debugging-pipe): JSON messages, each followed by a NUL. tests/setup.sh
-does not install Chromium, which takes 300 MB; without it these tests are skipped."""
+The tests control Chromium through a pipe (--remote-debugging-pipe) with JSON messages, each followed by a NUL.
+tests/setup.sh does not install Chromium, which takes 300 MB; without it these tests are skipped."""
 import json
 import os
 import shutil
@@ -25,7 +25,7 @@ class Browser:
     def __init__(self, folder):
         (theirs_in, self.to), (self.back, theirs_out) = os.pipe(), os.pipe()
 
-        def wire_up():  # Chromium reads from descriptor 3 and writes to 4
+        def wire_up():  # Chromium reads from descriptor 3 and writes to descriptor 4
             a, b = os.dup(theirs_in), os.dup(theirs_out)
             os.dup2(a, 3)
             os.dup2(b, 4)
@@ -78,7 +78,7 @@ class Browser:
         return self.value(f'document.querySelector({json.dumps(css)}).textContent')
 
     def click(self, css):
-        """Clicks in the middle of the element, as a person would."""
+        """Clicks the middle of the element that this CSS selector finds, as a person would."""
         box = self.value(f"""(() => {{ const e = document.querySelector({json.dumps(css)}); e.scrollIntoView({{block: 'center'}});
                              const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2, b.width]; }})()""")
         assert box and box[2] > 0, f'{css} is not to be seen'
@@ -102,7 +102,7 @@ class Browser:
             self.ask('Input.dispatchKeyEvent', type=kind, key=key, windowsVirtualKeyCode={'Enter': 13, 'Escape': 27}.get(key, 0), **(text if kind == 'keyDown' else {}))
 
     def fill(self, css, value):
-        """Sets a value and sends the events that a person's input causes."""
+        """Sets the value of an input, and sends the events that a person's typing would cause."""
         self.value(f"""(() => {{ const e = document.querySelector({json.dumps(css)}), value = {json.dumps(value)};
                        if (e.type === 'checkbox') e.checked = value; else e.value = value;
                        for (const type of ['input', 'change']) e.dispatchEvent(new Event(type, {{bubbles: true}})); }})()""")
@@ -118,14 +118,14 @@ class Browser:
         self.ask('Emulation.setEmulatedMedia', features=[{'name': 'prefers-color-scheme', 'value': scheme}])
 
     def complaints(self):
-        """Errors of scripts, violations of policies, and other hosts that the page asked."""
+        """Returns errors of scripts, violations of policies, and requests to other hosts."""
         bad = [e['params'] for e in self.events if e.get('method') == 'Runtime.exceptionThrown'
                or (e.get('method') == 'Log.entryAdded' and e['params']['entry']['level'] in ('warning', 'error') and e['params']['entry']['source'] != 'network')]
         urls = [e['params']['request']['url'] for e in self.events if e.get('method') == 'Network.requestWillBeSent']
         return bad, {urlsplit(url).netloc for url in urls if not url.startswith('data:')}
 
     def close(self):
-        os.close(self.to)  # closing the pipe ends Chromium
+        os.close(self.to)  # Chromium ends when its pipe is closed
         try:
             self.process.wait(10)
         except subprocess.TimeoutExpired:
@@ -143,7 +143,7 @@ def browser(tmp_path):
 
 READY = "document.getElementById('state').textContent === 'ready'"
 PARTS = ('live', 'masks', 'maps', 'check')
-EXAMPLES = {  # what each part of the page shows, and the condition under which it is shown
+EXAMPLES = {  # text that each part of the page must show, and the condition (in JavaScript) that shows it is there
     'live': (None, READY),
     'masks': (None, "document.getElementById('mask-code').textContent.includes('curl')"),
     'maps': ('#map-example', "document.getElementById('map-message').textContent.startsWith('8 heads')"),
@@ -152,7 +152,7 @@ EXAMPLES = {  # what each part of the page shows, and the condition under which 
 
 
 def show(browser, server, part):
-    """Opens a part of the page and fills it with an example."""
+    """Opens a part of the page, and fills it with an example."""
     button, there = EXAMPLES[part]
     browser.open(f'{server.url}/#{part}', READY)
     if button:
@@ -166,7 +166,7 @@ def show(browser, server, part):
 def test_the_page_fills_itself(server, browser):
     browser.open(server.url + '/', READY)
     assert browser.value("document.querySelectorAll('#limits tr').length") > 10
-    # the limits are folded at the start
+    # the page's limits are collapsed at first
     assert browser.value("[...document.querySelectorAll('#live details')].some(d => d.open)") is False
     assert browser.complaints() == ([], {f'127.0.0.1:{server.port}'})
 
@@ -188,14 +188,14 @@ def test_live_figures_move_under_load(serve, browser):
     browser.wait("samples.some(s => s.p50 > 0 && s.p99 >= s.p50) && document.querySelector('#refusals table') && document.querySelector('#devices circle.now')")
     requests, flops, moved = (browser.value(f"samples[samples.length - 1].{name} - samples[0].{name}") for name in ('requests', 'flops', 'bytes'))
     assert requests == 23 and flops == server.metric('attnd_flops_total') == 20 * 4 * 4 * 256 * 256 * 64
-    assert moved > 20 * 4 * 4 * 256 * 64 * 4  # at least the bytes of q, k, v and out
+    assert moved > 20 * 4 * 4 * 256 * 64 * 4  # at least the bytes of q, k, v and out of 20 requests
     assert browser.value(FIGURE % 1) != '–'
-    # the table shows refusals in the last 10 minutes, and since the start
+    # the table counts refusals of the last 10 minutes, and of all time since the start
     assert browser.text('#refusals tbody th').startswith('too-large') and browser.text('#refusals tbody tr').endswith('33')
     device = server.get('/v1/info').json()['devices'][0]
     if 'peak_flops' in device:
         assert device['peak_from'] in browser.text('#devices') and 'of the roof' in browser.text('#devices')
-    browser.wait(FIGURE % 0 + " === '0'")  # the load has ended, and the chart still shows it
+    browser.wait(FIGURE % 0 + " === '0'")  # the load has ended, and its chart still shows it
     assert browser.value("document.querySelector('#figures .trace path').getAttribute('d').split('L').length") > 1
     assert browser.complaints()[0] == []
 
@@ -204,7 +204,7 @@ def test_a_figure_shows_the_past_under_the_pointer(server, browser):
     browser.open(server.url + '/', READY)
     browser.wait('samples.length > 2')
     browser.mouse('Moved', *browser.value("(() => { const b = document.querySelector('#figures .trace').getBoundingClientRect(); return [b.right - 1, b.top + 20]; })()"))
-    # all charts show the same moment
+    # one click makes all charts show the same moment
     browser.wait("document.querySelectorAll('#figures .axis')[5].textContent.includes('s ago')")
     browser.mouse('Moved', 5, 5)
     browser.wait("document.querySelectorAll('#figures .axis')[5].textContent.includes('10 min ago')")
@@ -212,7 +212,7 @@ def test_a_figure_shows_the_past_under_the_pointer(server, browser):
 
 # ---- Masks -----------------------------------------------------------------------------------------------------------
 
-# Values that are set in the form, and the sequences, the window and the hidden pairs that they mean.
+# Values for the form, and the sequences, the window and the hidden pairs that they mean.
 MASKS = [
     ({'causal': True}, [(1024, 1024)], (-1, 0)),
     ({'Sq': 300, 'Sk': 700, 'causal': True, 'left': 100}, [(300, 700)], (100, 0)),
@@ -251,7 +251,7 @@ def kinds_of(seen, rows, keys):
 
 
 def observed_numbers(server, form, sequences, H, D, Dv, rows, keys):
-    """The numbers that the API returns for the mask of the form."""
+    """Returns the numbers that the API gives for the mask in the form."""
     def zeros(S, heads):
         packed = form.get('lengths') == 'packed'
         return wire.tensor(np.zeros((sum(S), heads, D) if packed else (len(sequences), max(S), heads, D), np.float32))
@@ -282,7 +282,7 @@ def observed_numbers(server, form, sequences, H, D, Dv, rows, keys):
 
 
 def run_as_program(text, name, folder):
-    """Runs a program that the page shows, unchanged, and returns what it prints. Returns None if the language is not
+    """Runs a program exactly as the page shows it, and returns what it prints, or None if the language is not
     installed."""
     program = {'curl': ['bash'], 'python': [shutil.which('python3') if service.optional('numpy') else None], 'node': [shutil.which('node')]}[name]
     if program == ['bash']:
@@ -322,7 +322,7 @@ def test_masks_are_counted_exactly_and_their_requests_run_in_each_language(serve
         flops = server.metric('attnd_flops_total')
         browser.click('#mask-send')
         browser.wait("document.getElementById('mask-answer').textContent.startsWith('Answered')")
-        # without FlashMask the server also counts the exact pairs; a backward counts 2.5 times a forward
+        # without FlashMask the server also counts the pairs exactly; a backward counts 2.5 times a forward
         if 'flashmask' not in form:
             assert server.metric('attnd_flops_total') - flops == want['forward']
     browser.click('#mask-copy')
@@ -336,7 +336,8 @@ def test_the_picture_of_a_mask_has_the_colours_of_its_tiles(server, browser):
             return a ? '#' + [r, g, b].map(v => v.toString(16).padStart(2, '0')).join('') : ''; })([%f, %f])"""
     for scheme, whole, partial in (('light', '#1f55c4', '#8fb2ee'), ('dark', '#86adff', '#38548f')):
         browser.scheme(scheme)
-        browser.wait(at % (0.05, 0.9) + f" === '{whole}'")  # this place is far below the diagonal
+        # this point of the picture is far below the diagonal, where all pairs count
+        browser.wait(at % (0.05, 0.9) + f" === '{whole}'")
         assert browser.value(at % (0.05, 0.05)) == partial and browser.value(at % (0.9, 0.1)) == ''
 
 
@@ -356,7 +357,7 @@ def test_what_is_wrong_in_the_form_is_said_and_no_request_is_shown(server, brows
 
 
 def write_file(path, tensors, members):
-    """Writes a safetensors file by the format's definition. bfloat16 is given as uint16."""
+    """Writes a safetensors file by the format's definition. bfloat16 numbers are given as uint16."""
     header, data = {'__metadata__': members} if members else {}, b''
     names = {'float32': 'F32', 'float16': 'F16', 'uint16': 'BF16', 'int32': 'I32', 'uint8': 'U8'}
     for name, a in tensors.items():
@@ -387,7 +388,7 @@ def test_a_map_is_zoomed_down_to_weights_that_are_those_of_the_api(server, brows
     browser.wait("document.getElementById('map-message').textContent.startsWith('4 heads, 1,500 queries, 1,500 keys; row 0 of 2')")
     browser.fill('#map-row', 1)
     browser.wait("document.getElementById('map-message').textContent.includes('row 1 of 2')")
-    # in the second batch row, query head 3 reads the second head of k
+    # query head 3 of the second batch row reads the second head of k
     members = {'q': wire.tensor(q[1:, :, 3:]), 'k': wire.tensor(k[1:, :, 1:]), 'alibi_slopes': wire.tensor(slopes[3:]), 'causal': True, 'window': [1000, -1]}
     everything = observed(server, {**members, 'q': wire.tensor(q[1:]), 'k': wire.tensor(k[1:]), 'alibi_slopes': wire.tensor(slopes)}, observe=['max_logit', 'mean_entropy'])
     for head in range(4):
@@ -409,7 +410,7 @@ def test_a_map_is_zoomed_down_to_weights_that_are_those_of_the_api(server, brows
     browser.wait('view.rows[1] - view.rows[0] === 750')
     x, y, width = browser.value("(() => { const c = document.getElementById('map-canvas'); c.scrollIntoView({block: 'center'}); const b = c.getBoundingClientRect(); return [b.x, b.y, b.width]; })()")
     before = browser.value('view.rows')
-    browser.press(x + width * 0.25, y + width * 0.5)  # a drag zooms, here into the rows below the middle
+    browser.press(x + width * 0.25, y + width * 0.5)  # dragging zooms in, here to the rows below the middle
     browser.mouse('Moved', x + width * 0.5, y + width * 0.75, buttons=1)
     assert browser.value("document.getElementById('map-box').hidden") is False
     browser.release(x + width * 0.5, y + width * 0.75)
@@ -479,13 +480,13 @@ def test_a_planted_mistake_is_found_explained_and_drawn(server, browser, tmp_pat
     assert browser.text('#check-verdict') in ('These results are right.', 'Right, up to rounding.')
     assert browser.value("document.querySelector('.error-map canvas').getAttribute('aria-label')") == 'Errors of out: 0 of 640 cells are beyond the limit'
 
-    out[0, 100:110, 2] += 0.5  # ten queries of one head
+    out[0, 100:110, 2] += 0.5  # ten queries of one head are made wrong
     file = write_file(tmp_path / 'wrong.safetensors', {'q': q, 'k': k, 'v': v, 'out': out, 'lse': lse / np.float32(np.log(2))}, {'causal': 'true'})
     browser.give_file('#check-file', file)
     browser.wait("document.getElementById('check-message').textContent.startsWith('wrong.safetensors: forward') && document.querySelectorAll('.error-map').length === 2")
     assert browser.text('#check-verdict') == 'These results are wrong.'
     assert 'lse_base2' in browser.text('#check-why') and '0.6931472' in browser.text('#check-why .fix')
-    # 10 queries of 32 numbers are wrong
+    # 320 wrong numbers: 10 queries of 32 numbers
     assert browser.text('#check-errors tbody tr').startswith('out0.5') and '320' in browser.text('#check-errors tbody tr')
     assert browser.value("document.querySelector('.error-map canvas').getAttribute('aria-label')") == 'Errors of out: 10 of 640 cells are beyond the limit'
     x, y = browser.value("(() => { const c = document.querySelector('.error-map canvas'); c.scrollIntoView({block: 'center'}); const b = c.getBoundingClientRect(); return [b.x + b.width * 105.5 / 160, b.y + b.height * 2.5 / 4]; })()")
@@ -493,7 +494,7 @@ def test_a_planted_mistake_is_found_explained_and_drawn(server, browser, tmp_pat
     browser.wait("document.querySelector('.error-map .note').textContent.startsWith('head 2, query 105: ')")
     browser.key('ArrowRight', '.error-map canvas')
     browser.wait("document.querySelector('.error-map .note').textContent.startsWith('head 2, query 106: ')")
-    browser.fill('#check-members', '{"causal": false}')  # these members override those of the file
+    browser.fill('#check-members', '{"causal": false}')  # members in this field override those of the file
     browser.click('#check-again')
     browser.wait("document.querySelector('.error-map canvas')?.getAttribute('aria-label').startsWith('Errors of out: 6')")
     assert browser.complaints()[0] == []
@@ -546,7 +547,7 @@ def test_the_document_is_shown_and_a_request_sent(server, browser):
     browser.value(SEND)
     browser.wait(ANSWERED + ".startsWith('HTTP 200')")
     assert '"backend": "cpu' in browser.value(ANSWERED)
-    # the test types the members that the path needs
+    # the test types the values that the path's parameters need
     cache = server.post('/v1/caches', {'kv_heads': 1, 'head_dim': 2, 'dtype': 'float32'}).json()['id']
     fork = "document.getElementById('post_v1_caches_id_fork')"
     browser.value(f"{fork}.querySelector('input').value = '{cache}', {fork}.querySelector('button').click()")
@@ -556,8 +557,8 @@ def test_the_document_is_shown_and_a_request_sent(server, browser):
 
 # ---- Both ------------------------------------------------------------------------------------------------------------
 
-# Finds elements that are wider than the page (unless they scroll by themselves) or extend beyond their row, and words
-# that are broken into letters.
+# Finds elements that are wider than the page (unless they scroll by themselves) or that extend beyond their row, and
+# words that are broken into letters.
 LAYOUT = """(() => { const wide = document.documentElement.clientWidth, box = e => e.getBoundingClientRect(), bad = [];
   const say = (what, e) => bad.push(what + ': ' + e.tagName + ' ' + e.textContent.slice(0, 40));
   const scrolls = e => e && (['auto', 'scroll'].includes(getComputedStyle(e).overflowX) || scrolls(e.parentElement));
@@ -597,7 +598,7 @@ AXE = service.optional('axe_core_python')
 def test_axe_finds_no_fault_of_accessibility(server, browser, part):
     with open(os.path.join(os.path.dirname(AXE.__file__), 'axe.min.js')) as f:
         axe = f.read()
-    if part == 'docs':  # examines only some of the many similar entries
+    if part == 'docs':  # /docs has many similar entries, so only some are examined
         browser.open(server.url + '/docs', "!!document.querySelector('#schemas details')")
         browser.value("for (const id of ['post_v1_attention_forward', 'ForwardProblem', 'get_v1_info', 'post_v1_caches_id_fork']) document.getElementById(id).open = true")
         browser.value("document.querySelectorAll('details:not([open])').forEach((each, i) => { if (i % 20) each.remove(); })")
@@ -644,7 +645,7 @@ def test_the_parts_are_tabs_for_the_keyboard_and_have_addresses(server, browser)
     browser.wait(shown + " === 'live' && location.hash === '#live' && document.activeElement.id === 'tab-live'")
     browser.key('End')
     browser.wait(shown + " === 'check'")
-    # the Tab key reaches only the fourth tab
+    # the Tab key reaches only the selected tab, which is the fourth
     assert browser.value("document.querySelectorAll('[role=tab][tabindex=\"-1\"]').length") == 3
 
 
@@ -672,7 +673,7 @@ def test_with_tokens_the_pages_ask_once(serve, browser, tmp_path):
     assert 'secret' not in browser.text('#mask-code') and '$TOKEN' in browser.text('#mask-code')
     browser.open(server.url + '/docs', "!!document.getElementById('post_v1_attention_forward')")
     browser.value(SEND)
-    browser.wait(ANSWERED + ".startsWith('HTTP 200')")  # /docs has the token that was entered at /
+    browser.wait(ANSWERED + ".startsWith('HTTP 200')")  # /docs uses the token that was entered at /
     assert browser.complaints()[0] == []
 
 

@@ -1,5 +1,6 @@
-"""What the log says of clients: addresses, addresses that trusted proxies forward, names of tokens, why a request was
-refused, and protocols other than the port's. Text that a client sends never makes a second line or a second pair."""
+"""What the log says about clients: addresses, addresses that trusted proxies forward, names of tokens, why a request
+was refused, and protocols other than the port's. A client's text never makes a second line, or a second pair of name
+and value."""
 import contextlib
 import json
 import re
@@ -32,7 +33,7 @@ def lines(server, event):
 
 
 def request_of(server, answer):
-    """The log line of the request that has this answer."""
+    """Returns the log line of the request that got this answer."""
     id_ = answer.headers['x-request-id']
     return eventually(lambda: next((pairs(line) for line in server.log().splitlines() if f' req={id_} request ' in line), None))
 
@@ -142,7 +143,7 @@ def test_what_a_client_writes_is_one_value_of_one_line(serve, tokens, form):
 def test_a_connection_that_is_refused_or_closed_for_another_is_named(serve):
     server = serve('--max-connections', '1')
     with contextlib.ExitStack() as clients:
-        def asks(event, path, body=None, length=None):  # each connection stays open
+        def asks(event, path, body=None, length=None):  # connections stay open until the end of the test
             s = clients.enter_context(server.raw())
             s.sendall(request_bytes(path, body, method='GET' if body is None else 'POST', headers=[f'Content-Length: {length}'] if length else []))
             s.settimeout(0.2)
@@ -150,7 +151,7 @@ def test_a_connection_that_is_refused_or_closed_for_another_is_named(serve):
                 s.recv(1000)
             return lines(server, event)
         assert eventually(lambda: asks('made_room', '/livez'), every=0.1)
-        # the first of these requests is under way
+        # the first of these requests holds the only connection, so a later one is refused
         assert eventually(lambda: asks('refused', FORWARD, b'{', 100), every=0.1)
     assert all(line['peer'] == '127.0.0.1' for line in lines(server, 'made_room') + lines(server, 'refused'))
 
@@ -161,7 +162,7 @@ PREFACE = b'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n' + bytes(9)
 
 
 def hello(server):
-    """A TLS ClientHello sent to a plain port."""
+    """Returns a TLS ClientHello, which the test sends to a port without TLS."""
     context = ssl._create_unverified_context()
     with socket.create_connection(('127.0.0.1', server.port), 10) as s, pytest.raises((ssl.SSLError, OSError)):
         context.wrap_socket(s)

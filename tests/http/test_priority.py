@@ -22,9 +22,9 @@ def inference(priority, rows):
 
 
 def test_the_most_urgent_of_a_token_leaves_first_and_others_wait_for_none_of_them(serve, tmp_path):
-    """None of the problems ever ends. The clients leave in the order in which the problems ought to run. The server
-    counts a client that leaves while its problem runs. The next request follows only when the device has reached that
-    problem, so the device has Bob's and one of Alice's."""
+    """None of the problems ever ends, so the order shows by leaving: clients leave in the order in which the problems
+    should run. The server counts a client that leaves while its problem runs. The device runs one problem of Bob and
+    one of Alice, so the next leaves only when its problem has reached the device."""
     tokens = tmp_path / 'tokens'
     tokens.write_text('alice\nbob\n')
     server = serve('--cpu-threads', '1', '--max-batch', '1', '--token-file', tokens)
@@ -44,7 +44,7 @@ def test_the_most_urgent_of_a_token_leaves_first_and_others_wait_for_none_of_the
     def queue():
         return server.metric('attnd_queue_requests')
     rows = endless['q']['shape'][1]
-    # Bob's request goes to the device at once, beside Alice's.
+    # Bob's request goes to the device at once, beside Alice's first
     asked = [('alice', problem(0)), ('alice', problem(0)), ('bob', problem(200)), ('alice', problem(127)), ('alice', inference(1, rows))]
     with contextlib.ExitStack() as stack:
         clients = []

@@ -1,5 +1,5 @@
 """Runs what README.md and PROTOCOL.md show. Every fenced block of the README is a transcript, or a program with its
-output. A command is found by its beginning. Every request of PROTOCOL.md is sent, and its answer compared."""
+output; a command is found by its beginning. Every request of PROTOCOL.md is sent, and its answer compared."""
 import base64
 import json
 import os
@@ -32,7 +32,7 @@ def only(list, what):
 
 
 def command(beginning):
-    """The one line of the README that begins like this, without its comment."""
+    """Returns the README's only line that begins like this, without its comment."""
     return re.sub(r'\s+#.*', '', only([line for line in COMMANDS if line.startswith(beginning)], beginning))
 
 
@@ -40,7 +40,7 @@ TRANSCRIPTS = re.findall(r'^```\n(\$ curl.*?)^```$', README + PROTOCOL, re.M | r
 
 
 def program_of(text, beginning):
-    """The one Python program of a document that begins like this, and its output."""
+    """Returns the only Python program of a document that begins like this, and its output."""
     return only(re.findall(rf'^```python\n({beginning}.*?)^```\n\n```\n(.*?)^```$', text, re.M | re.S), beginning)
 
 
@@ -60,7 +60,8 @@ def test_a_transcript(server, transcript):
     typed, printed = re.fullmatch(r"\$ (curl .*?')\n(\{.*\n)", transcript, re.S).groups()
     got = subprocess.run(['sh', '-c', typed.replace('http://127.0.0.1:8080', server.url)], capture_output=True, text=True, timeout=50 * service.SLOWER)
 
-    def same(text):  # removes what differs between runs and machines; another CPU gives another last digit
+    # Removes what differs between runs and machines, such as times and a number's last digit, which depends on the CPU.
+    def same(text):
         text = re.sub(r'"backend":"[^"]*"', '"backend":""', re.sub(r'"timing_us":\{[^}]*\}', '"timing_us":{}', text))
         return re.sub(r'\d+\.\d+', lambda number: f'{float(number[0]):.5g}', text).rstrip('\n')
     assert got.returncode == 0 and same(got.stdout) == same(printed), got
@@ -83,7 +84,7 @@ def test_the_program_goes_on_with_a_kernel_that_is_wrong(server):
 
 
 def in_bfloat16(program, server):
-    """Runs the program with the Python that has ml_dtypes and safetensors, and returns what it prints."""
+    """Runs a program with the Python that has ml_dtypes and safetensors. Returns what it prints."""
     python = os.path.join(service.BUILD, 'venv/bin/python')
     if not os.path.exists(python) or subprocess.run([python, '-c', 'import ml_dtypes, safetensors'], capture_output=True).returncode != 0:
         pytest.skip('ml_dtypes and safetensors are not here (tests/setup.sh test fetches them from PyPI)')
@@ -122,7 +123,8 @@ def without_make():
 
 @pytest.mark.skipif('MAKELEVEL' not in os.environ, reason='not run by make: its switches are not known, and with others everything would be built anew')
 def test_make_run_serves(clone):
-    """Runs in a clone that contains the objects of this build: make finds nothing to do, as in a second run."""
+    """`make run` in a clone that contains the objects of this build, so that make has nothing to do, as in a second
+    run."""
     build = os.path.dirname(service.BINARY)
     inside = os.path.relpath(build, ROOT)
     there = clone / inside
@@ -149,7 +151,7 @@ def test_what_make_is_asked_for_is_there():
 
 
 def test_the_images_are_those_of_the_dockerfile():
-    """`make image` builds and runs the images."""
+    """The README's command for images names a stage of the Dockerfile. `make image` builds and runs the images."""
     docker = text_of('Dockerfile')
     target = re.search(r'--target (\w+) ', command('docker build --target')).group(1)
     stages = re.findall(r'^FROM .* AS ([\w-]+)$', docker, re.M)
@@ -192,12 +194,13 @@ def test_the_routes_that_want_no_token_are_those_that_are_said(serve, tmp_path):
 
 
 def test_every_tensor_and_option_of_the_protocol_is_the_openapi_documents(server):
-    """Compares tensors by name and shape, and options by name. Tensors that only a backward has are in another
-    table."""
+    """PROTOCOL.md and the OpenAPI document have the same tensors (by name and shape) and options (by name). Tensors
+    that only a backward has are in a table of their own."""
     rows = {}
     for names, shape in re.findall(r'^\| (`.*?`) \| (.*?) \|', PROTOCOL, re.M):
         for name in re.findall(r'`(\w+)`', names):
-            rows.setdefault(name, shape)  # the shape in the forward's table, which comes first
+            # a tensor in both tables has its shape in the forward's table, which comes first
+            rows.setdefault(name, shape)
     schemas = server.get('/openapi.json').json()['components']['schemas']
     for problem in ('ForwardProblem', 'BackwardProblem'):
         for name, member in schemas[problem]['properties'].items():
@@ -209,7 +212,7 @@ def test_every_tensor_and_option_of_the_protocol_is_the_openapi_documents(server
 
 @pytest.fixture(scope='module')
 def exact():
-    """Skips the test unless the server uses the kernel that computed the answers of PROTOCOL.md: on other kernels the
+    """Skips the test unless the server uses the kernel that computed the answers in PROTOCOL.md: on other kernels the
     last digit differs."""
     with service.Server('--devices', 'reference') as server:
         yield server
@@ -222,8 +225,7 @@ def without(value, names=('backend', 'timing_us', 'request_id', 'explained', 'li
 
 
 def shown_file(text):
-    """Makes the bytes of a safetensors file as PROTOCOL.md shows it: the header, and on the last line the data in
-    base64."""
+    """Makes a safetensors file from its form in PROTOCOL.md: the header, and on the last line the data in base64."""
     header, data = text.rstrip('\n').rsplit('\n', 1)
     return json.loads(header), base64.b64decode(data)
 
@@ -260,5 +262,5 @@ def test_a_request_of_the_protocol(exact, number):
     following = BLOCKS[number + 1] if number + 1 < len(BLOCKS) else ('', '')
     if following[0].isdigit():
         assert (answer.status, without(answer.json())) == (int(following[0]), without(json.loads(following[1])))
-    else:  # PROTOCOL.md shows no answer here, because the context does not exist
+    else:  # the document shows no answer to this request, because its context does not exist here
         assert '"context"' in body and answer.status == 404, answer

@@ -13,7 +13,7 @@ import wire
 from service import RawReader, eventually, request_bytes
 
 FORWARD = '/v1/attention/forward'
-PIECE = b' ' * (1 << 16)  # white space, so the JSON has not begun
+PIECE = b' ' * (1 << 16)  # white space before the JSON of a body
 MEGABYTES = [8, 64]
 
 
@@ -76,7 +76,7 @@ REFUSALS = {
     405: ('/livez', {'Content-Type': 'application/json'}),
     415: (FORWARD, {'Content-Type': 'text/html', 'Authorization': 'Bearer secret'}),
     417: (FORWARD, {'Content-Type': 'application/json', 'Expect': 'nothing'}),
-    # urllib sends only one of the two headers
+    # two Origin headers, of which urllib would send only one
     400: (FORWARD, {'Content-Type': 'application/json', 'Origin': 'http://127.0.0.1', 'origin': 'http://localhost'}),
 }
 
@@ -99,10 +99,11 @@ def test_a_client_that_is_one_too_many_sees_503_whatever_it_sends(serve):
 
     def page():
         return urllib.request.urlopen(f'http://127.0.0.1:{port}/metrics').read()
-    assert eventually(lambda: b'\nattnd_connections 1\n' in page())  # only the page's own connection is left
+    # the only connection left is that which reads the page
+    assert eventually(lambda: b'\nattnd_connections 1\n' in page())
     upload = service.Upload(server, request_bytes(FORWARD, wire.small_bytes()))
     try:
-        # The body is still arriving, so the server does not close this connection to make room for another.
+        # A connection whose body is still arriving is not closed to make room for another.
         assert eventually(lambda: b'attnd_inflight_requests{state="receiving"} 1' in page())
         for client in CLIENTS.values():
             status, text = client(server, FORWARD, PIECE * 128, {'Content-Type': 'application/json'})
@@ -112,8 +113,7 @@ def test_a_client_that_is_one_too_many_sees_503_whatever_it_sends(serve):
 
 
 def sends(s, seconds, piece=PIECE, every=0.0):
-    """Sends for this many seconds, or until the server resets the connection. Returns (seconds, bytes that were
-    sent)."""
+    """Sends for this many seconds, or until the server resets the connection. Returns (seconds, bytes sent)."""
     start, count = time.monotonic(), 0
     try:
         while time.monotonic() - start < seconds:
@@ -167,7 +167,7 @@ def test_refused_clients_that_stay_hold_neither_a_thread_nor_a_connection_nor_mo
     clients = []
     try:
         with service.Probe(server) as probe:
-            for _ in range(400):  # more connections than LINGER_MOST, which is 256
+            for _ in range(400):  # more connections than LINGER_MOST (256), the most that are closed slowly at a time
                 clients.append(server.raw())
                 clients[-1].sendall(request_bytes(FORWARD, None, headers=['Content-Length: 10000000000']) + PIECE)
             assert eventually(lambda: server.metric('attnd_connections') <= 3)

@@ -1,5 +1,5 @@
-"""Safetensors in both directions: files made and read by the package `safetensors`, the same bits as in JSON, the
-effect of Accept, and refusals."""
+"""Safetensors in both directions: files that the package `safetensors` makes and reads, the same bits as in JSON, the
+effect of the Accept header, and refusals."""
 import base64
 import json
 import struct
@@ -19,8 +19,7 @@ with_package = pytest.mark.skipif(package is None, reason='safetensors is not he
 
 
 def write(tensors, metadata=None, pad=True):
-    """Writes a file of {name: tensor as in JSON} without the package, because its dtypes include some that NumPy
-    lacks."""
+    """Writes a file of {name: JSON tensor} without the package, because some of its dtypes are unknown to NumPy."""
     header, data = {'__metadata__': metadata} if metadata is not None else {}, b''
     for name, t in tensors.items():
         raw = base64.b64decode(t['data'])
@@ -32,7 +31,7 @@ def write(tensors, metadata=None, pad=True):
 
 
 def read(body):
-    """Reads a file as ({name: (dtype, shape, bytes)}, {name: value of the metadata})."""
+    """Reads a file as ({name: (dtype, shape, bytes)}, {name: value in the metadata})."""
     length, = struct.unpack('<Q', body[:8])
     assert length % 8 == 0
     header = json.loads(body[8:8 + length])
@@ -43,7 +42,7 @@ def read(body):
 
 
 def split(members):
-    """Splits a problem in JSON into its tensors and its options, which become strings."""
+    """Splits a JSON problem into its tensors, and its options as strings."""
     tensors = {n: m for n, m in members.items() if isinstance(m, dict)}
     return tensors, {n: json.dumps(m) for n, m in members.items() if n not in tensors}
 
@@ -53,7 +52,7 @@ def ask(server, path, body, headers=()):
 
 
 def same(answer, want):
-    """Checks that a safetensors answer has the same bits as a JSON answer, except for times."""
+    """Checks that a safetensors answer has the same bits as a JSON answer, except for its times."""
     assert answer.status == 200 and answer.headers['content-type'] == MEDIA, answer
     assert int(answer.headers['content-length']) == len(answer.body)
     tensors, facts = read(answer.body)
@@ -102,7 +101,8 @@ def test_a_file_may_ask_for_float32_gradients(server):
     assert {want[n]['dtype'] for n in ('dq', 'dk', 'dv')} == {'float32'}
     tensors, options = split(members)
     same(ask(server, BACKWARD, write(tensors, options)), want)
-    same(ask(server, BACKWARD, write(tensors, {'grad_dtype': 'F32'})), want)  # a word without quotation marks
+    # a word in the metadata, without the quotation marks of JSON
+    same(ask(server, BACKWARD, write(tensors, {'grad_dtype': 'F32'})), want)
 
 
 def test_packed_sequences(server):
@@ -142,7 +142,7 @@ def test_pieces_of_any_size(server, size):
 
 
 def test_a_large_body_both_ways(server):
-    """A thread other than HTTP's checks the body, and the answer is sent in blocks."""
+    """In a large request, another thread than the HTTP thread checks the body, and the answer is sent in blocks."""
     members, _ = wire.random_problem(np.random.default_rng(6), Sq=1000, Sk=40, H=32, Hk=1, D=128, dtype='float16')
     members['bias'] = wire.tensor(np.zeros((1, 32, 1000, 40)))
     tensors, options = split(members)
@@ -170,17 +170,18 @@ def test_files_of_the_package(server, dtype):
         for name, array in package.load(answer.body).items():
             assert array.dtype == want[name]['dtype'] and list(array.shape) == want[name]['shape']
             assert array.tobytes() == base64.b64decode(want[name]['data'])
-    # metadata as files of the Hugging Face libraries have it
+    # metadata that files of the Hugging Face libraries contain, and that is ignored
     described = {'format': 'pt', 'total_size': '1', 'modelspec.title': 'x', 'causal': 'true'}
     a = package.load(ask(server, FORWARD, package.save(arrays, described)).body)
-    # sends out and lse unchanged
+    # a forward's out and lse are sent back unchanged
     sent_back = ask(server, BACKWARD, package.save({**arrays, **a, 'dout': dout}, {'causal': 'true'}))
     assert set(package.load(sent_back.body)) == {'dq', 'dk', 'dv'}
 
 
 @with_package
 def test_an_odd_answer_has_its_tensors_aligned(server):
-    """float16 and float32 in one file: tensors are aligned as a memory map needs it, in the package's own order."""
+    """An answer with float16 and float32 tensors, in the package's own order, has each tensor aligned as a memory map
+    needs it."""
     ones = np.ones((1, 3, 1, 1), np.float16)
     body = ask(server, FORWARD, package.save({'q': ones, 'k': ones, 'v': ones})).body
     length, = struct.unpack('<Q', body[:8])

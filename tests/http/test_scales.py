@@ -1,4 +1,4 @@
-"""Scales of float8: one number, or one per head, per batch row, or per head and batch row, in every format."""
+"""Scales of float8 tensors: one number, or one for each head, for each batch row, or for both, in every format."""
 import numpy as np
 import pytest
 
@@ -12,7 +12,7 @@ SHAPES = {'number': (), '[1]': (1,), '[Hk]': (HK,), '[B, 1]': (B, 1), '[1, Hk]':
 
 
 def scales_of(shape):
-    """({member: JSON}, {name: its scales as [B, Hk]})"""
+    """Returns ({member: JSON}, {name: its scales as [B, Hk]}) of scales with this shape."""
     r = np.random.default_rng(4)
     values = {n: wire.rounded(r.uniform(0.5, 2, shape), 'float32') for n in ('q_scale', 'k_scale', 'v_scale')}
     return {n: float(x) if shape == () else wire.tensor(x) for n, x in values.items()}, {n: np.broadcast_to(x, (B, HK)) for n, x in values.items()}

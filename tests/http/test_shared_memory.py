@@ -1,7 +1,7 @@
-"""Triton's shared memory extension (--allow-shm). The unmodified client and its library (triton_shared.py) use it, and
-raw requests do what no good client does: regions are truncated, rewritten, unlinked and unregistered while a request
-uses them; keys mean something else; regions belong to other tokens; regions exceed the limits. After each test the
-server still serves and holds nothing."""
+"""Triton's shared memory extension (--allow-shm). The unmodified client and its library (triton_shared.py) use it. Raw
+requests do what no good client does: regions are truncated, rewritten, unlinked and unregistered while a request uses
+them; keys name something else; regions belong to other tokens, or exceed limits. After each test the server still
+serves and holds nothing."""
 import ctypes
 import fcntl
 import json
@@ -39,7 +39,7 @@ def shm_server():
 
 
 class Object:
-    """An object of /dev/shm."""
+    """An object of /dev/shm that a test made."""
 
     def __init__(self, size=0, data=b'', name=None):
         self.name = name or 'attn_' + uuid.uuid4().hex
@@ -72,7 +72,7 @@ class Object:
 
 @pytest.fixture
 def shm():
-    """shm(size, data) makes an object of /dev/shm that is deleted after the test."""
+    """shm(size, data) makes an object of /dev/shm, which is deleted after the test."""
     made = []
 
     def make(*args, **more):
@@ -131,15 +131,15 @@ def place(region, size, offset=0):
 
 
 def problem(S=4, H=2, D=8, names='qkv', seed=1):
-    """{name: float32 array} of these sizes, and the bytes of all arrays in this order."""
+    """Returns {name: float32 array} of these sizes, and the bytes of all arrays in this order."""
     rng = np.random.default_rng(seed)
     arrays = {n: rng.standard_normal((1, S, H, D)).astype(np.float32) for n in names}
     return arrays, b''.join(a.tobytes() for a in arrays.values())
 
 
 def body(arrays, region='in', shared=None, outputs=None, **members):
-    """A request whose inputs lie in a region, one after the other. Inputs that are not in `shared` are sent as
-    numbers."""
+    """Makes a request whose inputs lie one after the other in a region of shared memory. Inputs that are not in
+    `shared` are sent as numbers."""
     inputs, at = [], 0
     for name, a in arrays.items():
         one = {'name': name, 'shape': list(a.shape), 'datatype': {'f4': 'FP32', 'f2': 'FP16', 'i4': 'INT32'}[a.dtype.str[1:]]}
@@ -165,7 +165,7 @@ def by_json(server, arrays, op='forward', **members):
 
 
 def outputs_of(answer):
-    """{name: bytes} of an answer with binary outputs."""
+    """Returns {name: bytes} of an answer with binary outputs."""
     assert answer.status == 200, answer.body
     length = int(answer.headers['inference-header-content-length'])
     at, made = length, {}
@@ -185,7 +185,7 @@ def refused(answer, status, *says, pointer=None):
 
 
 def descriptors(server):
-    """The server's open descriptors of objects in /dev/shm, unlinked or not."""
+    """Returns the server's open descriptors of objects in /dev/shm, unlinked or not."""
     count = 0
     for fd in os.listdir(f'/proc/{server.pid}/fd'):
         try:
@@ -279,7 +279,8 @@ def test_an_object_that_its_mode_does_not_open_is_not_taken(shm_server, shm):
         os.chmod(one.path, 0o400)
         refused(register(shm_server, 'r', one.name, 64), 400, 'its mode does not let the server read and write it')
         return
-    os.chown(one.path, 12345, 12345)  # root could open this object, but root does not own it
+    # root can open this object, but the server refuses it because it belongs to another user
+    os.chown(one.path, 12345, 12345)
     for mode, taken in ((0o600, False), (0o644, False), (0o660, False), (0o606, True), (0o666, True)):
         os.chmod(one.path, mode)
         answer = register(shm_server, f'r{mode}', one.name, 64)
@@ -381,7 +382,7 @@ def test_offsets_need_not_be_aligned(shm_server, shm):
 
 
 def outputs_of_some(answer):
-    """{name: bytes} of an answer of which some outputs went into shared memory."""
+    """Returns {name: bytes} of an answer some of whose outputs went into shared memory, which is read here."""
     assert answer.status == 200, answer.body
     length = int(answer.headers['inference-header-content-length'])
     at, made = length, {}
@@ -410,12 +411,12 @@ def test_outputs_that_do_not_fit_are_refused_before_anything_is_computed(shm_ser
             ({'lse': {}, 'out': place('r', 256, 257)}, 'out: shared_memory_offset 257 and shared_memory_byte_size 256 go past the end', '/outputs/1/parameters/shared_memory_byte_size'),
             ({'out': place('r', 256), 'lse': place('r', 32, 255)}, "lse: would be written over out, in the region 'r'", '/outputs/1/parameters/shared_memory_offset')):
         refused(infer(shm_server, arrays, shared=(), outputs=outputs), 400, says, pointer=pointer)
-    assert register(shm_server, 'again', one.name, 512).status == 200  # registers the same memory under another name
+    assert register(shm_server, 'again', one.name, 512).status == 200  # the same memory registered under a second name
     refused(infer(shm_server, arrays, shared=(), outputs={'out': place('r', 256), 'lse': place('again', 32, 255)}), 400, 'lse: would be written over out',
             pointer='/outputs/1/parameters/shared_memory_offset')
     refused(infer(shm_server, arrays, shared=(), outputs={'out': place('r', 0)}), 400, 'out: has 256 bytes')
     assert one.read() == bytes(4096)
-    # memory behind the output stays unchanged
+    # memory behind the output must stay unchanged
     assert infer(shm_server, arrays, shared=(), outputs={'out': place('r', 512), 'lse': {}}).status == 200
     assert one.read() == by_json(shm_server, arrays)['out'] + bytes(4096 - 256)
 
@@ -434,18 +435,18 @@ def test_what_a_request_names_in_shared_memory_counts_as_its_body(serve, shm):
 
 # ---- S3: objects that become shorter ---------------------------------------------------------------------------------
 
-@pytest.mark.parametrize('S', [4, 8192])  # the first is read at once, the second in pieces
+@pytest.mark.parametrize('S', [4, 8192])  # tensors of 4 rows are read at once, those of 8192 rows in pieces
 def test_an_input_that_was_truncated_is_refused(shm_server, shm, S):
     arrays, data = problem(S=S)
     one = shm(0, data)
     assert register(shm_server, 'in', one.name, len(data)).status == 200
     assert S == 4 or len(data) > AT_ONCE
-    shared = {'k'}  # only k is shared, because computing with 8192 keys takes long
+    shared = {'k'}  # only k is shared, because computing with 8192 queries and keys takes long
     for size in (arrays['q'].nbytes - 1, 1, 0):
         one.truncate(size)
         refused(infer(shm_server, {'k': arrays['k'], 'v': arrays['v'][:, :1], 'q': arrays['q'][:, :1]}, shared=shared), 400,
                 "k: the shared memory of the region 'in' has become shorter than it was when it was registered", pointer='/inputs/0/parameters/shared_memory_region')
-    one.close()  # unlinking the object changes nothing
+    one.close()  # unlinking the object does not affect a region
     refused(infer(shm_server, {'k': arrays['k'], 'v': arrays['v'][:, :1], 'q': arrays['q'][:, :1]}, shared=shared), 400, 'has become shorter')
 
 
@@ -467,7 +468,8 @@ def test_an_output_whose_object_was_truncated_is_refused_and_the_object_stays_sh
 
 @pytest.mark.limit(120)
 def test_objects_that_are_truncated_and_rewritten_all_the_time_cost_nobody_anything(shm_server, shm):
-    """Answers are 200 or 400. The server checks a mask in its own copy."""
+    """While clients truncate and rewrite objects all the time, answers are 200 or 400. The server checks a mask in its
+    own copy, so a mask cannot change after the check."""
     arrays, data = problem(S=3000, H=1)
     lengths = np.array([3000], np.int32)
     arrays = {'seqlens_k': lengths, **arrays}
@@ -507,9 +509,10 @@ def test_objects_that_are_truncated_and_rewritten_all_the_time_cost_nobody_anyth
 
 
 def test_a_limit_on_file_sizes_is_an_error_and_not_the_end(serve, shm, tmp_path):
-    """With `ulimit -f`, the system sends SIGXFSZ for a write beyond the limit."""
+    """Under a limit on file sizes (`ulimit -f`), the system sends SIGXFSZ for a write beyond the limit. It must be an
+    error, not the server's end."""
     script = tmp_path / 'attnd'
-    # 1 or 2 MiB, depending on the shell
+    # 2048 blocks are 1 or 2 MiB, depending on the shell
     script.write_text(f'#!/bin/sh\nulimit -f 2048\nexec {os.path.abspath(service.BINARY)} "$@"\n')
     script.chmod(0o755)
     server = serve(*ALLOW, binary=str(script))
@@ -534,8 +537,8 @@ def running(server, count=1):
 
 @pytest.mark.parametrize('S', [4, 2048])
 def test_what_happens_to_a_region_while_a_request_runs(fake, gate, shm, S):
-    """After a rewrite the request uses its own copy. After the region is unregistered and unlinked, the request still
-    holds the memory. At the end nothing is left."""
+    """While a request runs, a client rewrites its region: the request uses its own copy. The region is unregistered and
+    unlinked: the request still holds the memory. At the end nothing is held."""
     server = fake(f'hold={gate.path}@1', *ALLOW)
     arrays, data = problem(S=S)
     one, out = shm(0, data), shm(arrays['q'].nbytes)
@@ -572,7 +575,7 @@ def test_a_name_is_free_for_another_object_while_the_first_is_used(fake, gate, s
 
 @pytest.mark.parametrize('how', ['deadline', 'hang-up'])
 def test_nothing_is_written_for_a_request_that_is_over(fake, gate, shm, how):
-    """After its deadline, or after its client left, the server must not write to the region any more."""
+    """After a request's deadline, or after its client left, the server must not write to its region any more."""
     server = fake(f'hold={gate.path}@1', *ALLOW)
     arrays, _ = problem()
     one = shm(256)
@@ -588,7 +591,7 @@ def test_nothing_is_written_for_a_request_that_is_over(fake, gate, shm, how):
         assert eventually(lambda: server.metric('attnd_cancelled_total', state='running') == 1)
     gate.open()
     assert eventually(lambda: server.inflight() == 0)
-    assert infer(server, arrays, shared=()).status == 200  # this request has waited for the first to end
+    assert infer(server, arrays, shared=()).status == 200  # this request has waited until the first one has ended
     assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)
     assert one.read() == bytes(256)
     assert unregister(server).status == 200 and eventually(lambda: descriptors(server) == 0)
@@ -604,7 +607,8 @@ def test_a_saved_context_does_not_keep_regions(shm_server, shm):
     context = json.loads(answer.body[:int(answer.headers['inference-header-content-length'])])['parameters']['context']
     assert one.read(len(data)) == by_json(shm_server, arrays)['out']
     assert unregister(shm_server).status == 200 and eventually(lambda: descriptors(shm_server) == 0)
-    # Gradients go into shared memory too. If they cannot be written, the context can be used again.
+    # Gradients can be written to shared memory too. If they cannot be written, the context (the saved forward) stays
+    # usable.
     dout = {'dout': np.ones((1, 4, 2, 8), np.float32)}
     three, short = shm(256), shm(256)
     assert register(shm_server, 'dq', three.name, 256).status == 200 and register(shm_server, 'short', short.name, 256).status == 200
@@ -614,7 +618,7 @@ def test_a_saved_context_does_not_keep_regions(shm_server, shm):
     refused(infer(shm_server, dout, shared=(), path=backward, parameters={'context': context}, outputs={'dq': place('dq', 255)}), 400, 'dq: has 256 bytes')
     answer = infer(shm_server, dout, shared=(), path=backward, parameters={'context': context}, outputs={'dq': place('dq', 256)})
     assert answer.status == 200, answer.body
-    # this call recomputes what was saved
+    # this request sends the saved forward's tensors again, to compute the same gradients
     want = np.frombuffer(by_json(shm_server, {**arrays, **dout}, 'backward')['dq'], np.float32)
     assert np.allclose(np.frombuffer(three.read(), np.float32), want, atol=1e-5)
     assert eventually(lambda: shm_server.metric('attnd_staging_bytes', kind='used') == 0)
@@ -699,8 +703,8 @@ def test_regions_belong_to_the_token_that_registered_them(serve, shm, tmp_path):
     one, other = shm(0, data), shm(0, data)
     assert register(server, 'in', one.name, one.size).status == 401
     assert register(server, 'in', one.name, one.size, headers=anna).status == 200
-    # Bert does not see Alice's region, cannot use it, and cannot unregister it. Each token has its own names, but the
-    # objects are common to all.
+    # Bert does not see Alice's region, cannot use it, and cannot unregister it. Each token has its own names of
+    # regions, but all tokens share the objects of /dev/shm.
     refused(status(server, 'in', bert), 404, "there is no region 'in'")
     assert status(server, headers=bert).json() == []
     refused(infer(server, arrays, headers=bert), 404, "q: there is no region 'in'")
@@ -708,7 +712,7 @@ def test_regions_belong_to_the_token_that_registered_them(serve, shm, tmp_path):
     refused(register(server, 'mine', one.name, 64, headers=bert), 409, 'is registered by another token')
     assert register(server, 'in', other.name, other.size, headers=bert).status == 200
     assert infer(server, arrays, headers=anna).status == 200 and infer(server, arrays, headers=bert).status == 200
-    # One token may hold half of all regions.
+    # One token may hold at most half of all regions.
     connection = server.connect()
     answers = [connection.ask('POST', f'/v2/systemsharedmemory/region/{i}/register', json.dumps({'key': one.name, 'byte_size': 64}).encode(), anna) for i in range(512)]
     connection.close()
@@ -716,7 +720,7 @@ def test_regions_belong_to_the_token_that_registered_them(serve, shm, tmp_path):
     assert register(server, 'more', other.name, 64, headers=bert).status == 200
     big = shm(1 << 40)
     refused(register(server, 'big', big.name, (1 << 39) + 1, headers=bert), 413, 'all regions of a token may have')
-    # When a token is removed from the file, its regions are removed too.
+    # When a token is removed from the token file, its regions are removed too.
     assert server.metric('attnd_shared_memory_regions', kind='system') == 514
     tokens.write_text('token-of-bert\n')
     os.kill(server.pid, signal.SIGHUP)
@@ -729,8 +733,8 @@ def test_regions_belong_to_the_token_that_registered_them(serve, shm, tmp_path):
 
 @pytest.mark.limit(180)
 def test_nobody_waits_while_much_is_read(shm_server, shm):
-    """512 MiB, refused for their shape after they were read.
-    test_loop.c tests that a thread other than the loop's writes outputs."""
+    """Reads 512 MiB, which are refused for their shape after they were read; a probe must not wait. test_loop.c tests
+    that another thread than the loop's writes outputs."""
     one = shm(256 << 20)
     assert register(shm_server, 'in', one.name, one.size).status == 200
     bad = {'inputs': [{'name': n, 'shape': [1, 1 << 20, 2, 32 if n != 'v' else 31], 'datatype': 'FP32', 'parameters': place('in', 256 << 20)} for n in 'qv']}
@@ -744,7 +748,7 @@ def test_nobody_waits_while_much_is_read(shm_server, shm):
 
 @pytest.mark.limit(120)
 def test_much_is_written_whole(shm_server, shm):
-    """64 MiB from one key: every row of out is the value of that key."""
+    """Writes 64 MiB of out. There is one key, so every row of out is the value of that key."""
     q = np.ones((1, 1 << 18, 1, 64), np.float32)
     v = np.arange(64, dtype=np.float32).reshape(1, 1, 1, 64)
     one, out = shm(0, q.tobytes() + v.tobytes() + v.tobytes()), shm(q.nbytes + 1)
@@ -758,7 +762,7 @@ def test_a_request_without_room_is_refused_and_gives_back_what_it_had(serve, shm
     one = shm(1 << 20)
     assert register(server, 'in', one.name, one.size).status == 200
     made = {'inputs': [{'name': n, 'shape': [1, 8192, 2, 16], 'datatype': 'FP32', 'parameters': place('in', 1 << 20)} for n in 'qkv']}
-    # 3 MiB of inputs and 1 MiB of outputs, each rounded up
+    # 3 MiB of inputs and 1 MiB of outputs, each rounded up to pages
     answer = server.ask('POST', INFER, json.dumps(made).encode())
     assert answer.status in (413, 503), answer.body
     assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)
@@ -782,16 +786,15 @@ def test_metrics_log_metadata_and_openapi_tell_of_it(serve, shm):
     assert unregister(server, 'my%20"region"').status == 200
     assert eventually(lambda: 'region_unregistered' in server.log())
     assert f'region_registered region="my \\"region\\"" bytes={one.size}' in server.log()
-    assert one.name not in server.log()  # keys must not appear in the log
+    assert one.name not in server.log()  # the log must not contain keys
     assert 'system_shared_memory' in server.get('/v2').json()['extensions']
     paths = server.get('/openapi.json').json()['paths']
     assert len([p for p in paths if p.startswith('/v2/systemsharedmemory')]) == 5 and not [p for p in paths if 'cuda' in p]
 
 
 def test_a_gpus_memory_is_not_offered_without_its_option(shm_server):
-    """The list of regions is empty and unregistering succeeds, because Triton's examples and perf_analyzer do both
-    before they begin.
-    test_cuda_shared_memory.py tests the server with that option."""
+    """Without --allow-cuda-shm, the list of GPU regions is empty and unregistering succeeds, because Triton's examples
+    and perf_analyzer do both before they begin. test_cuda_shared_memory.py tests the server with that option."""
     assert shm_server.get('/v2/cudasharedmemory/status').json() == []
     refused(shm_server.get('/v2/cudasharedmemory/region/r/status'), 404, "there is no region 'r'")
     for path in ('/unregister', '/region/r/unregister'):
@@ -803,7 +806,7 @@ def test_a_gpus_memory_is_not_offered_without_its_option(shm_server):
 @pytest.mark.limit(200)
 @pytest.mark.skipif(not find_schemathesis(), reason='schemathesis is not here (tests/setup.sh test fetches it from PyPI)')
 def test_schemathesis(shm_server, tmp_path):
-    """Like test_schemathesis of test_operations.py, for the routes that exist only with this option."""
+    """Runs schemathesis as test_operations.py does, on the routes that --allow-shm adds."""
     run = subprocess.run(
         [find_schemathesis(), '--config-file', os.path.join(service.HERE, 'http/schemathesis.toml'), 'run', f'{shm_server.url}/openapi.json', '--checks', 'all', '--max-examples', '15',
          '--phases', 'examples,coverage,fuzzing', '--seed', '1', '--request-timeout', '20', '--no-color', '--include-path-regex', 'sharedmemory'],
@@ -820,7 +823,7 @@ def test_the_answers_of_register_and_unregister_are_empty(shm_server, shm):
 
 # ---- Pinned: copied by the device ------------------------------------------------------------------------------------
 
-LEAST = 256 << 10  # the device copies only tensors of at least this size
+LEAST = 256 << 10  # least number of bytes of a tensor that the device copies directly from a region
 
 
 def moved(server):
@@ -832,15 +835,15 @@ def moved_since(server, before):
 
 
 def map_into(one, data, offset=0):
-    """Writes through a mapping, as clients do."""
+    """Writes to an object through a mapping, as clients do."""
     with open(one.path, 'r+b') as f, mmap.mmap(f.fileno(), 0) as view:
         view[offset:offset + len(data)] = data
 
 
 @pytest.fixture
 def pinned(fake, shm):
-    """pinned(data, size) returns (server, object): the region 'r' is registered, and the devices copy directly from
-    it."""
+    """pinned(data, size) returns (server, object): the object is registered as region 'r', and the devices copy
+    directly from it (it is pinned)."""
     def start(data, size, *options, script='', **more):
         server = fake(script, *ALLOW, *options, **more)
         one = shm(size, data)
@@ -856,10 +859,10 @@ def test_large_tensors_are_copied_by_the_device(pinned):
     assert each == LEAST
     server, one = pinned(data, 4 * each)
     right = by_json(server, arrays)
-    for seed in (1, 2):  # the server sees what a client writes through a mapping
+    for seed in (1, 2):  # the server must see what a client writes through a mapping
         arrays, data = problem(S=1024, H=8, seed=seed)
         right = by_json(server, arrays)
-        map_into(one, data)  # the write modifies the object: the server notices, and then pins the memory again
+        map_into(one, data)  # a client's write modifies the object; the server notices that, and pins the memory again
 
         def ask():
             before = moved(server)
@@ -867,7 +870,8 @@ def test_large_tensors_are_copied_by_the_device(pinned):
             assert outputs_of_some(answer)['lse'] == right['lse'] and one.read(3 * each) == right['out']
             return moved_since(server, before)
         assert ask() in ({'read': 3 * each, 'written': each}, {'device': 4 * each})
-        assert eventually(lambda: ask() == {'device': 4 * each})  # what the server itself writes is not a modification
+        # what the server itself writes is no modification by a client
+        assert eventually(lambda: ask() == {'device': 4 * each})
         assert ask() == {'device': 4 * each}
     assert unregister(server, 'r').status == 200
     assert eventually(lambda: server.metric('attnd_shared_memory_pinned_bytes') == 0)
@@ -887,7 +891,7 @@ def test_each_device_copies_its_heads_of_pinned_tensors(pinned):
 
 
 def test_tensors_of_a_pinned_region_may_overlap(pinned):
-    """k begins in the middle of q, and v is k. The device copies each tensor whole."""
+    """In a pinned region, k begins in the middle of q, and v is k. The device must copy each tensor as a whole."""
     arrays, data = problem(S=2048, H=8, names='x')
     raw, q = data, np.frombuffer(data[:LEAST], np.float32).reshape(1, 1024, 8, 8)
     k = np.frombuffer(data[LEAST // 2:LEAST // 2 + LEAST], np.float32).reshape(1, 1024, 8, 8)
@@ -913,7 +917,7 @@ def test_gradients_of_pinned_tensors(pinned):
     answer = infer(server, {**arrays, 'out': out, 'lse': lse}, region='r', shared=set(arrays), outputs=outputs, path='/v2/models/attention_backward/infer')
     assert answer.status == 200, answer.body
     assert [one.read((4 + i) * LEAST, LEAST) == right[n] for i, n in enumerate(('dq', 'dk', 'dv'))] == [True] * 3
-    # The CPU cannot read these tensors, so the device checks lse.
+    # The CPU cannot read tensors in a GPU's memory, so the device checks their lse.
     wrong = (lse / np.log(2)).astype(np.float32)
     answer = infer(server, {**arrays, 'out': out, 'lse': wrong}, region='r', shared=set(arrays), outputs=outputs, path='/v2/models/attention_backward/infer')
     refused(answer, 400, 'your lse is in base 2: multiply it by 0.6931472', pointer='/inputs/5')

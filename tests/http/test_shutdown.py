@@ -1,5 +1,5 @@
 """SIGTERM under load: no accepted request is lost, and the exit status is 0. A second signal makes the server hurry.
-SIGINT does the same as SIGTERM."""
+SIGINT has the same effect as SIGTERM."""
 import http.client
 import os
 import signal
@@ -20,13 +20,13 @@ FORWARD = '/v1/attention/forward'
 
 
 def drain(server):
-    """Tells the server to stop, and waits until it has begun to."""
+    """Sends SIGTERM, and waits until the server has begun to drain."""
     server.process.send_signal(signal.SIGTERM)
     assert eventually(lambda: ' draining ' in server.log()), server.log()
 
 
 class Load:
-    """Threads that send requests without pause and note the outcome of each."""
+    """Threads that send requests without pause, and note the outcome of each request."""
 
     def __init__(self, server, threads=6, body=None):
         self.server, self.body = server, body or wire.small_bytes()
@@ -41,7 +41,7 @@ class Load:
             try:
                 connection.connect()
             except OSError:
-                self.refused += 1  # the server no longer listens
+                self.refused += 1  # the server no longer listens, so this connection is refused
                 return
             try:
                 while not self.stop:
@@ -56,8 +56,9 @@ class Load:
                         if answer.will_close:
                             break
                     except (OSError, http.client.HTTPException) as e:
-                        # The server may close a keep-alive connection between two requests: the next request was not
-                        # accepted. A connection's first request, or one whose answer was cut, was accepted.
+                        # The server may close a kept connection between two requests; the next request was then not
+                        # accepted. A connection's first request, or one whose answer was cut, was accepted, and is
+                        # lost.
                         self.lost.append((type(e).__name__, sent, len(got)))
                         break
             finally:
@@ -81,13 +82,14 @@ def test_under_load_everything_accepted_is_answered(sig, pause):
     assert set(load.answered) <= {200, 503}, set(load.answered)
     cut = [x for x in load.lost if x[0] not in ('RemoteDisconnected', 'ConnectionResetError', 'BrokenPipeError')]
     assert not cut, cut
-    # at most one request per connection, sent as the server closed it
+    # at most one request per connection was on its way when the server closed it
     assert len(load.lost) <= 6, f'{load.lost}\n{server.log()}'
 
 
 @pytest.mark.limit(120)
 def test_again_and_again(tmp_path):
-    """Shutdown has race conditions of its own: the test starts and stops many servers, with requests in every stage."""
+    """Shutdown has race conditions of its own, so the test starts and stops many servers, with requests in every
+    stage."""
     for round_ in range(8 if service.SLOWER > 1 else 20):
         server = Server('--cpu-threads', '1').start()
         load = Load(server, threads=4)
@@ -109,7 +111,7 @@ def test_what_runs_and_what_waits_is_finished(fake, gate):
     answers = [r.result() for r in requests]
     assert [a.status for a in answers] == [200] * len(requests), answers
     assert all(a.headers.get('connection', '').lower() == 'close' for a in answers)
-    # the server ends by itself; a second signal would make it hurry
+    # the server must end by itself; a second signal would make it hurry
     assert server.process.wait(40 * service.SLOWER) == 0, server.log()
 
 
@@ -124,7 +126,8 @@ def test_an_upload_that_has_begun_is_finished():
 
 
 def test_readiness_goes_first():
-    """During a drain a new connection is refused or gets 503, and an existing connection is told to close."""
+    """During a drain /readyz fails first; a new connection is refused or gets 503, and an existing connection is told
+    to close."""
     server = Server('--cpu-threads', '1', '--max-batch', '1').start()
     body = slow.calibrated(server, 1.0)
     held = server.connect()
@@ -136,15 +139,15 @@ def test_readiness_goes_first():
         answer = held.ask('GET', '/readyz')
         assert answer.status == 503, answer
     except (OSError, http.client.HTTPException):
-        pass  # the server may close an idle connection at once
+        pass  # the server may have closed the idle connection
     assert computed.result().status == 200
     server.stop()
 
 
 @pytest.mark.parametrize('options', [[], ['--supervise']])
 def test_who_comes_during_a_drain_is_refused_at_once(options):
-    """An accepted connection would wait for a server that is about to end. If it is refused, a load balancer takes the
-    next server."""
+    """A draining server refuses new connections at once. If it accepted them, they would wait for a server that is
+    about to end; after a refusal a load balancer takes the next server."""
     server = Server(*options).start()
     upload = Upload(server)
     server.process.send_signal(signal.SIGTERM)
@@ -155,7 +158,7 @@ def test_who_comes_during_a_drain_is_refused_at_once(options):
         except ConnectionRefusedError:
             return True
         except ConnectionResetError:
-            return False  # the handshake met the close; the server refuses connections from now on
+            return False  # the handshake ended just before the socket was closed; from now on connections are refused
     assert eventually(refused)
     assert upload.finish().status == 200
     server.stop()
@@ -163,8 +166,8 @@ def test_who_comes_during_a_drain_is_refused_at_once(options):
 
 @pytest.mark.parametrize('options', [[], ['--supervise']])
 def test_nobody_is_let_in_by_a_socket_that_is_about_to_close(tmp_path, options):
-    """The kernel completes handshakes between the last accept() and close(). Such a client sends its request and gets a
-    reset, and a load balancer may not send the request again."""
+    """The kernel completes handshakes between the server's last accept() and close(). Such a client sends its request
+    and gets a reset, and a load balancer may not repeat the request. The server must prevent that."""
     gate = tmp_path / 'gate'
     server = Server(*options, env=service.shimmed(HANG_CLOSE=gate)).start()
     gate.touch()
@@ -177,14 +180,14 @@ def test_nobody_is_let_in_by_a_socket_that_is_about_to_close(tmp_path, options):
 
 
 def ask_those_kept(server):
-    """Drains the server and sends a request on each connection that a load balancer has kept. Returns False if this
-    machine paused the test for so long that the server may have closed the other connections."""
+    """Drains the server, and then sends a request on each connection that a load balancer has kept. Returns False if
+    this machine paused the test so long that the server may have closed some of them."""
     kept = [server.connect() for _ in range(8)]
     for connection in kept:
         assert connection.ask('GET', '/livez').status == 200
-    kept.append(server.connect())  # opened in advance, and not used yet
+    kept.append(server.connect())  # a kept connection that was opened in advance and not used yet
     kept[-1].connect()
-    time.sleep(0.8)  # longer than the time of silence after which the server closes a connection
+    time.sleep(0.8)  # longer than the silence after which a draining server closes a connection
     last = time.monotonic()
     drain(server)
     for connection in kept:
@@ -208,14 +211,14 @@ def ask_those_kept(server):
 
 
 def test_connections_that_a_balancer_keeps_are_good_for_its_next_requests(serve):
-    """A load balancer does not know yet that the server drains. If the server closed these connections, a request would
-    sometimes be on its way at that moment."""
+    """A load balancer does not know yet that the server drains, so connections that it keeps must still take a request.
+    If the server closed them, a request would sometimes be on its way at that moment."""
     assert any(ask_those_kept(serve()) for _ in range(8)), 'this machine never asks in time'
 
 
 def test_a_second_signal_hurries():
     server = Server('--cpu-threads', '1', '--max-batch', '1', '--drain-ms', '600000').start()
-    upload = Upload(server)  # the drain would wait for this request
+    upload = Upload(server)  # this unfinished request keeps the drain waiting
     process = server.process
     drain(server)
     time.sleep(0.3)
@@ -266,7 +269,7 @@ def test_sigpipe_and_sighup_do_not_kill(server):
 
 
 def during_its_start(tmp_path, *options):
-    """(process, gate, log) of a server that has begun to start and waits until the gate is gone."""
+    """Yields (process, gate, log) of a server that is starting, and waits until the gate (a file) is gone."""
     gate, log = tmp_path / 'gate', tmp_path / 'log'
     gate.touch()
     port = service.free_port()
@@ -300,12 +303,13 @@ def test_a_stop_during_the_start_is_an_orderly_one(tmp_path, options, sig):
     assert process.wait(30 * service.SLOWER) == 0, log.read_bytes()
 
 
-HARD_STOP_S = 2 + 5  # time after the drain: LOOP_HURRY_MS and SIGNALS_GRACE_MS
+HARD_STOP_S = 2 + 5  # seconds after the drain until a server that hangs ends: LOOP_HURRY_MS and SIGNALS_GRACE_MS
 
 
 @pytest.mark.parametrize('where', ['HANG_STOP', 'HANG_RESUME'])
 def test_a_stop_that_hangs_ends_with_71(tmp_path, where):
-    """The stop hangs in libmicrohttpd while its threads end, or in the loop, which then does not see the signal."""
+    """Stopping hangs in libmicrohttpd while its threads end, or in the loop, which then does not see the signal. The
+    server must end with status 71."""
     gate = tmp_path / 'gate'
     server = Server('--drain-ms', '100', env=service.shimmed(**{where: gate})).start()
     body = slow.calibrated(server, 0.2)

@@ -1,5 +1,5 @@
-"""The answers of each format contain the sizes that the server has read, because nothing else reveals a wrong
-layout."""
+"""Answers in each format contain the sizes that the server has read, because nothing else would show that a layout was
+misread."""
 import numpy as np
 import pytest
 

@@ -1,5 +1,5 @@
-"""`verify` on a device that computes the truth in float64 (attn_truth_some()). The devices are those of the fake backend, whose truth is
-right unless a script says otherwise. What the CPU verifies is in test_forward.py."""
+"""`verify` on a device that computes results in float64 itself (attn_truth_some(), "the truth"). The devices are fake
+ones, whose truth is right unless a script says otherwise. test_forward.py tests rows that the CPU verifies."""
 import os
 
 import numpy as np
@@ -30,7 +30,8 @@ def verified_by_device(server):
 
 @pytest.mark.parametrize('lengths', ['none', 'queries', 'both', 'gaps', 'cache'])
 def test_a_device_finds_what_the_cpu_finds(fake, lengths):
-    """The CPU verifies all rows where the device computes no truth. Both compare the same numbers."""
+    """A device that computes results in float64, and a CPU that verifies for a device that does not, compare all rows
+    and find the same errors."""
     members = wire.small_body() if lengths == 'none' else test_lengths.problem(lengths)[0]
     device, cpu = fake(), fake('truth.none')
     for options in ({}, {'causal': True}, {'dropout_p': 0.5, 'seed': 3}, {'out_dtype': 'bfloat16'}):
@@ -46,7 +47,7 @@ def test_a_few_rows_stay_with_the_cpu(fake):
 
 
 def much(**options):
-    """A forward of 4097 rows, more than the CPU may verify."""
+    """Makes a forward of 4097 rows, more than the CPU may verify."""
     q = wire.tensor(np.ones((1, 4097, 1, 32)), 'float32')
     return {'q': q, 'k': q, 'v': q, 'outputs': ['out'], 'causal': True, **options}
 
@@ -60,7 +61,7 @@ def test_info_says_which_devices_verify(fake, server):
 
 def test_a_device_verifies_more_than_the_cpu_may(fake):
     server = fake()
-    for rows in ('all', 4096, 4097):  # where the CPU may not compare so many rows, the device compares all
+    for rows in ('all', 4096, 4097):  # where the CPU would not compare so many rows, the device compares all of them
         found = verification(server.forward(**much(verify=rows)))
         assert found['rows'] == 4097 and found['relative'] < 1e-6, found
     answer = fake('truth.none').forward(**much(verify='all'))
@@ -68,13 +69,14 @@ def test_a_device_verifies_more_than_the_cpu_may(fake):
 
 
 def test_what_a_device_verifies_is_in_no_budget_of_the_cpu(fake):
-    """Three problems of one body: the CPU would verify only the first."""
+    """One body has three problems; the CPU would verify only the first of them, but the device verifies all."""
     responses = fake().forward(requests=[much(verify='all')] * 3).json()['responses']
     assert [r['verification']['rows'] for r in responses] == [4097] * 3
 
 
 def test_the_time_of_a_truth_is_expected_before_it_is_spent(fake):
-    """The fake device says that a multiply-add takes a nanosecond: 1.07 s for all rows."""
+    """The time of a verification counts in advance, for --max-seconds and for the deadline. The fake device claims one
+    nanosecond per multiply-add: 1.07 s for all rows."""
     server = fake('', '--max-seconds', 1)
     assert server.forward(**much()).status == 200
     answer = server.forward(**much(verify='all'))
@@ -96,7 +98,7 @@ def test_a_truth_is_charged_to_its_token(fake, tmp_path):
 
 @pytest.mark.parametrize('where', ['first', 'second'])
 def test_an_error_of_the_truth_fails_its_request(fake, where):
-    """Two heads are two steps."""
+    """The two heads are verified in two steps, either of which may fail."""
     server = fake(f'truth.err=9@{1 if where == "first" else 2}')
     answer = server.forward(**wire.small_body(), verify='all')
     assert answer.status == 500 and 'truth' in answer.json()['detail'] and 'error 9' in answer.json()['detail'], answer
@@ -119,7 +121,7 @@ def test_nobody_waits_for_the_truth_of_another(fake, gate):
 
 
 def test_a_deadline_ends_the_truth(fake, gate):
-    """The second step would lose the device."""
+    """A deadline must end the verification after its first step; the second step would lose the device."""
     server = fake(f'truth.hold={gate.path}@1,truth.err=700@2')
     answer = server.forward(**wire.small_body(), verify='all', timeout_ms=500)
     assert answer.status == 504 and answer.json()['code'] == 'deadline-exceeded', answer

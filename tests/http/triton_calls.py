@@ -1,9 +1,9 @@
 """Calls of the unmodified Triton client (tritonclient[http], from PyPI) for test_kserve.py, run by the Python that has
-it:
+the client:
 
-python triton_calls.py CHECK http://127.0.0.1:8080
+    python triton_calls.py CHECK http://127.0.0.1:8080
 
-Each CHECK is a function below, which raises an exception if it fails."""
+Each CHECK is a function below, which raises an exception if the check fails."""
 import asyncio
 import base64
 import json
@@ -41,7 +41,7 @@ def wanted(names, binary=True):
 
 
 def by_json(op, arrays, **options):
-    """The same request sent to /v1. Returns {name: bytes}."""
+    """Sends the same request to /v1. Returns {name: bytes}."""
     body = {name: {'shape': a.shape, 'dtype': NAMES[a.dtype], 'data': base64.b64encode(a.tobytes()).decode()} for name, a in arrays.items()}
     request = urllib.request.Request(f'{URL}/v1/attention/{op}', json.dumps({**body, **options}).encode(), {'Content-Type': 'application/json'})
     with urllib.request.urlopen(request) as answer:
@@ -99,11 +99,12 @@ def infer_forward():
             assert result.get_response()['id'] == 'a "quoted" id' and result.get_response()['model_name'] == model
             assert result.get_output('lse')['shape'] == [2, 4, 7]
             same(c.infer(model + '_causal', given(t)), by_json('forward', t, causal=True))
-            if dtype is not ml_dtypes.bfloat16:  # the client sends and reads bfloat16 only as bytes
+            # bfloat16 is left out, because the client sends and reads it only as bytes
+            if dtype is not ml_dtypes.bfloat16:
                 same(c.infer(model, given(t, binary=False), outputs=wanted(['out', 'lse'], binary=False), model_version='1'), want)
                 same(c.infer(model, given(t, binary=False), outputs=wanted(['lse'])), {'lse': want['lse']})
                 same(c.infer(model, given(t), outputs=wanted(['lse']) + wanted(['out'], binary=False)), want)
-        t = tensors(shape=(1, 300, 2, 64))  # the body arrives in many pieces
+        t = tensors(shape=(1, 300, 2, 64))  # a body so large that it arrives in many pieces
         same(c.infer('attention_forward', given(t)), by_json('forward', t))
 
 
@@ -114,7 +115,7 @@ def infer_options():
         options = {'scale': 0.25, 'layout': 'bshd', 'causal': True, 'window': [3, -1], 'softcap': 5.5, 'alignment': 'top_left'}
         parameters = {**options, 'window': '[3,-1]'}
         want = by_json('forward', t, **options)
-        for binary in (True, False):  # the client writes -Infinity and true into its JSON
+        for binary in (True, False):  # if not binary, the client writes -Infinity and true into its JSON
             same(c.infer('attention_forward', given(t, binary), parameters=parameters, priority=2, timeout=60_000_000), want)
         mask = RNG.random((1, 1, 7, 7)) < 0.7
         t = tensors()
@@ -192,11 +193,12 @@ def refusals():
         for call in (c.get_trace_settings, c.get_log_settings, lambda: c.get_trace_settings('attention_forward'),
                      lambda: c.update_trace_settings(settings={'trace_level': ['OFF']}), lambda: c.update_log_settings({'log_info': True})):
             refused(call, 'traces and logs are set when the server starts', status=501)
-        same(c.infer('attention_forward', given(t)), by_json('forward', t))  # the connection is still usable
+        # after an error the connection must still be usable
+        same(c.infer('attention_forward', given(t)), by_json('forward', t))
 
 
 def compression():
-    """The server unpacks requests, and never compresses answers, whatever the client accepts."""
+    """The server unpacks compressed requests, but never compresses answers, whatever the client accepts."""
     t = tensors()
     mask = {**t, 'keep_mask': RNG.random((1, 1, 7, 7)) < 0.7}
     large = tensors(shape=(1, 500, 4, 64))
@@ -243,7 +245,8 @@ def statistics():
 
 
 def decoding():
-    """Sequences and caches, compared with a causal forward over all keys at /v1: the last queries agree to float16."""
+    """Decodes with sequences and with caches. The last queries agree to float16 with a causal forward over all keys at
+    /v1."""
     def close(result, q, k, v):
         want = by_json('forward', {'q': q, 'k': k, 'v': v}, causal=True)['out']
         got = result.as_numpy('out')
@@ -317,7 +320,7 @@ def aio():
 
 
 def merging():
-    """Merges results over parts of the keys, and asks for their gradients by name."""
+    """Merges results over parts of the keys, and asks for the gradients by name."""
     parts = {}
     for p in range(2):
         parts[f'parts.{p}.out'] = RNG.standard_normal((1, 5, 2, 8)).astype(np.float32)

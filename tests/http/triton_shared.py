@@ -1,9 +1,9 @@
-"""Calls of the unmodified Triton client and its library for shared memory, for test_shared_memory.py, run by the Python
-that has them:
+"""Calls of the unmodified Triton client and of its library for shared memory, for test_shared_memory.py, run by the
+Python that has them:
 
-python triton_shared.py CHECK http://127.0.0.1:8080
+    python triton_shared.py CHECK http://127.0.0.1:8080
 
-The server must have --allow-shm attn_. Each CHECK is a function below, which raises an exception if it fails."""
+The server must have --allow-shm attn_. Each CHECK is a function below, which raises an exception if the check fails."""
 import asyncio
 import contextlib
 import sys
@@ -19,7 +19,7 @@ from tritonclient.utils import np_to_triton_dtype
 
 @contextlib.contextmanager
 def memory(byte_size):
-    """An object of /dev/shm made by Triton's library. Yields its handle and its key."""
+    """Makes an object of /dev/shm with Triton's library. Yields its handle and its key."""
     key = '/attn_' + uuid.uuid4().hex
     handle = shm.create_shared_memory_region('region', key, byte_size)
     try:
@@ -29,7 +29,7 @@ def memory(byte_size):
 
 
 def sizes(arrays):
-    """Lays the arrays out one after the other. Returns {name: offset} and the offset behind the last."""
+    """Lays the arrays out one after the other. Returns {name: offset}, and the offset behind the last array."""
     at, end = {}, 0
     for name, a in arrays.items():
         at[name] = end
@@ -59,10 +59,10 @@ def holds(handle, array, at, must):
 
 def inputs_and_outputs():
     with triton.InferenceServerClient(HOST) as c:
-        c.unregister_system_shared_memory()  # Triton's examples and perf_analyzer begin with this call
+        c.unregister_system_shared_memory()  # Triton's examples and its tool perf_analyzer begin with this call
         c.unregister_cuda_shared_memory()
         assert 'system_shared_memory' in c.get_server_metadata()['extensions']
-        # small tensors are read at once, large ones in pieces
+        # small tensors are read at once, and large tensors in pieces
         for dtype, shape in ((np.float32, (1, 7, 2, 8)), (np.float16, (2, 300, 4, 64)), (np.float32, (1, 512, 8, 64))):
             t = tensors(dtype=dtype, shape=shape)
             at, end = sizes(t)
@@ -78,7 +78,7 @@ def inputs_and_outputs():
                 holds(outputs, lse, t['q'].nbytes, want['lse'])
                 assert result.get_response()['id'] == '7'
                 for output in result.get_response()['outputs']:
-                    # the C++ client accepts no parameters here
+                    # Triton's C++ client accepts no parameters in such an output
                     assert set(output) == {'name', 'datatype', 'shape'}, output
                 assert result.get_output('lse')['shape'] == list(lse.shape)
                 same(c.infer('attention_forward', in_region(t, 'input data', at)), want)
@@ -87,14 +87,14 @@ def inputs_and_outputs():
 
 
 def mixtures():
-    """Some tensors are in shared memory, some are bytes behind the JSON, and some are numbers in the JSON, for inputs
-    and for outputs."""
+    """For inputs and for outputs, some tensors are in shared memory, some are bytes behind the JSON, and some are
+    numbers in the JSON."""
     with triton.InferenceServerClient(HOST) as c:
         t = tensors(['q', 'k', 'v', 'dout'], dtype=np.float32)
         want = by_json('backward', t)
         size = t['q'].nbytes
         with memory(5 * size + 3) as (handle, key):
-            # the offset of 1 leaves nothing aligned
+            # an offset of 1 makes every tensor's address unaligned
             c.register_system_shared_memory('all', key, 5 * size + 2, offset=1)
             for shared in (['k'], ['q', 'dout'], ['v'], ['q', 'k', 'v', 'dout']):
                 for i, name in enumerate(shared):
@@ -122,7 +122,8 @@ def status():
             assert c.get_system_shared_memory_status('the "other"') == [other]
             refused(lambda: c.get_system_shared_memory_status('two'), "there is no region 'two'", status=404)
             refused(lambda: c.register_system_shared_memory('one', key, 64), "the region 'one' is registered already", status=409)
-            c.unregister_system_shared_memory('two')  # unregistering an unknown region succeeds, as in Triton
+            # unregistering an unknown region succeeds, as Triton's server does it
+            c.unregister_system_shared_memory('two')
             c.unregister_system_shared_memory('one')
             assert c.get_system_shared_memory_status() == [other]
             c.register_system_shared_memory('one', key, 64)
@@ -148,7 +149,8 @@ def refusals():
             refused(lambda: c.infer('attention_forward', [shared, k, v]), f'q: data has {size - 4} bytes', status=400)
             refused(lambda: c.infer('attention_forward', [q, k, v], outputs=[to_region('out', 'r', size - 1)]), f'out: has {size} bytes, shared_memory_byte_size is {size - 1}', status=400)
             refused(lambda: c.infer('attention_forward', [q, k, v], outputs=[to_region('out', 'r', size), to_region('lse', 'r', 32, size - 32)]), 'would be written over out', status=400)
-            same(c.infer('attention_forward', [q, k, v]), by_json('forward', t))  # the connection is still usable
+            # after an error the connection must still be usable
+            same(c.infer('attention_forward', [q, k, v]), by_json('forward', t))
             c.unregister_system_shared_memory()
 
 

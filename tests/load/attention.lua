@@ -1,24 +1,24 @@
--- Bodies for wrk: a forward over random float16 tensors, made once a thread. small.lua, medium.lua and large.lua call
--- attention(B, S, H, D); own.lua sends what a file holds. Words after `--` on wrk's command line change every script:
+-- Makes the bodies that wrk sends: a forward over random float16 tensors, made once per thread. small.lua, medium.lua
+-- and large.lua call attention(B, S, H, D); own.lua sends a file. All scripts take these words after `--` on wrk's
+-- command line:
 --
 --   token=SECRET   send Authorization: Bearer SECRET
---   sessions=N     send X-Session-Id, by turns one of N (a thread's own)
---   statuses=1     count the answers by status: costs wrk some speed, so it is left out of measurements
+--   sessions=N     send X-Session-Id: each thread has N ids of its own and uses them in turn
+--   statuses=1     count the answers by status; this makes wrk slower, so measurements do without it
 --
--- `done` prints one line that programs read (load.py, tests/deploy/scaleout.py), after wrk's own for people.
+-- After wrk's own report, `done` prints one line for programs to read (load.py, tests/deploy/scaleout.py).
 local ffi = require 'ffi'
 ffi.cdef 'struct load_time { long s, us; }; int gettimeofday(struct load_time *, void *);'
 local alphabet = 'ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/'
 
 -- ---- Bodies ----
 
--- Returns base64 of `count` random float16 of magnitude 2^-5 to 2. Three bytes become four characters, so six bytes
--- (three numbers) become eight.
+-- Returns base64 of `count` random float16 with magnitudes from 2^-5 to 2.
 local function random_base64(count)
     local bytes = count * 2
     local raw = ffi.new('uint8_t[?]', bytes + 3)
     for i = 0, count - 1 do
-        local r = math.random(0, 0x1FFFF)                 -- a sign, six exponents, ten mantissa bits
+        local r = math.random(0, 0x1FFFF) -- random bits: a sign, one of six exponents, ten mantissa bits
         local exponent = 10 + math.floor(r / 2048) % 6
         raw[2 * i] = r % 256
         raw[2 * i + 1] = math.floor(r / 65536) * 128 + exponent * 4 + math.floor(r / 256) % 4
@@ -53,7 +53,7 @@ end
 
 -- ---- The words after `--` ----
 
--- wrk would report an error() in init only at the end of the run.
+-- Ends wrk at once with this message. After an error() in init, wrk would end only when its time is over.
 function stop(why)
     io.stderr:write(why, '\n')
     os.exit(2)
@@ -65,7 +65,8 @@ function setup(thread)
     thread:set('thread_number', #threads)
 end
 
-statuses, first_bad_ms, last_bad_ms = {}, 0, 0            -- counts of this thread, which `done` reads
+-- this thread's counts of answers by status; `done` adds up those of all threads
+statuses, first_bad_ms, last_bad_ms = {}, 0, 0
 
 local function count_status(status)
     statuses[status] = (statuses[status] or 0) + 1

@@ -3,11 +3,11 @@
 
     PEER_PYTHON=build/peer/bin/python python3 tests/load/compare.py
 
-They run one after the other, never at once, in turns; the table has the median round of each, and the ratio is the
-median of the rounds' own ratios, for a virtual machine's speed changes from minute to minute. The peer's first answers
-are checked against attnd's, so that both are known to compute the same thing. Beside them, as the bound of what this
-machine and wrk allow: a libmicrohttpd program with as many threads that reads the small body, computes nothing, and
-answers as many constant bytes (bare_mhd.c).
+The two servers run in turns, never at the same time. The table has the median round of each; the ratio is the median of
+the rounds' own ratios, because a virtual machine's speed changes from minute to minute. The Python server's first
+answers are compared with attnd's, to be sure that both compute the same. A third program shows the most that this
+machine and wrk allow: bare_mhd.c, a libmicrohttpd program with as many threads, reads the small body, computes nothing,
+and answers as many constant bytes.
 """
 import argparse
 import base64
@@ -23,7 +23,8 @@ import service
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = os.environ.get('PEER_PYTHON', sys.executable)
-SMALL_ANSWER = 45400  # out (32768 bytes) and lse (1024 bytes) as base64, and their members
+# bytes of an answer to the small body: base64 of out (32768 bytes) and lse (1024 bytes), and the JSON around them
+SMALL_ANSWER = 45400
 
 
 class Peer:
@@ -40,7 +41,7 @@ class Peer:
         while time.monotonic() < end:
             try:
                 if self.client.get('/livez').status == 200:
-                    time.sleep(1)  # lets the other processes start
+                    time.sleep(1)  # gives the other processes of the Python server time to start
                     return self
             except OSError:
                 if self.process.poll() is not None:
@@ -68,7 +69,7 @@ class Bare:
 
 
 def same_answer(a, b):
-    """Both servers compute one small problem. The outputs must agree to the accuracy of float16."""
+    """Returns whether both servers' answers to one small problem agree to the accuracy of float16."""
     import struct
     data = base64.b64encode(struct.pack('<512e', *[(i * 37 % 101 - 50) / 40 for i in range(512)])).decode()
     x = {'shape': [1, 16, 4, 8], 'dtype': 'float16', 'data': data}

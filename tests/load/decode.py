@@ -1,26 +1,27 @@
-"""A step of decoding over HTTP, and where its time goes: decode.py [--caches 1,8,64] [--lengths 1024,8192,131072]
+"""Measures a decode step over HTTP, and where its time goes: decode.py [--caches 1,8,64] [--lengths 1024,8192,131072]
 
-Starts build/attnd (or ATTND_BINARY) unless --url says where one is. Makes caches (--heads 32:8, -D 128, bfloat16),
-fills them, and asks for one step of all of them again and again over one keep-alive connection (safetensors): a query
-for each, its key and value appended or, with --read-only, not. A row has the median and the 99th percentile of the time
-at the client, in microseconds, where the median is from the medians of the server's stages (Server-Timing), and the
-bytes of a request and its answer:
+Starts build/attnd (or ATTND_BINARY), unless --url names a running server. Makes caches (--heads 32:8, -D 128,
+bfloat16), fills them, and repeats one request over one keep-alive connection (safetensors): a decode step with a query
+for each cache. The step also appends each query's key and value, unless --read-only is given. A row has the median and
+the 99th percentile of the time at the client, in microseconds; the medians of the server's stages (Server-Timing), into
+which the first median divides; and the bytes of a request and its answer:
 
-    wire             what the stages leave: the wire, receiving, hand-overs from thread to thread, the client
-    decode, encode   of the body and the answer
-    wait             until a device takes it
-    launch           what its thread does until the device begins, and for how long the device then stands between the
-                     copies and its kernels, which are not on the stream yet
-    copy             of inputs to the device and of outputs back
-    kernel           what the device computes. In CUDA shared memory with nothing to wait for, all from the last call of
-                     the launch until the end is seen
+    wire             the rest of the client's time: network, receiving, hand-overs between threads, the client itself
+    decode, encode   decoding the body, and encoding the answer
+    wait             waiting until a device takes the request
+    launch           work of the device's thread until the device begins, and idle time of the device after the copies
+                     while its kernels are not yet on the stream
+    copy             copying inputs to the device, and outputs back kernel           kernels on the device. In CUDA
+    shared memory, where an idle device is used at once, this is the time
+                     from the last call of the launch until the server sees the end
 
-    --forks          the caches of a row are forks of one
-    --shm system     queries, keys, values and outputs lie in POSIX shared memory; a request (KServe, attention_decode) has their places
-    --shm cuda       the same in the memory of the GPU (needs PyTorch)
-    --nap-us 50      a client that waits in pieces of 50 us, for its core to stay awake
-    --clients 1,64   instead: that many clients at once, each with --caches (one number) of --lengths: steps per second,
-                     and what of it is kernels
+    --forks          the caches of a row are forks of one cache
+    --shm system     queries, keys, values and outputs lie in POSIX shared memory, and a request (KServe,
+                     attention_decode) says where
+    --shm cuda       the same tensors lie in the memory of the GPU (needs PyTorch)
+    --nap-us 50      the client waits in naps of 50 us, which keeps its core awake
+    --clients 1,64   a row has this many clients at once instead, each with --caches (one number) caches of --lengths.
+                     It shows steps per second, and the share of the time in which kernels run
 Needs NumPy.
 """
 import argparse
@@ -36,7 +37,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 from latency import Line, SystemMemory, at_once, gpu_memory, percentile, region, repeat, request_of, safetensors, service_of, wire  # noqa: E402
 
-PIECE = 8192  # positions that one append has
+PIECE = 8192  # number of positions that one append sends
 REGION, DECODE, METRICS = '/attnd_decode', '/v2/models/attention_decode/infer', b'GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n'
 ALLOW = {None: [], 'system': ['--allow-shm', REGION], 'cuda': ['--allow-cuda-shm']}
 SHARED = {'system': SystemMemory, 'cuda': gpu_memory}
@@ -79,7 +80,7 @@ class Caches:
         self.ask(f'DELETE /v1/caches/{name} HTTP/1.1\r\nHost: localhost\r\n\r\n'.encode(), 204)
 
     def new(self, B):
-        """A query for each of B caches, and the key and value of its position: {name: (dtype, shape, bytes)}."""
+        """Returns a query for each of B caches, and the key and value to append: {name: (dtype, shape, bytes)}."""
         row = len(self.piece) // PIECE
         tensors = {'q': (self.a.query_dtype, (B, 1, self.H, self.a.D), self.q[:B * len(self.q) // 64])}
         if not self.a.read_only:
@@ -91,8 +92,8 @@ class Caches:
 
     @contextlib.contextmanager
     def step_by(self, names, shared, place=0):
-        """Yields a request for one step of these caches. With a kind of shared memory, its tensors are in a region that
-        exists until the end of the block; `place` distinguishes several regions."""
+        """Yields the request of one decode step on these caches. With a kind of shared memory, a region holds the
+        step's tensors until the end of the block. `place` is the region's number, for several regions at a time."""
         if not shared:
             yield self.step(names)
             return

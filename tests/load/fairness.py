@@ -2,10 +2,10 @@
 
     python3 tests/load/fairness.py build/attnd [other/attnd ...]
 
-Alice asks for one problem after another, alone and then beside Bob, who keeps many connections busy. Both have a token.
-For each program, in turns, it prints the median, the 99th percentile and the longest of Alice's times in milliseconds,
-and how many answers per second Bob gets meanwhile.
-The aim: what takes t alone is answered within 2 t + 50 ms, whatever Bob sends. `--devices` is passed on to the server.
+Two clients with different tokens: Alice sends one problem after another, first alone and then while Bob keeps many
+connections busy. The programs run in turns. For each, the script prints the median, the 99th percentile and the longest
+of Alice's times in milliseconds, and how many answers per second Bob gets at the same time. The aim: a problem that
+takes a time t alone is answered within 2 t + 50 ms, whatever Bob sends. `--devices` is passed on to the server.
 """
 import argparse
 import base64
@@ -31,7 +31,7 @@ def problem(B, S, H, D, **options):
     return json.dumps({'q': tensor, 'k': tensor, 'v': tensor, **options}).encode()
 
 
-# Bob's floods by name: the number of connections, and the body of each request.
+# Bob's floods by name: (number of connections, body of each request)
 FLOODS = {
     'long rows that leave float32': (3, lambda: problem(1, 50000, 1, 1, scale=3e38, outputs=['lse'])),
     'long': (9, lambda: problem(1, 50000, 1, 4, softcap=30.0, outputs=['lse'])),
@@ -43,7 +43,7 @@ FLOODS = {
 
 
 def flood(port, connections, body, stop, answers):
-    """Keeps that many connections busy until it is stopped, and counts their answers, with little work of its own."""
+    """Keeps this many connections busy until `stop` is set, and counts the answers, with little work of its own."""
     import selectors
     request = (f'POST {FORWARD} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer bob\r\nContent-Type: application/json\r\n'
                f'Content-Length: {len(body)}\r\n\r\n').encode() + body
@@ -100,7 +100,7 @@ class Server:
         sys.exit('the server does not start')
 
     def times(self, body, seconds):
-        """Times of at least three requests, sent one after the other."""
+        """Returns the times of at least three requests, which are sent one after the other."""
         took, until = [], time.monotonic() + seconds
         while len(took) < 3 or time.monotonic() < until:
             began = time.monotonic()

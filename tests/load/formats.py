@@ -3,13 +3,14 @@ and through system shared memory: formats.py [--url URL] [--seconds N]
 
     python3 tests/load/formats.py --sizes small,medium,large --rounds 3
 
-Starts build/attnd (or ATTND_BINARY) unless --url says where one is (then it must have --allow-shm /attnd). The bodies
-of load.py's sizes (float16, causal), by turns in each form, by wrk (own.lua): the table has each form's median round,
-and its ratio to JSON in the same round. Then, in one process of Python over one connection:
+Starts build/attnd (or ATTND_BINARY), unless --url names a running server (which must have --allow-shm /attnd). First,
+wrk (own.lua) sends the bodies of load.py's sizes (float16, causal) in each form in turn: the table has each form's
+median round, and its ratio to JSON in the same round. Then one Python process measures over one connection:
 
-    tritonclient     Triton's own client, where it is installed: binary tensors, its own time to build and read them included
-    shared memory    KServe with q, k, v and out in POSIX shared memory; a request and its answer are a line each
-    bare             where PyTorch has a GPU: the same bytes from pinned memory, its attention, and out back, without a server
+    tritonclient     Triton's own client with binary tensors, if installed, with its time to build and read them
+    shared memory    KServe with q, k, v and out in POSIX shared memory; a request and its answer are one line each
+    bare             PyTorch without a server, if it has a GPU: it copies the same bytes from pinned memory, computes
+                     attention, and copies out back
 
 Needs NumPy and wrk.
 """
@@ -36,7 +37,8 @@ REGION = '/attnd_formats'
 
 
 def kserve(values, places=None):
-    """Returns (JSON, tensors). Inputs and outputs follow the JSON, or lie at `places` (name: parameters)."""
+    """Returns (JSON, bytes of the tensors) of a KServe request. The tensors follow the JSON, or lie in shared memory at
+    `places` (name: parameters)."""
     tensors = [] if places else [x.tobytes() for x in values.values()]
     inputs = [{'name': n, 'shape': list(x.shape), 'datatype': 'FP16', 'parameters': places[n] if places else {'binary_data_size': x.nbytes}} for n, x in values.items()]
     outputs = [{'name': n, 'parameters': places[n] if places else {'binary_data': True}} for n in (('out',) if places else ('out', 'lse'))]
@@ -44,7 +46,7 @@ def kserve(values, places=None):
 
 
 def bodies(values):
-    """Returns {form: (path, words of own.lua, body)}."""
+    """Returns {form: (path, options of own.lua, body)} of one forward in each form."""
     text, tensors = kserve(values)
     return {
         'json': (FORWARD, ['type=application/json'], json.dumps({**{n: wire.tensor(x, 'float16') for n, x in values.items()}, 'causal': True}).encode()),
@@ -119,7 +121,7 @@ def by_triton(a, size, address):
 
 
 def shared(a, size, address):
-    """Returns the median time in microseconds."""
+    """Returns the median time in microseconds of a request whose tensors lie in system shared memory."""
     values = values_of(size)
     each = values['q'].nbytes
     line = Line(*address)

@@ -1,10 +1,10 @@
-"""How cost grows: time of a request against Sq, and against the size of its body.
+"""Plots how the time of a request grows with the number of queries Sq, and with the size of its body.
 growth.py [OUT.svg] (default tests/load/growth.svg)
 
-Left: causal forward and backward, float32, B 1, H 4, D 64, Sq = Sk from 64 to 4096: compute time as the server reports
-it. It should follow Sq^2 (dashed) once the fixed cost is past. Right: one query over n keys, 8 heads, D 128, float16:
-the whole request as the client sees it, against the bytes of its body. It should follow the bytes. Each point is the
-median of at least five requests.
+Left plot: the compute time that the server reports for causal forward and backward, float32, B 1, H 4, D 64, Sq = Sk
+from 64 to 4096. It should grow as Sq^2 (the dashed line) where fixed costs are negligible. Right plot: the client's
+time for a request of one query over n keys, 8 heads, D 128, float16, against the bytes of its body. It should grow in
+proportion to the bytes. Each point is the median of at least five requests.
 """
 import base64
 import math
@@ -22,7 +22,7 @@ W, H, LEFT, TOP = 400, 320, 70, 50
 
 def random_tensor(shape, dtype='float32'):
     count = math.prod(shape)
-    if dtype == 'float32':  # random bytes whose exponents are those of numbers between 2^-7 and 2
+    if dtype == 'float32':  # the random bytes become numbers with magnitudes between 2^-7 and 2
         raw = bytearray(os.urandom(4 * count))
         raw[3::4] = bytes(0x3c + (b & 0x83 & 0x03) | (b & 0x80) for b in raw[3::4])
     else:
@@ -32,7 +32,7 @@ def random_tensor(shape, dtype='float32'):
 
 
 def measure(server, path, body, at_least=5, seconds=1.0):
-    """Returns (median of the compute time, median of the whole time), in seconds."""
+    """Returns the medians of the compute time and of the whole time of a request, in seconds."""
     connection = server.connect(timeout=300)
     compute, whole, end = [], [], time.monotonic() + seconds
     connection.ask('POST', path, body)

@@ -1,9 +1,10 @@
-"""How long one request takes, and where: latency.py [--url URL] [--shape 1,1,1,64] [--format json] [--count 2000]
+"""Measures how long one request takes, and in which stages: latency.py [--url URL] [--shape 1,1,1,64] [--format json]
+[--count 2000]
 
-Starts build/attnd (or ATTND_BINARY) unless --url says where one is. Sends the same forward again and again over one
-keep-alive connection, the next when the last is answered, and prints the median and the 99th percentile of the time at
-the client, beside the medians of what the server says of its own part (Server-Timing). With --connections N, N
-processes do so at once, and the requests per second of all of them are printed too. Needs NumPy.
+Starts build/attnd (or ATTND_BINARY), unless --url names a running server. Repeats the same forward over one keep-alive
+connection, each request after the answer to the one before. Prints the median and the 99th percentile of the time at
+the client, and the medians of the server's stages (Server-Timing). With --connections N, N processes do the same at the
+same time, and their requests per second are printed too. Needs NumPy.
 """
 import argparse
 import contextlib
@@ -27,7 +28,7 @@ import wire  # noqa: E402
 
 @contextlib.contextmanager
 def service_of(url, options=()):
-    """Returns (host, port) of the server at the URL, or of one that is started."""
+    """Yields (host, port) of the server at the URL, or of a server that is started here and ended afterwards."""
     if url:
         host, port = url.split('//')[1].rstrip('/').rsplit(':', 1)
         yield host, int(port)
@@ -37,7 +38,7 @@ def service_of(url, options=()):
 
 
 def safetensors(tensors, metadata=None):
-    """Makes a safetensors file of {name: (dtype, shape, bytes)}, with the metadata as strings of JSON."""
+    """Returns a safetensors file of {name: (dtype, shape, bytes)}, with the metadata as JSON strings."""
     names = {'float32': 'F32', 'float16': 'F16', 'bfloat16': 'BF16', 'float8_e4m3fn': 'F8_E4M3', 'int32': 'I32', 'uint8': 'U8'}
     head, at = {}, 0
     if metadata:
@@ -60,9 +61,9 @@ def body(shape, form, dtype='float16'):
 
 
 class Line:
-    """One keep-alive connection that needs little Python per request. With a nap (microseconds) it waits in pieces of
-    that length, so that the core is never idle for long. An idle core takes 0.1 ms to wake on some machines; the naps
-    cost a few percent of the core."""
+    """One keep-alive connection that needs little Python per request. With nap_us (microseconds) it waits for an answer
+    in naps of that length. An idle core takes 0.1 ms to wake on some machines, and naps keep the core awake at a few
+    percent of its time."""
     nap_us = 0
 
     def __init__(self, host, port):
@@ -87,7 +88,8 @@ class Line:
             end = self.room.find(b'\r\n\r\n', 0, got)
         head = bytes(self.room[:end]).lower()
         at = head.find(b'\ncontent-length:')
-        length = int(head[at + 16:].split(b'\r\n', 1)[0]) if at >= 0 else 0  # 204 has no Content-Length
+        # an answer with status 204 has no Content-Length
+        length = int(head[at + 16:].split(b'\r\n', 1)[0]) if at >= 0 else 0
         total = end + 4 + length
         if total > len(self.room):
             view.release()
@@ -108,7 +110,7 @@ def request_of(path, payload, form, accept=None):
 
 
 def post(line, path, payload=b'', form='json'):
-    """Returns the body of the answer, whose status must be 200."""
+    """Sends a POST and returns the body of the answer, whose status must be 200."""
     status, _, answer = line.ask(request_of(path, payload, form))
     if status != 200:
         sys.exit(f'{path}: {status}: {answer[:500].decode("utf-8", "replace")}')
@@ -116,7 +118,7 @@ def post(line, path, payload=b'', form='json'):
 
 
 class SystemMemory:
-    """Bytes of POSIX shared memory, found by their key."""
+    """An object of POSIX shared memory with this key and size."""
     kind = 'system'
 
     def __init__(self, key, size):
@@ -135,7 +137,7 @@ class SystemMemory:
 
 
 def gpu_memory(key, size):
-    """Allocates bytes of the first GPU. Needs PyTorch."""
+    """Allocates `size` bytes on the first GPU, to be shared by a CUDA handle. Needs PyTorch."""
     sys.path.insert(0, os.path.join(HERE, '..', 'gpu'))
     from cuda_shared_memory import Memory
     memory = Memory(size)
@@ -145,8 +147,8 @@ def gpu_memory(key, size):
 
 @contextlib.contextmanager
 def region(line, key, inputs, outputs, memory_of=SystemMemory):
-    """Registers memory that contains `inputs` (name: bytes) and has room for `outputs` (name: number of bytes). Yields
-    the KServe parameters of each tensor (name: parameters), and a function that reads an output."""
+    """Registers shared memory that contains `inputs` (name: bytes) and has space for `outputs` (name: number of bytes).
+    Yields each tensor's KServe parameters (name: parameters), and a function that reads an output."""
     name, places, end = key.strip('/'), {}, 0
     for part, size in [*((part, len(data)) for part, data in inputs.items()), *outputs.items()]:
         places[part] = {'shared_memory_region': name, 'shared_memory_byte_size': size, 'shared_memory_offset': end}
@@ -164,7 +166,8 @@ def region(line, key, inputs, outputs, memory_of=SystemMemory):
 
 
 def repeat(line, request, count, warm=100):
-    """Returns (seconds of each request, {stage: microseconds of each request})."""
+    """Sends the request `count` times. Returns the seconds of each request, and {stage: microseconds of each
+    request}."""
     times, stages = [], {}
     for n in range(count + warm):
         began = time.perf_counter()
@@ -193,8 +196,8 @@ def _run(address, request, count, pipe):
 
 
 def at_once(address, requests, count, counter=lambda: 0):
-    """Runs one process per request in parallel. Returns (all their times, requests per second, growth of counter() per
-    second)."""
+    """Runs one process per request in parallel, each of which repeats its request. Returns all their times, the
+    requests per second, and the growth of counter() per second."""
     pipes = []
     for request in requests:
         here, there = multiprocessing.Pipe()

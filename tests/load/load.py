@@ -1,8 +1,8 @@
 """Loads a server with wrk and prints a table: load.py [--url URL] [--seconds N] [--sizes small,medium,large] [--json]
 
-Without --url it starts build/attnd (or ATTND_BINARY) on a free port. Closed loop: each connection sends its next
-request when it has the answer to the last one. The wrk line of each row is printed with it,
-so that it can be repeated by hand.
+Without --url it starts build/attnd (or ATTND_BINARY) on a free port. The load is a closed loop: each connection sends
+its next request when it has the answer to the last one. Each row is printed with its wrk command, so that it can be
+repeated by hand.
 """
 import argparse
 import json
@@ -15,7 +15,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, '..'))
 import service  # noqa: E402
 
-# name, connections, a description of the request
+# name: (connections, a description of the request)
 SIZES = {
     'small': (64, '1x64x4x64 float16 causal, 131 KB'),
     'medium': (64, '1x1024x8x64 float16 causal, 4.2 MB'),
@@ -30,7 +30,8 @@ def wrk_line(size, url, seconds, connections=None, threads=2):
 
 
 def run(size, url, seconds, connections=None, threads=2):
-    """Runs wrk once. Returns {'rps', 'p50_ms', 'p99_ms', 'bad_status', 'socket_errors', ...}."""
+    """Runs wrk once with the body of this size. Returns {'rps', 'p50_ms', 'p99_ms', 'bad_status', 'socket_errors',
+    ...}."""
     line = wrk_line(size, url, seconds, connections, threads)
     out = subprocess.run(line, capture_output=True, text=True, check=True).stdout
     result = json.loads(re.search(r'^RESULT (.*)$', out, re.M).group(1))

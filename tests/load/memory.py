@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How much memory do many connections take?
+"""Measures how much memory many connections take.
 
     python3 tests/load/memory.py bodies        connections that send bodies of 2.2 MB of tensors at the same time
     python3 tests/load/memory.py connections   connections that send one GET /livez each with a head of 49 KB, and stay;
@@ -34,8 +34,8 @@ def memory(server, what):
 
 
 def body(args):
-    """A forward whose tensors have args.bytes. It has one query if args.kind is 'json', and otherwise many queries, so
-    that the answer is large too."""
+    """Returns the JSON of a forward whose tensors have args.bytes bytes. With args.kind 'json' it has one query and so
+    a short answer; otherwise it has as many queries as makes the answer large too."""
     keys = args.bytes // (2 * 64 * 2)
     queries = 1 if args.kind == 'json' else keys // 2
     x = {n: wire.tensor(np.zeros((1, m, 1, 64)), 'float16') for n, m in (('q', queries), ('k', keys - queries // 2), ('v', keys - queries // 2))}
@@ -43,8 +43,8 @@ def body(args):
 
 
 def crowd(server, count, rounds, request):
-    """In each round every connection sends its body except the last byte, and waits for the others. Then the last bytes
-    are sent and the answers read. So all connections hold as much memory as they can get."""
+    """Runs `rounds` rounds. In each, every connection first sends its body except for the last byte. When all have, the
+    last bytes are sent and the answers read. At that moment all connections hold as much memory as they can get."""
     answers, lock, gate = {}, threading.Lock(), threading.Barrier(count)
 
     def client():
@@ -53,7 +53,7 @@ def crowd(server, count, rounds, request):
                 try:
                     s.sendall(service.request_bytes(FORWARD, request, headers=['Content-Type: application/json'])[:-1])
                 except OSError:
-                    pass  # the server refused this connection
+                    pass  # the server refused this connection, which counts as an answer
                 gate.wait()
                 try:
                     s.sendall(request[-1:])
@@ -102,7 +102,7 @@ def connections(args):
                     s.sendall(b'\r\n')
                     s.recv(4096)
                 except OSError:
-                    pass  # the server closed this connection to make room
+                    pass  # the server closed this connection to make room for others
             print(f'{len(held)} connections: idle {idle / MIB:.1f} MiB, heads not finished {unfinished / MIB:.1f}, answered {memory(server, "VmRSS") / MIB:.1f}')
             times, others = [], []
             for _ in range(100):

@@ -1,12 +1,12 @@
-"""The forward part of the contract as a good Python programmer would serve it: aiohttp, uvloop, PyTorch.
-For comparison only.
+"""A Python server of POST /v1/attention/forward, written as a good Python programmer would: aiohttp, uvloop, PyTorch.
+compare.py measures attnd against it.
 
     python tests/load/python_peer.py --port 8090 [--processes N] [--cuda]
 
-One process a core, sharing the port (SO_REUSEPORT), one PyTorch thread in each. Base64 by binascii, the quickest of the
-standard library; JSON by orjson where it is installed; the attention is PyTorch's own CPU flash kernel, or with --cuda
-that for GPUs, which give the log-sum-exp too; the answer is put together from bytes, without a second pass over the
-tensors. Options: causal, scale.
+One process per core shares the port (SO_REUSEPORT), with one PyTorch thread in each. binascii, the fastest of the
+standard library, decodes base64; orjson parses JSON if it is installed. The attention is PyTorch's own CPU flash
+kernel, or with --cuda its GPU flash kernel, because these return the log-sum-exp too. The answer is joined from bytes
+without another pass over the tensors. The only options are causal and scale.
 """
 import argparse
 import binascii
@@ -44,14 +44,14 @@ PINNED = {}
 
 
 def pinned(direction, sizes):
-    """Page-locked memory of a process for one request at a time, in pieces of these sizes."""
+    """Page-locked host memory for one request at a time, divided into pieces of these sizes."""
     if direction not in PINNED or PINNED[direction].numel() < sum(sizes):
         PINNED[direction] = torch.empty(sum(sizes), dtype=torch.uint8).pin_memory()
     return PINNED[direction][:sum(sizes)].split(sizes)
 
 
 def there(tensors):
-    """Copies tensors to the GPU, all in one copy."""
+    """Copies tensors to the GPU with a single copy."""
     pieces = pinned('there', [t.nbytes for t in tensors])
     for piece, t in zip(pieces, tensors):
         piece.copy_(t.transpose(1, 2).reshape(-1).view(torch.uint8))
@@ -61,7 +61,7 @@ def there(tensors):
 
 
 def back(tensors):
-    """Copies tensors from the GPU, with one wait."""
+    """Copies tensors from the GPU and waits once for all of them."""
     pieces = pinned('back', [t.nbytes for t in tensors])
     made = [p.view(t.dtype).view(t.shape) for p, t in zip(pieces, tensors)]
     for to, t in zip(made, tensors):

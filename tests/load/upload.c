@@ -5,7 +5,7 @@
  * The body is JSON: one query over KEYS keys, 8 heads, D = 128, float16, random numbers: 360 MB for 65536 keys. It
  * is built in memory before the clock starts. For each round it prints
  *   body_bytes SECONDS_TO_LAST_BYTE_TAKEN SECONDS_TO_WHOLE_ANSWER STATUS
- * The first time ends when the kernel has taken the last byte, so a few MB may still lie in socket buffers. */
+ * The first time ends when the kernel has taken the last byte; a few MB may then still lie in socket buffers. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -34,7 +34,7 @@ static uint64_t xorshift(uint64_t *state)
     return *state;
 }
 
-/* Appends a tensor of `rows` x HEADS x D random float16 between 2^-3 and 2 in magnitude. */
+/* Appends a tensor of `rows` x HEADS x D random float16 with magnitudes between 2^-3 and 2. */
 static char *put_tensor(char *at, const char *name, long rows, uint64_t *state)
 {
     static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
@@ -45,7 +45,7 @@ static char *put_tensor(char *at, const char *name, long rows, uint64_t *state)
         for (size_t j = 0; j < 3 && i + j < bytes; j++) {
             const uint64_t r = xorshift(state);
             b[j] = (i + j) % 2 == 0 ? (uint8_t)r
-                                    /* the low byte, then the high byte */
+                                    /* little-endian: the low byte comes first */
                                     : (uint8_t)((r & 0x80) | (0x30 + (r >> 8) % 16));
         }
         *at++ = alphabet[b[0] >> 2];
@@ -107,7 +107,7 @@ int main(int argc, char **argv)
             sent += (size_t)n;
         }
         const double taken = now() - start;
-        /* Memory for the answer: a head with Content-Length, then that many bytes. */
+        /* Memory for the answer: the head, then as many bytes as its Content-Length says. */
         static char answer[1 << 20];
         size_t have = 0, want = 0;
         while (want == 0 || have < want) {

@@ -1,8 +1,9 @@
-"""One large upload to attnd and to a bare libmicrohttpd that discards it: upload.py [--keys 65536] [--rounds 9]
+"""Compares a large upload to attnd with one to a bare libmicrohttpd server that discards it (bare_mhd.c):
+upload.py [--keys 65536] [--rounds 9]
 
 One query over 65536 keys, 8 heads, D = 128, float16: 360 MB of JSON over one connection on the loopback device
-(upload.c). The two take turns on the same machine; the table has medians. Then attnd's peak resident memory (VmHWM)
-beside the decoded tensors.
+(upload.c). The two servers take turns on the same machine, and the table has medians. Then the script prints attnd's
+peak resident memory (VmHWM) and the size of the decoded tensors.
 """
 import argparse
 import os
@@ -48,7 +49,7 @@ def main():
     bare, ours = [], []
     with Bare() as b, service.Server() as server:
         before = server.memory_kb('VmHWM')
-        for i in range((a.rounds + 2) // 3):  # the two servers take turns, with three rounds per connection
+        for i in range((a.rounds + 2) // 3):  # the servers take turns: each gets three rounds on one connection
             bare += rounds(b.port, a.keys, 3)
             ours += rounds(server.port, a.keys, 3)
         peak = server.memory_kb('VmHWM')

@@ -1,5 +1,5 @@
-/* codec.h: what the tests and fuzz targets of proto-json/ share: a memory that moves, feeding in pieces, and a text of
- * everything that a parser produced, so that strcmp() can compare two runs. */
+/* codec.h: helpers that the tests and fuzz targets of proto-json/ share: memory that moves, feeding a parser in pieces,
+ * and a text of everything that a parser produced, so that strcmp() can compare two runs. */
 #ifndef TEST_CODEC_H
 #define TEST_CODEC_H
 
@@ -14,10 +14,10 @@
 #define ARRAY_SIZE(array) (sizeof(array) / sizeof *(array))
 #endif
 
-/* A proto_memory with a limit that moves at every growth, so that using a kept pointer is a use after free. */
+/* A proto_memory with a limit. It moves at every growth, so that a pointer kept from before is a use after free. */
 struct moving_memory {
     void *base;
-    size_t bytes, limit; /* a limit of 0 means none */
+    size_t bytes, limit; /* bytes: its present size; limit: the most bytes, 0 means none */
     int growths;
 };
 
@@ -42,16 +42,16 @@ static inline attn_status moving_grow(void *context, size_t bytes, void **base, 
     return ATTN_OK;
 }
 
-/* One decoded body with the memory that it uses. */
+/* One decoded body, and the memory that it uses. */
 struct decoded {
     struct moving_memory memory;
     proto_call *call;
     attn_status status;
     attn_error err;
-    bool has_regions; /* KServe: all regions that the body names exist; fill_shared() fills them */
+    bool has_regions; /* KServe: all regions of shared memory that the body names exist, and fill_shared() fills them */
 };
 
-/* Fills each input in shared memory with bytes that depend on its name and its place there. */
+/* Fills each input in shared memory with bytes that depend on its name and on their position in it. */
 static inline void fill_shared(struct decoded *d, proto_parser *parser)
 {
     proto_shared *shared;
@@ -70,14 +70,14 @@ static inline void decoded_clear(struct decoded *d)
     memset(d, 0, sizeof *d);
 }
 
-/* Returns the size of the next piece, for feed_in_pieces(). */
+/* Returns 1: feed_in_pieces() then feeds byte by byte. */
 static inline size_t one_byte(void *context, size_t left)
 {
     (void)context, (void)left;
     return 1;
 }
 
-/* The first piece has *context bytes, the second has the rest. */
+/* Returns the size of the next piece: *context bytes for the first piece, and the rest for the second. */
 static inline size_t first_then_rest(void *context, size_t left)
 {
     size_t *first = context, piece = *first && *first < left ? *first : left;
@@ -85,7 +85,8 @@ static inline size_t first_then_rest(void *context, size_t left)
     return piece;
 }
 
-/* Returns 1 to 5 or 1 to 60 bytes, from a random stream seeded by the uint32_t *context. */
+/* Returns a random size of the next piece: 1 to 5, or 1 to 60 bytes. The uint32_t *context is the state of the random
+ * stream. */
 static inline size_t some_bytes(void *context, size_t left)
 {
     uint32_t *seed = context;
@@ -94,8 +95,8 @@ static inline size_t some_bytes(void *context, size_t left)
     return piece < left ? piece : left;
 }
 
-/* Feeds the body in pieces: piece_of(context, left) returns the size of the next one. Every piece is a copy in memory
- * of its own size, so that the sanitizer sees a read beyond its end. Frees the parser. */
+/* Feeds the body to the parser in pieces; piece_of(context, left) returns the size of the next one. Each piece is a
+ * copy in memory of its own size, so that the sanitizer sees a read beyond its end. Frees the parser. */
 static inline void feed_in_pieces(struct decoded *d, proto_parser *parser, const void *body, size_t bytes,
                                   size_t (*piece_of)(void *context, size_t left), void *context)
 {
@@ -145,7 +146,7 @@ static inline void decode_whole(struct decoded *d, proto_op op, const char *body
     decode_in_pieces(d, &proto_json, op, NULL, body, strlen(body), NULL, NULL);
 }
 
-/* Prints a tensor that is given or wanted, as a line. */
+/* Prints one line about a tensor that a problem has, or that the client wants. */
 static inline void print_tensor(FILE *f, const struct decoded *d, const char *name, const attn_tensor *t)
 {
     int64_t length = 0;
@@ -158,14 +159,14 @@ static inline void print_tensor(FILE *f, const struct decoded *d, const char *na
         if (data < (unsigned char *)d->memory.base ||
             (size_t)(data - (unsigned char *)d->memory.base) + (size_t)length > d->call->memory_bytes ||
             (size_t)(data - (unsigned char *)d->memory.base) % 64)
-            abort(); /* outside the memory that the parser says it uses, or not aligned */
+            abort(); /* the tensor lies outside the memory that the parser says it uses, or is not aligned */
         fprintf(f, ":");
         for (int64_t b = 0; b < length; b++) fprintf(f, "%02x", data[b]);
     }
     fprintf(f, "\n");
 }
 
-/* Returns everything in the result as text, which the caller frees. */
+/* Returns everything in the decoded result as text, which the caller frees. */
 static inline char *decoded_text(const struct decoded *d)
 {
     char *text = NULL;
@@ -198,15 +199,15 @@ static inline char *decoded_text(const struct decoded *d)
     return text;
 }
 
-/* A body of any format. */
+/* A body in any format, and how to decode it. */
 struct body {
     const proto_format *format;
     proto_op op;
     const void *bytes;
     size_t count;
-    const proto_limits *limits; /* NULL: the default limits */
-    const proto_model *model;   /* KServe's model, whose op counts */
-    int64_t json_bytes;         /* the length of KServe's JSON; -1: the request does not say */
+    const proto_limits *limits; /* the limits on sizes and counts; NULL: the default limits */
+    const proto_model *model;   /* KServe's model, whose operation counts instead of `op` */
+    int64_t json_bytes;         /* the length of KServe's JSON; -1: the request does not say it */
 };
 
 static inline void decode_body(struct decoded *d, const struct body *b, size_t (*piece_of)(void *context, size_t left),
@@ -216,8 +217,8 @@ static inline void decode_body(struct decoded *d, const struct body *b, size_t (
     else decode_in_pieces(d, b->format, b->op, b->limits, b->bytes, b->count, piece_of, context);
 }
 
-/* Decodes whole, split in two at every byte, byte by byte, and in random pieces. The result of the whole body stays in
- * *d. Prints each way that gives another result, and returns how many did. */
+/* Decodes the body whole, split in two at every byte, byte by byte, and in random pieces. The result of the whole body
+ * stays in *d. Prints each way that gives another result, and returns the number of such ways. */
 static inline int decode_all_ways(struct decoded *d, const struct body *body)
 {
     int differences = 0;
@@ -241,8 +242,8 @@ static inline int decode_all_ways(struct decoded *d, const struct body *body)
     return differences;
 }
 
-/* Checks that the body is refused with these words, however it is split. Prints differences under the name `shown`, and
- * returns their number. */
+/* Checks that the body is refused with this message, however it is split. Prints differences under the name `shown`,
+ * and returns their number. */
 static inline int refused_otherwise(const struct body *body, const char *shown, attn_status status, const char *member,
                                     const char *says)
 {

@@ -1,8 +1,8 @@
-/* test_base64.c: every variant of base64 compared with the definition, in memory that ends where reading or writing
- * must end.
+/* test_base64.c: every variant of the base64 code is compared with the definition, in memory that ends where reading or
+ * writing must end.
  *
- * expected_stop and expected_bytes express the definition once more, directly from the RFC and without a state machine.
- * Every buffer ends at a page without access rights, so that reading or writing one byte too far crashes. */
+ * expected_stop() and expected_bytes() express the definition once more, directly from the RFC and without a state
+ * machine. Every buffer ends at a page without access rights, so that reading or writing one byte too far crashes. */
 #include "proto-json/base64.h"
 
 #include <setjmp.h>
@@ -34,7 +34,7 @@ static struct walled walled_new(void)
     return (struct walled){ base + ROOM };
 }
 
-/* Returns the last `bytes` bytes before the page without access rights. */
+/* Returns the address of the last `bytes` bytes before the page without access rights. */
 static void *before(struct walled w, size_t bytes)
 {
     return w.end - bytes;
@@ -61,7 +61,7 @@ static int value_of(char c)
     return at ? (int)(at - letters) : -1;
 }
 
-/* Returns the offset of the first character that no valid text could have there. */
+/* Returns the offset of the first character that no valid base64 could have there. */
 static size_t expected_stop(const char *text, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
@@ -74,7 +74,7 @@ static size_t expected_stop(const char *text, size_t count)
     return count;
 }
 
-/* Decodes the complete groups of a valid text. Returns the number of bytes. */
+/* Decodes the complete groups of four characters of a valid text. Returns the number of bytes. */
 static size_t expected_bytes(const char *text, size_t count, uint8_t *out)
 {
     size_t written = 0;
@@ -99,7 +99,7 @@ static void plain_encode(const uint8_t *bytes, size_t count, char *text)
 }
 
 static uint64_t random_state = 88172645463325252u;
-static uint64_t next_random(void) /* xorshift64: the same numbers in every run */
+static uint64_t next_random(void) /* a random number generator (xorshift64) that gives the same numbers in every run */
 {
     random_state ^= random_state << 13;
     random_state ^= random_state >> 7;
@@ -118,7 +118,8 @@ static size_t decode_piece(base64_decoder *d, const char *piece, size_t count, u
     return taken;
 }
 
-/* Decodes text in two pieces, and checks stop, offset, bytes and finish against the definition. */
+/* Decodes a text in two pieces, and checks the four results of the decoder (stop, offset, bytes, finish) against the
+ * definition. */
 static void check_split(const char *text, size_t count, size_t split)
 {
     uint8_t want[LONGEST * 3], got[LONGEST * 3];
@@ -173,7 +174,7 @@ static void test_every_length_comes_back_through_every_split(void **state)
         memset(text - 64, 0x55, chars + 64);
         base64_encode(source, bytes, text);
         assert_memory_equal(text, want, chars);
-        /* nothing in front of the text was changed either */
+        /* the bytes before the text must be unchanged, too */
         for (size_t i = 1; i <= 64; i++) assert_int_equal(text[-(int)i], 0x55);
         for (size_t split = 0; split <= chars; split++) check_split(want, chars, split);
     }
@@ -187,7 +188,7 @@ static void test_every_group_of_bytes_is_encoded_right(void **state)
     uint8_t bytes[BLOCK], back[BASE64_DECODED_MAX(BLOCK / 3 * 4)];
     char text[BLOCK / 3 * 4], want[BLOCK / 3 * 4];
     EACH_VARIANT(name)
-    /* one group in 17 is tested, because the rest follows the same arithmetic */
+    /* Tests one in 17 of all groups of three bytes, because the rest uses the same arithmetic. */
     for (uint32_t group = 0; group < 1u << 24; group += BLOCK / 3 * 17) {
         for (uint32_t i = 0; i < BLOCK / 3; i++) {
             uint32_t g = (group + i) & 0xFFFFFF;
@@ -208,7 +209,7 @@ static void test_every_group_of_bytes_is_encoded_right(void **state)
 static void test_every_wrong_byte_at_every_position_is_found_there(void **state)
 {
     (void)state;
-    static const size_t lengths[] = { 100, 400 }; /* 400 characters also reach the unrolled loops */
+    static const size_t lengths[] = { 100, 400 }; /* 100 characters; 400 characters reach the unrolled loops too */
     EACH_VARIANT(name)
     for (size_t l = 0; l < ARRAY_SIZE(lengths); l++) {
         size_t chars = lengths[l];
@@ -292,7 +293,8 @@ static void test_random_texts_of_likely_characters_agree(void **state)
 static void test_a_stopped_stream_goes_on_with_another_character(void **state)
 {
     (void)state;
-    /* The scanner's handling of "QU\/B...": it stops at the backslash, feeds a '/', and continues behind it. */
+    /* Decodes "QU\\/B..." as the scanner does: it stops at the backslash, feeds a '/' to the decoder, and continues
+     * behind the escape. */
     EACH_VARIANT(name)
     {
         static const char left[] = "QU",
@@ -318,8 +320,8 @@ static void test_a_stopped_stream_goes_on_with_another_character(void **state)
 static void test_a_stream_that_is_far_along_decodes_the_same(void **state)
 {
     (void)state;
-    /* After this many characters, bytes are stored past the caches in whole cache lines. The stream may reach that
-     * point anywhere in a line. */
+    /* After this many characters, bytes are stored past the caches, in whole cache lines. A stream may reach this point
+     * anywhere within a line. */
     enum { CHARS = 5000 };
     static char text[CHARS];
     static uint8_t want[CHARS];
@@ -328,7 +330,7 @@ static void test_a_stream_that_is_far_along_decodes_the_same(void **state)
     for (size_t into_line = 0; into_line < 64; into_line++)
         for (int errors = 0; errors < 4; errors++) {
             size_t count = CHARS - into_line % 7, at = next_random() % count;
-            if (errors < 2) /* faults near the ends matter most */
+            if (errors < 2) /* faults near the two ends matter most, so these are tried more often */
                 at = (next_random() % 300 + (size_t)errors * (count - 300)) % count;
             char good = text[at];
             if (errors < 3) text[at] = '"';

@@ -1,5 +1,5 @@
-/* test_decode.c: from bodies to problems. Every message of parse.c, word for word; every member; and the same result
- * however a body is split. */
+/* test_decode.c: from bodies to problems. Every message of parse.c is compared word for word, every member is decoded,
+ * and the result is the same however a body is split. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +10,7 @@
 #include "codec.h"
 #include "kernels/dtype.h"
 
-/* Small valid tensors: B 1, Sq 2, Sk 3, H 2, Hk 1, D 2, Dv 1. Their bytes follow patterns that are easy to
+/* Small valid tensors with B 1, Sq 2, Sk 3, H 2, Hk 1, D 2, Dv 1. Their bytes follow patterns that are easy to
  * recognise. */
 #define Q    "\"q\":{\"shape\":[1,2,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwAEAAUABgAHAA==\"}"
 #define K    "\"k\":{\"shape\":[1,3,1,2],\"dtype\":\"float16\",\"data\":[1,2,3,4,5,6]}"
@@ -18,7 +18,7 @@
 #define DOUT "\"dout\":{\"shape\":[1,2,2,1],\"dtype\":\"float16\",\"data\":[1,2,3,4]}"
 #define QKV  Q "," K "," V
 
-/* A part of a merge: B 1, Sq 2, H 1, Dv 1. */
+/* A small valid part of a merge with B 1, Sq 2, H 1, Dv 1. */
 #define PART_OUT       "\"out\":{\"shape\":[1,2,1,1],\"dtype\":\"float16\",\"data\":[1,2]}"
 #define PART_LSE(data) "\"lse\":{\"shape\":[1,1,2],\"dtype\":\"float32\",\"data\":" data "}"
 #define PART           "{" PART_OUT "," PART_LSE("[0,1]") "}"
@@ -89,7 +89,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
           "q: unknown member 'parameters' (a tensor has shape, dtype and data)" },
         { FORWARD, T("{\"shape\":[1],\"shape\":[1]}"), "/q/shape", "q: member 'shape' is given twice" },
         { FORWARD, T("{\"data\":" B64 ",\"d\\u0061ta\":" B64 "}"), "/q/data", "q: member 'data' is given twice" },
-        /* J5: sizes are integer literals */
+        /* J5: a size in a shape must be an integer literal */
         { FORWARD, TENSOR("8", "\"float16\"", B64), "/q/shape",
           "q: shape is 8, must be an array of integers, such as [1, 128, 8, 64]" },
         { FORWARD, TENSOR("[]", "\"float16\"", B64), "/q/shape",
@@ -170,7 +170,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
           "dtype?" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"\""), "/q/data",
           "q: data has 0 bytes, shape [1, 2, 2, 2] of float16 needs 16; the string is empty" },
-        /* arrays of numbers */
+        /* faults in arrays of numbers */
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[1,2,3,4,5,6,7]"), "/q/data",
           "q: data has 7 numbers, shape [1, 2, 2, 2] needs 8" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[]"), "/q/data",
@@ -192,7 +192,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
           "taken)" },
         { FORWARD, T("{\"data\":[1,2,3,4,5,6,7,8],\"shape\":[1,2,2,2],\"dtype\":\"float17\"}"), "/q/dtype",
           "q: dtype is 'float17', must be float32, float16, bfloat16 or float8_e4m3fn; convert it to float32" },
-        /* what attn_check() says is passed on unchanged */
+        /* what attn_check() (the library's own check) says is passed on unchanged */
         { FORWARD, "{" K "," V "}", "/q", "q: is required; a problem has q, k and v" },
         { FORWARD, "{}", "/q", "q: is required; a problem has q, k and v" },
         { FORWARD, TENSOR("[1,2,3,2]", "\"float16\"", "[1,2,3,4,5,6,7,8,9,10,11,12]"), "", NULL },
@@ -206,7 +206,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         if (cases[i].says) {
             check_refusals(&cases[i], 1, ATTN_INVALID);
-        } else { /* check.c has these words and test_check.c tests them; here only their arrival is tested */
+        } else { /* test_check.c tests these messages of check.c; here it suffices that one arrives */
             struct decoded d = { 0 };
             decode_text(&d, cases[i].op, cases[i].body);
             assert_int_equal(d.status, *cases[i].member ? ATTN_INVALID : ATTN_OK);
@@ -323,7 +323,7 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
         { BACKWARD, "{\"context\":\"a\"," Q "," DOUT "}", "/q", "q: comes from context and cannot be given beside it" },
         { BACKWARD, "{\"causal\":true,\"context\":\"a\"," DOUT "}", "/causal",
           "causal: comes from context and cannot be given beside it" },
-        /* J4: members that are unknown, repeated, or belong to another op */
+        /* J4: members that are unknown or repeated, or that belong to another operation */
         { FORWARD, O("\"casual\":true"), "/casual", "unknown member 'casual', did you mean 'causal'?" },
         { FORWARD, O("\"key_mask\":true"), "/key_mask",
           "unknown member 'key_mask'; about masks there are 'keep_mask' (1: may attend), 'bias' and "
@@ -373,7 +373,7 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
         { FORWARD, O("\"out\":1"), "/out", "out: is computed here and cannot be given" },
         { BACKWARD, OB("\"dq\":1"), "/dq", "dq: is computed here and cannot be given" },
         { FORWARD, O("\"dq\":1"), "/dq", "unknown member 'dq'; gradients are POST /v1/attention/backward" },
-        /* faults of the body itself */
+        /* faults of the body as a whole */
         { FORWARD, "[]", "",
           "the body is an array, must be an object with q, k and v; several problems are {\"requests\": [{...}, "
           "{...}]}" },
@@ -386,7 +386,7 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
           "timeout_ms: cannot stand beside requests" IN_THERE },
         { FORWARD, "{\"causal\":true,\"requests\":[{}]}", "/causal", "causal: cannot stand beside requests" IN_THERE },
         { FORWARD, "{\"requests\":[{}],\"requests\":[{}]}", "/requests", "member 'requests' is given twice" },
-        /* J1: syntax errors, with their byte */
+        /* J1: syntax errors, reported with the byte at which they are */
         { FORWARD, O("\"causal\":tru"), "", "not JSON at byte 223: expected true, false or null, found '}'" },
     };
     (void)state;
@@ -468,7 +468,7 @@ static void test_every_member_lands_where_it_belongs(void **state)
 #define FLOAT8_QKV \
     FLOAT8("q", "[1,1,1,2]", "[1,2]") "," FLOAT8("k", "[1,1,1,2]", "[3,4]") "," FLOAT8("v", "[1,1,1,1]", "[5]")
 
-/* The scale is stored with the other tensors, in each problem of a body. */
+/* A scale that is a number is stored like a tensor of one number, in each problem of a body. */
 static void test_a_scale_that_is_a_number_is_a_tensor_of_one(void **state)
 {
     struct decoded d = { 0 };
@@ -557,7 +557,7 @@ static void test_int64_and_bool_become_int32_and_uint8_where_they_fit(void **sta
         const char *body;
         attn_tensor_id id;
         attn_dtype dtype;
-        const char *values; /* one digit for each problem */
+        const char *values; /* values: one digit for each problem */
     } cases[] = {
         { ONE_MORE("seqlens_k", "[1]", "int64", "\"AwAAAAAAAAA=\""), ATTN_T_seqlens_k, ATTN_I32, "3" },
         { ONE_MORE("seqlens_k", "[1]", "I64", "[2]"), ATTN_T_seqlens_k, ATTN_I32, "2" },
@@ -618,7 +618,7 @@ static void test_names_of_other_programs_are_understood_in_the_message(void **st
         { FORWARD, O("\"Causal\":true"), "/Causal", "unknown member 'Causal', did you mean 'causal'?" },
         { FORWARD, T("{\"datatype\":\"FP32\"}"), "/q/datatype", "q: unknown member 'datatype'; write 'dtype'" },
         { FORWARD, T("{\"is_causal\":1}"), "/q/is_causal",
-          /* this member does not exist at this place */
+          /* this member does not exist inside a tensor */
           "q: unknown member 'is_causal' (a tensor has shape, dtype and data)" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"torch.float16\"", B64), "/q/dtype",
           "q: dtype is 'torch.float16', must be float32, float16, bfloat16 or float8_e4m3fn; write float16" },
@@ -667,7 +667,7 @@ static void test_bytes_of_the_wrong_length_say_what_they_look_like(void **state)
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"AAAAAAAAAAA=\""), "/q/data",
           "q: data has 8 bytes, shape [1, 2, 2, 2] of float16 needs 16; 8 would be right for float8_e4m3fn: is that "
           "the array's dtype?" },
-        /* the product of these sizes times eight is 16 modulo 2^64 */
+        /* the product of these sizes times eight is 16 modulo 2^64, so a 64-bit product would wrap around */
         { FORWARD, ONE_MORE("keep_mask", "[1,34,14865121,4562284561]", "uint8", "\"AAAAAAAAAAAAAAAAAAAAAA==\""),
           "/keep_mask/data",
           "keep_mask: data has 16 bytes, shape [1, 34, 14865121, 4562284561] of uint8 needs 2305843009213693954" },
@@ -685,7 +685,7 @@ static void test_bytes_of_the_wrong_length_say_what_they_look_like(void **state)
     check_refusals(cases, ARRAY_SIZE(cases), ATTN_INVALID);
 }
 
-/* Every tensor of the table is accepted under its name by the ops of its role, and by no other. */
+/* A safetensors file is told from JSON by its first bytes, however the body is split. */
 static void test_a_safetensors_file_is_told_from_json_however_it_is_split(void **state)
 {
     static const struct {
@@ -736,7 +736,8 @@ static void test_every_tensor_of_the_table_is_known(void **state)
         }
 }
 
-/* Every option of the table is accepted by its ops, and a value of a wrong type is refused with its name. */
+/* Every option of the table is accepted by its operations. A value of a wrong type is refused with the option's
+ * name. */
 static void test_every_option_of_the_table_is_known(void **state)
 {
     (void)state;
@@ -754,7 +755,7 @@ static void test_every_option_of_the_table_is_known(void **state)
         }
 }
 
-/* Decoding uses the defaults that the table gives to the OpenAPI document. */
+/* The defaults that the table gives to the OpenAPI document are those that decoding uses. */
 static void test_the_defaults_of_the_table_are_true(void **state)
 {
     (void)state;
@@ -884,7 +885,7 @@ static void test_an_envelope_has_a_limit(void **state)
     decoded_clear(&d);
 }
 
-/* proto_memory_for() returns enough for any body of base64 tensors, however it is split. */
+/* proto_memory_for() returns enough memory for any body of base64 tensors of this length, however the body is split. */
 static void test_the_memory_for_a_body_is_known_from_its_length(void **state)
 {
     static const char body[] = "{" Q ",\"k\":{\"shape\":[1,1,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwA=\"},"

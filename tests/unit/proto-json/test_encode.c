@@ -1,4 +1,4 @@
-/* test_encode.c: answers, byte by byte, and the same bytes in whatever sizes they are read. */
+/* test_encode.c: answers are compared byte by byte, and are the same in whatever block sizes they are read. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -10,7 +10,7 @@
 
 #include "codec.h"
 
-/* Returns the whole answer with a NUL at its end, read in blocks of `block` bytes. The caller frees it. */
+/* Returns the whole answer and a NUL, read in blocks of `block` bytes. The caller frees it. */
 static char *answer(const proto_call *call, const proto_result *results, size_t block)
 {
     proto_encoder *e = NULL;
@@ -22,11 +22,11 @@ static char *answer(const proto_call *call, const proto_result *results, size_t 
     text = malloc(length + 1);
     assert_non_null(text);
     for (;;) {
-        char *piece = malloc(block); /* memory of its own, so that the sanitizer sees a write beyond it */
+        char *piece = malloc(block); /* a block of its own, so that the sanitizer sees a write beyond it */
         assert_non_null(piece);
         count = proto_encoder_read(e, piece, block);
         assert_true(count <= block && count <= length - done);
-        assert_true(count == block || done + count == length); /* every block is full except the last */
+        assert_true(count == block || done + count == length); /* every block but the last is full */
         memcpy(text + done, piece, count);
         free(piece);
         done += count;
@@ -39,7 +39,7 @@ static char *answer(const proto_call *call, const proto_result *results, size_t 
     return text;
 }
 
-/* Reads the answer in blocks of every size. It must equal `says` and be JSON. */
+/* Checks that the answer is `says`, read in blocks of every size, and that it is JSON. */
 static void check(const proto_call *call, const proto_result *results, const char *says)
 {
     const size_t length = strlen(says);
@@ -89,7 +89,7 @@ static void test_an_answer_of_base64(void **state)
           "avx512\",\"timing_us\":{\"queue\":12.3,\"copy_in\":0.1,\"compute\":123456.8,\"copy_out\":0.0}}");
 }
 
-/* Lengths with a remainder of 0, 1 and 2 modulo 3, and a length of 0. */
+/* Base64 of lengths with a remainder of 0, 1 and 2 modulo 3, and of length 0. */
 static void test_every_remainder_of_three(void **state)
 {
     static const char *const texts[] = {
@@ -136,7 +136,7 @@ static void test_an_empty_tensor_is_flat(void **state)
     const proto_call call = { .answer = &proto_json, .count = 1, .items = &item };
     const proto_result result = { .backend = "cpu" };
     (void)state;
-    /* as nested arrays this would be 2^40 brackets */
+    /* as nested arrays this tensor without elements would be 2^40 brackets, so it is written flat */
     give(&item, ATTN_T_out, NULL, ATTN_F32, 4, SHAPE(INT64_C(1) << 40, 0, 3, 2));
     check(&call, &result,
           "{\"out\":{\"shape\":[1099511627776,0,3,2],\"dtype\":\"float32\",\"data\":[]},\"backend\":\"cpu\"," TIMING
@@ -165,7 +165,8 @@ static void test_what_else_an_answer_says(void **state)
           "\"backend\":\"cuda:0 sm90\"," TIMING "}");
 }
 
-/* A wrong layout is answered with 200, and only the sizes in the answer reveal it. */
+/* An answer contains the sizes as the server has read them. A request in the wrong layout is answered with 200, so only
+ * these sizes show the mistake. */
 static void test_the_sizes_are_told_as_they_were_read(void **state)
 {
     static const int32_t longest[] = { 5, 900, 7 };
@@ -174,7 +175,7 @@ static void test_the_sizes_are_told_as_they_were_read(void **state)
         int q_rank;
         int64_t q[4], k[4], v[4];
         attn_layout layout;
-        int64_t sequences, pages; /* sequences of packed tensors; entries per row of page_table */
+        int64_t sequences, pages; /* sequences: number of packed sequences; pages: entries per row of page_table */
         bool whole_keys;          /* cu_seqlens_k too */
         int lengths;              /* of caches */
     } cases[] = {
@@ -218,7 +219,7 @@ static void test_the_sizes_are_told_as_they_were_read(void **state)
           .v = { 9, 128, 2, 8 },
           .pages = 8,
           .lengths = 3 },
-        { .says = "" }, /* an append has no queries */
+        { .says = "" }, /* an append has no queries, so its answer has no sizes */
 #undef SAYS
 #undef SMALL
     };
@@ -281,14 +282,15 @@ static void test_a_failed_call_has_no_answer(void **state)
     assert_null(e);
 }
 
-/* A parser reads back to the bit what an encoder wrote, in both encodings, for every float16. */
+/* What an encoder wrote, a parser reads back to the bit: in both encodings, for every float16. */
 static void test_answers_can_be_requests(void **state)
 {
     enum { ALL = 1 << 16 };
     uint16_t *out = malloc(ALL * sizeof *out);
     (void)state;
     assert_non_null(out);
-    for (int i = 0; i < ALL; i++) out[i] = (i & 0x7fff) > 0x7c00 ? 0x7e00 : (uint16_t)i; /* all NaN count as equal */
+    /* all NaN are replaced by one, because they are written alike */
+    for (int i = 0; i < ALL; i++) out[i] = (i & 0x7fff) > 0x7c00 ? 0x7e00 : (uint16_t)i;
     for (int encoding = 0; encoding < 2; encoding++) {
         proto_item item = { .problem = ATTN_PROBLEM_INIT, .encoding = (proto_encoding)encoding };
         const proto_call call = { .answer = &proto_json, .count = 1, .items = &item };

@@ -82,7 +82,7 @@ static void test_texts_are_escaped_and_cleaned(void **state)
         { "\"\\/", "\\\"\\\\/" },
         { "a\tb\nc\x7f\x01", "a\\u0009b\\u000ac\\u007f\\u0001" },
         { "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80", "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80" },
-        { "\xff\x80x\xc3", "??x?" }, /* bytes that are not UTF-8, and a character cut short by the end */
+        { "\xff\x80x\xc3", "??x?" }, /* bytes that are not UTF-8, and a character cut short by the end of the text */
         { "\xe2\x82", "??" },
         { "\xed\xa0\x80|\xc0\xaf|\xf4\x90\x80\x80", "???|??|????" },
         { "\xe0\x80\x80|\xf0\x80\x80\x80|\xf5\x80", "???|????|??" },
@@ -96,7 +96,7 @@ static void test_texts_are_escaped_and_cleaned(void **state)
     }
 }
 
-/* Whatever the texts and the room, the result is one valid JSON object within the buffer. */
+/* Whatever the texts and the size of the buffer, a problem document is one valid JSON object within the buffer. */
 static void test_a_problem_document_is_json_in_any_room(void **state)
 {
     char detail[400], pointer[200], request_id[200];
@@ -106,7 +106,7 @@ static void test_a_problem_document_is_json_in_any_room(void **state)
     memset(pointer, '"', sizeof pointer), pointer[sizeof pointer - 1] = '\0';
     memset(request_id, '\x01', sizeof request_id), request_id[sizeof request_id - 1] = '\0';
     for (size_t room = 0; room <= 4096; room++) {
-        char *text = malloc(room + 1); /* the sanitizer sees a byte beyond this memory */
+        char *text = malloc(room + 1); /* memory of exactly this size, so that the sanitizer sees a write beyond it */
         size_t length;
         assert_non_null(text);
         text[room] = '!';
@@ -123,8 +123,8 @@ static void test_a_problem_document_is_json_in_any_room(void **state)
     }
 }
 
-/* The longest texts of an attn_error fit in the 4 KiB that proto.h promises. They are cut only if all their characters
- * are control characters. */
+/* The longest texts of an attn_error fit into the 4 KiB that proto.h promises for a problem document. They are cut only
+ * if all their characters are control characters, whose escapes are long. */
 static void test_4096_bytes_are_always_enough(void **state)
 {
     attn_error err;

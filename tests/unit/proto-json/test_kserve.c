@@ -1,5 +1,5 @@
-/* test_kserve.c: bodies and answers of KServe v2 with binary tensors: the same problems as in JSON, every refusal word
- * for word, and the same result however a body is split. */
+/* test_kserve.c: bodies and answers of KServe v2 with binary tensors. They are the same problems as in JSON, every
+ * refusal is compared word for word, and the result is the same however a body is split. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@ static const proto_model forward = { "attention_forward", ATTN_OP_FORWARD, false
                          single = { "attention_forward_fp32", ATTN_OP_FORWARD, false, true, ATTN_F32 },
                          backward = { "attention_backward", ATTN_OP_BACKWARD, false, false, ATTN_F32 };
 
-/* Small valid inputs: B 1, Sq 2, Sk 3, H 2, Hk 1, D 2, Dv 1; as numbers, and as bytes (34). */
+/* Small valid inputs with B 1, Sq 2, Sk 3, H 2, Hk 1, D 2, Dv 1, written as numbers or as bytes (34 in all). */
 #define INPUT(name, shape, more) "{\"name\":\"" name "\",\"shape\":" shape ",\"datatype\":\"FP16\"," more "}"
 #define SIZE(bytes)              "\"parameters\":{\"binary_data_size\":" #bytes "}"
 #define REGION(name, size)       "\"parameters\":{\"shared_memory_region\":" name ",\"shared_memory_byte_size\":" size "}"
@@ -30,20 +30,21 @@ static const proto_model forward = { "attention_forward", ATTN_OP_FORWARD, false
 #define QKV                      Q "," K "," V
 #define BINARY_QKV               BINARY_Q "," BINARY_K "," BINARY_V
 enum { QKV_BYTES = 34 };
-enum { ALL = -1, THE_JSON = -2 }; /* values of a case's json_bytes: the request does not say; the actual length */
+/* values of a case's json_bytes: ALL: the request does not say the length of its JSON; THE_JSON: the true length */
+enum { ALL = -1, THE_JSON = -2 };
 
 struct infer {
     const proto_model *model;
     const char *json;
-    size_t data; /* number of bytes behind the JSON */
+    size_t data; /* number of tensor bytes behind the JSON */
     int64_t json_bytes;
 };
 
-/* The numbers of Q, K and V as float16. */
+/* The numbers of q, k and v as float16, one tensor after the other. */
 static const uint16_t numbers[] = { 0x0000, 0x3c00, 0x4000, 0x4200, 0x4400, 0x4500, 0x4600, 0x4700, 0x3c00,
                                     0x4000, 0x4200, 0x4400, 0x4500, 0x4600, 0x3c00, 0x4000, 0x4200 };
 
-/* Makes a body. The caller frees its bytes. */
+/* Makes a body from its parts. The caller frees its bytes. */
 static struct body body_of(const struct infer *infer, const proto_limits *limits)
 {
     const size_t length = strlen(infer->json), count = length + infer->data;
@@ -91,8 +92,8 @@ static void check_refusals(const struct refusal *cases, size_t count)
 
 /* ---- Shared memory ----------------------------------------------------------------------------------------------- */
 
-/* Decodes a body that refers to shared memory, as a server does that has all regions: each input is filled with the
- * bytes that QKV has for it. */
+/* Decodes a body that names shared memory, as a server does that has all regions. Each input is filled with the bytes
+ * that QKV has for it. */
 static void decode_shared(struct decoded *d, const struct infer *infer, proto_shared **list, int *count,
                           proto_shared copy[8])
 {
@@ -105,7 +106,7 @@ static void decode_shared(struct decoded *d, const struct infer *infer, proto_sh
     if (d->status == ATTN_OK) d->status = proto_parser_shared(parser, list, count, &d->err);
     if (d->status == ATTN_OK) d->status = proto_parser_shared_room(parser, &d->err);
     for (int i = 0; d->status == ATTN_OK && i < *count; i++) {
-        static const size_t at[] = { 0, 8, 14 }; /* offsets of q, k and v in `numbers` */
+        static const size_t at[] = { 0, 8, 14 }; /* where q, k and v begin in `numbers` */
         copy[i] = (*list)[i];
         if (!copy[i].output && copy[i].bytes > 0) memcpy(copy[i].to, numbers + at[copy[i].id], (size_t)copy[i].bytes);
     }
@@ -186,7 +187,8 @@ static void test_what_lies_in_shared_memory_is_told(void **state)
     decoded_clear(&d);
 }
 
-/* The answer has no parameters here, because the C++ client would look for a size of binary data in them. */
+/* An output in shared memory is only named in the answer. It has no parameters, because the C++ client would look for a
+ * size of binary data in them. */
 static void test_an_output_in_shared_memory_is_only_named(void **state)
 {
     (void)state;
@@ -216,7 +218,8 @@ static void test_an_output_in_shared_memory_is_only_named(void **state)
     decoded_clear(&d);
 }
 
-/* The size is checked when the bytes are there. The message points at the input in the body. */
+/* The size of an input in shared memory is checked when its bytes are there. The message points at the input in the
+ * body. */
 static void test_faults_of_shared_inputs_name_their_size(void **state)
 {
     (void)state;
@@ -289,7 +292,8 @@ static void test_a_region_is_read_from_what_clients_send(void **state)
         { "{\"key\":\"/x\",\"bytes_size\":64}", "/bytes_size",
           "unknown member 'bytes_size', did you mean 'byte_size'? the body must be like {\"key\": \"/name\", "
           "\"offset\": 0, \"byte_size\": 4096}" },
-        { "{\"key\":\"/x\\u0000y\",\"byte_size\":64}", "", NULL }, /* the scanner refuses a NUL in a string */
+        /* the scanner refuses a NUL in a string, so no key can contain one */
+        { "{\"key\":\"/x\\u0000y\",\"byte_size\":64}", "", NULL },
         { "{\"key\":\"/x\"", "", NULL },
     };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
@@ -358,12 +362,12 @@ static void test_a_region_of_a_gpu_is_read_from_what_clients_send(void **state)
         snprintf(text, sizeof text, "%s%s", says, goes_on ? example : "");
         assert_string_equal(err.member, cases[i].member);
         assert_string_equal(err.text, text);
-        assert_null(strstr(err.text, "QUJD")); /* a handle must not appear in a message */
+        assert_null(strstr(err.text, "QUJD")); /* a handle is a secret, so it must not appear in a message */
     }
 }
 
-/* Inputs on a device get no host memory and keep the address that the caller gave. Nothing reads them; here nothing is
- * at that address. */
+/* Inputs on a device get no host memory, and keep the address that the caller gave. Nothing reads that address, and
+ * here nothing is there. */
 static void test_inputs_on_a_device_stay_there(void **state)
 {
     (void)state;
@@ -417,7 +421,7 @@ static void test_which_inputs_may_lie_on_a_device(void **state)
 
 /* ---- What is taken ----------------------------------------------------------------------------------------------- */
 
-/* Checks that a body gives the same problem as JSON for /v1. */
+/* Checks that a KServe body gives the same problem as this JSON for /v1. */
 static void check_same(const struct infer *body, const char *json)
 {
     struct decoded d = { 0 }, plain = { 0 };
@@ -471,7 +475,7 @@ static void test_numbers_and_bytes_are_the_problem_that_json_makes(void **state)
         { { &forward, BODY(QKV, ",\"parameters\":{\"timeout_ms\":30,\"timeout\":40000}"), 0, ALL },
           "{" PLAIN_QKV ",\"timeout_ms\":30," AS_ARRAY "}" },
         { { &forward, BODY(QKV, ",\"parameters\":{\"timeout\":0}"), 0, ALL }, "{" PLAIN_QKV "," AS_ARRAY "}" },
-        /* bytes beside numbers in any order; indices and masks that are converted; what only KServe clients write */
+        /* bytes and numbers in any order, indices and masks that are converted, and what only KServe clients write */
         { { &forward,
             BODY("{\"name\":\"keep_mask\",\"data\":[true,false,true],\"datatype\":\"BOOL\",\"shape\":[1,1,1,3]}"
                  "," BINARY_Q "," K "," V,
@@ -564,11 +568,11 @@ static void test_bytes_that_do_not_add_up_are_refused(void **state)
           "/inputs/0/parameters/binary_data_size",
           "q: binary_data_size is 12, shape [1, 2, 2, 2] of float16 needs 16" },
         { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(17)) "," BINARY_K "," BINARY_V, ""), QKV_BYTES, THE_JSON },
-          /* the message points at q, not at v, whose data would end a byte early, */
+          /* the message points at q, whose size is wrong, not at v, whose data would end a byte early, */
           "/inputs/0/parameters/binary_data_size",
           "q: binary_data_size is 17, shape [1, 2, 2, 2] of float16 needs 16" },
         { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(15)) "," BINARY_K "," BINARY_V, ""), QKV_BYTES, THE_JSON },
-          /* not an error at the body either, which would have a byte too many */
+          /* and not at the body, which would have a byte too many */
           "/inputs/0/parameters/binary_data_size",
           "q: binary_data_size is 15, shape [1, 2, 2, 2] of float16 needs 16" },
         { { &forward, BODY(BINARY_Q "," INPUT("k", "[1,3,1,2]", SIZE(24)) "," BINARY_V, ""), QKV_BYTES + 12, THE_JSON },
@@ -867,7 +871,8 @@ static void test_tensors_have_a_limit_before_their_bytes_arrive(void **state)
     decoded_clear(&d);
 }
 
-/* The receiving thread reads the JSON at once, because bytes may follow it. Numbers do not count toward the limit. */
+/* The JSON of a body has a limit of its own, because the HTTP thread reads it at once (bytes may follow it). Numbers of
+ * tensors do not count toward the limit. */
 static void test_the_json_has_a_limit_of_its_own(void **state)
 {
     static char json[2 * PROTO_HEADER_BYTES];
@@ -903,7 +908,7 @@ static void test_memory_grows_with_what_arrives_alone(void **state)
 
 /* ---- Answers ----------------------------------------------------------------------------------------------------- */
 
-/* Returns the answer to a problem whose outputs hold the given numbers, read in blocks of `block` bytes. */
+/* Returns the answer to a problem whose outputs hold these numbers, read in blocks of `block` bytes. */
 static char *answer_to(const struct infer *body, const void *out, const void *lse, size_t block, size_t *length,
                        size_t *head)
 {

@@ -1,7 +1,7 @@
-/* test_numbers.c: arrays of numbers from text and to text.
+/* test_numbers.c: arrays of numbers, read from text and written to text.
  *
  * The expected values come from other sources: the C library's strtof and strtod, which round correctly, and exact
- * decimal expansions of midpoints, with a digit added or removed far behind the point. */
+ * decimal expansions of midpoints between two numbers, with a digit added or removed far behind the point. */
 #include "proto-json/numbers.h"
 
 #include <math.h>
@@ -16,12 +16,12 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof(a)[0])
 
-enum { MOST = 512 }; /* most elements of an array in these tests */
+enum { MOST = 512 }; /* largest number of elements of an array in these tests */
 
 struct result {
     numbers_status status;
     numbers_reader reader;
-    uint64_t values[MOST]; /* elements, one after the other */
+    uint64_t values[MOST]; /* the values of all elements, one after the other */
 };
 
 /* Reads a text in pieces of `piece` characters, with room for `room` elements at a time. */
@@ -34,7 +34,7 @@ static void read_in_pieces(const char *text, size_t count, numbers_type type, si
     result->status = NUMBERS_MORE;
     for (size_t at = 0, now = first; at < count || now == first; at += now, now = piece) {
         if (now > count - at) now = count - at;
-        char *exact = malloc(now + 1); /* memory of exact size, so that a sanitizer sees a read beyond it */
+        char *exact = malloc(now + 1); /* memory of exactly this size, so that a sanitizer sees a read beyond it */
         memcpy(exact, text + at, now);
         char *shrunk = realloc(exact, now ? now : 1);
         size_t used = 0;
@@ -69,7 +69,7 @@ static uint32_t code_at(const struct result *r, size_t index)
     return code;
 }
 
-/* Reads one number's text. Returns false if it is refused. */
+/* Reads the text of one number. Returns false if it is refused. */
 static bool read_one(const char *number, numbers_type type, uint32_t *code)
 {
     char text[2048];
@@ -82,7 +82,7 @@ static bool read_one(const char *number, numbers_type type, uint32_t *code)
 }
 
 static uint64_t random_state = 88172645463325252u;
-static uint64_t next_random(void) /* xorshift64: the same numbers in every run */
+static uint64_t next_random(void) /* a random number generator (xorshift64) that gives the same numbers in every run */
 {
     random_state ^= random_state << 13;
     random_state ^= random_state >> 7;
@@ -173,7 +173,7 @@ static const struct refusal refusals[] = {
     { NUMBERS_F32, "[[[1],[2]],[[3],[4],[5]]]", 20, TOO_LONG },
     { NUMBERS_F32, "[[[1],[2]],[[3],[4,5]]]", 19, TOO_LONG },
     { NUMBERS_F32, "[[[[[1]]]]]", 4, "arrays are nested deeper than 4" },
-    /* faults of values: the offset is where the number begins */
+    /* faults of values: the reported offset is where the number begins */
     { NUMBERS_F32, "[0, 3.4028236e38]", 4, OUT_OF("float32") INFINITE },
     { NUMBERS_F32, "[-1e39]", 1, OUT_OF("float32") INFINITE },
     { NUMBERS_F32, "[1e999999999999999999999]", 1, OUT_OF("float32") INFINITE },
@@ -291,7 +291,7 @@ static void test_without_room_nothing_is_lost(void **state)
     assert_int_equal(taken, 3);
     assert_int_equal(written, 1);
     assert_int_equal(numbers_read(&r, "2", 1, out + 1, 1, &taken, &written),
-                     NUMBERS_MORE); /* the number has begun in an earlier piece */
+                     NUMBERS_MORE); /* a piece before has the number's beginning */
     assert_int_equal(numbers_read(&r, "0]", 2, out + 1, 0, &taken, &written), NUMBERS_FULL);
     assert_int_equal(taken, 1);
     assert_int_equal(numbers_read(&r, "]", 1, out + 1, 1, &taken, &written), NUMBERS_DONE);
@@ -303,7 +303,7 @@ static void test_without_room_nothing_is_lost(void **state)
 static void test_a_long_array_needs_no_memory_of_its_own(void **state)
 {
     (void)state;
-    enum { PIECE = 65536, PIECES = 512 }; /* 32 MiB of "0," */
+    enum { PIECE = 65536, PIECES = 512 }; /* 32 MiB of text: "0," again and again */
     static char piece[PIECE];
     static uint16_t out[PIECE / 2 + 1];
     for (size_t i = 0; i < PIECE; i++) piece[i] = i % 2 ? ',' : '0';
@@ -363,7 +363,7 @@ static void test_integers_are_exact_to_their_ends(void **state)
 
 /* ---- Values ------------------------------------------------------------------------------------------------------ */
 
-/* The formats with fewer than 32 bits, defined independently of the product. */
+/* The formats with fewer than 32 bits, defined independently of the code under test. */
 static const struct narrow_format {
     numbers_type type;
     int fraction_bits, bias;
@@ -382,15 +382,16 @@ static double value_of(const struct narrow_format *f, uint32_t code)
     return ldexp(fraction + (1 << f->fraction_bits), exponent - f->bias - f->fraction_bits);
 }
 
-/* Writes the exact decimal expansion of x > 0, minus a little: the last digit is decremented and followed by nines. */
+/* Writes a number just below x > 0: the exact decimal expansion of x, with its last digit decremented and nines behind
+ * it. */
 static void text_below(double x, char *text, size_t size)
 {
-    snprintf(text, size, "%.220f", x); /* 2^-150 has 150 digits behind the point */
+    snprintf(text, size, "%.220f", x); /* 2^-150 has 150 digits behind the point, so all digits of x fit */
     char *last = text + strlen(text) - 1;
     for (; *last == '0' || *last == '.'; last--)
         if (*last == '0') *last = '9';
     --*last;
-    /* removes a leading zero, which a borrow leaves, as from 100 to 099.9 */
+    /* removes the leading zero that a borrow leaves, as in 099.9 from 100 */
     if (text[0] == '0' && text[1] != '.') memmove(text, text + 1, strlen(text));
 }
 
@@ -406,7 +407,7 @@ static void check_code(const char *text, numbers_type type, bool fits, uint32_t 
     if (got != fits || (fits && code != want))
         fail_msg("type %d: %s is %#x (%d), expected %#x (%d)", type, text, code, got, want, fits);
 
-    /* The indirect way: reads the number without a type first. */
+    /* Reads a number in the indirect way: first without a type, then converted. */
     char array[1024];
     struct result r;
     uint64_t element;
@@ -434,7 +435,7 @@ static void test_midpoints_of_narrow_formats_round_right(void **state)
              code = code < f->largest && code + stride > f->largest ? f->largest : code + stride) {
             char text[512];
             double middle = (value_of(f, code) + value_of(f, code + 1)) / 2;
-            bool fits = code < f->largest; /* the next code is a finite number too */
+            bool fits = code < f->largest; /* the next code is a finite number too, so there is a midpoint */
             snprintf(text, sizeof text, "%.220f", middle);
             check_code(text, f->type, fits || code % 2 == 0, code % 2 ? code + 1 : code);
             text_below(middle, text, sizeof text);
@@ -465,7 +466,7 @@ static void test_midpoints_of_float32_round_right(void **state)
         check_code(text, NUMBERS_F32, true, code);
         text_above(middle, text, sizeof text);
         check_code(text, NUMBERS_F32, fits, code + 1);
-        snprintf(text, sizeof text, "%.9e", middle); /* near a midpoint, with few digits */
+        snprintf(text, sizeof text, "%.9e", middle); /* a number near the midpoint, with few digits */
         float want = strtof(text, NULL);
         memcpy(&code, &want, 4);
         check_code(text, NUMBERS_F32, isfinite(want), code);
@@ -499,9 +500,9 @@ static void test_bare_words_are_read_where_they_are_let(void **state)
 {
     (void)state;
     static const struct {
-        numbers_type type, becomes; /* becomes: the type to which an untyped number is converted */
+        numbers_type type, becomes; /* becomes: the type to which a number is converted that was read without a type */
         const char *text, *error;
-        uint32_t want; /* code of the second element */
+        uint32_t want; /* the code that the second element must have */
     } cases[] = {
         { NUMBERS_F32, NUMBERS_F32, "[1,NaN]", NULL, 0x7FC00000 },
         { NUMBERS_F32, NUMBERS_F32, "[1, Infinity ]", NULL, 0x7F800000 },

@@ -1,5 +1,5 @@
 /* test_protocol.c: PROTOCOL.md is true. Every request in it is decoded (whole, and split at every byte), computed by
- * the reference backend, encoded, and compared with the answer that follows it. */
+ * the reference backend and encoded. The answer must be the one in the document. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -11,9 +11,9 @@
 #include "codec.h"
 #include "proto-json/base64.h"
 
-#define PROTOCOL "proto-json/PROTOCOL.md" /* tests run at the root of the tree */
+#define PROTOCOL "proto-json/PROTOCOL.md" /* tests run in the top folder of the repository */
 
-/* One fenced block: the words behind ```json, and the text. Both are owned. */
+/* A fenced block of the document: the words behind ```json, and the text. The struct owns both. */
 struct block {
     char *mark, *text;
     int line;
@@ -54,7 +54,7 @@ static int read_blocks(struct block blocks[MAX_BLOCKS])
  * caller frees it. */
 static char *file_of(const char *text, size_t *bytes)
 {
-    const char *const end = text + strlen(text) - 1; /* the last line break */
+    const char *const end = text + strlen(text) - 1; /* the line break before the data */
     const char *line = end;
     while (line[-1] != '\n') line--;
     const size_t header = (size_t)(line - text);
@@ -78,7 +78,7 @@ static size_t header_of(const char *file)
     return header;
 }
 
-/* Returns the header of a file, with its data as a base64 member. */
+/* Returns the header of a safetensors file as JSON, with the file's data as a base64 member. */
 static cJSON *parse_file(const char *file, size_t bytes)
 {
     char data[1024] = { 0 };
@@ -90,7 +90,7 @@ static cJSON *parse_file(const char *file, size_t bytes)
     return json;
 }
 
-/* Judges the results of a check. */
+/* Judges the results of a check, as the server does. */
 static judge_result *report_of(const proto_item *item)
 {
     judge_result *const report = malloc(sizeof *report);
@@ -105,7 +105,7 @@ static judge_result *report_of(const proto_item *item)
     return report;
 }
 
-/* Computes a decoded call and returns its answer, which the caller frees. */
+/* Computes a decoded call. Returns its answer, which the caller frees. */
 static char *answer(struct decoded *d, int *http, size_t *length)
 {
     attn_device *device;
@@ -152,7 +152,7 @@ static char *answer(struct decoded *d, int *http, size_t *length)
     assert_int_equal(attn_stream_wait(stream, &err), ATTN_OK);
     assert_int_equal(proto_encoder_new(d->call, results, "0001", &encoder, &err), ATTN_OK);
     *length = (size_t)proto_encoder_length(encoder);
-    /* An answer of KServe with bytes behind its JSON is converted to a file, for parse_file(). */
+    /* An answer of KServe with bytes behind its JSON is converted to a safetensors file, for parse_file(). */
     const size_t head = (size_t)proto_encoder_head_bytes(encoder), front = d->call->model && head < *length ? 8 : 0;
     text = calloc(1, front + *length + 1);
     assert_non_null(text);
@@ -172,7 +172,7 @@ static char *answer(struct decoded *d, int *http, size_t *length)
     return text;
 }
 
-/* Removes a member that differs in every run. The member must exist. */
+/* Removes a member whose value differs in every run. The member must exist. */
 static void drop(cJSON *object, const char *name)
 {
     if (!cJSON_GetObjectItemCaseSensitive(object, name)) print_error("%s is missing\n", name);
@@ -187,7 +187,7 @@ static void normalise(cJSON *json)
     cJSON *parameters = cJSON_GetObjectItemCaseSensitive(json, "parameters");
     cJSON *errors = cJSON_GetObjectItemCaseSensitive(json, "errors");
     cJSON *explanations = cJSON_GetObjectItemCaseSensitive(json, "explanations");
-    /* these depend on the processor's rounding */
+    /* these figures depend on the rounding of the processor */
     cJSON_ArrayForEach(one, errors) drop(one, "explained"), drop(one, "limit");
     cJSON_ArrayForEach(one, explanations) drop(one, "error_if_so");
     if (metadata || parameters) {
@@ -273,7 +273,7 @@ static void test_every_example_of_the_protocol_is_true(void **state)
         free(must);
         free(body);
     }
-    assert_true(requests >= 8 && answers >= 7); /* enough blocks were found, so this was the right file */
+    assert_true(requests >= 8 && answers >= 7); /* so many blocks show that this was the right file */
     assert_int_equal(wrong, 0);
     for (int i = 0; i < count; i++) free(blocks[i].mark), free(blocks[i].text);
 }
@@ -300,7 +300,7 @@ static void test_the_protocol_names_every_member(void **state)
         snprintf(name, sizeof name, "`%s`", attn_tensors[id].name);
         if (!proto_takes_tensor(ATTN_OP_BACKWARD, (attn_tensor_id)id) &&
             (proto_operations[ATTN_OP_BACKWARD].usual >> id & 1))
-            continue; /* dq, dk and dv are in a list */
+            continue; /* the document has dq, dk and dv in a list instead of a table */
         if (!strstr(text, name)) fail_msg("%s does not name %s", PROTOCOL, attn_tensors[id].name);
     }
     for (int e = 0; e < PROTO_ERROR_COUNT; e++) {

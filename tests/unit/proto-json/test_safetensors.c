@@ -1,5 +1,5 @@
-/* test_safetensors.c: bodies and answers that are safetensors files: the same problems as in JSON, every refusal word
- * for word, and the same result however a body is split. */
+/* test_safetensors.c: bodies and answers that are safetensors files. They are the same problems as in JSON, every
+ * refusal is compared word for word, and the result is the same however a body is split. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,7 +14,7 @@
 #define FORWARD  ATTN_OP_FORWARD
 #define BACKWARD ATTN_OP_BACKWARD
 
-/* Small valid tensors: B 1, Sq 2, Sk 3, H 2, Hk 1, D 2, Dv 1; 34 bytes of data. */
+/* Small valid tensors with B 1, Sq 2, Sk 3, H 2, Hk 1, D 2, Dv 1; they have 34 bytes of data. */
 #define TENSOR(name, dtype, shape, begin, end) \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":[" #begin "," #end "]}"
 #define Q   TENSOR("q", "F16", "[1,2,2,2]", 0, 16)
@@ -23,7 +23,7 @@
 #define QKV Q "," K "," V
 enum { QKV_BYTES = 34 };
 
-/* Returns byte i of the data, which consists of small float16 numbers. */
+/* Returns byte i of the files' data, which are small float16 numbers. */
 static uint8_t data_byte(size_t i)
 {
     return (uint8_t)(i % 2 ? 0x30 + i % 7 : i * 5);
@@ -42,7 +42,7 @@ static uint8_t *file_of(const char *header, size_t data, size_t *bytes)
     return body;
 }
 
-/* Writes the tensor as a JSON member, with the data from `begin` on. */
+/* Writes a tensor as a JSON member, whose data are the bytes from `begin` on. */
 static void put_json(FILE *f, const char *name, const char *dtype, const char *shape, size_t begin, size_t end)
 {
     uint8_t data[64];
@@ -72,7 +72,7 @@ static void decode_split(struct decoded *d, attn_op op, const void *bytes, size_
 
 /* ---- What is taken ----------------------------------------------------------------------------------------------- */
 
-/* Checks that the header, and the JSON members beside q, k and v, give the same problem. */
+/* Checks that a file with this header gives the same problem as JSON with q, k, v and these members. */
 static void check_same(attn_op op, const char *header, const char *members)
 {
     struct decoded d = { 0 }, json = { 0 };
@@ -109,13 +109,15 @@ static void test_a_file_is_the_same_problem_as_json(void **state)
 {
     (void)state;
     check_same(FORWARD, "{" QKV "}", "");
-    check_same(FORWARD, "{" V "," Q "," K "}", ""); /* the order in the header differs from that of the data */
-    check_same(FORWARD, "{" QKV "}     ", "");      /* padded with spaces, as the package does */
+    /* the tensors' order in the header may differ from that of their data */
+    check_same(FORWARD, "{" V "," Q "," K "}", "");
+    /* the header may be padded with spaces, as the package `safetensors` does */
+    check_same(FORWARD, "{" QKV "}     ", "");
     check_same(FORWARD, "{\"__metadata__\":{}," QKV "}", "");
     check_same(FORWARD,
                "{\"q\":{\"data_offsets\":[0,16],\"shape\":[1,2,2,2],\"dtype\":\"float16\"}," K ","
                "\"v\":{\"dtype\":\"fp16\",\"data_offsets\":[28,34],\"shape\":[1,3,1,1]}}",
-               ""); /* a dtype may have any of its names */
+               ""); /* a dtype may be written with any of its names */
     check_same(BACKWARD, "{" QKV "," TENSOR("dout", "F16", "[1,2,2,1]", 34, 42) "}", "");
 }
 
@@ -199,7 +201,7 @@ static void test_no_member_of_ours_is_passed_over(void **state)
     }
 }
 
-/* An id is a string, even if it has only digits. */
+/* The id of a context is a string, even if it has only digits. */
 static void test_a_context_of_digits_is_a_word(void **state)
 {
     static const char *const ids[] = { "123", "true", "\\\"123\\\"" };
@@ -219,8 +221,8 @@ static void test_a_context_of_digits_is_a_word(void **state)
     }
 }
 
-/* Lengths that are no multiple of an alignment, and tensors without elements. decoded_text() checks where each tensor
- * lies. */
+/* Every tensor is aligned in memory, even behind lengths that are no multiple of an alignment, and behind tensors
+ * without elements. decoded_text() checks where each tensor lies. */
 static void test_every_tensor_gets_a_boundary_of_its_own(void **state)
 {
     static const char header[] = "{" TENSOR("q", "F32", "[1,1,1,1]", 5, 9) "," TENSOR(
@@ -419,7 +421,7 @@ static void test_options_that_cannot_be(void **state)
         { FORWARD, METADATA("\"verify\":\"every\""), 34, "/verify",
           "verify: is 'every', must be an integer from 0 to 2^53, the number of rows, or \"all\"" },
         { FORWARD, METADATA("\"casual\":\"true\""), 34, "/casual", "unknown member 'casual', did you mean 'causal'?" },
-        /* These names resemble descriptions of a file, and are refused. */
+        /* These names resemble descriptions of a file, which are ignored, but they are refused. */
         { FORWARD, METADATA("\"formats\":\"pt\""), 34, "/formats",
           "unknown member 'formats' (/docs lists the members of forward)" },
         { FORWARD, METADATA("\"Format\":\"pt\""), 34, "/Format",
@@ -440,7 +442,7 @@ static void test_options_that_cannot_be(void **state)
     check_refusals(cases, ARRAY_SIZE(cases), NULL, ATTN_INVALID);
 }
 
-/* Bodies that end before their header is complete, or whose first bytes are not a valid length. */
+/* Bodies that end before their header is complete, or whose first bytes are not a valid length of a header. */
 static void test_beginnings_that_cannot_be(void **state)
 {
     static const struct {
@@ -515,14 +517,14 @@ static void test_limits(void **state)
     limits.members = 2;
     check_refusals(&members, 1, &limits, ATTN_INVALID);
     limits = (proto_limits)PROTO_LIMITS_DEFAULT;
-    limits.values = 38; /* 33 values of the header and five more */
+    limits.values = 38; /* the limit of values: 33 in the header and five more */
     check_refusals(&values, 1, &limits, ATTN_TOO_LARGE);
     check_refusals(&fine, 1, &limits, ATTN_INVALID);
     limits.values = 4;
     check_refusals(&many, 1, &limits, ATTN_TOO_LARGE);
 }
 
-/* Memory grows with what has arrived. If it is refused, that refusal is the answer. */
+/* Memory grows with the bytes that have arrived. If a growth is refused, the refusal is the answer. */
 static void test_memory(void **state)
 {
     static const char header[] = "{" TENSOR("q", "F32", "[1,4000,1,1]", 0, 16000) "," TENSOR(
@@ -540,7 +542,7 @@ static void test_memory(void **state)
     decoded_clear(&d);
 
     d.memory.limit = 20000;
-    decode_split(&d, FORWARD, body, 30); /* no byte of the data has arrived */
+    decode_split(&d, FORWARD, body, 30); /* no byte of the data has arrived yet */
     assert_int_equal(d.memory.growths, 0);
     decoded_clear(&d);
     d.memory.limit = 20000;
@@ -643,7 +645,7 @@ static void test_an_answer_without_elements(void **state)
     free(text);
 }
 
-/* An answer can be sent back: out and lse of a forward are valid inputs of a backward. */
+/* An answer can be sent back as a body: out and lse of a forward are valid inputs of a backward. */
 static void test_an_answer_is_a_body(void **state)
 {
     float out[] = { 1, 2, 3, 4 }, lse[] = { 5, 6 };
@@ -656,7 +658,8 @@ static void test_an_answer_is_a_body(void **state)
     give(&item, ATTN_T_out, out, ATTN_F32, 4, (const int64_t[]){ 1, 2, 1, 2 });
     give(&item, ATTN_T_lse, lse, ATTN_F32, 3, (const int64_t[]){ 1, 1, 2 });
     uint8_t *text = answer_of(&call, &result, 1000, &length);
-    /* facts such as timings are not options: the parser reads up to their names and refuses these */
+    /* facts in an answer, such as its timings, are no options: the parser accepts the file up to their names, and
+     * refuses these */
     decode_file(&d, BACKWARD, text, length);
     assert_int_equal(d.status, ATTN_INVALID);
     assert_string_equal(d.err.text, "unknown member 'backend'; leave it out, the server decides");

@@ -1,5 +1,5 @@
-/* test_scan.c: which texts are JSON, byte by byte; what the scanner leaves besides extracted values; and the same
- * result however a body is split. */
+/* test_scan.c: which texts are JSON, byte by byte; what the scanner leaves beside the values that it extracts; and the
+ * same result however a body is split. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -34,7 +34,7 @@ static void scan_begin(struct scanned *r, const proto_limits *limits)
     assert_non_null(r->s);
 }
 
-/* Scans one piece in memory of its own size. After a fault it does nothing. */
+/* Scans one piece, in memory of its own size. After a fault it does nothing. */
 static void scan_piece(struct scanned *r, const char *bytes, size_t count)
 {
     char *copy = malloc(count ? count : 1);
@@ -49,7 +49,7 @@ static void scan_end(struct scanned *r)
     if (r->status == ATTN_OK) r->status = scan_finish(r->s, &r->err);
 }
 
-/* Feeds [0, first), [first, second), [second, bytes). */
+/* Scans the body in three pieces: [0, first), [first, second), [second, bytes). */
 static void scan_split(struct scanned *r, const proto_limits *limits, const char *body, size_t bytes, size_t first,
                        size_t second)
 {
@@ -67,7 +67,8 @@ static void scan_bytes(struct scanned *r, const char *body, size_t bytes)
     scan_end(r);
 }
 
-/* Returns a result as text (status, error, remaining JSON, extracted values with their bytes). The caller frees it. */
+/* Returns a result as text (status, message, remaining JSON, extracted values with their bytes). The caller frees
+ * it. */
 static char *scanned_text(const struct scanned *r)
 {
     char *text = NULL;
@@ -114,7 +115,7 @@ static char *scanned_text(const struct scanned *r)
     return text;
 }
 
-/* The number of bodies with a wrong result. Every test goes through its whole table before it fails. */
+/* The number of bodies with a wrong result so far. Every test goes through its whole table before it fails. */
 static int differences;
 
 static int no_differences(void **state)
@@ -125,7 +126,7 @@ static int no_differences(void **state)
     return found ? -1 : 0;
 }
 
-/* Checks that the body gives `says`: whole, byte by byte, and split at every position. */
+/* Checks that scanning the body gives `says`: whole, byte by byte, and split at every position. */
 static void check_at(const char *file, int line, const char *body, size_t bytes, const char *says)
 {
     bool same = true;
@@ -153,7 +154,8 @@ static void test_what_is_no_json_is_refused_with_its_byte(void **state)
     static const struct {
         const char *body, *says;
     } cases[] = {
-        /* J1: truncated text, text behind the end, byte order mark, comments, literals that JSON lacks, commas */
+        /* J1: truncated text, text behind the end, a byte order mark, comments, literals that JSON does not have,
+         * superfluous commas */
         { "", "the body is empty, expected a JSON object with q, k and v" },
         { " \n", "the body is empty, expected a JSON object with q, k and v" },
         { "{", "not JSON: the body ends after 1 bytes, before the value is complete (was it cut off?)" },
@@ -232,7 +234,7 @@ static void test_what_is_no_json_is_refused_with_its_byte(void **state)
         { "[\"\xf4\x90\x80\x80\"]", "byte 3: invalid UTF-8" }, /* past U+10FFFF */
         { "[\"\xe2\x82\"]", "byte 4: invalid UTF-8" },         /* cut short */
         { "[\"\xc3\"]", "byte 3: invalid UTF-8" },
-        /* faults inside values that are extracted, and behind a fault in such values */
+        /* faults inside values that are extracted, and behind such a fault */
         { "{\"data\":\"AA\nAA\"}",
           "not JSON at byte 11: control character 0x0a inside a string (a line break in base64? "
           "`base64 -w0` writes none)" },
@@ -264,7 +266,7 @@ static void test_what_is_no_json_is_refused_with_its_byte(void **state)
 
 /* ---- Limits ------------------------------------------------------------------------------------------------------ */
 
-/* Returns `text` repeated, between `before` and `after`. */
+/* Returns `text` repeated `times` times, between `before` and `after`. */
 static char *repeated(const char *before, const char *text, size_t times, const char *after)
 {
     const size_t length = strlen(text);
@@ -338,14 +340,15 @@ static void test_memory_that_runs_out_fails_with_its_own_words(void **state)
     scanned_clear(&r);
 }
 
-/* The test's memory is copied at each growth, and ThreadSanitizer watches every byte of that. */
+/* The array is smaller under ThreadSanitizer, which watches every byte when the test's memory is copied at each
+ * growth. */
 #ifdef __SANITIZE_THREAD__
 enum { LARGE_ARRAY = 1 << 20 };
 #else
 enum { LARGE_ARRAY = 16 << 20 };
 #endif
 
-/* J3: an array of 32 MiB needs only the room of its elements, and none of its text remains. */
+/* J3: an array of 32 MiB of text needs memory for its elements only, and none of its text remains. */
 static void test_a_large_array_costs_its_elements(void **state)
 {
     struct scanned r = { 0 };
@@ -384,7 +387,7 @@ static void test_the_skeleton_keeps_everything_but_data(void **state)
           "[\"s\\\"\\\\\\/\\b\\f\\n\\r\\t\\u00e9\\ud83d\\ude00\"]");
     check("[\"\x7f \xc3\xa9 \xe2\x82\xac \xef\xbf\xbf \xf0\x9f\x98\x80 \xf4\x8f\xbf\xbf\"]",
           "[\"s\x7f \xc3\xa9 \xe2\x82\xac \xef\xbf\xbf \xf0\x9f\x98\x80 \xf4\x8f\xbf\xbf\"]");
-    /* the first and the last character of each length of UTF-8, and those around the surrogates */
+    /* the first and the last character of each length of UTF-8, and the characters around the surrogates */
     check("[\"\xc2\x80\xdf\xbf \xe0\xa0\x80\xe0\xbf\xbf\xe1\x80\x80\xec\xbf\xbf \xed\x80\x80\xed\x9f\xbf \xee\x80\x80 "
           "\xf0\x90\x80\x80\xf3\x80\x80\x80\xf4\x80\x80\x80\"]",
           "[\"s\xc2\x80\xdf\xbf \xe0\xa0\x80\xe0\xbf\xbf\xe1\x80\x80\xec\xbf\xbf \xed\x80\x80\xed\x9f\xbf \xee\x80\x80 "
@@ -403,13 +406,13 @@ static void test_data_is_lifted_whatever_surrounds_it(void **state)
     check("{\"data\":\"AAE=\",\"x\":\"y\"}", "{\"data\":0,\"x\":\"sy\"}\n0 @0 0001");
     check("[{\"data\":\"AA==\"},{\"data\":\"AQ==\"},\"AA==\"]",
           "[{\"data\":0},{\"data\":1},\"sAA==\"]\n0 @0 00\n1 @64 01");
-    /* J8: escapes in the base64 and in the name */
+    /* J8: escapes within base64, and within the name "data" */
     check("{\"data\":\"\\/\\/\\u002b\\u002B\"}", "{\"data\":0}\n0 @0 ffffbe");
     check("{\"data\":\"\\/A\\/\\/\\/\\/A\\/\\/\\/\\/\\/AA==\"}", "{\"data\":0}\n0 @0 fc0ffffff03fffffff00");
     check("{\"data\":\"AA==\\/\"}", "{\"data\":0}\n0 base64 4, byte 14: nothing may follow the padding");
     check("{\"data\":\"A\\u0041\\u003d=\"}", "{\"data\":0}\n0 @0 00");
     check("{\"\\u0064at\\u0061\":\"AAEC\"}", "{\"\\u0064at\\u0061\":0}\n0 @0 000102");
-    /* names that only resemble the member, and values that are neither string nor array, are not extracted */
+    /* names that only resemble "data" are not extracted, nor are values that are neither string nor array */
     check("{\"dat\":\"AA\",\"dataa\":\"AA\",\"DATA\":\"AA\",\"d\":\"data\"}",
           "{\"dat\":\"sAA\",\"dataa\":\"sAA\",\"DATA\":\"sAA\",\"d\":\"sdata\"}");
     check("{\"data\":5,\"a\":{\"data\":null},\"b\":{\"data\":{\"data\":\"AAEC\"}}}",
@@ -447,13 +450,14 @@ static void test_a_fault_in_base64_is_noted_and_the_rest_is_read(void **state)
     check("{\"data\":\"AA=A\"}", "{\"data\":0}\n0 base64 3, byte 12: a second '=' must follow the first");
     check("{\"data\":\"AB==\"}",
           "{\"data\":0}\n0 base64 2, byte 11: padding after a character whose unused bits are not zero");
-    /* the memory of a refused value is used again */
+    /* the memory of a value that was refused is used again */
     check("[{\"data\":\"AAEC*\"},{\"data\":\"AQ==\"}]",
           "[{\"data\":0},{\"data\":1}]\n0 base64 4, byte 14: not a character of the base64 alphabet (RFC 4648 section "
           "4)\n1 @0 01");
 }
 
-/* Recognised however the body is split, although the text before the fault is no longer in the piece. */
+/* Text that is written in another way than base64 (a data URI, hexadecimal, ...) is recognised however the body is
+ * split, although the text before the fault is no longer in the piece. */
 static void test_text_that_is_written_otherwise_is_recognised(void **state)
 {
     static const struct {
@@ -473,7 +477,8 @@ static void test_text_that_is_written_otherwise_is_recognised(void **state)
         { "AA%3D", "base64 2, byte 11: percent-encoding; send base64 as it is" },
         { "AA==\\n", "base64 4, byte 14: a line break; `base64 -w0` and base64.b64encode() write none" },
         { "AAAA\\r\\nAAAA", "base64 4, byte 14: a line break; `base64 -w0` and base64.b64encode() write none" },
-        /* only multiples of four are refused here; parse.c knows the required length */
+        /* the scanner refuses only lengths that are no multiple of four characters; parse.c knows the required
+         * length */
         { "00000000803f", "@0 d34d34d34d34f34ddf" },
         { "0x0000803f0000004", "ends after 17: this is hexadecimal, base64 is wanted: "
                                "base64.b64encode(x.tobytes()).decode()" },
@@ -499,7 +504,8 @@ static void test_arrays_are_read_in_their_dtype(void **state)
           "{\"dtype\":\"sint32\",\"data\":0}\n0 int32 2 [2,1] @0 ffffffff02000000");
     check("{\"dtype\":\"bfloat16\",\"data\":[\"NaN\",\"Infinity\",\"-Infinity\",-0]}",
           "{\"dtype\":\"sbfloat16\",\"data\":0}\n0 bfloat16 4 [4] @0 c07f807f80ff0080");
-    /* the dtype may come later with the same result: 1.0009765625 + 2^-11 rounded twice would be another float16 */
+    /* the dtype may come after the data, with the same result: 1.0009765625 + 2^-11, if rounded twice, would be another
+     * float16 */
     check("{\"data\":[1,2.5],\"dtype\":\"float16\",\"c\":0}",
           "{\"data\":0,\"dtype\":\"sfloat16\",\"c\":\"n0\"}\n0 float16 2 [2] @0 003c0041");
     check("{\"data\":[1.00048828125000000000001],\"dtype\":\"float16\"}",
@@ -511,7 +517,7 @@ static void test_arrays_are_read_in_their_dtype(void **state)
     check("[{\"data\":[1,2,3],\"dtype\":\"uint8\"},{\"dtype\":\"uint8\",\"data\":[4]}]",
           "[{\"data\":0,\"dtype\":\"suint8\"},{\"dtype\":\"suint8\",\"data\":1}]\n0 uint8 3 [3] @0 010203\n1 uint8 1 "
           "[1] @64 04");
-    /* a dtype that never comes, or is not one */
+    /* a dtype that never comes, or that is none */
     check("{\"data\":[1]}", "{\"data\":0}\n0 untyped 1 [1] @0 000000000000f03f");
     check("{\"data\":[1],\"dtype\":\"float17\"}",
           "{\"data\":0,\"dtype\":\"sfloat17\"}\n0 untyped 1 [1] @0 000000000000f03f");

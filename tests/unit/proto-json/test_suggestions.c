@@ -1,5 +1,5 @@
-/* test_suggestions.c: each word of proto-json/suggestions.c is sent in a body. The test fails if a member, a dtype or a
- * choice has been given that name since, or if a word is in two rows: it would get no suggestion or another one. */
+/* test_suggestions.c: sends each word of proto-json/suggestions.c in a body. The test fails if a member, a dtype or a
+ * choice has that name by now, or if a word is in two rows: the word would get no suggestion, or another one. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +10,7 @@
 #include "codec.h"
 #include "proto-json/suggestions.h"
 
-/* Returns the operation of this name, or PROTO_OP_COUNT if the place is not an operation. */
+/* Returns the operation of this name, or PROTO_OP_COUNT if `place` does not name an operation. */
 static proto_op op_named(const char *place)
 {
     proto_op op = 0;
@@ -18,7 +18,7 @@ static proto_op op_named(const char *place)
     return op;
 }
 
-/* Writes a body that has the word at its place. */
+/* Writes a body that contains the word at this place. */
 static void body_of(const char *place, const char *word, char *body, size_t capacity)
 {
     static const struct {
@@ -64,7 +64,7 @@ static void refuse_kserve(const char *body, attn_error *err)
     decoded_clear(&d);
 }
 
-/* Gets the error with which the body is refused by the parser of that place. */
+/* Gets the error with which the parser of that place refuses the body. */
 static void refuse(const char *place, const char *body, attn_error *err)
 {
     const proto_op op = op_named(place);
@@ -92,7 +92,7 @@ static void check_word(const struct suggestion *suggestion, const char *place, c
     char body[256], end[256];
     body_of(place, word, body, sizeof body);
     refuse(place, body, &err);
-    /* The suggestion does not repeat what the message says already: "belongs to backward, POST
+    /* A suggestion must not repeat what the message says already, such as "belongs to backward, POST
      * /v1/attention/backward". */
     const char *const path = strstr(suggestion->suggestion, "/v1/attention/"), *const said =
                                                                                    path ? strstr(err.text, path) : NULL;
@@ -103,7 +103,7 @@ static void check_word(const struct suggestion *suggestion, const char *place, c
         fail_msg("%s: %s\nsays: %s\nmust end with: %s", place, body, err.text, end);
 }
 
-/* A word that a suggestion recommends as a dtype is not itself in the table, so one lookup is enough. */
+/* A word that a suggestion recommends as a dtype must not be in the table itself, so that one lookup is enough. */
 static void check_dtype(const struct suggestion *suggestion, const char *word)
 {
     char name[SUGGESTION_DTYPE_BYTES];
@@ -113,7 +113,7 @@ static void check_dtype(const struct suggestion *suggestion, const char *word)
     assert_null(suggestion_of(SUGGESTION_DTYPE, suggestion->suggestion));
 }
 
-/* Calls `each` for every word of a list that is separated by spaces. */
+/* Calls `each` for every word of a list whose words are separated by spaces. */
 static void for_each(const char *list, const struct suggestion *suggestion, const char *place,
                      void (*each)(const struct suggestion *suggestion, const char *place, const char *part))
 {
@@ -142,8 +142,8 @@ static void test_every_word_gets_the_suggestion_of_its_row(void **state)
         for_each(suggestion->places, suggestion, NULL, check_words_at);
 }
 
-/* Checks that following a suggestion does not lead to another refusal: its 'names', and the "names": of the text to
- * write, are accepted at that place. */
+/* Checks that a user who follows a suggestion is not refused again: the names in quotes ('name', or "name": in a text
+ * to write) must be accepted at that place. */
 static void check_name(const struct suggestion *suggestion, const char *place, const char *name)
 {
     static const char *const refusals[] = { "unknown member", "belongs to", "is computed here", "takes one problem" };
@@ -183,7 +183,7 @@ static void test_no_suggestion_leads_to_the_next_refusal(void **state)
 static void test_a_name_with_a_known_part_gets_advice_about_that_part(void **state)
 {
     static const struct {
-        const char *place, *word, *says; /* NULL: no suggestion for any word in the list */
+        const char *place, *word, *says; /* says: the suggestion; NULL: no word of the list has one */
     } cases[] = {
         { "forward", "valid_mask", "about masks there are 'keep_mask'" },
         { "forward", "validMask", "about masks" },
@@ -246,7 +246,8 @@ static void test_a_word_is_a_whole_one_in_any_case(void **state)
 {
     (void)state;
     assert_string_equal(suggestion_of("forward", "Softmax_Scale"), "write 'scale'");
-    assert_string_equal(suggestion_of("forward", "scale_factor"), "write 'scale'"); /* the last word of its row */
+    /* this word is the last one of its row in the table */
+    assert_string_equal(suggestion_of("forward", "scale_factor"), "write 'scale'");
     assert_string_equal(suggestion_of("forward", "softmaxScale"), "write 'scale'");
     assert_string_equal(suggestion_of("forward", "softmax-scale"), "write 'scale'");
     assert_null(suggestion_of("forward", ""));
@@ -261,11 +262,12 @@ static void test_many_hexadecimal_digits_are_known_by_the_first(void **state)
 {
     static uint8_t bytes[3 << 20];
     (void)state;
-    memset(bytes, 0xd3, sizeof bytes); /* in base64 this is "09PT": 0 and 9 are hexadecimal digits, P and T are not */
+    /* 0xd3d3d3 is "09PT" in base64: 0 and 9 are hexadecimal digits, but P and T are not */
+    memset(bytes, 0xd3, sizeof bytes);
     assert_false(suggestion_is_hex(bytes, sizeof bytes));
     for (size_t i = 0; i < sizeof bytes; i += 3) memcpy(bytes + i, "\xd3\x4d\x34", 3); /* "0000" */
     assert_true(suggestion_is_hex(bytes, sizeof bytes));
-    bytes[sizeof bytes / 2] = 0xff; /* a byte far behind the beginning */
+    bytes[sizeof bytes / 2] = 0xff; /* a byte far behind the beginning decides */
     assert_true(suggestion_is_hex(bytes, sizeof bytes));
     bytes[0] = 0xff;
     assert_false(suggestion_is_hex(bytes, sizeof bytes));

@@ -1,5 +1,5 @@
-/* Trees: a client's JSON, once scanned, becomes the tree that cJSON makes of it. A list of words in a string of a
- * request is read without the scanner, and must become what the scanner makes of it. */
+/* Trees: a client's JSON, once scanned, becomes the tree that cJSON makes of it. A list of words inside a string is
+ * read without the scanner, and must become the tree that the scanner makes of it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -71,7 +71,7 @@ static void test_a_list_of_words_is_what_it_is_to_the_scanner(void **state)
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         for (int most = 5; most < 10; most++) {
             cJSON *one, *other;
-            char behind_a_space[128]; /* a list that begins with white space is left to the scanner */
+            char behind_a_space[128]; /* a list that begins with white space, which is left to the scanner */
             int values, others;
             struct tree_memory memory = { 0 };
             tree_enter(&memory);
@@ -86,8 +86,8 @@ static void test_a_list_of_words_is_what_it_is_to_the_scanner(void **state)
         }
 }
 
-/* Two trees at a time, as for bodies that arrive at the same time. Each needs more than one block, and has strings
- * longer than a block. */
+/* Trees live in a memory, and are freed with it. Two trees are made in turns, as for bodies that arrive at the same
+ * time. Each needs more than one block of memory, and has strings longer than a block. */
 static void test_trees_of_a_memory_go_with_it(void **state)
 {
     (void)state;
@@ -105,7 +105,7 @@ static void test_trees_of_a_memory_go_with_it(void **state)
         cJSON_Delete(cJSON_CreateString(word));
         assert_true(cJSON_AddItemToArray(lists[i % 2], piece));
         tree_leave();
-        cJSON_Delete(cJSON_CreateString(word)); /* this item comes from malloc() */
+        cJSON_Delete(cJSON_CreateString(word)); /* this item comes from malloc(), not from the memory */
     }
     for (int m = 0; m < 2; m++) {
         int i = m;
@@ -121,7 +121,7 @@ static void test_trees_of_a_memory_go_with_it(void **state)
     }
 }
 
-/* Numbers are written as cJSON writes them. */
+/* numbers are written as cJSON writes them */
 static const char *const bodies[] = {
     "{}",
     "[]",
@@ -170,7 +170,7 @@ static void test_a_body_becomes_what_cjson_makes_of_it(void **state)
     }
 }
 
-/* Each kind has its own type: a number that a client wrote keeps its text, and an index is a number. */
+/* Each kind of node has a type of its own. A number that a client wrote keeps its text, and an index is a number. */
 static void test_a_node_is_what_its_type_says(void **state)
 {
     static const char text[] = "[\"sn1\",\"n1e400\",7]";
@@ -190,7 +190,7 @@ static void test_a_node_is_what_its_type_says(void **state)
     tree_forget(&memory);
 }
 
-/* The first node of a list points to the last, as in cJSON. */
+/* The first node of a list points to the last, as in cJSON, so that nodes can be appended. */
 static void test_a_list_can_be_added_to(void **state)
 {
     struct tree_memory memory = { 0 };

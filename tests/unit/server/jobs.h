@@ -1,14 +1,15 @@
-/* jobs.h: bodies, jobs and requests for tests of what lies behind the sockets. Everything goes the way of the daemon:
- * JSON text through the decoder into leased staging memory, then check_body() or prepare_job().
+/* jobs.h: makes bodies, jobs (the problems of one request) and requests for tests of the server without sockets.
+ * Everything takes the daemon's way: the decoder reads JSON text into leased staging memory (the memory of request
+ * bodies), and check_body() or prepare_job() follows.
  *
  *   struct server server;
  *   struct config config;
- *   server_open(&server, &config);                         // staging memory, contexts, places; no devices, no loop
+ *   server_open(&server, &config);                         // staging memory, contexts, slots; no devices, no loop
  *   char *body = forward_body(5, 4, "\"verify\": 2");      // 5 queries and keys, heads of 4 numbers
  *   struct job *job = job_of(&server, ATTN_OP_FORWARD, body);
- *   server_close(&server);                                 // fails where something is still leased or counted
+ *   server_close(&server);                                 // fails if memory is still leased or a slot still counted
  *
- * Bodies are malloc'ed; what takes one frees it. */
+ * A body is allocated by malloc(); the function that takes it frees it. */
 #ifndef TEST_JOBS_H
 #define TEST_JOBS_H
 
@@ -37,12 +38,12 @@
 #error "tests run with the program's own assertions"
 #endif
 
-/* A test may leave some of these helpers unused. */
+/* unused helpers are no warning, because a test may need only some of them */
 #define HELPER __attribute__((unused)) static
 
-enum { PATIENCE_MS = 60000 }; /* limit on waiting for something that must happen; only a fault reaches it */
+enum { PATIENCE_MS = 60000 }; /* limit in ms on waiting for something that must happen; only a fault reaches it */
 
-/* Waits until `condition` is true. Another thread makes it true. */
+/* Waits until `condition` is true, which another thread makes it. */
 #define WAIT_UNTIL(condition)                                                            \
     do {                                                                                 \
         const int64_t until_ms_ = clock_ms() + PATIENCE_MS;                              \
@@ -54,7 +55,7 @@ enum { PATIENCE_MS = 60000 }; /* limit on waiting for something that must happen
 
 /* ---- Gates ------------------------------------------------------------------------------------------------------- */
 
-/* A file that a script of the fake backend waits for, as hold=PATH. */
+/* A gate: a file for which a script of the fake backend waits (hold=PATH) until gate_open() deletes it. */
 struct gate {
     char path[64];
 };
@@ -72,7 +73,7 @@ HELPER void gate_open(struct gate *gate)
     assert_int_equal(unlink(gate->path), 0);
 }
 
-/* Copies `script` to `text` and replaces GATE by the gate's path. */
+/* Copies `script` to `text`, and replaces the word GATE by the gate's path. */
 HELPER void gate_script(const struct gate *gate, const char *script, char *text, size_t bytes)
 {
     const char *at = strstr(script, "GATE");
@@ -88,7 +89,7 @@ HELPER void config_default(struct config *config)
     if (config_read(config, 7, argv, why, sizeof why) != CONFIG_RUN) fail_msg("%s", why);
 }
 
-/* Opens a server as `config` says, which config_default() filled in. */
+/* Opens a server with this configuration, which config_default() filled in. It has no devices and no loop. */
 HELPER void server_open(struct server *server, const struct config *config)
 {
     *server = (struct server){
@@ -122,14 +123,14 @@ HELPER void put_heads(FILE *f, const char *name, int rows, int heads, int D, int
     fprintf(f, "]}");
 }
 
-/* Writes a tensor of one head. */
+/* Writes a JSON tensor of one head. */
 HELPER void put_tensor(FILE *f, const char *name, int rows, int D, int salt)
 {
     put_heads(f, name, rows, 1, D, salt);
 }
 
-/* Returns a body with tensors of these names ("q k v"), each with `rows` rows of `heads` heads of D numbers, and then
- * the members `extra` ("" for none). */
+/* Returns a body with the tensors in `names` (such as "q k v"), each with `rows` rows of `heads` heads of D numbers,
+ * and then the members `extra` ("" for none). */
 HELPER char *heads_body(const char *names, int rows, int heads, int D, const char *extra)
 {
     char *text = NULL, name[16];
@@ -158,8 +159,8 @@ HELPER char *forward_body(int rows, int D, const char *extra)
     return body_of("q k v", rows, D, extra);
 }
 
-/* Returns a body with 100 queries of one number each, and one key whose value has 64 numbers: out has 25600 bytes, the
- * inputs some hundred. */
+/* Returns a body with 100 queries of one number each, and one key whose value has 64 numbers. Its out has 25600 bytes,
+ * but its inputs only some hundred. */
 HELPER char *wide_body(void)
 {
     char *text = NULL;
@@ -177,7 +178,7 @@ HELPER char *wide_body(void)
     return text;
 }
 
-/* Returns {"requests": [...]} of `count` bodies, and frees these. */
+/* Returns an envelope, {"requests": [...]}, of `count` bodies, which it frees. */
 HELPER char *envelope_of(char *const *bodies, int count)
 {
     char *text = NULL;
@@ -194,7 +195,7 @@ HELPER char *envelope_of(char *const *bodies, int count)
     return text;
 }
 
-/* Returns the body of a backward of the forward that was saved under this id. */
+/* Returns the body of a backward of the forward that was saved under the id `context`. */
 HELPER char *backward_body(const char *context, int rows, int D)
 {
     char extra[128];
@@ -215,8 +216,8 @@ HELPER attn_status grow_extent(void *context, size_t bytes, void **base, attn_er
     return status;
 }
 
-/* Returns a request in state RECEIVING that counts as one and whose body is complete. The calling thread must have
- * ROLE_HTTP. */
+/* Returns a request in state RECEIVING whose body is complete, and which counts as one in that state. The calling
+ * thread must have ROLE_HTTP. */
 HELPER struct request *received(struct server *server, attn_op op, char *body)
 {
     attn_error err = { 0 };
@@ -238,7 +239,7 @@ HELPER struct request *received(struct server *server, attn_op op, char *body)
 
 /* ---- Jobs -------------------------------------------------------------------------------------------------------- */
 
-/* Returns a job in its state before prepare_job(). */
+/* Returns a job (one request's problems) as it is before prepare_job(). */
 HELPER struct job *job_of(struct server *server, attn_op op, char *body)
 {
     attn_error err = { 0 };
@@ -252,7 +253,7 @@ HELPER struct job *job_of(struct server *server, attn_op op, char *body)
     return job;
 }
 
-/* Checks that every output of item `i` has the bits that a CPU device computes when it is called directly. */
+/* Checks that every output of problem `i` has the bits that a CPU device computes when it is called directly. */
 HELPER void assert_computed(const struct job *job, int i)
 {
     const attn_device_options one = { .threads = 1 };

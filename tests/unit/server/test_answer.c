@@ -1,6 +1,6 @@
 /* Answers without a connection: what the server gives libmicrohttpd (status, headers, body, and who owns that memory)
- * for tensors, problem documents and texts of handlers. The test replaces the functions of libmicrohttpd (__wrap_...,
- * see the Makefile) and reads a body as libmicrohttpd would, piece by piece. */
+ * for tensors, problem documents and texts of handlers. The test replaces functions of libmicrohttpd (__wrap_..., see
+ * the Makefile), and reads a body piece by piece, as libmicrohttpd would. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/device/devices.h"
@@ -18,20 +18,20 @@ enum { PORTION = 10007, LARGE = 256 << 10 };
 static struct {
     int count; /* answers queued */
     unsigned status;
-    /* "Name: value
-     * " for each header, in the order of adding */
+    /* each header as "Name: value
+     * ", in the order in which the server added them */
     char headers[4096];
     char *body;
     size_t length;
     uint64_t announced;
-    const void *buffer; /* the memory of a body that is not streamed */
+    const void *buffer; /* the memory of a body that is not streamed; NULL: it is streamed */
     enum MHD_ResponseMemoryMode mode;
     bool streamed;
     size_t block;
     MHD_ContentReaderCallback read;
     void *context;
 } sent;
-static bool no_response; /* the next attempt to make a response from a buffer fails */
+static bool no_response; /* makes the next attempt to create a response from a buffer fail */
 
 struct MHD_Response *__real_MHD_create_response_from_buffer(size_t size, void *buffer,
                                                             enum MHD_ResponseMemoryMode mode);
@@ -82,7 +82,7 @@ static enum MHD_Result note_header(void *context, enum MHD_ValueKind kind, const
     return MHD_YES;
 }
 
-/* Reads the whole stream in pieces whose size is no multiple of a block. */
+/* Reads the whole streamed body in pieces whose size is no multiple of a block. */
 static void read_stream(void)
 {
     free(sent.body);
@@ -99,7 +99,7 @@ static void read_stream(void)
 
 enum MHD_Result __wrap_MHD_queue_response(struct MHD_Connection *mhd, unsigned status, struct MHD_Response *response)
 {
-    assert_null(mhd); /* requests of this test have no connection */
+    assert_null(mhd); /* requests of this test have no connection, so the pointer is NULL */
     sent.count++;
     sent.status = status;
     sent.headers[0] = '\0';
@@ -108,7 +108,7 @@ enum MHD_Result __wrap_MHD_queue_response(struct MHD_Connection *mhd, unsigned s
     return MHD_YES;
 }
 
-/* Returns the value of a header in static memory, or NULL if there is none. */
+/* Returns the value of a header in static memory, or NULL if the answer does not have the header. */
 static const char *header(const char *name)
 {
     static char value[1024];
@@ -181,7 +181,7 @@ static struct request *begin(struct bench *b, const char *method)
     return request;
 }
 
-/* Returns a request whose forward has run, with numbers in its outputs. */
+/* Returns a request whose forward has run, so that its outputs hold numbers. */
 static struct request *computed(struct bench *b, char *body)
 {
     attn_error err = { 0 };
@@ -197,7 +197,7 @@ static struct request *computed(struct bench *b, char *body)
     return request;
 }
 
-/* Returns the whole text that the encoder makes for the request. */
+/* Returns the whole text that the encoder makes for the request's answer. */
 static char *encoded(const struct request *request, size_t *length)
 {
     proto_encoder *encoder;
@@ -211,7 +211,7 @@ static char *encoded(const struct request *request, size_t *length)
     return text;
 }
 
-/* Answers the request, and compares the body with what the encoder makes. */
+/* Answers the request, and checks that the body is what the encoder makes. */
 static void answer_tensors(struct request *request)
 {
     size_t length;
@@ -261,8 +261,8 @@ static void test_an_answer_that_is_longer_than_the_inputs_has_memory_of_its_own(
     struct request *request = computed(&b, wide_body());
     answer_tensors(request);
     assert_int_equal(sent.mode, MHD_RESPMEM_MUST_FREE);
-    assert_null(request->job->inputs); /* the memory of the inputs is free for the next request already */
-    /* only the memory of the answer is still leased */
+    assert_null(request->job->inputs); /* the memory of the inputs was given back before the answer is read */
+    /* of all memory that the request had, only that of its answer is still leased */
     assert_int_equal(staging_leased_bytes(b.server.staging), sent.length);
     request_free(request);
     close_bench(&b);
@@ -303,7 +303,8 @@ static void test_a_context_of_which_no_answer_tells_is_not_kept(void **state)
     assert_int_equal(sent.status, 503);
     assert_int_equal(ready_contexts(&b), 0);
     request_free(request);
-    request_free(computed(&b, forward_body(40, 8, "\"save\": true"))); /* the connection broke before the answer */
+    /* this answer is never read, as if the connection broke before */
+    request_free(computed(&b, forward_body(40, 8, "\"save\": true")));
     assert_int_equal(ready_contexts(&b), 0);
     assert_int_equal(staging_leased_bytes(b.server.staging), 0);
     close_bench(&b);
@@ -345,10 +346,10 @@ static void test_a_large_answer_is_encoded_while_it_is_sent(void **state)
     answer_tensors(request);
     assert_true(sent.streamed);
     assert_true(sent.announced > LARGE && sent.block == 192 << 10);
-    /* the sweep of connections sees progress */
+    /* the sweep over connections must see that the answer makes progress */
     assert_int_equal(atomic_load(&b.connection.progress_bytes), sent.announced);
     assert_int_equal(atomic_load(&job->references),
-                     2); /* the answer held a reference too, so the tensors existed while it was read */
+                     2); /* the answer held a reference to the context too, so its tensors existed until it was read */
     request_free(request);
     job_release(job);
     close_bench(&b);
@@ -363,11 +364,12 @@ static void test_many_numbers_as_text_are_sent_in_smaller_blocks(void **state)
     attn_error err;
     assert_true(request->job->wants_measure);
     assert_int_equal(proto_encoder_new(request->job->call, request->job->results, request->id, &request->encoder, &err),
-                     ATTN_OK); /* the loop makes the encoder of an answer that it measures */
+                     /* if an answer must be measured, the loop (the server's main thread) makes its encoder */
+                     ATTN_OK);
     answer_tensors(request);
     assert_null(request->encoder); /* the answer's */
     assert_true(sent.streamed);
-    assert_true(sent.announced < LARGE); /* large, and still not written all at once */
+    assert_true(sent.announced < LARGE); /* the answer is large, but the server never holds all of its text at once */
     assert_int_equal(sent.block, 32 << 10);
     request_free(request);
     close_bench(&b);
@@ -428,7 +430,7 @@ static void test_who_is_refused_hears_when_the_queue_may_be_shorter(void **state
     struct bench b;
     attn_error err;
     open_bench(&b);
-    queue_learn(&b.server.queue, 1, 2.5); /* a job takes 2.5 s, and three jobs wait */
+    queue_learn(&b.server.queue, 1, 2.5); /* one job takes 2.5 s and three jobs wait: this decides Retry-After */
     for (int i = 0; i < 3; i++) queue_enter(&b.server.queue, CALLER_WAITING, &b.server.everybody, &err);
     struct request *request = begin(&b, "POST");
     request_fail(request, PROTO_E_QUEUE_FULL, NULL, "full");
@@ -439,7 +441,7 @@ static void test_who_is_refused_hears_when_the_queue_may_be_shorter(void **state
     close_bench(&b);
 }
 
-/* A single problem outside an envelope that failed is not answered with 200. */
+/* If a single problem outside an envelope fails, the answer has that error's status instead of 200. */
 static void test_a_job_whose_only_problem_failed_is_answered_with_its_error(void **state)
 {
     (void)state;
@@ -499,12 +501,13 @@ static void test_what_a_handler_wrote_is_sent(void **state)
         struct request *request = asks(&b, &hello, head ? "HEAD" : "GET");
         assert_int_equal(answer_queue(request, head), MHD_YES);
         assert_int_equal(sent.status, 200);
-        assert_int_equal(sent.announced, 5); /* HEAD gets the same length; libmicrohttpd omits the body */
+        assert_int_equal(sent.announced, 5); /* HEAD has the same Content-Length as GET; libmicrohttpd omits the body */
         assert_string_equal(sent.body, "hello");
         assert_int_equal(exchange_of(request)->sent_bytes, head ? 0 : 5);
         assert_header("Content-Type", "text/plain; charset=utf-8");
         assert_header("Content-Security-Policy", "default-src 'none'");
-        assert_header("Connection", head ? "close" : NULL); /* the connection stays or closes as the test asked */
+        /* the header says whether the connection stays open, as this test asked */
+        assert_header("Connection", head ? "close" : NULL);
         request_free(request);
     }
     close_bench(&b);
@@ -562,7 +565,7 @@ static void test_pages_of_other_origins_are_told_what_they_may(void **state)
     } cases[] = {
         { NULL, false, false, 200, NULL, NULL, NULL },
         { "*", true, false, 200, NULL, "*", NULL },
-        /* another site's page sends the request, or no page */
+        /* in the second column: whether a page of another site sends the request */
         { "https://a.example", false, false, 200, "Origin", NULL, NULL },
         { "https://a.example", true, false, 200, "Origin", "https://a.example", NULL },
         { "https://a.example", true, true, 204, "Origin", "https://a.example", "GET, HEAD, DELETE" },

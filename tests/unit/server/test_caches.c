@@ -1,5 +1,6 @@
-/* Pages and caches: who owns which page, what a step does, and that nothing is lost. The memory is real: the test
- * carries out the moves of a step and compares what a cache holds with a model, a sequence of numbers. */
+/* Pages and caches (keys and values that stay): who owns which page, what a step does, and that nothing is lost. The
+ * memory is real: the test copies and writes as a step demands, and compares what a cache holds with a model, which is
+ * a sequence of numbers. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,8 +21,8 @@
 
 /* ---- Time -------------------------------------------------------------------------------------------------------- */
 
-static int64_t late_s;    /* seconds by which the test's clock is ahead of the real one */
-static int leap_in, by_s; /* after leap_in more readings, the clock jumps ahead by by_s seconds */
+static int64_t late_s;    /* by how many seconds the test's clock is ahead of the real one */
+static int leap_in, by_s; /* after `leap_in` more readings, the test's clock jumps ahead by `by_s` seconds */
 
 int __real_clock_gettime(clockid_t clock, struct timespec *t);
 int __wrap_clock_gettime(clockid_t clock, struct timespec *t);
@@ -35,7 +36,7 @@ int __wrap_clock_gettime(clockid_t clock, struct timespec *t)
 
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
-static size_t refused_bytes; /* the next calloc() of this many bytes fails; 0: none fails */
+static size_t refused_bytes; /* the next calloc() of this many bytes fails; 0: no calloc() fails */
 
 void *__real_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
@@ -62,13 +63,15 @@ static void test_pages_are_runs_of_granules(void **state)
         taken[i] = pages_take(pages, 3);
         assert_int_equal(taken[i], 3 * i);
     }
-    assert_int_equal(pages_take(pages, 3), -1); /* one granule is free */
+    /* a page of three granules does not fit, because only one granule is free */
+    assert_int_equal(pages_take(pages, 3), -1);
     assert_int_equal(pages_take(pages, 1), 99);
     assert_int_equal(pages_used(pages), 100 * 4096);
     assert_int_equal(pages_take(pages, 1), -1);
     assert_true(pages_drop(pages, taken[7], 3, NULL));
     assert_true(pages_drop(pages, taken[9], 3, NULL));
-    assert_int_equal(pages_take(pages, 4), -1); /* six granules are free, in two pieces */
+    /* a page of four granules does not fit: six granules are free, but in two pieces */
+    assert_int_equal(pages_take(pages, 4), -1);
     assert_true(pages_drop(pages, taken[8], 3, NULL));
     assert_int_equal(pages_take(pages, 9), 21);
     pages_free(pages);
@@ -121,7 +124,7 @@ struct rig {
 
 static const struct cache_shape shape = { HEADS, DIM, DIM_V, ATTN_F32, false, PAGE };
 
-/* Gives a device's memory. It is called only when memory is needed, and once. */
+/* Gives the pool the memory of a device. The pool must call it only when memory is needed, and once. */
 static attn_status give(void *context, size_t bytes, void **memory, attn_error *err)
 {
     struct rig *rig = context;
@@ -136,7 +139,7 @@ static int set_up(void **state)
 {
     struct rig *rig = calloc(1, sizeof *rig);
     rig->memory = aligned_alloc(64, POOL_BYTES);
-    memset(rig->memory, 0xee, POOL_BYTES); /* fills the memory with what a last owner left */
+    memset(rig->memory, 0xee, POOL_BYTES); /* fills new memory with bytes that an earlier owner could have left */
     rig->caches = caches_new(CACHES_MAX_COUNT);
     rig->caller = caller_new();
     rig->other = caller_new();
@@ -172,7 +175,7 @@ static struct cache_info made(struct rig *rig, struct caller *caller)
     return info;
 }
 
-/* A step with memory of its own. */
+/* A step on caches, with the memory that it needs. */
 struct trial {
     struct cache_step step;
     char ids[8][CACHE_ID_BYTES];
@@ -180,8 +183,8 @@ struct trial {
     void *table;
 };
 
-/* Looks up a step. `tags` has the first number of each row's new positions: every number of position n of a row is its
- * tag + n. */
+/* Looks a step up. tags[b] is the first number of row b's new positions: position n of the row consists of the number
+ * tags[b] + n. */
 static attn_status look(struct rig *rig, struct trial *t, int rows, const struct cache_info *infos, int64_t append,
                         const int *tags, attn_error *err)
 {
@@ -238,7 +241,7 @@ static attn_status append(struct rig *rig, const struct cache_info *info, int64_
 }
 
 /* Reads a cache by a step that appends nothing, and compares every position. Slots behind the last position must be
- * cleared or contain the cache's own data. */
+ * cleared, or hold data of the same cache. */
 static void assert_holds(struct rig *rig, const struct cache_info *info, const int *want, int64_t length)
 {
     struct trial t;
@@ -277,7 +280,8 @@ static void test_positions_are_where_the_table_says(void **state)
     assert_holds(rig, &info, want, 64);
     assert_int_equal(append(rig, &info, 200, 64, true, &err), ATTN_OK);
     assert_holds(rig, &info, want, 264);
-    assert_int_equal(append(rig, &info, 36, 9999, false, &err), ATTN_OK); /* the step failed on the device */
+    /* this step fails on the device, so its positions do not count */
+    assert_int_equal(append(rig, &info, 36, 9999, false, &err), ATTN_OK);
     assert_holds(rig, &info, want, 264);
     assert_int_equal(caches_get(rig->caches, rig->caller, info.id, &info, &err), ATTN_OK);
     assert_int_equal(info.length, 264);
@@ -305,10 +309,12 @@ static void test_a_fork_shares_pages_until_one_of_them_writes(void **state)
     struct caches_totals totals;
     caches_totals(rig->caches, &totals);
     assert_int_equal(totals.pages, 3);
-    assert_int_equal(append(rig, &b, 100, 5000, true, &err), ATTN_OK); /* this append copies the second page */
+    /* this append copies the second page, which another cache shares */
+    assert_int_equal(append(rig, &b, 100, 5000, true, &err), ATTN_OK);
     assert_holds(rig, &b, other, 200);
     assert_holds(rig, &a, want, 130);
-    assert_int_equal(append(rig, &a, 70, 130, true, &err), ATTN_OK); /* the cache's last page is its own */
+    /* the cache's last page is its own, so it is not copied */
+    assert_int_equal(append(rig, &a, 70, 130, true, &err), ATTN_OK);
     assert_holds(rig, &a, want, 200);
     assert_holds(rig, &b, other, 200);
     assert_int_equal(caches_fork(rig->caches, rig->caller, b.id, -1, &c, &err), ATTN_OK);
@@ -318,7 +324,7 @@ static void test_a_fork_shares_pages_until_one_of_them_writes(void **state)
     assert_string_equal(err.text, "length: is 201, the cache has 200 positions");
 }
 
-/* A step does not look its caches up twice, unless a cache was deleted in between. */
+/* A step looks its caches up once. It does so again only if a cache was deleted between look and begin. */
 static void test_what_goes_between_look_and_begin_is_gone(void **state)
 {
     struct rig *rig = *state;
@@ -328,13 +334,14 @@ static void test_what_goes_between_look_and_begin_is_gone(void **state)
     bool wait;
     for (int i = 0; i < 2; i++) assert_int_equal(append(rig, &two[i], 10, 100 * i, true, &err), ATTN_OK);
 
-    assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK); /* another cache is deleted */
+    assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK); /* deletes a cache that the step does not use */
     assert_int_equal(caches_delete(rig->caches, rig->caller, third.id, &err), ATTN_OK);
     assert_int_equal(begin(&t, 0, &wait, &err), ATTN_OK);
     assert_int_equal(t.step.table_lengths[1], 10);
     end(&t, true);
 
-    assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK); /* one of the step's own caches */
+    /* deletes one of the step's own caches, so the step must fail */
+    assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK);
     assert_int_equal(caches_delete(rig->caches, rig->caller, two[1].id, &err), ATTN_OK);
     assert_int_equal(caches_ask(&t.step, 1, &wait, &err), ATTN_NOT_FOUND);
     assert_string_equal(err.member, "/caches/1");
@@ -371,8 +378,8 @@ static void test_a_step_knows_what_its_rows_have_in_common(void **state)
     end(&t, true);
 }
 
-/* The page numbers of all forks together have a limit. Otherwise one long cache and a loop of forks could use all
- * memory of the host. */
+/* The number of page numbers of all forks together is limited. Otherwise one long cache and many forks of it could use
+ * up the host's memory. */
 static void test_forks_of_a_long_cache_have_a_limit(void **state)
 {
     struct rig *rig = *state;
@@ -404,8 +411,8 @@ static attn_status give_all(void *context, size_t bytes, void **memory, attn_err
     return ATTN_OK;
 }
 
-/* The test makes the most rows that a step may have, with the most pages that they may have together. Then each grows
- * by a page before the step begins. */
+/* A step has the most rows that it may have, with the most page numbers that a table may have. Then each cache grows by
+ * a page before the step begins. */
 static void test_a_table_has_its_limit_when_its_caches_have_grown(void **state)
 {
     enum { PAGES = CACHES_STEP_PAGES / CACHES_ROWS };
@@ -451,7 +458,7 @@ static void add_several(struct several *s, struct caller *caller)
 
 static void drop_several(struct several *s)
 {
-    for (int64_t more = 1; more > 0;) { /* the cache grows by a few positions at a time */
+    for (int64_t more = 1; more > 0;) { /* grows the cache by a few positions at a time, until nothing fits any more */
         struct caches_totals totals;
         caches_expire(s->rig.caches, INT64_MAX);
         caches_totals(s->rig.caches, &totals);
@@ -462,7 +469,8 @@ static void drop_several(struct several *s)
     for (int i = 0; i < POOLS; i++) free(s->memory[i]);
 }
 
-/* Earlier all caches were placed on the first device, which was full while three quarters of the memory was free. */
+/* Caches that are made before they are filled are spread over all devices. Earlier all were placed on the first device,
+ * which was full while three quarters of the memory was free. */
 static void test_caches_that_are_made_before_they_are_filled_are_on_all_devices(void **state)
 {
     struct rig *rig = *state;
@@ -479,10 +487,10 @@ static void test_caches_that_are_made_before_they_are_filled_are_on_all_devices(
     for (int i = 0; i < 64; i++) assert_int_equal(append(&s.rig, &infos[i], 4 * PAGE, 0, true, &err), ATTN_OK);
     struct caches_totals totals;
     caches_totals(s.rig.caches, &totals);
-    assert_int_equal(totals.used_bytes, POOLS * POOL_BYTES); /* all memory is in use */
+    assert_int_equal(totals.used_bytes, POOLS * POOL_BYTES); /* all memory of all devices is in use */
 
-    /* Some devices have more caches than others. Then more caches are made than the emptiest device has room for, and
-     * all devices end up equally full. */
+    /* When some devices have more caches than others, new caches go to the emptier ones. Here more are made than the
+     * emptiest device has room for, and all devices end up equally full. */
     for (int i = 0; i < 64; i++)
         if (infos[i].device[0] != 'a' || i % 8 == 0)
             assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[i].id, &err), ATTN_OK);
@@ -503,20 +511,21 @@ static void test_a_token_has_its_share_of_all_devices_together(void **state)
     add_several(&s, rig->caller);
     rig->caller->percent = 50;
     for (int i = 0; i < 3; i++) infos[i] = made(&s.rig, rig->caller);
-    /* all the page numbers of one device */
+    /* this cache has all pages of one device, and so 64 page numbers */
     assert_int_equal(append(&s.rig, &infos[0], 64 * PAGE, 0, true, &err), ATTN_OK);
     assert_int_equal(append(&s.rig, &infos[1], 63 * PAGE, 0, true, &err), ATTN_OK);
     assert_int_equal(append(&s.rig, &infos[2], 2 * PAGE, 0, true, &err), ATTN_QUOTA);
     assert_string_equal(err.text, "this token's caches hold 520192 bytes of pages and may hold 524288 (--token-share), "
                                   "this request needs 8192 more; delete or truncate caches");
     assert_int_equal(append(&s.rig, &infos[2], PAGE, 0, true, &err), ATTN_OK);
-    /* the numbers of forks are limited too: all of them are on one device */
+    /* The page numbers of all caches on a device are limited (CACHES_NUMBERS); each of these forks has 64, all on one
+     * device. */
     for (int i = 0; i < CACHES_NUMBERS / 64 - 1; i++)
         assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_OK);
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_FULL);
     rig->caller->percent = 25;
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_QUOTA);
-    /* If a device fails, the share is computed from the rest: half of three pools. */
+    /* If a device fails, a caller's share is computed from the other devices: half of three pools. */
     assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[1].id, &err), ATTN_OK);
     rig->caller->percent = 50;
     caches_lose(s.rig.caches, infos[0].device[0] - 'a');
@@ -540,7 +549,7 @@ static void test_where_one_device_has_no_memory_the_others_have_the_caches(void 
     for (int i = 0; i < 3; i++) {
         struct cache_info info;
         attn_error err;
-        refusing.given = 0; /* the device is asked again, because memory may have been freed */
+        refusing.given = 0; /* the device is asked again, because its memory may have been freed since */
         assert_int_equal(caches_create(caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_OK);
         assert_string_equal(info.device, "a");
     }
@@ -561,7 +570,7 @@ static void test_a_full_pool_changes_nothing(void **state)
     assert_int_equal(append(rig, &infos[0], 60, 0, true, &err), ATTN_OK);
     struct caches_totals before, after;
     caches_totals(rig->caches, &before);
-    /* A page takes one granule: 63 are left. Row 0 would fit and row 1 does not, so neither grows. */
+    /* 63 pages are free. Row 0's positions would fit and row 1's do not, so neither row grows. */
     struct trial t;
     bool wait;
     const int tags[2] = { 60, 0 };
@@ -595,8 +604,8 @@ static void test_a_token_may_use_its_share(void **state)
     assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_OK);
 }
 
-/* Earlier the message said that the pool was full although nothing was in use, because the step's own pages were
- * counted. */
+/* A step that can never fit is refused as too large. Earlier the message said that the pool was full although nothing
+ * was in use, because it counted the step's own pages. */
 static void test_what_can_never_fit_is_too_large(void **state)
 {
     struct rig *rig = *state;
@@ -629,13 +638,14 @@ static void test_room_that_is_in_pieces_is_said_to_be(void **state)
     assert_string_equal(err.text,
                         "the pool of cpu has 131072 of 262144 bytes free (--kv-bytes), but in pieces between "
                         "pages: this request does not find 3 times 8192 bytes there; delete or truncate caches");
-    /* The first cache gets one more position. The message names the free memory before the step. */
+    /* After the first cache has got one more position, the message must name the memory that is free before the
+     * step. */
     assert_int_equal(caches_delete(rig->caches, rig->caller, infos[1].id, &err), ATTN_OK);
     assert_int_equal(append(rig, &two, 3 * PAGE, 0, true, &err), ATTN_FULL);
     assert_memory_equal(err.text, "the pool of cpu has 135168 of ", 30);
 }
 
-/* A caller is not refused if it exceeds its share only by expired caches. */
+/* Expired caches do not count against a caller's share: they are removed before a caller is refused. */
 static void test_what_has_expired_is_in_nobodys_way(void **state)
 {
     struct rig *rig = *state;
@@ -699,7 +709,8 @@ static void test_a_sequence_belongs_to_who_started_it(void **state)
     assert_string_equal(sequence(rig, rig->other, "7", false, again), theirs);
     assert_int_equal(caches_get(rig->caches, rig->other, mine, &info, &err), ATTN_NOT_FOUND);
     assert_null(sequence(rig, rig->caller, "70", false, again));
-    /* The start of a sequence replaces the caller's own sequence of that name, and leaves another caller's. */
+    /* Starting a sequence (a named cache of KServe) replaces the caller's own sequence of that name, but not another
+     * caller's. */
     assert_string_not_equal(sequence(rig, rig->other, "7", true, again), theirs);
     assert_int_equal(caches_get(rig->caches, rig->other, theirs, &info, &err), ATTN_NOT_FOUND);
     assert_string_equal(sequence(rig, rig->caller, "7", false, again), mine);
@@ -708,7 +719,7 @@ static void test_a_sequence_belongs_to_who_started_it(void **state)
     assert_non_null(sequence(rig, rig->other, "7", false, again));
 }
 
-/* Names of 4096 sequences that would share a bucket if the hash had no key. */
+/* Names of 4096 sequences that would all fall into one bucket if the hash had no key. */
 static void test_names_that_meet_under_a_known_hash_do_not_share_a_bucket(void **state)
 {
     struct rig *rig = *state;
@@ -727,7 +738,7 @@ static void test_names_that_meet_under_a_known_hash_do_not_share_a_bucket(void *
         if (names > longest) longest = names;
         if (ids > longest) longest = ids;
     }
-    assert_in_range(longest, 1, 8); /* nine in a bucket happen once in 10^11 runs */
+    assert_in_range(longest, 1, 8); /* with a random key, nine names in a bucket happen once in 10^11 runs */
     for (int more = 1; more > 0; more = rig->caches->count) caches_expire(rig->caches, INT64_MAX);
 }
 
@@ -750,10 +761,11 @@ static void test_the_names_of_one_caller_say_nothing_about_those_of_another(void
         assert_non_null(sequence(rig, rig->other, name, true, id));
         same += bucket_of_name(rig->caches, rig->caller, name) == bucket_of_name(rig->caches, rig->other, name);
     }
-    assert_in_range(same, 0, 4); /* five equal hashes happen once in 10^16 runs */
+    assert_in_range(same, 0, 4); /* with a random key, five equal hashes happen once in 10^16 runs */
 }
 
-/* Earlier each start left an old entry until the next sweep, and a lookup walked through all of these. */
+/* Starting a sequence again leaves no old entry. Earlier each start left one until the next sweep, and a lookup walked
+ * through all of them. */
 static void test_a_name_is_never_there_twice(void **state)
 {
     struct rig *rig = *state;
@@ -780,7 +792,7 @@ static void test_a_sequence_that_nobody_goes_on_with_expires(void **state)
     memcpy(info.id, used, sizeof info.id);
     late_s += CACHES_TTL_MS / 1000 - 1;
     assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_OK);
-    /* looking a sequence up does not count as use */
+    /* looking a sequence up does not count as using it */
     assert_string_equal(sequence(rig, rig->caller, "idle", false, again), idle);
     late_s += 2;
     assert_null(sequence(rig, rig->caller, "idle", false, again));
@@ -807,7 +819,7 @@ static void test_an_id_is_forty_digits_in_small_letters(void **state)
             id[at] = (char)c;
             const attn_status want = id[at] == one.id[at] ? ATTN_OK : ATTN_NOT_FOUND;
             assert_int_equal(caches_get(rig->caches, rig->caller, id, &info, &err), want);
-            /* Text that is not an id at all is not an id of another process. */
+            /* A text that is no id at all must not be reported as an id of another process. */
             const bool digit = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
             if (want != ATTN_OK && at < 8) assert_true(digit == (strstr(err.text, "another process") != NULL));
         }
@@ -824,7 +836,7 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     const int tags[1] = { 0 };
     bool wait;
     assert_int_equal(look(rig, &tries, 1, &a, 1, tags, &err), ATTN_OK);
-    /* "no scan has seen the cache" must differ from "scan 0 has" */
+    /* tests that "no scan has seen the cache" differs from "scan 0 has seen it" */
     assert_int_equal(begin(&tries, 0, &wait, &err), ATTN_OK);
     assert_false(wait);
     carry_out(&tries);
@@ -836,7 +848,8 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     assert_true(wait);
     end(&writes, false);
     assert_int_equal(look(rig, &next, 1, &a, 1, tags, &err), ATTN_OK);
-    assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK); /* a step does not wait behind one that only tried */
+    /* a step does not wait behind a step that only tried to begin */
+    assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
     assert_false(wait);
     end(&next, false);
     free(tries.table);
@@ -860,7 +873,7 @@ static void test_steps_on_one_cache_come_one_after_the_other(void **state)
     assert_false(wait);
     assert_int_equal(begin(&reads, 2, &wait, &err), ATTN_OK);
     assert_true(wait);
-    /* An older step that waits for a and b keeps later steps from b; c is free. */
+    /* An older step that waits for caches a and b keeps later steps from b. Cache c is free. */
     assert_int_equal(look(rig, &waits, 2, ab, 1, tags, &err), ATTN_OK);
     assert_int_equal(look(rig, &behind, 2, bc, 1, tags, &err), ATTN_OK);
     assert_int_equal(look(rig, &apart, 1, &c, 1, tags, &err), ATTN_OK);
@@ -912,7 +925,7 @@ static void test_truncate_and_delete_take_effect_when_the_step_has_ended(void **
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 10, &info, &err), ATTN_OK);
     assert_int_equal(info.length, 10);
     assert_int_equal(caches_truncate(rig->caches, rig->caller, a.id, 11, &info, &err), ATTN_INVALID);
-    assert_int_equal(info.pages, 2); /* the step still reads the pages */
+    assert_int_equal(info.pages, 2); /* the step still reads the pages, so they stay */
     assert_int_equal(look(rig, &next, 1, &a, 0, NULL, &err), ATTN_OK);
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
     assert_true(wait);
@@ -925,7 +938,7 @@ static void test_truncate_and_delete_take_effect_when_the_step_has_ended(void **
     struct caches_totals totals;
     caches_totals(rig->caches, &totals);
     assert_int_equal(totals.caches, 0);
-    assert_int_equal(totals.pages, 2); /* the device writes to these pages */
+    assert_int_equal(totals.pages, 2); /* the device still writes to these pages, so they stay */
     end(&t, true);
 }
 
@@ -940,7 +953,7 @@ static void test_a_device_that_is_lost_takes_its_caches_with_it(void **state)
     assert_int_equal(caches_fork(rig->caches, rig->caller, a.id, -1, &fork, &err), ATTN_OK);
     struct trial t;
     assert_int_equal(look(rig, &t, 1, &a, 5, (const int[]){ 70 }, &err), ATTN_OK);
-    assert_int_equal(begin(&t, 1, &wait, &err), ATTN_OK); /* the device has the step and may still write */
+    assert_int_equal(begin(&t, 1, &wait, &err), ATTN_OK); /* the device has begun the step and may still write */
     caches_lose(rig->caches, 0);
     caches_lose(rig->caches, 0);
     const struct cache_info *const all[] = { &a, &fork, &idle };
@@ -972,8 +985,8 @@ static void test_what_nobody_uses_expires(void **state)
     assert_int_equal(totals.expired, 1);
 }
 
-/* The machine stands still between two readings of the clock, for longer than a cache lives. Whatever the messages say
- * then, caches in use stay. */
+/* The machine stands still between two readings of the clock, for longer than a cache's lifetime. Caches in use must
+ * stay, whatever the messages then say. */
 static void test_time_that_passes_at_once_takes_nothing_away_that_is_in_use(void **state)
 {
     (void)state;
@@ -989,7 +1002,7 @@ static void test_time_that_passes_at_once_takes_nothing_away_that_is_in_use(void
         attn_error err;
         rig.given = 0;
         rig.caller = caller;
-        rig.caches = caches_new(1); /* the second call looks for expired caches */
+        rig.caches = caches_new(1); /* there is room for one cache, so the fork below looks for expired caches */
         caches_add_pool(rig.caches, 0, "cpu", &(struct caches_source){ give, &rig }, POOL_BYTES);
         assert_int_equal(caches_create(rig.caches, caller, &shape, scales, scales, CACHES_TTL_MS, &info, &err),
                          ATTN_OK);
@@ -1052,13 +1065,15 @@ static void test_a_device_without_memory_has_no_caches(void **state)
     assert_int_equal(caches_held_bytes(rig->caches), POOL_BYTES);
 }
 
-/* Earlier memory that a device had given was lost, and the next call asked for memory again. */
+/* If there is no memory for the pool's own tables, the device must not be asked for its memory. Earlier memory that a
+ * device had given was lost then, and the next call asked for memory again. */
 static void test_a_device_gives_nothing_before_there_is_memory_for_the_account_of_it(void **state)
 {
     struct rig *rig = *state;
     struct cache_info info;
     attn_error err;
-    refused_bytes = (POOL_BYTES / 4096 + 1) * sizeof(int32_t); /* the table of one reference per page, plus one */
+    /* size of the table with one reference count per page, and one more */
+    refused_bytes = (POOL_BYTES / 4096 + 1) * sizeof(int32_t);
     assert_int_equal(caches_create(rig->caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_NO_MEMORY);
     assert_string_equal(err.text, "no memory to keep account of pages");
     assert_int_equal(refused_bytes, 0);
@@ -1067,7 +1082,7 @@ static void test_a_device_gives_nothing_before_there_is_memory_for_the_account_o
     assert_int_equal(rig->given, 1);
 }
 
-/* A driver that takes long to give memory. */
+/* A driver that takes long to give memory: it waits until the test has seen what it wanted. */
 struct slow {
     struct caches *caches;
     struct caller *caller;
@@ -1118,9 +1133,9 @@ static void test_nobody_waits_while_a_device_gives_memory(void **state)
     for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&makers[i], NULL, maker, &slow), 0);
     for (int i = 0; i < 4; i++) pthread_join(makers[i], NULL);
     pthread_join(slow.thread, NULL);
-    assert_true(atomic_load(&slow.seen)); /* /metrics and the loop go on meanwhile */
+    assert_true(atomic_load(&slow.seen)); /* /metrics and the loop must go on while the driver takes its time */
     assert_int_equal(atomic_load(&slow.made), 4);
-    assert_int_equal(atomic_load(&slow.asked), 1); /* the device was asked once, for all threads that came */
+    assert_int_equal(atomic_load(&slow.asked), 1); /* the device was asked once, although several threads came */
     caches_expire(slow.caches, INT64_MAX);
     caches_free(slow.caches);
     caller_release(slow.caller);
@@ -1129,7 +1144,7 @@ static void test_nobody_waits_while_a_device_gives_memory(void **state)
 
 /* ---- What is shared ---------------------------------------------------------------------------------------------- */
 
-/* Each page has 64 positions and takes one granule. Four lists of several blocks have this many pages. */
+/* Each page has 64 positions and takes one granule. Four lists of several blocks can have MANY_PAGES pages in all. */
 enum { MANY_PAGES = 1 << 13, FORKERS = 9, FORK_STEPS = 3000 };
 static const struct cache_shape slim = { 1, 1, 1, ATTN_F8E4M3, false, PAGE };
 
@@ -1137,11 +1152,11 @@ static attn_status give_nothing_to_touch(void *context, size_t bytes, void **mem
 {
     static char page;
     (void)context, (void)bytes, (void)err;
-    *memory = &page; /* the test carries out no moves */
+    *memory = &page; /* the test copies nothing in this pool, so any address will do */
     return ATTN_OK;
 }
 
-/* Checks how often caches have each page, and that the figures for one cache and for all caches agree with that. */
+/* Checks in how many caches each page occurs, and that the figures for one cache and for all caches agree with that. */
 static void assert_counted(struct caches *caches, struct caller *caller)
 {
     static int times[MANY_PAGES];
@@ -1168,7 +1183,7 @@ static void assert_counted(struct caches *caches, struct caller *caller)
     assert_int_equal(caller->cache_bytes, pages * 4096);
 }
 
-/* A step that is under way while other operations use its cache. */
+/* A step that is under way while other operations change its cache. */
 struct under_way {
     struct cache_step step;
     char ids[1][CACHE_ID_BYTES];
@@ -1184,7 +1199,7 @@ static void begin_one(struct caches *caches, struct caller *caller, const char *
     assert_int_equal(caches_look(caches, caller, w->ids, 1, append, false, &w->step, &err), ATTN_OK);
     assert_int_equal(caches_table_bytes(&w->step, &bytes, &err), ATTN_OK);
     w->table = aligned_alloc(64, bytes);
-    w->step.k = w->step.v = w->table; /* the tensors are never read */
+    w->step.k = w->step.v = w->table; /* the tensors k and v are never read */
     const attn_status status = caches_begin(&w->step, 0, w->table, &wait, &err);
     assert_true(status == ATTN_OK || status == ATTN_FULL);
 }
@@ -1196,7 +1211,7 @@ static void end_one(struct under_way *w, bool commit)
     free(w->table);
 }
 
-/* Returns a length near the end of a block or any other, with full pages or not. */
+/* Returns a random length, often near the end of a block of page numbers, with or without full pages. */
 static int64_t some_length(unsigned *seed, int64_t most)
 {
     const int64_t blocks = rand_r(seed) % 4 * PAGE_BLOCK + rand_r(seed) % 3 - 1;
@@ -1205,7 +1220,7 @@ static int64_t some_length(unsigned *seed, int64_t most)
     return length < 0 ? 0 : length < most ? length : most;
 }
 
-/* Does a random operation on a cache, whatever step is under way on it. */
+/* Does a random operation on a cache, whether or not a step is under way on it. */
 static void do_something(struct caches *caches, struct caller *caller, struct cache_info *of, struct cache_info *other,
                          unsigned *seed)
 {
@@ -1250,7 +1265,7 @@ static void test_shared_pages_are_counted_right_whatever_is_forked_and_cut(void 
     caller_release(caller);
 }
 
-/* A fork of the longest possible cache shares its blocks, and has few page numbers of its own. */
+/* A fork of the longest possible cache shares its blocks of page numbers, and has few numbers of its own. */
 static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
 {
     struct caches *const caches = caches_new(10);
@@ -1266,11 +1281,12 @@ static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
     assert_int_equal(caches_fork(caches, caller, a.id, -1, &b, &err), ATTN_OK);
     const struct page_list *const one = &caches->oldest->list, *const two = &caches->newest->list;
     assert_ptr_equal(one->blocks[0], two->blocks[0]);
-    assert_ptr_not_equal(one->blocks[1], two->blocks[1]); /* the last page has room, so the fork gets a copy */
+    /* the last page has room, so the fork has a copy of it, and a block of its own for its number */
+    assert_ptr_not_equal(one->blocks[1], two->blocks[1]);
     assert_int_equal(one->blocks[1]->shared, PAGE_BLOCK);
     assert_int_equal(b.shared_pages, 2 * PAGE_BLOCK);
 
-    /* There is no memory for the part of a block that stays, so nothing has changed. */
+    /* There is no memory for the part of a block that would remain, so the operation fails and nothing has changed. */
     refused_bytes = sizeof(struct page_block);
     assert_int_equal(caches_truncate(caches, caller, b.id, PAGE, &b, &err), ATTN_NO_MEMORY);
     assert_int_equal(caches_get(caches, caller, b.id, &b, &err), ATTN_OK);

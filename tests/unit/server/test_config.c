@@ -1,4 +1,5 @@
-/* test_config.c: options from command line, environment and machine. Every refusal is compared word for word. */
+/* test_config.c: options from the command line, the environment and the machine. Every refusal is compared word for
+ * word. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,7 +23,7 @@
 
 extern char **environ;
 
-/* Makes argv from a text with spaces, with "attnd" first, and reads it. */
+/* Splits a text at its spaces to make argv, with "attnd" first, and reads the configuration from it. */
 static enum config_result read_text(struct config *config, const char *text, char message[512])
 {
     char *argv[32] = { "attnd" }, copy[512];
@@ -91,7 +92,7 @@ static void test_a_flag_wins_over_the_environment_and_that_over_the_default(void
     char message[512];
     setenv("ATTND_QUEUE_DEPTH", "7", 1);
     setenv("ATTND_MAX_BATCH", "9", 1);
-    setenv("ATTND_LOG_LEVEL", "", 1); /* an empty variable counts as unset */
+    setenv("ATTND_LOG_LEVEL", "", 1); /* an empty environment variable counts as unset */
     setenv("ATTND_SUPERVISE", "true", 1);
     assert_int_equal(read_text(&c, "--queue-depth=8", message), CONFIG_RUN);
     assert_int_equal(c.queue_depth, 8);
@@ -122,7 +123,7 @@ static void test_listen_addresses_add_up_and_replace_the_level_below(void **stat
     (void)state;
     struct config c;
     char message[512];
-    /* the comma ends the path, so y is read as an address, which it is not */
+    /* the comma ends the path of the unix socket, so y is read as an address, and is refused */
     setenv("ATTND_LISTEN", "127.0.0.1:1,[::1]:2,unix:/tmp/x,y", 1);
     assert_int_equal(read_text(&c, "", message), CONFIG_BAD);
     setenv("ATTND_LISTEN", "127.0.0.1:1,[::1]:2", 1);
@@ -282,7 +283,7 @@ static void test_a_file_that_cannot_be_read_is_no_wrong_option(void **state)
 static void test_a_variable_that_is_no_option_is_refused_like_one(void **state)
 {
     static const struct {
-        const char *name, *value, *says; /* says: the message, or NULL if the variable is ignored */
+        const char *name, *value, *says; /* says: the error message, or NULL if the variable must be ignored */
     } cases[] = {
         { "ATTND_QUEUE_DEPHT", "4",
           "ATTND_QUEUE_DEPHT is not an option; did you mean ATTND_QUEUE_DEPTH? (attnd --help lists them)" },
@@ -293,8 +294,8 @@ static void test_a_variable_that_is_no_option_is_refused_like_one(void **state)
         { "ATTND_ZZZZZZZZZZZZZZZ", "1", "ATTND_ZZZZZZZZZZZZZZZ is not an option (attnd --help lists them)" },
         { "ATTND_", "1", "ATTND_ is not an option (attnd --help lists them)" },
         { "ATTND_ZZZZZZZZZZZZZZZ", "", NULL },    /* not set */
-        { "ATTN_CPU_ISA", "portable", NULL },     /* a variable of the library */
-        { "ATTND_INHERITED_SOCKETS", "3", NULL }, /* a variable that the supervisor sets */
+        { "ATTN_CPU_ISA", "portable", NULL },     /* a variable of the kernels library, which is no option */
+        { "ATTND_INHERITED_SOCKETS", "3", NULL }, /* a variable that the supervisor sets for its server */
         /* variables that Kubernetes and Docker set for a service named attnd */
         { "ATTND_PORT", "tcp://10.0.0.1:8080", NULL },
         { "ATTND_SERVICE_HOST", "10.0.0.1", NULL },
@@ -308,7 +309,7 @@ static void test_a_variable_that_is_no_option_is_refused_like_one(void **state)
         { "ATTND_NAME", "/client/attnd", NULL },
         { "ATTND_CPU_NAME", "/client/attnd-cpu", NULL },
         { "ATTND_ENV_PATH", "/bin", NULL },
-        /* variables of this project's tests and files */
+        /* variables of this project's tests and scripts */
         { "ATTND_BINARY", "/x/build/attnd", NULL },
         { "ATTND_URL", "http://127.0.0.1:8080", NULL }, /* of deploy/examples/pytest_attnd.py */
         { "ATTND_TOKEN", "secret", NULL },
@@ -381,13 +382,13 @@ static void test_a_default_body_limit_follows_a_smaller_staging_memory(void **st
     assert_int_equal(c.max_body_bytes, 8 << 20);
 }
 
-/* Without --max-connections, connections get the open files that the rest of the server leaves. If these are few,
- * connections get half of them. */
+/* Without --max-connections, the server allows as many connections as open files remain for them. If few remain,
+ * connections get half of all. */
 static void test_with_few_open_files_there_are_fewer_connections(void **state)
 {
     (void)state;
     static const struct {
-        int limit, http_threads, connections; /* connections of 0: the server does not start */
+        int limit, http_threads, connections; /* connections: the expected number; 0: the server does not start */
     } cases[] = { { 300, 16, 172 }, { 256, 16, 128 }, { 255, 16, 94 }, { 128, 16, 31 },   { 128, 8, 39 },
                   { 98, 16, 16 },   { 96, 16, 0 },    { 128, 40, 0 },  { 1000, 128, 872 } };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
@@ -410,7 +411,7 @@ static void test_with_few_open_files_there_are_fewer_connections(void **state)
     }
 }
 
-/* A child process lowers the limit on open files, because the limit cannot be raised again. */
+/* A child process lowers the limit on open files, because a process cannot raise it again. */
 static void test_connections_fit_the_limit_on_open_files(void **state)
 {
     (void)state;
@@ -476,7 +477,7 @@ static void test_help_fits_100_columns_and_shows_flag_and_variable(void **state)
     free(table);
 }
 
-/* OPTIONS.md contains the table that `attnd --help-markdown` prints. */
+/* OPTIONS.md must contain the table that `attnd --help-markdown` prints. */
 static void test_options_md_has_this_table(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* Which connections are too slow, and what the server sends them. The test uses socket pairs without a web server. */
+/* Which connections are too slow, and what the server sends them before it closes. The test uses socket pairs without a
+ * web server. */
 #include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -33,10 +34,10 @@ static void test_how_long_each_phase_may_take(void **state)
         { CONNECTION_IDLE, 0, 75001, true },
         { CONNECTION_BODY, 0, 30000, false },
         { CONNECTION_BODY, 0, 30001, true },
-        { CONNECTION_BODY, 1024 * 1000, 31000, false }, /* 1 MB/s is never too slow */
+        { CONNECTION_BODY, 1024 * 1000, 31000, false }, /* a body at 1 MB/s is never too slow */
         { CONNECTION_BODY, 1024 * 1000, 31001, true },
-        { CONNECTION_SEND, 5000 * 31, 31000, true }, /* 5 KB/s is too slow */
-        { CONNECTION_WORK, 0, 1000000, false },      /* the request is being computed, so the client is not slow */
+        { CONNECTION_SEND, 5000 * 31, 31000, true }, /* a reader at 5 KB/s is too slow after 31 s */
+        { CONNECTION_WORK, 0, 1000000, false },      /* the request is being computed, so its client is not to blame */
         { CONNECTION_CUT, 0, 1000000, false },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -108,9 +109,9 @@ static void test_a_body_that_stands_still_is_cut_and_one_that_waits_for_us_is_no
     assert_true(connection_enter(p.connection, CONNECTION_BODY));
     assert_int_equal(connections_sweep(&p.connections, now, &limits, NULL), 0);
     assert_int_equal(connections_sweep(&p.connections, now + 5000, &limits, NULL), 0);
-    connection_progress(p.connection, 1); /* one byte is progress enough */
+    connection_progress(p.connection, 1); /* one byte counts as progress */
     assert_int_equal(connections_sweep(&p.connections, now += 5001, &limits, NULL), 0);
-    assert_int_equal(send(p.client, "x", 1, 0), 1); /* the client did its part */
+    assert_int_equal(send(p.client, "x", 1, 0), 1); /* the client has sent its part, so the server has to act */
     assert_int_equal(connections_sweep(&p.connections, now + 6000, &limits, NULL), 0);
     assert_int_equal(recv(p.connection->fd, text, sizeof text, 0), 1);
     assert_int_equal(connections_sweep(&p.connections, now + 6000, &limits, NULL), 1);
@@ -136,7 +137,8 @@ static void test_a_request_that_was_sent_and_not_read_is_not_late(void **state)
     }
 }
 
-/* libmicrohttpd closes a socket without a callback if it has no memory for the connection. */
+/* libmicrohttpd closes a socket without calling back if it has no memory for the connection. Such a connection must not
+ * count for ever. */
 static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_counted_for_ever(void **state)
 {
     (void)state;
@@ -148,14 +150,14 @@ static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_count
     assert_non_null(connections_add(&connections, fds[0], true, &thread, &http));
     assert_int_equal(atomic_load(&connections.totals.count) + thread + http, 3);
     for (int i = 0; i < 3; i++) connections_sweep(&connections, clock_ms() + i * 100000, &limits, NULL);
-    assert_int_equal(atomic_load(&connections.totals.count), 1); /* the server may notice this late */
+    assert_int_equal(atomic_load(&connections.totals.count), 1); /* the server may notice only at a later sweep */
 
     close(fds[0]);
     for (int i = 0; i < 2; i++) connections_sweep(&connections, clock_ms() + 300000, &limits, NULL);
     assert_int_equal(atomic_load(&connections.totals.count) + thread + http, 0);
 
-    /* Before the next sweep the descriptor's number is reused, once for another connection and once for something
-     * else. */
+    /* Before the next sweep the descriptor's number is used again: once for another connection, and once for something
+     * that is no connection. */
     assert_int_equal(dup2(fds[1], fds[0]), fds[0]);
     assert_non_null(connections_add(&connections, fds[0], true, &thread, &http));
     close(fds[0]);
@@ -189,7 +191,7 @@ static void test_a_thousand_descriptors_find_their_peers(void **state)
     connections_clear(&connections);
 }
 
-/* libmicrohttpd 0.9.75 misses a FIN that arrives with the last bytes. */
+/* libmicrohttpd 0.9.75 misses a FIN that arrives together with the last bytes. */
 static void test_a_client_that_left_in_the_middle_of_a_body_is_found(void **state)
 {
     (void)state;
@@ -200,7 +202,7 @@ static void test_a_client_that_left_in_the_middle_of_a_body_is_found(void **stat
     assert_int_equal(send(p.client, "bytes", 5, 0), 5);
     shutdown(p.client, SHUT_WR);
     for (int i = 0; i < 3; i++) connections_sweep(&p.connections, clock_ms(), &limits, NULL);
-    /* data is still unread, so the connection stays */
+    /* the client's bytes are not read yet, so the connection stays */
     assert_int_equal(recv(p.client, text, sizeof text, MSG_DONTWAIT), -1);
     assert_int_equal(recv(p.connection->fd, text, sizeof text, 0), 5);
     connection_progress(p.connection, 5);
@@ -217,7 +219,8 @@ static void test_a_drain_waits_for_who_moves_and_not_for_who_stands_still(void *
     open_pair(&p, true);
     int64_t now = clock_ms();
     assert_true(connection_enter(p.connection, CONNECTION_BODY));
-    for (int i = 1; i < 50; i++) { /* one byte per second is too slow in the end, but it counts as progress */
+    /* one byte per second is too slow in the end, but the server sees that it makes progress */
+    for (int i = 1; i < 50; i++) {
         connection_progress(p.connection, (uint64_t)i);
         assert_int_equal(connections_sweep(&p.connections, now + i * 500, &limits, &drain_limits), 0);
     }
@@ -235,7 +238,8 @@ static void test_a_drain_waits_for_who_moves_and_not_for_who_stands_still(void *
     close_pair(&p);
 }
 
-/* A load balancer uses its kept connections as long as it has requests. */
+/* During a drain, kept connections stay as long as a load balancer sends requests on some of them. When none gets a
+ * request any more, all silent ones are closed. */
 static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any_more(void **state)
 {
     (void)state;
@@ -246,7 +250,8 @@ static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any
         open_pair(&p, true);
         assert_true(connection_enter(p.connection, silent[i]));
         const int64_t now = clock_ms();
-        for (int ms = 0; ms <= 5000; ms += 400) { /* this connection has been idle for long, and others have requests */
+        /* this connection has been silent for long, but others still get requests */
+        for (int ms = 0; ms <= 5000; ms += 400) {
             drain_limits.quiet_since_ms = now + ms;
             assert_int_equal(connections_sweep(&p.connections, now + ms, &limits, &drain_limits), 0);
             assert_int_equal(connections_sweep(&p.connections, now + ms + 399, &limits, &drain_limits), 0);
@@ -259,7 +264,7 @@ static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any
 
 enum { CROWD = 3 * CONNECTIONS_OLD };
 
-/* Returns which connection was closed since the last call; -1: none. */
+/* Returns the index of the connection that was closed since the last call, or -1 if none was. */
 static int cut_now(struct connection *const *crowd, bool *gone)
 {
     for (int i = 0; i < CROWD; i++)
@@ -270,7 +275,8 @@ static int cut_now(struct connection *const *crowd, bool *gone)
     return -1;
 }
 
-/* Every third connection has shown a token, and every seventh has a request under way. Their ages are mixed. */
+/* Room for a new connection is made by closing connections without a token first, and among these the oldest. Here
+ * every third connection has shown a token, every seventh has a request under way, and their ages are mixed. */
 static void test_room_is_made_by_strangers_first_and_then_by_age(void **state)
 {
     (void)state;
@@ -308,7 +314,8 @@ static void test_room_is_made_by_strangers_first_and_then_by_age(void **state)
     connections_clear(&connections);
 }
 
-/* A request that has arrived and was not read counts as under way. */
+/* A connection with a request that has arrived but was not read yet counts as busy, so it is not closed to make
+ * room. */
 static void test_a_connection_with_an_unread_request_makes_no_room(void **state)
 {
     (void)state;

@@ -1,4 +1,5 @@
-/* Saved contexts: the life of an entry, its limits, and the memory that belongs to it. */
+/* Saved contexts (forwards whose tensors a backward will use): the life of an entry, its limits, and the memory that
+ * belongs to it. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -35,7 +36,7 @@ static void close_bench(struct bench *b)
     staging_free(b->staging);
 }
 
-/* Returns a job as a forward makes it: `items` items, and memory whose size it states as `bytes`. */
+/* Returns a job as a forward makes it: `items` problems, and memory that is said to have `bytes` bytes. */
 static struct job *make_job(struct bench *b, struct caller *caller, int items, size_t bytes)
 {
     struct staging_block *block;
@@ -49,8 +50,8 @@ static struct job *make_job(struct bench *b, struct caller *caller, int items, s
     return job;
 }
 
-/* A finished job that holds a ready context for each item. The ids of the contexts go to id[i]. The forward was
- * answered, so its reference is gone. */
+/* Returns a finished job that holds one ready context for each problem. Their ids go to id[i]. The forward was
+ * answered, so its own reference to the job is gone. */
 static struct job *saved_job(struct bench *b, struct caller *caller, int items, size_t bytes,
                              char id[][PROTO_CONTEXT_BYTES])
 {
@@ -89,7 +90,7 @@ static void test_saved_taken_used(void **state)
     assert_int_equal(contexts_take(b.contexts, &everybody, id, 0, &taken, &item, &err), ATTN_NOT_FOUND); /* not ready */
     assert_string_equal(err.text, "context: unknown, expired or already used");
     contexts_fill(b.contexts, id, 0);
-    job_release(job); /* the forward has been answered, and its memory stays */
+    job_release(job); /* the forward has been answered, but its memory stays for the contexts */
     assert_true(staging_leased_bytes(b.staging) > 0);
     assert_int_equal(contexts_take(b.contexts, &everybody, id, 1, &taken, &item, &err), ATTN_OK);
     assert_ptr_equal(taken, job);
@@ -100,7 +101,7 @@ static void test_saved_taken_used(void **state)
                                   "only if that one does not run");
     contexts_finish(b.contexts, id, true);
     assert_int_equal(count(&b), 0);
-    assert_true(staging_leased_bytes(b.staging) > 0); /* the backward still reads the memory */
+    assert_true(staging_leased_bytes(b.staging) > 0); /* the backward still reads the memory of the saved forward */
     job_release(taken);
     assert_int_equal(staging_leased_bytes(b.staging), 0);
     close_bench(&b);
@@ -144,7 +145,7 @@ static void test_time_runs_out(void **state)
     close_bench(&b);
 }
 
-/* Returns the error of reserving a context for a job of this many bytes. The job is freed again. */
+/* Returns the error of reserving a context for a job of this many bytes, and frees the job. */
 static attn_status refusal(struct bench *b, struct caller *caller, size_t bytes, attn_error *err)
 {
     struct job *job = make_job(b, caller, 1, bytes);
@@ -161,7 +162,7 @@ static void test_bounds_in_bytes_and_in_number(void **state)
     char id[MAX][PROTO_CONTEXT_BYTES];
     attn_error err = { 0 };
     open_bench(&b);
-    /* the context is too large now, and will be later */
+    /* the context is larger than the limit, now and at any later time */
     assert_int_equal(refusal(&b, &everybody, 1001, &err), ATTN_TOO_LARGE);
     assert_string_equal(err.text, "save: the request holds 1001 bytes, saved contexts may hold 1000 bytes");
     assert_int_equal(refusal(&b, &everybody, 1000, &err), ATTN_OK);
@@ -214,7 +215,7 @@ static void test_a_context_is_its_callers_alone(void **state)
     assert_int_equal(contexts_take(b.contexts, other, id[0], clock_ms(), &taken, &item, &err), ATTN_NOT_FOUND);
     assert_string_equal(err.text, "context: unknown, expired or already used");
     assert_int_equal(contexts_take(b.contexts, one, id[0], clock_ms(), &taken, &item, &err), ATTN_OK);
-    struct job *second; /* another caller is not told that the context is in use */
+    struct job *second; /* another caller is told that the context does not exist, not that it is in use */
     assert_int_equal(contexts_take(b.contexts, other, id[0], clock_ms(), &second, &item, &err), ATTN_NOT_FOUND);
     assert_string_equal(err.text, "context: unknown, expired or already used");
     contexts_finish(b.contexts, id[0], true);
@@ -267,9 +268,9 @@ static void test_finishing_twice_does_nothing(void **state)
     assert_int_equal(contexts_take(b.contexts, &everybody, id[0], clock_ms(), &backward->saved[0], &item, NULL),
                      ATTN_OK);
     backward->holds_contexts = true;
-    contexts_finish_job(backward, false); /* the backward's client has left */
+    contexts_finish_job(backward, false); /* the backward's client has left, but the backward may still run */
     assert_int_equal(count(&b), 1);
-    contexts_finish_job(backward, true); /* the job came back from its device, and no client waits for it */
+    contexts_finish_job(backward, true); /* the job has come back from its device, and no client waits for it */
     assert_int_equal(count(&b), 1);
     job_release(backward);
     close_bench(&b);

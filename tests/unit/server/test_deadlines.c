@@ -1,4 +1,4 @@
-/* Compares the heap of deadlines with a plain search for the earliest. */
+/* test_deadlines.c: the heap of deadlines finds the same earliest one as a plain search. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -32,7 +32,7 @@ static void test_the_next_is_always_the_earliest(void **state)
             deadlines_remove(&all, d);
             in--;
         } else {
-            d->at_ns = rand() % 300; /* in this range many deadlines are equal */
+            d->at_ns = rand() % 300; /* in so small a range many deadlines are equal */
             assert_true(deadlines_add(&all, d));
             in++;
         }

@@ -1,5 +1,6 @@
-/* Batches on devices: which device gets a batch, what comes back and when, whatever the device does. The devices are
- * those of the fake backend, with memory of their own. The test plays the loop. */
+/* Batches (jobs that leave together) on devices: which device gets a batch, what comes back and when, whatever the
+ * device does. The devices are those of the fake backend, with memory of their own. The test plays the part of the
+ * server's loop. */
 #include <pthread.h>
 
 #include "tests/unit/server/jobs.h"
@@ -18,7 +19,7 @@ struct bench {
     uv_loop_t uv;
     struct mailbox box;
     int back_count;
-    struct batch *back[LOG_MAX]; /* batches in the order in which they came back */
+    struct batch *back[LOG_MAX]; /* batches in the order in which they came back from the devices */
 };
 
 static void on_message(void *context, struct message *message)
@@ -29,7 +30,8 @@ static void on_message(void *context, struct message *message)
     b->back[b->back_count++] = (struct batch *)message;
 }
 
-/* Prepares `count` devices that do what `script` says. A test may change the configuration before open_devices(). */
+/* Fills in a bench with `count` devices that do what `script` says. A test may change its configuration before
+ * open_devices(). */
 static void begin(struct bench *b)
 {
     *b = (struct bench){ 0 };
@@ -55,7 +57,7 @@ static void open_bench(struct bench *b, int count, const char *script)
     open_devices(b, count, script);
 }
 
-/* Opens devices with a script whose GATE is this gate. */
+/* Opens devices with a script in which the word GATE stands for this gate's path. */
 static void open_gated(struct bench *b, int count, const char *script, struct gate *gate)
 {
     char text[256];
@@ -74,7 +76,7 @@ static void close_bench(struct bench *b)
     server_close(&b->server);
 }
 
-/* Returns a job that is ready to run, whatever memory the devices have. */
+/* Returns a job that is ready to run on devices with any amount of memory. */
 static struct job *ready(struct bench *b, attn_op op, char *body)
 {
     attn_error err = { 0 };
@@ -90,7 +92,7 @@ static struct job *ready_forward(struct bench *b, int rows)
     return ready(b, ATTN_OP_FORWARD, forward_body(rows, 4, ""));
 }
 
-/* Returns a batch of these jobs, whose references it takes, with `flops` operations. */
+/* Returns a batch of these jobs that is said to have `flops` operations. It takes over the references to the jobs. */
 static struct batch *batch_of(struct job *const *jobs, int count, double flops)
 {
     struct batch *batch = calloc(1, sizeof *batch + (size_t)count * sizeof batch->parts[0]);
@@ -100,7 +102,7 @@ static struct batch *batch_of(struct job *const *jobs, int count, double flops)
     return batch;
 }
 
-/* Makes a batch of one small forward and gives it to the device. */
+/* Makes a batch of one small forward, and gives it to the device. */
 static struct batch *submit_one(struct bench *b, struct device *device, double flops)
 {
     struct job *job = ready_forward(b, 5);
@@ -109,7 +111,7 @@ static struct batch *submit_one(struct bench *b, struct device *device, double f
     return batch;
 }
 
-/* Waits for the next batch that comes back, and collects it. */
+/* Waits for the next batch that comes back from a device, and collects it. */
 static struct batch *next_back(struct bench *b)
 {
     while (b->back_count == 0) uv_run(&b->uv, UV_RUN_ONCE);
@@ -169,7 +171,7 @@ static void test_numbers_come_back_right_through_memory_of_the_device(void **sta
     assert_ptr_equal(next_back(&b), batch);
     assert_ran(batch);
     assert_int_equal(strncmp(jobs[0]->results[0].backend, "fake:0 ", 7), 0);
-    assert_string_equal(jobs[2]->results[2].backend, ""); /* the refused problem was not computed */
+    assert_string_equal(jobs[2]->results[2].backend, ""); /* the problem that was refused was not computed */
     assert_true(batch->started_ns > 0 && batch->ended_ns >= batch->started_ns);
     batch_note_times(batch, jobs[0]);
     const double *us = jobs[0]->results[0].timing_us;
@@ -199,8 +201,8 @@ static void test_what_the_kernels_launch_takes_is_not_their_own_time(void **stat
     close_bench(&b);
 }
 
-/* A context's tensors lie in the memory of another job. That memory goes to the device too, once for all batches that
- * use it. */
+/* A context's tensors lie in the memory of the forward's job. That memory is copied to the device too, once for all
+ * batches that use it. */
 static void test_a_backward_of_a_saved_forward_finds_its_tensors_on_the_device(void **state)
 {
     (void)state;
@@ -237,7 +239,7 @@ static void test_memory_of_the_device_goes_back_after_each_batch(void **state)
     for (int i = 0; i < 5; i++) {
         submit_one(&b, devices_pick(b.server.devices, 0), 1);
         forget(next_back(&b));
-        /* Only the scratch memory of the first slot stays, which every batch used. */
+        /* only the scratch memory of the first slot stays, which every batch has used */
         if (i == 0) used = state_of(&b, 0).info.memory_used;
         assert_int_equal(state_of(&b, 0).info.memory_used, used);
     }
@@ -251,7 +253,7 @@ static bool can_wait(const struct device *device)
     return device_can_wait(device, clock_ns(), &wait_ns);
 }
 
-/* Would the device with the least work take a batch of this flow? */
+/* Returns whether the device with the least work would take a batch of this flow (a caller's stream of work). */
 static bool has_room(const struct bench *b, struct flow *flow)
 {
     const struct job job = { .flow = flow };
@@ -274,7 +276,7 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         const char *device;
     } picks[] = {
         { 100, "fake:0" }, { 10, "fake:1" }, { 50, "fake:1" },
-        { 30, "fake:1" },  { 20, "fake:1" }, /* the jobs make 4 batches, one per stream */
+        { 30, "fake:1" },  { 20, "fake:1" }, /* the jobs make 4 batches, one on each stream */
         { 1, "fake:0" },   { 1, "fake:0" },  { 1, "fake:0" },
     };
     for (size_t i = 0; i < sizeof picks / sizeof *picks; i++) {
@@ -293,7 +295,7 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         forget(batch);
     }
     assert_string_equal(device_name(devices_pick(b.server.devices, 0)),
-                        "fake:0"); /* batches that came back count no more */
+                        "fake:0"); /* batches that came back no longer count as load */
     assert_int_equal(state_of(&b, 1).running_requests, 0);
     close_bench(&b);
 }
@@ -337,7 +339,7 @@ static void test_an_error_that_passes_fails_one_batch(void **state)
         struct batch *first = batch_of(jobs, 2, 1);
         devices_submit(b.server.devices, first, devices_pick(b.server.devices, 0));
         assert_ptr_equal(next_back(&b), first);
-        assert_failed(first, ATTN_DEVICE); /* the whole batch fails, for the same reason */
+        assert_failed(first, ATTN_DEVICE); /* the whole batch fails, with the same reason for each job */
         assert_non_null(strstr(jobs[1]->part.error.text, "(error 1)"));
         struct batch *second = submit_one(&b, devices_pick(b.server.devices, 0), 1);
         assert_ptr_equal(next_back(&b), second);
@@ -364,7 +366,7 @@ static void test_a_sticky_error_loses_the_device_and_every_batch_that_it_has(voi
         forget(batch);
     }
     assert_true(device_disable(lost));
-    assert_false(device_disable(lost)); /* the device was disabled already */
+    assert_false(device_disable(lost)); /* the device was disabled already, so a second call changes nothing */
     assert_true(devices_usable(b.server.devices));
     assert_false(state_of(&b, 0).usable);
     for (int i = 0; i < 2; i++) {
@@ -381,8 +383,9 @@ static void test_a_sticky_error_loses_the_device_and_every_batch_that_it_has(voi
     close_bench(&b);
 }
 
-/* The first batch is on its stream, held by a gate. The second has its mirrors. It learns the size of its scratch
- * memory behind another gate, and that memory is refused. So the second batch waits for the first, and then runs. */
+/* The first batch is held on its stream by a gate. The second has its mirrors (copies of tensors on the device). Behind
+ * another gate it learns the size of its scratch memory, and that memory is refused. The second batch therefore waits
+ * for the first, and then runs. */
 static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_again(void **state)
 {
     (void)state;
@@ -391,7 +394,7 @@ static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_a
     char script[256];
     gate_shut(&run);
     gate_shut(&size);
-    /* Each batch allocates three times: inputs, outputs, scratch. */
+    /* Each batch allocates three times: inputs, outputs and scratch memory. */
     snprintf(script, sizeof script, "hold=%s@1,size.hold=%s@2,alloc.fail@6", run.path, size.path);
     open_bench(&b, 1, script);
     struct job *jobs[] = { ready_forward(&b, 5), ready_forward(&b, 7) };
@@ -400,12 +403,12 @@ static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_a
     const int64_t regions[] = { (int64_t)(jobs[0]->inputs_used + jobs[0]->outputs.bytes),
                                 (int64_t)(jobs[1]->inputs_used + jobs[1]->outputs.bytes) };
     devices_submit(b.server.devices, first, device);
-    WAIT_UNTIL(state_of(&b, 0).info.memory_used > regions[0]); /* this batch has its scratch memory */
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used > regions[0]); /* this batch has its scratch memory now */
     const int64_t of_first = state_of(&b, 0).info.memory_used;
     devices_submit(b.server.devices, second, device);
     WAIT_UNTIL(state_of(&b, 0).info.memory_used == of_first + regions[1]);
     gate_open(&size);
-    WAIT_UNTIL(state_of(&b, 0).info.memory_used == of_first); /* the batch has given back its memory */
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used == of_first); /* the second batch has given back its memory */
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
     gate_open(&run);
@@ -430,7 +433,7 @@ static void test_a_batch_that_has_no_memory_alone_fails(void **state)
     devices_submit(b.server.devices, large, devices_pick(b.server.devices, 0));
     next_back(&b);
     assert_failed(large, ATTN_NO_MEMORY);
-    assert_int_equal(state_of(&b, 0).info.memory_used, 0); /* nothing of the failed batch is left */
+    assert_int_equal(state_of(&b, 0).info.memory_used, 0); /* the failed batch has left no memory allocated */
     struct batch *small = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     next_back(&b);
     assert_ran(small);
@@ -451,7 +454,7 @@ static void test_a_device_that_is_not_done_in_its_time_is_overdue(void **state)
     assert_null(devices_to_disable(b.server.devices, &is_overdue)); /* nothing runs */
     struct device *first = devices_pick(b.server.devices, 0);
     struct job *job = ready_forward(&b, 5);
-    struct batch *batch = batch_of(&job, 1, 1e9); /* the other device is picked next */
+    struct batch *batch = batch_of(&job, 1, 1e9); /* the next batch goes to the other device */
     devices_submit(b.server.devices, batch, first);
     struct device *stuck = devices_pick(b.server.devices, 0);
     struct batch *never = submit_one(&b, stuck, 1);
@@ -464,9 +467,9 @@ static void test_a_device_that_is_not_done_in_its_time_is_overdue(void **state)
     assert_ptr_equal(device_batches(overdue), never);
     assert_null(never->next);
     assert_true(device_disable(overdue));
-    assert_null(devices_to_disable(b.server.devices, &is_overdue)); /* an overdue device is reported once */
+    assert_null(devices_to_disable(b.server.devices, &is_overdue)); /* an overdue device is reported once only */
     gate_open(&gate);
-    assert_ptr_equal(next_back(&b), never); /* the batch comes back, but late */
+    assert_ptr_equal(next_back(&b), never); /* the batch of the hung device comes back after all */
     assert_ran(never);
     assert_null(device_batches(overdue));
     forget(never);
@@ -483,11 +486,12 @@ static void test_a_device_that_has_time_left_is_not_overdue(void **state)
     b.config.watchdog_ms = 3600000;
     open_gated(&b, 1, "hold=GATE", &gate);
     submit_one(&b, devices_pick(b.server.devices, 0), 1);
-    WAIT_UNTIL(state_of(&b, 0).info.memory_used > 0); /* the batch has begun */
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used > 0); /* the batch has begun on the device */
     assert_null(devices_to_disable(b.server.devices, &is_overdue));
     gate_open(&gate);
     forget(next_back(&b));
-    devices_note_lost(b.server.devices, 0); /* an inline call on the device returned this error */
+    /* says that a call by an HTTP thread on device 0 returned the error of a lost device */
+    devices_note_lost(b.server.devices, 0);
     assert_non_null(devices_to_disable(b.server.devices, &is_overdue));
     assert_false(is_overdue);
     close_bench(&b);
@@ -495,7 +499,7 @@ static void test_a_device_that_has_time_left_is_not_overdue(void **state)
 
 /* ---- Giving up, and the end -------------------------------------------------------------------------------------- */
 
-/* Returns a batch with so much work that its problems are launched one by one. */
+/* Returns a batch with so much work that its four problems are launched one by one. */
 static struct batch *four_launches(struct bench *b)
 {
     char *bodies[4];
@@ -513,12 +517,12 @@ static void test_a_batch_that_nobody_waits_for_ends_between_two_launches(void **
     open_gated(&b, 1, "hold=GATE@1", &gate);
     struct batch *batch = four_launches(&b);
     devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
-    WAIT_UNTIL(state_of(&b, 0).info.memory_used > 0); /* the first problem is launched, or about to be */
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used > 0); /* the first problem is launched, or will be at once */
     attn_cancel(&batch->cancel);
     gate_open(&gate);
     assert_ptr_equal(next_back(&b), batch);
     assert_failed(batch, ATTN_CANCELLED);
-    struct batch *next = submit_one(&b, devices_pick(b.server.devices, 0), 1); /* the stream computes again */
+    struct batch *next = submit_one(&b, devices_pick(b.server.devices, 0), 1); /* the stream is usable again */
     next_back(&b);
     assert_ran(next);
     forget(batch);
@@ -528,7 +532,8 @@ static void test_a_batch_that_nobody_waits_for_ends_between_two_launches(void **
 
 /* ---- Verified in float64 by the device that computed ------------------------------------------------------------- */
 
-/* Three problems of one request: the device verifies the first and the third, each in one step. */
+/* Returns a request with three problems. The device verifies the first and the third in float64 (a "truth"), each in
+ * one step. */
 static struct job *two_truths(struct bench *b)
 {
     char *bodies[] = { forward_body(9, 4, "\"verify\": \"all\""), forward_body(5, 4, "\"verify\": 2"),
@@ -544,7 +549,8 @@ static struct batch *submit_two_truths(struct bench *b)
     return batch;
 }
 
-/* The device has no more memory than after the same work without a truth: the workspace that a stream keeps. */
+/* Checks that the device uses no more memory than after the same work without verification: only the workspace that a
+ * stream keeps. */
 static void assert_only_workspace_is_left(struct bench *b)
 {
     const int64_t used = state_of(b, 0).info.memory_used;
@@ -605,7 +611,7 @@ static void test_an_error_in_the_middle_of_the_truth_fails_its_batch(void **stat
         assert_ptr_equal(next_back(&b), batch);
         assert_failed(batch, cases[c].status);
         assert_true(batch->charged_ns > 0);
-        if (cases[c].status == ATTN_DEVICE) { /* the next one is not disturbed */
+        if (cases[c].status == ATTN_DEVICE) { /* the next batch is not affected */
             struct batch *next = submit_two_truths(&b);
             assert_ptr_equal(next_back(&b), next);
             assert_ran(next);
@@ -624,10 +630,11 @@ static void test_a_truth_that_nobody_waits_for_ends_between_two_steps(void **sta
     struct bench b;
     struct gate gate;
     begin(&b);
-    open_gated(&b, 1, "truth.hold=GATE@1,truth.err=700@2", &gate); /* a second step would lose the device */
+    /* a second step of the verification would lose the device */
+    open_gated(&b, 1, "truth.hold=GATE@1,truth.err=700@2", &gate);
     struct batch *batch = submit_two_truths(&b);
     struct batch *beside = submit_one(&b, devices_pick(b.server.devices, 0), 1);
-    assert_ptr_equal(next_back(&b), beside); /* nobody waits for somebody else's truth */
+    assert_ptr_equal(next_back(&b), beside); /* no batch waits for the verification of another one */
     assert_ran(beside);
     attn_cancel(&batch->cancel);
     gate_open(&gate);
@@ -663,7 +670,8 @@ static void test_a_truth_needs_memory_of_its_device(void **state)
 {
     (void)state;
     struct bench b;
-    open_bench(&b, 1, "alloc.fail@3+"); /* the tensors and the workspace of the kernels have some */
+    /* the tensors and the kernels' workspace get memory, and the verification gets none */
+    open_bench(&b, 1, "alloc.fail@3+");
     struct batch *batch = submit_two_truths(&b);
     assert_ptr_equal(next_back(&b), batch);
     assert_failed(batch, ATTN_NO_MEMORY);
@@ -671,8 +679,8 @@ static void test_a_truth_needs_memory_of_its_device(void **state)
     close_bench(&b);
 }
 
-/* Copying out fails with an error that passes, and earlier work of the stream has failed permanently. The permanent
- * error counts. */
+/* Copying out fails with a temporary error, but earlier work of the stream has failed with a permanent one. The
+ * permanent error counts. */
 static void test_a_device_that_fails_for_good_after_an_error_that_passes_is_lost(void **state)
 {
     (void)state;
@@ -694,7 +702,7 @@ static void test_work_in_several_launches_comes_back_whole(void **state)
 {
     (void)state;
     struct bench b;
-    /* The fourth launch of the second batch fails, which is the eighth in all. */
+    /* The fourth launch of the second batch fails; it is the eighth launch in all. */
     open_bench(&b, 1, "launch.err=1@8");
     for (int round = 0; round < 2; round++) {
         struct batch *batch = four_launches(&b);
@@ -707,7 +715,8 @@ static void test_work_in_several_launches_comes_back_whole(void **state)
     close_bench(&b);
 }
 
-/* Flow Busy has two batches on streams. While another flow has a batch on the device, only one of Busy's continues. */
+/* Flow Busy (one caller's work) has two batches on streams. While another flow has a batch on the device, only one of
+ * Busy's two may continue. */
 static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_another_flow(void **state)
 {
     (void)state;
@@ -719,8 +728,8 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     begin(&b);
     gate_shut(&busy_gate);
     gate_shut(&other_gate);
-    /* Each batch has four launches. The first launches of Other and of Busy do not end. Both gates are counted in the
-     * order in which the batches begin. */
+    /* Each batch has four launches. The first launches of Other and of Busy are held by gates, which count launches in
+     * the order in which the batches begin. */
     snprintf(script, sizeof script, "hold=%s@1,hold=%s@2", other_gate.path, busy_gate.path);
     open_devices(&b, 1, script);
     struct device *device = devices_pick(b.server.devices, 0);
@@ -732,13 +741,13 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
         devices_submit(b.server.devices, batches[i], device);
         WAIT_UNTIL(state_of(&b, 0).info.memory_used > used); /* it begins */
     }
-    /* time enough for Busy's second batch to end, if it continued */
+    /* enough time for Busy's second batch to end, if it wrongly continued */
     nanosleep(&(struct timespec){ 0, 50000000 }, NULL);
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
     gate_open(&other_gate);
     assert_ptr_equal(next_back(&b), batches[0]);
-    /* batches[2] runs now, because no other flow is on the device any more */
+    /* now batches[2] runs, because no other flow is on the device any more */
     assert_ptr_equal(next_back(&b), batches[2]);
     gate_open(&busy_gate);
     assert_ptr_equal(next_back(&b), batches[1]);
@@ -751,7 +760,8 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     flow_release(other);
 }
 
-/* A flow that is alone on a GPU does not fill its queue, because the next flow would have to wait for all of that. */
+/* A flow that is alone on a GPU does not queue all its batches there, because the next flow would have to wait for all
+ * of them. */
 static void test_long_batches_of_one_flow_take_turns_on_a_gpu(void **state)
 {
     (void)state;
@@ -773,7 +783,8 @@ static void test_long_batches_of_one_flow_take_turns_on_a_gpu(void **state)
         devices_submit(b.server.devices, batches[i], devices_pick(b.server.devices, 0));
         WAIT_UNTIL(state_of(&b, 0).info.memory_used > used); /* it begins */
     }
-    nanosleep(&(struct timespec){ 0, 50000000 }, NULL); /* time enough for the third batch to end, if it continued */
+    /* enough time for the third batch to end, if it wrongly continued */
+    nanosleep(&(struct timespec){ 0, 50000000 }, NULL);
     uv_run(&b.uv, UV_RUN_NOWAIT);
     assert_int_equal(b.back_count, 0);
     gate_open(&second);
@@ -801,7 +812,7 @@ static void test_stopping_waits_for_what_runs_and_says_when_it_does_not_end(void
     assert_int_equal(b.back_count, 0);
     gate_open(&gate);
     assert_true(devices_stop(b.server.devices, PATIENCE_MS));
-    uv_run(&b.uv, UV_RUN_NOWAIT); /* the batch is in the mailbox */
+    uv_run(&b.uv, UV_RUN_NOWAIT); /* the finished batch is in the mailbox, and was not collected yet */
     assert_int_equal(b.back_count, 1);
     assert_ptr_equal(next_back(&b), batch);
     assert_ran(batch);
@@ -811,7 +822,7 @@ static void test_stopping_waits_for_what_runs_and_says_when_it_does_not_end(void
 
 /* ---- The CPU's streams ------------------------------------------------------------------------------------------- */
 
-/* A hundred thousand rows take a core minutes, unless the job is cancelled. */
+/* A hundred thousand rows take one core minutes, unless the job is cancelled. */
 static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **state)
 {
     (void)state;
@@ -824,7 +835,7 @@ static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **sta
     struct job *job = ready_forward(&b, 100000);
     struct batch *longer = batch_of(&job, 1, job->flops);
     devices_submit(b.server.devices, longer, cpu);
-    assert_false(can_wait(cpu)); /* no request may wait to be joined with this one */
+    assert_false(can_wait(cpu)); /* no request may wait to leave together with this long job */
     struct batch *shorter = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     /* no thread has to wait for the cancelled job */
     struct batch *next = submit_one(&b, devices_pick(b.server.devices, 0), 1);
@@ -842,7 +853,7 @@ static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **sta
     close_bench(&b);
 }
 
-/* Submits a batch that belongs to this flow. */
+/* Gives the device a batch that belongs to this flow (one caller's work). */
 static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
 {
     struct job *job = ready_forward(b, rows);
@@ -853,7 +864,8 @@ static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
     return batch;
 }
 
-/* If several flows are on a device, a guest may run once one of them has been there longer than the guest needs. */
+/* If several flows are on a device, a short batch may run there as a guest as soon as one of the flows has been there
+ * for longer than the guest needs. */
 static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does(void **state)
 {
     (void)state;
@@ -872,7 +884,7 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     int64_t wait_ns = INT64_MAX;
     assert_true(device_has_room(cpu, &shorter, later_ns, &wait_ns));
     assert_false(device_has_room(cpu, &equal, later_ns, &wait_ns));
-    /* the time that a guest needs beside three other flows */
+    /* time in ns for which a flow must have run, before a guest of one second may run beside three flows */
     const int64_t needs_ns = DEVICE_GUEST_FACTOR * 4 * INT64_C(1000000000);
     assert_int_equal(wait_ns, oldest_ns + needs_ns - later_ns);
     assert_true(device_has_room(cpu, &equal, oldest_ns + needs_ns, &wait_ns));
@@ -882,7 +894,7 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     for (int i = 0; i < 4; i++) flow_release(flows[i]);
 }
 
-/* One flow has both streams and a third batch that waits. Another flow's batch is computed all the same. */
+/* One flow has both streams and a third batch that waits. Another flow's batch must be computed nevertheless. */
 static void test_a_flow_that_has_none_finds_room_beside_one_that_has_all_streams(void **state)
 {
     (void)state;
@@ -901,7 +913,8 @@ static void test_a_flow_that_has_none_finds_room_beside_one_that_has_all_streams
     int64_t wait_ns = INT64_MAX;
     const struct device *cpu = devices_pick(b.server.devices, 0);
     const struct job of_other = { .flow = other, .seconds = 1e6 }, of_busy = { .flow = busy };
-    assert_false(device_has_room(cpu, &of_other, longer[2]->left_ns, &wait_ns)); /* the batches may be over soon */
+    /* the batches on the device may end soon, so the caller must look again after wait_ns */
+    assert_false(device_has_room(cpu, &of_other, longer[2]->left_ns, &wait_ns));
     assert_int_equal(wait_ns, DEVICE_GUEST_AFTER_NS);
     assert_true(device_has_room(cpu, &of_other, longer[2]->left_ns + wait_ns, &wait_ns));
     assert_false(device_has_room(cpu, &of_busy, longer[2]->left_ns + wait_ns, &wait_ns));
@@ -948,7 +961,8 @@ static void test_small_problems_of_the_cpu_are_computed_by_the_thread_that_has_t
         { 5, "", INLINE_DONE },
         { 5, "\"verify\": 1", INLINE_NOT },
         { 5, "\"save\": true", INLINE_NOT },
-        { 1500, "", INLINE_NOT }, /* 2 * 64 * 2 * 1500^2 operations, padded: more than an inline slot takes */
+        /* 2 * 64 * 2 * 1500^2 operations (D is padded to 64), more than an inline slot takes */
+        { 1500, "", INLINE_NOT },
         { 5000, "\"encoding\": \"array\"", INLINE_NOT },
     };
     struct bench b;
@@ -983,11 +997,12 @@ static void test_small_problems_wait_for_a_gpu_that_does_not_read_staging_memory
     close_bench(&b);
 }
 
-/* Opens devices that read staging memory. */
+/* Opens devices that read staging memory (the memory of request bodies) directly. */
 static void open_readers(struct bench *b, int count, const char *script, struct gate *gate)
 {
     begin(b);
-    b->config.http_threads = 2; /* there are as many inline slots as HTTP threads */
+    /* a device has as many inline slots (for HTTP threads that compute) as there are HTTP threads */
+    b->config.http_threads = 2;
     setenv("ATTN_FAKE_READS_STAGING", "1", 1);
     if (gate) open_gated(b, count, script, gate);
     else open_devices(b, count, script);
@@ -998,7 +1013,8 @@ static void test_a_gpu_reads_small_problems_where_they_are(void **state)
 {
     (void)state;
     struct bench b;
-    open_readers(&b, 1, "copy.err=700", NULL); /* these devices copy nothing, so the scripted fault never happens */
+    /* these devices copy nothing, so the script's fault of a copy never happens */
+    open_readers(&b, 1, "copy.err=700", NULL);
     assert_false(inline_near(b.server.devices));
     struct job *job = ready_forward(&b, 5), *large = ready_forward(&b, 5000);
     assert_int_equal(inline_run(b.server.devices, job), INLINE_DONE);
@@ -1010,7 +1026,7 @@ static void test_a_gpu_reads_small_problems_where_they_are(void **state)
     close_bench(&b);
 }
 
-/* Returns a forward whose numbers differ from those of all others. */
+/* Returns a forward whose numbers differ from those of all other forwards in this test. */
 static struct job *own_forward(struct bench *b, int rows, const char *extra, int number)
 {
     struct job *job = ready(b, ATTN_OP_FORWARD, forward_body(rows, 4, extra));
@@ -1025,7 +1041,7 @@ static void test_equal_small_problems_leave_as_one(void **state)
     (void)state;
     struct bench b;
     struct job *jobs[9];
-    open_readers(&b, 1, "copy.err=700", NULL); /* only a job that is copied fails */
+    open_readers(&b, 1, "copy.err=700", NULL); /* copies fail in this script, so a job that is copied would fail */
     for (int n = 0; n < 9; n++) jobs[n] = own_forward(&b, n % 3 ? 12 : 8, n % 3 == 1 ? "\"causal\": true" : "", n);
     struct batch *batch = batch_of(jobs, 9, 1);
     devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
@@ -1036,8 +1052,8 @@ static void test_equal_small_problems_leave_as_one(void **state)
     close_bench(&b);
 }
 
-/* Problems that cannot be joined: they differ in an option, their lse has no multiple of 16 bytes, or a body has two
- * problems. Each of them is copied. */
+/* Problems that cannot be joined into one: they differ in an option, their lse has no multiple of 16 bytes, or a body
+ * has two problems. Each of them is copied. */
 static void test_problems_that_differ_are_computed_side_by_side(void **state)
 {
     (void)state;
@@ -1066,7 +1082,7 @@ static void test_problems_that_left_as_one_fail_together(void **state)
     (void)state;
     struct bench b;
     struct job *jobs[3];
-    open_readers(&b, 1, "launch.err=2@1", NULL); /* memory is refused once */
+    open_readers(&b, 1, "launch.err=2@1", NULL); /* memory for the launch is refused once */
     for (int n = 0; n < 3; n++) jobs[n] = own_forward(&b, 4, "", n);
     struct batch *batch = batch_of(jobs, 3, 1);
     devices_submit(b.server.devices, batch, devices_pick(b.server.devices, 0));
@@ -1110,7 +1126,8 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     assert_int_equal(inline_run(b.server.devices, late), INLINE_LATE);
     assert_non_null(late->part.handed_over);
     assert_false(late->part.ran);
-    assert_int_equal(inline_run(b.server.devices, other), INLINE_DONE); /* another inline slot is free */
+    /* another inline slot is free, so this job runs */
+    assert_int_equal(inline_run(b.server.devices, other), INLINE_DONE);
     assert_computed(other, 0);
     struct batch *batch = batch_of(&late, 1, 1);
     devices_submit_late(b.server.devices, batch);
@@ -1120,8 +1137,8 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     assert_ran(batch);
     assert_true(batch->compute_us > 0 && batch->copy_in_us == 0 && batch->copy_out_us == 0);
     forget(batch);
-    for (int n = 0; n < 8; n++)
-        assert_int_equal(inline_run(b.server.devices, other), INLINE_DONE); /* both slots are free again */
+    for (int n = 0; n < 8; n++) /* both slots are free again, so this job runs */
+        assert_int_equal(inline_run(b.server.devices, other), INLINE_DONE);
     job_release(other);
     close_bench(&b);
 }
@@ -1146,7 +1163,8 @@ static void test_what_is_late_and_never_ends_is_overdue(void **state)
         nanosleep(&(struct timespec){ 0, 500000 }, NULL);
     assert_true(is_overdue && device_disable(overdue));
     struct job *job = ready_forward(&b, 5);
-    assert_int_equal(inline_run(b.server.devices, job), INLINE_NOT); /* the device is not used any more */
+    /* the device was lost, so it is not used any more */
+    assert_int_equal(inline_run(b.server.devices, job), INLINE_NOT);
     assert_null(job->part.handed_over);
     job_release(job);
     gate_open(&gate);
@@ -1174,11 +1192,11 @@ static void test_who_cannot_hand_a_late_job_over_waits_for_its_end(void **state)
     assert_non_null(late->part.handed_over);
     assert_int_equal(pthread_create(&opens, NULL, open_soon, &gate), 0);
     inline_settle(late);
-    assert_int_not_equal(access(gate.path, F_OK), 0); /* the batch did not come back before the gate opened */
+    assert_int_not_equal(access(gate.path, F_OK), 0); /* the batch must not come back before the gate is opened */
     assert_null(late->part.handed_over);
     assert_computed(late, 0);
     pthread_join(opens, NULL);
-    inline_settle(late); /* settling a job that is not late does nothing */
+    inline_settle(late); /* settling a job that is not late (whose HTTP thread did not stop waiting) does nothing */
     job_release(late);
     close_bench(&b);
 }
@@ -1190,13 +1208,14 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
     open_readers(&b, 2, "0:sync.err=700@1", NULL);
     struct job *job = ready_forward(&b, 5), *jobs[4] = { 0 };
     int lost = -1;
-    for (int n = 0; n < 4 && lost < 0; n++) { /* inline slots belong to the two devices in turn */
+    /* inline slots belong to the two devices in turn, so four tries reach both */
+    for (int n = 0; n < 4 && lost < 0; n++) {
         jobs[n] = ready_forward(&b, 5);
         const enum inline_outcome here = inline_run(b.server.devices, jobs[n]);
         assert_true(here == INLINE_DONE || here == INLINE_LOST);
         if (here == INLINE_LOST) lost = n;
     }
-    if (lost >= 0) { /* this thread's core may always choose the other device */
+    if (lost >= 0) { /* this thread's core may always choose the other device, which does not fail */
         assert_int_equal(jobs[lost]->part.device, 0);
         struct job *held = job_hold(jobs[lost]);
         struct batch *batch = batch_of(&held, 1, 1);
@@ -1212,7 +1231,7 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
 
 /* ---- Jobs with several parts ------------------------------------------------------------------------------------- */
 
-/* Sends the part of the job that this device can compute to the device, and waits for it. */
+/* Sends the part of a cut job that this device can compute, and waits for it. */
 static void run_part(struct bench *b, struct job *job, int device)
 {
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
@@ -1238,7 +1257,7 @@ static void test_a_job_is_over_when_all_its_parts_are(void **state)
         { "", NULL },
         { "0:launch.err=1@1", "launch" },
         { "1:copy.err=1@1", "copy" },
-        /* the failure of the first device in the list, although it came back last */
+        /* the first failed part in the list gives the error, although its device came back last */
         { "0:launch.err=1@1,1:copy.err=1@1", "launch" },
     };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
@@ -1246,13 +1265,14 @@ static void test_a_job_is_over_when_all_its_parts_are(void **state)
         open_bench(&b, 2, cases[c].script);
         struct job *job = ready_forward(&b, 5);
         struct job_part second = { .job = job, .device = 1 };
-        assert_ptr_equal(job_part_for(job, 1), &job->part); /* any device can compute it */
+        assert_ptr_equal(job_part_for(job, 1), &job->part); /* any device can compute a part whose device was lost */
         job->part.device = 0;
         assert_null(job_part_for(job, 1));
         job->part.next = &second;
         assert_true(job_needs_device(job, 0) && job_needs_device(job, 1) && !job_needs_device(job, 2));
         run_part(&b, job, 1);
-        assert_true(!job_needs_device(job, 1) && job_part_for(job, 1) == NULL); /* each part is sent once */
+        /* a part that was sent once is not sent again */
+        assert_true(!job_needs_device(job, 1) && job_part_for(job, 1) == NULL);
         assert_false(job_ran(job));
         run_part(&b, job, 0);
         assert_int_equal(job_ran(job), cases[c].error == NULL);

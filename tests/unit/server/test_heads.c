@@ -1,5 +1,6 @@
-/* A problem that is cut over several devices by groups of heads: its bits, which problems are cut, and the number of bytes
- * that are copied. The devices are those of the fake backend, with memory of their own; the test is the loop. */
+/* A problem that is cut over several devices by groups of heads: that its bits are the same, which problems are cut,
+ * and how many bytes are copied. The devices are those of the fake backend, with memory of their own. The test plays
+ * the part of the server's loop. */
 #include "tests/unit/server/jobs.h"
 #include "tests/unit/testing.h"
 
@@ -23,7 +24,7 @@ struct site {
     struct server server;
     uv_loop_t uv;
     struct mailbox box;
-    int back; /* batches that came back and were not collected */
+    int back; /* number of batches that came back and were not collected */
     struct batch *batches[MOST_DEVICES];
 };
 
@@ -59,7 +60,7 @@ static void close_site(struct site *s)
     server_close(&s->server);
 }
 
-/* A job with this problem alone, which is said to take a second. */
+/* Returns a job with only this problem, which is said to take a second. */
 static struct job *job_with(struct site *s, const attn_problem *p)
 {
     struct job *job = job_of(&s->server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
@@ -75,7 +76,7 @@ static int cut(struct site *s, struct job *job, struct device *over[CONFIG_MAX_D
     return cut_over_devices(s->server.devices, devices_pick(s->server.devices, 0), job, clock_ns(), over);
 }
 
-/* Runs a cut job and joins it again. */
+/* Runs the parts of a cut job, and joins their results. */
 static void run_parts(struct site *s, struct job *job, struct device *const *over, int parts)
 {
     for (int n = 0; n < parts; n++) {
@@ -85,7 +86,7 @@ static void run_parts(struct site *s, struct job *job, struct device *const *ove
         batch->flops = job->flops * batch->parts[0]->share;
         devices_submit(s->server.devices, batch, over[n]);
     }
-    assert_null(job_part_for(job, 0)); /* all have left */
+    assert_null(job_part_for(job, 0)); /* every part was sent already */
     while (s->back < parts) uv_run(&s->uv, UV_RUN_ONCE);
     for (int n = 0; n < parts; n++) {
         devices_collect(s->server.devices, s->batches[n]);
@@ -97,7 +98,7 @@ static void run_parts(struct site *s, struct job *job, struct device *const *ove
     s->back = 0;
 }
 
-/* A problem of several key/value heads with options drawn at random. */
+/* Returns a random problem with several key/value heads. */
 static struct spec spec_of(uint64_t seed)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8E4M3 };
@@ -140,7 +141,7 @@ static struct spec spec_of(uint64_t seed)
     return s;
 }
 
-/* Runs the problem over all devices of the site. Returns the number of parts; 1: the problem was not cut. */
+/* Runs the problem over all devices of the site. Returns the number of parts; 1 means that it was not cut. */
 static int run_over(struct site *s, const struct fixture *whole, int *unused)
 {
     struct device *over[CONFIG_MAX_DEVICES];
@@ -161,7 +162,7 @@ static int run_over(struct site *s, const struct fixture *whole, int *unused)
     return count;
 }
 
-/* 500 problems on 2, 3 and 4 devices, each held against one device. */
+/* 500 random problems on 2, 3 and 4 devices have the same bits as on one device. */
 static void test_problems_have_the_same_bits_over_any_number_of_devices(void **state)
 {
     static struct site sites[MOST_DEVICES + 1];
@@ -185,7 +186,8 @@ static void test_problems_have_the_same_bits_over_any_number_of_devices(void **s
     for (int devices = 2; devices <= MOST_DEVICES; devices++) close_site(&sites[devices]);
     bench_close(&cpu);
     assert_true(parts[2] > tried / 2 && parts[3] > tried / 3 && parts[4] > tried / 10);
-    assert_true(whole_ones < tried / 2); /* gradients of a bias that all heads share */
+    /* problems with gradients of a bias that all heads share cannot be cut, but most others can */
+    assert_true(whole_ones < tried / 2);
 }
 
 static void test_what_cannot_be_cut_or_is_short_goes_to_one_device(void **state)
@@ -194,7 +196,7 @@ static void test_what_cannot_be_cut_or_is_short_goes_to_one_device(void **state)
         const char *what;
         struct spec spec;
         double seconds;
-        int parts, devices; /* devices 0: 4 */
+        int parts, devices; /* devices: how many the server has; 0 means 4 */
     } cases[] = {
         { "four heads", SPEC(HEADS(4, 4)), 1, 4, 0 },
         { "queries of more heads", SPEC(HEADS(8, 2)), 1, 2, 0 },
@@ -234,7 +236,7 @@ static struct device *device_at(struct site *s, int number)
     return devices_pick(s->server.devices, ~(UINT64_C(1) << number));
 }
 
-/* Devices that have failed or have no room are left out; 0 milliseconds stand for never. */
+/* Devices that failed or have no room get no part. 0 milliseconds for --split-above-ms mean that no problem is cut. */
 static void test_devices_that_have_room_share_a_problem(void **state)
 {
     const struct spec spec = SPEC(HEADS(6, 6));
@@ -256,7 +258,7 @@ static void test_devices_that_have_room_share_a_problem(void **state)
     assert_int_equal(cut(&s, job, over), 3);
     for (int n = 0; n < 3; n++) assert_int_equal(device_number(over[n]), n == 0 ? 0 : n + 1);
     job_join(job);
-    /* device 2 never ends what it has; it has as many batches as one flow may have */
+    /* device 2 never ends its batches, of which it has as many as one flow (caller) may have */
     struct device *const full = device_at(&s, 2);
     struct job *const other = job_with(&s, &f.p);
     int64_t wait_ns = INT64_MAX;
@@ -327,7 +329,8 @@ static void test_the_backend_of_an_answer_names_the_devices(void **state)
     close_site(&s);
 }
 
-/* The heads of each device alone are copied: over all devices as many bytes as on one, and one command for each tensor. */
+/* Each device gets the tensors of its own heads only: as many bytes are copied over all devices as to one device, with
+ * one copy command per tensor and device. */
 static void test_a_device_has_memory_for_its_heads_alone(void **state)
 {
     const struct spec spec = SPEC(.B = 2, SIZES(64, 64, 64), HEADS(8, 4), .causal = true);
@@ -345,7 +348,8 @@ static void test_a_device_has_memory_for_its_heads_alone(void **state)
     assert_int_equal(heads_take(over[1], slot, &job->more_parts[0], &part, &err), ATTN_OK);
     attn_device_info info;
     attn_device_describe(over[1]->handle, &info);
-    const int64_t q = 2 * 64 * 4 * 64 * 4, k = q / 2, lse = 2 * 4 * 64 * 4; /* half of q, of k or v, of lse */
+    /* bytes of half of q, of k or v, and of lse */
+    const int64_t q = 2 * 64 * 4 * 64 * 4, k = q / 2, lse = 2 * 4 * 64 * 4;
     assert_int_equal(info.memory_used, q + 2 * k + q + lse);
     assert_int_equal(part.q.shape[2], 4);
     assert_int_equal(part.k.shape[2], 2);

@@ -21,11 +21,11 @@
 
 #define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
 
-/* A server for one connection: it reads a request, sends `answer` and closes. Without an answer it stays silent until
- * the client leaves. */
+/* A server for one connection: it reads a request, sends `answer` and closes. If `answer` is NULL, it stays silent
+ * until the client leaves. */
 struct connection {
     int listener, port;
-    char path[64];      /* path of a unix socket; empty: TCP */
+    char path[64];      /* path of a unix socket; empty: the server listens on TCP */
     const char *answer; /* NULL: silence */
     size_t answer_bytes;
     char request[2048];
@@ -84,13 +84,13 @@ static void connection_open(struct connection *p, int family, const char *answer
 
 static void connection_close(struct connection *p)
 {
-    shutdown(p->listener, SHUT_RDWR); /* wakes an accept() to which nobody connected */
+    shutdown(p->listener, SHUT_RDWR); /* wakes the thread that waits in accept(), if no client connected */
     pthread_join(p->thread, NULL);
     close(p->listener);
     if (p->path[0]) unlink(p->path);
 }
 
-/* Runs the command. What it printed (both streams) goes to `said`. */
+/* Runs `attnd healthcheck`. Everything that it printed goes to `said`. */
 static int run(const char *argument, char said[1024])
 {
     char name[] = "healthcheck", copy[512];
@@ -190,7 +190,7 @@ static void test_ipv6_has_its_brackets(void **state)
     struct connection p;
     char text[160], said[1024];
     connection_open(&p, AF_INET6, "HTTP/1.1 200 OK\r\n\r\n");
-    snprintf(text, sizeof text, "[::]:%d", p.port); /* the command asks a wildcard address through loopback */
+    snprintf(text, sizeof text, "[::]:%d", p.port); /* for a wildcard address the command connects to loopback */
     assert_int_equal(run(text, said), 0);
     assert_non_null(strstr(p.request, "\r\nHost: [::1]:"));
     assert_non_null(strstr(said, "http://[::1]:"));
@@ -258,8 +258,8 @@ static void test_tls_is_recognised_by_its_records(void **state)
         size_t bytes;
         int status;
     } cases[] = {
-        { "\x15\x03\x03\x00\x02\x02\x28", 7, 0 },      /* a TLS alert: handshake failure */
-        { "\x16\x03\x03\x00\x0a\x02", 6, 0 },          /* a handshake record whose length byte is a line feed */
+        { "\x15\x03\x03\x00\x02\x02\x28", 7, 0 },      /* a TLS alert: the handshake failed */
+        { "\x16\x03\x03\x00\x0a\x02", 6, 0 },          /* a TLS handshake record whose length byte is a line feed */
         { "HTTP/1.1 400 Bad Request\r\n\r\n", 28, 1 }, /* plain HTTP */
         { "", 0, 1 },
     };

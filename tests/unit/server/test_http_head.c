@@ -1,4 +1,4 @@
-/* Heads that two readers could understand differently, and the small parsers of header values. */
+/* Heads of requests that two readers could understand differently, and the small parsers of header values. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +10,8 @@
 #include "server/http/http_head.h"
 #include "server/routes/media.h"
 
-/* Returns whether a head is accepted. Headers are separated by '|', and a name from its value by the first ':'. */
+/* Returns whether a head is accepted. In `head`, '|' separates the headers, and the first ':' separates a name from its
+ * value. */
 static bool sound(struct http_head *f, const char *version, const char *head)
 {
     static char text[512]; /* http_head keeps pointers into this text */
@@ -85,10 +86,10 @@ static void test_values(void **state)
     http_head_begin(&f, "HTTP/1.1");
     memset(value, 'x', sizeof value - 2);
     strcpy(value + sizeof value - 2, " ");
-    /* with its terminating NUL the value fills the room exactly */
+    /* the value and its terminating NUL fill the buffer exactly */
     http_head_header(&f, "Host", 4, value, sizeof value - 1);
     assert_int_equal(strlen(f.value[HEADER_HOST]), HTTP_CONNECTION_BYTES - 1);
-    http_head_header(&f, "Authorization", 13, "a ", 2); /* the head has no such header */
+    http_head_header(&f, "Authorization", 13, "a ", 2); /* the head has no header of this name */
     assert_false(http_head_end(&f));
     assert_string_equal(f.fault, "Authorization is too long");
 }
@@ -98,7 +99,7 @@ static void test_a_list_in_one_line_may_be_long_and_one_in_several_may_not(void 
     struct http_head f;
     char text[HTTP_HEAD_LIST_BYTES];
     (void)state;
-    for (int end = 0; end < 2; end++) { /* white space behind the value changes nothing */
+    for (int end = 0; end < 2; end++) { /* white space behind the value must change nothing */
         http_head_begin(&f, "HTTP/1.0");
         memset(text, 'x', sizeof text);
         text[sizeof text - 1] = '\0';
@@ -108,7 +109,7 @@ static void test_a_list_in_one_line_may_be_long_and_one_in_several_may_not(void 
         http_head_begin(&f, "HTTP/1.0");
         http_head_header(&f, "Accept", 6, text, sizeof text - 4 + (size_t)end);
         http_head_header(&f, "Accept", 6, "y ", 1 + (size_t)end);
-        assert_true(http_head_end(&f)); /* with its last line the head has exactly the allowed length */
+        assert_true(http_head_end(&f)); /* with its last line, the head has exactly the allowed length */
         assert_int_equal(strlen(f.value[HEADER_ACCEPT]), HTTP_HEAD_LIST_BYTES - 1);
         http_head_header(&f, "Accept", 6, "", 0);
         assert_false(http_head_end(&f));
@@ -173,7 +174,7 @@ static void test_what_accept_wants(void **state)
     (void)state;
     static const struct {
         const char *accept;
-        int json; /* whether application/json is preferred to application/x-b: 1, 0 (equal), -1 */
+        int json; /* json: 1 if application/json is preferred to application/x-b, 0 if both are equal, -1 otherwise */
         bool none;
     } cases[] = {
         { NULL, 0, false },
@@ -220,7 +221,8 @@ static void test_a_page_is_of_this_server_where_host_and_port_are_the_same(void 
         { "http://localhost", "localhost:80", true },
         { "http://localhost:80", "localhost", true },
         { "https://example.org", "example.org:443", true },
-        { "https://example.org", "example.org", true }, /* a proxy speaks TLS in front of the server */
+        /* the origin is https because a proxy speaks TLS in front of the server */
+        { "https://example.org", "example.org", true },
         { "http://[::1]:8080", "[::1]:8080", true },
         { "http://localhost:8081", "localhost:8080", false },
         { "http://localhost", "localhost:8080", false },

@@ -1,4 +1,4 @@
-/* test_http_threads.c: which thread gets a connection, and when the threads stay on their cores. */
+/* test_http_threads.c: which HTTP thread gets a new connection, and when the threads are pinned to their cores. */
 #include "server/http/http_threads.h"
 
 #include <pthread.h>
@@ -49,7 +49,7 @@ static void test_a_connection_goes_to_the_least_busy_thread(void **state)
 {
     (void)state;
     struct http_threads threads;
-    /* without a list of cores the threads belong to none, whatever this machine has */
+    /* without a list of cores, threads belong to no core, however many this machine has */
     assert_true(http_threads_init(&threads, NULL, 3, 1));
     assert_int_equal(threads.cores, 0);
     int given[3] = { 0 };
@@ -69,18 +69,19 @@ static void test_a_core_with_a_lead_gives_to_the_others(void **state)
     (void)state;
     struct http_threads threads;
     assert_true(http_threads_init(&threads, NULL, 6, 1));
-    threads.cores = 2; /* only the list of cores matters here */
+    threads.cores = 2; /* sets only the number of cores, which is all that matters here */
     for (int i = 0; i < 6; i++) threads.list[i].core = i % 2;
     int given[2] = { 0 };
-    for (int i = 0; i < 48; i++) { /* all connections come from core 0 */
+    for (int i = 0; i < 48; i++) { /* in this test all connections come from core 0 */
         struct http_thread *thread = http_threads_pick_on(&threads, 0);
         atomic_fetch_add(&thread->connections, 1);
         given[thread->core]++;
-        const int blocks = i / 12, in_block = i % 12 + 1; /* 3 threads in turn get 4 connections each */
+        /* a thread gets 4 connections in a row, and 3 threads take turns */
+        const int blocks = i / 12, in_block = i % 12 + 1;
         assert_int_equal(given[blocks % 2], blocks / 2 * 12 + in_block);
     }
     for (int i = 0; i < 6; i++) assert_int_equal(threads.list[i].connections, 8);
-    /* Connections come from both cores in turn, and each goes to a thread of its core. */
+    /* Connections come from both cores in turn, and each goes to a thread of the core from which it comes. */
     for (int i = 0; i < 12; i++) {
         struct http_thread *thread = http_threads_pick_on(&threads, i % 2);
         assert_int_equal(thread->core, i % 2);
@@ -101,7 +102,8 @@ static void test_load(void **state)
         enum http_threads_load want;
     } cases[] = {
         { { 0, 0 }, 2, 200, false, HTTP_THREADS_IDLE },
-        { { 100, 99 }, 2, 200, false, HTTP_THREADS_IDLE }, /* fewer than 1000 requests per second */
+        /* with fewer than 1000 requests per second, the threads count as idle */
+        { { 100, 99 }, 2, 200, false, HTTP_THREADS_IDLE },
         { { 100, 99 }, 2, 200, true, HTTP_THREADS_EVEN },
         { { 50, 49 }, 2, 200, true, HTTP_THREADS_IDLE },
         { { 100, 100 }, 2, 200, false, HTTP_THREADS_EVEN },
@@ -138,7 +140,8 @@ static int cores_of(const struct http_thread *thread)
     return CPU_COUNT(&set);
 }
 
-/* Balances once after 200 ms in which the threads of core 0 completed `first` requests and the others `others`. */
+/* Balances once, after 200 ms in which the threads of core 0 completed `first` requests, and all other threads
+ * `others`. */
 static void look(struct http_threads *threads, int64_t *now_ms, uint32_t first, uint32_t others)
 {
     for (int i = 0; i < threads->count; i++)
@@ -152,7 +155,7 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
     const int n = allowed_cores(), count = n * n;
     struct http_threads threads;
     int64_t now_ms = 1000;
-    /* with one core threads are not pinned; hundreds of threads would prove nothing more */
+    /* with one core threads are not pinned, and hundreds of threads would show nothing more than 16 */
     if (n == 1 || n > 16) skip();
     assert_true(http_threads_init(&threads, NULL, count, n));
     pthread_t posix[256];
@@ -170,20 +173,23 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
         assert_int_equal(CPU_COUNT(&set), 1);
         assert_true(CPU_ISSET(threads.cpu[threads.list[i].core], &set));
     }
-    http_threads_balance(&threads, now_ms + 50); /* it is too early for another measurement, so nothing changes */
+    /* only 50 ms later it is too early to measure again, so nothing changes */
+    http_threads_balance(&threads, now_ms + 50);
     assert_int_equal(cores_of(&threads.list[0]), 1);
-    look(&threads, &now_ms, 1000, 100); /* the load is uneven only for a moment */
+    look(&threads, &now_ms, 1000, 100); /* the load is uneven in one measurement only, so nothing changes yet */
     look(&threads, &now_ms, 1000, 100);
     assert_int_equal(cores_of(&threads.list[0]), 1);
     look(&threads, &now_ms, 1000, 900);
     for (int i = 0; i < 3; i++) look(&threads, &now_ms, 1000, 100); /* for long */
     for (int i = 0; i < count; i++) assert_int_equal(cores_of(&threads.list[i]), n);
-    look(&threads, &now_ms, 1000, 900); /* the load changes again too soon, so nothing changes */
+    /* the load changes again too soon after the last change, so the threads stay where they are */
+    look(&threads, &now_ms, 1000, 900);
     assert_int_equal(cores_of(&threads.list[0]), n);
     now_ms += 2000;
     look(&threads, &now_ms, 1000, 900);
     assert_int_equal(cores_of(&threads.list[0]), 1);
-    look(&threads, &now_ms, 0, 0); /* without work the threads are released at once, also the second time */
+    /* without work the threads are released (not pinned any more) at once, also the second time */
+    look(&threads, &now_ms, 0, 0);
     assert_int_equal(cores_of(&threads.list[0]), n);
     look(&threads, &now_ms, 1000, 900);
     assert_int_equal(cores_of(&threads.list[0]), 1);
@@ -200,7 +206,8 @@ static void *write_later(void *fd)
     return NULL;
 }
 
-/* The thread polls for a while, once, and then waits as long as it was told. It gets an event in either case. */
+/* A thread that expects an event polls for a while, once, and then waits as long as it was told. It gets the event in
+ * either case. */
 static void test_who_is_expected_may_come_or_not(void **state)
 {
     (void)state;
@@ -218,7 +225,7 @@ static void test_who_is_expected_may_come_or_not(void **state)
     assert_int_equal(pthread_create(&writer, NULL, write_later, &events), 0);
     assert_int_equal(epoll_wait(set, &event, 1, 60000), 1);
     http_threads_expect();
-    assert_int_equal(epoll_wait(set, &event, 1, 60000), 1); /* the event is still there */
+    assert_int_equal(epoll_wait(set, &event, 1, 60000), 1); /* the event was not consumed */
     pthread_join(writer, NULL);
     close(events);
     close(set);

@@ -1,4 +1,4 @@
-/* test_info.c: /v1/info and /openapi.json agree with the program's tables and with each other. */
+/* test_info.c: /v1/info and /openapi.json agree with the program's tables, and with each other. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -56,7 +56,7 @@ static cJSON *openapi(void)
     return openapi_of(&config);
 }
 
-/* Returns the member at a path such as "a/b/c", in which ~1 stands for /. */
+/* Returns the member of a JSON tree at a path such as "a/b/c". In a name, ~1 stands for /. */
 static cJSON *at(cJSON *tree, const char *path)
 {
     char copy[256];
@@ -201,7 +201,8 @@ static void test_without_tokens_nothing_is_said_of_them(void **state)
     cJSON_Delete(doc);
 }
 
-/* Two methods of one path, and a parameter: the rows that an endpoint with its own id would have. */
+/* Two rows with the same path and different methods are one item of the document, and their parameters are documented.
+ * The test's rows are those of an endpoint with an id of its own. */
 static void test_rows_of_one_path_are_one_item_and_its_parameters_are_documented(void **state)
 {
     (void)state;
@@ -230,7 +231,8 @@ static void test_rows_of_one_path_are_one_item_and_its_parameters_are_documented
         cJSON *operation = cJSON_GetObjectItemCaseSensitive(path, operations[i].method);
         const cJSON *parameters = at(operation, "parameters"), *last = cJSON_GetArrayItem(parameters, 2);
         assert_string_equal(cJSON_GetStringValue(at(operation, "operationId")), operations[i].id);
-        assert_int_equal(cJSON_GetArraySize(parameters), 3); /* the first two parameters are headers */
+        /* the first two parameters are the headers of every route */
+        assert_int_equal(cJSON_GetArraySize(parameters), 3);
         assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(last, "in")), "path");
         assert_string_equal(cJSON_GetStringValue(cJSON_GetObjectItem(last, "name")), "name");
         assert_true(cJSON_IsTrue(cJSON_GetObjectItem(last, "required")));
@@ -263,7 +265,7 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
     return ATTN_OK;
 }
 
-/* Decodes a body with the program's own decoder. */
+/* Decodes a body of the document's examples with the program's own decoder. */
 static attn_status decode(const proto_format *format, proto_op op, const cJSON *body, int *problems, attn_error *err)
 {
     struct memory m = { 0 };
@@ -325,7 +327,7 @@ static void test_every_example_is_accepted_as_it_stands(void **state)
     cJSON_Delete(doc);
 }
 
-/* A problem schema lists exactly the members that the decoder takes. */
+/* The schema of a problem lists exactly the members that the decoder accepts. */
 static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
 {
     (void)state;
@@ -339,14 +341,14 @@ static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
             const bool takes = proto_takes_tensor(op, (attn_tensor_id)t);
             expected += takes;
-            const proto_option *o = proto_options; /* `map` is both an option and an output */
+            const proto_option *o = proto_options; /* `map` is both an option and an output, so it is skipped here */
             while (o->name && strcmp(o->name, attn_tensors[t].name) != 0) o++;
             if (o->name && !takes) continue;
             if ((cJSON_GetObjectItemCaseSensitive(properties, attn_tensors[t].name) != NULL) != takes)
                 fail_msg("%s", attn_tensors[t].name);
         }
         for (const proto_option *o = proto_options; o->name; o++) {
-            /* BackwardOfContext has that member */
+            /* the schema BackwardOfContext has the member `context`, and this schema does not */
             const bool takes = (o->ops >> op & 1) && strcmp(o->name, "context") != 0;
             expected += takes;
             if ((cJSON_GetObjectItemCaseSensitive(properties, o->name) != NULL) != takes) fail_msg("%s", o->name);
@@ -361,7 +363,8 @@ static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
     cJSON_Delete(doc);
 }
 
-/* test_check.c tests that the ranks of the rows are those of attn_check(). */
+/* The schema of tensors is used for every tensor, and each use says the tensor's axes and dtypes. test_check.c tests
+ * that attn_check() wants the same ranks. */
 static void test_a_tensor_is_the_one_schema_and_says_its_axes_and_dtypes(void **state)
 {
     (void)state;
@@ -399,7 +402,7 @@ static void test_a_tensor_is_the_one_schema_and_says_its_axes_and_dtypes(void **
     cJSON_Delete(doc);
 }
 
-/* Tensors of caches have their own shapes. Earlier AppendRequest.k was described as "[B, Sk, Hk, D] ... with
+/* Tensors of caches have shapes of their own. Earlier AppendRequest.k was described as "[B, Sk, Hk, D] ... with
  * page_table", which the server refuses. */
 static void test_tensors_of_caches_say_what_they_are_there(void **state)
 {
@@ -428,8 +431,8 @@ static void test_tensors_of_caches_say_what_they_are_there(void **state)
     cJSON_Delete(doc);
 }
 
-/* A request that changes something may come from another site's page (403) or have options in its URL (400). infer may
- * find no page for a sequence (507). The answer about a new resource has its path. */
+/* A request that changes something may come from another site's page (403), or have options in its URL (400). The
+ * operation infer may find no page for a sequence (507). The answer about a new resource has a header with its path. */
 static void test_statuses_and_headers_of_what_changes_something(void **state)
 {
     (void)state;
@@ -472,7 +475,7 @@ static void test_what_a_sequence_wants_is_among_the_parameters_of_infer(void **s
     cJSON_Delete(doc);
 }
 
-/* Checks that a name is valid in any programming language. */
+/* Checks that a name is an identifier in any programming language. */
 static void check_name(const char *name)
 {
     if (!isalpha((unsigned char)name[0])) fail_msg("%s", name);
@@ -480,7 +483,7 @@ static void check_name(const char *name)
         if (!isalnum((unsigned char)*c) && *c != '_') fail_msg("%s", name);
 }
 
-/* Code generators make a constant in capitals for each member of an enum. */
+/* Checks enums: code generators make a constant in capitals of each value, so these constants must differ. */
 static void check_enums(const cJSON *tree)
 {
     const cJSON *child;
@@ -541,8 +544,8 @@ static void test_errors_of_one_status_are_one_response(void **state)
 
 /* ---- /v1/info ---------------------------------------------------------------------------------------------------- */
 
-/* Checks that `value` has the form that `schema` describes. This function knows the keywords that the Info schema uses,
- * and fails on any other. */
+/* Checks that `value` has the form that `schema` describes. The function knows the keywords that the Info schema uses,
+ * and fails on any other keyword. */
 static void check_schema(const cJSON *schema, const cJSON *value, const char *where)
 {
     const cJSON *keyword, *item;
@@ -597,7 +600,7 @@ static bool has_code(const cJSON *tree, const char *code)
     return false;
 }
 
-/* A new error must be listed on the routes that return it. Errors that no route returns are named here. */
+/* Every error must be listed on the routes that return it. Errors that no route returns are named in this test. */
 static void test_every_error_that_is_answered_is_on_some_route(void **state)
 {
     (void)state;
@@ -669,12 +672,12 @@ static void test_info_has_the_form_that_the_document_says(void **state)
     assert_int_equal(cJSON_GetObjectItem(first, "running_requests")->valueint, 2);
     assert_int_equal(cJSON_GetObjectItem(first, "errors")->valueint, 0);
     assert_true(cJSON_GetObjectItem(first, "peak_flops")->valuedouble == 1e12);
-    assert_null(cJSON_GetObjectItem(first, "peak_bytes_per_s")); /* an unknown value is left out */
+    assert_null(cJSON_GetObjectItem(first, "peak_bytes_per_s")); /* a figure that is not known is left out */
     assert_string_equal(cJSON_GetObjectItem(first, "peak_from")->valuestring, "a test");
     assert_true(cJSON_IsFalse(cJSON_GetObjectItem(first, "verifies")));
     assert_true(at(info, "limits/verify_multiply_adds")->valuedouble == (double)VERIFY_MAX_MULTIPLY_ADDS);
     assert_true(at(info, "limits/verify_head_elements")->valuedouble == (double)VERIFY_MAX_HEAD_ELEMENTS);
-    /* The reference computes everything, so each probe must be one that it accepts. */
+    /* The reference backend computes everything, so every probe must be a problem that it accepts. */
     for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
         if (!proto_operations[op].computes && !proto_operations[op].merges) continue;
         char where[64];
@@ -683,14 +686,15 @@ static void test_info_has_the_form_that_the_document_says(void **state)
         assert_true(lists(cJSON_GetObjectItem(f, "dtypes"), "bfloat16"));
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
             const bool forward_only = t == ATTN_T_q_scale || t == ATTN_T_k_scale || t == ATTN_T_v_scale ||
-                                      t == ATTN_T_page_table; /* attn_check() refuses a backward with these tensors */
+                                      t == ATTN_T_page_table; /* attn_check() refuses a backward with this tensor */
             const bool takes = proto_takes_tensor(op, (attn_tensor_id)t) && !(forward_only && op == ATTN_OP_BACKWARD);
             if (lists(cJSON_GetObjectItem(f, "tensors"), attn_tensors[t].name) != takes)
                 fail_msg("%s", attn_tensors[t].name);
         }
         for (const proto_option *o = proto_options; o->name; o++)
             if (lists(cJSON_GetObjectItem(f, "options"), o->name) != (o->ops >> op & 1)) fail_msg("%s", o->name);
-        if (proto_operations[op].merges) { /* by one kernel that has no row */
+        /* merges are computed by one kernel, which has no row in the table of kernels */
+        if (proto_operations[op].merges) {
             assert_false(lists(cJSON_GetObjectItem(f, "dtypes"), "float8_e4m3fn"));
             assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(f, "kernels")), 0);
             continue;

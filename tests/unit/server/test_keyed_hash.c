@@ -1,4 +1,4 @@
-/* The keyed hash: published results of SipHash-2-4, and the effect of the key and the owner. */
+/* The keyed hash: published results of SipHash-2-4, and the effects of the key and of the owner. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,8 +9,8 @@
 
 #include "server/base/keyed_hash.h"
 
-/* The authors' test vectors: the key is 00 01 .. 0f, and the message of n bytes is 00 01 .. (n - 1). The first eight
- * bytes are the owner. */
+/* The test vectors of SipHash's authors: the key is 00 01 .. 0f, and the message of n bytes is 00 01 .. (n - 1). The
+ * message's first eight bytes are given as the owner. */
 static void test_the_hash_has_the_published_answers_of_siphash(void **state)
 {
     static const struct {

@@ -1,5 +1,5 @@
-/* test_log.c: log lines as text and JSON, strings from clients, and sinks that are full, closed or slow. Each test
- * redirects standard error into its own pipe and restores it afterwards. */
+/* test_log.c: log lines as text and as JSON, strings from clients, and sinks (pipes or files) that are full, closed or
+ * slow. Each test redirects standard error into a pipe of its own, and restores it afterwards. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -59,7 +59,7 @@ static int finish(void **state)
     return 0;
 }
 
-/* Closes the log and returns what was written. */
+/* Closes the log, and returns what was written to the pipe. */
 static const char *written(void)
 {
     static char text[1 << 20];
@@ -79,7 +79,7 @@ static int count_of(const char *text, const char *part)
     return count;
 }
 
-/* Returns the sum over the lines that say how many lines were left out. */
+/* Returns how many lines of this event were left out: the sum over all lines that report it. */
 static uint64_t left_out_of(const char *event, const char *text)
 {
     char said[64];
@@ -136,7 +136,7 @@ static void test_a_json_line_is_an_object_with_typed_members(void **state)
     assert_true(cJSON_GetObjectItem(line, "tiny")->valuedouble == 1e-5);
     assert_true(cJSON_IsTrue(cJSON_GetObjectItem(line, "ok")));
     assert_string_equal(cJSON_GetObjectItem(line, "path")->valuestring, "/v1/x");
-    /* an id is a string, not a number */
+    /* an id is a string in JSON, even if it has only digits */
     assert_string_equal(cJSON_GetObjectItem(line, "span")->valuestring, "1234567812345678");
     assert_string_equal(cJSON_GetObjectItem(line, "client")->valuestring, "a \"b\\c\\x1b=d e");
     assert_string_equal(cJSON_GetObjectItem(line, "empty")->valuestring, "");
@@ -219,7 +219,7 @@ static void test_client_strings_are_cleaned(void **state)
           "31m",
           "\\xc2\\x9b"
           "31m" }, /* the control sequence introducer (CSI) as a single character */
-        /* a line separator, and a change of writing direction */
+        /* a line separator, and a change of writing direction, which are escaped */
         { "a\xe2\x80\xa8z\xe2\x80\xae", "a\\xe2\\x80\\xa8z\\xe2\\x80\\xae" },
     };
     char buffer[LOG_CLEAN_BYTES];
@@ -232,12 +232,12 @@ static void test_client_strings_are_cleaned(void **state)
     big[sizeof big - 1] = '\0';
     snprintf(want, sizeof want, "%.128s...", big);
     assert_string_equal(log_clean(buffer, sizeof buffer, big), want);
-    big[128] = '\0'; /* exactly as long as allowed, so it is not cut */
+    big[128] = '\0'; /* exactly as long as allowed, so the string is not cut */
     assert_string_equal(log_clean(buffer, sizeof buffer, big), big);
     memset(big, '\n', 200); /* each character has the longest possible escape */
     big[200] = '\0';
     assert_int_equal(strlen(log_clean(buffer, sizeof buffer, big)), LOG_CLEAN_BYTES - 1);
-    for (size_t capacity = 0; capacity < 40; capacity++) { /* nothing is written past the end */
+    for (size_t capacity = 0; capacity < 40; capacity++) { /* nothing may be written beyond the given capacity */
         char small[41];
         memset(small, '#', sizeof small);
         log_clean(small, capacity, "caf\xc3\xa9\n\"0123456789");
@@ -261,7 +261,8 @@ static void test_a_sink_that_nobody_reads_blocks_no_caller(void **state)
     big[sizeof big - 1] = '\0';
     log_open("text", "info");
     double worst = 0;
-    for (int i = 0; i < 8000; i++) { /* writes 7.4 MB, while the pipe holds 1 MiB and the buffers 2 MiB */
+    /* these lines have 7.4 MB, while the pipe holds 1 MiB and the log's buffers 2 MiB */
+    for (int i = 0; i < 8000; i++) {
         const double start = seconds();
         log_event(LOG_INFO, NULL, "flood", "text=%s", big);
         const double took = seconds() - start;
@@ -269,9 +270,9 @@ static void test_a_sink_that_nobody_reads_blocks_no_caller(void **state)
     }
     assert_true(log_dropped() - before > 1000);
     assert_true(log_dropped() - before < 8000);
-    assert_true(worst < 0.5); /* a write() that waits for the reader would never return */
+    assert_true(worst < 0.5); /* if log_event() waited for the reader, it would never return */
 
-    /* The reader reads again: the log reports the lost lines, and closing the log ends. */
+    /* When the reader goes on, the log reports how many lines were lost, and closing the log ends. */
     static char pipe_text[1 << 16];
     size_t told = 0;
     const double start = seconds();
@@ -285,7 +286,7 @@ static void test_a_sink_that_nobody_reads_blocks_no_caller(void **state)
             usleep(2000);
         }
     }
-    close(read_end); /* makes the writer's write() return */
+    close(read_end); /* closing the pipe makes the writer's write() return */
     read_end = -1;
     assert_true(told);
 }
@@ -296,7 +297,7 @@ static void test_closing_gives_up_on_a_stuck_sink(void **state)
 #ifdef __SANITIZE_THREAD__
     skip(); /* ThreadSanitizer does not let a child process start a thread */
 #endif
-    pid_t child = fork(); /* the writer never returns, so a child process uses this log */
+    pid_t child = fork(); /* a child process uses this log, because its writer never returns */
     if (child == 0) {
         char big[900];
         memset(big, 'x', sizeof big - 1);
@@ -308,7 +309,7 @@ static void test_closing_gives_up_on_a_stuck_sink(void **state)
         const double start = seconds();
         log_close();
         const double took = seconds() - start;
-        log_event(LOG_INFO, NULL, "after", "%s", ""); /* this call must not block either */
+        log_event(LOG_INFO, NULL, "after", "%s", ""); /* a call after the log was closed must not block either */
         _exit(took > 0.5 && took < 3 && log_dropped() > 0 ? 0 : 1);
     }
     int status;
@@ -321,7 +322,7 @@ static void test_a_sink_that_is_gone_is_only_counted(void **state)
     (void)state;
     const uint64_t before = log_dropped();
     log_open("text", "info");
-    close(read_end); /* from now on a write fails with EPIPE */
+    close(read_end); /* from now on every write fails with EPIPE */
     read_end = -1;
     for (int i = 0; i < 10; i++) log_event(LOG_INFO, NULL, "lost", "n=%d", i);
     log_close();
@@ -367,9 +368,9 @@ static void test_repeats_of_a_warning_are_counted_instead_of_written(void **stat
     log_event(LOG_WARN, NULL, "other", "n=%d", 1);
     const char *text = written();
     const int http = count_of(text, " WARN http text=");
-    assert_int_equal(count_of(text, " INFO done n="), 1000); /* no line about requests is missing */
+    assert_int_equal(count_of(text, " INFO done n="), 1000); /* lines about requests are never left out */
     assert_int_equal(count_of(text, " WARN other n=1\n"), 1);
-    assert_true(http >= 20 && http <= 40); /* the lines span at most two seconds */
+    assert_true(http >= 20 && http <= 40); /* the lines were written within at most two seconds */
     assert_int_equal(left_out_of("http", text), 1000 - http);
 }
 
@@ -382,7 +383,8 @@ static void test_repeats_are_told_while_nothing_else_happens(void **state)
     uint64_t events = 0;
     size_t used = 0;
     int64_t second;
-    do { /* repeated until all lines fall into one second, because a later second would report on the earlier one */
+    /* repeats until all lines fall into one second, because a line in a later second would report on the earlier one */
+    do {
         for (second = second_now(); second_now() == second;) nanosleep(&pause, NULL);
         second = second_now();
         for (int i = 0; i < 100; i++, events++) log_event(LOG_ERROR, NULL, "device", "n=%d", i);
@@ -420,7 +422,7 @@ static void test_lines_of_threads_stay_whole_and_in_order(void **state)
         char name;
         int n;
         if (sscanf(line + 24, " INFO req=%c thread n=%d", &name, &n) != 2)
-            continue; /* a "lost lines=..." that an earlier test caused */
+            continue; /* this line reports lines that an earlier test has lost */
         assert_true(n >= next[name - 'a']);
         next[name - 'a'] = n + 1;
         lines++;

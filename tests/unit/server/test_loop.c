@@ -1,9 +1,10 @@
-/* The scheduler: what happens to a request between the end of its body and its answer. The loop runs in its own thread,
- * as the daemon's main thread does. The test plays the HTTP side, which posts requests and gets them back; the front
- * end is a few functions that count. Devices are those of the fake backend.
+/* The scheduler: what happens to a request between the end of its body and its answer. The server's loop runs in its
+ * own thread, as the daemon's main thread does. The test plays the HTTP side: it posts requests and gets them back, by
+ * a few functions that count. Devices are those of the fake backend.
  *
- * Nothing here depends on speed. A gate (hold=) keeps a batch waiting. What is posted before the loop starts arrives in
- * its first turn. turns() lets the loop go round twice, so that what could have happened has happened. */
+ * Nothing here depends on speed. A gate (hold=PATH in a script) keeps a batch waiting until the test deletes the file.
+ * What is posted before the loop starts arrives in its first turn. turns() lets the loop go round twice, so that what
+ * could have happened has happened. */
 #include "tests/unit/server/jobs.h"
 
 #include <fcntl.h>
@@ -24,9 +25,9 @@ enum { MOST = 16 };
 
 struct scene {
     struct config config;
-    struct server server; /* the first member, so that on_resume() can find the scene from its server */
+    struct server server; /* the first member, so that on_resume() can find the scene from the server's address */
     struct gate gate;
-    uv_work_t blocker; /* occupies libuv's only thread until its gate opens */
+    uv_work_t blocker; /* work that occupies libuv's only thread until its gate opens */
     struct gate pool;
     pthread_t thread;
     int exit_status;
@@ -79,15 +80,16 @@ static void on_close_metrics(void *context)
 
 /* ---- A scene ----------------------------------------------------------------------------------------------------- */
 
-/* How a test's scene begins. A member of 0 keeps the default of the configuration. */
+/* How a test's scene (server, loop and devices) begins. A member of 0 keeps the default of the configuration. */
 struct opening {
-    const char *script; /* what the devices do (kernels/fake/fake.c); GATE in it is the path of the scene's gate */
-    int devices;        /* 0: one */
-    int max_batch;      /* 1: every request is a batch of its own */
+    /* what the devices do (kernels/fake/fake.c); the word GATE in it stands for the path of the scene's gate */
+    const char *script;
+    int devices;   /* 0: one */
+    int max_batch; /* 1 makes every request a batch of its own */
     int64_t batch_window_us, drain_ms, watchdog_ms, kv_bytes;
 };
 
-/* The setup of every test: *state is its opening, and becomes its scene. */
+/* The setup of every test: *state is the test's opening, and becomes its scene. */
 static int open_scene(void **state)
 {
     static struct scene scene;
@@ -135,7 +137,7 @@ static void start(struct scene *s)
     assert_int_equal(pthread_create(&s->thread, NULL, run_loop, s), 0);
 }
 
-/* Lets the loop go round, so that what was posted before has been handled, and its consequences too. */
+/* Lets the loop go round twice, so that what was posted before has been handled, with all consequences. */
 static void turns(struct scene *s)
 {
     for (int i = 0; i < 2; i++) {
@@ -145,7 +147,8 @@ static void turns(struct scene *s)
     }
 }
 
-/* Waits for the loop to end, by itself or because this function tells it to. Returns its status. */
+/* Waits until the loop has ended, by itself or, with `tell`, because this function tells it to. Returns its exit
+ * status. */
 static int end(struct scene *s, bool tell)
 {
     atomic_store(&s->connections, 0);
@@ -167,9 +170,9 @@ static int end(struct scene *s, bool tell)
 
 /* ---- No memory --------------------------------------------------------------------------------------------------- */
 
-/* The program's calloc() calls this one: the next call for refused_bytes bytes fails. */
+/* calloc() fails for the next call with exactly this many bytes; the program's calls come to the test's own calloc() */
 static _Atomic size_t refused_bytes;
-static atomic_int passed_calls; /* so many calls that ask for so many bytes get them before */
+static atomic_int passed_calls; /* so many calls with refused_bytes bytes succeed before one fails */
 
 void *__real_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
@@ -187,18 +190,19 @@ void *__wrap_calloc(size_t count, size_t bytes)
 
 /* ---- The HTTP side ----------------------------------------------------------------------------------------------- */
 
-/* Suspends as body_done() of http/body.c does: the request then waits for the loop. */
+/* Suspends a request as body_done() of server/http/body.c does: from now on it waits for the loop. */
 static void suspend(struct scene *s, struct request *request, enum request_state state)
 {
     attn_error err = { 0 };
-    if (request->job) request_move(request, REQUEST_COMPUTING); /* this state normally belongs to an inline slot */
+    /* normally only a request in an inline slot (computed by an HTTP thread) has this state */
+    if (request->job) request_move(request, REQUEST_COMPUTING);
     assert_int_equal(request_enter(request, CALLER_WAITING, &err), ATTN_OK);
     atomic_fetch_add(&s->server.suspended, 1);
     request_move(request, state);
     loop_post(s->server.loop, request);
 }
 
-/* Returns a request whose body was checked and that is not posted yet. */
+/* Returns a request whose body was checked, and which is not posted yet. */
 static struct request *checked(struct scene *s, attn_op op, char *body)
 {
     struct check_result result;
@@ -229,7 +233,7 @@ static int position(const struct scene *s, const struct request *request)
     return -1;
 }
 
-/* Waits until the loop gives this request back to the test. */
+/* Waits until the loop gives this request back, which means that it can be answered. */
 static void answered(struct scene *s, struct request *request)
 {
     const int64_t until_ns = clock_ns() + PATIENCE_MS * CLOCK_NS_PER_MS;
@@ -259,7 +263,7 @@ static void assert_ok(struct scene *s, struct request *request)
     assert_true(request->job->part.ran);
     for (int i = 0; i < request->job->call->count; i++)
         if (request->job->call->items[i].error.status == ATTN_OK) assert_computed(request->job, i);
-    contexts_finish_job(request->job, true); /* answer_queue() does this too */
+    contexts_finish_job(request->job, true); /* answer_queue() in the server does this too */
     request_free(request);
 }
 
@@ -306,8 +310,8 @@ static void test_a_request_is_computed_and_given_back(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* A and B differ in their head sizes. At most two of one kind leave together, the oldest first: A A, B B, A. The second
- * batch fails, and its message names the requests in it. */
+/* Jobs of kinds A and B differ in their head sizes. At most two of one kind leave together, the oldest first: A A, then
+ * B B, then A. The second batch fails, and its message names the requests in it. */
 static void test_what_waits_leaves_in_batches_of_one_kind(void **state)
 {
     struct scene *const s = *state;
@@ -330,7 +334,8 @@ static void test_with_a_window_a_batch_waits_until_it_is_full(void **state)
     struct request *requests[3];
     for (int i = 0; i < 2; i++) requests[i] = posted_forward(s);
     turns(s);
-    assert_int_equal(request_count(REQUEST_QUEUED), 2); /* a device is free, and the two wait for a third */
+    /* a device is free, but the two requests wait for a third of their kind */
+    assert_int_equal(request_count(REQUEST_QUEUED), 2);
     requests[2] = posted_forward(s);
     for (int i = 0; i < 3; i++) assert_ok(s, requests[i]);
     assert_true(batches_of("fake:0") - before == 1);
@@ -356,7 +361,7 @@ static void test_batches_go_to_every_device(void **state)
     struct request *requests[8];
     for (int i = 0; i < 8; i++) requests[i] = posted_forward(s);
     start(s);
-    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 8); /* both devices have four batches on streams */
+    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 8); /* each of the two devices has four batches on streams */
     gate_open(&s->gate);
     for (int i = 0; i < 8; i++) assert_ok(s, requests[i]);
     assert_true(batches_of("fake:0") - before[0] == 4);
@@ -389,7 +394,7 @@ static void test_a_refused_problem_of_an_envelope_does_not_keep_the_others(void 
 
 /* ---- Deadlines --------------------------------------------------------------------------------------------------- */
 
-/* Four batches fill the device. The fifth request waits, and its deadline has passed. */
+/* Four batches fill the device, and a fifth request waits. Its deadline passes, and it is answered. */
 static void test_a_deadline_ends_the_wait_for_a_device(void **state)
 {
     struct scene *const s = *state;
@@ -407,7 +412,8 @@ static void test_a_deadline_ends_the_wait_for_a_device(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* A batch leaves in the turn of the loop in which its request arrives. Deadlines are checked in the next turn. */
+/* A batch leaves in the turn of the loop in which its request arrives. Deadlines are checked in the next turn, and a
+ * running batch does not delay their answers. */
 static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
 {
     struct scene *const s = *state;
@@ -419,7 +425,7 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     contexts_finish_job(forward->job, true);
     request_free(forward);
     const int64_t saved_bytes = staging_leased_bytes(
-        s->server.staging); /* the saved tensors take one block; a small backward takes another */
+        s->server.staging); /* the saved tensors take one block of memory, and a small backward takes another */
 
     struct request *late = checked(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
     late->deadline.at_ns = clock_ns();
@@ -427,18 +433,19 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     answered(s, late);
     assert_true(late->failed);
     assert_string_equal(late->why.text, "the deadline passed while the request was running");
-    assert_null(late->job); /* the job stays with the device, which may still write to its memory, */
+    assert_null(late->job); /* the answer has left the job with the device, which may still write to its memory, */
     request_free(late);
     assert_int_equal(staging_leased_bytes(s->server.staging), 2 * saved_bytes);
     gate_open(&s->gate);
     WAIT_UNTIL(staging_leased_bytes(s->server.staging) == saved_bytes); /* until the device has finished */
-    assert_ok(s, posted(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4))); /* the context can be used again */
+    /* after the late backward, the context can be used again */
+    assert_ok(s, posted(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4)));
     assert_int_equal(end(s, true), 0);
 }
 
 /* ---- Hang-ups ---------------------------------------------------------------------------------------------------- */
 
-/* Connects a client to this request. Closing ends[1] hangs up. */
+/* Connects a client to this request. Closing ends[1] means that the client hangs up. */
 static void connect_client(struct request *request, int ends[2])
 {
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
@@ -507,13 +514,15 @@ static void test_what_is_verified_is_compared_with_float64(void **state)
         assert_true(result->verified);
         assert_int_equal(result->verification.rows, 4);
         if (round == 0) assert_true(result->verification.max_abs < 1e-6);
-        else assert_false(result->verification.max_abs < 1e300); /* the device answered NaN */
+        /* the device answered NaN, so the error must not be a finite number */
+        else assert_false(result->verification.max_abs < 1e300);
         request_free(request);
     }
     assert_int_equal(end(s, true), 0);
 }
 
-/* The device verifies all rows of the first, and the CPU the same of the second, whose device computes no truth. */
+/* The device verifies all rows of the first request. The CPU verifies the same rows of the second, whose device cannot
+ * compute results in float64 ("truth"). */
 static void test_all_rows_are_verified_where_they_were_computed_or_on_the_cpu(void **state)
 {
     struct scene *const s = *state;
@@ -547,12 +556,13 @@ static void test_a_client_that_leaves_during_the_truth_is_found_out(void **state
     struct request *request = checked(s, ATTN_OP_FORWARD, envelope_of(bodies, 2));
     connect_client(request, client);
     suspend(s, request, REQUEST_QUEUED);
-    assert_ok(s, posted_forward(s)); /* the device is held by the truth, which others do not wait for */
+    /* the device's verification is held by a gate, but other requests do not wait for it */
+    assert_ok(s, posted_forward(s));
     close(client[1]);
     assert_gone(s, request);
     gate_open(&s->gate);
     close(client[0]);
-    WAIT_UNTIL(batches_of("fake:0") >= 2); /* a second step would have lost the device */
+    WAIT_UNTIL(batches_of("fake:0") >= 2); /* a second step of the verification would have lost the device */
     assert_int_equal(end(s, true), 0);
 }
 
@@ -589,7 +599,8 @@ static void test_the_length_of_many_numbers_is_known_when_the_answer_begins(void
     answered(s, request);
     assert_false(request->failed);
     assert_non_null(request->encoder);
-    assert_true(proto_encoder_measure(request->encoder, 0)); /* nothing is left to be measured */
+    /* the length of the answer's numbers was measured already */
+    assert_true(proto_encoder_measure(request->encoder, 0));
     const uint64_t length = proto_encoder_length(request->encoder);
     uint64_t sum = 0;
     char piece[1000];
@@ -600,7 +611,8 @@ static void test_the_length_of_many_numbers_is_known_when_the_answer_begins(void
     assert_int_equal(end(s, true), 0);
 }
 
-/* Two requests wait to be verified. The client of one has left; the deadline of the other has not passed. */
+/* Two requests wait to be verified. The client of one has left, so it is not verified; the deadline of the other has
+ * not passed. */
 static void test_nobody_waits_for_a_verification_whose_client_has_left(void **state)
 {
     struct scene *const s = *state;
@@ -627,7 +639,7 @@ static void test_nobody_waits_for_a_verification_whose_client_has_left(void **st
 enum { OBJECT_BYTES = 8 << 20 };
 static const char object_key[] = "/attn_unit_loop";
 
-/* Registers a region "r" of 8 MiB at the server. Returns a descriptor of its object. */
+/* Registers a region "r" of 8 MiB of shared memory. Returns a descriptor of its object. */
 static int begin_shared(struct scene *s)
 {
     static const char *const prefixes[] = { "attn_unit_" };
@@ -652,7 +664,7 @@ static void end_shared(struct scene *s, int fd)
     close(fd);
 }
 
-/* Returns a checked forward of 9 rows whose out goes to the region. */
+/* Returns a checked forward of 9 rows whose out is to be written to the region. */
 static struct request *checked_to_region(struct scene *s)
 {
     struct request *request = checked(s, ATTN_OP_FORWARD, forward_body(9, 4, ""));
@@ -685,10 +697,10 @@ static void test_outputs_are_in_shared_memory_when_the_request_is_given_back(voi
     answered(s, request);
     assert_false(request->failed);
     assert_true(is_written(fd, request));
-    assert_null(request->job->shared); /* the request no longer holds the region */
+    assert_null(request->job->shared); /* the request that was answered no longer holds the region of shared memory */
     assert_computed(request->job, 0);
     request_free(request);
-    assert_int_equal(ftruncate(fd, 10), 0); /* the object is too short for the next request */
+    assert_int_equal(ftruncate(fd, 10), 0); /* makes the object too short for the next request */
     request = checked_to_region(s);
     suspend(s, request, REQUEST_QUEUED);
     assert_fails(s, request, PROTO_E_INVALID_REQUEST,
@@ -697,8 +709,8 @@ static void test_outputs_are_in_shared_memory_when_the_request_is_given_back(voi
     end_shared(s, fd);
 }
 
-/* A client that has its answer may reuse its memory. So the answer comes after the last byte was written, however late
- * that is. */
+/* A client that has its answer may reuse its memory. A request is therefore answered only after the last byte was
+ * written to shared memory, even if its deadline has passed. */
 static void test_a_deadline_that_passes_while_outputs_are_written_is_answered_after_it(void **state)
 {
     struct scene *const s = *state;
@@ -747,8 +759,8 @@ static void test_a_second_signal_waits_for_what_is_being_written(void **state)
     end_shared(s, fd);
 }
 
-/* Returns a KServe request whose q, k and v have `rows` rows of one head of 64 numbers, all from the same bytes of the
- * region. */
+/* Returns a KServe request whose q, k and v have `rows` rows of one head of 64 numbers. All three lie in the same bytes
+ * of the region. */
 static struct request *received_from_region(struct scene *s, int rows)
 {
     static const proto_model model = { .name = "attention_forward", .op = ATTN_OP_FORWARD };
@@ -795,7 +807,7 @@ static void test_much_shared_memory_is_read_beside_the_loop(void **state)
     WAIT_UNTIL(metrics_sum(METRIC_CANCELLED, "checking") - before == 1);
     assert_ok(s, posted_forward(s));
     assert_int_equal(staging_leased_bytes(s->server.staging) < OBJECT_BYTES,
-                     1); /* no memory is leased before the region is read */
+                     1); /* no memory is leased for the inputs before the region is read */
     gate_open(&s->pool);
     assert_ok(s, much);
     assert_gone(s, left);
@@ -804,7 +816,7 @@ static void test_much_shared_memory_is_read_beside_the_loop(void **state)
     end_shared(s, fd);
 }
 
-/* One turn reads only as much as its time allows. */
+/* In one turn the loop reads only as much of a region as its time allows. */
 static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 {
     struct scene *const s = *state;
@@ -813,7 +825,7 @@ static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
     struct check_result result = { 0 };
     int pieces = 0;
     while (!check_piece(request, &result, 0)) pieces++;
-    assert_int_equal(pieces, 10); /* eight pieces of q, k and v */
+    assert_int_equal(pieces, 10); /* eight pieces of q, k and v are read */
     assert_false(result.failed);
     assert_non_null(request->job);
     assert_null(request->shared);
@@ -825,8 +837,8 @@ static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 
 /* ---- Checking ---------------------------------------------------------------------------------------------------- */
 
-/* Returns an envelope of 200 problems, the last of which is `last`: more names and shapes than an HTTP thread checks
- * itself. */
+/* Returns an envelope of 200 problems, the last of which is `last`. It has more names and shapes than an HTTP thread
+ * checks itself. */
 static char *long_body(char *last)
 {
     char *bodies[200];
@@ -848,7 +860,7 @@ static void test_a_body_that_takes_long_to_check_is_checked_beside_the_loop(void
     request->deadline.at_ns = check_deadline(request, NULL);
     suspend(s, request, REQUEST_CHECKING);
     WAIT_UNTIL(request_count(REQUEST_CHECKING) == 1);
-    assert_ok(s, posted_forward(s)); /* the loop serves others meanwhile */
+    assert_ok(s, posted_forward(s)); /* the loop serves other requests while the long body is checked */
     assert_int_equal(request_count(REQUEST_CHECKING), 1);
     gate_open(&s->pool);
     assert_ok(s, request);
@@ -859,12 +871,12 @@ static void test_what_the_check_finds_is_answered(void **state)
 {
     struct scene *const s = *state;
     start(s);
-    /* The envelope itself is invalid, not only the problems in it. */
+    /* If the envelope itself is invalid, the whole request is refused, not only its problems. */
     struct request *bad = received(&s->server, ATTN_OP_FORWARD, body_of("q k", 5, 4, ""));
     bad->deadline.at_ns = check_deadline(bad, NULL);
     suspend(s, bad, REQUEST_CHECKING);
     assert_fails(s, bad, PROTO_E_INVALID_REQUEST, NULL);
-    /* Every problem is refused: nothing is queued, and the answer is still 200. */
+    /* If every problem of an envelope is refused, nothing is queued, and the answer still has status 200. */
     char *bodies[] = { body_of("q k", 5, 4, ""), body_of("q v", 5, 4, "") };
     struct request *none = received(&s->server, ATTN_OP_FORWARD, envelope_of(bodies, 2));
     none->deadline.at_ns = check_deadline(none, NULL);
@@ -877,7 +889,7 @@ static void test_what_the_check_finds_is_answered(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* The check goes on in another thread, so the request is given back when the check is over. */
+/* A check goes on in another thread after the deadline, so the request is given back only when the check has ended. */
 static void test_a_deadline_that_passes_during_the_check_is_answered_after_it(void **state)
 {
     struct scene *const s = *state;
@@ -920,10 +932,10 @@ static void test_a_drain_finishes_what_there_is_and_what_still_comes(void **stat
     assert_int_equal(atomic_load(&s->hurries), 0);
     assert_false(is_answered(s, held));
     assert_true(atomic_load(&s->server.drain_since_ms) > 0);
-    assert_ok(s, posted_forward(s)); /* the request comes on a connection that was open already */
+    assert_ok(s, posted_forward(s)); /* this request comes on a connection that was opened before the drain */
     gate_open(&s->gate);
     assert_ok(s, held);
-    assert_int_equal(end(s, false), 0); /* the loop ends with the last connection */
+    assert_int_equal(end(s, false), 0); /* the loop ends when the last connection is closed */
     assert_int_equal(atomic_load(&s->hurries), 1);
     assert_int_equal(atomic_load(&s->drains), 1);
 }
@@ -945,7 +957,7 @@ static void test_a_second_signal_answers_what_waits(void **state)
     WAIT_UNTIL(atomic_load(&s->hurries) == 1);
     assert_true(s->server.stopping);
     for (int i = 0; i < 5; i++) assert_fails(s, requests[i], PROTO_E_DRAINING, "the server is stopping");
-    /* Two requests were on their way: one is queued, the other was about to be checked. */
+    /* Two requests were on their way when the server stopped: one is queued, and the other was about to be checked. */
     struct request *later = posted_forward(s);
     struct request *unchecked = received(&s->server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
     suspend(s, unchecked, REQUEST_CHECKING);
@@ -954,7 +966,7 @@ static void test_a_second_signal_answers_what_waits(void **state)
     assert_false(is_answered(s, requests[5]));
     gate_open(&s->pool);
     assert_fails(s, requests[5], PROTO_E_DRAINING, "the server is stopping");
-    assert_int_equal(end(s, false), 0); /* the device still holds four batches, for which no client waits */
+    assert_int_equal(end(s, false), 0); /* the device still has four batches, for which no client waits */
 }
 
 static void test_a_drain_ends_when_its_time_is_over(void **state)
@@ -990,7 +1002,7 @@ static int64_t length_of(struct scene *s, struct cache_info info)
     return info.length;
 }
 
-/* Returns a checked decode that appends `rows` positions. */
+/* Returns a checked decode step that appends `rows` positions to a cache. */
 static struct request *checked_decode(struct scene *s, const struct cache_info *info, int rows, const char *more)
 {
     char extra[128];
@@ -1023,8 +1035,8 @@ static void test_a_step_without_memory_for_its_batch_leaves_its_cache_as_it_was(
     assert_int_equal(end(s, true), 0);
 }
 
-/* The numbers are computed and being measured when the client leaves, so nothing is appended. The next step waits until
- * that is certain. */
+/* A step's numbers are computed and being measured when its client leaves, so nothing is appended to the cache. The
+ * next step must wait until that is certain. */
 static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cache_as_it_was(void **state)
 {
     struct scene *const s = *state;
@@ -1055,7 +1067,7 @@ static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cac
     assert_int_equal(end(s, true), 0);
 }
 
-/* Posts a decode with one row for each of the caches, which appends nothing. */
+/* Posts a decode step with one row for each of the caches, which appends nothing. */
 static struct request *posted_rows(struct scene *s, int rows, const struct cache_info *infos)
 {
     char text[256];
@@ -1066,10 +1078,10 @@ static struct request *posted_rows(struct scene *s, int rows, const struct cache
     return posted(s, (attn_op)PROTO_OP_DECODE, strdup(text));
 }
 
-/* Each step is looked at when it comes, and earlier ones are not looked at again. A step that wants a cache for which
- * an older step waits must wait behind that step.
+/* Each step on caches is examined when it comes, and earlier ones are not examined again. A step on a cache for which
+ * an older step waits must wait behind that step:
  *
- *   a is written      rows a, b wait      row b waits behind it      row c begins */
+ *   a step writes a      rows a, b wait for it      row b waits behind them      row c begins at once */
 static void test_steps_that_come_wait_behind_older_ones_and_for_nobody_else(void **state)
 {
     struct scene *const s = *state;
@@ -1137,7 +1149,8 @@ static void test_who_waits_for_a_device_that_does_not_end_is_answered(void **sta
     start(s);
     for (int i = 0; i < 2; i++)
         assert_fails(s, requests[i], PROTO_E_UNAVAILABLE, "fake:0 did not finish in the time it may take");
-    assert_true(staging_leased_bytes(s->server.staging) > 0); /* the device may still write to this memory */
+    /* the device may still write to this memory, so it is not free */
+    assert_true(staging_leased_bytes(s->server.staging) > 0);
     assert_int_equal(end(s, false), 70);
 }
 
@@ -1148,7 +1161,7 @@ static double parts_of(const char *device)
     return metrics_sum(METRIC_DEVICE_PARTS, device);
 }
 
-/* A request of four heads that is said to take a second. */
+/* Returns a request of four heads that is said to take a second, so that it is cut over several devices. */
 static struct request *checked_long(struct scene *s, attn_op op, char *body)
 {
     struct request *request = checked(s, op, body);
@@ -1163,13 +1176,14 @@ static struct request *posted_long(struct scene *s, attn_op op, char *body)
     return request;
 }
 
-/* The CPU verifies 19 of the 20 rows. A device would verify all of them, and then the problem would not be cut. */
+/* Posts a request of four heads with `verify` for 19 of its 20 rows, which the CPU verifies. A device would verify all
+ * rows, and the problem would then not be cut. */
 static struct request *posted_heads(struct scene *s)
 {
     return posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": 19"));
 }
 
-/* The answer is right, and came from these devices. */
+/* Checks that the answer is right, and that exactly these devices computed it. */
 static void assert_by_heads(struct scene *s, struct request *request, const char *devices)
 {
     char backend[80];
@@ -1194,8 +1208,8 @@ static void test_a_long_problem_is_cut_over_all_devices(void **state)
     assert_by_heads(s, posted_heads(s), "0-3");
     assert_by_heads(s, posted_long(s, ATTN_OP_BACKWARD, heads_body("q k v dout", 9, 4, 8, "\"causal\": true")), "0-3");
     assert_true(parts_of("fake:0") - before[0] == 2 && parts_of("fake:3") - before[1] == 2);
-    assert_ok(s, posted(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""))); /* a short one is not */
-    /* A problem that a device verifies is not cut. */
+    assert_ok(s, posted(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""))); /* a short problem is not cut */
+    /* A problem whose rows a device verifies is not cut. */
     assert_ok(s, posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": \"all\"")));
     assert_true(parts_of(NULL) - before[2] == 8);
     assert_int_equal(end(s, true), 0);
@@ -1217,7 +1231,7 @@ static void test_a_saved_forward_and_its_backward_are_both_cut(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* It comes back lost, fails at once or fails at its end: each time the others compute all of it. */
+/* When a device is lost (before its part, at its start or at its end), the other devices compute the whole problem. */
 static void test_a_problem_whose_device_is_lost_is_computed_by_the_others(void **state)
 {
     struct scene *const s = *state;
@@ -1247,7 +1261,8 @@ static void test_a_problem_that_loses_all_devices_is_answered(void **state)
     assert_int_equal(end(s, false), 70);
 }
 
-/* It would be queued again, but as many requests wait as may. */
+/* After a loss of its device, a problem would be queued again. Here the queue is full, so it is answered with an
+ * error. */
 static void test_a_problem_that_loses_a_device_while_the_queue_is_full_is_answered(void **state)
 {
     struct scene *const s = *state;
@@ -1264,7 +1279,7 @@ static void test_a_part_without_memory_fails_the_problem_and_cancels_the_others(
     struct scene *const s = *state;
     start(s);
     struct request *request = posted_heads(s);
-    gate_open(&s->gate); /* the other part may run already, and is waited for */
+    gate_open(&s->gate); /* the other part may run already, so the problem waits for it */
     answered(s, request);
     assert_true(request->failed);
     assert_non_null(strstr(request->why.text, "fake: alloc"));
@@ -1273,7 +1288,7 @@ static void test_a_part_without_memory_fails_the_problem_and_cancels_the_others(
     assert_int_equal(end(s, true), 0);
 }
 
-/* The answer does not wait for the devices. The parts keep the memory until they are back. */
+/* After the deadline the answer does not wait for the devices. The parts keep their memory until they are back. */
 static void test_a_deadline_ends_the_wait_for_all_parts(void **state)
 {
     struct scene *const s = *state;
@@ -1305,8 +1320,8 @@ static void test_a_client_that_leaves_cancels_all_parts(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* One of them never ends: the request is answered when the watchdog finds that, and the other device goes on. The time
- * of the watchdog is long enough for the other device, however slow it is. */
+/* One of two parts never ends. The request is answered when the watchdog finds that, and the other device goes on. The
+ * watchdog's time is long enough for the other device, however slow it is. */
 static void test_a_part_that_never_ends_fails_the_problem_and_no_other(void **state)
 {
     struct scene *const s = *state;
@@ -1322,7 +1337,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
 {
     struct scene *const s = *state;
     start(s);
-    for (int before = 0; before < 2; before++) { /* batches that leave before */
+    for (int before = 0; before < 2; before++) { /* number of batches for which there is memory before one fails */
         struct request *request = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
         atomic_store(&passed_calls, before);
         atomic_store(&refused_bytes, sizeof(struct batch) + sizeof(struct job *));
@@ -1331,7 +1346,8 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
         assert_true(atomic_load(&refused_bytes) == 0);
     }
     struct request *whole = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
-    atomic_store(&refused_bytes, sizeof(struct job_part)); /* without memory for its parts it is not cut */
+    /* without memory for the list of its parts, a problem is not cut */
+    atomic_store(&refused_bytes, sizeof(struct job_part));
     suspend(s, whole, REQUEST_QUEUED);
     assert_ok(s, whole);
     assert_by_heads(s, posted_heads(s), "0-1");

@@ -1,15 +1,16 @@
-/* Mirrors of regions in device memory: each tensor of a large batch is found, and in few steps. */
+/* Mirrors (copies on a device) of regions of host memory: the mirror of each tensor of a large batch is found, and in
+ * few steps. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/device/internal.h"
 
-/* JOBS: the most that --max-batch allows; REGION: bytes, with a gap of the same size behind */
+/* JOBS: the most jobs that --max-batch allows. REGION: bytes of a region, behind which lies a gap of the same size. */
 enum { JOBS = 1024, REGION = 256 };
 
 struct scene {
     struct device device;
     struct slot slot;
-    char *memory; /* memory of the jobs, whose inputs, tables and outputs lie apart from each other */
+    char *memory; /* memory of the jobs, whose inputs, tables and outputs are regions apart from each other */
     struct staging_block inputs[JOBS], tables[JOBS];
     struct job jobs[JOBS];
     proto_call call; /* without items */
@@ -22,7 +23,7 @@ static void open_scene(struct scene *s)
     setenv("ATTN_FAKE_DEVICES", "1", 1);
     setenv("ATTN_FAKE_SCRIPT", "", 1);
     if (attn_device_open("fake", 0, NULL, &s->device.handle, &err) != ATTN_OK) fail_msg("%s", err.text);
-    /* the order looks random, because 619 and the number of jobs have no common factor */
+    /* visits the jobs in an order that looks random; 619 and the number of jobs have no common factor */
     for (int i = 0; i < JOBS; i++) {
         char *const at = s->memory + (size_t)(i * 619 % JOBS) * 2 * REGION, *const next = at + JOBS * 2 * REGION;
         s->inputs[i] = (struct staging_block){ .memory = at, .bytes = REGION };
@@ -44,7 +45,7 @@ static void close_scene(struct scene *s)
     free(s->memory);
 }
 
-/* The search before it was made fast: it looks at all mirrors. */
+/* The search as it was before it was made fast: it looks at all mirrors. */
 static void *address_by_looking_at_all(const struct slot *slot, char *address)
 {
     for (int i = 0; i < slot->mirror_count; i++) {
@@ -62,21 +63,22 @@ static void test_every_address_of_a_large_batch_has_its_place_on_the_device(void
     void *scratch;
     (void)state;
     open_scene(s);
-    assert_ptr_equal(memory_address(&s->slot, s->memory), s->memory); /* there is no mirror yet */
+    assert_ptr_equal(memory_address(&s->slot, s->memory), s->memory); /* there is no mirror yet, so the address stays */
     for (int i = 0; i < JOBS; i++) {
         assert_int_equal(memory_take_mirrors(&s->device, &s->slot, &s->jobs[i], &err), ATTN_OK);
         if (i % 100 == 0) assert_int_equal(memory_take(&s->device, &s->slot, REGION, &scratch, &err), ATTN_OK);
     }
     assert_int_equal(s->slot.region_count, 3 * JOBS);
-    for (int i = 0; i < JOBS; i += 7) /* a region keeps its mirror */
+    for (int i = 0; i < JOBS; i += 7) /* some regions keep their mirrors */
         assert_int_equal(memory_take_mirrors(&s->device, &s->slot, &s->jobs[i], &err), ATTN_OK);
     assert_int_equal(s->slot.region_count, 3 * JOBS);
     assert_int_equal(s->slot.mirror_count, 3 * JOBS + 11);
-    for (int at = 0; at < 3 * JOBS * 2 * REGION; at += 37) /* addresses in the gaps are tested too */
+    for (int at = 0; at < 3 * JOBS * 2 * REGION; at += 37) /* addresses in the gaps between regions are tested too */
         assert_ptr_equal(memory_address(&s->slot, s->memory + at), address_by_looking_at_all(&s->slot, s->memory + at));
     for (int i = 0; i < JOBS; i++) {
         char *const end = (char *)s->inputs[i].memory + REGION - 1;
-        assert_ptr_equal(memory_address(&s->slot, end), end); /* for example the address of a tensor without elements */
+        /* an address behind a region, such as that of a tensor without elements */
+        assert_ptr_equal(memory_address(&s->slot, end), end);
         assert_ptr_not_equal(memory_address(&s->slot, end - 1), end - 1);
     }
     memory_drop_mirrors(&s->device, &s->slot);

@@ -1,4 +1,4 @@
-/* test_metrics.c: what is counted appears on the page, in Prometheus' form. The metrics belong to the process, so each
+/* test_metrics.c: what is counted appears on the page in Prometheus' form. The metrics belong to the process, so each
  * test uses rows or labels that no other test uses. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -104,7 +104,7 @@ static void test_label_values_are_escaped_and_cut(void **state)
     big[sizeof big - 1] = '\0';
     metrics_add(METRIC_CANCELLED, "a\"b\\c\nd", NULL, 1);
     metrics_add(METRIC_CANCELLED, big, NULL, 1);
-    metrics_add(METRIC_CANCELLED, big, NULL, 1); /* the second call finds the truncated label again */
+    metrics_add(METRIC_CANCELLED, big, NULL, 1); /* the second call must find the truncated label again */
     char line[200];
     snprintf(line, sizeof line, "attnd_cancelled_total{state=\"%.63s\"} 2", big);
     must_have((const char *const[]){ "attnd_cancelled_total{state=\"a\\\"b\\\\c\\nd\"} 1", line, NULL });
@@ -114,7 +114,7 @@ static void test_too_many_label_sets_are_counted_together(void **state)
 {
     (void)state;
     for (int i = 0; i < METRICS_MAX_SERIES + 50; i++) {
-        char reason[24]; /* the compiler assumes that the number can have any value */
+        char reason[24]; /* a variable, so that the compiler does not know the number */
         snprintf(reason, sizeof reason, "reason%d", i);
         metrics_add(METRIC_REJECTED, reason, NULL, 1);
         metrics_add(METRIC_REJECTED, reason, NULL, 1);
@@ -175,7 +175,7 @@ static void test_nothing_is_lost_between_threads(void **state)
     enum { THREADS = 4 };
     pthread_t threads[THREADS];
     for (int i = 0; i < THREADS; i++) assert_int_equal(pthread_create(&threads[i], NULL, count_many, NULL), 0);
-    for (int i = 0; i < 20; i++) free(page()); /* pages are made while other threads count */
+    for (int i = 0; i < 20; i++) free(page()); /* metrics pages are made while other threads count */
     for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
     must_have((const char *const[]){ "attnd_flops_total{device=\"cuda:0\",op=\"backward\"} 40000",
                                      "attnd_flops_total{device=\"cuda:1\",op=\"backward\"} 40000",
@@ -183,7 +183,7 @@ static void test_nothing_is_lost_between_threads(void **state)
                                      "attnd_stage_duration_seconds_count{stage=\"queue\"} 53332", NULL });
 }
 
-/* Runs last, because by then every row has series. */
+/* This test runs last, because by then every metric has series. */
 static void test_promtool_finds_no_fault(void **state)
 {
     (void)state;

@@ -1,4 +1,4 @@
-/* test_page.c: each page is complete, obeys its own policy, and loads nothing from elsewhere. */
+/* test_page.c: each page is complete, obeys its own security policy, and loads nothing from elsewhere. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -12,7 +12,7 @@
 
 #include "server/routes/page.h"
 
-/* SHA-256 (FIPS 180-4) of a text, in base64 as Content-Security-Policy wants it. */
+/* Computes SHA-256 (FIPS 180-4) of a text, in base64 as Content-Security-Policy wants it. */
 static void sha256_base64(const char *text, size_t count, char out[48])
 {
     static const uint32_t k[64] = { 0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4,
@@ -74,7 +74,7 @@ static char *page_text(enum page which)
     return page;
 }
 
-/* Checks the hash of the page's only style or script. */
+/* Checks that the policy contains the hash of the page's only style or script. */
 static void check_policy(enum page which, const char *element)
 {
     char open[16], shut[16], want[96], hash[48];
@@ -88,7 +88,7 @@ static void check_policy(enum page which, const char *element)
     sha256_base64(begin, (size_t)(end - begin), hash);
     snprintf(want, sizeof want, "%s-src 'sha256-%s'", element, hash);
     if (strstr(page_csp(which), want) == NULL) fail_msg("the policy of page %d must have: %s", (int)which, want);
-    assert_null(strstr(end + 1, open)); /* the page has only one such element */
+    assert_null(strstr(end + 1, open)); /* the page has only one element of this kind */
     free(page);
 }
 
@@ -117,10 +117,10 @@ static void check_needs_nothing(const char *page)
     assert_null(strstr(page, "src="));
     assert_null(strstr(page, "https:"));
     assert_null(strstr(page, "innerHTML"));
-    assert_null(strstr(page, "style=")); /* the policy forbids style attributes */
+    assert_null(strstr(page, "style=")); /* the policy of the page forbids style attributes */
     for (const char *p = page; (p = strstr(p, "href=\"")) != NULL; p++)
         assert_true(p[6] == '/' || strncmp(p + 6, "data:,", 6) == 0);
-    /* every element that the script looks up exists */
+    /* every element that the script looks up exists in the page */
     for (const char *p = page; (p = strstr(p, "byId('")) != NULL; p++) {
         char id[64];
         snprintf(id, sizeof id, "id=\"%.*s\"", (int)strcspn(p + 6, "'"), p + 6);
@@ -147,7 +147,7 @@ static void test_a_page_is_whole_and_names_the_version(void **state)
         assert_string_equal(page + strlen(page) - 8, "</html>\n");
         assert_non_null(strstr(page, "<span id=\"version\">" ATTND_VERSION "</span>"));
         for (const char *at = page; (at = strchr(at, '@')) != NULL; at++)
-            assert_false(at[1] >= 'A' && at[1] <= 'Z'); /* no @PLACEHOLDER is left; @media is not one */
+            assert_false(at[1] >= 'A' && at[1] <= 'Z'); /* no @PLACEHOLDER may be left in the page; @media is none */
         free(page);
     }
 }

@@ -82,15 +82,17 @@ static void test_the_last_untrusted_address_is_the_peer(void **state)
     } cases[] = {
         { { NULL }, "10.9.9.9" },
         { { "1.2.3.4" }, "1.2.3.4" },
-        { { "6.6.6.6, 1.2.3.4" }, "1.2.3.4" }, /* the client itself wrote the first entry */
+        /* the client itself wrote the first entry, which is therefore not trusted */
+        { { "6.6.6.6, 1.2.3.4" }, "1.2.3.4" },
         { { "6.6.6.6, 1.2.3.4, 10.0.0.7,10.0.0.8" }, "1.2.3.4" },
         { { "6.6.6.6", "1.2.3.4 , 10.0.0.7", "\t10.0.0.8 " }, "1.2.3.4" },
         { { "2001:DB8::0:1, fd00::1" }, "2001:db8::1" },
         { { "[2001:db8::1]:4711" }, "2001:db8::1" },
         { { "1.2.3.4:4711" }, "1.2.3.4" },
         { { "::ffff:1.2.3.4" }, "1.2.3.4" },
-        { { "10.0.0.5, 10.0.0.6" }, "10.0.0.5" }, /* all are trusted, so the first one counts */
-        { { "1.2.3.4, unknown" }, "10.9.9.9" },   /* entries before an unreadable one cannot be trusted */
+        { { "10.0.0.5, 10.0.0.6" }, "10.0.0.5" }, /* all entries are trusted proxies, so the first one counts */
+        /* the second entry is unreadable, so the entry before it cannot be trusted */
+        { { "1.2.3.4, unknown" }, "10.9.9.9" },
         { { "1.2.3.4, unknown, 10.0.0.7" }, "10.0.0.7" },
         { { "1.2.3.4, " }, "10.9.9.9" },
         { { "" }, "10.9.9.9" },

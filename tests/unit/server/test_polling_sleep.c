@@ -1,5 +1,5 @@
-/* A nap ends with the wait to which it belongs: with an event or at its timeout. The length of a nap cannot be
- * tested. */
+/* A nap (a short sleep while polling) ends with the wait to which it belongs: with an event, or at the wait's timeout.
+ * The length of a nap cannot be tested. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -25,7 +25,7 @@ static void test_a_wait_in_naps_ends_with_an_event_or_at_its_end(void **state)
     polling_sleep_until(set, clock_ns() - 1);
     assert_int_equal(write(events, &(uint64_t){ 1 }, 8), 8);
     polling_sleep_until(set, INT64_MAX);
-    assert_int_equal(epoll_wait(set, &event, 1, 0), 1); /* the event is still there to be taken */
+    assert_int_equal(epoll_wait(set, &event, 1, 0), 1); /* the event was not consumed */
     close(events);
     close(set);
 }

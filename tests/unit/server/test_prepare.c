@@ -1,5 +1,5 @@
-/* From a decoded body to a job that a device can run: where the outputs lie, which jobs are of one kind, what happens
- * to contexts and references, and what is refused. Also the life of a job. */
+/* From a decoded body to a job (one request's problems) that a device can run: where the outputs lie, which jobs are of
+ * one kind, what happens to contexts and references, and what is refused. Also the life of a job. */
 #include "tests/unit/server/jobs.h"
 
 #include "server/intake/prepare.h"
@@ -37,7 +37,7 @@ static struct job *prepared(struct bench *b, attn_op op, char *body)
     return job;
 }
 
-/* Checks that a job is refused with this status, and with this text unless it is NULL. */
+/* Checks that a job is refused with this status, and with this message unless it is NULL. */
 static void assert_refused(struct bench *b, attn_op op, char *body, attn_status status, const char *text)
 {
     attn_error err = { 0 };
@@ -73,8 +73,8 @@ static void test_outputs_lie_behind_the_inputs_in_one_piece(void **state)
     assert_true(job->outputs.memory >= inputs + job->inputs_used);
     assert_true(job->outputs.memory < inputs + job->inputs_used + 64);
     assert_ptr_equal(p->out.data, job->outputs.memory);
-    assert_ptr_equal(p->lse.data, job->outputs.memory + 64); /* out has 60 bytes, rounded up */
-    assert_int_equal(job->outputs.bytes, 128);               /* lse has 20 bytes */
+    assert_ptr_equal(p->lse.data, job->outputs.memory + 64); /* out has 60 bytes, rounded up to 64 */
+    assert_int_equal(job->outputs.bytes, 128);               /* lse has 20 bytes, rounded up */
     job_release(job);
     close_bench(&b);
 }
@@ -90,7 +90,7 @@ static void test_the_outputs_of_an_envelope_lie_one_after_the_other(void **state
     const char *at = job->outputs.memory;
     assert_ptr_equal(items[0].problem.out.data, at);
     assert_ptr_equal(items[0].problem.lse.data, at + 64);
-    assert_int_equal(items[1].problem.out.rank, 0); /* this output is not wanted, so it has no memory */
+    assert_int_equal(items[1].problem.out.rank, 0); /* this output is not wanted, so it has no memory and no shape */
     assert_ptr_equal(items[1].problem.lse.data, at + 128);
     assert_ptr_equal(items[2].problem.out.data, at + 192);
     assert_ptr_equal(items[2].problem.lse.data, at + 192 + 320); /* 272 bytes */
@@ -128,7 +128,7 @@ static void test_outputs_for_which_there_is_no_memory_are_refused_as_busy(void *
     assert_int_equal(staging_lease(b.server.staging, NULL, (size_t)left / 8 * 7, &rest, &err), ATTN_OK);
     struct staging_block *more;
     while (staging_lease(b.server.staging, NULL, 25600, &more, NULL) == ATTN_OK) {
-        /* a taker may link jobs into a list of its own while it holds them */
+        /* the taker of a queue may link the jobs that it holds into a list of its own */
         more->next_in_class = rest->next_in_class;
         rest->next_in_class = more;
     }
@@ -154,7 +154,7 @@ static job_kind kind_of(struct bench *b, attn_op op, char *body)
     return kind;
 }
 
-/* Returns a body whose heads have D numbers in q and k, and Dv in v. */
+/* Returns a body whose heads have D numbers in q and k, and Dv numbers in v. */
 static char *mixed_body(int D, int Dv)
 {
     char *text = NULL;
@@ -186,7 +186,7 @@ static void test_small_problems_of_one_op_dtype_and_head_are_of_one_kind(void **
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(4, 8)));
     assert_true(kind != kind_of(&b, ATTN_OP_BACKWARD, body_of("q k v dout", 5, 4, "")));
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(one, 1)),
-                     kind); /* an envelope of one problem is joined like any other */
+                     kind); /* an envelope of one problem is joined with others like a single problem */
     char *two[] = { forward_body(5, 4, ""), forward_body(5, 4, "") };
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(two, 2)), 0);
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, forward_body(3000, 4, "")), 0); /* 144e6 operations */
@@ -204,8 +204,8 @@ static void test_what_a_job_wants_is_noted(void **state)
         { 5, "\"verify\": 0", false, false, false },
         { 5, "\"verify\": 2", true, false, false },
         { 5, "\"save\": true", false, false, true },
-        { 200, "\"encoding\": \"array\"", false, false, false }, /* out has 3200 numbers, lse 200 */
-        /* out has 4000 numbers, lse 250: together more than 4096 */
+        { 200, "\"encoding\": \"array\"", false, false, false }, /* out has 3200 numbers and lse 200 */
+        /* out has 4000 numbers and lse 250: together more than 4096 */
         { 250, "\"encoding\": \"array\"", false, true, false },
         { 250, "\"encoding\": \"array\", \"outputs\": [\"out\"]", false, false, false },
         { 250, "\"encoding\": \"base64\"", false, false, false },
@@ -226,7 +226,8 @@ static void test_what_a_job_wants_is_noted(void **state)
     close_bench(&b);
 }
 
-/* Earlier the seed was 0 in every call, so each layer of each step dropped the same elements. */
+/* A forward without a seed draws one, and a backward of its context uses the same. Earlier the seed was 0 in every
+ * call, so each layer of each step dropped the same elements. */
 static void test_a_forward_without_a_seed_draws_one_and_a_backward_of_its_context_has_it(void **state)
 {
     (void)state;
@@ -241,10 +242,10 @@ static void test_a_forward_without_a_seed_draws_one_and_a_backward_of_its_contex
         job_release(job);
     }
     struct job *job = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"dropout_p\": 0.5, \"seed\": 0"));
-    assert_true(job->call->items[0].problem.seed == 0); /* 0 is a seed like any other */
+    assert_true(job->call->items[0].problem.seed == 0); /* a seed of 0 is a seed like any other */
     job_release(job);
     job = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"dropout_p\": 0"));
-    assert_true(job->call->items[0].problem.seed == 0); /* without dropout the answer says nothing of a seed */
+    assert_true(job->call->items[0].problem.seed == 0); /* without dropout no seed is drawn, and the answer has none */
     job_release(job);
 
     char id[PROTO_CONTEXT_BYTES];
@@ -285,9 +286,11 @@ static void test_what_no_device_has_memory_for_is_refused_with_the_bytes(void **
     assert_int_equal(attn_plan_make(attn_device_capabilities(b.device), &job->call->items[0].problem, &plan, &err),
                      ATTN_OK);
     assert_int_equal(attn_workspace(attn_device_capabilities(b.device), &plan, 1, &scratch, &err), ATTN_OK);
-    assert_int_equal(bytes, job->inputs_used + job->outputs.bytes + scratch); /* the device has its own memory */
+    /* on a device with memory of its own, inputs, outputs and scratch memory count */
+    assert_int_equal(bytes, job->inputs_used + job->outputs.bytes + scratch);
     job_release(job);
-    struct job *small = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, "")); /* problems that fit continue */
+    /* problems that fit are still accepted */
+    struct job *small = prepared(&b, ATTN_OP_FORWARD, forward_body(5, 4, ""));
     job_release(small);
     close_bench(&b);
 }
@@ -334,7 +337,7 @@ static void test_a_refused_problem_of_an_envelope_is_left_out_and_the_others_go_
     assert_true(job->flops == 2.0 * 8 * (5 * 5 + 7 * 7));
     assert_true(job->seconds > 0 && job->seconds < 1 && job->worst_seconds >= job->seconds);
     assert_string_equal(job->because, "");
-    /* the outputs are contiguous */
+    /* the outputs of all problems are contiguous */
     assert_ptr_equal(items[2].problem.out.data, (char *)items[0].problem.lse.data + 64);
     job_release(job);
     assert_refused(&b, ATTN_OP_FORWARD, forward_body(5, 4, "\"outputs\": [\"lse\"], \"verify\": 1"), ATTN_UNSUPPORTED,
@@ -344,8 +347,8 @@ static void test_a_refused_problem_of_an_envelope_is_left_out_and_the_others_go_
 
 /* ---- Verifying --------------------------------------------------------------------------------------------------- */
 
-/* 4097 rows and keys of 64 + 64 numbers: as many multiply-adds as the CPU may verify in 2048 rows. The numbers are not
- * read. */
+/* Returns a forward of 4097 queries and keys with D = Dv = 64, of which `rows` rows are to be verified. The CPU may
+ * verify 2048 of them. The numbers are not read. */
 static struct job *verifying(struct bench *b, int64_t rows)
 {
     struct job *job = job_of(&b->server, ATTN_OP_FORWARD, forward_body(5, 64, "\"verify\": 1"));
@@ -388,7 +391,7 @@ static void test_a_device_verifies_all_rows_and_more_than_the_cpu_may(void **sta
         assert_int_equal(status, cases[c].refused ? ATTN_UNSUPPORTED : ATTN_OK);
         assert_string_equal(err.text, cases[c].refused ? cases[c].refused : "");
         assert_int_equal(job->truths != NULL, cases[c].device);
-        if (cases[c].device) { /* its time is charged and expected, and it runs alone */
+        if (cases[c].device) { /* if the device verifies, the time is charged and expected, and the job runs alone */
             assert_true(job->truth_seconds > 0 && job->seconds > job->truth_seconds && job->kind == 0);
             assert_string_equal(job->because, "verify");
             assert_in_range((uintptr_t)job->truth_found, (uintptr_t)job->outputs.memory,
@@ -418,7 +421,8 @@ static void test_a_truth_that_no_device_can_hold_is_refused(void **state)
     job = verifying(&b, -1);
     assert_int_equal(prepare_job(job, attn_device_capabilities(b.device), &b.info, &err), ATTN_TOO_LARGE);
     job_release(job);
-    b.info.memory_limit -= 4097 * 64 * (int64_t)sizeof(double) - 1; /* what the truth of out takes */
+    /* leaves one byte too little memory for out in float64 */
+    b.info.memory_limit -= 4097 * 64 * (int64_t)sizeof(double) - 1;
     job = verifying(&b, 5);
     assert_int_equal(prepare_job(job, attn_device_capabilities(b.device), &b.info, &err), ATTN_OK);
     job_release(job);
@@ -427,12 +431,12 @@ static void test_a_truth_that_no_device_can_hold_is_refused(void **state)
 
 /* ---- Contexts ---------------------------------------------------------------------------------------------------- */
 
-/* Runs a forward and answers it, so that its context can be used. */
+/* Runs a forward with `save` and answers it, so that its context can be used. */
 static void save(struct bench *b, char id[PROTO_CONTEXT_BYTES], int rows, int D)
 {
     struct job *job = prepared(b, ATTN_OP_FORWARD, forward_body(rows, D, "\"save\": true, \"outputs\": [\"out\"]"));
     assert_int_equal(strspn(job->results[0].context, "0123456789abcdef"), 32);
-    /* a backward needs lse, although the client did not ask for it */
+    /* a backward needs lse, so it is computed although the client did not ask for it */
     assert_int_equal(job->call->items[0].problem.lse.rank, 3);
     assert_in_range((uintptr_t)job->call->items[0].problem.lse.data, (uintptr_t)job->outputs.memory,
                     (uintptr_t)job->outputs.memory + job->outputs.bytes - 1);
@@ -451,12 +455,12 @@ static void test_a_context_is_taken_by_a_backward_and_gone_when_it_ran(void **st
     open_bench(&b, "fake", 0);
     save(&b, id, 5, 4);
     const int64_t leased = staging_leased_bytes(b.server.staging);
-    assert_true(leased > 0); /* the forward's request is gone, and its memory stays */
+    assert_true(leased > 0); /* the forward's request is gone, but its memory stays for the context */
     struct job *job = prepared(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
     const attn_problem *p = &job->call->items[0].problem, *forward = &job->saved[0]->call->items[0].problem;
     assert_int_equal(contexts_in(&b, CONTEXT_TAKEN), 1);
     assert_int_equal(p->op, ATTN_OP_BACKWARD);
-    assert_ptr_equal(p->q.data, forward->q.data); /* q is read where the forward left it */
+    assert_ptr_equal(p->q.data, forward->q.data); /* the backward reads q where the forward left it */
     assert_ptr_equal(p->out.data, forward->out.data);
     assert_in_range((uintptr_t)p->dout.data, (uintptr_t)job->inputs->memory,
                     (uintptr_t)job->inputs->memory + job->inputs_used - 1);
@@ -469,7 +473,7 @@ static void test_a_context_is_taken_by_a_backward_and_gone_when_it_ran(void **st
                    "context: unknown, expired or already used");
     assert_int_equal(contexts_in(&b, CONTEXT_FREE), CONTEXTS_MAX_COUNT);
     assert_true(staging_leased_bytes(b.server.staging) >
-                leased); /* the answer may still be encoded, so the job keeps the memory that it used */
+                leased); /* the answer may still be encoded, so the job keeps its own memory */
     job_release(job);
     assert_int_equal(staging_leased_bytes(b.server.staging), 0);
     close_bench(&b);
@@ -485,7 +489,7 @@ static void test_a_context_is_given_back_when_the_backward_did_not_run(void **st
     struct job *job = prepared(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
     contexts_finish_job(job, false);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
-    contexts_finish_job(job, true); /* only the first call has an effect */
+    contexts_finish_job(job, true); /* finishing a job's contexts twice must have the effect of the first call only */
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
     job_release(job);
     close_bench(&b);
@@ -498,9 +502,11 @@ static void test_a_refused_backward_does_not_use_its_context(void **state)
     char id[PROTO_CONTEXT_BYTES];
     open_bench(&b, "fake", 0);
     save(&b, id, 5, 4);
-    assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 6, 4), ATTN_INVALID, NULL); /* dout has another shape */
+    /* dout has another shape than out, so the problem is refused */
+    assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 6, 4), ATTN_INVALID, NULL);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
-    /* The problem is refused for the device's memory after its context was looked up. */
+    /* The backward is refused for the device's memory after its context was looked up, so the context must be given
+     * back. */
     const attn_device_info whole = b.info;
     b.info.memory_limit = 100;
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4), ATTN_TOO_LARGE, NULL);
@@ -512,7 +518,8 @@ static void test_a_refused_backward_does_not_use_its_context(void **state)
     close_bench(&b);
 }
 
-/* Each problem of an envelope has its own context: one is used, one is refused, one was taken before. */
+/* Each problem of an envelope has its own context. Here one is used, one belongs to a problem that is refused, and one
+ * was taken before. */
 static void test_contexts_are_given_back_problem_by_problem(void **state)
 {
     (void)state;
@@ -539,8 +546,8 @@ static void test_contexts_are_given_back_problem_by_problem(void **state)
     close_bench(&b);
 }
 
-/* A problem is refused after its context was looked up. No body can cause this, because the decoder refuses `verify` in
- * a backward. */
+/* A problem that is refused after its context was looked up gives it back at once. No body can cause this refusal,
+ * because the decoder refuses `verify` in a backward, so the test sets it. */
 static void test_a_context_is_given_back_at_once_when_its_problem_is_refused_later(void **state)
 {
     (void)state;
@@ -562,7 +569,7 @@ static void test_a_context_is_given_back_at_once_when_its_problem_is_refused_lat
     close_bench(&b);
 }
 
-/* A problem that ran and could not be verified afterwards is refused, and its contexts are deleted. */
+/* If a problem ran but could not be verified afterwards, it is refused, and its contexts are deleted. */
 static void test_a_problem_that_fails_after_it_ran_keeps_no_context(void **state)
 {
     (void)state;
@@ -604,8 +611,8 @@ static void test_a_save_without_room_is_refused_and_its_neighbours_are_not(void 
 
 /* ---- References -------------------------------------------------------------------------------------------------- */
 
-/* Sizes such as 200 queries and keys do not tell how large the scores are. The rows are examined only where that
- * matters. */
+/* Rows whose scores leave float32's range are slow, but sizes alone (such as 200 queries and keys) do not tell whether
+ * there are any. The scores are therefore examined, but only in problems that such rows would make long. */
 static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_long(void **state)
 {
     (void)state;
@@ -614,9 +621,9 @@ static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_lo
     struct job *job = prepared(&b, ATTN_OP_FORWARD, forward_body(200, 1, "\"scale\": 3e38, \"outputs\": [\"lse\"]"));
     const double seconds = job->seconds, worst = job->worst_seconds;
     prepare_look_closer(job, &b.info);
-    /* the work takes a millisecond, so the rows are not examined */
+    /* the work takes only a millisecond, so the scores are not examined */
     assert_true(job->seconds == seconds && job->worst_seconds == worst);
-    job->worst_seconds = 1e6; /* with this estimate they are */
+    job->worst_seconds = 1e6; /* with such a long worst case they are examined */
     prepare_look_closer(job, &b.info);
     assert_true(job->seconds > 1.5 * seconds && job->worst_seconds == worst);
     assert_string_equal(job->because, "rows whose scores leave float32");
@@ -634,7 +641,7 @@ static void test_the_last_reference_gives_the_memory_back(void **state)
     assert_ptr_equal(job_hold(job), job);
     job_release(job);
     assert_int_equal(staging_leased_bytes(b.server.staging), leased);
-    job_release_memory(job); /* nobody reads the tensors any more */
+    job_release_memory(job); /* gives back the memory when nothing reads the tensors any more */
     assert_int_equal(staging_leased_bytes(b.server.staging), 0);
     assert_null(job->inputs);
     assert_null(job->spare);

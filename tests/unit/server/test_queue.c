@@ -1,4 +1,4 @@
-/* Admission and batching, without devices or sockets. */
+/* The queue: which requests are admitted, and which jobs leave together, without devices or sockets. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -106,22 +106,22 @@ static void test_slots_hold_among_threads(void **state)
     assert_int_equal(atomic_load(&q.places[CALLER_WAITING].count), 0);
 }
 
-/* Which jobs leave together. Each letter is a job, in order of arrival. The letter is its kind; a '-' is never
- * joined. */
+/* Which jobs leave together. A letter is a job, in order of arrival. Jobs with the same letter are of one kind; a '-'
+ * is never joined with others. */
 static void test_batches(void **state)
 {
     (void)state;
     static const struct {
-        const char *waiting, *batches; /* in `batches`, spaces separate the batches */
+        const char *waiting, *batches; /* in `batches`, spaces separate the batches that leave */
         int max_batch;
     } cases[] = {
         { "", "", 8 },
         { "a", "a", 8 },
         { "aaa", "aaa", 8 },
         { "aaaaa", "aa aa a", 2 },
-        { "abab", "aa bb", 8 },   /* later jobs of the same kind overtake other kinds */
-        { "baaab", "bb aaa", 8 }, /* the oldest job decides which kind is next */
-        { "-a-a", "- aa -", 8 },  /* large jobs leave alone */
+        { "abab", "aa bb", 8 },   /* a later job joins an earlier one of its kind, and so overtakes other kinds */
+        { "baaab", "bb aaa", 8 }, /* the oldest job decides which kind leaves next */
+        { "-a-a", "- aa -", 8 },  /* large jobs ('-') leave alone */
         { "--", "- -", 8 },
         { "a", "a", 1 },
     };
@@ -157,7 +157,8 @@ static void test_the_work_of_a_batch_is_bounded(void **state)
         jobs[i] = make(1, 0.3e9);
         queue_push(&q, &jobs[i], 0);
     }
-    assert_int_equal(queue_take(&q, &any, 0, batch, &wait_ns), 3); /* 3 * 0.3e9 <= 1e9 < 4 * 0.3e9 */
+    /* three jobs fit and four do not: 3 * 0.3e9 <= 1e9 < 4 * 0.3e9 operations */
+    assert_int_equal(queue_take(&q, &any, 0, batch, &wait_ns), 3);
 }
 
 static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **state)
@@ -178,12 +179,12 @@ static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **stat
     assert_int_equal(queue_take(&q, &any, 2001, batch, &wait_ns), 3); /* full */
     jobs[3].kind = 0;
     queue_push(&q, &jobs[3], 3000);
-    /* no other job is left that could join this one */
+    /* no other job is left that could join this one, so it leaves at once */
     assert_int_equal(queue_take(&q, &any, 3000, batch, &wait_ns), 1);
 }
 
-/* Jobs in order of arrival: the caller (S: a step on caches of caller a) and the priority. Below, the order in which
- * they leave. */
+/* come: a job's caller (S: a step on caches of caller a) and its priority, in order of arrival. leave: the jobs'
+ * numbers, in the order in which they must leave. A priority counts only among the jobs of one caller. */
 static void test_priority_is_among_the_jobs_of_one_caller(void **state)
 {
     static const struct {
@@ -196,7 +197,7 @@ static void test_priority_is_among_the_jobs_of_one_caller(void **state)
         { "a5 S1 S1", "012" },     { "a2 a2 a9 a2 a1 a5", "401352" },
     };
     struct caller *callers[2] = { caller_new(), caller_new() };
-    /* the queue only asks whether there is a transaction */
+    /* the queue only looks whether there is a transaction (a step on caches), not what it is */
     struct job_transaction *const some = (struct job_transaction *)callers;
     (void)state;
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
@@ -230,7 +231,7 @@ static void test_priority_is_among_the_jobs_of_one_caller(void **state)
 
 enum { FLOWS = 3, SECOND = 1000000000 };
 
-/* Flows a, b, c and their jobs; each job takes a device for some seconds. */
+/* Flows (callers' work) a, b and c, and their jobs. Each job takes a device for some seconds. */
 struct fair {
     struct queue q;
     struct flow *flows[FLOWS];
@@ -263,7 +264,7 @@ static void fair_push(struct fair *fair, const char *whose)
     }
 }
 
-/* Takes the next job; returns '-' if none may leave. */
+/* Takes the next job from the queue. Returns its flow's letter, or '-' if none may leave. */
 static char fair_take(struct fair *fair, const struct queue_taker *taker)
 {
     struct job *batch[1];
@@ -272,7 +273,7 @@ static char fair_take(struct fair *fair, const struct queue_taker *taker)
     return batch[0]->flow->name[0];
 }
 
-/* Takes the next job and lets it run alone for a second. */
+/* Takes the next job, and lets it run alone for a second. */
 static char fair_run(struct fair *fair)
 {
     const char who = fair_take(fair, &any);
@@ -307,7 +308,7 @@ static void test_a_flow_that_asked_for_nothing_has_saved_up_nothing(void **state
     fair_begin(&fair);
     fair_push(&fair, "bbbbbbbb");
     fair_run_all(&fair, "bbbb");
-    fair_push(&fair, "aaaa"); /* a does not get four turns in a row for the four that it did not use before */
+    fair_push(&fair, "aaaa"); /* flow a does not get four turns in a row for four that it did not use before */
     fair_run_all(&fair, "abababab-");
     fair_end(&fair);
 }
@@ -369,7 +370,7 @@ static void test_priority_goes_before_fairness_among_the_flows_of_one_caller_alo
     for (int several = 0; several < 2; several++) {
         struct fair fair;
         fair_begin(&fair);
-        flow_charge(fair.flows[1], FLOW_DEVICE, SECOND); /* b has used more time, */
+        flow_charge(fair.flows[1], FLOW_DEVICE, SECOND); /* flow b has used more device time, */
         fair_push(&fair, "c");
         fair_run_all(&fair, "c");
         fair.count = 0;
@@ -377,7 +378,7 @@ static void test_priority_goes_before_fairness_among_the_flows_of_one_caller_alo
             fair.jobs[i] = make(0, 1);
             fair.jobs[i].flow = fair.flows[i];
             fair.jobs[i].caller = callers[several ? i : 0];
-            fair.jobs[i].priority = 2 - i; /* the jobs of this caller are also more urgent */
+            fair.jobs[i].priority = 2 - i; /* flow b's job is more urgent (priority 1) than flow a's (priority 2) */
             queue_push(&fair.q, &fair.jobs[i], fair.now_ns);
         }
         assert_int_equal(fair_take(&fair, &any), several ? 'a' : 'b');
@@ -417,7 +418,7 @@ static void test_retry_after_is_between_1_and_30_seconds(void **state)
     assert_int_equal(queue_retry_after_s(&q, 1), 1);
     queue_learn(&q, 1, 0.5);
     for (int i = 0; i < 9; i++) enter(&q);
-    assert_int_equal(queue_retry_after_s(&q, 1), 5); /* 4.5 s of work */
+    assert_int_equal(queue_retry_after_s(&q, 1), 5); /* 4.5 s of work are queued, so the answer is 5 s */
     assert_int_equal(queue_retry_after_s(&q, 3), 2);
     for (int i = 0; i < 900; i++) enter(&q);
     assert_int_equal(queue_retry_after_s(&q, 1), 30);

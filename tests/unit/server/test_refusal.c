@@ -1,4 +1,5 @@
-/* test_refusal.c: answers that bypass the web server: compared word for word, complete, and never blocking. */
+/* test_refusal.c: answers that bypass the web server. They are compared word for word, complete, and sent without
+ * blocking. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -55,7 +56,7 @@ static void test_every_error_fits_and_has_its_reason(void **state)
     };
     char detail[5000], id[129];
     (void)state;
-    memset(detail, '\x01', sizeof detail - 1); /* characters of this kind have the longest escape */
+    memset(detail, '\x01', sizeof detail - 1); /* a character that has the longest escape */
     detail[sizeof detail - 1] = '\0';
     memset(id, 'x', sizeof id - 1);
     id[sizeof id - 1] = '\0';
@@ -85,7 +86,7 @@ static void test_nobody_waits_for_a_client_that_does_not_read(void **state)
     assert_true(errno == EAGAIN || errno == EWOULDBLOCK);
     refusal_send(fds[0], PROTO_E_UNAVAILABLE, NULL, NULL, NULL);
     close(fds[1]);
-    refusal_send(fds[0], PROTO_E_UNAVAILABLE, NULL, NULL, NULL); /* no signal is raised if the client has left */
+    refusal_send(fds[0], PROTO_E_UNAVAILABLE, NULL, NULL, NULL); /* no signal may be raised if the client has left */
     close(fds[0]);
 }
 

@@ -1,5 +1,5 @@
-/* Regions of shared memory: which are accepted into the table, who sees a region, how long it lives, and how objects
- * that change meanwhile are read and written in pieces. */
+/* Regions of shared memory: which are accepted into the table, which caller sees a region, how long it lives, and how
+ * objects that change at the same time are read and written in pieces. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -44,8 +44,8 @@ static void object_clear(struct object *o)
     close(o->fd);
 }
 
-/* Returns how many descriptors of this process refer to the object, unlinked or not; one is the test's. The descriptors
- * are not used, because another thread may be closing them. */
+/* Returns how many descriptors of this process refer to the object, unlinked or not; one is the test's own. The
+ * descriptors are not used, because another thread may be closing them. */
 static int holders(const struct object *o)
 {
     int count = 0;
@@ -61,7 +61,7 @@ static int holders(const struct object *o)
     return count;
 }
 
-/* Waits for the thread that closes a released object. */
+/* Waits until the thread that closes released objects has closed this one. */
 static void wait_until_closed(const struct object *o)
 {
     const int64_t until_ms = clock_ms() + 60000;
@@ -115,7 +115,8 @@ static void test_a_region_is_seen_by_its_caller_alone(void **state)
     must_register(r, anna, "b", &o, 100, 1);
     must_register(r, bert, "a", &p, 4095, 1);
     assert_int_equal(register_as(r, anna, "a", p.key, 0, 64), PROTO_E_CONFLICT);
-    assert_int_equal(register_as(r, bert, "c", o.key, 0, 64), PROTO_E_CONFLICT); /* the object belongs to Anna */
+    /* the object belongs to Anna, so Bert cannot register it */
+    assert_int_equal(register_as(r, bert, "c", o.key, 0, 64), PROTO_E_CONFLICT);
     assert_int_equal(register_as(r, &everybody, "c", o.key, 0, 64), PROTO_E_CONFLICT);
     assert_int_equal(seen_by(r, anna, NULL), 2);
     assert_int_equal(seen_by(r, anna, "b"), 1);
@@ -129,7 +130,7 @@ static void test_a_region_is_seen_by_its_caller_alone(void **state)
     assert_int_equal(regions_unregister(r, REGION_SYSTEM, anna, "a"), 1);
     assert_int_equal(regions_unregister(r, REGION_SYSTEM, anna, "a"), 0);
     object_clear(&p);
-    regions_free(r); /* the table still has a region */
+    regions_free(r); /* the table still has a region when it is freed */
     assert_int_equal(holders(&o), 1);
     object_clear(&o);
     caller_release(anna);
@@ -182,7 +183,7 @@ static void test_which_keys_and_ranges_are_taken(void **state)
     wait_until_closed(&o);
     must_register(r, &everybody, "r", &o, 4095, 1);
     assert_int_equal(register_as(r, &everybody, "s", o.key + 1, 0, 4096),
-                     PROTO_ERROR_COUNT); /* registers the same key without its slash */
+                     PROTO_ERROR_COUNT); /* the same key without its slash is another spelling of the same object */
     regions_free(r);
     object_clear(&o);
 }
@@ -233,7 +234,7 @@ static void test_a_use_lies_within_its_region_and_outlives_it(void **state)
     object_clear(&o);
 }
 
-/* Returns the use of an output with `elements` numbers and room for `bytes` bytes. */
+/* Returns the use of an output with `elements` numbers in a region with `bytes` bytes for it. */
 static struct region_uses *output_use(struct regions *r, const struct caller *caller, void *data, int64_t elements)
 {
     struct region_uses *uses;
@@ -247,7 +248,7 @@ static struct region_uses *output_use(struct regions *r, const struct caller *ca
     return uses;
 }
 
-/* 2.5 MiB are read and written: with a time of 0 each call moves one piece of 1 MiB. */
+/* 2.5 MiB are read and written in pieces. With a time limit of 0 each call moves one piece of 1 MiB. */
 static void test_much_is_moved_in_pieces(void **state)
 {
     (void)state;
@@ -305,7 +306,8 @@ static void test_an_object_that_becomes_shorter_between_two_pieces(void **state)
     region_uses_place(uses, &(proto_shared){ .to = memory });
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK);
     assert_int_equal(ftruncate(o.fd, MIB + 10), 0);
-    assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK); /* the first call reads what is still there */
+    /* the first call still finds the bytes that it reads */
+    assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK);
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_INVALID);
     assert_string_equal(err.text,
                         "q: the shared memory of the region 'r' has become shorter than it was when it was registered");
@@ -318,7 +320,7 @@ static void test_an_object_that_becomes_shorter_between_two_pieces(void **state)
     assert_int_equal(ftruncate(o.fd, 2 * MIB - 1), 0);
     assert_int_equal(region_uses_write(uses, 0, &done, &err), ATTN_INVALID);
     assert_int_equal(fstat(o.fd, &st), 0);
-    assert_int_equal(st.st_size, 2 * MIB - 1); /* writing did not extend the object */
+    assert_int_equal(st.st_size, 2 * MIB - 1); /* writing must not have extended the object */
     region_uses_free(uses);
     regions_free(r);
     object_clear(&o);
@@ -368,7 +370,7 @@ static attn_device *device_with(const char *script)
     return device;
 }
 
-/* Returns how often this process has mapped the object. The test owns the object and never maps it. */
+/* Returns how often this process has mapped the object. Only the server maps it; the test, which owns it, does not. */
 static int mappings(const struct object *o)
 {
     char line[512];
@@ -398,7 +400,7 @@ static proto_error lend_as(struct regions *r, struct caller *caller, const char 
     snprintf((char *)wanted.handle, sizeof wanted.handle, "0%.60s", o->key);
     if (regions_register_cuda(r, caller, name, &wanted, device, number, &error, &why)) return PROTO_ERROR_COUNT;
     assert_true(why.text[0] != '\0' && error < PROTO_ERROR_COUNT);
-    assert_null(strstr(why.text, o->key)); /* a handle must not appear in messages */
+    assert_null(strstr(why.text, o->key)); /* a handle is a secret, so it must not appear in messages */
     return error;
 }
 
@@ -418,9 +420,10 @@ static void test_memory_of_a_gpu_is_open_as_long_as_its_region(void **state)
     int seen = 0, count;
     int64_t bytes;
     assert_int_equal(lend_as(r, anna, "a", &o, 4096, device, 0), PROTO_ERROR_COUNT);
-    /* refused without opening the memory */
+    /* refused without opening the memory, because the name is taken */
     assert_int_equal(lend_as(r, anna, "a", &p, 64, device, 0), PROTO_E_CONFLICT);
-    assert_int_equal(lend_as(r, &everybody, "b", &o, 64, device, 0), PROTO_E_CONFLICT); /* the memory belongs to Anna */
+    /* refused, because the memory belongs to Anna */
+    assert_int_equal(lend_as(r, &everybody, "b", &o, 64, device, 0), PROTO_E_CONFLICT);
     assert_int_equal(lend_as(r, &everybody, "b", &p, 65, device, 0), PROTO_E_INVALID_REQUEST);
     assert_int_equal(lend_as(r, &everybody, "b", &p, 64, device, 0), PROTO_E_INVALID_REQUEST);
     assert_int_equal(lend_as(r, &everybody, "b", &p, 64, device, 0), PROTO_E_UNAVAILABLE);
@@ -435,13 +438,13 @@ static void test_memory_of_a_gpu_is_open_as_long_as_its_region(void **state)
     attn_error err = { 0 };
     assert_int_equal(use(r, anna, "a", ATTN_T_q, false, 0, 64, &uses, &err), ATTN_OK);
     assert_int_equal(regions_unregister(r, REGION_CUDA, anna, "a"), 1);
-    region_uses_drop_inputs(&uses); /* q stays, because it is read later */
+    region_uses_drop_inputs(&uses); /* q stays, because it is read only later */
     assert_non_null(uses);
     assert_int_equal(mappings(&o), 1);
     region_uses_free(uses);
     wait_until_unmapped(&o);
     regions_free(r);
-    attn_device_close(device); /* closing aborts if an imported memory is left */
+    attn_device_close(device); /* closing the device aborts if an imported memory is left */
     object_clear(&o);
     object_clear(&p);
     caller_release(anna);
@@ -457,18 +460,18 @@ static void test_what_lies_in_a_gpus_memory_stays_there(void **state)
     const int64_t shape[] = { 1, 4, 1, 2 }, lse[] = { 1, 1, 4 };
     assert_int_equal(lend_as(r, &everybody, "a", &o, 4096, device, 0), PROTO_ERROR_COUNT);
     assert_int_equal(lend_as(r, &everybody, "b", &p, 4096, device, 1), PROTO_ERROR_COUNT);
-    /* lends the same memory again */
+    /* the same memory may be lent a second time, under another name */
     assert_int_equal(lend_as(r, &everybody, "c", &o, 4096, device, 0), PROTO_ERROR_COUNT);
     must_register(r, &everybody, "s", &s, 0, 4096);
     static const struct {
         const char *q, *out, *lse;
         int64_t out_at, lse_at;
         size_t alignment;
-        const char *says; /* the message; NULL: accepted */
+        const char *says; /* says: the message; NULL: accepted */
     } cases[] = {
         { "a", "a", "a", 64, 96, 1, NULL },
         { "a", "s", "s", 0, 32, 1, NULL },
-        { "s", "a", "s", 0, 0, 1, NULL }, /* q is a copy */
+        { "s", "a", "s", 0, 0, 1, NULL }, /* q in system memory is read as a copy, so lse may be written over it */
         { "a", "a", "a", 64, 92, 1, "lse: would be written over out, in the region 'a'" },
         { "a", "c", "s", 8, 0, 1, "out: would be written over q, in the region 'c'" },
         { "a", "a", "a", 66, 128, 1,

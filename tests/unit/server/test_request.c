@@ -1,4 +1,4 @@
-/* A request without a connection: the table of owners, ids, and failures. */
+/* A request without a connection: the table of who owns it in which state, ids, and failures. */
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -15,13 +15,13 @@
 #include "server/work/request.h"
 #include "server/work/server.h"
 
-/* Rows are the state before, columns the state after. */
+/* Which state may follow which: rows are the state before, and columns the state after. */
 static void test_the_owner_table(void **state)
 {
     (void)state;
     static const char *const may[REQUEST_STATE_COUNT] = {
-        /* The letters of the columns: receiving (.), Computing, cHecking, Queued, rUnning, fiNishing, Answering,
-         * Freed. */
+        /* Letters of the columns, in order: receiving (.), Computing, cHecking, Queued, rUnning, fiNishing, Answering,
+         * Freed. An x allows the step. */
         [REQUEST_RECEIVING] = ".xx...xx", [REQUEST_COMPUTING] = "...xx.xx", [REQUEST_CHECKING] = "...x..x.",
         [REQUEST_QUEUED] = "....x.x.",    [REQUEST_RUNNING] = "...x.xx.",   [REQUEST_FINISHING] = "......x.",
         [REQUEST_ANSWERING] = ".......x", [REQUEST_FREED] = "........",
@@ -31,7 +31,7 @@ static void test_the_owner_table(void **state)
             assert_int_equal(request_may_move((enum request_state)from, (enum request_state)to), may[from][to] == 'x');
 }
 
-/* Makes a server that has only the queue's slots, for two requests each. */
+/* Makes a server that has only the queue's slots for requests, two of each kind. */
 static void open_places(struct server *server)
 {
     *server = (struct server){ .everybody = CALLER_EVERYBODY };
@@ -73,7 +73,7 @@ static void test_a_place_is_held_exactly_in_the_states_that_have_one(void **stat
     request_set_role(ROLE_HTTP);
     request_free(r);
 
-    r = begin(&server); /* a request that gets one kind of slot gives up the other */
+    r = begin(&server); /* a request that gets a slot of one kind gives up its slot of the other kind */
     assert_int_equal(request_enter(r, CALLER_WAITING, &err), ATTN_OK);
     assert_int_equal(places(&server, CALLER_RECEIVING), 0);
     request_move(r, REQUEST_CHECKING);
@@ -84,7 +84,7 @@ static void test_a_place_is_held_exactly_in_the_states_that_have_one(void **stat
     request_free(r);
 
     r = begin(&server);
-    request_free(r); /* the client has left */
+    request_free(r); /* the client has left, so the request is freed */
     assert_int_equal(places(&server, CALLER_RECEIVING), 0);
 }
 
@@ -96,7 +96,7 @@ static void test_a_life_is_counted(void **state)
     open_places(&server);
     request_set_role(ROLE_HTTP);
     struct request *r = begin(&server);
-    /* it is not known yet whether this request is about tensors */
+    /* the server does not know yet whether this request is about tensors, so it does not count as receiving */
     assert_int_equal(request_count(REQUEST_RECEIVING), 0);
     request_count_in(r);
     assert_int_equal(request_count(REQUEST_RECEIVING), 1);
@@ -114,7 +114,8 @@ static void test_a_life_is_counted(void **state)
     for (int s = 0; s < REQUEST_STATE_COUNT; s++) assert_int_equal(request_count((enum request_state)s), 0);
 }
 
-/* An assertion ends the process, so a child process tries this. */
+/* Only the owner may move a request to another state. A violation is an assertion that ends the process, so a child
+ * process tries it. */
 static void test_only_the_owner_moves_it(void **state)
 {
     (void)state;
@@ -124,7 +125,7 @@ static void test_only_the_owner_moves_it(void **state)
     request_set_role(ROLE_HTTP);
     struct request *r = begin(&server);
     assert_int_equal(request_enter(r, CALLER_WAITING, &err), ATTN_OK);
-    request_move(r, REQUEST_CHECKING); /* the request belongs to the loop now */
+    request_move(r, REQUEST_CHECKING); /* the request belongs to the loop now, so an HTTP thread must not move it */
     const pid_t child = fork();
     if (child == 0) {
         signal(SIGABRT, SIG_DFL);

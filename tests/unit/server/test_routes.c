@@ -1,4 +1,4 @@
-/* The table of URLs: every row is valid. Also how a path and a method find their row, in tables made for the test. */
+/* The table of URLs: every row is valid. Also how a path and a method find their row, in tables made for this test. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +15,7 @@
 
 /* ---- The program's table ----------------------------------------------------------------------------------------- */
 
-/* The parameters of a pattern are whole segments with the names that the row's documentation uses. */
+/* Checks that each parameter of a pattern is a whole segment, with a name that the row's documentation uses. */
 static void check_parameters(const struct route *r)
 {
     int count = 0;
@@ -35,7 +35,8 @@ static void check_parameters(const struct route *r)
     for (int i = count; i < REQUEST_PARAMETERS; i++) assert_null(r->doc.parameters[i].name);
 }
 
-/* Do two patterns differ only in the names of parameters? Then the second would never be reached. */
+/* Returns whether two patterns differ only in the names of their parameters. The second of them would never be
+ * reached. */
 static bool is_the_same_but_for_names(const char *a, const char *b)
 {
     for (; *a && *a == *b; a++, b++)
@@ -62,7 +63,7 @@ static void test_every_row_is_sound(void **state)
         assert_true((r->answer != NULL) == (operation ? !proto_is_run(operation) : r->bodies == NULL));
         assert_true(r->bodies == NULL || (r->method == ROUTE_POST && r->token == r->ports && r->doc.body != NULL));
         assert_non_null(r->doc.tag);
-        /* the operation's own row has them */
+        /* an operation's documentation is in its own row, so the route has none */
         if (operation) assert_true(!r->doc.summary && !r->doc.description && !r->doc.answer);
         else assert_true(r->doc.summary && r->doc.description && r->doc.answer);
         assert_true((r->doc.media != NULL) == (r->doc.schema != NULL));
@@ -81,7 +82,8 @@ static void test_every_row_is_sound(void **state)
     }
 }
 
-/* Messages and the log use an operation's name from its row, and clients use its route. */
+/* Messages and the log name an operation as its row says, and clients use its route. Every operation has a route with
+ * its name and path. */
 static void test_every_operation_has_a_route_with_its_name_and_path(void **state)
 {
     (void)state;
@@ -142,7 +144,7 @@ static void test_methods(void **state)
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char text[ROUTE_ALLOW_BYTES];
         const struct route_match match = routes_find(PORT_MAIN, cases[i].path, cases[i].method);
-        assert_non_null(match.route); /* the label of its metrics does not depend on the method */
+        assert_non_null(match.route); /* the metrics' label of a path does not depend on the method */
         assert_int_equal(match.answers, cases[i].answers);
         assert_string_equal(route_allow(match.methods, text), cases[i].allow);
     }
@@ -224,7 +226,7 @@ static void test_the_content_types_of_a_route_are_told(void **state)
 
 enum { LIST, MAKE, ONE, DROP, MINE, APPEND, PART, OTHER, DEEP, ELSEWHERE };
 static const struct route table[] = {
-    /* patterns stand before the literals that they could hide */
+    /* patterns stand before the literal paths that they could hide */
     [LIST] = { ROUTE_GET, "/v1/caches", "caches", PORT_MAIN },
     [MAKE] = { ROUTE_POST, "/v1/caches", "caches", PORT_MAIN },
     [ONE] = { ROUTE_GET, "/v1/caches/{id}", "cache", PORT_MAIN },
@@ -264,7 +266,8 @@ static void test_a_path_finds_its_row_and_its_parameters(void **state)
         { "GET", "/v1/caches/a/b", PART, { "a", "b" } },
         { "GET", "/v1/caches/x/appendix", PART, { "x", "appendix" } },
         { "GET", "/v1/tables/x/append", OTHER, { "tables" } },
-        { "GET", "/v1/caches/x/y/end", DEEP, { "v1", "caches", "x", "y" } }, /* the largest number of parameters */
+        /* a pattern with the largest number of parameters */
+        { "GET", "/v1/caches/x/y/end", DEEP, { "v1", "caches", "x", "y" } },
         { "GET", "/v1/caches/a%2Fb", ONE, { "a%2Fb" } },
         { "GET", "/v1/caches/..", ONE, { ".." } },
     };
@@ -286,15 +289,15 @@ static void test_a_wrong_method_is_told_all_methods_of_the_path(void **state)
     (void)state;
     static const struct {
         const char *method, *path, *allow;
-        int row; /* the first row of the path */
+        int row; /* row: the first row of the path */
     } cases[] = {
         { "DELETE", "/v1/caches", "GET, HEAD, POST", LIST },
         { "POST", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
         { "OPTIONS", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
         { "delete", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
-        /* the path belongs to one row: this is not a cache with the id "mine" */
+        /* the path belongs to the literal row: it is not the cache with the id "mine" */
         { "DELETE", "/v1/caches/mine", "GET, HEAD", MINE },
-        { "GET", "/v1/caches/a/append", "POST", APPEND }, /* this is not a part called "append" either */
+        { "GET", "/v1/caches/a/append", "POST", APPEND }, /* it is not a part named "append" either */
     };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char text[ROUTE_ALLOW_BYTES];
@@ -344,7 +347,7 @@ static void test_a_parameter_has_a_longest_length(void **state)
     }
 }
 
-/* As in mhd.c, percent-escapes are resolved first, except that of a slash. */
+/* As in mhd.c, percent-escapes in a path are decoded first, except that of a slash. */
 static void test_an_escaped_slash_separates_nothing(void **state)
 {
     (void)state;
@@ -399,14 +402,14 @@ static void test_who_asks_for_a_path_that_is_not_there_is_shown_the_nearest(void
         { PORT_MAIN, "/info", ", did you mean /v1/info?" },
         { PORT_MAIN, "/v1/metrics", ", did you mean /metrics?" },
         { PORT_METRICS, "/v1/metrics", ", did you mean /metrics?" },
-        { PORT_METRICS, "/v1/attention/foward", "" }, /* this path is not on that port */
+        { PORT_METRICS, "/v1/attention/foward", "" }, /* this path exists only on the other port */
         { PORT_MAIN, "/v1/chat/completions", MODELS },
         { PORT_MAIN, "/v2/models/attention/generate", "; a model has /infer, /ready, /config and /stats" },
         { PORT_MAIN, "/predict", "; " ROUTES_WHERE_TO },
         { PORT_MAIN, "/v1/attention", "; " ROUTES_WHERE_TO },
         { PORT_MAIN, "/ping", ", did you mean /livez?" },
         { PORT_MAIN, "/openapi.yaml", ", did you mean /openapi.json?" },
-        { PORT_METRICS, "/ping", "" }, /* the suggestions belong to the other port */
+        { PORT_METRICS, "/ping", "" }, /* suggestions must be paths of the same port, and this port has none */
         { PORT_MAIN, "/v1/nothing", "" },
         { PORT_MAIN, "//", "" },
         { PORT_MAIN, "", "" },

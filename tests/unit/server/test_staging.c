@@ -1,4 +1,5 @@
-/* The staging pool: its limit, the memory that it keeps for reuse, growing, and use by several threads. */
+/* The staging pool (memory of request bodies): its limit, the memory that it keeps for reuse, growing blocks, and use
+ * by several threads. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,7 +19,8 @@
 #define KIB ((size_t)1024)
 #define MIB (1024 * KIB)
 
-/* In a block of a few pages, the rounding up to a whole page may waste more than an eighth. */
+/* An extent holds what was asked for and wastes an eighth at most. Only in a block of few pages may the rounding to a
+ * whole page waste more. */
 static void test_an_extent_holds_what_was_asked_for_and_wastes_an_eighth_at_most(void **state)
 {
     (void)state;
@@ -46,8 +48,8 @@ static int mappings(void)
     return lines;
 }
 
-/* The counted bytes are those that are mapped, and all are given back. No page is cut in the middle, even on systems
- * with pages of 64 KiB. */
+/* The pool counts the bytes that are mapped, and gives all of them back. It never cuts a page in the middle, even on
+ * systems with pages of 64 KiB. */
 static void test_a_block_is_whole_pages_of_this_system_and_all_of_it_is_given_back(void **state)
 {
     (void)state;
@@ -67,7 +69,7 @@ static void test_a_block_is_whole_pages_of_this_system_and_all_of_it_is_given_ba
     staging_free(staging);
 }
 
-/* Returns the resident bytes of this process. Those of shared objects do not change meanwhile. */
+/* Returns the resident bytes of this process, which include shared libraries; these do not change during a test. */
 static size_t resident_bytes(void)
 {
     char line[256];
@@ -80,8 +82,8 @@ static size_t resident_bytes(void)
     return kib * KIB;
 }
 
-/* Fills the pool with blocks of `bytes` bytes and writes every byte. With `grown`, each block starts at half of that
- * size. */
+/* Fills the pool with blocks of `bytes` bytes, and writes every byte. With `grown`, each block starts at half of that
+ * size and then grows. */
 static void fill_and_measure(size_t bytes, bool grown)
 {
     const size_t limit = 256 * MIB;
@@ -108,7 +110,7 @@ static void test_what_is_resident_is_no_more_than_the_limit_whatever_the_size_of
 {
     (void)state;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    skip(); /* the sanitizer's own memory grows too */
+    skip(); /* under a sanitizer, whose own memory grows too, the measurement says nothing */
 #endif
     static const size_t sizes[] = { 1300 * KIB, 2200 * KIB, 2304 * KIB, 4608 * KIB, 9216 * KIB };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -142,11 +144,12 @@ static void test_the_bound_holds_and_says_why(void **state)
     assert_string_equal(err.text, "1048577 bytes of tensors are needed, the limit is 1048576 (--staging-bytes)");
     assert_null(a);
     assert_int_equal(staging_lease(staging, NULL, MIB - 5, &a, &err),
-                     ATTN_OK); /* a lease of the whole pool, although no size class is larger */
+                     ATTN_OK); /* leases the whole pool at once, although no size class is so large */
     assert_int_equal(staging_lease(staging, NULL, 1, &b, &err), ATTN_BUSY);
     assert_string_equal(err.text, "1 bytes of staging memory are needed, and other requests hold them");
     staging_release(staging, a);
-    assert_int_equal(staging_lease(staging, NULL, 1, &b, &err), ATTN_OK); /* an unused block is unmapped to make room */
+    /* an unused block is unmapped to make room for this lease */
+    assert_int_equal(staging_lease(staging, NULL, 1, &b, &err), ATTN_OK);
     assert_true(staging_leased_bytes(staging) + staging_warm_bytes(staging) <= (int64_t)MIB);
     staging_release(staging, b);
     staging_free(staging);
@@ -184,7 +187,7 @@ static void test_growing_keeps_what_is_there(void **state)
     }
     assert_true(staging_leased_bytes(staging) == (int64_t)e->bytes);
     assert_int_equal(staging_grow(staging, &e, used, 257 * MIB, NULL), ATTN_TOO_LARGE);
-    /* a failed growth leaves the contents unchanged */
+    /* a growth that failed must leave the contents unchanged */
     assert_int_equal(((uint8_t *)e->memory)[used - 1], (uint8_t)((used - 1) * 7));
     staging_release(staging, e);
     staging_free(staging);
@@ -205,7 +208,7 @@ static void test_growing_over_the_bound_is_refused_and_leaves_the_extent(void **
     staging_free(staging);
 }
 
-/* A memory source that counts its calls, and fails when told to. */
+/* A source of memory that counts its calls, and fails when told to. */
 struct counted {
     int64_t mapped;
     bool fail;
@@ -255,7 +258,7 @@ static void test_a_system_without_memory_is_told_apart_from_a_full_pool(void **s
     c.fail = false;
     assert_int_equal(staging_lease(staging, NULL, MIB / 4, &e, &err), ATTN_OK);
     memset(e->memory, 5, MIB / 4);
-    /* a source without a function to grow: the block is copied */
+    /* this source has no function to grow a block, so the block is copied */
     assert_int_equal(staging_grow(staging, &e, MIB / 4, MIB / 2, &err), ATTN_OK);
     assert_int_equal(((char *)e->memory)[MIB / 4 - 1], 5);
     staging_release(staging, e);
@@ -301,24 +304,24 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     assert_true(staging_ahead_bytes(staging) == 16 * (int64_t)MIB);
     assert_false(staging_lease_ahead(staging, NULL, 16 * KIB, &e[4]));
     assert_null(e[4]);
-    /* a client that sends its body is served */
+    /* a client that sends its body gets memory even when no more is leased ahead */
     assert_int_equal(staging_lease(staging, NULL, 40 * MIB, &e[4], NULL), ATTN_OK);
     staging_arrived(staging, e[0]);
-    staging_arrived(staging, e[0]); /* a second call changes nothing */
+    staging_arrived(staging, e[0]); /* a second call for the same extent changes nothing */
     assert_true(staging_lease_ahead(staging, NULL, 4 * MIB, &e[5]));
     assert_int_equal(staging_grow(staging, &e[1], 100, 5 * MIB, NULL),
-                     ATTN_OK); /* the block was full, or it would not grow */
+                     ATTN_OK); /* the block was full, because it would not grow otherwise */
     assert_true(staging_ahead_bytes(staging) == 12 * (int64_t)MIB);
     for (int i = 0; i < 6; i++) staging_release(staging, e[i]);
     assert_true(staging_ahead_bytes(staging) == 0 && staging_leased_bytes(staging) == 0);
-    assert_true(staging_lease_ahead(staging, NULL, 4 * MIB, &e[0])); /* a block that was kept for reuse */
+    assert_true(staging_lease_ahead(staging, NULL, 4 * MIB, &e[0])); /* the pool gives a block that it kept for reuse */
     staging_release(staging, e[0]);
     assert_true(staging_ahead_bytes(staging) == 0);
     staging_free(staging);
 }
 
-/* Another token may come and make the shares smaller. Memory kept from before is then no reason to refuse what fits the
- * share. */
+/* When another token comes, each token's share becomes smaller. Memory kept from before must not be a reason to refuse
+ * a lease that fits the new share. */
 static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
 {
     (void)state;
@@ -326,7 +329,7 @@ static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
     struct caller *caller = caller_new();
     struct staging_block *block;
     attn_error err;
-    const size_t bytes = 37 << 19; /* most of an extent of 20 MiB; the share will be 19.2 MiB */
+    const size_t bytes = 37 << 19; /* most of an extent of 20 MiB; the token's share will be 19.2 MiB */
     assert_int_equal(staging_lease(pool, caller, bytes, &block, &err), ATTN_OK);
     assert_int_equal(block->bytes, 20 << 20);
     staging_release(pool, block);
@@ -356,7 +359,7 @@ static void test_each_caller_has_a_share_of_the_pool(void **state)
                                   "(--token-share)");
     assert_int_equal(staging_lease(staging, one, MIB, &b, &err), ATTN_OK);
     assert_int_equal(staging_grow(staging, &b, 0, MIB + 1, &err), ATTN_QUOTA);
-    /* what is left belongs to the other caller */
+    /* what remains of the pool belongs to the other caller */
     assert_int_equal(staging_lease(staging, other, 2 * MIB, &c, &err), ATTN_OK);
     staging_release(staging, a);
     assert_int_equal(staging_grow(staging, &b, 0, MIB + 1, &err), ATTN_OK);

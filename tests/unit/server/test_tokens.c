@@ -1,4 +1,4 @@
-/* The token file, and which tokens are accepted. */
+/* The token file: how it is read, and which tokens are accepted. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -112,7 +112,7 @@ static void test_a_name_is_utf8_whatever_the_comment_is(void **state)
     assert_non_null(t);
     struct caller *first = tokens_find(t, "Bearer first"), *second = tokens_find(t, "Bearer second");
     assert_string_equal(first->flow->name, "caf? \xc3\xa9??");
-    /* 31 characters of 2 bytes; half a character more would have fitted */
+    /* 31 characters of 2 bytes are kept; half a character more would have fitted */
     assert_int_equal(strlen(second->flow->name), 62);
     caller_release(first);
     caller_release(second);
@@ -149,7 +149,7 @@ static void test_a_bad_file_is_refused_in_one_line(void **state)
     snprintf(want, sizeof want, "--token-file %s: line 2 contains %s", path, "a space");
     assert_string_equal(why, want);
     file = fopen(path, "w");
-    fwrite("good\nwith\0init", 1, 14, file); /* the file has no line feed at its end */
+    fwrite("good\nwith\0init", 1, 14, file); /* a file without a line feed at its end, and with a NUL */
     fclose(file);
     assert_null(tokens_open(path, 50, why, sizeof why));
     snprintf(want, sizeof want, "--token-file %s: line 2 contains the byte 0x00%s", path, NOT_ASCII);
@@ -197,7 +197,7 @@ static void test_many_tokens(void **state)
     tokens_close(t);
 }
 
-/* Returns the share of `bound` that the bearer of the token may use now. */
+/* Returns the share of `bound` that the caller with this Authorization header may use now. */
 static int64_t share_of(struct tokens *tokens, const char *authorization, int64_t bound)
 {
     struct caller *caller = tokens_find(tokens, authorization);
@@ -219,7 +219,7 @@ static void test_each_token_has_an_account_that_survives_a_reload(void **state)
     assert_true(tokens_reload(t, why, sizeof why));
     struct caller *again = tokens_find(t, "Bearer b"), *c = tokens_find(t, "Bearer c");
     assert_ptr_equal(again, b);
-    /* `a` is not in the file any more, but its account lives as long as a request holds it */
+    /* `a` is no longer in the file, but its account lives as long as a request holds it */
     assert_ptr_not_equal(c, a);
     assert_null(tokens_find(t, "Bearer a"));
     caller_release(a);

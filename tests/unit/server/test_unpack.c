@@ -1,4 +1,4 @@
-/* test_unpack.c: compressed bodies: the same result however they are split, messages for each fault, and exact
+/* test_unpack.c: compressed bodies have the same result however they are split, a message for each fault, and exact
  * limits. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -14,7 +14,7 @@
 
 enum { WINDOW = 15, GZIP = 16 };
 
-/* Compresses the bytes. The caller frees the result. */
+/* Compresses the bytes with gzip or deflate. The caller frees the result. */
 static char *packed(enum unpack_coding coding, const char *bytes, size_t count, size_t *size)
 {
     z_stream z = { 0 };
@@ -31,7 +31,7 @@ static char *packed(enum unpack_coding coding, const char *bytes, size_t count, 
     return to;
 }
 
-/* Unpacks the whole body in parts of `part` bytes, and checks the length of the result and, if `want` is given, its
+/* Unpacks the whole body in parts of `part` bytes. Checks the length of the result and, if `want` is given, its
  * bytes. */
 static attn_status unpack_all(enum unpack_coding coding, uint64_t limit, const char *body, size_t count, size_t part,
                               const char *want, uint64_t *out, attn_error *err)
@@ -53,7 +53,7 @@ static attn_status unpack_all(enum unpack_coding coding, uint64_t limit, const c
         else assert_int_equal(size, 0);
     }
     if (status == ATTN_OK) status = unpack_finish(u, err);
-    if (status != ATTN_OK) { /* every further call gives the same error */
+    if (status != ATTN_OK) { /* every further call must give the same error */
         const char *bytes = body, *piece;
         size_t left = count, size;
         attn_error again = { 0 };
@@ -96,12 +96,14 @@ static void test_a_body_without_a_byte_is_not_this_file_s_to_refuse(void **state
     assert_int_equal(unpack_all(UNPACK_GZIP, 10, "", 0, 1, NULL, &out, &err), ATTN_OK);
 }
 
-/* Each case changes one byte of the gzip or zlib form of "hello", or truncates it, or appends to it. */
+/* Each case takes the gzip or zlib form of "hello", and changes one byte of it, truncates it, or appends to it. */
 static void test_every_fault_is_named_and_is_the_same_however_it_is_split(void **state)
 {
     static const struct {
         enum unpack_coding coding;
-        int at, to; /* at < 0: counted from the end. to < 0: nothing is changed */
+        /* at: which byte is changed, counted from the end if negative; to: the new byte; if negative nothing is
+         * changed */
+        int at, to;
         int cut;
         const char *more, *says;
     } cases[] = {
@@ -160,7 +162,8 @@ static void test_every_fault_is_named_and_is_the_same_however_it_is_split(void *
 
 static void test_a_zlib_stream_that_wants_a_dictionary_is_refused(void **state)
 {
-    static const char body[] = { 0x78, (char)0xbb, 1, 2, 3, 4, 5, 6 }; /* the FDICT bit of RFC 1950 */
+    /* the FDICT bit of RFC 1950 is set, which asks for a preset dictionary */
+    static const char body[] = { 0x78, (char)0xbb, 1, 2, 3, 4, 5, 6 };
     attn_error err = { 0 };
     uint64_t out;
     (void)state;
@@ -169,7 +172,8 @@ static void test_a_zlib_stream_that_wants_a_dictionary_is_refused(void **state)
                                   "dictionary, and there is none");
 }
 
-/* Everything up to the limit is unpacked first, so a fault of the JSON in it is reported before the limit. */
+/* Everything up to the limit is unpacked before the limit is reported, so a fault of the JSON in it is reported
+ * first. */
 static void test_the_limit_of_what_a_body_unpacks_to_is_kept_to_the_byte(void **state)
 {
     enum { LIMIT = UNPACK_PIECE_BYTES + 5 };

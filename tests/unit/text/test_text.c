@@ -1,4 +1,5 @@
-/* test_text.c: every limit and every failure of text.c. The test includes text.c, so that it can make memory fail. */
+/* test_text.c: every limit and every failure of text.c. The test includes text.c itself, so that it can make memory
+ * fail. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -39,7 +40,7 @@ static void test_a_buffer_holds_its_bytes_and_a_nul_and_not_one_more(void **stat
     assert_int_equal(t.failure, TEXT_FULL);
     assert_int_equal(t.used, 7);
     assert_string_equal(t.at, "abcdefg");
-    assert_int_equal(buffer[8], '\0'); /* nothing is written behind the eight bytes */
+    assert_int_equal(buffer[8], '\0'); /* nothing was written behind the buffer's eight bytes */
 }
 
 static void test_nothing_follows_a_piece_that_did_not_fit(void **state)
@@ -48,7 +49,7 @@ static void test_nothing_follows_a_piece_that_did_not_fit(void **state)
     struct text t = text_in(buffer, sizeof buffer);
     (void)state;
     text_put_string(&t, "abc");
-    text_put_string(&t, "12345"); /* the text is one character too long */
+    text_put_string(&t, "12345"); /* this text is one character too long for the buffer */
     text_put_char(&t, 'd');       /* would fit */
     text_put(&t, "", 0);
     text_printf(&t, "%d", 1);
@@ -106,7 +107,7 @@ static void test_a_growing_text_grows_to_its_limit(void **state)
             assert_int_equal(t.used, wanted);
             assert_true(t.size <= limits[i] + 1);
             if (wanted > 0) assert_int_equal(strlen(t.at), wanted);
-            text_put(&t, bytes, piece); /* the text is one piece too long */
+            text_put(&t, bytes, piece); /* this piece is one too many for the limit */
             assert_int_equal(t.failure, TEXT_FULL);
             assert_int_equal(t.used, wanted);
             assert_null(text_take(&t, &length));
@@ -172,9 +173,9 @@ static void test_strings_in_json_are_escaped_and_are_utf8(void **state)
         { "a\x80z\xc3", "a?z?", 99 },
         { "\xed\xa0\x80", "???", 99 }, /* a surrogate */
         { "abc", "ab", 2 },
-        { "a\u20ac", "a", 3 }, /* no character is cut in two */
+        { "a\u20ac", "a", 3 }, /* a text is not cut inside a character */
         { "a\u20ac", "a\u20ac", 4 },
-        { "ab\"", "ab", 3 }, /* no escape is cut in two */
+        { "ab\"", "ab", 3 }, /* a text is not cut inside an escape */
         { "ab\n", "ab", 7 },
         { "x", "", 0 },
     };
@@ -184,7 +185,7 @@ static void test_strings_in_json_are_escaped_and_are_utf8(void **state)
         struct text t = text_in(buffer, sizeof buffer);
         text_put_json(&t, cases[i].string, cases[i].room);
         assert_string_equal(buffer, cases[i].json);
-        assert_int_equal(t.failure, TEXT_FINE); /* a full buffer is not a failure */
+        assert_int_equal(t.failure, TEXT_FINE); /* text that fills the buffer exactly is not a failure */
     }
 }
 
@@ -330,7 +331,7 @@ static void test_a_number_is_all_digits_and_at_most_so_much(void **state)
         { " 1", 99, false },
         { "", 99, false },
         { "-0", 99, false },
-        { "\xd9\xa3", 99, false }, /* a digit of another script */
+        { "\xd9\xa3", 99, false }, /* a digit of another script (Arabic) */
     };
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
@@ -352,7 +353,7 @@ static void test_hexadecimal_digits(void **state)
 
 /* ---- UTF-8 ------------------------------------------------------------------------------------------------------- */
 
-/* RFC 3629's encoding of a code point, written independently of text.c. */
+/* Encodes a code point as UTF-8 by RFC 3629, written independently of text.c. */
 static size_t encode(uint32_t code, char bytes[5])
 {
     memset(bytes, 0, 5);
@@ -458,8 +459,11 @@ static void test_the_nearest_name_is_near_enough_or_none(void **state)
     static const struct {
         const char *unknown, *name;
     } cases[] = {
-        { "casual", "causal" }, { "key_mask", "keep_mask" },
-        { "scales", "scale" },  { "x", NULL }, /* one mistake from "q", but no letter of it is left */
+        { "casual", "causal" },
+        { "key_mask", "keep_mask" },
+        /* "x" is one letter away from the member "q", but has no letter in common with it */
+        { "scales", "scale" },
+        { "x", NULL },
         { "softcap", NULL },
     };
     (void)state;

@@ -1,4 +1,4 @@
-/* ptx.cuh: stands in for kernels/cuda/sm80/ptx.cuh: the same functions, by the emulator. */
+/* ptx.cuh: replaces kernels/cuda/sm80/ptx.cuh in emulator builds: the same functions, carried out by the emulator. */
 #ifndef ATTN_SM80_PTX_CUH
 #define ATTN_SM80_PTX_CUH
 
@@ -122,7 +122,7 @@ DEVICE float max_or_nan(float x, float y)
     return x != x || y != y ? NAN : fmaxf(x, y);
 }
 
-/* The emulator starts a kernel only after the one before has ended. */
+/* This does nothing: the emulator starts a kernel only after the one before has ended. */
 DEVICE void launch_dependents() {}
 DEVICE void wait_for_prerequisites() {}
 

@@ -1,4 +1,4 @@
-/* ptx.cuh: stands in for kernels/cuda/truth/ptx.cuh: the same function, by the emulator. */
+/* ptx.cuh: replaces kernels/cuda/truth/ptx.cuh in emulator builds: the same function, carried out by the emulator. */
 #ifndef ATTN_TRUTH_PTX_CUH
 #define ATTN_TRUTH_PTX_CUH
 

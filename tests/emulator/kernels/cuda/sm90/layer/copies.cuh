@@ -1,5 +1,5 @@
-/* copies.cuh: the wrappers of kernels/cuda/sm90/layer/copies.cuh for the emulator: the same names and arguments, found first
- * by the include path. */
+/* copies.cuh: replaces kernels/cuda/sm90/layer/copies.cuh in emulator builds: the same functions and arguments, carried
+ * out by the emulator. The include path finds this file first. */
 #ifndef ATTN_SM90_COPIES_CUH
 #define ATTN_SM90_COPIES_CUH
 
@@ -50,7 +50,7 @@ DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int
 }
 DEVICE void tma_prefetch_4d(const CUtensorMap *, int, int, int, int) {}
 
-/* The cache policy has no effect here. */
+/* The cache policy argument is ignored. */
 DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar, uint64_t)
 {
     tma_load_4d(to, map, c0, c1, c2, c3, bar);
@@ -90,7 +90,8 @@ DEVICE void fence_proxy_async_shared()
 {
     emu::fence_proxy_async();
 }
-DEVICE void fence_proxy_async_global() {} /* no effect: stores to global memory are visible at once here */
+/* does nothing: in the emulator stores to global memory are visible at once */
+DEVICE void fence_proxy_async_global() {}
 DEVICE void prefetch_L2(const void *from)
 {
     emu::check_global(from, 1, 1, "a prefetch");

@@ -1,7 +1,7 @@
-/* ptx.cuh: the wrappers of kernels/cuda/sm90/layer/ptx.cuh for the emulator: the same names and arguments, found first by the
- * include path.
+/* ptx.cuh: replaces kernels/cuda/sm90/layer/ptx.cuh in emulator builds: the same functions and arguments, carried out
+ * by the emulator. The include path finds this file first.
  *
- * What is asynchronous is in tests/emulator/sm90.h, what is common to all kernels in tests/emulator/emulator.h. */
+ * tests/emulator/sm90.h describes the asynchronous instructions, tests/emulator/emulator.h what all kernels share. */
 #ifndef ATTN_SM90_PTX_CUH
 #define ATTN_SM90_PTX_CUH
 
@@ -43,7 +43,7 @@ DEVICE void store_release(uint32_t *to, uint32_t x)
 }
 DEVICE uint32_t load_acquire(const uint32_t *from)
 {
-    emu::yield(); /* a loop that polls must let other fibers run */
+    emu::yield(); /* a loop that polls a barrier must let other fibers run */
     return *from;
 }
 DEVICE void wait_until_equal(const uint32_t *from, uint32_t x, unsigned = 20)
@@ -86,7 +86,7 @@ DEVICE void cp_async_wait_all()
     emu::cp_async_wait(0);
 }
 
-/* The cache policy has no effect here. */
+/* Cache policies are ignored, so any value will do. */
 DEVICE uint64_t evict_first()
 {
     return 0;
@@ -118,7 +118,7 @@ DEVICE void named_barrier_arrive(int id, int threads)
 
 /* ---- Programmatic dependent launch ------------------------------------------------------------------------------- */
 
-/* The emulator starts a kernel only after the one before has ended. */
+/* This does nothing: the emulator starts a kernel only after the one before has ended. */
 DEVICE void launch_dependents() {}
 DEVICE void wait_for_prerequisites() {}
 
@@ -214,7 +214,8 @@ template <int N> DEVICE void wgmma_wait()
 template <typename T, int N> DEVICE void opaque(T (&)[N]) {}
 template <int N> DEVICE void undefine(float (&d)[N])
 {
-    for (float &x : d) x = NAN; /* NaN reveals a read of these registers before the wait */
+    /* the registers hold NaN until the wait, so that a read before it shows in the result */
+    for (float &x : d) x = NAN;
 }
 DEVICE uint32_t opaque(uint32_t x)
 {
@@ -233,7 +234,8 @@ template <typename T> const emu::wgmma_type type_of = emu::WGMMA_E4M3;
 template <> inline const emu::wgmma_type type_of<__nv_bfloat16> = emu::WGMMA_BF16;
 template <> inline const emu::wgmma_type type_of<__half> = emu::WGMMA_F16;
 
-/* ss: both operands are K-major in shared memory. rs: A is in registers and B is MN-major, except for e4m3. */
+/* The two forms of a wgmma product. ss: both operands are K-major in shared memory. rs: A is in registers and B in
+ * shared memory, MN-major except for e4m3. */
 template <typename T, int N> struct wgmma {
     static_assert(N % 8 == 0 && N >= 8 && N <= 256, "what there is");
     static DEVICE void ss(float (&d)[N / 2], uint64_t A, uint64_t B, int accumulate)
