@@ -151,8 +151,8 @@ const char *config_value_hint(const struct config_option *o, const char *value, 
 
 bool config_is_of_the_project(const char *name)
 {
-    static const char *const names[] = { "BINARY", "FAKE",   "SHIM",    "BUILD", "SLOWER", "SEEDS",
-                                         "PART",   "PYTHON", "PUBLISH", "URL",   "TOKEN" };
+    static const char *const names[] = { "BINARY", "EMULATED", "FAKE",   "SHIM",    "BUILD", "SLOWER",
+                                         "SEEDS",  "PART",     "PYTHON", "PUBLISH", "URL",   "TOKEN" };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (strcmp(name + strlen(CONFIG_PREFIX), names[i]) == 0) return true;
     return false;

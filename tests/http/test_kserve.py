@@ -316,7 +316,7 @@ def test_what_is_wrong_with_a_sequence_is_said_of_its_tensors(server):
     def start(rows, *shape):
         inputs = [{'name': n, 'shape': [rows if n == 'q' else 1, 1, *shape], 'datatype': 'FP32', 'data': [1] * (rows if n == 'q' else 1) * int(np.prod(shape))} for n in 'qkv']
         return server.post('/v2/models/attention_decode/infer', {'inputs': inputs, 'parameters': {'sequence_id': 3, 'sequence_start': True}})
-    for answer, pointer, says in ((start(1, 1, 600), '/inputs/1/shape/3', 'head_dim: is 600'), (start(1, 0, 4), '/inputs/1/shape/2', 'kv_heads: is 0'),
+    for answer, pointer, says in ((start(1, 1, 1025), '/inputs/1/shape/3', 'head_dim: is 1025'), (start(1, 0, 4), '/inputs/1/shape/2', 'kv_heads: is 0'),
                                   (start(2, 1, 4), '/inputs/0/shape/0', 'q: shape[0] is 2, must be 1, as a sequence has one row')):
         assert answer.status == 400 and answer.json()['pointer'] == pointer and says in answer.json()['error'], answer
 
