@@ -137,16 +137,17 @@ def test_the_bytes_that_a_server_moves_are_those_of_the_readme(serve, shards):
 # ---- What fails ------------------------------------------------------------------------------------------------------
 
 
-def process_of(address):
-    """Returns the process whose end of a TCP connection has this address."""
-    wanted = f'{int.from_bytes(bytes(map(int, address[0].split("."))), sys.byteorder):08X}:{address[1]:04X}'
+def process_of(client, server):
+    """Returns the process that has the client's end of the open TCP connection between two addresses. Connections that
+    are closed, but still in the system's table (TIME_WAIT), may have had the same client's address."""
+    wanted = [f'{int.from_bytes(bytes(map(int, host.split("."))), sys.byteorder):08X}:{port:04X}' for host, port in (client, server)]
     with open('/proc/net/tcp') as f:
-        inode = next(line.split()[9] for line in f if line.split()[1] == wanted)
+        inode = next(words[9] for words in map(str.split, f) if words[1:4] == [*wanted, '01'])
     for path in glob.glob('/proc/[0-9]*/fd/*'):
         with contextlib.suppress(OSError):  # the file descriptor may just have been closed
             if os.readlink(path) == f'socket:[{inode}]':
                 return int(path.split('/')[2])
-    raise AssertionError(f'no process has {address}')
+    raise AssertionError(f'no process has the connection from {client} to {server}')
 
 
 class Front(http.server.ThreadingHTTPServer):
@@ -195,7 +196,7 @@ class Passing(http.server.BaseHTTPRequestHandler):
             self.server.attnd.process.kill()
             self.server.attnd.process.wait()
         if what == 'worker':
-            os.kill(process_of(self.client_address), signal.SIGKILL)
+            os.kill(process_of(self.client_address, self.server.server_address), signal.SIGKILL)
         if what:
             self.server.done.append(what)
         if what == 'full':
