@@ -11,22 +11,27 @@
 
 /* ---- Properties -------------------------------------------------------------------------------------------------- */
 
-/* Sixteen different problems in one call must give the same bits as each alone, in any order. */
-void test_a_problem_has_the_same_bits_alone_and_among_others(void **state)
+void assert_same_bits_alone_and_among_others(struct spec (*draw)(uint64_t seed), int count)
 {
-    enum { COUNT = 16 };
-    struct fixture alone[COUNT], together[COUNT], *list[COUNT];
-    (void)state;
-    for (int n = 0; n < COUNT; n++) {
-        const struct spec s = random_spec(9000 + (uint64_t)n);
+    enum { MOST = 16 };
+    struct fixture alone[MOST], together[MOST], *list[MOST];
+    assert_true(count <= MOST);
+    for (int n = 0; n < count; n++) {
+        const struct spec s = draw(9000 + (uint64_t)n);
         fixture_make(&alone[n], &s);
         fixture_copy(&together[n], &alone[n]);
         fixture_run(&bench, &alone[n]);
-        list[COUNT - 1 - n] = &together[n];
+        list[count - 1 - n] = &together[n];
     }
-    fixtures_must_run(&bench, list, COUNT);
-    for (int n = 0; n < COUNT; n++) assert_outputs_equal(&alone[n], &together[n]);
-    for (int n = 0; n < COUNT; n++) fixture_clear(&alone[n]), fixture_clear(&together[n]);
+    fixtures_must_run(&bench, list, count);
+    for (int n = 0; n < count; n++) assert_outputs_equal(&alone[n], &together[n]);
+    for (int n = 0; n < count; n++) fixture_clear(&alone[n]), fixture_clear(&together[n]);
+}
+
+void test_a_problem_has_the_same_bits_alone_and_among_others(void **state)
+{
+    (void)state;
+    assert_same_bits_alone_and_among_others(random_spec, 16);
 }
 
 /* If ATTN_CUDA_FAMILY names a family of kernels that has kernels for both operations, that family must be used for

@@ -78,17 +78,6 @@ void test_random_wide_heads_agree_with_the_reference(void **state)
 
 void test_wide_heads_have_the_same_bits_alone_and_among_others(void **state)
 {
-    enum { COUNT = 6 };
-    struct fixture alone[COUNT], together[COUNT], *list[COUNT];
     (void)state;
-    for (int n = 0; n < COUNT; n++) {
-        const struct spec s = random_wide_spec(9000 + (uint64_t)n);
-        fixture_make(&alone[n], &s);
-        fixture_copy(&together[n], &alone[n]);
-        fixture_run(&bench, &alone[n]);
-        list[COUNT - 1 - n] = &together[n];
-    }
-    fixtures_must_run(&bench, list, COUNT);
-    for (int n = 0; n < COUNT; n++) assert_outputs_equal(&alone[n], &together[n]);
-    for (int n = 0; n < COUNT; n++) fixture_clear(&alone[n]), fixture_clear(&together[n]);
+    assert_same_bits_alone_and_among_others(random_wide_spec, 6);
 }

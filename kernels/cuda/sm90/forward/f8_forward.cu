@@ -51,7 +51,7 @@ typedef __nv_bfloat16 bf16;
 
 /* PROMOTED: the most keys whose products are added up before a promotion (the addition of O to float sums in shared
  * memory). PROMOTED_COUNTED: the same limit where products also compute l. Until a promotion, a sum may lose 2^-13 of
- * itself per key. kernels/MEASUREMENTS.md has the measured errors (float8 ladder, rungs 22 and 25). SHIFT: P is 2^SHIFT
+ * itself per key. kernels/MEASUREMENTS.md has the measured errors (float8 ladder: changes 22, 25). SHIFT: P is 2^SHIFT
  * where a row's score is its maximum. */
 enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
 
@@ -275,7 +275,7 @@ DEVICE float high_bf16(uint32_t pair)
  * turn, and a thread has two of them. A product loses part of a small P beside a large one. Because O and l lose the
  * same parts here, their quotient out loses less. How much it loses depends on the number by which P is multiplied. The
  * mean of the results of 1 and 1.75 has the smallest error of the numbers tried (kernels/MEASUREMENTS.md, the float8
- * ladder, rung 25). */
+ * ladder, change 25). */
 enum { ONES = 0x38383838, SEVEN_QUARTERS = 0x3e3e3e3e }; /* four e4m3 numbers each: 1 and 1.75 */
 DEVICE float2 counted(const float *sums)
 {
