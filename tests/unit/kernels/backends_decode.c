@@ -399,7 +399,7 @@ void test_latent_attention_agrees_with_the_reference(void **state)
         SPEC(.name = "pages of 16", LATENT(4), .B = 2, .Sq = 1, .Sk = 160, BF16, PAGES(16)),
         SPEC(.name = "splits", LATENT(4), .Sq = 1, .Sk = 1300, BF16),
         SPEC(.name = "splits, pages", LATENT(4), .B = 2, .Sq = 1, .Sk = 1344, F16, PAGES(64)),
-        SPEC(.name = "1856 keys seen have more splits than 2112", LATENT(2), .Sq = 1, .Sk = 2112, BF16,
+        SPEC(.name = "1856 keys seen have more splits than 2112", LATENT(2), .B = 3, .Sq = 1, .Sk = 2112, BF16,
              WINDOW(1800, 0)),
         SPEC(.name = "split groups", LATENT(2), .B = 4, .Sq = 2, .Sk = 4500, BF16, .causal = true, .seqlens_k = true),
         SPEC(.name = "more than four split groups", LATENT(2), .Sq = 1, .Sk = 16500, BF16),

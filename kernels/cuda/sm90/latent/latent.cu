@@ -672,7 +672,8 @@ launch_plan launch_plan_of(const cuda_chip *chip, const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
     launch_plan y;
-    const int64_t rows = d.Sq * g.group, splits = splits_of(d.Sk, rows > BM), groups = attn_tiles(splits, SPLIT_GROUP);
+    const int64_t rows = d.Sq * g.group, splits = most_splits_of(d.Sk, rows > BM),
+                  groups = attn_tiles(splits, SPLIT_GROUP);
     y.tiles = (int)attn_tiles(rows, BM);
     const int64_t walkers = d.B * y.tiles * groups, singles = d.B * y.tiles * splits;
     const int64_t rounds = attn_tiles(walkers, chip->multiprocessors) * attn_min64(splits, SPLIT_GROUP);

@@ -29,18 +29,33 @@ struct plan {
     uint8_t *flags; /* two flags per row: nonzero if the left or right half of the row in out is wrong */
 };
 
-/* Returns the number of keys per split. Long sequences have so many splits that they fill a GPU. Where there are few
- * rows (not `wide`), splits are shorter: there are fewer blocks, and the sums of a split take less time to write. */
-__host__ __device__ inline int64_t split_keys(int64_t keys, bool wide)
+/* Returns the number of keys of the shortest split. Splits are shorter where there are few rows (not `wide`), because
+ * there are fewer blocks, and the sums of a split take less time to write. */
+__host__ __device__ inline int64_t least_split_keys(bool wide)
 {
-    const int64_t least = wide ? 1024 : 512, most = wide ? 2048 : 1024;
-    return attn_clamp64(attn_tiles(keys, SPLIT_GROUP * 256) * 256, least, most);
+    return wide ? 1024 : 512;
 }
 
-/* Returns the number of splits. It does not always grow with the number of keys. */
+/* Returns the number of keys per split. Long sequences have so many splits that they fill a GPU. */
+__host__ __device__ inline int64_t split_keys(int64_t keys, bool wide)
+{
+    const int64_t least = least_split_keys(wide);
+    return attn_clamp64(attn_tiles(keys, SPLIT_GROUP * 256) * 256, least, 2 * least);
+}
+
+/* Returns the number of splits. It does not always grow with the number of keys: with few rows, 2048 keys have 4 splits
+ * of 512 keys, and 2049 keys have 3 splits of 768. */
 __host__ __device__ inline int64_t splits_of(int64_t keys, bool wide)
 {
     return attn_max64(1, attn_tiles(keys, split_keys(keys, wide)));
+}
+
+/* Returns the largest number of splits that a sequence of at most `keys` keys has. With more keys there are fewer
+ * splits only where splits begin to be longer than the shortest, which happens after a whole split group. */
+inline int64_t most_splits_of(int64_t keys, bool wide)
+{
+    const int64_t group_of_shortest = SPLIT_GROUP * least_split_keys(wide);
+    return attn_max64(splits_of(keys, wide), splits_of(attn_min64(keys, group_of_shortest), wide));
 }
 
 /* How the keys of a sequence are divided into splits. */
