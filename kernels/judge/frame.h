@@ -42,7 +42,7 @@ struct frame {
 /* Sums over the differences between a tensor's numbers and the wanted ones. A difference where exactly one of the two
  * numbers is finite counts in `bad`. */
 struct difference {
-    /* bad_square: the square that stands for each difference that counts in `bad` */
+    /* bad_square: the square that is added for each difference that counts in `bad` */
     double most, sum, squares, bad_square;
     int64_t count, bad;
 };

@@ -54,7 +54,8 @@ struct config_option {
     const char *word; /* default value of an option that is neither a number nor a switch; NULL: none */
     /* TYPE_CHOICE: the allowed words, "text|json"; other types: the words that bash completion offers. */
     const char *words;
-    const char *shown; /* the default as --help shows it, if the value itself says too little */
+    /* text that --help shows in place of the default value, such as "half of the memory"; NULL: it shows the value */
+    const char *shown;
     const char *help;
 };
 

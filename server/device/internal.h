@@ -35,7 +35,7 @@ struct slot {
     int64_t worst_ns;    /* time that the batch's work would take at the slowest rate, DEVICE_SLOWEST_FLOPS */
     attn_problem *problems;
     attn_plan *plans; /* one plan for each of `problems` */
-    /* Numbers of problems: for how many there is room, how many this batch has, and how many of these are on the
+    /* Numbers of problems: for how many the arrays have room, how many this batch has, and how many of them are on the
      * stream. */
     int room, count, launched;
     /* estimated seconds of the kernels that the batch has on the stream; 0: none are known to be there */
@@ -44,7 +44,7 @@ struct slot {
     /* Time when kernels were last put on the stream. Before the first kernels it is the time when the batch began. */
     int64_t piece_ns;
     int64_t step;       /* the step of attn_run_some() at which a long problem continues */
-    int64_t first_step; /* the step at which each problem begins: 0, or ATTN_EVERY_ROW */
+    int64_t first_step; /* first step of attn_run_some() for the problems of this batch: 0, or ATTN_EVERY_ROW */
     /* How many items of the job have a truth (outputs recomputed in float64) that is not on the stream yet, the number
      * of the first of them, and the next step of its truth (truth.c). */
     int truths_left, truth_item;
@@ -99,7 +99,7 @@ struct device {
     struct message *first, **last; /* submitted batches that are not on a stream yet (the inbox) */
     bool stop;
     int threads_ended;
-    struct batch *held; /* a batch for which there was no memory while other batches ran (a held batch) */
+    struct batch *held; /* the held batch: there was not enough device memory for it while other batches ran */
     bool held_may_run;  /* another batch has ended since `held` was set, so the held batch may be tried again */
     unsigned over;      /* number of batches that have ended */
 

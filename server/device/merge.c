@@ -39,7 +39,8 @@ static bool is_of(uint64_t tensors, int id)
 static int64_t bytes_of(const attn_tensor *t)
 {
     int64_t bytes = 0;
-    (void)attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes); /* cannot fail: the tensor was checked before */
+    /* cannot fail: attn_check() has checked the tensor's shape */
+    (void)attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes);
     return bytes;
 }
 
