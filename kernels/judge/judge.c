@@ -99,7 +99,7 @@ static bool begin_in_phase(struct judge *j)
     return false;
 }
 
-/* Enters the next phase. It is called when the phase has no more passes. */
+/* Enters the judge's next phase. Call this when the present phase has no more passes. */
 static void leave_phase(struct judge *j)
 {
     if (j->phase == PHASE_SINGLES) {

@@ -25,7 +25,7 @@ enum variation_drop {
     DROP_FIRST_SEEN,
 };
 
-/* Mistakes of a softmax that is computed tile by tile. */
+/* Mistakes that kernels make when they compute the softmax tile by tile. */
 enum variation_softmax {
     SOFTMAX_RIGHT,
     SOFTMAX_OUT_NOT_RESCALED,  /* out of the row is not rescaled where the maximum grows */

@@ -40,7 +40,7 @@ enum config_type {
     TYPE_SHM,     /* a list of prefixes of shared memory keys: config->allow_shm */
     TYPE_PROXY,   /* a list of networks of proxies: config->trusted_proxies */
     TYPE_DEVICES, /* auto, all, cpu, or GPU numbers */
-    TYPE_FILE,    /* a file that can be read now */
+    TYPE_FILE,    /* path of a file, which must be readable when the options are read */
     TYPE_ORIGIN,  /* scheme://host[:port] or * */
 };
 

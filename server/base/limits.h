@@ -36,7 +36,7 @@ enum {
     LISTEN_ACCEPT_BURST = 64, /* most connections that the loop accepts in a row before it does its other work */
     /* time for which a listener that closes still completes TCP handshakes that have begun: one round trip */
     LISTEN_DOOR_MS = 100,
-    /* as LISTEN_DOOR_MS, for a listener that only clients on this machine can reach: their round trip is shorter */
+    /* the same time for a listener that only clients on this machine can reach: their round trip is shorter */
     LISTEN_DOOR_LOCAL_MS = 20,
     /* after this much silence the kernel probes whether the client of a connection is still there */
     LISTEN_KEEPALIVE_S = 60,
@@ -241,8 +241,8 @@ enum {
 /* Jobs with more floating-point operations than this are never joined with others: each keeps a device busy alone, and
  * small jobs should not wait for it. */
 #define PREPARE_SMALL_FLOPS 1e8
-/* PREPARE_SMALL_FLOPS for jobs whose keys and values are in caches. A GPU spends the time of these jobs on reading
- * memory, so joined jobs do not slow each other down. */
+/* Jobs whose keys and values are in caches are joined in batches up to this number of floating-point operations. A GPU
+ * spends most of the time of these jobs on reading memory, so joined jobs do not slow each other down. */
 #define PREPARE_STEP_FLOPS  1e10
 #define PREPARE_SMALL_BYTES ((size_t)2 << 20)
 /* A cache transaction with more floating-point operations than this (60 us on an H200) is joined with others only if
@@ -300,7 +300,8 @@ enum {
     DEVICE_SPIN_NS = 1000000,
     /* interval between two polls of a lost device (it no longer answers), whose results nobody needs */
     DEVICE_LOST_POLL_NS = 10000000,
-    DEVICE_WORKSPACE_KEEP = 64 << 20, /* bytes; a workspace larger than this is freed after its batch */
+    /* a workspace (scratch memory of kernels) of more bytes than this is freed after its batch */
+    DEVICE_WORKSPACE_KEEP = 64 << 20,
     /* Most bytes of inputs and outputs of a problem that may be merged with others into one. A larger problem needs no
      * merging, because each of its copies is fast. */
     MERGE_BYTES = 1 << 20,
@@ -310,8 +311,8 @@ enum {
     /* If a device cannot be opened, the threads of the other devices have this time to end. Idle threads end at
      * once. */
     DEVICE_STOP_MS = 60000,
-    /* bytes; a workspace of an inline slot (work that an HTTP thread does itself) is freed after its job if it is
-     * larger */
+    /* the workspace of an inline slot (for jobs that HTTP threads run themselves) is freed after its job if it has more
+     * bytes than this */
     INLINE_KEEP = 4 << 20,
     /* most bytes of inputs and outputs of a problem that an HTTP thread runs on a GPU itself: 20 us on the GPU's bus */
     INLINE_BYTES = 1 << 20,

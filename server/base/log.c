@@ -388,7 +388,8 @@ static void *writer_main(void *unused)
         const bool written = write_all(full, used, lines);
         pthread_mutex_lock(&the.lock);
         if (tell && written) the.told_lost = lost;
-        if (last && the.used == 0) break; /* while the writer was in write(), another thread may have logged again */
+        /* tested again, because another thread may have logged while this one was in write() */
+        if (last && the.used == 0) break;
     }
     the.done = true;
     pthread_cond_signal(&the.finished);

@@ -183,6 +183,7 @@ attn_status caches_ask(struct cache_step *step, uint64_t scan, bool *wait, attn_
 /* Ends a step when the device is done. With `commit` its caches are longer, otherwise they are as before. Does nothing
  * if the step has not begun. */
 void caches_end(struct cache_step *step, bool commit);
-void caches_drop_step(struct cache_step *step); /* frees the memory that belongs to the step, which must have ended */
+/* frees the memory of the step (a request's transaction on caches), which must have ended */
+void caches_drop_step(struct cache_step *step);
 
 #endif

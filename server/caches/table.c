@@ -431,9 +431,9 @@ static size_t shape_page_bytes(const struct cache_shape *shape)
     return (size_t)(shape->page_size * shape->kv_heads * columns) * attn_dtype_bytes(shape->dtype);
 }
 
-/* Returns the number of the pool with the most free room, among all pools or the open ones; -1: there is none. An empty
- * cache counts as much as the other caches on average. Otherwise caches that are made before any is filled would all
- * lie in one pool. */
+/* Returns the number of the pool with the most free room, among all pools or (`open`) only those whose memory is
+ * allocated; -1: there is none. An empty cache counts as much as the other caches on average. Otherwise many caches
+ * that are made while they are empty would all be in one pool. */
 static int roomiest(const struct caches *caches, bool open)
 {
     int64_t used = 0, filled = 0, most = 0;

@@ -343,7 +343,8 @@ static void fill_part(struct cache_step *step, char *part, const char *old, bool
     if (fresh) add_move(step, part + end * position_bytes, NULL, (step->shape.page_size - end) * position_bytes);
 }
 
-/* Adds the moves (copies that the device makes) of one row: its new positions, page by page. */
+/* Adds the moves (copies that the device makes) of one row (a cache of the step): they write its new positions, page by
+ * page. */
 static void plan_moves(struct cache_step *step, int index)
 {
     const struct cache_row *const row = &step->row[index];
@@ -394,7 +395,7 @@ static bool is_blocked(const struct cache_step *step, uint64_t scan)
     return false;
 }
 
-/* Gives back the pages that a row (one cache of a step) had taken. */
+/* Frees the pages that a row (one cache of a step) had taken from the pool. */
 static void give_back(const struct caches *caches, struct cache_row *row)
 {
     for (int64_t i = 0; i < row->count; i++)

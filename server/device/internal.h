@@ -114,7 +114,7 @@ struct device {
     bool disabled;
     struct batch *batches;
     _Atomic int requests;        /* number of requests on the device, for /v1/info */
-    _Atomic int inline_requests; /* number of these requests that HTTP threads run in inline slots */
+    _Atomic int inline_requests; /* number of the requests on the device that HTTP threads run in inline slots */
     _Atomic bool usable;
     _Atomic bool lost; /* a thread that does not belong to the device has noted that the device is lost */
 };
@@ -169,7 +169,7 @@ attn_status memory_move(struct device *device, struct slot *slot, const struct j
 /* Copies the slot's mirrors and makes the moves of a cache transaction, all in one launch. The device must be able to
  * read staging memory. */
 attn_status memory_move_in(struct slot *slot, const struct job *job, attn_error *err);
-/* Makes room for `count` moves (copies) in all. */
+/* Makes room in the slot for `count` moves (copies that a kernel makes) in all. */
 attn_status memory_reserve_moves(struct slot *slot, int64_t count, attn_error *err);
 /* Makes the workspace (scratch memory of kernels) at least `bytes` large. Its contents are lost when it grows. */
 attn_status memory_grow_workspace(attn_device *handle, size_t bytes, void **workspace, size_t *workspace_bytes,
@@ -237,9 +237,9 @@ attn_status batch_plan(const attn_capabilities *can, const struct job *job, int 
 /* A summary of the batches beside which a guest would run. batch_guest_sees() adds a batch to the summary. */
 struct guest_others {
     int count;
-    const struct flow *flow; /* flow (client) of one of the batches */
+    const struct flow *flow; /* flow (client) of one of the batches in the summary */
     bool several_flows;
-    int64_t oldest_ns, youngest_ns; /* times when the first and the last of the batches began */
+    int64_t oldest_ns, youngest_ns; /* times at which the oldest and the youngest batch of the summary began */
 };
 void batch_guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
 /* Returns how many nanoseconds a guest must still wait if its work is expected to take `seconds`; 0 or less: it may

@@ -136,8 +136,8 @@ struct connection *connections_take(struct connections *connections, int fd);
  * connection, because only that thread ends it. */
 struct connection *connections_find(struct connections *connections, int fd);
 /* Removes and frees a connection that the web server has ended or never took. Its fd must still be open. If the web
- * server lacks memory, it closes a socket without a report. The next sweep finds the connection of this socket, or the
- * next socket with the same number does. */
+ * server lacks memory, it closes a socket without a report. The connection of that socket is removed by the next sweep,
+ * or earlier by connections_add() if a new socket gets the same descriptor number. */
 void connections_remove(struct connections *connections, struct connection *connection);
 
 /* Counts a request's memory when the request begins (more = 1) or ends (more = -1). Call this on the web server's

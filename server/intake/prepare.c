@@ -29,8 +29,8 @@
 
 enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* MOVE_ALIGNMENT: alignment of an attn_move in bytes */ };
 
-/* Returns the output of this number if memory is needed for it, otherwise NULL. A problem that is saved as a context
- * keeps more outputs than its answer has. */
+/* Returns the item's output tensor with this number, or NULL if no memory is needed for it. A problem whose forward is
+ * saved (`save`) needs memory for more outputs than its answer has. */
 static attn_tensor *output_of(proto_item *item, uint64_t elsewhere, int number)
 {
     if (number < ATTN_TENSOR_COUNT && (elsewhere >> number & 1)) return NULL;
@@ -48,8 +48,8 @@ static bool uses_before(const struct job *job, int index)
     return false;
 }
 
-/* Completes the backward of a saved forward (context): all tensors but dout, dlse and the wanted gradients come from
- * there. */
+/* Completes the backward of a saved forward (context): it gets all tensors but dout, dlse and the wanted gradients from
+ * the forward. */
 static attn_status resolve_context(struct job *job, int index, attn_error *err)
 {
     proto_item *item = &job->call->items[index];

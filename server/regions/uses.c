@@ -289,7 +289,8 @@ static attn_status read_piece(struct region_use *use, attn_error *err)
 }
 
 /* Writes one piece of an output to shared memory. pwrite() would extend an object that has become shorter, so its size
- * is tested first. (If a client truncates the object between the two calls, it gets one piece longer.) */
+ * is tested first. (If a client truncates its object between the two calls, pwrite() makes the object longer again, by
+ * one piece at most.) */
 static attn_status write_piece(struct region_use *use, attn_error *err)
 {
     const size_t bytes = next_piece(use);

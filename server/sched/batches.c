@@ -40,7 +40,8 @@ void batches_enqueue(struct loop *loop, struct job *job)
     loop->transactions_arrived |= job->blocked;
 }
 
-/* Ends a job's cache transaction. Without `commit`, as for a request that failed, the caches are as before. */
+/* Ends a job's cache transaction. With `commit` the caches keep what it appended; without it (the request failed) they
+ * are as before. */
 static void end_step(struct loop *loop, struct job *job, bool commit)
 {
     if (job->transaction == NULL) return;

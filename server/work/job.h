@@ -46,7 +46,7 @@ struct job_links {
 /* What a device needs to compare the out of an item with its truth, the same out in float64 (attn_truth_some()). */
 struct job_truth {
     bool wanted;
-    size_t out_bytes; /* bytes of out in float64 */
+    size_t out_bytes; /* size in bytes of the item's out in float64 */
     size_t workspace_bytes;
     double seconds; /* expected time */
 };
@@ -72,7 +72,7 @@ struct job_part {
     /* Only the loop's thread uses the members from here down to handed_over. */
     struct batch *batch; /* the batch with the part, which is put in a batch only once */
     bool left;           /* the part has left for a device in a batch */
-    /* the slot in which the part still runs on a device (INLINE_LATE), where an HTTP thread put it; NULL: none */
+    /* the inline slot in which an HTTP thread left the part running on a device (INLINE_LATE); NULL: none */
     struct inline_slot *handed_over;
 
     /* The thread that computes (the device's, or an HTTP thread) writes the members below. The loop reads them when the
