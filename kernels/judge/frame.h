@@ -26,8 +26,7 @@ struct frame {
     attn_geometry g;
     struct tile *tiles;
     int64_t count, rows,
-        /* count: number of tiles; rows, lines: numbers of query rows and of keys, of all heads, in struct truth */
-        lines;
+        lines; /* count: number of tiles; rows, lines: numbers of query rows and keys in struct truth, all heads */
     int64_t all_rows; /* number of query rows of the whole problem, all heads together */
     /* [B, H]: index of the head's first row in struct truth; -1: the head's first tile was not chosen */
     int64_t *row_of_head;

@@ -155,9 +155,11 @@ bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t 
 
 /* Shorter limits that apply while the server drains. */
 struct connection_drain_limits {
-    int64_t silent_ms;      /* phases OPENED and IDLE: no connection has sent anything for this time */
-    int64_t stalled_ms;     /* phases HEAD, BODY and SEND: no byte moved for this time */
-    int64_t quiet_since_ms; /* time since which no connection has sent anything */
+    /* in phases OPENED and IDLE: the limit of the time in which no connection has sent anything */
+    int64_t silent_ms;
+    /* in phases HEAD, BODY and SEND: the limit of the time in which the connection moved no byte */
+    int64_t stalled_ms;
+    int64_t quiet_since_ms; /* time at which a client last sent something on any connection */
 };
 
 /* Cuts connections that are too slow. With `drain_limits` (may be NULL) it also cuts those that delay the end of
