@@ -1,8 +1,8 @@
 /* check_command.c: see check_command.h.
  *
- * The file that the command reads is what a client would POST to /v1/attention/check as application/x-safetensors.
- * Members that are no tensors stand in its metadata as strings of JSON. The members of --members are written into the
- * metadata first, so that one parser reads everything. */
+ * The command reads a file that a client could POST to /v1/attention/check as application/x-safetensors. Members that
+ * are no tensors are in the file's metadata, as strings of JSON. The command writes the members of the option --members
+ * into the metadata before the file is parsed. */
 #include "server/check_command.h"
 
 #include <cjson/cJSON.h>

@@ -5,7 +5,7 @@
  * the status line, and one deadline bounds all of these steps.
  *
  * Invariants
- * 1. Everything ends HEALTHCHECK_TIMEOUT_MS after the start, whatever the other side does.
+ * 1. The command ends at most HEALTHCHECK_TIMEOUT_MS after its start, whatever the server does.
  * 2. Only a complete status line "HTTP/1.x 2dd" counts as healthy. A daemon whose threads hang is not healthy, although
  *    its port still accepts connections: the kernel accepts them.
  * 3. This client does not speak TLS. Under TLS it sends a ClientHello, and any TLS record as answer counts as

@@ -1,9 +1,9 @@
 /* main.c: starts everything in order, serves until a signal ends it, and stops everything in reverse order.
  *
- * Exit status: 0 drained; 64 bad options; 69 an address, a device or a thread is not available; 70 the last device
- * failed; 71 told to stop, it did not end by itself (signals.h); 78 a file named by an option is wrong or unreadable;
- * 128 + N under --supervise: signal N ended the server five times in a row. If the server cannot start, it prints one
- * line on standard error and serves nothing. */
+ * Exit status: 0 the server was drained; 64 bad options; 69 an address, a device or a thread is not available; 70 the
+ * last device failed; 71 told to stop, it did not end by itself (signals.h); 78 a file named by an option is wrong or
+ * unreadable; 128 + N under --supervise: signal N ended the server five times in a row. If the server cannot start, it
+ * prints one line on standard error and serves nothing. */
 #include <fcntl.h>
 #include <malloc.h>
 #include <signal.h>
@@ -52,7 +52,7 @@ static void tune_malloc(void)
     mallopt(M_MMAP_THRESHOLD, 4 << 20);
     mallopt(M_TRIM_THRESHOLD, 32 << 20);
     mallopt(M_TOP_PAD, 1 << 20);
-    /* glibc keeps no lists of small freed pieces (fast bins), so it merges freed pieces at once, not all together
+    /* without fast bins (lists of small freed pieces), glibc merges a freed piece at once, and not thousands of them
      * during one request */
     mallopt(M_MXFAST, 0);
 #endif

@@ -5,16 +5,16 @@
  * and are not refused.
  *
  *   the server ends with      the supervisor
- *   0                         ends with 0: it was drained
- *   64, 69, 78                passes it on: another start would fail the same way
+ *   0                         ends with 0: the server was drained
+ *   64, 69, 78                ends with the same status: another server would fail in the same way
  *   anything else, a signal   starts another: at once, or after 1, 2, 4 ... 30 s when it lived for less than
  *                             SUPERVISE_SHORT_LIFE_S; gives up after SUPERVISE_GIVE_UP such lives in a row and passes
  *                             its status on
  *
- * Signals are passed to the server: TERM and INT as TERM, HUP as HUP. A server that is told to stop ends by itself, if
- * necessary by force (signals.h). If it cannot (it is stopped, or its kernel does not return), it is killed
- * SUPERVISE_KILL_MS later. It has a process group of its own. Otherwise a Ctrl-C would reach it twice, and the second
- * one would mean: do not wait. It dies with its parent (PDEATHSIG). */
+ * The supervisor passes signals on to the server: SIGTERM and SIGINT as SIGTERM, SIGHUP as SIGHUP. A server that is
+ * told to stop ends by itself, if necessary by force (signals.h). If it does not, the supervisor kills it
+ * SUPERVISE_KILL_MS later. The server has a process group of its own: otherwise it would get the SIGINT of a Ctrl-C
+ * twice, and a second signal makes it stop without waiting. The server dies with its parent (PDEATHSIG). */
 #include "server/supervise.h"
 
 #include <assert.h>

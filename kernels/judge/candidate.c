@@ -1,9 +1,10 @@
 /* candidate.c: tests one mistake, or two at once, and says what they explain. See state.h.
  *
- * A mistake explains a wrong tensor where the caller's results agree with those of a kernel with that mistake: the
- * largest and the mean difference fall to a tenth, or the largest is within the limit. Tensors that are right must stay
- * within their limits. The score of a mistake orders explanations. It is the sum over the wrong tensors of log(error
- * left / error now), where an error is a root mean square plus the rounding of a right kernel. */
+ * A mistake explains a wrong tensor if the caller's tensor agrees with that of a kernel with this mistake: the largest
+ * and the mean difference from it are at most a tenth of those from the truth, or the largest is within the limit.
+ * Tensors that are right must stay within their limits. The score of a mistake orders explanations. It is the sum over
+ * the wrong tensors of log(error left / error now), where an error is a root mean square plus the rounding of a right
+ * kernel. */
 #include "kernels/judge/state.h"
 
 #include <math.h>
@@ -106,7 +107,7 @@ bool candidate_is_complete(const struct judge *j)
     return false;
 }
 
-/* Returns whether the mistake removes more than a fifth of the error of a wrong tensor. */
+/* Returns whether the mistake explains more than a fifth of the error of at least one wrong tensor. */
 bool candidate_removes_some(const struct judge *j, const struct candidate *c)
 {
     for (int which = 0; which < FRAME_TENSORS; which++) {
@@ -151,8 +152,8 @@ static bool has_size(const struct judge *j, int which, const struct candidate *c
 static bool explains_by_size(const struct judge *j, const struct candidate *c)
 {
     bool any = false;
-    /* Many mistakes make errors of that size in lse and out. Therefore a wrong lse is no evidence, and a float32
-     * forward needs a right lse. */
+    /* Many mistakes make errors of this size in lse and out. Therefore a wrong lse proves nothing, and in a float32
+     * forward the mistake is accepted only if lse is right. */
     if (j->wrong >> LSE & 1) return false;
     if (j->p.q.dtype == ATTN_F32 && j->p.op == ATTN_OP_FORWARD && !state_is_given(j, ATTN_T_lse)) return false;
     for (int which = 0; which < FRAME_TENSORS; which++) {
@@ -165,8 +166,8 @@ static bool explains_by_size(const struct judge *j, const struct candidate *c)
     return any;
 }
 
-/* Returns whether the mistake removes most of the mean error of a tensor other than lse. The tensor may be within its
- * limit. */
+/* Returns whether the mistake explains most of the mean error of a tensor other than lse, even if the tensor is within
+ * its limit. */
 static bool explains_by_pattern(const struct judge *j, const struct candidate *c)
 {
     if (c->breaks) return false;
@@ -190,8 +191,8 @@ static bool explains_all(const struct judge *j, const struct candidate *c)
     return true;
 }
 
-/* Returns whether the candidate (a mistake or pair) is reported. A pair must explain all wrong tensors: because so many
- * pairs are tested, a pair that leaves one unexplained fits by chance more often than by truth. */
+/* Returns whether the candidate (a mistake or pair) is reported. A pair of mistakes must explain all wrong tensors:
+ * many pairs are tested, so a pair that explains only some tensors mostly fits by chance. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c)
 {
     const struct hypothesis *const h = &hypotheses[c->first.row];

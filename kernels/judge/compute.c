@@ -1,14 +1,15 @@
 /* compute.c: attention in float64, as defined or with a mistake (variation.h). See compute.h.
  *
- * All scores of a row are in memory at once. A mistake in a kernel's loop over tiles therefore takes a few lines here.
+ * All scores of a row are in memory at once, so that a mistake of a kernel's loop over tiles of keys can be computed in
+ * a few lines.
  *
  * Invariants
- * 1. With variation_of() the results are those of kernels/README.md; tests compare them with the textbook loops of
- * kernels/cpu/reference.c.
+ * 1. With the variation that variation_of() returns, the results are those that kernels/README.md defines. Tests
+ * compare them with kernels/cpu/reference.c.
  * 2. A hidden pair has a score of -inf and a weight of 0. Where a number of the tile is not finite, hidden pairs are
  * left out of all products, because 0 times NaN is NaN.
- * 3. lse is stored as two numbers, the maximum and the rest, because a double of 1e38 has no digit left for the
- * rest. */
+ * 3. lse is stored as two numbers, the largest score and lse minus this score, because in one double a score of 1e38
+ * would leave no digits for the difference. */
 #include "kernels/judge/compute.h"
 
 #include <math.h>

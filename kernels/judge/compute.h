@@ -33,11 +33,12 @@ struct compute {
     int64_t D, Dv, keys; /* lengths of rows in memory: D, Dv and most_keys, rounded up to PRODUCTS_WIDTH */
     void *memory;
 
-    /* The members from has_keys to dV belong to one key/value head. */
+    /* The members from has_keys to dV describe the loaded key/value head. */
     bool has_keys, strange; /* strange: some input is NaN or infinite, so products must skip hidden pairs */
     int64_t b, hk;
     attn_sequence s;
-    /* with variation.padding_kept: the sequence's true number of keys minus s.Sk, which is added to a query's index */
+    /* with variation.padding_kept: the true number of keys of the sequence minus s.Sk; causal and window add it to a
+     * query's index */
     int64_t shift;
     /* keys and values of the head: [D, keys], [most_keys, Dv]; for gradients also [most_keys, D], [Dv, keys] */
     double *KT, *V, *K, *VT;
@@ -48,7 +49,7 @@ struct compute {
     double *z, *P, *M, *slope, *dP;
     double *Q, *dO;         /* rows of q and dout: [tile, D], [tile, Dv] */
     double *out, *lse, *dq; /* results: [tile, Dv], [tile], [tile, D] */
-    double *top, *rest;     /* each [tile]: lse is top + rest, and top is the largest score */
+    double *top, *rest;     /* [tile] each: the largest score of a row (top), and lse - top (rest) */
     double *delta;          /* [tile] */
     bool in_float;          /* true: compute_row_gradients() rounds to float32 after each step, for emulate.c */
 };

@@ -58,9 +58,8 @@ void compute_row_gradients(struct compute *c, const variation *v, const struct c
                   *const slope = c->slope + r * c->keys, *const z = c->z + r * c->keys;
     double delta = 0;
     probabilities(c, r, c->top[r], c->rest[r]);
-    /* An emulation adds the products from the last to the first. In the order of dP the sum would have the roundings of
-     * dP, and the two would cancel exactly in a row of one key, which they do not in kernels that add in another
-     * order. */
+    /* An emulation adds these products from the last to the first. If it added them in the order of dP, the sum would
+     * have the same roundings as dP, and in a row of one key the two would cancel exactly. In kernels they do not. */
     for (int64_t n = 0; n < d->Dv && !v->no_delta; n++) {
         const int64_t e = r * c->Dv + (c->in_float ? d->Dv - 1 - n : n);
         delta = kept(c, delta + c->dO[e] * c->out[e]);
@@ -102,7 +101,7 @@ static void gradient_of_queries(struct compute *c, const variation *v, const str
 {
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count;
-    double *const some = c->M; /* c->M is free memory here: dropout's factors are no longer used */
+    double *const some = c->M; /* c->M is used as scratch memory here, because dropout's factors are no longer needed */
     memset(c->dq, 0, (size_t)(count * c->D) * sizeof *c->dq);
     if (v->only_last_tile > 0) {
         memset(some, 0, (size_t)(count * c->keys) * sizeof *some);

@@ -164,8 +164,9 @@ static double exponentials(const double *z, int64_t lo, int64_t hi, double top, 
     return sum;
 }
 
-/* Computes the weights of a row in a kernel that does not rescale when a tile of keys raises the maximum. Returns the
- * sum by which out is divided. On entry P has exp(z - top) for the final top, and `sum` is the sum of P. */
+/* Computes the weights of a row as a kernel does that does not rescale its sums when a tile of keys raises the maximum
+ * (variation.softmax). Returns the sum by which out is divided. On entry P has exp(z - top) for the final maximum top,
+ * and `sum` is the sum of P. */
 static double not_rescaled(const struct compute *c, const variation *v, int64_t h, const double *z, double sum,
                            double *P)
 {
@@ -184,7 +185,8 @@ static double not_rescaled(const struct compute *c, const variation *v, int64_t 
     return v->softmax == SOFTMAX_OUT_NOT_RESCALED ? sum : other;
 }
 
-/* Sets P to the weights of a kernel that averages the outs of splits of the keys, whatever lse each split has. */
+/* Sets P to the weights of a kernel that averages the outs of several splits of the keys without weighting them by
+ * their lse. */
 static void unweighted(const struct compute *c, const variation *v, const double *z, double *P)
 {
     const int64_t keys = attn_max64(1, attn_tiles(c->s.Sk, v->tile));
@@ -200,7 +202,8 @@ static void unweighted(const struct compute *c, const variation *v, const double
     for (int64_t j = 0; j < c->s.Sk && splits > 0; j++) P[j] /= (double)splits;
 }
 
-/* Returns how many padding keys of the last tile row i sees as keys of score 0 (mistake `tail`). */
+/* Returns how many keys of score 0 row i sees in the last tile, because the kernel counts the tile's padding as keys
+ * (mistake `tail`). */
 static int64_t tail_of(const struct compute *c, const variation *v, int64_t i)
 {
     if (v->tail == 0 || c->s.Sk % v->tail == 0) return 0;

@@ -19,7 +19,8 @@ static int64_t more_of(const struct compute *c)
     return (c->most_keys + 1 > c->tile ? c->most_keys + 1 : c->tile) * (c->D > c->Dv ? c->D : c->Dv);
 }
 
-/* `scratch` may be NULL if only the number of floats is wanted, which goes to *floats unless that is NULL. */
+/* Lays the arrays out in `scratch`. If `floats` is not NULL, *floats becomes the number of floats that they take;
+ * `scratch` may then be NULL. */
 static struct places places_of(const struct compute *c, float *scratch, int64_t *floats)
 {
     const int64_t lines = c->most_keys + 1;
@@ -64,8 +65,8 @@ void emulate_keys(const struct compute *c, float *scratch)
     narrow(c->VT, c->Dv * c->keys, at.VT);
 }
 
-/* Rounds a number of P or dS to q's dtype, in which kernels multiply it. Kernels multiply float8 numbers of P by 256
- * before rounding, because small ones would become 0. */
+/* Rounds a number of P or dS to q's dtype, as kernels do before they multiply it. If q is float8, kernels multiply P by
+ * 256 before they round it, because small numbers would become 0. */
 static float as_operand(const struct compute *c, double x)
 {
     const attn_dtype dtype = c->p->q.dtype;
@@ -100,7 +101,7 @@ static void softmax_tile(struct compute *c, const struct places *at, int64_t cou
     }
 }
 
-/* Adds the sink to the maximum and the sum of each row that exists. All tiles of keys must have been added before. */
+/* Adds the sink to the maximum and the sum of each row, as a kernel does that adds it after the last tile of keys. */
 static void add_sink(struct compute *c, const struct places *at, int64_t exist, double sink, float *sum)
 {
     for (int64_t r = 0; r < exist && sink > -INFINITY; r++) {
@@ -161,7 +162,7 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
     const struct places at = places_of(c, scratch, NULL);
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count, Sk = c->s.Sk, columns = (Sk + 15) / 16 * 16, tiles = attn_tiles(Sk, e->tile);
-    float *const sum = at.dq; /* the memory of dq is not needed before the backward */
+    float *const sum = at.dq; /* the memory of dq is free during the forward, and is used here */
     compute_load_queries(c, v, rows);
     narrow(c->Q, count * c->D, at.Q);
     memset(at.z, 0, (size_t)(count * c->keys) * sizeof *at.z);

@@ -8,7 +8,7 @@
 
 #include "kernels/judge/compute.h"
 
-/* How a kernel orders and rounds its work. Every emulation is of a right kernel. */
+/* How an emulated kernel orders and rounds its work. Kernels may do this in several ways that are all right. */
 struct emulation {
     int64_t tile;          /* number of keys in a tile */
     bool backwards;        /* the kernel goes from the last tile of keys to the first */

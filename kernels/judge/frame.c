@@ -59,7 +59,7 @@ int64_t frame_elements(const attn_problem *p, attn_tensor_id id)
     const attn_dtype dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
     attn_problem of = *p;
     if (attn_tensors[id].role == ATTN_ROLE_OUT)
-        /* a check of a backward may also compare out and lse, which are results of the forward */
+        /* a check of a backward may also have out and lse, which are results of the forward */
         of.op = ATTN_OP_FORWARD;
     if (attn_output(&of, id, dtype, &t, &ignored) != ATTN_OK || !attn_shape_elements(t.rank, t.shape, &elements))
         return 0;
@@ -100,7 +100,7 @@ static bool is_chosen(const attn_problem *p, const attn_dims *d, double share, c
     const int64_t tiles = attn_tiles(room, size), n = t->first / size;
     const bool edge = n == 0 || n == tiles - 1;
     const double edges = tiles > 2 ? 2.0 / (double)tiles
-                                   : 1; /* share of a head's tiles that are its first or its last */
+                                   : 1; /* the share of tiles that are the first or the last tile of a head */
     const double own = share <= edges ? (edge ? share / edges : 0) : edge ? 1 : (share - edges) / (1 - edges);
     const int64_t head = t->b * d->H + t->hk * (d->H / d->Hk) + t->n;
     return (head == 0 && n == 0) || chance(d, head * tiles + n) < own;
@@ -211,7 +211,7 @@ bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *resul
     for (int64_t n = 0; n < f->g.dims.B * f->g.dims.H; n++) f->row_of_head[n] = -1;
     cut(f, p, share);
     find_readings(f, results);
-    f->p.out = results[ATTN_T_out]; /* results are written elsewhere: only the dtype of out is used */
+    f->p.out = results[ATTN_T_out]; /* results are not written to p->out: only its dtype is used */
     if (!compute_open(&f->c, &f->p, frame_tile_rows(p))) return false;
     const size_t bytes = (size_t)emulate_floats(&f->c) * sizeof *f->scratch;
     f->scratch = aligned_alloc(PRODUCTS_ALIGNMENT,

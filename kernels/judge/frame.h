@@ -26,14 +26,14 @@ struct frame {
     attn_geometry g;
     struct tile *tiles;
     int64_t count, rows,
-        lines; /* number of tiles; number of query rows, and of keys, of all heads in the arrays of struct truth */
+        lines; /* count: number of tiles; rows, lines: numbers of query rows and keys in struct truth, all heads */
     int64_t all_rows; /* number of query rows of the whole problem, all heads together */
     /* [B, H]: index of the head's first row in struct truth; -1: the head's first tile was not chosen */
     int64_t *row_of_head;
     bool whole; /* true: all tiles of the problem were chosen */
     struct reading reading[ATTN_TENSOR_COUNT]
-                          /* [0]: in the problem's layout; [1]: in the other layout (bshd or bhsd), with heads and rows
-                           * exchanged */
+                          /* reading[id][0] reads a tensor in the problem's layout, reading[id][1] in the other layout
+                           * (bshd or bhsd), with heads and rows exchanged */
                           [2];
     struct compute c;
     float *scratch; /* memory for emulations (emulate.h) */
@@ -42,7 +42,7 @@ struct frame {
 /* Sums over the differences between a tensor's numbers and the wanted ones. A difference where exactly one of the two
  * numbers is finite counts in `bad`. */
 struct difference {
-    /* bad_square: the square that stands for each difference that counts in `bad` */
+    /* bad_square: the square that is added for each difference that counts in `bad` */
     double most, sum, squares, bad_square;
     int64_t count, bad;
 };

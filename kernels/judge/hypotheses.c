@@ -66,7 +66,8 @@ HYPOTHESIS(layout_v)
     return swap_layout(f, v, ATTN_T_v);
 }
 
-/* Sets of results that a caller may have written in the other layout, one set for each variant. */
+/* For each variant of the mistake `layout_out`: the set of results that a caller has written in the other layout (heads
+ * and rows exchanged). */
 HYPOTHESIS(layout_out)
 {
     static const uint64_t sets[] = {
@@ -195,7 +196,7 @@ HYPOTHESIS(bias_in_base2)
 
 /* ---- Masks ------------------------------------------------------------------------------------------------------- */
 
-/* Returns the right bound that the window has if causal is not counted. */
+/* Returns the right bound of the window, ignoring causal. */
 static int64_t right_of_window(const struct hypothesis_facts *f)
 {
     return f->p->window_right < 0 ? ATTN_UNBOUNDED : attn_min64(f->p->window_right, ATTN_UNBOUNDED);
@@ -276,9 +277,10 @@ HYPOTHESIS(mask_ignored)
     return has(f, masks[n]);
 }
 
-/* The kernel attends to padding keys: to all keys of the tensor (variants 0 and 1), or to the keys that fill the last
- * tile (other variants). In odd variants causal and window still count from the length of the row. Of keys in pages
- * only the last page is filled up, because the next entries of the page table may be any numbers. */
+/* Mistake: the kernel attends to padding keys, either to all keys of the tensor (variants 0 and 1) or to those that
+ * fill the last tile (other variants). In odd variants, causal and window still count from the true length of the row.
+ * With pages, the kernel attends only to the rest of the last page, because the next entries of the page table may be
+ * any numbers. */
 HYPOTHESIS(padding_attended)
 {
     const bool placed = f->g.right != ATTN_UNBOUNDED || f->g.left != ATTN_UNBOUNDED || has(f, ATTN_T_alibi_slopes);

@@ -12,8 +12,8 @@ struct hypothesis_facts {
     const attn_problem *p;
     attn_geometry g;
     uint64_t given; /* the results that the caller sent: bits of attn_tensor_id */
-    /* backward: gradients are computed. mixes: memory for a row of scores suffices for the keys of all packed
-     * sequences */
+    /* backward: gradients are computed. mixes: a row of scores has room for the keys of all packed sequences, so that
+     * variations may mix the sequences */
     bool backward, mixes;
     int64_t most_q, most_k; /* numbers of queries and keys of the longest sequence */
     bool has_gaps;          /* some sequence has padding keys: fewer keys than its tensor has rows for */
@@ -25,14 +25,16 @@ enum { HYPOTHESIS_WORDS = 64 };
 
 struct hypothesis {
     const char *code;
-    /* the mistake changes finished results, so the test changes the truth (float64 results) instead of computing
-     * anew */
+    /* the mistake only changes finished results, so its test changes the stored truth (float64 results) and computes
+     * nothing anew */
     bool converts;
     /* the mistake changes scores; for a backward a second test applies it to the gradients alone, with right out and
      * lse */
     bool of_scores;
     bool of_pattern; /* the mistake makes small errors: it is tested even where all results are within their limits */
-    bool of_size;    /* the mistake changes the order of sums, so the size of its errors is compared, not each number */
+    /* of_size: the mistake makes random errors (such as another order of sums), so only the size of its errors is
+     * compared, not each number */
+    bool of_size;
     int variants;
     /* Changes *v as variant n of the mistake says. Returns false if the variant does not apply, or changes nothing.
      * `words` gets what distinguishes the variant ("tiles of 64 keys"), or stays empty. */

@@ -69,7 +69,7 @@ static void enter(struct judge *j, enum phase phase)
     j->in_pass = false;
 }
 
-/* Begins the next pass of the judge's phase. Returns false if the phase has no more passes. */
+/* Begins the next pass of the phase in which the judge is. Returns false if this phase has no more passes. */
 static bool begin_in_phase(struct judge *j)
 {
     const variation right = variation_of(&j->frame.p);
@@ -99,7 +99,7 @@ static bool begin_in_phase(struct judge *j)
     return false;
 }
 
-/* Enters the next phase. It is called when the phase has no more passes. */
+/* Enters the judge's next phase. Call this when the present phase has no more passes. */
 static void leave_phase(struct judge *j)
 {
     if (j->phase == PHASE_SINGLES) {
@@ -171,7 +171,7 @@ void judge_hurry(judge *j)
     while (f->p.op == ATTN_OP_BACKWARD && count > 0 && f->tiles[count].hk == f->tiles[count - 1].hk &&
            f->tiles[count].b == f->tiles[count - 1].b)
         count--;
-    if (count == 0) return; /* no key/value head is complete, so the pass must go on */
+    if (count == 0) return; /* no key/value head has been computed as a whole yet, so the pass must go on */
     f->count = j->pass.count = j->pass.at = count;
     f->whole = j->pass.sums = false;
     f->rows = f->tiles[count - 1].row + f->tiles[count - 1].count;

@@ -1,8 +1,8 @@
 /* judge.h: finds out what is wrong with a caller's results.
  *
- * A judge computes a problem in float64 and compares a caller's results with that truth. Where results are wrong, the
- * judge tests the mistakes of hypotheses.c: it computes what a kernel with that mistake gives, and looks whether the
- * results agree with it.
+ * A judge computes a problem in float64 and compares a caller's results with these exact results (the truth). If
+ * results are wrong, the judge tests each mistake of hypotheses.c: it computes what a kernel with this mistake gives,
+ * and compares the caller's results with that.
  *
  *   judge_open()      sizes up the problem and chooses rows
  *   judge_step()      does some milliseconds of work; returns true when the work is complete
@@ -19,7 +19,7 @@ typedef struct judge judge;
 
 enum { JUDGE_WORST = 8, JUDGE_WHERE = 8, JUDGE_EXPLANATIONS = 8, JUDGE_CODES = 80, JUDGE_TEXT = 320 };
 
-/* The verdicts on one tensor and on all tensors together, from best to worst: id, name in JSON. */
+/* The verdicts on one tensor or on all tensors together, from best to worst. Each row: id, name in JSON. */
 #define JUDGE_VERDICT_MAP(X)                                                                         \
     X(MATCH, "match")       /* the largest error is at most twice that of rounding the truth once */ \
     X(ROUNDING, "rounding") /* the largest error is at most the limit */                             \
@@ -102,13 +102,13 @@ bool judge_step(judge *j);
 /* Call this when half of the judge's time is over. The judge then leaves out chosen rows that it has not computed in
  * float64 yet. */
 void judge_hurry(judge *j);
-/* Returns whether errors and verdict are known. Explanations may still be missing then. */
+/* Returns whether errors and verdict are known. The search for explanations may still go on. */
 bool judge_has_verdict(const judge *j);
 void judge_report(judge *j, judge_result *result);
 void judge_close(judge *j); /* `j` may be NULL */
 
-/* Expected seconds: `truth` for the float64 results and the emulations of all rows, `all` for the tests of all
- * hypotheses. */
+/* The seconds that a judge is expected to take. truth: for the float64 results and the emulations of all rows. all: for
+ * the tests of all mistakes. */
 typedef struct judge_cost {
     double truth, all;
 } judge_cost;

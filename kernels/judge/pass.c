@@ -24,8 +24,7 @@ void pass_begin(struct judge *j, struct frame *frame, const variation *v, const 
     if (j->some.dslopes) memset(j->some.dslopes, 0, (size_t)j->sum_elements[7] * sizeof(double));
 }
 
-/* Returns the index in struct truth of the first row of tile t, if head h computes the tile; -1 if struct truth does
- * not have that row. */
+/* Returns the index in struct truth of the first row of tile t of head h; -1: struct truth does not have this row. */
 static int64_t kept_row(const struct frame *f, const struct tile *t, int64_t h)
 {
     const int64_t own = t->hk * f->g.group + t->n;
@@ -34,8 +33,8 @@ static int64_t kept_row(const struct frame *f, const struct tile *t, int64_t h)
     return at < 0 ? -1 : at + t->first;
 }
 
-/* Takes `count` computed rows of a tensor, each of `ld` numbers. In PHASE_TRUTH it stores the rows in the truth; in
- * other phases it adds up their differences. */
+/* Stores or compares `count` computed rows of a tensor, each of `ld` numbers: PHASE_TRUTH stores the rows as the truth,
+ * other phases add up their differences. */
 static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_t first, int64_t count, int64_t kept,
                         const double *values, int64_t ld)
 {
@@ -143,7 +142,8 @@ static void compute_tile(struct judge *j, const struct tile *t)
     settle_rows(j, 2, t->b, h, first, t->count, kept, c->dq, c->D);
 }
 
-/* Returns a number of the truth (a float64 result), changed as the pass's variation changes finished results. */
+/* Returns a number of the truth (a float64 result) with the change that the pass's mistake makes to finished
+ * results. */
 static double converted(const struct judge *j, attn_tensor_id id, double value, double lse, bool exists)
 {
     const variation *const v = &j->pass.v;

@@ -43,7 +43,7 @@ static judge_explanation explanation_of(const struct judge *j, const struct cand
     return e;
 }
 
-/* Returns whether the list already has an explanation by the same one or two mistakes, in either order and of any
+/* Returns whether the list of explanations already has the same mistake or pair of mistakes, in either order and in any
  * variant. */
 static bool is_listed(const struct judge *j, const int *list, int count, const struct candidate *c)
 {
@@ -55,8 +55,8 @@ static bool is_listed(const struct judge *j, const int *list, int count, const s
     return false;
 }
 
-/* Returns the index of the best explanation that is not listed; -1 if all are listed. Among explanations of about equal
- * score, it is the one that stands first in the table. */
+/* Returns the index of the best candidate that is an explanation and not listed yet; -1: all are listed. Among
+ * candidates of about equal score, it is the one that is first in the table of mistakes. */
 static int best_left(const struct judge *j, const int *list, int count)
 {
     enum { NONE = -1 };

@@ -48,7 +48,8 @@ bool search_next_single(struct judge *j)
     const bool backward = j->p.op == ATTN_OP_BACKWARD;
     for (; m->row < hypotheses_count; *m = (struct mistake){ .row = m->row + 1 }) {
         const struct hypothesis *const h = &hypotheses[m->row];
-        const int copies = h->of_scores && backward ? 2 : 1; /* 2: the mistake is also tested in the backward alone */
+        /* 2: a mistake of scores is tested a second time, for the gradients alone */
+        const int copies = h->of_scores && backward ? 2 : 1;
         const bool worth = m->variant > 0 || is_worth_trying(j, h);
         for (; worth && m->variant < h->variants * copies; m->variant++) {
             const struct candidate c = { .first = { m->row, m->variant % h->variants, m->variant >= h->variants },
@@ -79,8 +80,8 @@ static void insert(const struct judge *j, int *list, int *count, int most, int c
     list[at] = candidate;
 }
 
-/* Chooses the mistakes that pairs consist of. The first mistake of a pair must remove a part of the error. The second
- * may be any mistake, because its part may be small beside the error of the first. */
+/* Chooses the mistakes that pairs consist of. The first mistake of a pair must explain a part of the error by itself.
+ * The second may be any mistake, because the error of the first may hide its effect. */
 void search_choose_pairs(struct judge *j)
 {
     int best[HYPOTHESES_MOST];

@@ -44,19 +44,22 @@ struct mistake {
 
 /* One mistake, or two at once, that is tested against the caller's results. */
 struct candidate {
-    struct mistake first, second; /* second.row < 0: the candidate is a single mistake, not a pair */
+    /* the mistakes of the candidate; second.row < 0: it is a single mistake, not a pair */
+    struct mistake first, second;
     /* differences between the caller's results and those of a kernel with the mistake */
     struct difference left[FRAME_TENSORS];
     /* for hypotheses with of_size: differences between results with the mistake and the truth (float64 results) */
     struct difference size[FRAME_TENSORS];
-    double score;      /* the lower, the better; 0: the mistake leaves the error as it is */
+    /* the lower the score, the better the explanation; 0: the mistake explains nothing of the error */
+    double score;
     unsigned explains; /* the wrong tensors that the candidate explains; bit n is result n of frame_tensors[] */
-    bool breaks;       /* true: the mistake would make a tensor wrong that is right */
+    bool breaks;       /* true: with the mistake, a tensor that is right would be wrong */
     bool confirmed;    /* PHASE_CONFIRM (all tiles) has tested this candidate, or need not test it */
     bool whole;        /* `left` was computed on all tiles, not on the sample */
 };
 
-/* A pass computes tiles of a frame (a problem cut into tiles) with one variation, and sums up their differences. */
+/* A pass computes tiles of a frame (a problem cut into tiles) with one variation, and sums up the differences between
+ * these results and the caller's results or the truth. */
 struct pass {
     variation v;
     struct frame *frame;
@@ -79,10 +82,10 @@ struct judge {
     attn_tensor results[ATTN_TENSOR_COUNT];
     uint64_t given; /* the results that the caller sent: bits of attn_tensor_id */
     struct frame frame;
-    struct frame other; /* frame of the same problem, read in the other layout: heads and rows exchanged */
+    struct frame other; /* a second frame, in which the problem is read in the other layout: heads and rows exchanged */
     bool has_other;
     struct truth truth;
-    struct truth some; /* dbias, dsinks and dslopes of the pass that is running; other tensors are not stored */
+    struct truth some; /* dbias, dsinks and dslopes that the running pass computes; it stores no other tensors */
     int64_t sum_elements[FRAME_TENSORS]; /* number of elements of dbias, dsinks and dslopes; 0 for other results */
 
     enum phase phase;
@@ -135,7 +138,7 @@ bool candidate_begin(struct judge *j, const struct candidate *c, bool whole);
 void candidate_end(struct judge *j, struct candidate *c);
 /* Returns whether one candidate (a tested mistake or pair) explains all tensors that are wrong. */
 bool candidate_is_complete(const struct judge *j);
-/* Returns whether the mistake removes more than a fifth of the error of a wrong tensor. */
+/* Returns whether the mistake explains more than a fifth of the error of at least one wrong tensor. */
 bool candidate_removes_some(const struct judge *j, const struct candidate *c);
 /* Returns whether the candidate (a tested mistake or pair) is reported as an explanation. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c);

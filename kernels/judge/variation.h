@@ -1,6 +1,6 @@
 /* variation.h: attention as it is defined, or with one thing done otherwise.
  *
- * A mistake that kernels make is data here: a struct variation. With all members as variation_of() sets them, compute.c
+ * A mistake that kernels make is data here: a struct variation. With the members that variation_of() sets, compute.c
  * computes the right results. A hypothesis of hypotheses.c changes some members, and compute.c computes what a kernel
  * with that mistake would give. Two mistakes at once are two changes of one struct. */
 #ifndef JUDGE_VARIATION_H
@@ -16,7 +16,7 @@ enum variation_heads {
     HEADS_REVERSED,    /* head Hk - 1 - h / G */
 };
 
-/* Which tile of keys a row wrongly does not see. */
+/* The tile of keys that a row does not see by mistake. */
 enum variation_drop {
     DROP_NOTHING,
     DROP_LAST,      /* the row does not see the last tile of the sequence's keys */
@@ -25,7 +25,7 @@ enum variation_drop {
     DROP_FIRST_SEEN,
 };
 
-/* Mistakes of a softmax that is computed tile by tile. */
+/* Mistakes that kernels make when they compute the softmax tile by tile. */
 enum variation_softmax {
     SOFTMAX_RIGHT,
     SOFTMAX_OUT_NOT_RESCALED,  /* out of the row is not rescaled where the maximum grows */
@@ -38,7 +38,7 @@ enum variation_softmax {
 
 enum variation_empty { EMPTY_RIGHT, EMPTY_INFINITE, EMPTY_NAN };
 
-/* The number that is wrongly rounded: exact arithmetic would not round it. */
+/* The number that a kernel rounds by mistake. */
 enum variation_rounding {
     ROUND_NOTHING,
     ROUND_SCORES,        /* q.k is rounded to round_dtype */
@@ -70,7 +70,8 @@ typedef struct variation {
     double bias_factor, alibi_factor;
     bool alibi_corner; /* ALiBi's distance is |i - j|, as if the first query stood at the first key */
 
-    /* number of keys that each row sees beyond the last one that causal and window allow; negative: fewer keys */
+    /* number of keys that each row sees beyond the last key that causal and window allow; negative: that many keys
+     * fewer */
     int64_t more_right;
     bool keep_inverted, one_sequence;
     int64_t whole_keys; /* the number of keys of a sequence is rounded up to a multiple of this number; 0: it is not */
@@ -78,13 +79,14 @@ typedef struct variation {
     enum variation_heads heads;
     enum variation_drop drop;
     enum variation_softmax softmax;
-    /* keys of a tile; number of splits of the keys; or terms of a sum between two roundings, as the mistake needs */
+    /* a number whose meaning depends on the mistake: keys of a tile, splits of the keys, or terms of a sum between two
+     * roundings */
     int64_t tile;
     bool backwards; /* the kernel goes from the last tile of keys to the first */
     bool over_all;  /* with SOFTMAX_SPLITS_UNWEIGHTED: splits of which the row sees no key count in the average too */
     /* keys of a tile whose padding counts as keys of score 0 where the last tile is not full; 0: no padding counts */
     int64_t tail;
-    bool tail_is_hidden; /* causal hides the padding keys of `tail` as it hides other keys */
+    bool tail_is_hidden; /* causal also hides the padding of the last tile that `tail` counts as keys */
     double sink_weight;
     enum variation_empty empty_out, empty_lse;
     double lse_factor;
@@ -99,10 +101,12 @@ typedef struct variation {
     bool backward_alone; /* only the backward has the mistake; out and lse are right */
     bool no_delta, no_dlse, no_softcap_derivative, dv_unnormalized;
     double dq_factor, dk_factor;
-    /* dk and dv lack the parts of all query heads of a group but this one; -1: they have all parts */
+    /* dk and dv are sums over only this query head of a key/value head's group; -1: over all query heads of the
+     * group */
     int64_t only_member;
-    int64_t only_last_tile; /* dq has only the part of the last tile of this many keys; 0: it has all parts */
-    /* the last tile in only_last_tile is the last one that any of this many rows sees; 0: it is the sequence's last */
+    int64_t only_last_tile; /* dq is the sum over only the last tile, of this many keys; 0: over all keys */
+    /* only_last_tile means the last tile that any row of a block of this many rows sees; 0: the last tile of the
+     * sequence */
     int64_t only_last_rows;
 
     /* the caller's tensors (bits of attn_tensor_id) that are read in the other layout, with heads and rows exchanged */

@@ -14,7 +14,8 @@ struct attn_verifier {
     attn_problem p;
     variation v;
     attn_verification found;
-    /* number of rows of the problem; number of rows verified so far; index of the next row among all rows */
+    /* total: number of rows of the problem; n: number of rows verified so far; next: index of the next row among all
+     * rows */
     int64_t total, n, next;
     int64_t b, h, first;     /* batch row and head of row `next`; index of that head's first row among all rows */
     int64_t keys_b, keys_hk; /* head and sequence whose keys are in memory; -1: none */
@@ -51,7 +52,8 @@ static attn_sequence go_to_head(attn_verifier *v)
         v->first += s.Sq;
         if (++v->h < g->dims.H) continue;
         v->h = 0;
-        s = attn_sequence_of(g, ++v->b); /* another sequence follows, because otherwise row `next` would not exist */
+        /* the loop ends, because row `next` exists in this sequence or in a later one */
+        s = attn_sequence_of(g, ++v->b);
     }
     return s;
 }

@@ -2,7 +2,8 @@
  *
  * Wrong elements are counted along each axis of a tensor: batch rows, heads, queries or keys, columns. The sentence
  * names each axis on which only some indices have wrong elements, as a range, as a list, or as every n-th index. It
- * leaves out an axis on which all indices have some. All wrong elements are inside what the sentence names. */
+ * leaves out an axis on which all indices have some. The sentence may name too many elements, but it names all wrong
+ * ones. */
 #include "kernels/judge/state.h"
 
 #include <math.h>

@@ -32,7 +32,7 @@ void caller_release(struct caller *caller)
 {
     if (caller == NULL || caller_is_anonymous(caller)) return;
     if (atomic_fetch_sub_explicit(&caller->references, 1, memory_order_acq_rel) != 1) return;
-    /* When the last reference to an account is gone, nothing may be counted in the account any more. */
+    /* When the last reference to an account is dropped, all counts of resources in the account must be 0. */
     for (int place = 0; place < CALLER_PLACES; place++) assert(atomic_load(&caller->places[place]) == 0);
     assert(caller->staging_bytes == 0 && caller->context_bytes == 0 && caller->contexts == 0);
     assert(caller->regions == 0 && caller->region_bytes == 0);

@@ -146,8 +146,8 @@ static bool address_ok(const char *text)
 static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
 {
     static const struct {
-        const char *begins;          /* the beginning of the refused value; it is cut off */
-        const char *before, *behind; /* texts to put in front of and behind the rest of the value */
+        const char *begins;          /* the hint leaves this beginning of the refused value out */
+        const char *before, *behind; /* the hint has these texts in front of and behind the rest of the value */
     } suggestions[] = {
         { "", "127.0.0.1:", "" }, /* for the value 9000 */
         { ":", "127.0.0.1:", "" }, { "*:", "0.0.0.0:", "" },   { "http://", "", "" }, { "https://", "", "" },
@@ -489,7 +489,7 @@ static bool was_given(const struct reading *r, const char *flag)
 {
     for (size_t i = 0; i < config_option_count; i++)
         if (strcmp(config_options[i].flag, flag) == 0) return r->given[i];
-    abort(); /* no option has this name, so a call in this file misspelt it */
+    abort(); /* no option has this name, so a caller in this file has misspelt it */
 }
 
 /* True if two listening addresses are equal. Port 0 means any free port, so an address with port 0 equals no other. */

@@ -60,8 +60,8 @@ static inline bool config_shares_memory(const struct config *config)
     return config->allow_shm_count > 0 || config->allow_cuda_shm;
 }
 
-/* Upper bound on the memory of one open connection and its request, without the request's tensors. The next function
- * returns the bound for all connections together. */
+/* Return upper bounds on the memory of one open connection and its request, and of all connections together. The
+ * tensors of requests are not included. */
 static inline int64_t config_one_connection_bytes(const struct config *config)
 {
     return HTTP_OPEN_BYTES + HTTP_REQUEST_BYTES + (config->tls_cert != NULL ? HTTP_TLS_BYTES : 0);

@@ -40,7 +40,7 @@ enum config_type {
     TYPE_SHM,     /* a list of prefixes of shared memory keys: config->allow_shm */
     TYPE_PROXY,   /* a list of networks of proxies: config->trusted_proxies */
     TYPE_DEVICES, /* auto, all, cpu, or GPU numbers */
-    TYPE_FILE,    /* a file that can be read now */
+    TYPE_FILE,    /* path of a file, which must be readable when the options are read */
     TYPE_ORIGIN,  /* scheme://host[:port] or * */
 };
 
@@ -54,7 +54,8 @@ struct config_option {
     const char *word; /* default value of an option that is neither a number nor a switch; NULL: none */
     /* TYPE_CHOICE: the allowed words, "text|json"; other types: the words that bash completion offers. */
     const char *words;
-    const char *shown; /* the default as --help shows it, if the value itself says too little */
+    /* text that --help shows in place of the default value, such as "half of the memory"; NULL: it shows the value */
+    const char *shown;
     const char *help;
 };
 

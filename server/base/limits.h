@@ -2,8 +2,7 @@
  *
  * A limit that an option sets is in the option's row of config_table.c. The limits on the contents of one body are in
  * PROTO_LIMITS_DEFAULT of proto-json/proto.h. The name of a limit begins with the file that keeps it (HTTP: mhd.c).
- * Constants that bound nothing from outside, such as table sizes or pauses of threads (http/http_threads.c), are in the
- * files that use them. */
+ * Constants that do not limit clients or devices, such as sizes of tables, are in the files that use them. */
 #ifndef LIMITS_H
 #define LIMITS_H
 
@@ -21,25 +20,28 @@ enum {
     CONFIG_LEAST_FILES = 32,
     CONFIG_THREAD_FILES = 2, /* open files of one HTTP thread: one for epoll, one for eventfd */
     CONFIG_MAX_BATCH = 1024, /* upper bound of --max-batch (requests in a batch); the loop has an array of this size */
-    CONFIG_MAX_PROXIES = 8,  /* most --trusted-proxy networks; the peer of every request is compared with all of them */
+    /* most networks of --trusted-proxy; the server compares the peer of every request with all of them */
+    CONFIG_MAX_PROXIES = 8,
     CONFIG_MAX_DEVICES = 64, /* device numbers in --devices are less than this, because each is a bit of a mask */
-    CONFIG_MAX_SHM = 8,      /* most --allow-shm prefixes; the error for a key that has none of them lists them all */
+    CONFIG_MAX_SHM = 8,      /* most prefixes of --allow-shm; the error message for a wrong key lists all of them */
     CONFIG_SHM_BYTES = 32,   /* longest --allow-shm prefix, in bytes */
 };
 
 /* ---- Connections (http/) ----------------------------------------------------------------------------------------- */
 
 enum {
-    /* connections that may wait to be accepted; the system lowers this number to net.core.somaxconn */
+    /* backlog of a listener: connections that may wait to be accepted; the system lowers this number to
+     * net.core.somaxconn */
     LISTEN_BACKLOG = 4096,
-    LISTEN_ACCEPT_BURST = 64, /* most connections accepted in a row; after them the loop does its other work */
+    LISTEN_ACCEPT_BURST = 64, /* most connections that the loop accepts in a row before it does its other work */
     /* time for which a listener that closes still completes TCP handshakes that have begun: one round trip */
     LISTEN_DOOR_MS = 100,
-    LISTEN_DOOR_LOCAL_MS = 20, /* LISTEN_DOOR_MS for clients on this machine, whose round trip is shorter */
+    /* the same time for a listener that only clients on this machine can reach: their round trip is shorter */
+    LISTEN_DOOR_LOCAL_MS = 20,
     /* after this much silence the kernel probes whether the client of a connection is still there */
     LISTEN_KEEPALIVE_S = 60,
     LISTEN_USER_TIMEOUT_MS = 30000, /* a client that has not acknowledged sent bytes for this long counts as vanished */
-    /* Retry-After of a refused connection; it is short, because other connections end all the time */
+    /* Retry-After in seconds of a refused connection; it is short, because other connections end all the time */
     REFUSAL_RETRY_AFTER_S = 1,
 
     FRONTEND_HEAD_MS = 10000, /* time for a request's head to arrive (or --body-timeout-ms, if that is less) */
@@ -57,11 +59,11 @@ enum {
     /* The least rate of a body or an answer that takes longer than --body-timeout-ms (see that option's help). */
     CONNECTION_BYTES_PER_MS = 1024,
 
-    /* On a server with tokens, a connection without a token gives up its slot if another connection needs it. It still
-     * has this long to send a body that is refused, and as long again to fetch its answer. */
+    /* On a server with tokens, a connection that has shown no token is closed if another connection needs its place.
+     * Before that, it has this long to send a body that is refused, and as long again to fetch its answer. */
     CONNECTION_STRANGER_MS = 1000,
-    /* A connection with a token (on a server without tokens: any connection) keeps its slot for at least this long
-     * after a request, because a busy client sends its next request sooner than that. */
+    /* A connection with a token (on a server without tokens: any connection) is not closed for another connection
+     * before it has been idle for this long, because a busy client sends its next request sooner. */
     CONNECTION_BETWEEN_MS = 100,
     CONNECTION_LOOK_MS = 10, /* after a search for a connection to close found none, the next search waits this long */
     /* most connections that were closed to make room for others and that libmicrohttpd has not released yet */
@@ -107,7 +109,7 @@ enum {
     /* idle time after which libmicrohttpd closes a connection; only a fallback, because connections.c closes it
      * earlier */
     HTTP_INACTIVITY_S = 120,
-    /* Most arguments in a URL's query. libmicrohttpd keeps a record of each in the connection's memory. */
+    /* Most arguments in a URL's query. libmicrohttpd keeps a record of each argument in the connection's memory. */
     HTTP_ARGUMENTS_MAX = 100,
     /* Longest body that is kept whole for a handler. The longest valid body makes a cache: it has two quantisation
      * scales for each of CACHES_HEADS heads, and Python writes a scale with up to 25 bytes. */
@@ -129,7 +131,7 @@ enum {
 /* ---- Compressed bodies (base/unpack.c, http/body.c) -------------------------------------------------------------- */
 
 enum {
-    /* bytes that are unpacked at a time; the parser reads them before more are unpacked */
+    /* most bytes of a compressed body that are unpacked at a time; the parser reads them before more are unpacked */
     UNPACK_PIECE_BYTES = 32 << 10,
     /* Bytes that an HTTP thread unpacks for one connection before it turns to another one: a millisecond of work.
      * Without this limit, 80 KiB that have arrived could unpack to 80 MiB, which take 100 ms. Turning to another
@@ -176,30 +178,30 @@ enum {
         /* if a body is longer than this, its lse (log-sum-exp of each row) is checked on another thread
          * (attn_check_lse()) */
     512 << 10,
-    /* If a body of at most this size needs a larger block, it is copied to another block, which is faster than mapping
-     * new pages. */
+    /* If the block of a body with inputs in shared memory has at most this size and must grow, the body is copied to a
+     * larger block that was in use before, which is faster than mapping new pages. */
     CHECK_COPY_BYTES = 256 << 10,
     /* time of one piece of verifying or measuring; after it, a piece of another request has its turn */
     FINISH_PIECE_NS = 10000000,
     /* Most pieces of work that libuv has at a time: as many as it has threads. libuv would serve more pieces in order
      * of arrival. */
     PIECES_AT_ONCE = 4,
-    /* A check stops its search early, so that its answer is in time: a tenth of the remaining time and this long before
-     * the deadline. */
+    /* A check of results stops its search for mistakes a tenth of the remaining time plus this time before its
+     * deadline, so that its answer is in time. */
     JUDGE_MARGIN_MS = 50,
     FINISH_NUMBERS = 4096, /* numbers whose text length is measured before a thread looks at the clock again */
     /* If an answer has at most this many numbers, the HTTP thread itself measures how long they are as text. That takes
      * a millisecond or less. */
     PREPARE_MEASURE_AT_ONCE = 4096,
 
-    /* most waiting requests examined to find some that can join a batch; the queue may have a million */
+    /* most waiting jobs that are examined to find members of a batch; the queue may have a million jobs */
     QUEUE_SCAN_MAX = 512,
-    /* most waiting requests that a search for the next one skips; skipping this many takes 3 ms */
+    /* most waiting jobs that cannot leave yet and that a search for the next job skips: 3 ms of work */
     QUEUE_PASS_MAX = 1 << 16,
     /* Most caches examined in one test of waiting cache transactions. The test takes 30 ms when hundreds of
      * transactions have a thousand caches each. */
     QUEUE_STEP_ROWS = 1 << 19,
-    QUEUE_RETRY_MAX_S = 30, /* largest Retry-After, because the time is only a guess */
+    QUEUE_RETRY_MAX_S = 30, /* largest Retry-After of a full queue in seconds, because the time is only an estimate */
 
     CONTEXTS_MAX_COUNT = 1024, /* most contexts (saved forwards) in the table, which is allocated at the start */
     /* a context (a saved forward) waits this long for its backward; after that its memory is released */
@@ -239,8 +241,8 @@ enum {
 /* Jobs with more floating-point operations than this are never joined with others: each keeps a device busy alone, and
  * small jobs should not wait for it. */
 #define PREPARE_SMALL_FLOPS 1e8
-/* PREPARE_SMALL_FLOPS for jobs whose keys and values are in caches. A GPU spends the time of these jobs on reading
- * memory, so joined jobs do not slow each other down. */
+/* Jobs whose keys and values are in caches are joined in batches up to this number of floating-point operations. A GPU
+ * spends most of the time of these jobs on reading memory, so joined jobs do not slow each other down. */
 #define PREPARE_STEP_FLOPS  1e10
 #define PREPARE_SMALL_BYTES ((size_t)2 << 20)
 /* A cache transaction with more floating-point operations than this (60 us on an H200) is joined with others only if
@@ -284,21 +286,22 @@ enum {
     /* A guest (a batch of a tenant that has no other batch on the device) starts only when the other batches have run
      * for this long. Most batches end sooner, and two batches at once would slow each other down. */
     DEVICE_GUEST_AFTER_NS = 20000000,
-    /* A guest (a batch of a tenant that has no other batch on the device) waits this many times as long as it would
-     * need beside the running batches, if these belong to several tenants. As a result, equal work of many tenants is
-     * done one after the other, but a short request does not wait for long ones. */
+    /* If the running batches belong to several tenants, a guest (a batch of a tenant that has no other batch on the
+     * device) waits until the oldest of them has run for this many times the guest's expected time. So equal work of
+     * many tenants is done one after the other, but a short request does not wait for long ones. */
     DEVICE_GUEST_FACTOR = 2,
-    /* most problems in one attn_run(): as many as an envelope (a body with several problems) may hold */
+    /* most problems in one call of attn_run(): as many as an envelope (a body with several problems) may have */
     DEVICE_MAX_RUN = 1024,
     /* Interval between two polls of a stream. It is also the longest delay in noticing that the stream's work has
      * ended. */
     DEVICE_POLL_NS = 20000,
-    /* A batch younger than this is polled without pauses. Small problems and most decode transactions end within this
-     * time. */
+    /* The stream of a batch that has run for less than this time is polled without pauses. Small problems and most
+     * decode transactions end within this time. */
     DEVICE_SPIN_NS = 1000000,
     /* interval between two polls of a lost device (it no longer answers), whose results nobody needs */
     DEVICE_LOST_POLL_NS = 10000000,
-    DEVICE_WORKSPACE_KEEP = 64 << 20, /* bytes; a workspace larger than this is freed after its batch */
+    /* a workspace (scratch memory of kernels) of more bytes than this is freed after its batch */
+    DEVICE_WORKSPACE_KEEP = 64 << 20,
     /* Most bytes of inputs and outputs of a problem that may be merged with others into one. A larger problem needs no
      * merging, because each of its copies is fast. */
     MERGE_BYTES = 1 << 20,
@@ -308,8 +311,8 @@ enum {
     /* If a device cannot be opened, the threads of the other devices have this time to end. Idle threads end at
      * once. */
     DEVICE_STOP_MS = 60000,
-    /* bytes; a workspace of an inline slot (work that an HTTP thread does itself) is freed after its job if it is
-     * larger */
+    /* the workspace of an inline slot (for jobs that HTTP threads run themselves) is freed after its job if it has more
+     * bytes than this */
     INLINE_KEEP = 4 << 20,
     /* most bytes of inputs and outputs of a problem that an HTTP thread runs on a GPU itself: 20 us on the GPU's bus */
     INLINE_BYTES = 1 << 20,
@@ -326,7 +329,7 @@ enum {
 /* A thread that waits for a device polls with short sleeps (base/polling_sleep.h). These are the lengths of its sleeps
  * and of the polling. */
 enum {
-    /* length of one sleep, which the kernel doubles; so short a sleep does not put the core into a deep sleep state */
+    /* length of one sleep; the kernel makes it twice as long, but the core still does not enter a deep sleep state */
     NAP_NS = 50000,
     /* a thread polls for this long; if the wait is longer, a small delay in noticing its end does not matter */
     NAPS_NS = 2000000,
@@ -350,7 +353,8 @@ enum {
 /* A reference result in float64, computed for `verify`, may take this many times as long as expected before its device
  * counts as overdue. */
 #define DEVICE_TRUTH_SLOWEST 10
-/* A reference result in float64, computed for `verify`, takes at least its expected time divided by this number. */
+/* The time of computing a reference result in float64 for `verify` is at least the expected time divided by this
+ * number. Only this least time is compared with a request's deadline. */
 #define DEVICE_TRUTH_FASTEST 3
 /* Unless --kv-bytes is given, caches get an eighth of a device's memory. DEVICE_CACHE_MOST_CPU bytes are the upper
  * bound on the CPU. */
@@ -369,7 +373,7 @@ enum {
 /* ---- Memory ------------------------------------------------------------------------------------------------------ */
 
 enum {
-    /* bytes that are leased before they have arrived may be a quarter of the staging memory */
+    /* memory for bytes that have not arrived yet may be at most this part of the staging memory: a quarter */
     STAGING_AHEAD_SHARE = 4,
     /* warm staging memory (kept for the next request) goes back to the system if it is unused for this long */
     STAGING_WARM_MS = 30000,
@@ -387,7 +391,8 @@ enum {
  * page that the server is the first to write counts as the server's memory. */
 enum {
     REGIONS_MAX_COUNT = 1024,
-    REGIONS_PIECE_BYTES = 1 << 20, /* bytes that are copied before a thread looks at the clock again: 0.1 to 0.4 ms */
+    /* bytes of shared memory that are copied before a thread looks at the clock again: 0.1 to 0.4 ms */
+    REGIONS_PIECE_BYTES = 1 << 20,
     /* An HTTP thread copies up to this many bytes of shared memory itself, in less than 0.1 ms. */
     REGIONS_AT_ONCE_BYTES = 256 << 10,
     REGIONS_PINNED_TENSOR =
@@ -418,7 +423,8 @@ enum {
     /* Most lines of one event, of level WARN or ERROR, that are written in a second. The limit keeps a stream of them
      * from filling a disk. */
     LOG_REPEATS_PER_SECOND = 20,
-    LOG_REPEAT_SLOTS = 64, /* number of counters for events; if there are more events than this, some share a counter */
+    /* number of counters that limit repeated log lines; if there are more events than this, some share a counter */
+    LOG_REPEAT_SLOTS = 64,
     /* the log's writer waits this long for more lines, so it makes at most 200 calls of write() per second */
     LOG_GATHER_MS = 5,
     LOG_CLOSE_TIMEOUT_MS = 1000, /* time for which log_close() waits for a stuck writer */

@@ -128,7 +128,9 @@ static bool is_number(const char *s, size_t count)
         if (s < end && (*s == '+' || *s == '-')) s++;
         const char *exponent = s;
         while (s < end && *s >= '0' && *s <= '9') s++;
-        if (s == exponent || s - exponent > 2) return false; /* a number like 1e300 is no measurement */
+        /* a number such as 1e300, with three digits in its exponent, is written as a string, because it is no
+         * measurement */
+        if (s == exponent || s - exponent > 2) return false;
     }
     return s == end;
 }
@@ -232,7 +234,8 @@ static void put_line(struct text *t, bool json, enum log_level level, const char
     }
 }
 
-/* Formats a whole line with its newline and returns its length. Pairs for which the line has no room are left out. */
+/* Formats a whole line with its newline and returns its length. If the line has no room for all key=value pairs, the
+ * rest is left out. */
 static size_t format_line(char line[LINE_BYTES], bool json, enum log_level level, const char *request_id,
                           const char *event, const char *pairs)
 {
@@ -332,7 +335,7 @@ static bool admit(enum log_level level, const char *event)
         return true;
     }
     r->left_out++;
-    /* the writer must report the lines left out after a second, even if no other line comes */
+    /* wakes the writer, which will report the omitted lines after a second even if no other line is logged */
     if (!the.repeats_left_out) wake_writer();
     the.repeats_left_out = true;
     return false;
@@ -385,7 +388,8 @@ static void *writer_main(void *unused)
         const bool written = write_all(full, used, lines);
         pthread_mutex_lock(&the.lock);
         if (tell && written) the.told_lost = lost;
-        if (last && the.used == 0) break; /* while the writer was in write(), another thread may have logged again */
+        /* tested again, because another thread may have logged while this one was in write() */
+        if (last && the.used == 0) break;
     }
     the.done = true;
     pthread_cond_signal(&the.finished);

@@ -138,7 +138,8 @@ static struct series *series_of(enum metric_id id, const char *label0, const cha
     if (s != NULL) return s;
 
     pthread_mutex_lock(&lock);
-    s = find(id, hash, label0, label1, &slot); /* searches again, because another thread may have added the series */
+    /* searches again with the mutex held, because another thread may have added the series meanwhile */
+    s = find(id, hash, label0, label1, &slot);
     if (s == NULL && series_count[id] < METRICS_MAX_SERIES - 1) s = add_series(id, hash, label0, label1, slot);
     else if (s == NULL) { /* the last series counts all further label values */ label0 = *label0 ? "other" : "";
         label1 = *label1 ? "other" : "";

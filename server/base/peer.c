@@ -12,7 +12,7 @@
 #define UNIX "unix"
 
 enum {
-    BITS = 128,     /* bits of an address; an IPv4 address is mapped into IPv6 */
+    BITS = 128,     /* number of bits of an address; an IPv4 address is stored as an IPv6 address */
     BITS_FOUR = 96, /* bits of a mapped address in front of the IPv4 address */
     ENTRY_BYTES = 64,
 };

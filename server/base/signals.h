@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { SIGNALS_STUCK = 71 }; /* exit status of a process that was told to stop and did not end by itself */
+enum { SIGNALS_STUCK = 71 }; /* exit status of a process that was told to stop and did not end within its time */
 
 /* Blocks the signals. Call this first, because threads and programs that start later inherit the blocked signals. */
 void signals_block(void);

@@ -47,7 +47,7 @@
 #endif
 
 enum {
-    SMALLEST_LOG2 = 14, /* a block below this size (16 KiB) is not worth a mapping of its own */
+    SMALLEST_LOG2 = 14, /* log2 of the smallest block: a block below 16 KiB is not worth a mapping of its own */
     LARGEST_LOG2 = 46,
     STEPS = 8, /* number of block sizes per doubling */
     LOOK = 16, /* most blocks of a size class that are searched for one that this core released */
@@ -72,7 +72,7 @@ struct staging_pool {
 
 /* ---- Anonymous memory -------------------------------------------------------------------------------------------- */
 
-/* Rounds a size up to whole pages. A page has 4 KiB on x86-64, and up to 64 KiB on arm64. */
+/* Rounds a size in bytes up to whole pages. A page has 4 KiB on x86-64, and up to 64 KiB on arm64. */
 static size_t page_round(size_t bytes)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -383,7 +383,7 @@ attn_status staging_grow(struct staging_pool *staging, struct staging_block **he
     if (bytes <= block->bytes) return ATTN_OK;
     const size_t want = lease_bytes(staging, caller, bytes, &size_class);
     if (want == 0) return too_large(staging, caller, bytes, err);
-    /* the block became too small, so all bytes that were announced for it have arrived */
+    /* a block that must grow is full, so all bytes that were announced for it have arrived */
     staging_arrived(staging, block);
 
     if (staging->source.grow == NULL) {

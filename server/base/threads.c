@@ -24,7 +24,8 @@ enum { LIBUV_THREADS = 4, LIBUV_THREADS_MOST = 1024 };
 int threads_of_libuv(void)
 {
     const char *text = getenv("UV_THREADPOOL_SIZE");
-    const int count = text ? atoi(text) : LIBUV_THREADS; /* libuv parses UV_THREADPOOL_SIZE in the same way */
+    /* atoi() is used because libuv parses UV_THREADPOOL_SIZE in the same way */
+    const int count = text ? atoi(text) : LIBUV_THREADS;
     return count < 1 ? 1 : count < LIBUV_THREADS_MOST ? count : LIBUV_THREADS_MOST;
 }
 

@@ -4,9 +4,10 @@
  * one buffer, and the caller empties the buffer before more is unpacked.
  *
  * Invariants:
- *   1. At most limit_bytes are unpacked. Beyond UNPACK_FREE_BYTES, at most UNPACK_RATIO times the bytes that arrived.
- *   2. Error texts name only counts that do not depend on how the body was split. zlib's position after a fault
- *   would. */
+ *   1. A body is unpacked to at most limit_bytes. If it is longer than UNPACK_FREE_BYTES, it is unpacked to at most
+ *      UNPACK_RATIO times the bytes that have arrived.
+ *   2. An error text has no number that depends on how the body was split into pieces, such as zlib's position after a
+ *   fault. */
 #include "server/base/unpack.h"
 
 #include <stdlib.h>
@@ -49,7 +50,7 @@ bool unpack_coding_of(const char *text, enum unpack_coding *coding)
     if (text == NULL) return true;
     text += strspn(text, between);
     const size_t length = strcspn(text, between);
-    /* text behind the first coding names another coding, and several codings are refused */
+    /* a second coding follows the first one in the header, and several codings are refused */
     if (text[length + strspn(text + length, between)] != '\0') return false;
     for (size_t i = 0; i < sizeof codings / sizeof *codings; i++)
         if (strlen(codings[i].name) == length && strncasecmp(text, codings[i].name, length) == 0) {

@@ -1,5 +1,5 @@
-/* caches.h: keys and values that stay on the server between requests (/v1/caches). It keeps who owns each cache and
- * its length, and carries out the transactions that read or extend caches.
+/* caches.h: keys and values that stay on the server between requests (/v1/caches). A table keeps the owner and the
+ * length of each cache. Transactions read or extend caches.
  *
  * A cache is a sequence of positions, each with Hk keys of D and Hk values of Dv numbers. They lie in pages of
  * page_size positions (caches/pages.h) in the memory of one device:
@@ -78,8 +78,8 @@ void caches_forget(struct caches *caches, bool (*is_known)(void *context, const 
 /* Call this when the device has failed. Its caches end, and it gets no new ones. A cache in a transaction ends with the
  * transaction. */
 void caches_lose(struct caches *caches, int device);
-/* Returns the least number of bytes that any device has given to its pool. On no device can a request have this
- * memory. */
+/* Returns the size in bytes of the smallest pool that has its memory. A request's tensors cannot use this memory on any
+ * device. */
 int64_t caches_held_bytes(struct caches *caches);
 
 /* ---- Caches: any thread, no waiting ------------------------------------------------------------------------------ */
@@ -114,7 +114,8 @@ void caches_expire(struct caches *caches, int64_t now_ms);
 
 struct caches_totals {
     int64_t caches, pages, shared_pages, used_bytes, bytes;
-    /* since the server's start: number of caches that expired, and of requests for ids that another process made */
+    /* since the server's start: number of caches that expired, and number of requests for caches of an earlier
+     * process */
     int64_t expired, lost_ids;
 };
 void caches_totals(struct caches *caches, struct caches_totals *totals);
@@ -149,11 +150,12 @@ struct cache_step {
     int32_t *table_lengths; /* [rows]: a copy of `lengths`, in the same memory as the table */
     /* [rows]: how many positions are in pages that the row before also has (attn_problem.prefix_keys) */
     int32_t *prefix_keys;
-    bool shares;              /* some row shares enough pages that a device uses prefix_keys */
+    /* some row shares so many pages with the row before it that prefix_keys saves a device time */
+    bool shares;
     float *k_scale, *v_scale; /* [rows, kv_heads], or NULL; until the step has begun these arrays are in `scales` */
     attn_move *moves;         /* moves: copies that the device makes before it computes */
     int64_t move_count;
-    bool ends;             /* committing the step deletes its caches, because their sequence ends */
+    bool ends;             /* the step is the last of a KServe sequence, so committing it deletes its caches */
     struct cache_row *row; /* only the code of server/caches uses this member and those below */
     /* the value of caches->burials when row[].cache was found; while it is unchanged, these pointers are valid */
     uint64_t burials;
@@ -181,6 +183,7 @@ attn_status caches_ask(struct cache_step *step, uint64_t scan, bool *wait, attn_
 /* Ends a step when the device is done. With `commit` its caches are longer, otherwise they are as before. Does nothing
  * if the step has not begun. */
 void caches_end(struct cache_step *step, bool commit);
-void caches_drop_step(struct cache_step *step); /* frees the memory that belongs to the step, which must have ended */
+/* frees the memory of the step (a request's transaction on caches), which must have ended */
+void caches_drop_step(struct cache_step *step);
 
 #endif

@@ -12,8 +12,8 @@
 #include "server/caches/page_lists.h"
 #include "server/caches/pages.h"
 
-/* BUCKETS: the hash table has as many buckets as there may be caches. A bucket has one or two caches, because the hash
- * is keyed and clients cannot fill one bucket. */
+/* BUCKETS: the number of buckets of the hash table, one for each cache that may exist. A bucket rarely has more than
+ * two caches, because the hash is keyed, so that clients cannot choose ids of one bucket. */
 enum { PROCESS_CHARS = 8, BUCKETS = CACHES_MAX_COUNT };
 static_assert((BUCKETS & (BUCKETS - 1)) == 0, "a bucket is some bits of a hash");
 
@@ -58,7 +58,7 @@ struct caches {
     char process[PROCESS_CHARS + 1]; /* first characters of the ids that this process makes */
     int max_count, count;
     int64_t expired, lost_ids;
-    bool lost_pool; /* true if a pool was lost, with its device */
+    bool lost_pool; /* true: at least one device was lost, and its pool with it */
     uint64_t looks;
     /* number of caches deleted so far; a pointer to a cache that was found at the same number is valid */
     uint64_t burials;

@@ -71,22 +71,20 @@ static struct page_block *block_new(int64_t count)
     return NULL;
 }
 
-/* Changes the count of pages that several lists share through this one block. With `sign` 1 they share them from now
- * on, with -1 no longer. */
+/* Updates the number of shared pages when a block begins (`sign` 1) or ends (`sign` -1) to belong to several lists. */
 static void count_block(struct pages *pages, const struct page_block *block, int sign)
 {
     pages_share_more(pages, sign * (block->count - block->shared));
 }
 
-/* Changes the counts for a page of this block to which another block also refers. With `sign` 1 it does from now on,
- * with -1 no longer. */
+/* Updates the counts when another block begins (`sign` 1) or ends (`sign` -1) to refer to a page of this block. */
 static void count_page(struct pages *pages, struct page_block *block, int sign)
 {
     block->shared += sign;
     if (block->references > 1) pages_share_more(pages, -sign);
 }
 
-/* Adds to the block a page that another block has already. */
+/* Adds a page to the block that another block also has. */
 static void block_hold(struct page_block *block, struct pages *pages, int32_t page)
 {
     struct page_block *const alone = pages_owner(pages, page);
@@ -185,7 +183,7 @@ bool page_list_fork(struct page_list *to, const struct page_list *from, struct p
     return true;
 }
 
-/* Returns the block that a cut to `count` pages divides, or NULL if the cut falls between two blocks. */
+/* Returns the block of the list that a cut to `count` pages divides, or NULL if the cut is between two blocks. */
 static struct page_block *cut_block(const struct page_list *list, int64_t count)
 {
     return count % PAGE_BLOCK != 0 && count < list->count ? list->blocks[count / PAGE_BLOCK] : NULL;

@@ -31,7 +31,8 @@ struct page_list {
     int64_t count;              /* number of pages in the list */
     struct page_block **blocks; /* full blocks, then at most one partly filled block, then empty ones */
     int64_t made, room;         /* number of blocks in the array, and of pointers that the array has room for */
-    struct page_block *spare;   /* a block for a cut inside a shared block; NULL: no cut is expected */
+    /* memory that page_list_may_cut() has reserved for a cut inside a shared block; NULL: none is reserved */
+    struct page_block *spare;
 };
 
 /* Initialises a list that has no pages and no memory. */

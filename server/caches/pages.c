@@ -16,8 +16,8 @@ enum { WORD = 64 };
 struct pages {
     size_t granule;
     int64_t granules, used, count,
-        /* granules and used: number of all granules, and of those in pages; count and shared: number of all pages, and
-         * of those with several owners */
+        /* granules: number of all granules; used: number of granules in pages; count: number of all pages; shared: see
+         * pages_shared() */
         shared;
     int64_t next;        /* granule where the next search begins */
     uint64_t *taken;     /* a bit for each granule; 1: the granule is in a page */

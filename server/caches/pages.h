@@ -33,7 +33,7 @@ size_t pages_bytes(const struct pages *pages); /* size of the pool in bytes */
 /* bytes of the pool that are in pages; a page counts once, however many caches share it */
 size_t pages_used(const struct pages *pages);
 int64_t pages_count(const struct pages *pages);
-/* number of pages with several references, plus those counted by pages_share_more() */
+/* number of shared pages: those with several references, plus the sum of all calls of pages_share_more() */
 int64_t pages_shared(const struct pages *pages);
 
 /* Returns the number of granules that a page of `bytes` bytes takes; 0: more than the pool has. */
@@ -51,7 +51,8 @@ bool pages_drop(struct pages *pages, int32_t page, int32_t run, const void *owne
 bool pages_is_shared(const struct pages *pages, int32_t page);
 /* Returns the owner of the page's only reference; NULL: it has no owner, or several references. */
 void *pages_owner(const struct pages *pages, int32_t page);
-/* Adds `more` to the count of shared pages, for pages with one reference whose block several lists share. */
+/* Adds `more` to the number of shared pages. page_lists.c calls this for pages with one reference whose block of page
+ * numbers several lists share. */
 void pages_share_more(struct pages *pages, int64_t more);
 
 #endif

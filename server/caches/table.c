@@ -119,7 +119,7 @@ int64_t caches_held_bytes(struct caches *caches)
  * gave would be lost. */
 static attn_status open_pool(struct caches *caches, struct pool *pool, attn_error *err)
 {
-    /* copied, because the pool's own pointer becomes NULL if the device is lost */
+    /* copied before the lock is released, because pool->name becomes NULL if the device is lost */
     const char *const device = pool->device;
     attn_error why = { 0 };
     void *memory = NULL;
@@ -431,9 +431,9 @@ static size_t shape_page_bytes(const struct cache_shape *shape)
     return (size_t)(shape->page_size * shape->kv_heads * columns) * attn_dtype_bytes(shape->dtype);
 }
 
-/* Returns the number of the pool with the most free room, among all pools or the open ones; -1: there is none. An empty
- * cache counts as much as the other caches on average. Otherwise caches that are made before any is filled would all
- * lie in one pool. */
+/* Returns the number of the pool with the most free room, among all pools or (`open`) only those whose memory is
+ * allocated; -1: there is none. An empty cache counts as much as the other caches on average. Otherwise many caches
+ * that are made while they are empty would all be in one pool. */
 static int roomiest(const struct caches *caches, bool open)
 {
     int64_t used = 0, filled = 0, most = 0;
@@ -453,8 +453,8 @@ static int roomiest(const struct caches *caches, bool open)
     return best;
 }
 
-/* Opens the pool with the most free room (allocates its memory). If its device has no memory, an open pool is used
- * instead. The function may release the lock for a time. */
+/* Opens the pool with the most free room (allocates its memory) and returns it. If its device has no memory, returns a
+ * pool that is open already. The function may release the lock for a time. */
 static attn_status make_ready(struct caches *caches, attn_error *err)
 {
     for (;;) {

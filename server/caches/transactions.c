@@ -73,7 +73,8 @@ static attn_status goes_along(const struct cache_step *step, const struct cache 
                      scales_text(cache), scales_text(first));
 }
 
-/* Makes the error for a step that appends to one cache twice, because the order would be undefined. */
+/* Makes the error for a step (a request's transaction on caches) that names a cache twice and appends to it: the order
+ * of the two appends would be undefined. */
 static attn_status twice(const struct cache_step *step, int row, attn_error *err)
 {
     char member[32];
@@ -104,7 +105,8 @@ static attn_status look_at_scales(struct cache_step *step, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks the size of the step's page table, which has step->most entries for each row. */
+/* Checks that the page table of the step (a cache transaction) is not too large: it has step->most entries for each
+ * row. */
 static attn_status check_pages(const struct cache_step *step, attn_error *err)
 {
     if (step->most <= CACHES_STEP_PAGES / step->rows) return ATTN_OK;
@@ -124,7 +126,7 @@ static attn_status look(struct cache_step *step, attn_error *err)
         if (cache == NULL) return ATTN_NOT_FOUND;
         if (step->append > 0 && cache->looked == number) return twice(step, row, err);
         cache->looked = number;
-        step->row[row].cache = cache; /* valid until a cache is removed: find_row() tests this */
+        step->row[row].cache = cache; /* the pointer is valid until any cache is removed, which find_row() tests */
         if (first == NULL) first = cache;
         const attn_status status = goes_along(step, first, cache, row, err);
         if (status != ATTN_OK) return status;
@@ -341,7 +343,8 @@ static void fill_part(struct cache_step *step, char *part, const char *old, bool
     if (fresh) add_move(step, part + end * position_bytes, NULL, (step->shape.page_size - end) * position_bytes);
 }
 
-/* Adds the moves (copies that the device makes) of one row: its new positions, page by page. */
+/* Adds the moves (copies that the device makes) of one row (a cache of the step): they write its new positions, page by
+ * page. */
 static void plan_moves(struct cache_step *step, int index)
 {
     const struct cache_row *const row = &step->row[index];
@@ -392,7 +395,7 @@ static bool is_blocked(const struct cache_step *step, uint64_t scan)
     return false;
 }
 
-/* Gives back the pages that a row (one cache of a step) had taken. */
+/* Frees the pages that a row (one cache of a step) had taken from the pool. */
 static void give_back(const struct caches *caches, struct cache_row *row)
 {
     for (int64_t i = 0; i < row->count; i++)
@@ -441,7 +444,7 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     if (status != ATTN_OK || *wait) return status;
     for (int row = 0; row < step->rows; row++) {
         const int64_t pages = cache_pages_for(step->row[row].cache, step->row[row].before + step->append);
-        if (pages > step->most) /* another step has extended a cache since the size of the table was computed */
+        if (pages > step->most) /* another step has extended one of the caches after caches_table_bytes() was called */
             return attn_fail(err, ATTN_BUSY, NULL, "caches: [%d] has grown meanwhile", row);
         moves += 6 * (pages - step->row[row].before / step->shape.page_size + 1);
     }
@@ -452,7 +455,7 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     if (step->append > 0) status = take_pages(step, err);
     if (status != ATTN_OK) {
         for (int row = 0; row < step->rows; row++) give_back(step->caches, &step->row[row]);
-        free(step->moves); /* a step that was tried before has old moves; this attempt makes new ones */
+        free(step->moves); /* an earlier attempt to begin this step may have left moves, which are dropped */
         step->moves = NULL;
         return status;
     }
@@ -499,7 +502,7 @@ attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, b
 
 /* ---- End -------------------------------------------------------------------------------------------------------- */
 
-/* Gives the new pages of a row to its cache, for good. */
+/* Adds the new pages of a row to the row's cache, because the step is committed. */
 static void commit_row(struct caches *caches, struct cache_row *row, int64_t append)
 {
     struct cache *const cache = row->cache;

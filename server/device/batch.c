@@ -49,7 +49,8 @@ void batch_count(const struct batch *batch, const struct job_part *first)
         metrics_add(METRIC_TENSOR_BYTES, device, op, batch->bytes);
         return;
     }
-    if (first->error.status == ATTN_CANCELLED) return; /* requests that were cancelled are counted by other code */
+    /* cancelled requests are no errors of the device, and are counted elsewhere */
+    if (first->error.status == ATTN_CANCELLED) return;
     metrics_add(METRIC_DEVICE_ERRORS, device, attn_status_name(first->error.status), 1);
     if (first->error.status != ATTN_DEVICE_LOST) /* a lost device is reported by the loop, and only once */
         log_event(LOG_WARN, NULL, "batch_failed", "device=%s requests=%d text=" LOG_Q, device, batch->count,

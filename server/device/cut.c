@@ -136,7 +136,8 @@ int cut_over_devices(struct devices *devices, struct device *first, struct job *
     }
     if (count > Hk) count = (int)Hk;
     if (count < 2) return 1;
-    /* number of heads of the largest part; with more devices it would be as large, so nothing ends earlier */
+    /* number of key/value heads of the largest part; more devices that do not make this part smaller would save no
+     * time */
     const int64_t most = (Hk + count - 1) / count;
     count = (int)((Hk + most - 1) / most);
     return same_kernel(first, whole, count, Hk) && job_cut(job, count, Hk) ? count : 1;
@@ -154,7 +155,7 @@ static int put_devices(const struct job *job, int after, char *text, size_t room
     if (first < 0) return -1;
     last = first;
     for (const struct job_part *part = &job->part; part;)
-        /* starts again, because the part on the next device may stand earlier in the list */
+        /* searches the list from its start, because its order is not that of the devices' numbers */
         if (part->index == last + 1) last++, part = &job->part;
         else part = part->next;
     const size_t used = strlen(text);

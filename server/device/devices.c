@@ -411,7 +411,7 @@ bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_
     for (const struct batch *batch = device->batches; batch; batch = batch->next)
         if (batch->left_ns < oldest_ns) oldest_ns = batch->left_ns;
     *wait_ns = oldest_ns + DEVICE_GUEST_AFTER_NS - now_ns;
-    /* if no time is left, the batch takes longer than its operations suggest, and nothing is known */
+    /* if the expected time of the batch is over, it takes longer than its operations suggest, and its end is unknown */
     return *wait_ns > 0;
 }
 
@@ -457,7 +457,7 @@ void devices_collect(struct devices *devices, struct batch *batch)
     struct device *device = batch->device;
     (void)devices;
     assert(batch->previous ? batch->previous->next == batch
-                           : device->batches == batch); /* true only if the batch has not come back before */
+                           : device->batches == batch); /* true only at the first call for this batch */
     assert(device->outstanding > 0 && atomic_load(&device->requests) >= batch->count);
     for (int i = 0; i < batch->count; i++) assert(batch->parts[i]->ran == (batch->parts[i]->error.status == ATTN_OK));
     *(batch->previous ? &batch->previous->next : &device->batches) = batch->next;

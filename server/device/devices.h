@@ -50,7 +50,7 @@ struct batch {
     bool adopted;
     int64_t started_ns, ended_ns; /* times at which the batch started and ended, on the thread that ran it */
     double prepare_us, copy_in_us, compute_us, copy_out_us;
-    double launch_us;         /* that part of compute_us in which the kernels were not on the stream yet */
+    double launch_us;         /* the part of compute_us before the kernels were on the stream */
     double truth_us;          /* device time of verifying outputs in float64, which follows copy_out_us */
     struct job_part *parts[]; /* the parts of jobs in the batch, each with a reference to its job */
 };
@@ -153,7 +153,8 @@ void devices_submit(struct devices *devices, struct batch *batch, struct device 
 void devices_submit_late(struct devices *devices, struct batch *batch);
 /* True if a device other than the CPU has a batch that has not come back. */
 bool devices_away(const struct devices *devices);
-/* Call this for each batch that has come back from a device. */
+/* Removes a batch that has come back from its device's list of batches. Call this for each batch that arrives in the
+ * mailbox. */
 void devices_collect(struct devices *devices, struct batch *batch);
 const char *device_name(const struct device *device);
 /* Stops giving work to a device that failed. False: the device was disabled already. */

@@ -23,7 +23,8 @@ static attn_problem part_of(const struct job_part *part)
 static size_t bytes_of(const attn_tensor *t)
 {
     int64_t bytes = 0;
-    (void)attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes); /* cannot fail: the whole tensor was checked before */
+    /* cannot fail: attn_check() has checked the shape of the whole tensor */
+    (void)attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes);
     return (size_t)bytes;
 }
 
@@ -44,11 +45,11 @@ attn_status heads_take(struct device *device, struct slot *slot, const struct jo
     const attn_status status = memory_take(device, slot, bytes, &memory, err);
     if (status != ATTN_OK) return status;
     char *at = memory;
-    problem->prefix_keys = NULL; /* prefix_keys may only save time, so the part does without */
+    problem->prefix_keys = NULL; /* prefix_keys only saves time, so the part's problem does not get it */
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         attn_tensor *const t = &problem->tensor[id];
         if (!heads_use(problem, id)) {
-            t->rank = 0; /* the device has no copy of this tensor */
+            t->rank = 0; /* the part's computation does not use this tensor, so the device gets no copy of it */
             continue;
         }
         *t = attn_tensor_make(at, t->dtype, t->rank, t->shape);

@@ -112,7 +112,8 @@ static bool is_on_device(const struct job *job)
 
 static bool fits_inline(const struct job *job)
 {
-    if (job->shared && job->shared->pinned_bytes > 0) return false; /* tensors in pinned memory must be copied */
+    /* tensors in pinned host memory of a client must be copied first */
+    if (job->shared && job->shared->pinned_bytes > 0) return false;
     if (job->wants_judge || job->wants_verify || job->wants_measure || job->wants_save || job->saved) return false;
     if (job->call->count != 1) return false;
     if (job->transaction)
@@ -154,8 +155,8 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
     attn_status status = ATTN_OK;
     const bool notes = attn_stream_note(stream, &none) == ATTN_OK;
     int64_t now_ns = clock_ns(),
-            /* without notes in host memory, each look asks the driver; otherwise some looks do, because only the driver
-             * reveals an error */
+            /* If the GPU writes the end of its work to host memory, most polls only read that memory, and few call the
+             * driver, which alone reports errors. Otherwise every poll calls the driver. */
         ask_ns = notes ? now_ns + INLINE_ASK_NS : now_ns;
     *done = false;
     while (status == ATTN_OK && !*done) {
@@ -228,7 +229,8 @@ static attn_status compute(struct inline_slot *inline_slot, const struct job *jo
     return status;
 }
 
-/* Adds `by` to the device's number of requests; an HTTP thread does so while it runs one. */
+/* Adds `by` to the device's number of requests on inline slots: 1 when an HTTP thread begins to run a job, -1 at its
+ * end. */
 static void count_on_device(struct device *device, int by)
 {
     atomic_fetch_add_explicit(&device->inline_requests, by, memory_order_relaxed);
@@ -290,7 +292,8 @@ enum inline_outcome inline_run(struct devices *devices, struct job *job)
     attn_problem placed;
     attn_plan plan;
     if (make_ready(inline_slot, job, &placed, &plan)) return run(devices, inline_slot, job, &plan);
-    /* gives the slot back, because the job may need more memory than an inline slot may wait for */
+    /* gives the inline slot back, and the job is queued: a device's thread may wait for memory, an HTTP thread may
+     * not */
     give_inline_slot_back(inline_slot);
     return transaction_has_begun(job) ? INLINE_BEGAN : INLINE_NOT;
 }

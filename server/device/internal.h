@@ -35,7 +35,7 @@ struct slot {
     int64_t worst_ns;    /* time that the batch's work would take at the slowest rate, DEVICE_SLOWEST_FLOPS */
     attn_problem *problems;
     attn_plan *plans; /* one plan for each of `problems` */
-    /* Numbers of problems: for how many there is room, how many this batch has, and how many of these are on the
+    /* Numbers of problems: for how many the arrays have room, how many this batch has, and how many of them are on the
      * stream. */
     int room, count, launched;
     /* estimated seconds of the kernels that the batch has on the stream; 0: none are known to be there */
@@ -44,7 +44,7 @@ struct slot {
     /* Time when kernels were last put on the stream. Before the first kernels it is the time when the batch began. */
     int64_t piece_ns;
     int64_t step;       /* the step of attn_run_some() at which a long problem continues */
-    int64_t first_step; /* the step at which each problem begins: 0, or ATTN_EVERY_ROW */
+    int64_t first_step; /* first step of attn_run_some() for the problems of this batch: 0, or ATTN_EVERY_ROW */
     /* How many items of the job have a truth (outputs recomputed in float64) that is not on the stream yet, the number
      * of the first of them, and the next step of its truth (truth.c). */
     int truths_left, truth_item;
@@ -99,7 +99,7 @@ struct device {
     struct message *first, **last; /* submitted batches that are not on a stream yet (the inbox) */
     bool stop;
     int threads_ended;
-    struct batch *held; /* a batch for which there was no memory while other batches ran (a held batch) */
+    struct batch *held; /* the held batch: there was not enough device memory for it while other batches ran */
     bool held_may_run;  /* another batch has ended since `held` was set, so the held batch may be tried again */
     unsigned over;      /* number of batches that have ended */
 
@@ -114,7 +114,7 @@ struct device {
     bool disabled;
     struct batch *batches;
     _Atomic int requests;        /* number of requests on the device, for /v1/info */
-    _Atomic int inline_requests; /* number of these requests that HTTP threads run in inline slots */
+    _Atomic int inline_requests; /* number of the requests on the device that HTTP threads run in inline slots */
     _Atomic bool usable;
     _Atomic bool lost; /* a thread that does not belong to the device has noted that the device is lost */
 };
@@ -169,7 +169,7 @@ attn_status memory_move(struct device *device, struct slot *slot, const struct j
 /* Copies the slot's mirrors and makes the moves of a cache transaction, all in one launch. The device must be able to
  * read staging memory. */
 attn_status memory_move_in(struct slot *slot, const struct job *job, attn_error *err);
-/* Makes room for `count` moves (copies) in all. */
+/* Makes room in the slot for `count` moves (copies that a kernel makes) in all. */
 attn_status memory_reserve_moves(struct slot *slot, int64_t count, attn_error *err);
 /* Makes the workspace (scratch memory of kernels) at least `bytes` large. Its contents are lost when it grows. */
 attn_status memory_grow_workspace(attn_device *handle, size_t bytes, void **workspace, size_t *workspace_bytes,
@@ -237,9 +237,9 @@ attn_status batch_plan(const attn_capabilities *can, const struct job *job, int 
 /* A summary of the batches beside which a guest would run. batch_guest_sees() adds a batch to the summary. */
 struct guest_others {
     int count;
-    const struct flow *flow; /* flow (client) of one of the batches */
+    const struct flow *flow; /* flow (client) of one of the batches in the summary */
     bool several_flows;
-    int64_t oldest_ns, youngest_ns; /* times when the first and the last of the batches began */
+    int64_t oldest_ns, youngest_ns; /* times at which the oldest and the youngest batch of the summary began */
 };
 void batch_guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
 /* Returns how many nanoseconds a guest must still wait if its work is expected to take `seconds`; 0 or less: it may

@@ -86,7 +86,7 @@ static attn_status mirror(struct device *device, struct slot *slot, struct job_r
 
 attn_status memory_take(struct device *device, struct slot *slot, size_t bytes, void **memory, attn_error *err)
 {
-    /* A mirror without a region is memory that is only freed together with the mirrors. */
+    /* memory that is no copy of a region is also kept as a mirror, so that it is freed together with the mirrors */
     return add_mirror(device, slot, (struct mirror){ { NULL, 0 }, NULL, false }, bytes, memory, err);
 }
 

@@ -39,7 +39,8 @@ static bool is_of(uint64_t tensors, int id)
 static int64_t bytes_of(const attn_tensor *t)
 {
     int64_t bytes = 0;
-    (void)attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes); /* cannot fail: the tensor was checked before */
+    /* cannot fail: attn_check() has checked the tensor's shape */
+    (void)attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes);
     return bytes;
 }
 
@@ -122,8 +123,8 @@ static attn_problem widened(const struct slot *slot, int leader)
     return wide;
 }
 
-/* True if the same kernel takes all these problems and the merged one. Only the alignment of their addresses
- * matters. */
+/* True if the same kernel computes each of these problems and the merged one. The tensors of the merged problem have no
+ * memory yet, but the choice of a kernel depends only on the alignment of addresses. */
 static bool same_kernel(const struct device *device, const struct slot *slot, int leader)
 {
     /* MERGE_BYTES and CONFIG_MAX_BATCH bound the sizes of the merged problem */

@@ -34,7 +34,7 @@ static int64_t worst_ns(const struct batch *batch)
     return (int64_t)((seconds < most ? seconds : most) * 1e9);
 }
 
-/* Publishes the earliest time due_ns of the slots, which the loop watches. */
+/* Sets the thread's due_ns to the earliest due_ns of its slots, for the watchdog in the loop. */
 static void publish_due(struct device *device)
 {
     int64_t due = NEVER;
@@ -94,7 +94,7 @@ static attn_status reserve_workspace(struct device *device, struct slot *slot, i
     return memory_grow_workspace(device->handle, bytes, &slot->workspace, &slot->workspace_bytes, err);
 }
 
-/* Collects the batch's problems, with device addresses. *gathered becomes the number of problems. */
+/* Collects the problems of the batch in slot->problems, with device addresses. *gathered becomes their number. */
 static attn_status gather(struct device *device, struct slot *slot, int *gathered, attn_error *err)
 {
     int count = 0;
@@ -205,8 +205,8 @@ static double piece_seconds(const struct slot *slot)
     return first && seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
 }
 
-/* True if the slot must wait before it puts kernels on its stream. Queued kernels cannot be withdrawn, and kernels of
- * other flows (clients) share the device with them. So long batches of one flow take turns: one at a time while another
+/* True if the slot must wait before it puts kernels on its stream. Kernels on a stream cannot be withdrawn, and delay
+ * the kernels of other flows (clients). So long batches of one flow take turns: only one of them runs while another
  * flow has a batch on the device, otherwise as many as DEVICE_FLOW_SECONDS allows. The batch that has waited longest is
  * next. */
 static bool waits_for_turn(const struct device *device, const struct slot *slot)
@@ -236,7 +236,8 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
 {
     struct batch *batch = slot->batch;
     const int count = group_of(device, slot);
-    const bool begins = slot->launched == 0 && slot->step == 0; /* true at the first call for each batch */
+    /* true at the first call of this function for a batch */
+    const bool begins = slot->launched == 0 && slot->step == 0;
     attn_status status = ATTN_OK;
     slot->queued_s = piece_seconds(slot);
     slot->blocked = false;
@@ -341,11 +342,11 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
     slot->launched = 0;
     slot->step = slot->first_step = 0;
     slot->piece_ns = slot->began_ns;
-    /* clears a failed batch's note that it skipped rows (scores beyond float32's range), since those rows do not belong
-     * to this batch */
+    /* clears the stream's list of skipped rows (with scores beyond float32's range), which a failed batch may have
+     * left */
     (void)attn_stream_left_rows(slot->stream);
     slot->blocked = count > 0 && waits_for_turn(device, slot);
-    if (slot->blocked) return ATTN_OK; /* a blocked launch is continued by poll_slots() */
+    if (slot->blocked) return ATTN_OK; /* poll_slots() continues a launch that must wait for its turn */
     do status = launch_group(device, slot, err);
     while (status == ATTN_OK && device->info.unified && slot->launched < count);
     return status;
@@ -357,7 +358,8 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
 static void note_stages(const struct device *device, const struct slot *slot)
 {
     struct batch *batch = slot->batch;
-    if (batch->adopted) { /* the HTTP thread that launched an adopted batch has left no marks between the stages */
+    /* an adopted batch was launched by an HTTP thread, which puts no marks (events) between the stages */
+    if (batch->adopted) {
         batch->compute_us = (double)(batch->ended_ns - batch->started_ns) / 1e3;
         return;
     }
@@ -459,8 +461,8 @@ static unsigned batches_over(struct device *device)
     return over;
 }
 
-/* Handles a lack of memory for the slot's batch. True: other batches run, and the batch is held until one of them has
- * ended. */
+/* Handles a lack of device memory for the slot's batch. True: other batches run on the device, and this batch is held
+ * until one of them has ended. */
 static bool hold(struct device *device, struct slot *slot)
 {
     attn_stream_heed(slot->stream, NULL);
@@ -484,7 +486,7 @@ static void start(struct device *device, struct slot *slot)
     unsigned over;
     assert(request_role() == ROLE_DEVICE && slot->mirror_count == 0);
     watch(device, slot);
-    if (batch->adopted) { /* an adopted batch runs already */
+    if (batch->adopted) { /* the kernels of an adopted batch (of a late job) are on the stream already */
         inline_adopt(slot, batch->parts[0]);
         return;
     }
@@ -617,7 +619,8 @@ static void take_batch(struct device *device, struct slot *slot, struct batch *b
     *link = batch->message.next;
     if (*link == NULL) device->last = link;
     batch->message.next = NULL;
-    if (device->first) pthread_cond_signal(&device->wake); /* wakes another thread, which takes the other batches */
+    /* wakes another thread of the device, which takes the remaining batches of the inbox */
+    if (device->first) pthread_cond_signal(&device->wake);
 }
 
 /* Waits until a batch is submitted or until_ns has come. Call this with the device's lock held. */

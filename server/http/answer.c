@@ -1,8 +1,8 @@
 /* answer.c: makes answers.
  *
- * A small answer is encoded at once, and one system call sends its head and body. It overwrites the request's input
- * tensors, which are no longer needed: no memory is allocated, and the bytes are in the processor's cache when they are
- * sent. If the inputs are large, the answer gets memory of its own, and the next request can use the inputs' memory
+ * A small answer is encoded at once, and one system call sends its head and body. The answer overwrites the request's
+ * input tensors, which are no longer needed. So no memory is allocated, and the bytes are in the CPU's cache when they
+ * are sent. If the inputs are large, the answer gets memory of its own, and the next request can use the inputs' memory
  * before this answer is sent. A large answer is encoded block by block while it is sent, and never exists as a whole.
  * In all cases the length is known before the first byte is sent, as Content-Length.
  *
@@ -57,7 +57,8 @@ size_t answer_server_timing(const struct request *request, char *text, size_t ca
 static void add(struct MHD_Response *response, const char *name, const char *value)
 {
     (void)MHD_add_response_header(response, name,
-                                  /* adding a header fails only when memory is short; the body still has what matters */
+                                  /* adding a header fails only when memory is short, and the answer is useful without
+                                   * it */
                                   value);
 }
 
@@ -146,7 +147,8 @@ static bool encode_all(proto_encoder *encoder, char *to, size_t length)
 static struct MHD_Response *small_response(struct request *request, proto_encoder *encoder, size_t length)
 {
     struct job *const job = request->job;
-    const bool ours = atomic_load(&job->references) == 1; /* false if a context (a saved forward) holds the job too */
+    /* false if a context (a saved forward) also holds the job: its memory must then stay unchanged */
+    const bool ours = atomic_load(&job->references) == 1;
     if (ours && job->inputs && job->inputs->bytes < ANSWER_LARGE_INPUTS && length <= job->inputs_used) {
         /* RESPMEM_PERSISTENT tells libmicrohttpd not to free this memory. The job owns it and frees it when the request
          * is completed. */
@@ -160,8 +162,8 @@ static struct MHD_Response *small_response(struct request *request, proto_encode
         response = MHD_create_response_from_buffer(length, text, MHD_RESPMEM_MUST_FREE);
     if (response == NULL) free(text);
     else if (ours) job_release_memory(job);
-    /* If counting fails, the answer is sent nevertheless, because it exists already. It is no longer than the memory
-     * that was just released. */
+    /* If the answer's memory cannot be counted as staging memory, the answer is sent nevertheless: it exists already,
+     * and is not longer than the staging memory that was just released. */
     if (response) (void)request_count_bytes(request, length, NULL);
     return response;
 }

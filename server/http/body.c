@@ -53,7 +53,7 @@ static attn_status on_grow(void *context, size_t bytes, void **base, attn_error 
         ample = exchange_of(request)->expected_bytes;
     for (int attempt = 0; attempt < 2 && status != ATTN_OK; attempt++) {
         const size_t want = attempt == 0 && ample > bytes ? ample : bytes;
-        /* an error of the first attempt is not reported, because a second, smaller attempt follows */
+        /* an error of the first attempt is not reported, because a second attempt with a smaller size follows */
         attn_error *const why = attempt == 0 ? NULL : err;
         if (request->block == NULL) status = staging_lease(staging, request->caller, want, &request->block, why);
         else status = staging_grow(staging, &request->block, request->block->bytes, want, why);
@@ -152,7 +152,8 @@ static void keep_body(struct request *request, const char *bytes, size_t count)
     request->text_bytes += count;
 }
 
-/* Looks at the bytes of a body whose content type was refused. If they look like safetensors, the error says so. */
+/* Looks at the first bytes of a body whose content type was refused. If the body looks like safetensors, the error
+ * message says so. */
 static void look_at_body(struct request *request, const char *bytes, size_t count)
 {
     if (!request->failed || request->error != PROTO_E_UNSUPPORTED_MEDIA ||
@@ -172,7 +173,8 @@ size_t body_piece(struct request *request, const char *bytes, size_t count)
     /* only a body in chunks can be too long here: a length in the head was checked earlier */
     if (exchange->received_bytes + count > limit) {
         exchange->received_bytes += count;
-        request->failed = false; /* this error replaces an earlier one, because it ends the connection */
+        /* the error TOO_LARGE replaces an earlier error of the request, because it ends the connection */
+        request->failed = false;
         request_fail(request, PROTO_E_TOO_LARGE, NULL,
                      "the body has more than %llu bytes, the limit (the server's --max-body-bytes)",
                      (unsigned long long)limit);
@@ -336,7 +338,8 @@ enum MHD_Result body_done(struct request *request)
     if (!check_here(request)) return answer_now(request, false);
     flow_charge(request->flow, FLOW_CHECK, request->times.decode_ns);
     if (!connection_enter(exchange_of(request)->connection,
-                          /* the sweep over connections has just cut this one, because its body came too slowly */
+                          /* the sweep over connections has just cut this connection, because its body came too
+                           * slowly */
                           CONNECTION_WORK)) {
         if (request->job) contexts_finish_job(request->job, false);
         return MHD_NO;
@@ -347,8 +350,8 @@ enum MHD_Result body_done(struct request *request)
     case INLINE_NOT:
     case INLINE_BEGAN:
     case INLINE_LOST:
-        /* In these cases the job goes to the queue. After INLINE_BEGAN its cache transaction has begun. After
-         * INLINE_LOST the device job->part.device is lost. */
+        /* In the other cases the job goes to the queue. After INLINE_BEGAN, the cache transaction of the job has begun.
+         * After INLINE_LOST, the device job->part.device is lost. */
         break;
     }
     return hand_over(request, false);

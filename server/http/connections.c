@@ -1,7 +1,7 @@
 /* connections.c: the table of connections and the sweep over it.
  *
- * Three parties touch a connection: the web server's thread that owns it (this thread sets phase and progress), the
- * sweep in the loop, and the notification that the connection has ended. Invariants:
+ * Three functions use a connection: its HTTP thread sets its phase and progress, the sweep of the loop may cut it, and
+ * libmicrohttpd's notification CLOSED removes it. Invariants:
  * 1. A connection is removed in libmicrohttpd's CLOSED notification, under the table's lock, while its fd is still
  * open. The sweep holds the same lock, so it never shuts down a descriptor number that a new socket has taken over.
  * 2. The sweep cuts a connection by a compare-and-swap from the phase that it has judged to CUT. If the HTTP thread
@@ -9,7 +9,7 @@
  * 3. since_ms is stored before phase, so a reader that sees the new phase also sees the time of that phase.
  * 4. A connection is in the table, and counted, from before libmicrohttpd gets its socket until that socket is closed.
  * libmicrohttpd reports the connections that it starts to serve. If it has no memory for a connection, it closes the
- * socket without a report. The phase of a connection closed like that stays ADDED, while its number belongs to no
+ * socket without a report. The phase of this connection then stays ADDED, although its descriptor number belongs to no
  * socket or to another one. */
 #include "server/http/connections.h"
 
@@ -97,7 +97,7 @@ void connections_count_request(struct connections *connections, int more)
 /* Removes the connection from the table and the counters, and frees it. Call this with the lock held. */
 static void drop(struct connections *connections, struct connection *connection)
 {
-    /* invariant 4: the connection is in the table, and only once */
+    /* invariant 4 above: a connection is in the table exactly once */
     assert(connections->by_fd[connection->fd] == connection);
     assert(connection->previous ? connection->previous->next == connection : connections->first == connection);
     *(connection->previous ? &connection->previous->next : &connections->first) = connection->next;
@@ -180,8 +180,8 @@ bool connection_enter(struct connection *connection, enum connection_phase phase
     int seen = atomic_load_explicit(&connection->phase, memory_order_acquire);
     if (seen == CONNECTION_CUT) return false;
     if (seen == (int)phase) return true;
-    /* The sweep reads these fields in the reverse order of these stores. In another order it might see an old since_ms
-     * together with 0 bytes, and the client would look too slow. */
+    /* The sweep reads since_ms, progress_bytes and phase in the reverse order of these stores. With another order, it
+     * might see an old since_ms together with 0 bytes, and the client would look too slow. */
     atomic_store_explicit(&connection->since_ms, clock_ms(), memory_order_relaxed);
     atomic_store_explicit(&connection->progress_bytes, 0, memory_order_release);
     return atomic_compare_exchange_strong_explicit(&connection->phase, &seen, phase, memory_order_acq_rel,
@@ -260,9 +260,9 @@ static bool has_left(struct connection *connection, int phase)
     return ioctl(connection->fd, FIONREAD, &unread) != 0 || unread == 0;
 }
 
-/* True if a connection without recent changes delays the end of draining (before the server stops). An idle connection
- * is closed only when no connection has had requests for a while. Otherwise a load balancer might send a request at
- * that very moment, and would not know whether it may send it again. */
+/* True if a connection without recent changes delays the end of a drain. An idle connection is closed only when no
+ * connection has had a request for a while. Otherwise a load balancer might send a request just when the connection is
+ * closed, and would not know whether it may repeat the request. */
 static bool blocks_drain(const struct connection *connection, int phase, int64_t since_ms, int64_t now_ms,
                          const struct connection_drain_limits *drain_limits)
 {
@@ -279,8 +279,8 @@ static bool blocks_drain(const struct connection *connection, int phase, int64_t
     }
 }
 
-/* True if the client has taken too long. If the client has sent bytes that the server has not read, the delay is the
- * server's. The time for a whole body or answer is limited even so. */
+/* True if the client has taken too long. If the client has sent bytes that the server has not read yet, the client is
+ * not too slow, unless the time limit of the whole body or answer has passed. */
 static bool is_overdue(const struct connection *connection, int phase, int64_t since_ms, uint64_t bytes, bool moved,
                        int64_t now_ms, const struct connection_limits *limits)
 {

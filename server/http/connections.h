@@ -136,8 +136,8 @@ struct connection *connections_take(struct connections *connections, int fd);
  * connection, because only that thread ends it. */
 struct connection *connections_find(struct connections *connections, int fd);
 /* Removes and frees a connection that the web server has ended or never took. Its fd must still be open. If the web
- * server lacks memory, it closes a socket without a report. The next sweep finds the connection of this socket, or the
- * next socket with the same number does. */
+ * server lacks memory, it closes a socket without a report. The connection of that socket is removed by the next sweep,
+ * or earlier by connections_add() if a new socket gets the same descriptor number. */
 void connections_remove(struct connections *connections, struct connection *connection);
 
 /* Counts a request's memory when the request begins (more = 1) or ends (more = -1). Call this on the web server's
@@ -155,9 +155,11 @@ bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t 
 
 /* Shorter limits that apply while the server drains. */
 struct connection_drain_limits {
-    int64_t silent_ms;      /* phases OPENED and IDLE: no connection has sent anything for this time */
-    int64_t stalled_ms;     /* phases HEAD, BODY and SEND: no byte moved for this time */
-    int64_t quiet_since_ms; /* time since which no connection has sent anything */
+    /* in phases OPENED and IDLE: the limit of the time in which no connection has sent anything */
+    int64_t silent_ms;
+    /* in phases HEAD, BODY and SEND: the limit of the time in which the connection moved no byte */
+    int64_t stalled_ms;
+    int64_t quiet_since_ms; /* time at which a client last sent something on any connection */
 };
 
 /* Cuts connections that are too slow. With `drain_limits` (may be NULL) it also cuts those that delay the end of

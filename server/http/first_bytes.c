@@ -18,7 +18,8 @@
 
 enum { PLAIN = 1, TLS = 2, BEGINS = 4 };
 
-/* kind of port (PLAIN or TLS) of each socket, and BEGINS until its first bytes arrive; indexed by descriptor */
+/* for each socket, indexed by descriptor: whether its port is PLAIN or TLS, with the bit BEGINS until the first bytes
+ * arrive */
 static _Atomic uint8_t state_of[FIRST_BYTES_SOCKETS];
 static _Thread_local int last_fd = -1; /* the socket on which this thread received bytes last */
 

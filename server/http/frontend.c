@@ -1,5 +1,5 @@
-/* frontend.c: carries out what the loop requests from the frontend (the part that holds the connections), and sets the
- * connections' time limits. */
+/* frontend.c: the functions of the frontend (web servers, listeners, connections, tokens) that the loop calls, and the
+ * time limits of connections. */
 #include "server/http/frontend.h"
 
 #include <microhttpd.h>

@@ -65,8 +65,8 @@ static void check_expectation(struct request *request, const struct http_head *f
                      quoted(expect), expect);
 }
 
-/* Refuses a request from a page of another site, unless this server allows the site. Browsers only keep the page from
- * reading the answer. Without this rule the page could still compute here or fill the memory. */
+/* Refuses a request from a page of another site, unless --cors-origin allows the site. A browser only prevents the page
+ * from reading the answer. Without this rule the page could still use the server's devices, or fill its memory. */
 static void check_origin(struct request *request, const struct http_head *f)
 {
     const char *const origin = f->value[HEADER_ORIGIN], *host = f->value[HEADER_HOST];
@@ -122,7 +122,7 @@ static bool names_several(const char *list)
     return list[strspn(list, between)] != '\0';
 }
 
-/* Determines the compression and the format of the body, if the route takes a body. */
+/* Determines the compression and the format of the body from the headers, if the route takes a body. */
 static void check_body_type(struct request *request, const struct http_head *f)
 {
     struct exchange *const exchange = exchange_of(request);

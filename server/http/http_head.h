@@ -72,7 +72,7 @@ void http_head_header(struct http_head *head, const char *name, size_t name_leng
 bool http_head_end(struct http_head *head);
 /* Records a fault that the caller found. If an earlier fault is recorded, that one is kept instead. */
 void http_head_fault(struct http_head *head, const char *fault);
-/* True if this method is a token (RFC 9110, 9.1). */
+/* True if this request method consists only of characters that a method may have (RFC 9110, 9.1). */
 bool http_head_is_method(const char *method);
 /* True for a sound target (the text between the method and the version): one without spaces and control characters. */
 bool http_head_is_target(const char *target);

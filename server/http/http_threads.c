@@ -14,10 +14,12 @@
 enum {
     PERIOD_MS = 200,   /* time between two decisions whether to pin threads to their cores */
     LEAST_RATE = 1000, /* from this many requests per second on, threads are pinned to their cores */
-    /* periods of uneven load before threads are unpinned; several, because the clients' threads change cores too */
+    /* number of periods of uneven load after which threads are unpinned; not 1, because clients' threads change cores
+     * too */
     UNEVEN_LOOKS = 3,
     FREE_MS = 2000, /* after an uneven load, threads stay unpinned for this time */
-    /* how many connections more than the least busy thread of all a thread of the connection's core may have */
+    /* a connection gets a thread of its own core if that thread has at most this many connections more than the least
+     * busy thread */
     MOST_LEAD = 4,
     MOST_CORES = CPU_SETSIZE,
 };
@@ -159,14 +161,17 @@ void http_threads_balance(struct http_threads *threads, int64_t now_ms)
         hold(threads, false);
         if (load == HTTP_THREADS_UNEVEN) threads->free_until_ms = now_ms + FREE_MS;
     } else if (threads->held || (load == HTTP_THREADS_EVEN && now_ms >= threads->free_until_ms))
-        hold(threads, true); /* repeated, to pin threads that had no thread id before because they were idle */
+        /* repeated in each period, because a thread has no thread id, and cannot be pinned, before its first request */
+        hold(threads, true);
 }
 
 /* ---- How a thread waits ------------------------------------------------------------------------------------------ */
 
 static _Thread_local struct {
-    int count;              /* number of this thread's requests that the loop has */
-    const _Atomic int *all; /* number of all threads' requests that the loop has */
+    /* number of requests that this HTTP thread has given to the loop and that are not back yet */
+    int count;
+    /* number of requests that all HTTP threads have given to the loop and that are not back yet */
+    const _Atomic int *all;
     /* Until this time the thread's core is kept awake, because the request that went to the loop last may end soon. */
     int64_t until_ns;
     int64_t expected_ns; /* until this time the client's next request is expected; 0: none is expected */

@@ -86,8 +86,8 @@ static void reset_on_close(int fd)
     (void)setsockopt(fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
 }
 
-/* Drops what the client sent and returns whether the socket may be closed. A socket that was cut always reads as ended,
- * so its reading says nothing, and only the delivery of its answer counts. */
+/* Drops what the client sent and returns whether the socket may be closed. recv() on a socket that was cut always
+ * returns the end of the data, so for this socket only the delivery of its answer counts. */
 static bool may_close(int fd, enum lingering_close_why why, int pieces, int64_t *left_bytes)
 {
     const bool open = drop_unread(fd, pieces, left_bytes), delivered = is_delivered(fd);

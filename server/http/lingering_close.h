@@ -25,13 +25,13 @@
 enum lingering_close_why {
     LINGER_DELIVER, /* waits until the end of the answer has been delivered */
     LINGER_DROP,    /* also drops what the client still sends, even after the answer has been delivered */
-    /* waits as LINGER_DELIVER does, for a socket that was shut down for reading too (reset_on_close() tells why) */
+    /* as LINGER_DELIVER, for a socket that was also shut down for reading (reset_on_close() says what differs) */
     LINGER_CUT,
 };
 
 struct lingering {
     pthread_mutex_t lock;
-    /* readable when one of the sockets is, except those that were cut; -1: the epoll set could not be made */
+    /* epoll set of the sockets that were not cut, readable when one of them is; -1: it could not be made */
     int epoll_fd;
     int most;   /* the most sockets that the table may hold, at most LINGER_MOST */
     int end_fd; /* descriptor numbers from this one on are reserved for connections */

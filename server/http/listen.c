@@ -6,7 +6,7 @@
  * showed a token (connections_make_room()).
  * 2. When file descriptors run out, a spare one is closed for a moment, to accept one client and refuse it. Otherwise
  * the backlog would keep waking the loop for connections that it cannot accept.
- * 3. One wake-up accepts at most LISTEN_ACCEPT_BURST connections, because the loop has other work.
+ * 3. In one turn, the loop accepts at most LISTEN_ACCEPT_BURST connections, so that its other work does not wait.
  * 4. Every client whose handshake the kernel completes is served. The kernel completes handshakes until the socket is
  * closed, also between the last accept() and close(), and close() resets the connections in the backlog. Their clients
  * may have sent their requests, and a load balancer may not repeat a request. listener_hide() therefore makes the
@@ -180,7 +180,7 @@ bool listener_is_local(const struct listener *listener)
 const char *listener_url(const struct listener *listener, bool tls, char text[LISTENER_URL_BYTES])
 {
     static const struct {
-        /* `any` means all addresses, so a browser cannot connect to it; it connects to `here` instead */
+        /* a browser cannot connect to the wildcard address `any`, so the URL has the loopback address `here` instead */
         const char *any, *here;
     } hosts[] = { { "0.0.0.0:", "127.0.0.1:" }, { "[::]:", "[::1]:" } };
     const char *host = "", *rest = listener->address;

@@ -23,7 +23,8 @@ struct listener {
     char path[108];           /* path of a unix socket that attnd made, to be removed at the end; empty: none */
     struct loop_watch *watch; /* the loop's watch of the socket; NULL: no connections are accepted */
     bool adopted;             /* another process (the supervisor) opened the socket and holds it too */
-    int64_t retired_ms;       /* time at which the listener was retired (stops soon); 0: it is not retired */
+    /* time at which listener_retire() was called for this listener, which will stop soon; 0: it was not called */
+    int64_t retired_ms;
     struct server *server;
     struct http_server *http;
 };

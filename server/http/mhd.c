@@ -102,7 +102,7 @@ static enum MHD_Result head(struct request *request, const char *version)
     read_peer(request);
     if (!sound) {
         request_fail(request, PROTO_E_INVALID_FRAMING, NULL, "%s", f.fault);
-        /* where this request ends is unknown, so its client may still be sending */
+        /* it is unknown where a request with bad framing ends, so its client may still be sending */
         exchange->connection->sending = true;
         return answer_now(request, true);
     }
@@ -236,13 +236,13 @@ static void complete(struct request *request, enum MHD_RequestTerminationCode ho
 {
     request_set_role(ROLE_HTTP);
     struct connection *connection = exchange_of(request)->connection;
-    end_wait(request); /* needed if the connection broke between its resume and its answer */
+    end_wait(request); /* ends the suspension here if the connection broke between its resume and its answer */
     access_log_request(request, how);
     connection->request = NULL;
     connections_count_request(request->server->connections, -1);
     exchange_drop_body(request);
     request_free(request);
-    /* this fails if the connection was cut, but then the connection ends anyway */
+    /* connection_enter() fails if the connection was cut, but then the connection ends anyway */
     (void)connection_enter(connection, CONNECTION_IDLE);
 }
 

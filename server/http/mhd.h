@@ -33,7 +33,7 @@ bool mhd_add(struct http_server *http, int fd, const struct sockaddr *address, s
 
 /* Pins the HTTP threads to their cores or unpins them (http_threads.h). The loop calls this periodically. */
 void mhd_balance(struct http_server *http, int64_t now_ms);
-void mhd_unpin(struct http_server *http); /* unpins the HTTP threads from their cores for ever */
+void mhd_unpin(struct http_server *http); /* unpins the HTTP threads from their cores until the process ends */
 
 /* Resumes the connection of a request. Only the loop may call this, while it owns the request. From this call on the
  * HTTP thread owns the request. */

@@ -29,7 +29,7 @@ void own_answers_begin(struct http_thread *thread)
 
 /* Statuses with which libmicrohttpd refuses requests, and the errors that attnd sends instead. 505 is sent
  * unchanged. */
-enum { MALFORMED = 0 }; /* index of the row for a malformed message */
+enum { MALFORMED = 0 }; /* index in refusals[] of the row for a malformed message */
 static const struct {
     int status;
     proto_error error;

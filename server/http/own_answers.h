@@ -21,8 +21,8 @@ void own_answers_begin(struct http_thread *thread);
 /* Answers a request that has failed in the middle of its body, where libmicrohttpd takes no answer. The caller must end
  * the connection after it. */
 void own_answers_refuse(struct request *request);
-/* Call this when libmicrohttpd ends a connection whose socket is still open. If the client is in the middle of a
- * message without an answer, it is answered that the message is malformed. libmicrohttpd 0.9.75 ends a connection in
+/* Call this when libmicrohttpd ends a connection whose socket is still open. If the client has sent a part of a message
+ * that was not answered, this function answers that the message is malformed. libmicrohttpd 0.9.75 ends a connection in
  * this way at the second fault in a head. */
 void own_answers_end(struct connection *connection);
 

@@ -134,7 +134,7 @@ static bool name_cache(const struct request *request, proto_item *item)
     return true;
 }
 
-/* Makes a job that can run from what the parser has made. */
+/* Makes a job that can run from the parsed body. */
 static attn_status make_job(struct request *request, struct check_result *result, attn_error *err)
 {
     struct server *server = request->server;
@@ -163,7 +163,7 @@ static attn_status make_job(struct request *request, struct check_result *result
     request->block = NULL; /* the job owns the block of staging memory now */
     region_uses_drop_inputs(&request->shared);
     request->job->shared = request->shared;
-    request->shared = NULL; /* the job owns the list of shared memory (regions) now */
+    request->shared = NULL; /* the job now owns the list of the request's tensors in shared memory */
     if (proto_operations[call->op].cache_in_path && !name_cache(request, &call->items[0]))
         return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     if (request->job->shared) request->job->part.device = request->job->shared->home;

@@ -10,8 +10,7 @@
 #include "server/work/request.h"
 
 /* The result of a check. While another thread checks a request, the loop may refuse that request. So the check changes
- * only three things of the request, its parser, its memory (also shared memory) and its job, and reports everything
- * else here. */
+ * only the request's parser, memory (also shared memory) and job, and writes everything else to this struct. */
 struct check_result {
     bool failed; /* true: `error` and `why` say what is wrong */
     proto_error error;
@@ -28,8 +27,8 @@ bool check_takes_long(const struct request *request);
 /* Reads inputs in shared memory, decodes the body, checks it and prepares the job. Afterwards request->job is set,
  * unless the check failed early. */
 void check_body(struct request *request, struct check_result *result);
-/* Does a piece of the work of check_body(), until until_ns. True: all of the work is done. Before the first piece,
- * *result must be all zeros. */
+/* Does a piece of the work of check_body(), until the time until_ns. True: all of the work is done. Before the first
+ * call, *result must be all zeros. */
 bool check_piece(struct request *request, struct check_result *result, int64_t until_ns);
 /* Copies the deadline and, if the check failed, the failure to the request. Only the request's owner may call this. */
 void check_apply(struct request *request, const struct check_result *result);

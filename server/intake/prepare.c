@@ -29,8 +29,8 @@
 
 enum { ALIGNMENT = 64, MOVE_ALIGNMENT = 4 /* MOVE_ALIGNMENT: alignment of an attn_move in bytes */ };
 
-/* Returns the output of this number if memory is needed for it, otherwise NULL. A problem that is saved as a context
- * keeps more outputs than its answer has. */
+/* Returns the item's output tensor with this number, or NULL if no memory is needed for it. A problem whose forward is
+ * saved (`save`) needs memory for more outputs than its answer has. */
 static attn_tensor *output_of(proto_item *item, uint64_t elsewhere, int number)
 {
     if (number < ATTN_TENSOR_COUNT && (elsewhere >> number & 1)) return NULL;
@@ -48,8 +48,8 @@ static bool uses_before(const struct job *job, int index)
     return false;
 }
 
-/* Completes the backward of a saved forward (context): all tensors but dout, dlse and the wanted gradients come from
- * there. */
+/* Completes the backward of a saved forward (context): it gets all tensors but dout, dlse and the wanted gradients from
+ * the forward. */
 static attn_status resolve_context(struct job *job, int index, attn_error *err)
 {
     proto_item *item = &job->call->items[index];
@@ -61,8 +61,8 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     if (job->saved == NULL) job->saved = calloc((size_t)job->call->count, sizeof *job->saved);
     if (job->saved == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     status = contexts_take(job->contexts, job->caller, item->context, clock_ms(), &saved, &saved_index, err);
-    /* An earlier item of the same request has taken the context (saved forward) and will use it up, so it is gone for
-     * this item. */
+    /* An earlier problem of the same body has taken this context (saved forward), which can be used only once, so this
+     * problem fails. */
     if (status == ATTN_IN_USE && uses_before(job, index))
         return attn_fail(err, ATTN_NOT_FOUND, "/context", "context: an item before this one uses it up");
     if (status != ATTN_OK) return status;
@@ -75,7 +75,8 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     p->deterministic = given.deterministic;
     status = proto_item_outputs(item, err);
     if (status == ATTN_OK) status = attn_check(p, err);
-    if (status != ATTN_OK) { /* an error here is in this item's own tensors, not in the saved ones */
+    /* the saved tensors were checked when they arrived, so an error is in the tensors of this backward */
+    if (status != ATTN_OK) {
         contexts_finish(job->contexts, item->context, false);
         job_release(saved);
         return status;
@@ -85,7 +86,7 @@ static attn_status resolve_context(struct job *job, int index, attn_error *err)
     return ATTN_OK;
 }
 
-/* Gives back the context (saved forward) of an item that was refused. */
+/* Makes the context (saved forward) of a problem that was refused available again. */
 static void give_context_back(struct job *job, int index)
 {
     if (job->saved == NULL || job->saved[index] == NULL) return;
@@ -105,7 +106,7 @@ static attn_status complete_saved_outputs(proto_item *item, attn_error *err)
     return status;
 }
 
-/* Refuses `save` for a forward whose backward could not be computed. Only the tensors that decide this are examined,
+/* Refuses `save` for a forward whose backward no kernel could compute. It examines only the tensors of decide[],
  * because reading the values of masks a second time would take long. */
 static attn_status check_save(const proto_item *item, const attn_capabilities *can, attn_error *err)
 {
@@ -421,7 +422,7 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
         if (error->status == ATTN_OK) count_outputs(item, elsewhere_of(job), &bytes, error);
         if (error->status != ATTN_OK) {
             give_context_back(job, i);
-            if (call->sequence.start) /* its later requests must not continue an earlier sequence */
+            if (call->sequence.start) /* later requests must not continue an older sequence of this name */
                 caches_end_sequence(job->caches, job->caller, call->sequence.id);
             if (!call->envelope) {
                 if (err) *err = *error;
@@ -465,7 +466,7 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
     if (found > 0) at += found;
     assert(bytes == 0 || at == job->outputs.memory + bytes);
     if (job->shared && call->items[0].error.status == ATTN_OK &&
-        (status = bind_regions(job, &call->items[0], err)) != ATTN_OK) /* cannot fail: the first call succeeded */
+        (status = bind_regions(job, &call->items[0], err)) != ATTN_OK) /* cannot fail, as the first call did not */
         return status;
     job->tensor_bytes = (job->inputs ? job->inputs->bytes : 0) + (job->spare ? job->spare->bytes : 0);
     job->memory_bound = job->transaction && !largest->unified;

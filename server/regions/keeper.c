@@ -87,9 +87,10 @@ void region_ask_for_pin(struct region *region)
     pthread_cond_signal(&regions->wake);
 }
 
-/* Maps the object's pages and pins them. If the client truncates the object during this, a system call fails and no
- * SIGBUS is raised. The first write to a page of a mapping counts as a modification, so all pages are written first.
- * The pauses before and after make sure that a later modification has another time. */
+/* Maps the object's pages and pins them. If the client truncates the object meanwhile, a system call fails and no
+ * SIGBUS is raised. The first write to a page of a mapping changes the object's modification time, so all pages are
+ * written before this time is recorded. The pauses before and after make sure that a later modification gets another
+ * time. */
 static bool hold_pages(struct region *region, struct pin *pin)
 {
     const struct timespec quiet = { .tv_nsec = REGIONS_QUIET_MS * CLOCK_NS_PER_MS };
@@ -137,7 +138,7 @@ static void pin_next(struct regions *regions)
     regions->fresh = region->after;
     region_let_pin_go(region->pin);
     region->pin = NULL;
-    /* one reference is that of the list `fresh`; only if there are more, the region is still registered or in use */
+    /* the list `fresh` has one of the references; if there are more, the region is still registered or in use */
     if (!regions->end && region->references > 1 && region->bytes <= regions->pinned_most - regions->pinned_bytes) {
         pthread_mutex_unlock(&regions->lock);
         struct pin *const made = pin(region);

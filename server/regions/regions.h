@@ -134,11 +134,11 @@ struct region_uses {
 attn_status region_uses_new(struct regions *regions, const struct caller *caller, const proto_shared *shared, int count,
                             struct region_uses **uses, attn_error *err);
 void region_uses_free(struct region_uses *uses); /* does nothing if `uses` is NULL */
-/* Drops the inputs that were read. Pinned ones and those in a GPU's memory stay. *uses may be NULL, and is NULL
- * afterwards if nothing is left. */
+/* Removes from the list the inputs that the CPU has read. Inputs in pinned pages or in a GPU's memory stay. *uses may
+ * be NULL, and becomes NULL if the list is empty. */
 void region_uses_drop_inputs(struct region_uses **uses);
 
-/* Sets where inputs are copied to: to shared[i].to, in the same order. */
+/* Sets the addresses to which inputs are copied: that of the i-th input is shared[i].to. */
 void region_uses_place(struct region_uses *uses, const proto_shared *shared);
 /* Returns the bytes of all inputs that are copied, by the CPU or a device. */
 static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)

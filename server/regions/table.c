@@ -132,7 +132,7 @@ static attn_status cannot_open(const char *key, int error, proto_error *code, at
     for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++)
         if (reasons[i].error == error)
             return attn_fail(why, ATTN_INVALID, "/key", "key: '%s' cannot be opened: %s", key, reasons[i].says);
-    *code = PROTO_E_UNAVAILABLE; /* the remaining reasons are a lack of descriptors or memory */
+    *code = PROTO_E_UNAVAILABLE; /* other errors of shm_open() mean a lack of descriptors or memory */
     return attn_fail(why, ATTN_BUSY, "/key", "key: '%s' cannot be opened: %s", key, strerror(error));
 }
 
@@ -242,7 +242,7 @@ static proto_error add(struct regions *regions, struct region *region, attn_erro
     return error;
 }
 
-/* Makes a region that is not in the table yet. NULL: out of memory, or the name is too long; *error says which. */
+/* Makes a region without adding it to the table. NULL: out of memory, or the name is too long; *error says which. */
 static struct region *region_new(struct regions *regions, enum region_kind kind, struct caller *caller,
                                  const char *name, int64_t bytes, proto_error *error, attn_error *why)
 {
@@ -308,7 +308,7 @@ bool regions_register_cuda(struct regions *regions, struct caller *caller, const
     if (region == NULL) return false;
     region->number = number;
     region->id = wanted->device;
-    /* Checks the limits first, so that no object is opened if there is no room for a region. */
+    /* Checks the limits before the object is opened, so that no object is opened in vain. */
     pthread_mutex_lock(&regions->lock);
     *error = check_room(regions, region, why);
     pthread_mutex_unlock(&regions->lock);

@@ -197,7 +197,7 @@ static bool collide(const struct region_use *output, const struct region_use *ot
            other->offset < output->offset + output->bytes && output->offset < other->offset + other->bytes;
 }
 
-/* Checks an output against the uses before it in the list, which include all inputs. */
+/* Checks that an output overlaps no tensor before it in the list of uses, which has all inputs first. */
 static attn_status bind_output(const struct region_uses *uses, struct region_use *use, const attn_tensor *t,
                                attn_error *err)
 {
@@ -248,7 +248,7 @@ attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, si
 
 /* ---- Read and write ---------------------------------------------------------------------------------------------- */
 
-/* Makes the error for an object that ends before the use does, or for another error of the system. */
+/* Makes the error for a shared object that is shorter than the tensor's range, or for another error of the system. */
 static attn_status broken(const struct region_use *use, int error, attn_error *err)
 {
     const char *const name = attn_tensors[use->id].name;
@@ -289,7 +289,8 @@ static attn_status read_piece(struct region_use *use, attn_error *err)
 }
 
 /* Writes one piece of an output to shared memory. pwrite() would extend an object that has become shorter, so its size
- * is tested first. (If a client truncates the object between the two calls, it gets one piece longer.) */
+ * is tested first. (If a client truncates its object between the two calls, pwrite() makes the object longer again, by
+ * one piece at most.) */
 static attn_status write_piece(struct region_use *use, attn_error *err)
 {
     const size_t bytes = next_piece(use);

@@ -345,7 +345,8 @@ void attention_put_schemas(struct json *j, const proto_limits *limits)
 {
     for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
         put_request_schemas(j, op, limits);
-        /* for other operations, the route's row describes the answer */
+        /* the schema of the answer is written only for operations that a device runs; for others, the route's row has
+         * it */
         if (proto_is_run(&proto_operations[op])) put_answer_schemas(j, op);
     }
 }

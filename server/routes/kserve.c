@@ -1,9 +1,9 @@
 /* kserve.c: the models of the KServe protocol, their descriptions, and their statistics. See kserve.h.
  *
- * A model is a name for an operation. Clients such as perf_analyzer can choose only a name, shapes and a dtype, and
- * send every input that the metadata list. For this reason there are models for each dtype and for causal masks. The
- * metadata list the required inputs, and as optional those that a sequence needs to start. The configuration's
- * parameters list all other inputs.
+ * A model is a name for an operation. Clients such as perf_analyzer can choose only a model's name, shapes and a dtype,
+ * and send every input that the model's metadata list. Therefore an operation has a model for each dtype and for causal
+ * masks, and the metadata list only the required inputs, and as optional those that start a sequence. The parameters of
+ * a model's configuration list all other inputs.
  *
  * Statistics count answered requests and their time, in the parts that Triton has: success and fail with the time of
  * the whole request, queue, compute_input (decoding and copying in), compute_infer, and compute_output (copying out and
@@ -132,7 +132,7 @@ static void put_tensors(struct json *j, const proto_model *model, bool config)
         if (is_listed(model, (attn_tensor_id)id)) put_tensor(j, model, (attn_tensor_id)id, config);
     const proto_operation *const operation = &proto_operations[model->op];
     const uint64_t outputs = operation->usual ? operation->usual : operation->gives;
-    /* the two tensors of the first part, which every merge has */
+    /* out and lse of the first part, which every merge has */
     for (int which = 0; which < 2 && proto_operations[model->op].merges; which++)
         put_tensor(j, model, ATTN_TENSOR_COUNT + which, config);
     json_put(j, config ? "],'output':[" : "],'outputs':[");

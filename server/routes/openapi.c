@@ -52,7 +52,9 @@ struct document {
     const proto_limits *limits;
     const struct route *routes;
     int route_count;
-    bool skips; /* true inside a part of the skeleton that describes something this server does not offer */
+    /* true inside a part of the skeleton that is left out, because this server lacks the option that the part
+     * describes */
+    bool skips;
 };
 
 /* ---- Tables of this file ----------------------------------------------------------------------------------------- */
@@ -366,7 +368,7 @@ static void put_cache_dtypes(struct document *d)
 static void put_stages(struct document *d)
 {
     for (int s = PROTO_STAGE_queue; s <= PROTO_STAGE_copy_out; s++) {
-        /* only the header Server-Timing has these stages, not the document */
+        /* prepare and launch are stages of the header Server-Timing only, not of timing_us in an answer */
         if (s == PROTO_STAGE_prepare || s == PROTO_STAGE_launch) continue;
         json_comma(&d->json);
         json_put(&d->json, "'%s':{'type':'number','minimum':0}", proto_stages[s]);

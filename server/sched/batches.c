@@ -7,8 +7,9 @@
  * A batch comes back exactly once. When a request stops waiting for a job of a batch, the two are separated. When no
  * request waits for any job of a batch, the batch is cancelled.
  *
- * The parts of a cut job are in batches of their own on several devices. They leave together, and the job ends when the
- * last of them is back. If one of them fails, the others are cancelled. */
+ * A job that takes long may be cut into parts, which several devices compute in batches of their own. All parts of a
+ * job leave for their devices together, and the job ends when its last part is back. If one part fails, the other parts
+ * are cancelled. */
 #include "server/sched/loop_internal.h"
 
 #include <assert.h>
@@ -39,7 +40,8 @@ void batches_enqueue(struct loop *loop, struct job *job)
     loop->transactions_arrived |= job->blocked;
 }
 
-/* Ends a job's cache transaction. Without `commit`, as for a request that failed, the caches are as before. */
+/* Ends a job's cache transaction. With `commit` the caches keep what it appended; without it (the request failed) they
+ * are as before. */
 static void end_step(struct loop *loop, struct job *job, bool commit)
 {
     if (job->transaction == NULL) return;
@@ -142,7 +144,8 @@ static bool send_all(struct loop *loop, struct device *device, struct job *const
     for (int n = 0; n < parts && sent; n++) sent = send_batch(loop, over[n], jobs, count);
     if (sent) metrics_observe(METRIC_BATCH_SIZE, NULL, count);
     for (int i = 0; i < count && !sent; i++) {
-        /* Parts that have left are cancelled. If no part of a job has left, no device holds its request any more. */
+        /* Parts of a job that have left for a device are cancelled. If no part has left, no device uses the client's
+         * memory, and the request need not be held. */
         jobs[i]->request->held &= jobs[i]->parts_out > 0;
         if (jobs[i]->parts_out == 0) end_step(loop, jobs[i], false);
         waiting_cancel(loop, jobs[i]->request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
@@ -210,7 +213,8 @@ static void on_finished(void *context, struct finishing *finishing)
     const bool failed = finishing->error.status != ATTN_OK;
     end_step(loop, job, request != NULL && !request->failed && !request->gone && !failed);
     job->finishing = NULL;
-    region_uses_free(job->shared); /* all outputs in shared memory are written, so the job lets go of it */
+    /* all outputs in shared memory are written, so the job drops its references to that memory */
+    region_uses_free(job->shared);
     job->shared = NULL;
     if (request != NULL) {
         const proto_call *call = job->call;
@@ -222,13 +226,14 @@ static void on_finished(void *context, struct finishing *finishing)
         else if (!call->envelope && call->items[0].error.status != ATTN_OK)
             request_fail_in_job(request, &call->items[0].error);
     } else contexts_finish_job(job, false);
-    /* releases its reference to the job before the answer is sent, for the reason given in batches_done() */
+    /* drops this function's reference to the job before the answer is sent, so that the answer can reuse the job's
+     * memory */
     finish_free(finishing);
     if (request != NULL) finish_request(loop, job);
 }
 
-/* Starts the work between a job's run and its answer. judge_until_ns: the time at which a check's judge stops. False:
- * out of memory; the request has been answered. */
+/* Starts the work between a job's run on a device and its answer (finish.h). judge_until_ns: the time at which the
+ * judge of a check stops. False: out of memory; the request has been answered. */
 static bool finish(struct loop *loop, struct job *job, int64_t judge_until_ns)
 {
     job->finishing = finish_new(job, job->request->id, on_finished, loop);
@@ -291,7 +296,8 @@ static void device_failed(struct loop *loop, struct device *device, const char *
     if (!device_disable(device)) return;
     log_event(LOG_ERROR, NULL, "device_failed", "device=%s text=" LOG_Q, device_name(device), text);
     caches_lose(loop->server->caches, device_number(device));
-    /* Jobs that only this device can compute are refused now, and not only when their deadline passes. */
+    /* Jobs that only the disabled device can compute are refused now, so that their clients need not wait for a
+     * deadline. */
     for (struct request *request = loop->oldest, *next; request; request = next) {
         next = request->next;
         if (request->state == REQUEST_QUEUED && job_needs_device(request->job, device_number(device)))
@@ -361,7 +367,8 @@ static bool compute_again(struct loop *loop, struct job *job)
     request_move(request, REQUEST_QUEUED);
     job_join(job);
     batches_enqueue(loop, job);
-    job->queued_ns = queued_ns; /* the answer will tell how long the job waited in all, so the first time counts */
+    /* the answer reports the whole time for which the job waited, so the time of its first arrival stays */
+    job->queued_ns = queued_ns;
     return true;
 }
 
@@ -375,7 +382,7 @@ void batches_done(struct loop *loop, struct batch *batch)
     batch_count(batch, batch->parts[0]);
     queue_flow_ran(batch_job(batch, 0)->flow, batch->left_ns);
     charge(batch);
-    /* If a batch fails, all its parts fail for the same reason, so the first part tells. */
+    /* If a batch fails, all its parts fail with the same error, so looking at the first part is enough. */
     if (!batch->parts[0]->ran && batch->parts[0]->error.status == ATTN_DEVICE_LOST)
         device_failed(loop, device, batch->parts[0]->error.text);
     if (batch->waiting > 0)

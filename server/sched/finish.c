@@ -1,5 +1,5 @@
-/* finish.c: verifies rows, counts pairs of a query and a key, writes shared memory and measures text, a piece at a
- * time. See finish.h. */
+/* finish.c: does the work between a job's run on a device and its answer, a piece at a time: it judges results,
+ * verifies rows, counts pairs of a query and a key, writes shared memory and measures text. See finish.h. */
 #include "server/sched/finish.h"
 
 #include <assert.h>
@@ -39,7 +39,8 @@ void finish_free(struct finishing *finishing)
     free(finishing);
 }
 
-/* Opens the judge of an item (a check of results). The judge gets its share of the time that is left. */
+/* Opens the judge that checks the results of an item (one problem of the body). The judge gets its share of the time
+ * that the job has left. */
 static attn_status open_judge(struct finishing *finishing, proto_item *item)
 {
     struct judging *const judging = &finishing->judging;
@@ -90,9 +91,9 @@ static bool judge_piece(struct finishing *finishing)
     return false;
 }
 
-/* Opens the verifier of an item on the CPU. An item whose verification was meant for a device may have run on one that
- * computes no truth (outputs in float64). The CPU's bounds then hold for this item, because verify_prepare() did not
- * apply them. */
+/* Opens the verifier of an item (one problem of the body) on the CPU. verify_prepare() does not apply the CPU's limits
+ * to an item that a device was to verify. If the item ran on a device that cannot verify, the CPU verifies it, and this
+ * function applies the limits. */
 static attn_status open_verifier(struct finishing *finishing, proto_item *item)
 {
     const struct job *const job = finishing->job;
@@ -104,7 +105,8 @@ static attn_status open_verifier(struct finishing *finishing, proto_item *item)
     return attn_verifier_open(&item->problem, item->verify_rows, &finishing->verifier, &item->error);
 }
 
-/* Verifies (recomputes in float64) some rows of the current item. Returns true when no item is left. */
+/* Verifies (recomputes in float64) some rows of the current item (one problem of the body). Returns true when no item
+ * is left. */
 static bool verify_step(struct finishing *finishing)
 {
     struct job *job = finishing->job;
@@ -130,7 +132,8 @@ static bool verify_step(struct finishing *finishing)
     return false;
 }
 
-/* Counts some pairs (a query and a key) of the current item. Returns true when no item is left. */
+/* Counts some pairs of a query and a key for the current item (one problem of the body). Returns true when no item is
+ * left. */
 static bool count_step(struct finishing *finishing)
 {
     struct job *job = finishing->job;
@@ -139,8 +142,8 @@ static bool count_step(struct finishing *finishing)
     proto_result *result = &job->results[finishing->counted];
     if (finishing->counter == NULL && item->error.status == ATTN_OK && item->counts) {
         finishing->count_of = item->problem;
-        /* The tables of a cache transaction are given back when it ends, but its lengths stay, so they replace the
-         * table's. */
+        /* A cache transaction that has ended has released its tables, also the lengths of its caches. The result has a
+         * copy of these lengths. */
         if (result->lengths) finishing->count_of.seqlens_k.data = (void *)result->lengths;
         attn_counter_open(&finishing->count_of, proto_tile(item), &finishing->counter, &item->error);
     }

@@ -1,6 +1,7 @@
-/* finish.h: work between a job's run on a device and its answer. Results are judged (a check), rows are recomputed in
- * float64 (`verify`), outputs are written to shared memory, pairs and tiles are counted (`observe`), and the text of
- * many numbers (`encoding`: array) is measured, because an answer's length is sent before its text.
+/* finish.h: work between a job's run on a device and its answer. Depending on the request, this work judges results (a
+ * check), recomputes rows in float64 (`verify`), writes outputs to shared memory, or counts pairs and tiles
+ * (`observe`). It also measures the text of many numbers (`encoding`: array), because an answer's length is sent before
+ * its text.
  *
  * A client may request seconds of this work. It is done in pieces of some milliseconds on libuv's threads, which
  * alternate with pieces of other jobs. If the request stops waiting, the work ends with the piece that runs. */
@@ -11,7 +12,7 @@
 #include "server/work/job.h"
 #include "server/work/request.h"
 
-/* The judgement of one item of a check. */
+/* The judgement of one item (one problem) of a check's body. */
 struct judging {
     int item;
     judge *judge; /* NULL: no judge is open */
@@ -28,7 +29,8 @@ struct finishing {
     void (*done)(void *context, struct finishing *finishing);
     void *context;
 
-    /* The thread that runs a piece uses the members below; between two pieces, the loop does. */
+    /* While a piece of the work runs, only its thread uses the members below. Between two pieces, the loop uses
+     * them. */
     int item; /* index of the item that is being verified */
     attn_verifier *verifier;
     int64_t judge_until_ns; /* the time at which the judge of a check stops */

@@ -38,8 +38,8 @@
 
 /* ---- The turn ---------------------------------------------------------------------------------------------------- */
 
-/* Marks the loop as idle or busy for the watchdog. A callback for a socket or a message runs inside libuv's poll, and
- * itself reports that work begins. Timers run between the two functions below. */
+/* on_prepare() marks the loop as idle for the watchdog before libuv polls, and on_check() as busy afterwards. The
+ * callbacks for sockets and messages run in between, and mark the loop as busy themselves. */
 static void on_prepare(uv_prepare_t *prepare)
 {
     struct loop *loop = prepare->loop->data;
@@ -65,7 +65,7 @@ static void on_check(uv_check_t *check)
 
 /* ---- Messages ---------------------------------------------------------------------------------------------------- */
 
-/* The check of a body that takes long, done in pieces on other threads. */
+/* The check of a large body, done in pieces on libuv's threads. */
 struct checking {
     struct piece piece;
     struct request *request; /* the checked request, owned by the loop and not handed back during the check */
@@ -165,7 +165,7 @@ static bool take_late(struct loop *loop, struct request *request)
     metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
     devices_submit_late(loop->server->devices, batch);
     queue_flow_runs(job->flow, batch->left_ns);
-    loop->queue_changed = true; /* makes the loop set its timer for the request's deadline */
+    loop->queue_changed = true; /* the loop must set its timer anew, because this request may have the next deadline */
     return true;
 }
 
@@ -413,7 +413,7 @@ int loop_run(struct loop *loop, const struct loop_frontend *frontend)
      * once more, and at that time there are no devices and no staging memory. */
     must(uv_timer_start(&loop->sweep_timer, on_sweep, LOOP_SWEEP_MS, LOOP_SWEEP_MS), "event loop");
     uv_run(&loop->uv, UV_RUN_DEFAULT);
-    /* the invariant in the comment at the top of this file: no connection is suspended */
+    /* the invariant at the top of this file: loop_run() returns only when no connection is suspended */
     assert(loop->stage == STOPPING && loop->oldest == NULL);
     return loop->exit_status;
 }
@@ -426,9 +426,9 @@ static void close_handle(uv_handle_t *handle, void *context)
 
 void loop_close(struct loop *loop)
 {
-    /* Unfinished work ends with the piece that runs, because no request waits for it. All watches for hang-ups end.
-     * Messages of batches that come back late are only freed. */
-    loop->awake_until_ns = 0; /* the devices are closed, so there is no batch to poll for */
+    /* This last run of libuv's loop ends what is left: work in pieces ends with the piece that runs, hang-up watches
+     * are closed, and batches that come back late are freed without an answer. */
+    loop->awake_until_ns = 0; /* the devices are closed, so on_prepare() must not poll for the end of a batch */
     while (loop->finishing > 0) uv_run(&loop->uv, UV_RUN_ONCE);
     uv_run(&loop->uv, UV_RUN_NOWAIT);
     mailbox_close(&loop->box);

@@ -6,7 +6,7 @@
  *   batches.c   begins cache transactions, sends batches to devices and takes them back
  *   loop.c      an iteration: messages, bodies that take long to check, sweeps, signals; open, run, close
  *
- * Each file calls only those above it in this list. */
+ * Each of these files calls only functions of the files above it in this list. */
 #ifndef LOOP_INTERNAL_H
 #define LOOP_INTERNAL_H
 
@@ -38,7 +38,7 @@ struct loop {
     struct request *oldest, *newest; /* list of all requests whose connections are suspended */
     struct request *unwatched; /* the oldest request without a hang-up watch; all newer requests have none either */
     bool queue_changed;
-    /* a cache transaction has ended, or one that waited was dropped, so all waiting ones must be examined */
+    /* a cache transaction has ended or was dropped, so the loop must examine all transactions that wait */
     bool transactions_changed;
     /* a job with a cache transaction has arrived that begin_transactions() has not examined yet */
     bool transactions_arrived;

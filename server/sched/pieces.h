@@ -1,8 +1,8 @@
 /* pieces.h: work for libuv's threads, in pieces of some ten milliseconds.
  *
  * Checks of large bodies, and verification, are cut into pieces. The flow (a client's account of used time,
- * base/flow.h) with the least time runs the next piece. So a piece of one client waits for at most one piece of another
- * client, even if that client has a hundred. Each piece is charged to its flow.
+ * base/flow.h) with the least time runs the next piece. So a client waits for at most one piece of each other client,
+ * however many pieces the others have. The time of a piece is charged to its flow.
  *
  * Call all functions on the loop's thread. */
 #ifndef PIECES_H
@@ -34,7 +34,8 @@ struct pieces {
 };
 
 void pieces_init(struct pieces *pieces, uv_loop_t *loop, struct queue *queue);
-/* Runs the piece when it is the turn of its flow. Set the members flow, work, run and after before. */
+/* Runs the piece when it is the turn of its flow. The caller sets the members flow, work, run and after before this
+ * call. */
 void pieces_add(struct pieces *pieces, struct piece *piece);
 
 #endif

@@ -136,11 +136,12 @@ void waiting_detach(struct loop *loop, struct request *request)
         queue_remove(&loop->server->queue, job);
         loop->queue_changed = true;
         loop->transactions_changed |= job->transaction != NULL;
-        /* only now, because the transaction of a running job ends when the device is done */
+        /* only for a queued job: the cache transaction of a running job ends when the device is done */
         transaction_end(job, false);
     }
     if (job->finishing)
-        /* on_finished() ends the contexts (saved forwards), because the finishing thread may read their names */
+        /* on_finished() ends the job's use of contexts (saved forwards) later, because the finishing thread may read
+         * their names */
         job->finishing->cancelled = true;
     /* a device may still read a context (saved forward); its memory stays leased until then */
     else contexts_finish_job(job, false);

@@ -97,7 +97,7 @@ void contexts_free(struct contexts *contexts)
     if (contexts == NULL) return;
     for (int i = 0; i < contexts->max_count; i++) {
         struct entry *entry = &contexts->entries[i];
-        /* Entries in other states belong to a running request, and at this time no request is left. */
+        /* An entry in another state belongs to a running request, and no request is left when the table is freed. */
         assert(entry->state == CONTEXT_FREE || entry->state == CONTEXT_READY);
         if (entry->state == CONTEXT_READY) job_release(empty(contexts, entry));
     }
@@ -142,7 +142,8 @@ attn_status contexts_reserve(struct contexts *contexts, struct job *job, int ite
     pthread_mutex_lock(&contexts->lock);
     const attn_status status = has_room(contexts, job, err);
     if (status == ATTN_OK) {
-        while (entry->state != CONTEXT_FREE) entry++; /* count < max_count, so at least one entry is free */
+        /* the loop ends, because count < max_count: at least one entry is free */
+        while (entry->state != CONTEXT_FREE) entry++;
         assert(entry < contexts->entries + contexts->max_count);
         *entry = (struct entry){ .state = CONTEXT_RESERVED, .job = job, .item = item };
         memcpy(entry->key, key, sizeof key);

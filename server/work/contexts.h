@@ -34,14 +34,14 @@ struct contexts;
 struct contexts *contexts_new(int64_t limit_bytes, int max_count, int64_t ttl_ms);
 void contexts_free(struct contexts *contexts);
 
-/* Reserves a context (saved forward) for item `item`, before the forward runs, so that a forward whose context has no
- * room need not run. The job's memory must be leased already (job->tensor_bytes). Writes the context's id into the
- * item's result. Until contexts_fill() the context cannot be taken and holds no reference. Errors: BUSY (no room),
- * QUOTA (no room for this caller), TOO_LARGE (more than the table will ever have). */
+/* Reserves a context (saved forward) for problem `item` of the job before the forward runs, so that a forward without
+ * room for its context need not run. The job's memory must be leased already (job->tensor_bytes). Writes the context's
+ * id into the item's result. Until contexts_fill() the context cannot be taken and holds no reference. Errors: BUSY (no
+ * room), QUOTA (no room for this caller), TOO_LARGE (more than the table will ever have). */
 attn_status contexts_reserve(struct contexts *contexts, struct job *job, int item, attn_error *err);
 /* Call this when the forward is done: its context can now be taken, and holds a reference to the job. */
 void contexts_fill(struct contexts *contexts, const char *id, int64_t now_ms);
-/* Frees the context's entry, filled or not, because the forward failed. */
+/* Frees the entry of a context (saved forward), filled or not, because the forward failed. */
 void contexts_drop(struct contexts *contexts, const char *id);
 
 /* Takes a filled context for a backward: *job becomes a new reference to the forward's job. Until contexts_finish() the
@@ -65,10 +65,10 @@ void contexts_count(struct contexts *contexts, int counts[CONTEXT_STATE_COUNT]);
 /* Makes the contexts (saved forwards) of all items of the job that succeeded available. Each holds the job, whose
  * kernels have run. */
 void contexts_fill_job(struct job *job);
-/* Ends the job's use of contexts (saved forwards). The owner of its request calls this when the outcome is known.
- * `answered`: the kernels ran and the answer says so. For each item without an error, the context that the item used is
- * deleted, and the context that it made can be taken. Otherwise the used contexts are given back and the new ones
- * dropped. Further calls do nothing. */
+/* Ends the job's use of contexts (saved forwards). The owner of the job's request calls this when the outcome is known.
+ * `answered`: the kernels ran, and the client will get the results. In this case, for each problem without an error,
+ * the context that it used is deleted, and the context that it made can be taken. Otherwise the used contexts can be
+ * taken again, and the new ones are dropped. Further calls do nothing. */
 void contexts_finish_job(struct job *job, bool answered);
 
 #endif

@@ -35,8 +35,7 @@ struct job_region {
     size_t bytes;
 };
 
-/* A number for what jobs have in common: jobs of the same kind may run in one batch. A job of kind 0 always runs
- * alone. */
+/* Jobs with the same `kind` may run in one batch. A job of kind 0 always runs alone. */
 typedef uint64_t job_kind;
 #define JOB_KIND_APPEND ((job_kind)1 << 51)
 
@@ -47,19 +46,20 @@ struct job_links {
 /* What a device needs to compare the out of an item with its truth, the same out in float64 (attn_truth_some()). */
 struct job_truth {
     bool wanted;
-    size_t out_bytes; /* bytes of out in float64 */
+    size_t out_bytes; /* size in bytes of the item's out in float64 */
     size_t workspace_bytes;
     double seconds; /* expected time */
 };
 
 /* The part of a job that one device computes. A job's parts form a list. Almost every job has one part, which is the
  * whole job. A job that takes long may be cut into parts, each of which has some heads of its only problem
- * (device/cut.c). The queue forgets a job when its first part leaves, so all parts of a job leave at the same time.
+ * (device/cut.c). The queue removes a job when its first part leaves for a device, so all parts of a job leave at the
+ * same time.
  *
  * 1. A part leaves once, for a device that can compute it.
  * 2. A job is over when all its parts are back. It may then be joined again, and queued again as a whole.
- * 3. A job ran when all its parts ran. The error of a job is that of the first part in the list that has an error other
- *    than CANCELLED, because the parts of a job that fails are cancelled. */
+ * 3. A job ran if all its parts ran. The error of a job is that of the first part in the list with an error other than
+ *    CANCELLED: when one part fails, the server cancels the others. */
 struct job_part {
     struct job_part *next; /* next part of the same job; NULL: this is the last part */
     struct job *job;
@@ -71,13 +71,13 @@ struct job_part {
 
     /* Only the loop's thread uses the members from here down to handed_over. */
     struct batch *batch; /* the batch with the part, which is put in a batch only once */
-    bool left;           /* the part has left for a device in a batch, and never leaves again */
-    /* the slot in which the part still runs on a device (INLINE_LATE), where an HTTP thread put it; NULL: none */
+    bool left;           /* the part has left for a device in a batch */
+    /* the inline slot in which an HTTP thread left the part running on a device (INLINE_LATE); NULL: none */
     struct inline_slot *handed_over;
 
     /* The thread that computes (the device's, or an HTTP thread) writes the members below. The loop reads them when the
      * batch is back. */
-    bool ran;           /* the kernels ran and did not fail, and the contexts (saved forwards) in use are used up */
+    bool ran;           /* the kernels ran and did not fail */
     attn_error error;   /* the reason why the part did not run */
     int index;          /* for a part of a cut job: the backend's number of the device that computed the part */
     const char *kernel; /* for a part of a cut job: the name of the kernel */
@@ -92,8 +92,8 @@ static inline bool job_part_is_cut(const struct job_part *part)
 struct job {
     atomic_int references;
     struct staging_pool *staging;
-    /* `inputs`: the parser wrote the inputs there, and outputs lie behind them. `spare`: a second block, for outputs
-     * that did not fit. */
+    /* `inputs`: the block of staging memory into which the parser wrote the inputs, with outputs behind them. `spare`:
+     * a second block, for outputs that did not fit. */
     struct staging_block *inputs, *spare;
     proto_call *call;
     proto_result *results; /* an array of call->count elements */
@@ -106,10 +106,12 @@ struct job {
     double bytes;
     double seconds;       /* seconds that a device is expected to take for the runnable items (attn_cost_of()) */
     double worst_seconds; /* value of `seconds` if the scores of all rows exceeded the range of float32 */
-    const char *because;  /* what makes the costliest item expensive (attn_cost); "": the products of q, k and v */
-    size_t tensor_bytes;  /* bytes of the job's blocks of staging memory, which the queue counts */
+    /* what takes most of the time of the costliest item (attn_cost); "": the products of q, k and v */
+    const char *because;
+    size_t tensor_bytes; /* bytes of the job's blocks of staging memory, which the queue counts */
     job_kind kind;
-    size_t inputs_used;        /* bytes of `inputs` that hold tensors; an answer that fits there may overwrite them */
+    /* number of bytes of `inputs` that hold input tensors; an answer that fits into them may overwrite them */
+    size_t inputs_used;
     struct job_region outputs; /* memory of all output tensors, one after the other */
     struct contexts *contexts;
     struct caller *caller; /* a reference to the account to which the job is charged */
@@ -135,13 +137,13 @@ struct job {
     bool wants_judge; /* the request is a check, which a judge on the CPU computes and no device (sched/finish.h) */
     /* The answer contains many numbers as text, whose length is measured in pieces before the answer is encoded. */
     bool wants_measure;
-    /* the job took or reserved contexts (saved forwards), so contexts_finish_job() must be called */
+    /* the job has taken or reserved contexts (saved forwards), so its owner must call contexts_finish_job() */
     bool holds_contexts;
     struct caches *caches;               /* the table of the caches that the request names */
     struct job_transaction *transaction; /* the job's cache transaction (transaction.h); NULL: none */
     struct staging_block *tables;        /* memory of the transaction's page tables while the transaction runs */
     size_t tables_used;                  /* number of bytes of `tables` in use */
-    /* a GPU's memory and not its arithmetic bounds the job's time, so that many such jobs fit in a batch */
+    /* true: reading memory and not arithmetic takes the job's time on a GPU, so a batch may have many jobs like this */
     bool memory_bound;
     /* number of contexts (saved forwards) that hold this job; contexts.c changes it under its lock */
     int context_count;
@@ -153,9 +155,11 @@ struct job {
     /* links in the list of all waiting jobs, and in the list of its flow (client) */
     struct job_links in_queue, in_flow;
     int64_t queued_ns;
-    bool blocked;  /* true if the job's cache transaction cannot begin yet: the job must then stay in the queue */
-    bool scanned;  /* the loop has tried to begin the job's cache transaction */
-    bool given_up; /* nobody wants the job's result; its request is held only until the batch ends */
+    bool blocked; /* true if the job's cache transaction cannot begin yet: the job must then stay in the queue */
+    bool scanned; /* the loop has tried to begin the job's cache transaction */
+    /* the result of the job is no longer wanted; the job keeps its request only until the batch ends, because a
+     * device uses the client's memory */
+    bool given_up;
 
     int batch_jobs; /* number of jobs in the batch in which the job runs; 0: the job runs alone on an HTTP thread */
     bool follows;   /* another job of the same KServe model is before this one in the batch */
@@ -183,12 +187,13 @@ void job_release(struct job *job);
 
 /* Returns the first part of the job that has not left for a device and that this device can compute, or NULL. */
 struct job_part *job_part_for(struct job *job, int device);
-/* Marks the part as gone with the batch, which gets a reference to the part's job. Returns the part. */
+/* Records that the part leaves for a device in this batch, which gets a reference to the part's job. Returns the
+ * part. */
 struct job_part *job_part_leaves(struct job_part *part, struct batch *batch);
 /* Cuts a job that has not left for a device, and has one problem, into `count` parts with about equally many of its Hk
  * key/value heads. `count` is 2 to Hk. False: out of memory, and the job is as before. */
 bool job_cut(struct job *job, int count, int64_t Hk);
-/* Makes a cut job one part again, as if it had never left. Call this when no part is with a device. */
+/* Joins the parts of a cut job into one part that has not left. Call this when no device has a part of the job. */
 void job_join(struct job *job);
 static inline bool job_is_cut(const struct job *job)
 {

@@ -7,15 +7,15 @@
  * that still run count with the time since they left. Without tokens all flows belong to one caller, and the more
  * urgent job goes first.
  *
- * A batch is made of jobs that wait already; the queue does not wait for more. A free device takes the jobs that are
+ * A batch consists of jobs that already wait; it does not wait for further jobs. A free device takes the jobs that are
  * waiting, so an idle server answers at once. Under load the jobs that arrive during a run form the next batch, and
  * batches grow with the load. A busy CPU gets a second batch only when that batch is full, because until then it can
  * still grow.
  *
  * Invariants
- * 1. The next batch has the first job that may leave for this device, from the flow with the least virtual time. The
- *    charges of a flow only grow, so no job is overtaken for ever. If a job's cache transaction waits, it waits for
- *    a job that runs.
+ * 1. The next batch for a device begins with the first job that may leave for this device, from the flow with the least
+ *    virtual time. The virtual time of a flow only grows, so no job is overtaken for ever. A job whose cache
+ *    transaction cannot begin waits for a job that runs.
  * 2. A batch is bounded in problems (max_batch) and in work (QUEUE_BATCH_FLOPS). Finding it examines at most
  *    QUEUE_SCAN_MAX jobs. Jobs that cannot leave now, such as hundreds that wait for one cache, do not delay the
  *    jobs behind them: QUEUE_PASS_MAX of them are passed over, the same number for each flow.
@@ -38,8 +38,7 @@ void queue_init(struct queue *queue, int max_receiving, int depth, int max_batch
     queue->window_ns = window_ns;
 }
 
-/* Adds one to the count and returns true. If the count has reached `limit`, it stays as it is, and the result is
- * false. */
+/* Adds one to *count and returns true. If *count has reached `limit`, leaves it unchanged and returns false. */
 static bool count_up(_Atomic int *count, int limit)
 {
     int now = atomic_load_explicit(count, memory_order_relaxed);
@@ -168,8 +167,8 @@ static void change_places(const struct list *list, struct job *job, struct job *
 }
 
 /* Moves the last job of the queue before less urgent jobs of the same caller, by swapping it with them from the end on.
- * The positions of other callers' jobs do not change. Jobs with a cache transaction stay in their order, in which they
- * are executed. */
+ * The positions of other callers' jobs do not change. Jobs with a cache transaction are not moved, because they must be
+ * executed in order of arrival. */
 static void move_forward(struct queue *queue, struct job *job)
 {
     const struct list all = all_jobs(queue), own = jobs_of(flow_of(queue, job));
@@ -181,8 +180,8 @@ static void move_forward(struct queue *queue, struct job *job)
         if (other->priority <= job->priority) break;
         change_places(&all, job, other);
         if (flow_of(queue, other) == flow_of(queue, job)) change_places(&own, job, other);
-        /* the scan for transactions that were not examined goes from the end of the list to the first `scanned` job,
-         * which must not be this one */
+        /* begin_transactions() searches backwards for jobs that were not scanned, and ends at the first scanned one; so
+         * a job that moves back must not count as scanned */
         other->scanned = false;
     }
 }

@@ -21,7 +21,7 @@ struct queue {
         int limit;         /* upper bound of `count`: the number of slots */
     } places[CALLER_PLACES];
 
-    /* Only the loop's thread uses the members from here down to `bytes`. */
+    /* Only the loop's thread uses the members of the queue from here down to `bytes`. */
     int max_batch;
     int64_t window_ns;
     /* list of all waiting jobs, linked by in_queue, in order of arrival except for priority */
@@ -44,8 +44,8 @@ void queue_init(struct queue *queue, int max_receiving, int depth, int max_batch
  * is used up). */
 attn_status queue_enter(struct queue *queue, enum caller_place place, struct caller *caller, attn_error *err);
 void queue_leave(struct queue *queue, enum caller_place place, struct caller *caller);
-/* Tests whether a request could take a slot now. The server calls this after the headers, so that a refused client need
- * not send its body. */
+/* Tests whether a request could take a slot of the queue now. The server calls this after the headers of a request, so
+ * that a client whose request is refused need not send its body. */
 attn_status queue_look(const struct queue *queue, enum caller_place place, const struct caller *caller,
                        attn_error *err);
 /* Returns the number of seconds, 1 to 30, after which a refused client should come back: the waiting work divided by
@@ -93,7 +93,7 @@ void queue_flow_served(struct queue *queue, const struct flow *flow);
 void queue_flow_runs(struct flow *flow, int64_t left_ns);
 void queue_flow_ran(struct flow *flow, int64_t left_ns);
 
-/* True if the next batch could still get more jobs by waiting. */
+/* True if the next batch is not full yet, so that it could get more jobs by waiting. */
 bool queue_may_grow(const struct queue *queue);
 
 /* Records that a batch of `jobs` jobs took `seconds` on its device, for the average seconds_per_job. */

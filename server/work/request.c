@@ -150,7 +150,8 @@ void request_free(struct request *request)
     request_drop_body(request);
     free(request->text);
     proto_encoder_free(request->encoder);
-    /* the connection broke before the answer, so the request's contexts (saved forwards) are given back */
+    /* the connection broke before the answer, so the contexts (saved forwards) that the request used can be taken
+     * again */
     if (request->job) contexts_finish_job(request->job, false);
     job_release(request->job);
     flow_release(request->flow);

@@ -80,7 +80,7 @@ struct request_times {
     int64_t encode_ns;   /* duration of encoding the answer */
 };
 
-/* A part of a text that is stored elsewhere. The part has no NUL at its end. */
+/* A piece of a longer text that is stored elsewhere, without a NUL at its end. */
 struct slice {
     const char *at;
     size_t length;
@@ -100,7 +100,7 @@ struct answer {
 };
 
 struct request {
-    struct message message; /* with this message the request is sent to the loop */
+    struct message message; /* the message by which an HTTP thread sends the request to the loop's mailbox */
     enum request_state state;
     bool counted; /* true: request_count() includes the request */
     struct server *server;
@@ -141,8 +141,8 @@ struct request {
 
     /* While the request waits, only the loop's thread uses the members from here on. */
     struct deadline deadline;
-    /* true: the request cannot be handed back yet, because another thread checks its body, or its client's shared
-     * memory is in use. */
+    /* true: the request cannot go back to its HTTP thread yet, because another thread checks its body, or uses its
+     * client's shared memory. */
     bool held;
     /* neighbours in the list of all requests with suspended connections, in order of arrival */
     struct request *previous, *next;

@@ -20,7 +20,8 @@ _Static_assert((int)PROTO_MAX_CACHES == (int)CACHES_ROWS, "a body may name as ma
 struct job_transaction {
     struct cache_step step;
     char (*ids)[CACHE_ID_BYTES];
-    int32_t *table; /* a page table of zeros, for the check of the problem before the transaction begins */
+    /* a row of zeros in place of a page table, for the check of the problem before the transaction begins */
+    int32_t *table;
     /* id of the cache that was made because this request starts a sequence; empty: none */
     char started[CACHE_ID_BYTES];
     bool committed;
@@ -37,7 +38,7 @@ static void copy_id(char to[CACHE_ID_BYTES], const char *from)
     if (from[length] != '\0') to[0] = '\0';
 }
 
-/* Checks one size of the tensor (k or v) that is appended. */
+/* Checks one size of a tensor (k or v) that the request appends to caches. */
 static attn_status check_size(attn_tensor_id id, const attn_tensor *t, int axis, int64_t want, const char *of,
                               attn_error *err)
 {
@@ -141,16 +142,17 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     struct job_transaction *const own = job->transaction;
     proto_item *const item = &job->call->items[0];
     struct cache_step *const step = &own->step;
-    if (step->most == 0) step->most = 1; /* all caches are empty, but a table needs a column */
+    /* at least one column, because a page table must have one even if all caches are empty */
+    if (step->most == 0) step->most = 1;
     own->table = calloc((size_t)step->most, sizeof *own->table);
     if (own->table == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     point(&item->problem, step, own->table, step->lengths);
-    /* The check accepts any page number, so this table repeats one row. The real page table is made when the
-     * transaction begins. */
+    /* Before the transaction begins there is no page table. The check of the problem accepts any page numbers, so it
+     * gets this table, whose rows are all the same zeros. */
     item->problem.page_table.stride[0] = 0;
     item->problem.keep_mask_at_end = item->problem.keep_mask.rank >
-                                     /* lengths differ between rows, so the last column of the mask belongs to the last
-                                      * key of each row */
+                                     /* the caches of a request have different lengths, so the last column of the mask
+                                      * belongs to the last key of each row */
                                      0;
     /* key_mass and the default region (the keys that are observed) end where the longest cache ends */
     if (item->problem.op == ATTN_OP_OBSERVE) {
@@ -258,8 +260,8 @@ attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_e
     struct cache_step *const step = &job->transaction->step;
     attn_status status = ATTN_OK;
     *wait = false;
-    /* Only few of the transactions that have waited can begin, so they are asked before memory is leased. A new
-     * transaction most likely can begin. */
+    /* A transaction that has waited usually cannot begin yet, so this is tested before memory is leased for it. A new
+     * transaction usually can begin, so it is not tested. */
     if (scan != 0) status = caches_ask(step, scan, wait, err);
     if (status != ATTN_OK || *wait) return status;
     size_t bytes;
