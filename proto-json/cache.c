@@ -19,8 +19,8 @@ struct member {
     const char *name;
     enum type type;
     bool required;
-    /* Offset of the member's value in the struct that is filled. For TYPE_SCALES the value is a float *, followed by an
-     * int. */
+    /* Offset of the member's value in the struct that is filled. For TYPE_SCALES the value is a float *, followed by
+     * the number of scales, an int. */
     size_t offset;
     int64_t minimum, maximum;
     const char *rule; /* the rule for a value in words; NULL: the message is made from minimum and maximum */

@@ -36,8 +36,8 @@ const char *const proto_stages[PROTO_STAGE_COUNT] = {
 };
 
 struct piece {
-    const attn_tensor *tensor; /* the tensor that the piece writes; NULL: the piece is text */
-    encode_as as;              /* how the tensor is written */
+    const attn_tensor *tensor; /* the tensor that this piece of the answer writes; NULL: it writes text */
+    encode_as as;              /* whether the tensor is written as bytes, base64 or numbers */
     size_t offset;             /* offset of the piece's text in the encoder's buffer */
     uint64_t length;           /* length of the piece in bytes */
 };

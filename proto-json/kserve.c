@@ -74,7 +74,7 @@ static void *open_reader(const proto_limits *limits, const proto_memory *memory)
     if (!r) return NULL;
     r->limits = *limits;
     if (r->limits.rest_bytes > PROTO_HEADER_BYTES) r->limits.rest_bytes = PROTO_HEADER_BYTES;
-    r->model = proto_operations[ATTN_OP_FORWARD].models; /* stands for the model until begin() names it */
+    r->model = proto_operations[ATTN_OP_FORWARD].models; /* a placeholder until begin() sets the model of the request */
     r->json_bytes = JSON_BYTES_UNKNOWN;
     r->json = scan_new_kserve(&r->limits, memory);
     if (r->json) return r;
@@ -347,7 +347,7 @@ static void put_output(proto_encoder *e, int number, const attn_tensor *tensor, 
 
 static bool is_binary(const proto_call *call, int number)
 {
-    /* the outputs behind the tensors are gradients of parts: dout and dlse of part 0, of part 1, ... */
+    /* numbers behind those of the tensors are gradients of a merge's parts: dout and dlse of part 0, of part 1, ... */
     const int of_part = number - ATTN_TENSOR_COUNT;
     return of_part < 0 ? call->binary >> number & 1 : call->binary_parts[of_part % 2] >> of_part / 2 & 1;
 }

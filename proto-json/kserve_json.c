@@ -506,7 +506,7 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
     /* true: the model is a check, whose only output is its report, which is JSON */
     const bool judges = proto_operations[r->model->op].judges;
     const char *const asks = proto_operations[r->model->op].asks, *const member = asks ? asks : "outputs";
-    /* the names that a parameter of the request has given before */
+    /* a parameter of the request may have given this member already */
     names = cJSON_GetObjectItemCaseSensitive(r->root, member);
     if (!names && !judges) names = cJSON_AddArrayToObject(r->root, member);
     if (!names && !judges) return no_memory(r);

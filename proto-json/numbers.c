@@ -118,7 +118,7 @@ enum {
 /* these two stand for all numbers above HUGE_EXPONENT and below TINY_EXPONENT */
 static const double HUGE_NUMBER = 0x1p200, TINY_NUMBER = 0x1p-200;
 
-/* Natural numbers as large as 768 digits and the exponents above can make them, below 10^768 * 2^244 < 2^2816. */
+/* Natural numbers below 10^768 * 2^244 < 2^2816: as large as 768 digits and the limits on exponents allow. */
 struct big {
     int words;
     uint32_t word[96]; /* digits of 32 bits, the lowest first */

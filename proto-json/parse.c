@@ -348,7 +348,8 @@ attn_status proto_parser_shared(proto_parser *parser, proto_shared **shared, int
     return parser->format->shared ? parser->format->shared(parser->reader, shared, count, err) : ATTN_OK;
 }
 
-/* For tensors in this list, attn_check() checks only sizes. It reads the values of all other tensors. */
+/* Returns whether attn_check() checks only the sizes of this tensor. It reads the values of tensors that are not in
+ * `may`. */
 bool proto_may_lie_on_device(attn_tensor_id id)
 {
     static const uint64_t may = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(dout) |

@@ -256,9 +256,9 @@ static const char *const foreign[] = {
     "torch_version", "transformers_version", "diffusers_version", "safetensors_version", "mlx_version", "mflux_version",
     "_class_name", "_diffusers_version", "lora_adapter_metadata", "quantization_level", "_quantization_metadata",
     "DCP_VERSION", "DCP_SHARDING_INFO",                       /* of torch.distributed.checkpoint */
-    /* names that programs write which train or quantize models */
+    /* names that programs for training or quantizing models write */
     "modelspec.*", "ss_*", "sshs_*", "sd_merge_*", "ot_*", "gptq_*", "auto_gptq_version",
-    "prompt", "workflow", "software", "training_info",        /* names that programs write which make images */
+    "prompt", "workflow", "software", "training_info",        /* names that programs for making images write */
     "title", "description", "author", "license", "created_at", "tags", "base_model",
 };
 /* clang-format on */

@@ -626,7 +626,7 @@ const char suggestion_hex[] = "this is hexadecimal, base64 is wanted: " BASE64_C
 
 bool suggestion_is_hex(const uint8_t *bytes, size_t count)
 {
-    /* LEAST: shorter text may look like hexadecimal digits by chance */
+    /* in bytes; text that gives fewer than LEAST bytes may look like hexadecimal digits by chance */
     enum { BLOCK = 48, LEAST = 6, MOST = 64 * BLOCK };
     /* zeros in base64 are the character 'A' only, so text of hexadecimal digits must have a decimal digit */
     bool digit = false;

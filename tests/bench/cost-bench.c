@@ -356,7 +356,8 @@ static attn_cost expected(const struct machine *m, const attn_problem *p)
     return attn_cost_closer(&m->info, &plan, ATTN_EVERYTHING, 1);
 }
 
-/* Measures a problem and prints its line. Returns whether its estimate is good. */
+/* Measures a problem and prints its line. Returns whether the estimate of its time is off by a factor below
+ * MOST_OFF. */
 static bool look_at(const struct machine *m, const struct problem *spec)
 {
     struct block blocks[ATTN_TENSOR_COUNT] = { 0 };

@@ -257,7 +257,7 @@ static uint32_t asleep(const warp_state *w)
     return starved >> w->first->thread / 32 & 1 ? starved_lanes : 0;
 }
 
-/* Returns a ready fiber among these lanes: the first one at or after lane `turn`, cyclically. */
+/* Returns a ready fiber among these lanes: the first one at or after lane w->turn, cyclically. */
 static fiber *lane_of(const warp_state *w, uint32_t lanes)
 {
     const uint32_t ready = w->ready & lanes, turned = ready >> w->turn | ready << (32 - w->turn) % 32;

@@ -212,8 +212,8 @@ struct agent {
      * when no fiber can run. */
     virtual bool step(bool must) = 0;
     virtual void thread_ends(int) {}
-    virtual void accessed(const void *, size_t, bool) {
-    } /* told of each ordinary load or store of the block's shared memory by the running thread */
+    /* called for each ordinary load or store by which the running thread accesses the block's shared memory */
+    virtual void accessed(const void *, size_t, bool) {}
     /* called when all threads have ended, while shared memory still exists; afterwards the agent is deleted */
     virtual void block_ends() {}
     virtual void describe(FILE *) {} /* prints the agent's state for the deadlock message */

@@ -156,7 +156,7 @@ struct warpgroup {
     int64_t base = 0;          /* number of the log's first entry, counted from the begin of the block */
     int64_t done = 0;          /* entries before this number have been carried out */
     int64_t groups = 0;        /* number of commits among the entries carried out */
-    int64_t rows_done[4] = {}; /* for eager products: the number before which each warp's rows have been computed */
+    int64_t rows_done[4] = {}; /* for eager products: the log entry before which each warp's rows have been computed */
     share shares[GROUP];
     entry &at(int64_t n) { return log[(size_t)(n - base)]; }
     int64_t end() const { return base + (int64_t)log.size(); }

@@ -522,8 +522,8 @@ void test_lengths_agree_with_the_reference(void **state)
 
 enum { NARROW_HEADS = 256 }; /* the largest head size for which every backend has a fast kernel */
 
-/* The last kernel of an operation computes every problem but is slow. This test checks that problems with lengths use
- * another one. (The backend "paper" has only one kernel.) */
+/* The last kernel in a backend's list for an operation computes every problem but is slow. This test checks that
+ * problems with lengths use another kernel. (The backend "paper" has only one kernel.) */
 void test_lengths_do_not_need_the_slowest_kernel(void **state)
 {
     const attn_kernel *slow[ATTN_OP_OBSERVE + 1] = { NULL };

@@ -127,7 +127,7 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
             s.dtype = s.out_dtype = n % 2 ? ATTN_F16 : ATTN_BF16;
             s.D = s.Dv = heads[n].D, s.softcap = heads[n].softcap;
             s.Sk += heads[n].more_keys;
-            /* where queries outnumber keys by more than 200, they still outnumber them with more_keys */
+            /* if the case has over 200 more queries than keys, it still has more queries with more_keys */
             if (s.Sq > s.Sk - heads[n].more_keys + 200) s.Sq += heads[n].more_keys;
             if (s.sequences > 0) s.k_lengths[0] += heads[n].more_keys, s.k_lengths[3] += heads[n].more_keys;
             if (!agrees(&s)) failed++;
@@ -342,10 +342,10 @@ void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everythin
 }
 
 /* The gradient of a slope is dslope = -sum dZ distance. Distances are in the hundreds and multiply any error of a row's
- * delta. Two errors showed here. P rounded to bfloat16 in the product for out, from which delta is computed, caused
- * errors of 0.01 of the largest slope (0.1 with more terms). A float32 dout that was rounded for dP but not for delta
- * caused 0.03. The comparison does not use the allowances of fixture_compare(), because only a float32 dout is rounded
- * before summing here. */
+ * delta = sum(dout * out). Two errors showed here. P rounded to bfloat16 in the product for out caused errors of 0.01
+ * of the largest slope (0.1 with more terms). A float32 dout that was rounded for dP but not for delta caused 0.03. The
+ * comparison does not use the allowances of fixture_compare(), because only a float32 dout is rounded before summing
+ * here. */
 void test_slopes_in_bfloat16_are_as_exact_as_other_sums(void **state)
 {
     int failed = 0;
@@ -630,7 +630,7 @@ void test_rows_that_a_mask_fills_with_one_huge_number_agree_with_the_reference(v
     }
 }
 
-/* Makes products of 1e4 and more cancel, so that a score is a few units. The last channel of each key does this. */
+/* Sets the last channel of q and k so that products of 1e4 and more cancel: query i and key i have q.k = 5 sqrt(D). */
 static void make_products_cancel(struct fixture *f)
 {
     const int64_t D = f->spec.D;

@@ -640,7 +640,8 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state)
         SPEC(BACK, .causal = true, BF16, SIZES(150, 140, 256)),
     };
     (void)state;
-    for (size_t n = 0; n < ARRAY_SIZE(cases); n++) /* wanted: the only output that is requested, or -1 for none */
+    /* wanted: the only output that is requested; -1: no output is requested */
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++)
         for (int wanted = -1; wanted < ATTN_TENSOR_COUNT; wanted++) {
             struct fixture all, one;
             fixture_make(&all, &cases[n]);

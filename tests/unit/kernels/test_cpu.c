@@ -105,8 +105,8 @@ static void test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends(
     for (int times = 0; times < LOOPS; times++) {
         atomic_int by[2] = { 0 }, begun = 0;
         struct pool_part own = { 0 }, other = { 0 };
-        pool_begin(pool, &other, &other, NULL); /* one of the two threads computes for `other` */
-        pool_begin(pool, &own, &own, NULL);     /* this thread now computes for `own`, so that no worker is left */
+        pool_begin(pool, &other, &other, NULL); /* takes one of the pool's two threads for `other` */
+        pool_begin(pool, &own, &own, NULL);     /* takes the second thread for `own`, so that no worker is left */
         pool_run(pool, ITEMS, count_worker, by);
         assert_int_equal(atomic_load(&by[0]), ITEMS);
         assert_int_equal(atomic_load(&by[1]), 0);

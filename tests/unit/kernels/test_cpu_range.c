@@ -336,8 +336,8 @@ static void test_one_key_has_p_1_to_the_last_bit(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* The problems of this test have few rows. An earlier version of the code gave an lse of 7.578125 instead of 7.588715,
- * and a dv of 1.00928. */
+/* One row sees one key, so dv must be dout. An earlier version of the code gave an lse of 7.578125 instead of 7.588715,
+ * and thus a dv of 1.00928 instead of 1. */
 static void test_products_that_cancel_give_the_one_key_all_of_dout(void **state)
 {
     (void)state;

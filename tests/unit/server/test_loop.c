@@ -433,11 +433,13 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     answered(s, late);
     assert_true(late->failed);
     assert_string_equal(late->why.text, "the deadline passed while the request was running");
-    assert_null(late->job); /* the answer has left the job with the device, which may still write to its memory, */
+    /* the answer has gone without the job, because the device may still write to the job's memory */
+    assert_null(late->job);
     request_free(late);
     assert_int_equal(staging_leased_bytes(s->server.staging), 2 * saved_bytes);
     gate_open(&s->gate);
-    WAIT_UNTIL(staging_leased_bytes(s->server.staging) == saved_bytes); /* until the device has finished */
+    /* when the device has finished, the job's memory is free */
+    WAIT_UNTIL(staging_leased_bytes(s->server.staging) == saved_bytes);
     /* after the late backward, the context can be used again */
     assert_ok(s, posted(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4)));
     assert_int_equal(end(s, true), 0);

@@ -370,7 +370,7 @@ static void test_priority_goes_before_fairness_among_the_flows_of_one_caller_alo
     for (int several = 0; several < 2; several++) {
         struct fair fair;
         fair_begin(&fair);
-        flow_charge(fair.flows[1], FLOW_DEVICE, SECOND); /* flow b has used more device time, */
+        flow_charge(fair.flows[1], FLOW_DEVICE, SECOND); /* flow b has used more device time than flow a */
         fair_push(&fair, "c");
         fair_run_all(&fair, "c");
         fair.count = 0;

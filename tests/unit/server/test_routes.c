@@ -297,7 +297,8 @@ static void test_a_wrong_method_is_told_all_methods_of_the_path(void **state)
         { "delete", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
         /* the path belongs to the literal row: it is not the cache with the id "mine" */
         { "DELETE", "/v1/caches/mine", "GET, HEAD", MINE },
-        { "GET", "/v1/caches/a/append", "POST", APPEND }, /* it is not a part named "append" either */
+        /* the path belongs to the literal row: "append" is not a parameter's value */
+        { "GET", "/v1/caches/a/append", "POST", APPEND },
     };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char text[ROUTE_ALLOW_BYTES];
