@@ -130,8 +130,8 @@ size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
 /* Turns 24 bytes into 32 characters. Each half of the vector has 12 of the bytes at its low end. */
 static inline __m256i letters(__m256i bytes)
 {
-    /* Each three bytes b0 b1 b2 become 32 bits, b1 b0 b2 b1. The four sextets are then bits 10-15, 4-9, 22-27 and 16-21
-     * of them. */
+    /* Each three bytes b0 b1 b2 become 32 bits, b1 b0 b2 b1. Bits 10-15, 4-9, 22-27 and 16-21 of these are then the
+     * four sextets. */
     __m256i dealt = _mm256_shuffle_epi8(bytes, TWICE(1, 0, 2, 1, 4, 3, 5, 4, 7, 6, 8, 7, 10, 9, 11, 10));
     __m256i even = _mm256_mulhi_epu16(_mm256_and_si256(dealt, _mm256_set1_epi32(0x0FC0FC00)),
                                       _mm256_set1_epi32(0x04000040));

@@ -125,8 +125,8 @@ void encode_tensor(proto_encoder *e, const attn_tensor *tensor, encode_as as)
         add_piece(e, piece); /* the length of an array is not known yet: proto_encoder_measure() finds it */
 }
 
-/* Writes a short text of this program in quotes: the name of a device or a context. Characters that need an escape are
- * left out. */
+/* Writes a short text of this program in quotes, such as the name of a device. Characters that need an escape are left
+ * out. */
 static void put_plain(struct text *t, const char *text)
 {
     text_put_char(t, '"');

@@ -155,7 +155,8 @@ static int big_compare(const struct big *a, const struct big *b)
     return 0;
 }
 
-/* Returns the sign of d - m * 2^q. The two numbers are near each other, which limits the size of all numbers here. */
+/* Returns the sign of d - m * 2^q. The caller passes only numbers near each other, so that struct big has room for
+ * them. */
 static int compare_big(const struct decimal *d, uint32_t m, int q)
 {
     struct big left = { 0, { 0 } }, right = { 1, { m } };
@@ -264,8 +265,8 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     c >>= shift;
     /* Each comparison is 0 or 1. They are added without a branch, because the processor could not predict it. */
     c += (cut > half) | ((cut == half) & c);
-    /* The sum does not overflow: 2^200 is 326 << 23. The highest bit of a normal c adds one to the exponent's field,
-     * and so does a subnormal c that was rounded up to it. */
+    /* The sum does not overflow: the largest x, 2^200, gives 326 << 23. The highest bit of a normal c adds one to the
+     * exponent's field, and so does a subnormal c that was rounded up to it. */
     *code = (below ? 0 : (uint32_t)(exponent - f->min_exponent) << f->fraction_bits) + (uint32_t)c;
     return *code <= f->largest;
 }

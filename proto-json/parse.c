@@ -48,8 +48,8 @@ static int tensor_named(const char *name)
     return id;
 }
 
-/* Returns the first operation that takes a member of this name, other than as a result, or PROTO_OP_COUNT if none
- * does. */
+/* Returns the first operation with an option or an input tensor of this name, or PROTO_OP_COUNT if there is none.
+ * Results that a check judges are not searched. */
 static proto_op op_of(const char *name)
 {
     const int id = tensor_named(name);
@@ -292,7 +292,7 @@ proto_parser *proto_parser_new(const proto_format *format, proto_op op, const pr
     if (!d) return NULL;
     d->op = op;
     d->limits = *limits;
-    /* a body may name each tensor of each part as a member of its own */
+    /* the body of a merge may have a member for each tensor of each part */
     if (proto_operations[op].merges) d->limits.members += 2 * ATTN_MERGE_PARTS;
     d->format = format;
     d->reader = format->open(&d->limits, memory);

@@ -343,8 +343,8 @@ typedef struct proto_call {
     proto_input inputs[PROTO_TENSORS];
 } proto_call;
 
-/* Turns err->member of an error that was found after proto_parser_finish() into a pointer into the body as it was sent.
- * Before the call, err->member points into a problem as JSON has it. A second call changes nothing. */
+/* Turns err->member of an error that was found after proto_parser_finish() into a JSON pointer into the body as it was
+ * sent. Before the call, err->member points into a problem as JSON has it. A second call changes nothing. */
 void proto_call_locate(const proto_call *call, attn_error *err);
 
 /* Returns the tile size for attn_counter_open(); NULL: the request wants no counts of tiles. */

@@ -537,8 +537,8 @@ static const char *const dtypes[ATTN_DTYPE_COUNT] = {
 #undef X
 };
 
-/* Writes the outputs in their order in the answer's file: larger elements first, so that each tensor is aligned to its
- * elements. */
+/* Lists the numbers of the outputs in the order of the answer's file: larger elements first, so that each tensor is
+ * aligned to its elements. Returns how many there are. */
 static int in_order(proto_item *item, int order[PROTO_TENSORS])
 {
     const int end = proto_item_results_end(item);

@@ -190,7 +190,8 @@ static int64_t entries_of(const struct options *o)
     return (o->Sk + o->page_size - 1) / o->page_size;
 }
 
-/* Returns the number of pages in the pool. Forks share all their pages except the last. */
+/* Returns the number of pages in the pool. With o->forks the batch rows share all pages except the last page of each
+ * row. */
 static int64_t pages_of(const struct options *o)
 {
     return o->forks ? entries_of(o) - 1 + o->B : o->B * entries_of(o);

@@ -33,8 +33,10 @@ enum {
 struct named_barrier {
     int arrived, expected;
     unsigned round;
-    bool objected[2]; /* whether some thread voted false, in the present round and in the one before */
-    clocks clock;     /* race epochs of the warps that have arrived at the barrier */
+    /* for barrier_all(): whether some thread passed false, in the present round and in the round before */
+    bool objected[2];
+    /* for the race check: epochs (counts of barriers) of the warps that have arrived at this barrier */
+    clocks clock;
 };
 
 /* A cp.async that has been issued and not waited for. */

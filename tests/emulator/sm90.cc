@@ -144,7 +144,8 @@ struct entry {
 };
 
 struct share { /* a thread's */
-    /* log entry of the thread's next instruction; the thread has waited for all products before entry `covered` */
+    /* number of the log entry of the thread's next instruction; the thread has waited for all products before entry
+     * number `covered` */
     int64_t next = 0, covered = 0;
     int64_t commits = 0;
     bool fenced = false; /* the thread has executed wgmma_fence since its last wait */

@@ -513,8 +513,8 @@ template <class X> struct shared_ring {
     int taken, turns[TILES * X::C];
 };
 
-/* Returns whether consumer w multiplies this tile. For other tiles it only passes its turn, as a kernel does for keys
- * that none of its rows sees. */
+/* Returns whether consumer w multiplies this tile. For other tiles it only waits for its turn and passes the turn on,
+ * as a kernel does for keys that none of its rows sees. */
 ATTN_HD bool sees(int w, int tile)
 {
     return (tile * 7 + w * 3) % 5 != 0;

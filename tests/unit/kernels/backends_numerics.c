@@ -536,7 +536,8 @@ void test_products_beyond_float32_count_in_latent_attention(void **state)
     assert_true(spec_agrees(&bench, &s));
 }
 
-/* All products of a row are below the range of float32. The row must still see its keys, all with the same score. */
+/* All products q.k of a row are below -3.4e38, the lowest float32. The row must still see its keys, all with the same
+ * score. */
 void test_a_row_whose_products_all_leave_float32_sees_its_keys(void **state)
 {
     static const struct spec cases[] = {

@@ -386,7 +386,7 @@ static void test_rows_of_nothing_but_the_most_negative_number_are_alike(void **s
     assert_true(found.costly == 0 && found.cheap > 0.3 && found.cheap < 0.7);
     const double costly = closer(t, "avx512", 1).seconds;
     pad(t, S / 2, -1e30f);
-    /* -1e30 is within the limit of the CPU, but beyond that of a GPU */
+    /* a score of -1e30 is within the CPU's limit of 5.8e37, but beyond a GPU's limit of 2^27 */
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).cheap == 0);
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).cheap > 0.3);
     assert_true(costly < 2.5 * closer(t, "avx512", 1).seconds);

@@ -1211,7 +1211,8 @@ static void end_one(struct under_way *w, bool commit)
     free(w->table);
 }
 
-/* Returns a random length, often near the end of a block of page numbers, with or without full pages. */
+/* Returns a random length of a cache. It is often near the end of a block of page numbers, and in half of all cases a
+ * multiple of a page. */
 static int64_t some_length(unsigned *seed, int64_t most)
 {
     const int64_t blocks = rand_r(seed) % 4 * PAGE_BLOCK + rand_r(seed) % 3 - 1;

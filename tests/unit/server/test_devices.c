@@ -403,7 +403,7 @@ static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_a
     const int64_t regions[] = { (int64_t)(jobs[0]->inputs_used + jobs[0]->outputs.bytes),
                                 (int64_t)(jobs[1]->inputs_used + jobs[1]->outputs.bytes) };
     devices_submit(b.server.devices, first, device);
-    WAIT_UNTIL(state_of(&b, 0).info.memory_used > regions[0]); /* this batch has its scratch memory now */
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used > regions[0]); /* the first batch has its scratch memory now */
     const int64_t of_first = state_of(&b, 0).info.memory_used;
     devices_submit(b.server.devices, second, device);
     WAIT_UNTIL(state_of(&b, 0).info.memory_used == of_first + regions[1]);

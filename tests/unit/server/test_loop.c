@@ -761,8 +761,8 @@ static void test_a_second_signal_waits_for_what_is_being_written(void **state)
     end_shared(s, fd);
 }
 
-/* Returns a KServe request whose q, k and v have `rows` rows of one head of 64 numbers. All three lie in the same bytes
- * of the region. */
+/* Returns a KServe request whose q has `rows` rows, and whose k and v have one row, of one head of 64 numbers. All
+ * three lie in the same bytes of the region. */
 static struct request *received_from_region(struct scene *s, int rows)
 {
     static const proto_model model = { .name = "attention_forward", .op = ATTN_OP_FORWARD };
@@ -827,7 +827,7 @@ static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
     struct check_result result = { 0 };
     int pieces = 0;
     while (!check_piece(request, &result, 0)) pieces++;
-    assert_int_equal(pieces, 10); /* eight pieces of q, k and v are read */
+    assert_int_equal(pieces, 10); /* q is read in eight pieces of 1 MiB, k and v in one piece each */
     assert_false(result.failed);
     assert_non_null(request->job);
     assert_null(request->shared);
