@@ -278,8 +278,8 @@ enum { REPORT_BYTES = 64 << 10 }; /* the longest report of a check in bytes, bef
 
 /* ---- Answers ----------------------------------------------------------------------------------------------------- */
 
-/* Writes facts of an answer as parameters. A value that is not a string, number or bool becomes a string of JSON, as in
- * a request. */
+/* Writes facts of an answer, such as times, as parameters. A value that is not a string, number or bool becomes a
+ * string of JSON, as in a request. */
 static void put_parameters(struct text *t, const proto_item *item, const proto_result *result)
 {
     struct encode_fact facts[ENCODE_FACTS];
@@ -358,7 +358,7 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     struct text *const t = encode_text(e);
     const int end = proto_item_results_end(item);
     bool first = true;
-    /* unused: request_id goes into errors of an envelope's problems, and this format has no envelope */
+    /* unused: request_id goes into errors of single problems of an envelope, which this format does not have */
     (void)request_id;
     text_put_char(t, '{');
     if (call->id) {

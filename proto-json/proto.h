@@ -361,17 +361,17 @@ static inline bool proto_uses_caches(proto_op op, const proto_item *item)
 
 /* Sets the format of the answer. ATTN_INVALID: the body has several problems, and the format can hold only one. */
 attn_status proto_call_answer_as(proto_call *call, const proto_format *format, attn_error *err);
-/* Returns whether the answer has the tensors of this item as arrays of numbers. */
+/* Returns whether the answer has the tensors of this problem as arrays of numbers. */
 bool proto_writes_numbers(const proto_call *call, const proto_item *item);
 
-/* Returns the tensor of this number in the answer to an item; NULL: the answer does not have it. The caller of a merge
- * also provides memory for the gradients of the parts. */
+/* Returns the tensor of this number in the answer to a problem; NULL: the answer does not have it. The caller of a
+ * merge also provides memory for the gradients of the parts. */
 attn_tensor *proto_item_result(proto_item *item, int number);
 
 /* Returns the first number from which on proto_item_result() is always NULL. */
 int proto_item_results_end(const proto_item *item);
 
-/* Returns the merge that an item with parts asks for. The result points into the item. */
+/* Returns the merge that a problem with parts asks for. The result points into the item. */
 attn_merge_problem proto_item_merge(const proto_item *item);
 
 /* Prepares the outputs of a problem whose inputs are set: dtype, rank, shape and strides of every tensor in
@@ -379,7 +379,7 @@ attn_merge_problem proto_item_merge(const proto_item *item);
 attn_status proto_item_outputs(proto_item *item, attn_error *err);
 
 /* Checks the problem (attn_check) and prepares its outputs. proto_parser_finish() has done this for every forward or
- * backward item without `context`, and has checked every merge. For other items the caller does it after setting their
+ * backward without `context`, and has checked every merge. For other problems the caller does it after setting their
  * tensors. */
 attn_status proto_item_prepare(proto_item *item, attn_error *err);
 

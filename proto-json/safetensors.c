@@ -572,8 +572,8 @@ static void put_tensor(struct text *t, int number, const attn_tensor *tensor, in
     text_put_string(t, "]}");
 }
 
-/* Writes the facts of an answer into __metadata__, as strings that contain JSON. A request has its options in the same
- * form. */
+/* Writes the facts of an answer, such as times, into __metadata__, as strings that contain JSON. A request has its
+ * options in the same form. */
 static void put_metadata(struct text *t, const proto_item *item, const proto_result *result)
 {
     struct encode_fact facts[ENCODE_FACTS];
@@ -597,7 +597,7 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     int order[PROTO_TENSORS];
     const int count = in_order(item, order);
     int64_t at = 0;
-    /* unused: request_id goes into errors of an envelope's problems, and this format has no envelope */
+    /* unused: request_id goes into errors of single problems of an envelope, which this format does not have */
     (void)request_id;
     assert(!call->envelope);
     text_put(t, unknown, sizeof unknown);

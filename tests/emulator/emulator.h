@@ -49,7 +49,8 @@ namespace emu {
 struct fiber;
 struct block;
 
-/* Consecutive threads of a block that execute collectives together: a warp, a warpgroup or the whole block. */
+/* Consecutive threads of a block that execute collectives (instructions) together: a warp, a warpgroup or the whole
+ * block. */
 struct team {
     fiber *first;
     /* number of threads; number of threads that have not ended; number that have arrived at the collective `name` */
@@ -219,7 +220,7 @@ struct agent {
     virtual void describe(FILE *) {} /* prints the agent's state for the deadlock message */
     virtual ~agent() {}
 };
-agent *&block_agent(); /* the agent of the running block; NULL before its first use */
+agent *&block_agent(); /* the agent (copies and tensor cores) of the running block; NULL before its first use */
 
 /* ---- Launches ---------------------------------------------------------------------------------------------------- */
 

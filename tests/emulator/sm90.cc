@@ -154,8 +154,9 @@ struct share { /* a thread's */
 
 struct warpgroup {
     std::deque<entry> log;
-    int64_t base = 0;          /* number of the log's first entry, counted from the begin of the block */
-    int64_t done = 0;          /* entries before this number have been carried out */
+    /* number of the first entry that the log still has, counted from the begin of the block */
+    int64_t base = 0;
+    int64_t done = 0;          /* log entries before this number have been carried out */
     int64_t groups = 0;        /* number of commits among the entries carried out */
     int64_t rows_done[4] = {}; /* for eager products: the log entry before which each warp's rows have been computed */
     share shares[GROUP];

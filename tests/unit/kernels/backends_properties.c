@@ -624,7 +624,8 @@ void test_offsets_on_both_sides_of_2_31(void **state)
     (void)state;
     if (bench.info.unified) skip(); /* test_offsets_past_two_billion_elements() covers devices with unified memory */
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
-        const int64_t gaps = cases[n].Sq - 1, unit = 64; /* unit: elements; TMA needs rows at multiples of 16 bytes */
+        /* rows are a multiple of `unit` elements apart, because TMA needs multiples of 16 bytes */
+        const int64_t gaps = cases[n].Sq - 1, unit = 64;
         const int64_t below = ((INT64_C(1) << 31) - 64) / gaps / unit * unit;
         if (!same_bits_far_apart(&cases[n], below) || !same_bits_far_apart(&cases[n], below + unit) ||
             !same_bits_far_apart(&cases[n], 2 * below + 2 * unit))

@@ -10,7 +10,8 @@
 #include "../testing.h"
 #include "kernels/cpu/flash.h"
 
-/* The vector table under test. run_with() replaces its dots_exact() by counting_dots(), which counts the keys. */
+/* The vector table (functions for one kind of processor) under test. run_with() replaces its dots_exact() by
+ * counting_dots(), which counts the keys. */
 static const struct simd *counted;
 static int64_t exact_keys;
 
@@ -20,7 +21,7 @@ static void counting_dots(int n, int d, const float *q, const void *K, attn_dtyp
     counted->dots_exact(n, d, q, K, dtype, stride, S);
 }
 
-/* Runs the problem with a vector table, or with the reference if simd is NULL. */
+/* Runs the problem with the vector functions `simd`, or with the reference if simd is NULL. */
 static void run_with(const struct simd *simd, const struct fixture *f)
 {
     if (simd == NULL) {
@@ -44,7 +45,7 @@ static void run_with(const struct simd *simd, const struct fixture *f)
     pool_close(pool);
 }
 
-/* Gives a backward the out and lse that a forward with the same vector table computes. */
+/* Gives a backward the out and lse that a forward with the same vector functions computes. */
 static void give_forward_of(const struct simd *simd, struct fixture *f)
 {
     struct fixture forward = *f;

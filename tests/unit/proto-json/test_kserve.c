@@ -362,7 +362,8 @@ static void test_a_region_of_a_gpu_is_read_from_what_clients_send(void **state)
         snprintf(text, sizeof text, "%s%s", says, goes_on ? example : "");
         assert_string_equal(err.member, cases[i].member);
         assert_string_equal(err.text, text);
-        assert_null(strstr(err.text, "QUJD")); /* a handle is a secret, so it must not appear in a message */
+        /* the handle of a GPU's memory is a secret, so it must not appear in a message */
+        assert_null(strstr(err.text, "QUJD"));
     }
 }
 

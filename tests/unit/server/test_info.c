@@ -201,8 +201,8 @@ static void test_without_tokens_nothing_is_said_of_them(void **state)
     cJSON_Delete(doc);
 }
 
-/* Two rows with the same path and different methods are one item of the document, and their parameters are documented.
- * The test's rows are those of an endpoint with an id of its own. */
+/* Two routes with the same path and different methods are one item of the document, and their parameters are
+ * documented. The path in this test has a parameter. */
 static void test_rows_of_one_path_are_one_item_and_its_parameters_are_documented(void **state)
 {
     (void)state;
@@ -677,7 +677,7 @@ static void test_info_has_the_form_that_the_document_says(void **state)
     assert_true(cJSON_IsFalse(cJSON_GetObjectItem(first, "verifies")));
     assert_true(at(info, "limits/verify_multiply_adds")->valuedouble == (double)VERIFY_MAX_MULTIPLY_ADDS);
     assert_true(at(info, "limits/verify_head_elements")->valuedouble == (double)VERIFY_MAX_HEAD_ELEMENTS);
-    /* The reference backend computes everything, so every probe must be a problem that it accepts. */
+    /* The reference backend computes everything, so it must accept every problem by which /v1/info probes a backend. */
     for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
         if (!proto_operations[op].computes && !proto_operations[op].merges) continue;
         char where[64];

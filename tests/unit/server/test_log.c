@@ -79,7 +79,7 @@ static int count_of(const char *text, const char *part)
     return count;
 }
 
-/* Returns how many lines of this event were left out: the sum over all lines that report it. */
+/* Returns how many lines of this event the log says that it has left out: the sum over all lines that say this. */
 static uint64_t left_out_of(const char *event, const char *text)
 {
     char said[64];

@@ -440,7 +440,7 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     gate_open(&s->gate);
     /* when the device has finished, the job's memory is free */
     WAIT_UNTIL(staging_leased_bytes(s->server.staging) == saved_bytes);
-    /* after the late backward, the context can be used again */
+    /* after the late backward, the context (saved forward) can be used again */
     assert_ok(s, posted(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4)));
     assert_int_equal(end(s, true), 0);
 }
@@ -702,7 +702,7 @@ static void test_outputs_are_in_shared_memory_when_the_request_is_given_back(voi
     assert_null(request->job->shared); /* the request that was answered no longer holds the region of shared memory */
     assert_computed(request->job, 0);
     request_free(request);
-    assert_int_equal(ftruncate(fd, 10), 0); /* makes the object too short for the next request */
+    assert_int_equal(ftruncate(fd, 10), 0); /* makes the shared memory object too short for the next request */
     request = checked_to_region(s);
     suspend(s, request, REQUEST_QUEUED);
     assert_fails(s, request, PROTO_E_INVALID_REQUEST,
@@ -873,12 +873,13 @@ static void test_what_the_check_finds_is_answered(void **state)
 {
     struct scene *const s = *state;
     start(s);
-    /* If the envelope itself is invalid, the whole request is refused, not only its problems. */
+    /* If an envelope {"requests": [...]} is itself invalid, the whole request is refused, not only its problems. */
     struct request *bad = received(&s->server, ATTN_OP_FORWARD, body_of("q k", 5, 4, ""));
     bad->deadline.at_ns = check_deadline(bad, NULL);
     suspend(s, bad, REQUEST_CHECKING);
     assert_fails(s, bad, PROTO_E_INVALID_REQUEST, NULL);
-    /* If every problem of an envelope is refused, nothing is queued, and the answer still has status 200. */
+    /* If every problem of an envelope {"requests": [...]} is refused, nothing is queued, and the answer still has
+     * status 200. */
     char *bodies[] = { body_of("q k", 5, 4, ""), body_of("q v", 5, 4, "") };
     struct request *none = received(&s->server, ATTN_OP_FORWARD, envelope_of(bodies, 2));
     none->deadline.at_ns = check_deadline(none, NULL);

@@ -308,7 +308,8 @@ static void test_a_flow_that_asked_for_nothing_has_saved_up_nothing(void **state
     fair_begin(&fair);
     fair_push(&fair, "bbbbbbbb");
     fair_run_all(&fair, "bbbb");
-    fair_push(&fair, "aaaa"); /* flow a does not get four turns in a row for four that it did not use before */
+    /* flow a (a caller's work) had no jobs during flow b's four turns, and does not get four turns in a row for that */
+    fair_push(&fair, "aaaa");
     fair_run_all(&fair, "abababab-");
     fair_end(&fair);
 }

@@ -82,8 +82,8 @@ static void test_every_row_is_sound(void **state)
     }
 }
 
-/* Messages and the log name an operation as its row says, and clients use its route. Every operation has a route with
- * its name and path. */
+/* Messages and the log name an operation as its row in proto_operations[] says, and clients use its route. Every
+ * operation has a route with its name and path. */
 static void test_every_operation_has_a_route_with_its_name_and_path(void **state)
 {
     (void)state;

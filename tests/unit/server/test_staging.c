@@ -19,8 +19,8 @@
 #define KIB ((size_t)1024)
 #define MIB (1024 * KIB)
 
-/* An extent holds what was asked for and wastes an eighth at most. Only in a block of few pages may the rounding to a
- * whole page waste more. */
+/* An extent (a leased block) holds what was asked for and wastes an eighth at most. Only in a block of few pages may
+ * the rounding to a whole page waste more. */
 static void test_an_extent_holds_what_was_asked_for_and_wastes_an_eighth_at_most(void **state)
 {
     (void)state;
@@ -329,7 +329,8 @@ static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
     struct caller *caller = caller_new();
     struct staging_block *block;
     attn_error err;
-    const size_t bytes = 37 << 19; /* most of an extent of 20 MiB; the token's share will be 19.2 MiB */
+    /* 18.5 MiB, for which the pool leases an extent (block) of 20 MiB; the token's share will be 19.2 MiB */
+    const size_t bytes = 37 << 19;
     assert_int_equal(staging_lease(pool, caller, bytes, &block, &err), ATTN_OK);
     assert_int_equal(block->bytes, 20 << 20);
     staging_release(pool, block);
