@@ -132,8 +132,8 @@ size_t base64_decode_large_avx512(const char *text, size_t count, uint8_t *out)
 
 static inline __m512i letters(__m512i bytes)
 {
-    const __m512i shifts = _mm512_set1_epi64(
-        0x3036242A1016040A); /* the first bit of each sextet within 64 bits: 10 4 22 16, 42 36 54 48 */
+    /* for each 64 bits, the first bits of eight sextets: 10 4 22 16, 42 36 54 48 (the lowest byte first) */
+    const __m512i shifts = _mm512_set1_epi64(0x3036242A1016040A);
     __m512i dealt = _mm512_permutexvar_epi8(_mm512_load_si512(deal_out), bytes);
     __m512i sextets = _mm512_multishift_epi64_epi8(shifts, dealt); /* the lookup ignores the two bits above a sextet */
     return _mm512_permutexvar_epi8(sextets, _mm512_load_si512(letter_of));

@@ -387,10 +387,8 @@ static attn_status read_inputs(struct kserve_reader *r, cJSON *inputs)
 static attn_status place_one(struct kserve_reader *r, scan_extract *extract, int64_t size)
 {
     const size_t at = SCAN_ALIGNED(r->memory_bytes);
-    const uint64_t end =
-        /* The sum cannot overflow: a size is at most 2^53, and a sum near 64 bits would have exceeded the limit
-         * before. */
-        at + (uint64_t)size;
+    /* the sum cannot overflow: a size is at most 2^53, and a sum near 2^64 would have exceeded the limit before */
+    const uint64_t end = at + (uint64_t)size;
     extract->offset = at;
     if (end > (uint64_t)r->limits.tensor_bytes)
         return attn_fail(&r->error, ATTN_TOO_LARGE, "", "the tensors take %llu bytes, at most %lld are taken",

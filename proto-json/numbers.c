@@ -372,9 +372,8 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
         uint64_t v;
         memcpy(&v, p, 8);
         v ^= UINT64_C(0x3030303030303030);
-        uint64_t others = ((v + UINT64_C(0x7676767676767676)) | v) &
-                          /* marks the bytes that are no digits; the marks are correct up to the lowest one */
-                          UINT64_C(0x8080808080808080);
+        /* the top bits of `others` mark the bytes that are no digits, correctly up to the lowest one */
+        uint64_t others = ((v + UINT64_C(0x7676767676767676)) | v) & UINT64_C(0x8080808080808080);
         if (others == 0) {
             *w = *w * scale[8] + sum_eight(v);
             p += 8;
@@ -994,8 +993,8 @@ static size_t put_text(char *text, const char *from)
 static uint64_t eight_digits(uint32_t n)
 {
     uint64_t v = n / 10000 | (uint64_t)(n % 10000) << 32;
-    uint64_t hundreds = (v * 5243 >> 19) &
-                        UINT64_C(0x0000007F0000007F); /* for x below 10^4, x * 5243 >> 19 is x / 100 */
+    /* for x below 10^4, x * 5243 >> 19 is x / 100 */
+    uint64_t hundreds = (v * 5243 >> 19) & UINT64_C(0x0000007F0000007F);
     v = hundreds | (v - hundreds * 100) << 16;
     /* for x below 100, x * 103 >> 10 is x / 10 */
     uint64_t tenths = (v * 103 >> 10) & UINT64_C(0x000F000F000F000F);
@@ -1076,9 +1075,8 @@ static size_t format_floating(const struct format *f, uint32_t code, char *text)
     int q = f->min_exponent - f->fraction_bits + (exponent ? exponent - 1 : 0);
     *text = '-';
     text += negative;
-    if (q <= 0 && q >= -f->fraction_bits &&
-        /* an integer whose neighbours are at most 1 away: its own digits are the shortest text */
-        (c & ((1u << -q) - 1)) == 0)
+    /* an integer whose neighbours are at most 1 away: its own digits are the shortest text */
+    if (q <= 0 && q >= -f->fraction_bits && (c & ((1u << -q) - 1)) == 0)
         return negative + write_decimal(c >> -q, 0, text);
     int k;
     uint32_t s = shortest(c, q, fraction == 0 && exponent > 1, &k);

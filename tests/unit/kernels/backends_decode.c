@@ -487,10 +487,10 @@ void test_pages_may_overlap_and_be_shared(void **state)
     }
     for (int64_t b = 0; b < B; b++) {
         tensor_set(&pages.p.seqlens_k, b, lengths[b]);
+        /* the first SHARED pages are the same in all rows; the others begin anywhere, so that they overlap as well */
         for (int64_t n = 0; n < MOST; n++)
             tensor_set(&pages.p.page_table, b * MOST + n,
-                       (double)(n < SHARED ? 7 + 3 * n /* the pages that only one row uses overlap as well */
-                                           : rng_between(&r, 0, pages.p.k.shape[0] - 1)));
+                       (double)(n < SHARED ? 7 + 3 * n : rng_between(&r, 0, pages.p.k.shape[0] - 1)));
     }
     assert_int_equal(attn_check(&pages.p, NULL), ATTN_OK);
     struct spec plain = s;

@@ -571,9 +571,8 @@ static void test_a_merge_costs_by_its_numbers(void **state)
         const attn_cost four = attn_merge_cost(&info, &m);
         assert_true(four.seconds > 1.9 * two.seconds && four.seconds < 2.1 * two.seconds);
         assert_true(four.flops == 2 * two.flops && two.worst == two.seconds && two.because[0] == '\0');
-        assert_true(four.bytes ==
-                    /* four parts are read and one result is written */
-                    5 * (4.0 * 524288 * 8 * 128 + 4.0 * 524288 * 8));
+        /* four parts are read and one result is written */
+        assert_true(four.bytes == 5 * (4.0 * 524288 * 8 * 128 + 4.0 * 524288 * 8));
         m.dout = parts[0].out;
         m.gradients = parts;
         const attn_cost back = attn_merge_cost(&info, &m);

@@ -336,8 +336,8 @@ static void test_strips_change_no_bit(void **state)
         SPEC(.causal = true), SPEC(.causal = true, .Sq = 113, .Sk = 300),
         SPEC(.causal = true, .Sq = 300, .Sk = 113), /* the first rows see no key */
         SPEC(.causal = true, .Sq = 200, .Sk = 1100, .D = 40, .Dv = 24),
-        SPEC(.window_left = 5, .window_right = 0, .Sq = 700,
-             .Sk = 700), /* the rows of one tile begin in different tiles of keys */
+        /* the windows of the rows of one tile begin in different tiles of keys */
+        SPEC(.window_left = 5, .window_right = 0, .Sq = 700, .Sk = 700),
         SPEC(.window_left = 300, .window_right = 20, .Sq = 130, .Sk = 650),
         SPEC(.causal = true, .Sq = 90, .Sk = 90, .softcap = 5, .alibi = 1, .sinks = 1),
         SPEC(.causal = true, .Sq = 130, .Sk = 130, .mask_bounds = 1, .dropout_p = 0.3),
@@ -536,8 +536,8 @@ static void test_a_run_may_hold_problems_of_both_kernels(void **state)
 static void test_memory_is_counted_and_limited(void **state)
 {
     const attn_device_options options = { .threads = 2, .memory_bytes = 4 << 20 };
-    const struct spec s = SPEC(.B = 4, .H = 8, .Hk = 8, .Sq = 2048,
-                               .Sk = 2048); /* the packed forms of K and V alone take 48 MiB or more */
+    /* the packed forms of K and V alone take 48 MiB or more */
+    const struct spec s = SPEC(.B = 4, .H = 8, .Hk = 8, .Sq = 2048, .Sk = 2048);
     attn_device *device;
     attn_stream *stream;
     attn_device_info info;

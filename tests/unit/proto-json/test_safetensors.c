@@ -114,10 +114,11 @@ static void test_a_file_is_the_same_problem_as_json(void **state)
     /* the header may be padded with spaces, as the package `safetensors` does */
     check_same(FORWARD, "{" QKV "}     ", "");
     check_same(FORWARD, "{\"__metadata__\":{}," QKV "}", "");
+    /* a dtype may be written with any of its names */
     check_same(FORWARD,
                "{\"q\":{\"data_offsets\":[0,16],\"shape\":[1,2,2,2],\"dtype\":\"float16\"}," K ","
                "\"v\":{\"dtype\":\"fp16\",\"data_offsets\":[28,34],\"shape\":[1,3,1,1]}}",
-               ""); /* a dtype may be written with any of its names */
+               "");
     check_same(BACKWARD, "{" QKV "," TENSOR("dout", "F16", "[1,2,2,1]", 34, 42) "}", "");
 }
 

@@ -364,8 +364,8 @@ static void test_many_numbers_as_text_are_sent_in_smaller_blocks(void **state)
     struct request *request = computed(&b, forward_body(1000, 16, "\"encoding\": \"array\""));
     attn_error err;
     assert_true(request->job->wants_measure);
+    /* if an answer must be measured, the loop (the server's main thread) makes its encoder */
     assert_int_equal(proto_encoder_new(request->job->call, request->job->results, request->id, &request->encoder, &err),
-                     /* if an answer must be measured, the loop (the server's main thread) makes its encoder */
                      ATTN_OK);
     answer_tensors(request);
     assert_null(request->encoder); /* the answer's */

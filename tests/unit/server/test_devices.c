@@ -294,8 +294,8 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         assert_ran(batch);
         forget(batch);
     }
-    assert_string_equal(device_name(devices_pick(b.server.devices, 0)),
-                        "fake:0"); /* batches that came back no longer count as load */
+    /* batches that came back no longer count as load */
+    assert_string_equal(device_name(devices_pick(b.server.devices, 0)), "fake:0");
     assert_int_equal(state_of(&b, 1).running_requests, 0);
     close_bench(&b);
 }

@@ -685,8 +685,9 @@ static void test_info_has_the_form_that_the_document_says(void **state)
         cJSON *f = at(info, where);
         assert_true(lists(cJSON_GetObjectItem(f, "dtypes"), "bfloat16"));
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
+            /* attn_check() refuses a backward with these tensors */
             const bool forward_only = t == ATTN_T_q_scale || t == ATTN_T_k_scale || t == ATTN_T_v_scale ||
-                                      t == ATTN_T_page_table; /* attn_check() refuses a backward with this tensor */
+                                      t == ATTN_T_page_table;
             const bool takes = proto_takes_tensor(op, (attn_tensor_id)t) && !(forward_only && op == ATTN_OP_BACKWARD);
             if (lists(cJSON_GetObjectItem(f, "tensors"), attn_tensors[t].name) != takes)
                 fail_msg("%s", attn_tensors[t].name);

@@ -424,8 +424,8 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     strcpy(id, forward->job->results[0].context);
     contexts_finish_job(forward->job, true);
     request_free(forward);
-    const int64_t saved_bytes = staging_leased_bytes(
-        s->server.staging); /* the saved tensors take one block of memory, and a small backward takes another */
+    /* the saved tensors take one block of memory, and a small backward takes another */
+    const int64_t saved_bytes = staging_leased_bytes(s->server.staging);
 
     struct request *late = checked(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
     late->deadline.at_ns = clock_ns();
@@ -808,8 +808,8 @@ static void test_much_shared_memory_is_read_beside_the_loop(void **state)
     close(client[1]);
     WAIT_UNTIL(metrics_sum(METRIC_CANCELLED, "checking") - before == 1);
     assert_ok(s, posted_forward(s));
-    assert_int_equal(staging_leased_bytes(s->server.staging) < OBJECT_BYTES,
-                     1); /* no memory is leased for the inputs before the region is read */
+    /* no memory is leased for the inputs before the region is read */
+    assert_int_equal(staging_leased_bytes(s->server.staging) < OBJECT_BYTES, 1);
     gate_open(&s->pool);
     assert_ok(s, much);
     assert_gone(s, left);

@@ -472,8 +472,8 @@ static void test_a_context_is_taken_by_a_backward_and_gone_when_it_ran(void **st
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4), ATTN_NOT_FOUND,
                    "context: unknown, expired or already used");
     assert_int_equal(contexts_in(&b, CONTEXT_FREE), CONTEXTS_MAX_COUNT);
-    assert_true(staging_leased_bytes(b.server.staging) >
-                leased); /* the answer may still be encoded, so the job keeps its own memory */
+    /* the answer may still be encoded, so the job keeps its own memory */
+    assert_true(staging_leased_bytes(b.server.staging) > leased);
     job_release(job);
     assert_int_equal(staging_leased_bytes(b.server.staging), 0);
     close_bench(&b);
