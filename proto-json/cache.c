@@ -50,7 +50,7 @@ static const struct member index_members[] = { { "ready", TYPE_BOOL, false, 0, 0
 struct body {
     const struct member *members;
     const char *example;
-    const char *place;  /* key for hints in the tables of suggestions.c; "": there are none */
+    const char *place;  /* key for hints in the tables of suggestions.c; "": no hints */
     const char *listed; /* the names of the members, as a message lists them */
 };
 static const struct body new_cache = { create, "{\"kv_heads\": 8, \"head_dim\": 128, \"dtype\": \"bfloat16\"}",

@@ -485,7 +485,7 @@ enum state {
     FRACTION,
     E,
     E_SIGN,
-    EXPONENT, /* the states up to here are inside a number; each is named after the character read last */
+    EXPONENT, /* the states from MINUS to EXPONENT are inside a number; each is named after the character read last */
     NUMBER_STATES,
     START = NUMBER_STATES, /* state before the outermost '[' */
     FIRST,                 /* state behind '[': a value or ']' must follow */
@@ -495,8 +495,8 @@ enum state {
     BARE_WORD,             /* state inside a word that has no quotes */
     DONE,
     COMPLETE,
-    /* These two are not states, but results: the number ended before this character, or the character cannot stand
-     * here. */
+    /* COMPLETE and WRONG are not states, but results: the number ended before this character, or the character cannot
+     * stand here. */
     WRONG
 };
 
@@ -1034,7 +1034,8 @@ static size_t write_decimal(uint32_t s, int k, char *text)
     count = others == zeros ? 1 : 9 - __builtin_clzll(others ^ zeros) / 8;
 
     char *t = text;
-    if (point > INTEGER_DIGITS || point < -ZEROS_AFTER_POINT) { /* such numbers are written as 1.2345e-7 */
+    /* numbers from 10^9 on and below 0.0001 are written as 1.2345e-7 */
+    if (point > INTEGER_DIGITS || point < -ZEROS_AFTER_POINT) {
         t[0] = first;
         t[1] = '.';
         put_eight(t + 2, others);
@@ -1043,7 +1044,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
         t[1] = '-';
         t += point > 0 ? 1 : 2;
         t += write_integer((uint32_t)abs(point - 1), t);
-    } else if (point <= 0) { /* such numbers are written as 0.00012345 */
+    } else if (point <= 0) { /* numbers from 0.0001 on and below 1 are written as 0.00012345 */
         memcpy(t, "0.000000", 8);
         t += 2 - point;
         t[0] = first;
@@ -1054,7 +1055,8 @@ static size_t write_decimal(uint32_t s, int k, char *text)
         put_eight(t + 1, others);
         if (point >= count) return (size_t)point; /* an integer such as 123000: its zeros are written already */
         t[point] = '.';
-        put_eight(t + point + 1, others >> 8 * (point - 1)); /* such numbers are written as 12.345 */
+        /* numbers with digits on both sides of the point are written as 12.345 */
+        put_eight(t + point + 1, others >> 8 * (point - 1));
         t += count + 1;
     }
     return (size_t)(t - text);

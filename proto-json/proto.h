@@ -232,23 +232,27 @@ typedef struct proto_item {
 
 enum { PROTO_PRIORITY_USUAL = 128 }; /* the priority of a problem whose body gives none */
 
-/* The types of members. Each comment: the form in JSON; the C type in proto_item. */
+/* The types of members. Each comment: the form in JSON, and the C type in proto_item. */
 typedef enum proto_type {
-    PROTO_TYPE_BOOL,    /* JSON true or false; a bool */
-    PROTO_TYPE_NUMBER,  /* any JSON number; a double */
-    PROTO_TYPE_INTEGER, /* an integer literal (no fraction, no exponent, not -0) from minimum to maximum; int64_t */
-    PROTO_TYPE_SEED,    /* an integer literal from 0 to 2^64 - 1, exact; uint64_t */
-    PROTO_TYPE_CHOICE,  /* one of `choices`; an enum, whose first value is 0 */
-    PROTO_TYPE_PAIR,    /* [integer, integer], each as PROTO_TYPE_INTEGER; two int64_t, one after the other */
-    PROTO_TYPE_DTYPE,   /* name of a dtype of results: float32, float16, bfloat16; attn_dtype */
-    /* an array of names of outputs; uint64_t with a bit for each attn_tensor_id. For `observe` the array may also have
-     * names of PROTO_COUNT_MAP */
+    PROTO_TYPE_BOOL,   /* JSON true or false; stored as a bool */
+    PROTO_TYPE_NUMBER, /* any JSON number; stored as a double */
+    /* an integer literal (no fraction, no exponent, not -0) from minimum to maximum; stored as an int64_t */
+    PROTO_TYPE_INTEGER,
+    PROTO_TYPE_SEED,   /* an integer literal from 0 to 2^64 - 1, exact; stored as a uint64_t */
+    PROTO_TYPE_CHOICE, /* one of the words in `choices`; stored as an enum, whose first value is 0 */
+    PROTO_TYPE_PAIR,   /* [integer, integer], each as PROTO_TYPE_INTEGER; stored as two int64_t */
+    PROTO_TYPE_DTYPE,  /* name of a dtype of results: float32, float16, bfloat16; stored as an attn_dtype */
+    /* an array of names of outputs; stored as a uint64_t with a bit for each attn_tensor_id. For `observe` the array
+     * may also have names of PROTO_COUNT_MAP */
     PROTO_TYPE_NAMES,
-    PROTO_TYPE_ROWS, /* an integer as for PROTO_TYPE_INTEGER, or "all"; int64_t, PROTO_VERIFY_ALL for "all" */
-    /* An array of 1 to PROTO_MAX_CACHES values of PROTO_TYPE_ID; char (*)[PROTO_CONTEXT_BYTES], then an int. */
+    PROTO_TYPE_ROWS, /* an integer or "all"; stored as an int64_t, PROTO_VERIFY_ALL for "all" */
+    /* An array of 1 to PROTO_MAX_CACHES values of PROTO_TYPE_ID; stored as a char (*)[PROTO_CONTEXT_BYTES], and their
+     * number as an int behind it. */
     PROTO_TYPE_IDS,
-    PROTO_TYPE_PARTS, /* an array of 1 to ATTN_MERGE_PARTS objects with the tensors out and lse; proto_parts * */
-    PROTO_TYPE_ID,    /* 1 to PROTO_CONTEXT_BYTES - 1 letters, digits, '.', '_' or '-'; char[PROTO_CONTEXT_BYTES] */
+    /* an array of 1 to ATTN_MERGE_PARTS objects with the tensors out and lse; stored as a proto_parts * */
+    PROTO_TYPE_PARTS,
+    /* 1 to PROTO_CONTEXT_BYTES - 1 letters, digits, '.', '_' or '-'; stored as a char[PROTO_CONTEXT_BYTES] */
+    PROTO_TYPE_ID,
 } proto_type;
 
 enum {

@@ -24,7 +24,7 @@
 enum { MOST_RUNS = 50 };
 static const double RUNS_S = 0.2, MOST_OFF = 3;
 
-/* Options of a problem. */
+/* The tensors and options that a problem of the table below may have, one bit each. */
 enum {
     BIAS = 1,
     KEEP = 2,

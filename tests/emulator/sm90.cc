@@ -97,7 +97,9 @@ struct barrier {
 };
 
 struct copy {
-    bool load, late, add; /* late: happens only when no thread can run; add: the store adds floats to memory */
+    /* load: from global to shared memory; late: happens only when no thread can run; add: the store adds floats to
+     * memory */
+    bool load, late, add;
     uint32_t shared;
     tensor_map map;
     int at[5];

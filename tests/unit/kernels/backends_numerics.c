@@ -97,9 +97,9 @@ void test_float32_gradients_round_to_those_of_16_bits(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A kernel may begin a block's next work (queries of a head) while it ends the present one. This must also work if the
- * queries of either see no keys, or if there are no queries. The problems of this test have more work than a device
- * runs at the same time, and some of it is of this kind. */
+/* A kernel may begin a block's next work (queries of a head) while it ends the present work. This must also work if the
+ * queries of one of them see no keys, or if it has no queries. The problems of this test have more work than a device
+ * runs at the same time, and some of the work has no keys or no queries. */
 void test_work_that_sees_no_keys_between_other_work(void **state)
 {
     /* clang-format off: a row is a line */
@@ -643,7 +643,8 @@ static void make_products_cancel(struct fixture *f)
     }
 }
 
-/* Returns whether the problem is computed row by row, which sums in another order than tiles. */
+/* Returns whether the problem is computed row by row, by a kernel that sums in another order than kernels that compute
+ * tiles. */
 static bool is_by_rows(const attn_problem *p, attn_op op)
 {
     attn_problem one_way = *p;

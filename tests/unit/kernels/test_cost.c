@@ -553,8 +553,8 @@ static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **
     }
 }
 
-/* The cost of a merge is that of reading its parts: twice the parts must cost twice as much, gradients more, and dsinks
- * still more. */
+/* A merge costs as much as reading its parts takes: twice the parts must cost twice as much, a merge with gradients
+ * more, and one with dsinks still more. */
 static void test_a_merge_costs_by_its_numbers(void **state)
 {
     static const int64_t out[] = { 1, 524288, 8, 128 }, lse[] = { 1, 8, 524288 }, heads[] = { 8 };

@@ -302,7 +302,8 @@ static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(
 
 /* ---- Strips ------------------------------------------------------------------------------------------------------ */
 
-/* Runs a forward. If `strips` is false, strips are turned off, so that every tile of rows is computed whole. */
+/* Runs a forward. If `strips` is false, strips (parts of a tile of rows) are turned off, so that every tile of rows is
+ * computed whole. */
 static void forward_with(const struct simd *simd, bool strips, const struct fixture *f)
 {
     struct simd_type types[3];
@@ -323,7 +324,8 @@ static void forward_with(const struct simd *simd, bool strips, const struct fixt
     assert_int_equal(flash_run_bytes(&own, 1, &plan, 1, &bytes, &err), ATTN_OK);
     char *workspace = aligned_alloc(64, bytes);
     assert_non_null(workspace);
-    /* the workspace begins as NaN, so that a strip that reads what it has left out gives NaN */
+    /* the workspace begins as NaN, so that a strip (part of a tile of rows) that reads a number which was not computed
+     * gives NaN */
     memset(workspace, 0xff, bytes);
     flash_run(&own, pool, &plan, 1, workspace, NULL);
     free(workspace);

@@ -121,7 +121,7 @@ static void test_trees_of_a_memory_go_with_it(void **state)
     }
 }
 
-/* numbers are written as cJSON writes them */
+/* numbers in these bodies are written as cJSON writes them */
 static const char *const bodies[] = {
     "{}",
     "[]",

@@ -490,7 +490,7 @@ static void test_a_device_that_has_time_left_is_not_overdue(void **state)
     assert_null(devices_to_disable(b.server.devices, &is_overdue));
     gate_open(&gate);
     forget(next_back(&b));
-    /* says that a call by an HTTP thread on device 0 returned the error of a lost device */
+    /* tells the devices that a call by an HTTP thread on device 0 returned the error of a lost device */
     devices_note_lost(b.server.devices, 0);
     assert_non_null(devices_to_disable(b.server.devices, &is_overdue));
     assert_false(is_overdue);

@@ -263,7 +263,7 @@ static void assert_ok(struct scene *s, struct request *request)
     assert_true(request->job->part.ran);
     for (int i = 0; i < request->job->call->count; i++)
         if (request->job->call->items[i].error.status == ATTN_OK) assert_computed(request->job, i);
-    contexts_finish_job(request->job, true); /* answer_queue() in the server does this too */
+    contexts_finish_job(request->job, true); /* the server's answer_queue() makes this call, too */
     request_free(request);
 }
 

@@ -295,9 +295,9 @@ static void test_a_wrong_method_is_told_all_methods_of_the_path(void **state)
         { "POST", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
         { "OPTIONS", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
         { "delete", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
-        /* the path belongs to the literal row: it is not the cache with the id "mine" */
+        /* the path belongs to the row with this literal path, not to that of /v1/caches/{id} */
         { "DELETE", "/v1/caches/mine", "GET, HEAD", MINE },
-        /* the path belongs to the literal row: "append" is not a parameter's value */
+        /* the path belongs to the row of /v1/caches/{id}/append: "append" is not a parameter's value */
         { "GET", "/v1/caches/a/append", "POST", APPEND },
     };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
