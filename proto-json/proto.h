@@ -273,7 +273,7 @@ typedef struct proto_option {
     size_t offset;     /* offset of the option's value in proto_item */
     size_t given;      /* offset of the bool in proto_item that becomes true if the option is given; 0: there is none */
     int64_t minimum, maximum;
-    /* the words that the value may be, then NULL. For PROTO_TYPE_PAIR: one word, which is the pair's form in
+    /* the words that the value may be, with NULL at the end. For PROTO_TYPE_PAIR: one word, which is the pair's form in
      * messages */
     const char *const *choices;
     const char *otherwise; /* the default, as JSON; NULL: the default varies, as `help` explains */
@@ -456,14 +456,14 @@ attn_status proto_length_read(const void *body, size_t bytes, bool required, int
  * "byte_size": 64}. `offset` may be left out. An INVALID error has a pointer into the body. */
 typedef struct proto_region {
     char key[PROTO_REGION_BYTES];
-    int64_t offset, bytes; /* both are numbers up to 2^53 */
+    int64_t offset, bytes; /* place of the region in the shared memory object, in bytes; each number is at most 2^53 */
 } proto_region;
 attn_status proto_region_read(const void *body, size_t bytes, proto_region *region, attn_error *err);
 /* The body that registers a part (region) of a GPU's memory: {"raw_handle": {"b64": "..."}, "device_id": 0,
  * "byte_size": 64}. All members are required. */
 typedef struct proto_cuda_region {
     uint8_t handle[ATTN_HANDLE_BYTES];
-    int64_t device, bytes; /* both are numbers up to 2^53 */
+    int64_t device, bytes; /* number of the GPU, and bytes of the memory; each number is at most 2^53 */
 } proto_cuda_region;
 attn_status proto_cuda_region_read(const void *body, size_t bytes, proto_cuda_region *region, attn_error *err);
 

@@ -333,7 +333,7 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "scores of 1e6, peaky", BACK, SIZES(60, 80, 64), .q_amp = 10, F16),
 };
 
-/* These problems run forward only, because the gradients of such scores and values overflow their dtype. */
+/* These problems run forward only, because the gradients of scores and values of this size overflow their dtype. */
 static const struct spec huge_cases[] = {
     SPEC(.name = "scale 1e20", SIZES(60, 80, 64), .has_scale = true, .scale = 1e20),
     /* A product of a score and a factor may be rounded, or stay exact inside a fused multiply-add. The two differ by up

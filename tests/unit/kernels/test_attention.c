@@ -232,7 +232,7 @@ static double seconds(void)
     return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
 }
 
-/* attn_check() refuses such a problem, but counting its work must not walk through 2^31 empty rows. */
+/* attn_check() refuses a problem with 2^31 empty rows, but counting its work must not walk through the rows. */
 static void test_work_of_two_thousand_million_empty_rows_is_counted_at_once(void **state)
 {
     const int64_t rows = INT32_MAX;

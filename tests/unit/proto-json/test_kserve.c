@@ -367,8 +367,8 @@ static void test_a_region_of_a_gpu_is_read_from_what_clients_send(void **state)
     }
 }
 
-/* Inputs on a device get no host memory, and keep the address that the caller gave. Nothing reads that address, and
- * here nothing is there. */
+/* Inputs on a device get no host memory, and keep the address that the caller gave. Nothing reads that address, and in
+ * this test no memory is there. */
 static void test_inputs_on_a_device_stay_there(void **state)
 {
     (void)state;
