@@ -261,11 +261,12 @@ static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(vo
     struct problem *narrow = open_problem(ATTN_BF16, 1, 256), *wide = open_problem(ATTN_BF16, 1, 512);
     const double launch = 1e-5, back_launch = 2e-5;
     const double ratio = (seconds(wide, "generic", 1) - launch) / (seconds(narrow, "generic", 1) - launch);
-    assert_true(ratio > 2.4 && ratio < 3.1); /* a head size of 512 takes 2 (512 + 256) columns, 256 takes 256 + 256 */
+    /* a head size of 512 costs 2 (512 + 256) columns of products, 256 costs 256 + 256 */
+    assert_true(ratio > 2.4 && ratio < 3.1);
     make_backward(narrow);
     make_backward(wide);
     const double back = (seconds(wide, "generic", 1) - back_launch) / (seconds(narrow, "generic", 1) - back_launch);
-    /* a head size of 512 takes 2 (512 + 256) + 4 (1024 + 256) columns, 256 takes 5 * 256 */
+    /* a head size of 512 costs 2 (512 + 256) + 4 (1024 + 256) columns of products, 256 costs 5 * 256 */
     assert_true(back > 4.2 && back < 5.3);
     free(narrow);
     free(wide);

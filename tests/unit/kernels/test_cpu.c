@@ -437,7 +437,8 @@ static void ends_soon_after_it_is_cancelled(uint64_t also)
         if (g.ended - cancelled > 2)
             fail_msg("case %zu computed for %.2f s after it was cancelled", n, g.ended - cancelled);
 
-        attn_stream_heed(bench.stream, NULL); /* after this call the stream computes again */
+        /* without a flag to heed, the stream is not cancelled any more and computes again */
+        attn_stream_heed(bench.stream, NULL);
         small.Sq = small.Sk = 200;
         fixture_make(&after, &small);
         fixture_run(&bench, &after);
