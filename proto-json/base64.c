@@ -26,7 +26,8 @@
 struct variant {
     const char *name;
     bool (*runs_here)(void);
-    base64_decode_groups *decode, *decode_large; /* decode_large may be NULL: streams of any size then use decode */
+    /* decode_large is for large streams; NULL: decode is for all streams */
+    base64_decode_groups *decode, *decode_large;
     base64_encode_groups *encode;
 };
 
@@ -54,8 +55,8 @@ static bool has_avx512(void)
 static const struct variant variants[] = {
 #ifdef __x86_64__
     { "avx512", has_avx512, base64_decode_avx512, base64_decode_large_avx512,
-      base64_encode_avx512 }, /* this variant runs on Ice Lake, Zen 4 and later */
-    /* this variant runs on Haswell, Zen and later */
+      base64_encode_avx512 }, /* this variant runs on Intel's Ice Lake, AMD's Zen 4 and later */
+    /* this variant runs on Intel's Haswell, AMD's Zen and later */
     { "avx2", has_avx2, base64_decode_avx2, base64_decode_large_avx2, base64_encode_avx2 },
 #endif
 #ifdef __aarch64__
@@ -72,8 +73,8 @@ static const struct variant *best(void)
     return v;
 }
 
-/* The variant in use; NULL until the first use. If two threads choose it at the same time, both find the same variant,
- * so the race is harmless. */
+/* The SIMD variant in use; NULL until the first use. If two threads choose it at the same time, both choose the same
+ * variant, so the race is harmless. */
 static _Atomic(const struct variant *) chosen;
 
 static const struct variant *variant(void)
@@ -110,9 +111,9 @@ bool base64_use(const char *name)
 
 /* ---- Decoding ---------------------------------------------------------------------------------------------------- */
 
-/* A stream of at least LARGE characters is stored past the processor's caches, if its piece has at least LARGE_PIECE
- * characters. On a Xeon with 2 MiB of L2 cache per core, 64 KiB pieces decoded to 192 MiB of memory then ran at 15.9
- * GB/s of text, and at 9.5 GB/s through the caches. Smaller tensors go through the caches. */
+/* A stream of at least LARGE characters is decoded by stores that bypass the processor's caches, if the piece of text
+ * in the call has at least LARGE_PIECE characters. On a Xeon with 2 MiB of L2 cache per core, pieces of 64 KiB were
+ * decoded to 192 MiB of memory at 15.9 GB/s of text, and by ordinary stores at 9.5 GB/s. */
 enum { LARGE = 8 << 20, LARGE_PIECE = 4096 };
 
 /* Takes one character. False: the character cannot stand here, and nothing has changed. *out moves behind the three

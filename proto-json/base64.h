@@ -44,7 +44,8 @@ size_t base64_decode_until(base64_decoder *decoder, const char *text, size_t cou
  * earlier, and decoder->offset is the position of the bad character. */
 bool base64_decode(base64_decoder *decoder, const char *text, size_t count, uint8_t *out, size_t *written);
 
-/* Call this when the text is complete. False: the text ends inside a group, and decoder->offset is its length. */
+/* Call this when the text is complete. False: the text ends inside a group of four characters, and decoder->offset is
+ * the length of the text. */
 bool base64_finish(const base64_decoder *decoder);
 
 /* Returns why the decoder stopped at `found`: static text that completes "at offset 17: ". */

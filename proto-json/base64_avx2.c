@@ -34,15 +34,15 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     const __m256i kind_of_hi = TWICE(NEVER, NEVER, PLUS_SLASH, DIGITS, AO_ao, PZ_pz, AO_ao, PZ_pz, NEVER, NEVER, NEVER,
                                      NEVER, NEVER, NEVER, NEVER, NEVER);
     const __m256i not_with_lo = TWICE(
-        NEVER | PLUS_SLASH | AO_ao, /* lower half (lo) 0: in the characters 0 P p, and in no kind of this line */
-        /* lo 1 to 9: in digits and letters, so not in + / */
+        NEVER | PLUS_SLASH | AO_ao, /* characters with low 4 bits 0: '0' P p; so no + / and no A-O a-o */
+        /* characters with low 4 bits 1 to 9: digits and letters; so no + / */
         NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
         NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
-        NEVER | PLUS_SLASH | DIGITS, /* lo A: in J Z j z, so not in + / or digits */
-        NEVER | DIGITS | PZ_pz,      /* lo B: in + K k, so not in digits or P-Z p-z */
+        NEVER | PLUS_SLASH | DIGITS, /* low 4 bits A: J Z j z; so no + / and no digits */
+        NEVER | DIGITS | PZ_pz,      /* low 4 bits B: + K k; so no digits and no P-Z p-z */
         NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
-        NEVER | PLUS_SLASH | DIGITS | PZ_pz, /* lo C to E: in A-O and a-o alone */
-        NEVER | DIGITS | PZ_pz);             /* lo F: in / O o, so not in digits or P-Z p-z */
+        NEVER | PLUS_SLASH | DIGITS | PZ_pz, /* low 4 bits C to E: A-O a-o alone */
+        NEVER | DIGITS | PZ_pz);             /* low 4 bits F: / O o; so no digits and no P-Z p-z */
     const __m256i to_sextet = TWICE(0, 63 - '/', 62 - '+', 52 - '0', -'A', -'A', 26 - 'a', 26 - 'a', 0, 0, 0, 0, 0, 0,
                                     0, 0);
 
@@ -50,13 +50,14 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     __m256i lo = _mm256_and_si256(text, low_half);
     __m256i hi = _mm256_and_si256(_mm256_srli_epi32(text, 4), low_half);
     *foreign = _mm256_and_si256(_mm256_shuffle_epi8(not_with_lo, lo), _mm256_shuffle_epi8(kind_of_hi, hi));
-    /* -1 for a '/', which moves it from row 2 of the table to the free row 1 */
+    /* -1 for a '/': its upper 4 bits are 2, as those of '+', and it uses the free entry 1 of to_sextet instead of entry
+     * 2 */
     __m256i slash = _mm256_cmpeq_epi8(text, _mm256_set1_epi8('/'));
     return _mm256_add_epi8(text, _mm256_shuffle_epi8(to_sextet, _mm256_add_epi8(hi, slash)));
 }
 
-/* Joins 32 sextets (6-bit numbers, one in each byte) to 24 bytes. The bytes come out in the pieces 0 1 2 4 5 6, of four
- * bytes each; `places` says which piece goes where. */
+/* Joins 32 sextets (6-bit numbers, one in each byte) to 24 bytes. The shuffle leaves these in the 32-bit lanes 0 1 2 4
+ * 5 6; `places` then permutes the lanes. */
 static inline __m256i joined(__m256i sextets32, __m256i places)
 {
     __m256i pairs = _mm256_maddubs_epi16(sextets32, _mm256_set1_epi32(0x01400140)); /* a pair of sextets: a * 64 + b */
@@ -96,7 +97,8 @@ size_t base64_decode_avx2(const char *text, size_t count, uint8_t *out)
     return done;
 }
 
-/* Four results of 24 bytes make three whole vectors. Each vector is put together from two parts. */
+/* Decodes four vectors of text at a time to 24 bytes each, and stores these as three whole vectors of 32 bytes. Each
+ * vector that is stored has parts of two results. */
 size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
 {
     size_t head = base64_chars_to_line(out);
@@ -128,8 +130,8 @@ size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
 /* Turns 24 bytes into 32 characters. Each half of the vector has 12 of the bytes at its low end. */
 static inline __m256i letters(__m256i bytes)
 {
-    /* Each three bytes b0 b1 b2 become 32 bits, b1 b0 b2 b1. The four sextets are then bits 10-15, 4-9, 22-27 and 16-21
-     * of them. */
+    /* Each three bytes b0 b1 b2 become 32 bits, b1 b0 b2 b1. Bits 10-15, 4-9, 22-27 and 16-21 of these are then the
+     * four sextets. */
     __m256i dealt = _mm256_shuffle_epi8(bytes, TWICE(1, 0, 2, 1, 4, 3, 5, 4, 7, 6, 8, 7, 10, 9, 11, 10));
     __m256i even = _mm256_mulhi_epu16(_mm256_and_si256(dealt, _mm256_set1_epi32(0x0FC0FC00)),
                                       _mm256_set1_epi32(0x04000040));
@@ -137,9 +139,9 @@ static inline __m256i letters(__m256i bytes)
                                      _mm256_set1_epi32(0x01000010));
     __m256i sextets32 = _mm256_or_si256(even, odd);
 
-    /* Row 0 of the table is for A-Z, row 1 for a-z, rows 2 to 11 for 0-9, row 12 for +, row 13 for /. The subtraction
-     * gives the row of each sextet of 52 or more. It gives 0 for all letters, and the comparison moves the small
-     * letters to row 1. */
+    /* Row 0 of this table is for A-Z, row 1 for a-z, rows 2 to 11 for 0-9, row 12 for +, row 13 for /. Subtracting 51
+     * (at least to 0) gives the row of each sextet of 52 or more, and 0 for all letters. The comparison with 25 then
+     * moves the small letters to row 1. */
     const __m256i differences = TWICE('A', 'a' - 26, '0' - 52, '0' - 52, '0' - 52, '0' - 52, '0' - 52, '0' - 52,
                                       '0' - 52, '0' - 52, '0' - 52, '0' - 52, '+' - 62, '/' - 63, 0, 0);
     __m256i row = _mm256_subs_epu8(sextets32, _mm256_set1_epi8(51));

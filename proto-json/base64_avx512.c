@@ -40,9 +40,9 @@ static const uint8_t sextet_of[128] __attribute__((aligned(64))) = {
 static const char letter_of[65]
     __attribute__((aligned(64))) = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/* Byte numbers for a permutation: the three bytes of group i, of 16 groups. A group is 4 bytes whose lowest three hold
- * 24 bits, the last byte first. The entries from 48 on repeat the start for a second register: read from 0, 16 and 32,
- * the table closes the gaps between two vectors. */
+/* Byte numbers for a permutation that closes the gaps between 16 groups of 4 bytes. The lowest three bytes of a group
+ * hold 24 bits, the last byte first. CLOSE(i) is for group i. From entry 48 on, the entries are those of a second
+ * register behind the first: 64 entries from 0, 16 or 32 on take parts of both. */
 #define CLOSE(i) 4 * (i) + 2, 4 * (i) + 1, 4 * (i)
 #define CLOSE8(i) \
     CLOSE(i), CLOSE(i + 1), CLOSE(i + 2), CLOSE(i + 3), CLOSE(i + 4), CLOSE(i + 5), CLOSE(i + 6), CLOSE(i + 7)
@@ -100,7 +100,8 @@ size_t base64_decode_avx512(const char *text, size_t count, uint8_t *out)
     return done;
 }
 
-/* Four results of 48 bytes make three whole vectors. Each vector is put together from two parts. */
+/* Decodes four vectors of text at a time to 48 bytes each, and stores these as three whole vectors of 64 bytes. Each
+ * vector that is stored has parts of two results. */
 size_t base64_decode_large_avx512(const char *text, size_t count, uint8_t *out)
 {
     const __m512i table0 = _mm512_load_si512(sextet_of), table1 = _mm512_load_si512(sextet_of + 64);
@@ -131,8 +132,8 @@ size_t base64_decode_large_avx512(const char *text, size_t count, uint8_t *out)
 
 static inline __m512i letters(__m512i bytes)
 {
-    const __m512i shifts = _mm512_set1_epi64(
-        0x3036242A1016040A); /* the first bit of each sextet within 64 bits: 10 4 22 16, 42 36 54 48 */
+    /* for each 64 bits, the first bits of eight sextets: 10 4 22 16, 42 36 54 48 (the lowest byte first) */
+    const __m512i shifts = _mm512_set1_epi64(0x3036242A1016040A);
     __m512i dealt = _mm512_permutexvar_epi8(_mm512_load_si512(deal_out), bytes);
     __m512i sextets = _mm512_multishift_epi64_epi8(shifts, dealt); /* the lookup ignores the two bits above a sextet */
     return _mm512_permutexvar_epi8(sextets, _mm512_load_si512(letter_of));

@@ -19,8 +19,8 @@ struct member {
     const char *name;
     enum type type;
     bool required;
-    /* Offset of the member's value in the struct that is filled. For TYPE_SCALES the value is a float *, followed by an
-     * int. */
+    /* Offset of the member's value in the struct that is filled. For TYPE_SCALES the value is a float *, followed by
+     * the number of scales, an int. */
     size_t offset;
     int64_t minimum, maximum;
     const char *rule; /* the rule for a value in words; NULL: the message is made from minimum and maximum */
@@ -50,7 +50,7 @@ static const struct member index_members[] = { { "ready", TYPE_BOOL, false, 0, 0
 struct body {
     const struct member *members;
     const char *example;
-    const char *place;  /* key for hints in the tables of suggestions.c; "": there are none */
+    const char *place;  /* key for hints in the tables of suggestions.c; "": no hints */
     const char *listed; /* the names of the members, as a message lists them */
 };
 static const struct body new_cache = { create, "{\"kv_heads\": 8, \"head_dim\": 128, \"dtype\": \"bfloat16\"}",

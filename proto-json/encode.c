@@ -36,8 +36,8 @@ const char *const proto_stages[PROTO_STAGE_COUNT] = {
 };
 
 struct piece {
-    const attn_tensor *tensor; /* the tensor that the piece writes; NULL: the piece is text */
-    encode_as as;              /* how the tensor is written */
+    const attn_tensor *tensor; /* the tensor that this piece of the answer writes; NULL: it writes text */
+    encode_as as;              /* whether the tensor is written as bytes, base64 or numbers */
     size_t offset;             /* offset of the piece's text in the encoder's buffer */
     uint64_t length;           /* length of the piece in bytes */
 };
@@ -125,8 +125,8 @@ void encode_tensor(proto_encoder *e, const attn_tensor *tensor, encode_as as)
         add_piece(e, piece); /* the length of an array is not known yet: proto_encoder_measure() finds it */
 }
 
-/* Writes a short text of this program in quotes: the name of a device or a context. Characters that need an escape are
- * left out. */
+/* Writes a short text of this program in quotes, such as the name of a device. Characters that need an escape are left
+ * out. */
 static void put_plain(struct text *t, const char *text)
 {
     text_put_char(t, '"');

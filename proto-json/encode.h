@@ -6,7 +6,8 @@
 #include "proto.h"
 #include "text/text.h"
 
-/* bound on the bytes of a problem document (an error as JSON), and twice the bound on the facts of an answer */
+/* Bound on the bytes of an error as a JSON document. Twice this bounds the facts of an answer: its members beside
+ * tensors. */
 enum { ENCODE_PROBLEM_BYTES = 4096 };
 
 /* Returns the text of the answer. Text that is written before a call of encode_tensor() goes before that tensor. */
@@ -21,7 +22,8 @@ void encode_tensor(proto_encoder *encoder, const attn_tensor *tensor, encode_as 
 /* Collects the facts that an answer states beside its tensors, in the order of the answer: names, with values as JSON.
  * Returns the number of facts. */
 enum {
-    ENCODE_FACTS = 8 + 8 + PROTO_COUNTS, /* the second 8 are the members of a check's report, report_members[] */
+    /* the second 8 are the members of a check's report, PROTO_COUNTS the numbers of an observe */
+    ENCODE_FACTS = 8 + 8 + PROTO_COUNTS,
     /* room for the lengths of PROTO_MAX_CACHES caches as text, and some more */
     ENCODE_FACT_BYTES = PROTO_MAX_CACHES * 11 + 64,
 };

@@ -25,7 +25,7 @@ proto_error proto_error_of(attn_status status)
     case ATTN_UNSUPPORTED: return PROTO_E_UNSUPPORTED;
     case ATTN_BUSY: return PROTO_E_QUEUE_FULL;
     case ATTN_TIMEOUT:
-    /* the client has left and will not read this error, so any one does */
+    /* a client that cancelled its request has left and does not read the error, so any error will do */
     case ATTN_CANCELLED: return PROTO_E_DEADLINE;
     case ATTN_NO_MEMORY: return PROTO_E_OUT_OF_MEMORY;
     case ATTN_NOT_FOUND: return PROTO_E_NOT_FOUND;
@@ -54,8 +54,8 @@ static void put_member(struct text *t, const char *name, const char *before, con
     text_put_char(t, '"');
 }
 
-/* Largest size of the escaped `detail`, which is halved until the document fits. attn_error.text is shorter unless it
- * is full of control characters. */
+/* Largest size in bytes of the escaped `detail`, which is halved until the document fits. attn_error.text is shorter
+ * unless it is full of control characters. */
 enum { DETAIL_ROOM = 1200, POINTER_ROOM = 256, REQUEST_ID_ROOM = 256 };
 
 size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const char *detail, const char *prefix,

@@ -55,8 +55,8 @@ struct proto_format {
     size_t (*held_bytes)(const void *reader);
     /* bytes of tensors in a body of this length, without the gaps for alignment */
     size_t (*memory_for)(uint64_t body_bytes);
-    /* Turns err->member, a pointer into the tree of problems, into a pointer into the body as it was sent. NULL: the
-     * two pointers are the same. */
+    /* Turns err->member, a JSON pointer into the tree of problems, into a JSON pointer into the body as it was sent.
+     * NULL: the two pointers are the same. */
     void (*locate)(const proto_call *call, attn_error *err);
 
     /* Functions and properties of the format's answers follow. */

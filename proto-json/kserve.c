@@ -74,7 +74,7 @@ static void *open_reader(const proto_limits *limits, const proto_memory *memory)
     if (!r) return NULL;
     r->limits = *limits;
     if (r->limits.rest_bytes > PROTO_HEADER_BYTES) r->limits.rest_bytes = PROTO_HEADER_BYTES;
-    r->model = proto_operations[ATTN_OP_FORWARD].models; /* stands for the model until begin() names it */
+    r->model = proto_operations[ATTN_OP_FORWARD].models; /* a placeholder until begin() sets the model of the request */
     r->json_bytes = JSON_BYTES_UNKNOWN;
     r->json = scan_new_kserve(&r->limits, memory);
     if (r->json) return r;
@@ -244,7 +244,7 @@ static size_t memory_for(uint64_t body_bytes)
     return (size_t)body_bytes;
 }
 
-/* Turns a pointer into the tree of problems into a pointer into the KServe body: /q/shape/1 becomes
+/* Turns a JSON pointer into the tree of problems into one into the KServe body: /q/shape/1 becomes
  * /inputs/0/shape/1. */
 static void locate(const proto_call *call, attn_error *err)
 {
@@ -278,8 +278,8 @@ enum { REPORT_BYTES = 64 << 10 }; /* the longest report of a check in bytes, bef
 
 /* ---- Answers ----------------------------------------------------------------------------------------------------- */
 
-/* Writes facts of an answer as parameters. A value that is not a string, number or bool becomes a string of JSON, as in
- * a request. */
+/* Writes facts of an answer, such as times, as parameters. A value that is not a string, number or bool becomes a
+ * string of JSON, as in a request. */
 static void put_parameters(struct text *t, const proto_item *item, const proto_result *result)
 {
     struct encode_fact facts[ENCODE_FACTS];
@@ -347,7 +347,7 @@ static void put_output(proto_encoder *e, int number, const attn_tensor *tensor, 
 
 static bool is_binary(const proto_call *call, int number)
 {
-    /* the outputs behind the tensors are gradients of parts: dout and dlse of part 0, of part 1, ... */
+    /* numbers behind those of the tensors are gradients of a merge's parts: dout and dlse of part 0, of part 1, ... */
     const int of_part = number - ATTN_TENSOR_COUNT;
     return of_part < 0 ? call->binary >> number & 1 : call->binary_parts[of_part % 2] >> of_part / 2 & 1;
 }
@@ -358,7 +358,7 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     struct text *const t = encode_text(e);
     const int end = proto_item_results_end(item);
     bool first = true;
-    /* unused: request_id goes into errors of an envelope's problems, and this format has no envelope */
+    /* unused: request_id goes into errors of single problems of an envelope, which this format does not have */
     (void)request_id;
     text_put_char(t, '{');
     if (call->id) {

@@ -77,7 +77,7 @@ attn_status kserve_end_json(struct kserve_reader *r);
 /* Assigns places in memory, behind all other tensors, to inputs that are copied from shared memory. */
 attn_status kserve_place_shared(struct kserve_reader *r);
 
-/* Returns the row of the option with this name, or NULL if there is none. */
+/* Returns the row of proto_options[] for the option with this name, or NULL if there is none. */
 const proto_option *kserve_option_named(const char *name);
 
 #endif

@@ -387,10 +387,8 @@ static attn_status read_inputs(struct kserve_reader *r, cJSON *inputs)
 static attn_status place_one(struct kserve_reader *r, scan_extract *extract, int64_t size)
 {
     const size_t at = SCAN_ALIGNED(r->memory_bytes);
-    const uint64_t end =
-        /* The sum cannot overflow: a size is at most 2^53, and a sum near 64 bits would have exceeded the limit
-         * before. */
-        at + (uint64_t)size;
+    /* the sum cannot overflow: a size is at most 2^53, and a sum near 2^64 would have exceeded the limit before */
+    const uint64_t end = at + (uint64_t)size;
     extract->offset = at;
     if (end > (uint64_t)r->limits.tensor_bytes)
         return attn_fail(&r->error, ATTN_TOO_LARGE, "", "the tensors take %llu bytes, at most %lld are taken",
@@ -506,7 +504,7 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
     /* true: the model is a check, whose only output is its report, which is JSON */
     const bool judges = proto_operations[r->model->op].judges;
     const char *const asks = proto_operations[r->model->op].asks, *const member = asks ? asks : "outputs";
-    /* the names that a parameter of the request has given before */
+    /* a parameter of the request may have given this member already */
     names = cJSON_GetObjectItemCaseSensitive(r->root, member);
     if (!names && !judges) names = cJSON_AddArrayToObject(r->root, member);
     if (!names && !judges) return no_memory(r);

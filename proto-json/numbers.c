@@ -118,7 +118,7 @@ enum {
 /* these two stand for all numbers above HUGE_EXPONENT and below TINY_EXPONENT */
 static const double HUGE_NUMBER = 0x1p200, TINY_NUMBER = 0x1p-200;
 
-/* Natural numbers as large as 768 digits and the exponents above can make them, below 10^768 * 2^244 < 2^2816. */
+/* Natural numbers below 10^768 * 2^244 < 2^2816: as large as 768 digits and the limits on exponents allow. */
 struct big {
     int words;
     uint32_t word[96]; /* digits of 32 bits, the lowest first */
@@ -155,7 +155,8 @@ static int big_compare(const struct big *a, const struct big *b)
     return 0;
 }
 
-/* Returns the sign of d - m * 2^q. The two numbers are near each other, which limits the size of all numbers here. */
+/* Returns the sign of d - m * 2^q. The caller passes only numbers near each other, so that struct big has room for
+ * them. */
 static int compare_big(const struct decimal *d, uint32_t m, int q)
 {
     struct big left = { 0, { 0 } }, right = { 1, { m } };
@@ -264,8 +265,8 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     c >>= shift;
     /* Each comparison is 0 or 1. They are added without a branch, because the processor could not predict it. */
     c += (cut > half) | ((cut == half) & c);
-    /* The sum does not overflow: 2^200 is 326 << 23. The highest bit of a normal c adds one to the exponent's field,
-     * and so does a subnormal c that was rounded up to it. */
+    /* The sum does not overflow: the largest x, 2^200, gives 326 << 23. The highest bit of a normal c adds one to the
+     * exponent's field, and so does a subnormal c that was rounded up to it. */
     *code = (below ? 0 : (uint32_t)(exponent - f->min_exponent) << f->fraction_bits) + (uint32_t)c;
     return *code <= f->largest;
 }
@@ -371,9 +372,8 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
         uint64_t v;
         memcpy(&v, p, 8);
         v ^= UINT64_C(0x3030303030303030);
-        uint64_t others = ((v + UINT64_C(0x7676767676767676)) | v) &
-                          /* marks the bytes that are no digits; the marks are correct up to the lowest one */
-                          UINT64_C(0x8080808080808080);
+        /* the top bits of `others` mark the bytes that are no digits, correctly up to the lowest one */
+        uint64_t others = ((v + UINT64_C(0x7676767676767676)) | v) & UINT64_C(0x8080808080808080);
         if (others == 0) {
             *w = *w * scale[8] + sum_eight(v);
             p += 8;
@@ -485,7 +485,7 @@ enum state {
     FRACTION,
     E,
     E_SIGN,
-    EXPONENT, /* the states up to here are inside a number; each is named after the character read last */
+    EXPONENT, /* the states from MINUS to EXPONENT are inside a number; each is named after the character read last */
     NUMBER_STATES,
     START = NUMBER_STATES, /* state before the outermost '[' */
     FIRST,                 /* state behind '[': a value or ']' must follow */
@@ -495,8 +495,8 @@ enum state {
     BARE_WORD,             /* state inside a word that has no quotes */
     DONE,
     COMPLETE,
-    /* These two are not states, but results: the number ended before this character, or the character cannot stand
-     * here. */
+    /* COMPLETE and WRONG are not states, but results: the number ended before this character, or the character cannot
+     * stand here. */
     WRONG
 };
 
@@ -993,8 +993,8 @@ static size_t put_text(char *text, const char *from)
 static uint64_t eight_digits(uint32_t n)
 {
     uint64_t v = n / 10000 | (uint64_t)(n % 10000) << 32;
-    uint64_t hundreds = (v * 5243 >> 19) &
-                        UINT64_C(0x0000007F0000007F); /* for x below 10^4, x * 5243 >> 19 is x / 100 */
+    /* for x below 10^4, x * 5243 >> 19 is x / 100 */
+    uint64_t hundreds = (v * 5243 >> 19) & UINT64_C(0x0000007F0000007F);
     v = hundreds | (v - hundreds * 100) << 16;
     /* for x below 100, x * 103 >> 10 is x / 10 */
     uint64_t tenths = (v * 103 >> 10) & UINT64_C(0x000F000F000F000F);
@@ -1034,7 +1034,8 @@ static size_t write_decimal(uint32_t s, int k, char *text)
     count = others == zeros ? 1 : 9 - __builtin_clzll(others ^ zeros) / 8;
 
     char *t = text;
-    if (point > INTEGER_DIGITS || point < -ZEROS_AFTER_POINT) { /* such numbers are written as 1.2345e-7 */
+    /* numbers from 10^9 on and below 0.0001 are written as 1.2345e-7 */
+    if (point > INTEGER_DIGITS || point < -ZEROS_AFTER_POINT) {
         t[0] = first;
         t[1] = '.';
         put_eight(t + 2, others);
@@ -1043,7 +1044,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
         t[1] = '-';
         t += point > 0 ? 1 : 2;
         t += write_integer((uint32_t)abs(point - 1), t);
-    } else if (point <= 0) { /* such numbers are written as 0.00012345 */
+    } else if (point <= 0) { /* numbers from 0.0001 on and below 1 are written as 0.00012345 */
         memcpy(t, "0.000000", 8);
         t += 2 - point;
         t[0] = first;
@@ -1054,7 +1055,8 @@ static size_t write_decimal(uint32_t s, int k, char *text)
         put_eight(t + 1, others);
         if (point >= count) return (size_t)point; /* an integer such as 123000: its zeros are written already */
         t[point] = '.';
-        put_eight(t + point + 1, others >> 8 * (point - 1)); /* such numbers are written as 12.345 */
+        /* numbers with digits on both sides of the point are written as 12.345 */
+        put_eight(t + point + 1, others >> 8 * (point - 1));
         t += count + 1;
     }
     return (size_t)(t - text);
@@ -1075,9 +1077,8 @@ static size_t format_floating(const struct format *f, uint32_t code, char *text)
     int q = f->min_exponent - f->fraction_bits + (exponent ? exponent - 1 : 0);
     *text = '-';
     text += negative;
-    if (q <= 0 && q >= -f->fraction_bits &&
-        /* an integer whose neighbours are at most 1 away: its own digits are the shortest text */
-        (c & ((1u << -q) - 1)) == 0)
+    /* an integer whose neighbours are at most 1 away: its own digits are the shortest text */
+    if (q <= 0 && q >= -f->fraction_bits && (c & ((1u << -q) - 1)) == 0)
         return negative + write_decimal(c >> -q, 0, text);
     int k;
     uint32_t s = shortest(c, q, fraction == 0 && exponent > 1, &k);

@@ -48,8 +48,8 @@ static int tensor_named(const char *name)
     return id;
 }
 
-/* Returns the first operation that takes a member of this name, other than as a result, or PROTO_OP_COUNT if none
- * does. */
+/* Returns the first operation with an option or an input tensor of this name, or PROTO_OP_COUNT if there is none.
+ * Results that a check judges are not searched. */
 static proto_op op_of(const char *name)
 {
     const int id = tensor_named(name);
@@ -292,7 +292,7 @@ proto_parser *proto_parser_new(const proto_format *format, proto_op op, const pr
     if (!d) return NULL;
     d->op = op;
     d->limits = *limits;
-    /* a body may name each tensor of each part as a member of its own */
+    /* the body of a merge may have a member for each tensor of each part */
     if (proto_operations[op].merges) d->limits.members += 2 * ATTN_MERGE_PARTS;
     d->format = format;
     d->reader = format->open(&d->limits, memory);
@@ -348,7 +348,8 @@ attn_status proto_parser_shared(proto_parser *parser, proto_shared **shared, int
     return parser->format->shared ? parser->format->shared(parser->reader, shared, count, err) : ATTN_OK;
 }
 
-/* For tensors in this list, attn_check() checks only sizes. It reads the values of all other tensors. */
+/* Returns whether attn_check() checks only the sizes of this tensor. It reads the values of tensors that are not in
+ * `may`. */
 bool proto_may_lie_on_device(attn_tensor_id id)
 {
     static const uint64_t may = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(dout) |

@@ -232,23 +232,27 @@ typedef struct proto_item {
 
 enum { PROTO_PRIORITY_USUAL = 128 }; /* the priority of a problem whose body gives none */
 
-/* The types of members. Each comment: the form in JSON; the C type in proto_item. */
+/* The types of members. Each comment: the form in JSON, and the C type in proto_item. */
 typedef enum proto_type {
-    PROTO_TYPE_BOOL,    /* JSON true or false; a bool */
-    PROTO_TYPE_NUMBER,  /* any JSON number; a double */
-    PROTO_TYPE_INTEGER, /* an integer literal (no fraction, no exponent, not -0) from minimum to maximum; int64_t */
-    PROTO_TYPE_SEED,    /* an integer literal from 0 to 2^64 - 1, exact; uint64_t */
-    PROTO_TYPE_CHOICE,  /* one of `choices`; an enum, whose first value is 0 */
-    PROTO_TYPE_PAIR,    /* [integer, integer], each as PROTO_TYPE_INTEGER; two int64_t, one after the other */
-    PROTO_TYPE_DTYPE,   /* name of a dtype of results: float32, float16, bfloat16; attn_dtype */
-    /* an array of names of outputs; uint64_t with a bit for each attn_tensor_id. For `observe` the array may also have
-     * names of PROTO_COUNT_MAP */
+    PROTO_TYPE_BOOL,   /* JSON true or false; stored as a bool */
+    PROTO_TYPE_NUMBER, /* any JSON number; stored as a double */
+    /* an integer literal (no fraction, no exponent, not -0) from minimum to maximum; stored as an int64_t */
+    PROTO_TYPE_INTEGER,
+    PROTO_TYPE_SEED,   /* an integer literal from 0 to 2^64 - 1, exact; stored as a uint64_t */
+    PROTO_TYPE_CHOICE, /* one of the words in `choices`; stored as an enum, whose first value is 0 */
+    PROTO_TYPE_PAIR,   /* [integer, integer], each as PROTO_TYPE_INTEGER; stored as two int64_t */
+    PROTO_TYPE_DTYPE,  /* name of a dtype of results: float32, float16, bfloat16; stored as an attn_dtype */
+    /* an array of names of outputs; stored as a uint64_t with a bit for each attn_tensor_id. For `observe` the array
+     * may also have names of PROTO_COUNT_MAP */
     PROTO_TYPE_NAMES,
-    PROTO_TYPE_ROWS, /* an integer as for PROTO_TYPE_INTEGER, or "all"; int64_t, PROTO_VERIFY_ALL for "all" */
-    /* An array of 1 to PROTO_MAX_CACHES values of PROTO_TYPE_ID; char (*)[PROTO_CONTEXT_BYTES], then an int. */
+    PROTO_TYPE_ROWS, /* an integer or "all"; stored as an int64_t, PROTO_VERIFY_ALL for "all" */
+    /* An array of 1 to PROTO_MAX_CACHES values of PROTO_TYPE_ID; stored as a char (*)[PROTO_CONTEXT_BYTES], and their
+     * number as an int behind it. */
     PROTO_TYPE_IDS,
-    PROTO_TYPE_PARTS, /* an array of 1 to ATTN_MERGE_PARTS objects with the tensors out and lse; proto_parts * */
-    PROTO_TYPE_ID,    /* 1 to PROTO_CONTEXT_BYTES - 1 letters, digits, '.', '_' or '-'; char[PROTO_CONTEXT_BYTES] */
+    /* an array of 1 to ATTN_MERGE_PARTS objects with the tensors out and lse; stored as a proto_parts * */
+    PROTO_TYPE_PARTS,
+    /* 1 to PROTO_CONTEXT_BYTES - 1 letters, digits, '.', '_' or '-'; stored as a char[PROTO_CONTEXT_BYTES] */
+    PROTO_TYPE_ID,
 } proto_type;
 
 enum {
@@ -269,7 +273,7 @@ typedef struct proto_option {
     size_t offset;     /* offset of the option's value in proto_item */
     size_t given;      /* offset of the bool in proto_item that becomes true if the option is given; 0: there is none */
     int64_t minimum, maximum;
-    /* the words that the value may be, then NULL. For PROTO_TYPE_PAIR: one word, which is the pair's form in
+    /* the words that the value may be, with NULL at the end. For PROTO_TYPE_PAIR: one word, which is the pair's form in
      * messages */
     const char *const *choices;
     const char *otherwise; /* the default, as JSON; NULL: the default varies, as `help` explains */
@@ -343,8 +347,8 @@ typedef struct proto_call {
     proto_input inputs[PROTO_TENSORS];
 } proto_call;
 
-/* Turns err->member of an error that was found after proto_parser_finish() into a pointer into the body as it was sent.
- * Before the call, err->member points into a problem as JSON has it. A second call changes nothing. */
+/* Turns err->member of an error that was found after proto_parser_finish() into a JSON pointer into the body as it was
+ * sent. Before the call, err->member points into a problem as JSON has it. A second call changes nothing. */
 void proto_call_locate(const proto_call *call, attn_error *err);
 
 /* Returns the tile size for attn_counter_open(); NULL: the request wants no counts of tiles. */
@@ -361,17 +365,17 @@ static inline bool proto_uses_caches(proto_op op, const proto_item *item)
 
 /* Sets the format of the answer. ATTN_INVALID: the body has several problems, and the format can hold only one. */
 attn_status proto_call_answer_as(proto_call *call, const proto_format *format, attn_error *err);
-/* Returns whether the answer has the tensors of this item as arrays of numbers. */
+/* Returns whether the answer has the tensors of this problem as arrays of numbers. */
 bool proto_writes_numbers(const proto_call *call, const proto_item *item);
 
-/* Returns the tensor of this number in the answer to an item; NULL: the answer does not have it. The caller of a merge
- * also provides memory for the gradients of the parts. */
+/* Returns the tensor of this number in the answer to a problem; NULL: the answer does not have it. The caller of a
+ * merge also provides memory for the gradients of the parts. */
 attn_tensor *proto_item_result(proto_item *item, int number);
 
 /* Returns the first number from which on proto_item_result() is always NULL. */
 int proto_item_results_end(const proto_item *item);
 
-/* Returns the merge that an item with parts asks for. The result points into the item. */
+/* Returns the merge that a problem with parts asks for. The result points into the item. */
 attn_merge_problem proto_item_merge(const proto_item *item);
 
 /* Prepares the outputs of a problem whose inputs are set: dtype, rank, shape and strides of every tensor in
@@ -379,7 +383,7 @@ attn_merge_problem proto_item_merge(const proto_item *item);
 attn_status proto_item_outputs(proto_item *item, attn_error *err);
 
 /* Checks the problem (attn_check) and prepares its outputs. proto_parser_finish() has done this for every forward or
- * backward item without `context`, and has checked every merge. For other items the caller does it after setting their
+ * backward without `context`, and has checked every merge. For other problems the caller does it after setting their
  * tensors. */
 attn_status proto_item_prepare(proto_item *item, attn_error *err);
 
@@ -452,14 +456,14 @@ attn_status proto_length_read(const void *body, size_t bytes, bool required, int
  * "byte_size": 64}. `offset` may be left out. An INVALID error has a pointer into the body. */
 typedef struct proto_region {
     char key[PROTO_REGION_BYTES];
-    int64_t offset, bytes; /* both are numbers up to 2^53 */
+    int64_t offset, bytes; /* place of the region in the shared memory object, in bytes; each number is at most 2^53 */
 } proto_region;
 attn_status proto_region_read(const void *body, size_t bytes, proto_region *region, attn_error *err);
 /* The body that registers a part (region) of a GPU's memory: {"raw_handle": {"b64": "..."}, "device_id": 0,
  * "byte_size": 64}. All members are required. */
 typedef struct proto_cuda_region {
     uint8_t handle[ATTN_HANDLE_BYTES];
-    int64_t device, bytes; /* both are numbers up to 2^53 */
+    int64_t device, bytes; /* number of the GPU, and bytes of the memory; each number is at most 2^53 */
 } proto_cuda_region;
 attn_status proto_cuda_region_read(const void *body, size_t bytes, proto_cuda_region *region, attn_error *err);
 

@@ -256,9 +256,9 @@ static const char *const foreign[] = {
     "torch_version", "transformers_version", "diffusers_version", "safetensors_version", "mlx_version", "mflux_version",
     "_class_name", "_diffusers_version", "lora_adapter_metadata", "quantization_level", "_quantization_metadata",
     "DCP_VERSION", "DCP_SHARDING_INFO",                       /* of torch.distributed.checkpoint */
-    /* names that programs write which train or quantize models */
+    /* names that programs for training or quantizing models write */
     "modelspec.*", "ss_*", "sshs_*", "sd_merge_*", "ot_*", "gptq_*", "auto_gptq_version",
-    "prompt", "workflow", "software", "training_info",        /* names that programs write which make images */
+    "prompt", "workflow", "software", "training_info",        /* names that programs for making images write */
     "title", "description", "author", "license", "created_at", "tags", "base_model",
 };
 /* clang-format on */
@@ -299,8 +299,8 @@ static attn_status options(struct reader *r, const cJSON *metadata)
                              "%.*s: is %s in " METADATA ", must be a string that holds JSON: \"true\", \"0.125\"",
                              length, one->string, tree_describe(one, quote));
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+            /* `map` is an option as well as an output tensor, so it may stand in __metadata__ */
             if (!strcmp(attn_tensors[id].name, one->string) && !proto_may_be_number((attn_tensor_id)id) &&
-                /* `map` is an option as well as an output tensor, so it may stand in __metadata__ */
                 !is_option(one->string))
                 return attn_fail(&r->error, ATTN_INVALID, member, "%s: is a tensor and cannot stand in " METADATA,
                                  one->string);
@@ -537,8 +537,8 @@ static const char *const dtypes[ATTN_DTYPE_COUNT] = {
 #undef X
 };
 
-/* Writes the outputs in their order in the answer's file: larger elements first, so that each tensor is aligned to its
- * elements. */
+/* Lists the numbers of the outputs in the order of the answer's file: larger elements first, so that each tensor is
+ * aligned to its elements. Returns how many there are. */
 static int in_order(proto_item *item, int order[PROTO_TENSORS])
 {
     const int end = proto_item_results_end(item);
@@ -572,8 +572,8 @@ static void put_tensor(struct text *t, int number, const attn_tensor *tensor, in
     text_put_string(t, "]}");
 }
 
-/* Writes the facts of an answer into __metadata__, as strings that contain JSON. A request has its options in the same
- * form. */
+/* Writes the facts of an answer, such as times, into __metadata__, as strings that contain JSON. A request has its
+ * options in the same form. */
 static void put_metadata(struct text *t, const proto_item *item, const proto_result *result)
 {
     struct encode_fact facts[ENCODE_FACTS];
@@ -597,7 +597,7 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     int order[PROTO_TENSORS];
     const int count = in_order(item, order);
     int64_t at = 0;
-    /* unused: request_id goes into errors of an envelope's problems, and this format has no envelope */
+    /* unused: request_id goes into errors of single problems of an envelope, which this format does not have */
     (void)request_id;
     assert(!call->envelope);
     text_put(t, unknown, sizeof unknown);

@@ -232,14 +232,14 @@ attn_status scan_take(struct scan_room *room, scan_extract *extract, uint64_t si
     return ATTN_OK;
 }
 
-/* Makes room for `bytes` more bytes behind the extracted value. */
+/* Makes room for `bytes` more bytes behind the value that is being extracted. */
 static attn_status reserve(scan *s, size_t bytes)
 {
     const scan_extract *extract = extract_of(s);
     return scan_make_room(&s->room, extract->offset + extract->bytes, bytes, &s->error);
 }
 
-/* Counts `bytes` more bytes of the extracted value, which were written to their place before. */
+/* Counts `bytes` more bytes of the value that is being extracted. They are in their place already. */
 static attn_status extracted(scan *s, size_t bytes)
 {
     scan_extract *extract = extract_of(s);

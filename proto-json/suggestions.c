@@ -399,8 +399,8 @@ const struct suggestion suggestions[] = {
     { SUGGESTION_DTYPE, "half halftensor float16array f2 e khalf dt_half type_fp16 cuda_r_16f half_float", "float16" },
     { SUGGESTION_DTYPE, "float single floattensor float32array f4 tf32 f kfloat dt_float type_fp32 cuda_r_32f",
       "float32" },
-    { SUGGESTION_DTYPE, "bf bfloat bfloat16tensor v2 kbfloat16 dt_bfloat16 type_bf16 cuda_r_16bf",
-      "bfloat16" }, /* the dtype bfloat16 of the package ml_dtypes is V2 in NumPy's notation */
+    /* v2: the dtype bfloat16 of the package ml_dtypes is V2 in NumPy's notation */
+    { SUGGESTION_DTYPE, "bf bfloat bfloat16tensor v2 kbfloat16 dt_bfloat16 type_bf16 cuda_r_16bf", "bfloat16" },
     { SUGGESTION_DTYPE, "fp8 float8 float8_e4m3 e4m3 e4m3fn fp8_e4m3fn f8e4m3 f8e4m3fn fp8e4nv", "float8_e4m3fn" },
     { SUGGESTION_DTYPE, "double float64array f8 f64 fp64 d kdouble", "float64" },
     { SUGGESTION_DTYPE, "int int32array i4", "int32" },
@@ -626,7 +626,7 @@ const char suggestion_hex[] = "this is hexadecimal, base64 is wanted: " BASE64_C
 
 bool suggestion_is_hex(const uint8_t *bytes, size_t count)
 {
-    /* LEAST: shorter text may look like hexadecimal digits by chance */
+    /* in bytes; text that gives fewer than LEAST bytes may look like hexadecimal digits by chance */
     enum { BLOCK = 48, LEAST = 6, MOST = 64 * BLOCK };
     /* zeros in base64 are the character 'A' only, so text of hexadecimal digits must have a decimal digit */
     bool digit = false;

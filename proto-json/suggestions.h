@@ -31,7 +31,7 @@ extern const struct suggestion suggestions[]; /* the last row has places == NULL
 const char *suggestion_of(const char *place, const char *word);
 
 /* Returns the members of a problem about a topic, such as mask or window, that a part of the unknown word names. It is
- * for words that have no hint of their own. Places are as above. NULL: no topic is known. */
+ * for words that have no hint of their own. `place` is that of suggestion_of(). NULL: no topic is known. */
 extern const struct suggestion suggestion_topics[];
 const char *suggestion_topic(const char *place, const char *word);
 

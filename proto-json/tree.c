@@ -278,7 +278,7 @@ static cJSON *list_of_words(const char *text, size_t bytes, int most, int *value
 {
     const char *const end = text + bytes;
     cJSON *const list = *text == '[' ? cJSON_CreateArray() : NULL;
-    int count = 1; /* the list itself is the first value */
+    int count = 1; /* counts JSON values, of which the list itself is the first */
     const char *at = list ? text + 1 : NULL;
     while (at) {
         while (is_space(*at)) at++;

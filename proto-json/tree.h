@@ -67,7 +67,8 @@ enum { TREE_NAME_BYTES = 48 }; /* the most bytes of a name from a client that a 
  * suggestions.h. `listed` names the members of `outer`, or says where they are listed. */
 attn_status tree_unknown(const char *place, const char *outer, const struct text_nearest *best, const char *listed,
                          attn_error *err);
-/* Returns whether this member's name occurred in the object before. tree_twice() makes the error for such a name. */
+/* Returns whether this member's name occurred in the object before. tree_twice() makes the error for a repeated
+ * name. */
 bool tree_repeated(const cJSON *object, const cJSON *member);
 attn_status tree_twice(const char *outer, const char *name, attn_error *err);
 

@@ -205,7 +205,8 @@ static const char *behind_joints(const char *at, const char *end)
     return at;
 }
 
-/* Returns whether both are the same name. Joining characters such as _ and upper or lower case make no difference. */
+/* Returns whether a and b are the same name. Joining characters such as _ and upper or lower case make no
+ * difference. */
 static bool is_same_name(const char *a, size_t a_bytes, const char *b, size_t b_bytes)
 {
     const char *const a_end = a + a_bytes, *const b_end = b + b_bytes;

@@ -190,7 +190,8 @@ static int64_t entries_of(const struct options *o)
     return (o->Sk + o->page_size - 1) / o->page_size;
 }
 
-/* Returns the number of pages in the pool. Forks share all their pages except the last. */
+/* Returns the number of pages in the pool. With o->forks the batch rows share all pages except the last page of each
+ * row. */
 static int64_t pages_of(const struct options *o)
 {
     return o->forks ? entries_of(o) - 1 + o->B : o->B * entries_of(o);
@@ -340,7 +341,7 @@ static void put_outputs(const attn_problem *p)
     printf("]");
 }
 
-/* The results that attn_truth_some() computes in float64: those that the problem has, and memory for them. */
+/* The results that attn_truth_some() computes in float64. struct truth has the memory of those that a problem needs. */
 static const attn_tensor_id truth_ids[] = { ATTN_T_out, ATTN_T_lse, ATTN_T_dq, ATTN_T_dk, ATTN_T_dv };
 enum { TRUTH_RESULTS = sizeof truth_ids / sizeof *truth_ids };
 
@@ -479,7 +480,8 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
         must(attn_stream_mark(m->stream, 1, &err));
         must(attn_stream_wait(m->stream, &err));
     }
-    if (!m->info.unified) { /* the head of this file says why a run consists of several calls */
+    /* as many calls as fill RUN_MS: a single short call would measure how long the host takes to queue it */
+    if (!m->info.unified) {
         const double one = attn_stream_elapsed_us(m->stream, 0, 1) / 1000;
         calls = one >= RUN_MS ? 1 : one > RUN_MS / 500 ? (int)(RUN_MS / one) + 1 : 500;
     }

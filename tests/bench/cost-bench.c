@@ -24,7 +24,7 @@
 enum { MOST_RUNS = 50 };
 static const double RUNS_S = 0.2, MOST_OFF = 3;
 
-/* Options of a problem. */
+/* The tensors and options that a problem of the table below may have, one bit each. */
 enum {
     BIAS = 1,
     KEEP = 2,
@@ -356,7 +356,8 @@ static attn_cost expected(const struct machine *m, const attn_problem *p)
     return attn_cost_closer(&m->info, &plan, ATTN_EVERYTHING, 1);
 }
 
-/* Measures a problem and prints its line. Returns whether its estimate is good. */
+/* Measures a problem and prints its line. Returns whether the estimate of its time is off by a factor below
+ * MOST_OFF. */
 static bool look_at(const struct machine *m, const struct problem *spec)
 {
     struct block blocks[ATTN_TENSOR_COUNT] = { 0 };

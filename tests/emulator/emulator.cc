@@ -33,8 +33,10 @@ enum {
 struct named_barrier {
     int arrived, expected;
     unsigned round;
-    bool objected[2]; /* whether some thread voted false, in the present round and in the one before */
-    clocks clock;     /* race epochs of the warps that have arrived at the barrier */
+    /* for barrier_all(): whether some thread passed false, in the present round and in the round before */
+    bool objected[2];
+    /* for the race check: epochs (counts of barriers) of the warps that have arrived at this barrier */
+    clocks clock;
 };
 
 /* A cp.async that has been issued and not waited for. */
@@ -70,7 +72,9 @@ struct block {
     warp_state warps[WARPS];
     team groups[GROUPS], all;
     named_barrier barriers[BARRIERS];
-    void *brought[3][THREADS]; /* what each thread passes to a collective of its warp, its warpgroup or its block */
+    /* what each thread passes to a collective (an instruction that all execute together) of its warp, its warpgroup or
+     * its block */
+    void *brought[3][THREADS];
     char *stacks[THREADS];
     copies queues[THREADS];
     agent *work;
@@ -96,7 +100,8 @@ struct {
     launch_shape shape;
     void (*body)(void *);
     void *context;
-    int longest;       /* a warp executes at most 2^longest collectives before another warp may run */
+    /* a warp executes at most 2^longest collectives (instructions of a whole warp) before another warp may run */
+    int longest;
     unsigned lateness; /* of 4 copies, the number that happen only at the last possible moment */
     bool starves;      /* true in launches that starve warps: they run only when no other warp can */
 } now;
@@ -109,7 +114,8 @@ uint64_t state;
 uint64_t starved;       /* one bit per warp: a starved warp runs only when no other warp can */
 uint32_t starved_lanes; /* the lanes of a starved warp that run only when no other lane can */
 int starved_for;        /* the set of starved warps stays the same for this many scheduling decisions */
-int burst;              /* number of collectives that may be executed before another warp gets its turn */
+/* number of collectives (instructions of a whole warp) that may be executed before another warp gets its turn */
+int burst;
 
 } // namespace
 
@@ -257,7 +263,7 @@ static uint32_t asleep(const warp_state *w)
     return starved >> w->first->thread / 32 & 1 ? starved_lanes : 0;
 }
 
-/* Returns a ready fiber among these lanes: the first one at or after lane `turn`, cyclically. */
+/* Returns a ready fiber among these lanes: the first one at or after lane w->turn, cyclically. */
 static fiber *lane_of(const warp_state *w, uint32_t lanes)
 {
     const uint32_t ready = w->ready & lanes, turned = ready >> w->turn | ready << (32 - w->turn) % 32;
@@ -392,7 +398,8 @@ void release(team &t)
     if (--burst < 0) yield();
 }
 
-/* Removes a thread that has ended from its team. A collective that waited only for this thread is then complete. */
+/* Removes a thread that has ended from its team. A collective (instruction of the whole team) that waited only for this
+ * thread is then complete. */
 static void leave(team &t)
 {
     t.live--;

@@ -49,7 +49,8 @@ namespace emu {
 struct fiber;
 struct block;
 
-/* Consecutive threads of a block that execute collectives together: a warp, a warpgroup or the whole block. */
+/* Consecutive threads of a block that execute collectives (instructions) together: a warp, a warpgroup or the whole
+ * block. */
 struct team {
     fiber *first;
     /* number of threads; number of threads that have not ended; number that have arrived at the collective `name` */
@@ -212,14 +213,14 @@ struct agent {
      * when no fiber can run. */
     virtual bool step(bool must) = 0;
     virtual void thread_ends(int) {}
-    virtual void accessed(const void *, size_t, bool) {
-    } /* told of each ordinary load or store of the block's shared memory by the running thread */
+    /* called for each ordinary load or store by which the running thread accesses the block's shared memory */
+    virtual void accessed(const void *, size_t, bool) {}
     /* called when all threads have ended, while shared memory still exists; afterwards the agent is deleted */
     virtual void block_ends() {}
     virtual void describe(FILE *) {} /* prints the agent's state for the deadlock message */
     virtual ~agent() {}
 };
-agent *&block_agent(); /* the agent of the running block; NULL before its first use */
+agent *&block_agent(); /* the agent (copies and tensor cores) of the running block; NULL before its first use */
 
 /* ---- Launches ---------------------------------------------------------------------------------------------------- */
 

@@ -34,15 +34,15 @@ struct access_record {
 
 struct race_watch {
     clocks now; /* the present epoch of each warp: a count of the barriers that it has passed */
-    /* after[w]: for each warp, its last epoch that a barrier has put before what warp w does now */
+    /* after[w]: for each warp, its last epoch (count of barriers) that a barrier has put before what warp w does now */
     clocks after[WARPS];
     access_record *records;
 };
 
 void watch_begin(race_watch &w);          /* begins a block: earlier accesses are forgotten */
 void watch_warp(race_watch &w, int warp); /* __syncwarp */
-void watch_barrier(race_watch &w, const bool *warps,
-                   clocks *arrived); /* these warps have met at a barrier and continue after all epochs in `arrived` */
+/* the warps in `warps` have met at a barrier, and continue after the epochs (counts of barriers) in `arrived` */
+void watch_barrier(race_watch &w, const bool *warps, clocks *arrived);
 /* the warp arrives at the barrier and goes on without waiting (bar.arrive) */
 void watch_arrive(race_watch &w, int warp, clocks *arrived);
 void watch_everything(race_watch &w, int warp);

@@ -97,7 +97,9 @@ struct barrier {
 };
 
 struct copy {
-    bool load, late, add; /* late: happens only when no thread can run; add: the store adds floats to memory */
+    /* load: from global to shared memory; late: happens only when no thread can run; add: the store adds floats to
+     * memory */
+    bool load, late, add;
     uint32_t shared;
     tensor_map map;
     int at[5];
@@ -144,7 +146,8 @@ struct entry {
 };
 
 struct share { /* a thread's */
-    /* log entry of the thread's next instruction; the thread has waited for all products before entry `covered` */
+    /* number of the log entry of the thread's next instruction; the thread has waited for all products before entry
+     * number `covered` */
     int64_t next = 0, covered = 0;
     int64_t commits = 0;
     bool fenced = false; /* the thread has executed wgmma_fence since its last wait */
@@ -153,10 +156,11 @@ struct share { /* a thread's */
 
 struct warpgroup {
     std::deque<entry> log;
-    int64_t base = 0;          /* number of the log's first entry, counted from the begin of the block */
-    int64_t done = 0;          /* entries before this number have been carried out */
+    /* number of the first entry that the log still has, counted from the begin of the block */
+    int64_t base = 0;
+    int64_t done = 0;          /* log entries before this number have been carried out */
     int64_t groups = 0;        /* number of commits among the entries carried out */
-    int64_t rows_done[4] = {}; /* for eager products: the number before which each warp's rows have been computed */
+    int64_t rows_done[4] = {}; /* for eager products: the log entry before which each warp's rows have been computed */
     share shares[GROUP];
     entry &at(int64_t n) { return log[(size_t)(n - base)]; }
     int64_t end() const { return base + (int64_t)log.size(); }
@@ -857,7 +861,7 @@ void wgmma_issue(const wgmma_operation &x)
         p.group = s.commits;
         p.late = chance(2);
         p.eager = chance(4);
-        /* the product before is not committed yet, so this one belongs to the same group */
+        /* the product before this one is not committed yet, so this one belongs to the same group */
         if (g.log.size() > 1 && g.at(g.end() - 2).kind == PRODUCT)
             p.late = g.at(g.end() - 2).late, p.eager = g.at(g.end() - 2).eager;
         if (x.N % 8 || x.N < 8 || x.N > MOST_N) fail("wgmma: N = %d", x.N);

@@ -50,7 +50,7 @@ static struct outcome decode(const char *text, size_t count, uint64_t start, siz
         }
         if (now > count - o.stop) now = count - o.stop;
         char *piece = exact_copy(text + o.stop, now);
-        /* this buffer has exactly the size that the decoder may fill, too */
+        /* a buffer of exactly the size that the decoder may fill, so that a sanitizer sees a write beyond it */
         uint8_t *out = malloc(BASE64_DECODED_MAX(now));
         must(out != NULL);
         taken = base64_decode_until(&d, piece, now, out, &written);

@@ -513,8 +513,8 @@ template <class X> struct shared_ring {
     int taken, turns[TILES * X::C];
 };
 
-/* Returns whether consumer w multiplies this tile. For other tiles it only passes its turn, as a kernel does for keys
- * that none of its rows sees. */
+/* Returns whether consumer w multiplies this tile. For other tiles it only waits for its turn and passes the turn on,
+ * as a kernel does for keys that none of its rows sees. */
 ATTN_HD bool sees(int w, int tile)
 {
     return (tile * 7 + w * 3) % 5 != 0;
@@ -747,7 +747,7 @@ void check_order()
         walk<<<1, 128>>>(order, places.device);
         finish("walk");
         std::vector<int> next(c.heads, 0), in_order(tiles, 0);
-        int end = 0; /* number of short tiles in a row at the end of the order so far */
+        int end = 0; /* number of short tiles that follow each other at the end of the order so far */
         const std::vector<int2> got = places.fetch();
         for (int t = 0; t < tiles; t++) {
             const bool there = got[t].x >= 0 && got[t].x < c.heads;

@@ -107,8 +107,8 @@ enum fragments { ROWS_ROWS, ROWS_COLUMNS, COLUMNS_ROWS, COLUMNS_COLUMNS };
 const char *const fragment_names[] = { "A by rows, B by rows", "A by rows, B by columns", "A by columns, B by rows",
                                        "A by columns, B by columns" };
 
-/* h is always 0, but the compiler must not know that: nvcc 13.0 drops the thread's own offset from an address whose
- * other terms are all 0. */
+/* The argument h is always 0, but the compiler must not know that: nvcc 13.0 drops the thread's own offset from an
+ * address whose other terms are all 0. */
 /* ANYWHERE: the tiles begin 16 bytes off a multiple of 128 bytes, and the functions for any multiple of 16 bytes read
  * them. */
 template <typename T, int D, bool ANYWHERE>

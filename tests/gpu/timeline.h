@@ -39,10 +39,9 @@ static inline double share_beside_others(const struct times *t, int count, int s
     for (int i = 0; i < count; i++) {
         const double begin = stage_began(t, i, stage), end = t[i].at[stage + 1];
         double covered = 0, at = begin;
-        while (at <
-               /* goes to the end of the other stage that runs longest at time `at`; if none runs, to the begin of the
-                * next one */
-               end) {
+        /* `at` goes to the latest end of a kernel or opposite copy of another request that runs at this time; if none
+         * runs, to the begin of the next one */
+        while (at < end) {
             double until = at, next = end;
             for (int j = 0; j < count; j++)
                 for (int n = 0; n < 2 && j != i; n++) {

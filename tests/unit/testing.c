@@ -382,7 +382,7 @@ UNWATCHED static void move_to_pages(struct fixture *f, struct rng *r)
         order[other] = (int32_t)n;
     }
     fixture_add(f, ATTN_T_page_table, ATTN_I32, 2, (int64_t[]){ s->B, most });
-    /* for packed queries, the lengths of the keys come from `from` */
+    /* for packed queries: `from` still reads the old seqlens_k, which is freed at the end */
     uint8_t *const lengths = s->sequences ? f->block[ATTN_T_seqlens_k] : NULL;
     if (s->sequences) {
         fixture_add(f, ATTN_T_seqlens_k, ATTN_I32, 1, (int64_t[]){ s->B });

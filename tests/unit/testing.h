@@ -60,7 +60,7 @@ enum { SPEC_SEQUENCES = 12 };
 enum mask_kind {
     MASK_RANDOM,   /* random bounds, which may be empty or hide all queries */
     MASK_DOCUMENT, /* documents of random length, in which queries see only keys of their own document */
-    MASK_WINDOW,   /* a band around the diagonal */
+    MASK_WINDOW,   /* a query sees only keys in a band around the diagonal */
     MASK_ALL,      /* every key is hidden from every query */
     MASK_UNION,    /* n = 4: two hidden intervals that together hide everything, but neither does alone */
     MASK_KINDS

@@ -49,8 +49,8 @@ static void test_stages_one_after_the_other_do_not_overlap(void **state)
 static void test_a_copy_that_waited_for_its_engine_is_not_said_to_have_run(void **state)
 {
     (void)state;
-    /* Both copies in were queued at 0, and the second waited for the first. The kernel of the first ran from 10 to 11,
-     * its copy out from 11 to 12. */
+    /* In microseconds: both copies in were queued at 0, and the second waited for the first. The kernel of the first
+     * request ran from 10 to 11, its copy out from 11 to 12. */
     const struct times queued[] = { { { 0, 10, 11, 12 } }, { { 0, 20, 21, 22 } } };
     assert_true(stage_began(queued, 1, STAGE_IN) == 10);
     assert_true(share_beside_others(queued, 2, STAGE_IN) == 0.2);

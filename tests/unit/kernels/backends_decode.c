@@ -10,9 +10,9 @@
 
 /* ---- Decoding: few queries, many keys ---------------------------------------------------------------------------- */
 
-/* Backends that split the keys do so at multiples of 128 to 2048 keys. They treat up to 16 rows, up to 64 and more
- * (queries times heads of a group) differently. The test has lengths and row counts on both sides of every such
- * limit. */
+/* Backends that split the keys do so at multiples of 128 to 2048 keys. A row is a query of one head; heads that share
+ * keys count together. Up to 16 rows, up to 64 rows and more rows are treated differently. The test has lengths and row
+ * counts on both sides of every limit. */
 void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state)
 {
     static const int64_t keys[] = { 0, 1, 63, 127, 128, 129, 257, 511, 512, 513, 1025, 2047, 2048, 2049, 4100 };
@@ -60,7 +60,8 @@ static struct spec random_decode_spec(uint64_t seed)
     s.H = s.Hk * (rows / s.Sq > 1 ? rng_between(&r, 1, rows / s.Sq) : 1);
     s.Sk = rng_chance(&r, 0.7) ? rng_between(&r, 0, 700) : rng_between(&r, 700, 3000);
     if (s.window_left > 0) s.window_left *= rng_between(&r, 1, 10);
-    for (int n = 0; n < s.sequences; n++) { /* some sequences have few rows, so that both kinds meet in one problem */
+    /* some sequences have few rows, others many, because kernels treat these differently */
+    for (int n = 0; n < s.sequences; n++) {
         s.q_lengths[n] = (int)(rng_chance(&r, 0.3) ? rng_between(&r, 0, 90)
                                                    : rng_between(&r, 1, rows / (s.H / s.Hk) + 1));
         s.k_lengths[n] = (int)(rng_chance(&r, 0.6) ? rng_between(&r, 0, 300) : rng_between(&r, 300, 1500));
@@ -85,8 +86,8 @@ void test_random_decoding_agrees_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* Decoding must have the same bits alone and together with other decoding. In this test the next call begins to read
- * before the last one has ended. */
+/* A problem with few queries and many keys must have the same bits alone and behind other such problems. In this test
+ * the next call begins to read before the call before it has ended. */
 void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **state)
 {
     enum { COUNT = 24, TIMES = 3 };
@@ -440,7 +441,7 @@ void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
     static const struct spec cases[] = {
         SPEC(LATENT(4), .B = 4, .Sq = 2, .Sk = 256, PAGES(64), BF16, .causal = true),
         SPEC(LATENT(3), .B = 3, .Sq = 1, .Sk = 1536, PAGES(128), F16),
-        /* more blocks than a GPU runs at the same time */
+        /* this problem takes more blocks than a GPU runs at the same time */
         SPEC(LATENT(1), .B = 150, .Sq = 1, .Sk = 640, PAGES(64), BF16),
     };
     (void)state;
@@ -486,10 +487,10 @@ void test_pages_may_overlap_and_be_shared(void **state)
     }
     for (int64_t b = 0; b < B; b++) {
         tensor_set(&pages.p.seqlens_k, b, lengths[b]);
+        /* the first SHARED pages are the same in all rows; the others begin anywhere, so that they overlap as well */
         for (int64_t n = 0; n < MOST; n++)
             tensor_set(&pages.p.page_table, b * MOST + n,
-                       (double)(n < SHARED ? 7 + 3 * n /* the pages that only one row uses overlap as well */
-                                           : rng_between(&r, 0, pages.p.k.shape[0] - 1)));
+                       (double)(n < SHARED ? 7 + 3 * n : rng_between(&r, 0, pages.p.k.shape[0] - 1)));
     }
     assert_int_equal(attn_check(&pages.p, NULL), ATTN_OK);
     struct spec plain = s;
@@ -553,7 +554,7 @@ void test_a_shared_prefix_does_not_change_a_bit(void **state)
         SPEC(.B = 4, SIZES(3, 512, 256), PAGES(64), HEADS(5, 1), BF16, .causal = true),
         SPEC(.B = 7, SIZES(1, 700, 200), PAGES(7), HEADS(6, 2), BF16),
         SPEC(.B = 7, SIZES(1, 1280, 64), PAGES(16), HEADS(4, 2), BF16, WINDOW(600, 0)),
-        /* too many rows of queries to use the shared prefix */
+        /* this problem has too many rows of queries for kernels to use the shared prefix */
         SPEC(.B = 3, SIZES(6, 640, 64), PAGES(16), HEADS(4, 1), BF16, .causal = true),
         SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1), BF16, .softcap = 3),
         SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1), BF16, .fp8_keys = true),

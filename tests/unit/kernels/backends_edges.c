@@ -333,7 +333,7 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "scores of 1e6, peaky", BACK, SIZES(60, 80, 64), .q_amp = 10, F16),
 };
 
-/* These problems run forward only, because the gradients of such scores and values overflow their dtype. */
+/* These problems run forward only, because the gradients of scores and values of this size overflow their dtype. */
 static const struct spec huge_cases[] = {
     SPEC(.name = "scale 1e20", SIZES(60, 80, 64), .has_scale = true, .scale = 1e20),
     /* A product of a score and a factor may be rounded, or stay exact inside a fused multiply-add. The two differ by up
@@ -522,8 +522,8 @@ void test_lengths_agree_with_the_reference(void **state)
 
 enum { NARROW_HEADS = 256 }; /* the largest head size for which every backend has a fast kernel */
 
-/* The last kernel of an operation computes every problem but is slow. This test checks that problems with lengths use
- * another one. (The backend "paper" has only one kernel.) */
+/* The last kernel in a backend's list for an operation computes every problem but is slow. This test checks that
+ * problems with lengths use another kernel. (The backend "paper" has only one kernel.) */
 void test_lengths_do_not_need_the_slowest_kernel(void **state)
 {
     const attn_kernel *slow[ATTN_OP_OBSERVE + 1] = { NULL };
@@ -596,10 +596,8 @@ struct spec random_spec(uint64_t seed)
     static const int64_t lengths[] = { 0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 200 };
     static const int64_t head_sizes[] = { 1,  3,  8,  16, 24, 31,  32,  40,  64,  64,
                                           64, 65, 72, 80, 96, 128, 128, 160, 192, 256 };
-    struct rng r = { seed * UINT64_C(0x2545f4914f6cdd1d) +
-                     /* an odd constant that differs from the step of the generator; otherwise neighbouring seeds would
-                      * share random numbers */
-                     1 };
+    /* an odd constant other than the generator's step: with its step, neighbouring seeds would share random numbers */
+    struct rng r = { seed * UINT64_C(0x2545f4914f6cdd1d) + 1 };
     struct spec s = SPEC(.data_seed = seed);
     s.op = rng_chance(&r, 0.5) ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
     s.dtype = rng_chance(&r, 0.4) ? ATTN_F32 : rng_chance(&r, 0.5) ? ATTN_F16 : ATTN_BF16;

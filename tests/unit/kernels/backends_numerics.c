@@ -97,9 +97,9 @@ void test_float32_gradients_round_to_those_of_16_bits(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A kernel may begin a block's next work (queries of a head) while it ends the present one. This must also work if the
- * queries of either see no keys, or if there are no queries. The problems of this test have more work than a device
- * runs at the same time, and some of it is of this kind. */
+/* A kernel may begin a block's next work (queries of a head) while it ends the present work. This must also work if the
+ * queries of one of them see no keys, or if it has no queries. The problems of this test have more work than a device
+ * runs at the same time, and some of the work has no keys or no queries. */
 void test_work_that_sees_no_keys_between_other_work(void **state)
 {
     /* clang-format off: a row is a line */
@@ -127,7 +127,7 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
             s.dtype = s.out_dtype = n % 2 ? ATTN_F16 : ATTN_BF16;
             s.D = s.Dv = heads[n].D, s.softcap = heads[n].softcap;
             s.Sk += heads[n].more_keys;
-            /* where queries outnumber keys by more than 200, they still outnumber them with more_keys */
+            /* if the case has over 200 more queries than keys, Sq grows by more_keys, too */
             if (s.Sq > s.Sk - heads[n].more_keys + 200) s.Sq += heads[n].more_keys;
             if (s.sequences > 0) s.k_lengths[0] += heads[n].more_keys, s.k_lengths[3] += heads[n].more_keys;
             if (!agrees(&s)) failed++;
@@ -342,10 +342,10 @@ void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everythin
 }
 
 /* The gradient of a slope is dslope = -sum dZ distance. Distances are in the hundreds and multiply any error of a row's
- * delta. Two errors showed here. P rounded to bfloat16 in the product for out, from which delta is computed, caused
- * errors of 0.01 of the largest slope (0.1 with more terms). A float32 dout that was rounded for dP but not for delta
- * caused 0.03. The comparison does not use the allowances of fixture_compare(), because only a float32 dout is rounded
- * before summing here. */
+ * delta = sum(dout * out). Two errors showed here. P rounded to bfloat16 in the product for out caused errors of 0.01
+ * of the largest slope (0.1 with more terms). A float32 dout that was rounded for dP but not for delta caused 0.03. The
+ * comparison does not use the allowances of fixture_compare(), because only a float32 dout is rounded before summing
+ * here. */
 void test_slopes_in_bfloat16_are_as_exact_as_other_sums(void **state)
 {
     int failed = 0;
@@ -536,7 +536,8 @@ void test_products_beyond_float32_count_in_latent_attention(void **state)
     assert_true(spec_agrees(&bench, &s));
 }
 
-/* All products of a row are below the range of float32. The row must still see its keys, all with the same score. */
+/* All products q.k of a row are below -3.4e38, the lowest float32. The row must still see its keys, all with the same
+ * score. */
 void test_a_row_whose_products_all_leave_float32_sees_its_keys(void **state)
 {
     static const struct spec cases[] = {
@@ -630,7 +631,7 @@ void test_rows_that_a_mask_fills_with_one_huge_number_agree_with_the_reference(v
     }
 }
 
-/* Makes products of 1e4 and more cancel, so that a score is a few units. The last channel of each key does this. */
+/* Sets the last channel of q and k so that products of 1e4 and more cancel: query i and key i have q.k = 5 sqrt(D). */
 static void make_products_cancel(struct fixture *f)
 {
     const int64_t D = f->spec.D;
@@ -642,7 +643,8 @@ static void make_products_cancel(struct fixture *f)
     }
 }
 
-/* Returns whether the problem is computed row by row, which sums in another order than tiles. */
+/* Returns whether the problem is computed row by row, by a kernel that sums in another order than kernels that compute
+ * tiles. */
 static bool is_by_rows(const attn_problem *p, attn_op op)
 {
     attn_problem one_way = *p;

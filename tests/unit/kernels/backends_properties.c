@@ -616,7 +616,8 @@ void test_offsets_on_both_sides_of_2_31(void **state)
     static const struct spec cases[] = {
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .softcap = 5),
-        SPEC(SIZES(20, 20, 64), HEADS(1, 1), BF16, .causal = true), /* a decode, if the device is a GPU */
+        /* few queries, so a GPU computes this problem by a kernel for decoding */
+        SPEC(SIZES(20, 20, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), .causal = true),
         SPEC(BACK, SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(BACK, SIZES(80, 80, 64), HEADS(1, 1), .causal = true),
@@ -624,7 +625,8 @@ void test_offsets_on_both_sides_of_2_31(void **state)
     (void)state;
     if (bench.info.unified) skip(); /* test_offsets_past_two_billion_elements() covers devices with unified memory */
     for (size_t n = 0; n < ARRAY_SIZE(cases); n++) {
-        const int64_t gaps = cases[n].Sq - 1, unit = 64; /* unit: elements; TMA needs rows at multiples of 16 bytes */
+        /* rows are a multiple of `unit` elements apart, because TMA needs multiples of 16 bytes */
+        const int64_t gaps = cases[n].Sq - 1, unit = 64;
         const int64_t below = ((INT64_C(1) << 31) - 64) / gaps / unit * unit;
         if (!same_bits_far_apart(&cases[n], below) || !same_bits_far_apart(&cases[n], below + unit) ||
             !same_bits_far_apart(&cases[n], 2 * below + 2 * unit))
@@ -640,7 +642,8 @@ void test_outputs_that_nobody_wants_are_not_needed(void **state)
         SPEC(BACK, .causal = true, BF16, SIZES(150, 140, 256)),
     };
     (void)state;
-    for (size_t n = 0; n < ARRAY_SIZE(cases); n++) /* wanted: the only output that is requested, or -1 for none */
+    /* wanted: the only output that is requested; -1: no output is requested */
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++)
         for (int wanted = -1; wanted < ATTN_TENSOR_COUNT; wanted++) {
             struct fixture all, one;
             fixture_make(&all, &cases[n]);

@@ -232,7 +232,7 @@ static double seconds(void)
     return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
 }
 
-/* attn_check() refuses such a problem, but counting its work must not walk through 2^31 empty rows. */
+/* attn_check() refuses a problem with 2^31 empty rows, but counting its work must not walk through the rows. */
 static void test_work_of_two_thousand_million_empty_rows_is_counted_at_once(void **state)
 {
     const int64_t rows = INT32_MAX;
@@ -390,7 +390,7 @@ static void test_every_tensor_and_every_option_is_a_feature(void **state)
     CASE(ATTN_OPTION_BIT(TOP_LEFT), alignment = ATTN_TOP_LEFT);
     CASE(ATTN_OPTION_BIT(GROUPED), k.shape[2] = 2);
     CASE(ATTN_OPTION_BIT(SCALE), has_scale = true); /* a scale of 0 counts as given */
-    CASE(0, scale = -1);                            /* a scale that is not in use */
+    CASE(0, scale = -1);                            /* has_scale is false, so this scale is not in use */
     CASE(ATTN_OPTION_BIT(SOFTCAP), softcap = 5);
     CASE(ATTN_OPTION_BIT(DROPOUT), dropout_p = 0.1);
     CASE(ATTN_OPTION_BIT(KEY_DTYPE), k.dtype = ATTN_F8E4M3);

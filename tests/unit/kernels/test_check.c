@@ -429,7 +429,7 @@ static void test_lengths_in_the_place_of_their_sums_are_recognised(void **state)
          "cu_seqlens_q: [0] is 1, must be 0, where the first sequence starts" LENGTHS "[0, 1, 2, 3, ...]",
          Q_AND_K(many, 5));
     SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts",
-         Q_AND_K(other, 2)); /* read as lengths, these numbers do not add up to the number of rows */
+         Q_AND_K(other, 2)); /* these numbers are no lengths either: their sum is not the number of rows */
     SAYS(packed, INVALID, "/cu_seqlens_q/data",
          "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts; these look like ends, a 0 before them is "
          "wanted: [0, 2, ...]",
@@ -861,7 +861,7 @@ static void test_the_dtypes_of_a_row_are_those_that_pass(void **state)
             for (attn_dtype q = 0; q < ATTN_DTYPE_COUNT; q++) {
                 attn_problem p = with((attn_tensor_id)id, id == ATTN_T_cu_seqlens_q || id == ATTN_T_cu_seqlens_k);
                 if (q != p.q.dtype && (attn_tensor_dtypes(ATTN_T_q) >> q & 1)) {
-                    if (attn_tensors[id].name[1] == '_') continue; /* the scales exist only for float8 */
+                    if (attn_tensors[id].name[1] == '_') continue; /* k_scale and v_scale exist only for float8 */
                     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
                         if (t == ATTN_T_q || attn_tensors[t].dtypes == ATTN_RULE_KEY ||
                             attn_tensors[t].dtypes == ATTN_RULE_GRADIENT)

@@ -261,11 +261,12 @@ static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(vo
     struct problem *narrow = open_problem(ATTN_BF16, 1, 256), *wide = open_problem(ATTN_BF16, 1, 512);
     const double launch = 1e-5, back_launch = 2e-5;
     const double ratio = (seconds(wide, "generic", 1) - launch) / (seconds(narrow, "generic", 1) - launch);
-    assert_true(ratio > 2.4 && ratio < 3.1); /* a head size of 512 takes 2 (512 + 256) columns, 256 takes 256 + 256 */
+    /* a head size of 512 costs 2 (512 + 256) columns of products, 256 costs 256 + 256 */
+    assert_true(ratio > 2.4 && ratio < 3.1);
     make_backward(narrow);
     make_backward(wide);
     const double back = (seconds(wide, "generic", 1) - back_launch) / (seconds(narrow, "generic", 1) - back_launch);
-    /* a head size of 512 takes 2 (512 + 256) + 4 (1024 + 256) columns, 256 takes 5 * 256 */
+    /* a head size of 512 costs 2 (512 + 256) + 4 (1024 + 256) columns of products, 256 costs 5 * 256 */
     assert_true(back > 4.2 && back < 5.3);
     free(narrow);
     free(wide);
@@ -319,7 +320,7 @@ static void test_what_flashmask_hides_costs_nothing_where_it_is_looked_at(void *
     for (int j = 0; j < S; j++) t->bounds[j] = j + 4 < S ? j + 4 : S; /* each key is seen by four queries */
     t->p.mask_startend_rows = attn_tensor_make(t->bounds, ATTN_I32, 4, (int64_t[]){ 1, 1, S, 1 });
     assert_true(closer(t, "avx512", 1).seconds < 0.5 * seconds(t, "avx512", 1));
-    /* this kernel computes all tiles, also those that the mask hides */
+    /* the kernel "generic" of a GPU computes all tiles, also those that the mask hides */
     assert_true(closer(t, "generic", 1).seconds == seconds(t, "generic", 1));
     free(t);
 }
@@ -386,7 +387,7 @@ static void test_rows_of_nothing_but_the_most_negative_number_are_alike(void **s
     assert_true(found.costly == 0 && found.cheap > 0.3 && found.cheap < 0.7);
     const double costly = closer(t, "avx512", 1).seconds;
     pad(t, S / 2, -1e30f);
-    /* -1e30 is within the limit of the CPU, but beyond that of a GPU */
+    /* a score of -1e30 is within the CPU's limit of 5.8e37, but beyond a GPU's limit of 2^27 */
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).cheap == 0);
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).cheap > 0.3);
     assert_true(costly < 2.5 * closer(t, "avx512", 1).seconds);
@@ -440,7 +441,7 @@ static void test_scores_beyond_a_second_limit_are_cheap(void **state)
     assert_true(found.cheap > 0.7 && found.costly == 0);
     assert_true(closer(t, "generic", 132).seconds < 2 * seconds(t, "generic", 132));
     t->p.scale = 0x1p29;
-    /* without an option that changes scores, such rows are computed again, which costs much */
+    /* without an option that changes scores, rows of huge scores are computed again, which costs much */
     assert_true(closer(t, "generic", 132).seconds > 2 * seconds(t, "generic", 132));
     free(t);
 }
@@ -553,8 +554,8 @@ static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **
     }
 }
 
-/* The cost of a merge is that of reading its parts: twice the parts must cost twice as much, gradients more, and dsinks
- * still more. */
+/* A merge costs as much as reading its parts takes: twice the parts must cost twice as much, a merge with gradients
+ * more, and one with dsinks still more. */
 static void test_a_merge_costs_by_its_numbers(void **state)
 {
     static const int64_t out[] = { 1, 524288, 8, 128 }, lse[] = { 1, 8, 524288 }, heads[] = { 8 };
@@ -571,9 +572,8 @@ static void test_a_merge_costs_by_its_numbers(void **state)
         const attn_cost four = attn_merge_cost(&info, &m);
         assert_true(four.seconds > 1.9 * two.seconds && four.seconds < 2.1 * two.seconds);
         assert_true(four.flops == 2 * two.flops && two.worst == two.seconds && two.because[0] == '\0');
-        assert_true(four.bytes ==
-                    /* four parts are read and one result is written */
-                    5 * (4.0 * 524288 * 8 * 128 + 4.0 * 524288 * 8));
+        /* four parts are read and one result is written */
+        assert_true(four.bytes == 5 * (4.0 * 524288 * 8 * 128 + 4.0 * 524288 * 8));
         m.dout = parts[0].out;
         m.gradients = parts;
         const attn_cost back = attn_merge_cost(&info, &m);

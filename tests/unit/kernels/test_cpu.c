@@ -105,8 +105,8 @@ static void test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends(
     for (int times = 0; times < LOOPS; times++) {
         atomic_int by[2] = { 0 }, begun = 0;
         struct pool_part own = { 0 }, other = { 0 };
-        pool_begin(pool, &other, &other, NULL); /* one of the two threads computes for `other` */
-        pool_begin(pool, &own, &own, NULL);     /* this thread now computes for `own`, so that no worker is left */
+        pool_begin(pool, &other, &other, NULL); /* takes one of the pool's two threads for `other` */
+        pool_begin(pool, &own, &own, NULL);     /* takes the second thread for `own`, so that no worker is left */
         pool_run(pool, ITEMS, count_worker, by);
         assert_int_equal(atomic_load(&by[0]), ITEMS);
         assert_int_equal(atomic_load(&by[1]), 0);
@@ -182,8 +182,8 @@ static int at_work(struct computing *all, int count)
     return working;
 }
 
-/* Two threads compute for one owner and a third thread for another owner. In a pool of two threads each owner must get
- * one. */
+/* Two threads compute for one owner (a request) and a third thread for another owner. In a pool of two threads each
+ * owner must get one. */
 static void test_an_owner_with_two_streams_gives_one_up_while_another_owner_computes(void **state)
 {
     static const char owners[2];
@@ -302,7 +302,8 @@ static void test_the_workspace_that_is_asked_for_is_enough_whatever_the_lengths(
 
 /* ---- Strips ------------------------------------------------------------------------------------------------------ */
 
-/* Runs a forward. If `strips` is false, strips are turned off, so that every tile of rows is computed whole. */
+/* Runs a forward. If `strips` is false, strips (parts of a tile of rows) are turned off, so that every tile of rows is
+ * computed whole. */
 static void forward_with(const struct simd *simd, bool strips, const struct fixture *f)
 {
     struct simd_type types[3];
@@ -323,7 +324,8 @@ static void forward_with(const struct simd *simd, bool strips, const struct fixt
     assert_int_equal(flash_run_bytes(&own, 1, &plan, 1, &bytes, &err), ATTN_OK);
     char *workspace = aligned_alloc(64, bytes);
     assert_non_null(workspace);
-    /* the workspace begins as NaN, so that a strip that reads what it has left out gives NaN */
+    /* the workspace begins as NaN, so that a strip (part of a tile of rows) that reads a number which was not computed
+     * gives NaN */
     memset(workspace, 0xff, bytes);
     flash_run(&own, pool, &plan, 1, workspace, NULL);
     free(workspace);
@@ -336,8 +338,8 @@ static void test_strips_change_no_bit(void **state)
         SPEC(.causal = true), SPEC(.causal = true, .Sq = 113, .Sk = 300),
         SPEC(.causal = true, .Sq = 300, .Sk = 113), /* the first rows see no key */
         SPEC(.causal = true, .Sq = 200, .Sk = 1100, .D = 40, .Dv = 24),
-        SPEC(.window_left = 5, .window_right = 0, .Sq = 700,
-             .Sk = 700), /* the rows of one tile begin in different tiles of keys */
+        /* the windows of the rows of one tile begin in different tiles of keys */
+        SPEC(.window_left = 5, .window_right = 0, .Sq = 700, .Sk = 700),
         SPEC(.window_left = 300, .window_right = 20, .Sq = 130, .Sk = 650),
         SPEC(.causal = true, .Sq = 90, .Sk = 90, .softcap = 5, .alibi = 1, .sinks = 1),
         SPEC(.causal = true, .Sq = 130, .Sk = 130, .mask_bounds = 1, .dropout_p = 0.3),
@@ -435,7 +437,8 @@ static void ends_soon_after_it_is_cancelled(uint64_t also)
         if (g.ended - cancelled > 2)
             fail_msg("case %zu computed for %.2f s after it was cancelled", n, g.ended - cancelled);
 
-        attn_stream_heed(bench.stream, NULL); /* after this call the stream computes again */
+        /* without a flag to heed, the stream is not cancelled any more and computes again */
+        attn_stream_heed(bench.stream, NULL);
         small.Sq = small.Sk = 200;
         fixture_make(&after, &small);
         fixture_run(&bench, &after);
@@ -489,7 +492,7 @@ static void test_problems_that_are_computed_in_double_have_the_bits_of_the_refer
         }
 }
 
-/* Whichever kernel takes which problems of a run, each problem must have the same bits as alone. */
+/* One run may have problems for several kernels. Each problem must have the same bits as alone. */
 static void test_a_run_may_hold_problems_of_both_kernels(void **state)
 {
     enum { COUNT = ARRAY_SIZE(of_any_kind) };
@@ -536,8 +539,8 @@ static void test_a_run_may_hold_problems_of_both_kernels(void **state)
 static void test_memory_is_counted_and_limited(void **state)
 {
     const attn_device_options options = { .threads = 2, .memory_bytes = 4 << 20 };
-    const struct spec s = SPEC(.B = 4, .H = 8, .Hk = 8, .Sq = 2048,
-                               .Sk = 2048); /* the packed forms of K and V alone take 48 MiB or more */
+    /* the packed forms of K and V alone take 48 MiB or more */
+    const struct spec s = SPEC(.B = 4, .H = 8, .Hk = 8, .Sq = 2048, .Sk = 2048);
     attn_device *device;
     attn_stream *stream;
     attn_device_info info;

@@ -10,7 +10,8 @@
 #include "../testing.h"
 #include "kernels/cpu/flash.h"
 
-/* The vector table under test. run_with() replaces its dots_exact() by counting_dots(), which counts the keys. */
+/* The vector table (functions for one kind of processor) under test. run_with() replaces its dots_exact() by
+ * counting_dots(), which counts the keys. */
 static const struct simd *counted;
 static int64_t exact_keys;
 
@@ -20,7 +21,7 @@ static void counting_dots(int n, int d, const float *q, const void *K, attn_dtyp
     counted->dots_exact(n, d, q, K, dtype, stride, S);
 }
 
-/* Runs the problem with a vector table, or with the reference if simd is NULL. */
+/* Runs the problem with the vector functions `simd`, or with the reference if simd is NULL. */
 static void run_with(const struct simd *simd, const struct fixture *f)
 {
     if (simd == NULL) {
@@ -44,7 +45,7 @@ static void run_with(const struct simd *simd, const struct fixture *f)
     pool_close(pool);
 }
 
-/* Gives a backward the out and lse that a forward with the same vector table computes. */
+/* Gives a backward the out and lse that a forward with the same vector functions computes. */
 static void give_forward_of(const struct simd *simd, struct fixture *f)
 {
     struct fixture forward = *f;
@@ -222,7 +223,8 @@ static void test_rows_whose_scores_are_all_clamped_alike_take_no_score_in_double
         struct fixture got, want;
         char why[256] = "";
         s.op = n % 3 ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
-        s.bias_levels = 1; /* selects wider tolerances, because scores of ordinary size are lost beside such a bias */
+        /* selects wider tolerances, because scores of ordinary size are lost beside a bias as large as this one */
+        s.bias_levels = 1;
         fixture_make(&want, &s);
         fixture_make(&got, &s);
         put_mask(&want.p.bias, level);
@@ -269,8 +271,8 @@ static void show_one_key(struct fixture *f, enum one_key how, int64_t key)
     }
 }
 
-/* Returns whether P is exactly 1. dv of a key that is the only one for some rows must be the exact sum of their dout,
- * because dout is 1 and there are at most 200 rows. */
+/* Returns whether P is exactly 1 in rows that see one key. dout is 1, so dv of a key must be exactly the number of rows
+ * that see only this key, at most 200. */
 static bool has_p_1(const struct simd *simd, const struct spec *s, enum one_key how, bool given)
 {
     struct rng r = { s->data_seed };
@@ -336,8 +338,8 @@ static void test_one_key_has_p_1_to_the_last_bit(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* The problems of this test have few rows. An earlier version of the code gave an lse of 7.578125 instead of 7.588715,
- * and a dv of 1.00928. */
+/* One row sees one key, so dv must be dout. An earlier version of the code gave an lse of 7.578125 instead of 7.588715,
+ * and thus a dv of 1.00928 instead of 1. */
 static void test_products_that_cancel_give_the_one_key_all_of_dout(void **state)
 {
     (void)state;
@@ -416,7 +418,7 @@ static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **sta
         for (int64_t key = 0; key < 2; key++) {
             const double error = fabs(tensor_get(&f.p.dv, key) / (double)s.Sq - 0.5);
             const double rounding = s.dtype == ATTN_F32 ? 0 : s.dtype == ATTN_F16 ? 0x1p-11 : 0x1p-8;
-            /* float32 would round a sum of such products by far more: by 1e-7 * 64000 sqrt(D) */
+            /* float32 would round a sum of products of this size by far more: by 1e-7 * 64000 sqrt(D) */
             if (error > 3e-7 * (1 + size) + rounding) {
                 spec_print(stderr, &s);
                 fail_msg("%s: P is off by %g; scores are of %g", simd->name, error, size);

@@ -95,7 +95,7 @@ static void test_a_slice_of_version_1_without_a_namespace_is_seen_with_all_group
     assert_int_equal(m.cores, 1);
     assert_int_equal(m.threads, 24);
 
-    /* The parent group may have the smaller limit. */
+    /* The parent cgroup may have the smaller limit. */
     write_file(root, "/sys/fs/cgroup/memory/system.slice/memory.limit_in_bytes", "134217728\n");
     attn_machine_look(root, &m);
     assert_int_equal(m.memory_bytes, 134217728);

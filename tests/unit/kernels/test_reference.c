@@ -160,7 +160,7 @@ struct golden {
 
 #include "reference_golden.h"
 
-/* Numbers by which make_reference_golden.py names the tensors. */
+/* Numbers from which golden_value() makes different data for each tensor, as make_reference_golden.py does. */
 enum { SALT_Q = 1, SALT_K, SALT_V, SALT_DOUT, SALT_DLSE, SALT_BIAS, SALT_SINKS, SALT_ALIBI, SALT_KEEP };
 
 static double golden_value(int64_t n, int salt)

@@ -84,7 +84,8 @@ static void near_(double got, double want, double tolerance, const char *table, 
     fail_msg("%s: %s[%lld] is %.9g, should be %.9g within %.2g", table, what, (long long)at, got, want, tolerance);
 }
 
-/* Iterates over the vector tables, and over the compute types of each table. */
+/* Iterates over the vector tables (functions for one kind of processor each). FOR_TYPES iterates over the types in
+ * which a table computes. */
 #define FOR_TABLES(simd)                   \
     for (int t_ = 0; simd_names[t_]; t_++) \
         for (const struct simd *simd = simd_find(simd_names[t_]); simd; simd = NULL)
@@ -290,8 +291,8 @@ static void test_exp2_is_within_2e_7_and_keeps_special_values(void **state)
                 fail_msg("%s: exp2 is off by %.3g in %g .. %g", simd->name, worst, (double)ranges[range][0],
                          (double)ranges[range][1]);
         }
-        /* For exponents between -126 and -150 a table may return 0 or a subnormal number, which is less than 2^-126 in
-         * any case. */
+        /* For exponents between -126 and -150 a table's exp2() may return 0 or a subnormal number, which is less than
+         * 2^-126 in any case. */
         const float special[8] = { -INFINITY, INFINITY, NAN, 0, -151, -1e30f, 128, -1 };
         const float want[8] = { 0, INFINITY, NAN, 1, 0, 0, INFINITY, 0.5f };
         float got[8];

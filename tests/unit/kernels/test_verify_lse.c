@@ -165,8 +165,8 @@ static void test_the_lse_of_the_kernels_passes(void **state)
     bench_close(&cpu);
 }
 
-/* A client's own forward may have used q and k before they were rounded to float16 or bfloat16. The lse of such scores
- * must pass. */
+/* A client's own forward may have used q and k before they were rounded to float16 or bfloat16. The lse of the
+ * unrounded scores must pass. */
 static void test_the_lse_of_unrounded_tensors_passes(void **state)
 {
     (void)state;

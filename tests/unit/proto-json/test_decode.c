@@ -89,7 +89,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
           "q: unknown member 'parameters' (a tensor has shape, dtype and data)" },
         { FORWARD, T("{\"shape\":[1],\"shape\":[1]}"), "/q/shape", "q: member 'shape' is given twice" },
         { FORWARD, T("{\"data\":" B64 ",\"d\\u0061ta\":" B64 "}"), "/q/data", "q: member 'data' is given twice" },
-        /* J5: a size in a shape must be an integer literal */
+        /* a size in a shape must be an integer literal */
         { FORWARD, TENSOR("8", "\"float16\"", B64), "/q/shape",
           "q: shape is 8, must be an array of integers, such as [1, 128, 8, 64]" },
         { FORWARD, TENSOR("[]", "\"float16\"", B64), "/q/shape",
@@ -323,7 +323,7 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
         { BACKWARD, "{\"context\":\"a\"," Q "," DOUT "}", "/q", "q: comes from context and cannot be given beside it" },
         { BACKWARD, "{\"causal\":true,\"context\":\"a\"," DOUT "}", "/causal",
           "causal: comes from context and cannot be given beside it" },
-        /* J4: members that are unknown or repeated, or that belong to another operation */
+        /* members that are unknown or repeated, or that belong to another operation */
         { FORWARD, O("\"casual\":true"), "/casual", "unknown member 'casual', did you mean 'causal'?" },
         { FORWARD, O("\"key_mask\":true"), "/key_mask",
           "unknown member 'key_mask'; about masks there are 'keep_mask' (1: may attend), 'bias' and "
@@ -386,7 +386,7 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
           "timeout_ms: cannot stand beside requests" IN_THERE },
         { FORWARD, "{\"causal\":true,\"requests\":[{}]}", "/causal", "causal: cannot stand beside requests" IN_THERE },
         { FORWARD, "{\"requests\":[{}],\"requests\":[{}]}", "/requests", "member 'requests' is given twice" },
-        /* J1: syntax errors, reported with the byte at which they are */
+        /* syntax errors, reported with the byte at which they are */
         { FORWARD, O("\"causal\":tru"), "", "not JSON at byte 223: expected true, false or null, found '}'" },
     };
     (void)state;
@@ -557,7 +557,7 @@ static void test_int64_and_bool_become_int32_and_uint8_where_they_fit(void **sta
         const char *body;
         attn_tensor_id id;
         attn_dtype dtype;
-        const char *values; /* values: one digit for each problem */
+        const char *values; /* values: the elements that must be decoded, one digit each */
     } cases[] = {
         { ONE_MORE("seqlens_k", "[1]", "int64", "\"AwAAAAAAAAA=\""), ATTN_T_seqlens_k, ATTN_I32, "3" },
         { ONE_MORE("seqlens_k", "[1]", "I64", "[2]"), ATTN_T_seqlens_k, ATTN_I32, "2" },

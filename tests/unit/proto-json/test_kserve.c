@@ -362,12 +362,13 @@ static void test_a_region_of_a_gpu_is_read_from_what_clients_send(void **state)
         snprintf(text, sizeof text, "%s%s", says, goes_on ? example : "");
         assert_string_equal(err.member, cases[i].member);
         assert_string_equal(err.text, text);
-        assert_null(strstr(err.text, "QUJD")); /* a handle is a secret, so it must not appear in a message */
+        /* the handle of a GPU's memory is a secret, so it must not appear in a message */
+        assert_null(strstr(err.text, "QUJD"));
     }
 }
 
-/* Inputs on a device get no host memory, and keep the address that the caller gave. Nothing reads that address, and
- * here nothing is there. */
+/* Inputs on a device get no host memory, and keep the address that the caller gave. Nothing reads that address, and in
+ * this test no memory is there. */
 static void test_inputs_on_a_device_stay_there(void **state)
 {
     (void)state;
@@ -568,11 +569,11 @@ static void test_bytes_that_do_not_add_up_are_refused(void **state)
           "/inputs/0/parameters/binary_data_size",
           "q: binary_data_size is 12, shape [1, 2, 2, 2] of float16 needs 16" },
         { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(17)) "," BINARY_K "," BINARY_V, ""), QKV_BYTES, THE_JSON },
-          /* the message points at q, whose size is wrong, not at v, whose data would end a byte early, */
+          /* the message points at q, whose size is wrong, not at v, whose data would end a byte early */
           "/inputs/0/parameters/binary_data_size",
           "q: binary_data_size is 17, shape [1, 2, 2, 2] of float16 needs 16" },
         { { &forward, BODY(INPUT("q", "[1,2,2,2]", SIZE(15)) "," BINARY_K "," BINARY_V, ""), QKV_BYTES, THE_JSON },
-          /* and not at the body, which would have a byte too many */
+          /* the message points at q, whose size is wrong, not at the body, which would have a byte too many */
           "/inputs/0/parameters/binary_data_size",
           "q: binary_data_size is 15, shape [1, 2, 2, 2] of float16 needs 16" },
         { { &forward, BODY(BINARY_Q "," INPUT("k", "[1,3,1,2]", SIZE(24)) "," BINARY_V, ""), QKV_BYTES + 12, THE_JSON },

@@ -114,10 +114,11 @@ static void test_a_file_is_the_same_problem_as_json(void **state)
     /* the header may be padded with spaces, as the package `safetensors` does */
     check_same(FORWARD, "{" QKV "}     ", "");
     check_same(FORWARD, "{\"__metadata__\":{}," QKV "}", "");
+    /* a dtype may be written with any of its names */
     check_same(FORWARD,
                "{\"q\":{\"data_offsets\":[0,16],\"shape\":[1,2,2,2],\"dtype\":\"float16\"}," K ","
                "\"v\":{\"dtype\":\"fp16\",\"data_offsets\":[28,34],\"shape\":[1,3,1,1]}}",
-               ""); /* a dtype may be written with any of its names */
+               "");
     check_same(BACKWARD, "{" QKV "," TENSOR("dout", "F16", "[1,2,2,1]", 34, 42) "}", "");
 }
 
@@ -658,8 +659,8 @@ static void test_an_answer_is_a_body(void **state)
     give(&item, ATTN_T_out, out, ATTN_F32, 4, (const int64_t[]){ 1, 2, 1, 2 });
     give(&item, ATTN_T_lse, lse, ATTN_F32, 3, (const int64_t[]){ 1, 1, 2 });
     uint8_t *text = answer_of(&call, &result, 1000, &length);
-    /* facts in an answer, such as its timings, are no options: the parser accepts the file up to their names, and
-     * refuses these */
+    /* an answer's facts, such as its timings, are no options: the parser accepts the file except for the names of
+     * facts */
     decode_file(&d, BACKWARD, text, length);
     assert_int_equal(d.status, ATTN_INVALID);
     assert_string_equal(d.err.text, "unknown member 'backend'; leave it out, the server decides");

@@ -154,7 +154,7 @@ static void test_what_is_no_json_is_refused_with_its_byte(void **state)
     static const struct {
         const char *body, *says;
     } cases[] = {
-        /* J1: truncated text, text behind the end, a byte order mark, comments, literals that JSON does not have,
+        /* truncated text, text behind the end, a byte order mark, comments, literals that JSON does not have,
          * superfluous commas */
         { "", "the body is empty, expected a JSON object with q, k and v" },
         { " \n", "the body is empty, expected a JSON object with q, k and v" },
@@ -234,7 +234,7 @@ static void test_what_is_no_json_is_refused_with_its_byte(void **state)
         { "[\"\xf4\x90\x80\x80\"]", "byte 3: invalid UTF-8" }, /* past U+10FFFF */
         { "[\"\xe2\x82\"]", "byte 4: invalid UTF-8" },         /* cut short */
         { "[\"\xc3\"]", "byte 3: invalid UTF-8" },
-        /* faults inside values that are extracted, and behind such a fault */
+        /* faults inside extracted values, and what stands behind a fault */
         { "{\"data\":\"AA\nAA\"}",
           "not JSON at byte 11: control character 0x0a inside a string (a line break in base64? "
           "`base64 -w0` writes none)" },
@@ -348,7 +348,7 @@ enum { LARGE_ARRAY = 1 << 20 };
 enum { LARGE_ARRAY = 16 << 20 };
 #endif
 
-/* J3: an array of 32 MiB of text needs memory for its elements only, and none of its text remains. */
+/* An array of 32 MiB of text needs memory for its elements only, and none of its text remains. */
 static void test_a_large_array_costs_its_elements(void **state)
 {
     struct scanned r = { 0 };
@@ -406,7 +406,7 @@ static void test_data_is_lifted_whatever_surrounds_it(void **state)
     check("{\"data\":\"AAE=\",\"x\":\"y\"}", "{\"data\":0,\"x\":\"sy\"}\n0 @0 0001");
     check("[{\"data\":\"AA==\"},{\"data\":\"AQ==\"},\"AA==\"]",
           "[{\"data\":0},{\"data\":1},\"sAA==\"]\n0 @0 00\n1 @64 01");
-    /* J8: escapes within base64, and within the name "data" */
+    /* escapes within base64, and within the name "data" */
     check("{\"data\":\"\\/\\/\\u002b\\u002B\"}", "{\"data\":0}\n0 @0 ffffbe");
     check("{\"data\":\"\\/A\\/\\/\\/\\/A\\/\\/\\/\\/\\/AA==\"}", "{\"data\":0}\n0 @0 fc0ffffff03fffffff00");
     check("{\"data\":\"AA==\\/\"}", "{\"data\":0}\n0 base64 4, byte 14: nothing may follow the padding");

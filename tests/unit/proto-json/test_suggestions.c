@@ -64,7 +64,7 @@ static void refuse_kserve(const char *body, attn_error *err)
     decoded_clear(&d);
 }
 
-/* Gets the error with which the parser of that place refuses the body. */
+/* Gets the error with which the parser of `place` refuses the body. */
 static void refuse(const char *place, const char *body, attn_error *err)
 {
     const proto_op op = op_named(place);

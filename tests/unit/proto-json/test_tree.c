@@ -105,7 +105,7 @@ static void test_trees_of_a_memory_go_with_it(void **state)
         cJSON_Delete(cJSON_CreateString(word));
         assert_true(cJSON_AddItemToArray(lists[i % 2], piece));
         tree_leave();
-        cJSON_Delete(cJSON_CreateString(word)); /* this item comes from malloc(), not from the memory */
+        cJSON_Delete(cJSON_CreateString(word)); /* this item comes from malloc(), and not from a tree_memory */
     }
     for (int m = 0; m < 2; m++) {
         int i = m;
@@ -121,7 +121,7 @@ static void test_trees_of_a_memory_go_with_it(void **state)
     }
 }
 
-/* numbers are written as cJSON writes them */
+/* numbers in these bodies are written as cJSON writes them */
 static const char *const bodies[] = {
     "{}",
     "[]",

@@ -82,7 +82,8 @@ static enum MHD_Result note_header(void *context, enum MHD_ValueKind kind, const
     return MHD_YES;
 }
 
-/* Reads the whole streamed body in pieces whose size is no multiple of a block. */
+/* Reads the whole streamed body in pieces of PORTION bytes, whose ends do not coincide with those of the encoder's
+ * blocks. */
 static void read_stream(void)
 {
     free(sent.body);
@@ -348,8 +349,8 @@ static void test_a_large_answer_is_encoded_while_it_is_sent(void **state)
     assert_true(sent.announced > LARGE && sent.block == 192 << 10);
     /* the sweep over connections must see that the answer makes progress */
     assert_int_equal(atomic_load(&b.connection.progress_bytes), sent.announced);
-    assert_int_equal(atomic_load(&job->references),
-                     2); /* the answer held a reference to the context too, so its tensors existed until it was read */
+    /* the answer held a reference to the context (saved forward), so its tensors existed until the answer was read */
+    assert_int_equal(atomic_load(&job->references), 2);
     request_free(request);
     job_release(job);
     close_bench(&b);
@@ -363,8 +364,8 @@ static void test_many_numbers_as_text_are_sent_in_smaller_blocks(void **state)
     struct request *request = computed(&b, forward_body(1000, 16, "\"encoding\": \"array\""));
     attn_error err;
     assert_true(request->job->wants_measure);
+    /* if an answer must be measured, the loop (the server's main thread) makes its encoder */
     assert_int_equal(proto_encoder_new(request->job->call, request->job->results, request->id, &request->encoder, &err),
-                     /* if an answer must be measured, the loop (the server's main thread) makes its encoder */
                      ATTN_OK);
     answer_tensors(request);
     assert_null(request->encoder); /* the answer's */
@@ -441,7 +442,8 @@ static void test_who_is_refused_hears_when_the_queue_may_be_shorter(void **state
     close_bench(&b);
 }
 
-/* If a single problem outside an envelope fails, the answer has that error's status instead of 200. */
+/* If the only problem of a body that is no envelope {"requests": [...]} fails, the answer has that error's status
+ * instead of 200. */
 static void test_a_job_whose_only_problem_failed_is_answered_with_its_error(void **state)
 {
     (void)state;

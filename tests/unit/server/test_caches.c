@@ -63,14 +63,14 @@ static void test_pages_are_runs_of_granules(void **state)
         taken[i] = pages_take(pages, 3);
         assert_int_equal(taken[i], 3 * i);
     }
-    /* a page of three granules does not fit, because only one granule is free */
+    /* a page of three granules (units of the pool) does not fit, because only one granule is free */
     assert_int_equal(pages_take(pages, 3), -1);
     assert_int_equal(pages_take(pages, 1), 99);
     assert_int_equal(pages_used(pages), 100 * 4096);
     assert_int_equal(pages_take(pages, 1), -1);
     assert_true(pages_drop(pages, taken[7], 3, NULL));
     assert_true(pages_drop(pages, taken[9], 3, NULL));
-    /* a page of four granules does not fit: six granules are free, but in two pieces */
+    /* a page of four granules (units of the pool) does not fit: six granules are free, but in two pieces */
     assert_int_equal(pages_take(pages, 4), -1);
     assert_true(pages_drop(pages, taken[8], 3, NULL));
     assert_int_equal(pages_take(pages, 9), 21);
@@ -124,7 +124,7 @@ struct rig {
 
 static const struct cache_shape shape = { HEADS, DIM, DIM_V, ATTN_F32, false, PAGE };
 
-/* Gives the pool the memory of a device. The pool must call it only when memory is needed, and once. */
+/* Gives the pool the memory of a device. The pool must call this function only when memory is needed, and once. */
 static attn_status give(void *context, size_t bytes, void **memory, attn_error *err)
 {
     struct rig *rig = context;
@@ -175,7 +175,7 @@ static struct cache_info made(struct rig *rig, struct caller *caller)
     return info;
 }
 
-/* A step on caches, with the memory that it needs. */
+/* A step (a decode or an append) on caches, with the memory that it needs. */
 struct trial {
     struct cache_step step;
     char ids[8][CACHE_ID_BYTES];
@@ -183,8 +183,8 @@ struct trial {
     void *table;
 };
 
-/* Looks a step up. tags[b] is the first number of row b's new positions: position n of the row consists of the number
- * tags[b] + n. */
+/* Looks up the caches of a step. tags[b] is the first number of row b's new positions: position n of the row consists
+ * of the number tags[b] + n. */
 static attn_status look(struct rig *rig, struct trial *t, int rows, const struct cache_info *infos, int64_t append,
                         const int *tags, attn_error *err)
 {
@@ -324,7 +324,8 @@ static void test_a_fork_shares_pages_until_one_of_them_writes(void **state)
     assert_string_equal(err.text, "length: is 201, the cache has 200 positions");
 }
 
-/* A step looks its caches up once. It does so again only if a cache was deleted between look and begin. */
+/* A step looks its caches up once, in caches_look(). caches_begin() looks them up again only if a cache was deleted in
+ * between. */
 static void test_what_goes_between_look_and_begin_is_gone(void **state)
 {
     struct rig *rig = *state;
@@ -334,13 +335,14 @@ static void test_what_goes_between_look_and_begin_is_gone(void **state)
     bool wait;
     for (int i = 0; i < 2; i++) assert_int_equal(append(rig, &two[i], 10, 100 * i, true, &err), ATTN_OK);
 
-    assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK); /* deletes a cache that the step does not use */
+    /* the step looks up two caches, and a cache that it does not use is then deleted */
+    assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK);
     assert_int_equal(caches_delete(rig->caches, rig->caller, third.id, &err), ATTN_OK);
     assert_int_equal(begin(&t, 0, &wait, &err), ATTN_OK);
     assert_int_equal(t.step.table_lengths[1], 10);
     end(&t, true);
 
-    /* deletes one of the step's own caches, so the step must fail */
+    /* one of the step's own caches is deleted, so the step must fail */
     assert_int_equal(look(rig, &t, 2, two, 0, NULL, &err), ATTN_OK);
     assert_int_equal(caches_delete(rig->caches, rig->caller, two[1].id, &err), ATTN_OK);
     assert_int_equal(caches_ask(&t.step, 1, &wait, &err), ATTN_NOT_FOUND);
@@ -836,7 +838,7 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     const int tags[1] = { 0 };
     bool wait;
     assert_int_equal(look(rig, &tries, 1, &a, 1, tags, &err), ATTN_OK);
-    /* tests that "no scan has seen the cache" differs from "scan 0 has seen it" */
+    /* a cache that no scan of the queue has seen must differ from one that scan 0 has seen */
     assert_int_equal(begin(&tries, 0, &wait, &err), ATTN_OK);
     assert_false(wait);
     carry_out(&tries);
@@ -1144,7 +1146,8 @@ static void test_nobody_waits_while_a_device_gives_memory(void **state)
 
 /* ---- What is shared ---------------------------------------------------------------------------------------------- */
 
-/* Each page has 64 positions and takes one granule. Four lists of several blocks can have MANY_PAGES pages in all. */
+/* Each page has 64 positions and takes one granule, the pool's unit of 4096 bytes. MANY_PAGES pages are enough for four
+ * lists of several blocks of page numbers. */
 enum { MANY_PAGES = 1 << 13, FORKERS = 9, FORK_STEPS = 3000 };
 static const struct cache_shape slim = { 1, 1, 1, ATTN_F8E4M3, false, PAGE };
 
@@ -1211,7 +1214,8 @@ static void end_one(struct under_way *w, bool commit)
     free(w->table);
 }
 
-/* Returns a random length, often near the end of a block of page numbers, with or without full pages. */
+/* Returns a random length of a cache. It is often near the end of a block of page numbers, and in half of all cases a
+ * multiple of a page. */
 static int64_t some_length(unsigned *seed, int64_t most)
 {
     const int64_t blocks = rand_r(seed) % 4 * PAGE_BLOCK + rand_r(seed) % 3 - 1;
@@ -1286,7 +1290,8 @@ static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
     assert_int_equal(one->blocks[1]->shared, PAGE_BLOCK);
     assert_int_equal(b.shared_pages, 2 * PAGE_BLOCK);
 
-    /* There is no memory for the part of a block that would remain, so the operation fails and nothing has changed. */
+    /* A shorter list needs a block of its own for what remains of a shared block. There is no memory for that block, so
+     * the operation fails and nothing has changed. */
     refused_bytes = sizeof(struct page_block);
     assert_int_equal(caches_truncate(caches, caller, b.id, PAGE, &b, &err), ATTN_NO_MEMORY);
     assert_int_equal(caches_get(caches, caller, b.id, &b, &err), ATTN_OK);

@@ -201,8 +201,8 @@ static void test_what_the_kernels_launch_takes_is_not_their_own_time(void **stat
     close_bench(&b);
 }
 
-/* A context's tensors lie in the memory of the forward's job. That memory is copied to the device too, once for all
- * batches that use it. */
+/* The tensors of a context (a saved forward) lie in the memory of the forward's job. That memory is copied to the
+ * device too, once for all batches that use it. */
 static void test_a_backward_of_a_saved_forward_finds_its_tensors_on_the_device(void **state)
 {
     (void)state;
@@ -239,7 +239,7 @@ static void test_memory_of_the_device_goes_back_after_each_batch(void **state)
     for (int i = 0; i < 5; i++) {
         submit_one(&b, devices_pick(b.server.devices, 0), 1);
         forget(next_back(&b));
-        /* only the scratch memory of the first slot stays, which every batch has used */
+        /* only the scratch memory of the first stream stays, which every batch has used */
         if (i == 0) used = state_of(&b, 0).info.memory_used;
         assert_int_equal(state_of(&b, 0).info.memory_used, used);
     }
@@ -294,8 +294,8 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         assert_ran(batch);
         forget(batch);
     }
-    assert_string_equal(device_name(devices_pick(b.server.devices, 0)),
-                        "fake:0"); /* batches that came back no longer count as load */
+    /* batches that came back no longer count as load */
+    assert_string_equal(device_name(devices_pick(b.server.devices, 0)), "fake:0");
     assert_int_equal(state_of(&b, 1).running_requests, 0);
     close_bench(&b);
 }
@@ -403,7 +403,7 @@ static void test_a_batch_without_memory_waits_for_those_beside_it_and_is_tried_a
     const int64_t regions[] = { (int64_t)(jobs[0]->inputs_used + jobs[0]->outputs.bytes),
                                 (int64_t)(jobs[1]->inputs_used + jobs[1]->outputs.bytes) };
     devices_submit(b.server.devices, first, device);
-    WAIT_UNTIL(state_of(&b, 0).info.memory_used > regions[0]); /* this batch has its scratch memory now */
+    WAIT_UNTIL(state_of(&b, 0).info.memory_used > regions[0]); /* the first batch has its scratch memory now */
     const int64_t of_first = state_of(&b, 0).info.memory_used;
     devices_submit(b.server.devices, second, device);
     WAIT_UNTIL(state_of(&b, 0).info.memory_used == of_first + regions[1]);
@@ -490,7 +490,7 @@ static void test_a_device_that_has_time_left_is_not_overdue(void **state)
     assert_null(devices_to_disable(b.server.devices, &is_overdue));
     gate_open(&gate);
     forget(next_back(&b));
-    /* says that a call by an HTTP thread on device 0 returned the error of a lost device */
+    /* tells the devices that a call by an HTTP thread on device 0 returned the error of a lost device */
     devices_note_lost(b.server.devices, 0);
     assert_non_null(devices_to_disable(b.server.devices, &is_overdue));
     assert_false(is_overdue);
@@ -760,8 +760,8 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     flow_release(other);
 }
 
-/* A flow that is alone on a GPU does not queue all its batches there, because the next flow would have to wait for all
- * of them. */
+/* A flow (one caller's work) that is alone on a GPU does not queue all its batches there, because the next flow would
+ * have to wait for all of them. */
 static void test_long_batches_of_one_flow_take_turns_on_a_gpu(void **state)
 {
     (void)state;
@@ -864,8 +864,8 @@ static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
     return batch;
 }
 
-/* If several flows are on a device, a short batch may run there as a guest as soon as one of the flows has been there
- * for longer than the guest needs. */
+/* If several flows (callers' work) are on a device, a short batch may run there as a guest as soon as one of the flows
+ * has been there for longer than the guest needs. */
 static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does(void **state)
 {
     (void)state;
@@ -884,7 +884,8 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     int64_t wait_ns = INT64_MAX;
     assert_true(device_has_room(cpu, &shorter, later_ns, &wait_ns));
     assert_false(device_has_room(cpu, &equal, later_ns, &wait_ns));
-    /* time in ns for which a flow must have run, before a guest of one second may run beside three flows */
+    /* time in ns for which a flow must have run before a guest (short batch) of one second may run beside three
+     * flows */
     const int64_t needs_ns = DEVICE_GUEST_FACTOR * 4 * INT64_C(1000000000);
     assert_int_equal(wait_ns, oldest_ns + needs_ns - later_ns);
     assert_true(device_has_room(cpu, &equal, oldest_ns + needs_ns, &wait_ns));
@@ -894,7 +895,8 @@ static void test_equal_work_of_several_flows_makes_no_guests_and_short_work_does
     for (int i = 0; i < 4; i++) flow_release(flows[i]);
 }
 
-/* One flow has both streams and a third batch that waits. Another flow's batch must be computed nevertheless. */
+/* One flow (a caller's work) has both streams and a third batch that waits. Another flow's batch must be computed
+ * nevertheless. */
 static void test_a_flow_that_has_none_finds_room_beside_one_that_has_all_streams(void **state)
 {
     (void)state;

@@ -201,8 +201,8 @@ static void test_without_tokens_nothing_is_said_of_them(void **state)
     cJSON_Delete(doc);
 }
 
-/* Two rows with the same path and different methods are one item of the document, and their parameters are documented.
- * The test's rows are those of an endpoint with an id of its own. */
+/* Two routes with the same path and different methods are one item of the document, and their parameters are
+ * documented. The path in this test has a parameter. */
 static void test_rows_of_one_path_are_one_item_and_its_parameters_are_documented(void **state)
 {
     (void)state;
@@ -677,7 +677,7 @@ static void test_info_has_the_form_that_the_document_says(void **state)
     assert_true(cJSON_IsFalse(cJSON_GetObjectItem(first, "verifies")));
     assert_true(at(info, "limits/verify_multiply_adds")->valuedouble == (double)VERIFY_MAX_MULTIPLY_ADDS);
     assert_true(at(info, "limits/verify_head_elements")->valuedouble == (double)VERIFY_MAX_HEAD_ELEMENTS);
-    /* The reference backend computes everything, so every probe must be a problem that it accepts. */
+    /* The reference backend computes everything, so it must accept every problem by which /v1/info probes a backend. */
     for (proto_op op = 0; op < PROTO_OP_COUNT; op++) {
         if (!proto_operations[op].computes && !proto_operations[op].merges) continue;
         char where[64];
@@ -685,8 +685,9 @@ static void test_info_has_the_form_that_the_document_says(void **state)
         cJSON *f = at(info, where);
         assert_true(lists(cJSON_GetObjectItem(f, "dtypes"), "bfloat16"));
         for (int t = 0; t < ATTN_TENSOR_COUNT; t++) {
+            /* attn_check() refuses a backward with these tensors */
             const bool forward_only = t == ATTN_T_q_scale || t == ATTN_T_k_scale || t == ATTN_T_v_scale ||
-                                      t == ATTN_T_page_table; /* attn_check() refuses a backward with this tensor */
+                                      t == ATTN_T_page_table;
             const bool takes = proto_takes_tensor(op, (attn_tensor_id)t) && !(forward_only && op == ATTN_OP_BACKWARD);
             if (lists(cJSON_GetObjectItem(f, "tensors"), attn_tensors[t].name) != takes)
                 fail_msg("%s", attn_tensors[t].name);

@@ -79,7 +79,7 @@ static int count_of(const char *text, const char *part)
     return count;
 }
 
-/* Returns how many lines of this event were left out: the sum over all lines that report it. */
+/* Returns how many lines of this event the log says that it has left out: the sum over all lines that say this. */
 static uint64_t left_out_of(const char *event, const char *text)
 {
     char said[64];
@@ -215,10 +215,11 @@ static void test_client_strings_are_cleaned(void **state)
         { "caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80", "caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80" },
         { "\xff\xc3", "\\xff\\xc3" }, /* bytes that are not UTF-8, and a truncated character */
         { "\xc0\xaf\xed\xa0\x80", "\\xc0\\xaf\\xed\\xa0\\x80" }, /* overlong, surrogate */
+        /* the control sequence introducer (CSI) as a single character */
         { "\xc2\x9b"
           "31m",
           "\\xc2\\x9b"
-          "31m" }, /* the control sequence introducer (CSI) as a single character */
+          "31m" },
         /* a line separator, and a change of writing direction, which are escaped */
         { "a\xe2\x80\xa8z\xe2\x80\xae", "a\\xe2\\x80\\xa8z\\xe2\\x80\\xae" },
     };

@@ -263,7 +263,7 @@ static void assert_ok(struct scene *s, struct request *request)
     assert_true(request->job->part.ran);
     for (int i = 0; i < request->job->call->count; i++)
         if (request->job->call->items[i].error.status == ATTN_OK) assert_computed(request->job, i);
-    contexts_finish_job(request->job, true); /* answer_queue() in the server does this too */
+    contexts_finish_job(request->job, true); /* the server's answer_queue() makes this call, too */
     request_free(request);
 }
 
@@ -424,8 +424,8 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     strcpy(id, forward->job->results[0].context);
     contexts_finish_job(forward->job, true);
     request_free(forward);
-    const int64_t saved_bytes = staging_leased_bytes(
-        s->server.staging); /* the saved tensors take one block of memory, and a small backward takes another */
+    /* the saved tensors take one block of memory, and a small backward takes another */
+    const int64_t saved_bytes = staging_leased_bytes(s->server.staging);
 
     struct request *late = checked(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
     late->deadline.at_ns = clock_ns();
@@ -433,12 +433,14 @@ static void test_a_deadline_ends_the_wait_for_a_batch_that_runs(void **state)
     answered(s, late);
     assert_true(late->failed);
     assert_string_equal(late->why.text, "the deadline passed while the request was running");
-    assert_null(late->job); /* the answer has left the job with the device, which may still write to its memory, */
+    /* the answer has gone without the job, because the device may still write to the job's memory */
+    assert_null(late->job);
     request_free(late);
     assert_int_equal(staging_leased_bytes(s->server.staging), 2 * saved_bytes);
     gate_open(&s->gate);
-    WAIT_UNTIL(staging_leased_bytes(s->server.staging) == saved_bytes); /* until the device has finished */
-    /* after the late backward, the context can be used again */
+    /* when the device has finished, the job's memory is free */
+    WAIT_UNTIL(staging_leased_bytes(s->server.staging) == saved_bytes);
+    /* after the late backward, the context (saved forward) can be used again */
     assert_ok(s, posted(s, ATTN_OP_BACKWARD, backward_body(id, 5, 4)));
     assert_int_equal(end(s, true), 0);
 }
@@ -700,7 +702,7 @@ static void test_outputs_are_in_shared_memory_when_the_request_is_given_back(voi
     assert_null(request->job->shared); /* the request that was answered no longer holds the region of shared memory */
     assert_computed(request->job, 0);
     request_free(request);
-    assert_int_equal(ftruncate(fd, 10), 0); /* makes the object too short for the next request */
+    assert_int_equal(ftruncate(fd, 10), 0); /* makes the shared memory object too short for the next request */
     request = checked_to_region(s);
     suspend(s, request, REQUEST_QUEUED);
     assert_fails(s, request, PROTO_E_INVALID_REQUEST,
@@ -759,8 +761,8 @@ static void test_a_second_signal_waits_for_what_is_being_written(void **state)
     end_shared(s, fd);
 }
 
-/* Returns a KServe request whose q, k and v have `rows` rows of one head of 64 numbers. All three lie in the same bytes
- * of the region. */
+/* Returns a KServe request whose q has `rows` rows, and whose k and v have one row, of one head of 64 numbers. All
+ * three lie in the same bytes of the region. */
 static struct request *received_from_region(struct scene *s, int rows)
 {
     static const proto_model model = { .name = "attention_forward", .op = ATTN_OP_FORWARD };
@@ -806,8 +808,8 @@ static void test_much_shared_memory_is_read_beside_the_loop(void **state)
     close(client[1]);
     WAIT_UNTIL(metrics_sum(METRIC_CANCELLED, "checking") - before == 1);
     assert_ok(s, posted_forward(s));
-    assert_int_equal(staging_leased_bytes(s->server.staging) < OBJECT_BYTES,
-                     1); /* no memory is leased for the inputs before the region is read */
+    /* no memory is leased for the inputs before the region is read */
+    assert_int_equal(staging_leased_bytes(s->server.staging) < OBJECT_BYTES, 1);
     gate_open(&s->pool);
     assert_ok(s, much);
     assert_gone(s, left);
@@ -825,7 +827,7 @@ static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
     struct check_result result = { 0 };
     int pieces = 0;
     while (!check_piece(request, &result, 0)) pieces++;
-    assert_int_equal(pieces, 10); /* eight pieces of q, k and v are read */
+    assert_int_equal(pieces, 10); /* q is read in eight pieces of 1 MiB, k and v in one piece each */
     assert_false(result.failed);
     assert_non_null(request->job);
     assert_null(request->shared);
@@ -871,12 +873,13 @@ static void test_what_the_check_finds_is_answered(void **state)
 {
     struct scene *const s = *state;
     start(s);
-    /* If the envelope itself is invalid, the whole request is refused, not only its problems. */
+    /* If an envelope {"requests": [...]} is itself invalid, the whole request is refused, not only its problems. */
     struct request *bad = received(&s->server, ATTN_OP_FORWARD, body_of("q k", 5, 4, ""));
     bad->deadline.at_ns = check_deadline(bad, NULL);
     suspend(s, bad, REQUEST_CHECKING);
     assert_fails(s, bad, PROTO_E_INVALID_REQUEST, NULL);
-    /* If every problem of an envelope is refused, nothing is queued, and the answer still has status 200. */
+    /* If every problem of an envelope {"requests": [...]} is refused, nothing is queued, and the answer still has
+     * status 200. */
     char *bodies[] = { body_of("q k", 5, 4, ""), body_of("q v", 5, 4, "") };
     struct request *none = received(&s->server, ATTN_OP_FORWARD, envelope_of(bodies, 2));
     none->deadline.at_ns = check_deadline(none, NULL);

@@ -45,7 +45,7 @@ static void close_scene(struct scene *s)
     free(s->memory);
 }
 
-/* The search as it was before it was made fast: it looks at all mirrors. */
+/* The search as it was before it was made fast: it looks at all mirrors (copies on the device). */
 static void *address_by_looking_at_all(const struct slot *slot, char *address)
 {
     for (int i = 0; i < slot->mirror_count; i++) {
@@ -63,13 +63,14 @@ static void test_every_address_of_a_large_batch_has_its_place_on_the_device(void
     void *scratch;
     (void)state;
     open_scene(s);
-    assert_ptr_equal(memory_address(&s->slot, s->memory), s->memory); /* there is no mirror yet, so the address stays */
+    /* nothing is mirrored (copied to the device) yet, so the address stays */
+    assert_ptr_equal(memory_address(&s->slot, s->memory), s->memory);
     for (int i = 0; i < JOBS; i++) {
         assert_int_equal(memory_take_mirrors(&s->device, &s->slot, &s->jobs[i], &err), ATTN_OK);
         if (i % 100 == 0) assert_int_equal(memory_take(&s->device, &s->slot, REGION, &scratch, &err), ATTN_OK);
     }
     assert_int_equal(s->slot.region_count, 3 * JOBS);
-    for (int i = 0; i < JOBS; i += 7) /* some regions keep their mirrors */
+    for (int i = 0; i < JOBS; i += 7) /* regions that have mirrors (copies on the device) get no second ones */
         assert_int_equal(memory_take_mirrors(&s->device, &s->slot, &s->jobs[i], &err), ATTN_OK);
     assert_int_equal(s->slot.region_count, 3 * JOBS);
     assert_int_equal(s->slot.mirror_count, 3 * JOBS + 11);

@@ -185,8 +185,8 @@ static void test_small_problems_of_one_op_dtype_and_head_are_of_one_kind(void **
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(8, 4)));
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(4, 8)));
     assert_true(kind != kind_of(&b, ATTN_OP_BACKWARD, body_of("q k v dout", 5, 4, "")));
-    assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(one, 1)),
-                     kind); /* an envelope of one problem is joined with others like a single problem */
+    /* an envelope {"requests": [...]} of one problem is joined with others like a single problem */
+    assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(one, 1)), kind);
     char *two[] = { forward_body(5, 4, ""), forward_body(5, 4, "") };
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(two, 2)), 0);
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, forward_body(3000, 4, "")), 0); /* 144e6 operations */
@@ -472,8 +472,8 @@ static void test_a_context_is_taken_by_a_backward_and_gone_when_it_ran(void **st
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4), ATTN_NOT_FOUND,
                    "context: unknown, expired or already used");
     assert_int_equal(contexts_in(&b, CONTEXT_FREE), CONTEXTS_MAX_COUNT);
-    assert_true(staging_leased_bytes(b.server.staging) >
-                leased); /* the answer may still be encoded, so the job keeps its own memory */
+    /* the answer may still be encoded, so the job keeps its own memory */
+    assert_true(staging_leased_bytes(b.server.staging) > leased);
     job_release(job);
     assert_int_equal(staging_leased_bytes(b.server.staging), 0);
     close_bench(&b);
@@ -518,8 +518,8 @@ static void test_a_refused_backward_does_not_use_its_context(void **state)
     close_bench(&b);
 }
 
-/* Each problem of an envelope has its own context. Here one is used, one belongs to a problem that is refused, and one
- * was taken before. */
+/* Each problem of an envelope (a body with several problems) has its own context (saved forward). Here one context is
+ * used, one belongs to a problem that is refused, and one was taken by an earlier backward. */
 static void test_contexts_are_given_back_problem_by_problem(void **state)
 {
     (void)state;

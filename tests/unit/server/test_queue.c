@@ -308,7 +308,8 @@ static void test_a_flow_that_asked_for_nothing_has_saved_up_nothing(void **state
     fair_begin(&fair);
     fair_push(&fair, "bbbbbbbb");
     fair_run_all(&fair, "bbbb");
-    fair_push(&fair, "aaaa"); /* flow a does not get four turns in a row for four that it did not use before */
+    /* flow a (a caller's work) had no jobs during flow b's four turns, and does not get four turns in a row for that */
+    fair_push(&fair, "aaaa");
     fair_run_all(&fair, "abababab-");
     fair_end(&fair);
 }
@@ -370,7 +371,7 @@ static void test_priority_goes_before_fairness_among_the_flows_of_one_caller_alo
     for (int several = 0; several < 2; several++) {
         struct fair fair;
         fair_begin(&fair);
-        flow_charge(fair.flows[1], FLOW_DEVICE, SECOND); /* flow b has used more device time, */
+        flow_charge(fair.flows[1], FLOW_DEVICE, SECOND); /* flow b has used more device time than flow a */
         fair_push(&fair, "c");
         fair_run_all(&fair, "c");
         fair.count = 0;

@@ -182,8 +182,8 @@ static void test_which_keys_and_ranges_are_taken(void **state)
     assert_int_equal(seen_by(r, &everybody, NULL), 0);
     wait_until_closed(&o);
     must_register(r, &everybody, "r", &o, 4095, 1);
-    assert_int_equal(register_as(r, &everybody, "s", o.key + 1, 0, 4096),
-                     PROTO_ERROR_COUNT); /* the same key without its slash is another spelling of the same object */
+    /* the same key without its slash is another spelling of the same object */
+    assert_int_equal(register_as(r, &everybody, "s", o.key + 1, 0, 4096), PROTO_ERROR_COUNT);
     regions_free(r);
     object_clear(&o);
 }
@@ -234,7 +234,7 @@ static void test_a_use_lies_within_its_region_and_outlives_it(void **state)
     object_clear(&o);
 }
 
-/* Returns the use of an output with `elements` numbers in a region with `bytes` bytes for it. */
+/* Reserves a place in region "r" for an output with `elements` float32 numbers, whose own memory is `data`. */
 static struct region_uses *output_use(struct regions *r, const struct caller *caller, void *data, int64_t elements)
 {
     struct region_uses *uses;
@@ -400,7 +400,8 @@ static proto_error lend_as(struct regions *r, struct caller *caller, const char 
     snprintf((char *)wanted.handle, sizeof wanted.handle, "0%.60s", o->key);
     if (regions_register_cuda(r, caller, name, &wanted, device, number, &error, &why)) return PROTO_ERROR_COUNT;
     assert_true(why.text[0] != '\0' && error < PROTO_ERROR_COUNT);
-    assert_null(strstr(why.text, o->key)); /* a handle is a secret, so it must not appear in messages */
+    /* the handle of a GPU's memory is a secret, so it must not appear in messages */
+    assert_null(strstr(why.text, o->key));
     return error;
 }
 

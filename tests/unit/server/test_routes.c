@@ -82,8 +82,8 @@ static void test_every_row_is_sound(void **state)
     }
 }
 
-/* Messages and the log name an operation as its row says, and clients use its route. Every operation has a route with
- * its name and path. */
+/* Messages and the log name an operation as its row in proto_operations[] says, and clients use its route. Every
+ * operation has a route with its name and path. */
 static void test_every_operation_has_a_route_with_its_name_and_path(void **state)
 {
     (void)state;
@@ -295,9 +295,10 @@ static void test_a_wrong_method_is_told_all_methods_of_the_path(void **state)
         { "POST", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
         { "OPTIONS", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
         { "delete", "/v1/caches/a", "GET, HEAD, DELETE", ONE },
-        /* the path belongs to the literal row: it is not the cache with the id "mine" */
+        /* the path belongs to the row with this literal path, not to that of /v1/caches/{id} */
         { "DELETE", "/v1/caches/mine", "GET, HEAD", MINE },
-        { "GET", "/v1/caches/a/append", "POST", APPEND }, /* it is not a part named "append" either */
+        /* the path belongs to the row of /v1/caches/{id}/append: "append" is not a parameter's value */
+        { "GET", "/v1/caches/a/append", "POST", APPEND },
     };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char text[ROUTE_ALLOW_BYTES];

@@ -19,8 +19,8 @@
 #define KIB ((size_t)1024)
 #define MIB (1024 * KIB)
 
-/* An extent holds what was asked for and wastes an eighth at most. Only in a block of few pages may the rounding to a
- * whole page waste more. */
+/* An extent (a leased block) holds what was asked for and wastes an eighth at most. Only in a block of few pages may
+ * the rounding to a whole page waste more. */
 static void test_an_extent_holds_what_was_asked_for_and_wastes_an_eighth_at_most(void **state)
 {
     (void)state;
@@ -143,8 +143,8 @@ static void test_the_bound_holds_and_says_why(void **state)
     assert_int_equal(staging_lease(staging, NULL, MIB + 1, &a, &err), ATTN_TOO_LARGE);
     assert_string_equal(err.text, "1048577 bytes of tensors are needed, the limit is 1048576 (--staging-bytes)");
     assert_null(a);
-    assert_int_equal(staging_lease(staging, NULL, MIB - 5, &a, &err),
-                     ATTN_OK); /* leases the whole pool at once, although no size class is so large */
+    /* leases the whole pool at once, although no size class is so large */
+    assert_int_equal(staging_lease(staging, NULL, MIB - 5, &a, &err), ATTN_OK);
     assert_int_equal(staging_lease(staging, NULL, 1, &b, &err), ATTN_BUSY);
     assert_string_equal(err.text, "1 bytes of staging memory are needed, and other requests hold them");
     staging_release(staging, a);
@@ -309,8 +309,8 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     staging_arrived(staging, e[0]);
     staging_arrived(staging, e[0]); /* a second call for the same extent changes nothing */
     assert_true(staging_lease_ahead(staging, NULL, 4 * MIB, &e[5]));
-    assert_int_equal(staging_grow(staging, &e[1], 100, 5 * MIB, NULL),
-                     ATTN_OK); /* the block was full, because it would not grow otherwise */
+    /* the block was full, because it would not grow otherwise */
+    assert_int_equal(staging_grow(staging, &e[1], 100, 5 * MIB, NULL), ATTN_OK);
     assert_true(staging_ahead_bytes(staging) == 12 * (int64_t)MIB);
     for (int i = 0; i < 6; i++) staging_release(staging, e[i]);
     assert_true(staging_ahead_bytes(staging) == 0 && staging_leased_bytes(staging) == 0);
@@ -329,7 +329,8 @@ static void test_warm_memory_above_a_callers_share_is_left_alone(void **state)
     struct caller *caller = caller_new();
     struct staging_block *block;
     attn_error err;
-    const size_t bytes = 37 << 19; /* most of an extent of 20 MiB; the token's share will be 19.2 MiB */
+    /* 18.5 MiB, for which the pool leases an extent (block) of 20 MiB; the token's share will be 19.2 MiB */
+    const size_t bytes = 37 << 19;
     assert_int_equal(staging_lease(pool, caller, bytes, &block, &err), ATTN_OK);
     assert_int_equal(block->bytes, 20 << 20);
     staging_release(pool, block);
