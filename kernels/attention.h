@@ -92,8 +92,8 @@ typedef enum attn_dtype {
         ATTN_DTYPE_COUNT
 } attn_dtype;
 
-/* ATTN_DTYPE_BIT is the bit of a dtype in a set of dtypes. The two sets are the dtypes that attn_check() allows for
- * q. */
+/* ATTN_DTYPE_BIT is the bit of a dtype in a set of dtypes. ATTN_DTYPES_BACKWARD are the dtypes that q may have in a
+ * backward. */
 #define ATTN_DTYPE_BIT(id)   (1u << ATTN_##id)
 #define ATTN_DTYPES_BACKWARD (ATTN_DTYPE_BIT(F32) | ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16))
 /* dtypes that q may have in a forward and in an observe */
@@ -358,7 +358,7 @@ typedef struct attn_problem {
             ATTN_TENSOR_MAP(X)
 #undef X
         };
-        attn_tensor tensor[ATTN_TENSOR_COUNT]; /* the members above as an array, indexed by attn_tensor_id */
+        attn_tensor tensor[ATTN_TENSOR_COUNT]; /* all tensors above, indexed by attn_tensor_id */
     };
     attn_layout layout; /* order of the axes of q, k, v, out and their gradients */
     /* where causal masks and windows begin: bottom right (i' = i + Sk - Sq), or top left (i' = i) */
@@ -568,8 +568,8 @@ bool attn_is_empty(const attn_problem *p);
 
 /* Verifies `rows` rows of out, evenly spread over batch, heads and queries (-1: all). attn_verify() recomputes them
  * in double, on one thread, and compares. The problem is a checked forward whose out has been computed, with all
- * tensors in host memory. It needs 8 * Sk * (D + Dv) bytes and 16 MiB. All rows of 1 x 1024 x 8 x 64 take some
- * 0.2 s. */
+ * tensors in host memory. It needs 8 * Sk * (D + Dv) bytes and 16 MiB. All rows of
+ * 1 x 1024 x 8 x 64 (B x Sq x H x Dv) take some 0.2 s. */
 typedef struct attn_verification {
     double max_abs;  /* the largest |got - want|; infinite where exactly one of the two is finite */
     double largest;  /* the largest |want| that is finite */
@@ -893,9 +893,9 @@ attn_status attn_merge(attn_stream *stream, const attn_merge_problem *m, attn_er
 /* Estimates the cost of a merge that passed attn_merge_check(). Its `worst` equals its `seconds`. */
 attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem *m);
 
-/* The second step of attn_lse_choose(): queues the sums of the rows on the stream, behind the copies of q and k. The
- * tensors of the problem have device addresses. `found` is device memory of the size of look->found, which the caller
- * copies to look->found afterwards. UNSUPPORTED on a unified device. */
+/* Sums the rows that attn_lse_choose() picked, on the device: it queues the sums on the stream, behind the copies of q
+ * and k. The tensors of the problem have device addresses. `found` is device memory of the size of look->found, which
+ * the caller copies to look->found afterwards. UNSUPPORTED on a unified device. */
 attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const attn_lse_look *look, void *found,
                            attn_error *err);
 
@@ -987,10 +987,10 @@ attn_status attn_truth_need(const attn_capabilities *can, const attn_problem *pr
 
 /* Queues some 25 ms of the work and sets *step, as attn_run_some() does: 0 at the first call, ATTN_NO_MORE_STEPS when
  * all is queued. Pointers in the problem are device memory. Problem, results and workspace are the same at every call,
- * and belong to the stream until it is done; the structs may be freed when this returns. A piece of work is meant to
- * take 20 ms at most, as in attn_run_some(). On an H100 it takes longer where a row sees more than 100,000 keys (with
- * options 25,000), and for dk and dv where that many queries of a group see a key. Call it from the stream's thread.
- * Errors: UNSUPPORTED, CANCELLED (attn_stream_heed()), INVALID (no workspace), those of the device. */
+ * and belong to the stream until it is done; the structs may be freed when this returns. One launch of a kernel is
+ * meant to take 20 ms at most. On an H100 it takes longer where a row sees more than 100,000 keys (with options
+ * 25,000), and for dk and dv where that many queries of a group see a key. Call it from the stream's thread. Errors:
+ * UNSUPPORTED, CANCELLED (attn_stream_heed()), INVALID (no workspace), those of the device. */
 attn_status attn_truth_some(attn_stream *stream, const attn_problem *problem, const attn_truth *results,
                             void *workspace, int64_t *step, attn_error *err);
 

@@ -170,7 +170,8 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
     for (int a = 0; a < rank; a++) {
         const int64_t is = t->shape[a], must = attn_size_of(p, d, letters[a]);
         const bool may_be_one = attn_axis_may_be_one(kind, a, rank);
-        if (kind == ATTN_AXES_BROADCAST && owner != id) { /* `owner`, whose gradient this is, has been checked before */
+        /* this tensor is a gradient of `owner`, which has been checked before */
+        if (kind == ATTN_AXES_BROADCAST && owner != id) {
             const int64_t as = p->tensor[owner].shape[a];
             if (is != as)
                 return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a),
@@ -446,7 +447,7 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
 #define X(name, id, least, most, rule, meaning)                 \
     if (p->name != 0 && !(p->name >= least && p->name <= most)) \
         return attn_fail(err, ATTN_INVALID, "/" #name, #name ": is %g, must be " rule, p->name);
-    ATTN_SCORE_OPTION_MAP(X) /* a comparison with NaN is false, so NaN is refused too */
+    ATTN_SCORE_OPTION_MAP(X) /* these limits refuse NaN too, because a comparison with NaN is false */
 #undef X
     if (p->window_left < -1)
         return attn_fail(err, ATTN_INVALID, "/window/0", "window: [0] is %lld, must be at least 0, or -1 for unbounded",

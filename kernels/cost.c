@@ -46,8 +46,9 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 #define FLOAT8 (ATTN_DTYPE_BIT(F8E4M3))
 #define ANY    ATTN_DTYPES_FORWARD
 
-/* Rates of a kernel, in nanoseconds of one unit. A triple (query, key, head) costs pair + product * (D + Dv). In a row
- * whose scores exceed the range of float32, a triple costs strange + strange_product * (D + Dv) more. */
+/* Rates of a kernel, in nanoseconds of one unit (a thread of a CPU, a multiprocessor of a GPU). A triple (query, key,
+ * head) costs pair + product * (D + Dv). In a row whose scores exceed the range of float32, a triple costs strange +
+ * strange_product * (D + Dv) more. */
 struct rate {
     const char *kernel;
     attn_op op;
@@ -132,14 +133,14 @@ static const struct rate few_rows[] = {
 #define DBIAS   ATTN_TENSOR_BIT(dbias)
 #define DSLOPES ATTN_TENSOR_BIT(dalibi_slopes)
 
-/* The units of the device that compute the extra time of an option (struct extra).
+/* Which parts of the device do the extra work of an option (struct extra).
  *   TILES  the blocks that compute the kernel's tiles
  *   WAITS  the same blocks; a block alone on its multiprocessor waits for memory half of the time, two blocks do not
  *   ROWS   a warp for each row */
 enum by { TILES, WAITS, ROWS };
 
-/* The time that features add to a triple. A problem with several features of one row of this table is charged for that
- * row once. */
+/* The time that features add to each (query, key, head) triple. A problem with several features of one row of this
+ * table is charged for that row once. */
 static const struct extra {
     enum family family;
     attn_op op;
@@ -256,14 +257,15 @@ enum {
     WIDE_COLUMNS = 256
 };
 
-/* The sizes of a problem that the rates multiply. */
+/* The amounts of a problem by which the rates are multiplied. */
 struct work {
     double heads, columns, numbers, triples; /* `heads` is multiplied by rate.head */
     /* triples and columns that blocks compute in whole tiles, padding included */
     double tiled, tile_columns;
     /* number of keys that blocks copy, over all blocks, where head sizes are odd (ODD_FORWARD); otherwise 0 */
     double key_blocks;
-    double by[ROWS + 1]; /* for each value of enum by: how many units of the device have work */
+    /* how many of the device's units (threads or multiprocessors) have work, for each value of enum by */
+    double by[ROWS + 1];
 };
 
 static double at_most(double x, double most)
@@ -479,11 +481,11 @@ attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, 
 
 /* ---- Merges ------------------------------------------------------------------------------------------------------ */
 
-/* Rates of a merge: nanoseconds of a unit for each number of the parts' out. `sum` adds the number to the whole, `back`
- * computes its gradients, and `sink` is for dsinks, whose rows only H units share. The CPU's rates were measured with
- * one thread, in processor time, for 2 to 32 parts of 64 and 128 columns, on 2026-11-27: sum 0.9 to 2.5 ns, back 1.1 to
- * 3.1 ns, sink 0.8 to 2.0 ns. A merge was not measured on a GPU: its rates are those of a decode, which also reads each
- * number once. */
+/* Rates of a merge, in nanoseconds of one unit (a thread of a CPU, a multiprocessor of a GPU), for each number of the
+ * parts' out. `sum` adds the number to the whole, `back` computes its gradients, and `sink` computes dsinks, on at most
+ * one unit per head. The CPU's rates were measured with one thread, in processor time, for 2 to 32 parts of 64 and 128
+ * columns, on 2026-11-27: sum 0.9 to 2.5 ns, back 1.1 to 3.1 ns, sink 0.8 to 2.0 ns. A merge was not measured on a GPU:
+ * its rates are those of a decode, which also reads each number once. */
 static const struct merge_rate {
     double sum, back, sink;
 } merge_cpu = { 1.6, 2.5, 1.3 }, merge_gpu = { .05, .1, .05 };

@@ -32,10 +32,11 @@ struct attn_counter {
     int64_t tile[2]; /* rows and keys of a tile; where tiles are not wanted, a tile is a whole sequence */
     /* number of planes along the batch and along the heads (a plane: a batch row and a head with masks of their own) */
     int64_t planes_b, heads;
-    double each; /* number of pairs (batch row, head) that one plane stands for */
+    double each; /* number of pairs (batch row, head) that share the masks of one plane */
 
-    int64_t plane, next; /* the plane that is being counted, and the next band of rows, block of keys, or row in it */
-    attn_sequence s;     /* the sequence of the plane that is being counted */
+    /* the plane (batch row and head) that is being counted, and the next band of rows, block of keys, or row in it */
+    int64_t plane, next;
+    attn_sequence s; /* the sequence of the plane that is being counted */
     /* BY_KEYS: a number for each band of rows, and one more; BY_ELEMENTS: a number for each block of keys */
     int64_t *counts;
     attn_counts found;
@@ -170,7 +171,8 @@ static attn_status count_block(struct attn_counter *c)
     const attn_view *const bounds = &c->g.view[ATTN_T_mask_startend_rows];
     const int64_t j0 = c->next * c->tile[1], j1 = attn_min64(j0 + c->tile[1], c->s.Sk);
     const int64_t bands = attn_tiles(c->s.Sq, c->tile[0]), b = c->plane / c->heads, head = c->plane % c->heads;
-    const int64_t group = c->g.dims.H / c->heads; /* number of query heads that share the mask of this plane */
+    /* number of query heads that share the FlashMask bounds of this plane (batch row and head) */
+    const int64_t group = c->g.dims.H / c->heads;
     int64_t *const parts = calloc((size_t)bands + 1, sizeof *parts), whole = 0;
     if (!parts) return ATTN_NO_MEMORY;
     memset(c->counts, 0, (size_t)(bands + 1) * sizeof *c->counts);

@@ -6,7 +6,7 @@
  *                               attn_view, with a stride each for batch, head and row; 0 for a broadcast axis.
  *   where is key j?             attn_key_at(): in a row of k and v, or in a slot of a page.
  *   how long is sequence b?     attn_sequence_of(): the start and length of its queries and keys, packed or not.
- *   how much room has it?       attn_room_of(): rows from its length on are padding, or a gap before the next one.
+ *   how much room has b?        attn_room_of(): rows behind its length are padding, or a gap before sequence b + 1.
  *   which keys may i see?       attn_keys_of(): the interval [lo, hi) left by causal, window, alignment and lengths.
  *   which queries may see j?    attn_rows_of(): the interval of queries, for the gradients of k and v.
  *   is a tile worth a visit?    attn_mask_classify(): FlashMask hides it wholly, not at all, or in part.

@@ -42,8 +42,8 @@ enum {
 
 #define LOOSE 0x1p-9
 #define TIGHT 0x1p-10
-/* two values of lse for one row count as different if they are this many tolerances apart; differences of two rows, if
- * they are twice as many apart */
+/* Two values of lse for one row count as different if they are more than APART tolerances apart. What a conversion adds
+ * to lse counts as different in two rows if it differs by more than twice as much. */
 #define APART 4
 
 /* ---- Variants ---------------------------------------------------------------------------------------------------- */

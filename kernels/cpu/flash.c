@@ -99,7 +99,7 @@ bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int6
             }
             if (seen && seen_first < 0) seen_first = part;
             if (seen) seen_last = part;
-            /* `masked` may also come from a hidden part behind the last visible one, which is only slower */
+            /* hidden keys behind the last visible one also set `masked`, which costs time but changes no result */
             if (seen_first >= 0 && partial) block->masked = true;
             hidden += !seen;
         }
@@ -113,7 +113,7 @@ bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int6
     block->cols = (int)(hi - j0) - block->c0;
     assert(block->c0 >= 0 && block->cols > 0 && j0 + block->c0 + block->cols <= j1);
     block->ranged = j0 + block->c0 < t->all.lo || hi > t->all.hi;
-    /* c0 is rounded down to a unit, so the block may have columns before lo that only FlashMask hides. */
+    /* c0 is rounded down to a multiple of FLASH_UNIT, so the block may begin with columns that only FlashMask hides. */
     if (f->mask_heads && j0 + block->c0 < lo) block->masked = true;
     return true;
 }

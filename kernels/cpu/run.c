@@ -131,7 +131,8 @@ static struct sums bound_sums(const struct flash *f)
                   total_k = d->packed ? d->total_k : d->B * d->Sk;
     const int64_t tiles = attn_min64(d->B, total_q) + add_product(0, 2 * G, total_q) / f->BM;
     const int64_t rows = add_product(add_product(0, G, total_q), FLASH_UNIT - 1, tiles);
-    const int64_t spans = total_k + total_k / 2; /* number of spans times SPLIT_KEYS */
+    /* upper bound on the number of spans that keys are split into, times SPLIT_KEYS */
+    const int64_t spans = total_k + total_k / 2;
     sums.tiles = add_product(0, d->Hk, tiles);
     sums.rows = add_product(0, d->Hk, rows);
     sums.packs = add_product(0, d->Hk, total_k / f->BN + d->B);
@@ -409,8 +410,8 @@ bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plan
         struct flash *f = &run.problems[n];
         resolve(simd, plans[n].problem, f);
         f->cancel = cancel;
-        /* cut() takes f->seq first, but needs the sums of its lengths. A copy of the arena gives the same address
-         * before cut() */
+        /* cut() needs sums over f->seq, but takes the memory of f->seq itself, as its first array. A copy of the arena
+         * gives that address beforehand. */
         struct flash_arena ahead = arena;
         f->seq = flash_take(&ahead, f->B, sizeof *f->seq);
         const struct sums sums = place_sequences(f, f->seq);
