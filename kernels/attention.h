@@ -482,9 +482,9 @@ typedef struct attn_geometry {
  * ATTN_MAX_HEAD_DIM). */
 attn_status attn_check(const attn_problem *p, attn_error *err);
 
-/* Replaces ends of -1 in the region of a checked observe by the number of queries or keys. It reads cu_seqlens and
- * seqlens of the sequence, which must be in host memory. Call it before attn_output() and the run of a problem whose
- * weights or map are wanted. */
+/* Replaces ends of -1 in the `rows` and `keys` of a checked observe by the number of queries or keys. It reads
+ * cu_seqlens and seqlens of the sequence, which must be in host memory. Call it before attn_output() and the run of a
+ * problem whose weights or map are wanted. */
 void attn_observe_region(attn_problem *p);
 
 /* Fills *tensor with the shape and dtype of an output of a checked problem (attn_writes()): contiguous, data NULL.
@@ -880,9 +880,9 @@ typedef struct attn_merge_problem {
     attn_tensor dsinks; /* output [H]: gradient with respect to sinks. Requires dout and sinks */
 } attn_merge_problem;
 
-/* Checks that shapes, strides and dtypes agree. It reads no memory of tensors, so they need not have memory yet.
- * INVALID where they disagree; err->member is "/parts/3/lse/shape/1", or "/dout" for a tensor that does not belong to a
- * part. */
+/* Checks that shapes, strides and dtypes of a merge agree. It reads no memory of tensors, so they need not have memory
+ * yet. INVALID where they disagree; err->member is then, for example, "/parts/3/lse/shape/1", or "/dout" for a tensor
+ * that does not belong to a part. */
 attn_status attn_merge_check(const attn_merge_problem *m, attn_error *err);
 
 /* Queues the merge on the stream, as attn_run() does; pointers are device memory. *m and its lists may be freed when
@@ -930,7 +930,7 @@ void attn_stream_serve(attn_stream *stream, const void *owner);
 int64_t attn_stream_spent_ns(const attn_stream *stream);
 void attn_cancel(int *cancel);
 
-/* Plan and run one problem; each call sets the problem's op. */
+/* Plan and run one problem as a forward, a backward or an observe, whatever its op is. */
 attn_status attn_forward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_backward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_look(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err); /* observe */

@@ -464,7 +464,7 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks one axis of the region of weights and map. The axis has `size` queries or keys. */
+/* Checks which queries (or keys) of an observe weights and map are to show, of `size` queries (or keys) in all. */
 static attn_status check_side(const char *name, const int64_t side[2], int64_t size, const char *of, attn_error *err)
 {
     char member[MEMBER_BYTES];

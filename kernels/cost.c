@@ -59,8 +59,10 @@ struct rate {
     double number; /* time of reading or packing a number of K or V, which happens once for each key/value head */
     double pair, product;
     double strange, strange_product;
-    double cheap; /* time of each triple in a row that counts as cheap in attn_strange (strange.h) */
-    double most;  /* the largest score of a row that is not repaired; in a backward with a given lse, the largest lse */
+    /* time of each (query, key, head) triple in a row whose scores exceed float32 but that is cheap (strange.h) */
+    double cheap;
+    /* largest score (in a backward with a given lse: largest lse) of a row that need not be computed again */
+    double most;
 };
 
 enum { FEW_ROWS = 8 }; /* FLASH_DOT_ROWS of cpu/flash.h: tiles of up to this many rows read K and V without packing */
@@ -245,8 +247,9 @@ bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype)
 /* ---- Sums -------------------------------------------------------------------------------------------------------- */
 
 enum {
-    UNIT_ROWS = 64,   /* rows of a head that one thread of a CPU computes at a time */
-    UNIT_KEYS = 2048, /* keys that a thread of a CPU, or a block of decode, computes at a time where rows are few */
+    UNIT_ROWS = 64, /* rows of a head that one thread of a CPU computes at a time */
+    /* keys that a thread of a CPU, or a block of the decode kernel, computes at a time where rows are few */
+    UNIT_KEYS = 2048,
     /* rows of a block of Hopper and generic kernels; in a backward, keys of a block */
     BLOCK = 128,
     OPTIONS_BLOCK = 64, /* rows of a block of the generic forward with options */
@@ -260,7 +263,7 @@ enum {
 /* The amounts of a problem by which the rates are multiplied. */
 struct work {
     double heads, columns, numbers, triples; /* `heads` is multiplied by rate.head */
-    /* triples and columns that blocks compute in whole tiles, padding included */
+    /* (query, key, head) triples and columns that blocks compute in whole tiles, padding included */
     double tiled, tile_columns;
     /* number of keys that blocks copy, over all blocks, where head sizes are odd (ODD_FORWARD); otherwise 0 */
     double key_blocks;

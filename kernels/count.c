@@ -3,7 +3,8 @@
  * Batch rows and heads that have the same masks are counted once. A plane is one batch row and one head that stand for
  * all with the same masks. The options of the problem decide how a plane is counted:
  *
- *   causal, window, lengths   Pairs come from a closed form, tiles from the first and last row of each band of rows.
+ *   causal, window, lengths   Pairs come from a closed form, tiles from the first and last row of each band. (A band
+ *                             is as many rows as a tile has.)
  *   FlashMask                 A step takes blocks of keys. Each key is seen by up to three intervals of rows. Whole
  *                             bands of an interval are added to an array of differences, and the interval's two ends
  *                             to the bands in which they lie. The work grows with keys and tiles, not with pairs.
@@ -37,7 +38,8 @@ struct attn_counter {
     /* the plane (batch row and head) that is being counted, and the next band of rows, block of keys, or row in it */
     int64_t plane, next;
     attn_sequence s; /* the sequence of the plane that is being counted */
-    /* BY_KEYS: a number for each band of rows, and one more; BY_ELEMENTS: a number for each block of keys */
+    /* BY_KEYS: visible elements of each band of rows, as the difference from the band before it (add_rows());
+     * BY_ELEMENTS: visible elements of each block of keys */
     int64_t *counts;
     attn_counts found;
 };

@@ -187,8 +187,8 @@ struct flash {
     /* q_unit_bytes and do_unit_bytes: bytes of FLASH_UNIT rows of Qat and dOat */
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld;
 
-    /* Arrays of an observe with an entry for each row. P = exp2(z - row_base) row_inverse; row_base is INFINITY where P
-     * is 0, and NaN where `strange` holds the row's lse. */
+    /* Arrays of an observe with an entry for each row. P = exp2(z - row_base) row_inverse; row_base is INFINITY where
+     * every P of the row is 0, and NaN where `strange` holds the row's lse. */
     float *row_base, *row_inverse, *row_most, *row_entropy;
     /* number of items of FLASH_KEYS that are chunks of keys; number of keys per row in key_mass */
     int64_t observe_chunks, shown_keys;

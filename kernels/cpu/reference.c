@@ -276,7 +276,7 @@ static void top_of_row(struct reference *r, int64_t row, bool nan)
     }
 }
 
-/* Adds row i to weights and map, the outputs that have a region. */
+/* Adds row i to weights and map, which show only some of the queries and keys. */
 static void region_of_row(struct reference *r, int64_t i)
 {
     const attn_observe *const o = &r->g.observe;

@@ -1,4 +1,4 @@
-/* run.c: lays out a run in memory and calls the phases in order. No other file calls them. See flash.h.
+/* run.c: lays out a run in memory and calls the phases in order. No other file calls the phases. See flash.h.
  *
  * Arrays by row (packs, lse2, delta, dQ) have the rows of q in this order: key/value heads follow each other inside a
  * sequence, row tiles inside a key/value head, and each tile starts at a multiple of FLASH_UNIT. The index of a row is

@@ -19,7 +19,7 @@
  *
  * Invariants
  * 1. Only the owner of a stream uses it; memory and counters are shared, and the device's lock protects them.
- * 2. A call that fails changes nothing else.
+ * 2. A call that fails has no other effect.
  * 3. Only `delay` and `launch.slow` depend on time; `hold` waits until a file is deleted, so a test decides the order
  * of events.
  * 4. Marks have the times of a device that starts each command as soon as it is queued and the command before it is

@@ -44,8 +44,8 @@ struct http_threads {
     int cores; /* number of cores that have threads (each core the same number); 0: threads do not belong to cores */
     int *cpu;  /* the system's number of each of these `cores` cores */
     cpu_set_t all;
-    /* Connections go to the least busy thread of all, until the threads of the connection's core are no busier than
-     * other threads. */
+    /* true: connections go to the least busy thread of all, until the threads of the connection's core are no busier
+     * than other threads */
     bool spills;
     bool held;
     int uneven; /* number of successive periods in which the load of pinned threads was uneven */
