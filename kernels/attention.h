@@ -571,8 +571,9 @@ bool attn_is_empty(const attn_problem *p);
  * tensors in host memory. It needs 8 * Sk * (D + Dv) bytes and 16 MiB. All rows of
  * 1 x 1024 x 8 x 64 (B x Sq x H x Dv) take some 0.2 s. */
 typedef struct attn_verification {
-    double max_abs;  /* the largest |got - want|; infinite where exactly one of the two is finite */
-    double largest;  /* the largest |want| that is finite */
+    /* the largest |got - want| (want: the recomputed value); infinite where exactly one of the two is finite */
+    double max_abs;
+    double largest;  /* the largest finite |want| (want: a recomputed value of out) */
     double relative; /* max_abs / largest */
     int64_t rows;    /* number of rows of out that were compared */
 } attn_verification;

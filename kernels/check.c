@@ -423,12 +423,12 @@ static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_e
     if (last > INT64_MAX / (int64_t)bytes - 1)
         return attn_fail(err, ATTN_TOO_LARGE, tensor_member(member, id, "stride"),
                          "%s: its strides reach past 2^63 bytes", name);
-    /* A result tensor may lack memory here; attn_run() checks its memory before the run. */
     if (axis_of(p, id, 'k') == 1 && t->rank == 4 && p->cu_seqlens_q.rank && p->page_table.rank == 0 && elements > 0 &&
         t->shape[0] > 1 && t->shape[1] > 1 && t->stride[0] != t->shape[1] * t->stride[1])
         return attn_fail(err, ATTN_INVALID, axis_member(member, id, "stride", 0),
                          "%s: stride[0] is %lld, must be %lld with cu_seqlens_q, where rows lie side by side", name,
                          (ll)t->stride[0], (ll)(t->shape[1] * t->stride[1]));
+    /* A result tensor may lack memory here; attn_run() checks its memory before the run. */
     if (t->data == NULL && elements > 0 && !attn_writes(p, id))
         return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: has no data", name);
     if ((uintptr_t)t->data % bytes)
@@ -610,7 +610,7 @@ static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test
             return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: %s is %s, must be %s",
                              attn_tensors[id].name, index_text(at, t->rank, index), is, rule);
         }
-        int a = last - 1; /* moves on to the next row like an odometer: the last of the other axes counts fastest */
+        int a = last - 1; /* moves on to the next row like an odometer: the last axis but one counts fastest */
         while (a >= 0 && ++index[a] == t->shape[a]) index[a--] = 0;
         if (a < 0) return ATTN_OK;
     }

@@ -37,7 +37,8 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 /* Rows whose scores exceed the range of float32 are repaired (computed again). The generic kernel's variant for options
  * repairs no row with scores of GENERIC_CHEAP or more (HUGE_SCORE of cuda/common/args.cuh). The float32 kernels repair,
  * in each variant, every row of a tile whose numbers allow scores of SINGLE_BOUND (cuda/sm80/f32_forward.cu). A
- * backward row whose dq exceeds the range of float32 is repaired too, even where its scores are that large. */
+ * backward row whose dq exceeds the range of float32 is repaired too, even where its scores are larger
+ * than GENERIC_CHEAP. */
 #define GENERIC_CHEAP 0x1p33
 #define SINGLE_BOUND  0x1p22
 

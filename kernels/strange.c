@@ -15,12 +15,13 @@ enum {
     LEAST_ROWS = 8,
     /* reading a key costs some 16 ns more than reading its numbers: as much as KEY_NUMBERS further numbers */
     KEY_NUMBERS = 16,
-    /* numbers that all sampled rows together may read, in about a millisecond; the first LEAST_ROWS rows are read in
-     * any case */
+    /* numbers that may be read for all sampled rows together, in about a millisecond; the first LEAST_ROWS rows are
+     * read in any case */
     NUMBERS = 1 << 19,
-    /* numbers that one row may read; of a row with more keys, evenly spaced keys are read, starting at a random one */
+    /* numbers that may be read for one row; of a row with more keys, evenly spaced keys are read, from a random one
+     * on */
     ROW_NUMBERS = 1 << 19,
-    ROW_KEYS = 1 << 16, /* keys that one row may read where only bias and slopes are read */
+    ROW_KEYS = 1 << 16, /* keys that may be read for one row where only bias and slopes are read */
     /* smallest number of queries in a tile of any kernel; a tile's largest number bounds the scores of all its rows */
     TILE = 64,
 };

@@ -270,8 +270,8 @@ typedef enum attn_tile_kind {
 } attn_tile_kind;
 
 /* Classifies the tile of queries [r0, r1) and the keys whose extreme bounds are `e`. FREE and HIDDEN are certain.
- * PARTIAL is not: a tile that is hidden only by both intervals together is also called PARTIAL. That is correct, only
- * slower. */
+ * PARTIAL is not: a tile that needs both intervals of its keys to be hidden wholly is also called PARTIAL. That is
+ * correct, only slower. */
 ATTN_HD attn_tile_kind attn_mask_classify(const attn_mask_extremes *e, int64_t r0, int64_t r1)
 {
     if ((r0 >= e->max.lts && r1 <= e->min.lte) || (r0 >= e->max.uts && r1 <= e->min.ute)) return ATTN_TILE_HIDDEN;

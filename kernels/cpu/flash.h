@@ -127,7 +127,7 @@ struct flash_tile {
     const struct flash_sequence *seq;
     int64_t b, hk;   /* sequence, key/value head */
     int64_t index;   /* index of the tile among the row tiles of its key/value head */
-    int64_t h, i0;   /* first query head and first query */
+    int64_t h, i0;   /* first query head and first query of the tile */
     int heads, n;    /* number of heads, and queries of each head */
     int rows;        /* number of rows: heads * n */
     int64_t row0;    /* index of the tile's first row in the arrays by row (run.c); a multiple of FLASH_UNIT */
@@ -311,9 +311,9 @@ static inline void *flash_key_at(const struct flash *f, const attn_view *view, i
     return (char *)view->data + attn_key_at(&f->g, view, b, hk, line) * (int64_t)attn_dtype_bytes(view->dtype);
 }
 
-/* Rows of k or v from `line` on, as a strided matrix. It has at most `most` rows, and fewer where a page ends; if more
- * rows follow, their number is a multiple of `unit`. Where fewer than `unit` rows lie in one page, `unit` rows are
- * gathered in `scratch` (unit * cols elements). Therefore work on units of rows does not depend on where pages end. */
+/* Rows of k or v from `line` on, as a strided matrix of at most `most` rows. Where a page ends earlier, the matrix ends
+ * with it, at a multiple of `unit` rows. Where fewer than `unit` rows lie in one page, `unit` rows are gathered in
+ * `scratch` (unit * cols elements). Therefore work on units of rows does not depend on where pages end. */
 struct flash_keys {
     const void *rows;
     int64_t stride;

@@ -96,7 +96,8 @@ static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 
 static int64_t chunks_of(const struct flash *f, const struct flash_sequence *q)
 {
-    /* Where keys are not packed, keys past seqlens_k have gradients of zero, which the chunks write too. */
+    /* Where keys are not packed, the chunks cover all Sk keys, because they also write the gradients (zeros) of keys
+     * past seqlens_k. */
     return attn_tiles(f->g.dims.packed ? q->s.Sk : f->g.dims.Sk, f->Bk);
 }
 

@@ -197,7 +197,8 @@ struct fake_stream {
     attn_stream *cpu;
     struct command *commands;
     int count, room;
-    /* The members from never to hold keep the stream from executing its commands. never: it never executes them. */
+    /* The members from `never` to `hold` say why the stream does not execute its commands. never: it will never execute
+     * them. */
     bool never;
     int fails; /* the CUDA error that the commands end with; 0: none */
     int64_t until_ns;

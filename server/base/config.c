@@ -149,9 +149,9 @@ static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
         const char *begins;          /* the hint leaves this beginning of the refused value out */
         const char *before, *behind; /* the hint has these texts in front of and behind the rest of the value */
     } suggestions[] = {
-        { "", "127.0.0.1:", "" }, /* for the value 9000 */
+        { "", "127.0.0.1:", "" }, /* 9000 becomes 127.0.0.1:9000 */
         { ":", "127.0.0.1:", "" }, { "*:", "0.0.0.0:", "" },   { "http://", "", "" }, { "https://", "", "" },
-        { "tcp://", "", "" },      { "unix://", "unix:", "" }, { "", "", ":8080" }, /* for the value 0.0.0.0 */
+        { "tcp://", "", "" },      { "unix://", "unix:", "" }, { "", "", ":8080" }, /* 0.0.0.0 becomes 0.0.0.0:8080 */
         { "", "[", "]:8080" },     { "/", "unix:/", "" },
     };
     const char *const colon = strrchr(value, ':');

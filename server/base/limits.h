@@ -465,7 +465,7 @@ enum {
     SUPERVISE_GIVE_UP = 5,      /* failures in a row after which the supervisor gives up */
     /* longest pause between two starts of the server; the pause doubles with each failure, up to this */
     SUPERVISE_MAX_PAUSE_S = 30,
-    /* the supervisor kills a server that has not ended this long after the time in which it should end by itself */
+    /* once a server should have ended by itself, it has this much more time before the supervisor kills it */
     SUPERVISE_KILL_MS = 1000,
 
     /* longest health check; less than Docker's limit of 30 s, so that the reason for a failure is still printed */

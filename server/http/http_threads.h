@@ -61,9 +61,10 @@ void http_threads_clear(struct http_threads *threads);
 
 /* Returns the HTTP thread that must serve this socket. Call this on the thread that accepts. */
 struct http_thread *http_threads_pick(struct http_threads *threads, int fd);
-/* Returns the thread for a connection whose packets arrive on this core (an index; -1: any core). The threads of a core
- * may get a few connections more than others; after that the others get as many. If two client threads connect from one
- * core, before the scheduler moves one of them, their connections may thus get threads of different cores. */
+/* Returns the thread for a connection whose packets arrive on this core (an index; -1: any core). While a core's
+ * threads have a few connections more than the other threads, connections go to the other threads until the numbers are
+ * equal. Two client threads that connect from one core, before the scheduler moves one of them, may thus get threads of
+ * different cores. */
 struct http_thread *http_threads_pick_on(struct http_threads *threads, int core);
 
 /* Pins the threads to their cores or unpins them, according to the load. The loop calls this periodically. A thread
