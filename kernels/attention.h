@@ -868,7 +868,7 @@ typedef struct attn_result {
  * dtypes and other strides than the parts. lse, dlse, sinks and dsinks are float32; sinks and dsinks are contiguous.
  * Outputs must not overlap inputs. */
 typedef struct attn_merge_problem {
-    int count; /* number of parts, 1 to ATTN_MERGE_PARTS */
+    int count; /* number of parts of the merge, 1 to ATTN_MERGE_PARTS */
     attn_layout layout;
     const attn_result *parts; /* an array of `count` parts */
     attn_tensor sinks;        /* [H] */

@@ -68,9 +68,9 @@ struct rate {
 
 enum { FEW_ROWS = 8 }; /* FLASH_DOT_ROWS of cpu/flash.h: tiles of up to this many rows read K and V without packing */
 
-/* The generic backward was measured on rows whose scores exceed the range of float32: 400 ns per triple where each
- * block runs alone, 1450 ns on a full device (both with 64 columns). The table's rate lies between the two. The sm90
- * forward computes a tile twice if its sums of values overflow.
+/* The generic backward was measured on rows whose scores exceed the range of float32: 400 ns per (query, key, head)
+ * triple where each block runs alone, 1450 ns on a full device (both with 64 columns). The table's rate lies between
+ * the two. The sm90 forward computes a tile twice if its sums of values overflow.
  *
  * Columns: kernel, operation, dtypes, family; head, number, pair, product; strange, strange_product, cheap, most. */
 /* clang-format off */

@@ -37,7 +37,7 @@ struct attn_counter {
 
     /* the plane (batch row and head) that is being counted, and the next band of rows, block of keys, or row in it */
     int64_t plane, next;
-    attn_sequence s; /* the sequence of the plane that is being counted */
+    attn_sequence s; /* the sequence of the plane (batch row and head) that is being counted */
     /* BY_KEYS: visible elements of each band of rows, as the difference from the band before it (add_rows());
      * BY_ELEMENTS: visible elements of each block of keys */
     int64_t *counts;

@@ -128,8 +128,8 @@ struct flash_tile {
     int64_t b, hk;   /* sequence, key/value head */
     int64_t index;   /* index of the tile among the row tiles of its key/value head */
     int64_t h, i0;   /* first query head and first query of the tile */
-    int heads, n;    /* number of heads, and queries of each head */
-    int rows;        /* number of rows: heads * n */
+    int heads, n;    /* number of heads in the tile, and of queries of each head */
+    int rows;        /* number of rows in the tile: heads * n */
     int64_t row0;    /* index of the tile's first row in the arrays by row (run.c); a multiple of FLASH_UNIT */
     attn_range keys; /* keys that at least one query of the tile sees, by causal, window and lengths */
     attn_range all;  /* keys that every query of the tile sees, by causal, window and lengths */
@@ -138,8 +138,8 @@ struct flash_tile {
 /* The columns that a row tile sees of a key tile that starts at key j0: c0 to c0 + cols - 1. */
 struct visible_block {
     int c0, cols;
-    bool ranged; /* true: causal or window hides some column from some row */
-    bool masked; /* true: FlashMask hides some column from some row */
+    bool ranged; /* true: causal or window hides some of these columns from some row of the tile */
+    bool masked; /* true: FlashMask may hide some of these columns from some row of the tile */
 };
 
 /* A problem whose sizes are all decided and whose memory is laid out. */

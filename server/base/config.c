@@ -500,9 +500,9 @@ static bool same_address(const char *a, const char *b)
     return strncmp(a, "unix:", 5) == 0 || !parse_number(strrchr(a, ':') + 1, &port) || port != 0;
 }
 
-/* Returns how many connections are possible with `files` open files, of which `spare` are reserved for other uses. If
- * the reserve would be more than half of all files, the connections instead get half of the files that the process and
- * its threads do not need. */
+/* Returns how many connections are possible with `files` open files. `spare` of these are reserved for other uses. If
+ * `spare` is more than half of `files`, the connections get half of the files that the process and its threads do not
+ * need. */
 static int connections_for(const struct config *c, int64_t files, int64_t spare)
 {
     const int64_t own = CONFIG_LEAST_FILES + (int64_t)CONFIG_THREAD_FILES * (c->http_threads + 1);

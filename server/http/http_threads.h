@@ -35,7 +35,7 @@ struct http_thread {
     _Alignas(64) _Atomic pid_t tid; /* thread id of the daemon's thread; 0: it has not run yet */
     _Atomic uint32_t requests;      /* number of requests that the thread has completed; wraps */
     uint32_t seen;                  /* value of `requests` at the last call of http_threads_balance() */
-    bool pinned;                    /* the thread may run on its core only */
+    bool pinned;                    /* true: the thread may run on its core only */
 };
 
 struct http_threads {
