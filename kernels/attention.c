@@ -129,7 +129,8 @@ const char *attn_dtype_list(unsigned bits, char text[ATTN_DTYPE_LIST_BYTES])
     return text;
 }
 
-/* Returns the name, in messages to clients, of the size that the axis letter `letter` stands for. */
+/* Returns what messages to clients call the size that this axis letter stands for: 'k' is "Sk", or "total_k" if
+ * packed. */
 static const char *axis_text(char letter, bool packed)
 {
     switch (letter) {
@@ -157,7 +158,7 @@ static const char *axis_text(char letter, bool packed)
 char *attn_axes_put(char *at, const char *letters, bool packed, attn_axes_kind kind)
 {
     const int rank = (int)strlen(letters);
-    /* packed queries with k of [B, Sk, Hk, D]: the sequence's keys are a row of k, not a part of one long axis */
+    /* true: queries are packed, but k is [B, Sk, Hk, D], so the keys of each sequence are a row of k */
     const bool side_by_side = packed && letters[0] == 'b' && letters[1] == 'k';
     *at++ = '[';
     for (int a = 0; a < rank; a++) {
@@ -195,8 +196,8 @@ attn_tensor attn_tensor_make(void *data, attn_dtype dtype, int rank, const int64
     for (int a = rank - 1; a >= 0; a--) {
         t.shape[a] = shape[a];
         t.stride[a] = stride;
-        /* The stride behind an axis of size 0 is computed as if the size were 1, so that it stays usable. A stride that
-         * overflows becomes the largest number, which attn_check() refuses. */
+        /* An axis of size 0 counts as size 1 in strides, so that no stride becomes 0. A stride that overflows becomes
+         * the largest number, which attn_check() refuses. */
         if (__builtin_mul_overflow(stride, shape[a] > 0 ? shape[a] : 1, &stride)) stride = INT64_MAX;
     }
     return t;
@@ -397,8 +398,8 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
     return ATTN_OK;
 }
 
-/* Returns the size of an axis by its letter. The letters of this switch are axes whose sizes the options of an observe
- * determine. */
+/* Returns the size of the axis with this letter, also for the outputs of an observe: the options of the observe
+ * determine the sizes of their axes. */
 int64_t attn_size_of(const attn_problem *p, const attn_dims *d, char letter)
 {
     const attn_observe *const o = &p->observe;
@@ -484,7 +485,7 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
         case 'k':
             if (rows_are_keys || attn_axes_row(id)->kind != ATTN_AXES_BROADCAST) view.row = stride;
             break;
-        /* letters of the last axis (d, e, n, and the k of bias and keep_mask) need no stride: it is 1 */
+        /* the last axis (d, e, n, and the k of bias and keep_mask) needs no stride: its stride is always 1 */
         default: break;
         }
     }

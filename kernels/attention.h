@@ -92,8 +92,8 @@ typedef enum attn_dtype {
         ATTN_DTYPE_COUNT
 } attn_dtype;
 
-/* ATTN_DTYPE_BIT is the bit of a dtype in a set of dtypes. The two sets are the dtypes that attn_check() allows for
- * q. */
+/* ATTN_DTYPE_BIT is the bit of a dtype in a set of dtypes. ATTN_DTYPES_BACKWARD are the dtypes that q may have in a
+ * backward. */
 #define ATTN_DTYPE_BIT(id)   (1u << ATTN_##id)
 #define ATTN_DTYPES_BACKWARD (ATTN_DTYPE_BIT(F32) | ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16))
 /* dtypes that q may have in a forward and in an observe */
@@ -358,7 +358,7 @@ typedef struct attn_problem {
             ATTN_TENSOR_MAP(X)
 #undef X
         };
-        attn_tensor tensor[ATTN_TENSOR_COUNT]; /* the members above as an array, indexed by attn_tensor_id */
+        attn_tensor tensor[ATTN_TENSOR_COUNT]; /* all tensors above, indexed by attn_tensor_id */
     };
     attn_layout layout; /* order of the axes of q, k, v, out and their gradients */
     /* where causal masks and windows begin: bottom right (i' = i + Sk - Sq), or top left (i' = i) */
@@ -482,9 +482,9 @@ typedef struct attn_geometry {
  * ATTN_MAX_HEAD_DIM). */
 attn_status attn_check(const attn_problem *p, attn_error *err);
 
-/* Replaces ends of -1 in the region of a checked observe by the number of queries or keys. It reads cu_seqlens and
- * seqlens of the sequence, which must be in host memory. Call it before attn_output() and the run of a problem whose
- * weights or map are wanted. */
+/* Replaces ends of -1 in the `rows` and `keys` of a checked observe by the number of queries or keys. It reads
+ * cu_seqlens and seqlens of the sequence, which must be in host memory. Call it before attn_output() and the run of a
+ * problem whose weights or map are wanted. */
 void attn_observe_region(attn_problem *p);
 
 /* Fills *tensor with the shape and dtype of an output of a checked problem (attn_writes()): contiguous, data NULL.
@@ -568,11 +568,12 @@ bool attn_is_empty(const attn_problem *p);
 
 /* Verifies `rows` rows of out, evenly spread over batch, heads and queries (-1: all). attn_verify() recomputes them
  * in double, on one thread, and compares. The problem is a checked forward whose out has been computed, with all
- * tensors in host memory. It needs 8 * Sk * (D + Dv) bytes and 16 MiB. All rows of 1 x 1024 x 8 x 64 take some
- * 0.2 s. */
+ * tensors in host memory. It needs 8 * Sk * (D + Dv) bytes and 16 MiB. All rows of
+ * 1 x 1024 x 8 x 64 (B x Sq x H x Dv) take some 0.2 s. */
 typedef struct attn_verification {
-    double max_abs;  /* the largest |got - want|; infinite where exactly one of the two is finite */
-    double largest;  /* the largest |want| that is finite */
+    /* the largest |got - want| (want: the recomputed value); infinite where exactly one of the two is finite */
+    double max_abs;
+    double largest;  /* the largest finite |want| (want: a recomputed value of out) */
     double relative; /* max_abs / largest */
     int64_t rows;    /* number of rows of out that were compared */
 } attn_verification;
@@ -867,7 +868,7 @@ typedef struct attn_result {
  * dtypes and other strides than the parts. lse, dlse, sinks and dsinks are float32; sinks and dsinks are contiguous.
  * Outputs must not overlap inputs. */
 typedef struct attn_merge_problem {
-    int count; /* number of parts, 1 to ATTN_MERGE_PARTS */
+    int count; /* number of parts of the merge, 1 to ATTN_MERGE_PARTS */
     attn_layout layout;
     const attn_result *parts; /* an array of `count` parts */
     attn_tensor sinks;        /* [H] */
@@ -880,9 +881,9 @@ typedef struct attn_merge_problem {
     attn_tensor dsinks; /* output [H]: gradient with respect to sinks. Requires dout and sinks */
 } attn_merge_problem;
 
-/* Checks that shapes, strides and dtypes agree. It reads no memory of tensors, so they need not have memory yet.
- * INVALID where they disagree; err->member is "/parts/3/lse/shape/1", or "/dout" for a tensor that does not belong to a
- * part. */
+/* Checks that shapes, strides and dtypes of a merge agree. It reads no memory of tensors, so they need not have memory
+ * yet. INVALID where they disagree; err->member is then, for example, "/parts/3/lse/shape/1", or "/dout" for a tensor
+ * that does not belong to a part. */
 attn_status attn_merge_check(const attn_merge_problem *m, attn_error *err);
 
 /* Queues the merge on the stream, as attn_run() does; pointers are device memory. *m and its lists may be freed when
@@ -893,9 +894,9 @@ attn_status attn_merge(attn_stream *stream, const attn_merge_problem *m, attn_er
 /* Estimates the cost of a merge that passed attn_merge_check(). Its `worst` equals its `seconds`. */
 attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem *m);
 
-/* The second step of attn_lse_choose(): queues the sums of the rows on the stream, behind the copies of q and k. The
- * tensors of the problem have device addresses. `found` is device memory of the size of look->found, which the caller
- * copies to look->found afterwards. UNSUPPORTED on a unified device. */
+/* Sums the rows that attn_lse_choose() picked, on the device: it queues the sums on the stream, behind the copies of q
+ * and k. The tensors of the problem have device addresses. `found` is device memory of the size of look->found, which
+ * the caller copies to look->found afterwards. UNSUPPORTED on a unified device. */
 attn_status attn_lse_start(attn_stream *stream, const attn_problem *p, const attn_lse_look *look, void *found,
                            attn_error *err);
 
@@ -930,7 +931,7 @@ void attn_stream_serve(attn_stream *stream, const void *owner);
 int64_t attn_stream_spent_ns(const attn_stream *stream);
 void attn_cancel(int *cancel);
 
-/* Plan and run one problem; each call sets the problem's op. */
+/* Plan and run one problem as a forward, a backward or an observe, whatever its op is. */
 attn_status attn_forward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_backward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_look(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err); /* observe */
@@ -987,10 +988,10 @@ attn_status attn_truth_need(const attn_capabilities *can, const attn_problem *pr
 
 /* Queues some 25 ms of the work and sets *step, as attn_run_some() does: 0 at the first call, ATTN_NO_MORE_STEPS when
  * all is queued. Pointers in the problem are device memory. Problem, results and workspace are the same at every call,
- * and belong to the stream until it is done; the structs may be freed when this returns. A piece of work is meant to
- * take 20 ms at most, as in attn_run_some(). On an H100 it takes longer where a row sees more than 100,000 keys (with
- * options 25,000), and for dk and dv where that many queries of a group see a key. Call it from the stream's thread.
- * Errors: UNSUPPORTED, CANCELLED (attn_stream_heed()), INVALID (no workspace), those of the device. */
+ * and belong to the stream until it is done; the structs may be freed when this returns. One launch of a kernel is
+ * meant to take 20 ms at most. On an H100 it takes longer where a row sees more than 100,000 keys (with options
+ * 25,000), and for dk and dv where that many queries of a group see a key. Call it from the stream's thread. Errors:
+ * UNSUPPORTED, CANCELLED (attn_stream_heed()), INVALID (no workspace), those of the device. */
 attn_status attn_truth_some(attn_stream *stream, const attn_problem *problem, const attn_truth *results,
                             void *workspace, int64_t *step, attn_error *err);
 

@@ -170,7 +170,8 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
     for (int a = 0; a < rank; a++) {
         const int64_t is = t->shape[a], must = attn_size_of(p, d, letters[a]);
         const bool may_be_one = attn_axis_may_be_one(kind, a, rank);
-        if (kind == ATTN_AXES_BROADCAST && owner != id) { /* `owner`, whose gradient this is, has been checked before */
+        /* this tensor is a gradient of `owner`, which has been checked before */
+        if (kind == ATTN_AXES_BROADCAST && owner != id) {
             const int64_t as = p->tensor[owner].shape[a];
             if (is != as)
                 return attn_fail(err, ATTN_INVALID, axis_member(member, id, "shape", a),
@@ -422,12 +423,12 @@ static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_e
     if (last > INT64_MAX / (int64_t)bytes - 1)
         return attn_fail(err, ATTN_TOO_LARGE, tensor_member(member, id, "stride"),
                          "%s: its strides reach past 2^63 bytes", name);
-    /* A result tensor may lack memory here; attn_run() checks its memory before the run. */
     if (axis_of(p, id, 'k') == 1 && t->rank == 4 && p->cu_seqlens_q.rank && p->page_table.rank == 0 && elements > 0 &&
         t->shape[0] > 1 && t->shape[1] > 1 && t->stride[0] != t->shape[1] * t->stride[1])
         return attn_fail(err, ATTN_INVALID, axis_member(member, id, "stride", 0),
                          "%s: stride[0] is %lld, must be %lld with cu_seqlens_q, where rows lie side by side", name,
                          (ll)t->stride[0], (ll)(t->shape[1] * t->stride[1]));
+    /* A result tensor may lack memory here; attn_run() checks its memory before the run. */
     if (t->data == NULL && elements > 0 && !attn_writes(p, id))
         return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: has no data", name);
     if ((uintptr_t)t->data % bytes)
@@ -446,7 +447,7 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
 #define X(name, id, least, most, rule, meaning)                 \
     if (p->name != 0 && !(p->name >= least && p->name <= most)) \
         return attn_fail(err, ATTN_INVALID, "/" #name, #name ": is %g, must be " rule, p->name);
-    ATTN_SCORE_OPTION_MAP(X) /* a comparison with NaN is false, so NaN is refused too */
+    ATTN_SCORE_OPTION_MAP(X) /* these limits refuse NaN too, because a comparison with NaN is false */
 #undef X
     if (p->window_left < -1)
         return attn_fail(err, ATTN_INVALID, "/window/0", "window: [0] is %lld, must be at least 0, or -1 for unbounded",
@@ -463,7 +464,7 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks one axis of the region of weights and map. The axis has `size` queries or keys. */
+/* Checks which queries (or keys) of an observe weights and map are to show, of `size` queries (or keys) in all. */
 static attn_status check_side(const char *name, const int64_t side[2], int64_t size, const char *of, attn_error *err)
 {
     char member[MEMBER_BYTES];
@@ -609,7 +610,7 @@ static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test
             return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: %s is %s, must be %s",
                              attn_tensors[id].name, index_text(at, t->rank, index), is, rule);
         }
-        int a = last - 1; /* moves on to the next row like an odometer: the last of the other axes counts fastest */
+        int a = last - 1; /* moves on to the next row like an odometer: the last axis but one counts fastest */
         while (a >= 0 && ++index[a] == t->shape[a]) index[a--] = 0;
         if (a < 0) return ATTN_OK;
     }

@@ -37,7 +37,8 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 /* Rows whose scores exceed the range of float32 are repaired (computed again). The generic kernel's variant for options
  * repairs no row with scores of GENERIC_CHEAP or more (HUGE_SCORE of cuda/common/args.cuh). The float32 kernels repair,
  * in each variant, every row of a tile whose numbers allow scores of SINGLE_BOUND (cuda/sm80/f32_forward.cu). A
- * backward row whose dq exceeds the range of float32 is repaired too, even where its scores are that large. */
+ * backward row whose dq exceeds the range of float32 is repaired too, even where its scores are larger
+ * than GENERIC_CHEAP. */
 #define GENERIC_CHEAP 0x1p33
 #define SINGLE_BOUND  0x1p22
 
@@ -46,8 +47,9 @@ enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 #define FLOAT8 (ATTN_DTYPE_BIT(F8E4M3))
 #define ANY    ATTN_DTYPES_FORWARD
 
-/* Rates of a kernel, in nanoseconds of one unit. A triple (query, key, head) costs pair + product * (D + Dv). In a row
- * whose scores exceed the range of float32, a triple costs strange + strange_product * (D + Dv) more. */
+/* Rates of a kernel, in nanoseconds of one unit (a thread of a CPU, a multiprocessor of a GPU). A triple (query, key,
+ * head) costs pair + product * (D + Dv). In a row whose scores exceed the range of float32, a triple costs strange +
+ * strange_product * (D + Dv) more. */
 struct rate {
     const char *kernel;
     attn_op op;
@@ -58,15 +60,17 @@ struct rate {
     double number; /* time of reading or packing a number of K or V, which happens once for each key/value head */
     double pair, product;
     double strange, strange_product;
-    double cheap; /* time of each triple in a row that counts as cheap in attn_strange (strange.h) */
-    double most;  /* the largest score of a row that is not repaired; in a backward with a given lse, the largest lse */
+    /* time of each (query, key, head) triple in a row whose scores exceed float32 but that is cheap (strange.h) */
+    double cheap;
+    /* largest score (in a backward with a given lse: largest lse) of a row that need not be computed again */
+    double most;
 };
 
 enum { FEW_ROWS = 8 }; /* FLASH_DOT_ROWS of cpu/flash.h: tiles of up to this many rows read K and V without packing */
 
-/* The generic backward was measured on rows whose scores exceed the range of float32: 400 ns per triple where each
- * block runs alone, 1450 ns on a full device (both with 64 columns). The table's rate lies between the two. The sm90
- * forward computes a tile twice if its sums of values overflow.
+/* The generic backward was measured on rows whose scores exceed the range of float32: 400 ns per (query, key, head)
+ * triple where each block runs alone, 1450 ns on a full device (both with 64 columns). The table's rate lies between
+ * the two. The sm90 forward computes a tile twice if its sums of values overflow.
  *
  * Columns: kernel, operation, dtypes, family; head, number, pair, product; strange, strange_product, cheap, most. */
 /* clang-format off */
@@ -132,14 +136,14 @@ static const struct rate few_rows[] = {
 #define DBIAS   ATTN_TENSOR_BIT(dbias)
 #define DSLOPES ATTN_TENSOR_BIT(dalibi_slopes)
 
-/* The units of the device that compute the extra time of an option (struct extra).
+/* Which parts of the device do the extra work of an option (struct extra).
  *   TILES  the blocks that compute the kernel's tiles
  *   WAITS  the same blocks; a block alone on its multiprocessor waits for memory half of the time, two blocks do not
  *   ROWS   a warp for each row */
 enum by { TILES, WAITS, ROWS };
 
-/* The time that features add to a triple. A problem with several features of one row of this table is charged for that
- * row once. */
+/* The time that features add to each (query, key, head) triple. A problem with several features of one row of this
+ * table is charged for that row once. */
 static const struct extra {
     enum family family;
     attn_op op;
@@ -244,8 +248,9 @@ bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype)
 /* ---- Sums -------------------------------------------------------------------------------------------------------- */
 
 enum {
-    UNIT_ROWS = 64,   /* rows of a head that one thread of a CPU computes at a time */
-    UNIT_KEYS = 2048, /* keys that a thread of a CPU, or a block of decode, computes at a time where rows are few */
+    UNIT_ROWS = 64, /* rows of a head that one thread of a CPU computes at a time */
+    /* keys that a thread of a CPU, or a block of the decode kernel, computes at a time where rows are few */
+    UNIT_KEYS = 2048,
     /* rows of a block of Hopper and generic kernels; in a backward, keys of a block */
     BLOCK = 128,
     OPTIONS_BLOCK = 64, /* rows of a block of the generic forward with options */
@@ -256,14 +261,15 @@ enum {
     WIDE_COLUMNS = 256
 };
 
-/* The sizes of a problem that the rates multiply. */
+/* The amounts of a problem by which the rates are multiplied. */
 struct work {
     double heads, columns, numbers, triples; /* `heads` is multiplied by rate.head */
-    /* triples and columns that blocks compute in whole tiles, padding included */
+    /* (query, key, head) triples and columns that blocks compute in whole tiles, padding included */
     double tiled, tile_columns;
     /* number of keys that blocks copy, over all blocks, where head sizes are odd (ODD_FORWARD); otherwise 0 */
     double key_blocks;
-    double by[ROWS + 1]; /* for each value of enum by: how many units of the device have work */
+    /* how many of the device's units (threads or multiprocessors) have work, for each value of enum by */
+    double by[ROWS + 1];
 };
 
 static double at_most(double x, double most)
@@ -479,11 +485,11 @@ attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, 
 
 /* ---- Merges ------------------------------------------------------------------------------------------------------ */
 
-/* Rates of a merge: nanoseconds of a unit for each number of the parts' out. `sum` adds the number to the whole, `back`
- * computes its gradients, and `sink` is for dsinks, whose rows only H units share. The CPU's rates were measured with
- * one thread, in processor time, for 2 to 32 parts of 64 and 128 columns, on 2026-11-27: sum 0.9 to 2.5 ns, back 1.1 to
- * 3.1 ns, sink 0.8 to 2.0 ns. A merge was not measured on a GPU: its rates are those of a decode, which also reads each
- * number once. */
+/* Rates of a merge, in nanoseconds of one unit (a thread of a CPU, a multiprocessor of a GPU), for each number of the
+ * parts' out. `sum` adds the number to the whole, `back` computes its gradients, and `sink` computes dsinks, on at most
+ * one unit per head. The CPU's rates were measured with one thread, in processor time, for 2 to 32 parts of 64 and 128
+ * columns, on 2026-11-27: sum 0.9 to 2.5 ns, back 1.1 to 3.1 ns, sink 0.8 to 2.0 ns. A merge was not measured on a GPU:
+ * its rates are those of a decode, which also reads each number once. */
 static const struct merge_rate {
     double sum, back, sink;
 } merge_cpu = { 1.6, 2.5, 1.3 }, merge_gpu = { .05, .1, .05 };

@@ -3,7 +3,8 @@
  * Batch rows and heads that have the same masks are counted once. A plane is one batch row and one head that stand for
  * all with the same masks. The options of the problem decide how a plane is counted:
  *
- *   causal, window, lengths   Pairs come from a closed form, tiles from the first and last row of each band of rows.
+ *   causal, window, lengths   Pairs come from a closed form, tiles from the first and last row of each band. (A band
+ *                             is as many rows as a tile has.)
  *   FlashMask                 A step takes blocks of keys. Each key is seen by up to three intervals of rows. Whole
  *                             bands of an interval are added to an array of differences, and the interval's two ends
  *                             to the bands in which they lie. The work grows with keys and tiles, not with pairs.
@@ -32,11 +33,13 @@ struct attn_counter {
     int64_t tile[2]; /* rows and keys of a tile; where tiles are not wanted, a tile is a whole sequence */
     /* number of planes along the batch and along the heads (a plane: a batch row and a head with masks of their own) */
     int64_t planes_b, heads;
-    double each; /* number of pairs (batch row, head) that one plane stands for */
+    double each; /* number of pairs (batch row, head) that share the masks of one plane */
 
-    int64_t plane, next; /* the plane that is being counted, and the next band of rows, block of keys, or row in it */
-    attn_sequence s;     /* the sequence of the plane that is being counted */
-    /* BY_KEYS: a number for each band of rows, and one more; BY_ELEMENTS: a number for each block of keys */
+    /* the plane (batch row and head) that is being counted, and the next band of rows, block of keys, or row in it */
+    int64_t plane, next;
+    attn_sequence s; /* the sequence of the plane (batch row and head) that is being counted */
+    /* BY_KEYS: visible elements of each band of rows, as the difference from the band before it (add_rows());
+     * BY_ELEMENTS: visible elements of each block of keys */
     int64_t *counts;
     attn_counts found;
 };
@@ -170,7 +173,8 @@ static attn_status count_block(struct attn_counter *c)
     const attn_view *const bounds = &c->g.view[ATTN_T_mask_startend_rows];
     const int64_t j0 = c->next * c->tile[1], j1 = attn_min64(j0 + c->tile[1], c->s.Sk);
     const int64_t bands = attn_tiles(c->s.Sq, c->tile[0]), b = c->plane / c->heads, head = c->plane % c->heads;
-    const int64_t group = c->g.dims.H / c->heads; /* number of query heads that share the mask of this plane */
+    /* number of query heads that share the FlashMask bounds of this plane (batch row and head) */
+    const int64_t group = c->g.dims.H / c->heads;
     int64_t *const parts = calloc((size_t)bands + 1, sizeof *parts), whole = 0;
     if (!parts) return ATTN_NO_MEMORY;
     memset(c->counts, 0, (size_t)(bands + 1) * sizeof *c->counts);

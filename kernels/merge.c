@@ -249,7 +249,7 @@ static attn_status shape_of(const attn_merge_problem *m, struct shape *s, attn_e
     return ATTN_OK;
 }
 
-/* Returns what out or dout, or lse or dlse, must be. */
+/* Returns the dtypes and the shape that the checks require of a tensor named "out", "dout", "lse" or "dlse". */
 static struct expected expect(const struct shape *s, const attn_tensor *t, int part, const char *of, const char *name)
 {
     struct expected e = { .tensor = t, .part = part, .of = of, .name = name };

@@ -6,11 +6,11 @@
  *
  *   key      the 64-bit seed, low word first
  *   counter  (j div 8, i, b * H + h, 0)          packed: i and j inside their sequence, b the sequence's index;
- *                                                a part of a problem counts as the whole: attn_dropout_head()
+ *                                                a part of a problem has the numbers of the whole: attn_dropout_head()
  *   halves   the four result words have eight halves of 16 bits, the low one of word 0 first; element j has half
  *            j mod 8
- *   keep     half >= round(dropout_p * 65536) dropout_p thus counts in steps of 2^-16; kept probabilities are divided
- *            by 1 - dropout_p
+ *   keep     element j is kept if its half >= round(dropout_p * 65536), so dropout_p counts in steps of 2^-16; kept
+ *            probabilities are divided by 1 - dropout_p
  *
  * Source: Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011), Philox4x32 with ten rounds. Its
  * known answers are in tests/unit/kernels/test_philox.c. */

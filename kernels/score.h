@@ -2,10 +2,10 @@
  *
  *     s = scale * q . k      ->  attn_score_of()  ->  + bias, ALiBi, saturation  ->  softmax
  *
- * Code that computes scores one by one uses it: the reference and the CPU's kernel "double"
+ * Code that computes scores one by one uses attn_score_of(): the reference and the CPU's kernel "double"
  * (cpu/reference.c), its rows in double (cpu/exact.c), and the general kernels of CUDA (score() of
  * cuda/common/args.cuh). An option that is added here works in all of these at once. A fast kernel has its
- * own expressions for the options that its row names, and gets no problem with another.
+ * own expressions for the options that its row names, and gets no problem that uses another option.
  *
  * C computes in double, which defines correct results. CUDA computes in float, and in double where a score exceeds the
  * range of float. In CUDA the options are float or double too: a file that takes them from its own

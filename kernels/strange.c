@@ -13,15 +13,16 @@ enum {
      * three times as long as estimated */
     MOST_ROWS = 64,
     LEAST_ROWS = 8,
-    /* reading a key costs some 16 ns, as much as this many numbers, in addition to its own numbers */
+    /* reading a key costs some 16 ns more than reading its numbers: as much as KEY_NUMBERS further numbers */
     KEY_NUMBERS = 16,
-    /* numbers that all sampled rows together may read, in about a millisecond; the first LEAST_ROWS rows are read in
-     * any case */
+    /* numbers that may be read for all sampled rows together, in about a millisecond; the first LEAST_ROWS rows are
+     * read in any case */
     NUMBERS = 1 << 19,
-    /* numbers that one row may read; of a row with more keys, evenly spaced keys are read, starting at a random one */
+    /* numbers that may be read for one row; of a row with more keys, evenly spaced keys are read, from a random one
+     * on */
     ROW_NUMBERS = 1 << 19,
-    ROW_KEYS = 1 << 16, /* keys that one row may read where only bias and slopes are read */
-    /* smallest number of queries in a tile of any kernel; kernels bound the scores of a tile by its largest number */
+    ROW_KEYS = 1 << 16, /* keys that may be read for one row where only bias and slopes are read */
+    /* smallest number of queries in a tile of any kernel; a tile's largest number bounds the scores of all its rows */
     TILE = 64,
 };
 
@@ -306,7 +307,7 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
     if (largest == -INFINITY || fabs(largest) < most) return ORDINARY;
     if (fabs(largest) >= look->cheap_from)
         return look->gradients && gradient_leaves(look, row, keys, query, largest) ? COSTLY : CHEAP;
-    /* kernels recognise such a row by its bias alone, if products are too small to change a bias of this size */
+    /* kernels recognise a row of equal scores by its bias alone, if products are too small to change such a bias */
     return least == largest && look->g.view[ATTN_T_bias].data && look->bounded ? CHEAP : COSTLY;
 }
 

@@ -6,7 +6,7 @@
  *                               attn_view, with a stride each for batch, head and row; 0 for a broadcast axis.
  *   where is key j?             attn_key_at(): in a row of k and v, or in a slot of a page.
  *   how long is sequence b?     attn_sequence_of(): the start and length of its queries and keys, packed or not.
- *   how much room has it?       attn_room_of(): rows from its length on are padding, or a gap before the next one.
+ *   how much room has b?        attn_room_of(): rows behind its length are padding, or a gap before sequence b + 1.
  *   which keys may i see?       attn_keys_of(): the interval [lo, hi) left by causal, window, alignment and lengths.
  *   which queries may see j?    attn_rows_of(): the interval of queries, for the gradients of k and v.
  *   is a tile worth a visit?    attn_mask_classify(): FlashMask hides it wholly, not at all, or in part.
@@ -193,9 +193,10 @@ ATTN_HD attn_range attn_keys_of_all_rows(const attn_geometry *g, const attn_sequ
 /* Returns the sum over i in [0, count) of clamp(i + first, 0, limit), in closed form. */
 ATTN_HD int64_t attn_clamped_sum(int64_t first, int64_t count, int64_t limit)
 {
-    const int64_t rise = attn_clamp64(-first, 0, count);           /* terms before index `rise` are 0 */
-    const int64_t full = attn_clamp64(limit - first, rise, count); /* terms from index `full` on are `limit` */
-    /* the n terms between `rise` and `full` are start, start + 1, ... */
+    const int64_t rise = attn_clamp64(-first, 0, count); /* the terms of the sum before index `rise` are 0 */
+    /* the terms of the sum from index `full` on are `limit` */
+    const int64_t full = attn_clamp64(limit - first, rise, count);
+    /* the n terms of the sum between `rise` and `full` are start, start + 1, ... */
     const int64_t n = full - rise, start = first + rise;
     return n * start + (n > 0 ? (n % 2 ? n * ((n - 1) / 2) : n / 2 * (n - 1)) : 0) + (count - full) * limit;
 }
@@ -270,8 +271,8 @@ typedef enum attn_tile_kind {
 } attn_tile_kind;
 
 /* Classifies the tile of queries [r0, r1) and the keys whose extreme bounds are `e`. FREE and HIDDEN are certain.
- * PARTIAL is not: a tile that is hidden only by both intervals together is also called PARTIAL. That is correct, only
- * slower. */
+ * PARTIAL is not: a tile that needs both intervals of its keys to be hidden wholly is also called PARTIAL. That is
+ * correct, only slower. */
 ATTN_HD attn_tile_kind attn_mask_classify(const attn_mask_extremes *e, int64_t r0, int64_t r1)
 {
     if ((r0 >= e->max.lts && r1 <= e->min.lte) || (r0 >= e->max.uts && r1 <= e->min.ute)) return ATTN_TILE_HIDDEN;

@@ -15,16 +15,16 @@
  *     lse of 128 keys in base 2 is also the natural lse of 1097 keys.
  *
  * Tolerances, on lse. The client computed lse from the same q and k, or from numbers that it rounded to q and k
- * later; products in TensorFloat32 round as float16 does. u = 2^-10 (bfloat16: 2^-8, float8: 2^-3) stands for both
- * factors of a product. size = |scale| sqrt(sum_d (q_d k_d)^2), and a row's size is the mean of its keys' sizes,
- * weighted by P.
+ * later; products in TensorFloat32 round as float16 does. u = 2^-10 (bfloat16: 2^-8, float8: 2^-3) is the relative
+ * error of a product whose two factors were rounded. size = |scale| sqrt(sum_d (q_d k_d)^2), and a row's size is the
+ * mean of its keys' sizes, weighted by P.
  *   refused as more than 1    2^-9  + u sqrt(D) size: all D errors have the same sign
  *   taken for equal           2^-10 + u size: errors are independent, as they nearly always are
- * To both, 2^-21 of lse is added, because lse is a float32 that was summed from others. With softcap it is 2^-11 of
- * lse, the error of the GPUs' instruction tanh.approx.
+ * To both, 2^-21 of lse is added, because lse is a float32 that was summed from others. With softcap 2^-11 of lse
+ * is added instead, the error of the GPUs' instruction tanh.approx.
  *
  * A hash of the sizes picks the rows, so the same request always gets the same answer. A row is not checked where it
- * has NaN, or its lse is infinite or at least ATTN_LSE_MOST: the kernels then compute lse from the scores. */
+ * has NaN, or where its lse is infinite or at least ATTN_LSE_MOST: the kernels then compute lse from the scores. */
 #include "verify_lse.h"
 
 #include <math.h>
@@ -42,14 +42,14 @@ enum {
 
 #define LOOSE 0x1p-9
 #define TIGHT 0x1p-10
-/* two values of lse for one row count as different if they are this many tolerances apart; differences of two rows, if
- * they are twice as many apart */
+/* Two values of lse for one row count as different if they are more than APART tolerances apart. What a conversion adds
+ * to lse counts as different in two rows if it differs by more than twice as much. */
 #define APART 4
 
 /* ---- Variants ---------------------------------------------------------------------------------------------------- */
 
-/* The variants of the scores: what messages say that the lse was computed with. The first entry also stands for base
- * 2. */
+/* The variants of the scores: the words for what the client computed lse with, and the options that are left out. The
+ * first entry is used for base 2 too. */
 static const struct {
     const char *with;
     unsigned without;

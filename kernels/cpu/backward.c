@@ -44,8 +44,8 @@ struct scratch {
     float *few;  /* [FLASH_DOT_ROWS][few_ld]: queries in f32, for sequences that dots() computes (FLASH_DOTS) */
     int64_t few_ld;
     struct flash_limits limits;
-    float *clean;          /* memory for FLASH_UNIT rows in f32 */
-    char *gathered;        /* memory for a row tile of q or dout */
+    float *clean;          /* memory in which packing cleans FLASH_UNIT rows of f32 (0 in place of NaN and infinity) */
+    char *gathered;        /* memory to gather the rows of a tile of q or dout from several heads */
     float *nonfinite_sums; /* [Dv][keys]: sums of the values of dO that packing replaced by 0 */
 };
 

@@ -37,7 +37,7 @@ struct scratch {
     int64_t ldq, lds, ldo;
     struct head *heads;
     float *Q, *S, *O, *m, *l, *rescale, *inverse,
-        *drop;  /* Q, S, O, m and l have FLASH_BUNDLE_ROWS rows: each head of the bundle gets some of them */
+        *drop;  /* Q, S, O, m and l have FLASH_BUNDLE_ROWS rows; each head that the item computes gets some of them */
     char *keys; /* memory to gather STEP rows of k or v that lie in several pages */
     struct flash_limits limits;
 };

@@ -99,7 +99,7 @@ bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int6
             }
             if (seen && seen_first < 0) seen_first = part;
             if (seen) seen_last = part;
-            /* `masked` may also come from a hidden part behind the last visible one, which is only slower */
+            /* hidden keys behind the last visible one also set `masked`, which costs time but changes no result */
             if (seen_first >= 0 && partial) block->masked = true;
             hidden += !seen;
         }
@@ -113,7 +113,7 @@ bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int6
     block->cols = (int)(hi - j0) - block->c0;
     assert(block->c0 >= 0 && block->cols > 0 && j0 + block->c0 + block->cols <= j1);
     block->ranged = j0 + block->c0 < t->all.lo || hi > t->all.hi;
-    /* c0 is rounded down to a unit, so the block may have columns before lo that only FlashMask hides. */
+    /* c0 is rounded down to a multiple of FLASH_UNIT, so the block may begin with columns that only FlashMask hides. */
     if (f->mask_heads && j0 + block->c0 < lo) block->masked = true;
     return true;
 }
@@ -220,7 +220,8 @@ struct flash_keys flash_keys_of_pages(const struct flash *f, const attn_view *vi
         return (struct flash_keys){ flash_key_at(f, view, b, hk, line), view->row, (int)count };
     }
     const int count = most < unit ? most : unit;
-    for (int r = 0; r < count && cols > 0; r++) /* an observe has no v: 0 columns, at NULL */
+    /* for an observe, which has no v, cols is 0 and the address of v is NULL */
+    for (int r = 0; r < count && cols > 0; r++)
         memcpy((char *)scratch + r * cols * es, flash_key_at(f, view, b, hk, line + r), (size_t)(cols * es));
     return (struct flash_keys){ scratch, cols, count };
 }

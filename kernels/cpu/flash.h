@@ -64,12 +64,14 @@ enum flash_phase { FLASH_PREPARE, FLASH_FORWARD, FLASH_MERGE, FLASH_ROWS, FLASH_
 enum {
     /* rows and keys are padded to multiples of FLASH_UNIT, which equals SIMD_PANEL and the largest k_multiple */
     FLASH_UNIT = 32,
-    FLASH_MASK_BLOCK = 64, /* number of keys whose FlashMask bounds share one entry of `extremes` */
+    /* number of keys whose FlashMask bounds share one entry of `extremes` (the smallest and largest bounds) */
+    FLASH_MASK_BLOCK = 64,
     /* row tiles of up to this many rows are computed by dots() (FLASH_DOTS), because reading K and V takes all of their
      * time */
     FLASH_DOT_ROWS = 8,
     FLASH_MAP_COLUMNS = 64, /* number of cells of a row of map (observe) that one item computes */
-    FLASH_BUNDLE_ROWS = 32, /* number of rows of a bundle of heads; so few that their scores and sums stay in L1 */
+    /* most rows of a bundle (the heads that one item of FLASH_DOTS computes): their scores and sums stay in L1 */
+    FLASH_BUNDLE_ROWS = 32,
 };
 
 /* Which code computes the forward of a sequence. */
@@ -114,7 +116,7 @@ struct flash_sequence {
     int heads;     /* number of query heads whose rows share a row tile */
     int bundle;    /* number of key/value heads that one item of FLASH_FORWARD computes: 1, or more for FLASH_DOTS */
     int64_t tiles; /* number of row tiles of a key/value head */
-    int64_t rows;  /* number of rows of these tiles, each tile rounded up to FLASH_UNIT */
+    int64_t rows;  /* number of rows of a key/value head's row tiles, each tile rounded up to FLASH_UNIT */
     int64_t splits, span; /* number of spans of keys that a row tile is split into (1: not split), and keys of a span */
     int64_t part_rows;    /* number of rows that a key/value head's partial results have for each span; 0: not split */
     int64_t tiles0, rows0, items0, packs0, keys0, parts0, chunks0;
@@ -125,9 +127,9 @@ struct flash_tile {
     const struct flash_sequence *seq;
     int64_t b, hk;   /* sequence, key/value head */
     int64_t index;   /* index of the tile among the row tiles of its key/value head */
-    int64_t h, i0;   /* first query head and first query */
-    int heads, n;    /* number of heads, and queries of each head */
-    int rows;        /* number of rows: heads * n */
+    int64_t h, i0;   /* first query head and first query of the tile */
+    int heads, n;    /* number of heads in the tile, and of queries of each head */
+    int rows;        /* number of rows in the tile: heads * n */
     int64_t row0;    /* index of the tile's first row in the arrays by row (run.c); a multiple of FLASH_UNIT */
     attn_range keys; /* keys that at least one query of the tile sees, by causal, window and lengths */
     attn_range all;  /* keys that every query of the tile sees, by causal, window and lengths */
@@ -136,8 +138,8 @@ struct flash_tile {
 /* The columns that a row tile sees of a key tile that starts at key j0: c0 to c0 + cols - 1. */
 struct visible_block {
     int c0, cols;
-    bool ranged; /* true: causal or window hides some column from some row */
-    bool masked; /* true: FlashMask hides some column from some row */
+    bool ranged; /* true: causal or window hides some of these columns from some row of the tile */
+    bool masked; /* true: FlashMask may hide some of these columns from some row of the tile */
 };
 
 /* A problem whose sizes are all decided and whose memory is laid out. */
@@ -150,7 +152,7 @@ struct flash {
     const struct simd_type *type, *forward_type;
     attn_geometry g;
     bool backward, observe, recompute; /* recompute: a backward without out and lse, which starts with a forward */
-    bool plain;        /* true: a positive scale and ranges of visible columns are all that scores depend on */
+    bool plain;        /* true: scores depend on nothing but q, k, a positive scale and ranges of visible columns */
     bool may_overflow; /* true: dot products of q and k in their dtypes can exceed the range of float32 */
     bool dropout;
     uint32_t drop_threshold;
@@ -185,8 +187,8 @@ struct flash {
     /* q_unit_bytes and do_unit_bytes: bytes of FLASH_UNIT rows of Qat and dOat */
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld;
 
-    /* Arrays of an observe with an entry for each row. P = exp2(z - row_base) row_inverse; row_base is INFINITY where P
-     * is 0, and NaN where `strange` holds the row's lse. */
+    /* Arrays of an observe with an entry for each row. P = exp2(z - row_base) row_inverse; row_base is INFINITY where
+     * every P of the row is 0, and NaN where `strange` holds the row's lse. */
     float *row_base, *row_inverse, *row_most, *row_entropy;
     /* number of items of FLASH_KEYS that are chunks of keys; number of keys per row in key_mass */
     int64_t observe_chunks, shown_keys;
@@ -195,7 +197,7 @@ struct flash {
     int64_t chunks; /* number of chunks of each sequence; if packed, of the longest sequence */
     struct flash_progress *progress;
     double *slope_parts; /* [B][H][chunks]: parts of dalibi_slopes */
-    /* where dbias is a sum over heads or batch rows: the number of classes (backward.c); otherwise 0 */
+    /* number of classes (sets of heads and batch rows over which dbias is summed: backward.c); 0: no sums */
     int64_t dbias_classes;
     int64_t tiles_all, packs_all, chunks_all; /* numbers of row tiles, packed key tiles and chunks of all sequences */
     /* number of slices in which FLASH_ROWS zeroes dbias, and slices of each of its [Sq, Sk] matrices */
@@ -268,7 +270,7 @@ int64_t flash_find(const struct flash *f, size_t field, int64_t item);
 bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1,
                          struct visible_block *block);
 
-/* Scratch memory for flash_scores() and flash_drop(): limits of BM rows, and of BN or Bk columns. */
+/* Scratch memory in which flash_scores() writes which columns the rows of one tile may see. */
 struct flash_limits {
     int *lo, *hi;
     int32_t *hide[4];
@@ -309,9 +311,9 @@ static inline void *flash_key_at(const struct flash *f, const attn_view *view, i
     return (char *)view->data + attn_key_at(&f->g, view, b, hk, line) * (int64_t)attn_dtype_bytes(view->dtype);
 }
 
-/* Rows of k or v from `line` on, as a strided matrix. It has at most `most` rows, and fewer where a page ends; if more
- * rows follow, their number is a multiple of `unit`. Where fewer than `unit` rows lie in one page, `unit` rows are
- * gathered in `scratch` (unit * cols elements). Therefore work on units of rows does not depend on where pages end. */
+/* Rows of k or v from `line` on, as a strided matrix of at most `most` rows. Where a page ends earlier, the matrix ends
+ * with it, at a multiple of `unit` rows. Where fewer than `unit` rows lie in one page, `unit` rows are gathered in
+ * `scratch` (unit * cols elements). Therefore work on units of rows does not depend on where pages end. */
 struct flash_keys {
     const void *rows;
     int64_t stride;
@@ -334,7 +336,7 @@ static inline void flash_scratch_end(const struct flash *f, const struct flash_a
     (void)f, (void)arena;
 }
 
-/* Returns the index of query i of head h in the arrays by row. */
+/* Returns the index of query i of head h in arrays with an entry for each row, such as lse2 (order: see run.c). */
 int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i);
 
 /* Returns the factor of q . k for a key/value head: the problem's scale times the float8 scales of q and k. */

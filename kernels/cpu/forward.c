@@ -41,7 +41,7 @@ struct scratch {
     char *Qa, *P, *kv;
     float *S, *drop, *O, *nonfinite_sums;
     float *m, *l, *rescale, *inverse;
-    float *clean; /* memory for FLASH_UNIT rows in f32 */
+    float *clean; /* memory in which packing cleans FLASH_UNIT rows of f32 (0 in place of NaN and infinity) */
     char *keys;   /* memory to gather FLASH_UNIT rows of k or v that lie in several pages */
     char *gathered;
     struct flash_limits limits;
@@ -70,7 +70,7 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.clean = flash_take(arena, FLASH_UNIT, Dv * 4);
     scratch.keys = f->g.page_table ? flash_take(arena, FLASH_UNIT, attn_max64(D, Dv) * 4) : NULL;
     scratch.drop = f->dropout ? flash_take(arena, f->BM * scratch.lds, 4) : NULL;
-    /* last in scratch, because few problems touch its memory */
+    /* nonfinite_sums is last in scratch, because few problems touch its memory */
     scratch.nonfinite_sums = flash_take(arena, f->BM * scratch.ldo, 4);
     flash_scratch_end(f, arena);
     return scratch;
@@ -113,7 +113,8 @@ static int pack_keys(const struct flash *f, const struct flash_sequence *seq, in
     return found;
 }
 
-/* Computes the extremes of one head's FlashMask bounds, for each block of FLASH_MASK_BLOCK keys. */
+/* Computes the extremes (smallest and largest) of one head's FlashMask bounds, for each block of FLASH_MASK_BLOCK
+ * keys. */
 static void summarise_mask(const struct flash *f, int64_t b, int64_t m)
 {
     const attn_view *bounds = &f->g.view[ATTN_T_mask_startend_rows];
@@ -245,7 +246,7 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
                     continue;
                 }
             }
-            /* number of the block's columns that the strip skips, a multiple of FLASH_UNIT */
+            /* number of the block's columns that this strip (a few rows of the tile) skips, a multiple of FLASH_UNIT */
             const int64_t skipped = part.c0 - block.c0;
             score_type->gemm(strip.rows, part.cols, D, scratch.Qa + r0 * scratch.q_lda * score_es, scratch.q_lda,
                              K + skipped / SIMD_PANEL * ldk * score_es, ldk, scratch.S, scratch.lds, false, NULL);

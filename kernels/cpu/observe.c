@@ -13,7 +13,7 @@
  * double. All sums are in the order of rows and keys. Every number is written by one item.
  *
  * The entropy of a row is -sum P ln P. With e = sum exp(z - m) (z - m) it is ln l - e / l: two terms that are not
- * negative, however large the scores are. (lse - sum P z would cancel.)
+ * negative, however large the scores are. (The form lse - sum P z would cancel.)
  *
  * Rows whose numbers exceed the range of float32 are computed in double (exact.c). They are marked by NaN in row_base,
  * and `strange` holds their lse. */
@@ -319,7 +319,7 @@ static void store_mass(const struct flash *f, int64_t b, int64_t h, int64_t line
     }
 }
 
-/* Writes the probabilities of a row tile and keys [j, j + cols) that lie in the region of weights. */
+/* Writes the probabilities of a row tile and keys [j, j + cols) to weights, as far as weights shows these pairs. */
 static void store_weights(const struct flash *f, const struct flash_tile *t, int64_t j, int cols,
                           const struct scratch *s)
 {
@@ -334,7 +334,7 @@ static void store_weights(const struct flash *f, const struct flash_tile *t, int
     }
 }
 
-/* Returns whether the region of weights and map lies in sequence b. */
+/* Returns whether weights and map show queries and keys of sequence b. */
 static bool in_region(const struct flash *f, int64_t b)
 {
     return !f->g.dims.packed || b == f->g.observe.sequence;

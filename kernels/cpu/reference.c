@@ -276,7 +276,7 @@ static void top_of_row(struct reference *r, int64_t row, bool nan)
     }
 }
 
-/* Adds row i to weights and map, the outputs that have a region. */
+/* Adds row i to weights and map, which show only some of the queries and keys. */
 static void region_of_row(struct reference *r, int64_t i)
 {
     const attn_observe *const o = &r->g.observe;
@@ -477,7 +477,7 @@ struct stretches {
     const attn_problem *p;
     const int *cancel;
     int64_t Hk, heads, each; /* number of heads of a sequence; of all sequences; of a stretch */
-    _Atomic int status;      /* ATTN_OK, or the error of a stretch */
+    _Atomic int status;      /* ATTN_OK, or the error of a stretch (run of heads) */
 };
 
 static void run_stretch(void *context, int worker, int64_t item)
@@ -498,7 +498,8 @@ static void run_stretch(void *context, int worker, int64_t item)
     close_reference(&r);
 }
 
-enum { STRETCHES = 4 }; /* number of stretches per thread, so that no thread waits long for the last stretch */
+/* number of stretches (runs of heads) per thread, so that no thread waits long for the last one */
+enum { STRETCHES = 4 };
 
 attn_status reference_run(const attn_problem *p, struct pool *pool, const int *cancel, attn_error *err)
 {

@@ -1,4 +1,4 @@
-/* run.c: lays out a run in memory and calls the phases in order. No other file calls them. See flash.h.
+/* run.c: lays out a run in memory and calls the phases in order. No other file calls the phases. See flash.h.
  *
  * Arrays by row (packs, lse2, delta, dQ) have the rows of q in this order: key/value heads follow each other inside a
  * sequence, row tiles inside a key/value head, and each tile starts at a multiple of FLASH_UNIT. The index of a row is
@@ -96,7 +96,8 @@ static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 
 static int64_t chunks_of(const struct flash *f, const struct flash_sequence *q)
 {
-    /* Where keys are not packed, keys past seqlens_k have gradients of zero, which the chunks write too. */
+    /* Where keys are not packed, the chunks cover all Sk keys, because they also write the gradients (zeros) of keys
+     * past seqlens_k. */
     return attn_tiles(f->g.dims.packed ? q->s.Sk : f->g.dims.Sk, f->Bk);
 }
 
@@ -131,7 +132,8 @@ static struct sums bound_sums(const struct flash *f)
                   total_k = d->packed ? d->total_k : d->B * d->Sk;
     const int64_t tiles = attn_min64(d->B, total_q) + add_product(0, 2 * G, total_q) / f->BM;
     const int64_t rows = add_product(add_product(0, G, total_q), FLASH_UNIT - 1, tiles);
-    const int64_t spans = total_k + total_k / 2; /* number of spans times SPLIT_KEYS */
+    /* upper bound on the number of spans that keys are split into, times SPLIT_KEYS */
+    const int64_t spans = total_k + total_k / 2;
     sums.tiles = add_product(0, d->Hk, tiles);
     sums.rows = add_product(0, d->Hk, rows);
     sums.packs = add_product(0, d->Hk, total_k / f->BN + d->B);
@@ -409,8 +411,8 @@ bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plan
         struct flash *f = &run.problems[n];
         resolve(simd, plans[n].problem, f);
         f->cancel = cancel;
-        /* cut() takes f->seq first, but needs the sums of its lengths. A copy of the arena gives the same address
-         * before cut() */
+        /* cut() needs sums over f->seq, but takes the memory of f->seq itself, as its first array. A copy of the arena
+         * gives that address beforehand. */
         struct flash_arena ahead = arena;
         f->seq = flash_take(&ahead, f->B, sizeof *f->seq);
         const struct sums sums = place_sequences(f, f->seq);

@@ -43,7 +43,8 @@ VEC void gemm_block(const int rows, const bool both, int steps, const GEMM_ELEME
 #pragma GCC unroll 5
         for (int i = 0; i < GEMM_POINTERS; i++) {
             row[i] += 2 * GEMM_PER_LANE;
-            /* keeps the compiler from computing fourteen pointers from these five ahead of the loop */
+            /* keeps the compiler from computing the addresses of all fourteen rows ahead of the loop, in registers that
+             * it does not have */
             __asm__("" : "+r"(row[i]));
         }
     }

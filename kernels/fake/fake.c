@@ -19,7 +19,7 @@
  *
  * Invariants
  * 1. Only the owner of a stream uses it; memory and counters are shared, and the device's lock protects them.
- * 2. A call that fails changes nothing else.
+ * 2. A call that fails has no other effect.
  * 3. Only `delay` and `launch.slow` depend on time; `hold` waits until a file is deleted, so a test decides the order
  * of events.
  * 4. Marks have the times of a device that starts each command as soon as it is queued and the command before it is
@@ -152,7 +152,7 @@ struct fake_device {
     struct lent *lent;
     int working; /* number of streams that are executing commands; lent memory is accessible only while it is above 0 */
     int64_t events[EVENT_COUNT];
-    /* for the fault walk.err. walk_next: number of the next call that fails; walk_step: distance from the last one */
+    /* for the fault walk.err: distance of the next failing call from the last one; number of the next failing call */
     int64_t walk_step, walk_next;
     int lost; /* code of the sticky error that has occurred; 0: the device works */
 };
@@ -197,7 +197,8 @@ struct fake_stream {
     attn_stream *cpu;
     struct command *commands;
     int count, room;
-    /* The members from never to hold keep the stream from executing its commands. never: it never executes them. */
+    /* The members from `never` to `hold` say why the stream does not execute its commands. never: it will never execute
+     * them. */
     bool never;
     int fails; /* the CUDA error that the commands end with; 0: none */
     int64_t until_ns;
@@ -750,7 +751,8 @@ static attn_status meet_faults(struct fake_device *device, struct fake_stream *s
     const struct rule *rule;
     if (rule_for(device, FAULT_ABORT, n)) abort();
     if (rule_for(device, FAULT_SEGV, n)) {
-        signal(SIGSEGV, SIG_DFL); /* the signal then kills the process without a sanitizer's report */
+        /* restores the default action, so that the signal kills the process without a sanitizer's report */
+        signal(SIGSEGV, SIG_DFL);
         raise(SIGSEGV);
     }
     if ((rule = rule_for(device, FAULT_LAUNCH_ERR, n)) != NULL) return fail(device, (int)rule->number, "launch", err);
@@ -916,7 +918,7 @@ static int64_t truth_rows(const attn_dims *d)
     return d->H * (d->packed ? d->total_q : d->B * d->Sq);
 }
 
-/* Returns the index in an attn_truth's arrays of the row of query 0. */
+/* Returns the index in an attn_truth's arrays of query 0 of head h in sequence b. */
 static int64_t truth_row(const attn_dims *d, const attn_sequence *s, int64_t b, int64_t h)
 {
     return d->packed ? h * d->total_q + s->q_start : (b * d->H + h) * d->Sq;

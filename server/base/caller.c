@@ -15,8 +15,8 @@ struct caller *caller_new(void)
     return caller;
 }
 
-/* True for the account of clients without a token. Its reference count is always 0, because otherwise all threads would
- * write that one word in every request. */
+/* True for the account of clients without a token. Its reference count is always 0: otherwise all threads would write
+ * that count in every request. */
 bool caller_is_anonymous(const struct caller *caller)
 {
     return atomic_load_explicit(&caller->references, memory_order_relaxed) == 0;

@@ -23,7 +23,9 @@ struct caller {
     atomic_int references;
     /* the tenant's share of device time, held by a reference; NULL: each connection has a share of its own */
     struct flow *flow;
-    _Atomic int percent; /* the percentage of each bound that the tenant may use; 100 while there is only one token */
+    /* percentage of each of the server's bounds (memory, queue slots) that the tenant may use; 100 with only one
+     * token */
+    _Atomic int percent;
 
     /* slots in use, by stage; kept by queue.c, and not counted for CALLER_EVERYBODY */
     _Atomic int places[CALLER_PLACES];

@@ -149,9 +149,9 @@ static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
         const char *begins;          /* the hint leaves this beginning of the refused value out */
         const char *before, *behind; /* the hint has these texts in front of and behind the rest of the value */
     } suggestions[] = {
-        { "", "127.0.0.1:", "" }, /* for the value 9000 */
+        { "", "127.0.0.1:", "" }, /* 9000 becomes 127.0.0.1:9000 */
         { ":", "127.0.0.1:", "" }, { "*:", "0.0.0.0:", "" },   { "http://", "", "" }, { "https://", "", "" },
-        { "tcp://", "", "" },      { "unix://", "unix:", "" }, { "", "", ":8080" }, /* for the value 0.0.0.0 */
+        { "tcp://", "", "" },      { "unix://", "unix:", "" }, { "", "", ":8080" }, /* 0.0.0.0 becomes 0.0.0.0:8080 */
         { "", "[", "]:8080" },     { "/", "unix:/", "" },
     };
     const char *const colon = strrchr(value, ':');
@@ -500,9 +500,9 @@ static bool same_address(const char *a, const char *b)
     return strncmp(a, "unix:", 5) == 0 || !parse_number(strrchr(a, ':') + 1, &port) || port != 0;
 }
 
-/* Returns how many connections are possible with `files` open files, of which `spare` are reserved for other uses. If
- * the reserve would be more than half of all files, the connections instead get half of the files that the process and
- * its threads do not need. */
+/* Returns how many connections are possible with `files` open files. `spare` of these are reserved for other uses. If
+ * `spare` is more than half of `files`, the connections get half of the files that the process and its threads do not
+ * need. */
 static int connections_for(const struct config *c, int64_t files, int64_t spare)
 {
     const int64_t own = CONFIG_LEAST_FILES + (int64_t)CONFIG_THREAD_FILES * (c->http_threads + 1);

@@ -41,7 +41,7 @@ struct config {
     int64_t watchdog_ms; /* how much longer a batch may run on a device than its size explains */
     /* files and an origin that turn on optional features; NULL: the feature is off */
     const char *token_file, *tls_cert, *tls_key, *cors_origin;
-    int token_share; /* percentage of each bound that one token may use */
+    int token_share; /* percentage of each of the server's bounds (memory, queue slots) that one token may use */
     /* prefixes, one of which a shared memory key must have; a leading '/' in them is ignored */
     const char *allow_shm[CONFIG_MAX_SHM];
     int allow_shm_count; /* 0: clients may not register system shared memory */

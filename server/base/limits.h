@@ -36,7 +36,7 @@ enum {
     LISTEN_ACCEPT_BURST = 64, /* most connections that the loop accepts in a row before it does its other work */
     /* time for which a listener that closes still completes TCP handshakes that have begun: one round trip */
     LISTEN_DOOR_MS = 100,
-    /* the same time for a listener that only clients on this machine can reach: their round trip is shorter */
+    /* LISTEN_DOOR_MS for a listener that only clients on this machine can reach: their round trip is shorter */
     LISTEN_DOOR_LOCAL_MS = 20,
     /* after this much silence the kernel probes whether the client of a connection is still there */
     LISTEN_KEEPALIVE_S = 60,
@@ -77,8 +77,8 @@ enum {
     LINGER_EVENTS = 16,      /* most sockets in lingering close that are read in one turn of the loop */
     LINGER_DROP_BYTES = 16 << 10,
     LINGER_DROP_PIECES = 64, /* pieces of LINGER_DROP_BYTES that are read from one socket in a row: 1 MiB */
-    /* Pieces that are read from all sockets in lingering close in one turn of the loop: 4 MiB, which take about a
-     * millisecond. */
+    /* Pieces of LINGER_DROP_BYTES that are read from all sockets in lingering close in one turn of the loop: 4 MiB,
+     * which take about a millisecond. */
     LINGER_SWEEP_PIECES = LINGER_MOST,
 };
 
@@ -186,8 +186,8 @@ enum {
     /* Most pieces of work that libuv has at a time: as many as it has threads. libuv would serve more pieces in order
      * of arrival. */
     PIECES_AT_ONCE = 4,
-    /* A check of results stops its search for mistakes a tenth of the remaining time plus this time before its
-     * deadline, so that its answer is in time. */
+    /* A check of results ends its search for mistakes before its deadline, so that its answer is in time: earlier by
+     * this time plus a tenth of the remaining time. */
     JUDGE_MARGIN_MS = 50,
     FINISH_NUMBERS = 4096, /* numbers whose text length is measured before a thread looks at the clock again */
     /* If an answer has at most this many numbers, the HTTP thread itself measures how long they are as text. That takes
@@ -254,8 +254,8 @@ enum {
 
 /* If a problem is expected to take PREPARE_CLOSER_S seconds or more, its FlashMask bounds are read for a closer
  * estimate. In addition q, k and v are searched for rows whose scores exceed the range of float32, because these rows
- * are slow. The search takes place only if the problem, with all rows like that, would take PREPARE_STRANGE_S seconds
- * and PREPARE_STRANGE times as long as without them. The search takes a hundredth of the problem's time. If there are
+ * are slow. The search takes place only if the problem would take PREPARE_STRANGE_S seconds, and PREPARE_STRANGE times
+ * as long as usual, if all of its rows were slow. The search takes a hundredth of the problem's time. If there are
  * few rows of queries it takes more, but their slow-down is smaller than PREPARE_STRANGE. */
 #define PREPARE_CLOSER_S 0.05
 /* Most seconds that a check may add to the estimated time of a problem. A check that would take longer looks at fewer
@@ -265,8 +265,8 @@ enum {
 #define PREPARE_STRANGE   8
 
 /* Largest work of `verify` for all problems of one body, in multiply-adds: about a second. A problem takes Sk * (D +
- * Dv) multiply-adds for each row that is verified, and as many again for each head with rows like that. The second
- * limit bounds the numbers in K and V of one head of one problem, which are kept as doubles. */
+ * Dv) multiply-adds for each row that is verified, and as many again for each head with such a row. K and V of one head
+ * of one problem, which are kept as doubles, have at most VERIFY_MAX_HEAD_ELEMENTS numbers. */
 #define VERIFY_MAX_MULTIPLY_ADDS (INT64_C(1) << 30)
 #define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
 /* Most multiply-adds for checking the lse (log-sum-exp of each row) of one body: 30 ms. Rows that need more are not
@@ -302,8 +302,8 @@ enum {
     DEVICE_LOST_POLL_NS = 10000000,
     /* a workspace (scratch memory of kernels) of more bytes than this is freed after its batch */
     DEVICE_WORKSPACE_KEEP = 64 << 20,
-    /* Most bytes of inputs and outputs of a problem that may be merged with others into one. A larger problem needs no
-     * merging, because each of its copies is fast. */
+    /* Most bytes of inputs and outputs of a problem that may be merged with others into one. Merging saves the fixed
+     * cost of each copy and launch, which matters little for a larger problem. */
     MERGE_BYTES = 1 << 20,
     MERGE_ALIGN = 16, /* alignment in bytes of each tensor of a problem that may be merged with others into one */
     /* alignment in bytes of merged tensors, and of the tensors of a problem that is cut over several devices */
@@ -465,7 +465,7 @@ enum {
     SUPERVISE_GIVE_UP = 5,      /* failures in a row after which the supervisor gives up */
     /* longest pause between two starts of the server; the pause doubles with each failure, up to this */
     SUPERVISE_MAX_PAUSE_S = 30,
-    /* the supervisor kills a server that has not ended this long after the time in which it should end by itself */
+    /* once a server should have ended by itself, it has this much more time before the supervisor kills it */
     SUPERVISE_KILL_MS = 1000,
 
     /* longest health check; less than Docker's limit of 30 s, so that the reason for a failure is still printed */

@@ -350,8 +350,8 @@ enum MHD_Result body_done(struct request *request)
     case INLINE_NOT:
     case INLINE_BEGAN:
     case INLINE_LOST:
-        /* In the other cases the job goes to the queue. After INLINE_BEGAN, the cache transaction of the job has begun.
-         * After INLINE_LOST, the device job->part.device is lost. */
+        /* After INLINE_NOT, INLINE_BEGAN and INLINE_LOST the job goes to the queue. INLINE_BEGAN: the cache transaction
+         * of the job has begun. INLINE_LOST: the device job->part.device is lost. */
         break;
     }
     return hand_over(request, false);

@@ -40,7 +40,7 @@ struct exchange {
     int64_t json_bytes;            /* value of the header Inference-Header-Content-Length; -1: not given */
     enum unpack_coding coding;     /* the Content-Encoding (compression) of the body */
     struct unpacker *unpacker;     /* NULL: the body is not compressed, or is dropped */
-    uint64_t received_bytes;       /* bytes of the body as they were sent */
+    uint64_t received_bytes;       /* number of bytes of the body that have arrived, before unpacking */
     /* bytes of staging memory that the announced length of the body needs; 0: no length was announced */
     size_t expected_bytes;
     bool bad_line;       /* the request line is malformed */

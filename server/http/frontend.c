@@ -69,8 +69,8 @@ static void reload(void *context)
     if (frontend->server->tokens == NULL) return;
     if (tokens_reload(frontend->server->tokens, why, sizeof why)) {
         log_event(LOG_INFO, NULL, "reloaded", "what=tokens");
-        /* Deletes what belongs to removed tokens: no client has these tokens, so nobody could use, unregister or delete
-         * it. */
+        /* Deletes regions, caches and contexts of removed tokens: no client has these tokens, so no client could use,
+         * unregister or delete them. */
         if (frontend->server->regions) regions_forget(frontend->server->regions, is_known, frontend->server->tokens);
         caches_forget(frontend->server->caches, is_known, frontend->server->tokens);
         contexts_forget(frontend->server->contexts, clock_ms(), is_known, frontend->server->tokens);

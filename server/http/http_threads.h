@@ -35,7 +35,7 @@ struct http_thread {
     _Alignas(64) _Atomic pid_t tid; /* thread id of the daemon's thread; 0: it has not run yet */
     _Atomic uint32_t requests;      /* number of requests that the thread has completed; wraps */
     uint32_t seen;                  /* value of `requests` at the last call of http_threads_balance() */
-    bool pinned;                    /* the thread may run on its core only */
+    bool pinned;                    /* true: the thread may run on its core only */
 };
 
 struct http_threads {
@@ -44,8 +44,8 @@ struct http_threads {
     int cores; /* number of cores that have threads (each core the same number); 0: threads do not belong to cores */
     int *cpu;  /* the system's number of each of these `cores` cores */
     cpu_set_t all;
-    /* Connections go to the least busy thread of all, until the threads of the connection's core are no busier than
-     * other threads. */
+    /* true: connections go to the least busy thread of all, until the threads of the connection's core are no busier
+     * than other threads */
     bool spills;
     bool held;
     int uneven; /* number of successive periods in which the load of pinned threads was uneven */
@@ -61,9 +61,10 @@ void http_threads_clear(struct http_threads *threads);
 
 /* Returns the HTTP thread that must serve this socket. Call this on the thread that accepts. */
 struct http_thread *http_threads_pick(struct http_threads *threads, int fd);
-/* Returns the thread for a connection whose packets arrive on this core (an index; -1: any core). The threads of a core
- * may get a few connections more than others; after that the others get as many. If two client threads connect from one
- * core, before the scheduler moves one of them, their connections may thus get threads of different cores. */
+/* Returns the thread for a connection whose packets arrive on this core (an index; -1: any core). While a core's
+ * threads have a few connections more than the other threads, connections go to the other threads until the numbers are
+ * equal. Two client threads that connect from one core, before the scheduler moves one of them, may thus get threads of
+ * different cores. */
 struct http_thread *http_threads_pick_on(struct http_threads *threads, int core);
 
 /* Pins the threads to their cores or unpins them, according to the load. The loop calls this periodically. A thread

@@ -109,8 +109,9 @@ static size_t refuse(struct request *request, int row, char refusal[REFUSAL_BYTE
                         atomic_load(&exchange->connection->error_media));
 }
 
-/* Writes into `refusal` what is sent instead of the answer that begins with these bytes, and returns its length.
- * Returns 0 if the answer is sent unchanged, because it is attnd's own or its status is in no row of refusals[]. */
+/* Writes into `refusal` what is sent instead of libmicrohttpd's answer that begins with these bytes, and returns its
+ * length. Returns 0 if the answer is sent unchanged, because it is attnd's own or its status is in no row of
+ * refusals[]. */
 static size_t replace(int fd, const char *begin, size_t bytes, char refusal[REFUSAL_BYTES])
 {
     const int row = refusal_of(begin, bytes);

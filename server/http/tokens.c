@@ -50,8 +50,8 @@ static struct caller *caller_in(const struct token_list *list, size_t count, con
     return NULL;
 }
 
-/* Gives every token its account. If the same token was in the list before, or is further up in this list, it is that
- * token's account; otherwise a new one. Returns false when out of memory. */
+/* Gives every token its account: the account of the same token further up in the list or in the list before, otherwise
+ * a new one. Returns false when out of memory. */
 static bool open_accounts(struct token_list *list, const struct token_list *before)
 {
     for (size_t i = 0; i < list->count; i++) {
