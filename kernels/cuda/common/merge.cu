@@ -11,7 +11,7 @@ namespace {
 
 enum { WARPS = 4, SINK_WARPS = 16, MOST_BLOCKS = 1 << 16 };
 
-/* What a row needs of each part: its weight in the result (share), and dout . out of the part (dot). */
+/* For one row, and each part of the keys: the weight of the part's result (share), and dout . out of the part (dot). */
 struct weights {
     float share[ATTN_MERGE_PARTS], dot[ATTN_MERGE_PARTS];
 };
@@ -42,8 +42,8 @@ DEVICE void merge_out(const attn_merge_plan &m, const attn_merge_row &row, const
     }
 }
 
-/* Computes dout . out of each part of a row. Returns the mean of these dots, weighted by the parts' shares, in all
- * lanes. */
+/* Computes dout . out of a row for each part of the keys. Returns the mean of these dot products, weighted by the
+ * parts' shares, in all lanes. */
 DEVICE float find_dots(const attn_merge_plan &m, const attn_merge_row &row, weights &w)
 {
     const int64_t from = attn_at(&m.out_of_part, row.b, row.h, row.i), at = attn_at(&m.dout, row.b, row.h, row.i);
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(32 * WARPS) merge_rows(const __grid_constant__
 }
 
 /* Computes dsinks of one head per block. Warp w adds up the head's rows w, w + SINK_WARPS, ...; then one thread adds up
- * the warps. */
+ * the warps' sums. */
 __global__ void __launch_bounds__(32 * SINK_WARPS) merge_sinks(const __grid_constant__ attn_merge_plan m, int64_t rows)
 {
     __shared__ weights all[SINK_WARPS];

@@ -18,7 +18,7 @@ inline void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
 }
 
 /* Calls launch(blocks, first, count, warps) in steps, to compute marked rows. Where there are many rows, a warp looks
- * at the marks of several. If a call of the library has queued a check for marked rows, it leaves these steps to the
+ * at the marks of several. A call of attn_run_some() that has queued a check for marked rows leaves these steps to the
  * next call. If the check found no marked row, the steps are counted, but nothing is launched. */
 template <typename F> void launch_left(const cuda_chip *chip, int64_t rows, double seconds_each, F launch)
 {

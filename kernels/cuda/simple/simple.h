@@ -6,7 +6,7 @@
 
 #include "kernels/cuda/common/rows.cuh"
 
-/* Computes s.delta. If `given`, also computes s.lse and s.rest from the problem's lse. */
+/* Computes s.delta. If the problem's lse was `given` by the client, also computes s.lse and s.rest from it. */
 void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t stream);
 
 /* Computes the rows that a forward's kernel has only marked (rows_later). `plan` is the plan of the forward. */
@@ -41,8 +41,8 @@ const double WIDE_COST = 2; /* time factor for more than CHANNELS channels per l
 
 /* Time factor of rows that tensor cores cannot compute. They may take longer than other rows, because their scores are
  * computed in double and from parts. On an H100, rows of huge scores took 0.75 ns per pair in a forward and 2.1 ns in a
- * backward's three loops (D 64), which is less than other rows take. The factor covers rows in which few keys have a P
- * of 0, and rows whose scores exceed the range of float32. */
+ * backward's three loops (D 64), which is less than other rows take. The factor of 3.5 covers slower rows: those in
+ * which few keys have a P of 0, and those whose scores exceed the range of float32. */
 const double LEFT_COST = 3.5;
 
 /* The most terms that a warp adds one after the other in one step. A term takes some 4 us where few warps run. */
