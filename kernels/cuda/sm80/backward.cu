@@ -34,7 +34,7 @@
 #include "seen_tiles.cuh"
 #include "recompute.h"
 
-/* forward_parts() is defined in forward.cu */
+/* defined in forward.cu */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream);
 
 namespace {
@@ -67,8 +67,8 @@ template <int D, bool SCORE_MODS> struct shared {
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* Adds dQ = dS K over the block's keys to the float32 sums of a query tile. Each warp computes one of four groups of 16
- * queries and some of the columns, at most 64 at a time. */
+/* Adds dQ = dS K over the block's keys to the float32 sums of a query tile. Each warp computes one of the tile's four
+ * groups of 16 queries and some of the columns, at most 64 columns at a time. */
 template <typename T, int D, bool SCORE_MODS>
 DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, uint32_t tileK, int warp, int lane)
 {
@@ -255,8 +255,8 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     bool finite = true;
     if (PARTS & DK) finite &= scale_block(dK, (float)g.scale);
     if (PARTS & DV) finite &= scale_block(dV, 1);
-    /* where no query sees the block's keys, copies of K and V may still write to the memory in which dK and dV are
-     * staged */
+    /* wait for the block's copies of K and V: where no query sees its keys, nothing has waited, and dK and dV are
+     * staged in the same memory */
     cp_async_wait<0>();
     /* after this barrier no thread reads the tiles in shared memory any more */
     const bool poisoned = __syncthreads_or(!finite);
@@ -404,7 +404,8 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             }
         }
     }
-    /* where the queries see no key, copies of Q and dO may still write to the memory in which dQ is staged */
+    /* wait for the block's copies of Q and dO: where its queries see no key, nothing has waited, and dQ is staged in
+     * the same memory */
     cp_async_wait<0>();
     const attn_view &dq = g.view[ATTN_T_dq];
     /* after this barrier no thread reads the tiles in shared memory any more */
@@ -474,7 +475,7 @@ cudaError_t launch_dkdv(const cuda_chip *chip, cuda_args a, const scratch &w, cu
     return code;
 }
 
-/* The least shared memory of dkdv_wide, in bytes: with room for one tile of dS instead of two. */
+/* The least shared memory, in bytes, with which dkdv_wide can run: it then has one tile of dS instead of two. */
 template <int D> constexpr size_t least_wide = sizeof(shared_wide<D>) - sizeof(shared_wide<D>::dS) / 2;
 
 template <typename T, int D>
@@ -570,7 +571,7 @@ const steps_row &steps_for(const attn_dims &d)
     return steps[D == 64 ? 0 : D == 128 ? 1 : 2];
 }
 
-/* Returns whether this file's kernels add to float32 sums of dQ. Kernels of a deterministic dQ do not. */
+/* Returns whether this file's kernels add to float32 sums of dQ in global memory. With `deterministic` they do not. */
 bool adds_dq(const attn_plan *plan)
 {
     return !plan->problem->deterministic;

@@ -14,7 +14,8 @@
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 
-enum { QUERY_TILE = 64 }; /* number of queries of one tile, whose values and sums are contiguous */
+/* number of queries of one tile; a tile's row_values are contiguous, and so are its sums of dQ */
+enum { QUERY_TILE = 64 };
 
 /* Values of each row (query) of a query tile: delta, and lse in base 2. Where a row does not exist or sees no key, lse
  * is +inf, which makes P 0. */

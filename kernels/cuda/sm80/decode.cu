@@ -102,8 +102,8 @@ template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_W
     return sum;
 }
 
-/* Does what forward_row() of rows.cuh does, by a whole block with one channel per thread. It is written out here,
- * because a kernel that calls a function has a stack and starts later. */
+/* Does what forward_row() of rows.cuh does, by a whole block with one channel per thread. The code is repeated here,
+ * because a kernel that calls a function needs a stack and starts later. */
 DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t i, double (&parts)[COMBINE_WARPS])
 {
     static_assert(COMBINE_THREADS >= TILE_HEAD_DIM, "a channel a thread");
@@ -116,7 +116,7 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
     const attn_range keys = attn_keys_of(&g, &x.s, i);
     float unit = 1, o, m, l;
 #pragma unroll 1
-    /* a second turn computes sums that overflowed again, in smaller units */
+    /* the second turn repeats sums that overflowed in the first, in smaller units */
     for (int turn = 0; turn < 2; turn++) {
         o = 0;
         m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
@@ -286,12 +286,13 @@ struct launch_plan {
     plan p;
     int64_t blocks;
     unsigned combine_rows; /* gridDim.y of combine_splits(): number of blocks that share the rows of a key/value head */
-    /* number of rows of partial results in the workspace, over all splits; 0: no sequence has more than one split */
+    /* number of rows of partial results in the workspace (a row of O for each split); 0: no sequence has more than one
+     * split */
     int64_t rows;
 };
 
-/* Plans the launch. `float8`: plans it for the variant with float8 keys, which never has more splits than the variant
- * with 16-bit keys. */
+/* Plans the launch. With `float8` it is planned for the variant with float8 keys, which never has more splits than the
+ * variant with 16-bit keys. */
 launch_plan launch_plan_of(const attn_geometry &g, bool float8)
 {
     const attn_dims &d = g.dims;
@@ -320,7 +321,7 @@ launch_plan launch_plan_of(const attn_geometry &g, bool float8)
     return y;
 }
 
-/* For each device, whether a kernel's one-time setup is done. */
+/* Number of devices for which struct once remembers that a kernel's one-time setup is done. */
 enum { DEVICES = 64 };
 struct once {
     /* 0: not set up yet; 1: set up; 2: set up, and programmatic dependent launch is possible */
@@ -418,8 +419,8 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const launch_p
                     : launch_variant<T, 256, PAGED>(chip, a, y, of, stream);
 }
 
-/* Returns whether decode_few() computes this problem. The limits of its grid bound the number of blocks per key/value
- * head and the number of batch rows, and it counts keys in 32 bits. */
+/* Returns whether decode_few() computes this problem. Its grid limits the number of blocks per key/value head and the
+ * number of batch rows to 65535, and it counts keys in 32 bits. */
 bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -427,8 +428,8 @@ bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
            d.B <= UINT16_MAX && d.Sk <= INT32_MAX / 2 && (!has_options(plan) || decode_has_float8_form(plan));
 }
 
-/* A block takes several splits only if the GPU still has FULL blocks for each of the PLACES (blocks that fit on a
- * multiprocessor). */
+/* A block takes several splits only if there are still FULL times as many blocks as fit on the GPU at the same time:
+ * PLACES per multiprocessor. */
 const int FULL = 4, PLACES = 3;
 
 /* Lets a block compute a whole split group (SPLIT_GROUP neighbouring splits), if that leaves enough blocks to fill the
@@ -444,7 +445,7 @@ void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, 
     y.blocks = blocks;
 }
 
-/* The number of sequences that may share a split, which decode_stacks() reads once for all of them. */
+/* Returns how many sequences with `rows` rows each a block of decode_stacks() can compute together. */
 template <int D> int sequences_of_stack(int64_t rows)
 {
     return (int)attn_min64(32, stack_shape<D>::BM / rows);

@@ -1,5 +1,5 @@
 /* f32_dq.cuh: how f32_backward.cu computes dQ: from float32 sums to which all blocks of keys add, or (deterministic) by
- * query tiles. It also has code that dkdv and the second way share. */
+ * query tiles. It also has code that both the kernel of dK and dV (dkdv) and the kernel of dQ by query tiles use. */
 #ifndef ATTN_SM80_F32_DQ_CUH
 #define ATTN_SM80_F32_DQ_CUH
 
@@ -31,7 +31,7 @@ template <int D, int ROWS>
 DEVICE void add_products_of_columns(float (&sum)[D / 8][4], const uint32_t (&ah)[ROWS / 16][4],
                                     const uint32_t (&al)[ROWS / 16][4], uint32_t b, float unit)
 {
-    /* pairs of column blocks that are multiplied together: as many as registers allow */
+    /* number of pairs of column blocks (8 columns each) that are multiplied together: as many as registers allow */
     const int PAIRS = D == 64 ? 4 : D == 128 ? 2 : 1;
 #pragma unroll
     for (int dt = 0; dt < D / 8; dt += 2 * PAIRS) {
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     const bool any_one_key = __any_sync(0xffffffff, one_key[0] + one_key[1] > 0);
     const float drop_scale = SCORE_MODS && a.drop_below ? a.drop_scale : 1, o_unit = power_of_two(-o_stats.exponent);
     int j = first;
-    const auto above = [&](int n) { /* returns the next tile of keys that has a visible pair */
+    const auto above = [&](int n) { /* returns the next tile of keys above tile n that has a visible pair */
                                     if constexpr (SCORE_MODS) return seen_tile_above(sm.visible, n, last);
                                     else return n + 1;
     };

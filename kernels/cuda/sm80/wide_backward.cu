@@ -53,7 +53,7 @@ struct block_place {
     /* h: the head of the tile that is visited, which for dk and dv is one head of the group after the other */
     int b, h, hk;
     int row0; /* the block's first row, counted inside the sequence */
-    int rows; /* number of rows to write */
+    int rows; /* number of rows of the gradient to write */
     int column0;
     /* rounds [begin, end): one for each tile of keys (dq), or for each tile of queries, head after head (dk and dv) */
     int begin, end;
@@ -379,7 +379,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- Launchers --------------------------------------------------------------------------------------------------- */
 
-/* bytes of the workspace before the marks of rows; the first of these bytes is cuda_args.rows_found */
+/* bytes of the workspace before the marks of rows that a later launch computes; the first of these bytes is
+ * cuda_args.rows_found */
 enum { MARKS_HEAD = 16 };
 
 size_t mark_bytes(const attn_dims &d)
@@ -434,7 +435,8 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return others > 0;
 }
 
-/* Launches the kernels of one backward. The marks of rows lie in the workspace behind what begin_backward() needs. */
+/* Launches the kernels of one backward. The marks of rows that a later launch computes lie in the workspace behind the
+ * part of begin_backward(). */
 cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
     const attn_dims &d = plan->geometry.dims;

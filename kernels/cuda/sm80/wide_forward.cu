@@ -36,8 +36,8 @@ template <bool SCORE_MODS_> struct shape {
     static_assert(BM == 16 * MT * WARPS, "a warp has 16 MT rows");
 };
 
-/* A buffer of shared memory for a chunk of Q and K, or for columns of V. Scores, while options are applied to them,
- * take the stage whose chunk was multiplied last. */
+/* A buffer of shared memory for a chunk of Q and K, or for columns of V. While options are applied to scores, the
+ * scores take the stage whose chunk was multiplied last. */
 template <class X> union stage {
     struct {
         uint16_t Q[X::BM * CHUNK], K[X::BN * CHUNK];
@@ -130,7 +130,8 @@ DEVICE bool divide_rows(float (&O)[X::MT][DT][4], softmax_row (&rows)[X::MT][2],
     return sound;
 }
 
-/* Writes the block's columns of out; the block of the first columns also writes lse. */
+/* Writes the block's columns of out; of the blocks with the same queries, the one with the first columns also writes
+ * lse. */
 template <typename T, class X, int DT>
 DEVICE void store_results(const cuda_args &a, const row_place &place, int column0, const float (&O)[X::MT][DT][4],
                           const softmax_row (&rows)[X::MT][2], void *staged)
@@ -189,7 +190,8 @@ again:
             const uint32_t tileQ = at * (uint32_t)sizeof(stage<X>);
             add_chunk<T, CHUNK>(S, start, tileQ, tileQ + BM * CHUNK * 2, threadIdx.x / 32 * 16, D - chunk * CHUNK);
         }
-        if (SCORE_MODS) __syncthreads(); /* no thread reads the last chunk any more, whose memory the scores take now */
+        /* after this barrier no thread reads the last chunk, whose memory the scores take now */
+        if (SCORE_MODS) __syncthreads();
         const bool bounded = j * BN < q_last + limit.lo || j * BN + BN > min(place.i0 + limit.hi, limit.Sk);
         change_or_hide<X>(S, sm.stages[at ^ 1].way, a, x, limit, place.Sq, place.i0, j, bounded, 1);
         softmax_step(S[0], O[0], rows[0], c);
@@ -222,7 +224,8 @@ again:
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
-/* bytes of the workspace before the marks of rows; the first of these bytes is cuda_args.rows_found */
+/* bytes of the workspace before the marks of rows that a later launch computes; the first of these bytes is
+ * cuda_args.rows_found */
 enum { MARKS_HEAD = 16 };
 
 template <typename T, bool SCORE_MODS, bool PAGED>
