@@ -20,17 +20,18 @@ enum { SPLIT_GROUP = 4 };
 struct plan {
     lazy_reference reference;
     results to;
-    /* number of tiles of 64 rows; the largest number of units (splits or split groups) that a sequence may have */
+    /* tiles: number of tiles of 64 rows; units: the largest number of units (splits or split groups) of a sequence */
     int tiles, units;
     /* true: a unit is a split group, whose splits a block computes one after the other; false: a unit is a split */
     int walks;
-    float4 *O;      /* the results of the units: 64 rows of 512 columns each, in the order of piece_of() */
-    float2 *ml;     /* for each of these rows: the reference in base 2, and l */
+    float4 *O;      /* the result O of each unit: 64 rows of 512 columns, in the order of piece_of() */
+    float2 *ml;     /* for each row of each unit: the reference (to which exponentials are relative) in base 2, and l */
     uint8_t *flags; /* two flags per row: nonzero if the left or right half of the row in out is wrong */
 };
 
 /* Returns the number of keys per split. Long sequences have so many splits that they fill a GPU. Where there are few
- * rows (not `wide`), splits are shorter: there are fewer blocks, and the sums of a split take less time to write. */
+ * rows (not `wide`), splits are shorter, because there are fewer blocks, and because the sums of a split take less time
+ * to write. */
 __host__ __device__ inline int64_t split_keys(int64_t keys, bool wide)
 {
     const int64_t least = wide ? 1024 : 512, most = wide ? 2048 : 1024;
