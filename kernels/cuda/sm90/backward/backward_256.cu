@@ -105,8 +105,8 @@ DEVICE void multiply_held(float (&d)[N / 2], const uint32_t (&held)[HELD][4], co
     wgmma_commit();
 }
 
-/* What both consumers have in common. A round is one tile of queries of one head; this state says which round is
- * next. */
+/* The state that each of the two consumers has, among other things which round is next. A round is one tile of queries
+ * of one head. */
 template <typename T, class X> struct half_of_keys {
     static const int BM = X::BM, BN = X::BN;
     typedef uint32_t operand[BM / 16][4];
@@ -116,8 +116,10 @@ template <typename T, class X> struct half_of_keys {
     const block_place &x;
     consumer<2> me;
     const int rounds;
-    int tile, h;        /* tile of queries of the newest round, and its head, counted from the part's first head */
-    ring<X::STAGES> at; /* ring position of the newest round's tile of queries */
+    /* tile: tile of queries of the newest round; h: its query head, counted from the first head that this launch
+     * computes */
+    int tile, h;
+    ring<X::STAGES> at;         /* ring position of the newest round's tile of queries */
     ring<X::STAGES_P> handover; /* ring position of the P that one consumer hands to the other */
 
     DEVICE half_of_keys(const cuda_args &a_, const plan &p_, shared_keys<X> &sm_, const block_place &x_, int w)
@@ -451,7 +453,8 @@ int64_t kept_width(const attn_geometry &g)
     return width;
 }
 
-/* `heads`: number of key/value heads whose dS is in memory at the same time; 0: dS is not stored at all. */
+/* How dS is stored. `heads`: number of key/value heads whose dS is in memory at the same time; 0: dS is not stored at
+ * all. */
 struct kept_part {
     int64_t heads, width, bytes;
 };
@@ -596,8 +599,8 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     };
     const double seconds = tile_seconds(chip, plan);
     if (!job.kept.heads) code = in_shares(chip, seconds, tiles);
-    /* a launch takes only a few milliseconds, because heads whose dS fits into the limit are short: no need to split it
-     * into shares */
+    /* no need to split a launch into shares: it takes only a few milliseconds, because heads whose dS fits into the
+     * limit are short */
     else if (takes_step(chip, seconds)) code = tiles(chip);
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }

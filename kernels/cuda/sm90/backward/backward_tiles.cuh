@@ -982,7 +982,7 @@ bool wants_zeros(const attn_plan *plan)
 
 /* Offsets of this kernel's own part of the workspace, which lies behind the part that backward_steps.h describes. */
 struct layout {
-    /* offsets in the workspace, in bytes; `bytes`: the size of the workspace */
+    /* offsets in bytes from the beginning of the workspace; `bytes`: the size of the workspace */
     int64_t account, nonfinite, extremes, kept, bytes;
     int64_t cleared; /* number of bytes to set to zero: from `account` to the end of `nonfinite` */
 };
