@@ -28,9 +28,9 @@ const float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 struct cuda_args {
     attn_geometry g;
     uint64_t seed;
-    /* dropout drops an element whose 16 random bits (half of a Philox word) are below this number; 0: no dropout */
+    /* dropout drops a pair whose 16 random bits (half of a Philox word) are below this number; 0: no dropout */
     uint32_t drop_below;
-    float drop_scale; /* factor of elements that dropout keeps: 1 / (1 - dropout_p) */
+    float drop_scale; /* factor of P of the pairs that dropout keeps: 1 / (1 - dropout_p) */
     /* in dropout's random generator, head h of batch row b has number drop_first + b * drop_batch + h */
     int64_t drop_first, drop_batch;
     /* In lse, delta and a recomputed out, row i of sequence b and head h has the index b * lse_batch + h * lse_head +
@@ -225,7 +225,7 @@ const float HUGE_SCORE = 8589934592.0f;
 DEVICE float in_base_2(float z)
 {
     const float y = z * LOG2E, most = HUGE_SCORE - 512;
-    /* the comparisons are false for NaN, so NaN stays NaN */
+    /* comparisons with a NaN are false, so a NaN stays NaN */
     return fabsf(z) >= HUGE_SCORE ? z : y > most ? most : y < -most ? -most : y;
 }
 

@@ -84,7 +84,7 @@ struct device {
     attn_device base;
     cuda_chip chip;
     cudaDeviceProp properties;
-    /* highest clock rates of cores and memory in kHz, and the width of the memory bus in bits; 0: unknown */
+    /* core_khz, memory_khz: highest clock rates; memory_bits: width of the memory bus; 0: unknown */
     int core_khz, memory_khz, memory_bits;
     /* a sticky error has occurred on the device; any thread may set this, and nothing clears it */
     std::atomic<bool> lost;
@@ -99,7 +99,7 @@ struct device {
 };
 
 struct memory_range {
-    const char *begin, *end; /* both are NULL if the range is empty */
+    const char *begin, *end; /* the range [begin, end); both NULL: the range is empty */
 };
 
 struct stream {
@@ -586,7 +586,8 @@ bool plan(const attn_capabilities *can, attn_plan *plan)
 {
     const cuda_chip *const chip = static_cast<const cuda_chip *>(can->facts);
     if (!kernel_of(plan)->plan(chip, plan)) return false;
-    /* the marks of rows that later launches compute lie behind the kernel's own workspace, see launch_steps() */
+    /* the marks of rows that later launches compute (one byte per row) lie behind the kernel's own workspace, see
+     * launch_steps() */
     const size_t marks = mark_bytes(chip, plan);
     if (marks) plan->workspace_bytes = aligned(plan->workspace_bytes) + aligned(marks);
     return true;
@@ -769,7 +770,9 @@ bool has_steps(const device *d, const attn_plan *plan)
 cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
 {
     const size_t marks = chip->steps ? mark_bytes(&d->chip, plan)
-                                     : 0; /* without steps the kernel computes all rows itself, so it needs no marks */
+                                     /* where a problem is not divided into steps, the kernel computes all rows itself
+                                      * and marks none */
+                                     : 0;
     const bool forward = plan->problem->op == ATTN_OP_FORWARD, by_rows = plan->kernel == &simple_forward.takes;
     if (marks) {
         uint8_t *const head = (uint8_t *)scratch + plan->workspace_bytes - aligned(marks);

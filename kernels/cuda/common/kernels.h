@@ -36,7 +36,8 @@ struct cuda_chip {
     bool after_decode;
     /* the stream's counter in device memory, which sm90/layer/scheduler.cuh uses; NULL: none */
     int *counter;
-    uint8_t *rows_later, *keys_later, *rows_found; /* marks of rows that a later launch computes, see cuda_args */
+    /* marks of rows that a later launch computes; see cuda_args, to which they are copied */
+    uint8_t *rows_later, *keys_later, *rows_found;
     /* Pinned memory: 1 if kernels had marked rows when the host last checked. NULL: no later launch of this run
      * computes marked rows, see launch_steps(). */
     uint8_t *found;
@@ -44,7 +45,7 @@ struct cuda_chip {
      * in_shares() */
     int share, shares;
     double step_seconds;      /* the longest time that one step may take (see cuda_steps) */
-    struct cuda_steps *steps; /* selects the steps that are launched now; NULL: all steps */
+    struct cuda_steps *steps; /* selects the steps (parts of a long problem) that are launched now; NULL: all steps */
     /* cuda_kernels[] from the first forward kernel that may be used (see first_kernel() in device.cu) to the end */
     const struct cuda_kernel *const *forward_kernels, *const *kernels_end;
 };

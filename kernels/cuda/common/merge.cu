@@ -23,7 +23,7 @@ DEVICE int lane()
 
 DEVICE void find_shares(const attn_merge_plan &m, const attn_merge_row &row, weights &w)
 {
-    __syncwarp(); /* no lane reads the weights of the previous row any more */
+    __syncwarp(); /* after this barrier no lane reads the weights of the previous row */
     for (int p = lane(); p < m.count; p += 32) w.share[p] = attn_merge_share(&row, m.part_lse[p][row.lse_at]);
     __syncwarp();
 }
@@ -50,7 +50,8 @@ DEVICE float find_dots(const attn_merge_plan &m, const attn_merge_row &row, weig
     float mean = 0;
     for (int p = 0; p < m.count; p++) {
         float dot = 0;
-        const bool empty = m.part_lse[p][row.lse_at] == -CUDART_INF_F; /* `empty` is the same in all lanes */
+        /* a part without visible keys is empty; `empty` is the same in all lanes */
+        const bool empty = m.part_lse[p][row.lse_at] == -CUDART_INF_F;
         for (int64_t d = lane(); d < m.Dv && !empty; d += 32)
             dot += load_float(m.dout.dtype, m.dout.data, at + d) *
                    load_float(m.out_of_part.dtype, m.part_out[p], from + d);

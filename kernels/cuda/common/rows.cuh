@@ -224,7 +224,7 @@ DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 {
     if (threadIdx.x % 32) return;
     *mark = (uint8_t)what;
-    *a.rows_found = 1; /* other warps may write the same value at the same time */
+    *a.rows_found = 1; /* warps may write this byte at the same time, because all write 1 */
 }
 
 /* Which rows forward_row() writes. EVERY_ROW: it writes all rows. UNSOUND_ROWS: it writes only rows that tensor cores
@@ -349,7 +349,7 @@ struct saved {
     float *rest;
     /* for each row the sum of dZ times the distance from query to key; set only where dalibi_slopes is wanted */
     float *far;
-    attn_view out; /* the given out, or the recomputed out in the workspace */
+    attn_view out; /* the out that the client gave, or out in the workspace, recomputed */
 };
 
 /* Returns the number of floats that `saved` needs in the workspace: lse, delta, rest and, for dalibi_slopes, far. */

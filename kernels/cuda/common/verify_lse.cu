@@ -7,7 +7,8 @@
 
 namespace {
 
-enum { THREADS = 1024 }; /* a block has many threads, because each thread waits for every number of its key */
+/* a block has many threads to hide latency: each thread reads its key number by number and waits for each */
+enum { THREADS = 1024 };
 
 struct lse_args {
     attn_geometry g;

@@ -497,7 +497,7 @@ void launch_dbias(const cuda_chip *chip, const attn_problem *p, const cuda_args 
     dbias_part x = { n[0], n[1], n[2], 0, 0, 0 };
     const auto kernel = channels_of(a.g) == CHANNELS ? dbias_elements<CHANNELS> : dbias_elements<WIDE_CHANNELS>;
     const int64_t elements = n[0] * n[1] * n[2] * n[3], terms = dbias_terms(a.g.dims, x);
-    /* a sum without terms takes one launch, which writes zeros */
+    /* the loop runs at least once: for sums without terms one launch writes zeros */
     for (int64_t begin = 0; begin == 0 || begin < terms; begin += MOST_IN_A_ROW) {
         x.begin = begin, x.end = attn_min64(begin + MOST_IN_A_ROW, terms);
         in_steps(chip, elements, (double)attn_max64(x.end - begin, 1) * pair_seconds(chip, a.g, DBIAS_PAIR),

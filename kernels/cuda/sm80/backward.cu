@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     for (int next; n < rounds; n = next) {
         const int stage = STAGES == 2 ? n % 2 : 0, i0 = (first + n % tiles) * BM;
         cp_async_wait<0>();
-        /* the queries of this round have arrived, and no thread reads those of the previous round any more */
+        /* after this barrier the queries of this round have arrived, and no thread reads those of the previous round */
         __syncthreads();
         next = above(n);
         if (STAGES == 2 && next < rounds) {
@@ -258,11 +258,11 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     /* wait for the block's copies of K and V: where no query sees its keys, nothing has waited, and dK and dV are
      * staged in the same memory */
     cp_async_wait<0>();
-    /* after this barrier no thread reads the tiles in shared memory any more */
+    /* after this barrier no thread reads the tiles in shared memory, so results may be staged there */
     const bool poisoned = __syncthreads_or(!finite);
     if ((PARTS & DK) && dk.data) {
         const bool pieces = in_pieces<T>(dk, b, hk, line, g.dims.D);
-        /* dK and dV are staged in the memory of K and V, which together holds D floats for each row */
+        /* dK and dV are staged in the memory of K and V: together the two have D floats for each row */
         stage_block<T, D>(sm.K, pieces, dK, warp * 16, 0, lane);
         __syncthreads();
         store_rows<D, THREADS>(dk, b, hk, line, 0, place.rows, (int)g.dims.D, sm.K, pieces, threadIdx.x);
@@ -334,7 +334,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             j = seen_tile_above(sm.seen, j - 1, last);
             if (j == last) break;
         }
-        __syncthreads(); /* no thread reads the previous tile any more */
+        __syncthreads(); /* after this barrier no thread reads the previous tile, whose memory is loaded next */
         K.template load<BN>(sm.K, j * BN);
         V.template load<BN>(sm.V, j * BN);
         cp_async_commit();
@@ -408,12 +408,12 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
      * the same memory */
     cp_async_wait<0>();
     const attn_view &dq = g.view[ATTN_T_dq];
-    /* after this barrier no thread reads the tiles in shared memory any more */
+    /* after this barrier no thread reads the tiles in shared memory, so results may be staged there */
     const bool poisoned = __syncthreads_or(!scale_block(dQ, x.scale));
     const int64_t line = x.s.q_start + i0;
     const int rows = (int)attn_min64(BM, x.s.Sq - i0);
     const bool pieces = in_pieces<T>(dq, x.b, x.h, line, g.dims.D);
-    /* dQ is staged in the memory of Q and dO, which together holds D floats for each row */
+    /* dQ is staged in the memory of Q and dO: together the two have D floats for each row */
     stage_block<T, D>(sm.Q, pieces, dQ, warp * 16, 0, lane);
     __syncthreads();
     store_rows<D, THREADS>(dq, x.b, x.h, line, 0, rows, (int)g.dims.D, sm.Q, pieces, threadIdx.x);

@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(128, 8)
         w.values[tile].lse2[mine] = lse_in_base_2(y);
         w.values[tile].delta[mine] = delta;
     }
-    if (any_huge) { /* rows of huge lse are rare: see saved.rest */
+    if (any_huge) { /* rare: some row of the tile has a huge lse, which is stored in two parts (see saved.rest) */
         __syncthreads();
         lse_of_tile_in_parts(a, w.s, kept(blockIdx.x));
     }
@@ -146,7 +146,7 @@ struct key_place {
     limits limit;
     int b, hk, j0;
     int rows;        /* number of rows of dk and dv to write; rows behind seqlens_k are written as zeros */
-    int first, last; /* query tiles [first, last) see at least one of the keys */
+    int first, last; /* query tiles [first, last) see at least one of the block's keys */
 };
 
 /* Finds the block's keys. find_queries() finds the query tiles that see these keys; it is called later, while the keys

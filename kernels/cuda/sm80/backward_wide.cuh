@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
             product<T, D / 16>(
                 S, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, D, 2, tileK, key, kk * 16); },
                 [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(b_rows, D, 2, tileQ, q, kk * 16); });
-            /* only if some of these pairs are hidden */
+            /* hide pairs only where causal, window or length hides some pair of the warp's 32 x 32 */
             if (jl < il + 31 + limit.lo || jl + 31 >= min(il + limit.hi, limit.Sk)) {
 #pragma unroll
                 for (int mt = 0; mt < 2; mt++) hide_queries(S[mt], limit, jl + mt * 16 + lane / 4, il + lane % 4 * 2);
@@ -223,7 +223,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
             /* Add dV += P^T dO and dK += dS^T Q. */
             if constexpr (QW == 2) {
                 const uint32_t tileS = smem_addr(dS_to);
-                pair_barrier(warp / 2); /* P and dS of both warps that share the keys are in shared memory */
+                /* after this barrier P and dS of both warps that share the keys are in shared memory */
+                pair_barrier(warp / 2);
                 product<T, BM / 16>(
                     dV, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, BM, 2, tileP, key, kk * 16); },
                     [&](uint32_t(&f)[4][4], int kk) { FRAGMENTS(b_columns, D, 4, tileO, part * 64, kk * 16); });
@@ -246,7 +247,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     const attn_view &dk = g.view[ATTN_T_dk], &dv = g.view[ATTN_T_dv];
     bool finite = scale_block(dK, (float)g.scale);
     finite &= scale_block(dV, 1);
-    /* after this barrier no thread reads the tiles in shared memory any more */
+    /* after this barrier no thread reads the tiles in shared memory, so results may be staged there */
     const bool poisoned = __syncthreads_or(!finite);
     const int64_t line = place.s.k_start + place.j0;
     const bool k_pieces = in_pieces<T>(dk, place.b, place.hk, line, g.dims.D),

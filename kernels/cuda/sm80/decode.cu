@@ -94,7 +94,7 @@ enum { COMBINE_WARPS = 8, COMBINE_THREADS = 32 * COMBINE_WARPS };
 template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_WARPS])
 {
     for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
-    __syncthreads(); /* no thread reads the parts of the previous sum any more */
+    __syncthreads(); /* after this barrier no thread reads the parts of the previous sum */
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
     __syncthreads();
     real sum = 0;
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
     __shared__ float part[COMBINE_WARPS][D];
     __shared__ float2 parts_ml[COMBINE_WARPS];
     __shared__ double parts_sum[COMBINE_WARPS];
-    /* head_args of a row that the block computes alone; shared memory holds it, because registers are scarce */
+    /* head_args of a row that the block computes again, key by key; in shared memory, because registers are scarce */
     __shared__ head_args of_head;
     const attn_geometry &g = a.g;
     const int Hk = (int)g.dims.Hk, b = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk), group = (int)g.group;
@@ -248,12 +248,12 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         }
         if (threadIdx.x == 0 && lse.data)
             ((float *)lse.data)[attn_at(&lse, x.b, h, x.s.q_start + i)] = lse_of_sum(top, sum);
-        /* after this barrier the next row may also overwrite `part` */
+        /* a bit per row with a bad result; after this barrier the next row may overwrite `part` */
         repair |= (uint32_t)(__syncthreads_or(!finite) != 0) << (r / gridDim.y);
     }
     for (int r = blockIdx.y; repair; r += gridDim.y, repair >>= 1)
         if (repair & 1) {
-            __syncthreads(); /* no thread reads `of_head` of the previous row any more */
+            __syncthreads(); /* after this barrier no thread reads `of_head` of the previous row */
             if (threadIdx.x == 0) of_head = head_args_of(a, b, x.h + r % group);
             __syncthreads();
             forward_row_by_block(a, of_head, r / group, parts_sum);
@@ -307,7 +307,9 @@ launch_plan launch_plan_of(const attn_geometry &g, bool float8)
         y.p.head_rows = d.total_k / KEYS_A_ROW;
         y.blocks = attn_min64(short_slots, long_slots) * d.Hk;
         y.rows = most_splits(d.total_k, false, false) > 1 ? y.p.head_rows * d.Hk : 0;
-        y.combine_rows = 4; /* combine_splits() requires at least DECODE_ROWS / 32 */
+        /* at least DECODE_ROWS / 32, because a block of combine_splits() has a bit in `repair` for each of at most 32
+         * rows */
+        y.combine_rows = 4;
     } else {
         const int64_t rows = d.Sq * g.group;
         /* number of keys that at least one query may see */

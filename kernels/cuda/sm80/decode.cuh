@@ -49,7 +49,7 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
     static const bool FEW = FEW_;
     static const int D = D_, WM = WIDE ? 4 : STACK, WD = D == 256 && !WIDE ? 2 : 1, WK = WIDE ? 1 : WARPS / WD;
     static const int THREADS = 32 * WM * WK * WD;
-    static const bool STACKED = STACK > 1; /* a block has STACK times 16 rows, from several sequences, and four warps */
+    static const bool STACKED = STACK > 1; /* true: a block has STACK times 16 rows, from several sequences */
     static const bool SCORE_MODS = SCORE_MODS_, PAGED = PAGED_, FLOAT8 = AS == KEYS_AS_FLOAT8;
     static const bool MORE_KEYS = FLOAT8 && !WIDE && D >= 128;
     static const int BM = FEW ? (int)FEW_ROWS : 16 * WM,
@@ -92,10 +92,10 @@ template <class X> struct shared {
         tiles tile;
         float O[X::WK][X::BM][X::D + 4];
     };
-    /* m and l of each warp; at the end m becomes the factor by which the warp's O is multiplied */
+    /* maximum m and sum l of each row, from each warp; at the end m becomes the factor of the warp's O */
     float m[X::WK][X::BM], l[X::WK][X::BM];
-    float top[X::BM], sum[X::BM]; /* m (top) and l (sum) of the whole block */
-    /* sum of those splits of the current split group that the block has computed */
+    float top[X::BM], sum[X::BM]; /* maximum (top) and sum of each row, over all warps of the block */
+    /* O of the splits of the current split group so far, added up (split group: SPLIT_GROUP neighbouring splits) */
     float split_group_O[SPLIT_GROUP_ROWS][X::D];
     float2 split_group_ml[SPLIT_GROUP_ROWS];
     int i[X::BM], h[X::BM]; /* query and query head of each row of the block */
@@ -199,8 +199,8 @@ template <typename T, class X> struct copies_by_threads {
     template <bool VALUES> DEVICE uint16_t *next()
     {
         cp_async_wait<SLOTS - 2>();
-        /* the tile has arrived for all threads, and no thread reads the previous tile any more, whose slot is loaded
-         * next */
+        /* after this barrier the tile has arrived for all threads, and no thread reads the previous tile, whose slot is
+         * loaded next */
         __syncthreads();
         uint16_t *const tile = sm.tile.ring[slot];
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
@@ -301,7 +301,7 @@ template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &fa
 #pragma unroll
     for (int step = LANES / 2; step; step /= 2) most = max(most, __shfl_xor_sync(0xffffffff, most, step));
     const int exponent = (int)(most >> 7), power = most == 0 || exponent == 255 ? 0 : 141 - max(exponent, 1);
-    /* 2^power may exceed the range of a float, so two factors make it */
+    /* 2^power may exceed the range of a float, so the numbers are multiplied by two factors, 2^half and 2^rest */
     const int half = power / 2, rest = power - half;
     const float up = __int_as_float((127 + half) << 23), up_more = __int_as_float((127 + rest) << 23);
     factor = factor * __int_as_float((127 - half) << 23) * __int_as_float((127 - rest) << 23);
@@ -463,7 +463,7 @@ DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from
         const float4 sum = fold(split_group_ml(r).x, split_ml(r).x)(before, next);
         *(float4 *)(last ? &p.O[(to + r) * D + d] : &sm.split_group_O[r][d]) = sum;
     }
-    /* after this barrier the group's m may be written, and the ring loaded again in the memory of O */
+    /* after this barrier the split group's m may be written, and the ring may be loaded again in the memory of O */
     __syncthreads();
     if ((int)threadIdx.x < rows) {
         const int r = threadIdx.x;
@@ -701,7 +701,7 @@ again:
 #pragma unroll
             for (int half = 0; half < HALVES; half++) {
                 const float m_new = fmaxf(m[half], largest_of_row(S[0], half) * c_of[half]); /* m is in base 2 */
-                const float base = m_new == -CUDART_INF_F ? 0 : m_new; /* no key yet: -inf - -inf would be NaN */
+                const float base = m_new == -CUDART_INF_F ? 0 : m_new; /* no key so far: -inf - -inf would be NaN */
                 rescale[half] = exp2_fast(m[half] - base);
                 const float sum = exponents_of_row(S[0], half, c_of[half], -base);
                 l[half] = l[half] * rescale[half] + sum;

@@ -30,7 +30,7 @@ struct decode_plan {
      * KEYS_A_ROW */
     int64_t head_rows;
     float *O;   /* O of each partial result: rows of D numbers; NULL: no sequence has more than one split */
-    float2 *ml; /* m (base 2) and l of each partial result */
+    float2 *ml; /* maximum m (in base 2) and sum l of each row of the partial results */
 };
 
 namespace {
@@ -79,12 +79,12 @@ const int KEYS_A_ROW = 4;
 
 /* What a block knows of its work: one key/value head of a sequence, and the query heads of its group. */
 struct group_place {
-    head_args x; /* the options' arguments for the first query head of the group */
+    head_args x; /* arguments of scores for the first query head of the group */
     int rows;    /* number of rows (queries times heads of the group); 0: another kernel computes this sequence */
     /* at least one row sees keys [first, last); length: keys of a split; splits: their number, at least 1 */
     int first, last, length, splits;
-    /* first row of the sequence's partial results in the workspace: all rows of a split, then those of the next
-     * split */
+    /* first row of the sequence's partial results in the workspace: all rows of split 0, then all rows of split 1, and
+     * so on */
     int64_t saved;
 };
 

@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         const split_stats q_stats = planes.q.stats[at], o_stats = planes.dout.stats[at];
         wide |= q_stats.wide != 0;
         cp_async_wait<0>();
-        /* the queries of this round have arrived, and no thread reads dS of the previous round any more */
+        /* after this barrier the queries of this round have arrived, and no thread reads dS of the previous round */
         const bool any_one_key = __syncthreads_or(has_one_key);
 
         /* Compute S^T = K Q^T. */
@@ -337,7 +337,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                     for (int e = 0; e < 4; e++)
                         kept[nt][e] = st.kept[nt * 8 + lane % 4 * 2 + e % 2][e / 2] >> (lane / 4) & 1
                                           ? S[nt][e]
-                                          : 0; /* the factor of dropout, drop_scale, is applied at the end */
+                                          : 0; /* dropout's factor drop_scale is applied to dV at the end */
                 split_fragments<BM>(ah, al, kept);
             } else split_fragments<BM>(ah, al, S);
             opaque(o_columns_at);
@@ -381,7 +381,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
             opaque(q_columns_at);
             add_products_of_columns<D, BM>(dK, ah, al, q_columns_at, q_unit);
 
-            __syncthreads(); /* after this barrier dS is complete, and no thread reads this round's Q and dO any more */
+            __syncthreads(); /* after this barrier dS is complete, and no thread reads this round's Q and dO */
             if (next.n < rounds) fetch(next.h, next.row_tile);
 
             if (want_dq) {
@@ -390,7 +390,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                        power_of_two(-exponent) * power_of_two(-k_stats.exponent), warp, lane);
             }
         } else {
-            __syncthreads(); /* after this barrier no thread reads this round's Q and dO any more */
+            __syncthreads(); /* after this barrier no thread reads this round's Q and dO, whose memory is loaded next */
             if (next.n < rounds) fetch(next.h, next.row_tile);
         }
     }

@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     uint32_t q_at = by_16<D>(sm.Q, lane) + warp * 32 * D, o_at = by_16<D>(sm.dO, lane) + warp * 32 * D;
     uint32_t k_at = by_8<D>(sm.K, lane), v_at = by_8<D>(sm.V, lane), k_columns_at = by_16<D>(sm.K, lane);
     float lse2[2], delta[2], dQ[DT][4] = {}, top_delta = 0;
-    float one_key[2]; /* for each of this thread's rows: the argument `slack` of of_one_key() */
+    float one_key[2]; /* for each of this thread's two rows: the argument `slack` of of_one_key() */
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int i = i0 + warp * 16 + half * 8 + lane / 4;
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     for (; j < last; j = above(j)) {
         const int64_t t = k_tile + j * BN / SPLIT_ROWS;
         const split_stats k_stats = planes.k.stats[t], v_stats = planes.v.stats[t];
-        __syncthreads(); /* no thread reads the previous tile any more */
+        __syncthreads(); /* after this barrier no thread reads the previous tile, whose memory is loaded next */
         load_planes<D, BN, THREADS>(sm.K, planes.k.data + t * 2 * SPLIT_ROWS * D, j * BN % SPLIT_ROWS);
         load_planes<D, BN, THREADS>(sm.V, planes.v.data + t * 2 * SPLIT_ROWS * D, j * BN % SPLIT_ROWS);
         cp_async_commit();

@@ -99,7 +99,7 @@ DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&resc
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        /* with options S comes from in_base_2() and c is 1; either way S * c and row.m are in base 2 */
+        /* S * c and row.m are in base 2: with options S comes from in_base_2() and c is 1 */
         const float m = fmaxf(row.m, rounded(largest_of_row(S, half) * c));
         /* before the first key m is -inf, and -inf - -inf would be NaN */
         const float base = m == -CUDART_INF_F ? 0 : m;
@@ -255,7 +255,9 @@ again:
         }
         wide |= shift > 16;
         cp_async_wait<0>();
-        __syncthreads(); /* K[j] has arrived, and no thread reads the previous tile of V any more */
+        /* after this barrier K[j] has arrived, and no thread reads the previous tile of V, whose memory is loaded
+         * next */
+        __syncthreads();
         load(sm.V, planes.v, j);
 
         /* True if any row of this warp sees any key of the tile. A warp with two 16-row blocks has no registers for
@@ -287,7 +289,8 @@ again:
         }
 
         cp_async_wait<0>();
-        __syncthreads(); /* V[j] has arrived, and no thread reads K[j] any more */
+        /* after this barrier V[j] has arrived, and no thread reads K[j], whose memory is loaded next */
+        __syncthreads();
         /* clears only plane hi of V: where hi is not finite, lo is 0 already */
         if (clean) clear_not_finite<__half, Shape, D>(sm.V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
@@ -358,7 +361,7 @@ again:
                                                                             O[mt][dt][half * 2 + 1]);
     });
     __syncwarp();
-    /* true: a row that sees one key is a bitwise copy of that key's value */
+    /* true: for a row that sees one key, out is a bitwise copy of that key's value */
     const bool copies = !SCORE_MODS && sink_of(a, x.h) == -CUDART_INF_F;
     if (out.data) store_rows_or_values<D, MT * 16>(a, x, staged, q0, warp * MT * 16, limit, copies, lane);
     if (clean || wide) {

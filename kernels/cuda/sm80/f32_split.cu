@@ -13,7 +13,7 @@ enum { WARPS = 8, ROWS = SPLIT_ROWS / WARPS, MOST = 4 };
 struct split_jobs {
     split_planes planes[MOST];
     attn_tensor_id id[MOST];
-    /* blocks first[n] to first[n + 1] - 1 of the grid's x axis convert tensor n: one block, one tile */
+    /* blocks first[n] to first[n + 1] - 1 of the grid's x axis convert tensor n, one tile per block */
     unsigned first[MOST + 1];
 };
 

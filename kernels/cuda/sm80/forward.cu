@@ -124,7 +124,7 @@ again:
     }
     for (int j = last - 1, next; j >= first; j = next) {
         cp_async_wait<0>();
-        __syncthreads(); /* K[j] has arrived, and no thread reads the previous tile of V any more */
+        __syncthreads(); /* after this barrier K[j] is there, and no thread reads the previous tile of V */
         V.template load<BN>(sm.V, j * BN);
         cp_async_commit();
 
@@ -140,7 +140,7 @@ again:
         drop_some<Shape>(S, sm.way, a, dropout_head(a, x.b, x.h), q0, j);
 
         cp_async_wait<0>();
-        __syncthreads(); /* V[j] has arrived, and no thread reads K[j] any more */
+        __syncthreads(); /* after this barrier V[j] is there, and no thread reads K[j] */
         if (clean) clear_not_finite<T, Shape, D>(sm.V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) {
@@ -169,7 +169,7 @@ again:
             finite &= is_sound_score<SCORE_MODS>(row.m);
             if (!SCORE_MODS && row.m == -CUDART_INF_F) {
                 const int i = place.i0 + (warp * MT + mt) * 16 + half * 8 + lane / 4;
-                /* a maximum of -inf is right only in a row that sees no key */
+                /* the row's maximum is -inf, which is right only if the row sees no key */
                 finite &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk);
             }
 #pragma unroll

@@ -161,7 +161,7 @@ DEVICE void store_parts(const cuda_args &a, const head_args &x, int64_t i0, cons
         if (sound) a.part_lse[at] = row.m;
         a.part_rest[at] = sound ? logf(row.l) : CUDART_NAN_F;
     });
-    __syncwarp(); /* the warp checks rows that its own lanes wrote */
+    __syncwarp(); /* after this barrier the warp may read rows that its own lanes wrote */
     for (int r = warp * X::MT * 16; r < (warp + 1) * X::MT * 16 && i0 + r < x.s.Sq; r++) {
         const int64_t at = lse_at(a, x, i0 + r);
         if (!is_parted_by_tiles(a, a.part_lse[at]) || a.part_rest[at] == a.part_rest[at]) continue;

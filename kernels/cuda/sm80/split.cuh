@@ -52,7 +52,7 @@ const float LO_UNIT = 1.0f / 2048;
 struct split_stats {
     int exponent;
     int wide;
-    float top;  /* the tile's largest magnitude */
+    float top;  /* the largest absolute value in the tile */
     float norm; /* the largest Euclidean norm of the tile's rows, in units of 2^-exponent */
 };
 
@@ -316,7 +316,7 @@ template <int V, int ROWS> DEVICE void range_of_rows(const float (&x)[ROWS][V], 
 #pragma unroll
         for (int v = 0; v < V; v++)
             if (is_number(x[r][v])) most = fmaxf(most, fabsf(x[r][v]));
-        /* magnitudes, which are not negative, have the order of their bits as integers */
+        /* floats that are not negative, as magnitudes are, compare like their bits as integers */
         most = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(most)));
         top = fmaxf(top, most);
         if (most > 0) least = fminf(least, most);

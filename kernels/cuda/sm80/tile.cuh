@@ -133,7 +133,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
         /* next: first row of the tile that is expected next; page, slot: where this row lies, read ahead of time */
         slot;
     bool pieces; /* 16-byte copies fit: every slot is 16-byte aligned, and its columns fill whole pieces */
-    bool chunks; /* `pieces` is true, and a page holds whole chunks */
+    bool chunks; /* `pieces` is true, and a page consists of whole chunks (of CHUNK rows) */
 
     DEVICE key_loader(const attn_geometry &geometry, const attn_view &tensor, int64_t b, int64_t hk, int64_t,
                       int64_t count, int64_t width)
@@ -175,7 +175,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
                 const int entry = first / page_size;
                 table = g->page_table + b * g->page_table_row + entry;
                 slot = first - entry * page_size;
-                page = first < rows ? *table : 0; /* page_table has no entry for rows past the last */
+                page = first < rows ? *table : 0; /* page_table has no entry for rows past the sequence's last row */
             }
             const char *const from = data + page * page_bytes + slot * row_bytes;
 #pragma unroll
@@ -210,7 +210,8 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
 #pragma unroll 1
             for (int n = 0; n < ROWS / STEP; n++) {
                 const int line = first + r + n * STEP;
-                const bool valid = column && line < rows; /* page_table has no entry for rows past the last */
+                /* page_table has no entry for rows past the sequence's last row */
+                const bool valid = column && line < rows;
                 copy(to, r + n * STEP, c,
                      (const char *)view->data +
                          (valid ? attn_key_at(g, view, b, hk, line) + c * tile::PIECE : 0) * tile::BYTES,
@@ -242,7 +243,7 @@ struct limits {
 DEVICE limits limits_of(const attn_geometry &g, const attn_sequence &s)
 {
     const int64_t far = INT64_C(1) << 30,
-                  /* `far` bounds windows; lengths are below 2^31, so clamping to it changes no result */
+                  /* `far` limits windows to 32 bits; lengths are below 2^31, so the limit changes no result */
         align = attn_align(&g, &s);
     return limits{ (int)attn_clamp64(align - g.left, -far, far), (int)attn_clamp64(align + g.right + 1, -far, far),
                    (int)s.Sk };

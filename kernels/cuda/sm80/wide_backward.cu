@@ -29,7 +29,7 @@ enum { ROWS = 128, TILE = QUERY_TILE, CHUNK = 64, WARPS = ROWS / 16, THREADS = 3
 
 union stage {
     struct {
-        /* rows of the block, and rows of the tile that the block visits */
+        /* a chunk of channels: `own` of the block's rows, `other` of the rows of the tile that the block visits */
         uint16_t own[ROWS * CHUNK], other[TILE * CHUNK];
     } chunk;
     uint16_t columns[TILE * COLUMNS];
@@ -331,7 +331,9 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll 1
         for (int d = 0; d < D; d += CHUNK) {
             cp_async_wait<0>();
-            __syncthreads(); /* the chunk has arrived, and no thread reads the other stage (buffer) any more */
+            /* after this barrier the chunk has arrived, and no thread reads the other stage (buffer), which is loaded
+             * next */
+            __syncthreads();
             if (d + CHUNK < D) load_chunk<G, false>(a, p, sm.stages[at ^ 1], n, d / CHUNK + 1);
             else if (G != DV) load_chunk<G, true>(a, p, sm.stages[at ^ 1], n, 0);
             else load_columns<G>(a, p, sm.stages[at ^ 1], n);
@@ -351,8 +353,8 @@ __global__ void __launch_bounds__(THREADS, 1)
             to_ds<G, SCORE_MODS>(S[0], a, sm, own);
         }
         cp_async_wait<0>();
-        /* the columns have arrived, and no thread uses the other stage (buffer) or this round's lse and delta any
-         * more */
+        /* after this barrier the columns have arrived, and no thread uses the other stage (buffer) or this round's lse
+         * and delta */
         __syncthreads();
         n = round_after<SCORE_MODS>(sm.seen, n, end);
         if (n < end) load_chunk<G, false>(a, p, sm.stages[at ^ 1], n, 0);
@@ -363,7 +365,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 
     const bool finite = scale_block(sums, G == DV ? 1 : (float)g.scale);
-    /* after this barrier no thread reads the stages (buffers of chunks) any more */
+    /* after this barrier no thread reads the stages (buffers of chunks), so results may be staged there */
     const bool poisoned = __syncthreads_or(!finite);
     const attn_view &result = g.view[G == DQ ? ATTN_T_dq : G == DK ? ATTN_T_dk : ATTN_T_dv];
     const int64_t line = (G == DQ ? p.s.q_start : p.s.k_start) + p.row0;

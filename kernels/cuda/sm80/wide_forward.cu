@@ -114,7 +114,8 @@ DEVICE bool divide_rows(float (&O)[X::MT][DT][4], softmax_row (&rows)[X::MT][2],
         row.l = whole_sum(row.l);
         const float factor = row.l == 0 ? 0 : v_scale / row.l;
         sound &= is_sound_score<X::SCORE_MODS>(row.m) && row.l - row.l == 0;
-        if (!X::SCORE_MODS && row.m == -CUDART_INF_F) { /* a maximum of -inf is right only in a row that sees no key */
+        /* the row's maximum is -inf, which is right only if the row sees no key */
+        if (!X::SCORE_MODS && row.m == -CUDART_INF_F) {
             const int i = place.i0 + r;
             sound &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk);
         }
@@ -184,7 +185,9 @@ again:
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; chunk++, at ^= 1) {
             cp_async_wait<0>();
-            __syncthreads(); /* the chunk has arrived, and no thread reads the other stage (buffer) any more */
+            /* after this barrier the chunk has arrived, and no thread reads the other stage (buffer), which is loaded
+             * next */
+            __syncthreads();
             if (chunk + 1 < chunks) load_chunk<T, X, PAGED>(a, place, sm.stages[at ^ 1], chunk + 1, j);
             else load_values<T, X, PAGED>(a, sm.place, sm.stages[at ^ 1], j);
             const uint32_t tileQ = at * (uint32_t)sizeof(stage<X>);
@@ -198,7 +201,7 @@ again:
         drop_some<X>(S, sm.stages[at ^ 1].way, a, dropout_head(a, x.b, x.h), place.i0, j);
 
         cp_async_wait<0>();
-        __syncthreads(); /* V[j] has arrived, and no thread uses the other stage (buffer) any more */
+        __syncthreads(); /* after this barrier V[j] is there, and no thread uses the other stage (buffer) */
         if (clean) clear_not_finite<T, X, COLUMNS>(sm.stages[at].V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) load_chunk<T, X, PAGED>(a, place, sm.stages[at ^ 1], 0, next);

@@ -356,7 +356,8 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
     for (int n = 0; n < STAGES - 1; n++, advance(w, next)) load<PASS>(t, w, sm.stage[n], next);
     for (int step = 0, stage = 0; step < tiles * (w.chunks + w.chunks2 + 1); step++, advance(w, at)) {
         cp_async_wait<STAGES - 2>();
-        /* the data of this stage (buffer) have arrived, and no warp reads the stage that is loaded next */
+        /* after this barrier the data of this stage (buffer) have arrived, and no warp reads the stage that is loaded
+         * next */
         __syncthreads();
         load<PASS>(t, w, sm.stage[stage == 0 ? STAGES - 1 : stage - 1], next);
         advance(w, next);
@@ -502,8 +503,8 @@ layout lay_out(const attn_problem *p, const attn_truth *to, char *base)
     if (backward) {
         take_dense(l.t.dout, queries, g.dims.Dv);
         take(l, base, l.t.sums, queries, 1);
-        /* The workspace has memory for `out` even where the caller provides memory for out, so that the workspace's
-         * size does not depend on which results are wanted. */
+        /* Memory for out in the workspace. It exists even where the caller provides memory for out, so that the
+         * workspace's size does not depend on which results are wanted. */
         double *out;
         take(l, base, out, queries, g.dims.Dv);
         if (!l.t.to.out) l.t.to.out = out;

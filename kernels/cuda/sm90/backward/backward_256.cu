@@ -251,7 +251,7 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
             issue_dV(dV, P);
             retire<0>(dV);
         }
-        /* sm.K is free as staging memory: no other warp reads K any more */
+        /* dV is staged in sm.K, which no other warp reads after its last product with K */
         this->template finish<X::DV>(dV, 1, ATTN_T_dv, a.g.dims.Dv, sm.K, t);
     }
 };
@@ -354,8 +354,8 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
              * memory. */
             if (KEEP && me.lane == 0) bulk_wait_read<0>();
         }
-        /* sm.Q[0] is free as staging memory: the last dS needed the other consumer's last P, so that its products with
-         * Q are complete. */
+        /* sm.Q[0] is free as staging memory: the last dS needed the other consumer's last P, and that consumer's
+         * products with Q were complete by then. */
         this->template finish<X::D>(dK, p.scale, ATTN_T_dk, a.g.dims.D, sm.Q[0], t);
     }
 };

@@ -293,7 +293,8 @@ template <typename T, class X> struct query_gradients {
                 tile++;
                 at.next();
                 issue_dP(dP);
-                wgmma_wait<1>(); /* wait until the product dQ is complete: it reads the registers that S takes next */
+                /* wait until the product dQ is complete, because the product reads the registers that S takes next */
+                wgmma_wait<1>();
                 release_last();
                 at.next();
                 issue_S(S);

@@ -586,7 +586,7 @@ template <typename T, class X, typename R> struct gradients {
         whole.next();
     }
 
-    /* Writes dQ to the shared memory from which the sender copies it. */
+    /* Writes dQ to the shared memory from which the sender (a warp of the producer) adds it to the sums. */
     DEVICE void hand_over(const float (&dQ)[X::DQ_COLUMNS / 2]) const
     {
         named_barrier_sync(DQ_FREE + me.w, HANDING);
@@ -826,7 +826,8 @@ template <typename T, class X, typename R> struct gradients {
         bool finite = true;
         last_dQ([&] {
             if (!X::OPTIONS)
-                finite = finish_dV(dV); /* with options no registers are free for this before dQ is complete */
+                /* with options dV is stored later, because no registers are free for that before dQ is complete */
+                finite = finish_dV(dV);
         });
         me.release(sm.K_empty);
         if (X::OPTIONS) finite = finish_dV(dV);

@@ -74,7 +74,8 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     /* CHUNKS: number of chunks of 128 bytes that a row of q or k takes. CHUNKS_V: number of such chunks that a row of
      * V^T takes: BN keys of one byte each. */
     static const int ROW_BYTES = D * (int)sizeof(T), CHUNKS = (ROW_BYTES + 127) / 128, CHUNKS_V = (BN + 127) / 128;
-    static const bool LARGE = D == 256 || BN == 224; /* whether a consumer's thread needs all available registers */
+    /* whether a consumer's thread needs all registers that a block of this size can give it */
+    static const bool LARGE = D == 256 || BN == 224;
     static const int PRODUCER = C == 3 ? 32 : LARGE ? 24 : 40, CONSUMER = C == 3 ? 160 : LARGE ? 240 : 232;
     /* Whether products compute l, the sum of P: O then has 8 more columns, see counted(). */
     static const bool COUNTS = D == 128 && !WIDE;
@@ -83,7 +84,8 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     static const int PROMOTE = (COUNTS ? PROMOTED_COUNTED : PROMOTED) / BN;
     /* the largest number of tiles at the end of a work tile's keys that one consumer sees and another does not */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
-    static const bool EARLY = D == 128 && !WIDE; /* whether O is waited for and rescaled during the exponentials */
+    /* whether the wait for the product O, and the rescaling of O, come between the exponentials of the next tile */
+    static const bool EARLY = D == 128 && !WIDE;
     /* whether maxima are found by largest_by_bits(); at D = 256 no registers are free for that */
     static const bool BY_BITS = D < 256;
     /* Whether O is set to zero before the product of a tile adds to it. The alternative is a first product that
@@ -353,7 +355,7 @@ template <class X> struct promoted_sums {
             const float2 more = counted(O + X::D / 2);
             const float ls[2] = { fmaf(l.x, left[0], more.x), fmaf(l.y, left[1], more.y) };
             const float mine = lane & 2 ? (lane & 1 ? state.m[1] : state.m[0]) : lane & 1 ? ls[1] : ls[0];
-            __syncwarp(); /* all lanes have read the l of the sums, which is overwritten now */
+            __syncwarp(); /* after this barrier l of the sums may be overwritten: all lanes have read it */
             ((float *)sums.rows)[lane] = mine;
             __syncwarp();
         }
@@ -673,7 +675,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         fence_mbarrier_init();
     }
     if (threadIdx.x < X::C * 4) sm.newest[threadIdx.x] = -1;
-    if (X::COUNTS) { /* fill in the rows of V^T for the columns that compute l; each chunk has 8 rows of 32 words */
+    if (X::COUNTS) { /* fill in the 8 rows of V^T (columns of V) that compute l; in each chunk a row has 32 words */
         for (int i = threadIdx.x; i < X::STAGES * X::CHUNKS_V * 256; i += X::THREADS) {
             uint8_t *const chunk = sm.V[0] + i / 256 * (X::COLUMNS * 128);
             ((uint32_t *)(chunk + X::D * 128))[i % 256] = i / 32 % 2 ? SEVEN_QUARTERS : ONES;
@@ -711,7 +713,7 @@ __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 
 /* The counters at the beginning of the scratch memory. */
 struct run_counters {
-    int tile, unit; /* tile: see plan::counter; unit: see transpose_plan::next_unit */
+    int tile, unit; /* tile: what plan::counter counts; unit: what transpose_plan::next_unit counts */
     uint32_t any_nan;
     int unused[29];
 };

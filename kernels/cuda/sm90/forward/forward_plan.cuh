@@ -26,7 +26,7 @@ const int64_t FEW_KEYS_SECTION = 4 << 20, SECTION = 16 << 20;
 struct plan {
     ending_order order; /* order of the work tiles; in packed problems some have no rows */
     int B, H, group, Sq, Sk;
-    int left, right; /* the window; values above FAR are limited to FAR */
+    int left, right; /* the window: how many keys a row sees to the left and right of its own position, at most FAR */
     int top_left;
     lazy_reference reference; /* reference.c is log2(e) times the factor of scores (scale or softcap), > 0 */
     const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
@@ -36,7 +36,7 @@ struct plan {
     flash_mask mask;
     results to;
     uint8_t *nonfinite; /* [work tile][warp]: nonzero if the warp's result was not finite */
-    int32_t *before;    /* [work tile]: the work tile that the same block computed before it, or -1 */
+    int32_t *before;    /* [work tile]: the work tile that the same block computed before this one, or -1 */
     /* packed problems, or with seqlens_k: this launch computes only sequences of least_Sk to most_Sk keys, see
      * launch_shapes() */
     int least_Sk, most_Sk;
@@ -166,7 +166,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     const extent e = extent_of(d);
     if (e.rows_q <= 0 || e.rows_k <= 0 || d.B <= 0 || d.H <= 0 || e.rows_q >= FAR || e.rows_k >= FAR) return false;
     if (e.B * d.H * (per_head_of(d, LEAST_BM) + 1) * TILE_BYTES >= INT32_MAX)
-        return false; /* work tiles are counted in 32 bits */
+        return false; /* too many work tiles: they are counted in 32 bits */
     if (!mods_fit(p, g)) return false;
     if (p->mask_startend_rows.rank && (d.packed || attn_tiles(e.rows_k, LEAST_BN) > MOST_KEY_TILES)) return false;
     if (p->out.rank && !tma_walkable(g.view[ATTN_T_out], e.B, d.H, e.rows_q, d.Dv, 8)) return false;
@@ -221,8 +221,8 @@ void make_plan(const forward_job &job, int BM, int BN, plan &p)
 
 /* ---- Host: options of pairs -------------------------------------------------------------------------------------- */
 
-/* Offsets in scratch memory behind `layout`: a keep_mask as bits, and the extremes of a FlashMask's bounds for tiles of
- * BN keys. */
+/* Offsets in scratch memory, behind the parts of struct layout: a keep_mask as bits, and the extremes of a FlashMask's
+ * bounds for tiles of BN keys. */
 struct pair_layout {
     int64_t kept, extremes, bytes; /* in bytes */
 };

@@ -67,8 +67,8 @@ namespace {
 /* ---- Shapes: the table at the end says which problem takes which ------------------------------------------------- */
 
 /* PLAIN: no options. WINDOWED: for masks that hide the first keys of a row. WITH_OPTIONS: for the options of
- * score_mods.cuh. WITH_PAIRS: for these and the options of pairs.cuh. WITHOUT_BIAS: like WITH_PAIRS, but without a
- * bias, which takes registers. */
+ * score_mods.cuh. WITH_PAIRS: for the options of score_mods.cuh and of pairs.cuh. WITHOUT_BIAS: like WITH_PAIRS, but
+ * without a bias, which takes registers. */
 enum variant { PLAIN, WINDOWED, WITH_OPTIONS, WITHOUT_BIAS, WITH_PAIRS };
 
 /* The shape of a kernel instance: head sizes up to D of q and k, and up to DV of v; C consumers of 64 rows; BN keys per
@@ -323,7 +323,8 @@ template <class X> struct tile_loader {
 /* Replaces each infinity and NaN in a tile of V by zero. All lanes of the warp must call this. */
 template <typename T, int COUNT> DEVICE void zero_nonfinite(uint16_t *tile)
 {
-    const uint32_t exponent = pack<T>(1, 1) == 0x3c003c00 ? 0x7c00 : 0x7f80; /* the bits of a number's exponent */
+    /* mask of the exponent's bits in a number: all of them are 1 in infinities and NaN */
+    const uint32_t exponent = pack<T>(1, 1) == 0x3c003c00 ? 0x7c00 : 0x7f80;
 #pragma unroll 4
     for (int n = threadIdx.x % 32; n < COUNT / 2; n += 32) {
         const uint32_t pair = ((const uint32_t *)tile)[n];
@@ -387,8 +388,8 @@ template <class X> struct operands<X, true> {
     DEVICE auto V(int stage) const { return stage_of<sizeof(shared<X>::V[0])>(first_V, stage); }
 };
 
-/* What the options of pairs.cuh give for a tile of keys: the bias and keep_mask's bits, which are loaded one tile
- * ahead, and dropout's random bits. */
+/* Values of bias, keep_mask and dropout (pairs.cuh) for a tile of keys: the bias and keep_mask's bits, which are loaded
+ * one tile ahead, and dropout's random bits. */
 template <class X, bool PAIRS = X::PAIRS> struct pair_values {
 };
 template <class X> struct pair_values<X, true> {
@@ -434,7 +435,7 @@ template <typename T, class X> struct attention {
         int order;  /* work_tile::i0: a row, or a negative order */
         int passed; /* number of tiles, at the end of the work tile's keys, that this warpgroup's rows do not see */
         bool loads; /* whether any keys are loaded for the work tile */
-        bool sees;  /* whether this warpgroup's rows see any of these keys */
+        bool sees;  /* whether this warpgroup's rows see any of the keys that are loaded */
     };
     DEVICE next_work take()
     {
@@ -498,7 +499,7 @@ template <typename T, class X> struct attention {
             load_bias<BN>(values.bias, p.bias, rows, j * BN, lane());
         }
     }
-    /* Is called while the scores of tile j are computed. Determines the next tile, whether some pairs of tile j are
+    /* Call this while the scores of tile j are computed. It determines the next tile, whether some pairs of tile j are
      * hidden, and which pairs dropout keeps. */
     DEVICE void look_at_pairs(pair_values<X> &values, const thread_tile &t, const tile_bits *seen, int j) const
     {
@@ -671,7 +672,7 @@ template <typename T, class X> struct attention {
             me.await_turn();
             multiply<T, BN, X::D / 16>(S, operand.Q, K()); /* issues the scores of tile j */
             me.await_V();
-            /* adds P V of the tile that was computed before tile j, which has a higher number */
+            /* adds P V of the tile that was computed before tile j; that tile has a higher number than j */
             multiply_add<T, DV, BN / 16>(O, P, V());
             me.next_turn();
             look_at_pairs(values, t, seen, j);

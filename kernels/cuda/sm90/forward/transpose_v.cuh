@@ -36,9 +36,10 @@ struct transpose_plan {
     /* [head][block of keys][block of channels]: the mark of the unit, which says whether it is ready */
     uint32_t *marks;
     int Hk, Sk, Dv;
-    int key_blocks, channel_blocks, units; /* blocks of keys, and of channels, per head; number of units of all heads */
-    tile_order order;                      /* order in which the blocks of keys are transposed */
-    bool in_haste; /* true: more units of V^T are needed at the same time than there are warps that transpose */
+    /* blocks of keys per head, blocks of channels per head, and number of units of all heads */
+    int key_blocks, channel_blocks, units;
+    tile_order order; /* order in which the blocks of keys are transposed */
+    bool in_haste;    /* true: more units of V^T are needed at the same time than there are warps that transpose */
     int *next_unit;
     uint32_t *any_nan; /* set to 1 if V had a NaN in any unit */
 };
@@ -55,7 +56,7 @@ static inline int64_t transpose_units(const attn_dims &d)
 struct unit {
     int64_t from, to;
     int mark;
-    uint32_t found; /* value that the mark will get */
+    uint32_t found; /* value that the unit's mark will get */
     int keys, channels;
 };
 
@@ -203,7 +204,7 @@ template <int STEPS, class MEMORY> struct transposer {
             cp_async_wait_all();
             __syncwarp();
             transpose(0, step);
-            __syncwarp(); /* all lanes have read the staged V, which the next step overwrites */
+            __syncwarp(); /* after this barrier the next step may overwrite the staged V: all lanes have read it */
         }
         publish(at(0));
     }
@@ -223,7 +224,7 @@ template <int STEPS, class MEMORY> struct transposer {
                 cp_async_wait_all();
                 __syncwarp();
                 transpose(n, step);
-                __syncwarp(); /* all lanes have read the staged V, which the next step overwrites */
+                __syncwarp(); /* after this barrier the next step may overwrite the staged V: all lanes have read it */
                 if (step + 1 < STEPS) fetch(n, step + 1);
             }
             if (claimer) at(n ^ 1) = unit_of(p, claimed);

@@ -64,7 +64,7 @@ namespace {
 enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 };
 /* a tile of keys arrives in PIECES pieces: four pieces of two boxes (64 columns each), and one piece of one box */
 enum { PIECES = 5 };
-enum { KEPT = 3 }; /* number of boxes of Q, the last ones, that consumers keep in registers */
+enum { KEPT = 3 }; /* consumers keep the last KEPT boxes (64 columns each) of Q in registers */
 
 /* The two halves of a stage: the columns of V that the left or the right warpgroup multiplies. */
 enum { LEFT, RIGHT };
@@ -455,7 +455,7 @@ template <typename T, int W> struct warpgroup {
             const int2 sees = sm.sees[row + half * 8];
             const bool exists = r < place.q.rows, sound = is_sound(now[half].x, now[half].y, sees.x < sees.y);
             const float factor = factor_of(now[half].y);
-            float zero = 0; /* becomes NaN if a number is not finite */
+            float zero = 0; /* becomes NaN if a number of the row is not finite */
             T *const to = p.to.out ? out_row<T>(p.to, place.b, h, i) + W * HALF : nullptr;
 #pragma unroll
             for (int n = 0; n < HALF / 8; n += 4) {

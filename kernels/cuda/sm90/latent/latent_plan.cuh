@@ -48,7 +48,7 @@ __host__ __device__ inline int64_t splits_of(int64_t keys, bool wide)
 struct sequence_place {
     attn_sequence s;
     int rows;
-    /* [first, last): keys that any row sees; number of keys per split; number of splits */
+    /* [first, last): keys that any row sees; length: keys per split; splits: number of splits */
     int first, last, length, splits;
     DEVICE bool ends_in_block(const plan &p) const { return splits == 1 || (p.walks && splits <= SPLIT_GROUP); }
 };

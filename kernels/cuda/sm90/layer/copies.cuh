@@ -62,8 +62,8 @@ DEVICE void prefetch_tensormap(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* Loads the box at coordinates (c0..c3) to shared memory. The whole box counts as bytes on the barrier; elements out of
- * bounds arrive as zeros. */
+/* Loads the box at coordinates (c0..c3) to shared memory. All bytes of the box count towards the barrier `bar`, also
+ * those of elements out of bounds, which arrive as zeros. */
 DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar)
 {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
@@ -99,7 +99,7 @@ DEVICE void tma_store_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3,
                  "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(from)
                  : "memory");
 }
-/* Copies bytes from global to shared memory. The copied bytes count on the barrier. PTX ISA 9.7.9.25.4.1. */
+/* Copies bytes from global to shared memory. The copied bytes count towards the barrier `bar`. PTX ISA 9.7.9.25.4.1. */
 DEVICE void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),

@@ -57,7 +57,7 @@ DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, flo
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float &l = x.l[half], keep = 1;
-        y.top[half] = reference.base(x.m[half]); /* c > 0, so that -inf stays -inf */
+        y.top[half] = reference.base(x.m[half]); /* base() multiplies by c > 0, so that -inf stays -inf */
         if (sink != -CUDART_INF_F) {
             const float both = fmaxf(y.top[half], sink);
             keep = exp2_fast(y.top[half] - both);

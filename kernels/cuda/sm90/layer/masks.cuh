@@ -31,9 +31,10 @@ DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int la
 
 /* A problem's FlashMask. If the problem has none, bounds is NULL. */
 struct flash_mask {
-    const int32_t *bounds; /* n bounds for each key; `group` query heads share them */
+    /* n bounds for each key: rows at which the mask begins or ends to hide it; `group` query heads share them */
+    const int32_t *bounds;
     int64_t batch, head, row;
-    const attn_mask_extremes *extremes; /* [head][tile of keys]: extremes of the tile's bounds */
+    const attn_mask_extremes *extremes; /* [head][tile of keys]: the smallest and largest of the tile's bounds */
     int n, group, key_tiles;
     bool causal;
 };

@@ -48,7 +48,7 @@ struct largest_in_base_2 {
 struct kept_bits {
     const uint4 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    /* distance in rows of words to the next batch row, head or query; 0: the axis is broadcast */
+    /* distance from one batch row, head or query to the next, in rows of words; 0: the axis is broadcast */
     int64_t batch, head, row;
     int rows, tiles; /* rows: rows per head (1: the mask is the same for all rows); tiles: tiles of keys */
 };
@@ -191,7 +191,8 @@ const int COLUMN_QUERIES = 64, KIND_KEYS = 128;
 struct kept_columns {
     const uint2 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    int64_t batch, head; /* distance in heads to the next batch row, and to the next head; 0: the axis is broadcast */
+    /* distance from one batch row or head to the next, in heads of words; 0: the axis is broadcast */
+    int64_t batch, head;
     /* keys: keys per head; tiles: tiles of queries per head (1: the mask is the same for all queries) */
     int keys, tiles;
 };

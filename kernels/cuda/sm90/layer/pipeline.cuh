@@ -63,8 +63,8 @@ template <int STAGES> DEVICE void await_full(barrier_pairs<STAGES> &pairs, const
     mbarrier_wait(smem_addr(&pairs.full[at.stage]), at.phase);
 }
 
-/* Waits until the stage is free and starts to load a tile into it. The loaded bytes count on the stage's barrier
- * `full`, or on `other` if it is given. */
+/* Waits until the stage is free and starts to load a tile into it. The loaded bytes count towards the stage's barrier
+ * `full`, or towards the barrier `other` if one is given. */
 template <int ROWS, int CHUNKS, int COLUMNS, int PITCH = ROWS, int STAGES>
 DEVICE void fill_stage(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at, uint32_t to, const CUtensorMap *map,
                        const tma_place &from, uint64_t *other = nullptr)
