@@ -55,8 +55,9 @@ __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const save
 }
 
 /* Computes delta = rowsum(dO O) - dlse, writes lse without gaps and as row_values, and zeroes the float32 sums of dQ.
- * One block per query tile and head. Eight blocks must fit on a multiprocessor, because reading needs many loads in
- * flight. Without this launch bound, the registers of lse_in_parts() would leave room for only six. */
+ * One block computes one query tile of one head. The launch bound lets eight blocks fit on a multiprocessor, because
+ * reading needs many loads in flight. Without the bound, the registers of lse_in_parts() would leave room for only six
+ * blocks. */
 template <typename T, int D>
 __global__ void __launch_bounds__(128, 8)
     prepare(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
@@ -219,9 +220,9 @@ template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float f
 
 /* ---- finish ------------------------------------------------------------------------------------------------------ */
 
-/* Stores dQ = scale * sums, in its dtype. One block per query tile and head. */
-/* Four blocks must fit on a multiprocessor, because reading needs many loads in flight. Without this launch bound,
- * dq_row(), which computes single rows again, would take so many registers that only two fit. */
+/* Stores dQ = scale * sums, in the dtype of dq. One block computes one query tile of one head. */
+/* The launch bound lets four blocks fit on a multiprocessor, because reading needs many loads in flight. Without the
+ * bound, dq_row(), which computes single rows again, would take so many registers that only two blocks fit. */
 template <typename T, int D>
 __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
 {

@@ -108,8 +108,8 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
     return place;
 }
 
-/* group_place_of() for problems of few rows that are not packed. It computes in 32 bits, because the first copies wait
- * for it, and leaves out the options of the head. */
+/* Does what group_place_of() does, for problems of few rows that are not packed. The function computes in 32 bits,
+ * because the first copies wait for its result, and leaves out the head's arguments for options. */
 DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk)
 {
     const attn_geometry &g = a.g;

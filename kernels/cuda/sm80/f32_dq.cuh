@@ -92,7 +92,7 @@ DEVICE bool sees_wide(const cuda_args &a, const backward_planes &planes, const h
     return k || v || planes.q.stats[q_tile].wide;
 }
 
-/* Computes dq from the float32 sums and puts it in the order of rows. One block per query tile and head. */
+/* Computes dq from the float32 sums and puts it in the order of rows. One block computes one query tile of one head. */
 template <int D, int BM>
 __global__ void __launch_bounds__(128)
     f32_finish_dq(const __grid_constant__ cuda_args a, const __grid_constant__ backward_planes planes, saved s,

@@ -115,8 +115,8 @@ template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_load
 template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THREADS, ONCE, true> {
     typedef tile_row<T, D> tile;
     static const int PIECES = tile::PIECES, STEP = THREADS / PIECES;
-    /* Rows that are looked up together: a chunk of rows lies in one page if the page size is a multiple of CHUNK. One
-     * entry of page_table is then read for each chunk. */
+    /* Number of rows that are looked up together. If the page size is a multiple of CHUNK, each chunk of rows lies in
+     * one page, and one entry of page_table is read for each chunk. */
     static const int CHUNK = STEP > 16 ? STEP : 16;
     const attn_geometry *g;
     const attn_view *view;

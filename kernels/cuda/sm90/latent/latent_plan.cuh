@@ -38,7 +38,7 @@ __host__ __device__ inline int64_t split_keys(int64_t keys, bool wide)
     return attn_clamp64(attn_tiles(keys, SPLIT_GROUP * 256) * 256, least, most);
 }
 
-/* Returns the number of splits. It does not always grow with the number of keys. */
+/* Returns the number of splits. More keys may have fewer splits, because splits of long sequences are longer. */
 __host__ __device__ inline int64_t splits_of(int64_t keys, bool wide)
 {
     return attn_max64(1, attn_tiles(keys, split_keys(keys, wide)));
