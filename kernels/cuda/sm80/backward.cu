@@ -255,8 +255,8 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     bool finite = true;
     if (PARTS & DK) finite &= scale_block(dK, (float)g.scale);
     if (PARTS & DV) finite &= scale_block(dV, 1);
-    /* wait for the block's copies of K and V: where no query sees its keys, nothing has waited, and dK and dV are
-     * staged in the same memory */
+    /* wait for the block's copies of K and V: where no query sees its keys, nothing has waited for them yet, and dK and
+     * dV are staged in the same memory */
     cp_async_wait<0>();
     /* after this barrier no thread reads the tiles in shared memory, so results may be staged there */
     const bool poisoned = __syncthreads_or(!finite);
@@ -404,8 +404,8 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             }
         }
     }
-    /* wait for the block's copies of Q and dO: where its queries see no key, nothing has waited, and dQ is staged in
-     * the same memory */
+    /* wait for the block's copies of Q and dO: where its queries see no key, nothing has waited for them yet, and dQ is
+     * staged in the same memory */
     cp_async_wait<0>();
     const attn_view &dq = g.view[ATTN_T_dq];
     /* after this barrier no thread reads the tiles in shared memory, so results may be staged there */

@@ -121,8 +121,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     for (int n = -1; n <= rounds; n++) {
         const int stage = n & 1;
         cp_async_wait<0>();
-        /* Tile n and dS of tile n - 1 are in shared memory. No thread reads the queries of tile n - 1 or dS of tile n -
-         * 2 any more. */
+        /* After this barrier tile n and dS of tile n - 1 are in shared memory, and no thread reads the queries of tile
+         * n - 1 or dS of tile n - 2. */
         __syncthreads();
         sums_before = sums_now;
         sums_now = sums_next;

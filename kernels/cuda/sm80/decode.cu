@@ -362,7 +362,7 @@ template <typename T, int D> cudaError_t launch_stacks(const cuda_args &a, const
     return cudaPeekAtLastError();
 }
 
-/* True if few rows of this head size have their own variant, decode_few(). */
+/* Returns whether problems of few rows with this head size have their own variant, decode_few(). */
 constexpr bool has_few_form(int D)
 {
     return D == 128;

@@ -765,10 +765,10 @@ again:
     }
     __syncthreads();
 
-    /* Write the sums to the workspace; or divide them by l and write them to out. */
+    /* Write the sums to the workspace; where the sequence has one split, divide them by l and write them to out. */
     const attn_view &out = g.view[ATTN_T_out];
     bool finite = true;
-    uint32_t not_finite_of = 0; /* X::STACKED: bit n: tensor cores failed on a row of the stack's sequence n */
+    uint32_t not_finite_of = 0; /* bit n (X::STACKED): tensor cores failed on a row of the stack's sequence n */
     for (int n = threadIdx.x; n < rows * (D / 4); n += THREADS) {
         const int r = n / (D / 4), d = n % (D / 4) * 4;
         const float4 o = sum_of_warps(sm, r, d);

@@ -93,8 +93,8 @@ DEVICE void change_or_hide(float (&S)[X::MT][NT][4], scores_on_their_way<X> &way
     }
 }
 
-/* Sets P to 0 where dropout drops it. The factor 1 / (1 - dropout_p) is applied at the end, because P times the factor
- * might leave the range of 16 bits. `head` is b * H + h. */
+/* Sets P of the pairs that dropout drops to 0. The factor 1 / (1 - dropout_p) is applied at the end, because P times
+ * the factor might leave the range of 16 bits. `head` is b * H + h. */
 template <class X, int NT>
 DEVICE void drop_some(float (&P)[X::MT][NT][4], scores_on_their_way<X> &way, const cuda_args &a, int64_t head, int q0,
                       int j)

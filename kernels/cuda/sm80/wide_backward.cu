@@ -181,8 +181,8 @@ template <gradient G, class Shared> DEVICE void load_round(const cuda_args &a, c
 
 /* ---- P and dS ---------------------------------------------------------------------------------------------------- */
 
-/* lse and delta of this thread's rows, with which S and dP become P and dS. Rows are queries for dq, and keys for dk
- * and dv, which have lse and delta in shared memory. */
+/* For dq: lse and delta of this thread's rows, which are queries. With them S and dP become P and dS. For dk and dv
+ * rows are keys, and lse and delta of the queries are in shared memory. */
 template <gradient G> struct row_numbers {
     float lse2[G == DQ ? 2 : 1], delta[G == DQ ? 2 : 1];
 };

@@ -237,7 +237,7 @@ template <pass PASS> DEVICE void load(const truth_args &t, const block_work &w, 
     cp_async_commit();
 }
 
-/* Turns products q.k into scores; -inf where hidden. With options it also sets ex.slope to the scores' derivatives,
+/* Turns products q.k into scores; hidden pairs get -inf. With options it also sets ex.slope to the scores' derivatives,
  * which score_gradients() needs. */
 template <pass PASS>
 DEVICE void finish_scores(const truth_args &t, const block_work &w, const cursor &at, fragment &S, exchange &ex)

@@ -440,7 +440,7 @@ int64_t kept_width(const attn_geometry &g)
     const attn_sequence whole = { 0, 0, d.Sq, d.Sk };
     const int64_t align = attn_align(&g, &whole), left = attn_min64(g.left, FAR), right = attn_min64(g.right, FAR);
     const auto seen =
-        /* Counts the key tiles that a tile of queries sees. backward_keys counts rows past the end too. */
+        /* Counts the key tiles that a tile of queries sees; rows past the end count too, as in backward_keys. */
         [&](int64_t tile) {
             const int64_t first = attn_max64(tile * QUERY_TILE + align - left, 0) / KEYS,
                           last = attn_tiles(attn_max64(attn_min64((tile + 1) * QUERY_TILE + align + right, d.Sk), 0),

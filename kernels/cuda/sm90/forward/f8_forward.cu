@@ -387,8 +387,8 @@ template <class X> struct promoted_sums {
     }
 };
 
-/* The largest |m c| of a row that this kernel can compute. For larger ones m c is rounded so much that P may exceed
- * 448. */
+/* The largest |m c| of a row that this kernel can compute. A larger m c is rounded so much that P may exceed 448, the
+ * largest e4m3 number. */
 const float BASE_MOST = 1 << 23;
 
 /* What is known of a work tile after its softmax: the factors of the thread's rows of O, the bits of repair_note::rows

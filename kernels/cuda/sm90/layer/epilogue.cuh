@@ -142,7 +142,7 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
         uint4 words[D / 16]; /* all words are loaded before the first word is stored */
 #pragma unroll
         for (int n = 0; n < D / 16; n++) words[n] = word_of(i + n * STEP, piece);
-        /* Without this call, ptxas would move the last load behind the other stores, and would wait for their
+        /* Without this call, ptxas would move the last load behind the stores, where it would have to wait for their
          * registers. */
         opaque(*(uint32_t(*)[D / 4]) words);
 #pragma unroll
