@@ -1,9 +1,8 @@
 /* args.cuh: a problem as kernels see it, and the score of one (query, key) pair with every option.
  *
- * An attn_problem is resolved once on the host (attn_geometry_of) and passed to the kernels by value: about 1.3 KB
- * of parameters, which the constant cache broadcasts. The functions below compute the definition of
- * kernels/README.md in float, one step per line. Every kernel that computes single scores uses them, so all kernels
- * agree. */
+ * An attn_problem is resolved once on the host (attn_geometry_of) and passed to the kernels by value: about 1.3 KB of
+ * parameters, which the constant cache broadcasts. The functions below compute a score as kernels/README.md defines it,
+ * in float, one step per line. Every kernel that computes single scores uses them, so all kernels agree. */
 #ifndef ATTN_CUDA_ARGS_CUH
 #define ATTN_CUDA_ARGS_CUH
 
@@ -17,7 +16,7 @@
 
 #define DEVICE __device__ __forceinline__
 
-/* Returns the block's dynamic shared memory as the struct S that its kernel defines for it. */
+/* Returns the block's dynamic shared memory as a struct S, which each kernel defines for itself. */
 template <class S> DEVICE S &block_memory()
 {
     extern __shared__ __align__(1024) char memory[];
@@ -29,14 +28,16 @@ const float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 struct cuda_args {
     attn_geometry g;
     uint64_t seed;
-    /* dropout drops an element whose 16 random bits (half of a Philox word) are below this number; 0: no dropout */
+    /* dropout drops a pair whose 16 random bits (half of a Philox word) are below this number; 0: no dropout */
     uint32_t drop_below;
-    float drop_scale;               /* factor of elements that dropout keeps: 1 / (1 - dropout_p) */
-    int64_t drop_first, drop_batch; /* dropout numbers head h of batch row b as drop_first + b * drop_batch + h */
-    /* Row i of sequence b and head h lies at index b * lse_batch + h * lse_head + q_start + i of lse, delta and a
-     * recomputed out. */
+    float drop_scale; /* factor of P of the pairs that dropout keeps: 1 / (1 - dropout_p) */
+    /* in dropout's random generator, head h of batch row b has number drop_first + b * drop_batch + h */
+    int64_t drop_first, drop_batch;
+    /* In lse, delta and a recomputed out, row i of sequence b and head h has the index b * lse_batch + h * lse_head +
+     * q_start + i, where q_start is the sequence's first row in a packed tensor. */
     int64_t lse_batch, lse_head;
-    /* number of the first tile that the launch computes in each head (packed: counted over all sequences) */
+    /* number of the first tile that the launch computes in each head; in packed problems, tiles are counted over all
+     * sequences */
     int first_tile;
     bool ends_of_queries, ends_of_keys; /* true: a sequence may have fewer rows than its tensor (packed, seqlens) */
     /* the kernel skips packed sequences of at most this many rows (queries times heads of a group); 0: it skips none */
@@ -46,9 +47,9 @@ struct cuda_args {
      * them (simple/simple.cu). *rows_found becomes 1 if any row is marked. Where these pointers are NULL, the kernel
      * computes such rows at once. */
     uint8_t *rows_later, *keys_later, *rows_found;
-    /* In a backward whose tiles compute lse of huge scores in two parts: pointers to saved.lse and saved.rest. NULL
-     * where a warp computes these parts row by row. A forward kernel that runs to compute the two parts writes nothing
-     * else. */
+    /* Set in a backward if tiles, and not single warps, compute the two parts of lse of rows with huge scores;
+     * otherwise NULL. They point to saved.lse and saved.rest (rows.cuh). A forward kernel that gets these pointers
+     * writes only the two parts. */
     float *part_lse, *part_rest;
 };
 
@@ -62,7 +63,7 @@ static inline cuda_args cuda_args_of(const cuda_chip *chip, const attn_plan *pla
     a.drop_scale = (float)(1 / (1 - p->dropout_p));
     a.drop_batch = p->dropout_heads ? p->dropout_heads : a.g.dims.H;
     a.drop_first = p->dropout_first;
-    a.lse_head = a.g.dims.Sq; /* for packed problems d.Sq is total_q */
+    a.lse_head = a.g.dims.Sq; /* in packed problems dims.Sq counts the queries of all sequences */
     a.lse_batch = a.g.dims.packed ? 0 : a.g.dims.H * a.g.dims.Sq;
     a.ends_of_queries = a.g.dims.packed || a.g.seqlens_q;
     a.ends_of_keys = a.g.dims.packed || a.g.seqlens_k;
@@ -219,12 +220,12 @@ static __device__ __noinline__ float2 score_in_double(const cuda_args &a, const 
 const float HUGE_SCORE = 8589934592.0f;
 
 /* Converts the score of a visible pair, or a sink, to base 2. The result is never -inf, which stands for a hidden pair.
- * A huge score stays as it is: so it cannot overflow, different huge scores stay different, and their P is right.
- * Smaller scores stay below huge scores. */
+ * A score of HUGE_SCORE or more in size is returned unchanged: it cannot overflow, different huge scores stay
+ * different, and their P is right. Smaller scores stay below huge scores. */
 DEVICE float in_base_2(float z)
 {
     const float y = z * LOG2E, most = HUGE_SCORE - 512;
-    /* the comparisons are false for NaN, so NaN stays NaN */
+    /* comparisons with a NaN are false, so a NaN stays NaN */
     return fabsf(z) >= HUGE_SCORE ? z : y > most ? most : y < -most ? -most : y;
 }
 
@@ -235,8 +236,8 @@ DEVICE float lse_of_sum(float m, float l)
     return l == 0 ? -CUDART_INF_F : fabsf(m) >= HUGE_SCORE ? m : m * LN2 + logf(l);
 }
 
-/* Returns whether causal, window and lengths let query i see any key. If they do and the row still has no largest
- * score, all of its q.k are out of float32's range. */
+/* Returns whether causal, window and lengths let query i see any key. If the result is true and the row's largest score
+ * is -inf all the same, all q.k of the row are out of float32's range. */
 DEVICE bool sees_keys(const attn_geometry &g, const attn_sequence &s, int64_t i)
 {
     const attn_range keys = attn_keys_of(&g, &s, i);
@@ -266,7 +267,8 @@ DEVICE float sink_in_base_2(float sink)
     return sink == -CUDART_INF_F ? sink : in_base_2(sink);
 }
 
-/* Returns the sequence to which row `row` of a packed tensor belongs: the last one that starts at or before the row. */
+/* Returns the sequence to which row `row` of a packed tensor belongs: the last sequence that starts at or before the
+ * row. `cu` is cu_seqlens. */
 DEVICE int64_t sequence_at(const int32_t *cu, int64_t sequences, int64_t row)
 {
     int64_t low = 0, high = sequences; /* invariant: cu[low] <= row < cu[high] */
@@ -278,8 +280,8 @@ DEVICE int64_t sequence_at(const int32_t *cu, int64_t sequences, int64_t row)
     return low;
 }
 
-/* Returns the sequence that owns tile `tile` of a packed problem. Sequence b owns the tiles from cu[b] / unit + extra *
- * b on. */
+/* Returns the sequence that owns tile `tile` of a packed problem. `cu` is cu_seqlens; sequence b owns the tiles from
+ * cu[b] / unit + extra * b on. */
 DEVICE int sequence_of_tile(const int32_t *cu, int64_t sequences, int unit, int extra, int tile)
 {
     int low = 0, high = (int)sequences;
@@ -302,8 +304,8 @@ DEVICE int64_t lse_at(const cuda_args &a, const head_args &x, int64_t i)
 /* Returns the grid for one block per tile of `rows` query rows.
  *
  * The grid is (tiles, heads, batch), or for packed problems (tiles of all sequences, heads). In a packed problem
- * sequence b owns the tiles from cu[b] / rows + b on. That leaves enough tiles for every sequence, so a block can find
- * its sequence by bisection, without a table. A few tiles have no rows. */
+ * sequence b owns the tiles from cu[b] / rows + b on (cu: cu_seqlens). Every sequence then has enough tiles, and a
+ * block finds its sequence by bisection, without a table. A few tiles have no rows. */
 static inline dim3 tile_grid(const attn_geometry &g, int rows)
 {
     const attn_dims &d = g.dims;
@@ -331,8 +333,8 @@ struct tile_place {
     bool exists;
 };
 
-/* Returns the place of tile `tile_index` in the grid. The last tiles of a head come first, because they are the longest
- * under a causal mask. */
+/* Returns the head, sequence and first query of the grid's tile `tile_index`. The last tiles of a head come first,
+ * because they are the longest under a causal mask. */
 template <int rows> DEVICE tile_place tile_place_of(const cuda_args &a, unsigned tile_index)
 {
     const int tile = a.first_tile + (int)(gridDim.x - 1 - tile_index);

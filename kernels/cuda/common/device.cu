@@ -37,7 +37,7 @@ extern const cuda_kernel simple_observe;                  /* simple/observe.cu *
 
 namespace {
 
-/* errors.h includes none of CUDA's headers, so these assertions compare its error numbers with CUDA's. */
+/* errors.h includes none of CUDA's headers, so these assertions compare the error numbers in errors.h with CUDA's. */
 #define X(code, cuda, name, sticky, status) \
     static_assert((int)cuda == code, #cuda " is not " #code " in this version of CUDA");
 CUDA_ERROR_MAP(X)
@@ -65,12 +65,13 @@ const struct {
 
 enum { COUNTER_BYTES = 128 }; /* a stream's counter takes a whole cache line */
 
-/* The work that one call of attn_run_some() queues, at most, in units of the longest step. Queued work cannot be
- * cancelled, and it delays the work of all other streams of the device. */
+/* The most work that one call of attn_run_some() queues, in units of the longest step. Queued work cannot be cancelled,
+ * and it delays the work of all other streams of the device. */
 const double SOME_STEPS = 1.2;
 
-/* Bytes of the workspace before the marks of rows that a later launch computes. One of these bytes is
- * cuda_args.rows_found, where the stream reads rows_found instead of the host. */
+/* Bytes of the workspace before the marks of rows that a later launch computes. The last of these bytes is
+ * cuda_args.rows_found, if a copy on the stream brings it to the host. Otherwise kernels write rows_found to pinned
+ * memory. */
 enum { MARKS_HEAD = 16 };
 
 struct block {
@@ -83,14 +84,14 @@ struct device {
     attn_device base;
     cuda_chip chip;
     cudaDeviceProp properties;
-    /* highest clock rates of cores and memory in kHz, and the width of the memory bus in bits; 0: unknown */
+    /* core_khz, memory_khz: highest clock rates; memory_bits: width of the memory bus; 0: unknown */
     int core_khz, memory_khz, memory_bits;
     /* a sticky error has occurred on the device; any thread may set this, and nothing clears it */
     std::atomic<bool> lost;
     /* the driver's function by which a stream writes a note (a number in pinned memory); NULL: streams have no notes */
     PFN_cuStreamWriteValue32_v11070 write_word;
 
-    pthread_mutex_t lock; /* protects the members after it */
+    pthread_mutex_t lock; /* protects the members of this struct that follow */
     int64_t memory_limit, memory_used, memory_taken;
     /* for each size class, a list of blocks that the caller has freed and that are kept for reuse */
     block *idle[CLASSES];
@@ -98,22 +99,24 @@ struct device {
 };
 
 struct memory_range {
-    const char *begin, *end; /* both are NULL where there is no memory */
+    const char *begin, *end; /* the range [begin, end); both NULL: the range is empty */
 };
 
 struct stream {
     attn_stream base;
     cudaStream_t cuda;
     cudaEvent_t marks[ATTN_MARKS];
-    /* pinned memory with the number of the last note that the device has reached; NULL: the stream has no notes */
+    /* pinned memory, to which the stream writes the number of each note as it reaches the note; NULL: the stream has no
+     * notes */
     volatile uint32_t *note;
-    uint32_t notes; /* number of notes that were queued on the stream so far */
+    uint32_t notes; /* number of notes queued on the stream so far */
     int *counter;   /* a counter in device memory that kernels of this stream use, see cuda_chip */
-    /* Two bytes of pinned memory: [0] is cuda_chip.found, [1] is 1 if kernels have skipped rows of a problem
-     * (left_rows()). */
+    /* Two bytes of pinned memory: [0] is cuda_chip.found, [1] becomes 1 if kernels have marked rows that no later
+     * launch computes (left_rows()). */
     uint8_t *found;
-    bool every_row;    /* true: kernels compute all rows of the stream's problems, and leave none out */
-    bool after_decode; /* true: the kernel of decode.cu was queued last, and it writes to `written` */
+    /* true: later launches compute every row that kernels only mark, also where looks_for_rows() is false */
+    bool every_row;
+    bool after_decode; /* true: the newest kernel on the stream is that of decode.cu, which writes to `written` */
     memory_range written[2];
 };
 
@@ -455,8 +458,9 @@ void staging_free(attn_device *base, void *memory, size_t bytes)
 
 /* ---- Memory of other processes ----------------------------------------------------------------------------------- */
 
-/* Refuses a handle after an error of the driver. Some of the error codes mean a lost device in other calls. Here they
- * mean that the client sent a wrong handle, as long as the device still works. */
+/* Returns the error for a memory handle (CUDA IPC) that the driver refused. Some of the driver's error codes mean a
+ * lost device in other calls. From cudaIpcOpenMemHandle they mean that the client sent a wrong handle, as long as the
+ * device still works. */
 attn_status refuse_import(device *d, cudaError_t code, attn_error *err)
 {
     size_t free_bytes, total_bytes;
@@ -553,9 +557,9 @@ size_t aligned(size_t bytes)
 }
 
 /* Returns the bytes of the marks by which a kernel tells later launches to compute a row (cuda_args.rows_later).
- * Returns 0 where the kernel computes such rows itself, one key after the other, because in a short problem that takes
- * little longer than a step. Also returns 0 for decode.cu, which has few rows, and for simple.cu, which has no
- * tiles. */
+ * Returns 0 where the kernel computes such rows itself, one key after the other, because in a short problem all rows
+ * together take little longer than a step. Also returns 0 for decode.cu, which has few rows, and for simple.cu, which
+ * has no tiles. */
 size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
@@ -566,7 +570,7 @@ size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
         plan->kernel == &simple_forward.takes || plan->kernel == &simple_backward.takes ||
         plan->kernel == &simple_observe.takes)
         return 0;
-    /* an observe has the marks of its rows in its own workspace */
+    /* an observe (statistics of attention weights) keeps the marks of its rows in its kernels' own workspace */
     if (plan->problem->op == ATTN_OP_OBSERVE) return MARKS_HEAD;
     return (size_t)(MARKS_HEAD + query_rows(g.dims) + (backward ? key_rows(g.dims) : 0));
 }
@@ -582,7 +586,8 @@ bool plan(const attn_capabilities *can, attn_plan *plan)
 {
     const cuda_chip *const chip = static_cast<const cuda_chip *>(can->facts);
     if (!kernel_of(plan)->plan(chip, plan)) return false;
-    /* the marks of rows that later launches compute lie behind the kernel's own workspace, see launch_steps() */
+    /* the marks of rows that later launches compute (one byte per row) lie behind the kernel's own workspace, see
+     * launch_steps() */
     const size_t marks = mark_bytes(chip, plan);
     if (marks) plan->workspace_bytes = aligned(plan->workspace_bytes) + aligned(marks);
     return true;
@@ -673,8 +678,8 @@ attn_status copy(attn_stream *base, void *to, const void *from, size_t bytes, at
                  "cudaMemcpyAsync", err);
 }
 
-/* Makes a two-dimensional copy. Where the rows are farther apart than the driver allows, which limits their number, it
- * copies row by row. */
+/* Makes a two-dimensional copy. If the rows are farther apart than the driver allows, it makes one copy per row: there
+ * are few such rows. */
 attn_status copy_rows(attn_stream *base, const attn_rows *rows, attn_direction direction, attn_error *err)
 {
     const size_t most = INT32_MAX;
@@ -750,7 +755,8 @@ bool reads_no_results(const stream *s, const attn_problem *p)
     return true;
 }
 
-/* Returns whether the problem may take several steps. Other problems take one launch, or a few. */
+/* Returns whether the problem may take several steps. Other problems take one launch, or a few launches that are queued
+ * together. */
 bool has_steps(const device *d, const attn_plan *plan)
 {
     return tile_seconds(&d->chip, plan) > d->chip.step_seconds || mark_bytes(&d->chip, plan) > 0 ||
@@ -759,11 +765,14 @@ bool has_steps(const device *d, const attn_plan *plan)
 
 /* Queues those steps of a long problem that chip->steps selects: first the steps of its kernel, then the steps that
  * compute the rows which the kernel only marked. In a problem too short for looks_for_rows() nothing checks for marked
- * rows between the steps: the kernel reports to the host that it has marked rows (left_rows()), see attn_run_some(). */
+ * rows between the steps: the kernel only reports to the host that it has marked rows (left_rows()), and the caller of
+ * attn_run_some() then computes the problem again. */
 cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
 {
     const size_t marks = chip->steps ? mark_bytes(&d->chip, plan)
-                                     : 0; /* without steps the kernel computes all rows itself, so it needs no marks */
+                                     /* where a problem is not divided into steps, the kernel computes all rows itself
+                                      * and marks none */
+                                     : 0;
     const bool forward = plan->problem->op == ATTN_OP_FORWARD, by_rows = plan->kernel == &simple_forward.takes;
     if (marks) {
         uint8_t *const head = (uint8_t *)scratch + plan->workspace_bytes - aligned(marks);
@@ -860,7 +869,7 @@ cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, c
     }
     if (!takes_step(&chip, tile_seconds(&chip, plan))) return cudaSuccess;
     chip.after_decode = s->after_decode && reads_no_results(s, plan->problem);
-    /* a decode without rows queues no kernel, so the previous kernel stays the last one */
+    /* a decode without rows queues no kernel, so the stream's newest kernel is still the previous one */
     if (!decodes || dims.B * dims.H * dims.Sq > 0) {
         s->after_decode = decodes;
         s->written[0] = range_of(plan->problem->out);
@@ -877,7 +886,8 @@ attn_status run_with(stream *s, const attn_plan *plans, int count, char *scratch
     char *const begin = scratch;
     for (int i = 0; i < count && !(steps && steps->more); i++) {
         if (attn_is_cancelled(s->base.cancel)) return attn_given_up(err);
-        /* attn_workspace() counts the workspace from its beginning again at an empty problem */
+        /* An empty problem separates two groups of problems that use the same workspace, one after the other (see
+         * attn_workspace()). */
         if (attn_is_empty(plans[i].problem)) {
             scratch = begin;
             continue;
@@ -915,7 +925,7 @@ attn_status run(attn_stream *base, const attn_plan *plans, int count, void *work
     return status;
 }
 
-/* Sets up what one call of run_some() or truth() may queue; earlier calls have queued `done` steps. */
+/* Sets *steps to what one call of run_some() or truth() may queue; earlier calls have queued `done` steps. */
 attn_status begin_steps(attn_stream *base, int64_t done, cuda_steps *steps, attn_error *err)
 {
     device *d = device_of(base->device);

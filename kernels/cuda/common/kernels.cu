@@ -17,7 +17,7 @@ extern const cuda_kernel simple_forward, simple_backward;               /* simpl
 extern const cuda_kernel generic_observe;                               /* sm80/observe.cu */
 extern const cuda_kernel simple_observe;                                /* simple/observe.cu */
 
-/* clang-format would put several kernels on a line */
+/* clang-format would put several kernels of the table on one line */
 /* clang-format off */
 extern const cuda_kernel *const cuda_kernels[] = {
     &decode_forward,

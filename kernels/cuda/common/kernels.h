@@ -36,15 +36,16 @@ struct cuda_chip {
     bool after_decode;
     /* the stream's counter in device memory, which sm90/layer/scheduler.cuh uses; NULL: none */
     int *counter;
-    uint8_t *rows_later, *keys_later, *rows_found; /* see the members of the same names in cuda_args */
+    /* marks of rows that a later launch computes; see cuda_args, to which they are copied */
+    uint8_t *rows_later, *keys_later, *rows_found;
     /* Pinned memory: 1 if kernels had marked rows when the host last checked. NULL: no later launch of this run
      * computes marked rows, see launch_steps(). */
     uint8_t *found;
     /* the launch computes share number `share` of `shares` equal shares of the tiles; both 0: all tiles, see
      * in_shares() */
     int share, shares;
-    double step_seconds;      /* the longest time that one step may take */
-    struct cuda_steps *steps; /* selects the steps that are launched now; NULL: all steps */
+    double step_seconds;      /* the longest time that one step may take (see cuda_steps) */
+    struct cuda_steps *steps; /* selects the steps (parts of a long problem) that are launched now; NULL: all steps */
     /* cuda_kernels[] from the first forward kernel that may be used (see first_kernel() in device.cu) to the end */
     const struct cuda_kernel *const *forward_kernels, *const *kernels_end;
 };
@@ -53,13 +54,15 @@ struct cuda_chip {
  * ms. A launcher goes through the same steps in the same order at each call; takes_step() returns which of them to
  * launch now. The host can therefore queue a few steps at a time, and cancel the rest between two calls. */
 struct cuda_steps {
-    int64_t done;   /* number of steps that were queued, by earlier calls of attn_run_some() and by this one */
-    int64_t at;     /* number of the step on which takes_step() decides next */
-    double seconds; /* seconds of work that this call may still queue; the first step of a call is always queued */
-    bool more;      /* true: this call has left a step to the next call */
-    bool any;       /* true: this call has queued a step */
-    bool idle;      /* true: all work that earlier calls queued had ended when this call began */
-    bool looked;    /* true: this call has queued a check for marked rows, whose result only the next call sees */
+    int64_t done; /* number of steps that attn_run_some() has queued, in earlier calls and in this one */
+    int64_t at;   /* number of the next step that takes_step() will queue or leave */
+    /* seconds of work that this call of attn_run_some() may still queue; its first step is always queued */
+    double seconds;
+    bool more; /* true: this call of attn_run_some() has left a step to the next call */
+    bool any;  /* true: this call of attn_run_some() has queued a step */
+    bool idle; /* true: all work of earlier calls of attn_run_some() had ended when this call began */
+    /* true: this call of attn_run_some() has queued a check for marked rows, whose result only the next call sees */
+    bool looked;
 };
 
 static inline bool takes_step(const struct cuda_chip *chip, double seconds)
@@ -95,7 +98,7 @@ template <typename F> void in_parts(const struct cuda_chip *chip, int64_t count,
     for (int64_t first = 0; first < count; first += part) visit(first, part < count - first ? part : count - first);
 }
 
-/* Like in_parts(), but calls launch(first, count) only for the steps that are launched now. */
+/* Like in_parts(), but calls launch(first, count) only for the steps that chip->steps selects. */
 template <typename F> void in_steps(const struct cuda_chip *chip, int64_t count, double seconds_each, F launch)
 {
     in_parts(chip, count, seconds_each, [&](int64_t first, int64_t n) {
@@ -103,8 +106,8 @@ template <typename F> void in_steps(const struct cuda_chip *chip, int64_t count,
     });
 }
 
-/* A range of tiles. The tiles of one head alone may take longer than a step: several launches, each of them a step,
- * then compute one share of the tiles each. Results have the same bits. */
+/* A range of tiles. The tiles of one head alone may take longer than a step. In that case several launches, each of
+ * them a step, compute a share of the tiles each. The number of shares does not change the bits of results. */
 struct tile_range {
     int64_t first, end; /* tiles [first, end) */
 };
@@ -129,7 +132,7 @@ static inline int shares_of(const struct cuda_chip *chip, double seconds)
     return steps < 1.5 ? 1 : steps < most ? (int)steps + 1 : (int)most;
 }
 
-/* Calls launch(part) for each share that is launched now; `part` is a copy of the chip with the share's number. */
+/* Calls launch(part) for each share that chip->steps selects; `part` is a copy of the chip with the share's number. */
 template <typename F> cudaError_t in_shares(const struct cuda_chip *chip, double seconds, F launch)
 {
     struct cuda_chip part = *chip;
@@ -140,7 +143,8 @@ template <typename F> cudaError_t in_shares(const struct cuda_chip *chip, double
     return code;
 }
 
-/* Like in_shares(), but all shares of before() run before those of launch(). With one share both calls are one step. */
+/* Like in_shares(), for two functions: before() is called for all shares, then launch(). If there is only one share,
+ * both calls together are one step. */
 template <typename F, typename G>
 cudaError_t in_shares_after(const struct cuda_chip *chip, double seconds_before, F before, double seconds, G launch)
 {
@@ -170,7 +174,8 @@ enum { TILE_HEAD_DIM = 256 }; /* the largest head dim of the kernels on tensor c
 
 const int ANY_COMPUTE = 999; /* value of most_compute for a kernel that also runs on newer chips */
 
-/* Features that every kernel computes: the basic tensors and options, and masks that are intervals of keys. */
+/* Features that every kernel computes: the basic tensors and options, and masks that let each row see one interval of
+ * keys. */
 const uint64_t BASIC_FEATURES = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(out) |
                                 ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(sinks) | ATTN_OPTION_BIT(GROUPED) |
                                 ATTN_OPTION_BIT(CAUSAL) | ATTN_OPTION_BIT(WINDOW) | ATTN_OPTION_BIT(TOP_LEFT);
@@ -180,8 +185,8 @@ const uint64_t LENGTH_FEATURES = ATTN_TENSOR_BIT(cu_seqlens_q) | ATTN_TENSOR_BIT
  * cuda_fill_padding() writes the results of such rows. */
 const uint64_t PADDING_FEATURES = ATTN_TENSOR_BIT(seqlens_q) | ATTN_OPTION_BIT(GAPS);
 
-/* Features that the variants without options of the kernels of sm80/ compute. For any other feature these kernels have
- * a second variant, which computes every score by the functions of args.cuh. */
+/* Features that the kernels of sm80/ compute in their variant without options. For any other feature a kernel has a
+ * second variant, which computes every score by the functions of args.cuh. */
 const uint64_t PLAIN_FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_TENSOR_BIT(page_table) |
                                 ATTN_TENSOR_BIT(v_scale) | ATTN_TENSOR_BIT(dout) | ATTN_TENSOR_BIT(dlse) |
                                 ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) |
@@ -203,11 +208,11 @@ static inline bool has_pages(const attn_plan *plan)
     return plan->features & ATTN_TENSOR_BIT(page_table);
 }
 
-/* Lets `kernel` use `bytes` of dynamic shared memory on the current device. It calls the runtime only once for each
- * device, because each device has its own context, and not at every launch. */
+/* Lets `kernel` use `bytes` of dynamic shared memory on the current device. The runtime is called once for each device
+ * (each has its own context), and not at every launch. */
 template <auto kernel> cudaError_t allow_shared(size_t bytes)
 {
-    static std::atomic<uint64_t> allowed; /* one bit per device: allow_shared() was called */
+    static std::atomic<uint64_t> allowed; /* one bit per device: 1 after allow_shared() was called for the device */
     int device = 0;
     cudaError_t code = cudaGetDevice(&device);
     const uint64_t bit = device < 64 ? UINT64_C(1) << device : 0;
@@ -217,16 +222,16 @@ template <auto kernel> cudaError_t allow_shared(size_t bytes)
     return code;
 }
 
-/* Implements attn_moves(). It is in moves.cu. */
+/* Implements attn_moves(), in moves.cu. */
 cudaError_t cuda_moves(cudaStream_t stream, const attn_move *moves, int64_t count);
 
-/* Implements attn_merge(). It is in merge.cu. */
+/* Implements attn_merge(), in merge.cu. */
 cudaError_t cuda_merge(cudaStream_t stream, const attn_merge_plan *plan);
 
-/* Writes the results of padding rows, as attn_fill_padding() does. It is in padding.cu. */
+/* Writes the results of padding rows, as attn_fill_padding() does. The function is in padding.cu. */
 cudaError_t cuda_fill_padding(cudaStream_t stream, const attn_plan *plan);
 
-/* Implements attn_lse_start(). It is in verify_lse.cu. */
+/* Implements attn_lse_start(), in verify_lse.cu. */
 cudaError_t cuda_sum_lse(cudaStream_t stream, const attn_problem *problem, const attn_lse_look *look, double *found);
 
 extern const struct cuda_kernel *const cuda_kernels[];

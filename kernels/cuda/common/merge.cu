@@ -11,7 +11,7 @@ namespace {
 
 enum { WARPS = 4, SINK_WARPS = 16, MOST_BLOCKS = 1 << 16 };
 
-/* What a row needs of each part: its weight in the result (share), and dout . out of the part (dot). */
+/* For one row, and each part of the keys: the weight of the part's result (share), and dout . out of the part (dot). */
 struct weights {
     float share[ATTN_MERGE_PARTS], dot[ATTN_MERGE_PARTS];
 };
@@ -23,7 +23,7 @@ DEVICE int lane()
 
 DEVICE void find_shares(const attn_merge_plan &m, const attn_merge_row &row, weights &w)
 {
-    __syncwarp(); /* no lane reads the weights of the previous row any more */
+    __syncwarp(); /* after this barrier no lane reads the weights of the previous row */
     for (int p = lane(); p < m.count; p += 32) w.share[p] = attn_merge_share(&row, m.part_lse[p][row.lse_at]);
     __syncwarp();
 }
@@ -42,15 +42,16 @@ DEVICE void merge_out(const attn_merge_plan &m, const attn_merge_row &row, const
     }
 }
 
-/* Computes dout . out of each part of a row. Returns the mean of these dots, weighted by the parts' shares, in all
- * lanes. */
+/* Computes dout . out of a row for each part of the keys. Returns the mean of these dot products, weighted by the
+ * parts' shares, in all lanes. */
 DEVICE float find_dots(const attn_merge_plan &m, const attn_merge_row &row, weights &w)
 {
     const int64_t from = attn_at(&m.out_of_part, row.b, row.h, row.i), at = attn_at(&m.dout, row.b, row.h, row.i);
     float mean = 0;
     for (int p = 0; p < m.count; p++) {
         float dot = 0;
-        const bool empty = m.part_lse[p][row.lse_at] == -CUDART_INF_F; /* `empty` is the same in all lanes */
+        /* a part without visible keys is empty; `empty` is the same in all lanes */
+        const bool empty = m.part_lse[p][row.lse_at] == -CUDART_INF_F;
         for (int64_t d = lane(); d < m.Dv && !empty; d += 32)
             dot += load_float(m.dout.dtype, m.dout.data, at + d) *
                    load_float(m.out_of_part.dtype, m.part_out[p], from + d);
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(32 * WARPS) merge_rows(const __grid_constant__
 }
 
 /* Computes dsinks of one head per block. Warp w adds up the head's rows w, w + SINK_WARPS, ...; then one thread adds up
- * the warps. */
+ * the warps' sums. */
 __global__ void __launch_bounds__(32 * SINK_WARPS) merge_sinks(const __grid_constant__ attn_merge_plan m, int64_t rows)
 {
     __shared__ weights all[SINK_WARPS];

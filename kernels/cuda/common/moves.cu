@@ -31,7 +31,8 @@ __global__ void __launch_bounds__(THREADS) move(const __grid_constant__ list l)
     uint4 word[AT_ONCE];
 #pragma unroll
     for (int n = 0; n < AT_ONCE;
-         /* this loop starts all loads before the next one waits for any, because the source may be staging memory */
+         /* this loop issues all loads before the next loop needs any of them, because host memory (staging) is slow to
+          * read */
          n++) {
         const size_t i = threadIdx.x + n * THREADS;
         word[n] = from && i < words ? ((const uint4 *)from)[i] : make_uint4(0, 0, 0, 0);

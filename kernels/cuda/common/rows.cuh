@@ -17,8 +17,8 @@
 #include "kernels/cuda/common/args.cuh"
 #include "kernels/cuda/common/kernels.h"
 
-/* N, channels per lane, for head sizes up to TILE_HEAD_DIM, up to 576 (multi-head latent attention), and up to
- * ATTN_MAX_HEAD_DIM. */
+/* Values of N, the number of channels per lane, for head sizes up to TILE_HEAD_DIM, up to 576 (multi-head latent
+ * attention), and up to ATTN_MAX_HEAD_DIM. */
 enum { CHANNELS = TILE_HEAD_DIM / 32, LATENT_CHANNELS = 576 / 32, WIDE_CHANNELS = ATTN_MAX_HEAD_DIM / 32 };
 
 template <int N>
@@ -31,7 +31,7 @@ DEVICE void load_row(const attn_view &view, int64_t b, int64_t h, int64_t line, 
     }
 }
 
-/* Like load_row(), for a row of k or v, which may lie in a page. */
+/* Like load_row(), for a row of k or v, which may lie in a page (page_table). */
 template <int N>
 DEVICE void load_key(const attn_geometry &g, const attn_view &view, int64_t b, int64_t hk, int64_t line, int64_t D,
                      float (&channel)[N])
@@ -218,12 +218,13 @@ template <bool BUT_HUGE> DEVICE bool is_sound_score(float m)
     return m == -CUDART_INF_F || fabsf(m) < SCORE_MOST || (BUT_HUGE && fabsf(m) >= HUGE_SCORE);
 }
 
-/* Marks a row of queries or keys with `what`, so that a later launch computes it. The whole warp calls it. */
+/* Sets the mark of a row of queries or keys to `what`, which tells a later launch what to compute in that row. The
+ * whole warp calls it. */
 DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 {
     if (threadIdx.x % 32) return;
     *mark = (uint8_t)what;
-    *a.rows_found = 1; /* other warps may write the same value at the same time */
+    *a.rows_found = 1; /* warps may write this byte at the same time, because all write 1 */
 }
 
 /* Which rows forward_row() writes. EVERY_ROW: it writes all rows. UNSOUND_ROWS: it writes only rows that tensor cores
@@ -343,12 +344,12 @@ const float ONE_KEY = FLT_MIN;
 /* Results of the forward that a backward needs: given by the client, or recomputed in the workspace. */
 struct saved {
     float *lse, *delta;
-    /* for |lse| below ATTN_LSE_MOST: 0, or ONE_KEY if the row sees one key; otherwise lse is the row's largest score,
-     * and rest is the logarithm of the rest of the sum */
+    /* For |lse| below ATTN_LSE_MOST: 0, or ONE_KEY if the row sees one key. For a larger lse, `lse` becomes the row's
+     * largest score, and `rest` the logarithm of the sum of exponentials relative to that score. */
     float *rest;
-    /* for each row the sum of dZ times distance, which simple_gradients() needs; only where dalibi_slopes is wanted */
+    /* for each row the sum of dZ times the distance from query to key; set only where dalibi_slopes is wanted */
     float *far;
-    attn_view out; /* the given out, or the recomputed out in the workspace */
+    attn_view out; /* the out that the client gave, or out in the workspace, recomputed */
 };
 
 /* Returns the number of floats that `saved` needs in the workspace: lse, delta, rest and, for dalibi_slopes, far. */
@@ -396,7 +397,7 @@ static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const hea
 {
     if (lse != lse || lse == -CUDART_INF_F || fabsf(lse) < ATTN_LSE_MOST) return make_float2(lse, 0);
     if (!now && is_parted_by_tiles(a, lse)) return make_float2(lse, 0);
-    if (!now && a.rows_later) { /* no mark of the row is needed: lse_in_parts_left() recognises the row by its lse */
+    if (!now && a.rows_later) { /* the row needs no mark, because lse_in_parts_left() recognises the row by its lse */
         leave_to_later(a, a.rows_found, 1);
         return make_float2(lse, 0);
     }
@@ -451,8 +452,9 @@ DEVICE bool sees_one_key(const cuda_args &a, const head_args &x, int64_t i)
     return seen == 1;
 }
 
-/* Returns how far the score of a row's only key may be from the row's lse if both differ only by rounding. Float32
- * tiles compute exponents in base 2 and add P's 15 bits, so small scores round as scores of 15 do. */
+/* Returns how far the score of a row's only key may be from the row's lse if both differ only by rounding. Tiles of
+ * float32 kernels add 15 to exponents in base 2 (f32_forward.cu), so small scores are rounded as coarsely as scores of
+ * 15. */
 DEVICE float one_key_slack(float lse)
 {
     return 0x1p-18f + ATTN_LSE_SLACK * fabsf(lse);
@@ -534,8 +536,8 @@ static __device__ __noinline__ void dq_row(const cuda_args &a, const saved &s, c
     store_row(g.view[ATTN_T_dq], x.b, x.h, line, D, dq, x.scale);
 }
 
-/* Computes the whole rows of dk and dv, where wanted, for key j of key/value head hk. Both are sums over the heads of
- * the group, in order. */
+/* Computes the whole rows of dk and dv, where wanted, for key j of key/value head hk. Both rows are sums over the query
+ * heads of the group, added in order. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ void dkdv_row(const cuda_args &a, const saved &s, int64_t b, int64_t hk, int64_t j)
 {

@@ -1,13 +1,14 @@
 /* verify_lse.cu: attn_lse_start() on the GPU: sums exponentials of rows of scores in double, where q and k are in the
  * device's memory. kernels/verify_lse.c compares the sums with the lse that a client has given. A block computes one
- * row, with one variant of the scores; its threads share the keys. */
+ * row, with one variant of the scores (for example without a mask); the block's threads share the keys. */
 #include "kernels/verify_lse.h"
 
 #include "kernels/cuda/common/kernels.h"
 
 namespace {
 
-enum { THREADS = 1024 }; /* a block has many threads, because each thread waits for every number of its key */
+/* a block has many threads to hide latency: each thread reads its key number by number and waits for each */
+enum { THREADS = 1024 };
 
 struct lse_args {
     attn_geometry g;

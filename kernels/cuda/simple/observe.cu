@@ -28,7 +28,7 @@ DEVICE bool is_wanted(const observed_rows &rows, int64_t at)
     return !rows.strange || rows.strange[at];
 }
 
-/* Returns whether this launch has any row to compute. */
+/* Returns whether this launch has any row to compute: false only if it is for strange rows and there are none. */
 DEVICE bool has_wanted(const observed_rows &rows)
 {
     return !rows.found || *rows.found;
@@ -40,7 +40,8 @@ template <class VISIT> DEVICE void for_work(int64_t first, int64_t count, VISIT 
     for (int64_t n = warp_index(); n < count; n += (int64_t)gridDim.x * WARPS) visit(first + n);
 }
 
-/* Writes a sum; where tiles have already summed other rows, adds to their sum instead. */
+/* Writes a sum to *to. If kernels on tensor cores have already written the sum of other rows there, adds to that
+ * sum. */
 DEVICE void store_sum(const observed_rows &rows, float *to, double sum)
 {
     *to = (float)(rows.strange ? (double)*to + sum : sum);
@@ -60,8 +61,8 @@ __global__ void __launch_bounds__(32 * WARPS) observe_rows(const __grid_constant
 
 /* ---- Sums and parts of the probabilities ------------------------------------------------------------------------- */
 
-/* Computes key_mass for n, which numbers the keys of all query heads: neighbouring n are neighbouring keys of one head.
- * The lanes of the warp share the queries. */
+/* Computes key_mass (the sum of a key's probabilities over the queries) of key n, counted over the keys of all query
+ * heads: neighbouring n are neighbouring keys of one head. The lanes of the warp share the queries. */
 DEVICE void mass_of_key(const cuda_args &a, int64_t n, const observed_rows &rows)
 {
     const attn_geometry &g = a.g;
@@ -117,7 +118,7 @@ DEVICE void for_probabilities(const cuda_args &a, const head_args &x, const obse
     }
 }
 
-/* Computes row n of weights; n numbers the rows of the region (the selected queries) of all heads. */
+/* Computes row n of the output `weights`. Rows are the selected queries (the region), counted over all heads. */
 DEVICE void weights_of_row(const cuda_args &a, int64_t n, const observed_rows &rows)
 {
     const attn_geometry &g = a.g;
@@ -139,7 +140,8 @@ __global__ void __launch_bounds__(32 * WARPS) observe_weights(const __grid_const
     if (has_wanted(rows)) for_work(first, count, [&](int64_t n) { weights_of_row(a, n, rows); });
 }
 
-/* Computes cell n of map; n numbers the cells of all heads. */
+/* Computes cell n of the output `map`: the sum of the probabilities in one rectangle of the region. Cells are counted
+ * over all heads. */
 DEVICE void sum_of_cell(const cuda_args &a, int64_t n, const observed_rows &rows)
 {
     const attn_geometry &g = a.g;
@@ -170,7 +172,8 @@ __global__ void __launch_bounds__(32 * WARPS) observe_map(const __grid_constant_
 
 enum { HEAD_THREADS = 512 };
 
-/* Computes max_logit and mean_entropy of a head. Each thread reads every HEAD_THREADS-th row. */
+/* Computes max_logit and mean_entropy (the largest score and the mean of the rows' entropies) of a head. Each thread
+ * reads every HEAD_THREADS-th row. */
 __global__ void __launch_bounds__(HEAD_THREADS)
     observe_heads(const __grid_constant__ cuda_args a, const __grid_constant__ observed_rows rows)
 {
@@ -219,7 +222,8 @@ void launch_each(const cuda_chip *chip, const observed_rows &rows, int64_t count
         in_steps(chip, count, seconds_each,
                  [&](int64_t first, int64_t part) { launch(blocks_for(part), first, part); });
     } else if (chip->rows_found) {
-        /* without a check by the host nothing is computed now: the caller computes the problem once more */
+        /* Without a check by the host (chip->found is NULL) nothing is computed now. The host later sees the marks, and
+         * computes the whole problem once more. */
         if (!chip->found) return;
         launch_left(chip, count, seconds_each, [&](unsigned blocks, int64_t first, int64_t part, int64_t) {
             launch((unsigned)attn_min64(blocks, busy), first, part);

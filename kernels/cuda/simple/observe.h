@@ -6,7 +6,7 @@
 
 struct cuda_args;
 
-/* Numbers of each row that the kernels of the rows leave for later kernels, at index lse_at():
+/* Numbers of each row that the first kernel of an observe leaves for later kernels, at index lse_at():
  *     P = exp2(z - base) * inverse                    z, base: by in_base_2()
  * base is INFINITY where P is 0, and NaN where all numbers of the row are NaN. */
 struct observed_rows {

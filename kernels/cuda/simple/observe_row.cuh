@@ -43,7 +43,7 @@ DEVICE float score_of_key(const cuda_args &a, const head_args &x, int64_t i, int
                          &derivative);
 }
 
-/* Returns the probability of a score z, or 0 if the row does not see the lane's key. */
+/* Returns the probability of the lane's key, whose score is z, or 0 if the row does not see that key. */
 DEVICE float probability(const observed_rows &rows, int64_t row, bool seen, float z)
 {
     const float base = rows.base[row];
@@ -75,7 +75,7 @@ template <typename T> DEVICE void shift(T (&slot)[2], int at, T x)
     slot[1] = lane + 32 < at ? slot[1] : lane + 32 == at ? x : before1;
 }
 
-/* Adds one score z per lane to the list. Lane n has key first + n. Of two keys with equal scores the lower one comes
+/* Adds one score z per lane to the list. Lane n has key first + n. If two keys have equal scores, the lower key comes
  * first. */
 DEVICE void add_to_top(top_list &top, int64_t most, bool seen, float z, int64_t first)
 {
@@ -102,15 +102,15 @@ DEVICE float given_lse_of(const cuda_args &a, const head_args &x, int64_t i)
     return a.g.observe.given_lse ? ((const float *)view.data)[attn_at(&view, x.b, x.h, x.s.q_start + i)] : 0;
 }
 
-/* Returns whether a given lse determines the sum of a row's exponentials. An lse of ATTN_LSE_MOST and more does not: it
- * is too large to have a bit of the sum, and the sum is computed. */
+/* Returns whether a given lse determines the sum of a row's exponentials. An lse of ATTN_LSE_MOST or more in size does
+ * not: float32 rounds all bits of the sum away. The kernel then computes the sum. */
 DEVICE bool says_lse(float lse)
 {
     return fabsf(lse) < ATTN_LSE_MOST || lse == -CUDART_INF_F || lse != lse;
 }
 
-/* The results of a row, with base and inverse, which later kernels need. In end_of_row(), `from` is log2 of the
- * probability of the row's largest score. */
+/* The results of a row, with `base` and `inverse`, by which later kernels compute its probabilities (observed_rows). In
+ * end_of_row(), `from` is log2 of the probability of the row's largest score. */
 struct row_end {
     float lse, base, inverse, entropy;
 };
@@ -141,7 +141,8 @@ DEVICE row_end end_of_row(float m, float l, float e, float sink, bool given, flo
     return end;
 }
 
-/* Writes the outputs of a row, and the numbers of it that later kernels need. One thread calls it. */
+/* Writes the outputs of a row, and the row's numbers in observed_rows, which later kernels need. One thread calls
+ * it. */
 DEVICE void store_end(const cuda_args &a, const head_args &x, int64_t i, const row_end &end, float most,
                       const observed_rows &rows)
 {

@@ -23,7 +23,7 @@ namespace {
 
 /* ---- Forward ----------------------------------------------------------------------------------------------------- */
 
-/* Computes the rows of a forward from `first` on, one per warp. Other kernels of this file have `first` too. */
+/* Computes the rows of a forward from `first` on, one per warp. Other kernels of this file have the same argument. */
 template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     forward_rows(const __grid_constant__ cuda_args a, int64_t first, attn_view out, float *lse_dense)
@@ -51,7 +51,7 @@ template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     forward_rows_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, uint8_t *marks)
 {
-    /* each mark is cleared, because a kernel of the backward marks rows there next */
+    /* each mark is cleared, because a kernel of the backward marks rows in the same bytes next */
     for_wanted(
         first, count, warps, [&](int64_t n) { return marks[n] != 0; },
         [&](int64_t n) {
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_consta
     const attn_view &view = a.g.view[ATTN_T_dbias];
     float *const to = (float *)view.data + attn_at(&view, b0, h0, i0) + j;
     float sum = x.begin ? *to : 0;
-    if (x.begin == x.end) { /* a problem without queries: the sum is empty */
+    if (x.begin == x.end) { /* in a problem without queries the sum has no terms */
         if (threadIdx.x % 32 == 0) *to = 0;
         return;
     }
@@ -497,7 +497,7 @@ void launch_dbias(const cuda_chip *chip, const attn_problem *p, const cuda_args 
     dbias_part x = { n[0], n[1], n[2], 0, 0, 0 };
     const auto kernel = channels_of(a.g) == CHANNELS ? dbias_elements<CHANNELS> : dbias_elements<WIDE_CHANNELS>;
     const int64_t elements = n[0] * n[1] * n[2] * n[3], terms = dbias_terms(a.g.dims, x);
-    /* a sum without terms takes one launch, which writes zeros */
+    /* the loop runs at least once: for sums without terms one launch writes zeros */
     for (int64_t begin = 0; begin == 0 || begin < terms; begin += MOST_IN_A_ROW) {
         x.begin = begin, x.end = attn_min64(begin + MOST_IN_A_ROW, terms);
         in_steps(chip, elements, (double)attn_max64(x.end - begin, 1) * pair_seconds(chip, a.g, DBIAS_PAIR),

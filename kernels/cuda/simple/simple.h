@@ -6,7 +6,7 @@
 
 #include "kernels/cuda/common/rows.cuh"
 
-/* Computes s.delta. If `given`, also computes s.lse and s.rest from the problem's lse. */
+/* Computes s.delta. If the problem's lse was `given` by the client, also computes s.lse and s.rest from it. */
 void simple_delta(const cuda_args &a, const saved &s, bool given, cudaStream_t stream);
 
 /* Computes the rows that a forward's kernel has only marked (rows_later). `plan` is the plan of the forward. */
@@ -37,12 +37,13 @@ struct pair_cost {
 };
 const pair_cost FORWARD_PAIR = { 0.45e-9, 0.2e-9 }, BACKWARD_PAIR = { 0.6e-9, 0.24e-9 },
                 DBIAS_PAIR = { 1.7e-9, 0.22e-9 };
-const double WIDE_COST = 2; /* time factor for more than CHANNELS channels per lane, which do not fit into registers */
+/* factor of the time if a lane has more than CHANNELS channels of a row, which do not fit into registers */
+const double WIDE_COST = 2;
 
 /* Time factor of rows that tensor cores cannot compute. They may take longer than other rows, because their scores are
  * computed in double and from parts. On an H100, rows of huge scores took 0.75 ns per pair in a forward and 2.1 ns in a
- * backward's three loops (D 64), which is less than other rows take. The factor covers rows in which few keys have a P
- * of 0, and rows whose scores exceed the range of float32. */
+ * backward's three loops (D 64), which is less than other rows take. The factor of 3.5 covers slower rows: those in
+ * which few keys have a P of 0, and those whose scores exceed the range of float32. */
 const double LEFT_COST = 3.5;
 
 /* The most terms that a warp adds one after the other in one step. A term takes some 4 us where few warps run. */
@@ -75,7 +76,7 @@ static inline double tile_seconds(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
     const bool hopper = strncmp(plan->kernel->name, "sm90", 4) == 0;
-    /* a tile has at least 64 columns, also where D is smaller */
+    /* kernels on tensor cores compute at least 64 channels, also where D or Dv is smaller */
     const int64_t D = attn_max64(g.dims.D, 64), Dv = attn_max64(g.dims.Dv, 64);
     const bool wide = attn_max64(D, Dv) > TILE_HEAD_DIM && !hopper, backward = plan->problem->op == ATTN_OP_BACKWARD;
     const double flops = 2 * (wide ? wide_products(D, Dv, backward) : (double)(D + Dv) * (backward ? 2.5 : 1)),

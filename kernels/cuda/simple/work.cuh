@@ -8,7 +8,7 @@ namespace {
 
 enum { WARPS = 4 };
 
-/* Returns the warp's number in the grid. */
+/* Returns the calling warp's number in the grid. */
 DEVICE int64_t warp_index()
 {
     return (int64_t)blockIdx.x * WARPS + threadIdx.x / 32;
@@ -29,7 +29,7 @@ DEVICE int64_t divide(int64_t n, int64_t by, int64_t &rest)
     return quotient;
 }
 
-/* Returns the query row with number n, counted over the rows of all heads; rows of one head are neighbours. */
+/* Returns the head and position of query row n, counted over the rows of all heads; rows of one head are neighbours. */
 DEVICE row query_row(const cuda_args &a, int64_t n)
 {
     const attn_dims &d = a.g.dims;

@@ -34,7 +34,7 @@
 #include "seen_tiles.cuh"
 #include "recompute.h"
 
-/* forward_parts() is defined in forward.cu */
+/* defined in forward.cu */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream);
 
 namespace {
@@ -67,8 +67,8 @@ template <int D, bool SCORE_MODS> struct shared {
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* Adds dQ = dS K over the block's keys to the float32 sums of a query tile. Each warp computes one of four groups of 16
- * queries and some of the columns, at most 64 at a time. */
+/* Adds dQ = dS K over the block's keys to the float32 sums of a query tile. Each warp computes one of the tile's four
+ * groups of 16 queries and some of the columns, at most 64 columns at a time. */
 template <typename T, int D, bool SCORE_MODS>
 DEVICE void add_dq(shared<D, SCORE_MODS> &sm, float *sums, uint32_t tileK, int warp, int lane)
 {
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     for (int next; n < rounds; n = next) {
         const int stage = STAGES == 2 ? n % 2 : 0, i0 = (first + n % tiles) * BM;
         cp_async_wait<0>();
-        /* the queries of this round have arrived, and no thread reads those of the previous round any more */
+        /* after this barrier the queries of this round have arrived, and no thread reads those of the previous round */
         __syncthreads();
         next = above(n);
         if (STAGES == 2 && next < rounds) {
@@ -255,14 +255,14 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     bool finite = true;
     if (PARTS & DK) finite &= scale_block(dK, (float)g.scale);
     if (PARTS & DV) finite &= scale_block(dV, 1);
-    /* where no query sees the block's keys, copies of K and V may still write to the memory in which dK and dV are
-     * staged */
+    /* wait for the block's copies of K and V: where no query sees its keys, nothing has waited for them yet, and dK and
+     * dV are staged in the same memory */
     cp_async_wait<0>();
-    /* after this barrier no thread reads the tiles in shared memory any more */
+    /* after this barrier no thread reads the tiles in shared memory, so results may be staged there */
     const bool poisoned = __syncthreads_or(!finite);
     if ((PARTS & DK) && dk.data) {
         const bool pieces = in_pieces<T>(dk, b, hk, line, g.dims.D);
-        /* dK and dV are staged in the memory of K and V, which together holds D floats for each row */
+        /* dK and dV are staged in the memory of K and V: together the two have D floats for each row */
         stage_block<T, D>(sm.K, pieces, dK, warp * 16, 0, lane);
         __syncthreads();
         store_rows<D, THREADS>(dk, b, hk, line, 0, place.rows, (int)g.dims.D, sm.K, pieces, threadIdx.x);
@@ -334,7 +334,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             j = seen_tile_above(sm.seen, j - 1, last);
             if (j == last) break;
         }
-        __syncthreads(); /* no thread reads the previous tile any more */
+        __syncthreads(); /* after this barrier no thread reads the previous tile, whose memory is loaded next */
         K.template load<BN>(sm.K, j * BN);
         V.template load<BN>(sm.V, j * BN);
         cp_async_commit();
@@ -404,15 +404,16 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             }
         }
     }
-    /* where the queries see no key, copies of Q and dO may still write to the memory in which dQ is staged */
+    /* wait for the block's copies of Q and dO: where its queries see no key, nothing has waited for them yet, and dQ is
+     * staged in the same memory */
     cp_async_wait<0>();
     const attn_view &dq = g.view[ATTN_T_dq];
-    /* after this barrier no thread reads the tiles in shared memory any more */
+    /* after this barrier no thread reads the tiles in shared memory, so results may be staged there */
     const bool poisoned = __syncthreads_or(!scale_block(dQ, x.scale));
     const int64_t line = x.s.q_start + i0;
     const int rows = (int)attn_min64(BM, x.s.Sq - i0);
     const bool pieces = in_pieces<T>(dq, x.b, x.h, line, g.dims.D);
-    /* dQ is staged in the memory of Q and dO, which together holds D floats for each row */
+    /* dQ is staged in the memory of Q and dO: together the two have D floats for each row */
     stage_block<T, D>(sm.Q, pieces, dQ, warp * 16, 0, lane);
     __syncthreads();
     store_rows<D, THREADS>(dq, x.b, x.h, line, 0, rows, (int)g.dims.D, sm.Q, pieces, threadIdx.x);
@@ -474,7 +475,7 @@ cudaError_t launch_dkdv(const cuda_chip *chip, cuda_args a, const scratch &w, cu
     return code;
 }
 
-/* The least shared memory of dkdv_wide, in bytes: with room for one tile of dS instead of two. */
+/* The least shared memory, in bytes, with which dkdv_wide can run: it then has one tile of dS instead of two. */
 template <int D> constexpr size_t least_wide = sizeof(shared_wide<D>) - sizeof(shared_wide<D>::dS) / 2;
 
 template <typename T, int D>
@@ -570,7 +571,7 @@ const steps_row &steps_for(const attn_dims &d)
     return steps[D == 64 ? 0 : D == 128 ? 1 : 2];
 }
 
-/* Returns whether this file's kernels add to float32 sums of dQ. Kernels of a deterministic dQ do not. */
+/* Returns whether this file's kernels add to float32 sums of dQ in global memory. With `deterministic` they do not. */
 bool adds_dq(const attn_plan *plan)
 {
     return !plan->problem->deterministic;

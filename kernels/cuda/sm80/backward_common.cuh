@@ -55,13 +55,14 @@ __device__ __noinline__ void lse_of_tile_in_parts(const cuda_args &a, const save
 }
 
 /* Computes delta = rowsum(dO O) - dlse, writes lse without gaps and as row_values, and zeroes the float32 sums of dQ.
- * One block per query tile and head. Eight blocks must fit on a multiprocessor, because reading needs many loads in
- * flight. Without this launch bound, the registers of lse_in_parts() would leave room for only six. */
+ * One block computes one query tile of one head. The launch bound lets eight blocks fit on a multiprocessor, because
+ * reading needs many loads in flight. Without the bound, the registers of lse_in_parts() would leave room for only six
+ * blocks. */
 template <typename T, int D>
 __global__ void __launch_bounds__(128, 8)
     prepare(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
 {
-    /* LANES: threads that share a row; STEP: rows that the block processes at a time */
+    /* LANES: threads that share a row; STEP: rows that the block of 128 threads processes at a time */
     const int LANES = D / 8, STEP = 128 / LANES;
     const attn_geometry &g = a.g;
     const tile_place place = tile_place_of<BM>(a, blockIdx.x);
@@ -131,7 +132,7 @@ __global__ void __launch_bounds__(128, 8)
         w.values[tile].lse2[mine] = lse_in_base_2(y);
         w.values[tile].delta[mine] = delta;
     }
-    if (any_huge) { /* rows of huge lse are rare: see saved.rest */
+    if (any_huge) { /* rare: some row of the tile has a huge lse, which is stored in two parts (see saved.rest) */
         __syncthreads();
         lse_of_tile_in_parts(a, w.s, kept(blockIdx.x));
     }
@@ -139,14 +140,14 @@ __global__ void __launch_bounds__(128, 8)
 
 /* ---- dK, dV and the sums of dQ: code shared by dkdv_wide and dkdv_tiles --------------------------------------- */
 
-/* The keys of a block, and the query tiles that see any of these keys. In a packed problem each sequence owns tiles of
- * keys, in the way in which it owns tiles of queries in tile_place_of(). */
+/* The keys of a block, and the query tiles that see any of these keys. In a packed problem the tiles of keys are
+ * numbered as tile_place_of() numbers tiles of queries: those of sequence b from cu_k[b] / BN + b on. */
 struct key_place {
     attn_sequence s;
     limits limit;
     int b, hk, j0;
     int rows;        /* number of rows of dk and dv to write; rows behind seqlens_k are written as zeros */
-    int first, last; /* query tiles [first, last) see at least one of the keys */
+    int first, last; /* query tiles [first, last) see at least one of the block's keys */
 };
 
 /* Finds the block's keys. find_queries() finds the query tiles that see these keys; it is called later, while the keys
@@ -211,16 +212,17 @@ template <int MT, int NT> DEVICE bool scale_block(float (&c)[MT][NT][4], float f
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 c[mt][nt][e] *= factor;
-                zero = fmaf(c[mt][nt][e], 0, zero); /* `zero` becomes NaN if the product is not finite */
+                /* if the product is not finite, 0 times the product is NaN, and so is `zero` */
+                zero = fmaf(c[mt][nt][e], 0, zero);
             }
     return zero == 0;
 }
 
 /* ---- finish ------------------------------------------------------------------------------------------------------ */
 
-/* Stores dQ = scale * sums, in its dtype. One block per query tile and head. */
-/* Four blocks must fit on a multiprocessor, because reading needs many loads in flight. Without this launch bound,
- * dq_row(), which computes single rows again, would take so many registers that only two fit. */
+/* Stores dQ = scale * sums, in the dtype of dq. One block computes one query tile of one head. */
+/* The launch bound lets four blocks fit on a multiprocessor, because reading needs many loads in flight. Without the
+ * bound, dq_row(), which computes single rows again, would take so many registers that only two blocks fit. */
 template <typename T, int D>
 __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_args a, const __grid_constant__ scratch w)
 {
@@ -246,7 +248,7 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
             for (int k = 0; k < CHUNK; k++) sum[k] = read_fragment(sums + ((chunk + k) * 8 + warp) * 128, lane);
 #pragma unroll
             for (int k = 0; k < CHUNK; k++) {
-                /* number of the block of 16 x 8 sums, in the order of fragment_at() */
+                /* number of this block of 16 x 8 sums, in the order of fragment_at() */
                 const int n = (chunk + k) * 8 + warp;
                 const int r = n / (D / 4) * 32 + n % 2 * 16 + lane / 4, d = n / 2 % (D / 8) * 8 + lane % 4 * 2;
                 const float y[4] = { sum[k].x * x.scale, sum[k].y * x.scale, sum[k].z * x.scale, sum[k].w * x.scale };

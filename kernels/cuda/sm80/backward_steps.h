@@ -14,7 +14,8 @@
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 
-enum { QUERY_TILE = 64 }; /* number of queries of one tile, whose values and sums are contiguous */
+/* number of queries of one tile; a tile's row_values are contiguous, and so are its sums of dQ */
+enum { QUERY_TILE = 64 };
 
 /* Values of each row (query) of a query tile: delta, and lse in base 2. Where a row does not exist or sees no key, lse
  * is +inf, which makes P 0. */
@@ -30,8 +31,8 @@ struct backward_scratch {
     float *sums;
 };
 
-/* The index of a query tile; tiles are numbered across all heads. In a packed problem sequence b owns the tiles from
- * number cu[b] / QUERY_TILE + b on, as in tile_place_of(). */
+/* Returns the index of a query tile; tiles are numbered across all heads. In a packed problem sequence b owns the tiles
+ * from number cu[b] / QUERY_TILE + b on, as in tile_place_of(). */
 DEVICE int64_t query_tile(const cuda_args &a, const attn_sequence &s, int b, int h, int tile)
 {
     const int64_t tiles = a.g.dims.packed ? a.g.dims.total_q / QUERY_TILE + a.g.dims.B
@@ -52,9 +53,9 @@ template <int D> DEVICE int fragment_at(int q, int d)
 /* Rounds a problem's head dims up to the size that kernels are compiled for: 64, 128 or 256. */
 int backward_class(const attn_dims &d);
 
-/* Bytes of workspace for all steps but the main kernel, whose own workspace follows. Returns 0 where the problem needs
- * a forward that is not available here. `adds`: the main kernel adds to float32 sums of dQ (if dQ is wanted), and an
- * arbitrary order of additions is accurate enough for the problem. */
+/* Returns the bytes of workspace for all steps but the main kernel, whose own workspace follows. Returns 0 where the
+ * problem needs a forward that is not available here. `adds`: the main kernel adds to float32 sums of dQ (if dQ is
+ * wanted), and an arbitrary order of additions is accurate enough for the problem. */
 size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan, bool adds);
 
 struct backward_run {

@@ -22,7 +22,7 @@ namespace {
 template <int D> struct wide;
 template <> struct wide<64> {
     static const int QW = 1, BLOCKS = 2;
-}; /* QW: number of warps that share 32 keys; BLOCKS: blocks per multiprocessor */
+}; /* in struct wide, QW: number of warps that share 32 keys; BLOCKS: blocks per multiprocessor */
 template <> struct wide<128> {
     static const int QW = 2, BLOCKS = 1;
 };
@@ -53,8 +53,8 @@ template <typename T> DEVICE void write_block(uint16_t *tile, const float (&c)[2
 }
 
 /* Barrier for the two warps that share 32 keys. Both warps call it at every tile of queries, even if their keys are
- * hidden from the whole tile. Both could skip the call together: only warps that compute the tile exchange P and dS,
- * and a barrier of the block precedes their next writes. Race checkers could not follow that. */
+ * hidden from the whole tile. Without the call in that case the kernel would be correct too, because both warps would
+ * skip it and a barrier of the block follows, but race checkers would report a race. */
 DEVICE void pair_barrier(int pair)
 {
     switch (pair) {
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     find_queries<BN>(place);
     const int jl = place.j0 + key, first = place.first, last = place.last, rounds = (last - first) * (int)g.group;
 
-    /* Head and number of the query tile to load next. */
+    /* Head, number (tile) and first query (i0_next) of the query tile to load next. */
     int h = place.hk * (int)g.group, tile = first, i0 = 0, i0_next = 0;
     loader<D, THREADS> Q(g.view[ATTN_T_q], place.b, h, place.s.q_start, place.s.Sq, g.dims.D);
     loader<D, THREADS> dO(g.view[ATTN_T_dout], place.b, h, place.s.q_start, place.s.Sq, g.dims.Dv);
@@ -121,14 +121,15 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     for (int n = -1; n <= rounds; n++) {
         const int stage = n & 1;
         cp_async_wait<0>();
-        /* Tile n and dS of tile n - 1 are in shared memory. No thread reads the queries of tile n - 1 or dS of tile n -
-         * 2 any more. */
+        /* After this barrier tile n and dS of tile n - 1 are in shared memory, and no thread reads the queries of tile
+         * n - 1 or dS of tile n - 2. */
         __syncthreads();
         sums_before = sums_now;
         sums_now = sums_next;
         i0 = i0_next;
-        /* A step has two parts: dQ of the tile before, and S, dP, dK and dV of this tile. Two warps of one scheduler do
-         * the parts in opposite order, so that one warp computes addresses while the other computes products. */
+        /* A step has two parts: dQ of query tile n - 1, and S, dP, dK and dV of query tile n. Two warps of one
+         * scheduler do the parts in opposite order, so that one warp computes addresses while the other computes
+         * products. */
 #pragma unroll 1
         for (int turn = 0; turn < 2; turn++) {
             const bool dQ_now = (warp / 4 + turn) % 2 == 1;
@@ -171,7 +172,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
 #pragma unroll
         for (int round = 0; round < ROUNDS; round++) {
             const int q = QW == 2 ? part * 32 : round * 32,
-                      il = i0 + q; /* q, il: this warp's first query, counted in the tile and in the sequence */
+                      il = i0 + q; /* this warp's first query: q counts inside the tile, il inside the sequence */
             /* Test whether any query of this warp (or of the pair of warps) sees any of the warp's keys. */
             const int low_q = QW == 2 ? i0 : il, high_q = QW == 2 ? i0 + BM - 1 : il + 31;
             if (jl + 31 < low_q + limit.lo || jl >= high_q + limit.hi || jl >= limit.Sk) {
@@ -186,7 +187,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
             product<T, D / 16>(
                 S, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, D, 2, tileK, key, kk * 16); },
                 [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(b_rows, D, 2, tileQ, q, kk * 16); });
-            /* some of these pairs are hidden */
+            /* hide pairs only where causal, window or length hides some pair of the warp's 32 x 32 */
             if (jl < il + 31 + limit.lo || jl + 31 >= min(il + limit.hi, limit.Sk)) {
 #pragma unroll
                 for (int mt = 0; mt < 2; mt++) hide_queries(S[mt], limit, jl + mt * 16 + lane / 4, il + lane % 4 * 2);
@@ -222,7 +223,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
             /* Add dV += P^T dO and dK += dS^T Q. */
             if constexpr (QW == 2) {
                 const uint32_t tileS = smem_addr(dS_to);
-                pair_barrier(warp / 2); /* P and dS of both warps that share the keys are in shared memory */
+                /* after this barrier P and dS of both warps that share the keys are in shared memory */
+                pair_barrier(warp / 2);
                 product<T, BM / 16>(
                     dV, [&](uint32_t(&f)[2][4], int kk) { FRAGMENTS(a_rows, BM, 2, tileP, key, kk * 16); },
                     [&](uint32_t(&f)[4][4], int kk) { FRAGMENTS(b_columns, D, 4, tileO, part * 64, kk * 16); });
@@ -245,7 +247,7 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     const attn_view &dk = g.view[ATTN_T_dk], &dv = g.view[ATTN_T_dv];
     bool finite = scale_block(dK, (float)g.scale);
     finite &= scale_block(dV, 1);
-    /* after this barrier no thread reads the tiles in shared memory any more */
+    /* after this barrier no thread reads the tiles in shared memory, so results may be staged there */
     const bool poisoned = __syncthreads_or(!finite);
     const int64_t line = place.s.k_start + place.j0;
     const bool k_pieces = in_pieces<T>(dk, place.b, place.hk, line, g.dims.D),

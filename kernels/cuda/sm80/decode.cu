@@ -94,7 +94,7 @@ enum { COMBINE_WARPS = 8, COMBINE_THREADS = 32 * COMBINE_WARPS };
 template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_WARPS])
 {
     for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
-    __syncthreads(); /* no thread reads the parts of the previous sum any more */
+    __syncthreads(); /* after this barrier no thread reads the parts of the previous sum */
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
     __syncthreads();
     real sum = 0;
@@ -102,8 +102,8 @@ template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_W
     return sum;
 }
 
-/* Does what forward_row() of rows.cuh does, by a whole block with one channel per thread. It is written out here,
- * because a kernel that calls a function has a stack and starts later. */
+/* Does what forward_row() of rows.cuh does, by a whole block with one channel per thread. The code is repeated here,
+ * because a kernel that calls a function needs a stack and starts later. */
 DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t i, double (&parts)[COMBINE_WARPS])
 {
     static_assert(COMBINE_THREADS >= TILE_HEAD_DIM, "a channel a thread");
@@ -116,7 +116,7 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
     const attn_range keys = attn_keys_of(&g, &x.s, i);
     float unit = 1, o, m, l;
 #pragma unroll 1
-    /* a second turn computes sums that overflowed again, in smaller units */
+    /* the second turn repeats sums that overflowed in the first, in smaller units */
     for (int turn = 0; turn < 2; turn++) {
         o = 0;
         m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
     __shared__ float part[COMBINE_WARPS][D];
     __shared__ float2 parts_ml[COMBINE_WARPS];
     __shared__ double parts_sum[COMBINE_WARPS];
-    /* head_args of a row that the block computes alone; shared memory holds it, because registers are scarce */
+    /* head_args of a row that the block computes again, key by key; in shared memory, because registers are scarce */
     __shared__ head_args of_head;
     const attn_geometry &g = a.g;
     const int Hk = (int)g.dims.Hk, b = (int)(blockIdx.x / Hk), hk = (int)(blockIdx.x % Hk), group = (int)g.group;
@@ -248,12 +248,12 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         }
         if (threadIdx.x == 0 && lse.data)
             ((float *)lse.data)[attn_at(&lse, x.b, h, x.s.q_start + i)] = lse_of_sum(top, sum);
-        /* after this barrier the next row may also overwrite `part` */
+        /* a bit per row with a bad result; after this barrier the next row may overwrite `part` */
         repair |= (uint32_t)(__syncthreads_or(!finite) != 0) << (r / gridDim.y);
     }
     for (int r = blockIdx.y; repair; r += gridDim.y, repair >>= 1)
         if (repair & 1) {
-            __syncthreads(); /* no thread reads `of_head` of the previous row any more */
+            __syncthreads(); /* after this barrier no thread reads `of_head` of the previous row */
             if (threadIdx.x == 0) of_head = head_args_of(a, b, x.h + r % group);
             __syncthreads();
             forward_row_by_block(a, of_head, r / group, parts_sum);
@@ -286,12 +286,13 @@ struct launch_plan {
     plan p;
     int64_t blocks;
     unsigned combine_rows; /* gridDim.y of combine_splits(): number of blocks that share the rows of a key/value head */
-    /* number of rows of partial results in the workspace, over all splits; 0: no sequence has more than one split */
+    /* number of rows of partial results in the workspace (a row of O for each split); 0: no sequence has more than one
+     * split */
     int64_t rows;
 };
 
-/* Plans the launch. `float8`: plans it for the variant with float8 keys, which never has more splits than the variant
- * with 16-bit keys. */
+/* Plans the launch. With `float8` it is planned for the variant with float8 keys, which never has more splits than the
+ * variant with 16-bit keys. */
 launch_plan launch_plan_of(const attn_geometry &g, bool float8)
 {
     const attn_dims &d = g.dims;
@@ -306,7 +307,9 @@ launch_plan launch_plan_of(const attn_geometry &g, bool float8)
         y.p.head_rows = d.total_k / KEYS_A_ROW;
         y.blocks = attn_min64(short_slots, long_slots) * d.Hk;
         y.rows = most_splits(d.total_k, false, false) > 1 ? y.p.head_rows * d.Hk : 0;
-        y.combine_rows = 4; /* combine_splits() requires at least DECODE_ROWS / 32 */
+        /* at least DECODE_ROWS / 32, because a block of combine_splits() has a bit in `repair` for each of at most 32
+         * rows */
+        y.combine_rows = 4;
     } else {
         const int64_t rows = d.Sq * g.group;
         /* number of keys that at least one query may see */
@@ -320,7 +323,7 @@ launch_plan launch_plan_of(const attn_geometry &g, bool float8)
     return y;
 }
 
-/* For each device, whether a kernel's one-time setup is done. */
+/* Number of devices for which struct once remembers that a kernel's one-time setup is done. */
 enum { DEVICES = 64 };
 struct once {
     /* 0: not set up yet; 1: set up; 2: set up, and programmatic dependent launch is possible */
@@ -359,7 +362,7 @@ template <typename T, int D> cudaError_t launch_stacks(const cuda_args &a, const
     return cudaPeekAtLastError();
 }
 
-/* True if few rows of this head size have their own variant, decode_few(). */
+/* Returns whether problems of few rows with this head size have their own variant, decode_few(). */
 constexpr bool has_few_form(int D)
 {
     return D == 128;
@@ -418,8 +421,8 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const launch_p
                     : launch_variant<T, 256, PAGED>(chip, a, y, of, stream);
 }
 
-/* Returns whether decode_few() computes this problem. The limits of its grid bound the number of blocks per key/value
- * head and the number of batch rows, and it counts keys in 32 bits. */
+/* Returns whether decode_few() computes this problem. Its grid limits the number of blocks per key/value head and the
+ * number of batch rows to 65535, and it counts keys in 32 bits. */
 bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -427,8 +430,8 @@ bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
            d.B <= UINT16_MAX && d.Sk <= INT32_MAX / 2 && (!has_options(plan) || decode_has_float8_form(plan));
 }
 
-/* A block takes several splits only if the GPU still has FULL blocks for each of the PLACES (blocks that fit on a
- * multiprocessor). */
+/* A block takes several splits only if there are still FULL times as many blocks as fit on the GPU at the same time:
+ * PLACES per multiprocessor. */
 const int FULL = 4, PLACES = 3;
 
 /* Lets a block compute a whole split group (SPLIT_GROUP neighbouring splits), if that leaves enough blocks to fill the
@@ -444,7 +447,7 @@ void let_blocks_walk(launch_plan &y, const cuda_chip *chip, const attn_dims &d, 
     y.blocks = blocks;
 }
 
-/* The number of sequences that may share a split, which decode_stacks() reads once for all of them. */
+/* Returns how many sequences with `rows` rows each a block of decode_stacks() can compute together. */
 template <int D> int sequences_of_stack(int64_t rows)
 {
     return (int)attn_min64(32, stack_shape<D>::BM / rows);

@@ -39,18 +39,17 @@ enum { WARPS = 4, THREADS = 32 * WARPS };
  * kernel converts to T in registers (float8.cuh). */
 enum keys_as { KEYS_AS_T, KEYS_AS_FLOAT8 };
 
-/* Number of tiles of 16 rows in a block of decode_stacks(), which computes rows of several sequences that see the same
- * keys. */
+/* A block of decode_stacks() computes this many tiles of 16 rows: rows of several sequences that see the same keys. */
 enum { STACK_TILES = 2 };
 
-/* The shape of a block: WM warps share the rows, WK warps the keys of a tile, and WD warps the columns of V. With
- * float8 a tile has twice the keys, or the ring has twice the slots. FEW: at most 8 rows, whose O^T is computed as V^T
- * P^T, with half the products and half the registers. */
+/* The shape of a block. Its WM * WK * WD warps are divided by rows (WM), by keys of a tile (WK) and by columns of V
+ * (WD). With float8 a tile has twice the keys, or the ring has twice the slots. FEW: at most 8 rows, whose O^T is
+ * computed as V^T P^T, with half the products and half the registers. */
 template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STACK = 1, bool FEW_ = false> struct shape {
     static const bool FEW = FEW_;
     static const int D = D_, WM = WIDE ? 4 : STACK, WD = D == 256 && !WIDE ? 2 : 1, WK = WIDE ? 1 : WARPS / WD;
     static const int THREADS = 32 * WM * WK * WD;
-    static const bool STACKED = STACK > 1; /* a block has STACK times 16 rows, from several sequences, and four warps */
+    static const bool STACKED = STACK > 1; /* true: a block has STACK times 16 rows, from several sequences */
     static const bool SCORE_MODS = SCORE_MODS_, PAGED = PAGED_, FLOAT8 = AS == KEYS_AS_FLOAT8;
     static const bool MORE_KEYS = FLOAT8 && !WIDE && D >= 128;
     static const int BM = FEW ? (int)FEW_ROWS : 16 * WM,
@@ -60,7 +59,7 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
                           (MORE_KEYS ? 2 : 1),
                      KW = BN / WK;
     static const int SLOTS = (!WIDE ? 4 : D == 64 ? 6 : 3) * (FLOAT8 && !MORE_KEYS ? 2 : 1);
-    static const int WIDTH = FLOAT8 ? D / 2 : D; /* 16-bit words in a row of a tile in the ring */
+    static const int WIDTH = FLOAT8 ? D / 2 : D; /* 16-bit words in a row of a tile of the ring of tiles */
 };
 
 /* The shape of a block of decode_stacks(): rows of several sequences, one below the other, over the same keys. */
@@ -86,17 +85,17 @@ template <class X> struct shared {
         alignas(128) uint16_t Q[X::BM * X::D];
         alignas(128) uint16_t ring[X::SLOTS][X::BN * X::WIDTH];
         float S[X::SCORE_MODS ? WARPS : 1][16]
-               /* scores of each warp, while options (softcap, bias, masks) are applied to them */
+               /* each warp's scores, while options (softcap, bias, masks) are applied to the scores */
                [X::SCORE_MODS ? X::KW + 4 : 1];
     };
     union { /* O overwrites the tiles, after the last tile was read */
         tiles tile;
         float O[X::WK][X::BM][X::D + 4];
     };
-    /* m and l of each warp; at the end m becomes the factor by which the warp's O is multiplied */
+    /* maximum m and sum l of each row, from each warp; at the end m becomes the factor of the warp's O */
     float m[X::WK][X::BM], l[X::WK][X::BM];
-    float top[X::BM], sum[X::BM]; /* m (top) and l (sum) of the whole block */
-    /* sum of those splits of the current split group that the block has computed */
+    float top[X::BM], sum[X::BM]; /* maximum (top) and sum of each row, over all warps of the block */
+    /* O of the splits of the current split group so far, added up (split group: SPLIT_GROUP neighbouring splits) */
     float split_group_O[SPLIT_GROUP_ROWS][X::D];
     float2 split_group_ml[SPLIT_GROUP_ROWS];
     int i[X::BM], h[X::BM]; /* query and query head of each row of the block */
@@ -108,7 +107,7 @@ template <class X> struct shared {
 /* ---- One row of one split ---------------------------------------------------------------------------------------- */
 
 /* Computes the partial result of query i over keys [first, last), skipping hidden keys (see rows.cuh). One warp calls
- * it. It writes the result only where tensor cores cannot compute it: where it is not finite, or comes from huge
+ * it. It writes the result only if tensor cores cannot compute it, because the result is not finite or comes from huge
  * scores. */
 __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, int64_t i, int64_t first, int64_t last,
                                         float *O, float2 *ml)
@@ -142,7 +141,7 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
 /* The keys of a split, and their tiles. */
 struct split_place {
     int first, last;  /* the split has keys [first, last); `first` is a multiple of BN */
-    int tiles, steps; /* tiles: number of its first tile; steps: how many tiles of K and V it has */
+    int tiles, steps; /* tiles: number of the split's first tile; steps: number of tiles of K and of V together */
 };
 
 template <class X> DEVICE split_place split_place_of(const group_place &place, int index)
@@ -200,7 +199,9 @@ template <typename T, class X> struct copies_by_threads {
     template <bool VALUES> DEVICE uint16_t *next()
     {
         cp_async_wait<SLOTS - 2>();
-        __syncthreads(); /* this tile has arrived, and no thread reads the ring's slot of the previous tile any more */
+        /* after this barrier the tile has arrived for all threads, and no thread reads the previous tile, whose slot is
+         * loaded next */
+        __syncthreads();
         uint16_t *const tile = sm.tile.ring[slot];
         slot = slot + 1 == SLOTS ? 0 : slot + 1;
         fill<(SLOTS - 1) % 2 != VALUES>();
@@ -226,7 +227,7 @@ DEVICE void queries_of(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int
     if constexpr (FEW_ADDRESSES) a_rows<D>(a, smem_addr(tile), m, k, lane);
     else a_rows<D>(a, tile, m, k, lane);
 }
-/* Loads the A fragment of 8 rows of Q, which also fill its rows 8 to 15. */
+/* Loads the A fragment of 8 rows of Q; the same rows also fill the fragment's rows 8 to 15. */
 template <int D> DEVICE void few_queries_of(uint32_t (&a)[4], const uint16_t *tile, int k, int lane)
 {
     ldmatrix_x4(a, smem_addr(tile) + lane % 8 * (D * 2) + (((lane / 16 ^ lane % 8) * 16) ^ (k * 2)));
@@ -288,10 +289,10 @@ template <class X> DEVICE void load_queries(uint16_t *to, const cuda_args &a, co
     }
 }
 
-/* Converts eight bfloat16 (LANES neighbouring lanes have a row) to float16 times a power of two, which brings the row's
- * largest number to 2^14 or more. Divides `factor` by that power. Returns false where the conversion loses a bit: where
- * a number is 2^31 times smaller than its row's largest, or `factor` exceeds float32's range. Infinities and NaN stay
- * infinite and NaN. */
+/* Converts eight bfloat16 (LANES neighbouring lanes have a row) to float16 times a power of two, chosen so that the
+ * row's largest number is 2^14 or more. Divides `factor` by that power. Returns false where the conversion loses a bit:
+ * where a number is 2^31 times smaller than its row's largest, or `factor` exceeds float32's range. Infinities and NaN
+ * stay infinite and NaN. */
 template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &factor)
 {
     uint32_t most = 0;
@@ -300,7 +301,7 @@ template <int LANES> DEVICE bool scaled_halves_of(uint32_t (&word)[4], float &fa
 #pragma unroll
     for (int step = LANES / 2; step; step /= 2) most = max(most, __shfl_xor_sync(0xffffffff, most, step));
     const int exponent = (int)(most >> 7), power = most == 0 || exponent == 255 ? 0 : 141 - max(exponent, 1);
-    /* 2^power may exceed the range of a float, so two factors make it */
+    /* 2^power may exceed the range of a float, so the numbers are multiplied by two factors, 2^half and 2^rest */
     const int half = power / 2, rest = power - half;
     const float up = __int_as_float((127 + half) << 23), up_more = __int_as_float((127 + rest) << 23);
     factor = factor * __int_as_float((127 - half) << 23) * __int_as_float((127 - rest) << 23);
@@ -445,7 +446,7 @@ template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int
 
 /* Adds a split's partial result to the sum of the earlier splits of its split group (SPLIT_GROUP neighbouring splits).
  * The call for the group's last split stores the sum in the workspace, in row `to`, which is the row of the group's
- * first split. `saved` is this split's own row in the workspace, which holds its result if the split was computed
+ * first split. `saved` is this split's own row in the workspace, where its result lies if the split was computed
  * twice. */
 template <class X>
 DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from_workspace, int64_t saved, bool first,
@@ -462,7 +463,8 @@ DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from
         const float4 sum = fold(split_group_ml(r).x, split_ml(r).x)(before, next);
         *(float4 *)(last ? &p.O[(to + r) * D + d] : &sm.split_group_O[r][d]) = sum;
     }
-    __syncthreads(); /* all threads have read m, and the ring may be loaded with the next split */
+    /* after this barrier the split group's m may be written, and the ring may be loaded again in the memory of O */
+    __syncthreads();
     if ((int)threadIdx.x < rows) {
         const int r = threadIdx.x;
         const float2 before = split_group_ml(r), next = split_ml(r);
@@ -616,7 +618,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
     const int THREADS = X::THREADS;
     const int D = X::D, BN = X::BN, KW = X::KW, WK = X::WK, CHUNK = RING<T, X>::CHUNK;
     const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2; /* HALVES: rows of a lane */
-    const bool FEW_ADDRESSES = RING<T, X>::FEW_ADDRESSES && WK > 1 && !X::STACKED;      /* not timed for many rows */
+    const bool FEW_ADDRESSES = RING<T, X>::FEW_ADDRESSES && WK > 1 && !X::STACKED; /* off for many rows: not measured */
     typename RING<T, X>::memory &sm = *reinterpret_cast<typename RING<T, X>::memory *>(memory);
     const attn_geometry &g = a.g;
     const head_args &x = place.x;
@@ -627,7 +629,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
               d0 = warp % X::WD * (D / X::WD); /* the warp's first row m0, key k0 of a tile, column d0 of V */
     const bool idle = m0 >= rows;
     limits limit;
-    attn_range open; /* keys that all rows see; tiles of such keys need no causal or window test */
+    attn_range open; /* keys that all rows see; tiles with only these keys need no causal or window test */
     const auto prepare_rows = [&] {
         limit = limits_of(g, x.s);
         open = attn_keys_of_all_rows(&g, &x.s, 0, x.s.Sq);
@@ -652,7 +654,7 @@ again:
 
     ring.begin(load_rows);
     if (X::FEW && p.ahead) wait_and_let_begin();
-    float c_of[2] = { c, c }; /* factor of the scores, for each of the lane's two rows */
+    float c_of[2] = { c, c }; /* factor that converts scores to base 2, for each of the lane's two rows */
     if constexpr (X::FLOAT8 && !std::is_same<T, __half>::value)
         if (halves)
 #pragma unroll
@@ -675,7 +677,7 @@ again:
             } else
                 scores<T, D>(
                     S, [&](uint32_t(&f)[4], int, int kk) { of_q(f, kk); }, rows_of_k);
-            const int column = j * BN + k0; /* first key of the tile that this warp computes */
+            const int column = j * BN + k0; /* the first of this warp's keys in tile j */
             if (X::SCORE_MODS) {
                 head_args y = x;
                 change_scores<false>(S[0], lines_of<KW + 4>(&sm.tile.S[X::SCORE_MODS ? warp : 0]), lane,
@@ -699,7 +701,7 @@ again:
 #pragma unroll
             for (int half = 0; half < HALVES; half++) {
                 const float m_new = fmaxf(m[half], largest_of_row(S[0], half) * c_of[half]); /* m is in base 2 */
-                const float base = m_new == -CUDART_INF_F ? 0 : m_new; /* no key yet: -inf - -inf would be NaN */
+                const float base = m_new == -CUDART_INF_F ? 0 : m_new; /* no key so far: -inf - -inf would be NaN */
                 rescale[half] = exp2_fast(m[half] - base);
                 const float sum = exponents_of_row(S[0], half, c_of[half], -base);
                 l[half] = l[half] * rescale[half] + sum;
@@ -740,7 +742,7 @@ again:
     ring.changed();
     __syncthreads();
     const int64_t saved = place.saved + (int64_t)index * place.rows;
-    /* distance in the workspace from one sequence's rows to the next sequence's rows */
+    /* distance in the workspace, in rows, from one sequence's results to those of the next */
     const int64_t each = X::STACKED ? g.dims.Hk * p.splits * place.rows : 0;
     const auto saved_row = [&](int r) {
         return X::STACKED ? saved + r / place.rows * each + r % place.rows : saved + r;
@@ -753,7 +755,7 @@ again:
         }
     if ((int)threadIdx.x < rows) {
         const int r = threadIdx.x;
-        /* a single split counts the sink; where there are several, combine_splits() adds it */
+        /* the sink is added here if the sequence has a single split, otherwise by combine_splits() */
         const float sink = single ? sink_in_base_2(sink_of(a, sm.h[r])) : -CUDART_INF_F;
         const float2 ml = add_up_row(sm, r, sink);
         if (!single && (clean || !takes_split_groups)) p.ml[saved_row(r)] = ml;
@@ -763,10 +765,10 @@ again:
     }
     __syncthreads();
 
-    /* Write the sums to the workspace; or divide them by l and write them to out. */
+    /* Write the sums to the workspace; where the sequence has one split, divide them by l and write them to out. */
     const attn_view &out = g.view[ATTN_T_out];
     bool finite = true;
-    uint32_t not_finite_of = 0; /* X::STACKED: bit n: tensor cores failed on a row of the stack's sequence n */
+    uint32_t not_finite_of = 0; /* bit n (X::STACKED): tensor cores failed on a row of the stack's sequence n */
     for (int n = threadIdx.x; n < rows * (D / 4); n += THREADS) {
         const int r = n / (D / 4), d = n % (D / 4) * 4;
         const float4 o = sum_of_warps(sm, r, d);
@@ -790,7 +792,7 @@ again:
             for (int n = 0; n < sequences; n++)
                 if (__syncthreads_or(not_finite_of >> n & 1) && threadIdx.x == 0)
                     p.ml[saved + n * each] = make_float2(CUDART_NAN_F, CUDART_NAN_F);
-        return; /* all threads have read m in shared memory */
+        return; /* all threads have read m in shared memory, so the caller may overwrite it */
     }
     if (clean) {
         __syncthreads();
@@ -893,7 +895,9 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
                     const uint32_t left = __ballot_sync(0xffffffff, !done);
                     index += (left ? __ffs(left) - 1 : 31) * step;
                     if (!left) continue;
-                    __syncthreads(); /* no thread reads the sums of the previous split any more */
+                    /* after this barrier no thread reads the sums of the previous split, whose memory the next split
+                     * takes */
+                    __syncthreads();
                 }
             split<T, shape<D, false, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, narrow);
         }

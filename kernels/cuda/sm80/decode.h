@@ -12,7 +12,7 @@
 enum { DECODE_ROWS = 64 };
 
 bool decode_fits(const attn_geometry &g);
-size_t decode_workspace(const attn_geometry &g); /* the part of decode.cu in the workspace: bytes, a multiple of 1024 */
+size_t decode_workspace(const attn_geometry &g); /* the bytes of workspace that decode.cu needs, a multiple of 1024 */
 cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
 
 /* Computes the splits of decode.cu with the copy engine, in sm90/decode/decode.cu. This needs compute capability 9.0,

@@ -10,39 +10,39 @@
  *
  * Not packed: a batch row has one slot for each `splits_per_block` of its splits. A batch row that shares splits with
  * other rows (`stack`) has `walkers` slots; each takes every `walkers`-th of the splits that decode_stacks() has not
- * computed. Packed: sequence b has the slots from cu_k[b] / unit + extra * b on. That is never fewer than the sequence
- * needs, so a block finds its sequence by bisection; some slots have no work. */
+ * computed. Packed: sequence b has the slots from cu_k[b] / unit + extra * b on. A sequence has at least as many slots
+ * as it needs, so a block finds its sequence by bisection; some slots have no work. */
 struct decode_plan {
     int splits, splits_per_block; /* splits_per_block: number of splits that a block computes, 1 or SPLIT_GROUP */
     int walkers;                  /* number of blocks (slots) for each batch row and key/value head */
     int unit, extra;
-    /* the kernel's arguments alone determine the splits: no device memory that the previous kernel may still write is
-     * read to find them */
+    /* true: the kernel's arguments alone determine the splits, and no device memory (which the previous kernel may
+     * still write) is read to find them */
     bool early;
     /* true if there are at most FEW_ROWS rows, which the variant for few rows computes; its grid is (Hk, walkers, B) */
     bool few;
     /* set only with `few`: true if the previous kernel writes nothing that this kernel reads, except the workspace */
     bool ahead;
-    bool float8;  /* keys and values are float8, and the variant for float8 keys computes them */
-    bool options; /* the problem has options (softcap, bias, masks, ...), so scores come from in_base_2() */
+    bool float8;  /* true: keys and values are float8, and the variant for float8 keys computes them */
+    bool options; /* true: the problem has options (softcap, bias, masks, ...), so scores come from in_base_2() */
     int stack; /* the most sequences whose rows decode_stacks() computes together; 0: decode_stacks() is not launched */
-    /* for packed problems: rows of partial results per key/value head; sequence b has those from cu_k[b] / KEYS_A_ROW
-     * on */
+    /* for packed problems: rows of partial results per key/value head; those of sequence b begin at row cu_k[b] /
+     * KEYS_A_ROW */
     int64_t head_rows;
     float *O;   /* O of each partial result: rows of D numbers; NULL: no sequence has more than one split */
-    float2 *ml; /* m (base 2) and l of each partial result */
+    float2 *ml; /* maximum m (in base 2) and sum l of each row of the partial results */
 };
 
 namespace {
 
 enum {
-    NARROW = 16, /* up to this many rows, a block has 16 rows, which all warps share */
-    FEW_ROWS = 8 /* up to this many rows, a special variant (decode_few()) computes them */
+    NARROW = 16, /* with up to this many rows (queries times heads of a group), all warps of a block share 16 rows */
+    FEW_ROWS = 8 /* up to this many rows, decode_few() computes them */
 };
 
 /* ---- Where the splits are ---------------------------------------------------------------------------------------- */
 
-/* Every split begins at a multiple of this many keys, which is a multiple of every BN. */
+/* Every split begins at a multiple of this many keys. The number is a multiple of BN (keys per tile) of every shape. */
 const int SPLIT_ALIGN = 128;
 
 /* Returns the number of keys of a split. Sixteen splits, with eight key/value heads, fill a GPU. A split must be long
@@ -53,7 +53,7 @@ const int SPLIT_ALIGN = 128;
 enum { LONG_FLOAT8 = 48 * 1024, MOST_FLOAT8 = 1408 };
 template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide, bool float8)
 {
-    const I least = wide ? 512 : 128, /* 512, 128, 2048 and 1024 are powers of two */
+    const I least = wide ? 512 : 128, /* a power of two, which `& -least` requires */
         most = wide                           ? 2048
                : float8 && keys > LONG_FLOAT8 ? MOST_FLOAT8
                                               : 1024;
@@ -77,14 +77,14 @@ typedef decode_plan plan;
  * > 1 splits has at least n * 64 keys for up to 16 rows, and at least n * 256 for up to 64 rows (see split_keys()). */
 const int KEYS_A_ROW = 4;
 
-/* What a block knows of one key/value head of a sequence. */
+/* What a block knows of its work: one key/value head of a sequence, and the query heads of its group. */
 struct group_place {
-    head_args x; /* the options' arguments for the first query head of the group */
+    head_args x; /* arguments of scores for the first query head of the group */
     int rows;    /* number of rows (queries times heads of the group); 0: another kernel computes this sequence */
     /* at least one row sees keys [first, last); length: keys of a split; splits: their number, at least 1 */
     int first, last, length, splits;
-    /* first row of the sequence's partial results in the workspace: all rows of a split, then those of the next
-     * split */
+    /* first row of the sequence's partial results in the workspace: all rows of split 0, then all rows of split 1, and
+     * so on */
     int64_t saved;
 };
 
@@ -108,8 +108,8 @@ DEVICE group_place group_place_of(const cuda_args &a, const plan &p, int b, int 
     return place;
 }
 
-/* group_place_of() for problems of few rows that are not packed. It computes in 32 bits, because the first copies wait
- * for it, and leaves out the options of the head. */
+/* Does what group_place_of() does, for problems of few rows that are not packed. The function computes in 32 bits,
+ * because the first copies wait for its result, and leaves out the head's arguments for options. */
 DEVICE group_place few_place_of(const cuda_args &a, const plan &p, int b, int hk)
 {
     const attn_geometry &g = a.g;

@@ -77,14 +77,15 @@ enum { DS_ROW = 64 }; /* elements of a row of dS in shared memory: eight 16-byte
 
 template <int D, bool SCORE_MODS> struct shared {
     static const int BN = tile<D, SCORE_MODS>::BN, BM = tile<D, SCORE_MODS>::BM;
-    /* each array holds its tile's high halves (plane hi), then the low halves (plane lo) */
+    /* each array of this struct holds its tile's high halves (plane hi), then the low halves (plane lo) */
     alignas(1024) uint16_t K[2 * BN * D];
     alignas(1024) uint16_t V[2 * BN * D];
     alignas(1024) uint16_t Q[2 * BM * D];
     alignas(1024) uint16_t dO[2 * BM * D];
     alignas(1024) uint16_t dS[2 * BN * DS_ROW]; /* dS^T: a row is a key, a column a query */
     float lse2[BM], delta[BM];
-    float one_key[BM]; /* for each query of the tile: the argument `slack` of of_one_key() */
+    /* for each query of the tile: the argument `slack` of of_one_key(), which is 0 unless the query sees one key */
+    float one_key[BM];
     staged_queries<BM> options[SCORE_MODS ? BN / 16 : 1];
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
@@ -111,7 +112,7 @@ DEVICE int query_tiles_of(const attn_geometry &g, const attn_sequence &sequence,
     return max((int)attn_tiles(highest.hi, BM) - first, 0);
 }
 
-/* Multiplies sums by a factor, which makes results of them. Returns whether every result is finite. */
+/* Multiplies the sums of dK or dV by their factor, which gives the results. Returns whether every result is finite. */
 template <int DT> DEVICE bool scale_sums(float (&x)[DT][4], float factor)
 {
     bool is_finite = true;
@@ -186,9 +187,9 @@ DEVICE void store_keys(const attn_view &view, const float (&x)[DT][4], int b, in
     }
 }
 
-/* The rounds of a block, each of which visits one tile of queries: tiles [first, first + tiles) of head h, then the
- * same tiles of head h + 1, and so on. In the variant with options a list says which rounds have a visible pair; the
- * block skips the other rounds. */
+/* The rounds of a block, each of which visits one tile of queries: tiles [first, first + tiles) of query head h, then
+ * tiles of the same numbers of head h + 1, and so on. In the variant with options a list says which rounds have a
+ * visible pair; the block skips the other rounds. */
 struct query_round {
     int n, h, row_tile;
 };
@@ -216,8 +217,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    /* Find the block's keys. In a packed problem each sequence owns tiles of keys, in the way in which it owns tiles of
-     * queries in tile_place_of(). */
+    /* Find the block's keys. In a packed problem the tiles of keys are numbered as tile_place_of() numbers tiles of
+     * queries: those of sequence b from cu_k[b] / BN + b on. */
     const int key_tile = a.first_tile + (int)blockIdx.x;
     int b = blockIdx.z, j0 = key_tile * BN;
     if (g.dims.packed) {
@@ -289,7 +290,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         const split_stats q_stats = planes.q.stats[at], o_stats = planes.dout.stats[at];
         wide |= q_stats.wide != 0;
         cp_async_wait<0>();
-        /* the queries of this round have arrived, and no thread reads dS of the previous round any more */
+        /* after this barrier the queries of this round have arrived, and no thread reads dS of the previous round */
         const bool any_one_key = __syncthreads_or(has_one_key);
 
         /* Compute S^T = K Q^T. */
@@ -301,7 +302,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         /* Apply masks and options. Element e of a thread's block nt is the pair of query i0 + 8 nt + 2 (lane % 4) +
          * e % 2 and key j0 + 16 warp + 8 (e / 2) + lane / 4. */
         const float unit = power_of_two(-q_stats.exponent) * power_of_two(-k_stats.exponent);
-        const float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* not 0, because 0 times a score of -inf is NaN */
+        const float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* never 0, because 0 times a score of -inf would be NaN */
         if (SCORE_MODS) {
             const head_args x = head_args_of(a, b, h);
             apply_options(S, sm.options[warp], a, s, x, limit, Sq, i0, j0 + warp * 16, unit, sm.lse2, P_BITS, lane);
@@ -336,7 +337,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                     for (int e = 0; e < 4; e++)
                         kept[nt][e] = st.kept[nt * 8 + lane % 4 * 2 + e % 2][e / 2] >> (lane / 4) & 1
                                           ? S[nt][e]
-                                          : 0; /* the factor of dropout, drop_scale, is applied at the end */
+                                          : 0; /* dropout's factor drop_scale is applied to dV at the end */
                 split_fragments<BM>(ah, al, kept);
             } else split_fragments<BM>(ah, al, S);
             opaque(o_columns_at);
@@ -380,7 +381,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
             opaque(q_columns_at);
             add_products_of_columns<D, BM>(dK, ah, al, q_columns_at, q_unit);
 
-            __syncthreads(); /* dS is complete, and no thread reads this round's Q and dO any more */
+            __syncthreads(); /* after this barrier dS is complete, and no thread reads this round's Q and dO */
             if (next.n < rounds) fetch(next.h, next.row_tile);
 
             if (want_dq) {
@@ -389,7 +390,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                        power_of_two(-exponent) * power_of_two(-k_stats.exponent), warp, lane);
             }
         } else {
-            __syncthreads(); /* no thread reads this round's Q and dO any more */
+            __syncthreads(); /* after this barrier no thread reads this round's Q and dO, whose memory is loaded next */
             if (next.n < rounds) fetch(next.h, next.row_tile);
         }
     }
@@ -536,7 +537,7 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
 }
 
 /* prepare_tiles() computes what the main kernel's tiles read: delta, lse, and the float16 parts of q, k, v and dout.
- * launch_tiles() then computes the chip's share of the tiles. */
+ * launch_tiles() then computes the share of the tiles that chip->share selects. */
 cudaError_t prepare_tiles(const cuda_chip *chip, const cuda_args &a, const backward_planes &planes, const saved &s,
                           float *sums, size_t sums_bytes, cudaStream_t stream)
 {

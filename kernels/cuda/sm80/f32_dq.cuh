@@ -1,5 +1,5 @@
 /* f32_dq.cuh: how f32_backward.cu computes dQ: from float32 sums to which all blocks of keys add, or (deterministic) by
- * query tiles. It also has code that dkdv and the second way share. */
+ * query tiles. It also has code that both the kernel of dK and dV (dkdv) and the kernel of dQ by query tiles use. */
 #ifndef ATTN_SM80_F32_DQ_CUH
 #define ATTN_SM80_F32_DQ_CUH
 
@@ -31,7 +31,7 @@ template <int D, int ROWS>
 DEVICE void add_products_of_columns(float (&sum)[D / 8][4], const uint32_t (&ah)[ROWS / 16][4],
                                     const uint32_t (&al)[ROWS / 16][4], uint32_t b, float unit)
 {
-    /* pairs of column blocks that are multiplied together: as many as registers allow */
+    /* number of pairs of column blocks (8 columns each) that are multiplied together: as many as registers allow */
     const int PAIRS = D == 64 ? 4 : D == 128 ? 2 : 1;
 #pragma unroll
     for (int dt = 0; dt < D / 8; dt += 2 * PAIRS) {
@@ -92,7 +92,7 @@ DEVICE bool sees_wide(const cuda_args &a, const backward_planes &planes, const h
     return k || v || planes.q.stats[q_tile].wide;
 }
 
-/* Computes dq from the float32 sums and puts it in the order of rows. One block per query tile and head. */
+/* Computes dq from the float32 sums and puts it in the order of rows. One block computes one query tile of one head. */
 template <int D, int BM>
 __global__ void __launch_bounds__(128)
     f32_finish_dq(const __grid_constant__ cuda_args a, const __grid_constant__ backward_planes planes, saved s,
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     uint32_t q_at = by_16<D>(sm.Q, lane) + warp * 32 * D, o_at = by_16<D>(sm.dO, lane) + warp * 32 * D;
     uint32_t k_at = by_8<D>(sm.K, lane), v_at = by_8<D>(sm.V, lane), k_columns_at = by_16<D>(sm.K, lane);
     float lse2[2], delta[2], dQ[DT][4] = {}, top_delta = 0;
-    float one_key[2]; /* for each of this thread's rows: the argument `slack` of of_one_key() */
+    float one_key[2]; /* for each of this thread's two rows: the argument `slack` of of_one_key() */
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int i = i0 + warp * 16 + half * 8 + lane / 4;
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     const bool any_one_key = __any_sync(0xffffffff, one_key[0] + one_key[1] > 0);
     const float drop_scale = SCORE_MODS && a.drop_below ? a.drop_scale : 1, o_unit = power_of_two(-o_stats.exponent);
     int j = first;
-    const auto above = [&](int n) { /* returns the next tile of keys that has a visible pair */
+    const auto above = [&](int n) { /* returns the next tile of keys above tile n that has a visible pair */
                                     if constexpr (SCORE_MODS) return seen_tile_above(sm.visible, n, last);
                                     else return n + 1;
     };
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     for (; j < last; j = above(j)) {
         const int64_t t = k_tile + j * BN / SPLIT_ROWS;
         const split_stats k_stats = planes.k.stats[t], v_stats = planes.v.stats[t];
-        __syncthreads(); /* no thread reads the previous tile any more */
+        __syncthreads(); /* after this barrier no thread reads the previous tile, whose memory is loaded next */
         load_planes<D, BN, THREADS>(sm.K, planes.k.data + t * 2 * SPLIT_ROWS * D, j * BN % SPLIT_ROWS);
         load_planes<D, BN, THREADS>(sm.V, planes.v.data + t * 2 * SPLIT_ROWS * D, j * BN % SPLIT_ROWS);
         cp_async_commit();

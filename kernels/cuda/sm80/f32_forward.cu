@@ -41,7 +41,7 @@ template <int D, bool SCORE_MODS_> struct shape {
 };
 
 template <int D, bool SCORE_MODS> struct shared {
-    /* each array holds its tile's high halves (plane hi), then the low halves (plane lo) */
+    /* each array of this struct holds its tile's high halves (plane hi), then the low halves (plane lo) */
     alignas(1024) uint16_t Q[2 * shape<D, SCORE_MODS>::BM * D];
     alignas(1024) uint16_t K[2 * shape<D, SCORE_MODS>::BN * D];
     alignas(1024) uint16_t V[2 * shape<D, SCORE_MODS>::BN * D];
@@ -52,8 +52,8 @@ template <int D, bool SCORE_MODS> struct shared {
 /* P is 2^15 times the probability, and so is its sum l: probability 1 is 2^P_BITS, and P_UNIT is its inverse. */
 const float P_BITS = 15, P_UNIT = 1.0f / 32768;
 
-/* Returns m rounded to a multiple of 1/16 (to a coarser one above 2^18). A rounded maximum makes it exact to add P's 15
- * bits to it. Huge maxima are not rounded: see in_base_2(). */
+/* Returns m rounded to a multiple of 1/16 (to a coarser one above 2^18). The sum of a rounded maximum and P_BITS = 15
+ * is exact. Huge maxima are not rounded: see in_base_2(). */
 DEVICE float rounded(float m)
 {
     const float y = __fadd_rn(__fadd_rn(m, 786432.0f), -786432.0f);
@@ -91,15 +91,15 @@ DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const t
 }
 
 /* Takes one step of the online softmax. S becomes P: the probability times 2^(P_BITS - shift). `c` converts a score in
- * S to base 2. `rescale` becomes the factor for O. A score from in_base_2() may be so huge that an exponent added to it
- * is lost; with options P is therefore multiplied by its unit afterwards. */
+ * S to base 2. `rescale` becomes the factor for O. A score from in_base_2() may be so huge that P_BITS - shift, added
+ * to it, is lost; with options P is therefore multiplied by 2^(P_BITS - shift) afterwards. */
 template <bool SCORE_MODS, int NT>
 DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&rescale)[2], float c, int shift)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        /* with options S comes from in_base_2() and c is 1; either way S * c and row.m are in base 2 */
+        /* S * c and row.m are in base 2: with options S comes from in_base_2() and c is 1 */
         const float m = fmaxf(row.m, rounded(largest_of_row(S, half) * c));
         /* before the first key m is -inf, and -inf - -inf would be NaN */
         const float base = m == -CUDART_INF_F ? 0 : m;
@@ -239,9 +239,10 @@ again:
     for (int j = last - 1, next; j >= first; j = next) {
         const split_stats ks = planes.k.stats[k_tile + j * BN / SPLIT_ROWS],
                           vs = planes.v.stats[k_tile + j * BN / SPLIT_ROWS];
-        /* Tiles cannot compute scores above 2^22: these round so coarsely that P, by a fused multiply-add, would exceed
-         * float16's range. Where K's tile is wide (has rows of small numbers, split.cuh) the limit is 2^18, below which
-         * the absolute error is small. score_bound allows for a wide Q. */
+        /* Tiles cannot compute scores above 2^22: such scores are rounded so coarsely that P, by a fused multiply-add,
+         * would exceed float16's range. Where K's tile is wide (has rows of small numbers, split.cuh) the limit is
+         * 2^18, below which the absolute error is small. Where Q is wide, score_bound is 16 times larger for the same
+         * reason. */
         wide |= vs.wide || !(score_bound * ks.top < (ks.wide ? 1 << 18 : 1 << 22));
         /* In most problems all tiles of V have one exponent, and shift is 0. For a tile of V with smaller numbers, P is
          * made smaller, so that O need not be made larger. */
@@ -254,7 +255,9 @@ again:
         }
         wide |= shift > 16;
         cp_async_wait<0>();
-        __syncthreads(); /* K[j] has arrived, and no thread reads the previous tile of V any more */
+        /* after this barrier K[j] has arrived, and no thread reads the previous tile of V, whose memory is loaded
+         * next */
+        __syncthreads();
         load(sm.V, planes.v, j);
 
         /* True if any row of this warp sees any key of the tile. A warp with two 16-row blocks has no registers for
@@ -286,13 +289,14 @@ again:
         }
 
         cp_async_wait<0>();
-        __syncthreads(); /* V[j] has arrived, and no thread reads K[j] any more */
+        /* after this barrier V[j] has arrived, and no thread reads K[j], whose memory is loaded next */
+        __syncthreads();
         /* clears only plane hi of V: where hi is not finite, lo is 0 already */
         if (clean) clear_not_finite<__half, Shape, D>(sm.V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) load(sm.K, planes.k, next);
 
-        /* O = rescale O + P V, for PAIRS pairs of column blocks at a time: as many as registers allow. */
+        /* O = rescale O + P V, for PAIRS pairs of blocks of 8 columns at a time: as many as registers allow. */
         const int PAIRS = D == 256 ? 1 : 2;
         if (!active) {
             if (o_rescale != 1) multiply(O, o_rescale);
@@ -357,7 +361,7 @@ again:
                                                                             O[mt][dt][half * 2 + 1]);
     });
     __syncwarp();
-    /* true: a row that sees one key is a bitwise copy of that key's value */
+    /* true: for a row that sees one key, out is a bitwise copy of that key's value */
     const bool copies = !SCORE_MODS && sink_of(a, x.h) == -CUDART_INF_F;
     if (out.data) store_rows_or_values<D, MT * 16>(a, x, staged, q0, warp * MT * 16, limit, copies, lane);
     if (clean || wide) {

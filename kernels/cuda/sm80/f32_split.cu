@@ -13,7 +13,7 @@ enum { WARPS = 8, ROWS = SPLIT_ROWS / WARPS, MOST = 4 };
 struct split_jobs {
     split_planes planes[MOST];
     attn_tensor_id id[MOST];
-    /* blocks first[n] to first[n + 1] - 1 of the grid's x axis convert tensor n: one block, one tile */
+    /* blocks first[n] to first[n + 1] - 1 of the grid's x axis convert tensor n, one tile per block */
     unsigned first[MOST + 1];
 };
 
@@ -92,7 +92,7 @@ cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const 
         if ((unsigned)planes[n].heads > heads) heads = (unsigned)planes[n].heads;
     }
     for (int n = count; n <= MOST; n++) jobs.first[n] = blocks;
-    /* all tensors of a call are packed, or none is */
+    /* in one call either all tensors are packed, or none is */
     const dim3 grid(blocks, heads, planes[0].packed ? 1 : (unsigned)d.B);
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
     switch (split_class(d)) {

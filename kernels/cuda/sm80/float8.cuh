@@ -47,8 +47,8 @@ template <> DEVICE uint32_t from_halves<__half>(uint32_t x)
     return x;
 }
 
-/* Returns which of the eight words that a row of Q has for each 16 channels holds channels 2 w and 2 w + 1. In this
- * order a lane has K's channels when it converts a word of four float8. */
+/* A row of Q has eight words for each 16 channels. Returns the number of the word that holds channels 2 w and 2 w + 1.
+ * The order is that in which a lane gets K's channels from a word of four float8. */
 DEVICE int permuted_word(int w)
 {
     return w % 2 * 4 + w / 2;

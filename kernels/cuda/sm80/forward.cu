@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     const attn_geometry &g = a.g;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-    /* Start to load Q as soon as its place is known, and the last keys as soon as theirs is known. */
+    /* Start to load Q as soon as its place is known, and the last keys as soon as their number is known. */
     row_place place = row_place_of<BM>(a, whole, blockIdx);
     if (!place.exists) return;
     if (SCORE_MODS && a.part_lse && !has_parts<BM>(a, head_args_of(a, place.b, place.h), place.i0)) return;
@@ -124,7 +124,7 @@ again:
     }
     for (int j = last - 1, next; j >= first; j = next) {
         cp_async_wait<0>();
-        __syncthreads(); /* K[j] has arrived, and no thread reads the previous tile of V any more */
+        __syncthreads(); /* after this barrier K[j] is there, and no thread reads the previous tile of V */
         V.template load<BN>(sm.V, j * BN);
         cp_async_commit();
 
@@ -140,7 +140,7 @@ again:
         drop_some<Shape>(S, sm.way, a, dropout_head(a, x.b, x.h), q0, j);
 
         cp_async_wait<0>();
-        __syncthreads(); /* V[j] has arrived, and no thread reads K[j] any more */
+        __syncthreads(); /* after this barrier V[j] is there, and no thread reads K[j] */
         if (clean) clear_not_finite<T, Shape, D>(sm.V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) {
@@ -169,7 +169,7 @@ again:
             finite &= is_sound_score<SCORE_MODS>(row.m);
             if (!SCORE_MODS && row.m == -CUDART_INF_F) {
                 const int i = place.i0 + (warp * MT + mt) * 16 + half * 8 + lane / 4;
-                /* a maximum of -inf is right only in a row that sees no key */
+                /* the row's maximum is -inf, which is right only if the row sees no key */
                 finite &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk);
             }
 #pragma unroll
@@ -178,8 +178,8 @@ again:
                 for (int e = 0; e < 2; e++) {
                     float &o = O[mt][dt][half * 2 + e];
                     o *= factor;
-                    /* Both branches test whether o is finite. The second one takes fewer instructions; for D above 64
-                     * only the first one compiles without spills. */
+                    /* Both branches (if and else) test whether o is finite. The `else` branch takes fewer instructions;
+                     * for D above 64 only the `if` branch compiles without spills. */
                     if (D > 64) finite &= o - o == 0;
                     else zero = fmaf(o, 0, zero); /* NaN if o is not finite */
                 }
@@ -202,7 +202,7 @@ again:
     });
     if (out.data) {
         const int mine = warp * MT * 16;
-        __syncwarp(); /* the barrier of one warp suffices, because a warp reads back only rows that it wrote */
+        __syncwarp(); /* a barrier of the warp suffices here, because a warp reads back only rows that it wrote */
         store_rows<D, 32>(out, place.b, place.h, place.q_start + place.i0, mine,
                           (int)attn_clamp64(place.Sq - place.i0 - mine, 0, MT * 16), (int)g.dims.Dv, &sm, pieces, lane);
     }

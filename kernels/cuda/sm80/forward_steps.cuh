@@ -73,8 +73,8 @@ DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&row
     }
 }
 
-/* Applies options to the scores of keys from j * BN on. In the variant without options, if `bounded`, sets scores
- * outside the interval of causal and window to -inf instead. `unit` is the unit of S. */
+/* Applies options to the scores of keys from j * BN on. S times `unit` is q.k. In the variant without options, if
+ * `bounded`, the function instead sets scores outside the interval of causal and window to -inf. */
 template <class X, int NT>
 DEVICE void change_or_hide(float (&S)[X::MT][NT][4], scores_on_their_way<X> &way, const cuda_args &a,
                            const head_args &x, const limits &limit, int Sq, int q0, int j, bool bounded, float unit)
@@ -93,8 +93,8 @@ DEVICE void change_or_hide(float (&S)[X::MT][NT][4], scores_on_their_way<X> &way
     }
 }
 
-/* Sets P to 0 where dropout drops it. The factor 1 / (1 - dropout_p) is applied at the end, because P times the factor
- * might leave the range of 16 bits. `head` is b * H + h. */
+/* Sets P of the pairs that dropout drops to 0. The factor 1 / (1 - dropout_p) is applied at the end, because P times
+ * the factor might leave the range of 16 bits. `head` is b * H + h. */
 template <class X, int NT>
 DEVICE void drop_some(float (&P)[X::MT][NT][4], scores_on_their_way<X> &way, const cuda_args &a, int64_t head, int q0,
                       int j)
@@ -105,8 +105,8 @@ DEVICE void drop_some(float (&P)[X::MT][NT][4], scores_on_their_way<X> &way, con
              [&](int r, int eighth) { return kept_of(a, head, q0 + warp * 16 + r, j * NT + eighth); });
 }
 
-/* Calls visit(mt, half, r) for each of the thread's rows: row r of the block's tile lies in half `half` of the warp's
- * 16-row block mt. */
+/* Calls visit(mt, half, r) for each of the thread's rows: row r of the block's tile lies in the upper or lower half
+ * (`half`, 0 or 1) of the warp's 16-row block mt. */
 template <class X, typename F> DEVICE void for_own_rows(F visit)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -116,7 +116,7 @@ template <class X, typename F> DEVICE void for_own_rows(F visit)
         for (int half = 0; half < 2; half++) visit(mt, half, (warp * X::MT + mt) * 16 + half * 8 + lane / 4);
 }
 
-/* Replaces numbers that are not finite by 0 in a tile of V; for float32, in its plane of upper halves. All threads call
+/* Replaces numbers that are not finite by 0 in a tile of V; for float32, in the tile's plane hi. All threads call
  * it. */
 template <typename T, class X, int D> DEVICE void clear_not_finite(uint16_t *V)
 {
@@ -161,7 +161,7 @@ DEVICE void store_parts(const cuda_args &a, const head_args &x, int64_t i0, cons
         if (sound) a.part_lse[at] = row.m;
         a.part_rest[at] = sound ? logf(row.l) : CUDART_NAN_F;
     });
-    __syncwarp(); /* the warp checks rows that its own lanes wrote */
+    __syncwarp(); /* after this barrier the warp may read rows that its own lanes wrote */
     for (int r = warp * X::MT * 16; r < (warp + 1) * X::MT * 16 && i0 + r < x.s.Sq; r++) {
         const int64_t at = lse_at(a, x, i0 + r);
         if (!is_parted_by_tiles(a, a.part_lse[at]) || a.part_rest[at] == a.part_rest[at]) continue;

@@ -6,7 +6,8 @@
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 
-/* A forward of the backward's tensors. Do not copy this struct: `plan` has pointers to `problem`. */
+/* The problem and plan of a forward of the backward's tensors. Do not copy this struct: `plan` has pointers to
+ * `problem`. */
 struct recomputed_forward {
     attn_problem problem;
     attn_plan plan;
@@ -14,7 +15,7 @@ struct recomputed_forward {
 
 /* Returns whether the tiles of the recomputed forward compute lse and rest (the two parts of a huge lse) of rows with
  * huge scores. They do if all kernels of the backward take scores from in_base_2(). They do not where dbias or
- * dalibi_slopes is wanted, because their kernels (simple.cu) sum scores in another order. */
+ * dalibi_slopes is wanted, because the kernels for these (simple.cu) sum scores in another order. */
 static inline bool parts_by_tiles(const attn_plan *plan)
 {
     return has_options(plan) && !plan->problem->dbias.rank && !plan->problem->dalibi_slopes.rank;

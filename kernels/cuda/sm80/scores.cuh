@@ -244,8 +244,8 @@ template <int BM> struct staged_queries {
 };
 
 /* Applies all options to scores of keys from j0 on and queries from i0 on, of which Sq exist, and computes which pairs
- * dropout keeps. `unit` is the unit of the scores in S, which become exponents of P in base 2. lse2 is the queries' lse
- * in base 2 minus `bits`. */
+ * dropout keeps. S times `unit` is q.k on entry; on return S has exponents in base 2: of P, or of 2^bits P, because
+ * `lse2` is the queries' lse in base 2 minus `bits`. */
 template <int BM, int NT>
 DEVICE void apply_options(float (&S)[NT][4], staged_queries<BM> &st, const cuda_args &a, const saved &s,
                           const head_args &x, const limits &limit, int Sq, int i0, int j0, float unit,

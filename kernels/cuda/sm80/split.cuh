@@ -52,7 +52,7 @@ const float LO_UNIT = 1.0f / 2048;
 struct split_stats {
     int exponent;
     int wide;
-    float top;  /* the tile's largest magnitude */
+    float top;  /* the largest absolute value in the tile */
     float norm; /* the largest Euclidean norm of the tile's rows, in units of 2^-exponent */
 };
 
@@ -105,8 +105,8 @@ static inline split_planes split_planes_of(const attn_dims &d, attn_tensor_id id
     return p;
 }
 
-/* Computes the planes (float16 parts hi and lo) of `count` (at most 4) tensors; ids[n] belongs to planes[n]. It is in
- * f32_split.cu. */
+/* Computes the planes (float16 parts hi and lo) of `count` (at most 4) tensors; ids[n] belongs to planes[n]. The
+ * function is in f32_split.cu. */
 cudaError_t split_tensors(const cuda_args &a, const split_planes *planes, const attn_tensor_id *ids, int count,
                           cudaStream_t stream);
 
@@ -179,8 +179,8 @@ DEVICE void opaque(uint32_t &x)
 }
 
 /* S = A B^T over D channels, for 16 MT rows of A and N rows of B. Both operands are planes hi and lo in shared memory,
- * of A_ROWS and N rows. The small products (hi times lo) have a sum of their own, because these sums are as long as
- * D. */
+ * of A_ROWS and N rows. The small products (hi times lo) have a sum of their own, because sums over D channels are
+ * long, and tensor cores truncate when they add. */
 template <int D, int MT, int N, int A_ROWS, bool TURNED = false>
 DEVICE void multiply_rows(float (&S)[MT][N / 8][4], uint32_t a, uint32_t b)
 {
@@ -316,7 +316,7 @@ template <int V, int ROWS> DEVICE void range_of_rows(const float (&x)[ROWS][V], 
 #pragma unroll
         for (int v = 0; v < V; v++)
             if (is_number(x[r][v])) most = fmaxf(most, fabsf(x[r][v]));
-        /* magnitudes, which are not negative, have the order of their bits as integers */
+        /* floats that are not negative, as magnitudes are, compare like their bits as integers */
         most = __uint_as_float(__reduce_max_sync(0xffffffff, __float_as_uint(most)));
         top = fmaxf(top, most);
         if (most > 0) least = fminf(least, most);

@@ -11,8 +11,8 @@
 
 #include "ptx.cuh"
 
-/* Returns the place of piece c (16 bytes) of row r in a tile, in elements of 16 bits. With D 32 two rows together span
- * all banks. */
+/* Returns the place of piece c (16 bytes) of row r in a tile, in elements of 16 bits. With D = 32 two rows together
+ * span all banks of shared memory. */
 template <int D> DEVICE int at(int r, int c)
 {
     return r * D + (c ^ (D >= 64 ? r & 7 : r / 2 & 3)) * 8;
@@ -53,7 +53,8 @@ template <typename T, int D> struct tile_row {
 template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loader {
     typedef tile_row<T, D> tile;
     static const int W = tile::WIDTH, PIECES = tile::PIECES, STEP = THREADS / PIECES;
-    /* address of this thread's piece in row r of the sequence; where 16-byte copies do not fit, of row 0 */
+    /* where 16-byte copies fit: address of the thread's first piece, in row threadIdx.x / PIECES; otherwise: address of
+     * row 0 */
     const char *data;
     const attn_view *view;
     int row_bytes; /* bytes from row to row (only where 16-byte copies fit) */
@@ -103,7 +104,7 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
     }
 };
 
-/* A loader for K or V. If keys are in pages (PAGED), it looks up the place of each row in page_table. */
+/* A loader for K or V. With PAGED keys are in pages, and it looks up the place of each row in page_table. */
 template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_loader : loader<D, THREADS, ONCE, T> {
     DEVICE key_loader(const attn_geometry &, const attn_view &tensor, int64_t b, int64_t hk, int64_t line,
                       int64_t count, int64_t width)
@@ -114,24 +115,25 @@ template <typename T, int D, int THREADS, bool ONCE, bool PAGED> struct key_load
 template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THREADS, ONCE, true> {
     typedef tile_row<T, D> tile;
     static const int PIECES = tile::PIECES, STEP = THREADS / PIECES;
-    /* Rows that are looked up together: a chunk of rows lies in one page if the page size is a multiple of CHUNK. One
-     * entry of page_table is then read for each chunk. */
+    /* Number of rows that are looked up together. If the page size is a multiple of CHUNK, each chunk of rows lies in
+     * one page, and one entry of page_table is read for each chunk. */
     static const int CHUNK = STEP > 16 ? STEP : 16;
     const attn_geometry *g;
     const attn_view *view;
-    /* page_table of this sequence; where tiles are whole pages or parts of one, its entries from the next tile's page
-     * on */
+    /* page_table of this sequence; where a tile is one page or part of one, `table` moves on to the entry of the next
+     * tile's page */
     const int32_t *table;
-    const char *data; /* address of this thread's piece in slot r of page 0 */
+    /* address of this thread's piece of 16 bytes in page 0, in the slot (row of a page) of number threadIdx.x /
+     * PIECES */
+    const char *data;
     int64_t page_bytes;
     int page_size, row_bytes;
     int b, hk, rows, columns;
     int next = -1, page,
-        /* next: first row of the tile that is expected next; page: its page, read ahead of time; slot: its slot in the
-         * page */
+        /* next: first row of the tile that is expected next; page, slot: where this row lies, read ahead of time */
         slot;
     bool pieces; /* 16-byte copies fit: every slot is 16-byte aligned, and its columns fill whole pieces */
-    bool chunks; /* `pieces` is true, and a page holds whole chunks */
+    bool chunks; /* `pieces` is true, and a page consists of whole chunks (of CHUNK rows) */
 
     DEVICE key_loader(const attn_geometry &geometry, const attn_view &tensor, int64_t b, int64_t hk, int64_t,
                       int64_t count, int64_t width)
@@ -173,7 +175,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
                 const int entry = first / page_size;
                 table = g->page_table + b * g->page_table_row + entry;
                 slot = first - entry * page_size;
-                page = first < rows ? *table : 0; /* page_table has no entry for rows past the last */
+                page = first < rows ? *table : 0; /* page_table has no entry for rows past the sequence's last row */
             }
             const char *const from = data + page * page_bytes + slot * row_bytes;
 #pragma unroll
@@ -208,7 +210,8 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
 #pragma unroll 1
             for (int n = 0; n < ROWS / STEP; n++) {
                 const int line = first + r + n * STEP;
-                const bool valid = column && line < rows; /* page_table has no entry for rows past the last */
+                /* page_table has no entry for rows past the sequence's last row */
+                const bool valid = column && line < rows;
                 copy(to, r + n * STEP, c,
                      (const char *)view->data +
                          (valid ? attn_key_at(g, view, b, hk, line) + c * tile::PIECE : 0) * tile::BYTES,
@@ -240,7 +243,7 @@ struct limits {
 DEVICE limits limits_of(const attn_geometry &g, const attn_sequence &s)
 {
     const int64_t far = INT64_C(1) << 30,
-                  /* `far` bounds windows; lengths are below 2^31, so clamping to it changes no result */
+                  /* `far` limits windows to 32 bits; lengths are below 2^31, so the limit changes no result */
         align = attn_align(&g, &s);
     return limits{ (int)attn_clamp64(align - g.left, -far, far), (int)attn_clamp64(align + g.right + 1, -far, far),
                    (int)s.Sk };
@@ -255,8 +258,8 @@ DEVICE uint32_t kept(uint32_t x)
 }
 
 /* The query rows of a block, found by row_place_of(). Where all sequences have one length, row_place_of() uses only
- * 32-bit arithmetic, because the block's first copies wait for the result; otherwise it calls tile_place_of(). Its
- * argument `whole` is limits_of_whole(), which the host computes for the case of one length. */
+ * 32-bit arithmetic, because the block's first copies wait for the result; otherwise it calls tile_place_of(). The
+ * argument `whole` of row_place_of() is limits_of_whole(), which the host computes for the case of one length. */
 struct row_place {
     int b, h, hk, i0, Sq;
     int64_t q_start, k_start;
@@ -326,8 +329,8 @@ template <int D> DEVICE uint32_t lane_across(int lane)
 }
 
 /* These functions load a fragment of a tile, as a_rows() and the others below do, from a lane's address that is
- * computed once: `down` is lane_down(), `across` is lane_across(). If the start of shared memory was added to that
- * address, `tile` is an offset from that start. */
+ * computed once: `down` is lane_down(), `across` is lane_across(). If the start of shared memory was added to `down` or
+ * `across`, `tile` is an offset from that start. */
 template <int D> DEVICE void a_rows_of(uint32_t (&a)[4], uint32_t down, uint32_t tile, int m, int k)
 {
     ldmatrix_x4(a, (down ^ (k * 2)) + (tile + m * (D * 2)));

@@ -29,7 +29,7 @@ enum { ROWS = 128, TILE = QUERY_TILE, CHUNK = 64, WARPS = ROWS / 16, THREADS = 3
 
 union stage {
     struct {
-        /* rows of the block, and rows of the tile that the block visits */
+        /* a chunk of channels: `own` of the block's rows, `other` of the rows of the tile that the block visits */
         uint16_t own[ROWS * CHUNK], other[TILE * CHUNK];
     } chunk;
     uint16_t columns[TILE * COLUMNS];
@@ -53,7 +53,7 @@ struct block_place {
     /* h: the head of the tile that is visited, which for dk and dv is one head of the group after the other */
     int b, h, hk;
     int row0; /* the block's first row, counted inside the sequence */
-    int rows; /* number of rows to write */
+    int rows; /* number of rows of the gradient to write */
     int column0;
     /* rounds [begin, end): one for each tile of keys (dq), or for each tile of queries, head after head (dk and dv) */
     int begin, end;
@@ -181,8 +181,8 @@ template <gradient G, class Shared> DEVICE void load_round(const cuda_args &a, c
 
 /* ---- P and dS ---------------------------------------------------------------------------------------------------- */
 
-/* lse and delta of this thread's rows, with which S and dP become P and dS. Rows are queries for dq, and keys for dk
- * and dv, which have lse and delta in shared memory. */
+/* For dq: lse and delta of this thread's rows, which are queries. With them S and dP become P and dS. For dk and dv
+ * rows are keys, and lse and delta of the queries are in shared memory. */
 template <gradient G> struct row_numbers {
     float lse2[G == DQ ? 2 : 1], delta[G == DQ ? 2 : 1];
 };
@@ -331,7 +331,9 @@ __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll 1
         for (int d = 0; d < D; d += CHUNK) {
             cp_async_wait<0>();
-            __syncthreads(); /* the chunk has arrived, and no thread reads the other stage (buffer) any more */
+            /* after this barrier the chunk has arrived, and no thread reads the other stage (buffer), which is loaded
+             * next */
+            __syncthreads();
             if (d + CHUNK < D) load_chunk<G, false>(a, p, sm.stages[at ^ 1], n, d / CHUNK + 1);
             else if (G != DV) load_chunk<G, true>(a, p, sm.stages[at ^ 1], n, 0);
             else load_columns<G>(a, p, sm.stages[at ^ 1], n);
@@ -351,8 +353,8 @@ __global__ void __launch_bounds__(THREADS, 1)
             to_ds<G, SCORE_MODS>(S[0], a, sm, own);
         }
         cp_async_wait<0>();
-        /* the columns have arrived, and no thread uses the other stage (buffer) or this round's lse and delta any
-         * more */
+        /* after this barrier the columns have arrived, and no thread uses the other stage (buffer) or this round's lse
+         * and delta */
         __syncthreads();
         n = round_after<SCORE_MODS>(sm.seen, n, end);
         if (n < end) load_chunk<G, false>(a, p, sm.stages[at ^ 1], n, 0);
@@ -363,7 +365,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     }
 
     const bool finite = scale_block(sums, G == DV ? 1 : (float)g.scale);
-    /* after this barrier no thread reads the stages (buffers of chunks) any more */
+    /* after this barrier no thread reads the stages (buffers of chunks), so results may be staged there */
     const bool poisoned = __syncthreads_or(!finite);
     const attn_view &result = g.view[G == DQ ? ATTN_T_dq : G == DK ? ATTN_T_dk : ATTN_T_dv];
     const int64_t line = (G == DQ ? p.s.q_start : p.s.k_start) + p.row0;
@@ -379,7 +381,8 @@ __global__ void __launch_bounds__(THREADS, 1)
 
 /* ---- Launchers --------------------------------------------------------------------------------------------------- */
 
-/* bytes of the workspace before the marks of rows; the first of these bytes is cuda_args.rows_found */
+/* bytes of the workspace before the marks of rows that a later launch computes; the first of these bytes is
+ * cuda_args.rows_found */
 enum { MARKS_HEAD = 16 };
 
 size_t mark_bytes(const attn_dims &d)
@@ -434,7 +437,8 @@ bool plan(const cuda_chip *chip, attn_plan *plan)
     return others > 0;
 }
 
-/* Launches the kernels of one backward. The marks of rows lie in the workspace behind what begin_backward() needs. */
+/* Launches the kernels of one backward. The marks of rows that a later launch computes lie in the workspace behind the
+ * part of begin_backward(). */
 cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
 {
     const attn_dims &d = plan->geometry.dims;

@@ -36,8 +36,8 @@ template <bool SCORE_MODS_> struct shape {
     static_assert(BM == 16 * MT * WARPS, "a warp has 16 MT rows");
 };
 
-/* A buffer of shared memory for a chunk of Q and K, or for columns of V. Scores, while options are applied to them,
- * take the stage whose chunk was multiplied last. */
+/* A buffer of shared memory for a chunk of Q and K, or for columns of V. While options are applied to scores, the
+ * scores take the stage whose chunk was multiplied last. */
 template <class X> union stage {
     struct {
         uint16_t Q[X::BM * CHUNK], K[X::BN * CHUNK];
@@ -114,7 +114,8 @@ DEVICE bool divide_rows(float (&O)[X::MT][DT][4], softmax_row (&rows)[X::MT][2],
         row.l = whole_sum(row.l);
         const float factor = row.l == 0 ? 0 : v_scale / row.l;
         sound &= is_sound_score<X::SCORE_MODS>(row.m) && row.l - row.l == 0;
-        if (!X::SCORE_MODS && row.m == -CUDART_INF_F) { /* a maximum of -inf is right only in a row that sees no key */
+        /* the row's maximum is -inf, which is right only if the row sees no key */
+        if (!X::SCORE_MODS && row.m == -CUDART_INF_F) {
             const int i = place.i0 + r;
             sound &= max(i + place.limit.lo, 0) >= min(i + place.limit.hi, place.limit.Sk);
         }
@@ -130,7 +131,8 @@ DEVICE bool divide_rows(float (&O)[X::MT][DT][4], softmax_row (&rows)[X::MT][2],
     return sound;
 }
 
-/* Writes the block's columns of out; the block of the first columns also writes lse. */
+/* Writes the block's columns of out; of the blocks with the same queries, the one with the first columns also writes
+ * lse. */
 template <typename T, class X, int DT>
 DEVICE void store_results(const cuda_args &a, const row_place &place, int column0, const float (&O)[X::MT][DT][4],
                           const softmax_row (&rows)[X::MT][2], void *staged)
@@ -183,20 +185,23 @@ again:
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; chunk++, at ^= 1) {
             cp_async_wait<0>();
-            __syncthreads(); /* the chunk has arrived, and no thread reads the other stage (buffer) any more */
+            /* after this barrier the chunk has arrived, and no thread reads the other stage (buffer), which is loaded
+             * next */
+            __syncthreads();
             if (chunk + 1 < chunks) load_chunk<T, X, PAGED>(a, place, sm.stages[at ^ 1], chunk + 1, j);
             else load_values<T, X, PAGED>(a, sm.place, sm.stages[at ^ 1], j);
             const uint32_t tileQ = at * (uint32_t)sizeof(stage<X>);
             add_chunk<T, CHUNK>(S, start, tileQ, tileQ + BM * CHUNK * 2, threadIdx.x / 32 * 16, D - chunk * CHUNK);
         }
-        if (SCORE_MODS) __syncthreads(); /* no thread reads the last chunk any more, whose memory the scores take now */
+        /* after this barrier no thread reads the last chunk, whose memory the scores take now */
+        if (SCORE_MODS) __syncthreads();
         const bool bounded = j * BN < q_last + limit.lo || j * BN + BN > min(place.i0 + limit.hi, limit.Sk);
         change_or_hide<X>(S, sm.stages[at ^ 1].way, a, x, limit, place.Sq, place.i0, j, bounded, 1);
         softmax_step(S[0], O[0], rows[0], c);
         drop_some<X>(S, sm.stages[at ^ 1].way, a, dropout_head(a, x.b, x.h), place.i0, j);
 
         cp_async_wait<0>();
-        __syncthreads(); /* V[j] has arrived, and no thread uses the other stage (buffer) any more */
+        __syncthreads(); /* after this barrier V[j] is there, and no thread uses the other stage (buffer) */
         if (clean) clear_not_finite<T, X, COLUMNS>(sm.stages[at].V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) load_chunk<T, X, PAGED>(a, place, sm.stages[at ^ 1], 0, next);
@@ -222,7 +227,8 @@ again:
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
-/* bytes of the workspace before the marks of rows; the first of these bytes is cuda_args.rows_found */
+/* bytes of the workspace before the marks of rows that a later launch computes; the first of these bytes is
+ * cuda_args.rows_found */
 enum { MARKS_HEAD = 16 };
 
 template <typename T, bool SCORE_MODS, bool PAGED>

@@ -7,16 +7,18 @@
 namespace {
 
 enum { ROWS = 64, COLUMNS = 32, THREADS = ROWS * 2, WARPS = THREADS / 32 };
-/* CHUNK: channels of S and dP that are loaded at a time; WIDTH: columns of a block's result */
+/* CHUNK: number of channels of q, k, v and dout that are loaded at a time for S and dP; WIDTH: columns of a block's
+ * result */
 enum { CHUNK = 32, WIDTH = 128, STAGES = 3 };
-/* LINE, Z_LINE: floats from row to row in shared memory; with 4 more than needed, a warp's loads use all banks */
+/* LINE, Z_LINE: floats from row to row in shared memory; 4 floats more than a row has spread a warp's loads over all
+ * banks */
 enum { LINE = CHUNK + 4, Z_LINE = WIDTH + 4 };
 enum { N_TILES = COLUMNS / 8, N_WIDTH = WIDTH / 8 };
 
 enum pass { FORWARD, DQ, DK, DV };
 
-/* The softmax of a query's row: largest score, logarithm of the rest of the sum, and delta. `only`: the score of the
- * key if the row sees one key, and NaN otherwise. */
+/* The softmax of a query's row: largest score (top), logarithm of the sum of exponentials relative to `top` (rest), and
+ * delta. `only`: the score of the key if the row sees one key, and NaN otherwise. */
 struct row_sum {
     double top, rest, delta, only;
 };
@@ -35,7 +37,7 @@ struct truth_args {
     attn_truth to; /* where results go; NULL: not wanted. out is never NULL in a backward, because delta needs out */
     attn_score_options_as<double> scores;
     double drop_scale;
-    bool options; /* the problem has other options than scale, causal, window and lengths */
+    bool options; /* true: the problem has other options than scale, causal, window and lengths */
     int64_t first_block;
 };
 
@@ -58,7 +60,7 @@ DEVICE int64_t first_row(const attn_dims &d, const attn_sequence &s, bool keys, 
 }
 
 /* The place of a row, given its index as in first_row(). `line` is the row's number in the tensor. Where sequences are
- * packed, it counts from the start of the tensor, and b is 0. */
+ * packed, `line` counts from the start of the tensor, and b is 0. */
 struct row_place {
     int64_t b, h, line;
 };

@@ -17,7 +17,7 @@ struct exchange {
 
 struct truth_memory {
     float stage[STAGES][COLUMNS * Z_LINE];
-    exchange warp[WARPS]; /* only problems with options use this memory */
+    exchange warp[WARPS]; /* only problems with options (softcap, bias, masks, ...) use this memory */
 };
 static_assert((ROWS + COLUMNS) * LINE <= COLUMNS * Z_LINE, "a chunk of X and Y fits a stage");
 static_assert(sizeof(truth_memory) <= 99 * 1024, "fits a block of every chip from 8.0 on");
@@ -35,7 +35,7 @@ DEVICE int column_of(int n, int e)
     return 8 * n + threadIdx.x % 4 * 2 + e % 2;
 }
 
-/* Calls visit(n, e) for each number of a lane's fragment: element e of block n. */
+/* Calls visit(n, e) for each number of a lane's fragment: element e of the tile's block n of 8 columns. */
 template <typename F> DEVICE void for_each(F visit)
 {
 #pragma unroll
@@ -55,7 +55,8 @@ DEVICE bool is_hidden(double p)
     return p == 0 && signbit(p);
 }
 
-/* Turns the products q.k in `ex` into scores with every option; -inf where hidden. Each lane works on one column. */
+/* Turns the products q.k in ex.z into scores with every option; hidden pairs get -inf. Each lane works on one
+ * column. */
 template <bool BY_KEYS>
 DEVICE void apply_options(const truth_args &t, const head_args &x, double scale, exchange &ex, int row0, int column0)
 {
@@ -170,15 +171,15 @@ template <typename T> DEVICE T sum_of_quad(T x)
     return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
-/* The online softmax of a row: maximum m, sum l, and the scores seen. Each of a row's four lanes counts only its own
- * columns. */
+/* The online softmax of a row: maximum m, sum l, and number of visible pairs (seen). Four lanes share a row; in l, seen
+ * and seen_z each lane counts only its own columns. */
 struct online_row {
     double m, l, seen_z; /* seen_z: the sum of the seen scores; if the row sees one key, it is that key's score */
     int seen;
 };
 
-/* Returns the state of a row before its first tile. The row's sink, if it has one, counts in one of the row's four
- * lanes. */
+/* Returns the state of a row before its first tile. If the row has a sink, only one of the row's four lanes counts the
+ * sink. */
 DEVICE online_row first_of_row(double sink)
 {
     return { sink, sink == -INFINITY || threadIdx.x % 4 != 0 ? 0.0 : 1.0, 0, 0 };

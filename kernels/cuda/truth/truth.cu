@@ -88,8 +88,8 @@ template <pass PASS> ATTN_HD operands operands_of(const truth_args &t)
     }
 }
 
-/* The block counts of a pass. Each head of each batch row has tiles of rows, and each tile has one block for every
- * WIDTH columns of the result. */
+/* Returns the number of tiles of rows per head in a pass (packed: of all sequences together). Each tile has one block
+ * for every WIDTH columns of the result. */
 static inline int64_t row_tiles(const attn_dims &d, bool keys)
 {
     return packed_rows(d, keys) ? (keys ? d.Sk : d.Sq) / ROWS + d.B : attn_tiles(keys ? d.Sk : d.Sq, ROWS);
@@ -99,7 +99,7 @@ struct block_shape {
 };
 
 struct block_place {
-    int64_t b, h; /* h: a query head; in the passes DK and DV a key/value head */
+    int64_t b, h; /* h: a query head in the passes FORWARD and DQ; a key/value head in DK and DV */
     int row, part;
     attn_sequence s;
 };
@@ -138,11 +138,12 @@ template <bool BY_KEYS> DEVICE attn_range columns_of(const attn_geometry &g, con
 struct block_work {
     operands o;
     attn_sequence s;
-    int64_t b, h, hk;       /* h: the head to which the rows belong */
-    int64_t first_row;      /* index of the tile's first row, counted over the rows of all heads */
-    int row, rows, columns; /* row: the tile's first row; rows, columns: how many the sequence has */
-    int begin, end;         /* columns [begin, end): those that some row of the tile may see */
-    int chunks, chunks2;    /* number of chunks of channels of X Y^T, and of X2 Y2^T */
+    int64_t b, h, hk;  /* h: the head to which the rows belong */
+    int64_t first_row; /* index of the first row of the block's tile, counted over the rows of all heads */
+    /* row: the tile's first row in the sequence; rows, columns: numbers of rows and columns of the sequence */
+    int row, rows, columns;
+    int begin, end;      /* columns [begin, end): those that some row of the tile may see */
+    int chunks, chunks2; /* number of chunks of channels of X Y^T, and of X2 Y2^T */
     /* members: number of query heads to visit; part: which WIDTH columns of the result the block computes */
     int members, part;
     /* from_z: first column of Z and of the result that the block computes; width: number of these columns */
@@ -164,7 +165,7 @@ DEVICE void advance(const block_work &w, cursor &at)
     at.member++;
 }
 
-/* Returns the query head of the block's pairs, where the loop is at query head `member` of the group. */
+/* Returns the query head of the pairs that the block computes when its loop is at query head `member` of the group. */
 template <pass PASS> DEVICE int64_t query_head(const truth_args &t, const block_work &w, int member)
 {
     return is_by_keys(PASS) ? w.h * t.a.g.group + member : w.h;
@@ -189,7 +190,8 @@ template <pass PASS> DEVICE block_work work_of(const truth_args &t, const block_
     w.row = place.row, w.part = place.part;
     w.rows = (int)(BY_KEYS ? w.s.Sk : w.s.Sq), w.columns = (int)(BY_KEYS ? w.s.Sq : w.s.Sk);
     w.first_row = first_row(g.dims, w.s, BY_KEYS, w.b, w.h) + w.row;
-    /* the first and the last column that a row sees both grow with the row's number */
+    /* the tile's first row sees the first of these columns, and its last row the last one: both ends grow with the
+     * row's number */
     w.begin = (int)columns_of<BY_KEYS>(g, w.s, w.row).lo / COLUMNS * COLUMNS;
     w.end = (int)columns_of<BY_KEYS>(g, w.s, min(w.row + ROWS, w.rows) - 1).hi;
     w.chunks = w.o.x.width / CHUNK, w.chunks2 = has_two_products(PASS) ? w.o.x2.width / CHUNK : 0;
@@ -210,7 +212,7 @@ template <pass PASS> DEVICE block_work work_of(const truth_args &t, const block_
 /* Copies channels [channel, channel + wide) of `count` rows to shared memory. Rows from `valid` on become zeros. */
 DEVICE void load_rows(float *to, int line, const dense &from, int64_t row0, int channel, int count, int wide, int valid)
 {
-    const int pieces = wide / 4; /* number of 16-byte pieces that are copied of a row */
+    const int pieces = wide / 4; /* number of 16-byte pieces that are copied from each row */
     for (int n = threadIdx.x; n < count * pieces; n += THREADS) {
         const int row = n / pieces, piece = n % pieces;
         cp_async_16(smem_addr(to + row * line + piece * 4),
@@ -218,7 +220,8 @@ DEVICE void load_rows(float *to, int line, const dense &from, int64_t row0, int 
     }
 }
 
-/* Begins to load what step `at` reads, as one group of copies. Past the last tile the group is empty. */
+/* Begins to load what the loop's step `at` reads, as one group of asynchronous copies. Past the last tile the group is
+ * empty. */
 template <pass PASS> DEVICE void load(const truth_args &t, const block_work &w, float *to, const cursor &at)
 {
     if (at.member < w.members && w.begin < w.end) {
@@ -234,7 +237,7 @@ template <pass PASS> DEVICE void load(const truth_args &t, const block_work &w, 
     cp_async_commit();
 }
 
-/* Turns products q.k into scores; -inf where hidden. With options it also sets ex.slope to the scores' derivatives,
+/* Turns products q.k into scores; hidden pairs get -inf. With options it also sets ex.slope to the scores' derivatives,
  * which score_gradients() needs. */
 template <pass PASS>
 DEVICE void finish_scores(const truth_args &t, const block_work &w, const cursor &at, fragment &S, exchange &ex)
@@ -277,13 +280,13 @@ DEVICE void probabilities(const row_sum (&of_rows)[2], const row_sum *of_columns
     });
 }
 
-/* Returns the factor of dropout for the pair of element e of the lane's block n. */
+/* Returns the factor of dropout for a pair: element e of block n of the lane's fragment. */
 DEVICE double kept(const truth_args &t, const exchange &ex, int n, int e)
 {
     return !t.a.drop_below ? 1 : signbit(ex.slope[row_of(e)][column_of(n, e)]) ? 0 : t.drop_scale;
 }
 
-/* Replaces P by dS in S, and dP by 0. */
+/* Replaces P, which is in S, by dS, and dP by 0 for the next tile. */
 template <pass PASS>
 DEVICE void score_gradients(const truth_args &t, const row_sum (&of_rows)[2], const row_sum *of_columns,
                             const cursor &at, fragment &S, fragment &dP, const exchange &ex)
@@ -353,7 +356,8 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
     for (int n = 0; n < STAGES - 1; n++, advance(w, next)) load<PASS>(t, w, sm.stage[n], next);
     for (int step = 0, stage = 0; step < tiles * (w.chunks + w.chunks2 + 1); step++, advance(w, at)) {
         cp_async_wait<STAGES - 2>();
-        /* the data of this stage (buffer) have arrived, and no warp reads the stage that is loaded next */
+        /* after this barrier the data of this stage (buffer) have arrived, and no warp reads the stage that is loaded
+         * next */
         __syncthreads();
         load<PASS>(t, w, sm.stage[stage == 0 ? STAGES - 1 : stage - 1], next);
         advance(w, next);
@@ -364,7 +368,7 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
         else if (at.part < w.chunks + w.chunks2) add_scores(dP, from, from + ROWS * LINE);
 
         const int64_t column0 = first_column<PASS>(t, w, at.member);
-        if (at.part == w.chunks - 1) { /* S is complete: all chunks were added up */
+        if (at.part == w.chunks - 1) { /* true when S is complete: all chunks of q and k were added up */
             finish_scores<PASS>(t, w, at, S, ex);
             if (PASS == FORWARD) {
                 const double rescale[2] = { softmax_step<0>(online[0], S), softmax_step<1>(online[1], S) };
@@ -378,7 +382,7 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
                     if (!is_hidden(S[n][e])) S[n][e] *= kept(t, ex, n, e);
                 });
         }
-        /* dP is complete: all chunks were added up */
+        /* true when dP is complete: all chunks of dout and v were added up */
         if (has_two_products(PASS) && at.part == w.chunks + w.chunks2 - 1)
             score_gradients<PASS>(t, sums, t.sums + column0, at, S, dP, ex);
         if (at.part == w.chunks + w.chunks2) {
@@ -398,9 +402,9 @@ __global__ void __launch_bounds__(THREADS, 2) compute(const __grid_constant__ tr
 
 /* ---- Between forward and gradients ------------------------------------------------------------------------------- */
 
-/* Replaces the computed softmax of a row by the lse that a backward is given, by the rules of cpu/reference.c. An lse
- * of ATTN_LSE_MOST or more in size, except -inf, is not taken: the computed one stays. A row that sees one key has
- * P = 1 if its score equals lse but for rounding. */
+/* Replaces the computed softmax of a row by the lse that a backward is given, by the rules of cpu/reference.c. A given
+ * lse of ATTN_LSE_MOST or more in size, except -inf, is ignored: the computed softmax stays. A row that sees one key
+ * has P = 1 if its score equals lse but for rounding. */
 DEVICE void take_given_lse(row_sum &sum, double lse)
 {
     const bool counts = fabs(lse) < ATTN_LSE_MOST;
@@ -410,7 +414,8 @@ DEVICE void take_given_lse(row_sum &sum, double lse)
     sum.rest = 0;
 }
 
-/* Prepares rows for a backward: computes delta, and takes the given lse. A warp computes one row. */
+/* Prepares rows for a backward: computes delta, and takes the lse that the client has given, if any. A warp computes
+ * one row. */
 __global__ void __launch_bounds__(SMALL_BLOCK) close_rows(const __grid_constant__ truth_args t, int64_t rows)
 {
     const attn_geometry &g = t.a.g;
@@ -498,8 +503,8 @@ layout lay_out(const attn_problem *p, const attn_truth *to, char *base)
     if (backward) {
         take_dense(l.t.dout, queries, g.dims.Dv);
         take(l, base, l.t.sums, queries, 1);
-        /* The workspace has memory for `out` even where the caller provides memory for out, so that the workspace's
-         * size does not depend on which results are wanted. */
+        /* Memory for out in the workspace. It exists even where the caller provides memory for out, so that the
+         * workspace's size does not depend on which results are wanted. */
         double *out;
         take(l, base, out, queries, g.dims.Dv);
         if (!l.t.to.out) l.t.to.out = out;

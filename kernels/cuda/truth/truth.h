@@ -12,7 +12,7 @@ bool cuda_truth_need(const cuda_chip *chip, const attn_problem *problem, attn_tr
 cudaError_t cuda_truth(const cuda_chip *chip, cudaStream_t stream, const attn_problem *problem,
                        const attn_truth *results, void *workspace);
 
-/* Implements attn_truth_compare(); it is in compare.cu. */
+/* Implements attn_truth_compare(). The function is in compare.cu. */
 cudaError_t cuda_truth_compare(cudaStream_t stream, const attn_problem *problem, const attn_truth *truth,
                                attn_truth_distance *distances);
 

@@ -32,11 +32,12 @@ struct maps {
 /* The tile of keys that a block works on, and the query tiles that see any of these keys. */
 struct block_place {
     attn_sequence s;
-    int t;    /* number of this tile of keys in the order in which tiles are processed */
-    int head; /* index of the key/value head among the batch's heads; in packed problems among one sequence's heads */
+    int t; /* number of this tile of keys in the order in which tiles are processed */
+    /* index of the key/value head, counted over all batch rows; in packed problems, counted inside a sequence */
+    int head;
     int b, hk, j0;
     int rows; /* number of rows of dk and dv to write; with seqlens_k, rows of padding are included and get zeros */
-    int first, last; /* query tiles [first, last) see some of the keys */
+    int first, last; /* query tiles [first, last) see at least one of the tile's keys */
     /* the query tile with which the block begins; after tile last - 1 the block continues with tile `first` */
     int begin;
     key_band band;
@@ -112,7 +113,7 @@ template <class X> DEVICE block_place key_place_of(const cuda_args &a, const hea
     return x;
 }
 
-/* Query tiles [first, last): all their queries see all of a consumer's 64 keys, so that no score needs a mask. */
+/* Query tiles [first, last) of which all queries see all of a consumer's 64 keys, so that no score needs a mask. */
 struct free_queries {
     int first, last;
 };
@@ -135,8 +136,8 @@ DEVICE void load_Q(SHARED &sm, const cuda_args &a, const backward_scratch &scrat
     load_tile<X::BM, X::CHUNKS, 64>(smem_addr(sm.Q[at.stage]), &m.Q,
                                     { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b }, bar,
                                     X::UNITS * sizeof(row_values));
-    /* A unit of queries past the end of the sequence has no values (lse and delta). It gets those of the last unit,
-     * which are finite, and its scores are masked. */
+    /* A unit of queries past the end of the sequence has no values (lse and delta). Such a unit gets the values of the
+     * last unit, which are finite, and its scores are masked. */
     for (int n = 0; n < X::UNITS; n++) {
         const int unit = min(tile * X::UNITS + n, last_unit);
         bulk_load(smem_addr(&sm.values[at.stage][n]), scratch.values + query_tile(a, x.s, x.b, h, unit),

@@ -105,8 +105,8 @@ DEVICE void multiply_held(float (&d)[N / 2], const uint32_t (&held)[HELD][4], co
     wgmma_commit();
 }
 
-/* What both consumers have in common. A round is one tile of queries of one head; this state says which round is
- * next. */
+/* The state that each of the two consumers has, among other things which round is next. A round is one tile of queries
+ * of one head. */
 template <typename T, class X> struct half_of_keys {
     static const int BM = X::BM, BN = X::BN;
     typedef uint32_t operand[BM / 16][4];
@@ -116,8 +116,10 @@ template <typename T, class X> struct half_of_keys {
     const block_place &x;
     consumer<2> me;
     const int rounds;
-    int tile, h;        /* tile of queries of the newest round, and its head, counted from the part's first head */
-    ring<X::STAGES> at; /* ring position of the newest round's tile of queries */
+    /* tile: tile of queries of the newest round; h: its query head, counted from the first head that this launch
+     * computes */
+    int tile, h;
+    ring<X::STAGES> at;         /* ring position of the newest round's tile of queries */
     ring<X::STAGES_P> handover; /* ring position of the P that one consumer hands to the other */
 
     DEVICE half_of_keys(const cuda_args &a_, const plan &p_, shared_keys<X> &sm_, const block_place &x_, int w)
@@ -249,7 +251,7 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
             issue_dV(dV, P);
             retire<0>(dV);
         }
-        /* sm.K is free as staging memory: no other warp reads K any more */
+        /* dV is staged in sm.K, which no other warp reads after its last product with K */
         this->template finish<X::DV>(dV, 1, ATTN_T_dv, a.g.dims.Dv, sm.K, t);
     }
 };
@@ -352,8 +354,8 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
              * memory. */
             if (KEEP && me.lane == 0) bulk_wait_read<0>();
         }
-        /* sm.Q[0] is free as staging memory: the last dS needed the other consumer's last P, so that its products with
-         * Q are complete. */
+        /* sm.Q[0] is free as staging memory: the last dS needed the other consumer's last P, and that consumer's
+         * products with Q were complete by then. */
         this->template finish<X::D>(dK, p.scale, ATTN_T_dk, a.g.dims.D, sm.Q[0], t);
     }
 };
@@ -438,7 +440,7 @@ int64_t kept_width(const attn_geometry &g)
     const attn_sequence whole = { 0, 0, d.Sq, d.Sk };
     const int64_t align = attn_align(&g, &whole), left = attn_min64(g.left, FAR), right = attn_min64(g.right, FAR);
     const auto seen =
-        /* Counts the key tiles that a tile of queries sees. backward_keys counts rows past the end too. */
+        /* Counts the key tiles that a tile of queries sees; rows past the end count too, as in backward_keys. */
         [&](int64_t tile) {
             const int64_t first = attn_max64(tile * QUERY_TILE + align - left, 0) / KEYS,
                           last = attn_tiles(attn_max64(attn_min64((tile + 1) * QUERY_TILE + align + right, d.Sk), 0),
@@ -451,7 +453,8 @@ int64_t kept_width(const attn_geometry &g)
     return width;
 }
 
-/* `heads`: number of key/value heads whose dS is in memory at the same time; 0: dS is not stored at all. */
+/* How dS is stored. `heads`: number of key/value heads whose dS is in memory at the same time; 0: dS is not stored at
+ * all. */
 struct kept_part {
     int64_t heads, width, bytes;
 };
@@ -596,8 +599,8 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     };
     const double seconds = tile_seconds(chip, plan);
     if (!job.kept.heads) code = in_shares(chip, seconds, tiles);
-    /* a launch takes only a few milliseconds, because heads whose dS fits into the limit are short: no need to split it
-     * into shares */
+    /* no need to split a launch into shares: it takes only a few milliseconds, because heads whose dS fits into the
+     * limit are short */
     else if (takes_step(chip, seconds)) code = tiles(chip);
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }

@@ -45,9 +45,9 @@ template <int D_, int DV_> struct shape {
 
 /* dS in global memory, for the heads of one part. A tile of dS has 64 keys by 64 queries, with a row of 128 bytes per
  * key, swizzled as the copy engine does it (tma.cuh). A tile of queries has one tile of dS for each tile of keys that
- * it sees. Two tiles of queries at the same distance from the two ends of a head share room for `width` tiles: one
- * counts its tiles from the start of that room, the other from its end. Under a causal mask one sees many keys where
- * the other sees few, so the room has no gap. */
+ * it sees. Two tiles of queries at the same distance from the two ends of a head share room for `width` tiles: the
+ * first counts its tiles from the start of that room, the second from the end. Under a causal mask the second sees many
+ * keys where the first sees few, so the room has no gap. */
 enum { KEPT_TILE = KEYS * QUERY_TILE };
 struct kept_tiles {
     uint16_t *tiles; /* NULL: dS is not stored */
@@ -67,9 +67,10 @@ struct kept_tiles {
 /* The kernels' parameters besides cuda_args. Heads are computed in parts, one after the other. Where dS is not stored
  * there is only one part. */
 struct plan {
-    tile_order keys, queries; /* the tiles of one part; in packed problems some have no rows */
-    int heads;                /* number of key/value heads of the batch */
-    int parts, part;          /* number of parts, and which of them this launch computes */
+    /* orders of the tiles of one part of the heads; in packed problems some tiles have no rows */
+    tile_order keys, queries;
+    int heads;       /* number of key/value heads of the batch */
+    int parts, part; /* number of parts, and which of them this launch computes */
     kept_tiles kept;
     backward_scratch scratch;
     float scale, c; /* c = log2(e) * scale; both are > 0 */
@@ -102,11 +103,11 @@ struct query_place {
     attn_sequence s;
     int b, h, hk, i0, Sq; /* a place with i0 >= Sq has no queries */
     key_band band;
-    key_tiles keys; /* the tiles of keys that some of the queries see */
+    key_tiles keys; /* the tiles of keys that at least one of these queries sees */
 };
 
 /* Returns the description of tile t of the order. The tiles of a head are taken from the last to the first, because
- * under a causal mask the last ones see most keys. */
+ * under a causal mask the last tiles see most keys. */
 DEVICE query_place query_place_of(const cuda_args &a, const plan &p, int t)
 {
     const attn_geometry &g = a.g;
@@ -292,7 +293,8 @@ template <typename T, class X> struct query_gradients {
                 tile++;
                 at.next();
                 issue_dP(dP);
-                wgmma_wait<1>(); /* wait until the product dQ is complete: it reads the registers that S takes next */
+                /* wait until the product dQ is complete, because the product reads the registers that S takes next */
+                wgmma_wait<1>();
                 release_last();
                 at.next();
                 issue_S(S);

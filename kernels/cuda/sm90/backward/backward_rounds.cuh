@@ -39,11 +39,11 @@ template <int D_, int BM_, variant VARIANT_> struct shape {
     /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
     static const int PRODUCER = 24, CONSUMER = 240;
     static const bool TURNS =
-        /* Whether the two consumers take turns with their exponentials. At D = 64 this pays, because there are as many
-         * exponentials as at D = 128 but half the products. */
+        /* Whether the two consumers take turns with their exponentials. At D = 64 turns make the kernel faster, because
+         * there are as many exponentials as at D = 128 but half the products. */
         VARIANT == CAPPED || (D == 64 && !OPTIONS);
-    /* Number of parts in which dV is computed. D = 64 has 32 registers less per thread; dV is therefore computed in two
-     * halves of the queries, and dP is issued only after the product dK is complete. */
+    /* Number of parts in which dV is computed. At D = 64 a thread has 32 registers less to spare; dV is therefore
+     * computed in two halves of the queries, and dP is issued only after the product dK is complete. */
     static const int DV_PARTS = D == 64 && VARIANT != CAPPED ? 2 : 1;
     static const bool S_BEFORE_DK = D != 64 && VARIANT == PLAIN;
     /* whether a tile of queries may be hidden from one consumer's keys, so that the consumer skips it */
@@ -68,7 +68,7 @@ struct plan {
     float scale, c; /* c = log2(e) * scale; both are > 0 */
     /* per tile of keys and warp: 0, or 1 + the number of the block that has to recompute the warp's keys */
     uint16_t *nonfinite;
-    bool last_first;          /* the tiles of a head are taken from its last keys to its first */
+    bool last_first;          /* true: the tiles of keys of a head are taken from the last keys to the first */
     uint32_t *prepared;       /* per key/value head: number of units of queries that prepare_ahead has finished */
     int units, units_of_head; /* number of units of queries of all heads, and of one head */
     bool out_in_pieces;       /* whether out can be read in pieces of 16 bytes, as dO always can */
@@ -79,9 +79,10 @@ struct plan {
     int *claimed; /* number of units of queries that warps have claimed to compute dQ, see dq_writer */
     /* whether this launch writes dQ: dQ is wanted, and the launch computes the last share of the tiles of keys */
     bool makes_dq;
-    bool in_order;   /* option `deterministic`: blocks add to dQ in a fixed order */
-    bool claims;     /* the first block at a part of the sums stores it, and all later blocks add to it */
-    bool zeros;      /* prepare_ahead has written zeros to the sums, so that all blocks add */
+    bool in_order; /* option `deterministic`: blocks add to dQ in a fixed order */
+    /* true: the first block that comes to a part of the sums of dQ stores it, and all later blocks add to it */
+    bool claims;
+    bool zeros;      /* true: prepare_ahead has written zeros to the sums of dQ, so that all blocks add */
     score_mods mods; /* ALiBi and softcap; the slopes are in base 2 */
     float cap;       /* the softcap in base 2: factor of the result of tanh */
     near_tanh near_0;

@@ -586,7 +586,7 @@ template <typename T, class X, typename R> struct gradients {
         whole.next();
     }
 
-    /* Writes dQ to the shared memory from which the sender copies it. */
+    /* Writes dQ to the shared memory from which the sender (a warp of the producer) adds it to the sums. */
     DEVICE void hand_over(const float (&dQ)[X::DQ_COLUMNS / 2]) const
     {
         named_barrier_sync(DQ_FREE + me.w, HANDING);
@@ -629,8 +629,8 @@ template <typename T, class X, typename R> struct gradients {
     }
 
     /* Computes dV, dS and dK of a round from its P and dP. If there are MORE rounds, also computes P and dP of the next
-     * one. Must be called with no product running. It also computes dQ of the previous round. In the first round that
-     * dQ has no meaning and is not handed over. It is computed all the same, because a branch around the product would
+     * one. Must be called with no product running. It also computes dQ of the previous round. In the first round there
+     * is no previous round: the computed dQ has no meaning and is not handed over. A branch around that product would
      * cost registers that are not free. */
     template <bool MORE>
     DEVICE void round(float (&S)[BM / 2], float (&dP)[BM / 2], float (&dK)[D / 2], float (&dV)[D / 2], bool first)
@@ -826,7 +826,8 @@ template <typename T, class X, typename R> struct gradients {
         bool finite = true;
         last_dQ([&] {
             if (!X::OPTIONS)
-                finite = finish_dV(dV); /* with options no registers are free for this before dQ is complete */
+                /* with options dV is stored later, because no registers are free for that before dQ is complete */
+                finite = finish_dV(dV);
         });
         me.release(sm.K_empty);
         if (X::OPTIONS) finite = finish_dV(dV);
@@ -982,7 +983,7 @@ bool wants_zeros(const attn_plan *plan)
 
 /* Offsets of this kernel's own part of the workspace, which lies behind the part that backward_steps.h describes. */
 struct layout {
-    /* offsets in the workspace, in bytes; `bytes`: the size of the workspace */
+    /* offsets in bytes from the beginning of the workspace; `bytes`: the size of the workspace */
     int64_t account, nonfinite, extremes, kept, bytes;
     int64_t cleared; /* number of bytes to set to zero: from `account` to the end of `nonfinite` */
 };
@@ -1010,7 +1011,7 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan)
 struct backward_job {
     const cuda_chip *chip;
     cudaStream_t stream;
-    /* whole_chip describes the GPU for the whole problem; `chip` for one share of the tiles */
+    /* chip: the launch options for one share of the tiles; whole_chip: those for the whole problem */
     const cuda_chip *whole_chip;
     const attn_plan *whole;
     backward_run run;
@@ -1084,7 +1085,8 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
     const int tiles = p.order.end - p.order.first;
     const int blocks = p.makes_dq ? job.chip->multiprocessors : std::min(tiles, job.chip->multiprocessors);
     if (!is_first_share(
-            /* The first share has prepared the queries. This launch waits for the end of the share before it. */
+            /* a later share of the tiles: the first share has prepared the queries, and an ordinary launch waits for
+             * the previous share */
             job.chip)) {
         if (blocks) backward_tiles<T, X, R><<<blocks, X::THREADS, sizeof(shared<X>), job.stream>>>(job.run.args, p, m);
         return cudaPeekAtLastError();

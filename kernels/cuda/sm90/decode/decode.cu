@@ -40,23 +40,24 @@
 
 namespace {
 
-enum { LEAST_BOX = 8 };   /* number of rows after which the swizzle repeats; a box has at least so many */
-enum { MOST_SLOTS = 12 }; /* the most slots in the ring of any shape */
+/* number of rows after which the swizzle repeats; a box (one load of the copy engine) has at least this many rows */
+enum { LEAST_BOX = 8 };
+enum { MOST_SLOTS = 12 }; /* the most slots (tiles) in the ring of any shape */
 
-/* The shape of a stack's kernel. Its ring has as many slots as shared memory allows for the two blocks of a
- * multiprocessor (one block at D = 256). */
+/* The shape of decode_stacks(), which computes sequences that share keys together. Its ring has as many slots as shared
+ * memory allows for the two blocks of a multiprocessor (one block at D = 256). */
 template <int D> struct tall_shape : stack_shape<D> {
     static const int BLOCKS = D == 256 ? 1 : 2, SLOTS = D == 64 ? 6 : D == 128 ? 5 : 8;
 };
 
-/* Where a box starts: the number of its page, and the row within the page. */
+/* Where a box (one load of the copy engine) starts: the number of its page, and the row within the page. */
 struct box_place {
     int row, page;
 };
 
 struct copy_plan {
     CUtensorMap K, V;
-    int box, box_shift; /* number of rows of a box, a power of two, and log2 of that number */
+    int box, box_shift; /* box: number of rows of a box, a power of two; box_shift: log2 of box */
 };
 
 struct ring_barriers {
@@ -71,7 +72,7 @@ template <class X> struct shared_with_boxes : shared<X> {
 
 template <typename T, class X> struct copies_by_engine {
     typedef shared_with_boxes<X> memory;
-    /* CHUNK: width of a chunk in 16-bit words */
+    /* CHUNK: width of a chunk (128 bytes of a row, or the whole row) in 16-bit words */
     static const int SLOTS = X::SLOTS, CHUNK = X::WIDTH < 64 ? X::WIDTH : 64;
     enum { FEW_ADDRESSES = 1 };
     static_assert(SLOTS <= MOST_SLOTS && X::BN * CHUNK * 2 % 1024 == 0 && X::BM * X::D * 2 % 1024 == 0,
@@ -87,7 +88,7 @@ template <typename T, class X> struct copies_by_engine {
     const cuda_args &a;
     const int b, hk, Sk;
     const split_place keys;
-    int filled; /* number of steps whose loads were issued */
+    int filled; /* number of steps (a tile of K or of V each) whose loads were issued */
 
     DEVICE copies_by_engine(kept &kept_, memory &sm_, const cuda_args &a_, const head_args &x, const split_place &keys_)
         : at(kept_), sm(sm_), a(a_), b((int)x.b), hk((int)x.hk), Sk((int)x.s.Sk), keys(keys_)
@@ -102,10 +103,11 @@ template <typename T, class X> struct copies_by_engine {
     }
 
     /* Looks up where each box of the split starts. One warp calls this function. It reads no entry of the page table
-     * behind that of the last key. */
+     * behind the last key's entry. */
     DEVICE void find_boxes() const
     {
-        /* one past the last key of the split's tiles, because whole tiles are loaded */
+        /* one past the last key to load: the end of the split's last tile, because whole tiles are loaded, or of the
+         * sequence */
         const int end = min(Sk, (keys.tiles + keys.steps / 2) * X::BN);
         for (int n = threadIdx.x % 32, key = keys.first + n * at.copies.box; key < end;
              n += 32, key += 32 * at.copies.box)
@@ -138,7 +140,7 @@ template <typename T, class X> struct copies_by_engine {
 
     template <class F> DEVICE void begin(F queries)
     {
-        /* number of slots that are filled at the beginning; negative if the split has no keys */
+        /* number of tiles that are requested at the beginning; 0 or less if the split has no keys */
         filled = keys.steps < SLOTS ? keys.steps : SLOTS;
         if constexpr (X::FEW) { /* each of the four warps fills one slot */
             const int warp = threadIdx.x / 32, slot = at.slot + warp;
@@ -164,7 +166,8 @@ template <typename T, class X> struct copies_by_engine {
 
     DEVICE void clear_tail(uint16_t *tile, int j) const
     {
-        /* PIECES: pieces of 16 bytes per row of a chunk; the swizzle moves a piece only within its row */
+        /* rows: rows of tile j before the sequence's end; PIECES: pieces of 16 bytes per row of a chunk. The swizzle
+         * moves a piece only within its row */
         const int rows = Sk - j * X::BN, PIECES = CHUNK / 8;
         if (rows >= X::BN) return;
 #pragma unroll 1
@@ -216,7 +219,7 @@ template <int SLOTS = MOST_SLOTS> DEVICE void make_ready(const copy_plan &copies
     fence_mbarrier_init();
 }
 
-/* Computes what decode_stacks() computes. Here the copy engine loads the tiles. */
+/* Computes what decode_stacks() of sm80/decode.cu computes, with tiles that the copy engine loads. */
 template <typename T, int D>
 __global__ void __launch_bounds__(tall_shape<D>::THREADS, tall_shape<D>::BLOCKS)
     decode_stacks_by_engine(const __grid_constant__ copy_plan copies, const __grid_constant__ cuda_args a,
@@ -316,7 +319,7 @@ bool launch_for(const tma_tensor &K, const tma_tensor &V, const cuda_args &a, co
     const attn_dims &d = a.g.dims;
     const int64_t widest = attn_max64(d.D, d.Dv);
     const int D = widest <= 64 ? 64 : widest <= 128 ? 128 : 256;
-    /* A box must lie within one page and within one tile, also where the shape for few rows has smaller tiles. */
+    /* `tile`: the fewest keys per tile of any shape. A box must lie within one page and within one tile. */
     const int tile = D == 256 ? 32 : 64, row_bytes = AS == KEYS_AS_FLOAT8 ? D : D * 2,
               box_bytes = row_bytes < 128 ? row_bytes : 128;
     copy_plan copies;

@@ -50,51 +50,54 @@ typedef __nv_bfloat16 bf16;
 /* ---- Shapes: the table at the end says which problem takes which ------------------------------------------------- */
 
 /* PROMOTED: the most keys whose products are added up before a promotion (the addition of O to float sums in shared
- * memory). PROMOTED_COUNTED: the same limit where products also compute l. Until a promotion, a sum may lose 2^-13 of
+ * memory). PROMOTED_COUNTED: the most keys where products also compute l. Until a promotion, a sum may lose 2^-13 of
  * itself per key. kernels/MEASUREMENTS.md has the measured errors (float8 ladder: changes 22, 25). SHIFT: P is 2^SHIFT
  * where a row's score is its maximum. */
 enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
 
 /* The shape of a kernel instance: head sizes up to D; C consumers of 64 rows; BN keys per tile; STAGES stages of the
- * ring; T, the type in which q and k are multiplied; SHORT_ENDS, see below. */
+ * ring; T, the type in which q and k are multiplied; SHORT_ENDS, see the member of this name. */
 template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ENDS_ = false> struct shape {
     typedef T_ T;
     /* Shortens the beginning and the end of a work tile (BM rows of one head). This matters where a work tile has few
-     * tiles of keys, or wide ones. In the first tile of keys only those scores are computed that some row sees. The
-     * softmax ends while the last product runs. */
+     * tiles of keys, or where these are wide. It means that in the first tile of keys only scores that some row sees
+     * are computed, and that the softmax ends while the last product runs. */
     static const bool SHORT_ENDS = SHORT_ENDS_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool WIDE = sizeof(T) == 2;
     /* whether consumer warps help to transpose V, see help_to_transpose() */
     static const bool HELPS = SHORT_ENDS && D == 256;
-    /* Bytes of K and V per section of the order under a mask (see ending_order). The number is small, so that V^T of
-     * what all blocks begin with is ready soon. It is larger where consumers help to make V^T. */
+    /* Under a mask: bytes of K and V of the heads whose work tiles are ordered together (a section, see ending_order).
+     * Sections are small, so that V^T of the heads with which all blocks begin is ready soon. They are larger where
+     * consumers help to make V^T. */
     static const int64_t SECTION = (HELPS ? 16 : 8) << 20;
-    /* CHUNKS: number of chunks of 128 bytes that a row of q or k takes. CHUNKS_V: number of chunks that the keys of a
-     * row of V^T take. */
+    /* CHUNKS: number of chunks of 128 bytes that a row of q or k takes. CHUNKS_V: number of such chunks that a row of
+     * V^T takes: BN keys of one byte each. */
     static const int ROW_BYTES = D * (int)sizeof(T), CHUNKS = (ROW_BYTES + 127) / 128, CHUNKS_V = (BN + 127) / 128;
-    static const bool LARGE = D == 256 || BN == 224; /* whether a consumer's thread needs all available registers */
+    /* whether a consumer's thread needs all registers that a block of this size can give it */
+    static const bool LARGE = D == 256 || BN == 224;
     static const int PRODUCER = C == 3 ? 32 : LARGE ? 24 : 40, CONSUMER = C == 3 ? 160 : LARGE ? 240 : 232;
     /* Whether products compute l, the sum of P: O then has 8 more columns, see counted(). */
     static const bool COUNTS = D == 128 && !WIDE;
     static const int COLUMNS = D + (COUNTS ? 8 : 0);
-    /* number of tiles of keys from one promotion to the next */
+    /* number of tiles of keys from one promotion (the addition of O to sums in shared memory) to the next */
     static const int PROMOTE = (COUNTS ? PROMOTED_COUNTED : PROMOTED) / BN;
-    /* the largest number of tiles of keys at the end that one consumer sees and another does not */
+    /* the largest number of tiles at the end of a work tile's keys that one consumer sees and another does not */
     static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
-    static const bool EARLY = D == 128 && !WIDE; /* whether O is waited for and rescaled during the exponentials */
+    /* whether the wait for the product O, and the rescaling of O, come between the exponentials of the next tile */
+    static const bool EARLY = D == 128 && !WIDE;
     /* whether maxima are found by largest_by_bits(); at D = 256 no registers are free for that */
     static const bool BY_BITS = D < 256;
-    /* Whether O is set to zero before the product of a tile adds to it. The alternative, a product that does not add,
-     * is 2 % slower for BN = 224 and faster for all other shapes. */
+    /* Whether O is set to zero before the product of a tile adds to it. The alternative is a first product that
+     * overwrites O, which is 2 % slower for BN = 224 and faster for all other shapes. */
     static const bool ZEROS = BN == 224;
     /* With EARLY: number of chains of operations that find the maximum of the thread's second row. With 224 keys a
      * single chain takes too long. */
     static const int CHAINS = BN == 224 ? 2 : 1;
     /* number of steps in which a unit of V^T is transposed; shared memory limits the size of a step */
     static const int STEPS = D == 256 ? 8 : 1;
-    /* Whether the promoted sums are floats; otherwise they are bfloat16, because shared memory has no room. A thread
-     * has D / 2 of them. */
+    /* Whether the promoted sums are floats; otherwise they are bfloat16, because shared memory has no room for floats.
+     * A thread has D / 2 sums. */
     static const bool FLOAT_SUMS = D <= 128;
     static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* 32-bit words that four sums take */
 };
@@ -114,14 +117,15 @@ enum { STOP = -1 }; /* value of work_tile::i0 that means: there is no more work 
 /* A warp's promoted sums in shared memory. At the end the same memory stages the warp's 16 rows of out. */
 template <class X> struct sum_words {
     uint32_t O[X::D / 8][32 * X::SUM_WORDS];
-    /* for each two rows: l of both, then the two maxima to which the sums are relative */
+    /* for each pair of rows: l of both rows, then the two maxima to which the sums are relative */
     float4 rows[X::COUNTS ? 8 : 1];
 };
 
 template <class X> struct shared {
     alignas(1024) uint8_t Q[X::C][64 * 128 * X::CHUNKS];
     alignas(1024) uint8_t K[X::STAGES][X::BN * 128 * X::CHUNKS];
-    alignas(1024) uint8_t V[X::STAGES][X::COLUMNS * 128 * X::CHUNKS_V]; /* V^T: rows are channels, columns are keys */
+    /* holds V^T: rows are channels, columns are keys */
+    alignas(1024) uint8_t V[X::STAGES][X::COLUMNS * 128 * X::CHUNKS_V];
     alignas(128) sum_words<X> sums[X::C * 4];
     transpose_memory<X::STEPS> transpose;
     work_tile work;
@@ -133,14 +137,17 @@ template <class X> struct shared {
 
 /* ---- The plan: a problem in 32 bits ------------------------------------------------------------------------------ */
 
-/* A warp's note on its 16 rows of a work tile. repair_own_rows() reads it at the end of the block. In `rows`, bit 4 i
- * says that row i has huge scores, and bit 4 i + 1 that row i + 8 has huge scores, for i = 0 .. 7. */
+/* A warp's note on its 16 rows of a work tile, of which some must be computed again. repair_own_rows() reads the note
+ * at the end of the block. In `rows`, bit 4 i says that row i has huge scores, and bit 4 i + 1 that row i + 8 has huge
+ * scores, for i = 0 .. 7. */
 struct repair_note {
     uint32_t rows; /* the bits for huge scores, and the bits LOOK and V_NAN */
-    int before;    /* the newest work tile before this one for which the warp left a note; -1: none */
+    int before;    /* the previous work tile for which the warp left a note; -1: none */
 };
-enum { LOOK = 4 };  /* a result of the warp was not finite, so repair_own_rows() must find the rows that see a NaN */
-enum { V_NAN = 8 }; /* V had a NaN in some keys, for which V^T has zeros; the rows may or may not see these keys */
+/* bit of repair_note::rows: a result was not finite, so repair_own_rows() must find the rows that see a NaN */
+enum { LOOK = 4 };
+/* bit of repair_note::rows: V had a NaN in some keys, for which V^T has zeros; rows may or may not see them */
+enum { V_NAN = 8 };
 
 struct plan {
     ending_order order;
@@ -151,7 +158,8 @@ struct plan {
     results to;
     transpose_plan transpose;
     repair_note *notes; /* [work tile][warp]: the notes; a note is written only if a repair is needed */
-    int *counter;       /* number of the next work tile to claim, minus gridDim.x */
+    /* number of work tiles that blocks have claimed from it (the first gridDim.x work tiles are not claimed) */
+    int *counter;
 };
 
 /* Returns work tile number t. add_factors() sets the members that depend on scales and sinks. */
@@ -240,9 +248,10 @@ template <class X> struct tile_loader {
         for (;; at.next()) {
             const auto &x = await_work(sm, at);
             const int first = x.first, last = x.last, i0 = x.i0, h = x.h, hk = h / p.group, b = x.b;
-            __syncwarp(); /* all lanes have read the work tile */
+            __syncwarp(); /* after this barrier lane 0 may release the work tile: all lanes have read it */
             if (i0 == STOP) break;
-            /* The next work tile is claimed when only the loads of the last tiles of keys are left to issue. */
+            /* The next work tile is claimed (by the release of this one) when only the loads of the last tiles of keys
+             * are left. */
             const bool late = first + 1 < last;
             if (loader && !late) release_work(sm);
             if (first >= last) continue;
@@ -273,17 +282,17 @@ DEVICE float high_bf16(uint32_t pair)
 
 /* Returns l of the thread's two rows where products compute it. V has 8 additional columns, which are 1 and 1.75 in
  * turn, and a thread has two of them. A product loses part of a small P beside a large one. Because O and l lose the
- * same parts here, their quotient out loses less. How much it loses depends on the number by which P is multiplied. The
- * mean of the results of 1 and 1.75 has the smallest error of the numbers tried (kernels/MEASUREMENTS.md, the float8
- * ladder, change 25). */
+ * same parts here, their quotient, out, loses less. How much l loses depends on the number by which P is multiplied.
+ * The mean of the results of 1 and 1.75 has the smallest error of the numbers tried (kernels/MEASUREMENTS.md, the
+ * float8 ladder, change 25). */
 enum { ONES = 0x38383838, SEVEN_QUARTERS = 0x3e3e3e3e }; /* four e4m3 numbers each: 1 and 1.75 */
 DEVICE float2 counted(const float *sums)
 {
     return make_float2(0.5f * sums[0] + 0.5f / 1.75f * sums[1], 0.5f * sums[2] + 0.5f / 1.75f * sums[3]);
 }
 
-/* The promoted sums of a warp, in shared memory. At the beginning of a work tile the sums of the previous one are not
- * cleared but multiplied by 0. Therefore they must be finite. */
+/* The promoted sums of a warp, in shared memory. At the beginning of a work tile the sums of the previous work tile are
+ * not cleared but multiplied by 0. The sums must therefore always be finite. */
 template <class X> struct promoted_sums {
     typedef sum_words<X> words;
     /* factor by which the sums must be multiplied, because rows were rescaled since the last promotion */
@@ -297,7 +306,7 @@ template <class X> struct promoted_sums {
             else ((uint2 *)sums.O[n])[lane] = make_uint2(0, 0);
     }
 
-    /* Starts the sums of a work tile that has promotions. It does something only where products compute l. */
+    /* Starts the sums of a work tile that has promotions. Does nothing unless products compute l. */
     DEVICE static void begin(words &sums, int lane)
     {
         if (X::COUNTS) ((float *)sums.rows)[lane] = lane & 2 ? -CUDART_INF_F : 0;
@@ -309,8 +318,9 @@ template <class X> struct promoted_sums {
         if (!X::COUNTS) left[0] *= factor[0], left[1] *= factor[1];
     }
 
-    /* Sets `left`, the factor of the sums, and returns l of the sums. Must be called before the sums are used. It does
-     * something only where products compute l: `left` is computed from maxima there, because registers are scarce. */
+    /* Sets `left`, the factor of the sums, and returns l of the sums. Must be called before the sums are used. Does
+     * nothing unless products compute l. If they do, registers are scarce, so `left` is computed from maxima only
+     * here. */
     DEVICE float2 find_left(const words &sums, const softmax &state, float c, int lane)
     {
         if (!X::COUNTS) return {};
@@ -345,7 +355,7 @@ template <class X> struct promoted_sums {
             const float2 more = counted(O + X::D / 2);
             const float ls[2] = { fmaf(l.x, left[0], more.x), fmaf(l.y, left[1], more.y) };
             const float mine = lane & 2 ? (lane & 1 ? state.m[1] : state.m[0]) : lane & 1 ? ls[1] : ls[0];
-            __syncwarp(); /* all lanes have read the l of the sums, which is overwritten now */
+            __syncwarp(); /* after this barrier l of the sums may be overwritten: all lanes have read it */
             ((float *)sums.rows)[lane] = mine;
             __syncwarp();
         }
@@ -377,8 +387,8 @@ template <class X> struct promoted_sums {
     }
 };
 
-/* The largest |m c| of a row that this kernel can compute. For larger ones m c is rounded so much that P may exceed
- * 448. */
+/* The largest |m c| of a row that this kernel can compute. A larger m c is rounded so much that P may exceed 448, the
+ * largest e4m3 number. */
 const float BASE_MOST = 1 << 23;
 
 /* What is known of a work tile after its softmax: the factors of the thread's rows of O, the bits of repair_note::rows
@@ -398,7 +408,7 @@ template <class X> struct attention {
 
     DEVICE attention(const plan &p_, shared<X> &sm_, int w) : p(p_), sm(sm_), me(sm_, w), Q(smem_addr(sm_.Q[w])) {}
 
-    /* The operands K and V of the stages that the consumer reads next. */
+    /* Return the operands K and V: the stages of the rings that this consumer reads next. */
     DEVICE k_major_described<BN> K() const { return k_major_described<BN>(smem_addr(sm.K[me.k.stage])); }
     DEVICE k_major_described<X::COLUMNS> V() const
     {
@@ -432,7 +442,7 @@ template <class X> struct attention {
         else softmax_step<N, BY_BITS>(S, state, rescale, reference);
     }
 
-    /* Computes P of the first tile of keys that these rows see, or of that tile's first N keys. */
+    /* Computes P of the first tile of keys that this warpgroup's rows see, or only of that tile's first N keys. */
     template <int N>
     DEVICE void first_tile(uint32_t (&P)[BN / 32][4], const work_tile &x, const warpgroup_tile &y, softmax &state)
     {
@@ -461,8 +471,8 @@ template <class X> struct attention {
         me.release_V();
     }
 
-    /* Computes O = P V over the tiles of keys that these rows see, from the last to the first. With SHORT_ENDS it also
-     * computes what end_softmax() does, during the last product. */
+    /* Computes O = P V over the tiles of keys that this warpgroup's rows see, from the last to the first. With
+     * SHORT_ENDS it also computes what end_softmax() does, during the last product. */
     DEVICE void attend(float (&O)[X::COLUMNS / 2], softmax &state, const work_tile &x, const warpgroup_tile &y,
                        tile_end &end)
     {
@@ -472,15 +482,16 @@ template <class X> struct attention {
         float S[BN / 2], rescale[2];
         uint32_t P[BN / 32][4];
 
-        /* promotes(j): whether O is promoted after tile j's softmax. `many`: whether there is any promotion, which wide
-         * tiles nearly always have. There is none at the last tile, because O is empty there. */
+        /* promotes(j): whether O is promoted after tile j's softmax. `many`: whether there is any promotion; with wide
+         * tiles there nearly always is. No promotion follows the softmax of the first computed tile, because O is still
+         * 0. */
         const auto promotes = [](int j) { return (j + 1) % X::PROMOTE == 0; };
         const bool many = X::ZEROS || (y.last_visible - 1) / X::PROMOTE > first / X::PROMOTE;
         if (many) promoted.begin(sums, me.lane);
         me.await_Q();
         me.template pass_K<X::MOST_PASSED>(x.last - y.last_visible);
         me.await_K();
-        /* number of keys of the first computed tile that some row sees */
+        /* number of keys of the first tile to compute that some row of this warpgroup sees */
         const int seen = min(x.i0 + me.w * 64 + 63 + p.band.hi, p.band.Sk) - (y.last_visible - 1) * BN;
         if (X::SHORT_ENDS && seen <= 64) first_tile<X::SHORT_ENDS ? 64 : BN>(P, x, y, state);
         else if (X::SHORT_ENDS && BN > 128 && seen <= 128) first_tile<X::SHORT_ENDS ? 128 : BN>(P, x, y, state);
@@ -492,7 +503,7 @@ template <class X> struct attention {
             me.await_turn();
             multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K()); /* issues the scores of tile j */
             me.await_V();
-            /* adds P V of tile j + 1, which comes before tile j */
+            /* adds P V of tile j + 1, which was computed before tile j */
             multiply_add<e4m3, X::COLUMNS, BN / 32>(O, P, V(), X::ZEROS || !promotes(j + 1));
             me.next_turn();
             retire<1>(S);
@@ -502,8 +513,8 @@ template <class X> struct attention {
                 retire_O(O);
             });
             if (X::EARLY) {
-                /* rows are also multiplied by factors of 1: a vote on whether that is needed would wait for the last
-                 * exponentials */
+                /* rows whose factor is 1 are multiplied too: a vote on whether any factor differs from 1 would have to
+                 * wait for the last exponentials */
                 multiply_rows(O, rescale);
                 promoted.rescale(rescale);
             } else {
@@ -514,7 +525,8 @@ template <class X> struct attention {
             to_operand_8<BN>(P, S);
             if (promotes(j)) promoted.promote(sums, O, state, x.c, me.lane);
         };
-        /* If scores change their sign, or if a window hides early keys, no tile takes the fast path without masks. */
+        /* If scores change their sign, or if a window hides early keys, no tile takes the fast path, which skips
+         * masks. */
         const bool none_free = x.negative || y.free_first > first;
         walk_down<X::EARLY, X::BY_BITS>(
             y.last_visible - 2, none_free ? first : y.free_last, first, [](int j) { return j - 1; }, step,
@@ -546,7 +558,7 @@ template <class X> struct attention {
         return rows;
     }
 
-    /* Stores lse = ln(2^base l), and fills in the end of the tile. It needs O only where products compute l. */
+    /* Stores lse = ln(2^base l), and sets the members of y. It needs O only if products compute l. */
     DEVICE void end_softmax(tile_end &y, softmax &state, const work_tile &x)
     {
         const row_ends ends = end_rows<X::COUNTS>(state, shifted_reference<SHIFT>{ x.c }, x.sink, x.v_scale);
@@ -567,7 +579,7 @@ template <class X> struct attention {
             p.notes[x.index * (4 * X::C) + warp_index()] = { rows, sm.newest[warp_index()] };
             sm.newest[warp_index()] = x.index;
         }
-        __syncwarp(); /* all lanes have read the warp's sums, whose memory stages out now */
+        __syncwarp(); /* after this barrier the memory of the warp's sums stages out: all lanes have read the sums */
         if (p.to.out) {
             store_rows<bf16, D>(out_row<bf16>(p.to, x.b, x.h, warp_row), p.to.out_row, p.Sq - warp_row, p.to.Dv, out,
                                 (uint16_t *)sm.sums[warp_index()].O, me.lane);
@@ -587,7 +599,7 @@ template <class X> struct attention {
                 x = work, y = part;
                 return true;
             });
-            /* the vote tells ptxas that all lanes take the same way: see repair_own_rows() */
+            /* the vote tells ptxas that all lanes take the same branch: see repair_own_rows() */
             if (__any_sync(0xffffffff, x.i0 == STOP)) break;
             float O[X::COLUMNS / 2];
             softmax state;
@@ -631,8 +643,8 @@ template <class X> static __device__ __noinline__ void repair_own_rows(const pla
 }
 
 /* Lets each consumer warp make one unit of V^T before its other work. Under a mask, blocks begin with different heads,
- * and at head size 256 a unit takes long. The transposing warps alone may therefore be too slow. The unit's V is staged
- * in the memory of the warp's sums. */
+ * and at head size 256 a unit takes long, so the two warps that transpose V may be too slow alone. The unit's V is
+ * staged in the memory of the warp's sums. */
 template <class X> struct helper_memory {
     shared<X> &sm;
     static DEVICE uint32_t index() { return thread_anew() / 32 - 4; }
@@ -663,7 +675,7 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         fence_mbarrier_init();
     }
     if (threadIdx.x < X::C * 4) sm.newest[threadIdx.x] = -1;
-    if (X::COUNTS) { /* fill in the rows of V^T for the columns that compute l; each chunk has 8 rows of 32 words */
+    if (X::COUNTS) { /* fill in the 8 rows of V^T (columns of V) that compute l; in each chunk a row has 32 words */
         for (int i = threadIdx.x; i < X::STAGES * X::CHUNKS_V * 256; i += X::THREADS) {
             uint8_t *const chunk = sm.V[0] + i / 256 * (X::COLUMNS * 128);
             ((uint32_t *)(chunk + X::D * 128))[i % 256] = i / 32 % 2 ? SEVEN_QUARTERS : ONES;
@@ -687,7 +699,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     }
 }
 
-/* Sets the counters and marks to 0, 16 bytes per thread. It runs before forward_tiles. */
+/* Sets the counters and marks at the beginning of the scratch memory to 0, 16 bytes per thread. It runs before
+ * forward_tiles. */
 __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 {
     launch_dependents();      /* lets the GPU start forward_tiles, which then waits for the end of this kernel */
@@ -700,13 +713,13 @@ __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 
 /* The counters at the beginning of the scratch memory. */
 struct run_counters {
-    int tile, unit; /* tile: see plan::counter; unit: see transpose_plan::next_unit */
+    int tile, unit; /* tile: what plan::counter counts; unit: what transpose_plan::next_unit counts */
     uint32_t any_nan;
     int unused[29];
 };
 
-/* The offsets of what lies behind the counters and marks in scratch memory: notes per work tile and warp, V^T, and q
- * and k as bfloat16. */
+/* Offsets in scratch memory, in which counters and marks come first. Behind them lie a note per work tile and warp,
+ * V^T, and q and k as bfloat16. */
 struct layout {
     int64_t notes, V, wide[2], bytes; /* in bytes */
 };
@@ -731,7 +744,8 @@ struct f8_job {
     layout place;
 };
 
-/* Plans the transposition of V. The units are ordered over as many heads as the blocks' first work tiles need. */
+/* Plans the transposition of V. Units of V^T are ordered over as many heads together as the blocks' first work tiles
+ * need. */
 transpose_plan make_transpose_plan(const f8_job &job, int section, int sweep_rows)
 {
     const attn_geometry &g = job.given.g;

@@ -24,8 +24,8 @@ template <class X> constexpr shape_row row(int masks, int least_Sk)
 }
 
 /* The shape depends on head sizes, masks and a sequence's own length, never on the number of other sequences. A problem
- * takes the first row whose head sizes are sufficient and which is meant for its kind of mask and number of keys. Short
- * sequences use more warpgroups with narrower tiles. */
+ * takes the first row whose head sizes are sufficient and which is meant for its kind of mask and number of keys.
+ * Shapes for short sequences have more warpgroups and narrower tiles. */
 /* clang-format off */
 const shape_row shapes[] = {
     /*        D    C  BN stages Dv, form            masks             least number of keys */
@@ -44,7 +44,7 @@ const shape_row shapes[] = {
     /* shapes for softcap, ALiBi, FlashMask or float8's scales */
     row<shape<64,  2, 128, 4, 64,  WITH_OPTIONS>>  (ANY,              0),
     row<shape<128, 2, 128, 2, 128, WITH_OPTIONS>>  (ANY,              0),
-    /* not BN = 80, where ptxas spills registers */
+    /* BN is 64 and not 80, with which ptxas spills registers */
     row<shape<256, 2, 64,  2, 256, WITH_OPTIONS>>  (ANY,              0),
 };
 /* clang-format on */

@@ -11,7 +11,7 @@ namespace {
 
 struct pair_row {
     int D, BN;
-    bool bias; /* whether the shape can add a bias */
+    bool bias; /* whether kernels of this shape can add a bias */
     /* the launch functions for bfloat16 and float16 */
     cudaError_t (*launch[2])(const forward_job &, int least_Sk, int most_Sk);
 };

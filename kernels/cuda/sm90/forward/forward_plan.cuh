@@ -14,10 +14,10 @@ namespace {
 
 const int LEAST_BN = 64; /* the smallest number of keys per tile of any shape */
 
-/* Bytes of K and V per section of the order (see ending_order), for problems whose tiles differ in length.
- * FEW_KEYS_SECTION is less than the L2's share, because it is better to spread reads from memory when all blocks begin
- * with different heads. With MANY_KEYS keys or more, less memory is read in a given time, and the larger SECTION is
- * used. */
+/* Bytes of K and V of the heads whose work tiles are ordered together (a section, see ending_order), if work tiles
+ * differ in length. With fewer than MANY_KEYS keys it is FEW_KEYS_SECTION, less than fits into the L2: all blocks begin
+ * with different heads at the same time, and small sections spread these reads from memory. Longer sequences read less
+ * memory in a given time, and use SECTION. */
 const int MANY_KEYS = 2048;
 const int64_t FEW_KEYS_SECTION = 4 << 20, SECTION = 16 << 20;
 
@@ -26,27 +26,27 @@ const int64_t FEW_KEYS_SECTION = 4 << 20, SECTION = 16 << 20;
 struct plan {
     ending_order order; /* order of the work tiles; in packed problems some have no rows */
     int B, H, group, Sq, Sk;
-    int left, right; /* the window; values above FAR are limited to FAR */
+    int left, right; /* the window: how many keys a row sees to the left and right of its own position, at most FAR */
     int top_left;
-    lazy_reference reference; /* its c is log2(e) times the factor of scores (scale or softcap), > 0 */
+    lazy_reference reference; /* reference.c is log2(e) times the factor of scores (scale or softcap), > 0 */
     const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
     bool ends_of_queries; /* see cuda_args */
     input_scales scales;
     score_mods mods;
     flash_mask mask;
     results to;
-    uint8_t *nonfinite; /* one flag per work tile and warp: nonzero if the warp's result was not finite */
-    int32_t *before;    /* [work tile]: the work tile that the same block computed before it, or -1 */
-    /* packed problems, or with seqlens_k: only sequences with so many keys are computed by this launch, see
+    uint8_t *nonfinite; /* [work tile][warp]: nonzero if the warp's result was not finite */
+    int32_t *before;    /* [work tile]: the work tile that the same block computed before this one, or -1 */
+    /* packed problems, or with seqlens_k: this launch computes only sequences of least_Sk to most_Sk keys, see
      * launch_shapes() */
     int least_Sk, most_Sk;
-    /* packed problems: only sequences with more rows than this are computed by this launch, see cuda_chip */
+    /* packed problems: this launch computes only sequences with more rows than this number, see cuda_chip */
     int decode_rows;
     int *counter; /* see cuda_chip */
 };
 
-/* The plan of shapes with the options of pairs.cuh. With a bias, q.k is multiplied by `unit` and then the bias is
- * added. reference.c and largest_unit apply to that sum. */
+/* The plan of shapes with bias, keep_mask or dropout (pairs.cuh). With a bias, a score is q.k times `unit`, plus the
+ * bias; reference.c and largest_unit are factors of such scores. */
 struct pair_plan : plan {
     pair_bias bias;
     kept_bits kept;
@@ -66,8 +66,8 @@ struct __align__(16) work_tile
     int list, unused[3]; /* with FlashMask or keep_mask: which of the two lists of visible key tiles applies, 0 or 1 */
 };
 
-/* Values of work_tile::i0 that are orders and not rows. REPORT: report when everything so far is written. STOP: there
- * is no more work. SKIP: this launch does not compute the work tile. */
+/* Values of work_tile::i0 that are orders to the consumers and not rows. REPORT: report when all results so far are
+ * written. STOP: there is no more work. SKIP: this launch does not compute the work tile. */
 enum { REPORT = -1, STOP = -2, SKIP = -3 };
 
 DEVICE key_band band_of(const plan &p, const work_tile &x)
@@ -115,8 +115,8 @@ template <int BM, int BN> DEVICE work_tile work_tile_of(const plan &p, int t)
 
 /* ---- Host: scratch ----------------------------------------------------------------------------------------------- */
 
-/* Returns the distance of two rows in elements, for the copy engine: D elements of 16 bits, rounded up to a multiple of
- * 16 bytes. */
+/* Returns the distance from row to row, in elements, of a tensor in scratch memory that the copy engine reads: D
+ * elements of 16 bits, rounded up to a multiple of 16 bytes. */
 int64_t pitch_of(int64_t D)
 {
     return (D + 7) / 8 * 8;
@@ -131,9 +131,9 @@ int64_t per_head_of(const attn_dims &d, int BM)
 const int MOST_WARPS = 16;             /* the largest number of consumer warps in any shape */
 const int TILE_BYTES = 4 + MOST_WARPS; /* bytes of scratch per work tile: plan::before, and one flag per warp */
 
-/* Offsets in scratch memory. At its beginning are plan::before of all work tiles and the flags of their warps. Then
- * follow, with FlashMask, the extremes of the mask's bounds for each tile of keys, and for float8 q, k and v as
- * bfloat16. */
+/* Offsets in scratch memory. At its beginning are plan::before of all work tiles and the flags of their warps. With
+ * FlashMask, the extremes of the mask's bounds for each tile of keys follow; with float8, q, k and v as bfloat16
+ * follow. */
 struct layout {
     int64_t extremes, wide[3], bytes; /* in bytes */
 };
@@ -166,7 +166,7 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
     const extent e = extent_of(d);
     if (e.rows_q <= 0 || e.rows_k <= 0 || d.B <= 0 || d.H <= 0 || e.rows_q >= FAR || e.rows_k >= FAR) return false;
     if (e.B * d.H * (per_head_of(d, LEAST_BM) + 1) * TILE_BYTES >= INT32_MAX)
-        return false; /* work tiles are counted in 32 bits */
+        return false; /* too many work tiles: they are counted in 32 bits */
     if (!mods_fit(p, g)) return false;
     if (p->mask_startend_rows.rank && (d.packed || attn_tiles(e.rows_k, LEAST_BN) > MOST_KEY_TILES)) return false;
     if (p->out.rank && !tma_walkable(g.view[ATTN_T_out], e.B, d.H, e.rows_q, d.Dv, 8)) return false;
@@ -180,8 +180,8 @@ bool plan_forward(const cuda_chip *, attn_plan *plan)
 
 /* ---- Host: the plan of a run ------------------------------------------------------------------------------------- */
 
-/* One run. `given` are the problem's tensors. In `read`, q, k and v are those that forward_tiles reads: with float8 the
- * converted ones. */
+/* All that one run of the forward needs. `given` has the problem's tensors; in `read`, q, k and v are those that
+ * forward_tiles reads: with float8 the converted ones. */
 struct forward_job {
     const cuda_chip *chip;
     cudaStream_t stream;
@@ -221,8 +221,8 @@ void make_plan(const forward_job &job, int BM, int BN, plan &p)
 
 /* ---- Host: options of pairs -------------------------------------------------------------------------------------- */
 
-/* Offsets in scratch memory behind `layout`: a keep_mask as bits, and the extremes of a FlashMask's bounds for tiles of
- * BN keys. */
+/* Offsets in scratch memory, behind the parts of struct layout: a keep_mask as bits, and the extremes of a FlashMask's
+ * bounds for tiles of BN keys. */
 struct pair_layout {
     int64_t kept, extremes, bytes; /* in bytes */
 };

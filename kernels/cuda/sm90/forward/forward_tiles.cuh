@@ -67,8 +67,8 @@ namespace {
 /* ---- Shapes: the table at the end says which problem takes which ------------------------------------------------- */
 
 /* PLAIN: no options. WINDOWED: for masks that hide the first keys of a row. WITH_OPTIONS: for the options of
- * score_mods.cuh. WITH_PAIRS: for these and the options of pairs.cuh. WITHOUT_BIAS: like WITH_PAIRS, but without a
- * bias, which takes registers. */
+ * score_mods.cuh. WITH_PAIRS: for the options of score_mods.cuh and of pairs.cuh. WITHOUT_BIAS: like WITH_PAIRS, but
+ * without a bias, which takes registers. */
 enum variant { PLAIN, WINDOWED, WITH_OPTIONS, WITHOUT_BIAS, WITH_PAIRS };
 
 /* The shape of a kernel instance: head sizes up to D of q and k, and up to DV of v; C consumers of 64 rows; BN keys per
@@ -88,10 +88,12 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     static const bool STAGES_OUT = ((C * 64 + STAGES * BN) * CHUNKS + (STAGES * BN + C * 64) * CHUNKS_V) * 128 <=
                                    220 << 10;
     static const bool LOW_WORDS =
-        /* whether operands are kept as the low words of descriptors; at other head sizes this costs 1 to 4 % */
+        /* whether operands are kept as the low words of descriptors, which makes the kernel 1 to 4 % slower at other
+         * head sizes */
         D == 128 || D == 192;
-    static const bool LATE_WAIT = D == 128 || D == 192; /* whether the wait for O is late, see release_K_late() */
-    /* If a warpgroup sees at most FEW_KEYS keys of its last tile, it computes only these. */
+    /* whether the wait for the product O comes after the softmax, see release_K_late() */
+    static const bool LATE_WAIT = D == 128 || D == 192;
+    /* If a warpgroup's rows see at most FEW_KEYS keys of the last tile that they see, it computes only these keys. */
     static const int FEW_KEYS = PAIRS ? BN : BN == 128 ? 64 : BN == 80 ? 48 : BN;
     /* The argument IN_TURN of softmax_step(). The value 2 is slower where a tile has few keys; with options no register
      * is free for it. */
@@ -99,11 +101,11 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     /* whether maxima are found by largest_by_bits(); in other shapes no register is free for it */
     static const bool BY_BITS = D < 256 && !SCORE_MODS;
     /* Whether the first product of the next work tile is issued behind the last product of the present one, so that it
-     * runs while the output is written. It is set where this was faster. */
+     * runs while the output is written. True for the shapes that this makes faster. */
     static const bool BEGINS_EARLY = D == 96 || D == 192 || (D != 128 && SCORE_MODS && !PAIRS);
     static const int MOST_PASSED = (BM - 64 + BN - 1) /
-                                   /* the largest number of tiles of keys, at either end, that one consumer sees and
-                                    * another does not */
+                                   /* the largest number of tiles of keys, at either end of a work tile's keys, that one
+                                    * consumer sees and another does not */
                                    BN;
 };
 
@@ -118,8 +120,8 @@ template <class X> DEVICE bool lists_tiles(const plan_of<X> &p)
 }
 
 /* Number of work tiles in shared memory: a consumer may fetch the next work tile while it still reads the present one,
- * and the scheduler may publish a third one meanwhile. The newest is also stored at a fixed address, shared::work.
- * ptxas treats values read from there as warp-uniform, but not those read by an index. See
+ * and the scheduler may publish a third one meanwhile. The newest work tile is also stored at a fixed address,
+ * shared::work. ptxas treats values read from a fixed address as warp-uniform, but not values read by an index. See
  * attention::warp_uniform(). */
 const int RECENT = 3;
 template <int C> struct recent_work {
@@ -141,15 +143,16 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
     alignas(1024) uint16_t Q[X::C][64 * 64 * X::CHUNKS]; /* per consumer: D / 64 chunks of 64 rows of 64 numbers */
     alignas(1024) uint16_t K[X::STAGES][X::BN * 64 * X::CHUNKS];
     alignas(1024) uint16_t V[X::STAGES][X::BN * 64 * X::CHUNKS_V];
-    alignas(1024) uint16_t out[X::STAGES_OUT ? X::C * 64 * 64 * X::CHUNKS_V : 8]; /* each consumer warp has 16 rows */
-    work_tile work; /* `work`: the work tile that is handed out; `parts`: what each consumer computes of it */
+    /* staging memory: 16 rows for each consumer warp */
+    alignas(1024) uint16_t out[X::STAGES_OUT ? X::C * 64 * 64 * X::CHUNKS_V : 8];
+    work_tile work; /* `work`: the newest work tile; `parts`: which part of it each consumer computes */
     warpgroup_tile parts[X::C];
     recent_work<X::C> recent[RECENT];
     head_mods heads[X::SCORE_MODS ? X::C * 4 : 1]; /* [warp]: softcap and ALiBi of the head that the warp computes */
     int any_nonfinite;
     int newest; /* the newest work tile of the block, see plan::before; -1: the block has none */
-    /* the stage of V in which a warp must replace infinities and NaN by zeros; negative: there are no more such
-     * stages */
+    /* number of the stage of V in which zero_nonfinite_tiles() is to replace infinities and NaN next; negative: there
+     * is no more work */
     int raw_stage;
     kv_barriers<X::C, X::STAGES> bars;
     uint64_t idle, raw_V;
@@ -174,8 +177,8 @@ template <class X> DEVICE warpgroup_tile part_of(const plan_of<X> &p, const work
     return y;
 }
 
-/* Returns the next tile of keys below j that must be computed, or first - 1 if there is none. Tile `first` must always
- * be computed. */
+/* Returns the next tile of keys below j that must be computed, or first - 1 if there is none. Tile `first` is always
+ * computed. */
 template <class X> DEVICE int tile_below(const plan_of<X> &p, const tile_bits *seen, int j, int first)
 {
     return !lists_tiles<X>(p) || j <= first ? j - 1 : listed_tile_below(seen, j);
@@ -274,7 +277,8 @@ template <class X> struct tile_loader {
         k.next();
     }
 
-    /* Loads a tile of V. With nonfinite_to_zero, zero_nonfinite_tiles() changes the tile before consumers read it. */
+    /* Loads a tile of V. With nonfinite_to_zero, zero_nonfinite_tiles() replaces its infinities and NaN by zeros before
+     * consumers read it. */
     DEVICE void load_V(const tma_place &from, bool nonfinite_to_zero)
     {
         if (nonfinite_to_zero) sm.raw_stage = v.stage;
@@ -294,7 +298,8 @@ template <class X> struct tile_loader {
             if (i0 == STOP) break;
             const tile_bits *const seen = sm.list(X::SCORE_MODS ? x.list : 0);
             const bool nonfinite_to_zero = x.nonfinite_to_zero, late = first + 1 < last;
-            /* The next work tile is claimed when only the loads of the last tile of keys are left to issue. */
+            /* The next work tile is claimed (by the release of this one) when only the loads of the last tile of keys
+             * are left. */
             if (!late) release_work(sm);
             if (first >= last) continue;
             const auto tile = [&](int j) { return tma_place{ 0, k_start + j * X::BN, hk, b }; };
@@ -318,7 +323,8 @@ template <class X> struct tile_loader {
 /* Replaces each infinity and NaN in a tile of V by zero. All lanes of the warp must call this. */
 template <typename T, int COUNT> DEVICE void zero_nonfinite(uint16_t *tile)
 {
-    const uint32_t exponent = pack<T>(1, 1) == 0x3c003c00 ? 0x7c00 : 0x7f80; /* the bits of a number's exponent */
+    /* mask of the exponent's bits in a number: all of them are 1 in infinities and NaN */
+    const uint32_t exponent = pack<T>(1, 1) == 0x3c003c00 ? 0x7c00 : 0x7f80;
 #pragma unroll 4
     for (int n = threadIdx.x % 32; n < COUNT / 2; n += 32) {
         const uint32_t pair = ((const uint32_t *)tile)[n];
@@ -361,8 +367,8 @@ struct tile_end {
     bool finite;
 };
 
-/* The operands Q, K and V of the products. They are made from addresses at each use or, with LOW_WORDS, kept as low
- * words of descriptors. */
+/* The operands Q, K and V of the products. Their descriptors are made from addresses at each use or, with LOW_WORDS,
+ * from low words of descriptors that are kept. */
 template <class X, bool LOW_WORDS = X::LOW_WORDS> struct operands {
     shared<X> &sm;
     const k_major<64> Q;
@@ -382,15 +388,15 @@ template <class X> struct operands<X, true> {
     DEVICE auto V(int stage) const { return stage_of<sizeof(shared<X>::V[0])>(first_V, stage); }
 };
 
-/* What the options of pairs.cuh give for a tile of keys: the bias and keep_mask's bits, which are loaded one tile
- * ahead, and dropout's random bits. */
+/* Values of bias, keep_mask and dropout (pairs.cuh) for a tile of keys: the bias and keep_mask's bits, which are loaded
+ * one tile ahead, and dropout's random bits. */
 template <class X, bool PAIRS = X::PAIRS> struct pair_values {
 };
 template <class X> struct pair_values<X, true> {
     uint32_t bias[X::BIAS ? X::BN / 2 : 1];
     uint2 kept[2];
     uint32_t drawn[2];
-    int next = -1; /* the tile of keys after the present one; -1: there is none */
+    int next = -1; /* number of the tile of keys to compute after the present one; -1: there is none */
     bool partly;   /* FlashMask or keep_mask hides some pairs of the present tile */
 };
 
@@ -409,11 +415,11 @@ template <typename T, class X> struct attention {
     {
     }
 
-    /* The operands K and V of the stages that the consumer reads next. */
+    /* Return the operands K and V: the stages of the rings that this consumer reads next. */
     DEVICE auto K() const { return operand.K(me.k.stage); }
     DEVICE auto V() const { return operand.V(me.v.stage); }
 
-    /* Returns the number of this warp among the warps of all consumers. */
+    /* Returns the number of this warp among the warps of all consumer warpgroups. */
     DEVICE int warp_index() const { return me.w * 4 + me.warp; }
     DEVICE int lane() const { return me.lane; }
 
@@ -422,14 +428,14 @@ template <typename T, class X> struct attention {
      * tiles. */
     static DEVICE bool warp_uniform(bool x) { return __any_sync(0xffffffff, x); }
 
-    /* The next work tile, or an order (see REPORT). A consumer takes it while it still computes the present work
+    /* The next work tile, or an order (see REPORT), which a consumer takes while it still computes the present work
      * tile. */
     struct next_work {
         int slot;   /* index of the work tile in sm.recent */
         int order;  /* work_tile::i0: a row, or a negative order */
-        int passed; /* number of tiles of keys at the end that this warpgroup's rows do not see */
+        int passed; /* number of tiles, at the end of the work tile's keys, that this warpgroup's rows do not see */
         bool loads; /* whether any keys are loaded for the work tile */
-        bool sees;  /* whether this warpgroup's rows see any of these keys */
+        bool sees;  /* whether this warpgroup's rows see any of the keys that are loaded */
     };
     DEVICE next_work take()
     {
@@ -493,7 +499,7 @@ template <typename T, class X> struct attention {
             load_bias<BN>(values.bias, p.bias, rows, j * BN, lane());
         }
     }
-    /* Is called while the scores of tile j are computed. Determines the next tile, whether some pairs of tile j are
+    /* Call this while the scores of tile j are computed. It determines the next tile, whether some pairs of tile j are
      * hidden, and which pairs dropout keeps. */
     DEVICE void look_at_pairs(pair_values<X> &values, const thread_tile &t, const tile_bits *seen, int j) const
     {
@@ -541,10 +547,10 @@ template <typename T, class X> struct attention {
     }
 
     /* Where LATE_WAIT is set, releases the stage of K in the middle of the softmax. The reason is that ptxas moves the
-     * wait for O up to the barrier arrival before it. With an arrival before the softmax, no product of this warpgroup
-     * would run during the softmax. The arrival depends on the sum, so that ptxas cannot move it up. Its condition
-     * always holds, because a sum is never below -slack, but ptxas cannot know that. (It could for the condition sum <
-     * 0.) */
+     * wait for O up to the arrival at a barrier that precedes it. With an arrival before the softmax, no product of
+     * this warpgroup would run during the softmax. The arrival depends on the sum, so that ptxas cannot move the
+     * arrival up. Its condition always holds, because a sum is never below -slack. ptxas does not know the limit
+     * -slack; of a comparison with 0 it would know the result. */
     DEVICE void release_K_late(float sum)
     {
         if (X::LATE_WAIT && me.leader && !(sum < -reference.slack))
@@ -573,7 +579,7 @@ template <typename T, class X> struct attention {
      * X::BEGINS_EARLY. The product is issued even if this warpgroup's rows see no keys, because ptxas lets no product
      * that is issued in a branch run on behind the branch. The result is then not used, but the operands in shared
      * memory must not change while the product runs. If keys are loaded for `work`, the function waits for Q and K. If
-     * none are, nothing is loaded there until this warpgroup releases `work`. */
+     * no keys are loaded, nothing overwrites the operands until this warpgroup releases `work`. */
     DEVICE void begin(float (&S)[BN / 2], const next_work &work)
     {
         if (warp_uniform(work.sees)) {
@@ -634,8 +640,8 @@ template <typename T, class X> struct attention {
     }
 
     /* Adds P V to O for the tiles of keys that this warpgroup's rows see, from the last to the first. The caller must
-     * issue the last product, P V of the first tile; that V has arrived. With BEGINS_EARLY, `begun` has the scores of
-     * the last tile. */
+     * issue the last product, P V of the first tile, whose V has arrived on return. With BEGINS_EARLY, `begun` has the
+     * scores of the last tile. */
     DEVICE void attend(float (&O)[DV / 2], uint32_t (&P)[BN / 16][4], float (&begun)[BN / 2], softmax &state,
                        const thread_tile &t)
     {
@@ -666,7 +672,7 @@ template <typename T, class X> struct attention {
             me.await_turn();
             multiply<T, BN, X::D / 16>(S, operand.Q, K()); /* issues the scores of tile j */
             me.await_V();
-            /* adds P V of the tile that was computed before tile j, which has a higher number */
+            /* adds P V of the tile that was computed before tile j; that tile has a higher number than j */
             multiply_add<T, DV, BN / 16>(O, P, V());
             me.next_turn();
             look_at_pairs(values, t, seen, j);
@@ -705,8 +711,8 @@ template <typename T, class X> struct attention {
         }
     }
 
-    /* Returns whether row i sees keys although its largest score is -inf. If so, its products are beyond the range of
-     * float32. */
+    /* Returns whether row i, whose largest score is -inf, sees keys all the same. If it does, its products q.k are
+     * beyond the range of float32. */
     DEVICE bool has_lost_keys(const work_tile &x, int i) const
     {
         if (std::is_same<T, __half>::value || p.mask.bounds || i >= x.Sq) return false;
@@ -716,7 +722,8 @@ template <typename T, class X> struct attention {
         return max(i + band.lo, 0) < min(i + band.hi, band.Sk);
     }
 
-    /* Does what end_softmax() does, for shapes in which a bias may make scores huge (see exact_reference). */
+    /* Stores lse and returns the end of the work tile, as end_softmax() does, for shapes in which a bias may make
+     * scores huge (see exact_reference). */
     DEVICE tile_end end_softmax_of_pairs(softmax &state, const thread_tile &t, const work_tile &x)
     {
         const float sink = p.to.sinks ? p.to.sinks[x.h * p.to.sink_stride] : -CUDART_INF_F;
@@ -762,7 +769,8 @@ template <typename T, class X> struct attention {
             if (any) *(volatile int *)&sm.any_nonfinite = 1;
         }
         if (!p.to.out) return;
-        const int row = t.i0 - lane() / 4, count = x.Sq - row; /* row: the first of the warp's 16 rows */
+        /* row: the first of the warp's 16 rows; count: how many rows of the sequence follow from there */
+        const int row = t.i0 - lane() / 4, count = x.Sq - row;
         T *const rows = out_row<T>(p.to, x.b, x.h, x.q_start + row);
         uint16_t *const staging = sm.out + (X::STAGES_OUT ? warp_index() * 16 * 64 * X::CHUNKS_V : 0);
         if (!X::STAGES_OUT) store_rows<T, DV>(rows, p.to.out_row, count, p.to.Dv, O, lane());
@@ -840,7 +848,8 @@ template <typename T, class X> struct attention {
             multiply_add<T, DV, BN / 16>(O, P, V());
             const int passed = first_passed(tile_of(now));
             if (X::PASSES_FIRST) me.template pass_K<X::MOST_PASSED>(passed);
-            const tile_end end = end_softmax(state, tile_of(now)); /* runs while the last product P V is computed */
+            /* end_softmax() runs while the last product P V is computed */
+            const tile_end end = end_softmax(state, tile_of(now));
             if (X::BEGINS_EARLY) {
                 work = take();
                 begin(S, work);
@@ -868,8 +877,8 @@ template <typename T, class X> struct attention {
 
 /* Computes, one by one, the rows that see a value that is not finite, in the work tiles for which this warp has set its
  * flag. The function is not inlined, because inlined it would cost the loop over keys its uniform registers (see
- * attention::warp_uniform()). It may read the flags and the list of work tiles, which were written before the scheduler
- * published STOP, and every lane has waited for STOP. */
+ * attention::warp_uniform()). It may read the flags and the list of work tiles, because they were written before the
+ * scheduler published STOP, for which every lane has waited. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan_of<X> &p, const cuda_args &a)
 {
     /* The number of channels depends on the shape. With the same number for all shapes, ptxas would spill registers in

@@ -33,7 +33,8 @@ template <int C, int STAGES> struct kv_barriers {
         init_pairs(Q, 1);
         init_pairs(K, C);
         init_pairs(V, C);
-        init_pairs(work, C * 4 + 1); /* readers that release a work tile: each warp of the consumers, and the loader */
+        /* a work tile has C * 4 + 1 readers that release it: each warp of the consumers, and the loader */
+        init_pairs(work, C * 4 + 1);
     }
 };
 
@@ -80,7 +81,7 @@ template <class SM> DEVICE const auto &await_work(SM &sm, const ring<1> &at)
     return sm.work;
 }
 
-/* Releases sm.work. The loading thread calls this after it has read sm.work, when it needs the next work tile. */
+/* Releases sm.work. The thread that loads tiles calls this when it has read sm.work and needs the next work tile. */
 template <class SM> DEVICE void release_work(SM &sm)
 {
     mbarrier_arrive(smem_addr(&sm.bars.work.empty[0]));
@@ -124,7 +125,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         if (this->lane == 0) mbarrier_arrive(smem_addr(&sm.bars.work.empty[0]));
     }
 
-    /* Waits for Q without advancing the position in its ring. await_Q() must be called later. */
+    /* Waits for Q without advancing this consumer's position in the ring of Q. await_Q() must be called later. */
     DEVICE void look_for_Q() { mbarrier_wait(smem_addr(&sm.bars.Q.full[this->w]), q.phase); }
     DEVICE void await_Q()
     {
@@ -141,7 +142,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         if (last) release_Q();
         k.next();
     }
-    /* With LATE, releases only Q: the caller then releases K later and advances the ring itself. */
+    /* With LATE, releases only Q (if `last`): the caller then releases K later and advances the ring of K itself. */
     template <bool LATE> DEVICE void release_K(bool last)
     {
         if (!LATE) release_K(last);
@@ -163,7 +164,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     DEVICE void pass_V() { this->pass(sm.bars.V, v); }
 
     /* Releases the first `count` tiles of a work tile; count must be at most MOST. There is no loop with `count` as its
-     * end: after a loop whose end comes from memory, ptxas treats nothing as warp-uniform. It would keep stages and
+     * end: after a loop whose end comes from memory, ptxas treats nothing as warp-uniform. ptxas would keep stages and
      * descriptors in registers of each thread, which costs 2 to 4 % of the time. */
     template <int MOST> DEVICE void pass_K(int count)
     {

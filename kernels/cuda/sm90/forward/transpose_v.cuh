@@ -28,15 +28,18 @@ enum { THERE = 1, THERE_NONFINITE = 3 };
 
 struct transpose_plan {
     const uint8_t *V;
-    /* sweep: distance in V from the rows that a warp requests at once to the next such rows */
+    /* batch, head, row: strides of V in bytes; sweep: distance in V from the rows that a warp requests at once to the
+     * next such rows */
     int64_t batch, head, row, sweep;
     uint8_t *to; /* V^T, a dense tensor [B, Hk, Dv, pitch] */
     int64_t to_head, pitch;
-    uint32_t *marks; /* [head][block of keys][block of channels]: the mark of the unit */
+    /* [head][block of keys][block of channels]: the mark of the unit, which says whether it is ready */
+    uint32_t *marks;
     int Hk, Sk, Dv;
-    int key_blocks, channel_blocks, units; /* blocks of keys, and of channels, per head; number of units of all heads */
-    tile_order order;                      /* order in which the blocks of keys are transposed */
-    bool in_haste; /* whether more units are needed at the same time than there are warps that transpose */
+    /* blocks of keys per head, blocks of channels per head, and number of units of all heads */
+    int key_blocks, channel_blocks, units;
+    tile_order order; /* order in which the blocks of keys are transposed */
+    bool in_haste;    /* true: more units of V^T are needed at the same time than there are warps that transpose */
     int *next_unit;
     uint32_t *any_nan; /* set to 1 if V had a NaN in any unit */
 };
@@ -53,12 +56,12 @@ static inline int64_t transpose_units(const attn_dims &d)
 struct unit {
     int64_t from, to;
     int mark;
-    uint32_t found; /* value that the mark will get */
+    uint32_t found; /* value that the unit's mark will get */
     int keys, channels;
 };
 
 /* Shared memory of the warps that transpose. Each warp has room for V of one step, and for the descriptions of its
- * present unit and the next. (The warp has too few registers for them.) STEPS: number of steps in which a unit is
+ * present unit and the next, for which it has too few registers. STEPS: number of steps in which a unit is
  * transposed. */
 template <int STEPS> struct transpose_memory {
     alignas(128) uint8_t staging[TRANSPOSERS][KEYS * CHANNELS_V / STEPS];
@@ -70,8 +73,8 @@ template <int STEPS> struct transpose_memory {
     DEVICE unit &own_unit(int which) { return units[index()][which]; }
 };
 
-/* Returns unit n. Units are in the order of the work tiles: the last keys of a head come first, and of each block of
- * keys all channels. */
+/* Returns unit n. Units are in the order of the work tiles: the last block of keys of a head comes first, with all its
+ * channels. */
 DEVICE unit unit_of(const transpose_plan &p, int n)
 {
     unit x = {};
@@ -157,7 +160,8 @@ template <int STEPS, class MEMORY> struct transposer {
                 ldmatrix_x4_trans(v, from);
                 ldmatrix_x4_trans(w, from + 8 * step_shape::CELLS * 16);
 #pragma unroll
-                for (int m = 0; m < 4; m++) /* a NaN carries into the sign bit */
+                /* the addition carries into the sign bit only if the byte is a NaN (all bits below the sign are set) */
+                for (int m = 0; m < 4; m++)
                     sums |= ((v[m] & 0x7f7f7f7f) + 0x01010101) | ((w[m] & 0x7f7f7f7f) + 0x01010101);
                 if (__any_sync(0xffffffff, sums & 0x80808080)) {
                     if (lane == 0) x.found = THERE_NONFINITE;
@@ -200,7 +204,7 @@ template <int STEPS, class MEMORY> struct transposer {
             cp_async_wait_all();
             __syncwarp();
             transpose(0, step);
-            __syncwarp(); /* all lanes have read the staged V, which the next step overwrites */
+            __syncwarp(); /* after this barrier the next step may overwrite the staged V: all lanes have read it */
         }
         publish(at(0));
     }
@@ -220,12 +224,12 @@ template <int STEPS, class MEMORY> struct transposer {
                 cp_async_wait_all();
                 __syncwarp();
                 transpose(n, step);
-                __syncwarp(); /* all lanes have read the staged V, which the next step overwrites */
+                __syncwarp(); /* after this barrier the next step may overwrite the staged V: all lanes have read it */
                 if (step + 1 < STEPS) fetch(n, step + 1);
             }
             if (claimer) at(n ^ 1) = unit_of(p, claimed);
             __syncwarp();
-            /* requests the next unit's V while the stores of the present unit proceed */
+            /* requests the next unit's V, which arrives while the stores of the present unit proceed */
             if (at(n ^ 1).keys) fetch(n ^ 1, 0);
             publish(at(n));
         }
@@ -246,8 +250,8 @@ DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
         const uint32_t any = __ballot_sync(0xffffffff, missing);
         ready -= (uint32_t)(any ? __ffs(any) - 1 : 32) / (uint32_t)p.channel_blocks;
     }
-    __syncwarp();               /* makes visible to all lanes what one lane has acquired */
-    fence_proxy_async_global(); /* makes the same data visible to the copy engine */
+    __syncwarp();               /* makes visible to all lanes the V^T for which one lane has read the mark (acquire) */
+    fence_proxy_async_global(); /* makes that V^T visible to the copy engine too */
     return ready;
 }
 

@@ -62,15 +62,15 @@ namespace {
 
 /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
 enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 };
-/* a tile of keys arrives in PIECES pieces: four of two boxes (64 columns each), and the last of one box */
+/* a tile of keys arrives in PIECES pieces: four pieces of two boxes (64 columns each), and one piece of one box */
 enum { PIECES = 5 };
-enum { KEPT = 3 }; /* number of boxes of Q, the last ones, that consumers keep in registers */
+enum { KEPT = 3 }; /* consumers keep the last KEPT boxes (64 columns each) of Q in registers */
 
 /* The two halves of a stage: the columns of V that the left or the right warpgroup multiplies. */
 enum { LEFT, RIGHT };
 
-/* Numbers of the named barriers. 256 threads meet at each of them, but 128 at the last two, MEET + LEFT and MEET +
- * RIGHT. */
+/* Numbers of the named barriers. 256 threads meet at each barrier before MEET. 128 threads, one warpgroup, meet at MEET
+ * + LEFT or MEET + RIGHT. */
 enum { Q_READY = 1, P0_READY, P1_READY, TURN, ENDED, MEET };
 
 struct shared {
@@ -81,7 +81,7 @@ struct shared {
     float reference[2][BM], rescale[2][BM];
     float l[2][2][BM];    /* sums of P; indices: split even or odd, warpgroup, row */
     float2 before[2][BM]; /* m in base 2, and l, of the splits that were added up so far; indices: warpgroup, row */
-    int2 sees[BM];        /* [row]: the row sees keys [x, y) */
+    int2 sees[BM];        /* [row]: x and y say that the row sees keys [x, y) */
     block_place place;
     struct {
         uint64_t full[PIECES], empty[2];
@@ -136,12 +136,12 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* A consumer warpgroup. W is LEFT or RIGHT. It says for which stage the warpgroup computes scores, and which half of V
- * it multiplies. */
+/* A consumer warpgroup. W is LEFT or RIGHT. W says for which stage (0 or 1) the warpgroup computes scores, and which
+ * half of V it multiplies. */
 template <typename T, int W> struct warpgroup {
     const plan &p;
     shared &sm;
-    const block_place &place; /* in shared memory, because there are no registers for it */
+    const block_place &place; /* in shared memory, because there are no registers for the struct */
     const int group;
     const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
     /* the thread's first row in the block; the thread's second row is 8 rows below */
@@ -218,7 +218,8 @@ template <typename T, int W> struct warpgroup {
      * replaces the last columns of the keys, which no warp reads once all four warps have their scores. */
     DEVICE void give(const uint32_t (&P)[BN / 16][4], const float (&rescale)[2]) const
     {
-        /* computed again here, because otherwise the addresses would stay in registers all the time */
+        /* thread numbers are read again here, because otherwise addresses made from them would stay in registers all
+         * the time */
         const int thread = (int)thread_anew() % 128, warp = thread / 32, lane = thread % 32, row = warp * 16 + lane / 4;
         meet();
 #pragma unroll
@@ -281,8 +282,9 @@ template <typename T, int W> struct warpgroup {
     }
 
     /* Processes the tiles of a split, two at a time. Scores are issued behind the product O += P V before them. While
-     * the scores are computed, that product completes, and its stage is released. For the code of ptxas, each product O
-     * must be retired in the iteration that issues it, and no other product may be in flight where O is rescaled. */
+     * the scores are computed, that product completes, and its stage is released. ptxas makes good code only if each
+     * product O += P V is retired in the iteration that issues it, and if no other product is in flight while O is
+     * rescaled. */
     DEVICE void run_left(float (&O)[HALF / 2], int first, int tiles)
     {
         float S[BN / 2];
@@ -385,8 +387,8 @@ template <typename T, int W> struct warpgroup {
         rescale_rows(O, rescale);
     }
 
-    /* Ends a split: adds its result to that of the earlier splits of this block. Writes the sum to the workspace or,
-     * after the last split of a sequence that this block computes alone, to out. */
+    /* Ends a split: adds the split's result to the sum of the earlier splits of this block. Writes the sum to the
+     * workspace or, after the last split of a sequence that this block computes alone, to out. */
     DEVICE void end(float (&O)[HALF / 2], int split)
     {
         const bool joins = split > place.begin, last = split + 1 == place.end, out = last && place.q.ends_in_block(p);
@@ -415,8 +417,8 @@ template <typename T, int W> struct warpgroup {
 #pragma unroll
             for (int half = 0; half < 2; half++) sm.before[W][row + half * 8] = now[half];
         __syncwarp();
-        /* Piece n of this thread lies in row n % 2 of its two rows. Two pieces of a row are 16 columns apart (see
-         * piece_of()). */
+        /* The thread's pieces (4 floats each) alternate between its two rows: piece n is of row n % 2. Neighbouring
+         * pieces of a row are 16 columns apart (see piece_of()). */
         float4 *const sum = p.O + place.unit * UNIT + W * (UNIT / 2) + thread;
         if (joins) {
 #pragma unroll
@@ -453,7 +455,7 @@ template <typename T, int W> struct warpgroup {
             const int2 sees = sm.sees[row + half * 8];
             const bool exists = r < place.q.rows, sound = is_sound(now[half].x, now[half].y, sees.x < sees.y);
             const float factor = factor_of(now[half].y);
-            float zero = 0; /* becomes NaN if a number is not finite */
+            float zero = 0; /* becomes NaN if a number of the row is not finite */
             T *const to = p.to.out ? out_row<T>(p.to, place.b, h, i) + W * HALF : nullptr;
 #pragma unroll
             for (int n = 0; n < HALF / 8; n += 4) {
@@ -640,8 +642,8 @@ __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
         forward_row<LATENT_CHANNELS>(a, head_args_of(a, b, h), i, g.view[ATTN_T_out], nullptr, EVERY_ROW);
 }
 
-/* Computes the rows again that the blocks could not compute, one row per warp. It runs instead of combine_latent()
- * where every sequence is computed within one block per 64 rows. */
+/* Computes the rows that latent_tiles could not compute, one row per warp. It runs instead of combine_latent() if for
+ * each 64 rows one block computes all splits of the sequence. */
 __global__ void __launch_bounds__(128)
     repair_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {
@@ -660,8 +662,8 @@ __global__ void __launch_bounds__(128)
 
 /* ---- Host -------------------------------------------------------------------------------------------------------- */
 
-/* The grid, and the offsets in the workspace. A block may compute a split group or a single split. Both give the same
- * bits; the choice is the one that needs fewer rounds of blocks. */
+/* The grid, and the offsets in the workspace. A block may compute a split group or a single split. Both ways give the
+ * same bits; the plan takes the way that needs fewer waves of blocks. */
 struct launch_plan {
     int tiles, units, walks;
     bool all_end; /* true: the blocks write the results of all sequences, so that no kernel has to combine splits */
@@ -731,7 +733,7 @@ cudaError_t launch_tiles(const launch_plan &y, const CUtensorMap &map, const cud
     if (code != cudaSuccess) return code;
     if (y.all_end)
         return launch_dependent(repair_latent, attn_min64(attn_tiles(y.rows, 128), 1024), 128, 0, stream, a, p);
-    /* no part has more than one split group */
+    /* true: none of the COMBINE_PARTS parts has more than one split group */
     const bool one_each = attn_tiles(y.units, y.walks ? 1 : SPLIT_GROUP) <= COMBINE_PARTS;
     return one_each ? launch_dependent(combine_latent<1>, y.rows, 128, 0, stream, a, p)
                     : launch_dependent(combine_latent<COMBINE_PARTS>, y.rows, 128 * COMBINE_PARTS, 0, stream, a, p);

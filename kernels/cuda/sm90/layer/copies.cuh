@@ -45,8 +45,8 @@ DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity)
 }
 
 /* Does what mbarrier_wait() does, but suspends the thread until the phase is complete, for at most 10 ms at a time.
- * Without that time hint the wait polls shared memory, which wgmma reads too. Use this function in threads without
- * other work. It did not make the consumers' loops faster. */
+ * Without the time hint of 10 ms the wait polls shared memory, which wgmma reads too. Use this function in threads
+ * without other work. It did not make the consumers' loops faster. */
 DEVICE void mbarrier_sleep(uint32_t bar, uint32_t parity)
 {
     asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n"
@@ -62,8 +62,8 @@ DEVICE void prefetch_tensormap(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* Loads the box at coordinates (c0..c3) to shared memory. The whole box counts as bytes on the barrier; elements out of
- * bounds arrive as zeros. */
+/* Loads the box at coordinates (c0..c3) to shared memory. All bytes of the box count towards the barrier `bar`, also
+ * those of elements out of bounds, which arrive as zeros. */
 DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar)
 {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
@@ -91,29 +91,29 @@ DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int
         : "memory");
 }
 
-/* Stores a box from shared memory to the tensor. Elements outside the tensor are dropped. The store joins the bulk
- * group of this thread. */
+/* Stores a box from shared memory to the tensor. Elements outside the tensor are dropped. The store joins this thread's
+ * current bulk group (see bulk_wait()). */
 DEVICE void tma_store_4d(const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t from)
 {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%1,%2,%3,%4}], [%5];" ::"l"(map),
                  "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(from)
                  : "memory");
 }
-/* Copies bytes from global to shared memory. The copied bytes count on the barrier. PTX ISA 9.7.9.25.4.1. */
+/* Copies bytes from global to shared memory. The copied bytes count towards the barrier `bar`. PTX ISA 9.7.9.25.4.1. */
 DEVICE void bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(bar)
                  : "memory");
 }
-/* Copies bytes from shared to global memory. The copy joins the bulk group of this thread. */
+/* Copies bytes from shared to global memory. The copy joins this thread's current bulk group (see bulk_wait()). */
 DEVICE void bulk_store(void *to, uint32_t from, uint32_t bytes)
 {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
                  : "memory");
 }
 /* Adds floats in shared memory to floats in global memory. Each float is added atomically, but not the whole range at
- * once. The operation joins the thread's bulk group. PTX ISA 9.7.9.25.4.2. */
+ * once. The operation joins the thread's current bulk group. PTX ISA 9.7.9.25.4.2. */
 DEVICE void bulk_add(float *to, uint32_t from, uint32_t bytes)
 {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to), "r"(from),

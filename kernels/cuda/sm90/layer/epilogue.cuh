@@ -44,8 +44,8 @@ struct row_ends {
     float factor[2], top[2];
 };
 
-/* Computes the factors for out = O / l, times v_scale. The sink is added to l here. x.l becomes the sum of the whole
- * row; with WHOLE it is the sum of the whole row already, and not of this lane's part. */
+/* Computes the factors for out = O / l, times v_scale. The sink is added to l here. x.l, the sum of this lane's part of
+ * the row, becomes the sum of the whole row; with WHOLE, x.l is the whole sum already. */
 template <bool WHOLE = false, class REFERENCE>
 DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, float v_scale)
 {
@@ -57,7 +57,7 @@ DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, flo
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float &l = x.l[half], keep = 1;
-        y.top[half] = reference.base(x.m[half]); /* c > 0, so that -inf stays -inf */
+        y.top[half] = reference.base(x.m[half]); /* base() multiplies by c > 0, so that -inf stays -inf */
         if (sink != -CUDART_INF_F) {
             const float both = fmaxf(y.top[half], sink);
             keep = exp2_fast(y.top[half] - both);
@@ -69,8 +69,8 @@ DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, flo
     return y;
 }
 
-/* Stores lse = top ln 2 + ln l of the thread's rows i0 and i0 + 8 if these rows are below Sq. One lane of each four
- * stores. BY_IN_BASE_2: top comes from in_base_2(), which leaves huge scores unchanged. */
+/* Stores lse = top ln 2 + ln l of the thread's rows i0 and i0 + 8 if these rows are below Sq. One of the four lanes
+ * that share a row stores its lse. BY_IN_BASE_2: top comes from in_base_2(), which leaves huge scores unchanged. */
 template <bool BY_IN_BASE_2 = false>
 DEVICE void store_lse(const results &to, int b, int h, int64_t q_start, int i0, int Sq, const softmax &x,
                       const row_ends &ends, int lane)
@@ -106,8 +106,8 @@ template <typename T> DEVICE T *out_row(const results &to, int b, int h, int64_t
 
 /* ---- O to memory ------------------------------------------------------------------------------------------------- */
 
-/* Writes a warp's 16 rows of O to the warp's shared memory. Piece c of row r (16 bytes) goes to the piece with number
- * place(r, c). */
+/* Writes a warp's 16 rows of O to the warp's shared memory. Piece c (16 bytes) of row r becomes piece number place(r,
+ * c) of that memory. */
 template <typename T, int D, class PLACE>
 DEVICE void stage_rows(const float (&O)[D / 2], uint16_t *staging, int lane, PLACE place)
 {
@@ -131,17 +131,18 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
     const auto place = [](int i, int piece) { return i * PITCH + (piece ^ (i & 7)); };
     stage_rows<T, D>(O, staging, lane, place);
     __syncwarp();
-    /* number of rows that the warp stores at a time, if each lane always stores the same piece of a row */
+    /* number of rows that the warp stores at a time, if each lane always stores the same piece of a row; 0: it does
+     * not */
     const int STEP = 32 % PIECES == 0 ? 32 / PIECES : 0;
     auto word_of = [&](int i, int piece) { return *(const uint4 *)(staging + place(i, piece) * 8); };
     if (STEP) {
         const int i = lane / PIECES, piece = lane % PIECES;
         const int rows_left = piece * 8 < Dv ? count - i : 0;
         T *to = rows + i * stride + piece * 8;
-        uint4 words[D / 16]; /* all words are loaded before the first is stored */
+        uint4 words[D / 16]; /* all words are loaded before the first word is stored */
 #pragma unroll
         for (int n = 0; n < D / 16; n++) words[n] = word_of(i + n * STEP, piece);
-        /* Without this call, ptxas would move the last load behind the other stores, and would wait for their
+        /* Without this call, ptxas would move the last load behind the stores, where it would have to wait for their
          * registers. */
         opaque(*(uint32_t(*)[D / 4]) words);
 #pragma unroll
@@ -222,7 +223,7 @@ DEVICE void store_floats(float *rows, int64_t stride, int count, int width, cons
                          uint16_t *staging, int lane)
 {
     const auto at = [&](int r, int piece) { return (float *)staging + r * 32 + (piece ^ (r & 7)) * 4; };
-    const int i = lane / 8, piece = lane % 8; /* i: row, and piece: 16 bytes of the row, that the lane stores */
+    const int i = lane / 8, piece = lane % 8; /* the lane stores 16 bytes (`piece`) of every fourth row from row i on */
 #pragma unroll
     for (int part = 0; part < D / 32; part++) {
 #pragma unroll
@@ -262,7 +263,7 @@ DEVICE void store_floats(float *rows, int64_t stride, int count, int width, cons
 }
 
 /* Stores rows of a gradient from its element `place` on: as float32 if the tensor is float32, otherwise in type T. The
- * last arguments are those of store_rows(): shared memory, if any, and the lane. */
+ * last arguments are passed on to store_rows(): shared memory, if any, and the lane. */
 template <typename T, int D, class... REST>
 DEVICE void store_gradient(const attn_view &to, int64_t place, int count, int width, const float (&sums)[D / 2],
                            REST... rest)

@@ -11,7 +11,7 @@
 /* ---- A band of keys ---------------------------------------------------------------------------------------------- */
 
 /* Sets scores to -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see the key. The keys begin
- * at j0; the first FIRST of them are known to be seen. RIGHT_ONLY: the band hides no keys on the left. */
+ * at j0; all rows are known to see the first FIRST keys. RIGHT_ONLY: the band hides no keys on the left. */
 template <int N, bool RIGHT_ONLY = false, int FIRST = 0>
 DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int lane)
 {
@@ -31,9 +31,10 @@ DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int la
 
 /* A problem's FlashMask. If the problem has none, bounds is NULL. */
 struct flash_mask {
-    const int32_t *bounds; /* n bounds for each key; `group` query heads share them */
+    /* n bounds for each key: rows at which the mask begins or ends to hide it; `group` query heads share them */
+    const int32_t *bounds;
     int64_t batch, head, row;
-    const attn_mask_extremes *extremes; /* [head][tile of keys]: extremes of the tile's bounds */
+    const attn_mask_extremes *extremes; /* [head][tile of keys]: the smallest and largest of the tile's bounds */
     int n, group, key_tiles;
     bool causal;
 };
@@ -91,7 +92,7 @@ DEVICE void list_visible_tiles(const flash_mask &mask, int b, int h, int H, int 
     list_tiles(tiles, seen, [&](int j) { return attn_mask_classify(&extremes[j], begin, end); });
 }
 
-/* Returns the next tile below j in the list. Tile `first` must be in the list, and j > first. */
+/* Returns the next tile below j in the list. There must be such a tile. */
 DEVICE int listed_tile_below(const tile_bits *seen, int j)
 {
     int n = (j - 1) / 32;

@@ -17,9 +17,10 @@
 
 /* ---- The softmax of rows whose scores may be huge ---------------------------------------------------------------- */
 
-/* A reference for the softmax (as lazy_reference) for problems whose bias may make scores huge, such as -3.4e38 for a
- * mask. If a row's reference is huge, its scores are not multiplied by c. Differences of such scores are exact, and so
- * large that P is 1 for the largest score and 0 for all others, in any base. */
+/* A reference for the softmax, to which exponentials are relative (see softmax.cuh), for problems whose bias may make
+ * scores huge, such as -3.4e38 for a mask. If a row's reference is huge, its scores are not multiplied by c.
+ * Differences of such scores are exact, and so large that P is 1 for the largest score and 0 for all others, in any
+ * base. */
 struct exact_reference {
     float c, slack;
     DEVICE float factor(float m) const { return fabsf(m) * c < SCORE_MOST ? c : 1; }
@@ -42,14 +43,14 @@ struct largest_in_base_2 {
 /* ---- keep_mask --------------------------------------------------------------------------------------------------- */
 
 /* A keep_mask as bits, in scratch memory. Each row has four words per tile of keys: bit n of word e belongs to key 4 n
- * + e of the tile. It is 1 for keys that are kept, and for keys that do not exist. Each 64 rows have one byte per tile
- * of keys, see tile_kind. */
+ * + e of the tile. A bit is 1 for keys that are kept, and for keys that do not exist. Each 64 rows have one byte per
+ * tile of keys, see tile_kind. */
 struct kept_bits {
     const uint4 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    /* distance in rows of words to the next batch row, head or query; 0: the axis is broadcast */
+    /* distance from one batch row, head or query to the next, in rows of words; 0: the axis is broadcast */
     int64_t batch, head, row;
-    int rows, tiles; /* rows per head (1: the mask is the same for all rows); tiles of keys */
+    int rows, tiles; /* rows: rows per head (1: the mask is the same for all rows); tiles: tiles of keys */
 };
 enum tile_kind { SOME_SEEN = 1, SOME_HIDDEN = 2 };
 const int KIND_ROWS = 64;
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(128)
     for (int tile = blockIdx.x; tile < kept.tiles; tile += gridDim.x) {
         const int j = tile * BN + lane * 4;
         const bool mine = lane * 4 < BN && j < Sk;
-        uint32_t bytes[ROWS]; /* all loads are issued before the first result is used */
+        uint32_t bytes[ROWS]; /* one word per row; all loads are issued before the first result is used */
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             bytes[r] = 0x01010101;
@@ -190,8 +191,10 @@ const int COLUMN_QUERIES = 64, KIND_KEYS = 128;
 struct kept_columns {
     const uint2 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    int64_t batch, head; /* distance in heads to the next batch row, and to the next head; 0: the axis is broadcast */
-    int keys, tiles;     /* keys per head; tiles of queries per head (1: the mask is the same for all queries) */
+    /* distance from one batch row or head to the next, in heads of words; 0: the axis is broadcast */
+    int64_t batch, head;
+    /* keys: keys per head; tiles: tiles of queries per head (1: the mask is the same for all queries) */
+    int keys, tiles;
 };
 
 /* Plans a keep_mask as bits by key. Arguments and result are those of plan_kept_bits(). */
@@ -310,7 +313,7 @@ struct pair_bias {
     int64_t batch, head, row; /* strides in bytes; 0: the axis is broadcast */
     int columns;
     attn_dtype dtype;
-    bool in_pairs; /* whether a column of even number and the next column can be loaded as one word */
+    bool in_pairs; /* whether columns 2 n and 2 n + 1 can be loaded as one word */
 };
 
 static inline pair_bias pair_bias_of(const attn_geometry &g)

@@ -63,8 +63,8 @@ template <int STAGES> DEVICE void await_full(barrier_pairs<STAGES> &pairs, const
     mbarrier_wait(smem_addr(&pairs.full[at.stage]), at.phase);
 }
 
-/* Waits until the stage is free and starts to load a tile into it. The loaded bytes count on the stage's barrier
- * `full`, or on `other` if it is given. */
+/* Waits until the stage is free and starts to load a tile into it. The loaded bytes count towards the stage's barrier
+ * `full`, or towards the barrier `other` if one is given. */
 template <int ROWS, int CHUNKS, int COLUMNS, int PITCH = ROWS, int STAGES>
 DEVICE void fill_stage(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at, uint32_t to, const CUtensorMap *map,
                        const tma_place &from, uint64_t *other = nullptr)
@@ -75,12 +75,12 @@ DEVICE void fill_stage(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at, uin
 
 /* ---- Consumers --------------------------------------------------------------------------------------------------- */
 
-/* Numbers of named barriers. Each is the first of a set with one barrier per consumer. */
+/* Numbers of named barriers. Each is the first number of a set with one barrier per consumer warpgroup. */
 enum { ORDER_BARRIER = 2, GROUP_BARRIER = 6 };
 
 /* The position of a thread in a block with C consumer warpgroups, and the barriers of its warpgroup. */
 template <int C> struct consumer {
-    int w, warp, lane; /* number of the warpgroup among the consumers; number of the warp in the warpgroup */
+    int w, warp, lane; /* w: number of the warpgroup among the consumers; warp: number of the warp in the warpgroup */
     bool leader;       /* whether this thread arrives at barriers for its warpgroup */
 
     DEVICE explicit consumer(int w_)
@@ -106,10 +106,10 @@ template <int C> struct consumer {
         if (w == 0) await_turn();
     }
 
-    /* Waits until all four warps of this warpgroup are here. */
+    /* Waits until all four warps of this warpgroup have called it. */
     DEVICE void meet() const { named_barrier_sync(GROUP_BARRIER + w, 128); }
-    /* Does what meet() does, and returns whether x is true in all threads of the warpgroup. The vote makes the result
-     * warp-uniform for ptxas. */
+    /* Waits for all four warps, as meet() does, and returns whether x is true in all threads of the warpgroup. The vote
+     * makes the result warp-uniform for ptxas. */
     DEVICE bool meet_all(bool x) const { return __any_sync(0xffffffff, named_barrier_all(GROUP_BARRIER + w, 128, x)); }
 
     DEVICE void release(uint64_t &empty) const
@@ -121,8 +121,8 @@ template <int C> struct consumer {
         release(pairs.empty[at.stage]);
     }
 
-    /* Releases a stage that no product of this warpgroup reads. First its four warps meet at a barrier, so that none
-     * still waits for the stage. */
+    /* Releases a stage that no product of this warpgroup reads. First the warpgroup's four warps meet at a barrier, so
+     * that none of them still waits for the stage. */
     template <int STAGES> DEVICE void pass(barrier_pairs<STAGES> &pairs, ring<STAGES> &at) const
     {
         await_full(pairs, at);

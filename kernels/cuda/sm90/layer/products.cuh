@@ -31,9 +31,9 @@ template <int ROWS> struct mn_major {
     DEVICE uint64_t step(int k) const { return wgmma_descriptor(address + k * 2048, ROWS * 128, 1024); }
 };
 
-/* Operands, K-major and MN-major, that store only the low word of a descriptor; the high word is the same for all. A
- * step, or another stage of a ring, takes one addition. To make a descriptor from an address would take four operations
- * between two products. */
+/* Operands, K-major and MN-major, that store only the low word of a descriptor; all descriptors have the same high
+ * word. The next step, or another stage of a ring, takes one addition. Making each descriptor from an address would
+ * take four operations between two products. */
 DEVICE uint64_t descriptor_of(uint32_t low)
 {
     return wgmma_descriptor(0, 0, 1024) | low;
@@ -49,7 +49,7 @@ template <int ROWS> struct mn_major_low {
     DEVICE uint64_t step(int k) const { return descriptor_of(low + (k * 2048 >> 4)); }
 };
 
-/* Returns the operand in stage n of a ring whose stages are BYTES apart. */
+/* Returns the operand in stage n of a ring whose stages are BYTES apart; `first` is the operand in stage 0. */
 template <int BYTES, class OPERAND> DEVICE OPERAND stage_of(OPERAND first, int n)
 {
     first.low += (uint32_t)n * (BYTES >> 4);

@@ -67,7 +67,7 @@ DEVICE void add_release(uint32_t *to, uint32_t x)
 {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
 }
-/* Returns the word's value. If the value is 0, atomically sets the word to 1. */
+/* Returns the word's value (acquire). If the value is 0, atomically sets the word to 1. */
 DEVICE uint32_t claim_acquire(uint32_t *word)
 {
     uint32_t x;
@@ -88,8 +88,8 @@ DEVICE float4 load_4(const float *from)
     return x;
 }
 
-/* Returns the counter, which is below 2^31 - 1, and adds 1 to it. The instruction is inc, which wraps at that limit.
- * With add, ptxas would sum over the warp and wait for the result at once. PTX ISA 9.7.13.5. */
+/* Returns the counter, which is below 2^31 - 1, and adds 1 to it, atomically. The instruction is atom.inc, which wraps
+ * at that limit. With atom.add, ptxas would sum over the warp and wait for the result at once. PTX ISA 9.7.13.5. */
 DEVICE int claim(int *counter)
 {
     int x;
@@ -203,8 +203,8 @@ DEVICE void store_16(void *to, uint4 x)
     asm volatile("st.global.v4.b32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
 }
 
-/* Copies words to new registers. It is needed because a running product reads its registers, which nothing else may use
- * meanwhile. */
+/* Copies words to new registers. It is needed because nothing else may use the registers that a running product
+ * reads. */
 template <int N, int M> DEVICE void copy_words(uint32_t (&to)[N][M], const uint32_t (&from)[N][M])
 {
 #pragma unroll
@@ -285,7 +285,8 @@ DEVICE uint64_t wgmma_descriptor(uint32_t address, uint32_t lbo, uint32_t sbo)
            (uint64_t)1 << 62;
 }
 
-/* Must be called before the first wgmma of a batch if ordinary code has changed registers that the batch uses. */
+/* Must be called before the first wgmma of a batch (the products of one commit) if ordinary code has changed registers
+ * that the batch uses. */
 DEVICE void wgmma_fence()
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -367,8 +368,8 @@ DEVICE uint32_t opaque(uint32_t x)
     O96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%" \
         "118,%119,%120,"                                                                                               \
         "%121,%122,%123,%124,%125,%126,%127"
-/* Calls macro X with N, the texts of the accumulators, their operands, the numbers of the operands behind these, and
- * the further arguments. */
+/* Calls macro X with these arguments: N, the texts of the accumulators, their operands, the numbers of the operands
+ * that follow the accumulators, and the arguments given after X. */
 #define WGMMA_N(X, ...)                                                                                  \
     X(48, O24, (F8(0), F8(8), F8(16)), 24, 25, 26, 27, 28, 29, __VA_ARGS__)                              \
     X(64, O32, (F32(0)), 32, 33, 34, 35, 36, 37, __VA_ARGS__)                                            \

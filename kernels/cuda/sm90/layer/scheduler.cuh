@@ -9,7 +9,7 @@
 
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
-const int FAR = 1 << 29;           /* limit of all lengths; windows above it are limited to it */
+const int FAR = 1 << 29;           /* lengths are below this limit, and larger windows are clamped to it */
 const int64_t L2_SHARE = 32 << 20; /* number of bytes of the L2 (50 or 60 MB) that K and V may take */
 const int LEAST_BM = 128;          /* the smallest number of queries per work tile, over all shapes */
 const int LAST_TILES = 264; /* number of short work tiles at the end of an ending_order: two per multiprocessor */
@@ -60,15 +60,17 @@ DEVICE head_tile head_tile_of(const tile_order &x, int t)
     return { s * x.section + r - tile * heads, tile };
 }
 
-/* A tile_order that ends with short work tiles. These come from the last heads, which are ordered together. */
+/* A tile_order that ends with short work tiles (few keys). They come from the last heads, whose work tiles are ordered
+ * together. */
 struct ending_order : tile_order {
-    int last_heads;  /* number of the first of the last heads */
-    int short_tiles; /* number of short work tiles of each last head, which come at the end */
+    int last_heads;  /* number of the first of the last heads, from which the short work tiles at the end come */
+    int short_tiles; /* number of short work tiles of each of the last heads; they come at the end of the order */
 };
 
 /* Plans an ending_order. head_bytes and share are those of tile_order_of(). short_tiles: number of work tiles of a head
- * that are shorter than the others, or 0 if all take the same time. The end has at_end short work tiles. They come from
- * as many heads as necessary, but from no more than the L2 can hold and from at least a section. */
+ * that are shorter than the others, or 0 if all take the same time. The end has at_end short work tiles. The short work
+ * tiles come from as many heads as necessary, but not from more heads than the L2 can hold, and at least from the heads
+ * of one section. */
 static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, int64_t short_tiles,
                                            int at_end, int64_t share)
 {
@@ -88,7 +90,7 @@ DEVICE head_tile head_tile_of(const ending_order &x, int t)
     /* The order has three parts: the heads before the last heads; the long work tiles of the last heads; their short
      * work tiles. */
     tile_order part = x;
-    int head = 0, tile = 0; /* first head and first tile of the part that t is in */
+    int head = 0, tile = 0; /* first head and first tile of the part of the order in which number t lies */
     part.heads = x.last_heads;
     if (t >= part.heads * part.per_head) {
         t -= part.heads * part.per_head, head = x.last_heads;
@@ -104,7 +106,7 @@ DEVICE head_tile head_tile_of(const ending_order &x, int t)
 
 /* Plans an ending_order for a forward with BM queries per work tile and `rows` keys per head. K and V take row_bytes
  * per key. uneven: work tiles differ in length. A work tile in the middle sees as many keys as the window lets it, at
- * most all. About as many rows at either end of the sequence see fewer keys. */
+ * most all. About as many rows as the window has keys, at either end of the sequence, see fewer keys. */
 static inline ending_order forward_order_of(const attn_geometry &g, int64_t per_head, int64_t heads, int64_t rows,
                                             int64_t row_bytes, int BM, bool uneven, int64_t share)
 {
@@ -142,7 +144,7 @@ struct key_tiles {
     int first, last; /* a range of tiles of keys: [first, last) */
 };
 
-/* Returns the tiles of BN keys that at least one of rows [begin, end) sees. */
+/* Returns the tiles of BN keys of which at least one of rows [begin, end) sees a key. */
 template <int BN> DEVICE key_tiles key_tiles_of(const key_band &band, int begin, int end)
 {
     const int lo = max(min(begin + band.lo, band.Sk), 0), hi = max(min(end - 1 + band.hi, band.Sk), lo);

@@ -36,8 +36,8 @@ const float LEAST_C = 1e-30f;
 
 /* ---- Softcap and ALiBi ------------------------------------------------------------------------------------------- */
 
-/* The largest softcap that these functions take. 1 - 2 / (1 + e^2x) has an error of 1.2e-7 times the softcap, and lse
- * must be exact to 2e-5. */
+/* The largest softcap that the functions of this file take. 1 - 2 / (1 + e^2x) has an error of 1.2e-7 times the
+ * softcap, and lse must be exact to 2e-5. */
 const double MOST_SOFTCAP = 64;
 const int EXACT = 1 << 24; /* Limit on ALiBi's distances: float32 holds all integers up to this number. */
 
@@ -50,7 +50,7 @@ struct score_mods {
     float per_slope; /* 1 / (the factor from raw scores to true scores) */
 };
 
-/* Returns whether these functions are exact enough for the problem's softcap and ALiBi. */
+/* Returns whether the functions of this file are exact enough for the problem's softcap and ALiBi. */
 static inline bool mods_fit(const attn_problem *p, const attn_geometry &g)
 {
     const extent e = extent_of(g.dims);
@@ -71,8 +71,8 @@ static inline score_mods score_mods_of(const attn_geometry &g, float unit)
 
 /* The part of score_mods that applies to one head. */
 struct head_mods {
-    float cap, slope; /* softcap and slope as in score_mods, but for raw scores */
-    float factor;     /* scores are first multiplied by this */
+    float cap, slope; /* softcap and slope of score_mods, converted for raw scores (q.k, not yet scaled) */
+    float factor;     /* scores are multiplied by `factor` before softcap and ALiBi */
 };
 
 /* Makes the head_mods of a head. Where q and k have scales, the function also changes the reference of the softmax,
@@ -112,7 +112,7 @@ DEVICE void tanh_of_four(float (&x)[4])
 /* Computes tanh(s * cap) for arguments near 0, by a series in s. The series' last term is fitted to the range. The
  * relative error is below 5.5e-7. */
 struct near_tanh {
-    float most; /* limit of |s|, at which tanh is 0.46 */
+    float most; /* the series is used for |s| up to this limit, at which tanh is 0.46 */
     float a[4];
 };
 static inline near_tanh near_tanh_of(float cap)

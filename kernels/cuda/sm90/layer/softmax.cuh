@@ -44,8 +44,9 @@ struct softmax {
     float m[2] = { -INFINITY, -INFINITY }, l[2] = { 0, 0 };
 };
 
-/* Returns whether largest_by_bits() may find the next maxima of the thread's rows. It may as soon as both searches
- * begin with a number >= 0, below which no score matters. This stays true, because a reference only grows. */
+/* Returns whether largest_by_bits() may find the next maxima of the thread's rows. It may as soon as the search of each
+ * row begins with a number >= 0, below which no score matters. Once true, the result stays true, because a reference
+ * only grows. */
 template <class REFERENCE> DEVICE bool is_high(const softmax &x, const REFERENCE &reference)
 {
     return reference.least(x.m[0]) >= 0 && reference.least(x.m[1]) >= 0;
@@ -186,7 +187,7 @@ template <int N> DEVICE void multiply_rows(float (&O)[N], const float (&factor)[
     for (int i = 0; i < N; i++) O[i] *= factor[i / 2 % 2];
 }
 
-/* Multiplies O by rescale, except where no row of the warp changes its reference. Returns whether it multiplied. */
+/* Multiplies O by rescale, unless no row of the warp has changed its reference. Returns whether it multiplied. */
 template <int N> DEVICE bool rescale_rows(float (&O)[N], const float (&rescale)[2])
 {
     if (!__any_sync(0xffffffff, rescale[0] != 1 || rescale[1] != 1)) return false;

@@ -53,13 +53,13 @@ static inline tma_tensor tma_bytes_of(const void *data, int64_t B, int64_t H, in
 static inline bool tma_walkable(const attn_view &view, int64_t B, int64_t H, int64_t rows, int64_t columns, int unit)
 {
     if ((view.batch == 0 && B > 1) || (view.head == 0 && H > 1) || (view.row == 0 && rows > 1))
-        return false; /* a broadcast axis has stride 0, which does not fit the copy engine */
+        return false; /* an axis of stride 0 and size above 1 (broadcast) does not fit the copy engine */
     return (uint64_t)view.data % 16 == 0 && columns % unit == 0 && view.row % unit == 0 && view.head % unit == 0 &&
            view.batch % unit == 0;
 }
 
-/* Returns the driver's function that makes tensor maps, or NULL if the driver has none. The address is looked up once,
- * or once per thread if threads call at the same time; all threads get the same address. */
+/* Returns the driver's function that makes tensor maps, or NULL if the driver has none. The function's address is
+ * looked up at the first call; threads that make their first calls at the same time may each look it up. */
 inline PFN_cuTensorMapEncodeTiled_v12000 tma_encoder()
 {
     static std::atomic<PFN_cuTensorMapEncodeTiled_v12000> known;
@@ -99,7 +99,7 @@ struct tma_place {
 };
 
 /* Issues the load of a tile of ROWS rows and CHUNKS chunks of COLUMNS columns. In shared memory the chunks are PITCH
- * rows apart. The tile's bytes count on barrier `bar`, together with `more` bytes that the caller loads. */
+ * rows apart. The tile's bytes count towards barrier `bar`, together with `more` bytes that the caller loads. */
 template <int ROWS, int CHUNKS, int COLUMNS, int PITCH = ROWS>
 DEVICE void load_tile(uint32_t to, const CUtensorMap *map, const tma_place &from, uint32_t bar, uint32_t more = 0)
 {
