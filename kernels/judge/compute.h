@@ -48,7 +48,7 @@ struct compute {
      * hidden), weights of V, dropout's factors, derivatives of softcap, and dP, which becomes dS. */
     double *z, *P, *M, *slope, *dP;
     double *Q, *dO;         /* rows of q and dout: [tile, D], [tile, Dv] */
-    double *out, *lse, *dq; /* results: [tile, Dv], [tile], [tile, D] */
+    double *out, *lse, *dq; /* results of the tile's rows: [tile, Dv], [tile], [tile, D] */
     double *top, *rest;     /* [tile] each: the largest score of a row (top), and lse - top (rest) */
     double *delta;          /* [tile] */
     bool in_float;          /* true: compute_row_gradients() rounds to float32 after each step, for emulate.c */
@@ -63,7 +63,8 @@ void compute_close(struct compute *c);
 
 /* Loads the keys and values of head hk of sequence b. In a backward it also sets dK and dV to 0. */
 void compute_keys(struct compute *c, const variation *v, int64_t b, int64_t hk);
-/* Computes out, lse, top and rest of a tile. The tile's query head must read the keys that compute_keys() loaded. */
+/* Computes out and lse of a tile, and for each row the largest score (top) and lse - top (rest). The tile's query head
+ * must read the keys that compute_keys() loaded. */
 void compute_rows(struct compute *c, const variation *v, const struct compute_rows *rows);
 /* Computes dq of a tile, and adds the tile's part to dK, dV and sums. Call it after compute_rows() of the same tile. */
 void compute_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,

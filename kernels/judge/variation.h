@@ -11,9 +11,10 @@
 
 /* Which key/value head query head h reads. G is the number of query heads per key/value head. */
 enum variation_heads {
-    HEADS_IN_GROUPS,   /* head h / G, which is right */
-    HEADS_INTERLEAVED, /* head h mod Hk */
-    HEADS_REVERSED,    /* head Hk - 1 - h / G */
+    HEADS_IN_GROUPS,   /* query head h reads key/value head h / G (G: query heads per key/value head), which is right */
+    HEADS_INTERLEAVED, /* query head h reads key/value head h mod Hk (Hk: number of key/value heads) */
+    /* query head h reads Hk - 1 - h / G: the key/value heads (Hk of them, each for G query heads) in reverse order */
+    HEADS_REVERSED,
 };
 
 /* The tile of keys that a row does not see by mistake. */
@@ -84,9 +85,10 @@ typedef struct variation {
     int64_t tile;
     bool backwards; /* the kernel goes from the last tile of keys to the first */
     bool over_all;  /* with SOFTMAX_SPLITS_UNWEIGHTED: splits of which the row sees no key count in the average too */
-    /* keys of a tile whose padding counts as keys of score 0 where the last tile is not full; 0: no padding counts */
+    /* The last tile of keys is not full: its padding counts as keys of score 0. `tail` is the number of keys of a tile;
+     * 0: padding does not count. */
     int64_t tail;
-    bool tail_is_hidden; /* causal also hides the padding of the last tile that `tail` counts as keys */
+    bool tail_is_hidden; /* true: causal masking also applies to the padding that `tail` counts as keys */
     double sink_weight;
     enum variation_empty empty_out, empty_lse;
     double lse_factor;
@@ -104,9 +106,10 @@ typedef struct variation {
     /* dk and dv are sums over only this query head of a key/value head's group; -1: over all query heads of the
      * group */
     int64_t only_member;
-    int64_t only_last_tile; /* dq is the sum over only the last tile, of this many keys; 0: over all keys */
-    /* only_last_tile means the last tile that any row of a block of this many rows sees; 0: the last tile of the
-     * sequence */
+    /* dq is a sum over the last tile of keys only, which has this many keys; 0: over all keys */
+    int64_t only_last_tile;
+    /* With only_last_tile: the last tile is the last one that any row of a block of this many query rows sees; 0: it is
+     * the last tile of the sequence. */
     int64_t only_last_rows;
 
     /* the caller's tensors (bits of attn_tensor_id) that are read in the other layout, with heads and rows exchanged */
@@ -114,7 +117,7 @@ typedef struct variation {
     bool swapped_problem; /* the whole problem is read in the other layout, so attention runs over the heads */
 } variation;
 
-/* Returns whether the variation rounds the sums that make out and gradients. */
+/* Returns whether the variation rounds the partial sums of the products that give out and the gradients. */
 static inline bool variation_rounds_sums(const variation *v)
 {
     return v->rounding == ROUND_SUMS || v->rounding == ROUND_SUMS_BUT_QK;

@@ -36,7 +36,7 @@ enum {
     LISTEN_ACCEPT_BURST = 64, /* most connections that the loop accepts in a row before it does its other work */
     /* time for which a listener that closes still completes TCP handshakes that have begun: one round trip */
     LISTEN_DOOR_MS = 100,
-    /* LISTEN_DOOR_MS for a listener that only clients on this machine can reach: their round trip is shorter */
+    /* as LISTEN_DOOR_MS (time for handshakes to end), for a listener that only clients on this machine can reach */
     LISTEN_DOOR_LOCAL_MS = 20,
     /* after this much silence the kernel probes whether the client of a connection is still there */
     LISTEN_KEEPALIVE_S = 60,
@@ -319,7 +319,8 @@ enum {
     /* An HTTP thread polls for this long for the end of its work on a GPU. After that a device thread takes over. */
     INLINE_WAIT_NS = 500000,
     INLINE_STEP_WAIT_NS = 2000000, /* INLINE_WAIT_NS for a cache transaction, which has the GPU to itself */
-    /* The polling thread reads a word that the GPU writes. Only once in this interval does it also ask the driver. */
+    /* A thread that polls for the end of its work reads a word that the GPU writes at that time. Only once in this
+     * interval does it also call the driver, which is slower but reports errors. */
     INLINE_ASK_NS = 20000,
     /* most heads of all sequences in inline work (by an HTTP thread); each takes up to 2 us, however few numbers it
      * has */

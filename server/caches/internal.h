@@ -30,7 +30,7 @@ struct pool {
 };
 
 struct cache {
-    char id[CACHE_ID_BYTES];     /* the id as text, because lookups compare 64 characters at a time */
+    char id[CACHE_ID_BYTES];     /* the cache's id in hexadecimal, as clients send it */
     struct cache *chain;         /* next cache in the same bucket of the hash table */
     struct cache *older, *newer; /* neighbours in the list of all caches */
     struct caller *caller;       /* a reference to the cache's owner */
@@ -47,8 +47,10 @@ struct cache {
     int users;
     bool writing, dead;
     int64_t truncate_to; /* length to which the cache is cut when its last step ends; -1: no truncation waits */
-    uint64_t wanted;     /* number of the last scan in which a step waited for this cache */
-    uint64_t looked;     /* number of the last caches_look() that named this cache */
+    /* number of the last scan of all waiting steps (transactions) in which a step waited for this cache */
+    uint64_t wanted;
+    /* number of the last caches_look() that named this cache, by which it notices a cache that is named twice */
+    uint64_t looked;
 };
 
 struct caches {

@@ -35,8 +35,8 @@ struct device;
 struct batch {
     struct message message;
     struct device *device;
-    /* The flow (one client's work) of the first job, which holds the reference. The batch counts as a batch of this
-     * flow. NULL: the job has no flow. */
+    /* The flow (one client's work) of the batch's first job, which holds a reference to it; NULL: that job has no flow.
+     * The batch counts as a batch of this flow. */
     const struct flow *flow;
     int64_t left_ns;    /* time at which the batch left for the device */
     int64_t charged_ns; /* device time in nanoseconds, which is charged to the flows (clients) of the batch's jobs */

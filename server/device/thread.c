@@ -258,7 +258,8 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
 }
 
-/* Translates the tensors of a part's result to the device's addresses. */
+/* Translates the addresses of a result (out and lse of some keys, which a merge combines with others) to the device's
+ * addresses. */
 static attn_result result_on_device(const struct slot *slot, const attn_result *host)
 {
     attn_result result = *host;
@@ -267,7 +268,8 @@ static attn_result result_on_device(const struct slot *slot, const attn_result *
     return result;
 }
 
-/* Puts the merges of the batch on the stream. They are short, because they read each number once or twice. */
+/* Puts the merges of the batch on the stream. A merge combines results for several parts of the keys into one. It is
+ * short, because it reads each number once or twice. */
 static attn_status merge_parts(const struct device *device, struct slot *slot, attn_error *err)
 {
     attn_result lists[2 * ATTN_MERGE_PARTS];
@@ -291,8 +293,8 @@ static attn_status merge_parts(const struct device *device, struct slot *slot, a
     return status;
 }
 
-/* Puts the kernels on the stream that sum the rows of scores whose lse only the device can check. The tensors are on
- * the device now. */
+/* If only the device can check the lse that a request gives, puts kernels on the stream that compute the lse of some
+ * rows. The tensors are on the device now. */
 static attn_status sum_lse(struct slot *slot, attn_error *err)
 {
     attn_status status = ATTN_OK;

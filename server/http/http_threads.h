@@ -42,7 +42,7 @@ struct http_threads {
     int count;
     struct http_thread *list;
     int cores; /* number of cores that have threads (each core the same number); 0: threads do not belong to cores */
-    int *cpu;  /* the system's number of each of these `cores` cores */
+    int *cpu;  /* [cores]: the system's number of each core that has threads */
     cpu_set_t all;
     /* true: connections go to the least busy thread of all, until the threads of the connection's core are no busier
      * than other threads */

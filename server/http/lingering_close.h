@@ -24,8 +24,10 @@
 
 enum lingering_close_why {
     LINGER_DELIVER, /* waits until the end of the answer has been delivered */
-    LINGER_DROP,    /* also drops what the client still sends, even after the answer has been delivered */
-    /* as LINGER_DELIVER, for a socket that was also shut down for reading (reset_on_close() says what differs) */
+    /* drops what the client still sends until it closes, or a limit is reached, even if the answer is delivered
+     * before */
+    LINGER_DROP,
+    /* waits until the answer is delivered, for a socket that was also shut down for reading (see reset_on_close()) */
     LINGER_CUT,
 };
 

@@ -466,7 +466,7 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
     if (found > 0) at += found;
     assert(bytes == 0 || at == job->outputs.memory + bytes);
     if (job->shared && call->items[0].error.status == ATTN_OK &&
-        (status = bind_regions(job, &call->items[0], err)) != ATTN_OK) /* cannot fail, as the first call did not */
+        (status = bind_regions(job, &call->items[0], err)) != ATTN_OK) /* cannot fail: it has succeeded above */
         return status;
     job->tensor_bytes = (job->inputs ? job->inputs->bytes : 0) + (job->spare ? job->spare->bytes : 0);
     job->memory_bound = job->transaction && !largest->unified;

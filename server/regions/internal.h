@@ -90,7 +90,8 @@ int regions_find(const struct regions *regions, const struct caller *caller, con
 void region_let_go(struct region *region);
 void region_let_pin_go(struct pin *pin); /* does nothing if `pin` is NULL */
 
-/* True if no client has modified the region's object since it was pinned, and the object is long enough. */
+/* True if no client has modified the region's object since it was pinned, and the object still contains the whole
+ * region. */
 bool region_is_intact(const struct region *region);
 
 /* Puts the region on the list of regions to pin, if pinning it is worthwhile. */

@@ -111,11 +111,11 @@ struct region_use {
     /* address of the tensor in a GPU's memory, where kernels use it in place; NULL: the tensor is copied */
     char *in_place;
     char *pinned;    /* address of the pinned pages from or to which a device copies; NULL: the CPU copies */
-    struct pin *pin; /* a reference to the pin that holds these pages */
+    struct pin *pin; /* a reference to the pin that holds the pages at address `pinned` */
     void *mirror;    /* the device's copy of the tensor while a batch runs; only the device's thread uses this member */
 };
 
-/* All tensors of a request that lie in regions (registered memory). The owner of the request owns them, and later its
+/* All tensors of a request that lie in regions (registered memory). At first the request has this list, later its
  * job. */
 struct region_uses {
     int64_t input_bytes, output_bytes; /* bytes of inputs and of outputs that the CPU copies */

@@ -218,8 +218,8 @@ static void put_problem_schema(struct json *j, proto_op op, bool with_context)
     json_raw(j, "}");
 }
 
-/* Writes references to the schemas of one problem: with tensors, and if `context` also with a saved context (a forward
- * whose inputs were kept). */
+/* Writes a reference to the schema of a problem and, if `context`, also one to the schema of a backward that names a
+ * saved forward (a context) in place of its tensors. */
 static void put_problem_refs(struct json *j, const char *name, bool context)
 {
     json_put(j, "{'$ref':'#/components/schemas/%sProblem'}", name);

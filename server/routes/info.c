@@ -206,9 +206,10 @@ static void put_limits(struct json *j, const struct info_facts *facts)
         { "cache_page_size_most", CACHES_PAGE_SIZE_MOST },
         { "decode_caches", CACHES_ROWS },
         { "decode_pages", CACHES_STEP_PAGES },
-        /* bound for all problems of a body together; only on the CPU */
+        /* `verify` on the CPU: most multiply-adds for all problems of a body together */
         { "verify_multiply_adds", VERIFY_MAX_MULTIPLY_ADDS },
-        { "verify_head_elements", VERIFY_MAX_HEAD_ELEMENTS }, /* bound for k and v of one head; only on the CPU */
+        /* `verify` on the CPU: most numbers of k and v of one head together */
+        { "verify_head_elements", VERIFY_MAX_HEAD_ELEMENTS },
         { "shared_memory_regions", config_shares_memory(c) ? REGIONS_MAX_COUNT : 0 },
         { "shared_memory_bytes", config_shares_memory(c) ? REGIONS_MAX_BYTES : 0 },
     };

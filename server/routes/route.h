@@ -99,8 +99,8 @@ struct route {
     bool optional_body;              /* for a route without tensors: the body may be left out */
     /* For a route without tensors: the body is kept for the handler (request->text), up to HTTP_KEPT_BODY_BYTES. */
     bool keeps_body;
-    /* The handler changes nothing, even if its method is not GET. If there is no memory for its answer, the client is
-     * therefore answered 503. */
+    /* The handler changes nothing, even if its method is not GET, so a client may repeat the request. If there is no
+     * memory for the answer, the client gets 503. (For other handlers the connection is closed without an answer.) */
     bool only_reads;
     proto_op op;
     /* The handler, for routes without tensors and for operations that no device runs (proto_is_run()). It fills the

@@ -56,7 +56,7 @@ static void answer_openapi(struct request *request, struct answer *answer)
                .answer = "It takes work", .media = "text/plain", .schema = TEXT, \
                .errors = ROUTE_ERROR(DRAINING), .plain_503 = true } }
 
-/* Rows of the KServe protocol for a model and for its one version. */
+/* Two rows for a KServe model: one for its path, and one for the same path with the model's only version in it. */
 #define OF_MODEL(id, what, handler, title, says, name) \
     { ROUTE_GET, "/v2/models/{model}" what, id, PORT_MAIN, .token = PORT_MAIN, .model = true, .answer = handler, \
       .doc = { "kserve", title, says, .parameters = { MODEL }, .errors = ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(UNAVAILABLE), \
