@@ -14,7 +14,7 @@
 /* Limit on the keys of all packed sequences together; above it, no variation mixes the sequences. */
 enum { COMPUTE_MIXED_KEYS = 16384 };
 
-/* A tile of compute.h: consecutive queries of one head. */
+/* A tile: consecutive queries of one head of one sequence. */
 struct compute_rows {
     int64_t b, h;         /* sequence and query head */
     int64_t first, count; /* rows of the sequence, from `first` on; rows past the sequence's length do not exist */
@@ -37,8 +37,8 @@ struct compute {
     bool has_keys, strange; /* strange: some input is NaN or infinite, so products must skip hidden pairs */
     int64_t b, hk;
     attn_sequence s;
-    /* with variation.padding_kept: the true number of keys of the sequence minus s.Sk; causal and window add it to a
-     * query's index */
+    /* If variation.padding_kept is set, s.Sk includes padding keys. `shift` is the true number of keys minus s.Sk;
+     * causal and window add it to a query's index. */
     int64_t shift;
     /* keys and values of the head: [D, keys], [most_keys, Dv]; for gradients also [most_keys, D], [Dv, keys] */
     double *KT, *V, *K, *VT;

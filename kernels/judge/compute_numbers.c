@@ -1,4 +1,4 @@
-/* compute_numbers.c: roundings of numbers, and products that skip hidden pairs or round their sums. See compute.h. */
+/* compute_numbers.c: roundings of numbers, and products that skip masked keys or round their sums. See compute.h. */
 #include <math.h>
 #include <string.h>
 

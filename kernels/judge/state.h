@@ -49,13 +49,14 @@ struct candidate {
     struct mistake first, second;
     /* differences between the caller's results and those of a kernel with the mistake */
     struct difference left[FRAME_TENSORS];
-    /* for hypotheses with of_size: differences between results with the mistake and the truth (float64 results) */
+    /* for mistakes that make random errors (of_size): differences between results with the mistake and the truth
+     * (float64 results) */
     struct difference size[FRAME_TENSORS];
     /* the lower the score, the better the explanation; 0: the mistake explains nothing of the error */
     double score;
     unsigned explains; /* the wrong tensors that the candidate explains; bit n is result n of frame_tensors[] */
     bool breaks;       /* true: with the mistake, a tensor that is right would be wrong */
-    bool confirmed;    /* PHASE_CONFIRM (all tiles) has tested this candidate, or need not test it */
+    bool confirmed;    /* true: the candidate was tested on all tiles (in PHASE_CONFIRM), or this test is not needed */
     /* `left` was computed on all tiles of the problem, not only on the sample (the tiles that tests begin with) */
     bool whole;
 };
@@ -65,7 +66,7 @@ struct candidate {
 struct pass {
     variation v;
     struct frame *frame;
-    const int64_t *list; /* indices of the tiles of the pass; NULL: all tiles */
+    const int64_t *list; /* indices of the tiles that the pass computes; NULL: all tiles */
     int64_t count, at;   /* number of tiles of the pass, and of those that have been computed */
     int64_t hk, b;       /* the key/value head and the sequence whose keys are in memory; -1: none */
     bool converts;       /* true: the pass changes numbers of the truth (float64 results) instead of computing anew */

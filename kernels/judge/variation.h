@@ -17,7 +17,7 @@ enum variation_heads {
     HEADS_REVERSED,
 };
 
-/* The tile of keys that a row does not see by mistake. */
+/* Which tile of keys a kernel leaves out of a row by mistake. */
 enum variation_drop {
     DROP_NOTHING,
     DROP_LAST,      /* the row does not see the last tile of the sequence's keys */
@@ -29,9 +29,12 @@ enum variation_drop {
 /* Mistakes that kernels make when they compute the softmax tile by tile. */
 enum variation_softmax {
     SOFTMAX_RIGHT,
-    SOFTMAX_OUT_NOT_RESCALED,  /* out of the row is not rescaled where the maximum grows */
-    SOFTMAX_SUM_NOT_RESCALED,  /* the sum of exponentials is not rescaled where the maximum grows */
-    SOFTMAX_NONE_RESCALED,     /* neither out nor the sum of exponentials is rescaled */
+    /* a row's out so far is not rescaled when a tile of keys raises the row's maximum score */
+    SOFTMAX_OUT_NOT_RESCALED,
+    /* a row's sum of exponentials so far is not rescaled when a tile of keys raises the row's maximum */
+    SOFTMAX_SUM_NOT_RESCALED,
+    /* neither a row's out nor its sum of exponentials is rescaled when a tile of keys raises the maximum */
+    SOFTMAX_NONE_RESCALED,
     SOFTMAX_SPLITS_UNWEIGHTED, /* the results of splits of the keys are averaged without weights */
     SOFTMAX_NOT_NORMALIZED,    /* out is not divided by the sum of exp(z - max) */
     SOFTMAX_RAW,               /* out is not divided by the sum of exp(z) */
@@ -46,10 +49,11 @@ enum variation_rounding {
     ROUND_SCALED_SCORES, /* scale q.k is rounded to round_dtype */
     ROUND_FINAL_SCORES,  /* the score after bias and ALiBi is rounded to round_dtype */
     ROUND_SUMS,          /* sums of q.k, of P V and of gradients are rounded to round_dtype after every `tile` terms */
-    ROUND_SUMS_BUT_QK,   /* sums are rounded as with ROUND_SUMS, but q.k and lse are exact */
-    ROUND_TF32,          /* q and k are rounded to 10 mantissa bits */
-    ROUND_TF32_ALL,      /* q, k, P and v are rounded to 10 mantissa bits */
-    CUT_TF32,            /* q and k are rounded towards 0 to 10 mantissa bits */
+    /* sums of P V and of gradients are rounded to round_dtype after every `tile` terms, but q.k and lse are exact */
+    ROUND_SUMS_BUT_QK,
+    ROUND_TF32,     /* q and k are rounded to 10 mantissa bits */
+    ROUND_TF32_ALL, /* q, k, P and v are rounded to 10 mantissa bits */
+    CUT_TF32,       /* q and k are rounded towards 0 to 10 mantissa bits */
     CUT_TF32_ALL,
     CUT_RESULTS, /* out, dq, dk and dv are rounded towards 0 to round_dtype */
     CUT_P,       /* P is rounded towards 0 to round_dtype */
@@ -84,7 +88,8 @@ typedef struct variation {
      * roundings */
     int64_t tile;
     bool backwards; /* the kernel goes from the last tile of keys to the first */
-    bool over_all;  /* with SOFTMAX_SPLITS_UNWEIGHTED: splits of which the row sees no key count in the average too */
+    /* with SOFTMAX_SPLITS_UNWEIGHTED: the average also includes splits of the keys of which the row sees no key */
+    bool over_all;
     /* The last tile of keys is not full: its padding counts as keys of score 0. `tail` is the number of keys of a tile;
      * 0: padding does not count. */
     int64_t tail;

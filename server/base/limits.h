@@ -116,7 +116,7 @@ enum {
     HTTP_KEPT_BODY_BYTES = 64 << 10,
     /* longest file of a certificate chain or a key: these have a few KB, so a longer file was named by mistake */
     HTTP_PEM_BYTES = 1 << 20,
-    /* Request texts and answers up to this size are not counted; longer ones count as staging memory. */
+    /* Texts of requests and answers up to this size are not counted as memory; longer ones count as staging memory. */
     REQUEST_UNCOUNTED_BYTES = 32 << 10,
     REQUEST_ID_BYTES = 129, /* longest X-Request-Id, with the NUL; a longer one from a client is replaced */
     /* longest wait of a TLS connection for memory; it is less than HEARTBEAT_LIMIT_MS, when a thread counts as stuck */
@@ -330,7 +330,8 @@ enum {
 /* A thread that waits for a device polls with short sleeps (base/polling_sleep.h). These are the lengths of its sleeps
  * and of the polling. */
 enum {
-    /* length of one sleep; the kernel makes it twice as long, but the core still does not enter a deep sleep state */
+    /* length of one sleep between two polls; the kernel makes it twice as long, but the core still does not enter a
+     * deep sleep state */
     NAP_NS = 50000,
     /* a thread polls for this long; if the wait is longer, a small delay in noticing its end does not matter */
     NAPS_NS = 2000000,
@@ -433,7 +434,8 @@ enum {
 
 /* Limits for connections that speak another protocol (http/first_bytes.c), and for the headers that proxies add. */
 enum {
-    FIRST_BYTES_SOCKETS = 1 << 20, /* only file descriptors below this are examined, enough for a million connections */
+    /* only connections whose descriptor is below this number are examined for another protocol: a million */
+    FIRST_BYTES_SOCKETS = 1 << 20,
     /* Interval between two log lines for the same reason. It keeps a flood of clients with a wrong protocol from
      * filling a disk. */
     FIRST_BYTES_LOG_MS = 60000,
@@ -463,7 +465,8 @@ enum {
     MAIN_STOP_WAIT_MS = 1000, /* time for the devices' threads to end their work, whose results nobody needs any more */
 
     SUPERVISE_SHORT_LIFE_S = 2, /* seconds; a server that ends sooner than this after its start counts as failed */
-    SUPERVISE_GIVE_UP = 5,      /* failures in a row after which the supervisor gives up */
+    /* the supervisor gives up after this many servers in a row that ended soon after their start */
+    SUPERVISE_GIVE_UP = 5,
     /* longest pause between two starts of the server; the pause doubles with each failure, up to this */
     SUPERVISE_MAX_PAUSE_S = 30,
     /* once a server should have ended by itself, it has this much more time before the supervisor kills it */

@@ -136,10 +136,10 @@ struct cache_step {
     int64_t k_row_bytes, v_row_bytes; /* bytes of one row (one cache) of k and of v */
 
     struct cache_shape shape; /* the shape that all caches of the step have */
-    int device;               /* number of the device that has all its caches */
+    int device;               /* number of the device that has all caches of the step */
     const char *pool;         /* address of page 0 in the device's memory */
     size_t pool_bytes, page_bytes;
-    size_t granule;          /* distance in bytes from one page number to the next */
+    size_t granule;          /* bytes of the pool's memory from one page number to the next */
     bool k_scaled, v_scaled; /* true: the caches have quantisation scales for keys (k_scaled), for values (v_scaled) */
     int64_t most;            /* number of pages of the cache with the most pages */
     int32_t *lengths;        /* [rows]: lengths of the caches after the step; estimates until the step has begun */
@@ -168,8 +168,8 @@ struct cache_step {
 attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids)[CACHE_ID_BYTES], int rows,
                         int64_t append, bool of_path, struct cache_step *step, attn_error *err);
 
-/* Sets step->most (pages of the longest row) and returns the bytes that the step's tables need now (64-byte aligned).
- * TOO_LARGE: since caches_look() the caches have grown beyond what the step may use. */
+/* Sets step->most (number of pages of the cache with the most pages) and returns the bytes that the step's tables need
+ * now (64-byte aligned). TOO_LARGE: since caches_look() the caches have grown beyond what the step may use. */
 attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_error *err);
 
 /* Begins the step; `memory` is for its tables. *wait becomes true if the step cannot begin now, because another step

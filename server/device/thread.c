@@ -215,7 +215,7 @@ static bool waits_for_turn(const struct device *device, const struct slot *slot)
     double queued_s = 0;
     bool others = false;
     if (device->info.unified || own_s < DEVICE_SHORT_SECONDS) return false;
-    /* a cancelled batch need not wait, because the next call ends it */
+    /* a cancelled batch need not wait, because it puts no more kernels on its stream */
     if (__atomic_load_n(&slot->batch->cancel, __ATOMIC_RELAXED) != 0) return false;
     for (int s = 0; s < device->slot_count; s++) {
         const struct slot *other = &device->slots[s];
@@ -549,7 +549,8 @@ static struct slot *free_slot(const struct device_thread *thread)
     return NULL;
 }
 
-/* True if the last batch of this thread began a short time ago, because most batches end soon. */
+/* True if a batch of this thread will probably end soon: the last one began a short time ago, and most batches are
+ * short. */
 static bool ends_soon(const struct device_thread *thread)
 {
     int64_t youngest_ns = 0;

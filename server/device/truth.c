@@ -56,7 +56,7 @@ attn_status truth_reserve(struct device *device, struct slot *slot, attn_error *
         if (!is_wanted(job, i)) continue;
         const attn_status status = attn_truth_need(attn_device_capabilities(device->handle), job_problem(job, i), &cost,
                                                    err);
-        if (status == ATTN_UNSUPPORTED) return ATTN_OK; /* the CPU verifies instead, in sched/finish.c */
+        if (status == ATTN_UNSUPPORTED) return ATTN_OK; /* the device cannot verify: the CPU does, in sched/finish.c */
         if (status != ATTN_OK) return status;
         if (cost.workspace_bytes > workspace_bytes) workspace_bytes = cost.workspace_bytes;
         if (job->truths[i].out_bytes > out_bytes) out_bytes = job->truths[i].out_bytes;

@@ -37,7 +37,7 @@ struct exchange {
     char peer[PEER_BYTES];     /* the client's address, as trusted proxies report it */
     const char *method, *path; /* in libmicrohttpd's memory, valid until the request is completed */
     enum exchange_step step;
-    const struct route_body *body; /* how the body is read; NULL: it is dropped */
+    const struct route_body *body; /* the format of the body; NULL: the body is dropped */
     int64_t json_bytes;            /* value of the header Inference-Header-Content-Length; -1: not given */
     enum unpack_coding coding;     /* the Content-Encoding (compression) of the body */
     struct unpacker *unpacker;     /* NULL: the body is not compressed, or is dropped */

@@ -33,10 +33,11 @@ enum lingering_close_why {
 
 struct lingering {
     pthread_mutex_t lock;
-    /* epoll set of the sockets that were not cut, readable when one of them is; -1: it could not be made */
+    /* epoll set of the kept sockets that were not shut down for reading; readable when one of them is; -1: none */
     int epoll_fd;
-    int most;   /* the most sockets that the table may hold, at most LINGER_MOST */
-    int end_fd; /* descriptor numbers from this one on are reserved for connections */
+    int most; /* the most sockets that may be kept open at a time, at most LINGER_MOST */
+    /* a socket is not kept if its descriptor would be this number or more: these are reserved for connections */
+    int end_fd;
     int64_t drop_bytes, drop_ms;
     int count;
     struct {

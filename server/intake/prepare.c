@@ -312,8 +312,8 @@ static void add_truth(struct job *job, int index, double *most)
     add_cost(job, &cost, most);
 }
 
-/* Adds the cost of a check. A check adapts to the time that it has; the least that it needs is the truth of some
- * rows. */
+/* Adds the cost of a check (what is wrong with given results?). A check adapts to the time that it has. It needs at
+ * least the time to compute some rows in float64. */
 static void add_judge_cost(struct job *job, const proto_item *item)
 {
     const double seconds = judge_cost_of(&item->problem).truth;
@@ -379,9 +379,8 @@ void prepare_look_closer(struct job *job, const attn_device_info *largest)
     }
 }
 
-/* Returns the bytes among the outputs for what a device finds out about the job: sums for lse, or distances of outputs
- * from the truth. A job has only one of these, because an lse is given to a backward and a truth is computed for a
- * forward. */
+/* Returns the bytes that a device needs, among the outputs, for what it finds out: numbers to check the given lse of a
+ * backward, or distances of a forward's outputs from their values in float64. No job has both. */
 static size_t found_bytes(const struct job *job)
 {
     size_t bytes = 0;

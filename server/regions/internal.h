@@ -35,7 +35,7 @@ struct region {
     bool intact;          /* no client had modified the object before the running writes began */
     int64_t pinned_ms;    /* time of the last attempt to pin the region */
     bool is_to_pin;       /* true: the region is in the list `fresh` of regions to pin, which holds a reference */
-    struct region *after; /* next region in the list `fresh` */
+    struct region *after; /* next region in the list `fresh` (regions to pin) */
 
     /* The members below are used for regions of kind CUDA (a GPU's memory). */
     attn_device *device;

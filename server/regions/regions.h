@@ -107,7 +107,7 @@ struct region_use {
     int64_t offset; /* offset of the tensor in the region's object, in bytes */
     int64_t bytes;  /* size of the tensor in bytes; for an output before region_uses_bind(), the size of its buffer */
     int64_t done;   /* number of bytes copied so far */
-    char *memory;   /* the other end of the copy: an address in staging memory */
+    char *memory;   /* address in staging memory to which an input is copied, or from which an output is copied */
     /* address of the tensor in a GPU's memory, where kernels use it in place; NULL: the tensor is copied */
     char *in_place;
     char *pinned;    /* address of the pinned pages from or to which a device copies; NULL: the CPU copies */

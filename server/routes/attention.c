@@ -52,7 +52,7 @@ static void put_part_tensor(struct json *j, attn_tensor_id id)
     json_put(j, "'%s':{'$ref':'#/components/schemas/Tensor'}", attn_tensors[id].name);
 }
 
-/* Writes the schema of a merge's parts: an array of objects with these two tensors. */
+/* Writes the schema of a merge's parts: an array of objects with the tensors `one` and `other`. */
 static void put_parts(struct json *j, attn_tensor_id one, attn_tensor_id other)
 {
     json_put(j,

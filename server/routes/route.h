@@ -69,7 +69,7 @@ struct route_doc {
     const char *body; /* name of the body's schema in components/schemas, such as "ForwardRequest" */
     /* the parameters of the path, in the order in which the pattern has them */
     struct route_parameter parameters[REQUEST_PARAMETERS];
-    uint64_t errors; /* errors that this route has in addition: ROUTE_ERROR(NOT_FOUND) | ... */
+    uint64_t errors; /* errors of this route that not all routes have: ROUTE_ERROR(NOT_FOUND) | ... */
     bool plain_503;  /* a 503 of this route may be a line of text instead of a problem document */
 };
 

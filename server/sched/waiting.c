@@ -33,7 +33,7 @@ struct hangup_watch {
 
 /* ---- Suspended requests ------------------------------------------------------------------------------------------ */
 
-/* True if the request is in the list: it is in one of the states of invariant 1. */
+/* True if the request is in the list of suspended requests, by its state (invariant 1). */
 static bool is_suspended(const struct request *request)
 {
     return request->state == REQUEST_CHECKING || request->state == REQUEST_QUEUED ||

@@ -168,7 +168,8 @@ struct job {
 
     int batch_jobs; /* number of jobs in the batch in which the job runs; 0: the job runs alone on an HTTP thread */
     bool follows;   /* another job of the same KServe model is before this one in the batch */
-    /* time of the part that took longest so far; that part's stages are the job's (batch_note_times()) */
+    /* time of the part that took longest so far; the job's times by stage are those of this part
+     * (batch_note_times()) */
     int64_t longest_ns;
 
     struct job_part part;        /* the first part of the job */
@@ -208,7 +209,7 @@ int job_parts(const struct job *job); /* returns the number of the job's parts *
 /* True if the job is cut, some of its parts did not run because their devices were lost, and all others ran or were
  * cancelled. Other devices may then compute the job. Call this when all parts are back. */
 bool job_lost_devices(const struct job *job);
-/* True if a part has not left yet and only this device can compute it. */
+/* True if a part has not left for a device yet and only this device can compute it. */
 bool job_needs_device(const struct job *job, int device);
 /* True if all parts of the job ran. Call this when all parts are back. */
 bool job_ran(const struct job *job);

@@ -75,8 +75,8 @@ struct request_times {
     int64_t head_ns;     /* time at which the headers were complete */
     int64_t received_ns; /* time at which the last byte of the body arrived */
     int64_t answer_ns;   /* time at which the answer was queued for sending */
-    int64_t recv_ns;     /* duration of waiting for pieces of the body, without decoding them */
-    int64_t decode_ns;   /* duration of decoding the body, in pieces as it arrived */
+    int64_t recv_ns;     /* time spent waiting for bytes of the body; decoding them is not included */
+    int64_t decode_ns;   /* time spent decoding the body, piece by piece as it arrived */
     int64_t encode_ns;   /* duration of encoding the answer */
 };
 
