@@ -40,7 +40,7 @@ void compute_rounded_product(const struct compute *c, const variation *v, int64_
 
 /* compute_scores.c */
 
-/* Returns the keys that causal and window let row i see. */
+/* Returns the range of keys that the causal mask and the window let query row i see. */
 attn_range compute_keys_of(const struct compute *c, const variation *v, int64_t i);
 /* Computes the softmax of row i from its scores, which are row r of c->z: the weights P, the largest score `top`, lse,
  * and `rest` = lse - top. */

@@ -8,7 +8,7 @@
 
 /* ---- Scores ------------------------------------------------------------------------------------------------------ */
 
-/* Returns the keys that causal and window let row i see. */
+/* Returns the range of keys that the causal mask and the window let query row i see. */
 attn_range compute_keys_of(const struct compute *c, const variation *v, int64_t i)
 {
     const attn_sequence *const s = &c->s;

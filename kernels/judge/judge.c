@@ -258,7 +258,8 @@ static bool take_memory(struct judge *j)
            (n[7] == 0 || (numbers(&t->dslopes, n[7]) && numbers(&s->dslopes, n[7])));
 }
 
-/* Returns the share of the rows for which time and memory suffice. *bytes becomes the memory that this share takes. */
+/* Returns the share of the rows that a judge can compute in float64 with this time and with its memory. *bytes becomes
+ * the memory that this share takes. */
 static double share_of(const attn_problem *p, double seconds, int64_t *bytes)
 {
     const double third = seconds / 3, needs = judge_cost_of(p).truth, least = 1e-9;

@@ -55,7 +55,7 @@ struct candidate {
     /* the lower the score, the better the explanation; 0: the mistake explains nothing of the error */
     double score;
     unsigned explains; /* the wrong tensors that the candidate explains; bit n is result n of frame_tensors[] */
-    bool breaks;       /* true: with the mistake, a tensor that is right would be wrong */
+    bool breaks;       /* true: with the mistake, a tensor of the caller that is right would be wrong */
     bool confirmed;    /* true: the candidate was tested on all tiles (in PHASE_CONFIRM), or this test is not needed */
     /* `left` was computed on all tiles of the problem, not only on the sample (the tiles that tests begin with) */
     bool whole;

@@ -17,12 +17,12 @@ enum variation_heads {
     HEADS_REVERSED,
 };
 
-/* Which tile of keys a kernel leaves out of a row by mistake. */
+/* The tile of keys that a kernel skips by mistake when it computes a row. */
 enum variation_drop {
     DROP_NOTHING,
     DROP_LAST,      /* the row does not see the last tile of the sequence's keys */
     DROP_FIRST,     /* the row does not see the first tile of the sequence's keys */
-    DROP_LAST_SEEN, /* the row does not see the last tile that causal and window allow */
+    DROP_LAST_SEEN, /* the row does not see the last tile of the keys that the causal mask and the window allow */
     DROP_FIRST_SEEN,
 };
 
@@ -90,8 +90,8 @@ typedef struct variation {
     bool backwards; /* the kernel goes from the last tile of keys to the first */
     /* with SOFTMAX_SPLITS_UNWEIGHTED: the average also includes splits of the keys of which the row sees no key */
     bool over_all;
-    /* The last tile of keys is not full: its padding counts as keys of score 0. `tail` is the number of keys of a tile;
-     * 0: padding does not count. */
+    /* If the last tile of keys is not full, its padding counts as keys of score 0. `tail` is the number of keys of a
+     * tile; 0: padding does not count. */
     int64_t tail;
     bool tail_is_hidden; /* true: causal masking also applies to the padding that `tail` counts as keys */
     double sink_weight;

@@ -9,7 +9,7 @@
 struct config_suggestion {
     const char *names; /* names that other servers give to an option, without dashes, separated by spaces: "port p" */
     const char *flag, *value;
-    /* advice for the user, if no option of attnd replaces the other servers' option; otherwise NULL */
+    /* what to do instead, if attnd has no option like this one; NULL: it has one */
     const char *instead;
 };
 extern const struct config_suggestion config_suggestions[]; /* in the last row `names` is NULL */

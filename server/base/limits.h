@@ -74,9 +74,11 @@ enum {
     LINGER_MS = 10000,
     LINGER_MOST = 256,       /* most sockets in lingering close; if there is one more, the oldest is closed early */
     LINGER_SPARE_FILES = 32, /* file descriptors that sockets in lingering close must leave free */
-    LINGER_EVENTS = 16,      /* most sockets in lingering close that are read in one turn of the loop */
+    /* most sockets in lingering close (kept until the client has its answer) that are read in one turn of the loop */
+    LINGER_EVENTS = 16,
     LINGER_DROP_BYTES = 16 << 10,
-    LINGER_DROP_PIECES = 64, /* pieces of LINGER_DROP_BYTES that are read from one socket in a row: 1 MiB */
+    /* most pieces of LINGER_DROP_BYTES that are read and dropped from one socket in a row: 1 MiB */
+    LINGER_DROP_PIECES = 64,
     /* Pieces of LINGER_DROP_BYTES that are read from all sockets in lingering close in one turn of the loop: 4 MiB,
      * which take about a millisecond. */
     LINGER_SWEEP_PIECES = LINGER_MOST,
@@ -196,7 +198,7 @@ enum {
 
     /* most waiting jobs that are examined to find members of a batch; the queue may have a million jobs */
     QUEUE_SCAN_MAX = 512,
-    /* most waiting jobs that cannot leave yet and that a search for the next job skips: 3 ms of work */
+    /* most waiting jobs that cannot leave for a device yet and that a search for the next job skips: 3 ms of work */
     QUEUE_PASS_MAX = 1 << 16,
     /* Most caches examined in one test of waiting cache transactions. The test takes 30 ms when hundreds of
      * transactions have a thousand caches each. */
@@ -318,7 +320,9 @@ enum {
     INLINE_BYTES = 1 << 20,
     /* An HTTP thread polls for this long for the end of its work on a GPU. After that a device thread takes over. */
     INLINE_WAIT_NS = 500000,
-    INLINE_STEP_WAIT_NS = 2000000, /* INLINE_WAIT_NS for a cache transaction, which has the GPU to itself */
+    /* as INLINE_WAIT_NS (the time for which an HTTP thread polls), for a cache transaction, which has the GPU to
+     * itself */
+    INLINE_STEP_WAIT_NS = 2000000,
     /* A thread that polls for the end of its work reads a word that the GPU writes at that time. Only once in this
      * interval does it also call the driver, which is slower but reports errors. */
     INLINE_ASK_NS = 20000,

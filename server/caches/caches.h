@@ -178,7 +178,8 @@ attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_erro
  * pool or the caller's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a larger table than caches_table_bytes()
  * said). */
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
-/* Tells whether the step must wait, without beginning it. This is cheap, because many steps may wait and are asked. */
+/* Tells whether the step must wait, without beginning it. It takes little time, because it may be called for many
+ * waiting steps. */
 attn_status caches_ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err);
 /* Ends a step when the device is done. With `commit` its caches are longer, otherwise they are as before. Does nothing
  * if the step has not begun. */

@@ -153,7 +153,7 @@ void devices_submit(struct devices *devices, struct batch *batch, struct device 
 void devices_submit_late(struct devices *devices, struct batch *batch);
 /* True if a device other than the CPU has a batch that has not come back. */
 bool devices_away(const struct devices *devices);
-/* Removes a batch that has come back from its device's list of batches. Call this for each batch that arrives in the
+/* Removes from its device's list of batches a batch that has come back. Call this for each batch that arrives in the
  * mailbox. */
 void devices_collect(struct devices *devices, struct batch *batch);
 const char *device_name(const struct device *device);

@@ -655,7 +655,7 @@ void *device_main(void *argument)
         if (begins) take_batch(device, slot, next);
         pthread_mutex_unlock(&device->lock);
 
-        if (!busy && !begins) break; /* ends only when the device was told to stop and no work is left */
+        if (!busy && !begins) break; /* the thread ends only when the device was told to stop and no work is left */
         heartbeat_busy(HEARTBEAT_DEVICE);
         if (begins) start(device, slot);
         const bool moved = begins || poll_slots(thread, device->info.unified);

@@ -376,8 +376,8 @@ static void look_for_old(struct connections *connections, const _Atomic int *tal
     connections->looked_ms = connections->old_count == 0 ? now_ms : 0;
 }
 
-/* Cuts a connection of the list. Returns false if the connection has changed since it was listed. Call this with the
- * lock held. */
+/* Cuts a connection from the list of those that may be closed. Returns false if the connection has changed since it was
+ * listed. Call this with the lock held. */
 static bool cut_old(struct connections *connections, int fd, int rank, int64_t since_ms, bool tokens, int64_t now_ms,
                     _Atomic int *leaving)
 {

@@ -126,8 +126,8 @@ void connections_init(struct connections *connections);
 void connections_clear(struct connections *connections);
 
 /* Adds an accepted socket before the web server gets it. Call this on the thread that accepts. Until the socket is
- * removed it counts in `connections` and in both tallies. Returns NULL when out of memory: the caller must close the
- * socket. */
+ * removed it counts in `connections`, *tally and *other_tally. Returns NULL when out of memory: the caller must close
+ * the socket. */
 struct connection *connections_add(struct connections *connections, int fd, bool plain, _Atomic int *tally,
                                    _Atomic int *other_tally);
 /* Call this when the web server starts to serve a socket. Returns the socket's connection. */

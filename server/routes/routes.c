@@ -225,7 +225,7 @@ struct route_match routes_find(unsigned port, const char *path, const char *meth
 /* Prefixes of paths that other servers have, and the hint that a 404 answer gives for each. */
 static const struct {
     const char *begins, *says;
-    bool surely; /* true: give this hint even if a path of this server is similar */
+    bool surely; /* true: give this hint even if a path of this server is similar to the requested one */
 } elsewhere[] = {
     { "/v1/attention/verify", "; verify is a member of POST /v1/attention/forward", true },
     { "/v1/attention/encode", "; " ROUTES_WHERE_TO, true },

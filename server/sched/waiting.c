@@ -92,8 +92,8 @@ bool waiting_is_used_in_place(const struct job *job)
     return job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0);
 }
 
-/* Separates the job from its batches, because its request no longer waits. A batch of which no request waits for any
- * job is cancelled. */
+/* Separates the job from its batches, because its request no longer waits. If no request waits for any job of a batch,
+ * the batch is cancelled. */
 static void leave_batches(struct job *job)
 {
     for (struct job_part *part = &job->part; part; part = part->next) {

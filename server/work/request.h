@@ -92,8 +92,8 @@ enum { REQUEST_PARAMETERS = 4 }; /* the largest number of parameters in a path *
 struct answer {
     int status;
     const char *content_type;
-    char *body;    /* the body, from malloc(), which libmicrohttpd will free; NULL: none */
-    bool constant; /* the body is a constant, and libmicrohttpd does not free it */
+    char *body;    /* the body of the answer, from malloc(), which libmicrohttpd will free; NULL: none */
+    bool constant; /* the body of the answer is a constant, and libmicrohttpd does not free it */
     size_t length;
     const char *csp;   /* value of the header Content-Security-Policy; NULL: none */
     char location[72]; /* value of the header Location: the path of what was made; empty: none */
@@ -134,7 +134,7 @@ struct request {
     struct job *job; /* a reference to the request's job */
     bool failed;     /* the request has failed, and its answer is a problem document (an error as JSON) */
     proto_error error;
-    attn_error why; /* text and pointer for the problem document */
+    attn_error why; /* text of the error, and its pointer into the body, for the problem document */
     bool gone;      /* the client left while the request waited, so no answer is sent */
 
     proto_encoder *encoder; /* encoder of the answer, which is already measured; NULL: none yet */

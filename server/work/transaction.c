@@ -126,7 +126,7 @@ static attn_tensor of_rows(void *data, attn_dtype dtype, int rank, int64_t rows,
     return attn_tensor_make(data, dtype, rank, (const int64_t[]){ rows, columns });
 }
 
-/* Sets the problem's tensors to the pool of pages and the transaction's tables. */
+/* Lets the problem's tensors refer to the pool of pages (k, v) and to the transaction's tables. */
 static void point(attn_problem *p, const struct cache_step *step, int32_t *table, int32_t *lengths)
 {
     const struct cache_shape *const s = &step->shape;
