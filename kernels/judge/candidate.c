@@ -152,8 +152,8 @@ static bool has_size(const struct judge *j, int which, const struct candidate *c
 static bool explains_by_size(const struct judge *j, const struct candidate *c)
 {
     bool any = false;
-    /* Many mistakes make errors of this size in lse and out. Therefore a wrong lse proves nothing, and in a float32
-     * forward the mistake is accepted only if lse is right. */
+    /* lse must be right, because many mistakes make errors of about the same size in lse and out. In a float32 forward
+     * lse must also be given. */
     if (j->wrong >> LSE & 1) return false;
     if (j->p.q.dtype == ATTN_F32 && j->p.op == ATTN_OP_FORWARD && !state_is_given(j, ATTN_T_lse)) return false;
     for (int which = 0; which < FRAME_TENSORS; which++) {

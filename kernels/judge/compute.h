@@ -14,7 +14,7 @@
 /* Limit on the keys of all packed sequences together; above it, no variation mixes the sequences. */
 enum { COMPUTE_MIXED_KEYS = 16384 };
 
-/* A tile of compute.h: consecutive queries of one head. */
+/* A tile: consecutive queries of one head of one sequence. */
 struct compute_rows {
     int64_t b, h;         /* sequence and query head */
     int64_t first, count; /* rows of the sequence, from `first` on; rows past the sequence's length do not exist */
@@ -37,8 +37,8 @@ struct compute {
     bool has_keys, strange; /* strange: some input is NaN or infinite, so products must skip hidden pairs */
     int64_t b, hk;
     attn_sequence s;
-    /* with variation.padding_kept: the true number of keys of the sequence minus s.Sk; causal and window add it to a
-     * query's index */
+    /* If variation.padding_kept is set, s.Sk includes padding keys. `shift` is the true number of keys minus s.Sk;
+     * causal and window add it to a query's index. */
     int64_t shift;
     /* keys and values of the head: [D, keys], [most_keys, Dv]; for gradients also [most_keys, D], [Dv, keys] */
     double *KT, *V, *K, *VT;
@@ -48,7 +48,7 @@ struct compute {
      * hidden), weights of V, dropout's factors, derivatives of softcap, and dP, which becomes dS. */
     double *z, *P, *M, *slope, *dP;
     double *Q, *dO;         /* rows of q and dout: [tile, D], [tile, Dv] */
-    double *out, *lse, *dq; /* results: [tile, Dv], [tile], [tile, D] */
+    double *out, *lse, *dq; /* results of the tile's rows: [tile, Dv], [tile], [tile, D] */
     double *top, *rest;     /* [tile] each: the largest score of a row (top), and lse - top (rest) */
     double *delta;          /* [tile] */
     bool in_float;          /* true: compute_row_gradients() rounds to float32 after each step, for emulate.c */
@@ -63,7 +63,8 @@ void compute_close(struct compute *c);
 
 /* Loads the keys and values of head hk of sequence b. In a backward it also sets dK and dV to 0. */
 void compute_keys(struct compute *c, const variation *v, int64_t b, int64_t hk);
-/* Computes out, lse, top and rest of a tile. The tile's query head must read the keys that compute_keys() loaded. */
+/* Computes out and lse of a tile, and for each row the largest score (top) and lse - top (rest). The tile's query head
+ * must read the keys that compute_keys() loaded. */
 void compute_rows(struct compute *c, const variation *v, const struct compute_rows *rows);
 /* Computes dq of a tile, and adds the tile's part to dK, dV and sums. Call it after compute_rows() of the same tile. */
 void compute_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,

@@ -15,7 +15,7 @@ static double kept(const struct compute *c, double x)
     return c->in_float ? (float)x : x;
 }
 
-/* Computes P of row r, before dropout, from the two parts of the row's lse. P is 0 for hidden keys. */
+/* Computes the weights P of row r, before dropout, from the row's lse = top + rest. P is 0 for hidden (masked) keys. */
 static void probabilities(struct compute *c, int64_t r, double top, double rest)
 {
     const double *const z = c->z + r * c->keys;
@@ -47,7 +47,7 @@ static void add_sums(const struct compute *c, const variation *v, const struct c
     }
 }
 
-/* Turns P of a row into the weights that dv takes (with dropout), and dP into dS. */
+/* Turns the weights P of a row into those by which dout gives dv (with dropout), and dP into dS. */
 void compute_row_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
                            const struct compute_sums *sums, int64_t r)
 {
@@ -58,8 +58,9 @@ void compute_row_gradients(struct compute *c, const variation *v, const struct c
                   *const slope = c->slope + r * c->keys, *const z = c->z + r * c->keys;
     double delta = 0;
     probabilities(c, r, c->top[r], c->rest[r]);
-    /* An emulation adds these products from the last to the first. If it added them in the order of dP, the sum would
-     * have the same roundings as dP, and in a row of one key the two would cancel exactly. In kernels they do not. */
+    /* delta is the sum of dO * out. An emulation adds its terms from the last to the first. In the other order delta
+     * would have the same roundings as dP, and in a row of one key dP - delta would be exactly 0. In kernels it is
+     * not. */
     for (int64_t n = 0; n < d->Dv && !v->no_delta; n++) {
         const int64_t e = r * c->Dv + (c->in_float ? d->Dv - 1 - n : n);
         delta = kept(c, delta + c->dO[e] * c->out[e]);

@@ -25,23 +25,25 @@ int64_t compute_padded(int64_t n);
 /* Rounds `count` numbers of x to TF32 if the variation has that mistake. of_values: x are numbers of P or v, not of q
  * or k. */
 void compute_round_operand(const variation *v, bool of_values, double *x, int64_t count);
-/* Computes C[rows, n] += A[rows, Sk] B[Sk, n], where columns of A are keys. Hidden pairs are skipped if c->strange is
- * set. */
+/* Computes C[rows, n] += A[rows, Sk] B[Sk, n], where columns of A are keys. If an input is NaN or infinite
+ * (c->strange), pairs of a query and a masked key are skipped. */
 void compute_times_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B, int64_t ldb,
                         double *C);
-/* Computes C[Sk, n] += transposed A[rows, Sk] B[rows, n], where columns of A are keys. Hidden pairs are skipped if
- * c->strange is set. */
+/* Computes C[Sk, n] += transposed A[rows, Sk] B[rows, n], where columns of A are keys. If an input is NaN or infinite
+ * (c->strange), pairs of a query and a masked key are skipped. */
 void compute_add_to_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B,
                          int64_t ldb, double *C);
-/* Computes C += A B, and rounds C to v->round_dtype after every `tile` terms of a sum. */
+/* Computes C += A B. Each sum is rounded to v->round_dtype after every v->tile terms, as a kernel with this mistake
+ * rounds it. */
 void compute_rounded_product(const struct compute *c, const variation *v, int64_t m, int64_t n, int64_t k,
                              const double *A, int64_t row, const double *B, int64_t ldb, double *C, int64_t ldc);
 
 /* compute_scores.c */
 
-/* Returns the keys that causal and window let row i see. */
+/* Returns the range of keys that the causal mask and the window let query row i see. */
 attn_range compute_keys_of(const struct compute *c, const variation *v, int64_t i);
-/* Computes P, top, rest and lse of row i from the row's scores, which are row r of c->z. */
+/* Computes the softmax of row i from its scores, which are row r of c->z: the weights P, the largest score `top`, lse,
+ * and `rest` = lse - top. */
 void compute_softmax(struct compute *c, const variation *v, int64_t h, int64_t i, int64_t r);
 
 #endif

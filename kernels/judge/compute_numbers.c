@@ -1,4 +1,4 @@
-/* compute_numbers.c: roundings of numbers, and products that skip hidden pairs or round their sums. See compute.h. */
+/* compute_numbers.c: roundings of numbers, and products that skip masked keys or round their sums. See compute.h. */
 #include <math.h>
 #include <string.h>
 
@@ -57,7 +57,7 @@ void compute_round_operand(const variation *v, bool of_values, double *x, int64_
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
-/* Computes C += A B (by_key: C += transposed A B) and skips hidden pairs. A pair is hidden where its score c->z is
+/* Computes C += A B (by_key: C += transposed A B), but skips pairs of a query and a masked key, whose score in c->z is
  * -inf. */
 static void product_seen(const struct compute *c, int64_t rows, int64_t n, const double *A, bool by_key,
                          const double *B, int64_t ldb, double *C, int64_t ldc)
@@ -72,8 +72,8 @@ static void product_seen(const struct compute *c, int64_t rows, int64_t n, const
         }
 }
 
-/* Computes C[rows, n] += A[rows, Sk] B[Sk, n], where columns of A are keys. Hidden pairs are skipped if c->strange is
- * set. */
+/* Computes C[rows, n] += A[rows, Sk] B[Sk, n], where columns of A are keys. If an input is NaN or infinite
+ * (c->strange), pairs of a query and a masked key are skipped. */
 void compute_times_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B, int64_t ldb,
                         double *C)
 {
@@ -81,8 +81,8 @@ void compute_times_keys(const struct compute *c, int64_t rows, int64_t n, const 
     else c->products->in_double(rows, compute_padded(n), c->s.Sk, A, c->keys, 1, B, ldb, C, ldb);
 }
 
-/* Computes C[Sk, n] += transposed A[rows, Sk] B[rows, n], where columns of A are keys. Hidden pairs are skipped if
- * c->strange is set. */
+/* Computes C[Sk, n] += transposed A[rows, Sk] B[rows, n], where columns of A are keys. If an input is NaN or infinite
+ * (c->strange), pairs of a query and a masked key are skipped. */
 void compute_add_to_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B,
                          int64_t ldb, double *C)
 {
@@ -90,7 +90,8 @@ void compute_add_to_keys(const struct compute *c, int64_t rows, int64_t n, const
     else c->products->in_double(c->s.Sk, compute_padded(n), rows, A, 1, c->keys, B, ldb, C, ldb);
 }
 
-/* Computes C += A B, and rounds C to v->round_dtype after every `tile` terms of a sum. */
+/* Computes C += A B. Each sum is rounded to v->round_dtype after every v->tile terms, as a kernel with this mistake
+ * rounds it. */
 void compute_rounded_product(const struct compute *c, const variation *v, int64_t m, int64_t n, int64_t k,
                              const double *A, int64_t row, const double *B, int64_t ldb, double *C, int64_t ldc)
 {

@@ -8,7 +8,7 @@
 
 /* ---- Scores ------------------------------------------------------------------------------------------------------ */
 
-/* Returns the keys that causal and window let row i see. */
+/* Returns the range of keys that the causal mask and the window let query row i see. */
 attn_range compute_keys_of(const struct compute *c, const variation *v, int64_t i)
 {
     const attn_sequence *const s = &c->s;
@@ -212,7 +212,8 @@ static int64_t tail_of(const struct compute *c, const variation *v, int64_t i)
     return v->tail_is_hidden ? attn_clamp64(reach, 0, padding) : padding;
 }
 
-/* Computes P, top, rest and lse of row i from the row's scores, which are row r of c->z. */
+/* Computes the softmax of row i from its scores, which are row r of c->z: the weights P, the largest score `top`, lse,
+ * and `rest` = lse - top. */
 void compute_softmax(struct compute *c, const variation *v, int64_t h, int64_t i, int64_t r)
 {
     const double *const z = c->z + r * c->keys;

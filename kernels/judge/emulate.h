@@ -11,9 +11,10 @@
 /* How an emulated kernel orders and rounds its work. Kernels may do this in several ways that are all right. */
 struct emulation {
     int64_t tile;          /* number of keys in a tile */
-    bool backwards;        /* the kernel goes from the last tile of keys to the first */
-    bool normalized_first; /* P is divided by its sum before it is rounded */
-    bool sink_last;        /* the sink enters the maximum and the sum after the last tile, not before the first */
+    bool backwards;        /* true: the kernel goes from the last tile of keys to the first */
+    bool normalized_first; /* true: the kernel divides P by its sum before it rounds P */
+    /* true: the attention sink counts in a row's maximum and sum after the last tile of keys, not before the first */
+    bool sink_last;
 };
 
 /* emulate_rows() and emulate_gradients() do the work of compute_rows() and compute_gradients(), with the roundings of a

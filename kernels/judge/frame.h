@@ -64,7 +64,8 @@ extern const attn_tensor_id frame_tensors[FRAME_TENSORS];
  * memory. */
 bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *results, double share);
 void frame_close(struct frame *f);
-/* Returns the bytes that a frame and its truth (float64 results) take for about `share` of the tiles. */
+/* Returns how many bytes of memory a struct frame and its struct truth (the float64 results) need if about `share` (0
+ * to 1) of the problem's tiles are chosen. */
 int64_t frame_bytes(const attn_problem *p, double share);
 /* Returns the largest number of query rows of a tile: as many as fit in a fixed amount of memory for scores. */
 int64_t frame_tile_rows(const attn_problem *p);
@@ -77,13 +78,14 @@ double frame_multiply_adds(const attn_problem *p);
  * start of the tensor. swapped: the tensor is read in the other layout (heads and rows exchanged). */
 double frame_got(const struct frame *f, attn_tensor_id id, bool swapped, int64_t b, int64_t h, int64_t row,
                  int64_t column, int64_t *at);
-/* Return the index of sequence b's first row in tensors of queries, that of its first row in tensors of keys, and the
- * number of rows, padding included, that it has in tensors of keys. */
+/* Rows and keys of sequence b: frame_first_row() returns the index of its first row in tensors of queries, and
+ * frame_first_key() that of its first row in tensors of keys. frame_key_room() returns how many rows it has in tensors
+ * of keys, padding included. */
 int64_t frame_first_row(const struct frame *f, int64_t b);
 int64_t frame_first_key(const struct frame *f, int64_t b);
 int64_t frame_key_room(const struct frame *f, int64_t b);
-/* frame_kept() returns the exact numbers of a tensor; NULL: they are not stored. frame_columns() returns the number of
- * columns of a row; it is 1 for lse and for sums. */
+/* frame_kept() returns the array of struct truth with the float64 results for this tensor; NULL: there is none.
+ * frame_columns() returns the number of columns of a row; it is 1 for lse, dbias, dsinks and dslopes. */
 double *frame_kept(const struct truth *t, attn_tensor_id id);
 int64_t frame_columns(const struct frame *f, attn_tensor_id id);
 

@@ -7,7 +7,7 @@
 
 #include "kernels/judge/variation.h"
 
-/* What the functions of hypotheses can read about a problem. */
+/* What the functions of hypotheses.c, each of which applies a mistake, know about a problem. */
 struct hypothesis_facts {
     const attn_problem *p;
     attn_geometry g;
@@ -43,7 +43,7 @@ struct hypothesis {
     const char *fix;
 };
 
-enum { HYPOTHESES_MOST = 80 }; /* the largest number of rows of the table */
+enum { HYPOTHESES_MOST = 80 }; /* the largest number of rows of hypotheses[], the table of mistakes */
 extern const struct hypothesis hypotheses[];
 extern const int hypotheses_count;
 

@@ -22,14 +22,14 @@
 /* The most bytes that a judge may take, besides the problem's tensors. */
 #define JUDGE_BYTES ((int64_t)512 << 20)
 
-/* Multiply-adds per second in double on one thread: with the products of one instruction set, and with the portable
- * products. */
+/* Multiply-adds per second in double on one thread: JUDGE_RATE with AVX2 or AVX-512, JUDGE_RATE_PORTABLE without. */
 #define JUDGE_RATE          8e9
 #define JUDGE_RATE_PORTABLE 2e9
 /* An emulation takes this many times as long as the truth (float64 results). */
 #define JUDGE_EMULATION 2.5
 
-enum { EMULATIONS_LARGE = 2 }; /* number of emulations of a problem that exceeds SMALL_MULTIPLY_ADDS */
+/* number of emulations (results with the roundings of right kernels) of a problem above SMALL_MULTIPLY_ADDS */
+enum { EMULATIONS_LARGE = 2 };
 
 const char *judge_verdict_name(judge_verdict verdict)
 {
@@ -69,7 +69,8 @@ static void enter(struct judge *j, enum phase phase)
     j->in_pass = false;
 }
 
-/* Begins the next pass of the phase in which the judge is. Returns false if this phase has no more passes. */
+/* Begins the next pass (run over tiles) of the judge's present phase. Returns false if this phase has no more
+ * passes. */
 static bool begin_in_phase(struct judge *j)
 {
     const variation right = variation_of(&j->frame.p);
@@ -111,7 +112,8 @@ static void leave_phase(struct judge *j)
     if (j->phase == PHASE_CONFIRM) search_choose_confirmed(j);
 }
 
-/* Stores the results of a finished pass, and enters the next phase if the pass was the last one. */
+/* Stores the results of a finished pass (run over tiles), and enters the next phase if it was the last pass of a
+ * phase. */
 static void end_pass(struct judge *j)
 {
     switch (j->phase) {
@@ -217,7 +219,8 @@ static void find_facts(struct judge *j)
     f->has_empty |= j->p.keep_mask.rank || j->p.bias.rank || j->p.mask_startend_rows.rank;
 }
 
-/* Opens a second frame, in which the problem is read in the other layout: heads and rows are exchanged. */
+/* Opens a second frame (the problem cut into tiles), which reads the problem in the other layout: heads and rows are
+ * exchanged. */
 static bool open_other(struct judge *j)
 {
     attn_problem other = j->p;
@@ -255,7 +258,8 @@ static bool take_memory(struct judge *j)
            (n[7] == 0 || (numbers(&t->dslopes, n[7]) && numbers(&s->dslopes, n[7])));
 }
 
-/* Returns the share of the rows for which time and memory suffice. *bytes becomes the memory that this share takes. */
+/* Returns the share of the rows that a judge can compute in float64 with this time and with its memory. *bytes becomes
+ * the memory that this share takes. */
 static double share_of(const attn_problem *p, double seconds, int64_t *bytes)
 {
     const double third = seconds / 3, needs = judge_cost_of(p).truth, least = 1e-9;

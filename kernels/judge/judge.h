@@ -20,9 +20,9 @@ typedef struct judge judge;
 enum { JUDGE_WORST = 8, JUDGE_WHERE = 8, JUDGE_EXPLANATIONS = 8, JUDGE_CODES = 80, JUDGE_TEXT = 320 };
 
 /* The verdicts on one tensor or on all tensors together, from best to worst. Each row: id, name in JSON. */
-#define JUDGE_VERDICT_MAP(X)                                                                         \
-    X(MATCH, "match")       /* the largest error is at most twice that of rounding the truth once */ \
-    X(ROUNDING, "rounding") /* the largest error is at most the limit */                             \
+#define JUDGE_VERDICT_MAP(X)                                                                          \
+    X(MATCH, "match")       /* the largest error is at most twice that of rounding float64 results */ \
+    X(ROUNDING, "rounding") /* the largest error is at most the limit */                              \
     X(MISMATCH, "mismatch")
 typedef enum judge_verdict {
 #define X(id, name) JUDGE_##id,
@@ -114,7 +114,8 @@ typedef struct judge_cost {
 } judge_cost;
 judge_cost judge_cost_of(const attn_problem *problem);
 
-/* Returns the code of row `index` of hypotheses.c, or NULL past the last row. */
+/* Returns the code (a short name) of the mistake in row `index` of the table in hypotheses.c, or NULL past the last
+ * row. */
 const char *judge_code(int index);
 
 #endif

@@ -62,7 +62,8 @@ static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_
         }
 }
 
-/* Stores or compares dk and dv of a key/value head, when all tiles of that head have been computed. */
+/* Call this when all tiles of a key/value head have been computed. PHASE_TRUTH stores its dk and dv as the truth; other
+ * phases compare them with the caller's, or with the truth. */
 static void settle_keys(struct judge *j, const struct tile *t)
 {
     struct pass *const pass = &j->pass;
@@ -117,7 +118,8 @@ static void take_keys(struct judge *j, const struct tile *t, int64_t hk)
     pass->hk = hk, pass->b = b;
 }
 
-/* Computes tile t with the pass's variation or emulation, and stores or compares the results. */
+/* Computes tile t with the pass's variation or emulation. PHASE_TRUTH stores the results as the truth; other phases
+ * compare them with the caller's, or with the truth. */
 static void compute_tile(struct judge *j, const struct tile *t)
 {
     struct pass *const pass = &j->pass;
@@ -159,7 +161,8 @@ static double converted(const struct judge *j, attn_tensor_id id, double value, 
     }
 }
 
-/* Compares rows of the caller's tensor with rows of the truth that converted() has changed. */
+/* Compares rows of the caller's tensor with rows of the truth (float64 results) to which converted() applies a
+ * mistake. */
 static void convert_rows(struct judge *j, int which, int64_t b, int64_t h, int64_t first, int64_t count, int64_t kept,
                          int64_t exist)
 {

@@ -20,10 +20,10 @@ struct products {
                      int64_t ldb, float *C, int64_t ldc);
 };
 
-/* Returns the fastest products that this processor can run. */
+/* Returns the functions for products of matrices that are fastest on this processor. */
 const struct products *products_best(void);
 
-/* Each file has the products for one instruction set: products.c, products_avx2.c, products_avx512.c. */
+/* Functions for products of matrices, by instruction set: products.c, products_avx2.c and products_avx512.c. */
 extern const struct products products_portable, products_avx2, products_avx512;
 
 #endif

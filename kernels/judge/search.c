@@ -31,9 +31,9 @@ void search_choose_sample(struct judge *j)
 
 /* ---- Single mistakes --------------------------------------------------------------------------------------------- */
 
-/* Returns whether this hypothesis should be tested. If all results are within their limits, only mistakes of precision
- * are tested. A hypothesis with of_size is tested only if some result is beyond its limit and nothing explains it,
- * because the test takes long. */
+/* Returns whether this mistake should be tested. If all results are within their limits, only mistakes of precision are
+ * tested. A mistake that makes random errors (of_size) takes long to test. It is tested only if some result is beyond
+ * its limit and no other mistake explains that. */
 static bool is_worth_trying(const struct judge *j, const struct hypothesis *h)
 {
     if (h->of_size) return j->verdict == JUDGE_MISMATCH && !candidate_is_complete(j);

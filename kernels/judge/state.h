@@ -16,7 +16,8 @@
 #include "kernels/judge/hypotheses.h"
 
 enum {
-    EMULATIONS = 6,                /* number of emulations of a small problem (at most SMALL_MULTIPLY_ADDS) */
+    /* number of emulations (results with the roundings of right kernels) of a problem up to SMALL_MULTIPLY_ADDS */
+    EMULATIONS = 6,
     CANDIDATES = 2048,             /* the largest number of candidates (mistakes or pairs) of a judge */
     PAIR_FIRSTS = 5,               /* the largest number of mistakes that may be the first of a pair */
     PAIR_SECONDS = 300,            /* the largest number of mistakes that may be the second of a pair */
@@ -48,14 +49,16 @@ struct candidate {
     struct mistake first, second;
     /* differences between the caller's results and those of a kernel with the mistake */
     struct difference left[FRAME_TENSORS];
-    /* for hypotheses with of_size: differences between results with the mistake and the truth (float64 results) */
+    /* for mistakes that make random errors (of_size): differences between results with the mistake and the truth
+     * (float64 results) */
     struct difference size[FRAME_TENSORS];
     /* the lower the score, the better the explanation; 0: the mistake explains nothing of the error */
     double score;
     unsigned explains; /* the wrong tensors that the candidate explains; bit n is result n of frame_tensors[] */
-    bool breaks;       /* true: with the mistake, a tensor that is right would be wrong */
-    bool confirmed;    /* PHASE_CONFIRM (all tiles) has tested this candidate, or need not test it */
-    bool whole;        /* `left` was computed on all tiles, not on the sample */
+    bool breaks;       /* true: with the mistake, a tensor of the caller that is right would be wrong */
+    bool confirmed;    /* true: the candidate was tested on all tiles (in PHASE_CONFIRM), or this test is not needed */
+    /* `left` was computed on all tiles of the problem, not only on the sample (the tiles that tests begin with) */
+    bool whole;
 };
 
 /* A pass computes tiles of a frame (a problem cut into tiles) with one variation, and sums up the differences between
@@ -63,16 +66,17 @@ struct candidate {
 struct pass {
     variation v;
     struct frame *frame;
-    const int64_t *list; /* indices of the tiles of the pass; NULL: all tiles */
-    int64_t count, at;   /* number of tiles, and number of tiles that are done */
+    const int64_t *list; /* indices of the tiles that the pass computes; NULL: all tiles */
+    int64_t count, at;   /* number of tiles of the pass, and of those that have been computed */
     int64_t hk, b;       /* the key/value head and the sequence whose keys are in memory; -1: none */
     bool converts;       /* true: the pass changes numbers of the truth (float64 results) instead of computing anew */
     bool alone;    /* true: only the backward has the variation; out and lse are those of the truth (float64 results) */
     int emulation; /* index of the emulation that the pass computes; -1: the pass computes without roundings */
     bool against_truth; /* true: the pass compares with the truth (float64 results), not with the caller's results */
-    bool sizes;         /* true: the pass also fills `size` */
-    bool sums;          /* true: the pass takes all tiles, so its dbias, dsinks and dslopes are complete */
-    struct difference found[FRAME_TENSORS]; /* differences of all tiles that are done */
+    /* true: the pass also sums up in `size` how far its results are from the truth (float64 results) */
+    bool sizes;
+    bool sums; /* true: the pass takes all tiles, so its dbias, dsinks and dslopes are complete */
+    struct difference found[FRAME_TENSORS]; /* sums of the differences over the tiles that have been computed */
     struct difference size[FRAME_TENSORS];  /* differences between the pass's results and the truth (float64 results) */
 };
 
@@ -82,7 +86,8 @@ struct judge {
     attn_tensor results[ATTN_TENSOR_COUNT];
     uint64_t given; /* the results that the caller sent: bits of attn_tensor_id */
     struct frame frame;
-    struct frame other; /* a second frame, in which the problem is read in the other layout: heads and rows exchanged */
+    /* the same problem, cut into tiles a second time and read in the other layout: heads and rows are exchanged */
+    struct frame other;
     bool has_other;
     struct truth truth;
     struct truth some; /* dbias, dsinks and dslopes that the running pass computes; it stores no other tensors */
@@ -95,12 +100,12 @@ struct judge {
 
     /* differences between right kernels and the truth (float64 results), from the emulation that is farthest off */
     struct difference noise[FRAME_TENSORS];
-    struct difference now[FRAME_TENSORS]; /* differences between the caller's results and the truth */
-    /* differences between the caller's results and the truth, on the tiles of the sample */
+    struct difference now[FRAME_TENSORS]; /* differences between the caller's results and the truth (float64 results) */
+    /* differences between the caller's results and the truth (float64 results), on the tiles of `sample` */
     struct difference now_sample[FRAME_TENSORS];
-    double largest[FRAME_TENSORS]; /* largest absolute value of each result's truth */
+    double largest[FRAME_TENSORS]; /* largest absolute value of each tensor in the truth (float64 results) */
     double once[FRAME_TENSORS];    /* largest error of rounding the truth (float64) once to the result's dtype */
-    double largest_score;          /* largest absolute value of lse */
+    double largest_score;          /* largest finite absolute value of the lse in the truth (float64 results) */
     judge_tensor tensor[FRAME_TENSORS];
     judge_verdict verdict;
     unsigned wrong; /* the tensors beyond their limit; bit n is result n of frame_tensors[] */

@@ -11,26 +11,30 @@
 
 /* Which key/value head query head h reads. G is the number of query heads per key/value head. */
 enum variation_heads {
-    HEADS_IN_GROUPS,   /* head h / G, which is right */
-    HEADS_INTERLEAVED, /* head h mod Hk */
-    HEADS_REVERSED,    /* head Hk - 1 - h / G */
+    HEADS_IN_GROUPS,   /* query head h reads key/value head h / G (G: query heads per key/value head), which is right */
+    HEADS_INTERLEAVED, /* query head h reads key/value head h mod Hk (Hk: number of key/value heads) */
+    /* query head h reads Hk - 1 - h / G: the key/value heads (Hk of them, each for G query heads) in reverse order */
+    HEADS_REVERSED,
 };
 
-/* The tile of keys that a row does not see by mistake. */
+/* The tile of keys that a kernel skips by mistake when it computes a row. */
 enum variation_drop {
     DROP_NOTHING,
     DROP_LAST,      /* the row does not see the last tile of the sequence's keys */
     DROP_FIRST,     /* the row does not see the first tile of the sequence's keys */
-    DROP_LAST_SEEN, /* the row does not see the last tile that causal and window allow */
+    DROP_LAST_SEEN, /* the row does not see the last tile of the keys that the causal mask and the window allow */
     DROP_FIRST_SEEN,
 };
 
 /* Mistakes that kernels make when they compute the softmax tile by tile. */
 enum variation_softmax {
     SOFTMAX_RIGHT,
-    SOFTMAX_OUT_NOT_RESCALED,  /* out of the row is not rescaled where the maximum grows */
-    SOFTMAX_SUM_NOT_RESCALED,  /* the sum of exponentials is not rescaled where the maximum grows */
-    SOFTMAX_NONE_RESCALED,     /* neither out nor the sum of exponentials is rescaled */
+    /* a row's out so far is not rescaled when a tile of keys raises the row's maximum score */
+    SOFTMAX_OUT_NOT_RESCALED,
+    /* a row's sum of exponentials so far is not rescaled when a tile of keys raises the row's maximum */
+    SOFTMAX_SUM_NOT_RESCALED,
+    /* neither a row's out nor its sum of exponentials is rescaled when a tile of keys raises the maximum */
+    SOFTMAX_NONE_RESCALED,
     SOFTMAX_SPLITS_UNWEIGHTED, /* the results of splits of the keys are averaged without weights */
     SOFTMAX_NOT_NORMALIZED,    /* out is not divided by the sum of exp(z - max) */
     SOFTMAX_RAW,               /* out is not divided by the sum of exp(z) */
@@ -45,10 +49,11 @@ enum variation_rounding {
     ROUND_SCALED_SCORES, /* scale q.k is rounded to round_dtype */
     ROUND_FINAL_SCORES,  /* the score after bias and ALiBi is rounded to round_dtype */
     ROUND_SUMS,          /* sums of q.k, of P V and of gradients are rounded to round_dtype after every `tile` terms */
-    ROUND_SUMS_BUT_QK,   /* sums are rounded as with ROUND_SUMS, but q.k and lse are exact */
-    ROUND_TF32,          /* q and k are rounded to 10 mantissa bits */
-    ROUND_TF32_ALL,      /* q, k, P and v are rounded to 10 mantissa bits */
-    CUT_TF32,            /* q and k are rounded towards 0 to 10 mantissa bits */
+    /* sums of P V and of gradients are rounded to round_dtype after every `tile` terms, but q.k and lse are exact */
+    ROUND_SUMS_BUT_QK,
+    ROUND_TF32,     /* q and k are rounded to 10 mantissa bits */
+    ROUND_TF32_ALL, /* q, k, P and v are rounded to 10 mantissa bits */
+    CUT_TF32,       /* q and k are rounded towards 0 to 10 mantissa bits */
     CUT_TF32_ALL,
     CUT_RESULTS, /* out, dq, dk and dv are rounded towards 0 to round_dtype */
     CUT_P,       /* P is rounded towards 0 to round_dtype */
@@ -83,10 +88,12 @@ typedef struct variation {
      * roundings */
     int64_t tile;
     bool backwards; /* the kernel goes from the last tile of keys to the first */
-    bool over_all;  /* with SOFTMAX_SPLITS_UNWEIGHTED: splits of which the row sees no key count in the average too */
-    /* keys of a tile whose padding counts as keys of score 0 where the last tile is not full; 0: no padding counts */
+    /* with SOFTMAX_SPLITS_UNWEIGHTED: the average also includes splits of the keys of which the row sees no key */
+    bool over_all;
+    /* If the last tile of keys is not full, its padding counts as keys of score 0. `tail` is the number of keys of a
+     * tile; 0: padding does not count. */
     int64_t tail;
-    bool tail_is_hidden; /* causal also hides the padding of the last tile that `tail` counts as keys */
+    bool tail_is_hidden; /* true: causal masking also applies to the padding that `tail` counts as keys */
     double sink_weight;
     enum variation_empty empty_out, empty_lse;
     double lse_factor;
@@ -104,9 +111,10 @@ typedef struct variation {
     /* dk and dv are sums over only this query head of a key/value head's group; -1: over all query heads of the
      * group */
     int64_t only_member;
-    int64_t only_last_tile; /* dq is the sum over only the last tile, of this many keys; 0: over all keys */
-    /* only_last_tile means the last tile that any row of a block of this many rows sees; 0: the last tile of the
-     * sequence */
+    /* dq is a sum over the last tile of keys only, which has this many keys; 0: over all keys */
+    int64_t only_last_tile;
+    /* With only_last_tile: the last tile is the last one that any row of a block of this many query rows sees; 0: it is
+     * the last tile of the sequence. */
     int64_t only_last_rows;
 
     /* the caller's tensors (bits of attn_tensor_id) that are read in the other layout, with heads and rows exchanged */
@@ -114,7 +122,7 @@ typedef struct variation {
     bool swapped_problem; /* the whole problem is read in the other layout, so attention runs over the heads */
 } variation;
 
-/* Returns whether the variation rounds the sums that make out and gradients. */
+/* Returns whether the variation rounds the partial sums of the products that give out and the gradients. */
 static inline bool variation_rounds_sums(const variation *v)
 {
     return v->rounding == ROUND_SUMS || v->rounding == ROUND_SUMS_BUT_QK;

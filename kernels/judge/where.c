@@ -15,7 +15,7 @@ enum { AXES = 4 };
 
 /* The number of wrong elements at each index of each axis of a tensor. */
 struct counts {
-    int64_t size[AXES]; /* sizes of the axes: batch rows, heads, rows, columns */
+    int64_t size[AXES]; /* sizes of the axes: batch rows, heads, queries (or keys), columns */
     int64_t *wrong[AXES];
     int64_t total;
 };

@@ -27,7 +27,7 @@ struct caller {
      * token */
     _Atomic int percent;
 
-    /* slots in use, by stage; kept by queue.c, and not counted for CALLER_EVERYBODY */
+    /* slots of the queue that the tenant's requests occupy, by stage; kept by queue.c, but not for CALLER_EVERYBODY */
     _Atomic int places[CALLER_PLACES];
     /* staging memory that the tenant's requests have leased, in bytes; kept by staging.c under its lock */
     int64_t staging_bytes;

@@ -146,8 +146,9 @@ static bool address_ok(const char *text)
 static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
 {
     static const struct {
-        const char *begins;          /* the hint leaves this beginning of the refused value out */
-        const char *before, *behind; /* the hint has these texts in front of and behind the rest of the value */
+        const char *begins; /* the refused value begins with this text, which the hint leaves out */
+        /* texts that the hint puts in front of the rest of the refused value, and behind it */
+        const char *before, *behind;
     } suggestions[] = {
         { "", "127.0.0.1:", "" }, /* 9000 becomes 127.0.0.1:9000 */
         { ":", "127.0.0.1:", "" }, { "*:", "0.0.0.0:", "" },   { "http://", "", "" }, { "https://", "", "" },
@@ -221,7 +222,7 @@ static const char *keep_origin(const char *text)
 
 struct reading {
     struct config *config;
-    bool given[CONFIG_OPTIONS_MAX]; /* given[i]: option i was set by a flag or a variable */
+    bool given[CONFIG_OPTIONS_MAX]; /* given[i]: option i was set by a flag or an environment variable */
     /* from_flag[i]: a flag set option i; the first --listen flag replaces the addresses from the environment */
     bool from_flag[CONFIG_OPTIONS_MAX];
     char *message;

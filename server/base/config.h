@@ -37,8 +37,10 @@ struct config {
     int64_t batch_window_us;
     int64_t split_above_ms;
     int64_t timeout_ms, body_timeout_ms, body_stall_ms, discard_ms, drain_ms;
-    int max_seconds;     /* seconds; a request that would take longer than this alone on a device is refused */
-    int64_t watchdog_ms; /* how much longer a batch may run on a device than its size explains */
+    int max_seconds; /* seconds; a request that would take longer than this alone on a device is refused */
+    /* milliseconds by which a batch may exceed the longest time that its size explains, before its device counts as
+     * lost */
+    int64_t watchdog_ms;
     /* files and an origin that turn on optional features; NULL: the feature is off */
     const char *token_file, *tls_cert, *tls_key, *cors_origin;
     int token_share; /* percentage of each of the server's bounds (memory, queue slots) that one token may use */
@@ -60,8 +62,8 @@ static inline bool config_shares_memory(const struct config *config)
     return config->allow_shm_count > 0 || config->allow_cuda_shm;
 }
 
-/* Return upper bounds on the memory of one open connection and its request, and of all connections together. The
- * tensors of requests are not included. */
+/* config_one_connection_bytes() returns an upper bound on the memory of one open connection and its request, and
+ * config_connection_bytes() that of all connections together. The tensors of requests are not included. */
 static inline int64_t config_one_connection_bytes(const struct config *config)
 {
     return HTTP_OPEN_BYTES + HTTP_REQUEST_BYTES + (config->tls_cert != NULL ? HTTP_TLS_BYTES : 0);

@@ -7,9 +7,10 @@
 
 /* One row of hints: the names that other servers give to an option, and the option of attnd that replaces it. */
 struct config_suggestion {
-    const char *names; /* other servers' names, without dashes, separated by spaces: "port p" */
+    const char *names; /* names that other servers give to an option, without dashes, separated by spaces: "port p" */
     const char *flag, *value;
-    const char *instead; /* advice, if attnd has no such option; otherwise NULL */
+    /* what to do instead, if attnd has no option like this one; NULL: it has one */
+    const char *instead;
 };
 extern const struct config_suggestion config_suggestions[]; /* in the last row `names` is NULL */
 

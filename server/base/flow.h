@@ -35,8 +35,9 @@ struct flow {
     /* Only the loop's thread (queue.c) uses the members below. */
     /* used_ns + ahead_ns is the flow's virtual time, by which start-time fair queueing orders flows */
     int64_t ahead_ns;
-    int running;              /* number of batches that run on devices and whose first job belongs to this flow */
-    int64_t running_since_ns; /* sum of the start times of the batches counted in `running` */
+    int running; /* number of batches that run on devices and whose first job belongs to this flow */
+    /* sum of the start times of the batches counted in `running`, from which their time so far is computed */
+    int64_t running_since_ns;
     int waiting; /* number of jobs in the list below; while it is 0, this flow is not in the queue's list of flows */
     struct job *first, *last; /* this flow's waiting jobs, linked by their member in_flow */
     struct flow *previous, *next;

@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The secret key of one table. */
+/* The secret key of one hash table. */
 struct hash_key {
     uint64_t k0, k1;
 };

@@ -36,7 +36,7 @@ enum {
     LISTEN_ACCEPT_BURST = 64, /* most connections that the loop accepts in a row before it does its other work */
     /* time for which a listener that closes still completes TCP handshakes that have begun: one round trip */
     LISTEN_DOOR_MS = 100,
-    /* LISTEN_DOOR_MS for a listener that only clients on this machine can reach: their round trip is shorter */
+    /* as LISTEN_DOOR_MS (time for handshakes to end), for a listener that only clients on this machine can reach */
     LISTEN_DOOR_LOCAL_MS = 20,
     /* after this much silence the kernel probes whether the client of a connection is still there */
     LISTEN_KEEPALIVE_S = 60,
@@ -74,9 +74,11 @@ enum {
     LINGER_MS = 10000,
     LINGER_MOST = 256,       /* most sockets in lingering close; if there is one more, the oldest is closed early */
     LINGER_SPARE_FILES = 32, /* file descriptors that sockets in lingering close must leave free */
-    LINGER_EVENTS = 16,      /* most sockets in lingering close that are read in one turn of the loop */
+    /* most sockets in lingering close (kept until the client has its answer) that are read in one turn of the loop */
+    LINGER_EVENTS = 16,
     LINGER_DROP_BYTES = 16 << 10,
-    LINGER_DROP_PIECES = 64, /* pieces of LINGER_DROP_BYTES that are read from one socket in a row: 1 MiB */
+    /* most pieces of LINGER_DROP_BYTES that are read and dropped from one socket in a row: 1 MiB */
+    LINGER_DROP_PIECES = 64,
     /* Pieces of LINGER_DROP_BYTES that are read from all sockets in lingering close in one turn of the loop: 4 MiB,
      * which take about a millisecond. */
     LINGER_SWEEP_PIECES = LINGER_MOST,
@@ -116,7 +118,7 @@ enum {
     HTTP_KEPT_BODY_BYTES = 64 << 10,
     /* longest file of a certificate chain or a key: these have a few KB, so a longer file was named by mistake */
     HTTP_PEM_BYTES = 1 << 20,
-    /* Request texts and answers up to this size are not counted; longer ones count as staging memory. */
+    /* Texts of requests and answers up to this size are not counted as memory; longer ones count as staging memory. */
     REQUEST_UNCOUNTED_BYTES = 32 << 10,
     REQUEST_ID_BYTES = 129, /* longest X-Request-Id, with the NUL; a longer one from a client is replaced */
     /* longest wait of a TLS connection for memory; it is less than HEARTBEAT_LIMIT_MS, when a thread counts as stuck */
@@ -196,7 +198,7 @@ enum {
 
     /* most waiting jobs that are examined to find members of a batch; the queue may have a million jobs */
     QUEUE_SCAN_MAX = 512,
-    /* most waiting jobs that cannot leave yet and that a search for the next job skips: 3 ms of work */
+    /* most waiting jobs that cannot leave for a device yet and that a search for the next job skips: 3 ms of work */
     QUEUE_PASS_MAX = 1 << 16,
     /* Most caches examined in one test of waiting cache transactions. The test takes 30 ms when hundreds of
      * transactions have a thousand caches each. */
@@ -318,8 +320,11 @@ enum {
     INLINE_BYTES = 1 << 20,
     /* An HTTP thread polls for this long for the end of its work on a GPU. After that a device thread takes over. */
     INLINE_WAIT_NS = 500000,
-    INLINE_STEP_WAIT_NS = 2000000, /* INLINE_WAIT_NS for a cache transaction, which has the GPU to itself */
-    /* The polling thread reads a word that the GPU writes. Only once in this interval does it also ask the driver. */
+    /* as INLINE_WAIT_NS (the time for which an HTTP thread polls), for a cache transaction, which has the GPU to
+     * itself */
+    INLINE_STEP_WAIT_NS = 2000000,
+    /* A thread that polls for the end of its work reads a word that the GPU writes at that time. Only once in this
+     * interval does it also call the driver, which is slower but reports errors. */
     INLINE_ASK_NS = 20000,
     /* most heads of all sequences in inline work (by an HTTP thread); each takes up to 2 us, however few numbers it
      * has */
@@ -329,7 +334,8 @@ enum {
 /* A thread that waits for a device polls with short sleeps (base/polling_sleep.h). These are the lengths of its sleeps
  * and of the polling. */
 enum {
-    /* length of one sleep; the kernel makes it twice as long, but the core still does not enter a deep sleep state */
+    /* length of one sleep between two polls; the kernel makes it twice as long, but the core still does not enter a
+     * deep sleep state */
     NAP_NS = 50000,
     /* a thread polls for this long; if the wait is longer, a small delay in noticing its end does not matter */
     NAPS_NS = 2000000,
@@ -432,7 +438,8 @@ enum {
 
 /* Limits for connections that speak another protocol (http/first_bytes.c), and for the headers that proxies add. */
 enum {
-    FIRST_BYTES_SOCKETS = 1 << 20, /* only file descriptors below this are examined, enough for a million connections */
+    /* only connections whose descriptor is below this number are examined for another protocol: a million */
+    FIRST_BYTES_SOCKETS = 1 << 20,
     /* Interval between two log lines for the same reason. It keeps a flood of clients with a wrong protocol from
      * filling a disk. */
     FIRST_BYTES_LOG_MS = 60000,
@@ -462,7 +469,8 @@ enum {
     MAIN_STOP_WAIT_MS = 1000, /* time for the devices' threads to end their work, whose results nobody needs any more */
 
     SUPERVISE_SHORT_LIFE_S = 2, /* seconds; a server that ends sooner than this after its start counts as failed */
-    SUPERVISE_GIVE_UP = 5,      /* failures in a row after which the supervisor gives up */
+    /* the supervisor gives up after this many servers in a row that ended soon after their start */
+    SUPERVISE_GIVE_UP = 5,
     /* longest pause between two starts of the server; the pause doubles with each failure, up to this */
     SUPERVISE_MAX_PAUSE_S = 30,
     /* once a server should have ended by itself, it has this much more time before the supervisor kills it */

@@ -66,10 +66,11 @@ static struct {
     char buffer[2][LOG_BUFFER_BYTES];
     int filling;
     size_t used;
-    uint64_t lines;     /* number of lines in the filling buffer */
-    uint64_t told_lost; /* the part of `dropped` that a `lost` line has already reported */
+    uint64_t lines; /* number of lines in the filling buffer */
+    /* number of lost lines that `lost` lines have reported so far; `dropped` counts all lost lines */
+    uint64_t told_lost;
     struct repeat repeats[LOG_REPEAT_SLOTS];
-    bool repeats_left_out; /* some entry of `repeats` has left_out > 0 */
+    bool repeats_left_out; /* true: some event has lines that were left out and are not reported yet */
 } the = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
 /* min_level and the next variables are read without the mutex. */
@@ -141,7 +142,8 @@ static const char *put_quoted_as_json(struct text *t, const char *s)
 {
     while (*s != '\0' && *s != '"') {
         if (*s == '\\' && (s[1] == '"' || s[1] == '\\')) s++;
-        const char *piece = s++; /* takes this byte as it is, even if it is a backslash */
+        /* behind a backslash, the next character is taken as it is, even if it is a backslash too */
+        const char *piece = s++;
         while (*s != '\0' && *s != '"' && *s != '\\') s++;
         put_json(t, piece, (size_t)(s - piece));
     }

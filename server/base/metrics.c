@@ -141,7 +141,8 @@ static struct series *series_of(enum metric_id id, const char *label0, const cha
     /* searches again with the mutex held, because another thread may have added the series meanwhile */
     s = find(id, hash, label0, label1, &slot);
     if (s == NULL && series_count[id] < METRICS_MAX_SERIES - 1) s = add_series(id, hash, label0, label1, slot);
-    else if (s == NULL) { /* the last series counts all further label values */ label0 = *label0 ? "other" : "";
+    else if (s == NULL) { /* the last series of a metric counts all further label values */
+        label0 = *label0 ? "other" : "";
         label1 = *label1 ? "other" : "";
         hash = hash_labels(label0, label1);
         s = find(id, hash, label0, label1, &slot);

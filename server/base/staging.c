@@ -49,7 +49,7 @@
 enum {
     SMALLEST_LOG2 = 14, /* log2 of the smallest block: a block below 16 KiB is not worth a mapping of its own */
     LARGEST_LOG2 = 46,
-    STEPS = 8, /* number of block sizes per doubling */
+    STEPS = 8, /* number of block sizes between any size and its double */
     LOOK = 16, /* most blocks of a size class that are searched for one that this core released */
     CLASS_COUNT = (LARGEST_LOG2 - SMALLEST_LOG2) * STEPS + 1,
 };
@@ -437,7 +437,8 @@ void staging_release(struct staging_pool *staging, struct staging_block *block)
     block->leased = false;
     link_warm(staging, block);
     if (staging->warm > staging->warm_limit) victims = evict(staging, 0, staging->leased + staging->warm_limit);
-    assert(staging->warm >= 0 && staging->warm <= staging->warm_limit); /* invariant 2: warm memory has a bound */
+    /* invariant 2: the memory that is kept for later requests (warm) has a bound */
+    assert(staging->warm >= 0 && staging->warm <= staging->warm_limit);
     pthread_mutex_unlock(&staging->lock);
     unmap_all(staging, victims);
 }

@@ -130,27 +130,27 @@ struct cache_step {
     int rows;
     int64_t append; /* number of positions that each row (one cache) gains; 0: none */
     bool of_path;   /* true: the URL's path names the one cache, so errors say "this cache" and not `caches` */
-    /* the new keys and values, row by row, set by the step's maker before the step begins; v is NULL if the cache is
-     * latent */
+    /* the new keys and values of all caches, one cache after the other, set by the step's maker before the step begins;
+     * v is NULL if the caches are latent (the values are a part of the keys) */
     const char *k, *v;
     int64_t k_row_bytes, v_row_bytes; /* bytes of one row (one cache) of k and of v */
 
     struct cache_shape shape; /* the shape that all caches of the step have */
-    int device;               /* number of the device that has all its caches */
+    int device;               /* number of the device that has all caches of the step */
     const char *pool;         /* address of page 0 in the device's memory */
     size_t pool_bytes, page_bytes;
-    size_t granule;          /* distance in bytes from one page number to the next */
-    bool k_scaled, v_scaled; /* true: the caches have scales for keys, for values */
-    int64_t most;            /* number of pages of the row with the most pages */
+    size_t granule;          /* bytes of the pool's memory from one page number to the next */
+    bool k_scaled, v_scaled; /* true: the caches have quantisation scales for keys (k_scaled), for values (v_scaled) */
+    int64_t most;            /* number of pages of the cache with the most pages */
     int32_t *lengths;        /* [rows]: lengths of the caches after the step; estimates until the step has begun */
 
     bool begun;
     /* [rows, most]: page numbers. This array and those below are in the memory given to caches_begin() */
     int32_t *table;
     int32_t *table_lengths; /* [rows]: a copy of `lengths`, in the same memory as the table */
-    /* [rows]: how many positions are in pages that the row before also has (attn_problem.prefix_keys) */
+    /* [rows]: number of positions of each cache in pages that the cache of the row before also has */
     int32_t *prefix_keys;
-    /* some row shares so many pages with the row before it that prefix_keys saves a device time */
+    /* some cache shares so many pages with the cache of the row before that prefix_keys saves a device time */
     bool shares;
     float *k_scale, *v_scale; /* [rows, kv_heads], or NULL; until the step has begun these arrays are in `scales` */
     attn_move *moves;         /* moves: copies that the device makes before it computes */
@@ -168,8 +168,8 @@ struct cache_step {
 attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids)[CACHE_ID_BYTES], int rows,
                         int64_t append, bool of_path, struct cache_step *step, attn_error *err);
 
-/* Sets step->most (pages of the longest row) and returns the bytes that the step's tables need now (64-byte aligned).
- * TOO_LARGE: since caches_look() the caches have grown beyond what the step may use. */
+/* Sets step->most (number of pages of the cache with the most pages) and returns the bytes that the step's tables need
+ * now (64-byte aligned). TOO_LARGE: since caches_look() the caches have grown beyond what the step may use. */
 attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_error *err);
 
 /* Begins the step; `memory` is for its tables. *wait becomes true if the step cannot begin now, because another step
@@ -178,7 +178,8 @@ attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_erro
  * pool or the caller's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a larger table than caches_table_bytes()
  * said). */
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
-/* Tells whether the step must wait, without beginning it. This is cheap, because many steps may wait and are asked. */
+/* Tells whether the step must wait, without beginning it. It takes little time, because it may be called for many
+ * waiting steps. */
 attn_status caches_ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err);
 /* Ends a step when the device is done. With `commit` its caches are longer, otherwise they are as before. Does nothing
  * if the step has not begun. */

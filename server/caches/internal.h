@@ -30,7 +30,7 @@ struct pool {
 };
 
 struct cache {
-    char id[CACHE_ID_BYTES];     /* the id as text, because lookups compare 64 characters at a time */
+    char id[CACHE_ID_BYTES];     /* the cache's id in hexadecimal, as clients send it */
     struct cache *chain;         /* next cache in the same bucket of the hash table */
     struct cache *older, *newer; /* neighbours in the list of all caches */
     struct caller *caller;       /* a reference to the cache's owner */
@@ -47,15 +47,18 @@ struct cache {
     int users;
     bool writing, dead;
     int64_t truncate_to; /* length to which the cache is cut when its last step ends; -1: no truncation waits */
-    uint64_t wanted;     /* number of the last scan in which a step waited for this cache */
-    uint64_t looked;     /* number of the last caches_look() that named this cache */
+    /* number of the last scan of all waiting steps (transactions) in which a step waited for this cache */
+    uint64_t wanted;
+    /* number of the last caches_look() that named this cache, by which it notices a cache that is named twice */
+    uint64_t looked;
 };
 
 struct caches {
     pthread_mutex_t lock;
-    pthread_cond_t opened;           /* signalled when the allocation of a pool's memory has succeeded or failed */
-    struct hash_key key;             /* key for the hashes of both hash tables */
-    char process[PROCESS_CHARS + 1]; /* first characters of the ids that this process makes */
+    pthread_cond_t opened; /* signalled when the allocation of a pool's memory has succeeded or failed */
+    struct hash_key key;   /* key for the hashes of both hash tables, `buckets` and `sequences` */
+    /* first characters of all ids that this process makes; other ids are from another process */
+    char process[PROCESS_CHARS + 1];
     int max_count, count;
     int64_t expired, lost_ids;
     bool lost_pool; /* true: at least one device was lost, and its pool with it */
@@ -73,7 +76,7 @@ struct caches {
 struct cache_row {
     struct cache *cache;
     int64_t before; /* length of the cache before the step (transaction) */
-    int64_t first;  /* index of the first page that `pages` replaces or adds */
+    int64_t first;  /* index in the cache's page list of the first page that `pages` replaces or adds */
     int64_t count;  /* number of pages in the array `pages` */
     int32_t *pages; /* numbers of the pages that the step has taken from the pool */
     bool copied;    /* true: pages[0] is a copy of a shared page, and replaces that page */
@@ -110,7 +113,7 @@ struct cache *cache_find(struct caches *caches, const struct caller *caller, con
 void cache_charge(const struct caches *caches, const struct cache *cache, int64_t pages);
 /* Returns the bytes of pages that a caller may have on all devices together. INT64_MAX: there is no limit. */
 int64_t cache_share(const struct caches *caches, const struct caller *caller);
-/* Updates the sums that include this cache's pages, after their number has changed from `before`. */
+/* Updates the numbers of the pool and of the caller that depend on this cache's number of pages, which was `before`. */
 void cache_count(struct caches *caches, struct cache *cache, int64_t before);
 /* Cuts the cache to its first `length` positions. Call page_list_may_cut() before, unless `length` is 0. */
 void cache_keep_first(struct caches *caches, struct cache *cache, int64_t length);

@@ -84,7 +84,7 @@ static void count_page(struct pages *pages, struct page_block *block, int sign)
     if (block->references > 1) pages_share_more(pages, -sign);
 }
 
-/* Adds a page to the block that another block also has. */
+/* Adds a page, which is also in another block, to the block. */
 static void block_hold(struct page_block *block, struct pages *pages, int32_t page)
 {
     struct page_block *const alone = pages_owner(pages, page);

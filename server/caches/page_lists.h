@@ -28,9 +28,10 @@ struct page_block {
 };
 
 struct page_list {
-    int64_t count;              /* number of pages in the list */
-    struct page_block **blocks; /* full blocks, then at most one partly filled block, then empty ones */
-    int64_t made, room;         /* number of blocks in the array, and of pointers that the array has room for */
+    int64_t count; /* number of pages in the list */
+    /* the blocks of page numbers: first the full ones, then at most one partly filled, then empty ones */
+    struct page_block **blocks;
+    int64_t made, room; /* number of blocks in the array, and of pointers that the array has room for */
     /* memory that page_list_may_cut() has reserved for a cut inside a shared block; NULL: none is reserved */
     struct page_block *spare;
 };

@@ -406,7 +406,8 @@ static void give_back(const struct caches *caches, struct cache_row *row)
     row->count = 0;
 }
 
-/* Returns how many positions this row shares with the row before it in the batch. Forks share their first pages. */
+/* Returns how many positions, from the first on, this row (a cache of the step) shares with the row before it. Forks
+ * share their first pages. */
 static int32_t prefix_of(const struct cache_step *step, int row)
 {
     if (row == 0) return 0;

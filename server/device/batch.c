@@ -9,8 +9,8 @@
 
 enum { LEAST_HEAD_DIM = 64 }; /* a smaller head costs as much as one of this size, since kernels compute whole tiles */
 
-/* Returns the floating-point operations of a part as kernels carry them out, in whole tiles: small heads count with
- * their padding. */
+/* Returns the floating-point operations that kernels really carry out for a part of a job. Kernels compute whole tiles,
+ * so small heads count with their padding. */
 double batch_padded_flops(const struct job_part *part)
 {
     const struct job *const job = part->job;

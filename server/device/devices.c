@@ -365,8 +365,8 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
     return seconds;
 }
 
-/* Returns the largest number of batches on the device apart from guests, both of one flow and of all flows (invariant
- * 1). */
+/* Returns how many batches the device may have, of one flow (client) or of all flows together (invariant 1). Guests,
+ * batches of flows that have no other batch on the device, are not included. */
 static int most_batches(const struct device *device)
 {
     return device->streams + (device->info.unified || device->streams == 1);
@@ -457,7 +457,7 @@ void devices_collect(struct devices *devices, struct batch *batch)
     struct device *device = batch->device;
     (void)devices;
     assert(batch->previous ? batch->previous->next == batch
-                           : device->batches == batch); /* true only at the first call for this batch */
+                           : device->batches == batch); /* fails if the same batch is collected twice */
     assert(device->outstanding > 0 && atomic_load(&device->requests) >= batch->count);
     for (int i = 0; i < batch->count; i++) assert(batch->parts[i]->ran == (batch->parts[i]->error.status == ATTN_OK));
     *(batch->previous ? &batch->previous->next : &device->batches) = batch->next;

@@ -35,8 +35,8 @@ struct device;
 struct batch {
     struct message message;
     struct device *device;
-    /* The flow (one client's work) of the first job, which holds the reference. The batch counts as a batch of this
-     * flow. NULL: the job has no flow. */
+    /* The flow (one client's work) of the batch's first job, which holds a reference to it; NULL: that job has no flow.
+     * The batch counts as a batch of this flow. */
     const struct flow *flow;
     int64_t left_ns;    /* time at which the batch left for the device */
     int64_t charged_ns; /* device time in nanoseconds, which is charged to the flows (clients) of the batch's jobs */
@@ -153,7 +153,7 @@ void devices_submit(struct devices *devices, struct batch *batch, struct device 
 void devices_submit_late(struct devices *devices, struct batch *batch);
 /* True if a device other than the CPU has a batch that has not come back. */
 bool devices_away(const struct devices *devices);
-/* Removes a batch that has come back from its device's list of batches. Call this for each batch that arrives in the
+/* Removes from its device's list of batches a batch that has come back. Call this for each batch that arrives in the
  * mailbox. */
 void devices_collect(struct devices *devices, struct batch *batch);
 const char *device_name(const struct device *device);

@@ -45,7 +45,8 @@ attn_status heads_take(struct device *device, struct slot *slot, const struct jo
     const attn_status status = memory_take(device, slot, bytes, &memory, err);
     if (status != ATTN_OK) return status;
     char *at = memory;
-    problem->prefix_keys = NULL; /* prefix_keys only saves time, so the part's problem does not get it */
+    /* prefix_keys (numbers of keys that caches share) only saves time, so a part of a cut job does without it */
+    problem->prefix_keys = NULL;
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         attn_tensor *const t = &problem->tensor[id];
         if (!heads_use(problem, id)) {

@@ -148,7 +148,7 @@ bool inline_near(const struct devices *devices)
     return devices->inline_count > 0 && devices->device[0]->info.unified;
 }
 
-/* Polls the stream for the end of its work until that or the time until_ns comes. An error also ends the polling. */
+/* Polls the stream until its work has ended, or until the time until_ns. An error also ends the polling. */
 static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_error *err)
 {
     attn_error none;

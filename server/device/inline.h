@@ -11,7 +11,7 @@ enum inline_outcome {
     INLINE_NOT,   /* Nothing happened. The caller must queue the job. */
     INLINE_BEGAN, /* The job's cache transaction has begun, but nothing runs. The caller must queue the job. */
     INLINE_DONE,  /* The job is over: its part has run, or has an error. Its times and metrics are recorded. */
-    /* The job still runs, in job->part.handed_over. The caller must post it to the loop, which calls
+    /* The job still runs in the inline slot job->part.handed_over. The caller must post it to the loop, which calls
      * devices_submit_late(). If that is impossible, the caller must call inline_settle(). */
     INLINE_LATE,
     /* The device job->part.device was lost. The caller must queue the job: it fails there with the same error, which

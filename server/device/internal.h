@@ -43,8 +43,9 @@ struct slot {
     bool blocked; /* the next kernels wait until it is the turn of their flow (client) */
     /* Time when kernels were last put on the stream. Before the first kernels it is the time when the batch began. */
     int64_t piece_ns;
-    int64_t step;       /* the step of attn_run_some() at which a long problem continues */
-    int64_t first_step; /* first step of attn_run_some() for the problems of this batch: 0, or ATTN_EVERY_ROW */
+    int64_t step; /* the step of attn_run_some() at which a long problem continues */
+    /* first step of attn_run_some() for this batch: 0, or ATTN_EVERY_ROW if it runs again for rows that were skipped */
+    int64_t first_step;
     /* How many items of the job have a truth (outputs recomputed in float64) that is not on the stream yet, the number
      * of the first of them, and the next step of its truth (truth.c). */
     int truths_left, truth_item;
@@ -89,8 +90,9 @@ struct device {
     int thread_count;
     struct device_thread threads[DEVICE_MAX_STREAMS];
     bool joined;
-    int streams;    /* number of slots that batches of one flow (client) may use */
-    int slot_count; /* number of slots, with those for guests */
+    int streams; /* number of slots (places for running batches) that one flow (client) may use */
+    /* number of all slots, also those for guests (batches of flows that have no other batch on the device) */
+    int slot_count;
     struct slot slots[DEVICE_MAX_STREAMS];
 
     /* Protects the members down to `over`, and the members `batch` and started_ns of each slot. */
@@ -134,8 +136,8 @@ struct devices {
     int64_t split_above_ms; /* --split-above-ms */
     int inline_count;       /* number of inline slots; 0: the devices are not the CPU, and cannot read staging memory */
     struct inline_slot *inline_slots;
-    _Atomic int inline_jobs;   /* number of jobs since the last inline_learn() */
-    _Atomic int64_t inline_ns; /* time in nanoseconds that these jobs took */
+    _Atomic int inline_jobs;   /* number of jobs that ran in inline slots since the last call of inline_learn() */
+    _Atomic int64_t inline_ns; /* nanoseconds that the jobs counted in inline_jobs took */
 };
 
 /* ---- thread.c ---------------------------------------------------------------------------------------------------- */
@@ -160,14 +162,14 @@ void memory_place_pinned(const struct job *job, attn_problem *problem);
  * all tensors of a problem. */
 void *memory_address(const struct slot *slot, void *address);
 void memory_place(const struct slot *slot, attn_problem *problem);
-/* These put copies on the slot's stream. memory_copy_in() copies the slot's mirrors (copies of host memory) to the
- * device, and memory_copy_out() copies a job's outputs to the host. */
+/* memory_copy_in() puts copies on the slot's stream that fill the slot's mirrors (device memory for regions of host
+ * memory). memory_copy_out() puts copies there that bring a job's outputs to the host. */
 attn_status memory_copy_in(struct slot *slot, attn_error *err);
 attn_status memory_copy_out(struct device *device, struct slot *slot, struct job *job, attn_error *err);
 /* Puts the moves (copies) of a job's cache transaction on the slot's stream: new keys and values go to their pages. */
 attn_status memory_move(struct device *device, struct slot *slot, const struct job *job, attn_error *err);
-/* Copies the slot's mirrors and makes the moves of a cache transaction, all in one launch. The device must be able to
- * read staging memory. */
+/* Fills the slot's mirrors (device memory for regions of host memory) and makes the moves (copies) of a cache
+ * transaction, all in one launch of a kernel. The device must be able to read staging memory. */
 attn_status memory_move_in(struct slot *slot, const struct job *job, attn_error *err);
 /* Makes room in the slot for `count` moves (copies that a kernel makes) in all. */
 attn_status memory_reserve_moves(struct slot *slot, int64_t count, attn_error *err);
@@ -210,40 +212,42 @@ attn_status heads_copy(struct slot *slot, const struct job_part *part, const att
 /* Reserves memory for the truths (outputs recomputed in float64) of the slot's batch, and sets truths_left. It becomes
  * 0 if the job wants no truth or the device computes none. */
 attn_status truth_reserve(struct device *device, struct slot *slot, attn_error *err);
-/* Estimates the device time of what the next truth_launch() puts on the stream, in seconds. */
+/* Estimates the device time, in seconds, of the work that the next truth_launch() puts on the stream. */
 double truth_piece_seconds(const struct slot *slot);
-/* Puts the next steps of computing the truth on the stream. All earlier work on the stream must be done. Call this
- * while truths_left is above 0. */
+/* Puts the next steps of computing the truth (outputs in float64) on the stream. All earlier work on the stream must be
+ * done. Call this while truths_left is above 0. */
 attn_status truth_launch(struct slot *slot, attn_error *err);
 
 /* ---- inline.c ---------------------------------------------------------------------------------------------------- */
 
-/* Opens as many inline slots as there are HTTP threads, if the devices are the CPU or read staging memory. Otherwise it
- * opens none. */
+/* Opens as many inline slots (streams for HTTP threads that run small jobs themselves) as there are HTTP threads, if
+ * the devices are the CPU or can read staging memory. Otherwise it opens none. */
 attn_status inline_open(struct devices *devices, const struct config *config, attn_error *err);
 void inline_close(struct devices *devices);
-/* Lets a device's thread take over the work that an inline slot left on its stream. */
+/* Lets a device's thread take over a late job, which an HTTP thread has left running on the stream of an inline
+ * slot. */
 void inline_adopt(struct slot *slot, struct job_part *part);
 
 /* ---- batch.c ----------------------------------------------------------------------------------------------------- */
 
-/* Returns the floating-point operations of a part as kernels carry them out, in whole tiles: small heads count with
- * their padding. */
+/* Returns the floating-point operations that kernels really carry out for a part of a job. Kernels compute whole tiles,
+ * so small heads count with their padding. */
 double batch_padded_flops(const struct job_part *part);
 /* Plans `problem`, the problem of an item with this device's addresses. The plan is adapted from the one that
  * prepare_job() made. A problem of a cache transaction has no such plan, because its tables are known only now. */
 attn_status batch_plan(const attn_capabilities *can, const struct job *job, int item, const attn_problem *problem,
                        attn_plan *plan, attn_error *err);
-/* A summary of the batches beside which a guest would run. batch_guest_sees() adds a batch to the summary. */
+/* A summary of the batches that already run on a device when a guest wants to begin. A guest is the batch of a flow
+ * (client) that has no other batch on the device. batch_guest_sees() adds a batch to the summary. */
 struct guest_others {
     int count;
     const struct flow *flow; /* flow (client) of one of the batches in the summary */
     bool several_flows;
-    int64_t oldest_ns, youngest_ns; /* times at which the oldest and the youngest batch of the summary began */
+    int64_t oldest_ns, youngest_ns; /* times at which the oldest and the youngest of the summarised batches began */
 };
 void batch_guest_sees(struct guest_others *others, const struct flow *flow, int64_t since_ns);
-/* Returns how many nanoseconds a guest must still wait if its work is expected to take `seconds`; 0 or less: it may
- * begin. others->count must be at least 1. */
+/* Returns how many nanoseconds a guest (see struct guest_others) must still wait if its work is expected to take
+ * `seconds`; 0 or less: it may begin. others->count must be at least 1. */
 int64_t batch_guest_wait_ns(const struct guest_others *others, double seconds, int64_t now_ns);
 
 /* Writes the device and the kernel of a result as its backend, such as "cpu avx512bf16". */

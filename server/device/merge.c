@@ -23,8 +23,8 @@
 
 #include "server/work/transaction.h"
 
-/* The tensors whose first axis is B and that depend on B in no other way. out and the gradients depend on it if there
- * is dropout, so problems with dropout are not merged. */
+/* The tensors that can be merged along their first axis, the batch: the values of a batch row do not depend on the
+ * row's index. With dropout, those of out and the gradients do, so problems with dropout are not merged. */
 #define T(name) ((uint64_t)1 << ATTN_T_##name)
 static const uint64_t MERGEABLE = T(q) | T(k) | T(v) | T(out) | T(lse) | T(dout) | T(dlse) | T(dq) | T(dk) | T(dv);
 /* Tensors of a cache transaction: those in TABLES are merged, those in POOL stay in the pages of the caches. */
@@ -81,7 +81,7 @@ static bool same_tensor(const attn_tensor *a, const attn_tensor *b, int id, bool
 {
     if (a->rank != b->rank) return false;
     if (a->rank == 0) return true;
-    /* page tables may have rows of different lengths */
+    /* page tables need the same number of rows only: they may have rows of different lengths */
     const size_t axes = paged && id == ATTN_T_page_table ? 1 : (size_t)a->rank;
     if (paged && is_of(POOL, id) &&
         (a->data != b->data || memcmp(a->stride, b->stride, (size_t)a->rank * sizeof a->stride[0]) != 0))
@@ -127,7 +127,7 @@ static attn_problem widened(const struct slot *slot, int leader)
  * memory yet, but the choice of a kernel depends only on the alignment of addresses. */
 static bool same_kernel(const struct device *device, const struct slot *slot, int leader)
 {
-    /* MERGE_BYTES and CONFIG_MAX_BATCH bound the sizes of the merged problem */
+    /* the sizes of the merged problem cannot overflow, because MERGE_BYTES and CONFIG_MAX_BATCH bound them */
     const attn_problem wide = widened(slot, leader);
     const struct job *const job = batch_job(slot->batch, leader);
     const attn_capabilities *const can = attn_device_capabilities(device->handle);
@@ -195,8 +195,8 @@ attn_status merge_take(struct device *device, struct slot *slot, int leader, att
     return ATTN_OK;
 }
 
-/* Adds the moves (copies) of one tensor of a job to the list. The job's rows are contiguous, unless rows of the merged
- * tensor are longer. */
+/* Adds the moves (copies) of one tensor between a job and the merged problem. If the merged tensor has longer rows than
+ * the job's, each row needs a move of its own; otherwise one move copies all rows. */
 static void add_moves(struct slot *slot, int64_t *count, const attn_tensor *t, const attn_tensor *whole, int place,
                       bool out)
 {

@@ -215,7 +215,7 @@ static bool waits_for_turn(const struct device *device, const struct slot *slot)
     double queued_s = 0;
     bool others = false;
     if (device->info.unified || own_s < DEVICE_SHORT_SECONDS) return false;
-    /* a cancelled batch need not wait, because the next call ends it */
+    /* a cancelled batch need not wait, because it puts no more kernels on its stream */
     if (__atomic_load_n(&slot->batch->cancel, __ATOMIC_RELAXED) != 0) return false;
     for (int s = 0; s < device->slot_count; s++) {
         const struct slot *other = &device->slots[s];
@@ -258,7 +258,8 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
 }
 
-/* Translates the tensors of a part's result to the device's addresses. */
+/* Translates the addresses of a result (out and lse of some keys, which a merge combines with others) to the device's
+ * addresses. */
 static attn_result result_on_device(const struct slot *slot, const attn_result *host)
 {
     attn_result result = *host;
@@ -267,7 +268,8 @@ static attn_result result_on_device(const struct slot *slot, const attn_result *
     return result;
 }
 
-/* Puts the merges of the batch on the stream. They are short, because they read each number once or twice. */
+/* Puts the merges of the batch on the stream. A merge combines results for several parts of the keys into one. It is
+ * short, because it reads each number once or twice. */
 static attn_status merge_parts(const struct device *device, struct slot *slot, attn_error *err)
 {
     attn_result lists[2 * ATTN_MERGE_PARTS];
@@ -291,8 +293,8 @@ static attn_status merge_parts(const struct device *device, struct slot *slot, a
     return status;
 }
 
-/* Puts the kernels on the stream that sum the rows of scores whose lse only the device can check. The tensors are on
- * the device now. */
+/* If only the device can check the lse that a request gives, puts kernels on the stream that compute the lse of some
+ * rows. The tensors are on the device now. */
 static attn_status sum_lse(struct slot *slot, attn_error *err)
 {
     attn_status status = ATTN_OK;
@@ -547,7 +549,8 @@ static struct slot *free_slot(const struct device_thread *thread)
     return NULL;
 }
 
-/* True if the last batch of this thread began a short time ago, because most batches end soon. */
+/* True if a batch of this thread will probably end soon: the last one began a short time ago, and most batches are
+ * short. */
 static bool ends_soon(const struct device_thread *thread)
 {
     int64_t youngest_ns = 0;
@@ -652,7 +655,7 @@ void *device_main(void *argument)
         if (begins) take_batch(device, slot, next);
         pthread_mutex_unlock(&device->lock);
 
-        if (!busy && !begins) break; /* ends only when the device was told to stop and no work is left */
+        if (!busy && !begins) break; /* the thread ends only when the device was told to stop and no work is left */
         heartbeat_busy(HEARTBEAT_DEVICE);
         if (begins) start(device, slot);
         const bool moved = begins || poll_slots(thread, device->info.unified);

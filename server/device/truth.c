@@ -25,7 +25,8 @@ static bool is_wanted(const struct job *job, int item)
     return job->truths[item].wanted && job_problem(job, item) != NULL;
 }
 
-/* Goes on to the next item whose truth is wanted, beginning with number `item`. */
+/* Goes on to the first item, from number `item` on, whose outputs are to be compared with the truth (outputs in
+ * float64). */
 static void go_to(struct slot *slot, int item)
 {
     const struct job *const job = job_of(slot);
@@ -55,7 +56,7 @@ attn_status truth_reserve(struct device *device, struct slot *slot, attn_error *
         if (!is_wanted(job, i)) continue;
         const attn_status status = attn_truth_need(attn_device_capabilities(device->handle), job_problem(job, i), &cost,
                                                    err);
-        if (status == ATTN_UNSUPPORTED) return ATTN_OK; /* the CPU verifies instead, in sched/finish.c */
+        if (status == ATTN_UNSUPPORTED) return ATTN_OK; /* the device cannot verify: the CPU does, in sched/finish.c */
         if (status != ATTN_OK) return status;
         if (cost.workspace_bytes > workspace_bytes) workspace_bytes = cost.workspace_bytes;
         if (job->truths[i].out_bytes > out_bytes) out_bytes = job->truths[i].out_bytes;
@@ -75,7 +76,8 @@ double truth_piece_seconds(const struct slot *slot)
     return seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
 }
 
-/* Puts the work on the stream that follows the last item's truth: the distances go to the host. */
+/* Puts the last work on the stream, after the truths (outputs in float64) of all items: a copy to the host of the
+ * distances between outputs and truths. */
 static attn_status close_truths(struct slot *slot, attn_error *err)
 {
     struct job *const job = job_of(slot);

@@ -278,7 +278,8 @@ enum MHD_Result answer_queue(struct request *request, bool close)
     kserve_count(request, exchange_of(request)->http_status, request->times.answer_ns - request->times.began_ns);
     const enum MHD_Result result = MHD_queue_response(exchange_of(request)->mhd,
                                                       (unsigned)exchange_of(request)->http_status, response);
-    MHD_destroy_response(response); /* drops this function's reference; the connection holds another one */
+    /* drops this function's reference to the response; the connection holds another one */
+    MHD_destroy_response(response);
     return result;
 }
 

@@ -301,8 +301,8 @@ static enum MHD_Result hand_over(struct request *request, bool late)
     struct exchange *const exchange = exchange_of(request);
     struct server *const server = request->server;
     attn_error err = { 0 };
-    /* A late job already runs on a device, so it takes no slot in the queue. The loop waits for the job's end, because
-     * an HTTP thread must not wait. */
+    /* A late job (INLINE_LATE) already runs on a device, so it takes no slot in the queue. The loop waits for the job's
+     * end, because an HTTP thread must not wait. */
     if (!late && request_enter(request, CALLER_WAITING, &err) != ATTN_OK) {
         request_fail_status(request, &err);
         end_step(request);

@@ -338,8 +338,8 @@ static int rank_of(const struct connection *connection, int phase, int64_t since
     case CONNECTION_IDLE:
         if (stranger) return IDLE_STRANGER;
         return now_ms - since_ms >= CONNECTION_BETWEEN_MS ? IDLE : MUST_STAY;
-    case CONNECTION_BODY: /* the server drops a stranger's body anyway, so the connection may be cut */
-    case CONNECTION_SEND: /* the answer to a stranger is a refusal or a public page */
+    case CONNECTION_BODY: /* the server drops the body of a client that has shown no token, so it may be cut */
+    case CONNECTION_SEND: /* a client that has shown no token gets a refusal or a public page */
         return stranger && now_ms - since_ms >= CONNECTION_STRANGER_MS ? SLOW_STRANGER : MUST_STAY;
     default: return MUST_STAY;
     }
@@ -376,8 +376,8 @@ static void look_for_old(struct connections *connections, const _Atomic int *tal
     connections->looked_ms = connections->old_count == 0 ? now_ms : 0;
 }
 
-/* Cuts a connection of the list. Returns false if the connection has changed since it was listed. Call this with the
- * lock held. */
+/* Cuts a connection from the list of those that may be closed. Returns false if the connection has changed since it was
+ * listed. Call this with the lock held. */
 static bool cut_old(struct connections *connections, int fd, int rank, int64_t since_ms, bool tokens, int64_t now_ms,
                     _Atomic int *leaving)
 {

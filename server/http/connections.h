@@ -62,8 +62,8 @@ struct connection {
     struct connection *previous, *next;
     uint64_t inode; /* inode of the socket: shows whether fd is still the same socket */
     _Atomic int
-        /* Two counters, in which this connection counts from connections_add() to connections_remove(). A pointer may
-         * be NULL. */
+        /* Counters of connections, which include this one from connections_add() to connections_remove(): the counter
+         * of its HTTP thread, and that of its web server. A pointer may be NULL. */
         *tallies[2];
     /* On a server without tokens: a reference to the connection's share of device time. NULL: no request on this
      * connection has computed yet. */
@@ -126,8 +126,8 @@ void connections_init(struct connections *connections);
 void connections_clear(struct connections *connections);
 
 /* Adds an accepted socket before the web server gets it. Call this on the thread that accepts. Until the socket is
- * removed it counts in `connections` and in both tallies. Returns NULL when out of memory: the caller must close the
- * socket. */
+ * removed it counts in `connections`, *tally and *other_tally. Returns NULL when out of memory: the caller must close
+ * the socket. */
 struct connection *connections_add(struct connections *connections, int fd, bool plain, _Atomic int *tally,
                                    _Atomic int *other_tally);
 /* Call this when the web server starts to serve a socket. Returns the socket's connection. */
@@ -153,7 +153,7 @@ void connection_progress(struct connection *connection, uint64_t bytes);
 bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t progress_bytes, int64_t now_ms,
                         const struct connection_limits *limits);
 
-/* Shorter limits that apply while the server drains. */
+/* Shorter time limits of connections, which apply while the server drains (before it stops). */
 struct connection_drain_limits {
     /* in phases OPENED and IDLE: the limit of the time in which no connection has sent anything */
     int64_t silent_ms;

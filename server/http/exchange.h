@@ -31,12 +31,13 @@ struct exchange {
     struct http_server *http;
     struct MHD_Connection *mhd;
     struct connection *connection;
-    unsigned methods;               /* the methods that the path has: bits of enum route_method */
-    char trace_id[33], span_id[17]; /* both ids in the header traceparent; empty: the request has no such header */
-    char peer[PEER_BYTES];          /* the client's address, as trusted proxies report it */
-    const char *method, *path;      /* in libmicrohttpd's memory, valid until the request is completed */
+    unsigned methods; /* the methods that the path has: bits of enum route_method */
+    /* the trace id and the span id in the header traceparent; empty: the request has no such header */
+    char trace_id[33], span_id[17];
+    char peer[PEER_BYTES];     /* the client's address, as trusted proxies report it */
+    const char *method, *path; /* in libmicrohttpd's memory, valid until the request is completed */
     enum exchange_step step;
-    const struct route_body *body; /* how the body is read; NULL: it is dropped */
+    const struct route_body *body; /* the format of the body; NULL: the body is dropped */
     int64_t json_bytes;            /* value of the header Inference-Header-Content-Length; -1: not given */
     enum unpack_coding coding;     /* the Content-Encoding (compression) of the body */
     struct unpacker *unpacker;     /* NULL: the body is not compressed, or is dropped */

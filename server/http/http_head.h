@@ -60,7 +60,7 @@ struct http_head {
     uint64_t length;                  /* the value of Content-Length */
     char fault[128];                  /* what is wrong with the head; empty: no fault was found so far */
     size_t used;                      /* the number of bytes of `room` in use */
-    char list[HTTP_HEAD_LIST_BYTES];  /* the joined lines of the headers whose rule is LIST */
+    char list[HTTP_HEAD_LIST_BYTES];  /* values of headers with the rule LIST that came in several lines, joined */
     char room[HTTP_CONNECTION_BYTES]; /* copies of values that white space follows in the request */
 };
 

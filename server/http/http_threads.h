@@ -32,7 +32,7 @@ struct http_thread {
     struct MHD_Daemon *daemon;
     int core; /* index into threads.cpu of the core to which the thread belongs; 0 if threads do not belong to cores */
     _Atomic int connections;        /* number of open connections assigned to this thread */
-    _Alignas(64) _Atomic pid_t tid; /* thread id of the daemon's thread; 0: it has not run yet */
+    _Alignas(64) _Atomic pid_t tid; /* the system's number of this thread; 0: the thread has not run yet */
     _Atomic uint32_t requests;      /* number of requests that the thread has completed; wraps */
     uint32_t seen;                  /* value of `requests` at the last call of http_threads_balance() */
     bool pinned;                    /* true: the thread may run on its core only */
@@ -42,7 +42,7 @@ struct http_threads {
     int count;
     struct http_thread *list;
     int cores; /* number of cores that have threads (each core the same number); 0: threads do not belong to cores */
-    int *cpu;  /* the system's number of each of these `cores` cores */
+    int *cpu;  /* [cores]: the system's number of each core that has threads */
     cpu_set_t all;
     /* true: connections go to the least busy thread of all, until the threads of the connection's core are no busier
      * than other threads */
@@ -56,7 +56,7 @@ struct http_threads {
  * mask. Each thread belongs to one of these cores under two conditions: `count` is a multiple of n and at least n * n,
  * and the process's CPU quota allows all n cores (`cores` >= n). Returns false when out of memory. */
 bool http_threads_init(struct http_threads *threads, struct http_server *http, int count, int cores);
-/* frees the threads' memory; call it after their daemons have ended */
+/* frees the memory for all threads; call it after their libmicrohttpd daemons have ended */
 void http_threads_clear(struct http_threads *threads);
 
 /* Returns the HTTP thread that must serve this socket. Call this on the thread that accepts. */

@@ -24,17 +24,20 @@
 
 enum lingering_close_why {
     LINGER_DELIVER, /* waits until the end of the answer has been delivered */
-    LINGER_DROP,    /* also drops what the client still sends, even after the answer has been delivered */
-    /* as LINGER_DELIVER, for a socket that was also shut down for reading (reset_on_close() says what differs) */
+    /* drops what the client still sends until it closes, or a limit is reached, even if the answer is delivered
+     * before */
+    LINGER_DROP,
+    /* waits until the answer is delivered, for a socket that was also shut down for reading (see reset_on_close()) */
     LINGER_CUT,
 };
 
 struct lingering {
     pthread_mutex_t lock;
-    /* epoll set of the sockets that were not cut, readable when one of them is; -1: it could not be made */
+    /* epoll set of the kept sockets that were not shut down for reading; readable when one of them is; -1: none */
     int epoll_fd;
-    int most;   /* the most sockets that the table may hold, at most LINGER_MOST */
-    int end_fd; /* descriptor numbers from this one on are reserved for connections */
+    int most; /* the most sockets that may be kept open at a time, at most LINGER_MOST */
+    /* a socket is not kept if its descriptor would be this number or more: these are reserved for connections */
+    int end_fd;
     int64_t drop_bytes, drop_ms;
     int count;
     struct {

@@ -203,7 +203,8 @@ static enum MHD_Result advance(struct request *request, const char *url, const c
         if (*upload_size > 0) {
             *upload_size = body_piece(request, upload, *upload_size);
             if (exchange->step == STEP_ANSWER) return MHD_NO;
-            if (*upload_size > 0) { /* bytes are left: the connection must be suspended (quirk 5 of mhd_quirks.h) */
+            /* bytes are left: without a suspension the connection would hang (quirk 5 of mhd_quirks.h) */
+            if (*upload_size > 0) {
                 MHD_suspend_connection(exchange->mhd);
                 MHD_resume_connection(exchange->mhd);
             }

@@ -19,7 +19,8 @@
 #include "server/http/refusal.h"
 #include "server/http/exchange.h"
 
-static _Thread_local struct http_thread *this_thread; /* NULL: this thread serves no connections */
+/* the HTTP thread that runs this code; NULL: this thread serves no connections */
+static _Thread_local struct http_thread *this_thread;
 
 void own_answers_begin(struct http_thread *thread)
 {

@@ -26,7 +26,7 @@ bool tokens_reload(struct tokens *tokens, char *why, size_t why_capacity);
  * the caller owns, or NULL if no token matches. Known and unknown tokens of the same length take the same time. */
 struct caller *tokens_find(struct tokens *tokens, const char *authorization);
 
-/* True if one of the tokens has this account. */
+/* True if this account belongs to one of the tokens. */
 bool tokens_know(struct tokens *tokens, const struct caller *caller);
 
 /* Returns what is wrong with an Authorization header that carries no known token. The text is static and never quotes

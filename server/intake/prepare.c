@@ -312,8 +312,8 @@ static void add_truth(struct job *job, int index, double *most)
     add_cost(job, &cost, most);
 }
 
-/* Adds the cost of a check. A check adapts to the time that it has; the least that it needs is the truth of some
- * rows. */
+/* Adds the cost of a check (what is wrong with given results?). A check adapts to the time that it has. It needs at
+ * least the time to compute some rows in float64. */
 static void add_judge_cost(struct job *job, const proto_item *item)
 {
     const double seconds = judge_cost_of(&item->problem).truth;
@@ -379,9 +379,8 @@ void prepare_look_closer(struct job *job, const attn_device_info *largest)
     }
 }
 
-/* Returns the bytes among the outputs for what a device finds out about the job: sums for lse, or distances of outputs
- * from the truth. A job has only one of these, because an lse is given to a backward and a truth is computed for a
- * forward. */
+/* Returns the bytes that a device needs, among the outputs, for what it finds out: numbers to check the given lse of a
+ * backward, or distances of a forward's outputs from their values in float64. No job has both. */
 static size_t found_bytes(const struct job *job)
 {
     size_t bytes = 0;
@@ -422,7 +421,7 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
         if (error->status == ATTN_OK) count_outputs(item, elsewhere_of(job), &bytes, error);
         if (error->status != ATTN_OK) {
             give_context_back(job, i);
-            if (call->sequence.start) /* later requests must not continue an older sequence of this name */
+            if (call->sequence.start) /* so that later requests do not continue an old sequence of this name */
                 caches_end_sequence(job->caches, job->caller, call->sequence.id);
             if (!call->envelope) {
                 if (err) *err = *error;
@@ -466,7 +465,7 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
     if (found > 0) at += found;
     assert(bytes == 0 || at == job->outputs.memory + bytes);
     if (job->shared && call->items[0].error.status == ATTN_OK &&
-        (status = bind_regions(job, &call->items[0], err)) != ATTN_OK) /* cannot fail, as the first call did not */
+        (status = bind_regions(job, &call->items[0], err)) != ATTN_OK) /* cannot fail: it has succeeded above */
         return status;
     job->tensor_bytes = (job->inputs ? job->inputs->bytes : 0) + (job->spare ? job->spare->bytes : 0);
     job->memory_bound = job->transaction && !largest->unified;

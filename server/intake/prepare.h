@@ -1,4 +1,4 @@
-/* prepare.h: makes a job that a device can run from a decoded body. */
+/* prepare.h: makes a job from a decoded body, so that a device can run it. */
 #ifndef PREPARE_H
 #define PREPARE_H
 

@@ -24,7 +24,7 @@ bool verify_found_truth(const struct job *job, int index, proto_verification *ve
 
 /* Checks the lse that a backward or an observe is given, before it runs. INVALID: the lse cannot belong to the scores
  * (attn_check_lse()). If only a device can read q or k, this function only chooses some rows (job->lse). The device
- * then sums these rows, and verify_found_lse() judges the sums. */
+ * then computes the lse of these rows, by which verify_found_lse() judges the given lse. */
 attn_status verify_lse(struct job *job, int index, attn_error *err);
 attn_status verify_found_lse(const struct job *job, attn_error *err);
 

@@ -35,7 +35,7 @@ struct region {
     bool intact;          /* no client had modified the object before the running writes began */
     int64_t pinned_ms;    /* time of the last attempt to pin the region */
     bool is_to_pin;       /* true: the region is in the list `fresh` of regions to pin, which holds a reference */
-    struct region *after; /* next region in the list `fresh` */
+    struct region *after; /* next region in the list `fresh` (regions to pin) */
 
     /* The members below are used for regions of kind CUDA (a GPU's memory). */
     attn_device *device;
@@ -90,7 +90,8 @@ int regions_find(const struct regions *regions, const struct caller *caller, con
 void region_let_go(struct region *region);
 void region_let_pin_go(struct pin *pin); /* does nothing if `pin` is NULL */
 
-/* True if no client has modified the region's object since it was pinned, and the object is long enough. */
+/* True if no client has modified the region's object since it was pinned, and the object still contains the whole
+ * region. */
 bool region_is_intact(const struct region *region);
 
 /* Puts the region on the list of regions to pin, if pinning it is worthwhile. */

@@ -110,8 +110,8 @@ static bool hold_pages(struct region *region, struct pin *pin)
     return intact;
 }
 
-/* Pins a region (a driver holds its pages) and fills its holes. NULL: the region cannot be pinned, so the CPU copies
- * its data. */
+/* Pins a region: a driver then holds its pages. Parts of the file without pages (holes) get pages first. NULL: the
+ * region cannot be pinned, so the CPU copies its data. */
 static struct pin *pin(struct region *region)
 {
     const int64_t page = sysconf(_SC_PAGESIZE), from = region->offset / page * page;

@@ -107,15 +107,15 @@ struct region_use {
     int64_t offset; /* offset of the tensor in the region's object, in bytes */
     int64_t bytes;  /* size of the tensor in bytes; for an output before region_uses_bind(), the size of its buffer */
     int64_t done;   /* number of bytes copied so far */
-    char *memory;   /* the other end of the copy: an address in staging memory */
+    char *memory;   /* address in staging memory to which an input is copied, or from which an output is copied */
     /* address of the tensor in a GPU's memory, where kernels use it in place; NULL: the tensor is copied */
     char *in_place;
     char *pinned;    /* address of the pinned pages from or to which a device copies; NULL: the CPU copies */
-    struct pin *pin; /* a reference to the pin that holds these pages */
+    struct pin *pin; /* a reference to the pin that holds the pages at address `pinned` */
     void *mirror;    /* the device's copy of the tensor while a batch runs; only the device's thread uses this member */
 };
 
-/* All tensors of a request that lie in regions (registered memory). The owner of the request owns them, and later its
+/* All tensors of a request that lie in regions (registered memory). At first the request has this list, later its
  * job. */
 struct region_uses {
     int64_t input_bytes, output_bytes; /* bytes of inputs and of outputs that the CPU copies */

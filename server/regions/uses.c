@@ -309,7 +309,8 @@ static attn_status write_piece(struct region_use *use, attn_error *err)
     return ATTN_OK;
 }
 
-/* Marks a tensor as copied by a device, if the shared object is still long enough. */
+/* Records all bytes of a tensor as copied, because a device copies them. Returns an error if the client has made its
+ * shared object so short that it no longer contains the whole tensor. */
 static attn_status note_copies(struct region_use *use, attn_error *err)
 {
     struct stat st;

@@ -52,7 +52,7 @@ static void put_part_tensor(struct json *j, attn_tensor_id id)
     json_put(j, "'%s':{'$ref':'#/components/schemas/Tensor'}", attn_tensors[id].name);
 }
 
-/* Writes the schema of a merge's parts: an array of objects with these two tensors. */
+/* Writes the schema of a merge's parts: an array of objects with the tensors `one` and `other`. */
 static void put_parts(struct json *j, attn_tensor_id one, attn_tensor_id other)
 {
     json_put(j,
@@ -218,8 +218,8 @@ static void put_problem_schema(struct json *j, proto_op op, bool with_context)
     json_raw(j, "}");
 }
 
-/* Writes references to the schemas of one problem: with tensors, and if `context` also with a saved context (a forward
- * whose inputs were kept). */
+/* Writes a reference to the schema of a problem and, if `context`, also one to the schema of a backward that names a
+ * saved forward (a context) in place of its tensors. */
 static void put_problem_refs(struct json *j, const char *name, bool context)
 {
     json_put(j, "{'$ref':'#/components/schemas/%sProblem'}", name);

@@ -54,8 +54,7 @@ static bool takes_tensor(const attn_kernel *k, proto_op op, attn_tensor_id id)
     const bool fp8 = k->dtypes >> ATTN_F8E4M3 & 1 || (of_keys && k->features & ATTN_OPTION_BIT(KEY_DTYPE));
     if (proto_operations[op].takes_caches && id == ATTN_T_keep_mask &&
         !(k->features & ATTN_OPTION_BIT(KEEP_MASK_AT_END)))
-        /* A decode may only have a keep mask at the end of the keys. A kernel without the option for that takes no keep
-         * mask. */
+        /* In a decode a keep mask is for the last keys only, and only kernels with the feature for that take it. */
         return false;
     return proto_takes_tensor(op, id) && (k->features >> id & 1) && (!fp8_only || fp8);
 }
@@ -206,9 +205,10 @@ static void put_limits(struct json *j, const struct info_facts *facts)
         { "cache_page_size_most", CACHES_PAGE_SIZE_MOST },
         { "decode_caches", CACHES_ROWS },
         { "decode_pages", CACHES_STEP_PAGES },
-        /* bound for all problems of a body together; only on the CPU */
+        /* `verify` on the CPU: most multiply-adds for all problems of a body together */
         { "verify_multiply_adds", VERIFY_MAX_MULTIPLY_ADDS },
-        { "verify_head_elements", VERIFY_MAX_HEAD_ELEMENTS }, /* bound for k and v of one head; only on the CPU */
+        /* `verify` on the CPU: most numbers of k and v of one head together */
+        { "verify_head_elements", VERIFY_MAX_HEAD_ELEMENTS },
         { "shared_memory_regions", config_shares_memory(c) ? REGIONS_MAX_COUNT : 0 },
         { "shared_memory_bytes", config_shares_memory(c) ? REGIONS_MAX_BYTES : 0 },
     };

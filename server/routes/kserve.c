@@ -258,7 +258,7 @@ static const char *const part_names[PARTS] = {
     PART_MAP(X)
 #undef X
 };
-/* The parts of the time that are counted for a batch: BATCH_PARTS parts from BATCH_FIRST on. */
+/* The parts of a request's time that the statistics of batches also have: BATCH_PARTS parts from BATCH_FIRST on. */
 enum { BATCH_FIRST = PART_compute_input, BATCH_PARTS = 3 };
 
 static struct statistics {

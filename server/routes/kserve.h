@@ -22,10 +22,11 @@ void kserve_answer_models(struct request *request, struct answer *answer);   /* 
 void kserve_answer_metadata(struct request *request, struct answer *answer); /* GET /v2/models/{model} */
 void kserve_answer_ready(struct request *request, struct answer *answer);    /* .../ready */
 void kserve_answer_config(struct request *request, struct answer *answer);   /* .../config */
-/* .../stats, for one model or for all models */
+/* answers GET .../stats, for one model or for all models */
 void kserve_answer_stats(struct request *request, struct answer *answer);
 void kserve_answer_index(struct request *request, struct answer *answer); /* POST /v2/repository/index */
-/* Answer 501 with a sentence that says why: models cannot be loaded, and traces and logs have no settings. */
+/* kserve_answer_no_loading() and kserve_answer_no_settings() answer 501 with the reason: models cannot be loaded, and
+ * traces and logs have no settings. */
 void kserve_answer_no_loading(struct request *request, struct answer *answer);
 void kserve_answer_no_settings(struct request *request, struct answer *answer);
 

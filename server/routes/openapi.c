@@ -92,7 +92,7 @@ static const struct {
 #define Q_TENSOR "{'shape':[1,2,1,2],'dtype':'float32','data':[1,0,0,1]}"
 #define K_TENSOR "{'shape':[1,3,1,2],'dtype':'float32','data':[1,0,0,1,1,1]}"
 #define V_TENSOR "{'shape':[1,3,1,2],'dtype':'float32','data':[1,2,3,4,5,6]}"
-/* The example tensors above, with their data as base64 of little-endian bytes. */
+/* The tensors of Q_TENSOR and its neighbours, with their data as base64 of little-endian bytes. */
 #define Q_BASE64 "{'shape':[1,2,1,2],'dtype':'float32','data':'AACAPwAAAAAAAAAAAACAPw=='}"
 #define K_BASE64 "{'shape':[1,3,1,2],'dtype':'float32','data':'AACAPwAAAAAAAAAAAACAPwAAgD8AAIA/'}"
 #define V_BASE64 "{'shape':[1,3,1,2],'dtype':'float32','data':'AACAPwAAAEAAAEBAAACAQAAAoEAAAMBA'}"

@@ -69,7 +69,7 @@ struct route_doc {
     const char *body; /* name of the body's schema in components/schemas, such as "ForwardRequest" */
     /* the parameters of the path, in the order in which the pattern has them */
     struct route_parameter parameters[REQUEST_PARAMETERS];
-    uint64_t errors; /* errors that this route has in addition: ROUTE_ERROR(NOT_FOUND) | ... */
+    uint64_t errors; /* errors of this route that not all routes have: ROUTE_ERROR(NOT_FOUND) | ... */
     bool plain_503;  /* a 503 of this route may be a line of text instead of a problem document */
 };
 
@@ -99,8 +99,8 @@ struct route {
     bool optional_body;              /* for a route without tensors: the body may be left out */
     /* For a route without tensors: the body is kept for the handler (request->text), up to HTTP_KEPT_BODY_BYTES. */
     bool keeps_body;
-    /* The handler changes nothing, even if its method is not GET. If there is no memory for its answer, the client is
-     * therefore answered 503. */
+    /* The handler changes nothing, even if its method is not GET, so a client may repeat the request. If there is no
+     * memory for the answer, the client gets 503. (For other handlers the connection is closed without an answer.) */
     bool only_reads;
     proto_op op;
     /* The handler, for routes without tensors and for operations that no device runs (proto_is_run()). It fills the

@@ -56,7 +56,7 @@ static void answer_openapi(struct request *request, struct answer *answer)
                .answer = "It takes work", .media = "text/plain", .schema = TEXT, \
                .errors = ROUTE_ERROR(DRAINING), .plain_503 = true } }
 
-/* Rows of the KServe protocol for a model and for its one version. */
+/* Two rows for a KServe model: one for its path, and one for the same path with the model's only version in it. */
 #define OF_MODEL(id, what, handler, title, says, name) \
     { ROUTE_GET, "/v2/models/{model}" what, id, PORT_MAIN, .token = PORT_MAIN, .model = true, .answer = handler, \
       .doc = { "kserve", title, says, .parameters = { MODEL }, .errors = ROUTE_ERROR(NOT_FOUND) | ROUTE_ERROR(UNAVAILABLE), \
@@ -225,7 +225,7 @@ struct route_match routes_find(unsigned port, const char *path, const char *meth
 /* Prefixes of paths that other servers have, and the hint that a 404 answer gives for each. */
 static const struct {
     const char *begins, *says;
-    bool surely; /* true: give this hint even if a path of this server is similar */
+    bool surely; /* true: give this hint even if a path of this server is similar to the requested one */
 } elsewhere[] = {
     { "/v1/attention/verify", "; verify is a member of POST /v1/attention/forward", true },
     { "/v1/attention/encode", "; " ROUTES_WHERE_TO, true },

@@ -58,7 +58,7 @@ static void begin_transactions(struct loop *loop)
     const bool all = loop->transactions_changed;
     loop->transactions_changed = loop->transactions_arrived = false;
     if (all) loop->scan++;
-    /* the last scan was cut short, so older jobs have not been examined yet and come first */
+    /* the last scan of waiting transactions was cut short: older ones have not been examined yet and come first */
     else if (loop->scan_cut) return;
     else
         for (job = loop->server->queue.last; job && job->in_queue.previous && !job->in_queue.previous->scanned;)
@@ -92,7 +92,7 @@ void batches_mark(struct batch *batch)
     for (int i = 0; i < batch->count; i++) {
         struct job *job = batch_job(batch, i);
         job->batch_jobs = batch->count;
-        job->follows = false; /* true only if this job was in an earlier batch, which failed */
+        job->follows = false; /* it is true only if the job was in an earlier batch, which failed */
         for (int before = 0; job->call->model && before < i && !job->follows; before++)
             job->follows = batch_job(batch, before)->call->model == job->call->model;
     }
@@ -197,7 +197,7 @@ void batches_window(uv_poll_t *poll, int status, int events)
  * verifying, writing or measuring. */
 static void finish_request(struct loop *loop, struct job *job)
 {
-    /* For requests that get a normal answer, the code that sends the answer calls this. */
+    /* if the request gets a normal answer, the code that sends it calls contexts_finish_job() */
     if (job->request->failed || job->request->gone) contexts_finish_job(job, false);
     waiting_hand_back(loop, job->request);
 }
@@ -232,8 +232,8 @@ static void on_finished(void *context, struct finishing *finishing)
     if (request != NULL) finish_request(loop, job);
 }
 
-/* Starts the work between a job's run on a device and its answer (finish.h). judge_until_ns: the time at which the
- * judge of a check stops. False: out of memory; the request has been answered. */
+/* Starts the work between a job's run on a device and its answer (finish.h). judge_until_ns: the time at which a judge
+ * must stop looking for what is wrong with given results. False: out of memory; the request has been answered. */
 static bool finish(struct loop *loop, struct job *job, int64_t judge_until_ns)
 {
     job->finishing = finish_new(job, job->request->id, on_finished, loop);

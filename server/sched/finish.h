@@ -12,7 +12,7 @@
 #include "server/work/job.h"
 #include "server/work/request.h"
 
-/* The judgement of one item (one problem) of a check's body. */
+/* The judgement of one item (problem) of a check. A check is a request that asks what is wrong with given results. */
 struct judging {
     int item;
     judge *judge; /* NULL: no judge is open */
@@ -31,11 +31,11 @@ struct finishing {
 
     /* While a piece of the work runs, only its thread uses the members below. Between two pieces, the loop uses
      * them. */
-    int item; /* index of the item that is being verified */
+    int item; /* index of the item (problem) that is being verified */
     attn_verifier *verifier;
-    int64_t judge_until_ns; /* the time at which the judge of a check stops */
+    int64_t judge_until_ns; /* time at which the judge must stop looking for what is wrong with given results */
     struct judging judging;
-    int counted; /* index of the item whose pairs are being counted */
+    int counted; /* index of the item (problem) whose pairs of a query and a key are being counted */
     attn_problem count_of;
     attn_counter *counter;
     proto_encoder *encoder; /* encoder of the answer, whose length is being measured */

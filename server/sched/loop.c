@@ -198,7 +198,7 @@ static void on_message(void *context, struct message *message)
     switch (message->kind) {
     case LOOP_REQUEST:
         request_arrived(context, (struct request *)message);
-        break; /* the message is the first member of both structs, so a message's address is that of its struct */
+        break; /* the message is the first member of struct request and of struct batch, so both have its address */
     case LOOP_BATCH: batches_done(context, (struct batch *)message); break;
     default: assert(0 && "a message of no kind");
     }

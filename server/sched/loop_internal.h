@@ -73,13 +73,14 @@ void waiting_detach(struct loop *loop, struct request *request);
 /* Answers the request with this error. A held request (one whose client's memory is in use) is answered when it is no
  * longer held. */
 void waiting_cancel(struct loop *loop, struct request *request, proto_error error, const char *reason);
-/* Stops holding a running request, because its device does not answer any more or the server ends. */
+/* Lets a held request (one whose client's memory a device uses) be answered, because the device does not answer any
+ * more or the server ends. */
 void waiting_let_go_of_device(struct request *request);
 /* True if a device uses the client's memory in place. The client then gets no answer before the device is done. */
 bool waiting_is_used_in_place(const struct job *job);
 /* Sets the loop's timer to the next deadline. */
 void waiting_arm_deadline(struct loop *loop);
-/* Watches for a hang-up of the client those requests that have waited long enough. */
+/* Begins to watch for a hang-up of the client of each request that has waited for LOOP_WATCH_AFTER_MS. */
 void waiting_tick(uv_timer_t *timer);
 
 /* ---- stop.c ------------------------------------------------------------------------------------------------------ */
@@ -98,8 +99,8 @@ void stop_advance(struct loop *loop, int64_t now_ms);
 
 /* Puts the job into the queue of jobs that wait for a device. */
 void batches_enqueue(struct loop *loop, struct job *job);
-/* Starts a check, which a judge on the CPU computes and no device. False: out of memory; the request has been
- * answered. */
+/* Starts a check: a judge on the CPU finds out what is wrong with given results, and no device computes. False: out of
+ * memory; the request has been answered. */
 bool batches_judge(struct loop *loop, struct job *job);
 /* Sends batches to devices while jobs wait and devices have room. */
 void batches_dispatch(struct loop *loop);

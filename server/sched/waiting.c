@@ -33,7 +33,7 @@ struct hangup_watch {
 
 /* ---- Suspended requests ------------------------------------------------------------------------------------------ */
 
-/* True if the request is in the list: it is in one of the states of invariant 1. */
+/* True if the request is in the list of suspended requests, by its state (invariant 1). */
 static bool is_suspended(const struct request *request)
 {
     return request->state == REQUEST_CHECKING || request->state == REQUEST_QUEUED ||
@@ -92,8 +92,8 @@ bool waiting_is_used_in_place(const struct job *job)
     return job->shared && (job->shared->home >= 0 || job->shared->pinned_bytes > 0);
 }
 
-/* Separates the job from its batches, because its request no longer waits. A batch of which no request waits for any
- * job is cancelled. */
+/* Separates the job from its batches, because its request no longer waits. If no request waits for any job of a batch,
+ * the batch is cancelled. */
 static void leave_batches(struct job *job)
 {
     for (struct job_part *part = &job->part; part; part = part->next) {

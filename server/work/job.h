@@ -123,18 +123,23 @@ struct job {
     struct region_uses
         /* outputs to write to shared memory, and tensors in a GPU's shared memory; NULL: there are none left */
         *shared;
-    /* rows of scores that a device sums to check the lse, if only a device can read q or k; NULL: none */
+    /* rows whose lse a device computes, because the lse that the request gives must be checked and only a device can
+     * read q or k; NULL: none */
     attn_lse_look *lse;
-    void *lse_found; /* where the sums that belong to `lse` arrive, among the outputs */
+    /* where the device writes what it computes for the rows of `lse`; this memory is among the outputs */
+    void *lse_found;
     /* [call->count]: what a device needs to verify each item's out; NULL: it verifies none. A job with this member runs
      * alone. */
     struct job_truth *truths;
-    double truth_seconds; /* seconds that a device is expected to take for `truths`; `seconds` includes them */
+    /* seconds that a device is expected to take for verifying outputs in float64 (`truths`); `seconds` includes them */
+    double truth_seconds;
     /* [call->count]: where the distances of each item's outputs from its truth (float64) arrive, among the outputs. */
     attn_truth_distance (*truth_found)[ATTN_TRUTH_RESULTS];
-    bool truth_known; /* the device has written truth_found; false: the device computes no truth */
+    bool truth_known; /* the device has written truth_found; false: the device computes no truth (outputs in float64) */
     bool wants_verify, wants_save, wants_count;
-    bool wants_judge; /* the request is a check, which a judge on the CPU computes and no device (sched/finish.h) */
+    /* the request asks what is wrong with given results; a judge on the CPU finds out, and no device
+     * (sched/finish.h) */
+    bool wants_judge;
     /* The answer contains many numbers as text, whose length is measured in pieces before the answer is encoded. */
     bool wants_measure;
     /* the job has taken or reserved contexts (saved forwards), so its owner must call contexts_finish_job() */
@@ -163,7 +168,8 @@ struct job {
 
     int batch_jobs; /* number of jobs in the batch in which the job runs; 0: the job runs alone on an HTTP thread */
     bool follows;   /* another job of the same KServe model is before this one in the batch */
-    /* time of the part that took longest so far; that part's stages are the job's (batch_note_times()) */
+    /* time of the part that took longest so far; the job's times by stage are those of this part
+     * (batch_note_times()) */
     int64_t longest_ns;
 
     struct job_part part;        /* the first part of the job */
@@ -203,7 +209,7 @@ int job_parts(const struct job *job); /* returns the number of the job's parts *
 /* True if the job is cut, some of its parts did not run because their devices were lost, and all others ran or were
  * cancelled. Other devices may then compute the job. Call this when all parts are back. */
 bool job_lost_devices(const struct job *job);
-/* True if a part has not left yet and only this device can compute it. */
+/* True if a part has not left for a device yet and only this device can compute it. */
 bool job_needs_device(const struct job *job, int device);
 /* True if all parts of the job ran. Call this when all parts are back. */
 bool job_ran(const struct job *job);

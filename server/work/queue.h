@@ -17,7 +17,7 @@
 
 struct queue {
     struct {
-        _Atomic int count; /* number of requests that have a slot of this kind */
+        _Atomic int count; /* number of slots that are taken; each request takes one */
         int limit;         /* upper bound of `count`: the number of slots */
     } places[CALLER_PLACES];
 

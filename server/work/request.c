@@ -23,7 +23,7 @@ static const struct {
     const char *label;
     enum role owner;
     enum caller_place place; /* the slot in the queue that a request in this state needs; CALLER_PLACES: none */
-    unsigned to;             /* the states that may follow this one, as bits */
+    unsigned to;             /* the states to which a request in this state may move, as bits */
 } states[REQUEST_STATE_COUNT] = {
 #define X(id, label, owner, place, to) { label, ROLE_##owner, CALLER_##place, to },
     REQUEST_STATE_MAP(X)

@@ -75,8 +75,8 @@ struct request_times {
     int64_t head_ns;     /* time at which the headers were complete */
     int64_t received_ns; /* time at which the last byte of the body arrived */
     int64_t answer_ns;   /* time at which the answer was queued for sending */
-    int64_t recv_ns;     /* duration of waiting for pieces of the body, without decoding them */
-    int64_t decode_ns;   /* duration of decoding the body, in pieces as it arrived */
+    int64_t recv_ns;     /* time spent waiting for bytes of the body; decoding them is not included */
+    int64_t decode_ns;   /* time spent decoding the body, piece by piece as it arrived */
     int64_t encode_ns;   /* duration of encoding the answer */
 };
 
@@ -92,8 +92,8 @@ enum { REQUEST_PARAMETERS = 4 }; /* the largest number of parameters in a path *
 struct answer {
     int status;
     const char *content_type;
-    char *body;    /* the body, from malloc(), which libmicrohttpd will free; NULL: none */
-    bool constant; /* the body is a constant, and libmicrohttpd does not free it */
+    char *body;    /* the body of the answer, from malloc(), which libmicrohttpd will free; NULL: none */
+    bool constant; /* the body of the answer is a constant, and libmicrohttpd does not free it */
     size_t length;
     const char *csp;   /* value of the header Content-Security-Policy; NULL: none */
     char location[72]; /* value of the header Location: the path of what was made; empty: none */
@@ -134,7 +134,7 @@ struct request {
     struct job *job; /* a reference to the request's job */
     bool failed;     /* the request has failed, and its answer is a problem document (an error as JSON) */
     proto_error error;
-    attn_error why; /* text and pointer for the problem document */
+    attn_error why; /* text of the error, and its pointer into the body, for the problem document */
     bool gone;      /* the client left while the request waited, so no answer is sent */
 
     proto_encoder *encoder; /* encoder of the answer, which is already measured; NULL: none yet */

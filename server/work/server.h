@@ -44,7 +44,8 @@ struct server {
     _Atomic int suspended;          /* number of connections that are suspended or about to be */
 
     struct staging_pool *staging;
-    bool pinned; /* the staging memory is pinned, for copies by a device */
+    /* true: a driver holds the pages of the staging memory (pinned), so that devices can copy from and to it */
+    bool pinned;
     struct contexts *contexts;
     struct caches *caches;
     struct regions *regions; /* table of clients' shared memory; NULL: shared memory is not offered */

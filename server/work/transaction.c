@@ -70,7 +70,8 @@ static attn_status check_new(const struct job *job, const struct cache_step *ste
     return status;
 }
 
-/* Checks that k and v, if the request gives them, fit the caches, and sets the rows to append. */
+/* Checks that k and v, if the request gives them, fit the caches, and makes them the keys and values that the step
+ * appends. */
 static attn_status take_new(struct job *job, struct cache_step *step, attn_error *err)
 {
     attn_problem *const p = &job->call->items[0].problem;
@@ -105,8 +106,9 @@ static attn_status check_q(const attn_tensor *q, const struct cache_shape *s, at
     return check_size(ATTN_T_q, q, 3, s->head_dim, "the caches' head_dim", err);
 }
 
-/* Returns a view of the K or V in the pool of pages: `columns` columns from byte `offset` of a page on. `stored` is the
- * number of columns in memory. */
+/* Returns the keys, or the values, of all pages of the pool as one tensor [page, position, head, column]. They begin at
+ * byte `offset` of each page. A row of the tensor has `columns` numbers, and in memory the next row begins `stored`
+ * numbers later. (If the values are a part of the keys, `stored` is more than `columns`.) */
 static attn_tensor of_pool(const struct cache_step *step, int64_t offset, int64_t columns, int64_t stored)
 {
     const struct cache_shape *const s = &step->shape;
@@ -124,7 +126,7 @@ static attn_tensor of_rows(void *data, attn_dtype dtype, int rank, int64_t rows,
     return attn_tensor_make(data, dtype, rank, (const int64_t[]){ rows, columns });
 }
 
-/* Sets the problem's tensors to the pool of pages and the transaction's tables. */
+/* Lets the problem's tensors refer to the pool of pages (k, v) and to the transaction's tables. */
 static void point(attn_problem *p, const struct cache_step *step, int32_t *table, int32_t *lengths)
 {
     const struct cache_shape *const s = &step->shape;
