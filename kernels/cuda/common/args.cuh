@@ -47,9 +47,9 @@ struct cuda_args {
      * them (simple/simple.cu). *rows_found becomes 1 if any row is marked. Where these pointers are NULL, the kernel
      * computes such rows at once. */
     uint8_t *rows_later, *keys_later, *rows_found;
-    /* Set in a backward if tiles, and not single warps, compute the two parts of lse of rows with huge scores;
-     * otherwise NULL. They point to saved.lse and saved.rest (rows.cuh). A forward kernel that gets these pointers
-     * writes only the two parts. */
+    /* NULL except in a backward in which tiles of rows, and not single warps, compute lse of rows with huge scores. One
+     * float would round such an lse too much, so it is stored in two parts, to which these pointers point: saved.lse
+     * and saved.rest (rows.cuh). A forward kernel that gets these pointers writes only the two parts. */
     float *part_lse, *part_rest;
 };
 

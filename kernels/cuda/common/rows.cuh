@@ -195,7 +195,7 @@ template <int N>
 DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, int64_t j, const float (&q)[N],
                            const float (&k)[N], float *derivative)
 {
-    const float qk = dot(q, k); /* dot() gives all lanes the same qk */
+    const float qk = dot(q, k); /* dot() gives all lanes the same qk, so all lanes take the same branch */
     if (fabsf(qk) <= FLT_MAX) return score(a, x, i, j, qk, derivative);
     double sum = 0;
     for (int c = 0; c < N; c++) sum += (double)q[c] * (double)k[c];
@@ -266,7 +266,7 @@ static __device__ __noinline__ void forward_row(const cuda_args &a, const head_a
     }
     const int64_t hk = x.hk, D = g.dims.D, Dv = g.dims.Dv;
     const attn_view &view_q = g.view[ATTN_T_q], &view_k = g.view[ATTN_T_k], &view_v = g.view[ATTN_T_v];
-    /* unit in which o is summed; with a smaller unit a sum of values up to 3.4e38 cannot overflow */
+    /* o is the sum of P V times `unit`. If a sum overflows with a unit of 1, it is computed again with 2^-40. */
     float unit = 1;
     float q[N], k[N], v[N], derivative;
     if (WAY == BY_WARP) load_row(view_q, x.b, x.h, x.s.q_start + i, D, q);
@@ -338,7 +338,8 @@ again:
 
 /* ---- Backward ---------------------------------------------------------------------------------------------------- */
 
-/* The value of saved.rest that marks a row that sees exactly one key. It is too small to change an exponent. */
+/* The value of saved.rest that marks a row that sees exactly one key. Kernels subtract saved.rest from exponents of P,
+ * and this value is too small to change an exponent. */
 const float ONE_KEY = FLT_MIN;
 
 /* Results of the forward that a backward needs: given by the client, or recomputed in the workspace. */

@@ -116,7 +116,8 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
     const attn_range keys = attn_keys_of(&g, &x.s, i);
     float unit = 1, o, m, l;
 #pragma unroll 1
-    /* the second turn repeats sums that overflowed in the first, in smaller units */
+    /* In the first turn `unit` is 1. If a sum overflows, the second turn computes all sums again with a unit of
+     * 2^-40. */
     for (int turn = 0; turn < 2; turn++) {
         o = 0;
         m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;

@@ -90,16 +90,18 @@ DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const t
     score_bound = top * (float)a.g.dims.D * fabsf(place.x.scale) * (is_wide(top, least) ? 16 : 1);
 }
 
-/* Takes one step of the online softmax. S becomes P: the probability times 2^(P_BITS - shift). `c` converts a score in
- * S to base 2. `rescale` becomes the factor for O. A score from in_base_2() may be so huge that P_BITS - shift, added
- * to it, is lost; with options P is therefore multiplied by 2^(P_BITS - shift) afterwards. */
+/* Takes one step of the online softmax. S becomes P: the probability times 2^(P_BITS - shift). `shift` is 0 except for
+ * tiles of V with small numbers. `c` converts a score in S to base 2. `rescale` becomes the factor for O. With options
+ * a score may be so huge that P_BITS - shift, added to its exponent, would be lost; P is therefore multiplied by
+ * 2^(P_BITS - shift) afterwards. */
 template <bool SCORE_MODS, int NT>
 DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&rescale)[2], float c, int shift)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        /* S * c and row.m are in base 2: with options S comes from in_base_2() and c is 1 */
+        /* The maximum row.m is in base 2. The factor c converts scores to base 2; with options it is 1, because
+         * in_base_2() has converted them. */
         const float m = fmaxf(row.m, rounded(largest_of_row(S, half) * c));
         /* before the first key m is -inf, and -inf - -inf would be NaN */
         const float base = m == -CUDART_INF_F ? 0 : m;
@@ -245,7 +247,7 @@ again:
          * reason. */
         wide |= vs.wide || !(score_bound * ks.top < (ks.wide ? 1 << 18 : 1 << 22));
         /* In most problems all tiles of V have one exponent, and shift is 0. For a tile of V with smaller numbers, P is
-         * made smaller, so that O need not be made larger. */
+         * divided by 2^shift, so that O need not be multiplied. */
         int shift = vs.top > 0 ? vs.exponent - o_exponent : 0;
         float o_rescale = 1;
         if (shift < 0) {

@@ -46,7 +46,8 @@ DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&row
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        const float top = largest_of_row(S, half) * c; /* row.m is in base 2 */
+        /* the maximum row.m is in base 2, and c converts scores to base 2 */
+        const float top = largest_of_row(S, half) * c;
         const bool grows = top > row.m + 8;
         const float m = grows ? top : row.m;
         rescale[half] = grows ? exp2_fast(row.m - m) : 1;

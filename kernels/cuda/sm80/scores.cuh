@@ -123,8 +123,9 @@ template <int NT> DEVICE void hide_keys(float (&S)[NT][4], const limits &limit, 
         hide_outside(S, half, i + half * 8 + limit.lo - key, min(i + half * 8 + limit.hi, limit.Sk) - key);
 }
 
-/* Hides queries (sets their scores to -inf) by causal and window, where the rows of S are keys. The queries j - hi < i
- * <= j - lo see key j. `j` is this lane's upper row, `i` its first column. */
+/* Hides queries (sets their scores to -inf) by causal and window, where the rows of S are keys. Query i sees keys [i +
+ * lo, i + hi) of struct limits; key j is therefore seen by the queries j - hi < i <= j - lo. The argument `j` is this
+ * lane's upper row, `i` its first column. */
 template <int NT> DEVICE void hide_queries(float (&S)[NT][4], const limits &limit, int j, int i)
 {
 #pragma unroll

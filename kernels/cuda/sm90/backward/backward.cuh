@@ -47,14 +47,12 @@ struct block_place {
     DEVICE int tiles() const { return last - first; }
 
     /* Returns how many blocks of this head add to dQ of a query tile before this block does. The blocks that see one
-     * query tile own neighbouring tiles of keys. Query tiles from max(k BN - hi + 1, 0) / BM on see key tile k, up to
-     * the query tile of key min((k + 1) BN, Sk) - lo. */
+     * query tile own neighbouring tiles of keys, because query i sees the keys [i + lo, i + hi) of struct key_band. */
     template <class X> DEVICE int before(int tile, bool last_first) const
     {
         const int k = j0 / X::BN, begin = tile * X::BM;
         if (last_first) return min((begin + X::BM + band.hi - 2) / X::BN, (band.Sk - 1) / X::BN) - k;
-        /* Subtracts the number of the first key tile that the query tile sees: the smallest k with min((k + 1) BN, Sk)
-         * > begin + lo. */
+        /* max(begin + lo, 0) / BN is the number of the first key tile that the query tile sees. */
         return k - max(begin + band.lo, 0) / X::BN;
     }
 };
@@ -96,7 +94,7 @@ DEVICE void find_key_place(block_place &x, const cuda_args &a, const head_tile &
     x.Sq = (int)x.s.Sq;
     x.band = band_of(g, x.s);
     x.rows = max(min((int)(g.dims.packed ? x.s.Sk : g.dims.Sk) - x.j0, X::BN), 0);
-    /* Key j is seen by the queries i with j - hi < i <= j - lo. */
+    /* Query i sees keys [i + lo, i + hi), so key j is seen by the queries i with j - hi < i <= j - lo. */
     const int last_key = min(x.j0 + X::BN, x.band.Sk) - 1;
     int first = 0, last = 0;
     if (last_key >= x.j0) {

@@ -103,7 +103,7 @@ struct query_place {
     attn_sequence s;
     int b, h, hk, i0, Sq; /* a place with i0 >= Sq has no queries */
     key_band band;
-    key_tiles keys; /* the tiles of keys that at least one of these queries sees */
+    key_tiles keys; /* the tiles of keys that at least one query of the place sees */
 };
 
 /* Returns the description of tile t of the order. The tiles of a head are taken from the last to the first, because

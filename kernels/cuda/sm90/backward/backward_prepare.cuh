@@ -43,8 +43,8 @@ template <class X> DEVICE query_unit query_unit_of(const cuda_args &a, int n)
     return x;
 }
 
-const int PREPARER_SHARE = 4; /* prepare_ahead runs on one of this many multiprocessors */
-/* So many threads that their registers leave no room for a second block on the multiprocessor */
+const int PREPARER_SHARE = 4; /* prepare_ahead runs on one of every PREPARER_SHARE multiprocessors */
+/* threads of a block of prepare_ahead: so many that their registers leave no room for a second block */
 const int PREPARER_THREADS = 512;
 
 template <typename T, class X> struct preparer {

@@ -30,7 +30,8 @@ template <int D_, int BM_, variant VARIANT_> struct shape {
                       OPTIONS = VARIANT == WITH_OPTIONS || PAIRS;
     static const int D = D_, BM = BM_, BN = 128, STAGES_Q = D == 128 && !OPTIONS ? 3 : 2, STAGES_DO = 2,
                      STAGES_DS = D == 64 && OPTIONS ? 2 : 3;
-    /* whether keep_mask's words are copied to shared memory one round ahead; at D = 64 there is no room for them */
+    /* whether keep_mask's words are copied to shared memory one round ahead; at D = 64 shared memory has no room for
+     * them */
     static const bool COPIES_KEPT = PAIRS && D == 128;
     static const int CHUNKS = D / 64, CHUNKS_V = CHUNKS, THREADS = 384;
     static const int UNITS = BM / QUERY_TILE; /* number of units of QUERY_TILE (64) queries per tile */
@@ -42,8 +43,8 @@ template <int D_, int BM_, variant VARIANT_> struct shape {
         /* Whether the two consumers take turns with their exponentials. At D = 64 turns make the kernel faster, because
          * there are as many exponentials as at D = 128 but half the products. */
         VARIANT == CAPPED || (D == 64 && !OPTIONS);
-    /* Number of parts in which dV is computed. At D = 64 a thread has 32 registers less to spare; dV is therefore
-     * computed in two halves of the queries, and dP is issued only after the product dK is complete. */
+    /* Number of parts in which dV is computed. At D = 64 a thread has 32 free registers less than at D = 128; dV is
+     * therefore computed in two halves of the queries, and dP is issued only after the product dK is complete. */
     static const int DV_PARTS = D == 64 && VARIANT != CAPPED ? 2 : 1;
     static const bool S_BEFORE_DK = D != 64 && VARIANT == PLAIN;
     /* whether a tile of queries may be hidden from one consumer's keys, so that the consumer skips it */

@@ -318,9 +318,9 @@ template <class X> struct promoted_sums {
         if (!X::COUNTS) left[0] *= factor[0], left[1] *= factor[1];
     }
 
-    /* Sets `left`, the factor of the sums, and returns l of the sums. Must be called before the sums are used. Does
-     * nothing unless products compute l. If they do, registers are scarce, so `left` is computed from maxima only
-     * here. */
+    /* Sets `left`, the factor of the promoted sums, and returns their part of l (the sum of P). Must be called before
+     * the sums are used. Does nothing unless products compute l. If they do, registers are scarce, so `left` is
+     * computed from maxima only here. */
     DEVICE float2 find_left(const words &sums, const softmax &state, float c, int lane)
     {
         if (!X::COUNTS) return {};
@@ -355,7 +355,7 @@ template <class X> struct promoted_sums {
             const float2 more = counted(O + X::D / 2);
             const float ls[2] = { fmaf(l.x, left[0], more.x), fmaf(l.y, left[1], more.y) };
             const float mine = lane & 2 ? (lane & 1 ? state.m[1] : state.m[0]) : lane & 1 ? ls[1] : ls[0];
-            __syncwarp(); /* after this barrier l of the sums may be overwritten: all lanes have read it */
+            __syncwarp(); /* after this barrier the sums' part of l may be overwritten: all lanes have read it */
             ((float *)sums.rows)[lane] = mine;
             __syncwarp();
         }
@@ -365,7 +365,7 @@ template <class X> struct promoted_sums {
         left[0] = left[1] = 1;
     }
 
-    /* Adds the sums to O, and l of the sums to l. */
+    /* Adds the promoted sums to O, and their part of l to l. */
     DEVICE void add_to(float (&O)[X::COLUMNS / 2], float (&l)[2], const words &sums, const softmax &state, float c,
                        int lane)
     {
@@ -387,8 +387,8 @@ template <class X> struct promoted_sums {
     }
 };
 
-/* The largest |m c| of a row that this kernel can compute. A larger m c is rounded so much that P may exceed 448, the
- * largest e4m3 number. */
+/* The largest |m c| of a row that this kernel can compute; m is the row's largest score, and c converts scores to base
+ * 2. A larger m c is rounded so much that P may exceed 448, the largest e4m3 number. */
 const float BASE_MOST = 1 << 23;
 
 /* What is known of a work tile after its softmax: the factors of the thread's rows of O, the bits of repair_note::rows
@@ -558,7 +558,8 @@ template <class X> struct attention {
         return rows;
     }
 
-    /* Stores lse = ln(2^base l), and sets the members of y. It needs O only if products compute l. */
+    /* Stores lse = ln(2^base l), where P was computed relative to 2^base, and sets the members of y. The function needs
+     * O only if products compute l. */
     DEVICE void end_softmax(tile_end &y, softmax &state, const work_tile &x)
     {
         const row_ends ends = end_rows<X::COUNTS>(state, shifted_reference<SHIFT>{ x.c }, x.sink, x.v_scale);

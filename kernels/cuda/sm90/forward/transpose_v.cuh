@@ -28,8 +28,8 @@ enum { THERE = 1, THERE_NONFINITE = 3 };
 
 struct transpose_plan {
     const uint8_t *V;
-    /* batch, head, row: strides of V in bytes; sweep: distance in V from the rows that a warp requests at once to the
-     * next such rows */
+    /* batch, head, row: strides of V in bytes; sweep: distance in bytes from the rows of V that a warp requests
+     * together to the rows that it requests next */
     int64_t batch, head, row, sweep;
     uint8_t *to; /* V^T, a dense tensor [B, Hk, Dv, pitch] */
     int64_t to_head, pitch;
@@ -238,8 +238,9 @@ template <int STEPS, class MEMORY> struct transposer {
 
 /* ---- Who reads it ------------------------------------------------------------------------------------------------ */
 
-/* Waits until V^T of blocks of keys [wanted, ready) of a key/value head is ready. Returns the first block from which on
- * V^T is known to be ready. All lanes of the warp must call this; each lane reads one mark. */
+/* Waits until V^T of a key/value head is ready from block of keys `wanted` on. `ready`: V^T is known to be ready from
+ * this block on. Returns the first block from which on V^T is known to be ready afterwards. All lanes of the warp must
+ * call this; each lane reads one mark. */
 DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
 {
     while (ready > wanted) {
@@ -261,14 +262,15 @@ DEVICE int key_blocks_below(const transpose_plan &p, int end)
     return min((end + KEYS - 1) / KEYS, p.key_blocks);
 }
 
-/* Returns whether V had a NaN in any unit that is ready so far. The answer is reliable for units for which the caller
- * has waited, directly or through a copy that waited. */
+/* Returns whether V had a NaN in any unit (KEYS keys by CHANNELS_V channels) that is ready so far. The answer is
+ * reliable for units for which the caller has waited, directly or through a copy that waited. */
 DEVICE bool had_any_nan(const transpose_plan &p)
 {
     return *(volatile uint32_t *)p.any_nan;
 }
 
-/* Returns whether V had a NaN in keys [begin, end) of a head. All units of these keys must be ready. */
+/* Returns whether V had a NaN in any unit (KEYS keys by CHANNELS_V channels) with keys of [begin, end) of a head. The
+ * caller must have waited until these units are ready. */
 DEVICE bool had_nan(const transpose_plan &p, int64_t head, int begin, int end)
 {
     const uint32_t *const marks = p.marks + head * p.key_blocks * p.channel_blocks;

@@ -75,7 +75,8 @@ enum { Q_READY = 1, P0_READY, P1_READY, TURN, ENDED, MEET };
 
 struct shared {
     alignas(1024) uint16_t Q[BOXES][BM * 64];
-    alignas(1024) uint16_t K[2][BOXES][BOX]; /* [stage][box]; the last box of a tile holds P after its keys were used */
+    /* [stage][box of 64 columns]; the last box of a tile holds P after its keys were used */
+    alignas(1024) uint16_t K[2][BOXES][BOX];
     /* reference and rescale factor of each row, from the warpgroup that computed the row's scores; indices: warpgroup,
      * row */
     float reference[2][BM], rescale[2][BM];
@@ -120,7 +121,7 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
         };
 #pragma unroll
         for (int turn = 0; turn < 2; turn++) {
-            const int half = turn ^ s; /* in stage 1 the right half is loaded first */
+            const int half = turn ^ s; /* stage 0 loads its left half first, stage 1 its right half */
             /* Only lane 0 waits and loads. Another lane might come to the wait so late that it misses the phase. */
             if (lane == 0) {
                 mbarrier_wait(smem_addr(&sm.bars[s].empty[half]), phase[s]);
@@ -148,7 +149,7 @@ template <typename T, int W> struct warpgroup {
     const int row = warp * 16 + lane / 4;
     uint32_t phase[2] = { 0, 0 }; /* [stage]: phase of the barriers `full` */
     softmax x;                    /* x.l is the sum over only those tiles whose scores this warpgroup computes */
-    uint32_t kept[KEPT * 4][4];   /* the last KEPT boxes of Q, as operands */
+    uint32_t kept[KEPT * 4][4];   /* operands of the last KEPT boxes (64 columns each) of Q */
 
     DEVICE warpgroup(const attn_geometry &g, const plan &p_, shared &sm_)
         : p(p_), sm(sm_), place(sm_.place), group((int)g.group)

@@ -25,7 +25,7 @@ struct plan {
     /* true: a unit is a split group, whose splits a block computes one after the other; false: a unit is a split */
     int walks;
     float4 *O;      /* the results of the units: 64 rows of 512 columns each, in the order of piece_of() */
-    float2 *ml;     /* for each of these rows: the reference in base 2, and l */
+    float2 *ml;     /* for each row of O: the reference of its exponentials in base 2, and the sum l */
     uint8_t *flags; /* two flags per row: nonzero if the left or right half of the row in out is wrong */
 };
 
@@ -86,7 +86,7 @@ struct block_place {
     sequence_place q;
     int b, r0, begin, end;
     int open_lo, open_hi; /* all rows of the sequence see keys [open_lo, open_hi) */
-    int64_t unit;         /* index of the block's first unit in the workspace */
+    int64_t unit;         /* index in the workspace of the block's first unit (split or split group) */
 
     DEVICE int first_key(int split) const { return q.first + split * q.length; }
     DEVICE int last_key(int split) const { return min(first_key(split) + q.length, q.last); }

@@ -17,10 +17,10 @@
 
 /* ---- The softmax of rows whose scores may be huge ---------------------------------------------------------------- */
 
-/* A reference for the softmax, to which exponentials are relative (see softmax.cuh), for problems whose bias may make
- * scores huge, such as -3.4e38 for a mask. If a row's reference is huge, its scores are not multiplied by c.
- * Differences of such scores are exact, and so large that P is 1 for the largest score and 0 for all others, in any
- * base. */
+/* A reference for the softmax (the score to which a row's exponentials are relative, see softmax.cuh) for problems
+ * whose bias may make scores huge, such as -3.4e38 for a mask. If a row's reference is huge, its scores are not
+ * multiplied by c, the factor to base 2. Differences of huge scores are exact, and so large that P is 1 for the largest
+ * score and 0 for all others, in any base. */
 struct exact_reference {
     float c, slack;
     DEVICE float factor(float m) const { return fabsf(m) * c < SCORE_MOST ? c : 1; }
@@ -85,8 +85,9 @@ DEVICE uint8_t kind_of(const kept_bits &kept, int b, int h, int i, int tile)
     return kept.kinds[(head * blocks + (kept.row ? i / KIND_ROWS : 0)) * kept.tiles + tile];
 }
 
-/* Returns the two words with the bits of this lane's columns, for row i and a tile of keys. Bit n * 2 + lane % 4 / 2 of
- * word e belongs to the lane's column n * 8 + e. */
+/* Returns two words of kept_bits, for row i and a tile of keys, that have the bits of this lane's columns. Of each 8
+ * columns, from 8 n on, a lane has two neighbours. Their bits have the number 2 n + lane % 4 / 2: the left column's in
+ * the first word, the right column's in the second. */
 DEVICE uint2 kept_words(const kept_bits &kept, int b, int h, int i, int tile, int lane)
 {
     const uint4 *const at = kept.words + (b * kept.batch + h * kept.head + i * kept.row) * kept.tiles + tile;

@@ -36,8 +36,8 @@ const float LEAST_C = 1e-30f;
 
 /* ---- Softcap and ALiBi ------------------------------------------------------------------------------------------- */
 
-/* The largest softcap that the functions of this file take. 1 - 2 / (1 + e^2x) has an error of 1.2e-7 times the
- * softcap, and lse must be exact to 2e-5. */
+/* The largest softcap that the functions of this file take. They compute tanh(x) = 1 - 2 / (1 + e^2x), which gives a
+ * score an error of 1.2e-7 times the softcap, and lse must be exact to 2e-5. */
 const double MOST_SOFTCAP = 64;
 const int EXACT = 1 << 24; /* Limit on ALiBi's distances: float32 holds all integers up to this number. */
 
