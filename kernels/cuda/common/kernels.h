@@ -201,8 +201,8 @@ static inline bool has_options(const attn_plan *plan)
     return plan->features & ~PLAIN_FEATURES;
 }
 
-/* Returns whether keys and values are in pages. For paged problems kernels have a third variant, which copies tiles
- * from pages. */
+/* Returns whether keys and values are in pages. For paged problems kernels have a variant of their own, which copies
+ * tiles from pages. */
 static inline bool has_pages(const attn_plan *plan)
 {
     return plan->features & ATTN_TENSOR_BIT(page_table);

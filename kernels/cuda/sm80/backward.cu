@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
 template <int D, bool SCORE_MODS> struct shared_dq {
     alignas(1024) uint16_t Q[BM * D];
     alignas(1024) uint16_t dO[BM * D];
-    alignas(1024) uint16_t K[BM * D]; /* K and V: one tile of BM keys */
+    alignas(1024) uint16_t K[BM * D]; /* K and V each hold one tile of BM keys */
     alignas(1024) uint16_t V[BM * D];
     struct {
         float z[16][BM + 4], cap[16][BM + 4], lse2[16];

@@ -379,7 +379,7 @@ DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group
     }
 }
 
-/* Adds up O of the block's warps, each times its factor: row r, channels d to d + 3. */
+/* Returns channels d to d + 3 of row r of O: the sum over the block's warps, each times its factor. */
 template <class X> DEVICE float4 sum_of_warps(const shared<X> &sm, int r, int d)
 {
     float4 o = make_float4(0, 0, 0, 0);
@@ -393,7 +393,8 @@ template <class X> DEVICE float4 sum_of_warps(const shared<X> &sm, int r, int d)
     return o;
 }
 
-/* Returns m and l of row r over all warps of the block. Replaces each warp's m by the factor for the warp's O. */
+/* Returns the maximum m and the sum l of row r over all warps of the block. Replaces each warp's m by the factor for
+ * the warp's O. */
 template <class X> DEVICE float2 add_up_row(shared<X> &sm, int r, float sink)
 {
     float top = sink, sum;

@@ -77,7 +77,8 @@ enum { DS_ROW = 64 }; /* elements of a row of dS in shared memory: eight 16-byte
 
 template <int D, bool SCORE_MODS> struct shared {
     static const int BN = tile<D, SCORE_MODS>::BN, BM = tile<D, SCORE_MODS>::BM;
-    /* each array of this struct holds its tile's high halves (plane hi), then the low halves (plane lo) */
+    /* K is two planes of float16: plane hi has the high halves of the float32 numbers, and plane lo, behind it, the low
+     * halves. V, Q, dO and dS are such planes too. */
     alignas(1024) uint16_t K[2 * BN * D];
     alignas(1024) uint16_t V[2 * BN * D];
     alignas(1024) uint16_t Q[2 * BM * D];

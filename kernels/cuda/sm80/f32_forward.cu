@@ -41,7 +41,8 @@ template <int D, bool SCORE_MODS_> struct shape {
 };
 
 template <int D, bool SCORE_MODS> struct shared {
-    /* each array of this struct holds its tile's high halves (plane hi), then the low halves (plane lo) */
+    /* Q is two planes of float16: plane hi has the high halves of the float32 numbers, and plane lo, behind it, the low
+     * halves. K and V are such planes too. */
     alignas(1024) uint16_t Q[2 * shape<D, SCORE_MODS>::BM * D];
     alignas(1024) uint16_t K[2 * shape<D, SCORE_MODS>::BN * D];
     alignas(1024) uint16_t V[2 * shape<D, SCORE_MODS>::BN * D];
@@ -65,8 +66,8 @@ struct forward_planes {
 };
 
 /* Splits the block's rows of Q into planes hi and lo in shared memory. Each block does this itself, because no other
- * block reads these rows. The BM rows share one exponent, whose unit is q_unit. No score exceeds score_bound times K's
- * largest number; where Q is wide (has rows of small numbers, split.cuh), score_bound is 16 times larger. */
+ * block reads these rows. All BM rows are multiplied by the same power of two, 1 / q_unit. No score exceeds score_bound
+ * times K's largest number; where Q is wide (has rows of small numbers, split.cuh), score_bound is 16 times larger. */
 template <int D, bool SCORE_MODS>
 DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const tile_place &place, float &q_unit,
                           float &score_bound)

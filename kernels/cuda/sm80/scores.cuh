@@ -208,7 +208,7 @@ template <int NT> DEVICE float exponents_of_row(float (&S)[NT][4], int half, flo
 
 /* ---- Dropout ----------------------------------------------------------------------------------------------------- */
 
-/* Returns one bit for each of keys 8 eighth .. 8 eighth + 7: 1 if dropout keeps the key for query i. One call of the
+/* Returns 8 bits for query i, one for each of the keys from 8 * eighth on: 1 if dropout keeps the pair. One call of the
  * generator (Philox) decides all eight. `head` is b * H + h. */
 DEVICE uint32_t kept_of(const cuda_args &a, int64_t head, int64_t i, int64_t eighth)
 {

@@ -134,8 +134,8 @@ DEVICE void load_Q(SHARED &sm, const cuda_args &a, const backward_scratch &scrat
     load_tile<X::BM, X::CHUNKS, 64>(smem_addr(sm.Q[at.stage]), &m.Q,
                                     { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b }, bar,
                                     X::UNITS * sizeof(row_values));
-    /* A unit of queries past the end of the sequence has no values (lse and delta). Such a unit gets the values of the
-     * last unit, which are finite, and its scores are masked. */
+    /* A unit of 64 queries past the end of the sequence has no values (lse and delta). Such a unit gets the values of
+     * the last unit, which are finite, and its scores are masked. */
     for (int n = 0; n < X::UNITS; n++) {
         const int unit = min(tile * X::UNITS + n, last_unit);
         bulk_load(smem_addr(&sm.values[at.stage][n]), scratch.values + query_tile(a, x.s, x.b, h, unit),
@@ -260,8 +260,8 @@ template <class X> bool make_maps(maps &m, const attn_geometry &g)
            tma_map(&m.dO, tma_tensor_of(g.view[ATTN_T_dout], e.B, d.H, e.rows_q, d.Dv), X::BM);
 }
 
-/* Returns whether the problem has rows, few enough for 32-bit numbers, and strides that fit the copy engine and
- * accesses of 16 bytes. */
+/* Returns whether the problem has at least one row, its numbers of rows fit in 32 bits, and its strides fit the copy
+ * engine (TMA) and accesses of 16 bytes. */
 bool backward_walkable(const attn_plan *plan)
 {
     static const struct {

@@ -66,8 +66,8 @@ template <typename T, class X> struct dq_writer {
             const int64_t to = attn_at(&dq, x.b, x.h, x.s.q_start + x.i0);
 #pragma unroll
             for (int chunk = 0; chunk < X::CHUNKS; chunk++) {
-                /* A word of 0 means that no block has added to this part of the sums: these queries see no key, so dQ
-                 * is 0. */
+                /* A word of 0 means that no block has added to this part of the sums: the part's queries see no key, so
+                 * dQ is 0. */
                 const uint32_t *const word = p.begun + x.place * 2 + (X::UNITS == 2 ? x.i0 / QUERY_TILE % 2 : chunk);
                 const bool begun = p.zeros || load_acquire(word) != 0;
                 const float factors[2] = { p.scale, p.scale };

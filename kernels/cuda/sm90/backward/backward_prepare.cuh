@@ -61,8 +61,8 @@ template <typename T, class X> struct preparer {
     {
         const query_unit x = query_unit_of<X>(a, n);
         const int rows = max(min((int)x.s.Sq - x.i0, ROWS), 0);
-        /* A unit past the end of the sequence is prepared too if its tile has any query, because the backward loads
-         * whole tiles of values. */
+        /* A unit past the end of the sequence is prepared too if its tile has any query, because the backward loads lse
+         * and delta of whole tiles. */
         if (x.i0 / QUERY_TILE * QUERY_TILE < x.s.Sq) prepare_rows(x, rows);
         __syncwarp();
         if (lane == 0) add_release(p.prepared + n / p.units_of_head, 1);

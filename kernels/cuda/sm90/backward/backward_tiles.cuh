@@ -809,7 +809,7 @@ template <typename T, class X, typename R> struct gradients {
         }
         issue_S(S);
         wgmma_fence();
-        wgmma_commit(); /* an empty group of products: the waits below expect that a product dK stands here */
+        wgmma_commit(); /* an empty group of products stands for a product dK, which the waits below count */
         mbarrier_wait(smem_addr(&sm.V_full), phase);
         issue_dP(dP);
         end_P(S, dP);
@@ -873,7 +873,7 @@ template <typename T, class X, typename R> struct gradients {
             opaque(dV);
             if (rounds > 0) add_rounds(dK, dV, rounds);
             else leave_mark(finish_dV(dV) & finish_dK(dK));
-            /* the first product dQ of the next tile reads these bytes, though its result is not used */
+            /* the first product dQ of the next tile reads the staged dK and dV as dS, though its result is not used */
             fence_proxy_async_shared();
         }
     }

@@ -501,7 +501,8 @@ template <class X> struct attention {
         const auto step = [&](int j, auto careful, auto by_bits) {
             me.await_K();
             me.await_turn();
-            multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K()); /* issues the scores of tile j */
+            /* issues the product that gives the scores of tile j */
+            multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K());
             me.await_V();
             /* adds P V of tile j + 1, which was computed before tile j */
             multiply_add<e4m3, X::COLUMNS, BN / 32>(O, P, V(), X::ZEROS || !promotes(j + 1));

@@ -548,9 +548,8 @@ template <typename T, class X> struct attention {
 
     /* Where LATE_WAIT is set, releases the stage of K in the middle of the softmax. The reason is that ptxas moves the
      * wait for O up to the arrival at a barrier that precedes it. With an arrival before the softmax, no product of
-     * this warpgroup would run during the softmax. The arrival depends on the sum, so that ptxas cannot move the
-     * arrival up. Its condition always holds, because a sum is never below -slack. ptxas does not know the limit
-     * -slack; of a comparison with 0 it would know the result. */
+     * this warpgroup would run during the softmax. The arrival depends on the sum, so that ptxas cannot move it up. Its
+     * condition always holds, because a sum is never below -slack, but ptxas cannot know that. */
     DEVICE void release_K_late(float sum)
     {
         if (X::LATE_WAIT && me.leader && !(sum < -reference.slack))
@@ -670,7 +669,7 @@ template <typename T, class X> struct attention {
         const auto step = [&](int j, auto masked, auto by_bits) {
             me.await_K();
             me.await_turn();
-            multiply<T, BN, X::D / 16>(S, operand.Q, K()); /* issues the scores of tile j */
+            multiply<T, BN, X::D / 16>(S, operand.Q, K()); /* issues the product that gives the scores of tile j */
             me.await_V();
             /* adds P V of the tile that was computed before tile j; that tile has a higher number than j */
             multiply_add<T, DV, BN / 16>(O, P, V());

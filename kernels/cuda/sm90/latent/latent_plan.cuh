@@ -124,14 +124,15 @@ DEVICE int piece_of(int row, int n)
 
 /* ---- Two partial results become one ------------------------------------------------------------------------------ */
 
-/* Folds two partial results of a row into one. Two kernels use this struct and must get the same bits, so every
- * rounding is written explicitly. */
+/* Makes one partial result of a row of two. Two kernels use this struct and must get the same bits, so its operations
+ * are intrinsics, whose rounding the compiler cannot change. */
 struct fold {
     float m, keep, add;
     DEVICE fold(float m_before, float m_next)
     {
         m = fmaxf(m_before, m_next);
-        const float base = m == -CUDART_INF_F ? 0 : m; /* a row that has seen no key yet: -inf - -inf would be NaN */
+        /* before the first key m is -inf, and -inf - -inf would be NaN */
+        const float base = m == -CUDART_INF_F ? 0 : m;
         keep = exp2_fast(__fsub_rn(m_before, base));
         add = exp2_fast(__fsub_rn(m_next, base));
     }

@@ -132,8 +132,8 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
     const auto place = [](int i, int piece) { return i * PITCH + (piece ^ (i & 7)); };
     stage_rows<T, D>(O, staging, lane, place);
     __syncwarp();
-    /* number of rows that the warp stores at a time, if each lane always stores the same piece of a row; 0: it does
-     * not */
+    /* number of rows that the warp stores at a time, where a lane stores the same piece of every row; 0: a lane's piece
+     * differs from row to row */
     const int STEP = 32 % PIECES == 0 ? 32 / PIECES : 0;
     auto word_of = [&](int i, int piece) { return *(const uint4 *)(staging + place(i, piece) * 8); };
     if (STEP) {
