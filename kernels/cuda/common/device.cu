@@ -110,8 +110,8 @@ struct stream {
     volatile uint32_t *note;
     uint32_t notes; /* number of notes queued on the stream so far */
     int *counter;   /* a counter in device memory that kernels of this stream use, see cuda_chip */
-    /* Two bytes of pinned memory: [0] is cuda_chip.found, [1] becomes 1 if kernels have marked rows that no later
-     * launch computes (left_rows()). */
+    /* Two bytes of pinned memory: [0] is cuda_chip.found; [1] becomes 1 if kernels have marked rows that no later
+     * launch computes, so that the host must compute the problem again (left_rows()). */
     uint8_t *found;
     /* true: later launches compute every row that kernels have only marked, even in short problems, for which
      * looks_for_rows() is false */

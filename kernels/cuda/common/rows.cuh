@@ -390,8 +390,9 @@ DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x,
     return is_parted_by_tiles(a, m) ? y - m - s.rest[at] * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns the two parts lse and rest of row i, given its lse. A huge score rounds the logarithm of the sum away, so
- * both parts are computed again, unless tiles or (if not `now`) a later launch do that. The whole warp calls it. */
+/* Returns lse of row i as two numbers: its lse and 0, or, if lse is huge, the row's largest score and the logarithm of
+ * the sum of exponentials relative to it. In a huge lse that logarithm is lost by rounding, so both numbers are
+ * computed again, unless tiles or (if not `now`) a later launch do that. The whole warp calls it. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse,
                                                    bool now = false)

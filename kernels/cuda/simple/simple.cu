@@ -426,8 +426,8 @@ void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t
                 });
 }
 
-/* Returns the number of blocks of a launch that looks at `rows` marks. Where there are many rows, each warp looks at
- * several marks. */
+/* Returns the number of blocks of a launch that computes marked rows and looks at `rows` marks. Where there are many
+ * rows, each warp looks at several marks. */
 static unsigned blocks_for_marks(const cuda_chip *chip, int64_t rows)
 {
     const int64_t busy = (int64_t)chip->multiprocessors * 32; /* number of warps that keep the GPU busy */

@@ -416,9 +416,9 @@ DEVICE bool is_finite(const float4 &o)
     return o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
 }
 
-/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on. Where a block has few rows, each
- * thread stores its part without another barrier. Returns false where a sum is not finite, or comes from huge
- * scores. */
+/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on. It is for blocks with few rows, in
+ * which each thread stores what it adds up, without another barrier. Returns false where a sum is not finite, or comes
+ * from huge scores. */
 template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int64_t saved, int rows)
 {
     const int D = X::D;

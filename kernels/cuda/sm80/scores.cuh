@@ -191,7 +191,8 @@ template <int NT> DEVICE float largest_of_row(const float (&S)[NT][4], int half)
     return fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
 }
 
-/* Turns the scores S of a row into 2^(c S + offset). Returns the sum of this lane's part of the row. */
+/* Turns the scores S of a row into 2^(c S + offset). Returns the sum of those elements of the row that this lane
+ * has. */
 template <int NT> DEVICE float exponents_of_row(float (&S)[NT][4], int half, float c, float offset)
 {
     float sum = 0;

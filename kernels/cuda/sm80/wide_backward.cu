@@ -165,7 +165,8 @@ template <gradient G> DEVICE void load_columns(const cuda_args &a, const block_p
     cp_async_commit();
 }
 
-/* Loads what round n needs of its queries and its head: lse and delta, and the head's arguments of options. */
+/* Loads what the tile of round n needs of its queries and its head: lse and delta, and the head's arguments of options.
+ * A round is one tile of keys or queries that the block visits. */
 template <gradient G, class Shared> DEVICE void load_round(const cuda_args &a, const saved &s, Shared &sm, int n)
 {
     block_place &p = sm.place;

@@ -116,10 +116,9 @@ template <typename T, class X> struct half_of_keys {
     const block_place &x;
     consumer<2> me;
     const int rounds;
-    /* tile: tile of queries of the newest round; h: its query head, counted from the first head that this launch
-     * computes */
+    /* tile: the newest tile of queries; h: its query head, counted from the first head that this launch computes */
     int tile, h;
-    ring<X::STAGES> at;         /* ring position of the newest round's tile of queries */
+    ring<X::STAGES> at;         /* ring position of the newest tile of queries */
     ring<X::STAGES_P> handover; /* ring position of the P that one consumer hands to the other */
 
     DEVICE half_of_keys(const cuda_args &a_, const plan &p_, shared_keys<X> &sm_, const block_place &x_, int w)
@@ -146,8 +145,8 @@ template <typename T, class X> struct half_of_keys {
             zero_rows<BN, X::CHUNKS_V>(sm.V, keys);
         }
     }
-    /* Waits until the newest round's tile has arrived, and sets rows past the end of the sequence to zero. Both
-     * consumers must call this function before their first product of a round, because it may contain a barrier. */
+    /* Waits until the newest tile of queries has arrived, and sets rows past the end of the sequence to zero. Both
+     * consumers must call this function before their first product with the tile, because it may contain a barrier. */
     DEVICE void await_queries(barrier_pairs<X::STAGES> &bars)
     {
         await_full(bars, at);
@@ -298,7 +297,8 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
         if (!KEEP) return;
         uint16_t *const rows = sm.dS + me.warp * 16 * BM;
         const int i = me.lane % 16;
-        if (me.lane == 0) bulk_wait_read<0>(); /* wait until the previous round's copy has read the staging memory */
+        /* wait until the copy of the previous tile of dS has read the staging memory */
+        if (me.lane == 0) bulk_wait_read<0>();
         __syncwarp();
 #pragma unroll
         for (int n = 0; n < BM / 16; n++)
@@ -479,7 +479,8 @@ struct backward_job {
     cudaStream_t stream;
     backward_run run = {};
     kept_part kept;
-    uint8_t *own; /* backward_256's own part of the workspace: dS, and a flag of one byte for each warp of a block */
+    /* backward_256's own part of the workspace: dS, and flags of one byte, one for each warp of each block */
+    uint8_t *own;
 };
 
 plan plan_of(const backward_job &job)

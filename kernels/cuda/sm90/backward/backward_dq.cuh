@@ -10,7 +10,8 @@
 
 namespace {
 
-/* Recomputes, one by one, the queries of a unit. It is called where their dQ is not finite. */
+/* Recomputes the queries of a unit (32 or 64 queries of a head) one by one. It is called where their dQ is not
+ * finite. */
 template <class X> static __device__ __noinline__ void repair_queries_of(const cuda_args &a, const saved &s, int n)
 {
     const query_unit x = query_unit_of<X>(a, n);
@@ -31,7 +32,8 @@ template <typename T, class X> struct dq_writer {
         for (int next = claim_unit();;) {
             const int n = __shfl_sync(0xffffffff, next, 0);
             if (n >= p.units) return;
-            next = claim_unit(); /* claim one unit ahead, because the atomic operation takes time */
+            /* claim the next unit of queries one unit ahead, because the atomic operation takes time */
+            next = claim_unit();
             write(n);
         }
     }

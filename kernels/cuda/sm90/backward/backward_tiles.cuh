@@ -91,13 +91,13 @@ template <typename T, class X, typename R> struct gradients {
     shared<X> &sm;
     const block_place &x;
     consumer<2> me;
-    ring<X::STAGES_Q> q; /* ring positions of Q (q) and of dO (o) of the next round */
+    ring<X::STAGES_Q> q; /* ring positions of Q (q) and of dO (o) of the next tile of queries */
     ring<X::STAGES_DO> o;
     /* ring positions of dS: `mine` is the stage that this warpgroup writes next, `whole` the one that it reads next for
      * dQ */
     ring<X::STAGES_DS> mine, whole;
     uint32_t phase = 0; /* phase of the barriers of K and V */
-    int tile;           /* tile of queries of the next round */
+    int tile;           /* the next tile of queries */
     /* tiles of queries [free_first, free_last): their queries all see all keys of this warpgroup */
     int free_first, free_last;
     /* Operands of the products. own_K, own_V: the keys of this warpgroup. first_...: the first stage of a ring. K_down:
@@ -145,8 +145,7 @@ template <typename T, class X, typename R> struct gradients {
         if (a.ends_of_queries && (tile + 1) * BM > x.Sq) zero_rows<BM, X::CHUNKS>(queries, x.Sq - tile * BM);
     }
 
-    /* Moves `tile` to the next round's tile of queries. After the last tile of a head comes the first tile of the next
-     * head. */
+    /* Moves `tile` to the next tile of queries. After the last tile of a head comes the first tile of the next head. */
     DEVICE void next_tile_of_queries() { tile = tile + 1 == x.last ? x.first : tile + 1; }
 
     DEVICE const round_record &record() const { return sm.rounds[X::OPTIONS ? q.stage : 0]; }
@@ -166,7 +165,7 @@ template <typename T, class X, typename R> struct gradients {
         multiply<T, BM, D / 16>(dP, anew(own_V), anew(dO_along(o.stage)));
     }
 
-    /* Turns scores S into P, in a round without options. */
+    /* Turns scores S into P, for a tile of queries without options. */
     DEVICE void exponents(float (&S)[BM / 2], const row_values *values) const
     {
         if (tile < free_first || tile >= free_last)
@@ -241,7 +240,7 @@ template <typename T, class X, typename R> struct gradients {
         return x.j0 + me.w * 64 + me.warp * 16 + me.lane / 4;
     }
 
-    /* Returns the address of the bias of the thread's first query and first key in the next round. */
+    /* Returns the address of the bias of the thread's first query and first key in the next tile of queries. */
     DEVICE const char *first_bias() const
     {
         const int64_t column = (int64_t)first_key() * (p.bias.dtype == ATTN_F32 ? 4 : 2);
@@ -249,7 +248,8 @@ template <typename T, class X, typename R> struct gradients {
                (record().tile * BM + me.lane % 4 * 2) * p.bias.row + column;
     }
 
-    /* Loads the bias of the next round into S. Each element of S gets the 32 or 16 bits as they are in memory. */
+    /* Loads the bias of the next tile of queries into S. Each element of S gets the 32 or 16 bits as they are in
+     * memory. */
     template <typename WORD> DEVICE void load_bias(float (&S)[BM / 2]) const
     {
         const int i = record().tile * BM + me.lane % 4 * 2, rows = x.Sq - i, columns = p.bias.columns - first_key();
@@ -299,8 +299,8 @@ template <typename T, class X, typename R> struct gradients {
             for (int i = 0; i < BM / 2; i++) S[i] = widened(S[i], ATTN_F16) * p.per_scale;
     }
 
-    /* Begins to load what pairs.cuh needs for the next round (bias, keep_mask's bits). The round's record must have
-     * arrived. */
+    /* Begins to load what pairs.cuh needs for the next tile of queries (bias, keep_mask's bits). The tile's
+     * round_record must have arrived. */
     DEVICE void ask_for_pairs(float (&S)[BM / 2]) const
     {
         if constexpr (X::PAIRS) {
@@ -414,8 +414,8 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Computes dropout's random bits for the next round: bit 1 means that a pair is kept. Byte n of word k belongs to
-     * query 64 k + 32 (n / 2) + lane, and to half n % 2 of the warp's 16 keys. */
+    /* Computes dropout's random bits for the next tile of queries: bit 1 means that a pair is kept. Byte n of word k
+     * belongs to query 64 k + 32 (n / 2) + lane, and to half n % 2 of the warp's 16 keys. */
     DEVICE void draw_pairs(uint32_t (&drawn)[BM / 64]) const
     {
         if constexpr (X::PAIRS) {
@@ -571,8 +571,8 @@ template <typename T, class X, typename R> struct gradients {
         mine.next();
     }
 
-    /* Waits until both consumers have written dS of the previous round to shared memory. After this wait no consumer
-     * reads the stage that share_dS() writes next. */
+    /* Waits until both consumers have written dS of the previous tile of queries to shared memory. After this wait no
+     * consumer reads the stage that share_dS() writes next. */
     DEVICE void await_dS() const
     {
         mbarrier_wait(smem_addr(&sm.dS_full[whole.stage]), whole.phase);
@@ -602,7 +602,7 @@ template <typename T, class X, typename R> struct gradients {
     DEVICE void make_P(float (&S)[BM / 2])
     {
         if (X::TURNS) me.await_turn();
-        /* a round in which no option has an effect is computed as in the variant without options */
+        /* a tile of queries for which no option has an effect is computed as in the variant without options */
         if constexpr (X::PAIRS) {
             if (!X::BIAS && p.mods.cap != 0) exponents_of_options(S, sm.values[q.stage]);
             else if (record().bounded || record().slope != 0 || X::BIAS || record().partly_kept)
@@ -615,13 +615,14 @@ template <typename T, class X, typename R> struct gradients {
         if (X::TURNS) me.next_turn();
     }
 
-    /* Waits for the products S and dP of the next round, which have been issued, and turns S into P. */
+    /* Waits for the products S and dP of the next tile of queries, which have been issued, and turns S into P. */
     DEVICE void end_P(float (&S)[BM / 2], float (&dP)[BM / 2])
     {
         uint32_t drawn[BM / 64];
         if constexpr (X::PAIRS)
             if (p.dropout.drops) draw_pairs(drawn);
-        retire<X::S_BEFORE_DK ? 2 : 1>(S); /* the products dP and dK may still be running */
+        /* waits for S only: the products dP and dK may still be running afterwards */
+        retire<X::S_BEFORE_DK ? 2 : 1>(S);
         make_P(S);
         if constexpr (X::PAIRS)
             if (p.dropout.drops) drop_pairs(S, drawn);
@@ -651,7 +652,8 @@ template <typename T, class X, typename R> struct gradients {
         opaque(dP);
         to_operand<T, BM>(dS, dP);
         if (X::PAIRS && MORE) {
-            await_full(sm.bars_Q, q); /* with Q the record of the next round has arrived too */
+            /* the record of the next tile of queries (round_record) arrives together with its Q */
+            await_full(sm.bars_Q, q);
             ask_for_pairs(S);
         }
         if (!first) await_dS();
@@ -661,7 +663,7 @@ template <typename T, class X, typename R> struct gradients {
         multiply_add<T, D, BM / 16>(dK, dS, Q_down(now.stage));
         if (MORE && !X::S_BEFORE_DK) issue_S(S);
         retire<MORE ? 2 : 1>(dQ);
-        if (X::STAGES_DS == 2) /* after this barrier no consumer reads dS of the previous round any more */
+        if (X::STAGES_DS == 2) /* after this barrier no consumer reads dS of the previous tile of queries any more */
             named_barrier_sync(DS_FREE, CONSUMERS);
         if (!first) hand_over(dQ);
         if (!X::S_BEFORE_DK) {
@@ -675,7 +677,8 @@ template <typename T, class X, typename R> struct gradients {
         if (X::S_BEFORE_DK) me.release(sm.bars_Q, now);
     }
 
-    /* Skips a round in which no query sees a key of this warpgroup. Shares zeros as its dS. */
+    /* Takes the place of round() where no query of the tile sees a key of this warpgroup. It only shares zeros as the
+     * warpgroup's dS. */
     DEVICE void pass_round()
     {
         const uint32_t dS[BM / 16][4] = {};
@@ -692,7 +695,7 @@ template <typename T, class X, typename R> struct gradients {
         share_dS(dS);
     }
 
-    /* Computes dQ of the last round. Calls meanwhile() while the product runs. */
+    /* Computes dQ of the last tile of queries. Calls meanwhile() while the product runs. */
     template <class F> DEVICE void last_dQ(F meanwhile)
     {
         float dQ[X::DQ_COLUMNS / 2];
@@ -754,8 +757,8 @@ template <typename T, class X, typename R> struct gradients {
         if (any) *(volatile int *)&sm.any_nonfinite = 1;
     }
 
-    /* Returns whether this warpgroup can skip the first (or the last) of several rounds, because none of its keys is
-     * seen there. */
+    /* Returns whether this warpgroup can skip the first (or the last) of several tiles of queries, because the tile
+     * sees none of the warpgroup's keys. */
     DEVICE bool passes(bool first, int rounds) const
     {
         if (!X::PASSES || rounds < 2 || x.begin != x.first) return false;
@@ -781,7 +784,7 @@ template <typename T, class X, typename R> struct gradients {
         phase ^= 1;
     }
 
-    /* Computes all rounds of a tile of keys, and stores its dK and dV. */
+    /* Computes the products of a tile of keys with all tiles of queries that see it, and stores its dK and dV. */
     DEVICE void add_rounds(float (&dK)[D / 2], float (&dV)[D / 2], int rounds)
     {
         float S[BM / 2], dP[BM / 2];
@@ -960,8 +963,9 @@ int64_t query_tiles_of(const attn_dims &d)
 }
 
 /* Returns the number of 32-bit words in which blocks record progress; all start at 0. One word per key/value head
- * counts prepared units. If dQ is wanted, there are also two words per tile of queries (plan::begun), a second word per
- * key/value head (plan::done), and one for claimed units. */
+ * counts the units of queries that are prepared. If dQ is wanted, there are also two words per tile of queries
+ * (plan::begun), a second word per key/value head (plan::done), and one that counts the units of queries whose dQ a
+ * warp has claimed to write. */
 int64_t words_of(const attn_plan *plan)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -1085,8 +1089,8 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
     const int tiles = p.order.end - p.order.first;
     const int blocks = p.makes_dq ? job.chip->multiprocessors : std::min(tiles, job.chip->multiprocessors);
     if (!is_first_share(
-            /* a later share of the tiles: the first share has prepared the queries, and an ordinary launch waits for
-             * the previous share */
+            /* A later share of the tiles is launched in the ordinary way, so that it waits for the previous share; the
+             * first share has prepared the queries for all. */
             job.chip)) {
         if (blocks) backward_tiles<T, X, R><<<blocks, X::THREADS, sizeof(shared<X>), job.stream>>>(job.run.args, p, m);
         return cudaPeekAtLastError();

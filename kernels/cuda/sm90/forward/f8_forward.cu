@@ -94,10 +94,11 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     /* With EARLY: number of chains of operations that find the maximum of the thread's second row. With 224 keys a
      * single chain takes too long. */
     static const int CHAINS = BN == 224 ? 2 : 1;
-    /* number of steps in which a unit of V^T is transposed; shared memory limits the size of a step */
+    /* number of steps in which a warp transposes a unit (128 keys by 64 channels) of V; shared memory limits the size
+     * of a step */
     static const int STEPS = D == 256 ? 8 : 1;
-    /* Whether the promoted sums are floats; otherwise they are bfloat16, because shared memory has no room for floats.
-     * A thread has D / 2 sums. */
+    /* Whether the sums to which O is added from time to time are floats; otherwise they are bfloat16, because shared
+     * memory has no room for floats. A thread has D / 2 sums. */
     static const bool FLOAT_SUMS = D <= 128;
     static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* 32-bit words that four sums take */
 };
@@ -114,7 +115,8 @@ struct __align__(16) work_tile
 
 enum { STOP = -1 }; /* value of work_tile::i0 that means: there is no more work */
 
-/* A warp's promoted sums in shared memory. At the end the same memory stages the warp's 16 rows of out. */
+/* A warp's promoted sums (sums of O over many tiles of keys) in shared memory. At the end the same memory stages the
+ * warp's 16 rows of out. */
 template <class X> struct sum_words {
     uint32_t O[X::D / 8][32 * X::SUM_WORDS];
     /* for each pair of rows: l of both rows, then the two maxima to which the sums are relative */
@@ -295,7 +297,8 @@ DEVICE float2 counted(const float *sums)
  * not cleared but multiplied by 0. The sums must therefore always be finite. */
 template <class X> struct promoted_sums {
     typedef sum_words<X> words;
-    /* factor by which the sums must be multiplied, because rows were rescaled since the last promotion */
+    /* factor by which the sums in shared memory must be multiplied, because rows were rescaled since O was last added
+     * to them */
     float left[2] = { 0, 0 };
 
     DEVICE static void clear(words &sums, int lane)
@@ -306,7 +309,7 @@ template <class X> struct promoted_sums {
             else ((uint2 *)sums.O[n])[lane] = make_uint2(0, 0);
     }
 
-    /* Starts the sums of a work tile that has promotions. Does nothing unless products compute l. */
+    /* Starts the sums in shared memory for a work tile that uses them. Does nothing unless products compute l. */
     DEVICE static void begin(words &sums, int lane)
     {
         if (X::COUNTS) ((float *)sums.rows)[lane] = lane & 2 ? -CUDART_INF_F : 0;
@@ -644,9 +647,9 @@ template <class X> static __device__ __noinline__ void repair_own_rows(const pla
     }
 }
 
-/* Lets each consumer warp make one unit of V^T before its other work. Under a mask, blocks begin with different heads,
- * and at head size 256 a unit takes long, so the two warps that transpose V may be too slow alone. The unit's V is
- * staged in the memory of the warp's sums. */
+/* Lets each consumer warp transpose one unit (128 keys by 64 channels) of V before its other work. Under a mask, blocks
+ * begin with different heads, and at head size 256 a unit takes long, so the two warps that transpose V may be too slow
+ * alone. The unit's V is staged in the memory of the warp's sums. */
 template <class X> struct helper_memory {
     shared<X> &sm;
     static DEVICE uint32_t index() { return thread_anew() / 32 - 4; }

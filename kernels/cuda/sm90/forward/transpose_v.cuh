@@ -39,7 +39,9 @@ struct transpose_plan {
     /* blocks of keys per head, blocks of channels per head, and number of units of all heads */
     int key_blocks, channel_blocks, units;
     tile_order order; /* order in which the blocks of keys are transposed */
-    bool in_haste;    /* true: more units of V^T are needed at the same time than there are warps that transpose */
+    /* true: the heads with which all blocks begin have more units of V^T (128 keys by 64 channels) than there are
+     * warps that transpose */
+    bool in_haste;
     int *next_unit;
     uint32_t *any_nan; /* set to 1 if V had a NaN in any unit */
 };
@@ -56,7 +58,7 @@ static inline int64_t transpose_units(const attn_dims &d)
 struct unit {
     int64_t from, to;
     int mark;
-    uint32_t found; /* value that the unit's mark will get */
+    uint32_t found; /* value that the unit's mark will get: ready, with or without a NaN in V */
     int keys, channels;
 };
 
@@ -99,8 +101,9 @@ DEVICE uint32_t without_nan(uint32_t word)
     return word & ~(nan | (nan - (nan >> 7)));
 }
 
-/* Layout of one step of a unit in shared memory: LINES keys of CELLS times 16 channels. A cell (16 channels of one key)
- * is placed so that the 8 rows that ldmatrix reads for one matrix (keys 16 i and 16 i + 1) lie in different banks. */
+/* Layout in shared memory of one step in the transposition of V: LINES keys of CELLS times 16 channels. A cell (16
+ * channels of one key) is placed so that the 8 rows that ldmatrix reads for one matrix (keys 16 i and 16 i + 1) lie in
+ * different banks. */
 template <int STEPS> struct transpose_step_shape {
     static const int LINES = STEPS == 1 ? KEYS : 64, CELLS = STEPS == 1 ? CHANNELS_V / 16 : 1, SWEEP = 32 / CELLS;
     static_assert(LINES * CELLS * 16 * STEPS == KEYS * CHANNELS_V, "all of the unit");
@@ -181,7 +184,7 @@ template <int STEPS, class MEMORY> struct transposer {
                                   __byte_perm(v[2], w[2], BYTES), __byte_perm(v[3], w[3], BYTES));
     }
 
-    /* Sets the unit's mark, after all stores of this warp to the unit. */
+    /* Sets the mark of a unit of V^T to ready, after all stores of this warp to the unit. */
     DEVICE void publish(const unit &x) const
     {
         fence_proxy_async_global(); /* makes this lane's stores visible to the copy engine */
@@ -192,7 +195,7 @@ template <int STEPS, class MEMORY> struct transposer {
         }
     }
 
-    /* Transposes one unit, if one is left. */
+    /* Transposes one unit of V (128 keys by 64 channels), if one is left. */
     DEVICE void make_one() const
     {
         if (threadIdx.x % 32 == 0) at(0) = unit_of(p, claim(p.next_unit));
@@ -209,7 +212,8 @@ template <int STEPS, class MEMORY> struct transposer {
         publish(at(0));
     }
 
-    /* Transposes units until none is left. One lane claims units and describes them to its warp. */
+    /* Transposes units of V (128 keys by 64 channels) until none is left. One lane claims units and describes them to
+     * its warp. */
     DEVICE void run() const
     {
         const bool claimer = threadIdx.x % 32 == 0;
@@ -217,7 +221,7 @@ template <int STEPS, class MEMORY> struct transposer {
         __syncwarp();
         if (at(0).keys) fetch(0, 0);
         for (int n = 0; at(n).keys; n ^= 1) {
-            /* claim one unit ahead, because the atomic operation takes time */
+            /* claim the next unit of V one unit ahead, because the atomic operation takes time */
             const int claimed = claimer ? claim(p.next_unit) : 0;
 #pragma unroll 1
             for (int step = 0; step < STEPS; step++) {
@@ -244,7 +248,7 @@ template <int STEPS, class MEMORY> struct transposer {
 DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
 {
     while (ready > wanted) {
-        /* index of the mark that this lane reads, among those of the head */
+        /* index of the mark that this lane reads; the head has one mark for each unit of V^T */
         const int below = ready * p.channel_blocks - 1 - (int)(thread_anew() % 32);
         const bool missing = below >= 0 &&
                              load_acquire(p.marks + (head * p.key_blocks * p.channel_blocks + below)) == 0;

@@ -80,7 +80,7 @@ struct shared {
     /* reference and rescale factor of each row, from the warpgroup that computed the row's scores; indices: warpgroup,
      * row */
     float reference[2][BM], rescale[2][BM];
-    float l[2][2][BM]; /* sums of P; indices: split even or odd, warpgroup, row */
+    float l[2][2][BM]; /* sums of P; the first index is the split's number modulo 2, the second the warpgroup */
     /* maximum m in base 2, and sum l, over the splits that were added up so far; indices: warpgroup, row */
     float2 before[2][BM];
     int2 sees[BM]; /* [row]: x and y say that the row sees keys [x, y) */

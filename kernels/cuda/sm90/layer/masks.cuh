@@ -11,7 +11,8 @@
 /* ---- A band of keys ---------------------------------------------------------------------------------------------- */
 
 /* Sets scores to -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see the key. The keys begin
- * at j0; all rows are known to see the first FIRST keys. RIGHT_ONLY: the band hides no keys on the left. */
+ * at j0; all rows are known to see the first FIRST keys. RIGHT_ONLY: no key is hidden because it is too far to the
+ * left. */
 template <int N, bool RIGHT_ONLY = false, int FIRST = 0>
 DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int lane)
 {

@@ -134,7 +134,8 @@ struct key_band {
     int lo, hi, Sk;
 };
 
-/* Returns the band of a mask. `align` is added to a row's number before it is compared with that of a key. */
+/* Returns the key_band of a mask: the interval of keys that each row sees. `align` is added to a row's number before it
+ * is compared with that of a key. */
 ATTN_HD key_band key_band_of(int align, int left, int right, int Sk)
 {
     return { align - left, align + right + 1, Sk };
