@@ -293,7 +293,7 @@ void describe_peak(const device *d, attn_device_info *info)
     if (d->core_khz <= 0 || d->memory_khz <= 0 || d->memory_bits <= 0) return;
     for (const auto &row : tensor_cores)
         if (row.compute == compute) info->peak_flops = 1e3 * d->core_khz * row.a_clock * d->chip.multiprocessors;
-    /* factor 2: memory transfers twice per clock cycle */
+    /* memory transfers data twice per clock cycle, therefore the factor 2 */
     info->peak_bytes = 2.0 * 1e3 * d->memory_khz * d->memory_bits / 8;
     snprintf(info->peak_from, sizeof info->peak_from,
              "%d multiprocessors at %.2f GHz, dense 16-bit products; %d bits of memory at 2 x %.2f GHz",
@@ -772,8 +772,8 @@ bool has_steps(const device *d, const attn_plan *plan)
 cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
 {
     const size_t marks = chip->steps ? mark_bytes(&d->chip, plan)
-                                     /* where a problem is not divided into steps, the kernel computes all rows itself
-                                      * and marks none */
+                                     /* if a problem is not divided into steps, the kernel computes all rows itself and
+                                      * marks none for a later launch */
                                      : 0;
     const bool forward = plan->problem->op == ATTN_OP_FORWARD, by_rows = plan->kernel == &simple_forward.takes;
     if (marks) {

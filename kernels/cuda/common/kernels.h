@@ -56,7 +56,8 @@ struct cuda_chip {
  * launch now. The host can therefore queue a few steps at a time, and cancel the rest between two calls. */
 struct cuda_steps {
     int64_t done; /* number of steps that attn_run_some() has queued, in earlier calls and in this one */
-    int64_t at;   /* number of the next step that takes_step() will queue or leave */
+    /* number of the step that takes_step() decides on next: to queue it now, or to leave it to another call */
+    int64_t at;
     /* seconds of work that this call of attn_run_some() may still queue; its first step is always queued */
     double seconds;
     bool more; /* true: this call of attn_run_some() has left a step to the next call */

@@ -31,7 +31,7 @@ DEVICE void load_row(const attn_view &view, int64_t b, int64_t h, int64_t line, 
     }
 }
 
-/* Like load_row(), for a row of k or v, which may lie in a page (page_table). */
+/* Loads a row of k or v as load_row() does; the row may lie in a page (page_table). */
 template <int N>
 DEVICE void load_key(const attn_geometry &g, const attn_view &view, int64_t b, int64_t hk, int64_t line, int64_t D,
                      float (&channel)[N])

@@ -59,7 +59,7 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
                           (MORE_KEYS ? 2 : 1),
                      KW = BN / WK;
     static const int SLOTS = (!WIDE ? 4 : D == 64 ? 6 : 3) * (FLOAT8 && !MORE_KEYS ? 2 : 1);
-    static const int WIDTH = FLOAT8 ? D / 2 : D; /* 16-bit words in a row of a tile of the ring of tiles */
+    static const int WIDTH = FLOAT8 ? D / 2 : D; /* number of 16-bit words in a row of a tile of K or V */
 };
 
 /* The shape of a block of decode_stacks(): rows of several sequences, one below the other, over the same keys. */
@@ -823,10 +823,10 @@ constexpr size_t shared_bytes()
     return narrow > wide ? narrow : wide;
 }
 
-/* A block of decode_stacks(): computes split `index` of one key/value head, for each run of two and more sequences of a
- * stack that share this split. Blocks of the same keys are neighbours, so that one finds in the L2 what another has
- * read. A sequence whose result is not finite gets NaN as m and l of its first row; decode_splits() runs next and
- * computes that sequence's split. */
+/* A block of decode_stacks(): computes split `index` of one key/value head for a stack (sequences whose common keys are
+ * read once): for each run of two or more sequences of the stack that share this split. Blocks of the same keys are
+ * neighbours, so that one finds in the L2 what another has read. A sequence whose result is not finite gets NaN as m
+ * and l of its first row; decode_splits() runs next and computes that sequence's split. */
 template <typename T, class X, template <typename, class> class RING, class KEPT>
 DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {

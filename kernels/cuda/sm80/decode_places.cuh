@@ -53,7 +53,7 @@ const int SPLIT_ALIGN = 128;
 enum { LONG_FLOAT8 = 48 * 1024, MOST_FLOAT8 = 1408 };
 template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide, bool float8)
 {
-    const I least = wide ? 512 : 128, /* a power of two, which `& -least` requires */
+    const I least = wide ? 512 : 128, /* the least number of keys of a split; `& -least` requires a power of two */
         most = wide                           ? 2048
                : float8 && keys > LONG_FLOAT8 ? MOST_FLOAT8
                                               : 1024;

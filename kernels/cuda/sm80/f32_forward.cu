@@ -233,7 +233,7 @@ again:
     float O[MT][DT][4];
     softmax_row rows[MT][2];
     const float sink = sink_in_base_2(sink_of(a, place.x.h)), sink_m = rounded(sink),
-                /* times the unit of K's tile (2^-exponent), this factor converts a score in S to base 2 */
+                /* this factor, times the unit of K's tile (2^-exponent), converts a score in S to base 2 */
         scale_log2 = place.x.scale * LOG2E * q_unit;
     begin_rows(O, rows, sink_m, sink != -CUDART_INF_F && lane % 4 == 0 ? exp2_fast(sink - sink_m) * (1 / P_UNIT) : 0);
 

@@ -251,8 +251,8 @@ DEVICE limits limits_of(const attn_geometry &g, const attn_sequence &s)
                    (int)s.Sk };
 }
 
-/* Returns x as a value that is opaque to the compiler, which makes the compiler keep x in a register instead of
- * computing it again, or compute x again instead of keeping it. */
+/* Returns x as a value of which the compiler knows nothing. The compiler must keep the value in a register, because it
+ * cannot compute it again, and it cannot reuse results that it has computed from x before. */
 DEVICE uint32_t kept(uint32_t x)
 {
     asm volatile("" : "+r"(x));

@@ -55,7 +55,7 @@ template <class X> struct shared_keys {
     block_place place;
 };
 
-/* Loads the block's keys, and then the tiles of queries of all rounds. The producer's thread runs this. */
+/* Loads the block's keys, and then the tiles of queries, head after head. The producer's thread runs this. */
 template <class X>
 DEVICE void load_rounds(shared_keys<X> &sm, const cuda_args &a, const plan &p, const maps &m, const block_place &x)
 {
@@ -465,7 +465,7 @@ kept_part kept_part_of(const attn_plan *plan)
     const auto wanted = [&](attn_tensor_id t) { return plan->problem->tensor[t].rank != 0; };
     if (d.packed || g.seqlens_q || !wanted(ATTN_T_dq) || !(wanted(ATTN_T_dk) || wanted(ATTN_T_dv))) return {};
     const int64_t heads = d.B * d.Hk, width = kept_width(g), fit = KEPT_BYTES / (KEPT_TILE * 2);
-    /* tiles of dS of one query head */
+    /* number of tiles of dS of one query head */
     const int64_t tiles = attn_tiles(query_tiles_per_head(d, QUERY_TILE), 2) * width;
     if (tiles > fit || tiles * g.group > fit) return {};
     const int64_t most = attn_min64(fit / (tiles * g.group), heads);

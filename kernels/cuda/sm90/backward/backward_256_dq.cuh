@@ -80,8 +80,8 @@ struct plan {
     uint8_t *nonfinite, *nonfinite_queries;
 };
 
-/* Returns tile t, counted over all parts. `order` describes one part. The last part may have fewer heads; `heads` is
- * the number of heads of all parts. */
+/* Returns tile t, counted over the tiles of all `heads` heads. Heads are computed in parts, and `order` is the order of
+ * the tiles of one part. The last part may have fewer heads. */
 DEVICE head_tile tile_of_parts(tile_order order, int heads, int t)
 {
     const int part = t / order.tiles, before = part * order.heads;

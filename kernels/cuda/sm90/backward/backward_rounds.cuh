@@ -157,8 +157,8 @@ template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int g
             p.mask.extremes[((int64_t)x.b * p.mask_heads + h) * p.mask.key_tiles + x.j0 / X::BN];
         int begin = x.first * X::BM, end = min(x.last * X::BM, x.Sq); /* all visible query rows are in [begin, end) */
 #pragma unroll
-        /* The loop runs twice, because one of the two hidden intervals may reach the end of the range only after the
-         * other was cut off. */
+        /* FlashMask may hide two intervals of queries, and one of them may reach the end of the range only after the
+         * other was cut off. Therefore the loop runs twice. */
         for (int n = 0; n < 2; n++) {
             if (e.max.lts <= begin && e.min.lte > begin) begin = min(e.min.lte, end);
             if (e.max.uts <= begin && e.min.ute > begin) begin = min(e.min.ute, end);
@@ -202,8 +202,8 @@ template <class X> struct round_walk {
             if (p.kept.words) {
                 const int some = kinds_of(p.kept, x.b, h, x.j0, tile * X::UNITS, X::UNITS);
                 partly_kept = some & SOME_HIDDEN;
-                /* With `deterministic`, a block waits until a known number of other blocks has added. No round may be
-                 * skipped, because that would change the number. */
+                /* With `deterministic`, a block waits until a known number of other blocks has added. No tile of
+                 * queries may be skipped, because that would change the number. */
                 if (!(some & SOME_SEEN) && !p.in_order) return true;
             }
         if (!X::OPTIONS || !p.mask.bounds) return false;
@@ -395,7 +395,7 @@ template <class X> struct sender {
             const bool adds = sends && unit * QUERY_TILE < x.Sq && p.begun;
             const int place = (int)query_tile(a, x.s, x.b, at.h, unit);
             uint32_t before = 0;
-            /* wait until the copy engine has read the previous part, if there is one, so that the consumer may
+            /* wait until the copy engine has read the previous part of dQ, if there is one, so that the consumer may
              * overwrite it */
             if (sends) bulk_wait_read<0>();
             __syncwarp();

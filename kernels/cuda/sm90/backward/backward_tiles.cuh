@@ -106,8 +106,8 @@ template <typename T, class X, typename R> struct gradients {
     const k_major_low<BM> first_Q, first_dO, first_dS;
     const mn_major_low<BM> first_Q_down, first_dO_down;
     mn_major_low<BN> K_down;
-    const uint32_t dS_to; /* address in the first stage of dS at which this thread stores its part */
-    /* index in sm.dQ at which this thread stores its part; me.lane and me.leader are derived from it, to save
+    const uint32_t dS_to; /* address in the first stage of dS at which this thread stores its elements of dS */
+    /* index in sm.dQ at which this thread stores its elements; me.lane and me.leader are derived from it, to save
      * registers */
     const uint32_t dQ_at;
 
@@ -528,7 +528,8 @@ template <typename T, class X, typename R> struct gradients {
         return X::PAIRS && P < 0 ? 0 : P;
     }
 
-    /* Issues dV += P^T dO for part PART of the tile's queries. Computes dS of these queries while the product runs. */
+    /* Issues dV += P^T dO for part PART (of DV_PARTS) of the tile's queries. Computes dS of these queries while the
+     * product runs. */
     template <int PART>
     DEVICE void add_dV(float (&dV)[D / 2], float (&dP)[BM / 2], const float (&S)[BM / 2], uint32_t (&P)[BM / 16][4],
                        const row_values *values) const
@@ -790,8 +791,8 @@ template <typename T, class X, typename R> struct gradients {
         float S[BM / 2], dP[BM / 2];
         const int keys = x.band.Sk - x.j0;
         mbarrier_wait(smem_addr(&sm.K_full), phase);
-        /* The condition is wider than necessary: ends_of_keys would need a second flag, which ptxas would keep in a
-         * register and spill. In the additional cases zeros are written over zeros, which does no harm. */
+        /* Rows past the end are zeroed more often than necessary. The exact condition needs the flag ends_of_keys too,
+         * which ptxas would keep in a register and spill. In the additional cases the rows are zero already. */
         if ((a.ends_of_queries || a.g.seqlens_k) && keys < BN) {
             mbarrier_wait(smem_addr(&sm.V_full), phase);
             zero_rows<BN, X::CHUNKS>(sm.keys[0], keys);
@@ -852,7 +853,7 @@ template <typename T, class X, typename R> struct gradients {
         const int words = sizeof(block_place) / sizeof(int);
         static_assert(words <= 32, "a lane copies a word");
         if (dQ_at < words * 4) ((int *)&sm.place)[me.lane] = ((const int *)&sm.work[at.stage])[me.lane];
-        /* after this barrier all consumers have seen that the slot is full, and the copy is complete */
+        /* after this barrier all consumers have seen the next tile of keys, and its description is copied */
         named_barrier_sync(END_BARRIER, CONSUMERS);
         if (me.leader && me.w == 0) mbarrier_arrive(smem_addr(&sm.bars_work.empty[at.stage]));
         at.next();
@@ -916,14 +917,15 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         prefetch_tensormap(&m.dO);
         init_pairs(sm.bars_Q, 2);
         init_pairs(sm.bars_dO, 2);
-        /* four arrivals release a slot: of the loader, of the two senders, and one for all consumers */
+        /* four arrivals release a slot of sm.work: one each of the loader and of the two senders, and one for all
+         * consumers */
         init_pairs(sm.bars_work, 4);
         mbarrier_init(smem_addr(&sm.K_full), 1);
         mbarrier_init(smem_addr(&sm.V_full), 1);
         mbarrier_init(smem_addr(&sm.K_empty), 2);
         mbarrier_init(smem_addr(&sm.V_empty), 2);
         mbarrier_init(smem_addr(&sm.loaded), 1);
-        /* eight arrivals: one per warp of the two consumers */
+        /* a stage of dS is full after eight arrivals, one per warp of the two consumers */
         for (int n = 0; n < X::STAGES_DS; n++) mbarrier_init(smem_addr(&sm.dS_full[n]), 8);
         sm.any_nonfinite = 0;
         fence_mbarrier_init();

@@ -108,7 +108,7 @@ struct __align__(16) work_tile
 {
     int b, h, i0, first;
     int last, index, negative; /* negative: the scores must change their sign, because the scale is negative */
-    /* c: log2(e) * |scale| with the scales of q and k, > 0; sink: in base 2, or -inf if there is no sink */
+    /* c: log2(e) * |scale|, times the scales of q and k; above 0. sink: in base 2, or -inf if there is no sink */
     float c, v_scale, sink;
     int unused[2];
 };
@@ -160,7 +160,7 @@ struct plan {
     results to;
     transpose_plan transpose;
     repair_note *notes; /* [work tile][warp]: the notes; a note is written only if a repair is needed */
-    /* number of work tiles that blocks have claimed from it (the first gridDim.x work tiles are not claimed) */
+    /* number of work tiles that blocks have claimed; the first gridDim.x work tiles are not claimed */
     int *counter;
 };
 
@@ -485,9 +485,9 @@ template <class X> struct attention {
         float S[BN / 2], rescale[2];
         uint32_t P[BN / 32][4];
 
-        /* promotes(j): whether O is promoted after tile j's softmax. `many`: whether there is any promotion; with wide
-         * tiles there nearly always is. No promotion follows the softmax of the first computed tile, because O is still
-         * 0. */
+        /* promotes(j): whether O is promoted (added to the sums in shared memory) after tile j's softmax. `many`:
+         * whether there is any promotion; with wide tiles there nearly always is. No promotion follows the softmax of
+         * the first computed tile, because O is still 0. */
         const auto promotes = [](int j) { return (j + 1) % X::PROMOTE == 0; };
         const bool many = X::ZEROS || (y.last_visible - 1) / X::PROMOTE > first / X::PROMOTE;
         if (many) promoted.begin(sums, me.lane);
@@ -834,8 +834,9 @@ template <class X> cudaError_t launch(const f8_job &job)
                             sizeof(shared<X>), job.stream, p, maps, job.given);
 }
 
-/* The shapes. A problem takes the first shape with sufficient head sizes that is meant for its number of keys, which
- * differs with and without a mask. Where lse is wanted, only shapes that convert q and k to bfloat16 are used. */
+/* The shapes. A problem takes the first shape that is large enough for its head size and whose least number of keys it
+ * has. There is one such number for problems without a mask and one for those with a mask. Where lse is wanted, only
+ * shapes that convert q and k to bfloat16 are used. */
 struct shape_row {
     int D;
     bool wide;

@@ -721,8 +721,8 @@ template <typename T, class X> struct attention {
         return max(i + band.lo, 0) < min(i + band.hi, band.Sk);
     }
 
-    /* Stores lse and returns the end of the work tile, as end_softmax() does, for shapes in which a bias may make
-     * scores huge (see exact_reference). */
+    /* Stores lse and returns the tile_end, as end_softmax() does, for shapes in which a bias may make scores huge (see
+     * exact_reference). */
     DEVICE tile_end end_softmax_of_pairs(softmax &state, const thread_tile &t, const work_tile &x)
     {
         const float sink = p.to.sinks ? p.to.sinks[x.h * p.to.sink_stride] : -CUDART_INF_F;
@@ -737,8 +737,8 @@ template <typename T, class X> struct attention {
         return y;
     }
 
-    /* Stores lse = m scale + ln l, and returns the end of the work tile. This function does not need O, so it can run
-     * during the last product. */
+    /* Stores lse = m scale + ln l, and returns the tile_end (among others the factors of O). This function does not
+     * need O, so it can run during the last product. */
     DEVICE tile_end end_softmax(softmax &state, const thread_tile &t)
     {
         const work_tile &x = work_of(t);
@@ -777,8 +777,8 @@ template <typename T, class X> struct attention {
     }
 
     /* Stores the 16 rows of a warp. The copy engine writes them and drops rows past the end of the tensor. Where rows
-     * past the end of the sequence belong to another sequence or to padding, the warp stores only the rows that exist
-     * by ordinary instructions. */
+     * past the end of the sequence belong to another sequence or to padding, the warp does not use the copy engine:
+     * ordinary instructions store only the rows that exist. */
     DEVICE void copy_rows(const float (&O)[DV / 2], const work_tile &x, int row, int count, T *rows, uint16_t *staging)
     {
         if (lane() == 0) bulk_wait_read<0>();

@@ -18,7 +18,8 @@
 
 #include "kernels/cuda/sm90/layer/scheduler.cuh"
 
-enum { KEYS = 128, CHANNELS_V = 64 }; /* size of a unit of V^T in keys and in channels */
+/* numbers of keys and of channels of a unit, which is the piece of V that a warp transposes at a time */
+enum { KEYS = 128, CHANNELS_V = 64 };
 /* number of warps of a block that transpose, and the first of these warps */
 enum { TRANSPOSERS = 2, FIRST_TRANSPOSER = 2 };
 /* Values of a unit's mark. 0: not ready. THERE: ready. THERE_NONFINITE: ready, with zeros in place of NaN. */
@@ -43,7 +44,7 @@ struct transpose_plan {
      * warps that transpose */
     bool in_haste;
     int *next_unit;
-    uint32_t *any_nan; /* set to 1 if V had a NaN in any unit */
+    uint32_t *any_nan; /* set to 1 if a warp found a NaN in V */
 };
 
 static inline int64_t transpose_units(const attn_dims &d)
@@ -124,7 +125,7 @@ template <int STEPS, class MEMORY> struct transposer {
     /* Returns the description of one of the calling warp's two units, the present one or the next. */
     DEVICE unit &at(int which) const { return memory.own_unit(which); }
 
-    /* Requests V of a step. Bytes for keys or channels past the end become zeros. */
+    /* Requests V of a step, one of the STEPS parts of a unit. Bytes for keys or channels past the end become zeros. */
     DEVICE void fetch(int which, int step) const
     {
         const uint32_t lane = thread_anew() % 32;

@@ -198,7 +198,8 @@ template <typename T, int W> struct warpgroup {
         }
     }
 
-    /* Turns the scores S into P. Updates the rows' references and sums in x, and `rescale`. */
+    /* Turns the scores S into P. Updates the rows' references and sums in x. `rescale` becomes the factor of each row
+     * of O. */
     DEVICE void exponentiate(float (&S)[BN / 2], float (&rescale)[2], int j0)
     {
         if (j0 < place.open_lo || j0 + BN > place.open_hi) {

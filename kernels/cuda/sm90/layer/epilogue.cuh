@@ -7,7 +7,7 @@
 #include "kernels/cuda/common/rows.cuh"
 #include "kernels/cuda/sm90/layer/softmax.cuh"
 
-/* Where results are written, and the sinks, which the end of a row needs. */
+/* Where out and lse are written, and the sinks, which are added to the sums of rows at the end. */
 struct results {
     void *out;  /* NULL where out is not wanted */
     float *lse; /* NULL where lse is not wanted */
@@ -38,8 +38,8 @@ DEVICE float sink_log2(const results &to, int h)
 
 /* ---- Sums to factors and lse ------------------------------------------------------------------------------------- */
 
-/* What end_rows() computes for the thread's two rows: the factor of O, and the base-2 logarithm by which the sum l is
- * scaled. */
+/* What end_rows() computes for the thread's two rows: the factor of O, and `top`, log2 of the number by which the
+ * exponentials in l were divided. */
 struct row_ends {
     float factor[2], top[2];
 };

@@ -405,8 +405,8 @@ static inline pair_dropout pair_dropout_of(const cuda_args &a)
     return x;
 }
 
-/* Returns 8 bits, for keys 8 eighth to 8 eighth + 7 of row i. A bit is 1 if kept_of() of scores.cuh keeps the pair. The
- * keys of Philox's rounds come from x. */
+/* Returns 8 bits for row i, one for each of the keys from 8 * eighth on. A bit is 1 if kept_of() of scores.cuh keeps
+ * the pair. The keys of Philox's rounds come from x. */
 DEVICE uint32_t kept_of_eight(const pair_dropout &x, uint32_t head, uint32_t i, uint32_t eighth)
 {
     uint32_t c[4] = { eighth, i, head, 0 };

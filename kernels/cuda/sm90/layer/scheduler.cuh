@@ -63,8 +63,8 @@ DEVICE head_tile head_tile_of(const tile_order &x, int t)
 /* A tile_order that ends with short work tiles (few keys). They come from the last heads, whose work tiles are ordered
  * together. */
 struct ending_order : tile_order {
-    int last_heads;  /* number of the first of the last heads, from which the short work tiles at the end come */
-    int short_tiles; /* number of short work tiles of each of the last heads; they come at the end of the order */
+    int last_heads;  /* number of the first of those heads whose short work tiles come at the end of the order */
+    int short_tiles; /* number of short work tiles per head that come at the end of the order */
 };
 
 /* Plans an ending_order. head_bytes and share are those of tile_order_of(). short_tiles: number of work tiles of a head
