@@ -431,8 +431,8 @@ bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
            d.B <= UINT16_MAX && d.Sk <= INT32_MAX / 2 && (!has_options(plan) || decode_has_float8_form(plan));
 }
 
-/* A block takes several splits only if there are still FULL times as many blocks as fit on the GPU at the same time:
- * PLACES per multiprocessor. */
+/* A block takes several splits only if this leaves at least FULL times as many blocks as fit on the GPU at the same
+ * time: PLACES per multiprocessor. */
 const int FULL = 4, PLACES = 3;
 
 /* Lets a block compute a whole split group (SPLIT_GROUP neighbouring splits), if that leaves enough blocks to fill the

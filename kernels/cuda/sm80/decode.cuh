@@ -619,7 +619,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
 {
     const int THREADS = X::THREADS;
     const int D = X::D, BN = X::BN, KW = X::KW, WK = X::WK, CHUNK = RING<T, X>::CHUNK;
-    const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2; /* HALVES: rows per lane */
+    const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2; /* HALVES: rows of O per lane */
     const bool FEW_ADDRESSES = RING<T, X>::FEW_ADDRESSES && WK > 1 && !X::STACKED;
     typename RING<T, X>::memory &sm = *reinterpret_cast<typename RING<T, X>::memory *>(memory);
     const attn_geometry &g = a.g;

@@ -170,8 +170,8 @@ DEVICE split_range splits_shared(const cuda_args &a, const plan &p, int b, int h
 
 /* ---- Partial results --------------------------------------------------------------------------------------------- */
 
-/* Makes one partial result of two, relative to the larger of their maxima. Two kernels use this struct and must get the
- * same bits, so its operations are intrinsics, whose rounding the compiler cannot change. */
+/* Combines two partial results into one, relative to the larger of their maxima. Two kernels use this struct and must
+ * get the same bits, so its operations are intrinsics, whose rounding the compiler cannot change. */
 struct fold {
     float m, keep, add;
     DEVICE fold(float m_before, float m_next)

@@ -516,8 +516,8 @@ cudaError_t launch_blocks(const backward_job &job, const plan &p, const maps &m,
     return launch_dependent(kernel, blocks, X::THREADS, shared_bytes, job.stream, job.run.args, p, m);
 }
 
-/* Launches the kernels for one part of the heads after the other. In each part the blocks of keys store dS, and then
- * the blocks of queries read it. */
+/* Divides the heads into parts, and launches the kernels for one part after the other. In each part the blocks of keys
+ * store dS, and then the blocks of queries read it. */
 template <typename T, class X> cudaError_t launch_parts(const backward_job &job, plan p, const maps &m)
 {
     cudaError_t code = cudaSuccess;

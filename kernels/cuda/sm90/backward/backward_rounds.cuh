@@ -117,7 +117,7 @@ template <class X> struct shared {
     alignas(1024) uint16_t Q[X::STAGES_Q][X::BM * X::D];
     alignas(1024) uint16_t dO[X::STAGES_DO][X::BM * X::D];
     alignas(1024) uint16_t
-        /* dS with queries as rows. Each consumer has a chunk of 64 keys. At the end it stages dK and dV. */
+        /* dS with queries as rows. Each consumer has a chunk of 64 keys. At the end this memory stages dK and dV. */
         dS[X::STAGES_DS][X::BM * X::BN];
     /* dQ of each consumer, in the order of fragment_at() */
     alignas(128) float dQ[2][QUERY_TILE * X::DQ_COLUMNS];
@@ -290,8 +290,8 @@ template <class X> struct scheduler {
     }
 };
 
-/* One thread loads K and V of each tile of keys, and keeps the rings of Q and dO full. It loads the queries of a tile's
- * first rounds while consumers still use the keys of the previous tile. */
+/* One thread loads K and V of each tile of keys, and keeps the rings of Q and dO full. It loads the first tiles of
+ * queries for a tile of keys while consumers still use the previous tile of keys. */
 template <class X> struct loader {
     const cuda_args &a;
     const plan_of<X> &p;

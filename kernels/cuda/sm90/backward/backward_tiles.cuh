@@ -848,7 +848,7 @@ template <typename T, class X, typename R> struct gradients {
         named_barrier_sync(END_BARRIER, CONSUMERS);
         /* All lanes wait, and the lanes that act are chosen by conditions, not by branches around the wait. After a
          * branch that only some lanes take, ptxas would keep addresses that are the same for all lanes in registers of
-         * each thread, even in the rounds. */
+         * each thread, even in the loop over tiles of queries. */
         await_full(sm.bars_work, at);
         const int words = sizeof(block_place) / sizeof(int);
         static_assert(words <= 32, "a lane copies a word");

@@ -91,8 +91,8 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     /* Whether O is set to zero before the product of a tile adds to it. The alternative is a first product that
      * overwrites O, which is 2 % slower for BN = 224 and faster for all other shapes. */
     static const bool ZEROS = BN == 224;
-    /* With EARLY: number of chains of operations that find the maximum of the thread's second row. With 224 keys a
-     * single chain takes too long. */
+    /* With EARLY: number of chains of operations that find the maximum of the thread's second row. With 224 keys per
+     * tile a single chain takes too long. */
     static const int CHAINS = BN == 224 ? 2 : 1;
     /* number of steps in which a warp transposes a unit (128 keys by 64 channels) of V; shared memory limits the size
      * of a step */

@@ -164,7 +164,8 @@ template <int STEPS, class MEMORY> struct transposer {
                 ldmatrix_x4_trans(v, from);
                 ldmatrix_x4_trans(w, from + 8 * step_shape::CELLS * 16);
 #pragma unroll
-                /* the addition carries into the sign bit only if the byte is a NaN (all bits below the sign are set) */
+                /* To find NaN, 1 is added to each byte without its sign: only for a NaN, whose bits are all 1, the sign
+                 * bit becomes 1. */
                 for (int m = 0; m < 4; m++)
                     sums |= ((v[m] & 0x7f7f7f7f) + 0x01010101) | ((w[m] & 0x7f7f7f7f) + 0x01010101);
                 if (__any_sync(0xffffffff, sums & 0x80808080)) {

@@ -124,8 +124,8 @@ DEVICE int piece_of(int row, int n)
 
 /* ---- Two partial results become one ------------------------------------------------------------------------------ */
 
-/* Makes one partial result of a row of two. Two kernels use this struct and must get the same bits, so its operations
- * are intrinsics, whose rounding the compiler cannot change. */
+/* Combines two partial results of a row into one. Two kernels use this struct and must get the same bits, so its
+ * operations are intrinsics, whose rounding the compiler cannot change. */
 struct fold {
     float m, keep, add;
     DEVICE fold(float m_before, float m_next)

@@ -30,8 +30,8 @@ struct exact_reference {
     DEVICE float change(float m, float b, float f) const { return __fsub_rn(__fmul_rn(m, f), b); }
 };
 
-/* Converts the largest score of a row, in the form of exact_reference, to base 2 as in_base_2() does. unit: the factor
- * from raw scores to true scores. */
+/* Converts the largest score m of a row, which exact_reference keeps as a raw score, to base 2 as in_base_2() does.
+ * unit: the factor from raw scores to true scores. */
 struct largest_in_base_2 {
     float unit;
     DEVICE float base(float m) const
