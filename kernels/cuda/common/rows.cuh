@@ -205,10 +205,9 @@ DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, in
     return z.x;
 }
 
-/* The largest score for which kernels on tensor cores are exact. Exponents of P are relative to the row's largest score
- * in base 2; these kernels round that score, but not the exponents. From scores of 2^24 on the largest P is no longer
- * 1, and from 2^28 on it may exceed the range of float16. forward_row() computes rows whose scores are beyond this
- * limit. */
+/* The largest score with which kernels on tensor cores compute a row. They subtract the row's largest score, rounded in
+ * base 2, from scores that are not rounded. Therefore the largest P is no longer 1 from scores of 2^24 on, and from
+ * 2^28 on it may exceed the range of float16. forward_row() computes rows with larger scores than this limit. */
 const float SCORE_MOST = 1 << 27;
 
 /* Returns whether tensor cores computed a row correctly, given its largest score m. BUT_HUGE: the kernel's scores come

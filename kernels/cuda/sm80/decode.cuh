@@ -532,7 +532,8 @@ template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
 }
 
 /* Writes a warp's O^T, where a block has few rows, to shared memory. A lane has rows 2 t and 2 t + 1 (t: lane % 4) of
- * two of every 16 channels; with float8 keys, of two neighbouring channels, twice. */
+ * two of every 16 channels. With 16-bit keys these are channels lane / 4 and lane / 4 + 8; with float8 keys they are
+ * the neighbours lane / 4 * 2 and lane / 4 * 2 + 1. */
 template <class X, int DT>
 DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, int wk, int rows)
 {

@@ -243,10 +243,9 @@ again:
     for (int j = last - 1, next; j >= first; j = next) {
         const split_stats ks = planes.k.stats[k_tile + j * BN / SPLIT_ROWS],
                           vs = planes.v.stats[k_tile + j * BN / SPLIT_ROWS];
-        /* Tiles cannot compute scores above 2^22: such scores are rounded so coarsely that P, by a fused multiply-add,
-         * would exceed float16's range. Where K's tile is wide (has rows of small numbers, split.cuh) the limit is
-         * 2^18, below which the absolute error is small. Where Q is wide, score_bound is 16 times larger for the same
-         * reason. */
+        /* Tiles cannot compute scores above 2^22, which they round so coarsely that P would exceed float16's range. The
+         * limit is 16 times lower where a tile of K or Q is wide (has rows of small numbers, split.cuh), so that the
+         * absolute error of scores stays small: for K it is 2^18, and for Q score_bound is 16 times larger. */
         wide |= vs.wide || !(score_bound * ks.top < (ks.wide ? 1 << 18 : 1 << 22));
         /* In most problems all tiles of V have one exponent, and shift is 0. For a tile of V with smaller numbers, P is
          * divided by 2^shift, so that O need not be multiplied. */

@@ -43,11 +43,11 @@ template <int D_, int DV_> struct shape {
     static const int PRODUCER = 24, CONSUMER = 240;
 };
 
-/* dS in global memory, for the heads of one part. A tile of dS has 64 keys by 64 queries, with a row of 128 bytes per
- * key, swizzled as the copy engine does it (tma.cuh). A tile of queries has one tile of dS for each tile of keys that
- * it sees. Two tiles of queries at the same distance from the two ends of a head share room for `width` tiles: the
- * first counts its tiles from the start of that room, the second from the end. Under a causal mask the second sees many
- * keys where the first sees few, so the room has no gap. */
+/* dS in global memory, for one part of the heads (those that are computed together). A tile of dS has 64 keys by 64
+ * queries, with a row of 128 bytes per key, swizzled as the copy engine does it (tma.cuh). A tile of queries has one
+ * tile of dS for each tile of keys that it sees. Two tiles of queries at the same distance from the two ends of a head
+ * share room for `width` tiles: the first counts its tiles from the start of that room, the second from the end. Under
+ * a causal mask the second sees many keys where the first sees few, so the room has no gap. */
 enum { KEPT_TILE = KEYS * QUERY_TILE };
 struct kept_tiles {
     uint16_t *tiles; /* NULL: dS is not stored */

@@ -547,9 +547,9 @@ template <typename T, class X, typename R> struct gradients {
         differences<FIRST, FIRST + QUERIES>(dP, S, values);
     }
 
-    /* dS_place() and dQ_place() return where a thread stores its part of dS (in bytes) and of dQ (in floats). For dS,
-     * each 8 lanes hold a matrix of 8 queries by 8 keys. The swizzle of a row decides where its pieces of 16 bytes
-     * lie. */
+    /* dS_place() and dQ_place() return where a thread stores its elements of dS (as a byte offset) and of dQ (as a
+     * number of floats). For dS, each 8 lanes hold a matrix of 8 queries by 8 keys. The swizzle of a row decides where
+     * its pieces of 16 bytes lie. */
     static DEVICE uint32_t dS_place(const consumer<2> &me)
     {
         const int t = me.lane / 8, piece = me.warp * 2 + t % 2, i = t / 2 * 8 + me.lane % 8;
@@ -630,10 +630,10 @@ template <typename T, class X, typename R> struct gradients {
         retire<0>(dP); /* the wait for dP includes a wait for dK, which was issued before dP */
     }
 
-    /* Computes dV, dS and dK of a round from its P and dP. If there are MORE rounds, also computes P and dP of the next
-     * one. Must be called with no product running. It also computes dQ of the previous round. In the first round there
-     * is no previous round: the computed dQ has no meaning and is not handed over. A branch around that product would
-     * cost registers that are not free. */
+    /* Computes dV, dS and dK of a tile of queries (a round) from its P and dP. If there are MORE tiles of queries, also
+     * computes P and dP of the next one. Must be called with no product running. It also computes dQ of the previous
+     * tile of queries. For the first tile there is none: the computed dQ has no meaning and is not handed over. A
+     * branch around that product would cost registers that are not free. */
     template <bool MORE>
     DEVICE void round(float (&S)[BM / 2], float (&dP)[BM / 2], float (&dK)[D / 2], float (&dV)[D / 2], bool first)
     {
@@ -884,7 +884,7 @@ template <typename T, class X, typename R> struct gradients {
 };
 
 /* Recomputes keys of the block's tiles, one by one: those for which this warp found a dK or dV that is not finite. This
- * function is not inlined, so that the loop over rounds keeps its registers. */
+ * function is not inlined, so that the loop over tiles of queries keeps its registers. */
 template <class X> static __device__ __noinline__ void repair_own_keys(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;

@@ -143,9 +143,9 @@ template <int STEPS, class MEMORY> struct transposer {
             for (int key = lane; key < min(x.keys, KEYS); key += 32) prefetch_L2(p.V + x.from + key * p.row);
     }
 
-    /* Transposes a step. The rows of the matrices that ldmatrix loads are chosen so that, for 16 channels of 64 keys, a
-     * lane gets channels 2g and 2g + 1 of keys 16 q to 16 q + 15, two keys per register. From these the lane makes 16
-     * neighbouring bytes of each channel. */
+    /* Transposes a step, one of the STEPS parts of a unit. The rows of the matrices that ldmatrix loads are chosen so
+     * that, for 16 channels of 64 keys, a lane gets channels 2 g and 2 g + 1 of keys 16 q to 16 q + 15 (g: lane / 4, q:
+     * lane % 4), two keys per register. From these the lane makes 16 neighbouring bytes of each channel. */
     DEVICE void transpose(int which, int step) const
     {
         const uint32_t lane = thread_anew() % 32, row = lane % 8, key = 16 * (row / 2) + 2 * (lane / 8) + row % 2;

@@ -559,10 +559,10 @@ __global__ void __launch_bounds__(THREADS, 1)
  * the parts are added up. */
 enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* number of blocks per multiprocessor */ };
 
-/* Adds up the results of a row's splits. Each block computes one row, with 128 threads per part; a thread has four
- * columns (see piece_of()). Where no part has more than one group, PARTS is 1 and the same 128 threads add up all
- * groups. If the row's result cannot be used, one warp computes the row again. The bound on registers is chosen for
- * rows that are only added up, of which there may be thousands. */
+/* Adds up the results of a row's splits. Each block computes one row, with 128 threads for each part (every fourth
+ * split group); a thread has four columns (see piece_of()). Where no part has more than one group, PARTS is 1 and the
+ * same 128 threads add up all groups. If the row's result is not sound (see is_sound()), one warp computes the row
+ * again. The bound on registers is chosen for rows that are only added up, of which there may be thousands. */
 template <int PARTS>
 __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
     combine_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)

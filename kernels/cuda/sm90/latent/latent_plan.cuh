@@ -139,7 +139,8 @@ struct fold {
     DEVICE float operator()(float before, float next) const { return fmaf(add, next, __fmul_rn(keep, before)); }
 };
 
-/* Returns whether a row's sum can be used. `seen`: the row sees at least one key. */
+/* Returns whether tensor cores have computed a row correctly, given its maximum m and its sum l. `seen`: the row sees
+ * at least one key. */
 DEVICE bool is_sound(float m, float l, bool seen)
 {
     return l - l == 0 && (m == -CUDART_INF_F || fabsf(m) < SCORE_MOST) && (l != 0 || !seen);

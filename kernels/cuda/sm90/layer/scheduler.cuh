@@ -105,8 +105,8 @@ DEVICE head_tile head_tile_of(const ending_order &x, int t)
 }
 
 /* Plans an ending_order for a forward with BM queries per work tile and `rows` keys per head. K and V take row_bytes
- * per key. uneven: work tiles differ in length. A work tile in the middle sees as many keys as the window lets it, at
- * most all. About as many rows as the window has keys, at either end of the sequence, see fewer keys. */
+ * per key. uneven: work tiles differ in length. With a window, a work tile in the middle of a sequence sees as many
+ * keys as the window has; at either end, about as many rows as the window has keys see fewer keys. */
 static inline ending_order forward_order_of(const attn_geometry &g, int64_t per_head, int64_t heads, int64_t rows,
                                             int64_t row_bytes, int BM, bool uneven, int64_t share)
 {
