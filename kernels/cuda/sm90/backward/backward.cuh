@@ -195,7 +195,7 @@ template <int BM> DEVICE void exponents_of(float (&S)[BM / 2], const row_values 
 }
 
 /* Turns dP into dS = P (dP - delta) for queries [FIRST, LAST) of the tile. instead_of(pair, n) returns the two numbers
- * that replace the n-th pair of P. */
+ * that replace P in two neighbouring registers, the n-th pair of them. */
 template <int FIRST, int LAST, int N, class F>
 DEVICE void differences_of(float (&dP)[N], const float (&P)[N], const row_values *values, int lane, F instead_of)
 {

@@ -430,7 +430,7 @@ int64_t query_blocks_of(const attn_dims &d)
 #endif
 const int64_t KEPT_BYTES = ATTN_KEPT_BYTES;
 
-/* Returns kept_tiles::width: the number of tiles of dS for which two tiles of queries share room. */
+/* Returns kept_tiles::width: two tiles of queries share room in memory for this many tiles of dS. */
 int64_t kept_width(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;

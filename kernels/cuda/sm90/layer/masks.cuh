@@ -36,7 +36,8 @@ struct flash_mask {
      * them */
     const int32_t *bounds;
     int64_t batch, head, row;
-    const attn_mask_extremes *extremes; /* [head][tile of keys]: the smallest and largest of the tile's bounds */
+    /* [head][tile of keys]: the smallest and largest FlashMask bounds of the tile's keys */
+    const attn_mask_extremes *extremes;
     int n, group, key_tiles;
     bool causal;
 };
