@@ -31,7 +31,8 @@ struct cuda_args {
     /* dropout drops a pair whose 16 random bits (half of a Philox word) are below this number; 0: no dropout */
     uint32_t drop_below;
     float drop_scale; /* factor of P of the pairs that dropout keeps: 1 / (1 - dropout_p) */
-    /* in dropout's random generator, head h of batch row b has number drop_first + b * drop_batch + h */
+    /* dropout's random generator is called with a number for each head: drop_first + b * drop_batch + h for head h of
+     * batch row b */
     int64_t drop_first, drop_batch;
     /* In lse, delta and a recomputed out, row i of sequence b and head h has the index b * lse_batch + h * lse_head +
      * q_start + i, where q_start is the sequence's first row in a packed tensor. */
@@ -39,7 +40,8 @@ struct cuda_args {
     /* number of the first tile that the launch computes in each head; in packed problems, tiles are counted over all
      * sequences */
     int first_tile;
-    bool ends_of_queries, ends_of_keys; /* true: a sequence may have fewer rows than its tensor (packed, seqlens) */
+    /* true: the queries (or the keys) of a sequence may end before those of its tensor: packed, or with seqlens */
+    bool ends_of_queries, ends_of_keys;
     /* the kernel skips packed sequences of at most this many rows (queries times heads of a group); 0: it skips none */
     int decode_rows;
     /* Marks of rows that a later launch computes; only a long problem has them. There is one byte per row of lse, and
@@ -47,9 +49,9 @@ struct cuda_args {
      * them (simple/simple.cu). *rows_found becomes 1 if any row is marked. Where these pointers are NULL, the kernel
      * computes such rows at once. */
     uint8_t *rows_later, *keys_later, *rows_found;
-    /* Set in a backward if tiles, and not single warps, compute the two parts of lse of rows with huge scores;
-     * otherwise NULL. They point to saved.lse and saved.rest (rows.cuh). A forward kernel that gets these pointers
-     * writes only the two parts. */
+    /* NULL except in a backward in which tiles of rows, and not single warps, compute lse of rows with huge scores. One
+     * float would round such an lse too much, so it is stored in two parts, to which these pointers point: saved.lse
+     * and saved.rest (rows.cuh). A forward kernel that gets these pointers writes only the two parts. */
     float *part_lse, *part_rest;
 };
 
@@ -281,7 +283,7 @@ DEVICE int64_t sequence_at(const int32_t *cu, int64_t sequences, int64_t row)
 }
 
 /* Returns the sequence that owns tile `tile` of a packed problem. `cu` is cu_seqlens; sequence b owns the tiles from
- * cu[b] / unit + extra * b on. */
+ * cu[b] / unit + extra * b on, where a tile has `unit` rows and `extra` tiles per sequence are spare. */
 DEVICE int sequence_of_tile(const int32_t *cu, int64_t sequences, int unit, int extra, int tile)
 {
     int low = 0, high = (int)sequences;

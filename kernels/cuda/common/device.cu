@@ -69,9 +69,8 @@ enum { COUNTER_BYTES = 128 }; /* a stream's counter takes a whole cache line */
  * and it delays the work of all other streams of the device. */
 const double SOME_STEPS = 1.2;
 
-/* Bytes of the workspace before the marks of rows that a later launch computes. The last of these bytes is
- * cuda_args.rows_found, if a copy on the stream brings it to the host. Otherwise kernels write rows_found to pinned
- * memory. */
+/* Bytes of the workspace before the marks (one byte per row that a later launch must compute). The last of these bytes
+ * is cuda_args.rows_found if a copy on the stream brings it to the host; otherwise rows_found is in pinned memory. */
 enum { MARKS_HEAD = 16 };
 
 struct block {
@@ -111,12 +110,14 @@ struct stream {
     volatile uint32_t *note;
     uint32_t notes; /* number of notes queued on the stream so far */
     int *counter;   /* a counter in device memory that kernels of this stream use, see cuda_chip */
-    /* Two bytes of pinned memory: [0] is cuda_chip.found, [1] becomes 1 if kernels have marked rows that no later
-     * launch computes (left_rows()). */
+    /* Two bytes of pinned memory: [0] is cuda_chip.found; [1] becomes 1 if kernels have marked rows that no later
+     * launch computes, so that the host must compute the problem again (left_rows()). */
     uint8_t *found;
-    /* true: later launches compute every row that kernels only mark, also where looks_for_rows() is false */
+    /* true: later launches compute every row that kernels have only marked, even in short problems, for which
+     * looks_for_rows() is false */
     bool every_row;
-    bool after_decode; /* true: the newest kernel on the stream is that of decode.cu, which writes to `written` */
+    /* true: the newest kernel on the stream is that of decode.cu, and `written` is the memory that it writes */
+    bool after_decode;
     memory_range written[2];
 };
 
@@ -292,7 +293,7 @@ void describe_peak(const device *d, attn_device_info *info)
     if (d->core_khz <= 0 || d->memory_khz <= 0 || d->memory_bits <= 0) return;
     for (const auto &row : tensor_cores)
         if (row.compute == compute) info->peak_flops = 1e3 * d->core_khz * row.a_clock * d->chip.multiprocessors;
-    /* factor 2: memory transfers twice per clock cycle */
+    /* memory transfers data twice per clock cycle, therefore the factor 2 */
     info->peak_bytes = 2.0 * 1e3 * d->memory_khz * d->memory_bits / 8;
     snprintf(info->peak_from, sizeof info->peak_from,
              "%d multiprocessors at %.2f GHz, dense 16-bit products; %d bits of memory at 2 x %.2f GHz",
@@ -429,7 +430,8 @@ void device_free(attn_device *base, void *memory)
     device *d = device_of(base);
     if (!memory) return;
     pthread_mutex_lock(&d->lock);
-    /* the caller usually frees its youngest blocks first, and the list of live blocks is short */
+    /* A linear search is fast enough: the list of live blocks is short, and callers usually free their youngest blocks
+     * first. */
     for (block **link = &d->live; *link; link = &(*link)->next) {
         block *b = *link;
         if (b->memory != memory) continue;
@@ -770,8 +772,8 @@ bool has_steps(const device *d, const attn_plan *plan)
 cudaError_t launch_steps(device *d, cuda_chip *chip, stream *s, const attn_plan *plan, char *scratch)
 {
     const size_t marks = chip->steps ? mark_bytes(&d->chip, plan)
-                                     /* where a problem is not divided into steps, the kernel computes all rows itself
-                                      * and marks none */
+                                     /* if a problem is not divided into steps, the kernel computes all rows itself and
+                                      * marks none for a later launch */
                                      : 0;
     const bool forward = plan->problem->op == ATTN_OP_FORWARD, by_rows = plan->kernel == &simple_forward.takes;
     if (marks) {
@@ -986,7 +988,8 @@ attn_status truth_compare(attn_stream *base, const attn_problem *problem, const 
 
 bool left_rows(attn_stream *base)
 {
-    volatile uint8_t *const left = stream_of(base)->found + 1; /* volatile, because kernels write this byte */
+    /* volatile, because kernels on the GPU write this byte */
+    volatile uint8_t *const left = stream_of(base)->found + 1;
     const bool any = *left;
     *left = 0;
     return any;

@@ -36,10 +36,11 @@ struct cuda_chip {
     bool after_decode;
     /* the stream's counter in device memory, which sm90/layer/scheduler.cuh uses; NULL: none */
     int *counter;
-    /* marks of rows that a later launch computes; see cuda_args, to which they are copied */
+    /* Marks of rows: kernels cannot compute these rows by tiles, so a later launch computes them one by one. They are
+     * copied to cuda_args. */
     uint8_t *rows_later, *keys_later, *rows_found;
     /* Pinned memory: 1 if kernels had marked rows when the host last checked. NULL: no later launch of this run
-     * computes marked rows, see launch_steps(). */
+     * computes the rows that kernels only mark, see launch_steps(). */
     uint8_t *found;
     /* the launch computes share number `share` of `shares` equal shares of the tiles; both 0: all tiles, see
      * in_shares() */
@@ -55,13 +56,15 @@ struct cuda_chip {
  * launch now. The host can therefore queue a few steps at a time, and cancel the rest between two calls. */
 struct cuda_steps {
     int64_t done; /* number of steps that attn_run_some() has queued, in earlier calls and in this one */
-    int64_t at;   /* number of the next step that takes_step() will queue or leave */
+    /* number of the step that takes_step() decides on next: to queue it now, or to leave it to another call */
+    int64_t at;
     /* seconds of work that this call of attn_run_some() may still queue; its first step is always queued */
     double seconds;
     bool more; /* true: this call of attn_run_some() has left a step to the next call */
     bool any;  /* true: this call of attn_run_some() has queued a step */
     bool idle; /* true: all work of earlier calls of attn_run_some() had ended when this call began */
-    /* true: this call of attn_run_some() has queued a check for marked rows, whose result only the next call sees */
+    /* true: this call of attn_run_some() has queued a check for marked rows (rows left to a later launch); only the
+     * next call sees the result */
     bool looked;
 };
 
@@ -201,8 +204,8 @@ static inline bool has_options(const attn_plan *plan)
     return plan->features & ~PLAIN_FEATURES;
 }
 
-/* Returns whether keys and values are in pages. For paged problems kernels have a third variant, which copies tiles
- * from pages. */
+/* Returns whether keys and values are in pages. For paged problems kernels have a variant of their own, which copies
+ * tiles from pages. */
 static inline bool has_pages(const attn_plan *plan)
 {
     return plan->features & ATTN_TENSOR_BIT(page_table);

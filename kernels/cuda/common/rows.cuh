@@ -31,7 +31,7 @@ DEVICE void load_row(const attn_view &view, int64_t b, int64_t h, int64_t line, 
     }
 }
 
-/* Like load_row(), for a row of k or v, which may lie in a page (page_table). */
+/* Loads a row of k or v as load_row() does; the row may lie in a page (page_table). */
 template <int N>
 DEVICE void load_key(const attn_geometry &g, const attn_view &view, int64_t b, int64_t hk, int64_t line, int64_t D,
                      float (&channel)[N])
@@ -195,7 +195,7 @@ template <int N>
 DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, int64_t j, const float (&q)[N],
                            const float (&k)[N], float *derivative)
 {
-    const float qk = dot(q, k); /* dot() gives all lanes the same qk */
+    const float qk = dot(q, k); /* dot() gives all lanes the same qk, so all lanes take the same branch */
     if (fabsf(qk) <= FLT_MAX) return score(a, x, i, j, qk, derivative);
     double sum = 0;
     for (int c = 0; c < N; c++) sum += (double)q[c] * (double)k[c];
@@ -205,10 +205,9 @@ DEVICE float score_of_rows(const cuda_args &a, const head_args &x, int64_t i, in
     return z.x;
 }
 
-/* The largest score for which kernels on tensor cores are exact. Exponents of P are relative to the row's largest score
- * in base 2; these kernels round that score, but not the exponents. From scores of 2^24 on the largest P is no longer
- * 1, and from 2^28 on it may exceed the range of float16. forward_row() computes rows whose scores are beyond this
- * limit. */
+/* The largest score with which kernels on tensor cores compute a row. They subtract the row's largest score, rounded in
+ * base 2, from scores that are not rounded. Therefore the largest P is no longer 1 from scores of 2^24 on, and from
+ * 2^28 on it may exceed the range of float16. forward_row() computes rows with larger scores than this limit. */
 const float SCORE_MOST = 1 << 27;
 
 /* Returns whether tensor cores computed a row correctly, given its largest score m. BUT_HUGE: the kernel's scores come
@@ -266,7 +265,7 @@ static __device__ __noinline__ void forward_row(const cuda_args &a, const head_a
     }
     const int64_t hk = x.hk, D = g.dims.D, Dv = g.dims.Dv;
     const attn_view &view_q = g.view[ATTN_T_q], &view_k = g.view[ATTN_T_k], &view_v = g.view[ATTN_T_v];
-    /* unit in which o is summed; with a smaller unit a sum of values up to 3.4e38 cannot overflow */
+    /* o is the sum of P V times `unit`. If a sum overflows with a unit of 1, it is computed again with 2^-40. */
     float unit = 1;
     float q[N], k[N], v[N], derivative;
     if (WAY == BY_WARP) load_row(view_q, x.b, x.h, x.s.q_start + i, D, q);
@@ -338,7 +337,8 @@ again:
 
 /* ---- Backward ---------------------------------------------------------------------------------------------------- */
 
-/* The value of saved.rest that marks a row that sees exactly one key. It is too small to change an exponent. */
+/* The value of saved.rest that marks a row that sees exactly one key. Kernels subtract saved.rest from exponents of P,
+ * and this value is too small to change an exponent. */
 const float ONE_KEY = FLT_MIN;
 
 /* Results of the forward that a backward needs: given by the client, or recomputed in the workspace. */
@@ -389,8 +389,9 @@ DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x,
     return is_parted_by_tiles(a, m) ? y - m - s.rest[at] * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns the two parts lse and rest of row i, given its lse. A huge score rounds the logarithm of the sum away, so
- * both parts are computed again, unless tiles or (if not `now`) a later launch do that. The whole warp calls it. */
+/* Returns lse of row i as two numbers: its lse and 0, or, if lse is huge, the row's largest score and the logarithm of
+ * the sum of exponentials relative to it. In a huge lse that logarithm is lost by rounding, so both numbers are
+ * computed again, unless tiles or (if not `now`) a later launch do that. The whole warp calls it. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse,
                                                    bool now = false)

@@ -7,8 +7,8 @@
 
 namespace {
 
-/* Queues a step that checks for marked rows. When the step has run, *chip->found tells the host whether kernels have
- * marked rows since the last check. */
+/* Queues a step that checks for marked rows (rows that kernels leave to a later launch). When the step has run,
+ * *chip->found tells the host whether kernels have marked rows since the last check. */
 inline void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
 {
     if (!takes_step(chip, 0)) return;
@@ -17,9 +17,10 @@ inline void look_for_rows(const cuda_chip *chip, cudaStream_t stream)
     chip->steps->looked = true;
 }
 
-/* Calls launch(blocks, first, count, warps) in steps, to compute marked rows. Where there are many rows, a warp looks
- * at the marks of several rows. A call of attn_run_some() that has queued a check for marked rows leaves these steps to
- * the next call. If the check found no marked row, the steps are counted, but nothing is launched. */
+/* Calls launch(blocks, first, count, warps) in steps, to compute marked rows (rows that earlier kernels left to a later
+ * launch). Where there are many rows, a warp looks at the marks of several rows. A call of attn_run_some() that has
+ * queued a check for marked rows leaves these steps to the next call. If the check found no marked row, the steps are
+ * counted, but nothing is launched. */
 template <typename F> void launch_left(const cuda_chip *chip, int64_t rows, double seconds_each, F launch)
 {
     const int64_t busy = (int64_t)chip->multiprocessors * 32; /* number of warps that keep the GPU busy */

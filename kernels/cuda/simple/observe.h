@@ -6,9 +6,9 @@
 
 struct cuda_args;
 
-/* Numbers of each row that the first kernel of an observe leaves for later kernels, at index lse_at():
- *     P = exp2(z - base) * inverse                    z, base: by in_base_2()
- * base is INFINITY where P is 0, and NaN where all numbers of the row are NaN. */
+/* Numbers of each row that the first kernel of an observe leaves for later kernels, at index lse_at(). With these
+ * numbers a later kernel computes P = exp2(z - base) * inverse, where z is a score in base 2 (in_base_2()). base is
+ * INFINITY where P is 0, and NaN where all numbers of the row are NaN. */
 struct observed_rows {
     float *base, *inverse, *most, *entropy;
     /* strange: one byte per row, 1 if tiles cannot compute the row; *found is 1 if there is such a row. Both pointers

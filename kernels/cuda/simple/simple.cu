@@ -234,8 +234,8 @@ __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_consta
     if (threadIdx.x % 32 == 0) *to = sum;
 }
 
-/* Returns the sum of dZ * distance over a row's pairs; one warp computes it. Distances are hundreds, so an error of the
- * row's delta is multiplied by hundreds. Where no out was given, delta comes from a forward whose products round P to
+/* Returns the sum of dZ * distance over a row's pairs; one warp computes it. A distance may be some hundreds, and it
+ * multiplies an error of the row's delta. Where no out was given, delta comes from a forward whose products round P to
  * the tensors' dtype. In that case the function finds the error of delta from the same pairs: with the right delta, dZ
  * plus the sink's share adds up to dlse, and P plus the sink's share adds up to 1. */
 template <int N>
@@ -280,8 +280,9 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (threadIdx.x % 32 == 0) s.far[lse_at(a, r.x, r.i)] = sum;
 }
 
-/* Computes dalibi_slopes from the sums of sum_of_far_pairs(). A warp computes the slope of one head, for one batch row
- * or for all. Four lanes share the query rows, and their sums are added in order. */
+/* Computes dalibi_slopes from the sums of dZ times distance over each row's pairs, which sum_of_far_pairs() has
+ * computed. A warp computes the slope of one head, for one batch row or for all. Four lanes share the query rows, and
+ * their sums are added in order. */
 __global__ void __launch_bounds__(32) dslope_heads(const __grid_constant__ cuda_args a, saved s, int64_t batches)
 {
     const attn_dims &d = a.g.dims;
@@ -426,8 +427,8 @@ void simple_rows_left(const cuda_chip *chip, const attn_plan *plan, cudaStream_t
                 });
 }
 
-/* Returns the number of blocks of a launch that looks at `rows` marks. Where there are many rows, each warp looks at
- * several marks. */
+/* Returns the number of blocks of a launch that computes marked rows and looks at `rows` marks. Where there are many
+ * rows, each warp looks at several marks. */
 static unsigned blocks_for_marks(const cuda_chip *chip, int64_t rows)
 {
     const int64_t busy = (int64_t)chip->multiprocessors * 32; /* number of warps that keep the GPU busy */

@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     for (int next; n < rounds; n = next) {
         const int stage = STAGES == 2 ? n % 2 : 0, i0 = (first + n % tiles) * BM;
         cp_async_wait<0>();
-        /* after this barrier the queries of this round have arrived, and no thread reads those of the previous round */
+        /* after this barrier the tile's queries have arrived, and no thread reads the queries of the previous tile */
         __syncthreads();
         next = above(n);
         if (STAGES == 2 && next < rounds) {
@@ -285,7 +285,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
 template <int D, bool SCORE_MODS> struct shared_dq {
     alignas(1024) uint16_t Q[BM * D];
     alignas(1024) uint16_t dO[BM * D];
-    alignas(1024) uint16_t K[BM * D]; /* K and V: one tile of BM keys */
+    alignas(1024) uint16_t K[BM * D]; /* K and V each hold one tile of BM keys */
     alignas(1024) uint16_t V[BM * D];
     struct {
         float z[16][BM + 4], cap[16][BM + 4], lse2[16];

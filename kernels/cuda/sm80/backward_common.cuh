@@ -177,7 +177,8 @@ template <int BN> DEVICE key_place key_place_of(const cuda_args &a, const limits
     return place;
 }
 
-/* Finds the query tiles that see the block's keys. Key j is seen by the queries i with j - hi < i <= j - lo. */
+/* Finds the query tiles that see the block's keys. Query i sees keys [i + lo, i + hi), where lo and hi come from causal
+ * and window (struct limits); key j is therefore seen by the queries i with j - hi < i <= j - lo. */
 template <int BN> DEVICE void find_queries(key_place &place)
 {
     const int Sq = (int)place.s.Sq, j_last = min(place.j0 + BN, place.limit.Sk) - 1;

@@ -110,7 +110,8 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
     int tiles_of_head = (int)query_tile(a, place.s, place.b, h,
                                         /* a tile takes kilobytes of memory, so the number of tiles fits in 31 bits */
                                         0);
-    int sums_next = 0, sums_now = 0, sums_before; /* indices of the float32 sums of dQ for tiles n + 1, n and n - 1 */
+    /* indices of the float32 sums of dQ of the query tiles n + 1, n and n - 1 */
+    int sums_next = 0, sums_now = 0, sums_before;
 
     const float scale_log2 = (float)g.scale * LOG2E;
     float dK[2][8][4] = {}, dV[2][8][4] = {};

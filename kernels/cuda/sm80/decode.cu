@@ -94,7 +94,7 @@ enum { COMBINE_WARPS = 8, COMBINE_THREADS = 32 * COMBINE_WARPS };
 template <typename real> DEVICE real block_sum(real x, double (&parts)[COMBINE_WARPS])
 {
     for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(0xffffffff, x, lane);
-    __syncthreads(); /* after this barrier no thread reads the parts of the previous sum */
+    __syncthreads(); /* after this barrier no thread reads the warps' parts of the previous sum */
     if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
     __syncthreads();
     real sum = 0;
@@ -116,7 +116,8 @@ DEVICE void forward_row_by_block(const cuda_args &a, const head_args &x, int64_t
     const attn_range keys = attn_keys_of(&g, &x.s, i);
     float unit = 1, o, m, l;
 #pragma unroll 1
-    /* the second turn repeats sums that overflowed in the first, in smaller units */
+    /* In the first turn `unit` is 1. If a sum overflows, the second turn computes all sums again with a unit of
+     * 2^-40. */
     for (int turn = 0; turn < 2; turn++) {
         o = 0;
         m = sink_of(a, x.h), l = m == -CUDART_INF_F ? 0 : 1;
@@ -248,7 +249,7 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         }
         if (threadIdx.x == 0 && lse.data)
             ((float *)lse.data)[attn_at(&lse, x.b, h, x.s.q_start + i)] = lse_of_sum(top, sum);
-        /* a bit per row with a bad result; after this barrier the next row may overwrite `part` */
+        /* sets the row's bit if it must be computed one by one; after this barrier the next row may overwrite `part` */
         repair |= (uint32_t)(__syncthreads_or(!finite) != 0) << (r / gridDim.y);
     }
     for (int r = blockIdx.y; repair; r += gridDim.y, repair >>= 1)
@@ -430,8 +431,8 @@ bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
            d.B <= UINT16_MAX && d.Sk <= INT32_MAX / 2 && (!has_options(plan) || decode_has_float8_form(plan));
 }
 
-/* A block takes several splits only if there are still FULL times as many blocks as fit on the GPU at the same time:
- * PLACES per multiprocessor. */
+/* A block takes several splits only if this leaves at least FULL times as many blocks as fit on the GPU at the same
+ * time: PLACES per multiprocessor. */
 const int FULL = 4, PLACES = 3;
 
 /* Lets a block compute a whole split group (SPLIT_GROUP neighbouring splits), if that leaves enough blocks to fill the

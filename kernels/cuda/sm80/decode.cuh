@@ -59,7 +59,7 @@ template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STAC
                           (MORE_KEYS ? 2 : 1),
                      KW = BN / WK;
     static const int SLOTS = (!WIDE ? 4 : D == 64 ? 6 : 3) * (FLOAT8 && !MORE_KEYS ? 2 : 1);
-    static const int WIDTH = FLOAT8 ? D / 2 : D; /* 16-bit words in a row of a tile of the ring of tiles */
+    static const int WIDTH = FLOAT8 ? D / 2 : D; /* number of 16-bit words in a row of a tile of K or V */
 };
 
 /* The shape of a block of decode_stacks(): rows of several sequences, one below the other, over the same keys. */
@@ -140,7 +140,7 @@ __device__ __noinline__ void repair_row(const cuda_args &a, const head_args &x, 
 
 /* The keys of a split, and their tiles. */
 struct split_place {
-    int first, last;  /* the split has keys [first, last); `first` is a multiple of BN */
+    int first, last;  /* keys [first, last) of the sequence; `first` is a multiple of BN (keys per tile) */
     int tiles, steps; /* tiles: number of the split's first tile; steps: number of tiles of K and of V together */
 };
 
@@ -379,7 +379,7 @@ DEVICE bool load_permuted_queries(shared<X> &sm, const cuda_args &a, const group
     }
 }
 
-/* Adds up O of the block's warps, each times its factor: row r, channels d to d + 3. */
+/* Returns channels d to d + 3 of row r of O: the sum over the block's warps, each times its factor. */
 template <class X> DEVICE float4 sum_of_warps(const shared<X> &sm, int r, int d)
 {
     float4 o = make_float4(0, 0, 0, 0);
@@ -393,7 +393,8 @@ template <class X> DEVICE float4 sum_of_warps(const shared<X> &sm, int r, int d)
     return o;
 }
 
-/* Returns m and l of row r over all warps of the block. Replaces each warp's m by the factor for the warp's O. */
+/* Returns the maximum m and the sum l of row r over all warps of the block. Replaces each warp's m by the factor for
+ * the warp's O. */
 template <class X> DEVICE float2 add_up_row(shared<X> &sm, int r, float sink)
 {
     float top = sink, sum;
@@ -415,9 +416,9 @@ DEVICE bool is_finite(const float4 &o)
     return o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
 }
 
-/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on. Where a block has few rows, each
- * thread stores its part without another barrier. Returns false where a sum is not finite, or comes from huge
- * scores. */
+/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on. It is for blocks with few rows, in
+ * which each thread stores what it adds up, without another barrier. Returns false where a sum is not finite, or comes
+ * from huge scores. */
 template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int64_t saved, int rows)
 {
     const int D = X::D;
@@ -446,8 +447,8 @@ template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int
 
 /* Adds a split's partial result to the sum of the earlier splits of its split group (SPLIT_GROUP neighbouring splits).
  * The call for the group's last split stores the sum in the workspace, in row `to`, which is the row of the group's
- * first split. `saved` is this split's own row in the workspace, where its result lies if the split was computed
- * twice. */
+ * first split. from_workspace: the split was computed twice, and its result is in the workspace, from row `saved` on,
+ * instead of in shared memory. */
 template <class X>
 DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from_workspace, int64_t saved, bool first,
                                bool last, int64_t to)
@@ -463,7 +464,8 @@ DEVICE void add_to_split_group(shared<X> &sm, const plan &p, int rows, bool from
         const float4 sum = fold(split_group_ml(r).x, split_ml(r).x)(before, next);
         *(float4 *)(last ? &p.O[(to + r) * D + d] : &sm.split_group_O[r][d]) = sum;
     }
-    /* after this barrier the split group's m may be written, and the ring may be loaded again in the memory of O */
+    /* after this barrier no thread reads the split group's earlier m and l, or O, whose memory the ring's next tiles
+     * take */
     __syncthreads();
     if ((int)threadIdx.x < rows) {
         const int r = threadIdx.x;
@@ -530,7 +532,8 @@ template <int DT> DEVICE void multiply_turned_rows(float (&O)[DT][4], float by)
 }
 
 /* Writes a warp's O^T, where a block has few rows, to shared memory. A lane has rows 2 t and 2 t + 1 (t: lane % 4) of
- * two of every 16 channels; with float8 keys, of two neighbouring channels, twice. */
+ * two of every 16 channels. With 16-bit keys these are channels lane / 4 and lane / 4 + 8; with float8 keys they are
+ * the neighbours lane / 4 * 2 and lane / 4 * 2 + 1. */
 template <class X, int DT>
 DEVICE void share_turned_sums(shared<X> &sm, const float (&O)[DT][4], int d0, int wk, int rows)
 {
@@ -585,8 +588,8 @@ DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[
 DEVICE void wait_and_let_begin()
 {
     wait_for_prerequisites();
-    /* combine_splits() may start when all blocks have begun; it then reads lengths that the previous kernel has
-     * written */
+    /* The call must stand behind the wait: when all blocks have made it, combine_splits() may start, which reads
+     * lengths that the previous kernel writes. */
     launch_dependents();
 }
 
@@ -617,8 +620,8 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
 {
     const int THREADS = X::THREADS;
     const int D = X::D, BN = X::BN, KW = X::KW, WK = X::WK, CHUNK = RING<T, X>::CHUNK;
-    const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2; /* HALVES: rows of a lane */
-    const bool FEW_ADDRESSES = RING<T, X>::FEW_ADDRESSES && WK > 1 && !X::STACKED; /* off for many rows: not measured */
+    const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2; /* HALVES: rows of O per lane */
+    const bool FEW_ADDRESSES = RING<T, X>::FEW_ADDRESSES && WK > 1 && !X::STACKED;
     typename RING<T, X>::memory &sm = *reinterpret_cast<typename RING<T, X>::memory *>(memory);
     const attn_geometry &g = a.g;
     const head_args &x = place.x;
@@ -700,8 +703,9 @@ again:
             float rescale[2];
 #pragma unroll
             for (int half = 0; half < HALVES; half++) {
-                const float m_new = fmaxf(m[half], largest_of_row(S[0], half) * c_of[half]); /* m is in base 2 */
-                const float base = m_new == -CUDART_INF_F ? 0 : m_new; /* no key so far: -inf - -inf would be NaN */
+                /* m is the row's maximum in base 2; before the first key it is -inf, and -inf - -inf would be NaN */
+                const float m_new = fmaxf(m[half], largest_of_row(S[0], half) * c_of[half]);
+                const float base = m_new == -CUDART_INF_F ? 0 : m_new;
                 rescale[half] = exp2_fast(m[half] - base);
                 const float sum = exponents_of_row(S[0], half, c_of[half], -base);
                 l[half] = l[half] * rescale[half] + sum;
@@ -736,7 +740,6 @@ again:
         ring.release();
     }
 
-    /* Write the sums of each warp to shared memory, side by side. */
     ring.end();
     share_sums<X>(sm, O[0], m, l, m0, d0, warp / X::WD % WK, rows);
     ring.changed();
@@ -768,7 +771,7 @@ again:
     /* Write the sums to the workspace; where the sequence has one split, divide them by l and write them to out. */
     const attn_view &out = g.view[ATTN_T_out];
     bool finite = true;
-    uint32_t not_finite_of = 0; /* bit n (X::STACKED): tensor cores failed on a row of the stack's sequence n */
+    uint32_t not_finite_of = 0; /* only with X::STACKED: bit n is 1 if a row of the stack's sequence n is not finite */
     for (int n = threadIdx.x; n < rows * (D / 4); n += THREADS) {
         const int r = n / (D / 4), d = n % (D / 4) * 4;
         const float4 o = sum_of_warps(sm, r, d);
@@ -821,10 +824,10 @@ constexpr size_t shared_bytes()
     return narrow > wide ? narrow : wide;
 }
 
-/* A block of decode_stacks(): computes split `index` of one key/value head, for each run of two and more sequences of a
- * stack that share this split. Blocks of the same keys are neighbours, so that one finds in the L2 what another has
- * read. A sequence whose result is not finite gets NaN as m and l of its first row; decode_splits() runs next and
- * computes that sequence's split. */
+/* A block of decode_stacks(): computes split `index` of one key/value head for a stack (sequences whose common keys are
+ * read once): for each run of two or more sequences of the stack that share this split. Blocks of the same keys are
+ * neighbours, so that one finds in the L2 what another has read. A sequence whose result is not finite gets NaN as m
+ * and l of its first row; decode_splits() runs next and computes that sequence's split. */
 template <typename T, class X, template <typename, class> class RING, class KEPT>
 DEVICE void walk_stack(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {
@@ -872,8 +875,8 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
     wait_and_let_begin();
     if (place.rows == 0) return;
     int end = min(index + p.splits_per_block, place.splits), step = 1;
-    /* splits of this sequence that decode_stacks() has computed: shared with the sequence before, and with the one
-     * after */
+    /* Splits of this sequence that decode_stacks() has computed. `before`: those that the previous sequence of the
+     * batch shares; `after`: those that the next sequence shares. */
     split_range before = {}, after = {};
     if constexpr (STACKS)
         if (p.stack) {

@@ -15,9 +15,9 @@ bool decode_fits(const attn_geometry &g);
 size_t decode_workspace(const attn_geometry &g); /* the bytes of workspace that decode.cu needs, a multiple of 1024 */
 cudaError_t decode_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
 
-/* Computes the splits of decode.cu with the copy engine, in sm90/decode/decode.cu. This needs compute capability 9.0,
- * pages of a multiple of 8 keys, strides of whole 16-byte pieces, no options, and a driver that makes tensor maps.
- * Where one of these is missing, it returns false and launches nothing. */
+/* Computes the splits of decode.cu with TMA, the copy engine of Hopper GPUs (sm90/decode/decode.cu). This needs compute
+ * capability 9.0, pages whose number of keys is a multiple of 8, strides that are multiples of 16 bytes, no options,
+ * and a driver that makes tensor maps. Where one of these is missing, it returns false and launches nothing. */
 struct cuda_args;
 struct decode_plan;
 bool decode_by_engine(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,

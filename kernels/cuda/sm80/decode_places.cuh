@@ -53,7 +53,7 @@ const int SPLIT_ALIGN = 128;
 enum { LONG_FLOAT8 = 48 * 1024, MOST_FLOAT8 = 1408 };
 template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide, bool float8)
 {
-    const I least = wide ? 512 : 128, /* a power of two, which `& -least` requires */
+    const I least = wide ? 512 : 128, /* the least number of keys of a split; `& -least` requires a power of two */
         most = wide                           ? 2048
                : float8 && keys > LONG_FLOAT8 ? MOST_FLOAT8
                                               : 1024;
@@ -170,8 +170,8 @@ DEVICE split_range splits_shared(const cuda_args &a, const plan &p, int b, int h
 
 /* ---- Partial results --------------------------------------------------------------------------------------------- */
 
-/* Makes one partial result of two, relative to the larger of their maxima. Every rounding is written out, because two
- * kernels call this and must get the same bits. */
+/* Combines two partial results into one, relative to the larger of their maxima. Two kernels use this struct and must
+ * get the same bits, so its operations are intrinsics, whose rounding the compiler cannot change. */
 struct fold {
     float m, keep, add;
     DEVICE fold(float m_before, float m_next)

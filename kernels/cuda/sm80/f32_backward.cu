@@ -77,14 +77,15 @@ enum { DS_ROW = 64 }; /* elements of a row of dS in shared memory: eight 16-byte
 
 template <int D, bool SCORE_MODS> struct shared {
     static const int BN = tile<D, SCORE_MODS>::BN, BM = tile<D, SCORE_MODS>::BM;
-    /* each array of this struct holds its tile's high halves (plane hi), then the low halves (plane lo) */
+    /* K is two planes of float16: plane hi has the high halves of the float32 numbers, and plane lo, behind it, the low
+     * halves. V, Q, dO and dS are such planes too. */
     alignas(1024) uint16_t K[2 * BN * D];
     alignas(1024) uint16_t V[2 * BN * D];
     alignas(1024) uint16_t Q[2 * BM * D];
     alignas(1024) uint16_t dO[2 * BM * D];
     alignas(1024) uint16_t dS[2 * BN * DS_ROW]; /* dS^T: a row is a key, a column a query */
     float lse2[BM], delta[BM];
-    /* for each query of the tile: the argument `slack` of of_one_key(), which is 0 unless the query sees one key */
+    /* for each query of the tile: 0, or for a query that sees only one key the argument `slack` of of_one_key() */
     float one_key[BM];
     staged_queries<BM> options[SCORE_MODS ? BN / 16 : 1];
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
@@ -202,7 +203,7 @@ struct query_rounds {
         if (++r.row_tile == first + tiles) r.h++, r.row_tile = first;
         return r;
     }
-    /* Returns round n, counted over all heads; n may lie past the last round. */
+    /* Returns round n (a tile of queries of one head), counted over all heads; n may lie past the last round. */
     DEVICE query_round listed(int n) const { return { n, h + n / max(tiles, 1), first + n % max(tiles, 1) }; }
 };
 
@@ -258,8 +259,8 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         load_planes<D, BM, THREADS>(sm.Q, planes.q.data + from, i0 % SPLIT_ROWS);
         load_planes<D, BM, THREADS>(sm.dO, planes.dout.data + from, i0 % SPLIT_ROWS);
         cp_async_commit();
-        /* Load lse in base 2 and delta of this round's queries. Where a query does not exist or sees no key, lse is
-         * +inf, which makes P 0. */
+        /* Load lse in base 2 and delta of the tile's queries. Where a query does not exist or sees no key, lse is +inf,
+         * which makes P 0. */
         if (threadIdx.x < BM) {
             const int i = i0 + (int)threadIdx.x;
             const int64_t at = b * a.lse_batch + h * a.lse_head + sequence.q_start + i;
@@ -290,7 +291,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         const split_stats q_stats = planes.q.stats[at], o_stats = planes.dout.stats[at];
         wide |= q_stats.wide != 0;
         cp_async_wait<0>();
-        /* after this barrier the queries of this round have arrived, and no thread reads dS of the previous round */
+        /* after this barrier the tile's queries have arrived, and no thread reads dS of the previous tile */
         const bool any_one_key = __syncthreads_or(has_one_key);
 
         /* Compute S^T = K Q^T. */
@@ -302,7 +303,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
         /* Apply masks and options. Element e of a thread's block nt is the pair of query i0 + 8 nt + 2 (lane % 4) +
          * e % 2 and key j0 + 16 warp + 8 (e / 2) + lane / 4. */
         const float unit = power_of_two(-q_stats.exponent) * power_of_two(-k_stats.exponent);
-        const float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* never 0, because 0 times a score of -inf would be NaN */
+        const float c = fmaxf(scale_log2 * unit, 1.2e-38f); /* c > 0, because 0 times a score of -inf would be NaN */
         if (SCORE_MODS) {
             const head_args x = head_args_of(a, b, h);
             apply_options(S, sm.options[warp], a, s, x, limit, Sq, i0, j0 + warp * 16, unit, sm.lse2, P_BITS, lane);
@@ -381,7 +382,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
             opaque(q_columns_at);
             add_products_of_columns<D, BM>(dK, ah, al, q_columns_at, q_unit);
 
-            __syncthreads(); /* after this barrier dS is complete, and no thread reads this round's Q and dO */
+            __syncthreads(); /* after this barrier dS is complete, and no thread reads the tile's Q and dO */
             if (next.n < rounds) fetch(next.h, next.row_tile);
 
             if (want_dq) {
@@ -390,7 +391,7 @@ __global__ void __launch_bounds__(tile<D, SCORE_MODS>::BN * 2, tile<D, SCORE_MOD
                        power_of_two(-exponent) * power_of_two(-k_stats.exponent), warp, lane);
             }
         } else {
-            __syncthreads(); /* after this barrier no thread reads this round's Q and dO, whose memory is loaded next */
+            __syncthreads(); /* after this barrier no thread reads the tile's Q and dO, whose memory is loaded next */
             if (next.n < rounds) fetch(next.h, next.row_tile);
         }
     }

@@ -41,7 +41,8 @@ template <int D, bool SCORE_MODS_> struct shape {
 };
 
 template <int D, bool SCORE_MODS> struct shared {
-    /* each array of this struct holds its tile's high halves (plane hi), then the low halves (plane lo) */
+    /* Q is two planes of float16: plane hi has the high halves of the float32 numbers, and plane lo, behind it, the low
+     * halves. K and V are such planes too. */
     alignas(1024) uint16_t Q[2 * shape<D, SCORE_MODS>::BM * D];
     alignas(1024) uint16_t K[2 * shape<D, SCORE_MODS>::BN * D];
     alignas(1024) uint16_t V[2 * shape<D, SCORE_MODS>::BN * D];
@@ -65,8 +66,8 @@ struct forward_planes {
 };
 
 /* Splits the block's rows of Q into planes hi and lo in shared memory. Each block does this itself, because no other
- * block reads these rows. The BM rows share one exponent, whose unit is q_unit. No score exceeds score_bound times K's
- * largest number; where Q is wide (has rows of small numbers, split.cuh), score_bound is 16 times larger. */
+ * block reads these rows. All BM rows are multiplied by the same power of two, 1 / q_unit. No score exceeds score_bound
+ * times K's largest number; where Q is wide (has rows of small numbers, split.cuh), score_bound is 16 times larger. */
 template <int D, bool SCORE_MODS>
 DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const tile_place &place, float &q_unit,
                           float &score_bound)
@@ -90,16 +91,18 @@ DEVICE void split_queries(shared<D, SCORE_MODS> &sm, const cuda_args &a, const t
     score_bound = top * (float)a.g.dims.D * fabsf(place.x.scale) * (is_wide(top, least) ? 16 : 1);
 }
 
-/* Takes one step of the online softmax. S becomes P: the probability times 2^(P_BITS - shift). `c` converts a score in
- * S to base 2. `rescale` becomes the factor for O. A score from in_base_2() may be so huge that P_BITS - shift, added
- * to it, is lost; with options P is therefore multiplied by 2^(P_BITS - shift) afterwards. */
+/* Takes one step of the online softmax. S becomes P: the probability times 2^(P_BITS - shift). `shift` is 0 except for
+ * tiles of V with small numbers. `c` converts a score in S to base 2. `rescale` becomes the factor for O. With options
+ * a score may be so huge that P_BITS - shift, added to its exponent, would be lost; P is therefore multiplied by
+ * 2^(P_BITS - shift) afterwards. */
 template <bool SCORE_MODS, int NT>
 DEVICE void softmax_step(float (&S)[NT][4], softmax_row (&rows)[2], float (&rescale)[2], float c, int shift)
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        /* S * c and row.m are in base 2: with options S comes from in_base_2() and c is 1 */
+        /* The maximum row.m is in base 2. The factor c converts scores to base 2; with options it is 1, because
+         * in_base_2() has converted them. */
         const float m = fmaxf(row.m, rounded(largest_of_row(S, half) * c));
         /* before the first key m is -inf, and -inf - -inf would be NaN */
         const float base = m == -CUDART_INF_F ? 0 : m;
@@ -225,12 +228,13 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     /* true: numbers differ too much in size for tiles, so forward_row() computes all rows of the block */
     bool wide = false;
 again:
-    /* O holds sums of P V 2^o_exponent; o_exponent is the smallest exponent of V's tiles so far */
+    /* O holds sums of P V 2^o_exponent. A tile of V is stored times 2^exponent; o_exponent is the smallest of the
+     * tiles' exponents so far. */
     int o_exponent = 126;
     float O[MT][DT][4];
     softmax_row rows[MT][2];
     const float sink = sink_in_base_2(sink_of(a, place.x.h)), sink_m = rounded(sink),
-                /* times the unit of K's tile (2^-exponent), this factor converts a score in S to base 2 */
+                /* this factor, times the unit of K's tile (2^-exponent), converts a score in S to base 2 */
         scale_log2 = place.x.scale * LOG2E * q_unit;
     begin_rows(O, rows, sink_m, sink != -CUDART_INF_F && lane % 4 == 0 ? exp2_fast(sink - sink_m) * (1 / P_UNIT) : 0);
 
@@ -239,13 +243,12 @@ again:
     for (int j = last - 1, next; j >= first; j = next) {
         const split_stats ks = planes.k.stats[k_tile + j * BN / SPLIT_ROWS],
                           vs = planes.v.stats[k_tile + j * BN / SPLIT_ROWS];
-        /* Tiles cannot compute scores above 2^22: such scores are rounded so coarsely that P, by a fused multiply-add,
-         * would exceed float16's range. Where K's tile is wide (has rows of small numbers, split.cuh) the limit is
-         * 2^18, below which the absolute error is small. Where Q is wide, score_bound is 16 times larger for the same
-         * reason. */
+        /* Tiles cannot compute scores above 2^22, which they round so coarsely that P would exceed float16's range. The
+         * limit is 16 times lower where a tile of K or Q is wide (has rows of small numbers, split.cuh), so that the
+         * absolute error of scores stays small: for K it is 2^18, and for Q score_bound is 16 times larger. */
         wide |= vs.wide || !(score_bound * ks.top < (ks.wide ? 1 << 18 : 1 << 22));
         /* In most problems all tiles of V have one exponent, and shift is 0. For a tile of V with smaller numbers, P is
-         * made smaller, so that O need not be made larger. */
+         * divided by 2^shift, so that O need not be multiplied. */
         int shift = vs.top > 0 ? vs.exponent - o_exponent : 0;
         float o_rescale = 1;
         if (shift < 0) {

@@ -47,8 +47,9 @@ template <> DEVICE uint32_t from_halves<__half>(uint32_t x)
     return x;
 }
 
-/* A row of Q has eight words for each 16 channels. Returns the number of the word that holds channels 2 w and 2 w + 1.
- * The order is that in which a lane gets K's channels from a word of four float8. */
+/* Q is stored in another order of channels, in which a lane gets the channels that four float8 of K give it. Of the
+ * eight words (two channels each) that 16 channels of a row take, the function returns the number of the word that
+ * holds channels 2 w and 2 w + 1. */
 DEVICE int permuted_word(int w)
 {
     return w % 2 * 4 + w / 2;

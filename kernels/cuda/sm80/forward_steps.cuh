@@ -35,9 +35,9 @@ template <int MT, int DT> DEVICE void begin_rows(float (&O)[MT][DT][4], softmax_
     }
 }
 
-/* Takes one step of the online softmax: S becomes P. m changes only when the maximum has grown by more than 8, so that
- * O is hardly ever rescaled. P and l are then at most 2^8 times larger than with an exact maximum, which float32 sums
- * and 16-bit floats hold without loss. `c` converts a score in S to base 2. */
+/* Takes one step of the online softmax: S becomes P. m changes only when the maximum has grown by more than 8 in base
+ * 2, so that O is hardly ever rescaled. P and l are then at most 2^8 times larger than with an exact maximum, which
+ * float32 sums and 16-bit floats hold without loss. `c` converts a score in S to base 2. */
 template <int NT, int DT>
 DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&rows)[2], float c)
 {
@@ -46,7 +46,8 @@ DEVICE void softmax_step(float (&S)[NT][4], float (&O)[DT][4], softmax_row (&row
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         softmax_row &row = rows[half];
-        const float top = largest_of_row(S, half) * c; /* row.m is in base 2 */
+        /* the maximum row.m is in base 2, and c converts scores to base 2 */
+        const float top = largest_of_row(S, half) * c;
         const bool grows = top > row.m + 8;
         const float m = grows ? top : row.m;
         rescale[half] = grows ? exp2_fast(row.m - m) : 1;

@@ -21,7 +21,7 @@ static inline bool parts_by_tiles(const attn_plan *plan)
     return has_options(plan) && !plan->problem->dbias.rank && !plan->problem->dalibi_slopes.rank;
 }
 
-/* Return the bytes of out and of lse where the backward recomputes them. */
+/* The next two functions return the bytes that out and lse take where the backward recomputes them. */
 static inline size_t recomputed_out_bytes(const attn_dims &d)
 {
     return (size_t)query_rows(d) * (size_t)d.Dv * sizeof(float);

@@ -123,8 +123,9 @@ template <int NT> DEVICE void hide_keys(float (&S)[NT][4], const limits &limit, 
         hide_outside(S, half, i + half * 8 + limit.lo - key, min(i + half * 8 + limit.hi, limit.Sk) - key);
 }
 
-/* Hides queries (sets their scores to -inf) by causal and window, where the rows of S are keys. The queries j - hi < i
- * <= j - lo see key j. `j` is this lane's upper row, `i` its first column. */
+/* Hides queries (sets their scores to -inf) by causal and window, where the rows of S are keys. Query i sees keys [i +
+ * lo, i + hi) of struct limits; key j is therefore seen by the queries j - hi < i <= j - lo. The argument `j` is this
+ * lane's upper row, `i` its first column. */
 template <int NT> DEVICE void hide_queries(float (&S)[NT][4], const limits &limit, int j, int i)
 {
 #pragma unroll
@@ -190,7 +191,8 @@ template <int NT> DEVICE float largest_of_row(const float (&S)[NT][4], int half)
     return fmaxf(top, __shfl_xor_sync(0xffffffff, top, 2));
 }
 
-/* Turns the scores S of a row into 2^(c S + offset). Returns the sum of this lane's part of the row. */
+/* Turns the scores S of a row into 2^(c S + offset). Returns the sum of those elements of the row that this lane
+ * has. */
 template <int NT> DEVICE float exponents_of_row(float (&S)[NT][4], int half, float c, float offset)
 {
     float sum = 0;
@@ -207,7 +209,7 @@ template <int NT> DEVICE float exponents_of_row(float (&S)[NT][4], int half, flo
 
 /* ---- Dropout ----------------------------------------------------------------------------------------------------- */
 
-/* Returns one bit for each of keys 8 eighth .. 8 eighth + 7: 1 if dropout keeps the key for query i. One call of the
+/* Returns 8 bits for query i, one for each of the keys from 8 * eighth on: 1 if dropout keeps the pair. One call of the
  * generator (Philox) decides all eight. `head` is b * H + h. */
 DEVICE uint32_t kept_of(const cuda_args &a, int64_t head, int64_t i, int64_t eighth)
 {
@@ -218,8 +220,8 @@ DEVICE uint32_t kept_of(const cuda_args &a, int64_t head, int64_t i, int64_t eig
 }
 
 /* Applies dropout to S, whose rows are queries: multiplies elements that dropout keeps by `scale` and sets the others
- * to 0. draw(row, block) returns kept_of() of a row's block of eight keys; `kept` has room for [16][NT]. Call it after
- * the row's sum, because dropout does not enter lse. */
+ * to 0. draw(row, block) returns kept_of() of a row's block of eight keys; `kept` is shared memory for 16 * NT of these
+ * results. Call it after the row's sum, because dropout does not enter lse. */
 template <int NT, typename F> DEVICE void drop(float (&S)[NT][4], uint32_t *kept, float scale, int lane, F draw)
 {
 #pragma unroll 1

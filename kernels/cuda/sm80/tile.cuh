@@ -60,7 +60,8 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
     int row_bytes; /* bytes from row to row (only where 16-byte copies fit) */
     int rows;      /* number of the sequence's rows; later rows of a tile become zeros */
     int columns;
-    bool pieces; /* 16-byte copies fit: every row is 16-byte aligned, and its columns fill whole pieces */
+    /* true: copies of 16 bytes are possible, because every row is 16-byte aligned and its columns fill whole pieces */
+    bool pieces;
 
     DEVICE loader(const attn_view &tensor, int64_t b, int64_t h, int64_t line, int64_t count, int64_t width)
     {
@@ -132,7 +133,8 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
     int next = -1, page,
         /* next: first row of the tile that is expected next; page, slot: where this row lies, read ahead of time */
         slot;
-    bool pieces; /* 16-byte copies fit: every slot is 16-byte aligned, and its columns fill whole pieces */
+    /* true: copies of 16 bytes are possible, because every slot is 16-byte aligned and its columns fill whole pieces */
+    bool pieces;
     bool chunks; /* `pieces` is true, and a page consists of whole chunks (of CHUNK rows) */
 
     DEVICE key_loader(const attn_geometry &geometry, const attn_view &tensor, int64_t b, int64_t hk, int64_t,
@@ -249,8 +251,8 @@ DEVICE limits limits_of(const attn_geometry &g, const attn_sequence &s)
                    (int)s.Sk };
 }
 
-/* Returns x as a value that is opaque to the compiler, which makes the compiler keep x in a register instead of
- * computing it again, or compute x again instead of keeping it. */
+/* Returns x as a value of which the compiler knows nothing. The compiler must keep the value in a register, because it
+ * cannot compute it again, and it cannot reuse results that it has computed from x before. */
 DEVICE uint32_t kept(uint32_t x)
 {
     asm volatile("" : "+r"(x));

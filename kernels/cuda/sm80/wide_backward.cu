@@ -50,7 +50,8 @@ struct parked {
 struct block_place {
     attn_sequence s;
     limits limit;
-    /* h: the head of the tile that is visited, which for dk and dv is one head of the group after the other */
+    /* h: head of the tile that the block visits now; for dk and dv, the block visits the heads of the group one after
+     * the other */
     int b, h, hk;
     int row0; /* the block's first row, counted inside the sequence */
     int rows; /* number of rows of the gradient to write */
@@ -110,7 +111,8 @@ DEVICE void find_keys_of_block(const cuda_args &a, const limits &whole, int colu
     p.end = place.rows > 0 ? p.tiles * (int)a.g.group : 0;
 }
 
-/* tile_row() returns the first row of the tile of round n; head_of_round() returns that tile's query head. */
+/* tile_row() returns the first row of the tile that the block visits in round n; head_of_round() returns that tile's
+ * query head. */
 template <gradient G> DEVICE int tile_row(const block_place &p, int n)
 {
     return (G == DQ ? n : p.first_tile + n % p.tiles) * TILE;
@@ -165,7 +167,8 @@ template <gradient G> DEVICE void load_columns(const cuda_args &a, const block_p
     cp_async_commit();
 }
 
-/* Loads what round n needs of its queries and its head: lse and delta, and the head's arguments of options. */
+/* Loads what the tile of round n needs of its queries and its head: lse and delta, and the head's arguments of options.
+ * A round is one tile of keys or queries that the block visits. */
 template <gradient G, class Shared> DEVICE void load_round(const cuda_args &a, const saved &s, Shared &sm, int n)
 {
     block_place &p = sm.place;
@@ -353,7 +356,7 @@ __global__ void __launch_bounds__(THREADS, 1)
             to_ds<G, SCORE_MODS>(S[0], a, sm, own);
         }
         cp_async_wait<0>();
-        /* after this barrier the columns have arrived, and no thread uses the other stage (buffer) or this round's lse
+        /* after this barrier the columns have arrived, and no thread uses the other stage (buffer) or the tile's lse
          * and delta */
         __syncthreads();
         n = round_after<SCORE_MODS>(sm.seen, n, end);

@@ -47,14 +47,12 @@ struct block_place {
     DEVICE int tiles() const { return last - first; }
 
     /* Returns how many blocks of this head add to dQ of a query tile before this block does. The blocks that see one
-     * query tile own neighbouring tiles of keys. Query tiles from max(k BN - hi + 1, 0) / BM on see key tile k, up to
-     * the query tile of key min((k + 1) BN, Sk) - lo. */
+     * query tile own neighbouring tiles of keys, because query i sees the keys [i + lo, i + hi) of struct key_band. */
     template <class X> DEVICE int before(int tile, bool last_first) const
     {
         const int k = j0 / X::BN, begin = tile * X::BM;
         if (last_first) return min((begin + X::BM + band.hi - 2) / X::BN, (band.Sk - 1) / X::BN) - k;
-        /* Subtracts the number of the first key tile that the query tile sees: the smallest k with min((k + 1) BN, Sk)
-         * > begin + lo. */
+        /* max(begin + lo, 0) / BN is the number of the first key tile that the query tile sees. */
         return k - max(begin + band.lo, 0) / X::BN;
     }
 };
@@ -96,7 +94,7 @@ DEVICE void find_key_place(block_place &x, const cuda_args &a, const head_tile &
     x.Sq = (int)x.s.Sq;
     x.band = band_of(g, x.s);
     x.rows = max(min((int)(g.dims.packed ? x.s.Sk : g.dims.Sk) - x.j0, X::BN), 0);
-    /* Key j is seen by the queries i with j - hi < i <= j - lo. */
+    /* Query i sees keys [i + lo, i + hi), so key j is seen by the queries i with j - hi < i <= j - lo. */
     const int last_key = min(x.j0 + X::BN, x.band.Sk) - 1;
     int first = 0, last = 0;
     if (last_key >= x.j0) {
@@ -136,8 +134,8 @@ DEVICE void load_Q(SHARED &sm, const cuda_args &a, const backward_scratch &scrat
     load_tile<X::BM, X::CHUNKS, 64>(smem_addr(sm.Q[at.stage]), &m.Q,
                                     { 0, (int)x.s.q_start + tile * X::BM, h, a.g.dims.packed ? 0 : x.b }, bar,
                                     X::UNITS * sizeof(row_values));
-    /* A unit of queries past the end of the sequence has no values (lse and delta). Such a unit gets the values of the
-     * last unit, which are finite, and its scores are masked. */
+    /* A unit of 64 queries past the end of the sequence has no values (lse and delta). Such a unit gets the values of
+     * the last unit, which are finite, and its scores are masked. */
     for (int n = 0; n < X::UNITS; n++) {
         const int unit = min(tile * X::UNITS + n, last_unit);
         bulk_load(smem_addr(&sm.values[at.stage][n]), scratch.values + query_tile(a, x.s, x.b, h, unit),
@@ -197,7 +195,7 @@ template <int BM> DEVICE void exponents_of(float (&S)[BM / 2], const row_values 
 }
 
 /* Turns dP into dS = P (dP - delta) for queries [FIRST, LAST) of the tile. instead_of(pair, n) returns the two numbers
- * that replace the n-th pair of P. */
+ * that replace P in two neighbouring registers, the n-th pair of them. */
 template <int FIRST, int LAST, int N, class F>
 DEVICE void differences_of(float (&dP)[N], const float (&P)[N], const row_values *values, int lane, F instead_of)
 {
@@ -262,8 +260,8 @@ template <class X> bool make_maps(maps &m, const attn_geometry &g)
            tma_map(&m.dO, tma_tensor_of(g.view[ATTN_T_dout], e.B, d.H, e.rows_q, d.Dv), X::BM);
 }
 
-/* Returns whether the problem has rows, few enough for 32-bit numbers, and strides that fit the copy engine and
- * accesses of 16 bytes. */
+/* Returns whether the problem has at least one row, its numbers of rows fit in 32 bits, and its strides fit the copy
+ * engine (TMA) and accesses of 16 bytes. */
 bool backward_walkable(const attn_plan *plan)
 {
     static const struct {

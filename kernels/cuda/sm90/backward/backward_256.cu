@@ -55,7 +55,7 @@ template <class X> struct shared_keys {
     block_place place;
 };
 
-/* Loads the block's keys, and then the tiles of queries of all rounds. The producer's thread runs this. */
+/* Loads the block's keys, and then the tiles of queries, head after head. The producer's thread runs this. */
 template <class X>
 DEVICE void load_rounds(shared_keys<X> &sm, const cuda_args &a, const plan &p, const maps &m, const block_place &x)
 {
@@ -116,10 +116,9 @@ template <typename T, class X> struct half_of_keys {
     const block_place &x;
     consumer<2> me;
     const int rounds;
-    /* tile: tile of queries of the newest round; h: its query head, counted from the first head that this launch
-     * computes */
+    /* tile: the newest tile of queries; h: its query head, counted from the first head that this launch computes */
     int tile, h;
-    ring<X::STAGES> at;         /* ring position of the newest round's tile of queries */
+    ring<X::STAGES> at;         /* ring position of the newest tile of queries */
     ring<X::STAGES_P> handover; /* ring position of the P that one consumer hands to the other */
 
     DEVICE half_of_keys(const cuda_args &a_, const plan &p_, shared_keys<X> &sm_, const block_place &x_, int w)
@@ -146,8 +145,8 @@ template <typename T, class X> struct half_of_keys {
             zero_rows<BN, X::CHUNKS_V>(sm.V, keys);
         }
     }
-    /* Waits until the newest round's tile has arrived, and sets rows past the end of the sequence to zero. Both
-     * consumers must call this function before their first product of a round, because it may contain a barrier. */
+    /* Waits until the newest tile of queries has arrived, and sets rows past the end of the sequence to zero. Both
+     * consumers must call this function before their first product with the tile, because it may contain a barrier. */
     DEVICE void await_queries(barrier_pairs<X::STAGES> &bars)
     {
         await_full(bars, at);
@@ -298,7 +297,8 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
         if (!KEEP) return;
         uint16_t *const rows = sm.dS + me.warp * 16 * BM;
         const int i = me.lane % 16;
-        if (me.lane == 0) bulk_wait_read<0>(); /* wait until the previous round's copy has read the staging memory */
+        /* wait until the copy of the previous tile of dS has read the staging memory */
+        if (me.lane == 0) bulk_wait_read<0>();
         __syncwarp();
 #pragma unroll
         for (int n = 0; n < BM / 16; n++)
@@ -430,7 +430,7 @@ int64_t query_blocks_of(const attn_dims &d)
 #endif
 const int64_t KEPT_BYTES = ATTN_KEPT_BYTES;
 
-/* Returns kept_tiles::width: the number of tiles of dS that two tiles of queries share. */
+/* Returns kept_tiles::width: two tiles of queries share room in memory for this many tiles of dS. */
 int64_t kept_width(const attn_geometry &g)
 {
     const attn_dims &d = g.dims;
@@ -465,7 +465,7 @@ kept_part kept_part_of(const attn_plan *plan)
     const auto wanted = [&](attn_tensor_id t) { return plan->problem->tensor[t].rank != 0; };
     if (d.packed || g.seqlens_q || !wanted(ATTN_T_dq) || !(wanted(ATTN_T_dk) || wanted(ATTN_T_dv))) return {};
     const int64_t heads = d.B * d.Hk, width = kept_width(g), fit = KEPT_BYTES / (KEPT_TILE * 2);
-    /* tiles of dS of one query head */
+    /* number of tiles of dS of one query head */
     const int64_t tiles = attn_tiles(query_tiles_per_head(d, QUERY_TILE), 2) * width;
     if (tiles > fit || tiles * g.group > fit) return {};
     const int64_t most = attn_min64(fit / (tiles * g.group), heads);
@@ -479,7 +479,8 @@ struct backward_job {
     cudaStream_t stream;
     backward_run run = {};
     kept_part kept;
-    uint8_t *own; /* backward_256's own part of the workspace: dS, and a flag of one byte for each warp of a block */
+    /* backward_256's own part of the workspace: dS, and flags of one byte, one for each warp of each block */
+    uint8_t *own;
 };
 
 plan plan_of(const backward_job &job)
@@ -515,8 +516,8 @@ cudaError_t launch_blocks(const backward_job &job, const plan &p, const maps &m,
     return launch_dependent(kernel, blocks, X::THREADS, shared_bytes, job.stream, job.run.args, p, m);
 }
 
-/* Launches the kernels for one part of the heads after the other. In each part the blocks of keys store dS, and then
- * the blocks of queries read it. */
+/* Divides the heads into parts, and launches the kernels for one part after the other. In each part the blocks of keys
+ * store dS, and then the blocks of queries read it. */
 template <typename T, class X> cudaError_t launch_parts(const backward_job &job, plan p, const maps &m)
 {
     cudaError_t code = cudaSuccess;

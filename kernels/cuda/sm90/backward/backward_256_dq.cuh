@@ -37,23 +37,23 @@ template <int D_, int DV_> struct shape {
     static const int STAGES = D == 256 ? 2 : 3, STAGES_Q = STAGES, STAGES_DO = STAGES, STAGES_P = 2;
     static const int STAGES_KV = D == 256 ? 3 : 5;
     static const int STAGES_KEPT = D == 256 ? 4 : 5;
-    /* number of steps (16 channels each) of K, and of V, whose operands stay in registers for all rounds */
+    /* number of steps (16 channels each) of K, and of V, whose operands stay in registers for all tiles of queries */
     static const int HELD = 8;
     /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
     static const int PRODUCER = 24, CONSUMER = 240;
 };
 
-/* dS in global memory, for the heads of one part. A tile of dS has 64 keys by 64 queries, with a row of 128 bytes per
- * key, swizzled as the copy engine does it (tma.cuh). A tile of queries has one tile of dS for each tile of keys that
- * it sees. Two tiles of queries at the same distance from the two ends of a head share room for `width` tiles: the
- * first counts its tiles from the start of that room, the second from the end. Under a causal mask the second sees many
- * keys where the first sees few, so the room has no gap. */
+/* dS in global memory, for one part of the heads (those that are computed together). A tile of dS has 64 keys by 64
+ * queries, with a row of 128 bytes per key, swizzled as the copy engine does it (tma.cuh). A tile of queries has one
+ * tile of dS for each tile of keys that it sees. Two tiles of queries at the same distance from the two ends of a head
+ * share room for `width` tiles: the first counts its tiles from the start of that room, the second from the end. Under
+ * a causal mask the second sees many keys where the first sees few, so the room has no gap. */
 enum { KEPT_TILE = KEYS * QUERY_TILE };
 struct kept_tiles {
     uint16_t *tiles; /* NULL: dS is not stored */
     int width, query_tiles;
-    /* Returns the tile of dS for a tile of queries and a tile of keys. `head` is counted from the first head of the
-     * part. */
+    /* Returns the tile of dS for a tile of queries and a tile of keys. `head` is counted from the first of the heads
+     * whose dS is in memory. */
     DEVICE uint16_t *at(int head, const key_band &band, int query_tile, int key_tile) const
     {
         const int pair = min(query_tile, query_tiles - 1 - query_tile);
@@ -67,10 +67,12 @@ struct kept_tiles {
 /* The kernels' parameters besides cuda_args. Heads are computed in parts, one after the other. Where dS is not stored
  * there is only one part. */
 struct plan {
-    /* orders of the tiles of one part of the heads; in packed problems some tiles have no rows */
+    /* orders of the tiles of keys and of queries, for those heads that are computed together; in packed problems some
+     * tiles have no rows */
     tile_order keys, queries;
-    int heads;       /* number of key/value heads of the batch */
-    int parts, part; /* number of parts, and which of them this launch computes */
+    int heads; /* number of key/value heads of the batch */
+    /* number of parts into which the heads are divided, and which of these parts this launch computes */
+    int parts, part;
     kept_tiles kept;
     backward_scratch scratch;
     float scale, c; /* c = log2(e) * scale; both are > 0 */
@@ -78,8 +80,8 @@ struct plan {
     uint8_t *nonfinite, *nonfinite_queries;
 };
 
-/* Returns tile t, counted over all parts. `order` describes one part. The last part may have fewer heads; `heads` is
- * the number of heads of all parts. */
+/* Returns tile t, counted over the tiles of all `heads` heads. Heads are computed in parts, and `order` is the order of
+ * the tiles of one part. The last part may have fewer heads. */
 DEVICE head_tile tile_of_parts(tile_order order, int heads, int t)
 {
     const int part = t / order.tiles, before = part * order.heads;
@@ -103,7 +105,7 @@ struct query_place {
     attn_sequence s;
     int b, h, hk, i0, Sq; /* a place with i0 >= Sq has no queries */
     key_band band;
-    key_tiles keys; /* the tiles of keys that at least one of these queries sees */
+    key_tiles keys; /* the tiles of keys that at least one query of the place sees */
 };
 
 /* Returns the description of tile t of the order. The tiles of a head are taken from the last to the first, because
@@ -192,7 +194,7 @@ template <typename T, class X> struct query_gradients {
     consumer<2> me;
     const int row0;        /* index of this warpgroup's first query */
     ring<X::STAGES_KV> at; /* position in the ring of K and V of the newest tile that a product needs */
-    int tile;              /* tile of keys of the newest round */
+    int tile;              /* the newest tile of keys */
     /* tiles of keys [free_first, free_last): all rows of this warpgroup see all of their keys */
     int free_first, free_last;
     float lse2[2], delta[2];     /* lse in base 2, and delta, of the thread's two rows */

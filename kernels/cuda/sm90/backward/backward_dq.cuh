@@ -10,7 +10,8 @@
 
 namespace {
 
-/* Recomputes, one by one, the queries of a unit. It is called where their dQ is not finite. */
+/* Recomputes the queries of a unit (32 or 64 queries of a head) one by one. It is called where their dQ is not
+ * finite. */
 template <class X> static __device__ __noinline__ void repair_queries_of(const cuda_args &a, const saved &s, int n)
 {
     const query_unit x = query_unit_of<X>(a, n);
@@ -31,7 +32,8 @@ template <typename T, class X> struct dq_writer {
         for (int next = claim_unit();;) {
             const int n = __shfl_sync(0xffffffff, next, 0);
             if (n >= p.units) return;
-            next = claim_unit(); /* claim one unit ahead, because the atomic operation takes time */
+            /* claim the next unit of queries one unit ahead, because the atomic operation takes time */
+            next = claim_unit();
             write(n);
         }
     }
@@ -66,8 +68,8 @@ template <typename T, class X> struct dq_writer {
             const int64_t to = attn_at(&dq, x.b, x.h, x.s.q_start + x.i0);
 #pragma unroll
             for (int chunk = 0; chunk < X::CHUNKS; chunk++) {
-                /* A word of 0 means that no block has added to this part of the sums: these queries see no key, so dQ
-                 * is 0. */
+                /* A word of 0 means that no block has added to this part of the sums: the part's queries see no key, so
+                 * dQ is 0. */
                 const uint32_t *const word = p.begun + x.place * 2 + (X::UNITS == 2 ? x.i0 / QUERY_TILE % 2 : chunk);
                 const bool begun = p.zeros || load_acquire(word) != 0;
                 const float factors[2] = { p.scale, p.scale };

@@ -14,7 +14,8 @@
 
 namespace {
 
-/* Queries per unit. A unit of 64 / CHUNKS rows has 8 KB of O and 8 KB of dO. */
+/* Number of queries of a unit, which one warp prepares at a time. A unit of 64 / CHUNKS rows has 8 KB of O and 8 KB of
+ * dO. */
 template <class X> constexpr int UNIT_ROWS = 64 / X::CHUNKS;
 template <class X> constexpr int UNITS_OF_TILE = QUERY_TILE / UNIT_ROWS<X>;
 
@@ -43,8 +44,8 @@ template <class X> DEVICE query_unit query_unit_of(const cuda_args &a, int n)
     return x;
 }
 
-const int PREPARER_SHARE = 4; /* prepare_ahead runs on one of this many multiprocessors */
-/* So many threads that their registers leave no room for a second block on the multiprocessor */
+const int PREPARER_SHARE = 4; /* prepare_ahead runs on one of every PREPARER_SHARE multiprocessors */
+/* threads of a block of prepare_ahead: so many that their registers leave no room for a second block */
 const int PREPARER_THREADS = 512;
 
 template <typename T, class X> struct preparer {
@@ -61,8 +62,8 @@ template <typename T, class X> struct preparer {
     {
         const query_unit x = query_unit_of<X>(a, n);
         const int rows = max(min((int)x.s.Sq - x.i0, ROWS), 0);
-        /* A unit past the end of the sequence is prepared too if its tile has any query, because the backward loads
-         * whole tiles of values. */
+        /* A unit of queries past the end of the sequence is prepared too if its tile has any query, because the
+         * backward loads lse and delta of whole tiles. */
         if (x.i0 / QUERY_TILE * QUERY_TILE < x.s.Sq) prepare_rows(x, rows);
         __syncwarp();
         if (lane == 0) add_release(p.prepared + n / p.units_of_head, 1);
@@ -72,7 +73,7 @@ template <typename T, class X> struct preparer {
     {
         const attn_view &lse = a.g.view[ATTN_T_lse], &dlse = a.g.view[ATTN_T_dlse];
         const int64_t line = x.s.q_start + x.i0;
-        const int first = x.i0 % QUERY_TILE; /* index of the unit's first row in its tile of queries */
+        const int first = x.i0 % QUERY_TILE; /* index of the unit's first query in its tile of queries */
         /* lse and dlse of the lane's rows, loaded before the products and used after them */
         float y[ROWS / 32], less[ROWS / 32];
 #pragma unroll
@@ -106,11 +107,11 @@ template <typename T, class X> struct preparer {
             huge |= !(fabsf(y[n]) < ATTN_LSE_MOST) && y[n] != -CUDART_INF_F;
         }
         if (__any_sync(0xffffffff, huge)) part_lse(x, rows);
-        __syncwarp(); /* all lanes have read `products`, so the next unit may overwrite it */
+        __syncwarp(); /* all lanes have read `products`, so the next unit of queries may overwrite it */
     }
 
-    /* Splits lse into two parts, lse and rest, for all rows of the unit. It is called if some row has a huge lse, which
-     * is rare; see saved.rest. */
+    /* Splits lse into two numbers, lse and rest, for all rows of a unit of queries. It is called if some row has a huge
+     * lse, which is rare; see saved.rest. */
     DEVICE void part_lse(const query_unit &x, int rows) const
     {
         const head_args head = head_args_of(a, x.b, x.h);
@@ -171,8 +172,8 @@ template <typename T, class X> struct preparer {
     }
 };
 
-/* Prepares all units. The warps of all blocks take them in order, and neighbouring units go to different
- * multiprocessors. */
+/* Prepares all units of queries: computes their delta and lse. The warps of all blocks take the units in order, and
+ * neighbouring units go to different multiprocessors. */
 template <typename T, class X>
 __global__ void __launch_bounds__(PREPARER_THREADS, 1)
     prepare_ahead(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)

@@ -30,11 +30,12 @@ template <int D_, int BM_, variant VARIANT_> struct shape {
                       OPTIONS = VARIANT == WITH_OPTIONS || PAIRS;
     static const int D = D_, BM = BM_, BN = 128, STAGES_Q = D == 128 && !OPTIONS ? 3 : 2, STAGES_DO = 2,
                      STAGES_DS = D == 64 && OPTIONS ? 2 : 3;
-    /* whether keep_mask's words are copied to shared memory one round ahead; at D = 64 there is no room for them */
+    /* whether keep_mask's words are copied to shared memory one tile of queries ahead; at D = 64 shared memory has no
+     * room for them */
     static const bool COPIES_KEPT = PAIRS && D == 128;
     static const int CHUNKS = D / 64, CHUNKS_V = CHUNKS, THREADS = 384;
     static const int UNITS = BM / QUERY_TILE; /* number of units of QUERY_TILE (64) queries per tile */
-    /* number of channels of a consumer's part of dQ; each part has 64 queries */
+    /* channels of dQ that a consumer computes at a time, for 64 queries */
     static const int DQ_COLUMNS = D / (2 / UNITS);
     /* registers per thread of the producer warpgroup, and of a consumer warpgroup */
     static const int PRODUCER = 24, CONSUMER = 240;
@@ -42,8 +43,8 @@ template <int D_, int BM_, variant VARIANT_> struct shape {
         /* Whether the two consumers take turns with their exponentials. At D = 64 turns make the kernel faster, because
          * there are as many exponentials as at D = 128 but half the products. */
         VARIANT == CAPPED || (D == 64 && !OPTIONS);
-    /* Number of parts in which dV is computed. At D = 64 a thread has 32 registers less to spare; dV is therefore
-     * computed in two halves of the queries, and dP is issued only after the product dK is complete. */
+    /* Number of parts in which dV is computed. At D = 64 a thread has 32 free registers less than at D = 128; dV is
+     * therefore computed in two halves of the queries, and dP is issued only after the product dK is complete. */
     static const int DV_PARTS = D == 64 && VARIANT != CAPPED ? 2 : 1;
     static const bool S_BEFORE_DK = D != 64 && VARIANT == PLAIN;
     /* whether a tile of queries may be hidden from one consumer's keys, so that the consumer skips it */
@@ -51,7 +52,8 @@ template <int D_, int BM_, variant VARIANT_> struct shape {
 };
 
 enum { NO_ROWS = -1 }; /* value of block_place::rows that means: there are no more tiles */
-/* value of a word of plan.begun that means: the first part is stored, and other blocks may add to it */
+/* value of a word of plan.begun that means: a block has stored its dQ as the first sum, and other blocks may add
+ * theirs */
 enum { PART_THERE = 2 };
 enum { HANDING = 128 + 32 }; /* number of threads that meet at a barrier between a consumer (128) and its sender (32) */
 
@@ -74,13 +76,14 @@ struct plan {
     bool out_in_pieces;       /* whether out can be read in pieces of 16 bytes, as dO always can */
     /* one word per tile of 64 queries and consumer: state of the sum of dQ, see sender; NULL: dQ is not wanted */
     uint32_t *begun;
-    /* per key/value head: number of parts of dQ that were added; each tile of keys adds one part per consumer */
+    /* per key/value head: how often a consumer's dQ was added to the sums; each tile of keys adds two such parts, one
+     * per consumer */
     uint32_t *done;
     int *claimed; /* number of units of queries that warps have claimed to compute dQ, see dq_writer */
     /* whether this launch writes dQ: dQ is wanted, and the launch computes the last share of the tiles of keys */
     bool makes_dq;
     bool in_order; /* option `deterministic`: blocks add to dQ in a fixed order */
-    /* true: the first block that comes to a part of the sums of dQ stores it, and all later blocks add to it */
+    /* true: the first block with dQ for some queries stores it as their sum, and all later blocks add to the sum */
     bool claims;
     bool zeros;      /* true: prepare_ahead has written zeros to the sums of dQ, so that all blocks add */
     score_mods mods; /* ALiBi and softcap; the slopes are in base 2 */
@@ -99,11 +102,11 @@ struct pair_plan : plan {
 };
 template <class X> using plan_of = std::conditional_t<X::PAIRS, pair_plan, plan>;
 
-/* What the loader tells the consumers about a round. */
+/* What the loader tells the consumers about a round, which is one tile of queries of one head. */
 struct round_record {
     int tile, h;
-    bool more;        /* whether another round follows */
-    bool bounded;     /* FlashMask hides some pairs of the tile */
+    bool more;        /* whether another tile of queries follows */
+    bool bounded;     /* FlashMask hides some pairs of the tile of queries with the block's keys */
     bool partly_kept; /* keep_mask hides some pairs of the tile */
     float slope;      /* ALiBi's slope in base 2; 0: no ALiBi */
 };
@@ -114,9 +117,9 @@ template <class X> struct shared {
     alignas(1024) uint16_t Q[X::STAGES_Q][X::BM * X::D];
     alignas(1024) uint16_t dO[X::STAGES_DO][X::BM * X::D];
     alignas(1024) uint16_t
-        /* dS with queries as rows. Each consumer has a chunk of 64 keys. At the end it stages dK and dV. */
+        /* dS with queries as rows. Each consumer has a chunk of 64 keys. At the end this memory stages dK and dV. */
         dS[X::STAGES_DS][X::BM * X::BN];
-    /* each consumer's part of dQ, in the order of fragment_at() */
+    /* dQ of each consumer, in the order of fragment_at() */
     alignas(128) float dQ[2][QUERY_TILE * X::DQ_COLUMNS];
     alignas(16) row_values values[X::STAGES_Q][X::UNITS];
     uint32_t stash[X::OPTIONS ? X::BM / 4 : 1]
@@ -154,8 +157,8 @@ template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int g
             p.mask.extremes[((int64_t)x.b * p.mask_heads + h) * p.mask.key_tiles + x.j0 / X::BN];
         int begin = x.first * X::BM, end = min(x.last * X::BM, x.Sq); /* all visible query rows are in [begin, end) */
 #pragma unroll
-        /* The loop runs twice, because one of the two hidden intervals may reach the end of the range only after the
-         * other was cut off. */
+        /* FlashMask may hide two intervals of queries, and one of them may reach the end of the range only after the
+         * other was cut off. Therefore the loop runs twice. */
         for (int n = 0; n < 2; n++) {
             if (e.max.lts <= begin && e.min.lte > begin) begin = min(e.min.lte, end);
             if (e.max.uts <= begin && e.min.ute > begin) begin = min(e.min.ute, end);
@@ -170,12 +173,13 @@ template <class X> DEVICE void trim_by_mask(block_place &x, const plan &p, int g
     x.last = max(last, x.first);
 }
 
-/* Walks through the rounds of a block. It skips rounds whose pairs FlashMask or keep_mask hides completely. */
+/* Walks through the rounds of a block: the tiles of queries of each head that see the block's keys. It skips rounds
+ * whose pairs FlashMask or keep_mask hides completely. */
 template <class X> struct round_walk {
     const plan_of<X> &p;
     const block_place &x;
     const int end;
-    int h, tile; /* h == end means that there are no more rounds */
+    int h, tile; /* h == end means that no tile of queries is left */
     bool bounded, partly_kept;
 
     DEVICE round_walk(const plan_of<X> &p_, const block_place &x_, int group)
@@ -198,8 +202,8 @@ template <class X> struct round_walk {
             if (p.kept.words) {
                 const int some = kinds_of(p.kept, x.b, h, x.j0, tile * X::UNITS, X::UNITS);
                 partly_kept = some & SOME_HIDDEN;
-                /* With `deterministic`, a block waits until a known number of other blocks has added. No round may be
-                 * skipped, because that would change the number. */
+                /* With `deterministic`, a block waits until a known number of other blocks has added. No tile of
+                 * queries may be skipped, because that would change the number. */
                 if (!(some & SOME_SEEN) && !p.in_order) return true;
             }
         if (!X::OPTIONS || !p.mask.bounds) return false;
@@ -213,7 +217,8 @@ template <class X> struct round_walk {
 
 /* ---- The producer's warps ---------------------------------------------------------------------------------------- */
 
-/* Counts parts of dQ as done: they were added to the sums, or their tile of keys has no rows. */
+/* Adds `parts` to the count of those parts of dQ that need no more addition: they were added to the sums, or their tile
+ * of keys has no rows. */
 DEVICE void count_done(const plan &p, const block_place &x, uint32_t parts)
 {
     if (p.begun) add_release(p.done + x.head, parts);
@@ -285,8 +290,8 @@ template <class X> struct scheduler {
     }
 };
 
-/* One thread loads K and V of each tile of keys, and keeps the rings of Q and dO full. It loads the queries of a tile's
- * first rounds while consumers still use the keys of the previous tile. */
+/* One thread loads K and V of each tile of keys, and keeps the rings of Q and dO full. It loads the first tiles of
+ * queries for a tile of keys while consumers still use the previous tile of keys. */
 template <class X> struct loader {
     const cuda_args &a;
     const plan_of<X> &p;
@@ -390,7 +395,7 @@ template <class X> struct sender {
             const bool adds = sends && unit * QUERY_TILE < x.Sq && p.begun;
             const int place = (int)query_tile(a, x.s, x.b, at.h, unit);
             uint32_t before = 0;
-            /* wait until the copy engine has read the previous part, if there is one, so that the consumer may
+            /* wait until the copy engine has read the previous part of dQ, if there is one, so that the consumer may
              * overwrite it */
             if (sends) bulk_wait_read<0>();
             __syncwarp();

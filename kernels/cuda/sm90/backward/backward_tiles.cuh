@@ -91,13 +91,13 @@ template <typename T, class X, typename R> struct gradients {
     shared<X> &sm;
     const block_place &x;
     consumer<2> me;
-    ring<X::STAGES_Q> q; /* ring positions of Q (q) and of dO (o) of the next round */
+    ring<X::STAGES_Q> q; /* ring positions of Q (q) and of dO (o) of the next tile of queries */
     ring<X::STAGES_DO> o;
     /* ring positions of dS: `mine` is the stage that this warpgroup writes next, `whole` the one that it reads next for
      * dQ */
     ring<X::STAGES_DS> mine, whole;
     uint32_t phase = 0; /* phase of the barriers of K and V */
-    int tile;           /* tile of queries of the next round */
+    int tile;           /* the next tile of queries */
     /* tiles of queries [free_first, free_last): their queries all see all keys of this warpgroup */
     int free_first, free_last;
     /* Operands of the products. own_K, own_V: the keys of this warpgroup. first_...: the first stage of a ring. K_down:
@@ -106,8 +106,8 @@ template <typename T, class X, typename R> struct gradients {
     const k_major_low<BM> first_Q, first_dO, first_dS;
     const mn_major_low<BM> first_Q_down, first_dO_down;
     mn_major_low<BN> K_down;
-    const uint32_t dS_to; /* address in the first stage of dS at which this thread stores its part */
-    /* index in sm.dQ at which this thread stores its part; me.lane and me.leader are derived from it, to save
+    const uint32_t dS_to; /* address in the first stage of dS at which this thread stores its elements of dS */
+    /* index in sm.dQ at which this thread stores its elements; me.lane and me.leader are derived from it, to save
      * registers */
     const uint32_t dQ_at;
 
@@ -145,8 +145,7 @@ template <typename T, class X, typename R> struct gradients {
         if (a.ends_of_queries && (tile + 1) * BM > x.Sq) zero_rows<BM, X::CHUNKS>(queries, x.Sq - tile * BM);
     }
 
-    /* Moves `tile` to the next round's tile of queries. After the last tile of a head comes the first tile of the next
-     * head. */
+    /* Moves `tile` to the next tile of queries. After the last tile of a head comes the first tile of the next head. */
     DEVICE void next_tile_of_queries() { tile = tile + 1 == x.last ? x.first : tile + 1; }
 
     DEVICE const round_record &record() const { return sm.rounds[X::OPTIONS ? q.stage : 0]; }
@@ -166,7 +165,7 @@ template <typename T, class X, typename R> struct gradients {
         multiply<T, BM, D / 16>(dP, anew(own_V), anew(dO_along(o.stage)));
     }
 
-    /* Turns scores S into P, in a round without options. */
+    /* Turns scores S into P, for a tile of queries without options. */
     DEVICE void exponents(float (&S)[BM / 2], const row_values *values) const
     {
         if (tile < free_first || tile >= free_last)
@@ -241,7 +240,7 @@ template <typename T, class X, typename R> struct gradients {
         return x.j0 + me.w * 64 + me.warp * 16 + me.lane / 4;
     }
 
-    /* Returns the address of the bias of the thread's first query and first key in the next round. */
+    /* Returns the address of the bias of the thread's first query and first key in the next tile of queries. */
     DEVICE const char *first_bias() const
     {
         const int64_t column = (int64_t)first_key() * (p.bias.dtype == ATTN_F32 ? 4 : 2);
@@ -249,7 +248,8 @@ template <typename T, class X, typename R> struct gradients {
                (record().tile * BM + me.lane % 4 * 2) * p.bias.row + column;
     }
 
-    /* Loads the bias of the next round into S. Each element of S gets the 32 or 16 bits as they are in memory. */
+    /* Loads the bias of the next tile of queries into S. Each element of S gets the 32 or 16 bits as they are in
+     * memory. */
     template <typename WORD> DEVICE void load_bias(float (&S)[BM / 2]) const
     {
         const int i = record().tile * BM + me.lane % 4 * 2, rows = x.Sq - i, columns = p.bias.columns - first_key();
@@ -299,8 +299,8 @@ template <typename T, class X, typename R> struct gradients {
             for (int i = 0; i < BM / 2; i++) S[i] = widened(S[i], ATTN_F16) * p.per_scale;
     }
 
-    /* Begins to load what pairs.cuh needs for the next round (bias, keep_mask's bits). The round's record must have
-     * arrived. */
+    /* Begins to load what pairs.cuh needs for the next tile of queries (bias, keep_mask's bits). The tile's
+     * round_record must have arrived. */
     DEVICE void ask_for_pairs(float (&S)[BM / 2]) const
     {
         if constexpr (X::PAIRS) {
@@ -414,8 +414,8 @@ template <typename T, class X, typename R> struct gradients {
         }
     }
 
-    /* Computes dropout's random bits for the next round: bit 1 means that a pair is kept. Byte n of word k belongs to
-     * query 64 k + 32 (n / 2) + lane, and to half n % 2 of the warp's 16 keys. */
+    /* Computes dropout's random bits for the next tile of queries: bit 1 means that a pair is kept. Byte n of word k
+     * belongs to query 64 k + 32 (n / 2) + lane, and to half n % 2 of the warp's 16 keys. */
     DEVICE void draw_pairs(uint32_t (&drawn)[BM / 64]) const
     {
         if constexpr (X::PAIRS) {
@@ -528,7 +528,8 @@ template <typename T, class X, typename R> struct gradients {
         return X::PAIRS && P < 0 ? 0 : P;
     }
 
-    /* Issues dV += P^T dO for part PART of the tile's queries. Computes dS of these queries while the product runs. */
+    /* Issues dV += P^T dO for part PART (of DV_PARTS) of the tile's queries. Computes dS of these queries while the
+     * product runs. */
     template <int PART>
     DEVICE void add_dV(float (&dV)[D / 2], float (&dP)[BM / 2], const float (&S)[BM / 2], uint32_t (&P)[BM / 16][4],
                        const row_values *values) const
@@ -546,9 +547,9 @@ template <typename T, class X, typename R> struct gradients {
         differences<FIRST, FIRST + QUERIES>(dP, S, values);
     }
 
-    /* dS_place() and dQ_place() return where a thread stores its part of dS (in bytes) and of dQ (in floats). For dS,
-     * each 8 lanes hold a matrix of 8 queries by 8 keys. The swizzle of a row decides where its pieces of 16 bytes
-     * lie. */
+    /* dS_place() and dQ_place() return where a thread stores its elements of dS (as a byte offset) and of dQ (as a
+     * number of floats). For dS, each 8 lanes hold a matrix of 8 queries by 8 keys. The swizzle of a row decides where
+     * its pieces of 16 bytes lie. */
     static DEVICE uint32_t dS_place(const consumer<2> &me)
     {
         const int t = me.lane / 8, piece = me.warp * 2 + t % 2, i = t / 2 * 8 + me.lane % 8;
@@ -571,8 +572,8 @@ template <typename T, class X, typename R> struct gradients {
         mine.next();
     }
 
-    /* Waits until both consumers have written dS of the previous round to shared memory. After this wait no consumer
-     * reads the stage that share_dS() writes next. */
+    /* Waits until both consumers have written dS of the previous tile of queries to shared memory. After this wait no
+     * consumer reads the stage that share_dS() writes next. */
     DEVICE void await_dS() const
     {
         mbarrier_wait(smem_addr(&sm.dS_full[whole.stage]), whole.phase);
@@ -602,7 +603,7 @@ template <typename T, class X, typename R> struct gradients {
     DEVICE void make_P(float (&S)[BM / 2])
     {
         if (X::TURNS) me.await_turn();
-        /* a round in which no option has an effect is computed as in the variant without options */
+        /* a tile of queries for which no option has an effect is computed as in the variant without options */
         if constexpr (X::PAIRS) {
             if (!X::BIAS && p.mods.cap != 0) exponents_of_options(S, sm.values[q.stage]);
             else if (record().bounded || record().slope != 0 || X::BIAS || record().partly_kept)
@@ -615,23 +616,24 @@ template <typename T, class X, typename R> struct gradients {
         if (X::TURNS) me.next_turn();
     }
 
-    /* Waits for the products S and dP of the next round, which have been issued, and turns S into P. */
+    /* Waits for the products S and dP of the next tile of queries, which have been issued, and turns S into P. */
     DEVICE void end_P(float (&S)[BM / 2], float (&dP)[BM / 2])
     {
         uint32_t drawn[BM / 64];
         if constexpr (X::PAIRS)
             if (p.dropout.drops) draw_pairs(drawn);
-        retire<X::S_BEFORE_DK ? 2 : 1>(S); /* the products dP and dK may still be running */
+        /* waits for S only: the products dP and dK may still be running afterwards */
+        retire<X::S_BEFORE_DK ? 2 : 1>(S);
         make_P(S);
         if constexpr (X::PAIRS)
             if (p.dropout.drops) drop_pairs(S, drawn);
         retire<0>(dP); /* the wait for dP includes a wait for dK, which was issued before dP */
     }
 
-    /* Computes dV, dS and dK of a round from its P and dP. If there are MORE rounds, also computes P and dP of the next
-     * one. Must be called with no product running. It also computes dQ of the previous round. In the first round there
-     * is no previous round: the computed dQ has no meaning and is not handed over. A branch around that product would
-     * cost registers that are not free. */
+    /* Computes dV, dS and dK of a tile of queries (a round) from its P and dP. If there are MORE tiles of queries, also
+     * computes P and dP of the next one. Must be called with no product running. It also computes dQ of the previous
+     * tile of queries. For the first tile there is none: the computed dQ has no meaning and is not handed over. A
+     * branch around that product would cost registers that are not free. */
     template <bool MORE>
     DEVICE void round(float (&S)[BM / 2], float (&dP)[BM / 2], float (&dK)[D / 2], float (&dV)[D / 2], bool first)
     {
@@ -651,7 +653,8 @@ template <typename T, class X, typename R> struct gradients {
         opaque(dP);
         to_operand<T, BM>(dS, dP);
         if (X::PAIRS && MORE) {
-            await_full(sm.bars_Q, q); /* with Q the record of the next round has arrived too */
+            /* the record of the next tile of queries (round_record) arrives together with its Q */
+            await_full(sm.bars_Q, q);
             ask_for_pairs(S);
         }
         if (!first) await_dS();
@@ -661,7 +664,7 @@ template <typename T, class X, typename R> struct gradients {
         multiply_add<T, D, BM / 16>(dK, dS, Q_down(now.stage));
         if (MORE && !X::S_BEFORE_DK) issue_S(S);
         retire<MORE ? 2 : 1>(dQ);
-        if (X::STAGES_DS == 2) /* after this barrier no consumer reads dS of the previous round any more */
+        if (X::STAGES_DS == 2) /* after this barrier no consumer reads dS of the previous tile of queries any more */
             named_barrier_sync(DS_FREE, CONSUMERS);
         if (!first) hand_over(dQ);
         if (!X::S_BEFORE_DK) {
@@ -675,7 +678,8 @@ template <typename T, class X, typename R> struct gradients {
         if (X::S_BEFORE_DK) me.release(sm.bars_Q, now);
     }
 
-    /* Skips a round in which no query sees a key of this warpgroup. Shares zeros as its dS. */
+    /* Takes the place of round() where no query of the tile sees a key of this warpgroup. It only shares zeros as the
+     * warpgroup's dS. */
     DEVICE void pass_round()
     {
         const uint32_t dS[BM / 16][4] = {};
@@ -692,7 +696,7 @@ template <typename T, class X, typename R> struct gradients {
         share_dS(dS);
     }
 
-    /* Computes dQ of the last round. Calls meanwhile() while the product runs. */
+    /* Computes dQ of the last tile of queries. Calls meanwhile() while the product runs. */
     template <class F> DEVICE void last_dQ(F meanwhile)
     {
         float dQ[X::DQ_COLUMNS / 2];
@@ -754,8 +758,8 @@ template <typename T, class X, typename R> struct gradients {
         if (any) *(volatile int *)&sm.any_nonfinite = 1;
     }
 
-    /* Returns whether this warpgroup can skip the first (or the last) of several rounds, because none of its keys is
-     * seen there. */
+    /* Returns whether this warpgroup can skip the first (or the last) of several tiles of queries, because the tile
+     * sees none of the warpgroup's keys. */
     DEVICE bool passes(bool first, int rounds) const
     {
         if (!X::PASSES || rounds < 2 || x.begin != x.first) return false;
@@ -781,14 +785,14 @@ template <typename T, class X, typename R> struct gradients {
         phase ^= 1;
     }
 
-    /* Computes all rounds of a tile of keys, and stores its dK and dV. */
+    /* Computes the products of a tile of keys with all tiles of queries that see it, and stores its dK and dV. */
     DEVICE void add_rounds(float (&dK)[D / 2], float (&dV)[D / 2], int rounds)
     {
         float S[BM / 2], dP[BM / 2];
         const int keys = x.band.Sk - x.j0;
         mbarrier_wait(smem_addr(&sm.K_full), phase);
-        /* The condition is wider than necessary: ends_of_keys would need a second flag, which ptxas would keep in a
-         * register and spill. In the additional cases zeros are written over zeros, which does no harm. */
+        /* Rows past the end are zeroed more often than necessary. The exact condition needs the flag ends_of_keys too,
+         * which ptxas would keep in a register and spill. In the additional cases the rows are zero already. */
         if ((a.ends_of_queries || a.g.seqlens_k) && keys < BN) {
             mbarrier_wait(smem_addr(&sm.V_full), phase);
             zero_rows<BN, X::CHUNKS>(sm.keys[0], keys);
@@ -809,7 +813,7 @@ template <typename T, class X, typename R> struct gradients {
         }
         issue_S(S);
         wgmma_fence();
-        wgmma_commit(); /* an empty group of products: the waits below expect that a product dK stands here */
+        wgmma_commit(); /* an empty group of products stands for a product dK, which the waits below count */
         mbarrier_wait(smem_addr(&sm.V_full), phase);
         issue_dP(dP);
         end_P(S, dP);
@@ -844,12 +848,12 @@ template <typename T, class X, typename R> struct gradients {
         named_barrier_sync(END_BARRIER, CONSUMERS);
         /* All lanes wait, and the lanes that act are chosen by conditions, not by branches around the wait. After a
          * branch that only some lanes take, ptxas would keep addresses that are the same for all lanes in registers of
-         * each thread, even in the rounds. */
+         * each thread, even in the loop over tiles of queries. */
         await_full(sm.bars_work, at);
         const int words = sizeof(block_place) / sizeof(int);
         static_assert(words <= 32, "a lane copies a word");
         if (dQ_at < words * 4) ((int *)&sm.place)[me.lane] = ((const int *)&sm.work[at.stage])[me.lane];
-        /* after this barrier all consumers have seen that the slot is full, and the copy is complete */
+        /* after this barrier all consumers have seen the next tile of keys, and its description is copied */
         named_barrier_sync(END_BARRIER, CONSUMERS);
         if (me.leader && me.w == 0) mbarrier_arrive(smem_addr(&sm.bars_work.empty[at.stage]));
         at.next();
@@ -873,14 +877,14 @@ template <typename T, class X, typename R> struct gradients {
             opaque(dV);
             if (rounds > 0) add_rounds(dK, dV, rounds);
             else leave_mark(finish_dV(dV) & finish_dK(dK));
-            /* the first product dQ of the next tile reads these bytes, though its result is not used */
+            /* the first product dQ of the next tile reads the staged dK and dV as dS, though its result is not used */
             fence_proxy_async_shared();
         }
     }
 };
 
 /* Recomputes keys of the block's tiles, one by one: those for which this warp found a dK or dV that is not finite. This
- * function is not inlined, so that the loop over rounds keeps its registers. */
+ * function is not inlined, so that the loop over tiles of queries keeps its registers. */
 template <class X> static __device__ __noinline__ void repair_own_keys(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;
@@ -913,14 +917,15 @@ __global__ void __launch_bounds__(X::THREADS, 1)
         prefetch_tensormap(&m.dO);
         init_pairs(sm.bars_Q, 2);
         init_pairs(sm.bars_dO, 2);
-        /* four arrivals release a slot: of the loader, of the two senders, and one for all consumers */
+        /* four arrivals release a slot of sm.work: one each of the loader and of the two senders, and one for all
+         * consumers */
         init_pairs(sm.bars_work, 4);
         mbarrier_init(smem_addr(&sm.K_full), 1);
         mbarrier_init(smem_addr(&sm.V_full), 1);
         mbarrier_init(smem_addr(&sm.K_empty), 2);
         mbarrier_init(smem_addr(&sm.V_empty), 2);
         mbarrier_init(smem_addr(&sm.loaded), 1);
-        /* eight arrivals: one per warp of the two consumers */
+        /* a stage of dS is full after eight arrivals, one per warp of the two consumers */
         for (int n = 0; n < X::STAGES_DS; n++) mbarrier_init(smem_addr(&sm.dS_full[n]), 8);
         sm.any_nonfinite = 0;
         fence_mbarrier_init();
@@ -960,8 +965,9 @@ int64_t query_tiles_of(const attn_dims &d)
 }
 
 /* Returns the number of 32-bit words in which blocks record progress; all start at 0. One word per key/value head
- * counts prepared units. If dQ is wanted, there are also two words per tile of queries (plan::begun), a second word per
- * key/value head (plan::done), and one for claimed units. */
+ * counts the units of queries that are prepared. If dQ is wanted, there are also two words per tile of queries
+ * (plan::begun), a second word per key/value head (plan::done), and one that counts the units of queries whose dQ a
+ * warp has claimed to write. */
 int64_t words_of(const attn_plan *plan)
 {
     const attn_dims &d = plan->geometry.dims;
@@ -1085,8 +1091,8 @@ template <typename T, class X, typename R> cudaError_t launch(const backward_job
     const int tiles = p.order.end - p.order.first;
     const int blocks = p.makes_dq ? job.chip->multiprocessors : std::min(tiles, job.chip->multiprocessors);
     if (!is_first_share(
-            /* a later share of the tiles: the first share has prepared the queries, and an ordinary launch waits for
-             * the previous share */
+            /* A later share of the tiles is launched in the ordinary way, so that it waits for the previous share; the
+             * first share has prepared the queries for all. */
             job.chip)) {
         if (blocks) backward_tiles<T, X, R><<<blocks, X::THREADS, sizeof(shared<X>), job.stream>>>(job.run.args, p, m);
         return cudaPeekAtLastError();

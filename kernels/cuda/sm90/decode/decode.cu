@@ -57,7 +57,8 @@ struct box_place {
 
 struct copy_plan {
     CUtensorMap K, V;
-    int box, box_shift; /* box: number of rows of a box, a power of two; box_shift: log2 of box */
+    /* box: number of rows that one load of the copy engine brings, a power of two; box_shift: log2 of box */
+    int box, box_shift;
 };
 
 struct ring_barriers {
@@ -102,8 +103,8 @@ template <typename T, class X> struct copies_by_engine {
         return { (int)((uint32_t)key - page * page_size), a.g.page_table[b * a.g.page_table_row + page] };
     }
 
-    /* Looks up where each box of the split starts. One warp calls this function. It reads no entry of the page table
-     * behind the last key's entry. */
+    /* Looks up where each box of the split starts (box: one load of the copy engine). One warp calls this function. It
+     * reads no entry of the page table behind the last key's entry. */
     DEVICE void find_boxes() const
     {
         /* one past the last key to load: the end of the split's last tile, because whole tiles are loaded, or of the
@@ -115,8 +116,9 @@ template <typename T, class X> struct copies_by_engine {
         __syncwarp();
     }
 
-    /* Issues the loads of a step's tile into `slot`, which must be free. One warp calls this function. Boxes past the
-     * sequence's end are not loaded. FIRST: the boxes were not looked up before, so the warp does it now. */
+    /* Issues the loads of a step's tile into `slot`, which must be free. One warp calls this function. Boxes (single
+     * loads) past the sequence's end are left out. FIRST: the boxes were not looked up before, so the warp does it
+     * now. */
     template <bool FIRST = false> DEVICE void fill(int step, int slot) const
     {
         /* COLUMNS: width of a chunk in elements of the tensor */
@@ -319,7 +321,8 @@ bool launch_for(const tma_tensor &K, const tma_tensor &V, const cuda_args &a, co
     const attn_dims &d = a.g.dims;
     const int64_t widest = attn_max64(d.D, d.Dv);
     const int D = widest <= 64 ? 64 : widest <= 128 ? 128 : 256;
-    /* `tile`: the fewest keys per tile of any shape. A box must lie within one page and within one tile. */
+    /* `tile`: the fewest keys per tile of any shape. A box (one load of the copy engine) must lie within one page and
+     * within one tile. */
     const int tile = D == 256 ? 32 : 64, row_bytes = AS == KEYS_AS_FLOAT8 ? D : D * 2,
               box_bytes = row_bytes < 128 ? row_bytes : 128;
     copy_plan copies;

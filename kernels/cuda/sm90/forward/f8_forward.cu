@@ -91,13 +91,14 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     /* Whether O is set to zero before the product of a tile adds to it. The alternative is a first product that
      * overwrites O, which is 2 % slower for BN = 224 and faster for all other shapes. */
     static const bool ZEROS = BN == 224;
-    /* With EARLY: number of chains of operations that find the maximum of the thread's second row. With 224 keys a
-     * single chain takes too long. */
+    /* With EARLY: number of chains of operations that find the maximum of the thread's second row. With 224 keys per
+     * tile a single chain takes too long. */
     static const int CHAINS = BN == 224 ? 2 : 1;
-    /* number of steps in which a unit of V^T is transposed; shared memory limits the size of a step */
+    /* number of steps in which a warp transposes a unit (128 keys by 64 channels) of V; shared memory limits the size
+     * of a step */
     static const int STEPS = D == 256 ? 8 : 1;
-    /* Whether the promoted sums are floats; otherwise they are bfloat16, because shared memory has no room for floats.
-     * A thread has D / 2 sums. */
+    /* Whether the sums to which O is added from time to time are floats; otherwise they are bfloat16, because shared
+     * memory has no room for floats. A thread has D / 2 sums. */
     static const bool FLOAT_SUMS = D <= 128;
     static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* 32-bit words that four sums take */
 };
@@ -107,14 +108,15 @@ struct __align__(16) work_tile
 {
     int b, h, i0, first;
     int last, index, negative; /* negative: the scores must change their sign, because the scale is negative */
-    /* c: log2(e) * |scale| with the scales of q and k, > 0; sink: in base 2, or -inf if there is no sink */
+    /* c: log2(e) * |scale|, times the scales of q and k; above 0. sink: in base 2, or -inf if there is no sink */
     float c, v_scale, sink;
     int unused[2];
 };
 
 enum { STOP = -1 }; /* value of work_tile::i0 that means: there is no more work */
 
-/* A warp's promoted sums in shared memory. At the end the same memory stages the warp's 16 rows of out. */
+/* A warp's promoted sums (sums of O over many tiles of keys) in shared memory. At the end the same memory stages the
+ * warp's 16 rows of out. */
 template <class X> struct sum_words {
     uint32_t O[X::D / 8][32 * X::SUM_WORDS];
     /* for each pair of rows: l of both rows, then the two maxima to which the sums are relative */
@@ -158,7 +160,7 @@ struct plan {
     results to;
     transpose_plan transpose;
     repair_note *notes; /* [work tile][warp]: the notes; a note is written only if a repair is needed */
-    /* number of work tiles that blocks have claimed from it (the first gridDim.x work tiles are not claimed) */
+    /* number of work tiles that blocks have claimed; the first gridDim.x work tiles are not claimed */
     int *counter;
 };
 
@@ -295,7 +297,8 @@ DEVICE float2 counted(const float *sums)
  * not cleared but multiplied by 0. The sums must therefore always be finite. */
 template <class X> struct promoted_sums {
     typedef sum_words<X> words;
-    /* factor by which the sums must be multiplied, because rows were rescaled since the last promotion */
+    /* factor by which the sums in shared memory must be multiplied, because rows were rescaled since O was last added
+     * to them */
     float left[2] = { 0, 0 };
 
     DEVICE static void clear(words &sums, int lane)
@@ -306,7 +309,7 @@ template <class X> struct promoted_sums {
             else ((uint2 *)sums.O[n])[lane] = make_uint2(0, 0);
     }
 
-    /* Starts the sums of a work tile that has promotions. Does nothing unless products compute l. */
+    /* Starts the sums in shared memory for a work tile that uses them. Does nothing unless products compute l. */
     DEVICE static void begin(words &sums, int lane)
     {
         if (X::COUNTS) ((float *)sums.rows)[lane] = lane & 2 ? -CUDART_INF_F : 0;
@@ -318,9 +321,9 @@ template <class X> struct promoted_sums {
         if (!X::COUNTS) left[0] *= factor[0], left[1] *= factor[1];
     }
 
-    /* Sets `left`, the factor of the sums, and returns l of the sums. Must be called before the sums are used. Does
-     * nothing unless products compute l. If they do, registers are scarce, so `left` is computed from maxima only
-     * here. */
+    /* Sets `left`, the factor of the promoted sums, and returns their part of l (the sum of P). Must be called before
+     * the sums are used. Does nothing unless products compute l. If they do, registers are scarce, so `left` is
+     * computed from maxima only here. */
     DEVICE float2 find_left(const words &sums, const softmax &state, float c, int lane)
     {
         if (!X::COUNTS) return {};
@@ -355,7 +358,7 @@ template <class X> struct promoted_sums {
             const float2 more = counted(O + X::D / 2);
             const float ls[2] = { fmaf(l.x, left[0], more.x), fmaf(l.y, left[1], more.y) };
             const float mine = lane & 2 ? (lane & 1 ? state.m[1] : state.m[0]) : lane & 1 ? ls[1] : ls[0];
-            __syncwarp(); /* after this barrier l of the sums may be overwritten: all lanes have read it */
+            __syncwarp(); /* after this barrier the sums' part of l may be overwritten: all lanes have read it */
             ((float *)sums.rows)[lane] = mine;
             __syncwarp();
         }
@@ -365,7 +368,7 @@ template <class X> struct promoted_sums {
         left[0] = left[1] = 1;
     }
 
-    /* Adds the sums to O, and l of the sums to l. */
+    /* Adds the promoted sums to O, and their part of l to l. */
     DEVICE void add_to(float (&O)[X::COLUMNS / 2], float (&l)[2], const words &sums, const softmax &state, float c,
                        int lane)
     {
@@ -387,8 +390,8 @@ template <class X> struct promoted_sums {
     }
 };
 
-/* The largest |m c| of a row that this kernel can compute. A larger m c is rounded so much that P may exceed 448, the
- * largest e4m3 number. */
+/* The largest |m c| of a row that this kernel can compute; m is the row's largest score, and c converts scores to base
+ * 2. A larger m c is rounded so much that P may exceed 448, the largest e4m3 number. */
 const float BASE_MOST = 1 << 23;
 
 /* What is known of a work tile after its softmax: the factors of the thread's rows of O, the bits of repair_note::rows
@@ -482,9 +485,9 @@ template <class X> struct attention {
         float S[BN / 2], rescale[2];
         uint32_t P[BN / 32][4];
 
-        /* promotes(j): whether O is promoted after tile j's softmax. `many`: whether there is any promotion; with wide
-         * tiles there nearly always is. No promotion follows the softmax of the first computed tile, because O is still
-         * 0. */
+        /* promotes(j): whether O is promoted (added to the sums in shared memory) after tile j's softmax. `many`:
+         * whether there is any promotion; with wide tiles there nearly always is. No promotion follows the softmax of
+         * the first computed tile, because O is still 0. */
         const auto promotes = [](int j) { return (j + 1) % X::PROMOTE == 0; };
         const bool many = X::ZEROS || (y.last_visible - 1) / X::PROMOTE > first / X::PROMOTE;
         if (many) promoted.begin(sums, me.lane);
@@ -501,7 +504,8 @@ template <class X> struct attention {
         const auto step = [&](int j, auto careful, auto by_bits) {
             me.await_K();
             me.await_turn();
-            multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K()); /* issues the scores of tile j */
+            /* issues the product that gives the scores of tile j */
+            multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K());
             me.await_V();
             /* adds P V of tile j + 1, which was computed before tile j */
             multiply_add<e4m3, X::COLUMNS, BN / 32>(O, P, V(), X::ZEROS || !promotes(j + 1));
@@ -558,7 +562,8 @@ template <class X> struct attention {
         return rows;
     }
 
-    /* Stores lse = ln(2^base l), and sets the members of y. It needs O only if products compute l. */
+    /* Stores lse = ln(2^base l), where P was computed relative to 2^base, and sets the members of y. The function needs
+     * O only if products compute l. */
     DEVICE void end_softmax(tile_end &y, softmax &state, const work_tile &x)
     {
         const row_ends ends = end_rows<X::COUNTS>(state, shifted_reference<SHIFT>{ x.c }, x.sink, x.v_scale);
@@ -642,9 +647,9 @@ template <class X> static __device__ __noinline__ void repair_own_rows(const pla
     }
 }
 
-/* Lets each consumer warp make one unit of V^T before its other work. Under a mask, blocks begin with different heads,
- * and at head size 256 a unit takes long, so the two warps that transpose V may be too slow alone. The unit's V is
- * staged in the memory of the warp's sums. */
+/* Lets each consumer warp transpose one unit (128 keys by 64 channels) of V before its other work. Under a mask, blocks
+ * begin with different heads, and at head size 256 a unit takes long, so the two warps that transpose V may be too slow
+ * alone. The unit's V is staged in the memory of the warp's sums. */
 template <class X> struct helper_memory {
     shared<X> &sm;
     static DEVICE uint32_t index() { return thread_anew() / 32 - 4; }
@@ -829,8 +834,9 @@ template <class X> cudaError_t launch(const f8_job &job)
                             sizeof(shared<X>), job.stream, p, maps, job.given);
 }
 
-/* The shapes. A problem takes the first shape with sufficient head sizes that is meant for its number of keys, which
- * differs with and without a mask. Where lse is wanted, only shapes that convert q and k to bfloat16 are used. */
+/* The shapes. A problem takes the first shape that is large enough for its head size and whose least number of keys it
+ * has. There is one such number for problems without a mask and one for those with a mask. Where lse is wanted, only
+ * shapes that convert q and k to bfloat16 are used. */
 struct shape_row {
     int D;
     bool wide;

@@ -132,8 +132,8 @@ const int MOST_WARPS = 16;             /* the largest number of consumer warps i
 const int TILE_BYTES = 4 + MOST_WARPS; /* bytes of scratch per work tile: plan::before, and one flag per warp */
 
 /* Offsets in scratch memory. At its beginning are plan::before of all work tiles and the flags of their warps. With
- * FlashMask, the extremes of the mask's bounds for each tile of keys follow; with float8, q, k and v as bfloat16
- * follow. */
+ * FlashMask, the smallest and largest bounds of the mask for each tile of keys follow; with float8, q, k and v as
+ * bfloat16 follow. */
 struct layout {
     int64_t extremes, wide[3], bytes; /* in bytes */
 };
@@ -221,8 +221,8 @@ void make_plan(const forward_job &job, int BM, int BN, plan &p)
 
 /* ---- Host: options of pairs -------------------------------------------------------------------------------------- */
 
-/* Offsets in scratch memory, behind the parts of struct layout: a keep_mask as bits, and the extremes of a FlashMask's
- * bounds for tiles of BN keys. */
+/* Offsets in scratch memory, behind the parts of struct layout: a keep_mask as bits, and the smallest and largest
+ * bounds of a FlashMask for each tile of BN keys. */
 struct pair_layout {
     int64_t kept, extremes, bytes; /* in bytes */
 };

@@ -548,9 +548,8 @@ template <typename T, class X> struct attention {
 
     /* Where LATE_WAIT is set, releases the stage of K in the middle of the softmax. The reason is that ptxas moves the
      * wait for O up to the arrival at a barrier that precedes it. With an arrival before the softmax, no product of
-     * this warpgroup would run during the softmax. The arrival depends on the sum, so that ptxas cannot move the
-     * arrival up. Its condition always holds, because a sum is never below -slack. ptxas does not know the limit
-     * -slack; of a comparison with 0 it would know the result. */
+     * this warpgroup would run during the softmax. The arrival depends on the sum, so that ptxas cannot move it up. Its
+     * condition always holds, because a sum is never below -slack, but ptxas cannot know that. */
     DEVICE void release_K_late(float sum)
     {
         if (X::LATE_WAIT && me.leader && !(sum < -reference.slack))
@@ -670,7 +669,7 @@ template <typename T, class X> struct attention {
         const auto step = [&](int j, auto masked, auto by_bits) {
             me.await_K();
             me.await_turn();
-            multiply<T, BN, X::D / 16>(S, operand.Q, K()); /* issues the scores of tile j */
+            multiply<T, BN, X::D / 16>(S, operand.Q, K()); /* issues the product that gives the scores of tile j */
             me.await_V();
             /* adds P V of the tile that was computed before tile j; that tile has a higher number than j */
             multiply_add<T, DV, BN / 16>(O, P, V());
@@ -722,8 +721,8 @@ template <typename T, class X> struct attention {
         return max(i + band.lo, 0) < min(i + band.hi, band.Sk);
     }
 
-    /* Stores lse and returns the end of the work tile, as end_softmax() does, for shapes in which a bias may make
-     * scores huge (see exact_reference). */
+    /* Stores lse and returns the tile_end, as end_softmax() does, for shapes in which a bias may make scores huge (see
+     * exact_reference). */
     DEVICE tile_end end_softmax_of_pairs(softmax &state, const thread_tile &t, const work_tile &x)
     {
         const float sink = p.to.sinks ? p.to.sinks[x.h * p.to.sink_stride] : -CUDART_INF_F;
@@ -738,8 +737,8 @@ template <typename T, class X> struct attention {
         return y;
     }
 
-    /* Stores lse = m scale + ln l, and returns the end of the work tile. This function does not need O, so it can run
-     * during the last product. */
+    /* Stores lse = m scale + ln l, and returns the tile_end (among others the factors of O). This function does not
+     * need O, so it can run during the last product. */
     DEVICE tile_end end_softmax(softmax &state, const thread_tile &t)
     {
         const work_tile &x = work_of(t);
@@ -778,8 +777,8 @@ template <typename T, class X> struct attention {
     }
 
     /* Stores the 16 rows of a warp. The copy engine writes them and drops rows past the end of the tensor. Where rows
-     * past the end of the sequence belong to another sequence or to padding, the warp stores only the rows that exist
-     * by ordinary instructions. */
+     * past the end of the sequence belong to another sequence or to padding, the warp does not use the copy engine:
+     * ordinary instructions store only the rows that exist. */
     DEVICE void copy_rows(const float (&O)[DV / 2], const work_tile &x, int row, int count, T *rows, uint16_t *staging)
     {
         if (lane() == 0) bulk_wait_read<0>();

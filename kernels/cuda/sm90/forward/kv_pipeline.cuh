@@ -68,7 +68,7 @@ template <class SM> DEVICE void announce_work(SM &sm)
 template <class SM> DEVICE void await_readers(SM &sm, ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.empty[0]), at.phase);
-    __syncwarp(); /* keeps all lanes in the same phase of the barrier */
+    __syncwarp(); /* a lane that came to the next wait much later than the others could miss a phase of the barrier */
     at.next();
 }
 

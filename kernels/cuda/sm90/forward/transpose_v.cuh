@@ -18,7 +18,8 @@
 
 #include "kernels/cuda/sm90/layer/scheduler.cuh"
 
-enum { KEYS = 128, CHANNELS_V = 64 }; /* size of a unit of V^T in keys and in channels */
+/* numbers of keys and of channels of a unit, which is the piece of V that a warp transposes at a time */
+enum { KEYS = 128, CHANNELS_V = 64 };
 /* number of warps of a block that transpose, and the first of these warps */
 enum { TRANSPOSERS = 2, FIRST_TRANSPOSER = 2 };
 /* Values of a unit's mark. 0: not ready. THERE: ready. THERE_NONFINITE: ready, with zeros in place of NaN. */
@@ -28,8 +29,8 @@ enum { THERE = 1, THERE_NONFINITE = 3 };
 
 struct transpose_plan {
     const uint8_t *V;
-    /* batch, head, row: strides of V in bytes; sweep: distance in V from the rows that a warp requests at once to the
-     * next such rows */
+    /* batch, head, row: strides of V in bytes; sweep: distance in bytes from the rows of V that a warp requests
+     * together to the rows that it requests next */
     int64_t batch, head, row, sweep;
     uint8_t *to; /* V^T, a dense tensor [B, Hk, Dv, pitch] */
     int64_t to_head, pitch;
@@ -39,9 +40,11 @@ struct transpose_plan {
     /* blocks of keys per head, blocks of channels per head, and number of units of all heads */
     int key_blocks, channel_blocks, units;
     tile_order order; /* order in which the blocks of keys are transposed */
-    bool in_haste;    /* true: more units of V^T are needed at the same time than there are warps that transpose */
+    /* true: the heads with which all blocks begin have more units of V^T (128 keys by 64 channels) than there are
+     * warps that transpose */
+    bool in_haste;
     int *next_unit;
-    uint32_t *any_nan; /* set to 1 if V had a NaN in any unit */
+    uint32_t *any_nan; /* set to 1 if a warp found a NaN in V */
 };
 
 static inline int64_t transpose_units(const attn_dims &d)
@@ -56,7 +59,7 @@ static inline int64_t transpose_units(const attn_dims &d)
 struct unit {
     int64_t from, to;
     int mark;
-    uint32_t found; /* value that the unit's mark will get */
+    uint32_t found; /* value that the unit's mark will get: ready, with or without a NaN in V */
     int keys, channels;
 };
 
@@ -99,8 +102,9 @@ DEVICE uint32_t without_nan(uint32_t word)
     return word & ~(nan | (nan - (nan >> 7)));
 }
 
-/* Layout of one step of a unit in shared memory: LINES keys of CELLS times 16 channels. A cell (16 channels of one key)
- * is placed so that the 8 rows that ldmatrix reads for one matrix (keys 16 i and 16 i + 1) lie in different banks. */
+/* Layout in shared memory of one step in the transposition of V: LINES keys of CELLS times 16 channels. A cell (16
+ * channels of one key) is placed so that the 8 rows that ldmatrix reads for one matrix (keys 16 i and 16 i + 1) lie in
+ * different banks. */
 template <int STEPS> struct transpose_step_shape {
     static const int LINES = STEPS == 1 ? KEYS : 64, CELLS = STEPS == 1 ? CHANNELS_V / 16 : 1, SWEEP = 32 / CELLS;
     static_assert(LINES * CELLS * 16 * STEPS == KEYS * CHANNELS_V, "all of the unit");
@@ -121,7 +125,7 @@ template <int STEPS, class MEMORY> struct transposer {
     /* Returns the description of one of the calling warp's two units, the present one or the next. */
     DEVICE unit &at(int which) const { return memory.own_unit(which); }
 
-    /* Requests V of a step. Bytes for keys or channels past the end become zeros. */
+    /* Requests V of a step, one of the STEPS parts of a unit. Bytes for keys or channels past the end become zeros. */
     DEVICE void fetch(int which, int step) const
     {
         const uint32_t lane = thread_anew() % 32;
@@ -139,9 +143,9 @@ template <int STEPS, class MEMORY> struct transposer {
             for (int key = lane; key < min(x.keys, KEYS); key += 32) prefetch_L2(p.V + x.from + key * p.row);
     }
 
-    /* Transposes a step. The rows of the matrices that ldmatrix loads are chosen so that, for 16 channels of 64 keys, a
-     * lane gets channels 2g and 2g + 1 of keys 16 q to 16 q + 15, two keys per register. From these the lane makes 16
-     * neighbouring bytes of each channel. */
+    /* Transposes a step, one of the STEPS parts of a unit. The rows of the matrices that ldmatrix loads are chosen so
+     * that, for 16 channels of 64 keys, a lane gets channels 2 g and 2 g + 1 of keys 16 q to 16 q + 15 (g: lane / 4, q:
+     * lane % 4), two keys per register. From these the lane makes 16 neighbouring bytes of each channel. */
     DEVICE void transpose(int which, int step) const
     {
         const uint32_t lane = thread_anew() % 32, row = lane % 8, key = 16 * (row / 2) + 2 * (lane / 8) + row % 2;
@@ -160,7 +164,8 @@ template <int STEPS, class MEMORY> struct transposer {
                 ldmatrix_x4_trans(v, from);
                 ldmatrix_x4_trans(w, from + 8 * step_shape::CELLS * 16);
 #pragma unroll
-                /* the addition carries into the sign bit only if the byte is a NaN (all bits below the sign are set) */
+                /* To find NaN, 1 is added to each byte without its sign: only for a NaN, whose bits are all 1, the sign
+                 * bit becomes 1. */
                 for (int m = 0; m < 4; m++)
                     sums |= ((v[m] & 0x7f7f7f7f) + 0x01010101) | ((w[m] & 0x7f7f7f7f) + 0x01010101);
                 if (__any_sync(0xffffffff, sums & 0x80808080)) {
@@ -181,7 +186,7 @@ template <int STEPS, class MEMORY> struct transposer {
                                   __byte_perm(v[2], w[2], BYTES), __byte_perm(v[3], w[3], BYTES));
     }
 
-    /* Sets the unit's mark, after all stores of this warp to the unit. */
+    /* Sets the mark of a unit of V^T to ready, after all stores of this warp to the unit. */
     DEVICE void publish(const unit &x) const
     {
         fence_proxy_async_global(); /* makes this lane's stores visible to the copy engine */
@@ -192,7 +197,7 @@ template <int STEPS, class MEMORY> struct transposer {
         }
     }
 
-    /* Transposes one unit, if one is left. */
+    /* Transposes one unit of V (128 keys by 64 channels), if one is left. */
     DEVICE void make_one() const
     {
         if (threadIdx.x % 32 == 0) at(0) = unit_of(p, claim(p.next_unit));
@@ -209,7 +214,8 @@ template <int STEPS, class MEMORY> struct transposer {
         publish(at(0));
     }
 
-    /* Transposes units until none is left. One lane claims units and describes them to its warp. */
+    /* Transposes units of V (128 keys by 64 channels) until none is left. One lane claims units and describes them to
+     * its warp. */
     DEVICE void run() const
     {
         const bool claimer = threadIdx.x % 32 == 0;
@@ -217,7 +223,7 @@ template <int STEPS, class MEMORY> struct transposer {
         __syncwarp();
         if (at(0).keys) fetch(0, 0);
         for (int n = 0; at(n).keys; n ^= 1) {
-            /* claim one unit ahead, because the atomic operation takes time */
+            /* claim the next unit of V one unit ahead, because the atomic operation takes time */
             const int claimed = claimer ? claim(p.next_unit) : 0;
 #pragma unroll 1
             for (int step = 0; step < STEPS; step++) {
@@ -238,12 +244,13 @@ template <int STEPS, class MEMORY> struct transposer {
 
 /* ---- Who reads it ------------------------------------------------------------------------------------------------ */
 
-/* Waits until V^T of blocks of keys [wanted, ready) of a key/value head is ready. Returns the first block from which on
- * V^T is known to be ready. All lanes of the warp must call this; each lane reads one mark. */
+/* Waits until V^T of a key/value head is ready from block of keys `wanted` on. `ready`: V^T is known to be ready from
+ * this block on. Returns the first block from which on V^T is known to be ready afterwards. All lanes of the warp must
+ * call this; each lane reads one mark. */
 DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
 {
     while (ready > wanted) {
-        /* index of the mark that this lane reads, among those of the head */
+        /* index of the mark that this lane reads; the head has one mark for each unit of V^T */
         const int below = ready * p.channel_blocks - 1 - (int)(thread_anew() % 32);
         const bool missing = below >= 0 &&
                              load_acquire(p.marks + (head * p.key_blocks * p.channel_blocks + below)) == 0;
@@ -261,14 +268,15 @@ DEVICE int key_blocks_below(const transpose_plan &p, int end)
     return min((end + KEYS - 1) / KEYS, p.key_blocks);
 }
 
-/* Returns whether V had a NaN in any unit that is ready so far. The answer is reliable for units for which the caller
- * has waited, directly or through a copy that waited. */
+/* Returns whether V had a NaN in any unit (KEYS keys by CHANNELS_V channels) that is ready so far. The answer is
+ * reliable for units for which the caller has waited, directly or through a copy that waited. */
 DEVICE bool had_any_nan(const transpose_plan &p)
 {
     return *(volatile uint32_t *)p.any_nan;
 }
 
-/* Returns whether V had a NaN in keys [begin, end) of a head. All units of these keys must be ready. */
+/* Returns whether V had a NaN in any unit (KEYS keys by CHANNELS_V channels) with keys of [begin, end) of a head. The
+ * caller must have waited until these units are ready. */
 DEVICE bool had_nan(const transpose_plan &p, int64_t head, int begin, int end)
 {
     const uint32_t *const marks = p.marks + head * p.key_blocks * p.channel_blocks;

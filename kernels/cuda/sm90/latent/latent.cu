@@ -75,13 +75,15 @@ enum { Q_READY = 1, P0_READY, P1_READY, TURN, ENDED, MEET };
 
 struct shared {
     alignas(1024) uint16_t Q[BOXES][BM * 64];
-    alignas(1024) uint16_t K[2][BOXES][BOX]; /* [stage][box]; the last box of a tile holds P after its keys were used */
+    /* [stage][box of 64 columns]; the last box of a tile holds P after its keys were used */
+    alignas(1024) uint16_t K[2][BOXES][BOX];
     /* reference and rescale factor of each row, from the warpgroup that computed the row's scores; indices: warpgroup,
      * row */
     float reference[2][BM], rescale[2][BM];
-    float l[2][2][BM];    /* sums of P; indices: split even or odd, warpgroup, row */
-    float2 before[2][BM]; /* m in base 2, and l, of the splits that were added up so far; indices: warpgroup, row */
-    int2 sees[BM];        /* [row]: x and y say that the row sees keys [x, y) */
+    float l[2][2][BM]; /* sums of P; the first index is the split's number modulo 2, the second the warpgroup */
+    /* maximum m in base 2, and sum l, over the splits that were added up so far; indices: warpgroup, row */
+    float2 before[2][BM];
+    int2 sees[BM]; /* [row]: x and y say that the row sees keys [x, y) */
     block_place place;
     struct {
         uint64_t full[PIECES], empty[2];
@@ -120,7 +122,7 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
         };
 #pragma unroll
         for (int turn = 0; turn < 2; turn++) {
-            const int half = turn ^ s; /* in stage 1 the right half is loaded first */
+            const int half = turn ^ s; /* stage 0 loads its left half first, stage 1 its right half */
             /* Only lane 0 waits and loads. Another lane might come to the wait so late that it misses the phase. */
             if (lane == 0) {
                 mbarrier_wait(smem_addr(&sm.bars[s].empty[half]), phase[s]);
@@ -148,7 +150,7 @@ template <typename T, int W> struct warpgroup {
     const int row = warp * 16 + lane / 4;
     uint32_t phase[2] = { 0, 0 }; /* [stage]: phase of the barriers `full` */
     softmax x;                    /* x.l is the sum over only those tiles whose scores this warpgroup computes */
-    uint32_t kept[KEPT * 4][4];   /* the last KEPT boxes of Q, as operands */
+    uint32_t kept[KEPT * 4][4];   /* operands of the last KEPT boxes (64 columns each) of Q */
 
     DEVICE warpgroup(const attn_geometry &g, const plan &p_, shared &sm_)
         : p(p_), sm(sm_), place(sm_.place), group((int)g.group)
@@ -196,7 +198,8 @@ template <typename T, int W> struct warpgroup {
         }
     }
 
-    /* Turns the scores S into P. Updates the rows' references and sums in x, and `rescale`. */
+    /* Turns the scores S into P. Updates the rows' references and sums in x. `rescale` becomes the factor of each row
+     * of O. */
     DEVICE void exponentiate(float (&S)[BN / 2], float (&rescale)[2], int j0)
     {
         if (j0 < place.open_lo || j0 + BN > place.open_hi) {
@@ -556,10 +559,10 @@ __global__ void __launch_bounds__(THREADS, 1)
  * the parts are added up. */
 enum { COMBINE_PARTS = 4, COMBINE_BLOCKS = 8 /* number of blocks per multiprocessor */ };
 
-/* Adds up the results of a row's splits. Each block computes one row, with 128 threads per part; a thread has four
- * columns (see piece_of()). Where no part has more than one group, PARTS is 1 and the same 128 threads add up all
- * groups. If the row's result cannot be used, one warp computes the row again. The bound on registers is chosen for
- * rows that are only added up, of which there may be thousands. */
+/* Adds up the results of a row's splits. Each block computes one row, with 128 threads for each part (every fourth
+ * split group); a thread has four columns (see piece_of()). Where no part has more than one group, PARTS is 1 and the
+ * same 128 threads add up all groups. If the row's result is not sound (see is_sound()), one warp computes the row
+ * again. The bound on registers is chosen for rows that are only added up, of which there may be thousands. */
 template <int PARTS>
 __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
     combine_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)

@@ -25,7 +25,7 @@ struct plan {
     /* true: a unit is a split group, whose splits a block computes one after the other; false: a unit is a split */
     int walks;
     float4 *O;      /* the results of the units: 64 rows of 512 columns each, in the order of piece_of() */
-    float2 *ml;     /* for each of these rows: the reference in base 2, and l */
+    float2 *ml;     /* for each row of O: the reference of its exponentials in base 2, and the sum l */
     uint8_t *flags; /* two flags per row: nonzero if the left or right half of the row in out is wrong */
 };
 
@@ -86,7 +86,7 @@ struct block_place {
     sequence_place q;
     int b, r0, begin, end;
     int open_lo, open_hi; /* all rows of the sequence see keys [open_lo, open_hi) */
-    int64_t unit;         /* index of the block's first unit in the workspace */
+    int64_t unit;         /* index in the workspace of the block's first unit (split or split group) */
 
     DEVICE int first_key(int split) const { return q.first + split * q.length; }
     DEVICE int last_key(int split) const { return min(first_key(split) + q.length, q.last); }
@@ -109,9 +109,9 @@ DEVICE block_place block_place_of(const attn_geometry &g, const plan &p, int blo
     return y;
 }
 
-/* A unit's result has PIECES_OF_ROW pieces of four floats per row. Piece n has columns c, c + 1, c + 8 and c + 9, where
- * c = first_column(n), because a thread of a product holds these together. Pieces lie in the order of the threads, so
- * that a warp writes whole cache lines. */
+/* The result of a unit (a split or a split group) has PIECES_OF_ROW pieces of four floats per row. Piece n has columns
+ * c, c + 1, c + 8 and c + 9, where c = first_column(n), because a thread of a product holds these together. Pieces lie
+ * in the order of the threads, so that a warp writes whole cache lines. */
 enum { PIECES_OF_ROW = DV / 4, UNIT = BM * PIECES_OF_ROW };
 DEVICE int first_column(int n)
 {
@@ -124,21 +124,23 @@ DEVICE int piece_of(int row, int n)
 
 /* ---- Two partial results become one ------------------------------------------------------------------------------ */
 
-/* Folds two partial results of a row into one. Two kernels use this struct and must get the same bits, so every
- * rounding is written explicitly. */
+/* Combines two partial results of a row into one. Two kernels use this struct and must get the same bits, so its
+ * operations are intrinsics, whose rounding the compiler cannot change. */
 struct fold {
     float m, keep, add;
     DEVICE fold(float m_before, float m_next)
     {
         m = fmaxf(m_before, m_next);
-        const float base = m == -CUDART_INF_F ? 0 : m; /* a row that has seen no key yet: -inf - -inf would be NaN */
+        /* before the first key m is -inf, and -inf - -inf would be NaN */
+        const float base = m == -CUDART_INF_F ? 0 : m;
         keep = exp2_fast(__fsub_rn(m_before, base));
         add = exp2_fast(__fsub_rn(m_next, base));
     }
     DEVICE float operator()(float before, float next) const { return fmaf(add, next, __fmul_rn(keep, before)); }
 };
 
-/* Returns whether a row's sum can be used. `seen`: the row sees at least one key. */
+/* Returns whether tensor cores have computed a row correctly, given its maximum m and its sum l. `seen`: the row sees
+ * at least one key. */
 DEVICE bool is_sound(float m, float l, bool seen)
 {
     return l - l == 0 && (m == -CUDART_INF_F || fabsf(m) < SCORE_MOST) && (l != 0 || !seen);

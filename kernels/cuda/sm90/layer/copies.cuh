@@ -62,8 +62,8 @@ DEVICE void prefetch_tensormap(const CUtensorMap *map)
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* Loads the box at coordinates (c0..c3) to shared memory. All bytes of the box count towards the barrier `bar`, also
- * those of elements out of bounds, which arrive as zeros. */
+/* Loads a box (a block of elements, whose size the tensor map has) from coordinates (c0..c3) to shared memory. All
+ * bytes of the box count towards the barrier `bar`, also those of elements out of bounds, which arrive as zeros. */
 DEVICE void tma_load_4d(uint32_t to, const CUtensorMap *map, int c0, int c1, int c2, int c3, uint32_t bar)
 {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "

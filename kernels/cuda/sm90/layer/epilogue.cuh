@@ -7,7 +7,7 @@
 #include "kernels/cuda/common/rows.cuh"
 #include "kernels/cuda/sm90/layer/softmax.cuh"
 
-/* Where results are written, and the sinks, which the end of a row needs. */
+/* Where out and lse are written, and the sinks, which are added to the sums of rows at the end. */
 struct results {
     void *out;  /* NULL where out is not wanted */
     float *lse; /* NULL where lse is not wanted */
@@ -38,8 +38,8 @@ DEVICE float sink_log2(const results &to, int h)
 
 /* ---- Sums to factors and lse ------------------------------------------------------------------------------------- */
 
-/* What end_rows() computes for the thread's two rows: the factor of O, and the base-2 logarithm by which the sum l is
- * scaled. */
+/* What end_rows() computes for the thread's two rows: the factor of O, and `top`, log2 of the number by which the
+ * exponentials in l were divided. */
 struct row_ends {
     float factor[2], top[2];
 };
@@ -69,8 +69,9 @@ DEVICE row_ends end_rows(softmax &x, const REFERENCE &reference, float sink, flo
     return y;
 }
 
-/* Stores lse = top ln 2 + ln l of the thread's rows i0 and i0 + 8 if these rows are below Sq. One of the four lanes
- * that share a row stores its lse. BY_IN_BASE_2: top comes from in_base_2(), which leaves huge scores unchanged. */
+/* Stores lse = top ln 2 + ln l of the thread's rows i0 and i0 + 8 if these rows are below Sq. The exponentials in l are
+ * relative to 2^top. One of the four lanes that share a row stores its lse. BY_IN_BASE_2: top comes from in_base_2(),
+ * which leaves huge scores unchanged. */
 template <bool BY_IN_BASE_2 = false>
 DEVICE void store_lse(const results &to, int b, int h, int64_t q_start, int i0, int Sq, const softmax &x,
                       const row_ends &ends, int lane)
@@ -131,8 +132,8 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
     const auto place = [](int i, int piece) { return i * PITCH + (piece ^ (i & 7)); };
     stage_rows<T, D>(O, staging, lane, place);
     __syncwarp();
-    /* number of rows that the warp stores at a time, if each lane always stores the same piece of a row; 0: it does
-     * not */
+    /* number of rows that the warp stores at a time, where a lane stores the same piece of every row; 0: a lane's piece
+     * differs from row to row */
     const int STEP = 32 % PIECES == 0 ? 32 / PIECES : 0;
     auto word_of = [&](int i, int piece) { return *(const uint4 *)(staging + place(i, piece) * 8); };
     if (STEP) {

@@ -11,7 +11,8 @@
 /* ---- A band of keys ---------------------------------------------------------------------------------------------- */
 
 /* Sets scores to -inf where the thread's rows i0 (registers 0 1 4 5 ...) and i0 + 8 do not see the key. The keys begin
- * at j0; all rows are known to see the first FIRST keys. RIGHT_ONLY: the band hides no keys on the left. */
+ * at j0; all rows are known to see the first FIRST keys. RIGHT_ONLY: no key is hidden because it is too far to the
+ * left. */
 template <int N, bool RIGHT_ONLY = false, int FIRST = 0>
 DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int lane)
 {
@@ -31,10 +32,12 @@ DEVICE void mask(float (&S)[N / 2], const key_band &band, int i0, int j0, int la
 
 /* A problem's FlashMask. If the problem has none, bounds is NULL. */
 struct flash_mask {
-    /* n bounds for each key: rows at which the mask begins or ends to hide it; `group` query heads share them */
+    /* n bounds for each key: rows at which the mask begins to hide the key, or ceases to; `group` query heads share
+     * them */
     const int32_t *bounds;
     int64_t batch, head, row;
-    const attn_mask_extremes *extremes; /* [head][tile of keys]: the smallest and largest of the tile's bounds */
+    /* [head][tile of keys]: the smallest and largest FlashMask bounds of the tile's keys */
+    const attn_mask_extremes *extremes;
     int n, group, key_tiles;
     bool causal;
 };
@@ -78,7 +81,7 @@ template <class KIND> DEVICE void list_tiles(key_tiles &tiles, tile_bits &seen, 
     __syncwarp();
 }
 
-/* Returns the extremes of the bounds in the tiles of keys of a head. */
+/* Returns the smallest and largest FlashMask bounds of each tile of keys of a head. */
 DEVICE const attn_mask_extremes *extremes_of(const flash_mask &mask, int b, int h, int H)
 {
     return mask.extremes + ((int64_t)b * (H / mask.group) + h / mask.group) * mask.key_tiles;
@@ -126,7 +129,7 @@ DEVICE void hide_by_bounds(float (&S)[N / 2], const flash_mask &mask, const WORK
         if (hidden[i / 2 % 2] >> (i / 4 * 2 + i % 2) & 1) S[i] = -CUDART_INF_F;
 }
 
-/* Finds the extremes of the bounds in each tile of BN keys. Each warp handles one tile at a time. */
+/* Finds the smallest and largest FlashMask bounds in each tile of BN keys. Each warp handles one tile at a time. */
 template <int BN>
 __global__ void __launch_bounds__(128)
     tile_extremes(const __grid_constant__ flash_mask mask, int B, int H, int Sq, int Sk, attn_mask_extremes *extremes)

@@ -17,10 +17,10 @@
 
 /* ---- The softmax of rows whose scores may be huge ---------------------------------------------------------------- */
 
-/* A reference for the softmax, to which exponentials are relative (see softmax.cuh), for problems whose bias may make
- * scores huge, such as -3.4e38 for a mask. If a row's reference is huge, its scores are not multiplied by c.
- * Differences of such scores are exact, and so large that P is 1 for the largest score and 0 for all others, in any
- * base. */
+/* A reference for the softmax (the score to which a row's exponentials are relative, see softmax.cuh) for problems
+ * whose bias may make scores huge, such as -3.4e38 for a mask. If a row's reference is huge, its scores are not
+ * multiplied by c, the factor to base 2. Differences of huge scores are exact, and so large that P is 1 for the largest
+ * score and 0 for all others, in any base. */
 struct exact_reference {
     float c, slack;
     DEVICE float factor(float m) const { return fabsf(m) * c < SCORE_MOST ? c : 1; }
@@ -30,8 +30,8 @@ struct exact_reference {
     DEVICE float change(float m, float b, float f) const { return __fsub_rn(__fmul_rn(m, f), b); }
 };
 
-/* Converts the largest score of a row, in the form of exact_reference, to base 2 as in_base_2() does. unit: the factor
- * from raw scores to true scores. */
+/* Converts the largest score m of a row, which exact_reference keeps as a raw score, to base 2 as in_base_2() does.
+ * unit: the factor from raw scores to true scores. */
 struct largest_in_base_2 {
     float unit;
     DEVICE float base(float m) const
@@ -85,8 +85,9 @@ DEVICE uint8_t kind_of(const kept_bits &kept, int b, int h, int i, int tile)
     return kept.kinds[(head * blocks + (kept.row ? i / KIND_ROWS : 0)) * kept.tiles + tile];
 }
 
-/* Returns the two words with the bits of this lane's columns, for row i and a tile of keys. Bit n * 2 + lane % 4 / 2 of
- * word e belongs to the lane's column n * 8 + e. */
+/* Returns two words of kept_bits, for row i and a tile of keys, that have the bits of this lane's columns. Of each 8
+ * columns, from 8 n on, a lane has two neighbours. Their bits have the number 2 n + lane % 4 / 2: the left column's in
+ * the first word, the right column's in the second. */
 DEVICE uint2 kept_words(const kept_bits &kept, int b, int h, int i, int tile, int lane)
 {
     const uint4 *const at = kept.words + (b * kept.batch + h * kept.head + i * kept.row) * kept.tiles + tile;
@@ -404,8 +405,8 @@ static inline pair_dropout pair_dropout_of(const cuda_args &a)
     return x;
 }
 
-/* Returns 8 bits, for keys 8 eighth to 8 eighth + 7 of row i. A bit is 1 if kept_of() of scores.cuh keeps the pair. The
- * keys of Philox's rounds come from x. */
+/* Returns 8 bits for row i, one for each of the keys from 8 * eighth on. A bit is 1 if kept_of() of scores.cuh keeps
+ * the pair. The keys of Philox's rounds come from x. */
 DEVICE uint32_t kept_of_eight(const pair_dropout &x, uint32_t head, uint32_t i, uint32_t eighth)
 {
     uint32_t c[4] = { eighth, i, head, 0 };

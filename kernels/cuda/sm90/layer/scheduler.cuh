@@ -63,8 +63,8 @@ DEVICE head_tile head_tile_of(const tile_order &x, int t)
 /* A tile_order that ends with short work tiles (few keys). They come from the last heads, whose work tiles are ordered
  * together. */
 struct ending_order : tile_order {
-    int last_heads;  /* number of the first of the last heads, from which the short work tiles at the end come */
-    int short_tiles; /* number of short work tiles of each of the last heads; they come at the end of the order */
+    int last_heads;  /* number of the first of those heads whose short work tiles come at the end of the order */
+    int short_tiles; /* number of short work tiles per head that come at the end of the order */
 };
 
 /* Plans an ending_order. head_bytes and share are those of tile_order_of(). short_tiles: number of work tiles of a head
@@ -105,8 +105,8 @@ DEVICE head_tile head_tile_of(const ending_order &x, int t)
 }
 
 /* Plans an ending_order for a forward with BM queries per work tile and `rows` keys per head. K and V take row_bytes
- * per key. uneven: work tiles differ in length. A work tile in the middle sees as many keys as the window lets it, at
- * most all. About as many rows as the window has keys, at either end of the sequence, see fewer keys. */
+ * per key. uneven: work tiles differ in length. With a window, a work tile in the middle of a sequence sees as many
+ * keys as the window has; at either end, about as many rows as the window has keys see fewer keys. */
 static inline ending_order forward_order_of(const attn_geometry &g, int64_t per_head, int64_t heads, int64_t rows,
                                             int64_t row_bytes, int BM, bool uneven, int64_t share)
 {
@@ -134,7 +134,8 @@ struct key_band {
     int lo, hi, Sk;
 };
 
-/* Returns the band of a mask. `align` is added to a row's number before it is compared with that of a key. */
+/* Returns the key_band of a mask: the interval of keys that each row sees. `align` is added to a row's number before it
+ * is compared with that of a key. */
 ATTN_HD key_band key_band_of(int align, int left, int right, int Sk)
 {
     return { align - left, align + right + 1, Sk };

@@ -36,8 +36,8 @@ const float LEAST_C = 1e-30f;
 
 /* ---- Softcap and ALiBi ------------------------------------------------------------------------------------------- */
 
-/* The largest softcap that the functions of this file take. 1 - 2 / (1 + e^2x) has an error of 1.2e-7 times the
- * softcap, and lse must be exact to 2e-5. */
+/* The largest softcap that the functions of this file take. They compute tanh(x) = 1 - 2 / (1 + e^2x), which gives a
+ * score an error of 1.2e-7 times the softcap, and lse must be exact to 2e-5. */
 const double MOST_SOFTCAP = 64;
 const int EXACT = 1 << 24; /* Limit on ALiBi's distances: float32 holds all integers up to this number. */
 
@@ -94,8 +94,8 @@ DEVICE head_mods head_mods_of(const score_mods &mods, int b, int h, float scale,
 
 /* Computes tanh(x ln 2 / 2) = 1 - 2 / (1 + 2^x) of four numbers with one division, because divisions and powers take
  * most of a softcap's time. x is limited to 30, where tanh is 1 to the last bit. Therefore the product of four factors
- * stays finite. A NaN becomes 1 and does not change the other three results; the row's NaN still shows in lse, another
- * operand. The error is below 3e-7. */
+ * stays finite. A NaN becomes 1 and does not change the other three results; P is NaN all the same, because the row's
+ * lse is NaN. The error is below 3e-7. */
 DEVICE void tanh_of_four(float (&x)[4])
 {
     float d[4];

@@ -16,8 +16,9 @@
 
 #include "kernels/cuda/sm90/layer/ptx.cuh"
 
-/* A reference that moves only when the maximum exceeds it by more than slack = 8 / c, which is rare. Therefore P is at
- * most 2^8. */
+/* A reference (the score to which a row's exponentials are relative) that moves only when the row's maximum exceeds it
+ * by more than slack = 8 / c, which is rare. c converts scores to base 2: no score exceeds the reference by more than 8
+ * in base 2, so P is at most 2^8. */
 struct lazy_reference {
     float c, slack;
     DEVICE float advance(float m, float top) const { return top <= m + slack ? m : top; }
@@ -27,7 +28,7 @@ struct lazy_reference {
     DEVICE float change(float m, float b, float) const { return __fsub_rn(base(m), b); }
 };
 
-/* A reference that always equals the maximum. P is 2^SHIFT where the score is the maximum. */
+/* A reference that always equals the row's maximum. P is 2^SHIFT where the score is the maximum. */
 template <int SHIFT> struct shifted_reference {
     float c;
     DEVICE float advance(float, float top) const { return top; }
@@ -94,7 +95,7 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
         m = reference.advance(x.m[half], m);
-        /* a row that has seen no key yet: -inf - -inf would be NaN */
+        /* before the row's first key m is -inf, and -inf - -inf would be NaN */
         base[half] = m == -CUDART_INF_F ? 0 : reference.base(m);
         factor[half] = reference.factor(m);
         rescale[half] = exp2_fast(reference.change(x.m[half], base[half], factor[half]));
@@ -159,7 +160,7 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
         m = reference.advance(x.m[half], m);
-        /* a row that has seen no key yet (HIDDEN): -inf - -inf would be NaN */
+        /* before the row's first key (HIDDEN) m is -inf, and -inf - -inf would be NaN */
         base[half] = HIDDEN && m == -CUDART_INF_F ? 0 : reference.base(m);
         rescale[half] = exp2_fast(__fsub_rn(reference.base(x.m[half]), base[half]));
         x.m[half] = m;
