@@ -20,8 +20,8 @@
 #include "kernels/cuda/simple/observe_row.cuh"
 #include "kernels/cuda/simple/simple.h"
 #include "kernels/cuda/simple/work.cuh"
-#include "observe.h"
-#include "observe_merge.cuh"
+#include "ptx.cuh"
+#include "observe_common.cuh"
 
 namespace {
 
@@ -123,13 +123,13 @@ int blocks_of(const cuda_chip *chip, int64_t tiles, int64_t most)
     return (int)attn_max64(attn_min64(attn_tiles(busy, attn_max64(tiles, 1)), most), 1);
 }
 
-layout layout_of(const cuda_chip *chip, const attn_plan *plan, void *memory)
+layout layout_of(const cuda_chip *chip, const attn_plan *plan, const observe_passes &passes, void *memory)
 {
     const attn_geometry &g = plan->geometry;
     const attn_dims &d = g.dims;
     const attn_observe &o = g.observe;
     const int64_t rows = query_rows(d), shown = d.packed ? d.H : d.B * d.H, chunks = attn_tiles(d.Sk, OBSERVE_CHUNK);
-    const dim3 grid = tile_grid(g, observe_block_rows(plan));
+    const dim3 grid = tile_grid(g, passes.block_rows);
     char *const at = (char *)memory;
     layout x = {};
     x.rows.base = take<float>(at, &x.bytes, rows);
@@ -165,16 +165,6 @@ int needed_sums(const attn_problem *p)
            (p->lse.rank || p->top_weights.rank || p->key_mass.rank || p->weights.rank || p->map.rank);
 }
 
-bool plan(const cuda_chip *chip, attn_plan *plan)
-{
-    const int64_t most_bytes = INT64_C(4) << 30;
-    const size_t shared = observe_rows_shared(plan), cells = observe_cells_shared(plan),
-                 mass = observe_mass_shared(plan), most = shared > cells ? shared : cells;
-    if (!tile_grid_fits(plan->geometry.dims) || (most > mass ? most : mass) > (size_t)chip->shared_bytes) return false;
-    plan->workspace_bytes = layout_of(chip, plan, nullptr).bytes;
-    return plan->workspace_bytes < (size_t)most_bytes;
-}
-
 /* Estimated seconds of a pass over all pairs, of the pass for key_mass, and of a pass over the region (selected pairs)
  * of weights and map. */
 struct pass_seconds {
@@ -192,15 +182,14 @@ pass_seconds seconds_of(const cuda_chip *chip, const attn_plan *plan)
 }
 
 cudaError_t launch_rows(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const layout &x,
-                        const pass_seconds &seconds, cudaStream_t stream)
+                        const observe_passes &passes, const pass_seconds &seconds, cudaStream_t stream)
 {
     const attn_problem *const p = plan->problem;
     const float scale = (float)a.g.scale;
     const finish_args f = { x.parts, scale, scale * LOG2E, has_options(plan), needed_sums(p) };
     const int64_t rows = query_rows(a.g.dims);
-    cudaError_t code = in_shares(chip, seconds.all, [&](const cuda_chip *part) {
-        return observe_rows_pass(part, a, plan, x.parts, f.sums, stream);
-    });
+    cudaError_t code = in_shares(
+        chip, seconds.all, [&](const cuda_chip *part) { return passes.rows(part, a, plan, x.parts, f.sums, stream); });
     if (code == cudaSuccess && rows > 0 && takes_step(chip, 0))
         finish_rows<<<(unsigned)attn_tiles(rows, THREADS), THREADS, 0, stream>>>(a, f, x.rows, x.tiles);
     simple_observe_rows_left(chip, a, x.rows, stream);
@@ -239,10 +228,23 @@ cudaError_t launch_region(const cuda_chip *chip, const cuda_args &a, const attn_
     return code;
 }
 
-cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace)
+} // namespace
+
+bool observe_plan(const cuda_chip *chip, attn_plan *plan, const observe_passes &passes)
+{
+    const int64_t most_bytes = INT64_C(4) << 30;
+    const size_t shared = observe_rows_shared(plan), cells = observe_cells_shared(plan),
+                 mass = observe_mass_shared(plan), most = shared > cells ? shared : cells;
+    if (!tile_grid_fits(plan->geometry.dims) || (most > mass ? most : mass) > (size_t)chip->shared_bytes) return false;
+    plan->workspace_bytes = layout_of(chip, plan, passes, nullptr).bytes;
+    return plan->workspace_bytes < (size_t)most_bytes;
+}
+
+cudaError_t observe_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace,
+                           const observe_passes &passes)
 {
     const cuda_args a = cuda_args_of(chip, plan);
-    const layout x = layout_of(chip, plan, workspace);
+    const layout x = layout_of(chip, plan, passes, workspace);
     const pass_seconds seconds = seconds_of(chip, plan);
     cudaError_t code = cudaSuccess;
     if (takes_step(chip, 0)) {
@@ -250,15 +252,32 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
         if (code == cudaSuccess && x.part_bytes) code = cudaMemsetAsync(x.parts.part, 0, x.part_bytes, stream);
         if (code == cudaSuccess && x.cell_bytes) code = cudaMemsetAsync(x.cells.part, 0, x.cell_bytes, stream);
     }
-    if (code == cudaSuccess) code = launch_rows(chip, a, plan, x, seconds, stream);
+    if (code == cudaSuccess) code = launch_rows(chip, a, plan, x, passes, seconds, stream);
     if (code == cudaSuccess && plan->problem->key_mass.rank)
         code = in_shares(chip, seconds.mass,
-                         [&](const cuda_chip *part) { return observe_mass_pass(part, a, plan, x.tiles, stream); });
+                         [&](const cuda_chip *part) { return passes.mass(part, a, plan, x.tiles, stream); });
     if (code == cudaSuccess) code = launch_region(chip, a, plan, x, seconds, stream);
     if (code != cudaSuccess) return code;
     simple_observe_sums_left(chip, a, x.rows, stream);
     simple_observe_heads(chip, a, x.rows, stream);
     return cudaPeekAtLastError();
+}
+
+namespace {
+
+observe_passes own_passes(const attn_plan *plan)
+{
+    return { observe_block_rows(plan), observe_rows_pass, observe_mass_pass };
+}
+
+bool plan_generic(const cuda_chip *chip, attn_plan *plan)
+{
+    return observe_plan(chip, plan, own_passes(plan));
+}
+
+cudaError_t launch_generic(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace)
+{
+    return observe_launch(chip, stream, plan, workspace, own_passes(plan));
 }
 
 const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_BIT(F8E4M3);
@@ -269,6 +288,6 @@ extern const cuda_kernel generic_observe = {
     { "generic", ATTN_OP_OBSERVE, DTYPES, TILE_HEAD_DIM, ATTN_ALL_SCORES | ATTN_KEY_FEATURES },
     80,
     ANY_COMPUTE,
-    plan,
-    launch,
+    plan_generic,
+    launch_generic,
 };

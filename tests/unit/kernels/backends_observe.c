@@ -41,6 +41,9 @@ void test_observables_agree_with_the_reference(void **state)
         SPEC(.name = "no batch", LOOK, .B = 0, SIZES(4, 5, 8)),
         SPEC(.name = "several tiles", LOOK, F16, SIZES(300, 1100, 64), HEADS(4, 2)),
         SPEC(.name = "several tiles, causal", LOOK, BF16, SIZES(333, 1111, 72), HEADS(2, 1), .causal = true),
+        SPEC(.name = "wide heads, causal", LOOK, BF16, SIZES(150, 200, 256), .causal = true),
+        SPEC(.name = "heads of 192", LOOK, F16, SIZES(140, 140, 192), HEADS(2, 1), WINDOW(100, 3)),
+        SPEC(.name = "many queries, few keys", LOOK, BF16, SIZES(1700, 20, 64)),
         SPEC(.name = "rows that see nothing", LOOK, SIZES(200, 70, 40), .causal = true),
         SPEC(.name = "rows that see nothing but a sink", LOOK, SIZES(200, 70, 40), .causal = true, .sinks = 2,
              HEADS(4, 2)),
@@ -221,6 +224,16 @@ void test_one_observable_has_the_bits_that_it_has_among_all(void **state)
     fixture_clear(&all);
 }
 
+/* Returns the name of the kernel that computes a problem. */
+static const char *kernel_of(const attn_problem *p)
+{
+    attn_plan plan;
+    attn_error err = { 0 };
+    assert_int_equal(attn_plan_make(attn_device_capabilities(bench.device), p, &plan, &err), ATTN_OK);
+    return plan.kernel->name;
+}
+
+/* Keys in pages have the bits of keys without pages where the same kernel computes both. */
 void test_pages_and_threads_do_not_change_a_bit_of_an_observe(void **state)
 {
     struct spec s = SPEC(LOOK, BF16, SIZES(150, 640, 64), HEADS(4, 2), .B = 2, .causal = true, .seqlens_k = true);
@@ -237,7 +250,34 @@ void test_pages_and_threads_do_not_change_a_bit_of_an_observe(void **state)
     bench_open(&one, backend, 1);
     fixture_run(&one, &single);
     bench_close(&one);
-    if (!outputs_equal(&plain, &paged, why, sizeof why)) fail_msg("pages: %s", why);
+    if (!strcmp(kernel_of(&plain.p), kernel_of(&paged.p)) && !outputs_equal(&plain, &paged, why, sizeof why))
+        fail_msg("pages: %s", why);
     if (!outputs_equal(&plain, &single, why, sizeof why)) fail_msg("threads: %s", why);
     fixture_clear(&plain), fixture_clear(&paged), fixture_clear(&single);
+}
+
+/* Where a forward without options runs on Hopper's kernels, an observe of the same q and k must do so too. */
+void test_an_observe_without_options_is_computed_by_the_family_of_the_forward(void **state)
+{
+    static const struct spec list[] = {
+        SPEC(BF16, SIZES(200, 200, 64)),
+        SPEC(F16, SIZES(200, 300, 128), HEADS(4, 2), .causal = true, .sinks = 1),
+        SPEC(BF16, SIZES(70, 90, 256), WINDOW(20, 9)),
+        SPEC(BF16, .B = 3, SIZES(70, 90, 96), .seqlens_q = true, .seqlens_k = true),
+        SPEC(F16, .D = 64, .Dv = 64, .sequences = 3, .q_lengths = { 67, 3, 35 }, .k_lengths = { 133, 9, 1 }),
+    };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(list); n++) {
+        const char *names[2];
+        for (int look = 0; look < 2; look++) {
+            struct fixture f;
+            struct spec s = list[n];
+            if (look) s.op = ATTN_OP_OBSERVE;
+            fixture_make(&f, &s);
+            names[look] = kernel_of(&f.p);
+            fixture_clear(&f);
+        }
+        if (!strncmp(names[0], "sm90", 4) && strcmp(names[1], "sm90"))
+            fail_msg("problem %d: the forward is computed by %s, the observe by %s", (int)n, names[0], names[1]);
+    }
 }
