@@ -9,6 +9,9 @@
 
 #define LOOK .op = ATTN_OP_OBSERVE
 
+/* the outputs for which a given lse makes a pass over the rows unnecessary */
+#define PROBABILITIES (ATTN_TENSOR_BIT(weights) | ATTN_TENSOR_BIT(key_mass) | ATTN_TENSOR_BIT(map))
+
 /* Runs a list of observe problems. Each float32 problem also runs in bfloat16, and in float16 if q is in the range of
  * float16. Returns how many results disagree with the reference. */
 static int disagree(const struct spec *list, size_t count)
@@ -61,8 +64,15 @@ void test_observables_agree_with_the_reference(void **state)
         SPEC(.name = "lengths", LOOK, .B = 4, .seqlens_q = true, .seqlens_k = true, SIZES(70, 90, 32)),
         SPEC(.name = "a given lse", LOOK, SIZES(130, 140, 64), .given_lse = true, .causal = true),
         SPEC(.name = "a given lse, sinks", LOOK, BF16, SIZES(130, 140, 64), .given_lse = true, .sinks = 2),
-        SPEC(.name = "a given lse alone", LOOK, SIZES(130, 140, 64), .given_lse = true,
-             .observe = ATTN_TENSOR_BIT(weights) | ATTN_TENSOR_BIT(key_mass) | ATTN_TENSOR_BIT(map)),
+        SPEC(.name = "a given lse alone", LOOK, SIZES(130, 140, 64), .given_lse = true, .observe = PROBABILITIES),
+        SPEC(.name = "a given lse alone, products that overflow", LOOK, SIZES(20, 70, 64), .q_amp = 1e19,
+             .has_scale = true, .scale = 1e-38, .given_lse = true, .observe = PROBABILITIES),
+        SPEC(.name = "a given lse alone, hidden NaN", LOOK, SIZES(90, 170, 64), .causal = true, .poison_unseen = true,
+             .given_lse = true, .observe = PROBABILITIES),
+        SPEC(.name = "a given lse alone, NaN that some see", LOOK, SIZES(90, 90, 64), .causal = true, .poison = 1,
+             .given_lse = true, .observe = PROBABILITIES),
+        SPEC(.name = "a given lse alone, options", LOOK, SIZES(90, 170, 64), .softcap = 5, .alibi = 1, .bias = 8,
+             .bias_hidden = 0.3, .given_lse = true, .observe = PROBABILITIES),
         SPEC(.name = "large scores", LOOK, SIZES(40, 300, 64), .q_amp = 30),
         SPEC(.name = "scores that leave float32", LOOK, SIZES(20, 70, 64), .q_amp = 3e18),
         SPEC(.name = "products that overflow", LOOK, SIZES(20, 70, 64), .q_amp = 1e19, .has_scale = true,
