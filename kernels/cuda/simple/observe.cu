@@ -184,7 +184,8 @@ __global__ void __launch_bounds__(32 * WARPS) observe_map(const __grid_constant_
     if (has_wanted(rows)) for_work(first, count, [&](int64_t n) { sum_of_cell(a, n, rows); });
 }
 
-/* Sets *rows.nonfinite if an element of an output, which has `lines` lines of `width` elements per head, is not finite. */
+/* Sets *rows.nonfinite if an output has an element that is not finite. The output has `lines` lines of `width` elements
+ * for each head. */
 DEVICE void find_nonfinite_in(const cuda_args &a, const observed_rows &rows, const attn_view &view, int64_t lines,
                               int64_t width)
 {
