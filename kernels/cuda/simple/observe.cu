@@ -185,19 +185,21 @@ __global__ void __launch_bounds__(32 * WARPS) observe_map(const __grid_constant_
 }
 
 /* Sets *rows.nonfinite if an output has an element that is not finite. The output has `lines` lines of `width` elements
- * for each head. */
+ * for each head. A warp reads PIECE elements of a line at a time. */
 DEVICE void find_nonfinite_in(const cuda_args &a, const observed_rows &rows, const attn_view &view, int64_t lines,
                               int64_t width)
 {
+    const int64_t PIECE = 256;
     const attn_dims &d = a.g.dims;
     if (!view.data || width <= 0) return;
-    const int64_t count = lines * d.H * (d.packed ? 1 : d.B);
+    const int64_t pieces = attn_tiles(width, PIECE), count = lines * pieces * d.H * (d.packed ? 1 : d.B);
     for (int64_t n = warp_index(); n < count; n += (int64_t)gridDim.x * WARPS) {
-        int64_t line, h;
-        const int64_t b = divide(divide(n, lines, line), d.H, h);
+        int64_t piece, line, h;
+        const int64_t b = divide(divide(divide(n, pieces, piece), lines, line), d.H, h);
         const float *const from = (const float *)view.data + attn_at(&view, b, h, line);
+        const int64_t end = attn_min64((piece + 1) * PIECE, width);
         bool found = false;
-        for (int64_t c = threadIdx.x % 32; c < width; c += 32) found |= from[c] - from[c] != 0;
+        for (int64_t c = piece * PIECE + threadIdx.x % 32; c < end; c += 32) found |= from[c] - from[c] != 0;
         if (!found) continue;
         *rows.nonfinite = 1;
         if (a.rows_found) *a.rows_found = 1;

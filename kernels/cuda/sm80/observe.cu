@@ -205,20 +205,21 @@ int needed_sums(const attn_problem *p)
            (p->lse.rank || p->top_weights.rank || p->key_mass.rank || p->weights.rank || p->map.rank);
 }
 
-/* Estimated seconds of a pass over all pairs, of the pass for key_mass, and of a pass over the region (selected pairs)
- * of weights and map. */
+/* Estimated seconds of the pass over the rows, of those for key_mass and top_keys, and of a pass over the region
+ * (selected pairs) of weights and map. */
 struct pass_seconds {
-    double all, mass, region;
+    double rows, mass, top, region;
 };
 
-pass_seconds seconds_of(const cuda_chip *chip, const attn_plan *plan)
+pass_seconds seconds_of(const cuda_chip *chip, const attn_plan *plan, const observe_passes &passes)
 {
     const attn_observe &o = plan->geometry.observe;
     const attn_dims &d = plan->geometry.dims;
     const double all = tile_seconds(chip, plan), rows = (double)attn_max64(d.Sq, 1), keys = (double)attn_max64(d.Sk, 1);
     const double of_rows = (double)(o.rows[1] - o.rows[0]) / rows, of_keys = (double)(o.keys[1] - o.keys[0]) / keys;
     const bool few = o.key_mass_rows > 0 && o.key_mass_rows < d.Sq && !d.packed;
-    return { all, few ? all * (double)o.key_mass_rows / rows : all, all * of_rows * of_keys };
+    return { all, few ? all * (double)o.key_mass_rows / rows : all, 6 * all * passes.others,
+             all * of_rows * of_keys * passes.others };
 }
 
 cudaError_t launch_rows(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const layout &x,
@@ -229,12 +230,12 @@ cudaError_t launch_rows(const cuda_chip *chip, const cuda_args &a, const attn_pl
     const finish_args f = { x.parts, scale, scale * LOG2E, has_options(plan), needed_sums(p) };
     const int64_t rows = query_rows(a.g.dims);
     cudaError_t code = in_shares(
-        chip, seconds.all, [&](const cuda_chip *part) { return passes.rows(part, a, plan, x.parts, f.sums, stream); });
+        chip, seconds.rows, [&](const cuda_chip *part) { return passes.rows(part, a, plan, x.parts, f.sums, stream); });
     if (code == cudaSuccess && rows > 0 && takes_step(chip, 0))
         finish_rows<<<(unsigned)attn_tiles(rows, THREADS), THREADS, 0, stream>>>(a, f, x.rows, x.tiles);
     simple_observe_rows_left(chip, a, x.rows, stream);
     if (code == cudaSuccess && (p->top_keys.rank || p->top_weights.rank))
-        code = in_shares(chip, 6 * seconds.all,
+        code = in_shares(chip, seconds.top,
                          [&](const cuda_chip *part) { return observe_top_pass(part, a, plan, x.rows, stream); });
     return code;
 }
@@ -292,7 +293,7 @@ cudaError_t observe_launch(const cuda_chip *chip, cudaStream_t stream, const att
 {
     const cuda_args a = cuda_args_of(chip, plan);
     const layout x = layout_of(chip, plan, passes, workspace);
-    const pass_seconds seconds = seconds_of(chip, plan);
+    const pass_seconds seconds = seconds_of(chip, plan, passes);
     cudaError_t code = cudaSuccess;
     if (takes_step(chip, 0)) {
         code = cudaMemsetAsync(x.rows.found, 0, 2 * sizeof *x.rows.found, stream);
@@ -321,7 +322,7 @@ namespace {
 
 observe_passes own_passes(const attn_plan *plan)
 {
-    return { observe_block_rows(plan), observe_rows_pass, observe_mass_pass };
+    return { observe_block_rows(plan), 1, observe_rows_pass, observe_mass_pass };
 }
 
 bool plan_generic(const cuda_chip *chip, attn_plan *plan)

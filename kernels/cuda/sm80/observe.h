@@ -45,9 +45,10 @@ cudaError_t observe_cells_pass(const cuda_chip *chip, const cuda_args &a, const 
 cudaError_t observe_mass_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const tile_rows &rows,
                               cudaStream_t stream);
 
-/* The passes that each family of kernels has of its own. block_rows: the number of rows of a block of rows(). */
+/* The passes that each family of kernels has of its own. block_rows: the number of rows of a block of rows(). others:
+ * how many times longer the other passes, by mma.sync, may take than tile_seconds() says for the family. */
 struct observe_passes {
-    int block_rows;
+    int block_rows, others;
     cudaError_t (*rows)(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const observed_parts &parts,
                         int sums, cudaStream_t stream);
     cudaError_t (*mass)(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const tile_rows &rows,

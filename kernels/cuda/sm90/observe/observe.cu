@@ -7,7 +7,7 @@
 
 namespace {
 
-const observe_passes PASSES = { SM90_OBSERVE_ROWS, sm90_rows_pass, sm90_mass_pass };
+const observe_passes PASSES = { SM90_OBSERVE_ROWS, 3, sm90_rows_pass, sm90_mass_pass };
 
 bool plan_observe(const cuda_chip *chip, attn_plan *plan)
 {
