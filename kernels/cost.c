@@ -391,8 +391,8 @@ static double scores_made(const attn_problem *p, const attn_dims *d)
     return p->map.rank ? times + region : times;
 }
 
-/* Nanoseconds per pair that top_keys adds. On a CPU a thread looks at the scores one after the other. The generic
- * kernel has a separate pass for top_keys: 1.35 ns for 8 keys and D = 128 on an H200, 2026-11-27. */
+/* Nanoseconds per pair that top_keys adds. On a CPU a thread looks at the scores one after the other. On a GPU the
+ * generic kernel has a separate pass for top_keys: 1.35 ns for 8 keys and D = 128 on an H200, 2026-11-27. */
 #define TOP_PAIR         0.5
 #define TOP_PAIR_GENERIC 1.3
 
@@ -440,7 +440,7 @@ static attn_cost cost_of(const attn_device_info *info, const attn_plan *plan, do
     const double each = r->strange + r->strange_product * columns;
     sum.ns = plain_ns(r, &w);
     add_extras(&sum, r, &w, plan->features);
-    const double top_pair = r->family == GENERIC ? TOP_PAIR_GENERIC : TOP_PAIR;
+    const double top_pair = r->family == GENERIC || r->family == HOPPER ? TOP_PAIR_GENERIC : TOP_PAIR;
     if (p->op == ATTN_OP_OBSERVE && p->observe.top > 0) add(&sum, w.triples * top_pair / w.by[TILES], "top_keys");
     if (p->op == ATTN_OP_BACKWARD && p->out.rank == 0) add_first(&sum, r, plan, &d, triples, info->units);
     const double worst = sum.ns + triples * each / w.by[TILES];

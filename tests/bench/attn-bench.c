@@ -72,6 +72,7 @@ struct options {
     int64_t padded;
     double hidden_bias;
     uint64_t observed;  /* outputs of an observe, one bit each */
+    bool given_lse;     /* an observe is given an lse of random numbers */
     uint64_t gradients; /* a backward's gradients of options: one bit each for dsinks, dbias and dalibi_slopes */
     enum { NO_SWEEP, SWEEP_PAPER, SWEEP_DECODE, SWEEP_MASKS, SWEEP_OBSERVE } sweep;
     /* dtype: of q; key_dtype: of k and v; grad_dtype: of dq, dk and dv; bias_dtype: of bias */
@@ -437,6 +438,11 @@ static double time_shape(struct machine *m, const struct options *o, attn_op op)
             must(attn_copy(m->stream, blocks[id].device, blocks[id].host, (size_t)blocks[id].bytes, ATTN_TO_DEVICE,
                            &err));
         }
+        if (op == ATTN_OP_OBSERVE && o->given_lse) {
+            must(attn_output(&p, ATTN_T_lse, ATTN_F32, &p.lse, &err));
+            give_memory(m, &p.lse, &blocks[ATTN_T_lse]);
+            p.observe.given_lse = true;
+        }
         if (back) {
             p.dout = p.out;
             give_memory(m, &p.dout, &blocks[ATTN_T_dout]);
@@ -644,15 +650,20 @@ static void sweep_masks(struct machine *m, const struct options *given, attn_op 
 /* Times a forward, and then an observe of each kind with the same sizes. */
 static void sweep_observe(struct machine *m, const struct options *given)
 {
-    static const attn_tensor_id kinds[] = { ATTN_T_max_logit, ATTN_T_entropy, ATTN_T_key_mass, ATTN_T_map,
-                                            ATTN_T_top_keys };
+    static const struct {
+        attn_tensor_id output;
+        bool given_lse;
+    } kinds[] = { { ATTN_T_max_logit, false }, { ATTN_T_entropy, false }, { ATTN_T_key_mass, false },
+                  { ATTN_T_key_mass, true },   { ATTN_T_map, false },     { ATTN_T_top_keys, false } };
     const double forward = time_shape(m, given, ATTN_OP_FORWARD);
     for (size_t n = 0; n < sizeof kinds / sizeof *kinds; n++) {
         struct options o = *given;
         char what[64];
-        o.observed = BIT(kinds[n]);
+        o.observed = BIT(kinds[n].output);
+        o.given_lse = kinds[n].given_lse;
         const double ms = time_shape(m, &o, ATTN_OP_OBSERVE);
-        snprintf(what, sizeof what, "%s: %.3f ms, times a forward", attn_tensors[kinds[n]].name, ms);
+        snprintf(what, sizeof what, "%s%s: %.3f ms, times a forward", attn_tensors[kinds[n].output].name,
+                 o.given_lse ? " with lse given" : "", ms);
         remark(&o, what, ms / forward);
     }
 }

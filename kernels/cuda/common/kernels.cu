@@ -14,6 +14,7 @@ extern const cuda_kernel wide_forward, wide_backward;                   /* sm80/
 extern const cuda_kernel generic_backward;                              /* sm80/backward.cu */
 extern const cuda_kernel f32_forward, f32_backward;                     /* sm80/f32_forward.cu, sm80/f32_backward.cu */
 extern const cuda_kernel simple_forward, simple_backward;               /* simple/simple.cu */
+extern const cuda_kernel sm90_observe;                                  /* sm90/observe/observe.cu */
 extern const cuda_kernel generic_observe;                               /* sm80/observe.cu */
 extern const cuda_kernel simple_observe;                                /* simple/observe.cu */
 
@@ -39,6 +40,7 @@ extern const cuda_kernel *const cuda_kernels[] = {
     &f32_backward,
     &simple_forward,
     &simple_backward,
+    &sm90_observe,
     &generic_observe,
     &simple_observe,
 };

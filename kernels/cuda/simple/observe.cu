@@ -21,17 +21,23 @@
 
 namespace {
 
-/* Returns whether this launch computes the row with index `at`: every row, or only strange rows (those that tiles
- * cannot compute). */
+/* Returns whether this launch computes the row with index `at`: every row, only strange rows (those that tiles cannot
+ * compute), or all rows but these. */
 DEVICE bool is_wanted(const observed_rows &rows, int64_t at)
 {
-    return !rows.strange || rows.strange[at];
+    return !rows.strange || (rows.strange[at] != 0) != rows.nonfinite_sums;
 }
 
-/* Returns whether this launch has any row to compute: false only if it is for strange rows and there are none. */
+/* Returns whether this launch has anything to compute. */
 DEVICE bool has_wanted(const observed_rows &rows)
 {
-    return !rows.found || *rows.found;
+    return rows.nonfinite_sums ? *rows.nonfinite : !rows.found || *rows.found;
+}
+
+/* Returns whether this launch computes an element of key_mass, weights or map, whose present value is x. */
+DEVICE bool is_wanted_sum(const observed_rows &rows, float x)
+{
+    return !rows.nonfinite_sums || x - x != 0;
 }
 
 /* Calls visit(n) for every n of first .. first + count - 1 that belongs to this warp. */
@@ -44,7 +50,7 @@ template <class VISIT> DEVICE void for_work(int64_t first, int64_t count, VISIT 
  * sum. */
 DEVICE void store_sum(const observed_rows &rows, float *to, double sum)
 {
-    *to = (float)(rows.strange ? (double)*to + sum : sum);
+    *to = (float)(rows.strange && !rows.nonfinite_sums ? (double)*to + sum : sum);
 }
 
 /* ---- Rows -------------------------------------------------------------------------------------------------------- */
@@ -75,6 +81,9 @@ DEVICE void mass_of_key(const cuda_args &a, int64_t n, const observed_rows &rows
     const head_args x = head_args_of(a, b, h);
     const int64_t j = line - x.s.k_start, shown = g.observe.shown_keys;
     if (j >= x.s.Sk || (shown > 0 && !packed && j >= shown)) return;
+    const attn_view &view = g.view[ATTN_T_key_mass];
+    float *const to = (float *)view.data + attn_at(&view, b, h, 0) + line;
+    if (!is_wanted_sum(rows, *to)) return;
     attn_range queries = attn_rows_of(&g, &x.s, j);
     if (g.observe.key_mass_rows > 0) queries.lo = attn_max64(queries.lo, x.s.Sq - g.observe.key_mass_rows);
     double sum = 0;
@@ -90,8 +99,7 @@ DEVICE void mass_of_key(const cuda_args &a, int64_t n, const observed_rows &rows
         sum += (double)probability(rows, lse_at(a, x, mine), seen, z);
     }
     sum = warp_sum_double(sum);
-    const attn_view &view = g.view[ATTN_T_key_mass];
-    if (threadIdx.x % 32 == 0) store_sum(rows, (float *)view.data + attn_at(&view, b, h, 0) + line, sum);
+    if (threadIdx.x % 32 == 0) store_sum(rows, to, sum);
 }
 
 __global__ void __launch_bounds__(32 * WARPS) observe_mass(const __grid_constant__ cuda_args a, int64_t first,
@@ -131,7 +139,13 @@ DEVICE void weights_of_row(const cuda_args &a, int64_t n, const observed_rows &r
     const attn_view &view = g.view[ATTN_T_weights];
     float *const to = (float *)view.data + attn_at(&view, x.b, h, r);
     if (i >= x.s.Sq || !is_wanted(rows, lse_at(a, x, i))) return;
-    for_probabilities(a, x, rows, i, o.keys[0], o.keys[1], [&](int64_t j, float P) { to[j - o.keys[0]] = P; });
+    bool wanted = !rows.nonfinite_sums;
+    for (int64_t n = threadIdx.x % 32; n < o.keys[1] - o.keys[0] && rows.nonfinite_sums; n += 32)
+        wanted |= is_wanted_sum(rows, to[n]);
+    if (!__any_sync(ALL_LANES, wanted)) return;
+    for_probabilities(a, x, rows, i, o.keys[0], o.keys[1], [&](int64_t j, float P) {
+        if (is_wanted_sum(rows, to[j - o.keys[0]])) to[j - o.keys[0]] = P;
+    });
 }
 
 __global__ void __launch_bounds__(32 * WARPS) observe_weights(const __grid_constant__ cuda_args a, int64_t first,
@@ -155,19 +169,54 @@ DEVICE void sum_of_cell(const cuda_args &a, int64_t n, const observed_rows &rows
                   i1 = o.rows[0] + attn_tiles((u + 1) * height, o.map[0]);
     const int64_t j0 = o.keys[0] + attn_tiles(v * width, o.map[1]),
                   j1 = o.keys[0] + attn_tiles((v + 1) * width, o.map[1]);
+    const attn_view &view = g.view[ATTN_T_map];
+    float *const to = (float *)view.data + attn_at(&view, x.b, h, u) + v;
+    if (!is_wanted_sum(rows, *to)) return;
     double sum = 0;
     for (int64_t i = i0; i < attn_min64(i1, x.s.Sq); i++)
         if (is_wanted(rows, lse_at(a, x, i)))
             for_probabilities(a, x, rows, i, j0, j1, [&](int64_t, float P) { sum += (double)P; });
     sum = warp_sum_double(sum);
-    const attn_view &view = g.view[ATTN_T_map];
-    if (threadIdx.x % 32 == 0) store_sum(rows, (float *)view.data + attn_at(&view, x.b, h, u) + v, sum);
+    if (threadIdx.x % 32 == 0) store_sum(rows, to, sum);
 }
 
 __global__ void __launch_bounds__(32 * WARPS) observe_map(const __grid_constant__ cuda_args a, int64_t first,
                                                           int64_t count, const __grid_constant__ observed_rows rows)
 {
     if (has_wanted(rows)) for_work(first, count, [&](int64_t n) { sum_of_cell(a, n, rows); });
+}
+
+/* Sets *rows.nonfinite if an output has an element that is not finite. The output has `lines` lines of `width` elements
+ * for each head. A warp reads PIECE elements of a line at a time. */
+DEVICE void find_nonfinite_in(const cuda_args &a, const observed_rows &rows, const attn_view &view, int64_t lines,
+                              int64_t width)
+{
+    const int64_t PIECE = 256;
+    const attn_dims &d = a.g.dims;
+    if (!view.data || width <= 0) return;
+    const int64_t pieces = attn_tiles(width, PIECE), count = lines * pieces * d.H * (d.packed ? 1 : d.B);
+    for (int64_t n = warp_index(); n < count; n += (int64_t)gridDim.x * WARPS) {
+        int64_t piece, line, h;
+        const int64_t b = divide(divide(divide(n, pieces, piece), lines, line), d.H, h);
+        const float *const from = (const float *)view.data + attn_at(&view, b, h, line);
+        const int64_t end = attn_min64((piece + 1) * PIECE, width);
+        bool found = false;
+        for (int64_t c = piece * PIECE + threadIdx.x % 32; c < end; c += 32) found |= from[c] - from[c] != 0;
+        if (!found) continue;
+        *rows.nonfinite = 1;
+        if (a.rows_found) *a.rows_found = 1;
+    }
+}
+
+__global__ void __launch_bounds__(32 * WARPS)
+    find_nonfinite(const __grid_constant__ cuda_args a, const __grid_constant__ observed_rows rows)
+{
+    const attn_observe &o = a.g.observe;
+    const attn_view &mass = a.g.view[ATTN_T_key_mass];
+    const bool shows_some = !a.g.dims.packed && o.shown_keys > 0;
+    find_nonfinite_in(a, rows, mass, 1, shows_some ? attn_min64(o.shown_keys, a.g.dims.Sk) : a.g.dims.Sk);
+    find_nonfinite_in(a, rows, a.g.view[ATTN_T_weights], o.rows[1] - o.rows[0], o.keys[1] - o.keys[0]);
+    find_nonfinite_in(a, rows, a.g.view[ATTN_T_map], o.map[0], o.map[1]);
 }
 
 enum { HEAD_THREADS = 512 };
@@ -279,7 +328,7 @@ cudaError_t launch_observe(const cuda_chip *chip, cudaStream_t stream, const att
     const cuda_args a = cuda_args_of(chip, plan);
     const int64_t rows = query_rows(a.g.dims);
     float *const memory = (float *)workspace;
-    const observed_rows k = { memory, memory + rows, memory + 2 * rows, memory + 3 * rows, nullptr, nullptr };
+    const observed_rows k = { memory, memory + rows, memory + 2 * rows, memory + 3 * rows };
     launch_observed_rows(chip, a, k, stream);
     launch_sums(chip, a, k, stream);
     simple_observe_heads(chip, a, k, stream);
@@ -292,6 +341,20 @@ void simple_observe_rows_left(const cuda_chip *chip, const cuda_args &a, const o
 {
     if (chip->found) look_for_rows(chip, stream);
     launch_observed_rows(chip, a, rows, stream);
+}
+
+void simple_observe_find_nonfinite(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
+                                   cudaStream_t stream)
+{
+    if (takes_step(chip, 0)) find_nonfinite<<<chip->multiprocessors * 4, 32 * WARPS, 0, stream>>>(a, rows);
+}
+
+void simple_observe_nonfinite_sums(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
+                                   cudaStream_t stream)
+{
+    observed_rows again = rows;
+    again.nonfinite_sums = true;
+    launch_sums(chip, a, again, stream);
 }
 
 void simple_observe_sums_left(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows, cudaStream_t stream)

@@ -47,7 +47,7 @@ DEVICE float score_of_key(const cuda_args &a, const head_args &x, int64_t i, int
 DEVICE float probability(const observed_rows &rows, int64_t row, bool seen, float z)
 {
     const float base = rows.base[row];
-    if (!seen) return 0;
+    if (!seen || base == CUDART_INF_F) return 0;
     return base != base ? base : exp2f(in_base_2(z) - base) * rows.inverse[row];
 }
 

@@ -12,6 +12,10 @@
  *
  * A pass after `finish` has P = exp2(z - base) * inverse.
  *
+ * If lse is given and only key_mass, weights or map are wanted, the pass `rows` is left out, and the kernel
+ * take_given_lse does what `finish` does. Scores that tiles cannot compute then make elements of these outputs NaN or
+ * infinite, and simple/observe.cu computes such elements again.
+ *
  * Each pass computes the scores again, so no array of Sq x Sk exists. A pass costs half of a forward's products.
  *
  * Tiles cannot compute a row that has a NaN, a product that leaves float32, or a score of 2^27 and more. The pass
@@ -20,8 +24,8 @@
 #include "kernels/cuda/simple/observe_row.cuh"
 #include "kernels/cuda/simple/simple.h"
 #include "kernels/cuda/simple/work.cuh"
-#include "observe.h"
-#include "observe_merge.cuh"
+#include "ptx.cuh"
+#include "observe_common.cuh"
 
 namespace {
 
@@ -77,6 +81,34 @@ __global__ void __launch_bounds__(THREADS)
     store_end(a, r.x, r.i, end, most, rows);
 }
 
+/* Makes base and inverse of the rows from a given lse: P = exp(z - lse). One warp does it for one row. A row is strange
+ * if its lse does not determine P, or if an element of q is not finite, which would make all of the row's P NaN. */
+__global__ void __launch_bounds__(32 * WARPS)
+    take_given_lse(const __grid_constant__ cuda_args a, const __grid_constant__ observed_rows rows,
+                   const __grid_constant__ tile_rows tiles)
+{
+    const row r = query_row(a, warp_index());
+    if (!r.exists) return;
+    const attn_view &q = a.g.view[ATTN_T_q];
+    const int64_t at = lse_at(a, r.x, r.i), from = query_at(a, r.x, r.i);
+    const float lse = given_lse_of(a, r.x, r.i);
+    const bool nothing = lse == -CUDART_INF_F;
+    bool strange = !says_lse(lse) || lse != lse;
+    for (int64_t n = threadIdx.x % 32; n < a.g.dims.D && !nothing; n += 32) {
+        const float x = load_float(q.dtype, q.data, from + n);
+        strange |= x - x != 0;
+    }
+    strange = __any_sync(ALL_LANES, strange);
+    if (threadIdx.x % 32) return;
+    rows.base[at] = nothing ? CUDART_INF_F : lse * LOG2E;
+    rows.inverse[at] = 1;
+    rows.strange[at] = strange;
+    tiles.end[at] = strange ? make_float2(CUDART_INF_F, 0) : make_float2(rows.base[at], 1);
+    if (!strange) return;
+    *rows.found = 1;
+    if (a.rows_found) *a.rows_found = 1;
+}
+
 /* Adds up the sums of a map's cell over the strips (rows of a warp), in order. One thread adds up one cell. */
 __global__ void __launch_bounds__(THREADS)
     add_strips(const __grid_constant__ cuda_args a, const __grid_constant__ observed_cells cells, int strip_rows,
@@ -123,13 +155,13 @@ int blocks_of(const cuda_chip *chip, int64_t tiles, int64_t most)
     return (int)attn_max64(attn_min64(attn_tiles(busy, attn_max64(tiles, 1)), most), 1);
 }
 
-layout layout_of(const cuda_chip *chip, const attn_plan *plan, void *memory)
+layout layout_of(const cuda_chip *chip, const attn_plan *plan, const observe_passes &passes, void *memory)
 {
     const attn_geometry &g = plan->geometry;
     const attn_dims &d = g.dims;
     const attn_observe &o = g.observe;
     const int64_t rows = query_rows(d), shown = d.packed ? d.H : d.B * d.H, chunks = attn_tiles(d.Sk, OBSERVE_CHUNK);
-    const dim3 grid = tile_grid(g, observe_block_rows(plan));
+    const dim3 grid = tile_grid(g, passes.block_rows);
     char *const at = (char *)memory;
     layout x = {};
     x.rows.base = take<float>(at, &x.bytes, rows);
@@ -137,7 +169,8 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan, void *memory)
     x.rows.most = take<float>(at, &x.bytes, rows);
     x.rows.entropy = take<float>(at, &x.bytes, rows);
     x.rows.strange = take<uint8_t>(at, &x.bytes, rows);
-    x.rows.found = take<int>(at, &x.bytes, 1);
+    x.rows.found = take<int>(at, &x.bytes, 2);
+    x.rows.nonfinite = x.rows.found + 1;
     x.tiles.end = take<float2>(at, &x.bytes, rows);
     x.parts.blocks = blocks_of(chip, (int64_t)grid.x * grid.y * grid.z, chunks);
     x.parts.rows = rows;
@@ -157,6 +190,13 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan, void *memory)
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
+/* Returns whether a given lse determines all P that the outputs need, so that no pass computes the rows. */
+bool is_known(const attn_problem *p)
+{
+    return p->observe.given_lse && !p->row_max.rank && !p->max_logit.rank && !p->entropy.rank &&
+           !p->mean_entropy.rank && !p->top_keys.rank && !p->top_weights.rank;
+}
+
 /* Returns which sums of a row the outputs need: 0: none; 1: l; 2: l and e. */
 int needed_sums(const attn_problem *p)
 {
@@ -165,49 +205,46 @@ int needed_sums(const attn_problem *p)
            (p->lse.rank || p->top_weights.rank || p->key_mass.rank || p->weights.rank || p->map.rank);
 }
 
-bool plan(const cuda_chip *chip, attn_plan *plan)
-{
-    const int64_t most_bytes = INT64_C(4) << 30;
-    const size_t shared = observe_rows_shared(plan), cells = observe_cells_shared(plan),
-                 mass = observe_mass_shared(plan), most = shared > cells ? shared : cells;
-    if (!tile_grid_fits(plan->geometry.dims) || (most > mass ? most : mass) > (size_t)chip->shared_bytes) return false;
-    plan->workspace_bytes = layout_of(chip, plan, nullptr).bytes;
-    return plan->workspace_bytes < (size_t)most_bytes;
-}
-
-/* Estimated seconds of a pass over all pairs, of the pass for key_mass, and of a pass over the region (selected pairs)
- * of weights and map. */
+/* Estimated seconds of the pass over the rows, of those for key_mass and top_keys, and of a pass over the region
+ * (selected pairs) of weights and map. */
 struct pass_seconds {
-    double all, mass, region;
+    double rows, mass, top, region;
 };
 
-pass_seconds seconds_of(const cuda_chip *chip, const attn_plan *plan)
+pass_seconds seconds_of(const cuda_chip *chip, const attn_plan *plan, const observe_passes &passes)
 {
     const attn_observe &o = plan->geometry.observe;
     const attn_dims &d = plan->geometry.dims;
     const double all = tile_seconds(chip, plan), rows = (double)attn_max64(d.Sq, 1), keys = (double)attn_max64(d.Sk, 1);
     const double of_rows = (double)(o.rows[1] - o.rows[0]) / rows, of_keys = (double)(o.keys[1] - o.keys[0]) / keys;
     const bool few = o.key_mass_rows > 0 && o.key_mass_rows < d.Sq && !d.packed;
-    return { all, few ? all * (double)o.key_mass_rows / rows : all, all * of_rows * of_keys };
+    return { all, few ? all * (double)o.key_mass_rows / rows : all, 6 * all * passes.others,
+             all * of_rows * of_keys * passes.others };
 }
 
 cudaError_t launch_rows(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const layout &x,
-                        const pass_seconds &seconds, cudaStream_t stream)
+                        const observe_passes &passes, const pass_seconds &seconds, cudaStream_t stream)
 {
     const attn_problem *const p = plan->problem;
     const float scale = (float)a.g.scale;
     const finish_args f = { x.parts, scale, scale * LOG2E, has_options(plan), needed_sums(p) };
     const int64_t rows = query_rows(a.g.dims);
-    cudaError_t code = in_shares(chip, seconds.all, [&](const cuda_chip *part) {
-        return observe_rows_pass(part, a, plan, x.parts, f.sums, stream);
-    });
+    cudaError_t code = in_shares(
+        chip, seconds.rows, [&](const cuda_chip *part) { return passes.rows(part, a, plan, x.parts, f.sums, stream); });
     if (code == cudaSuccess && rows > 0 && takes_step(chip, 0))
         finish_rows<<<(unsigned)attn_tiles(rows, THREADS), THREADS, 0, stream>>>(a, f, x.rows, x.tiles);
     simple_observe_rows_left(chip, a, x.rows, stream);
     if (code == cudaSuccess && (p->top_keys.rank || p->top_weights.rank))
-        code = in_shares(chip, 6 * seconds.all,
+        code = in_shares(chip, seconds.top,
                          [&](const cuda_chip *part) { return observe_top_pass(part, a, plan, x.rows, stream); });
     return code;
+}
+
+void take_lse(const cuda_chip *chip, const cuda_args &a, const layout &x, cudaStream_t stream)
+{
+    const int64_t rows = query_rows(a.g.dims);
+    if (rows > 0 && takes_step(chip, 0))
+        take_given_lse<<<blocks_for(rows), 32 * WARPS, 0, stream>>>(a, x.rows, x.tiles);
 }
 
 /* Launches the pass over the region (selected queries and keys) that computes weights, and the one that computes
@@ -239,26 +276,63 @@ cudaError_t launch_region(const cuda_chip *chip, const cuda_args &a, const attn_
     return code;
 }
 
-cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace)
+} // namespace
+
+bool observe_plan(const cuda_chip *chip, attn_plan *plan, const observe_passes &passes)
+{
+    const int64_t most_bytes = INT64_C(4) << 30;
+    const size_t shared = observe_rows_shared(plan), cells = observe_cells_shared(plan),
+                 mass = observe_mass_shared(plan), most = shared > cells ? shared : cells;
+    if (!tile_grid_fits(plan->geometry.dims) || (most > mass ? most : mass) > (size_t)chip->shared_bytes) return false;
+    plan->workspace_bytes = layout_of(chip, plan, passes, nullptr).bytes;
+    return plan->workspace_bytes < (size_t)most_bytes;
+}
+
+cudaError_t observe_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace,
+                           const observe_passes &passes)
 {
     const cuda_args a = cuda_args_of(chip, plan);
-    const layout x = layout_of(chip, plan, workspace);
-    const pass_seconds seconds = seconds_of(chip, plan);
+    const layout x = layout_of(chip, plan, passes, workspace);
+    const pass_seconds seconds = seconds_of(chip, plan, passes);
     cudaError_t code = cudaSuccess;
     if (takes_step(chip, 0)) {
-        code = cudaMemsetAsync(x.rows.found, 0, sizeof *x.rows.found, stream);
+        code = cudaMemsetAsync(x.rows.found, 0, 2 * sizeof *x.rows.found, stream);
         if (code == cudaSuccess && x.part_bytes) code = cudaMemsetAsync(x.parts.part, 0, x.part_bytes, stream);
         if (code == cudaSuccess && x.cell_bytes) code = cudaMemsetAsync(x.cells.part, 0, x.cell_bytes, stream);
     }
-    if (code == cudaSuccess) code = launch_rows(chip, a, plan, x, seconds, stream);
+    const bool known = is_known(plan->problem);
+    if (code == cudaSuccess && known) take_lse(chip, a, x, stream);
+    if (code == cudaSuccess && !known) code = launch_rows(chip, a, plan, x, passes, seconds, stream);
     if (code == cudaSuccess && plan->problem->key_mass.rank)
         code = in_shares(chip, seconds.mass,
-                         [&](const cuda_chip *part) { return observe_mass_pass(part, a, plan, x.tiles, stream); });
+                         [&](const cuda_chip *part) { return passes.mass(part, a, plan, x.tiles, stream); });
     if (code == cudaSuccess) code = launch_region(chip, a, plan, x, seconds, stream);
     if (code != cudaSuccess) return code;
+    if (known) {
+        simple_observe_find_nonfinite(chip, a, x.rows, stream);
+        simple_observe_rows_left(chip, a, x.rows, stream);
+        simple_observe_nonfinite_sums(chip, a, x.rows, stream);
+    }
     simple_observe_sums_left(chip, a, x.rows, stream);
     simple_observe_heads(chip, a, x.rows, stream);
     return cudaPeekAtLastError();
+}
+
+namespace {
+
+observe_passes own_passes(const attn_plan *plan)
+{
+    return { observe_block_rows(plan), 1, observe_rows_pass, observe_mass_pass };
+}
+
+bool plan_generic(const cuda_chip *chip, attn_plan *plan)
+{
+    return observe_plan(chip, plan, own_passes(plan));
+}
+
+cudaError_t launch_generic(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace)
+{
+    return observe_launch(chip, stream, plan, workspace, own_passes(plan));
 }
 
 const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_BIT(F8E4M3);
@@ -269,6 +343,6 @@ extern const cuda_kernel generic_observe = {
     { "generic", ATTN_OP_OBSERVE, DTYPES, TILE_HEAD_DIM, ATTN_ALL_SCORES | ATTN_KEY_FEATURES },
     80,
     ANY_COMPUTE,
-    plan,
-    launch,
+    plan_generic,
+    launch_generic,
 };

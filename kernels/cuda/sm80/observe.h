@@ -1,4 +1,5 @@
-/* observe.h: the passes of an observe (what the queries look at) on tensor cores, which observe.cu launches. */
+/* observe.h: the passes of an observe (what the queries look at) on tensor cores, which observe.cu launches. Hopper has
+ * two of these passes of its own (sm90/observe/). */
 #ifndef ATTN_SM80_OBSERVE_H
 #define ATTN_SM80_OBSERVE_H
 
@@ -43,6 +44,22 @@ cudaError_t observe_cells_pass(const cuda_chip *chip, const cuda_args &a, const 
                                const observed_cells &cells, cudaStream_t stream);
 cudaError_t observe_mass_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const tile_rows &rows,
                               cudaStream_t stream);
+
+/* The passes that each family of kernels has of its own. block_rows: the number of rows of a block of rows(). others:
+ * how many times longer the other passes, by mma.sync, may take than tile_seconds() says for the family. */
+struct observe_passes {
+    int block_rows, others;
+    cudaError_t (*rows)(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const observed_parts &parts,
+                        int sums, cudaStream_t stream);
+    cudaError_t (*mass)(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const tile_rows &rows,
+                        cudaStream_t stream);
+};
+
+/* Plans and launches an observe on tensor cores, with the given passes. observe_plan() returns false if the kernels
+ * cannot compute the problem. */
+bool observe_plan(const cuda_chip *chip, attn_plan *plan, const observe_passes &passes);
+cudaError_t observe_launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace,
+                           const observe_passes &passes);
 
 /* The number of rows of a block of observe_rows_pass(), the number of rows of a warp of observe_cells_pass(), and the
  * shared memory that a block of each pass needs, in bytes. */

@@ -7,7 +7,11 @@
  *
  * A tile of keys is divided into runs of keys in the same column v: one run, unless a column ends inside the tile. A
  * lane adds up its elements of a run for each of its queries. The warp then adds up the queries of each row u: lane n
- * keeps the sum of the n-th row of the map that the strip has, until the column ends. */
+ * keeps the sum of the n-th row of the map that the strip has, until the column ends.
+ *
+ * Where columns are narrow, a tile has many runs. The warp then writes P to shared memory. Each lane adds up the runs
+ * of one query (add_runs), and then the queries of some cells (add_cells). Cells that end in the tile are stored at
+ * once. */
 #include "observe_tiles.cuh"
 
 namespace {
@@ -16,7 +20,19 @@ template <int D, bool SCORE_MODS> struct shared {
     stages<D, SCORE_MODS> tiles;
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
+    /* P of a tile, where a map has narrow columns. With options `way` has room for P. */
+    float P[SCORE_MODS ? 1 : shape<D, SCORE_MODS>::BM][SCORE_MODS ? 1 : shape<D, SCORE_MODS>::BN + 1];
+
+    /* Returns P of one of the block's queries. */
+    DEVICE float *line(int row)
+    {
+        if constexpr (SCORE_MODS) return way.S[row];
+        else return P[row];
+    }
 };
+
+/* The widest columns of a map, in keys, whose cells are computed through shared memory. */
+const int NARROW = 32;
 
 /* Returns the first of `size` rows (or keys) that lies in cell `cell` of `cells`, or in a later cell. */
 DEVICE int first_of_cell(int64_t cell, int64_t cells, int64_t size)
@@ -107,6 +123,50 @@ template <class Shape> DEVICE float sum_of_rows(const float (&sum)[Shape::MT][2]
     return warp_sum(all);
 }
 
+/* Adds up the runs of a query's P in a tile: `line` becomes the sums of the runs. A run has the columns [c, c1) of the
+ * tile that lie in one column of the map. Returns the number of runs, and sets `column` to the column of the last one.
+ * first: the region's keys before the tile's column 0; it is negative if the region begins inside the tile. */
+DEVICE int add_runs(float *line, bool mine, int first, int c, int c1, map_column &column)
+{
+    for (int runs = 0;; column.next()) {
+        const int end = min(c1, column.end - first);
+        float sum = 0;
+        if (mine)
+            for (int n = c; n < end; n++) sum += line[n];
+        if (mine) line[runs] = sum;
+        runs++;
+        c = end;
+        if (c == c1) return runs;
+    }
+}
+
+/* Returns the sum over rows [begin, end) of run `run`. `lines` are the warp's lines, `pitch` numbers apart. */
+DEVICE float sum_of_run(const float *lines, int pitch, int begin, int end, int run)
+{
+    float sum = 0;
+    for (int r = begin; r < end; r++) sum += lines[r * pitch + run];
+    return sum;
+}
+
+/* Adds up the cells of a tile with `runs` runs, the first of which is in column v of the map. The first run is added to
+ * `open`; `open` becomes the sum of the last run. Cells that end in the tile are stored at `to`, which is the strip's
+ * row 0 of the map, `columns` numbers per row. */
+DEVICE void add_cells(const float *lines, int pitch, const strip_rows &of_map, int runs, int v, int64_t columns,
+                      float *to, double &open)
+{
+    const int lane = threadIdx.x % 32, inner = runs - 2;
+    open += (double)sum_of_run(lines, pitch, of_map.begin, of_map.end, 0);
+    if (runs == 1) return;
+    if (lane < of_map.count) to[of_map.u * columns + v] = (float)open;
+    for (int first = 0; first < inner * of_map.count; first += 32) {
+        const int at = first + lane, n = at / inner, run = 1 + at % inner;
+        const int begin = __shfl_sync(ALL_LANES, of_map.begin, n), end = __shfl_sync(ALL_LANES, of_map.end, n),
+                  u = __shfl_sync(ALL_LANES, of_map.u, n);
+        if (n < of_map.count) to[u * columns + v + run] = sum_of_run(lines, pitch, begin, end, run);
+    }
+    open = (double)sum_of_run(lines, pitch, of_map.begin, of_map.end, runs - 1);
+}
+
 /* Sets all scores to -inf in rows whose base is INFINITY. Otherwise a score that is NaN or infinite would give a hidden
  * pair a P of NaN. */
 template <int MT, int NT> DEVICE void hide_rows_without_base(float (&S)[MT][NT][4], const float (&base)[MT][2])
@@ -168,9 +228,10 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     const int strip = r0 / (16 * MT) + warp, s0 = r0 + warp * 16 * MT;
     const strip_rows of_map(s0, min(s0 + 16 * MT, q1 - (int)o.rows[0]), cells.map ? o.map[0] : 1, height);
     map_column column(cells.map ? v0 : 0, width, cells.map ? parts : 1);
-    float *const to = cells.part +
-                      ((x.b * (g.dims.packed ? 0 : g.dims.H) + x.h) * (cells.strips + o.map[0]) + strip + of_map.u) *
-                          o.map[1];
+    float *const of_strip =
+        cells.part + ((x.b * (g.dims.packed ? 0 : g.dims.H) + x.h) * (cells.strips + o.map[0]) + strip) * o.map[1];
+    float *const to = of_strip + of_map.u * o.map[1];
+    const bool narrow = cells.map && width >= parts && width <= (int64_t)NARROW * parts;
     /* lane n: sum over the current column of the map, for the n-th row of the map in which the strip has queries */
     double open = 0;
     const attn_view &weights = g.view[ATTN_T_weights];
@@ -216,12 +277,32 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
                 });
                 return;
             }
-            while (lo < hi) {
-                while (lo - (int)o.keys[0] >= column.end) {
+            const auto end_columns_before = [&](int j) {
+                while (j - (int)o.keys[0] >= column.end) {
                     if (lane < of_map.count) to[column.v] = (float)open;
                     open = 0;
                     column.next();
                 }
+            };
+            if (narrow) {
+                end_columns_before(lo);
+                for_own_rows<Shape>([&](int mt, int half, int r) {
+#pragma unroll
+                    for (int nt = 0; nt < BN / 8; nt++)
+#pragma unroll
+                        for (int e = 0; e < 2; e++) sm.line(r)[nt * 8 + lane % 4 * 2 + e] = S[mt][nt][half * 2 + e];
+                });
+                __syncwarp();
+                float *const lines = sm.line(warp * 16 * MT);
+                const int pitch = (int)(sm.line(1) - sm.line(0)), v = column.v;
+                const int runs = add_runs(lines + lane % (16 * MT) * pitch, lane < 16 * MT, n * BN - (int)o.keys[0],
+                                          lo - n * BN, hi - n * BN, column);
+                __syncwarp();
+                add_cells(lines, pitch, of_map, runs, v, o.map[1], of_strip, open);
+                return;
+            }
+            while (lo < hi) {
+                end_columns_before(lo);
                 const int end = min(hi, (int)o.keys[0] + column.end);
                 float sum[MT][2] = {};
                 add_run<Shape>(S, lo - n * BN, end - n * BN, sum);

@@ -6,7 +6,6 @@
  * 8 (base 2) below the lane's maximum, so that l and e are rescaled once or twice. At the end of a chunk of keys the
  * lanes' sums are merged, and the chunks are merged in order. */
 #include "kernels/cuda/simple/observe_row.cuh"
-#include "observe_merge.cuh"
 #include "observe_tiles.cuh"
 
 namespace {
@@ -17,17 +16,6 @@ template <int D, bool SCORE_MODS> struct shared {
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
     float4 row[shape<D, SCORE_MODS>::BM]; /* for each row of the block: the sums over the chunks so far */
 };
-
-/* What a thread knows of one of its rows: `most` is the largest score in the unit of S, and m the reference (base 2) to
- * which l and e are relative. */
-struct lane_row {
-    float most, m, l, e;
-};
-
-DEVICE lane_row no_keys()
-{
-    return { -CUDART_INF_F, -CUDART_INF_F, 0, 0 };
-}
 
 /* Adds the scores of a tile to what the thread knows of its two rows. S is overwritten. Where scores may be hidden,
  * their exponents are made finite, because 0 times -inf is NaN. */
@@ -79,22 +67,6 @@ DEVICE void add_tile(float (&S)[NT][4], lane_row (&rows)[2], float scale_log2, b
         rows[half].l += l;
         rows[half].e += sum;
     }
-}
-
-/* Merges what a row's four lanes know of the row. The result is valid in the row's first lane. */
-template <bool SCORE_MODS> DEVICE float4 whole_row(const lane_row &row, float scale_log2)
-{
-    const float by = row.m == -CUDART_INF_F ? 0 : row.m - exponent<SCORE_MODS>(row.most, scale_log2, 0);
-    const float scale = exp2_fast(by);
-    float4 sum = make_float4(row.most, __fmul_rn(row.l, scale), __fmul_rn(scale, fmaf(by, row.l, row.e)), 1);
-#pragma unroll
-    for (int with = 1; with <= 2; with *= 2) {
-        const float4 other = make_float4(__shfl_xor_sync(ALL_LANES, sum.x, with),
-                                         __shfl_xor_sync(ALL_LANES, sum.y, with),
-                                         __shfl_xor_sync(ALL_LANES, sum.z, with), 1);
-        sum = merged<SCORE_MODS>(sum, other, scale_log2);
-    }
-    return sum;
 }
 
 /* Computes maxima and sums of rows. SUMS: 0: only maxima; 1: maxima and l; 2: maxima, l and e. */

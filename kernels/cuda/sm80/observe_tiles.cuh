@@ -12,7 +12,7 @@
 #define ATTN_SM80_OBSERVE_TILES_CUH
 
 #include "forward_steps.cuh"
-#include "observe.h"
+#include "observe_common.cuh"
 #include "seen_tiles.cuh"
 
 namespace {
@@ -63,28 +63,6 @@ template <bool SCORE_MODS, typename F> auto with_options(const attn_plan *plan, 
 template <typename F> auto with_variant(const attn_plan *plan, F visit)
 {
     return has_options(plan) ? with_options<true>(plan, visit) : with_options<false>(plan, visit);
-}
-
-/* Launches a kernel on the chip's share of a grid of tiles; `blocks` blocks share each tile. */
-template <auto kernel, typename... Args>
-cudaError_t launch_share(const cuda_chip *chip, cuda_args a, dim3 grid, int blocks, int threads, size_t bytes,
-                         cudaStream_t stream, const Args &...args)
-{
-    take_share(chip, a, grid);
-    grid.x *= (unsigned)blocks;
-    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return cudaSuccess;
-    const cudaError_t code = allow_shared<kernel>(bytes);
-    if (code == cudaSuccess) kernel<<<grid, threads, bytes, stream>>>(a, args...);
-    return code == cudaSuccess ? cudaPeekAtLastError() : code;
-}
-
-/* Returns the tile of a block, and in *number the block's number among the blocks that share the tile. The last tiles
- * come first, because they are the longest under a causal mask. */
-DEVICE int shared_tile(const cuda_args &a, int blocks, int *number)
-{
-    const int n = (int)(gridDim.x - 1 - blockIdx.x);
-    *number = n % blocks;
-    return a.first_tile + n / blocks;
 }
 
 /* Reads the block's own rows from shared memory into registers, as fragments. */

@@ -110,6 +110,7 @@ void test_top_keys_are_the_keys_of_the_largest_probabilities(void **state);
 void test_observables_have_the_same_bits_alone_and_among_others(void **state);
 void test_one_observable_has_the_bits_that_it_has_among_all(void **state);
 void test_pages_and_threads_do_not_change_a_bit_of_an_observe(void **state);
+void test_an_observe_without_options_is_computed_by_the_family_of_the_forward(void **state);
 /* backends_properties.c */
 void test_a_problem_has_the_same_bits_alone_and_among_others(void **state);
 void test_a_family_that_is_asked_for_computes_both_ways(void **state);

@@ -152,6 +152,7 @@ int main(void)
         cmocka_unit_test(test_observables_have_the_same_bits_alone_and_among_others),
         cmocka_unit_test(test_one_observable_has_the_bits_that_it_has_among_all),
         cmocka_unit_test(test_pages_and_threads_do_not_change_a_bit_of_an_observe),
+        cmocka_unit_test(test_an_observe_without_options_is_computed_by_the_family_of_the_forward),
         cmocka_unit_test(test_a_family_that_is_asked_for_computes_both_ways),
         cmocka_unit_test(test_the_number_of_threads_does_not_change_a_bit),
         cmocka_unit_test(test_repeats_give_the_same_bits),
