@@ -126,7 +126,8 @@ static void put_not_tried(struct text *t, const judge_result *r)
 
 static void put_rows(struct text *t, const judge_result *r)
 {
-    text_printf(t, "{\"checked\":%lld,\"of\":%lld}", (long long)r->rows_checked, (long long)r->rows_of);
+    text_printf(t, "{\"checked\":%lld,\"of\":%lld,\"emulated\":%lld}", (long long)r->rows_checked,
+                (long long)r->rows_of, (long long)r->rows_emulated);
 }
 
 const report_member report_members[REPORT_MEMBERS] = {

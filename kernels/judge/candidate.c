@@ -77,11 +77,16 @@ bool candidate_begin(struct judge *j, const struct candidate *c, bool whole)
         frame = &j->other;
         const variation of_other = variation_of(&j->other.p);
         v.g = of_other.g;
-        whole = true;
+        whole = !units_are_sampled(j);
     }
     if (j->sample_count == j->frame.count) whole = true;
-    if (v.one_sequence && j->p.op == ATTN_OP_BACKWARD) whole = true;
-    pass_begin(j, frame, &v, whole ? NULL : j->sample, j->sample_count);
+    if (v.one_sequence && j->p.op == ATTN_OP_BACKWARD) {
+        if (units_are_sampled(j)) return j->left_out = true, false;
+        whole = true;
+    }
+    const bool in_other = frame == &j->other;
+    const int64_t *const sample = in_other ? j->other_sample : j->sample;
+    pass_begin(j, frame, &v, whole ? NULL : sample, in_other ? j->other_count : j->sample_count);
     j->pass.alone = c->first.alone || c->second.alone;
     j->pass.sizes = hypotheses[c->first.row].of_size;
     j->pass.converts = hypotheses[c->first.row].converts && (c->second.row < 0 || hypotheses[c->second.row].converts);

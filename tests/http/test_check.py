@@ -50,7 +50,7 @@ def test_what_the_server_computes_is_right(server, dtype, layout, D, Dv):
     forward = server.forward(**members).json()
     answer = check(server, members, out=forward['out'], lse=forward['lse'])
     assert answer['verdict'] in ('match', 'rounding') and answer['operation'] == 'forward', answer
-    assert answer['rows'] == {'checked': 400, 'of': 400} and answer['not_tried'] == [] and answer['sizes']['Sk'] == 70
+    assert answer['rows'] == {'checked': 400, 'of': 400, 'emulated': 400} and answer['not_tried'] == [] and answer['sizes']['Sk'] == 70
     backward = server.backward(**members, dout=dout).json()
     gradients = {name: backward[name] for name in ('dq', 'dk', 'dv')}
     answer = check(server, members, dout=dout, **gradients, out=forward['out'], lse=forward['lse'])
@@ -187,7 +187,7 @@ def test_a_safetensors_body(server, problem):
     assert answer.status == 200, answer.body
     length, = struct.unpack('<Q', answer.body[:8])
     metadata = json.loads(answer.body[8:8 + length])['__metadata__']
-    assert json.loads(metadata['verdict']) == 'match' and json.loads(metadata['rows']) == {'checked': 160, 'of': 160}
+    assert json.loads(metadata['verdict']) == 'match' and json.loads(metadata['rows']) == {'checked': 160, 'of': 160, 'emulated': 160}
 
 
 def test_kserve_answers_a_report(server, problem):
