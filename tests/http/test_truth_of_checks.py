@@ -153,6 +153,18 @@ def test_others_do_not_wait_for_a_check(fake, problem, gate):
     assert slow.result().json()['verdict'] == 'mismatch'
 
 
+def test_a_device_without_float64_beside_one_with_it(fake, problem, gate):
+    """The second device gets the second check, because the first is busy. It computes nothing in float64, so the CPU does."""
+    server = fake(f'0:truth.hold={gate.path}@1,1:truth.none', devices=2)
+    slow = Asking(server, {**problem, 'out': problem['q']}, path=CHECK)
+    assert eventually(lambda: server.metric('attnd_inflight_requests', state='running') == 1)
+    by_cpu = check(server, problem, out=problem['q'])
+    gate.open()
+    by_device = slow.result().json()
+    assert (by_device['backend'], by_cpu['backend']) == ('fake:0 float64', 'cpu float64')
+    assert report_of(by_device) == report_of(by_cpu)
+
+
 def test_a_deadline_ends_the_truth_of_a_check(fake, problem, gate):
     """The deadline ends the work after its first step; the second step would lose the device."""
     server = fake(f'truth.hold={gate.path}@1,truth.err=700@2')
