@@ -92,6 +92,7 @@ static void put_explanations(struct text *t, const judge_result *r)
         const char *between = "";
         text_put_string(t, n ? ",{\"code\":" : "{\"code\":");
         put_quoted(t, e->code);
+        if (e->partly) text_put_string(t, ",\"partly\":true");
         if (e->and_code) {
             text_put_string(t, ",\"and\":");
             put_quoted(t, e->and_code);

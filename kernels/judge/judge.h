@@ -60,6 +60,7 @@ typedef struct judge_place {
 /* A mistake that explains the difference. The numbers are of the tensor that it explains best. now: the tensor's
  * max_abs. if_so: its max_abs against the results that a kernel with the mistake gives. */
 typedef struct judge_explanation {
+    bool partly; /* true: the mistake removes most of the error, but other mistakes must be present at the same time */
     const char *code, *and_code; /* and_code: code of a second mistake that is present at the same time; NULL: none */
     char detail[JUDGE_TEXT], fix[JUDGE_TEXT];
     uint64_t tensors; /* the tensors that the mistake explains: bits of attn_tensor_id */

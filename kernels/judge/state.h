@@ -159,6 +159,8 @@ bool candidate_is_complete(const struct judge *j);
 bool candidate_removes_some(const struct judge *j, const struct candidate *c);
 /* Returns whether the candidate (a tested mistake or pair) is reported as an explanation. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c);
+/* Returns the tensors, as bits, of whose error a single mistake removes most. 0: it is no part of what is wrong. */
+unsigned candidate_part(const struct judge *j, const struct candidate *c);
 
 /* Functions of units.c. units_choose_emulated() sets `emulated` from the differences of PHASE_COMPARE. Without memory
  * for the list, all tiles are emulated. units_are_affordable() returns whether the judge could emulate the problem in a

@@ -84,6 +84,18 @@ def test_two_mistakes_at_once_are_both_named(server, problem):
     assert set(codes(answer)[0]) == {'scale_missing', 'causal_missing'}, answer
 
 
+def test_of_three_mistakes_one_is_named_as_a_part(server, problem):
+    """No two mistakes explain these results, and the missing causal mask removes most of the error of out."""
+    members, x, _, _ = problem
+    out, lse, *_ = ref.forward(x['q'], x['k'], x['v'], scale=0.2)
+    out[:, :, 2] *= 1.2
+    answer = check(server, members, out=tensor(out), lse=tensor(lse * LOG2E))
+    assert len(answer['explanations']) == 1, answer['explanations']
+    explanation, = answer['explanations']
+    assert explanation['partly'] is True and explanation['code'] == 'causal_missing' and explanation['tensors'] == ['out'], answer
+    assert explanation['detail'] == 'partly, beside other mistakes: the causal mask is missing'
+
+
 def test_lse_in_base_2(server, problem):
     members, _, out, lse = problem
     answer = check(server, members, out=tensor(out), lse=tensor(lse * LOG2E))
