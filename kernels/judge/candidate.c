@@ -15,7 +15,7 @@ enum { LSE = 1 }; /* the index of lse in frame_tensors[] */
 #define JUDGE_PATTERN 0.5
 /* a mistake is a part of what is wrong if it leaves at most this share of a tensor's error, and makes no wrong tensor's
  * error larger by more than this factor */
-#define JUDGE_PART      0.35
+#define JUDGE_PART      0.2
 #define JUDGE_NOT_WORSE 1.05
 /* a pair's score (a sum of log errors) must be this much below the better score of its two mistakes alone */
 #define JUDGE_PAIR_GAIN 1.1
