@@ -52,8 +52,8 @@ typedef struct proto_operation {
     bool cache_in_path; /* true: the URL's path names the one cache; otherwise the member `caches` names all caches */
     bool envelope;      /* one body may hold several problems: {"requests": [...]} */
 
-    /* the processor, not a device, computes the problem in float64 and judges the client's results
-     * (kernels/judge/judge.h) */
+    /* the processor judges the client's results (kernels/judge/judge.h); a device may compute the float64 results with
+     * which they are compared */
     bool judges;
 
     uint64_t takes; /* inputs that a problem may have */

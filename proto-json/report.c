@@ -92,6 +92,7 @@ static void put_explanations(struct text *t, const judge_result *r)
         const char *between = "";
         text_put_string(t, n ? ",{\"code\":" : "{\"code\":");
         put_quoted(t, e->code);
+        if (e->partly) text_put_string(t, ",\"partly\":true");
         if (e->and_code) {
             text_put_string(t, ",\"and\":");
             put_quoted(t, e->and_code);
@@ -126,7 +127,8 @@ static void put_not_tried(struct text *t, const judge_result *r)
 
 static void put_rows(struct text *t, const judge_result *r)
 {
-    text_printf(t, "{\"checked\":%lld,\"of\":%lld}", (long long)r->rows_checked, (long long)r->rows_of);
+    text_printf(t, "{\"checked\":%lld,\"of\":%lld,\"emulated\":%lld}", (long long)r->rows_checked,
+                (long long)r->rows_of, (long long)r->rows_emulated);
 }
 
 const report_member report_members[REPORT_MEMBERS] = {

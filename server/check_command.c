@@ -18,6 +18,7 @@
 #include "proto-json/proto.h"
 #include "proto-json/report.h"
 #include "server/base/clock.h"
+#include "server/check_truth.h"
 #include "text/text.h"
 
 enum { EXIT_WRONG = 1, EXIT_USAGE_ERROR = 64, EXIT_NOT_UNDERSTOOD = 65 };
@@ -33,15 +34,16 @@ enum {
 #define METADATA      "__metadata__"
 
 static const char usage[] =
-    "Usage: attnd check FILE.safetensors [--members FILE.json] [--json]\n\n"
+    "Usage: attnd check FILE.safetensors [--members FILE.json] [--json] [--devices D]\n\n"
     "Says what is wrong with a kernel's results. FILE holds q, k, v, the options and the results\n"
     "(out, lse; for a backward dout, dq, dk, dv), as POST /v1/attention/check takes them. Options\n"
     "stand in the metadata (\"causal\": \"true\") or in the file of --members, which wins. --json\n"
-    "prints what the server answers. Exit status: 0 match or rounding, 1 mismatch, 64 wrong\n"
-    "arguments, 65 a file that is not understood.\n";
+    "prints what the server answers. A GPU computes exact results of large problems in float64:\n"
+    "--devices is auto (the first GPU, if there is one), cpu, or the number of a GPU. Exit status:\n"
+    "0 match or rounding, 1 mismatch, 64 wrong arguments, 65 a file that is not understood.\n";
 
 struct arguments {
-    const char *file, *members;
+    const char *file, *members, *devices;
     bool json;
 };
 
@@ -61,10 +63,11 @@ static int refuse(int status, const char *format, ...)
 /* Reads the arguments. False: they are wrong, and a message was printed. */
 static bool read_arguments(int argc, char **argv, struct arguments *a)
 {
-    *a = (struct arguments){ 0 };
+    *a = (struct arguments){ .devices = "auto" };
     for (int i = 1; i < argc; i++) {
         if (strcmp(argv[i], "--json") == 0) a->json = true;
         else if (strcmp(argv[i], "--members") == 0 && i + 1 < argc) a->members = argv[++i];
+        else if (strcmp(argv[i], "--devices") == 0 && i + 1 < argc) a->devices = argv[++i];
         else if (argv[i][0] == '-' && argv[i][1] != '\0') {
             (void)refuse(0, "%s: there is no such option, or it lacks its value; attnd check --help lists them",
                          argv[i]);
@@ -198,13 +201,19 @@ static attn_status parse(const char *header, size_t header_bytes, const char *da
     return status;
 }
 
-static attn_status judge_item(const proto_item *item, judge_result *result, attn_error *err)
+static attn_status judge_item(const char *devices, const proto_item *item, judge_result *result, attn_error *err)
 {
-    judge *j;
+    judge *j = NULL;
+    struct check_truth truth;
+    bool computed, hurried = false;
+    attn_status status = check_truth_compute(devices, item, &truth, &computed, err);
     const int64_t began_ns = clock_ns();
-    bool hurried = false;
-    const attn_status status = judge_open(&item->problem, item->results, CHECK_SECONDS, &j, err);
-    if (status != ATTN_OK) return status;
+    if (status == ATTN_OK)
+        status = judge_open(&item->problem, item->results, computed ? &truth.results : NULL, CHECK_SECONDS, &j, err);
+    if (status != ATTN_OK) {
+        check_truth_free(&truth);
+        return status;
+    }
     while (!judge_step(j)) {
         const double seconds = (double)(clock_ns() - began_ns) / 1e9;
         if (seconds > CHECK_SECONDS / 2 && !hurried) judge_hurry(j), hurried = true;
@@ -212,6 +221,7 @@ static attn_status judge_item(const proto_item *item, judge_result *result, attn
     }
     judge_report(j, result);
     judge_close(j);
+    check_truth_free(&truth);
     return ATTN_OK;
 }
 
@@ -283,7 +293,7 @@ int check_command_main(int argc, char **argv)
     if (!file) return EXIT_NOT_UNDERSTOOD;
     if (a.members && !(header = merge_members(a.members, file, bytes, &header_bytes, &data))) goto out;
     if (parse(header, header_bytes, file + data, bytes - data, &memory, &call, &err) != ATTN_OK ||
-        judge_item(&call->items[0], &result, &err) != ATTN_OK) {
+        judge_item(a.devices, &call->items[0], &result, &err) != ATTN_OK) {
         (void)refuse(0, "%s: %s", a.file, err.text);
         goto out;
     }

@@ -44,7 +44,8 @@
 
 #include "kernels/backend.h"
 #include "kernels/cuda/common/errors.h"
-#include "kernels/judge/frame.h"
+#include "kernels/fake/truth.h"
+#include "kernels/tiles.h"
 #include "kernels/verify_lse.h"
 
 /* One row per fault: id, name in scripts, type of its value, the kind of event that @N counts, effect */
@@ -860,10 +861,11 @@ static attn_status truth_need(const attn_capabilities *can, const attn_problem *
                               attn_error *err)
 {
     const attn_dims d = attn_dims_of(problem);
-    if (!has_truth(device_of_facts(can)) || problem->op != ATTN_OP_FORWARD)
+    if (!has_truth(device_of_facts(can)))
         return attn_fail(err, ATTN_UNSUPPORTED, "", "fake: the device does not compute this in float64");
     cost->workspace_bytes = 64;
     cost->seconds = 1e-6 + 1e-9 * (double)attn_rows_that_exist(problem) * (double)d.Sk * (double)(d.D + d.Dv);
+    if (problem->op == ATTN_OP_BACKWARD) cost->seconds *= 2.5;
     return ATTN_OK;
 }
 
@@ -887,8 +889,6 @@ static attn_status truth(attn_stream *base, const attn_problem *problem, const a
     struct fake_device *device = device_of(base->device);
     const attn_dims d = attn_dims_of(problem);
     const struct command command = { .kind = COMMAND_TRUTH, .truth = *results, .head = *step, .workspace = workspace };
-    if (!results->out || results->lse || results->dq || results->dk || results->dv)
-        return attn_fail(err, ATTN_UNSUPPORTED, "", "fake: only the truth of out is computed");
     pthread_mutex_lock(&device->lock);
     attn_status status = enter(device, "truth", err);
     const int64_t n = status == ATTN_OK ? ++device->events[EVENT_TRUTH] : 0;
@@ -913,40 +913,6 @@ static attn_status truth_compare(attn_stream *base, const attn_problem *problem,
                         err);
 }
 
-static int64_t truth_rows(const attn_dims *d)
-{
-    return d->H * (d->packed ? d->total_q : d->B * d->Sq);
-}
-
-/* Returns the index in an attn_truth's arrays of query 0 of head h in sequence b. */
-static int64_t truth_row(const attn_dims *d, const attn_sequence *s, int64_t b, int64_t h)
-{
-    return d->packed ? h * d->total_q + s->q_start : (b * d->H + h) * d->Sq;
-}
-
-/* Computes out of one head in float64. Returns false if memory runs out. */
-static bool compute_truth(const struct command *c)
-{
-    const attn_problem *const p = c->problems;
-    const variation v = variation_of(p);
-    const attn_dims *const d = &v.g.dims;
-    const int64_t b = c->head / d->H, h = c->head % d->H;
-    const attn_sequence s = attn_sequence_of(&v.g, b);
-    struct compute compute;
-    if (c->head == 0) memset(c->truth.out, 0, (size_t)(truth_rows(d) * d->Dv) * sizeof(double));
-    if (!compute_open(&compute, p, frame_tile_rows(p))) return false;
-    compute_keys(&compute, &v, b, variation_head_of(&v, h));
-    for (int64_t i = 0; i < s.Sq; i += compute.tile) {
-        const struct compute_rows rows = { b, h, i, attn_min64(compute.tile, s.Sq - i) };
-        compute_rows(&compute, &v, &rows);
-        for (int64_t r = 0; r < rows.count; r++)
-            memcpy(c->truth.out + (truth_row(d, &s, b, h) + i + r) * d->Dv, compute.out + r * compute.Dv,
-                   (size_t)d->Dv * sizeof(double));
-    }
-    compute_close(&compute);
-    return true;
-}
-
 static void compare_truth(const struct command *c)
 {
     const attn_geometry g = attn_geometry_of(c->problems);
@@ -959,7 +925,7 @@ static void compare_truth(const struct command *c)
             for (int64_t i = 0; i < s.Sq; i++)
                 for (int64_t e = 0; e < g.dims.Dv; e++) {
                     const double got = attn_load(out->dtype, out->data, attn_at(out, b, h, s.q_start + i) + e),
-                                 want = c->truth.out[(truth_row(&g.dims, &s, b, h) + i) * g.dims.Dv + e],
+                                 want = c->truth.out[(fake_truth_row(&g.dims, &s, false, b, h) + i) * g.dims.Dv + e],
                                  error = fabs(got - want);
                     if (isfinite(want)) found->largest = fmax(found->largest, fabs(want));
                     if (got == want || (isnan(got) && isnan(want))) continue;
@@ -1040,6 +1006,24 @@ static bool merge_is_here(const struct fake_device *device, const attn_merge_pla
     return here;
 }
 
+static bool truth_is_here(const struct fake_device *device, const struct command *c)
+{
+    const attn_dims d = attn_dims_of(c->problems);
+    const int64_t queries = fake_truth_rows(&d, false), keys = fake_truth_rows(&d, true);
+    const struct {
+        const double *data;
+        int64_t elements;
+    } results[ATTN_TRUTH_RESULTS] = { { c->truth.out, queries * d.Dv },
+                                      { c->truth.lse, queries },
+                                      { c->truth.dq, queries * d.D },
+                                      { c->truth.dk, keys * d.D },
+                                      { c->truth.dv, keys * d.Dv } };
+    for (int n = 0; n < ATTN_TRUTH_RESULTS; n++)
+        if (results[n].data && !owns(device, results[n].data, (size_t)results[n].elements * sizeof(double)))
+            return false;
+    return true;
+}
+
 static bool command_is_sane(struct fake_device *device, const struct command *c)
 {
     bool sane = true;
@@ -1061,9 +1045,7 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
         sane = device->reads_staging ||
                (problem_is_here(device, c->problems) && owns(device, c->to, sizeof c->look->found));
     if (c->kind == COMMAND_TRUTH || c->kind == COMMAND_COMPARE) {
-        const attn_dims d = attn_dims_of(c->problems);
-        sane = (device->reads_staging || problem_is_here(device, c->problems)) &&
-               owns(device, c->truth.out, (size_t)(truth_rows(&d) * d.Dv) * sizeof(double));
+        sane = (device->reads_staging || problem_is_here(device, c->problems)) && truth_is_here(device, c);
         if (c->kind == COMMAND_TRUTH) sane = sane && owns(device, c->workspace, 1);
         else sane = sane && owns(device, c->to, ATTN_TRUTH_RESULTS * sizeof(attn_truth_distance));
     }
@@ -1088,7 +1070,7 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
         if (c->kind == COMMAND_MOVE && !c->from) memset(c->to, 0, c->bytes);
         if (c->kind == COMMAND_MERGE) attn_merge_all(c->merge);
         if (c->kind == COMMAND_LSE) lse_sum_rows(c->problems, c->look, c->to);
-        if (c->kind == COMMAND_TRUTH && !compute_truth(c)) return ERROR_MEMORY;
+        if (c->kind == COMMAND_TRUTH && !fake_truth_of_head(c->problems, c->head, &c->truth)) return ERROR_MEMORY;
         if (c->kind == COMMAND_COMPARE) compare_truth(c);
         if (c->kind == COMMAND_RUN &&
             attn_backend_cpu.run(stream->cpu, c->plans, c->count, c->workspace, err) != ATTN_OK)

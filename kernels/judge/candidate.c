@@ -14,6 +14,10 @@ enum { LSE = 1 }; /* the index of lse in frame_tensors[] */
 
 /* a mistake of precision is an explanation if it leaves less than this share of the mean error */
 #define JUDGE_PATTERN 0.5
+/* a mistake is a part of what is wrong if it leaves at most this share of a tensor's error, and makes no wrong tensor's
+ * error larger by more than this factor */
+#define JUDGE_PART      0.2
+#define JUDGE_NOT_WORSE 1.05
 /* a pair's score (a sum of log errors) must be this much below the better score of its two mistakes alone */
 #define JUDGE_PAIR_GAIN 1.1
 
@@ -78,11 +82,16 @@ bool candidate_begin(struct judge *j, const struct candidate *c, bool whole)
         frame = &j->other;
         const variation of_other = variation_of(&j->other.p);
         v.g = of_other.g;
-        whole = true;
+        whole = !units_are_sampled(j);
     }
     if (j->sample_count == j->frame.count) whole = true;
-    if (v.one_sequence && j->p.op == ATTN_OP_BACKWARD) whole = true;
-    pass_begin(j, frame, &v, whole ? NULL : j->sample, j->sample_count);
+    if (v.one_sequence && j->p.op == ATTN_OP_BACKWARD) {
+        if (units_are_sampled(j)) return j->left_out = true, false;
+        whole = true;
+    }
+    const bool in_other = frame == &j->other;
+    const int64_t *const sample = in_other ? j->other_sample : j->sample;
+    pass_begin(j, frame, &v, whole ? NULL : sample, in_other ? j->other_count : j->sample_count);
     j->pass.alone = c->first.alone || c->second.alone;
     j->pass.sizes = hypotheses[c->first.row].of_size;
     j->pass.converts = hypotheses[c->first.row].converts && (c->second.row < 0 || hypotheses[c->second.row].converts);
@@ -200,4 +209,24 @@ bool candidate_is_explanation(const struct judge *j, const struct candidate *c)
     if (h->of_pattern && c->second.row < 0) return explains_by_pattern(j, c);
     if (c->breaks || c->explains == 0) return false;
     return c->second.row < 0 || (explains_all(j, c) && c->score < better_single(j, c) - JUDGE_PAIR_GAIN);
+}
+
+/* Returns the wrong tensors, lse excepted, of whose error the single mistake removes most, as bits. 0: there is none,
+ * or the mistake makes another tensor's error larger. Other mistakes may be present at the same time. */
+unsigned candidate_part(const struct judge *j, const struct candidate *c)
+{
+    const struct hypothesis *const h = &hypotheses[c->first.row];
+    unsigned removed = 0;
+    if (c->second.row >= 0 || h->of_size || h->of_pattern || c->breaks) return 0;
+    for (int which = 0; which < FRAME_TENSORS; which++) {
+        const struct difference *const left = &c->left[which], *const now = c->whole ? &j->now[which]
+                                                                                     : &j->now_sample[which];
+        if (!(j->wrong >> which & 1) || left->count == 0 || now->count == 0) continue;
+        const double before = root_mean_square(j, which, now), after = root_mean_square(j, which, left);
+        if (after > JUDGE_NOT_WORSE * before || left->bad > now->bad) return 0;
+        /* many mistakes make a wrong lse less wrong, so that lse is no evidence */
+        if (which != LSE && after <= JUDGE_PART * before && difference_mean(left) <= JUDGE_PART * difference_mean(now))
+            removed |= 1u << which;
+    }
+    return removed;
 }

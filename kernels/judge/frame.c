@@ -106,6 +106,15 @@ static bool is_chosen(const attn_problem *p, const attn_dims *d, double share, c
     return (head == 0 && n == 0) || chance(d, head * tiles + n) < own;
 }
 
+/* Sets a tile's places in struct truth to those that its rows have in attn_truth (kernels/attention.h). */
+static void place_as_device(const struct frame *f, struct tile *t)
+{
+    const attn_dims *const d = &f->g.dims;
+    const int64_t h = t->hk * f->g.group + t->n;
+    t->row = (d->packed ? h * d->total_q + frame_first_row(f, t->b) : (t->b * d->H + h) * d->Sq) + t->first;
+    t->line = attn_keys_are_packed(d) ? t->hk * d->total_k + frame_first_key(f, t->b) : (t->b * d->Hk + t->hk) * d->Sk;
+}
+
 /* Visits all tiles of the problem and counts the chosen ones. If f->tiles has memory, stores them there. */
 static void cut(struct frame *f, const attn_problem *p, double share)
 {
@@ -125,7 +134,8 @@ static void cut(struct frame *f, const attn_problem *p, double share)
                         continue;
                     }
                     const int64_t head = b * d->H + hk * f->g.group + n;
-                    if (f->row_of_head && first == 0) f->row_of_head[head] = f->rows;
+                    if (f->as_device) place_as_device(f, &t);
+                    if (f->row_of_head && first == 0) f->row_of_head[head] = t.row;
                     if (f->tiles) f->tiles[f->count] = t;
                     f->count++;
                     f->rows += t.count;
@@ -187,7 +197,7 @@ static void prepare(struct frame *f, const attn_problem *p)
     f->g = attn_geometry_of(&f->p);
 }
 
-int64_t frame_bytes(const attn_problem *p, double share)
+int64_t frame_bytes(const attn_problem *p, double share, bool with_truth)
 {
     struct frame f;
     prepare(&f, p);
@@ -196,14 +206,15 @@ int64_t frame_bytes(const attn_problem *p, double share)
     const bool backward = p->op == ATTN_OP_BACKWARD;
     const double numbers = (double)f.rows * (double)(d->Dv + 1 + (backward ? d->D : 0)) +
                            (double)f.lines * (double)(d->D + d->Dv);
-    const double bytes = numbers * 8 + (double)f.count * sizeof(struct tile) +
+    const double bytes = (with_truth ? numbers * 8 : 0) + (double)f.count * sizeof(struct tile) +
                          2.5 * (double)compute_bytes(p, frame_tile_rows(p));
     return bytes > 1e18 ? INT64_MAX : (int64_t)bytes;
 }
 
-bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *results, double share)
+bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *results, double share, bool as_device)
 {
     prepare(f, p);
+    f->as_device = as_device;
     cut(f, p, share);
     f->tiles = calloc((size_t)f->count + 1, sizeof *f->tiles);
     f->row_of_head = malloc(((size_t)(f->g.dims.B * f->g.dims.H) + 1) * sizeof *f->row_of_head);
@@ -265,6 +276,15 @@ void difference_add(struct difference *d, double got, double want)
     if (error > d->most) d->most = error;
     d->sum += error;
     d->squares += error * error;
+}
+
+void difference_join(struct difference *d, const struct difference *more)
+{
+    if (more->most > d->most) d->most = more->most;
+    d->sum += more->sum;
+    d->squares += more->squares;
+    d->count += more->count;
+    d->bad += more->bad;
 }
 
 double difference_worst(const struct difference *d)

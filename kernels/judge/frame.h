@@ -26,7 +26,10 @@ struct frame {
     attn_geometry g;
     struct tile *tiles;
     int64_t count, rows,
-        lines; /* count: number of tiles; rows, lines: numbers of query rows and keys in struct truth, all heads */
+        lines; /* number of tiles; number of query rows, and of keys, of all heads in the arrays of struct truth */
+    /* true: the arrays of struct truth have their rows in the order of attn_truth (kernels/attention.h), because a
+     * device filled them */
+    bool as_device;
     int64_t all_rows; /* number of query rows of the whole problem, all heads together */
     /* [B, H]: index of the head's first row in struct truth; -1: the head's first tile was not chosen */
     int64_t *row_of_head;
@@ -42,8 +45,7 @@ struct frame {
 /* Sums over the differences between a tensor's numbers and the wanted ones. A difference where exactly one of the two
  * numbers is finite counts in `bad`. */
 struct difference {
-    /* bad_square: the square that is added for each difference that counts in `bad` */
-    double most, sum, squares, bad_square;
+    double most, sum, squares;
     int64_t count, bad;
 };
 
@@ -60,13 +62,13 @@ struct truth {
 enum { FRAME_ROW_TENSORS = 3, FRAME_KEY_TENSORS = 5, FRAME_TENSORS = 8 };
 extern const attn_tensor_id frame_tensors[FRAME_TENSORS];
 
-/* Cuts the problem into tiles and chooses all of them, or about `share` of them. Returns false if there is not enough
- * memory. */
-bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *results, double share);
+/* Cuts the problem into tiles and chooses all of them, or about `share` of them. as_device: the rows of struct truth
+ * are in the order of attn_truth; `share` must be 1 then. Returns false if there is not enough memory. */
+bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *results, double share, bool as_device);
 void frame_close(struct frame *f);
-/* Returns how many bytes of memory a struct frame and its struct truth (the float64 results) need if about `share` (0
- * to 1) of the problem's tiles are chosen. */
-int64_t frame_bytes(const attn_problem *p, double share);
+/* Returns the bytes that a frame takes for about `share` of the tiles. with_truth: its truth (float64 results) counts
+ * too. */
+int64_t frame_bytes(const attn_problem *p, double share, bool with_truth);
 /* Returns the largest number of query rows of a tile: as many as fit in a fixed amount of memory for scores. */
 int64_t frame_tile_rows(const attn_problem *p);
 /* Returns the number of elements that result `id` should have. 0: the problem has no such result. */
@@ -91,6 +93,8 @@ int64_t frame_columns(const struct frame *f, attn_tensor_id id);
 
 /* Adds the difference between a caller's number and the wanted one. Two NaN, or two equal infinities, do not differ. */
 void difference_add(struct difference *d, double got, double want);
+/* Adds all differences of `more` to `d`. */
+void difference_join(struct difference *d, const struct difference *more);
 /* difference_worst() returns the largest difference; infinity if any difference counts in `bad`. difference_mean()
  * returns the mean over all compared numbers; differences in `bad` add nothing to its sum. */
 double difference_worst(const struct difference *d);

@@ -1,8 +1,9 @@
 /* judge.c: the phases of a judge's work, in order. See judge.h.
  *
- *   TRUTH      computes every tile in float64 and stores the results (the truth)
- *   EMULATE    computes every tile with the roundings of right kernels, to see how far results may be from the truth
- *   COMPARE    compares the caller's results with the truth: errors, limits, verdict
+ *   TRUTH      computes every tile in float64 and stores the results (the truth), if no device has computed them
+ *   COMPARE    compares the caller's results with the truth: errors
+ *   EMULATE    computes tiles with the roundings of right kernels, to see how far results may be from the truth:
+ *              limits, verdict. If a device has computed the truth of a large problem, it takes some tiles (units.c)
  *   SAMPLE     chooses the tiles on which mistakes are tested, and sums up the caller's errors on these tiles
  *   SINGLES    tests every mistake on the sample
  *   PAIRS      tests two mistakes at once, if no single mistake explains everything
@@ -22,14 +23,11 @@
 /* The most bytes that a judge may take, besides the problem's tensors. */
 #define JUDGE_BYTES ((int64_t)512 << 20)
 
-/* Multiply-adds per second in double on one thread: JUDGE_RATE with AVX2 or AVX-512, JUDGE_RATE_PORTABLE without. */
-#define JUDGE_RATE          8e9
-#define JUDGE_RATE_PORTABLE 2e9
-/* An emulation takes this many times as long as the truth (float64 results). */
-#define JUDGE_EMULATION 2.5
-
-/* number of emulations (results with the roundings of right kernels) of a problem above SMALL_MULTIPLY_ADDS */
-enum { EMULATIONS_LARGE = 2 };
+/* A device computes the truth (float64 results) of problems with more multiply-adds. The judge takes less than 20 ms
+ * for the truth of others, so that a device would save nothing. */
+#define JUDGE_DEVICE_MULTIPLY_ADDS ((double)(INT64_C(1) << 27))
+/* The most bytes of truth (float64 results) that a judge takes from a device. */
+#define JUDGE_TRUTH_BYTES ((int64_t)1 << 30)
 
 const char *judge_verdict_name(judge_verdict verdict)
 {
@@ -50,17 +48,12 @@ const char *judge_code(int index)
 
 judge_cost judge_cost_of(const attn_problem *problem)
 {
-    const double rate = products_best() == &products_portable ? JUDGE_RATE_PORTABLE : JUDGE_RATE;
-    const double truth = frame_multiply_adds(problem) / rate;
-    return (judge_cost){ .truth = truth * (1 + JUDGE_EMULATION * EMULATIONS_LARGE), .all = truth * hypotheses_count };
+    const double truth = frame_multiply_adds(problem) / effort_rate();
+    return (judge_cost){ .truth = truth * (1 + effort_of_emulations(EFFORT_EMULATIONS_LARGE)),
+                         .all = truth * hypotheses_count };
 }
 
 /* ---- Phases ------------------------------------------------------------------------------------------------------ */
-
-static int emulation_count(const struct judge *j)
-{
-    return frame_multiply_adds(&j->p) <= SMALL_MULTIPLY_ADDS ? EMULATIONS : EMULATIONS_LARGE;
-}
 
 static void enter(struct judge *j, enum phase phase)
 {
@@ -77,7 +70,7 @@ static bool begin_in_phase(struct judge *j)
     switch (j->phase) {
     case PHASE_TRUTH: pass_begin(j, &j->frame, &right, NULL, 0); return true;
     case PHASE_EMULATE:
-        pass_begin(j, &j->frame, &right, NULL, 0);
+        pass_begin(j, &j->frame, &right, j->emulated, j->emulated_count);
         j->pass.emulation = j->index;
         j->pass.against_truth = true;
         return true;
@@ -91,7 +84,8 @@ static bool begin_in_phase(struct judge *j)
     case PHASE_CONFIRM:
         for (; j->index < j->confirm_count; j->index++) {
             struct candidate *const c = &j->candidates[j->confirm[j->index]];
-            if (!c->whole && j->sample_count < j->frame.count && candidate_begin(j, c, true)) return true;
+            const bool widens = !c->whole && j->sample_count < j->frame.count && !units_are_sampled(j);
+            if (widens && candidate_begin(j, c, true)) return true;
             c->confirmed = true;
         }
         return false;
@@ -117,19 +111,19 @@ static void leave_phase(struct judge *j)
 static void end_pass(struct judge *j)
 {
     switch (j->phase) {
-    case PHASE_TRUTH:
+    case PHASE_TRUTH: enter(j, PHASE_COMPARE); break;
+    case PHASE_COMPARE:
+        memcpy(j->now, j->pass.found, sizeof j->now);
         for (int64_t n = 0; n < j->frame.rows; n++)
             if (isfinite(j->truth.lse[n])) j->largest_score = fmax(j->largest_score, fabs(j->truth.lse[n]));
+        units_choose_emulated(j);
         enter(j, PHASE_EMULATE);
         break;
     case PHASE_EMULATE:
         for (int which = 0; which < FRAME_TENSORS; which++)
             if (j->pass.found[which].most > j->noise[which].most || j->index == 0)
                 j->noise[which] = j->pass.found[which];
-        if (++j->index == emulation_count(j)) enter(j, PHASE_COMPARE);
-        break;
-    case PHASE_COMPARE:
-        memcpy(j->now, j->pass.found, sizeof j->now);
+        if (++j->index < effort_emulations(&j->p)) break;
         verdict_decide(j);
         if (j->verdict == JUDGE_MATCH) enter(j, PHASE_DONE);
         else {
@@ -162,7 +156,7 @@ bool judge_step(judge *j)
 
 bool judge_has_verdict(const judge *j)
 {
-    return j->phase > PHASE_COMPARE;
+    return j->phase > PHASE_EMULATE;
 }
 
 void judge_hurry(judge *j)
@@ -227,8 +221,8 @@ static bool open_other(struct judge *j)
     attn_error ignored;
     other.layout = j->p.layout == ATTN_BSHD ? ATTN_BHSD : ATTN_BSHD;
     if (j->facts.g.dims.packed || j->p.page_table.rank || attn_check(&other, &ignored) != ATTN_OK) return true;
-    if (j->facts.g.dims.H < 2 || j->facts.most_q < 2 || frame_bytes(&other, 1) > JUDGE_BYTES) return true;
-    j->has_other = frame_open(&j->other, &other, j->results, 1);
+    if (j->facts.g.dims.H < 2 || j->facts.most_q < 2 || frame_bytes(&other, 1, true) > JUDGE_BYTES) return true;
+    j->has_other = frame_open(&j->other, &other, j->results, 1, false);
     j->other.whole = false; /* dbias, dsinks and dslopes have other shapes in this layout, so they are not compared */
     return j->has_other;
 }
@@ -251,6 +245,7 @@ static bool take_memory(struct judge *j)
     const int64_t *const n = j->sum_elements;
     j->sample = calloc((size_t)j->frame.count + 1, sizeof *j->sample);
     j->candidates = calloc(CANDIDATES, sizeof *j->candidates);
+    if (j->borrows_truth) return j->sample && j->candidates;
     return j->sample && j->candidates && numbers(&t->out, rows * d->Dv) && numbers(&t->lse, rows) &&
            numbers(&t->dq, backward ? rows * d->D : 0) && numbers(&t->dk, lines * d->D) &&
            numbers(&t->dv, lines * d->Dv) && (n[5] == 0 || (numbers(&t->dbias, n[5]) && numbers(&s->dbias, n[5]))) &&
@@ -258,36 +253,57 @@ static bool take_memory(struct judge *j)
            (n[7] == 0 || (numbers(&t->dslopes, n[7]) && numbers(&s->dslopes, n[7])));
 }
 
-/* Returns the share of the rows that a judge can compute in float64 with this time and with its memory. *bytes becomes
- * the memory that this share takes. */
-static double share_of(const attn_problem *p, double seconds, int64_t *bytes)
+/* Returns the share of the rows for which time and memory suffice. *bytes becomes the memory that this share takes. */
+static double share_of(const attn_problem *p, bool has_truth, double seconds, int64_t *bytes)
 {
     const double third = seconds / 3, needs = judge_cost_of(p).truth, least = 1e-9;
-    double share = needs <= third ? 1 : third / needs;
-    while ((*bytes = frame_bytes(p, share)) > JUDGE_BYTES && share > least) share /= 2;
+    double share = has_truth || needs <= third ? 1 : third / needs;
+    while ((*bytes = frame_bytes(p, share, !has_truth)) > JUDGE_BYTES && !has_truth && share > least) share /= 2;
     if (*bytes > JUDGE_BYTES) *bytes = INT64_MAX;
     return share;
 }
 
-int64_t judge_bytes(const attn_problem *problem, double seconds)
+int64_t judge_bytes(const attn_problem *problem, bool has_truth, double seconds)
 {
     int64_t bytes;
-    share_of(problem, seconds, &bytes);
+    share_of(problem, has_truth, seconds, &bytes);
     return bytes;
 }
 
-static attn_status choose_share(struct judge *j, double seconds, double *share, attn_error *err)
+int64_t judge_elements(const attn_problem *problem, attn_tensor_id id)
+{
+    return frame_elements(problem, id);
+}
+
+uint64_t judge_wants(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT])
+{
+    uint64_t wants = ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse);
+    int64_t bytes = 0;
+    if (frame_multiply_adds(problem) <= JUDGE_DEVICE_MULTIPLY_ADDS || !units_are_affordable(problem)) return 0;
+    for (int which = 0; which < FRAME_TENSORS; which++) {
+        const attn_tensor_id id = frame_tensors[which];
+        if (results[id].rank > 0) wants |= UINT64_C(1) << id;
+        if (results[id].rank > 0 && which >= FRAME_KEY_TENSORS) return 0;
+        if (!(wants >> id & 1)) continue;
+        const int64_t elements = frame_elements(problem, id);
+        if (elements > JUDGE_TRUTH_BYTES / (int64_t)sizeof(double)) return 0;
+        bytes += elements * (int64_t)sizeof(double);
+    }
+    return bytes <= JUDGE_TRUTH_BYTES && judge_bytes(problem, true, 0) != INT64_MAX ? wants : 0;
+}
+
+static attn_status choose_share(struct judge *j, double *share, attn_error *err)
 {
     int64_t bytes;
-    *share = share_of(&j->p, seconds, &bytes);
+    *share = share_of(&j->p, j->borrows_truth, j->time_s, &bytes);
     if (bytes != INT64_MAX) return ATTN_OK;
     return attn_fail(err, ATTN_TOO_LARGE, "",
                      "a check of this problem takes more than %lld bytes, even of a part of it",
                      (long long)JUDGE_BYTES);
 }
 
-attn_status judge_open(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT], double seconds,
-                       judge **opened, attn_error *err)
+attn_status judge_open(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT],
+                       const attn_truth *truth, double seconds, judge **opened, attn_error *err)
 {
     double share;
     attn_status status;
@@ -295,6 +311,12 @@ attn_status judge_open(const attn_problem *problem, const attn_tensor results[AT
     *opened = NULL;
     if (!j) goto no_memory;
     j->p = *problem;
+    j->time_s = seconds;
+    if (truth) {
+        j->borrows_truth = true;
+        j->truth = (struct truth){ truth->out, truth->lse, truth->dq, truth->dk, truth->dv, NULL, NULL, NULL };
+        j->phase = PHASE_COMPARE;
+    }
     for (int which = 0; which < FRAME_TENSORS; which++) {
         const attn_tensor_id id = frame_tensors[which];
         j->results[id] = results[id];
@@ -302,11 +324,11 @@ attn_status judge_open(const attn_problem *problem, const attn_tensor results[AT
         if (results[id].rank > 0) j->given |= UINT64_C(1) << id;
     }
     if ((status = judge_check(&j->p, j->results, err)) != ATTN_OK ||
-        (status = choose_share(j, seconds, &share, err)) != ATTN_OK) {
+        (status = choose_share(j, &share, err)) != ATTN_OK) {
         judge_close(j);
         return status;
     }
-    if (!frame_open(&j->frame, &j->p, j->results, share) || !take_memory(j)) goto no_memory;
+    if (!frame_open(&j->frame, &j->p, j->results, share, j->borrows_truth) || !take_memory(j)) goto no_memory;
     find_facts(j);
     if (!open_other(j)) goto no_memory;
     *opened = j;
@@ -319,12 +341,15 @@ no_memory:
 void judge_close(judge *j)
 {
     if (!j) return;
+    if (j->borrows_truth) j->truth = (struct truth){ 0 };
     struct truth *const both[] = { &j->truth, &j->some };
     frame_close(&j->frame);
     frame_close(&j->other);
     for (size_t i = 0; i < 2; i++)
         for (int which = 0; which < FRAME_TENSORS; which++) free(frame_kept(both[i], frame_tensors[which]));
+    free(j->emulated);
     free(j->sample);
+    free(j->other_sample);
     free(j->candidates);
     free(j);
 }

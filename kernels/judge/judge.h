@@ -4,7 +4,7 @@
  * results are wrong, the judge tests each mistake of hypotheses.c: it computes what a kernel with this mistake gives,
  * and compares the caller's results with that.
  *
- *   judge_open()      sizes up the problem and chooses rows
+ *   judge_open()      sizes up the problem and chooses rows; takes the truth of all rows if a device has computed it
  *   judge_step()      does some milliseconds of work; returns true when the work is complete
  *   judge_report()    writes what is known; call it at any time after the first step
  *   judge_close()
@@ -60,6 +60,7 @@ typedef struct judge_place {
 /* A mistake that explains the difference. The numbers are of the tensor that it explains best. now: the tensor's
  * max_abs. if_so: its max_abs against the results that a kernel with the mistake gives. */
 typedef struct judge_explanation {
+    bool partly; /* true: the mistake removes most of the error, but other mistakes must be present at the same time */
     const char *code, *and_code; /* and_code: code of a second mistake that is present at the same time; NULL: none */
     char detail[JUDGE_TEXT], fix[JUDGE_TEXT];
     uint64_t tensors; /* the tensors that the mistake explains: bits of attn_tensor_id */
@@ -77,6 +78,8 @@ typedef struct judge_result {
     judge_explanation explanation[JUDGE_EXPLANATIONS];
     const char *not_tried[JUDGE_CODES];
     int64_t rows_checked, rows_of; /* number of query rows that were checked, and of all query rows, heads included */
+    /* number of query rows in which right kernels were emulated; `explained` is from these rows */
+    int64_t rows_emulated;
 } judge_result;
 
 /* The results that a judge can compare, as bits of attn_tensor_id. */
@@ -86,18 +89,29 @@ typedef struct judge_result {
 
 /* Checks that each given result has as many elements as the problem's result. INVALID names the member. */
 attn_status judge_check(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT], attn_error *err);
-/* Returns the bytes of memory that judge_open() takes for this problem and this time limit. INT64_MAX: more than a
- * judge may take. */
-int64_t judge_bytes(const attn_problem *problem, double seconds);
+
+/* A device may compute the truth (float64 results) of all rows for a judge (attn_truth_some()). judge_wants() returns
+ * the results that the judge needs then, as bits of attn_tensor_id. 0: the judge computes the truth itself, because the
+ * problem is small, because a result has a truth that no device computes (dbias, dsinks, dalibi_slopes), or because the
+ * judge could not emulate right kernels in seconds or would need too much memory. judge_elements() returns the number
+ * of doubles of such a result. */
+uint64_t judge_wants(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT]);
+int64_t judge_elements(const attn_problem *problem, attn_tensor_id id);
+
+/* Returns the bytes of memory that judge_open() takes for this problem and this time limit. has_truth: a device has
+ * computed the truth. INT64_MAX: more than a judge may take. */
+int64_t judge_bytes(const attn_problem *problem, bool has_truth, double seconds);
 
 /* Opens a judge. `problem` has passed attn_check() without its results; its op says whether gradients are computed.
  * results[id] are the caller's tensors, C-contiguous, of rank 0 where not given; at least one must be given. A result
- * may have the shape of another layout, because only its number of elements is checked. `seconds` is the time that the
- * judge should take in all; it chooses as many rows as it can compute in float64 in a third of that time. Errors:
- * INVALID (a result's size; the member is named), TOO_LARGE (JUDGE_BYTES of memory do not suffice for any part of the
- * problem), NO_MEMORY. */
-attn_status judge_open(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT], double seconds,
-                       judge **opened, attn_error *err);
+ * may have the shape of another layout, because only its number of elements is checked. `truth` has the float64 results
+ * of all rows that judge_wants() names, in host memory, and is borrowed until judge_close(). NULL: the judge computes
+ * them. `seconds` is the time that the judge should take in all. Without `truth`, the judge chooses as many rows as it
+ * can compute and emulate in a third of that time. With `truth` it compares all rows, and emulates right kernels in as
+ * many rows as it can in a third of that time. Errors: INVALID (a result's size; the member is named), TOO_LARGE
+ * (JUDGE_BYTES of memory do not suffice for any part of the problem), NO_MEMORY. */
+attn_status judge_open(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT],
+                       const attn_truth *truth, double seconds, judge **opened, attn_error *err);
 bool judge_step(judge *j);
 /* Call this when half of the judge's time is over. The judge then leaves out chosen rows that it has not computed in
  * float64 yet. */

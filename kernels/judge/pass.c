@@ -7,7 +7,7 @@
 
 #include "kernels/judge/emulate.h"
 
-static const struct emulation emulations[EMULATIONS] = {
+static const struct emulation emulations[EFFORT_EMULATIONS] = {
     { 128, false, false, false }, { 64, true, false, true },  { 32, false, false, true },
     { 256, true, false, false },  { 128, false, true, true }, { 16, true, false, false },
 };
@@ -161,8 +161,18 @@ static double converted(const struct judge *j, attn_tensor_id id, double value, 
     }
 }
 
-/* Compares rows of the caller's tensor with rows of the truth (float64 results) to which converted() applies a
- * mistake. */
+/* Looks at one number in PHASE_COMPARE: the largest of the truth, its largest rounding error, and NaN. */
+static void measure(struct judge *j, int which, double got, double value)
+{
+    if (isfinite(value)) {
+        j->largest[which] = fmax(j->largest[which], fabs(value));
+        const double once = fabs(compute_rounded(j->results[frame_tensors[which]].dtype, value) - value);
+        if (isfinite(once)) j->once[which] = fmax(j->once[which], once);
+    }
+    if (isnan(got) && !isnan(value)) j->tensor[which].nan++;
+}
+
+/* Compares rows of the caller's tensor with rows of the truth that converted() has changed. */
 static void convert_rows(struct judge *j, int which, int64_t b, int64_t h, int64_t first, int64_t count, int64_t kept,
                          int64_t exist)
 {
@@ -171,6 +181,7 @@ static void convert_rows(struct judge *j, int which, int64_t b, int64_t h, int64
     const int64_t columns = frame_columns(pass->frame, id);
     const double *const truth = frame_kept(&j->truth, id);
     const bool swapped = pass->v.swapped >> id & 1;
+    struct difference found = { 0 };
     if (!state_is_given(j, id)) return;
     for (int64_t r = 0; r < count; r++)
         for (int64_t e = 0; e < columns; e++) {
@@ -178,15 +189,11 @@ static void convert_rows(struct judge *j, int which, int64_t b, int64_t h, int64
             const double lse = which < FRAME_ROW_TENSORS ? j->truth.lse[kept + r] : 0;
             const double value = converted(j, id, truth[(kept + r) * columns + e], lse, r < exist);
             const double got = frame_got(pass->frame, id, swapped, b, h, first + r, e, &at);
-            difference_add(&pass->found[which], got, value);
-            if (j->phase != PHASE_COMPARE) continue;
-            if (isfinite(value)) {
-                j->largest[which] = fmax(j->largest[which], fabs(value));
-                const double once = fabs(compute_rounded(j->results[id].dtype, value) - value);
-                if (isfinite(once)) j->once[which] = fmax(j->once[which], once);
-            }
-            if (isnan(got) && !isnan(value)) j->tensor[which].nan++;
+            difference_add(&found, got, value);
+            if (j->phase == PHASE_COMPARE) measure(j, which, got, value);
         }
+    difference_join(&pass->found[which], &found);
+    if (j->phase == PHASE_COMPARE) units_note(&j->worst[which], pass->unit, difference_worst(&found));
 }
 
 static void convert_tile(struct judge *j, const struct tile *t, bool last_of_head)
@@ -214,11 +221,7 @@ static void settle_sums(struct judge *j)
         for (int64_t n = 0; n < j->sum_elements[which]; n++) {
             const double got = pass->against_truth ? truth[n] : attn_load(j->results[id].dtype, j->results[id].data, n);
             difference_add(&pass->found[which], got, pass->emulation >= 0 ? (float)value[n] : value[n]);
-            if (j->phase != PHASE_COMPARE) continue;
-            if (isfinite(value[n])) j->largest[which] = fmax(j->largest[which], fabs(value[n]));
-            if (isnan(got) && !isnan(value[n])) j->tensor[which].nan++;
-            const double once = fabs(compute_rounded(j->results[id].dtype, value[n]) - value[n]);
-            if (isfinite(once)) j->once[which] = fmax(j->once[which], once);
+            if (j->phase == PHASE_COMPARE) measure(j, which, got, value[n]);
         }
     }
 }
@@ -234,6 +237,8 @@ bool pass_step(struct judge *j)
         const bool more = n + 1 < f->count;
         const bool same_keys = more && t[1].hk == t->hk && (t[1].b == t->b || pass->v.one_sequence);
         const bool same_head = more && t[1].hk == t->hk && t[1].b == t->b;
+        const bool continues = n > 0 && t[-1].hk == t->hk && t[-1].b == t->b;
+        if (!continues || f->p.op != ATTN_OP_BACKWARD) pass->unit = n;
         if (pass->converts) convert_tile(j, t, !same_head);
         else compute_tile(j, t);
         if (!pass->converts && !same_keys && f->p.op == ATTN_OP_BACKWARD) settle_keys(j, t);

@@ -14,13 +14,14 @@ static void put_sentence(const struct judge *j, const struct mistake *m, char *t
              applies && *words ? " (" : "", words, *words ? ")" : "");
 }
 
-static judge_explanation explanation_of(const struct judge *j, const struct candidate *c)
+static judge_explanation explanation_of(const struct judge *j, const struct candidate *c, bool partly)
 {
-    judge_explanation e = { .code = hypotheses[c->first.row].code };
+    const unsigned explains = partly ? candidate_part(j, c) : c->explains;
+    judge_explanation e = { .partly = partly, .code = hypotheses[c->first.row].code };
     char first[JUDGE_TEXT / 2 - 8], second[JUDGE_TEXT / 2 - 8];
     double least = INFINITY;
     put_sentence(j, &c->first, first, sizeof first);
-    snprintf(e.detail, sizeof e.detail, "%s", first);
+    snprintf(e.detail, sizeof e.detail, "%s%s", partly ? "partly, beside other mistakes: " : "", first);
     snprintf(e.fix, sizeof e.fix, "%s", hypotheses[c->first.row].fix);
     if (c->second.row >= 0) {
         e.and_code = hypotheses[c->second.row].code;
@@ -29,8 +30,8 @@ static judge_explanation explanation_of(const struct judge *j, const struct cand
         snprintf(e.fix, sizeof e.fix, "%s; %s", hypotheses[c->first.row].fix, hypotheses[c->second.row].fix);
     }
     for (int which = 0; which < FRAME_TENSORS; which++) {
-        const bool of_pattern = c->explains == 0 && state_is_given(j, frame_tensors[which]) && which != 1;
-        if (!(c->explains >> which & 1) && !of_pattern) continue;
+        const bool of_pattern = explains == 0 && state_is_given(j, frame_tensors[which]) && which != 1;
+        if (!(explains >> which & 1) && !of_pattern) continue;
         const struct difference *const now = c->whole ? &j->now[which] : &j->now_sample[which];
         const double share = difference_worst(&c->left[which]) / fmax(difference_worst(now), 1e-300);
         if (c->left[which].count == 0) continue;
@@ -69,6 +70,18 @@ static int best_left(const struct judge *j, const int *list, int count)
     return best;
 }
 
+/* Returns the index of the single mistake that removes most of the error, where nothing explains all of it; -1:
+ * none. */
+static int best_part(const struct judge *j)
+{
+    int best = -1;
+    for (int n = 0; n < j->candidate_count; n++)
+        if (candidate_part(j, &j->candidates[n]) != 0 &&
+            (best < 0 || j->candidates[n].score < j->candidates[best].score))
+            best = n;
+    return best;
+}
+
 static void report_tensors(const struct judge *j, judge_result *result)
 {
     for (int which = 0; which < FRAME_TENSORS; which++)
@@ -81,12 +94,16 @@ void judge_report(judge *j, judge_result *result)
     *result = (judge_result){ .verdict = j->verdict, .op = j->p.op, .given = j->given };
     result->rows_checked = j->frame.rows;
     result->rows_of = j->frame.all_rows;
+    result->rows_emulated = j->emulated ? 0 : j->frame.rows;
+    for (int64_t n = 0; n < j->emulated_count; n++) result->rows_emulated += j->frame.tiles[j->emulated[n]].count;
     report_tensors(j, result);
-    if (j->phase > PHASE_COMPARE) where_find(&j->frame, &j->truth, j->results, j->given, result);
+    if (judge_has_verdict(j)) where_find(&j->frame, &j->truth, j->results, j->given, result);
     while (count < JUDGE_EXPLANATIONS && (best = best_left(j, list, count)) >= 0) {
-        result->explanation[count] = explanation_of(j, &j->candidates[best]);
+        result->explanation[count] = explanation_of(j, &j->candidates[best], false);
         list[count++] = best;
     }
+    if (count == 0 && j->phase == PHASE_DONE && (best = best_part(j)) >= 0)
+        result->explanation[count++] = explanation_of(j, &j->candidates[best], true);
     result->explanation_count = count;
     for (int row = 0; row < hypotheses_count && j->verdict == JUDGE_MISMATCH; row++) {
         variation ignored = variation_of(&j->frame.p);

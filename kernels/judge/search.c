@@ -2,9 +2,30 @@
 #include "kernels/judge/state.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- The sample -------------------------------------------------------------------------------------------------- */
+
+/* Chooses the tiles on which mistakes are tested, for a judge that emulates some units only: the worst unit of each
+ * wrong result, and units that are evenly spread. */
+static void choose_units(struct judge *j)
+{
+    const int64_t most = j->p.op == ATTN_OP_BACKWARD ? 1 : 4;
+    int64_t count = 0, units = 0;
+    for (int which = 0; which < FRAME_TENSORS; which++) {
+        if (!(j->wrong >> which & 1) || j->worst[which].count == 0) continue;
+        const int64_t before = count;
+        count = units_add(&j->frame, j->worst[which].unit[0], j->sample, count);
+        units += count > before;
+    }
+    j->sample_count = units_spread(&j->frame, attn_max64(1, most - units), j->sample, count);
+    units_sort(j->sample, j->sample_count);
+    if (!j->has_other) return;
+    j->other_sample = calloc((size_t)j->other.count + 1, sizeof *j->other_sample);
+    j->has_other = j->other_sample != NULL;
+    if (j->has_other) j->other_count = units_spread(&j->other, most, j->other_sample, 0);
+}
 
 /* Chooses the tiles on which mistakes are tested. A cheap problem gets all tiles; otherwise they are evenly spread and
  * include the first and the last tile. A backward gets whole heads, from the first head on. */
@@ -13,9 +34,13 @@ void search_choose_sample(struct judge *j)
     const struct frame *const f = &j->frame;
     const double all = frame_multiply_adds(&j->p) * (double)f->rows / (double)attn_max64(1, f->all_rows);
     const bool sums_alone = (j->wrong & ~0x1fu) && !(j->wrong & 0x1fu);
-    int64_t wanted = (int64_t)((double)f->count * SMALL_MULTIPLY_ADDS / fmax(all, 1)) + 1;
+    int64_t wanted = (int64_t)((double)f->count * EFFORT_SMALL / fmax(all, 1)) + 1;
     j->sample_count = 0;
-    if (all <= SMALL_MULTIPLY_ADDS || sums_alone) wanted = f->count;
+    if (units_are_sampled(j)) {
+        choose_units(j);
+        return;
+    }
+    if (all <= EFFORT_SMALL || sums_alone) wanted = f->count;
     if (f->p.op != ATTN_OP_BACKWARD) {
         wanted = attn_clamp64(wanted, attn_min64(f->count, 4), f->count);
         for (int64_t n = 0; n < wanted; n++)
@@ -46,7 +71,7 @@ bool search_next_single(struct judge *j)
 {
     struct mistake *const m = &j->trying;
     const bool backward = j->p.op == ATTN_OP_BACKWARD;
-    for (; m->row < hypotheses_count; *m = (struct mistake){ .row = m->row + 1 }) {
+    for (; m->row < hypotheses_count; *m = (struct mistake){ .row = m->row + 1 }, j->left_out = false) {
         const struct hypothesis *const h = &hypotheses[m->row];
         /* 2: a mistake of scores is tested a second time, for the gradients alone */
         const int copies = h->of_scores && backward ? 2 : 1;
@@ -58,7 +83,7 @@ bool search_next_single(struct judge *j)
             j->candidates[j->candidate_count] = c;
             return true;
         }
-        j->tried[m->row] = true;
+        j->tried[m->row] = !j->left_out;
     }
     return false;
 }

@@ -1,6 +1,7 @@
 /* state.h: the state of a judge, which its files share. judge.h says what a judge does.
  *
  *   judge.c        opens and closes a judge; the phases of its work
+ *   units.c        which part of a large problem is emulated, if a device has computed the truth
  *   pass.c         computes tiles with one variation or emulation, and sums up differences
  *   verdict.c      errors, limits and verdict
  *   search.c       which mistakes are tested, on which tiles, in which order
@@ -12,24 +13,23 @@
 #ifndef JUDGE_STATE_H
 #define JUDGE_STATE_H
 
+#include "kernels/judge/effort.h"
 #include "kernels/judge/frame.h"
 #include "kernels/judge/hypotheses.h"
 
 enum {
-    /* number of emulations (results with the roundings of right kernels) of a problem up to SMALL_MULTIPLY_ADDS */
-    EMULATIONS = 6,
-    CANDIDATES = 2048,             /* the largest number of candidates (mistakes or pairs) of a judge */
-    PAIR_FIRSTS = 5,               /* the largest number of mistakes that may be the first of a pair */
-    PAIR_SECONDS = 300,            /* the largest number of mistakes that may be the second of a pair */
-    CONFIRMED = 8,                 /* the largest number of explanations that are tested on all tiles */
-    SMALL_MULTIPLY_ADDS = 1 << 24, /* a pass with at most this many multiply-adds takes all tiles, not a sample */
+    CANDIDATES = 2048,  /* the largest number of candidates (mistakes or pairs) of a judge */
+    PAIR_FIRSTS = 5,    /* the largest number of mistakes that may be the first of a pair */
+    PAIR_SECONDS = 300, /* the largest number of mistakes that may be the second of a pair */
+    CONFIRMED = 8,      /* the largest number of explanations that are tested on all tiles */
+    WORST_UNITS = 8,    /* number of units that are kept for each result: those with the largest errors */
 };
 
 /* The phases of a judge's work, in order. judge.c explains each of them. */
 enum phase {
     PHASE_TRUTH,
-    PHASE_EMULATE,
     PHASE_COMPARE,
+    PHASE_EMULATE,
     PHASE_SAMPLE,
     PHASE_SINGLES,
     PHASE_PAIRS,
@@ -61,13 +61,21 @@ struct candidate {
     bool whole;
 };
 
-/* A pass computes tiles of a frame (a problem cut into tiles) with one variation, and sums up the differences between
- * these results and the caller's results or the truth. */
+/* A unit is the least part of a problem that a pass can compute: a tile in a forward, and in a backward all tiles of a
+ * key/value head in a sequence, because dk and dv are sums over them. The index of its first tile names a unit. */
+struct worst_units {
+    int count;
+    int64_t unit[WORST_UNITS]; /* sorted by error, from the largest on */
+    double error[WORST_UNITS];
+};
+
+/* A pass computes tiles of a frame (a problem cut into tiles) with one variation, and sums up their differences. */
 struct pass {
     variation v;
     struct frame *frame;
-    const int64_t *list; /* indices of the tiles that the pass computes; NULL: all tiles */
-    int64_t count, at;   /* number of tiles of the pass, and of those that have been computed */
+    const int64_t *list; /* indices of the tiles of the pass; NULL: all tiles */
+    int64_t count, at;   /* number of tiles, and number of tiles that are done */
+    int64_t unit;        /* the unit to which the pass's present tile belongs */
     int64_t hk, b;       /* the key/value head and the sequence whose keys are in memory; -1: none */
     bool converts;       /* true: the pass changes numbers of the truth (float64 results) instead of computing anew */
     bool alone;    /* true: only the backward has the variation; out and lse are those of the truth (float64 results) */
@@ -89,6 +97,8 @@ struct judge {
     /* the same problem, cut into tiles a second time and read in the other layout: heads and rows are exchanged */
     struct frame other;
     bool has_other;
+    bool borrows_truth; /* true: the memory of `truth` is the caller's, and a device filled it */
+    double time_s;      /* the time in seconds that the judge should take in all */
     struct truth truth;
     struct truth some; /* dbias, dsinks and dslopes that the running pass computes; it stores no other tensors */
     int64_t sum_elements[FRAME_TENSORS]; /* number of elements of dbias, dsinks and dslopes; 0 for other results */
@@ -98,6 +108,11 @@ struct judge {
     bool in_pass;
     int index; /* number of the running pass, counted within its phase */
 
+    struct worst_units worst[FRAME_TENSORS]; /* the units in which each of the caller's results is farthest off */
+    /* indices of the tiles in which right kernels are emulated; NULL: all tiles. Only a judge that borrows its truth
+     * has such a list, and only if emulating all tiles would take too long. */
+    int64_t *emulated;
+    int64_t emulated_count;
     /* differences between right kernels and the truth (float64 results), from the emulation that is farthest off */
     struct difference noise[FRAME_TENSORS];
     struct difference now[FRAME_TENSORS]; /* differences between the caller's results and the truth (float64 results) */
@@ -112,7 +127,10 @@ struct judge {
 
     int64_t *sample; /* indices of the tiles on which mistakes are tested first */
     int64_t sample_count;
+    int64_t *other_sample; /* the same for tiles of `other`; NULL: all of its tiles */
+    int64_t other_count;
     struct mistake trying; /* the single mistake that is being tested */
+    bool left_out;         /* true: a variant of that mistake was not tested, because it would take too long */
     struct candidate *candidates;
     int candidate_count, singles; /* candidates [0, singles) are single mistakes; the rest are pairs */
     int firsts[PAIR_FIRSTS], first_count, seconds[PAIR_SECONDS],
@@ -131,7 +149,7 @@ static inline bool state_is_given(const struct judge *j, attn_tensor_id id)
 void pass_begin(struct judge *j, struct frame *frame, const variation *v, const int64_t *list, int64_t count);
 bool pass_step(struct judge *j);
 
-/* Fills verdict, wrong and tensor[] of the judge from the differences of PHASE_COMPARE. */
+/* Fills verdict, wrong and tensor[] of the judge from the differences of PHASE_COMPARE and PHASE_EMULATE. */
 void verdict_decide(struct judge *j);
 
 /* Applies a mistake to *v, and writes what distinguishes the mistake's variant to `words`. Returns false if the mistake
@@ -147,6 +165,25 @@ bool candidate_is_complete(const struct judge *j);
 bool candidate_removes_some(const struct judge *j, const struct candidate *c);
 /* Returns whether the candidate (a tested mistake or pair) is reported as an explanation. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c);
+/* Returns the tensors, as bits, of whose error a single mistake removes most. 0: it is no part of what is wrong. */
+unsigned candidate_part(const struct judge *j, const struct candidate *c);
+
+/* Functions of units.c. units_choose_emulated() sets `emulated` from the differences of PHASE_COMPARE. Without memory
+ * for the list, all tiles are emulated. units_are_affordable() returns whether the judge could emulate the problem in a
+ * few seconds if a device computed its truth. units_add() adds the tiles of a unit to a list that does not have them
+ * yet, and returns the list's new length. units_spread() fills a list with the tiles of about `wanted` units that are
+ * evenly spread. Lists are sorted by units_sort(), so that the tiles of a head follow each other. */
+void units_choose_emulated(struct judge *j);
+bool units_are_affordable(const attn_problem *p);
+void units_note(struct worst_units *worst, int64_t unit, double error);
+int64_t units_add(const struct frame *f, int64_t unit, int64_t *list, int64_t count);
+int64_t units_spread(const struct frame *f, int64_t wanted, int64_t *list, int64_t count);
+void units_sort(int64_t *list, int64_t count);
+/* Returns whether the judge tests mistakes on a sample only, because a pass over all tiles takes too long. */
+static inline bool units_are_sampled(const struct judge *j)
+{
+    return j->emulated != NULL;
+}
 
 /* Functions of search.c. search_next_single() and search_next_pair() begin the test of the next candidate; they return
  * false if none is left. */

@@ -30,6 +30,16 @@ static double scatter(int64_t count)
     return count == 0 || count >= 64 ? 1 : 1 + 2 * (1 / sqrt((double)count) - 1 / sqrt(64));
 }
 
+/* Returns the factor by which the error of emulations is multiplied if right kernels were emulated in `emulated` of
+ * `compared` rows only. The largest of n independent errors grows with n like sqrt(log(n)), if their distribution is
+ * normal; the errors of a row are not independent. The margin is for the few large errors that a sample may miss. In
+ * float32 they are those of single rows with large scores. In 16 bits or fewer many roundings of P add up. */
+static double unseen(attn_dtype dtype, int64_t emulated, int64_t compared)
+{
+    const double margin = dtype == ATTN_F32 ? 2 : 1.25;
+    return margin * sqrt(log(fmax(2, (double)compared)) / log(fmax(2, (double)emulated)));
+}
+
 void verdict_decide(struct judge *j)
 {
     j->verdict = JUDGE_MATCH;
@@ -41,12 +51,16 @@ void verdict_decide(struct judge *j)
         const double largest = j->largest[which];
         t->max_abs = difference_worst(&j->now[which]);
         t->relative = t->max_abs == 0 ? 0 : largest > 0 ? t->max_abs / largest : INFINITY;
-        t->explained = fmax(j->noise[which].most, half_ulp(dtype, largest));
+        const int64_t columns = attn_max64(1, frame_columns(&j->frame, id));
+        const double noise = j->noise[which].most * (j->emulated ? unseen(j->p.q.dtype, j->noise[which].count / columns,
+                                                                          j->now[which].count / columns)
+                                                                 : 1);
+        t->explained = fmax(noise, half_ulp(dtype, largest));
         if (which >= FRAME_KEY_TENSORS) t->explained *= scatter(j->sum_elements[which]);
         t->limit = (which < 2 ? 2 : 3) * t->explained + allowed(dtype);
         if (id == ATTN_T_lse)
             t->limit = 2e-5 + 1e-6 * j->largest_score + (dtype == ATTN_F32 ? 0 : 2 * half_ulp(dtype, largest));
-        if (id == ATTN_T_lse) t->limit = fmax(t->limit, 2 * j->noise[which].most);
+        if (id == ATTN_T_lse) t->limit = fmax(t->limit, 2 * noise);
         t->of = j->now[which].count;
         t->verdict = t->max_abs <= 2 * j->once[which] ? JUDGE_MATCH
                      : t->max_abs <= t->limit         ? JUDGE_ROUNDING

@@ -44,7 +44,8 @@ void batch_count(const struct batch *batch, const struct job_part *first)
     if (first->ran) {
         const char *op = proto_operations[first->job->call->op].name;
         metrics_add(METRIC_KERNEL_SECONDS, device, op, batch->compute_us / 1e6);
-        if (batch->truth_us > 0) metrics_add(METRIC_KERNEL_SECONDS, device, "verify", batch->truth_us / 1e6);
+        if (batch->truth_us > 0)
+            metrics_add(METRIC_KERNEL_SECONDS, device, first->job->wants_judge ? op : "verify", batch->truth_us / 1e6);
         metrics_add(METRIC_FLOPS, device, op, batch->flops);
         metrics_add(METRIC_TENSOR_BYTES, device, op, batch->bytes);
         return;
@@ -68,7 +69,7 @@ void batch_note_times(const struct batch *batch, struct job *job)
         us[PROTO_STAGE_prepare] = batch->prepare_us;
         us[PROTO_STAGE_copy_in] = batch->copy_in_us;
         us[PROTO_STAGE_launch] = batch->launch_us;
-        us[PROTO_STAGE_compute] = batch->compute_us - batch->launch_us;
+        us[PROTO_STAGE_compute] = batch->compute_us - batch->launch_us + (job->wants_judge ? batch->truth_us : 0);
         us[PROTO_STAGE_copy_out] = batch->copy_out_us;
     }
 }

@@ -129,8 +129,9 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
 /* Returns the largest number of parts into which the job may be cut. Any thread that owns the job may call this. */
 int cut_most_parts(const struct devices *devices, const struct job *job);
 
-/* Returns the device with the least work among those that may have room for a batch. NULL: all devices are busy.
- * Devices whose bits are set in `passed_over` are ignored. */
+/* Returns the device with the least work among those that may have room for a batch; if several have equally little,
+ * the one with the fewest batches. NULL: all devices are busy. Devices whose bits are set in `passed_over` are
+ * ignored. */
 struct device *devices_pick(struct devices *devices, uint64_t passed_over);
 /* True if the device has room for a batch that begins with this job. If there is no room, and the job's flow (its
  * client's work) has no batch there, *wait_ns is reduced to the time until there may be room. The caller sets *wait_ns

@@ -3,7 +3,7 @@
  *   devices.c   the loop's side: opens, closes and describes devices, and submits batches
  *   thread.c    a device's threads: batches on its streams, and when they should be over
  *   memory.c    device memory of a batch: mirrors of its jobs' staging memory, and scratch memory
- *   truth.c     verifies outputs in float64 on the device that made them
+ *   truth.c     verifies outputs in float64 on the device that made them; computes the truth of checks
  *   merge.c     makes one problem of equal small problems; small cache transactions without copies
  *   cut.c       cuts a problem that takes long over several devices, by groups of heads
  *   heads.c     a part of such a problem on its device
@@ -214,9 +214,9 @@ attn_status heads_copy(struct slot *slot, const struct job_part *part, const att
 attn_status truth_reserve(struct device *device, struct slot *slot, attn_error *err);
 /* Estimates the device time, in seconds, of the work that the next truth_launch() puts on the stream. */
 double truth_piece_seconds(const struct slot *slot);
-/* Puts the next steps of computing the truth (outputs in float64) on the stream. All earlier work on the stream must be
- * done. Call this while truths_left is above 0. */
-attn_status truth_launch(struct slot *slot, attn_error *err);
+/* Puts the next steps of computing the truth on the stream. All earlier work on the stream must be done. Call this
+ * while truths_left is above 0. */
+attn_status truth_launch(struct device *device, struct slot *slot, attn_error *err);
 
 /* ---- inline.c ---------------------------------------------------------------------------------------------------- */
 

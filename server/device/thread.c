@@ -254,7 +254,8 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     for (int j = 0; j < batch->count && !device->info.unified && status == ATTN_OK; j++)
         if (job_part_is_cut(batch->parts[j]))
             status = heads_copy(slot, batch->parts[j], &slot->problems[slot->problem[j]], true, err);
-        else if (!slot->moved[j]) status = memory_copy_out(device, slot, batch_job(batch, j), err);
+        else if (!slot->moved[j] && !batch_job(batch, j)->wants_judge) /* a check's truth is not computed yet */
+            status = memory_copy_out(device, slot, batch_job(batch, j), err);
     return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
 }
 
@@ -414,7 +415,7 @@ static attn_status launch_more(struct device *device, struct slot *slot, attn_er
     if (!kernels_are_launched(slot)) return launch_group(device, slot, err);
     if (!slot->truth_began) note_stages(device, slot);
     slot->blocked = false;
-    return truth_launch(slot, err);
+    return truth_launch(device, slot, err);
 }
 
 /* Frees the scratch memory that idle slots keep. Returns whether there was any to free. */

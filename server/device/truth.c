@@ -1,14 +1,17 @@
-/* truth.c: compares the outputs of a job with their truth in float64, on the device that made them (`verify`).
+/* truth.c: computes the truth (results in float64) of a job's problems. For `verify`, the device compares the outputs
+ * that it has made with their truth. For a check, which has no kernels, the truth is the job's output.
  *
  * A job with such items is alone in its batch. Computing the truth begins when all kernels of the job are done and its
  * outputs are on their way to the host:
  *
  *   kernels | outputs to the host | truth of item 0 in steps | compare | truth of item 1 ... | distances to the host
+ *   check:                          truth of item 0 in steps           | truth of item 1 ... | truths to the host
  *
  * Each call of truth_launch() puts some 25 ms of work on the stream, as launch_group() does with kernels. Between two
  * calls, other flows (clients) have their turn, and a job that nobody waits for ends.
  *
- * All items use the same memory for their truth, one after the other. Their distances lie among the outputs. */
+ * With `verify`, all items use the same memory for their truth, one after the other. Their distances lie among the
+ * outputs. The truth of a check lies there itself. */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -22,7 +25,7 @@ static struct job *job_of(const struct slot *slot)
 
 static bool is_wanted(const struct job *job, int item)
 {
-    return job->truths[item].wanted && job_problem(job, item) != NULL;
+    return job->truths[item].wanted && job->call->items[item].error.status == ATTN_OK;
 }
 
 /* Goes on to the first item, from number `item` on, whose outputs are to be compared with the truth (outputs in
@@ -35,13 +38,25 @@ static void go_to(struct slot *slot, int item)
     slot->truth_step = 0;
 }
 
-/* Returns the item's problem with the device's addresses. gather() has put all problems of the job into
- * slot->problems. */
-static const attn_problem *problem_of(const struct slot *slot, int item)
+/* Returns the item's problem with the device's addresses. */
+static attn_problem problem_of(const struct slot *slot, int item)
 {
-    int n = slot->problem[0];
-    for (int i = 0; i < item; i++) n += job_problem(job_of(slot), i) != NULL;
-    return &slot->problems[n];
+    attn_problem p = job_of(slot)->call->items[item].problem;
+    memory_place(slot, &p);
+    memory_place_pinned(job_of(slot), &p);
+    return p;
+}
+
+/* Returns where the device writes the item's truth. */
+static attn_truth place_of(const struct slot *slot, int item)
+{
+    const attn_truth *const host = &job_of(slot)->truths[item].to;
+    if (!job_of(slot)->wants_judge) return (attn_truth){ .out = slot->truth_out };
+    return (attn_truth){ .out = memory_address(slot, host->out),
+                         .lse = memory_address(slot, host->lse),
+                         .dq = memory_address(slot, host->dq),
+                         .dk = memory_address(slot, host->dk),
+                         .dv = memory_address(slot, host->dv) };
 }
 
 attn_status truth_reserve(struct device *device, struct slot *slot, attn_error *err)
@@ -54,18 +69,22 @@ attn_status truth_reserve(struct device *device, struct slot *slot, attn_error *
     for (int i = 0; i < job->call->count; i++) {
         attn_truth_cost cost;
         if (!is_wanted(job, i)) continue;
-        const attn_status status = attn_truth_need(attn_device_capabilities(device->handle), job_problem(job, i), &cost,
-                                                   err);
-        if (status == ATTN_UNSUPPORTED) return ATTN_OK; /* the device cannot verify: the CPU does, in sched/finish.c */
+        const attn_status status = attn_truth_need(attn_device_capabilities(device->handle),
+                                                   &job->call->items[i].problem, &cost, err);
+        if (status == ATTN_UNSUPPORTED) return ATTN_OK; /* the CPU verifies instead, in sched/finish.c */
         if (status != ATTN_OK) return status;
         if (cost.workspace_bytes > workspace_bytes) workspace_bytes = cost.workspace_bytes;
-        if (job->truths[i].out_bytes > out_bytes) out_bytes = job->truths[i].out_bytes;
+        if (job->truths[i].bytes > out_bytes && !job->wants_judge) out_bytes = job->truths[i].bytes;
     }
     attn_status status = memory_grow_workspace(device->handle, workspace_bytes, &slot->workspace,
                                                &slot->workspace_bytes, err);
-    if (status == ATTN_OK) status = memory_take(device, slot, out_bytes, &slot->truth_out, err);
+    if (status == ATTN_OK && out_bytes > 0) status = memory_take(device, slot, out_bytes, &slot->truth_out, err);
     if (status != ATTN_OK) return status;
-    for (int i = 0; i < job->call->count; i++) slot->truths_left += is_wanted(job, i);
+    for (int i = 0; i < job->call->count; i++) {
+        if (!is_wanted(job, i)) continue;
+        slot->truths_left++;
+        if (job->wants_judge) batch_name_backend(&job->results[i], device, "float64");
+    }
     go_to(slot, 0);
     return ATTN_OK;
 }
@@ -76,32 +95,35 @@ double truth_piece_seconds(const struct slot *slot)
     return seconds < DEVICE_PIECE_SECONDS ? seconds : DEVICE_PIECE_SECONDS;
 }
 
-/* Puts the last work on the stream, after the truths (outputs in float64) of all items: a copy to the host of the
- * distances between outputs and truths. */
-static attn_status close_truths(struct slot *slot, attn_error *err)
+/* Puts the work on the stream that follows the last item's truth: the distances, or the truth of a check, go to the
+ * host. */
+static attn_status close_truths(struct device *device, struct slot *slot, attn_error *err)
 {
     struct job *const job = job_of(slot);
     const attn_status status = attn_stream_mark(slot->stream, 1, err);
     job->truth_known = true;
     if (status != ATTN_OK) return status;
+    if (job->wants_judge) return memory_copy_out(device, slot, job, err);
     return attn_copy(slot->stream, job->truth_found, memory_address(slot, job->truth_found),
                      (size_t)job->call->count * sizeof *job->truth_found, ATTN_FROM_DEVICE, err);
 }
 
-attn_status truth_launch(struct slot *slot, attn_error *err)
+attn_status truth_launch(struct device *device, struct slot *slot, attn_error *err)
 {
     struct job *const job = job_of(slot);
-    const attn_problem *const p = problem_of(slot, slot->truth_item);
-    const attn_truth to = { .out = slot->truth_out };
+    const attn_problem p = problem_of(slot, slot->truth_item);
+    const attn_truth to = place_of(slot, slot->truth_item);
     attn_status status = ATTN_OK;
     slot->queued_s = truth_piece_seconds(slot);
     if (!slot->truth_began) status = attn_stream_mark(slot->stream, 0, err);
     slot->truth_began = true;
-    if (status == ATTN_OK) status = attn_truth_some(slot->stream, p, &to, slot->workspace, &slot->truth_step, err);
+    if (status == ATTN_OK) status = attn_truth_some(slot->stream, &p, &to, slot->workspace, &slot->truth_step, err);
     slot->piece_ns = clock_ns();
     if (status != ATTN_OK || slot->truth_step != ATTN_NO_MORE_STEPS) return status;
-    status = attn_truth_compare(slot->stream, p, &to, memory_address(slot, job->truth_found[slot->truth_item]), err);
+    if (!job->wants_judge)
+        status = attn_truth_compare(slot->stream, &p, &to, memory_address(slot, job->truth_found[slot->truth_item]),
+                                    err);
     if (status != ATTN_OK) return status;
     go_to(slot, slot->truth_item + 1);
-    return --slot->truths_left == 0 ? close_truths(slot, err) : ATTN_OK;
+    return --slot->truths_left == 0 ? close_truths(device, slot, err) : ATTN_OK;
 }

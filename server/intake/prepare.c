@@ -249,14 +249,15 @@ static attn_status workspace_of(const struct job *job, const attn_capabilities *
     return status;
 }
 
-/* Returns the device memory that the kernels and the truth (outputs in float64) of a job need. `workspace` is the
- * scratch memory of its kernels, which the truth uses afterwards. Items are verified one after the other. */
+/* Returns the device memory that the kernels and the truth (outputs in float64) of a job need, apart from its outputs,
+ * which include the truth of a check. `workspace` is the scratch memory of its kernels, which the truth uses
+ * afterwards. Items are verified one after the other. */
 static size_t truth_memory(const struct job *job, size_t workspace)
 {
     size_t out = 0;
     for (int i = 0; job->truths && i < job->call->count; i++) {
         const struct job_truth *const truth = &job->truths[i];
-        if (truth->out_bytes > out) out = truth->out_bytes;
+        if (truth->bytes > out && !job->wants_judge) out = truth->bytes;
         if (truth->workspace_bytes > workspace) workspace = truth->workspace_bytes;
     }
     return workspace + out;
@@ -270,8 +271,8 @@ static attn_status check_fits(const struct job *job, const attn_capabilities *ca
 {
     size_t bytes = 0;
     attn_status status;
-    if (job->runnable == 0 || job->wants_judge || (job->kind != 0 && largest->memory_limit >= PREPARE_SMALL_DEVICE))
-        return ATTN_OK;
+    const bool needs_none = job->runnable == 0 || (job->wants_judge && !job->truths);
+    if (needs_none || (job->kind != 0 && largest->memory_limit >= PREPARE_SMALL_DEVICE)) return ATTN_OK;
     if ((status = workspace_of(job, can, &bytes, err)) != ATTN_OK) return status;
     bytes = truth_memory(job, bytes);
     if (!largest->unified) {
@@ -312,13 +313,17 @@ static void add_truth(struct job *job, int index, double *most)
     add_cost(job, &cost, most);
 }
 
-/* Adds the cost of a check (what is wrong with given results?). A check adapts to the time that it has. It needs at
- * least the time to compute some rows in float64. */
-static void add_judge_cost(struct job *job, const proto_item *item)
+/* Decides who computes the truth (results in float64) of a check, and adds the check's cost. Returns the bytes among
+ * the outputs that a device's truth takes. A check adapts to the time that it has; the least that it needs is the truth
+ * of some rows. */
+static size_t add_judge(struct job *job, int index, const attn_capabilities *can)
 {
-    const double seconds = judge_cost_of(&item->problem).truth;
+    const size_t bytes = verify_prepare_check(job, index, can);
+    const double seconds = judge_cost_of(&job->call->items[index].problem).truth;
     job->seconds += seconds < PREPARE_JUDGE_S ? seconds : PREPARE_JUDGE_S;
+    if (job->truths && job->truths[index].wanted) job->seconds += job->truths[index].seconds;
     job->worst_seconds = job->seconds;
+    return bytes;
 }
 
 /* Adds the time that it takes to count an item's pairs of a query and a key (attn_counter). */
@@ -385,9 +390,30 @@ static size_t found_bytes(const struct job *job)
 {
     size_t bytes = 0;
     assert(job->lse == NULL || job->truths == NULL);
+    if (job->wants_judge) return 0;
     if (job->lse) bytes = sizeof job->lse->found;
     else if (job->truths) bytes = (size_t)job->call->count * sizeof *job->truth_found;
     return (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+/* Takes `*bytes` of memory for the outputs: behind the inputs, or else a second block. Without memory for the truths of
+ * checks, the CPU computes them, and *bytes becomes 0. */
+static attn_status take_outputs(struct job *job, size_t *bytes, char **at, attn_error *err)
+{
+    /* Inputs and outputs do not share a cache line: threads write outputs while others read inputs. */
+    const size_t used = (job->call->memory_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    *at = NULL;
+    if (*bytes == 0) return ATTN_OK;
+    if (job->inputs && used <= job->inputs->bytes && *bytes <= job->inputs->bytes - used) {
+        *at = (char *)job->inputs->memory + used;
+        return ATTN_OK;
+    }
+    const attn_status status = staging_lease(job->staging, job->caller, *bytes, &job->spare, err);
+    if (status == ATTN_OK) *at = job->spare->memory;
+    if (status == ATTN_OK || !job->wants_judge) return status;
+    verify_drop_checks(job);
+    *bytes = 0;
+    return ATTN_OK;
 }
 
 attn_status prepare_job(struct job *job, const attn_capabilities *can, const attn_device_info *largest, attn_error *err)
@@ -437,32 +463,22 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
             add_cost(job, &cost, &costliest);
             add_truth(job, i, &costliest);
             add_count(job, item);
-        } else if (operation->judges) add_judge_cost(job, item);
+        } else if (operation->judges) bytes += add_judge(job, i, can);
         job->wants_verify |= item->verify_rows != 0 || job->lse != NULL;
         if (proto_writes_numbers(call, item)) numbers += count_numbers(item);
         saves += item->save;
     }
 
-    /* Inputs and outputs do not share a cache line: threads write outputs while others read inputs. */
-    const size_t used = (call->memory_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-    const size_t found = found_bytes(job);
+    bytes += found_bytes(job); /* they are less than 100 KB, so the sum cannot overflow */
     char *at = NULL;
-    bytes += found; /* `found` is less than 100 KB, so the sum cannot overflow */
-    if (bytes > 0) {
-        if (job->inputs && used <= job->inputs->bytes && bytes <= job->inputs->bytes - used)
-            at = (char *)job->inputs->memory + used;
-        else {
-            status = staging_lease(job->staging, job->caller, bytes, &job->spare, err);
-            if (status != ATTN_OK) return status;
-            at = job->spare->memory;
-        }
-    }
+    if ((status = take_outputs(job, &bytes, &at, err)) != ATTN_OK) return status;
     job->outputs = (struct job_region){ at, bytes };
     for (int i = 0; i < call->count; i++)
         if (call->items[i].error.status == ATTN_OK) place_outputs(&call->items[i], elsewhere_of(job), &at);
-    if (job->lse) job->lse_found = at;
+    if (job->wants_judge) verify_place_checks(job, &at);
+    else if (job->lse) job->lse_found = at;
     else if (job->truths) job->truth_found = (void *)at;
-    if (found > 0) at += found;
+    at += found_bytes(job);
     assert(bytes == 0 || at == job->outputs.memory + bytes);
     if (job->shared && call->items[0].error.status == ATTN_OK &&
         (status = bind_regions(job, &call->items[0], err)) != ATTN_OK) /* cannot fail: it has succeeded above */
@@ -472,7 +488,9 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
     job->kind = kind_of(job);
     job->priority = priority_of(call);
     job->wants_measure = numbers > PREPARE_MEASURE_AT_ONCE;
-    if ((status = check_fits(job, can, largest, err)) != ATTN_OK) return status;
+    status = check_fits(job, can, largest, err);
+    if (status != ATTN_OK && !job->wants_judge) return status;
+    if (status != ATTN_OK) verify_drop_checks(job);
 
     if (saves == 0) return ATTN_OK;
     job->wants_save = true;

@@ -8,6 +8,8 @@
 
 #include "server/regions/regions.h"
 
+enum { VERIFY_ALIGNMENT = 64 }; /* alignment in bytes of each result of a check's truth */
+
 attn_status verify_check(const struct job *job, int index, int64_t *left, attn_error *err)
 {
     const proto_item *const item = &job->call->items[index];
@@ -55,8 +57,20 @@ static bool devices_verify(const proto_item *item, const attn_capabilities *can,
     if (!attn_shape_elements(p->out.rank, p->out.shape, &elements) || elements > INT64_MAX / (int64_t)sizeof(double))
         return false;
     if (attn_truth_need(can, p, &cost, &ignored) != ATTN_OK) return false;
-    *truth = (struct job_truth){ true, (size_t)elements * sizeof(double), cost.workspace_bytes, cost.seconds };
+    *truth = (struct job_truth){ .wanted = true,
+                                 .bytes = (size_t)elements * sizeof(double),
+                                 .workspace_bytes = cost.workspace_bytes,
+                                 .seconds = cost.seconds };
     return true;
+}
+
+static attn_status add_truth(struct job *job, int index, const struct job_truth *truth, attn_error *err)
+{
+    if (job->truths == NULL) job->truths = calloc((size_t)job->call->count, sizeof *job->truths);
+    if (job->truths == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
+    job->truths[index] = *truth;
+    job->truth_seconds += truth->seconds;
+    return ATTN_OK;
 }
 
 attn_status verify_prepare(struct job *job, int index, const attn_capabilities *can, int64_t *left, attn_error *err)
@@ -70,17 +84,66 @@ attn_status verify_prepare(struct job *job, int index, const attn_capabilities *
         !devices_verify(item, can, &truth))
         return status;
     *left = before;
-    if (job->truths == NULL) job->truths = calloc((size_t)job->call->count, sizeof *job->truths);
-    if (job->truths == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
-    job->truths[index] = truth;
-    job->truth_seconds += truth.seconds;
+    if (add_truth(job, index, &truth, err) != ATTN_OK) return ATTN_NO_MEMORY;
     if (err) *err = (attn_error){ 0 };
     return ATTN_OK;
 }
 
+/* Returns the bytes of a result's truth (float64), rounded up so that the next one is aligned. 0: it is not wanted. */
+static size_t truth_bytes(const attn_problem *p, uint64_t results, attn_tensor_id id)
+{
+    const size_t bytes = results >> id & 1 ? (size_t)judge_elements(p, id) * sizeof(double) : 0;
+    return (bytes + VERIFY_ALIGNMENT - 1) / VERIFY_ALIGNMENT * VERIFY_ALIGNMENT;
+}
+
+size_t verify_prepare_check(struct job *job, int index, const attn_capabilities *can)
+{
+    const proto_item *const item = &job->call->items[index];
+    const attn_problem *const p = &item->problem;
+    attn_truth_cost cost;
+    attn_error ignored;
+    if (job->shared && job->shared->pinned_bytes > 0) return 0;
+    if (!attn_has_truth(can)) return 0;
+    struct job_truth truth = { .wanted = true, .results = judge_wants(p, item->results) };
+    if (truth.results == 0 || attn_truth_need(can, p, &cost, &ignored) != ATTN_OK) return 0;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) truth.bytes += truth_bytes(p, truth.results, (attn_tensor_id)id);
+    truth.workspace_bytes = cost.workspace_bytes;
+    truth.seconds = cost.seconds;
+    return add_truth(job, index, &truth, &ignored) == ATTN_OK ? truth.bytes : 0;
+}
+
+void verify_place_checks(struct job *job, char **at)
+{
+    for (int i = 0; job->truths && i < job->call->count; i++) {
+        struct job_truth *const truth = &job->truths[i];
+        const struct {
+            attn_tensor_id id;
+            double **to;
+        } results[] = { { ATTN_T_out, &truth->to.out },
+                        { ATTN_T_lse, &truth->to.lse },
+                        { ATTN_T_dq, &truth->to.dq },
+                        { ATTN_T_dk, &truth->to.dk },
+                        { ATTN_T_dv, &truth->to.dv } };
+        for (size_t n = 0; n < sizeof results / sizeof *results && truth->wanted; n++) {
+            const size_t bytes = truth_bytes(&job->call->items[i].problem, truth->results, results[n].id);
+            if (bytes > 0) *results[n].to = (double *)(void *)*at;
+            *at += bytes;
+        }
+    }
+}
+
+void verify_drop_checks(struct job *job)
+{
+    job->seconds -= job->truth_seconds;
+    job->worst_seconds -= job->truth_seconds;
+    job->truth_seconds = 0;
+    free(job->truths);
+    job->truths = NULL;
+}
+
 bool verify_found_truth(const struct job *job, int index, proto_verification *verification)
 {
-    if (job->truths == NULL || !job->truths[index].wanted || !job->truth_known) return false;
+    if (job->wants_judge || job->truths == NULL || !job->truths[index].wanted || !job->truth_known) return false;
     const attn_truth_distance *const out = &job->truth_found[index][0];
     const double relative = out->largest > 0 ? out->max_abs / out->largest : INFINITY;
     *verification = (proto_verification){ .max_abs = out->max_abs,

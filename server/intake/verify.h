@@ -1,7 +1,9 @@
 /* verify.h: two checks in float64. The first checks the lse that a backward or an observe is given. The second, for
  * the member `verify`, recomputes rows of a forward's out after the kernel, and the answer reports their errors. A
  * device that computes the truth recomputes all rows (device/truth.c). Otherwise the CPU does the work in pieces, on
- * libuv's threads (sched/finish.h). That may be slow, so it is bounded. */
+ * libuv's threads (sched/finish.h). That may be slow, so it is bounded.
+ *
+ * A device may also compute the truth that the judge of a check compares results with. */
 #ifndef VERIFY_H
 #define VERIFY_H
 
@@ -17,6 +19,15 @@ attn_status verify_prepare(struct job *job, int index, const attn_capabilities *
 
 /* Checks that the CPU may verify an item of the job. The errors, and `left`, are those of verify_prepare(). */
 attn_status verify_check(const struct job *job, int index, int64_t *left, attn_error *err);
+
+/* Decides whether a device computes the truth (results in float64) of a check (job->truths), and returns the bytes
+ * among the outputs that the truth then takes. 0: the judge on the CPU computes the truth itself, of some rows if the
+ * problem is large. Reasons: devices compute no truth, only a GPU reads the tensors, or judge_wants() returns 0. */
+size_t verify_prepare_check(struct job *job, int index, const attn_capabilities *can);
+/* Gives the truths of a body's checks their places among the outputs, from *at on, and advances *at. */
+void verify_place_checks(struct job *job, char **at);
+/* Lets the judge on the CPU compute the truths of all checks of the body. Call this before the job is queued. */
+void verify_drop_checks(struct job *job);
 
 /* Turns the distances that a device found into the verification result of an item. False: the device computes no truth
  * (outputs in float64), or was not told to compute that of this item. */

@@ -258,14 +258,18 @@ static int64_t judges_bytes(const struct job *job, double seconds)
     int64_t most = 0;
     for (int i = 0; i < job->call->count; i++) {
         const proto_item *const item = &job->call->items[i];
-        const int64_t bytes = item->error.status == ATTN_OK ? judge_bytes(&item->problem, seconds) : 0;
+        const int64_t bytes = item->error.status == ATTN_OK
+                                  ? judge_bytes(&item->problem, finish_truth(job, i) != NULL, seconds)
+                                  : 0;
         /* INT64_MAX: more memory than a judge may have, so judge_open() will refuse it */
         if (bytes > most && bytes != INT64_MAX) most = bytes;
     }
     return most;
 }
 
-bool batches_judge(struct loop *loop, struct job *job)
+/* Starts the judge of a check, whose truth a device has computed or nobody. False: out of memory; the request has been
+ * answered. */
+static bool start_judge(struct loop *loop, struct job *job)
 {
     struct request *const request = job->request;
     const int64_t now_ns = clock_ns(), left_ns = request->deadline.at_ns - now_ns;
@@ -274,7 +278,6 @@ bool batches_judge(struct loop *loop, struct job *job)
     attn_error err = { 0 };
     if (time_ns > most_ns) time_ns = most_ns;
     if (time_ns < left_ns / 2) time_ns = left_ns / 2;
-    job->queued_ns = now_ns;
     if (request_count_bytes(request, (size_t)judges_bytes(job, (double)time_ns / 1e9), &err) != ATTN_OK) {
         request_fail_status(request, &err);
         job->request = NULL;
@@ -283,9 +286,19 @@ bool batches_judge(struct loop *loop, struct job *job)
         waiting_hand_back(loop, request);
         return false;
     }
-    request_move(request, REQUEST_RUNNING);
-    job->part.ran = true;
     return finish(loop, job, now_ns + time_ns);
+}
+
+bool batches_begin(struct loop *loop, struct job *job)
+{
+    if (!job->wants_judge || job->truths) {
+        batches_enqueue(loop, job);
+        return true;
+    }
+    job->queued_ns = clock_ns();
+    job->part.ran = true;
+    request_move(job->request, REQUEST_RUNNING);
+    return start_judge(loop, job);
 }
 
 /* Disables a device that this process cannot use any more. The server goes on with its other devices; without any
@@ -418,7 +431,8 @@ void batches_done(struct loop *loop, struct batch *batch)
             } else {
                 batch_observe_times(job);
                 if (job_is_cut(job)) cut_name_backend(server->devices, job);
-                if (finishes) (void)finish(loop, job, 0);
+                if (finishes && job->wants_judge) (void)start_judge(loop, job);
+                else if (finishes) (void)finish(loop, job, 0);
                 else finish_request(loop, job);
             }
         }

@@ -17,6 +17,11 @@ bool finish_is_wanted(const struct job *job)
            (job->shared && job->shared->writes);
 }
 
+const attn_truth *finish_truth(const struct job *job, int item)
+{
+    return job->truths && job->truth_known && job->truths[item].wanted ? &job->truths[item].to : NULL;
+}
+
 struct finishing *finish_new(struct job *job, const char *id, void (*done)(void *context, struct finishing *finishing),
                              void *context)
 {
@@ -50,7 +55,8 @@ static attn_status open_judge(struct finishing *finishing, proto_item *item)
     judging->until_ns = now_ns + share_ns;
     judging->worked_ns = 0;
     judging->hurried = false;
-    return judge_open(&item->problem, item->results, (double)share_ns / 1e9, &judging->judge, &item->error);
+    return judge_open(&item->problem, item->results, finish_truth(finishing->job, judging->item),
+                      (double)share_ns / 1e9, &judging->judge, &item->error);
 }
 
 /* Stores the judge's report on the item, and goes on to the next item. */
@@ -61,8 +67,9 @@ static void end_judge(struct finishing *finishing, proto_item *item)
     result->report = malloc(sizeof *result->report);
     if (result->report) judge_report(judging->judge, result->report);
     else (void)attn_fail(&item->error, ATTN_NO_MEMORY, NULL, "out of memory");
-    snprintf(result->backend, sizeof result->backend, "cpu float64");
-    result->timing_us[PROTO_STAGE_compute] = (double)judging->worked_ns / 1e3;
+    if (finish_truth(finishing->job, judging->item) == NULL)
+        snprintf(result->backend, sizeof result->backend, "cpu float64");
+    result->timing_us[PROTO_STAGE_compute] += (double)judging->worked_ns / 1e3;
     judge_close(judging->judge);
     judging->judge = NULL;
     judging->item++;

@@ -47,6 +47,9 @@ struct finishing {
 /* True if the job needs any finishing work, such as verification. */
 bool finish_is_wanted(const struct job *job);
 
+/* Returns the truth (results in float64) of an item of a check, or NULL if no device has computed it. */
+const attn_truth *finish_truth(const struct job *job, int item);
+
 /* Makes the finishing work of a job (verification and the like). The loop calls done(context, finishing) once: when all
  * is done, or after the piece in which the work was cancelled. NULL: out of memory. */
 struct finishing *finish_new(struct job *job, const char *id, void (*done)(void *context, struct finishing *finishing),

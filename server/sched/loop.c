@@ -109,8 +109,7 @@ static void on_checked(struct piece *piece)
     if (!request->failed && !request->gone && request->job->runnable > 0) {
         request->job->request = request;
         request_move(request, REQUEST_QUEUED);
-        if (!request->job->wants_judge) batches_enqueue(loop, request->job);
-        else if (!batches_judge(loop, request->job)) return;
+        if (!batches_begin(loop, request->job)) return;
         if (is_homeless(loop, request->job)) waiting_cancel(loop, request, PROTO_E_UNAVAILABLE, homeless);
         else if (!deadlines_add(&loop->deadlines, &request->deadline))
             waiting_cancel(loop, request, PROTO_E_OUT_OF_MEMORY, "no memory for a deadline");
@@ -178,9 +177,7 @@ static void request_arrived(struct loop *loop, struct request *request)
     }
     if (request->job->part.handed_over) {
         if (!take_late(loop, request)) return;
-    } else if (request->job->wants_judge) {
-        if (!batches_judge(loop, request->job)) return;
-    } else batches_enqueue(loop, request->job);
+    } else if (!batches_begin(loop, request->job)) return;
     if (loop->stage == STOPPING) {
         waiting_let_go_of_device(request);
         waiting_cancel(loop, request, PROTO_E_DRAINING, "the server is stopping");

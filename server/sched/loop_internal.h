@@ -99,9 +99,9 @@ void stop_advance(struct loop *loop, int64_t now_ms);
 
 /* Puts the job into the queue of jobs that wait for a device. */
 void batches_enqueue(struct loop *loop, struct job *job);
-/* Starts a check: a judge on the CPU finds out what is wrong with given results, and no device computes. False: out of
- * memory; the request has been answered. */
-bool batches_judge(struct loop *loop, struct job *job);
+/* Puts the job into that queue, unless it is a check whose truth no device computes: its judge starts at once, on the
+ * CPU. False: out of memory; the request has been answered. */
+bool batches_begin(struct loop *loop, struct job *job);
 /* Sends batches to devices while jobs wait and devices have room. */
 void batches_dispatch(struct loop *loop);
 /* Sets the members of each job that KServe's statistics of batches need. */

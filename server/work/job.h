@@ -1,8 +1,9 @@
 /* job.h: a job is the computation of one request: its problems, the memory of their tensors, and the results.
  *
- * A running kernel is never interrupted. So a job outlives its request when the client leaves or the deadline passes
- * while the kernel runs. A job also outlives its request when a forward is saved for a backward. Jobs are counted by
- * references: the request, the device that runs the job, and each context (saved forward) hold one.
+ * A kernel that runs on a GPU is never interrupted: a batch that no request waits for ends between two launches, and on
+ * the CPU between two tiles (devices.h). So a job outlives its request when the client leaves or the deadline passes
+ * while the job is with a device. A job also outlives its request when a forward is saved for a backward. Jobs are
+ * counted by references: the request, the device that runs the job, and each context (saved forward) hold one.
  *
  *   RECEIVING   an HTTP thread makes the job (job_new) and places the outputs (prepare_job)
  *   QUEUED      the loop owns the job
@@ -43,10 +44,13 @@ struct job_links {
     struct job *next, *previous;
 };
 
-/* What a device needs to compare the out of an item with its truth, the same out in float64 (attn_truth_some()). */
+/* What a device needs to compute the truth (results in float64) of an item (attn_truth_some()). For `verify` the device
+ * compares out with its truth, which stays on the device. For a check the truth goes to the judge on the CPU. */
 struct job_truth {
     bool wanted;
-    size_t out_bytes; /* size in bytes of the item's out in float64 */
+    uint64_t results; /* for a check: the results of the truth, as bits of attn_tensor_id */
+    attn_truth to;    /* for a check: where they arrive, among the outputs */
+    size_t bytes;     /* bytes of the truth */
     size_t workspace_bytes;
     double seconds; /* expected time */
 };
@@ -126,19 +130,17 @@ struct job {
     /* rows whose lse a device computes, because the lse that the request gives must be checked and only a device can
      * read q or k; NULL: none */
     attn_lse_look *lse;
-    /* where the device writes what it computes for the rows of `lse`; this memory is among the outputs */
-    void *lse_found;
-    /* [call->count]: what a device needs to verify each item's out; NULL: it verifies none. A job with this member runs
-     * alone. */
+    void *lse_found; /* where the sums that belong to `lse` arrive, among the outputs */
+    /* [call->count]: what a device needs to verify each item's out, or to compute the truth of a check; NULL: it does
+     * neither. A job with this member runs alone. */
     struct job_truth *truths;
     /* seconds that a device is expected to take for verifying outputs in float64 (`truths`); `seconds` includes them */
     double truth_seconds;
     /* [call->count]: where the distances of each item's outputs from its truth (float64) arrive, among the outputs. */
     attn_truth_distance (*truth_found)[ATTN_TRUTH_RESULTS];
-    bool truth_known; /* the device has written truth_found; false: the device computes no truth (outputs in float64) */
+    bool truth_known; /* the device has computed `truths`; false: the device computes no truth */
     bool wants_verify, wants_save, wants_count;
-    /* the request asks what is wrong with given results; a judge on the CPU finds out, and no device
-     * (sched/finish.h) */
+    /* the request is a check, which a judge on the CPU computes (sched/finish.h); a device may compute its truth */
     bool wants_judge;
     /* The answer contains many numbers as text, whose length is measured in pieces before the answer is encoded. */
     bool wants_measure;

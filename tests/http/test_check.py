@@ -50,7 +50,7 @@ def test_what_the_server_computes_is_right(server, dtype, layout, D, Dv):
     forward = server.forward(**members).json()
     answer = check(server, members, out=forward['out'], lse=forward['lse'])
     assert answer['verdict'] in ('match', 'rounding') and answer['operation'] == 'forward', answer
-    assert answer['rows'] == {'checked': 400, 'of': 400} and answer['not_tried'] == [] and answer['sizes']['Sk'] == 70
+    assert answer['rows'] == {'checked': 400, 'of': 400, 'emulated': 400} and answer['not_tried'] == [] and answer['sizes']['Sk'] == 70
     backward = server.backward(**members, dout=dout).json()
     gradients = {name: backward[name] for name in ('dq', 'dk', 'dv')}
     answer = check(server, members, dout=dout, **gradients, out=forward['out'], lse=forward['lse'])
@@ -82,6 +82,18 @@ def test_two_mistakes_at_once_are_both_named(server, problem):
     out, lse, *_ = ref.forward(x['q'], x['k'], x['v'], scale=1)
     answer = check(server, members, out=tensor(out), lse=tensor(lse))
     assert set(codes(answer)[0]) == {'scale_missing', 'causal_missing'}, answer
+
+
+def test_of_three_mistakes_one_is_named_as_a_part(server, problem):
+    """No two mistakes explain these results, and the missing causal mask removes most of the error of out."""
+    members, x, _, _ = problem
+    out, lse, *_ = ref.forward(x['q'], x['k'], x['v'], scale=0.2)
+    out[:, :, 2] *= 1.2
+    answer = check(server, members, out=tensor(out), lse=tensor(lse * LOG2E))
+    assert len(answer['explanations']) == 1, answer['explanations']
+    explanation, = answer['explanations']
+    assert explanation['partly'] is True and explanation['code'] == 'causal_missing' and explanation['tensors'] == ['out'], answer
+    assert explanation['detail'] == 'partly, beside other mistakes: the causal mask is missing'
 
 
 def test_lse_in_base_2(server, problem):
@@ -187,7 +199,7 @@ def test_a_safetensors_body(server, problem):
     assert answer.status == 200, answer.body
     length, = struct.unpack('<Q', answer.body[:8])
     metadata = json.loads(answer.body[8:8 + length])['__metadata__']
-    assert json.loads(metadata['verdict']) == 'match' and json.loads(metadata['rows']) == {'checked': 160, 'of': 160}
+    assert json.loads(metadata['verdict']) == 'match' and json.loads(metadata['rows']) == {'checked': 160, 'of': 160, 'emulated': 160}
 
 
 def test_kserve_answers_a_report(server, problem):

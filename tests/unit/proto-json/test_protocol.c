@@ -97,7 +97,7 @@ static judge_result *report_of(const proto_item *item)
     attn_error err = { 0 };
     judge *j;
     assert_non_null(report);
-    assert_int_equal(judge_open(&item->problem, item->results, 60, &j, &err), ATTN_OK);
+    assert_int_equal(judge_open(&item->problem, item->results, NULL, 60, &j, &err), ATTN_OK);
     while (!judge_step(j)) {
     }
     judge_report(j, report);

@@ -1,0 +1,18 @@
+/* truth.h: the truth (results in float64) that the fake device computes, with the loops of kernels/judge/compute.h.
+ * Only test builds have it. */
+#ifndef ATTN_FAKE_TRUTH_H
+#define ATTN_FAKE_TRUTH_H
+
+#include "kernels/tiles.h"
+
+/* Computes the results of one head of the problem, of which there are B * H, and stores them as attn_truth_some() does.
+ * Heads must be computed in order, because the first one clears the results. Pointers are host memory. Returns false if
+ * memory runs out. */
+bool fake_truth_of_head(const attn_problem *p, int64_t head, const attn_truth *to);
+
+/* fake_truth_rows() returns the number of rows of queries, or of keys, of all heads. fake_truth_row() returns the index
+ * in attn_truth's arrays of the first of these rows in a head of a sequence. */
+int64_t fake_truth_rows(const attn_dims *d, bool keys);
+int64_t fake_truth_row(const attn_dims *d, const attn_sequence *s, bool keys, int64_t b, int64_t h);
+
+#endif

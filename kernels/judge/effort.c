@@ -1,0 +1,26 @@
+/* effort.c: see effort.h. */
+#include "kernels/judge/effort.h"
+
+#include "kernels/judge/frame.h"
+
+/* Multiply-adds per second in double on one thread: with the products of one instruction set, and with the portable
+ * products. */
+#define EFFORT_RATE          8e9
+#define EFFORT_RATE_PORTABLE 2e9
+/* An emulation takes this many times as long as the truth (float64 results). */
+#define EFFORT_EMULATION 2.5
+
+double effort_rate(void)
+{
+    return products_best() == &products_portable ? EFFORT_RATE_PORTABLE : EFFORT_RATE;
+}
+
+int effort_emulations(const attn_problem *p)
+{
+    return frame_multiply_adds(p) <= EFFORT_SMALL ? EFFORT_EMULATIONS : EFFORT_EMULATIONS_LARGE;
+}
+
+double effort_of_emulations(int count)
+{
+    return EFFORT_EMULATION * count;
+}

@@ -1,0 +1,20 @@
+/* effort.h: how long the work of a judge takes on one thread. */
+#ifndef JUDGE_EFFORT_H
+#define JUDGE_EFFORT_H
+
+#include "kernels/attention.h"
+
+enum {
+    EFFORT_SMALL = 1 << 24,      /* multiply-adds: a pass with at most so many takes all tiles, not a sample */
+    EFFORT_EMULATIONS = 6,       /* number of emulations of a problem of at most EFFORT_SMALL multiply-adds */
+    EFFORT_EMULATIONS_LARGE = 2, /* number of emulations of other problems */
+};
+
+/* Returns how many multiply-adds in double a thread does per second. */
+double effort_rate(void);
+/* Returns how many emulations of right kernels a problem gets. */
+int effort_emulations(const attn_problem *p);
+/* Returns how many times as long as the truth (float64 results) `count` emulations take. */
+double effort_of_emulations(int count);
+
+#endif
