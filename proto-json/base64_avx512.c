@@ -19,7 +19,7 @@
 
 enum { CHARS = 64, BYTES = 48, UNROLL = 4 };
 
-/* The memory for the output is prefetched this many bytes ahead, because another core used it last and has it in its
+/* The memory for the output is prefetched this many bytes ahead: another core has used it last, so it is in that core's
  * cache. */
 enum { AHEAD = 2048, LINE = 64 };
 
@@ -132,10 +132,12 @@ size_t base64_decode_large_avx512(const char *text, size_t count, uint8_t *out)
 
 static inline __m512i letters(__m512i bytes)
 {
-    /* for each 64 bits, the first bits of eight sextets: 10 4 22 16, 42 36 54 48 (the lowest byte first) */
+    /* for each 64 bits, the first bit of each of eight sextets (6-bit values): 10 4 22 16, 42 36 54 48 (the lowest byte
+     * first) */
     const __m512i shifts = _mm512_set1_epi64(0x3036242A1016040A);
     __m512i dealt = _mm512_permutexvar_epi8(_mm512_load_si512(deal_out), bytes);
-    __m512i sextets = _mm512_multishift_epi64_epi8(shifts, dealt); /* the lookup ignores the two bits above a sextet */
+    /* the lookup ignores the two bits of each byte above the sextet */
+    __m512i sextets = _mm512_multishift_epi64_epi8(shifts, dealt);
     return _mm512_permutexvar_epi8(sextets, _mm512_load_si512(letter_of));
 }
 

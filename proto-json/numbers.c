@@ -49,11 +49,11 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 
 /* ---- The floating formats ---------------------------------------------------------------------------------------- */
 
-/* A floating-point format. A value is (-1)^sign * c * 2^q with c < 2^(fraction_bits + 1). Its code is sign, exponent
- * and fraction, as in IEEE 754. */
+/* A floating-point format. A value is (-1)^sign * c * 2^q with c < 2^(fraction_bits + 1). Its code is its bit pattern:
+ * sign, exponent and fraction, as in IEEE 754. */
 static const struct format {
     int fraction_bits, min_exponent; /* min_exponent: exponent of the smallest normal number of the format */
-    /* bit patterns of the largest finite value, the sign, infinity (0: the format has none) and NaN */
+    /* codes (bit patterns) of the largest finite value, of the sign, of infinity (0: the format has none) and of NaN */
     uint32_t largest, sign, infinity, nan;
 } formats[] = {
     [ATTN_F32] = { 23, -126, 0x7F7FFFFF, 0x80000000, 0x7F800000, 0x7FC00000 },
@@ -93,7 +93,8 @@ struct decimal {
     bool negative, longer, integer; /* integer: the text has neither a point nor an exponent */
     uint64_t w;                     /* the first 19 significant digits, or all if there are fewer */
     int exponent;
-    const char *text; /* text of the digits and the point, followed by a character that is neither */
+    /* text of the number's digits and point; the character behind it is neither a digit nor a point */
+    const char *text;
     size_t count;
 };
 
@@ -110,18 +111,19 @@ static const double tens[] = {
 #define BELOW(bit) ((UINT64_C(1) << (bit)) - 1) /* a mask of all bits below bit number `bit` */
 
 enum {
-    HUGE_EXPONENT = 38, /* with a larger exponent, w * 10^39 >= 10^39 > 2^128 is beyond every dtype */
-    /* with a smaller exponent, w * 10^-67 < 10^-48 < 2^-150 (half of the smallest float32) is 0 in every dtype */
+    HUGE_EXPONENT = 38, /* a number with a larger exponent is beyond every dtype: w * 10^39 >= 10^39 > 2^128 */
+    /* a number with a smaller exponent is 0 in every dtype: w * 10^-67 < 10^-48 < 2^-150, half of the smallest
+     * float32 */
     TINY_EXPONENT = -66,
-    GRID_SHIFT = 52 - 24, /* number of binary places that a double has behind the 25th */
+    GRID_SHIFT = 52 - 24, /* number of bits of a double's fraction behind the first 25 significant bits */
 };
 /* these two stand for all numbers above HUGE_EXPONENT and below TINY_EXPONENT */
 static const double HUGE_NUMBER = 0x1p200, TINY_NUMBER = 0x1p-200;
 
-/* Natural numbers below 10^768 * 2^244 < 2^2816: as large as 768 digits and the limits on exponents allow. */
+/* A natural number below 10^768 * 2^244 < 2^2816: as large as 768 digits and the limits on exponents allow. */
 struct big {
     int words;
-    uint32_t word[96]; /* digits of 32 bits, the lowest first */
+    uint32_t word[96]; /* 32-bit words of the number, the lowest first */
 };
 
 static void big_multiply_add(struct big *b, uint32_t factor, uint32_t addend)
@@ -162,7 +164,7 @@ static int compare_big(const struct decimal *d, uint32_t m, int q)
     struct big left = { 0, { 0 } }, right = { 1, { m } };
     int exponent = d->exponent; /* first the exponent of the 19th significant digit, then that of the last digit */
     int significant = 0, pending = 0;
-    uint32_t chunk = 0; /* up to nine digits, which one multiplication appends to the number */
+    uint32_t chunk = 0; /* a number of up to nine decimal digits, which one multiplication appends to the big number */
     for (size_t i = 0; i < d->count; i++) {
         if (d->text[i] == '.') continue;
         if (significant > 0 || d->text[i] != '0') significant++;
@@ -231,7 +233,7 @@ static int compare(const struct decimal *d, uint32_t m, int q)
  * bits, the double is equal to it. */
 static double magnitude(const struct decimal *d)
 {
-    enum { GUARD = 8 }; /* a bound above the error of x (computed below), in units of the last place of x */
+    enum { GUARD = 8 }; /* upper bound on the error of x (computed below), in units of the last place of x */
     const uint64_t off_grid = BELOW(GRID_SHIFT);
     if (d->exponent == 0 && d->w >> 53 == 0 && !d->longer) return (double)d->w;
     if (d->w == 0) return 0;
@@ -243,7 +245,8 @@ static double magnitude(const struct decimal *d)
     uint64_t grid = (bits + GUARD) & ~off_grid;
     uint32_t m = (uint32_t)((grid & BELOW(52)) >> GRID_SHIFT) | 1u << 24;
     int q = (int)(grid >> 52) - 1023 - 24;
-    /* the grid point (a number of 25 bits) itself, or the next double above or below it */
+    /* the grid point (the number of 25 bits) itself, or the next double above or below it, as the exact value is equal,
+     * larger or smaller */
     return bits_double(grid + (uint64_t)(int64_t)compare(d, m, q));
 }
 
@@ -253,7 +256,7 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
 {
     uint64_t bits = double_bits(x);
     int exponent = (int)(bits >> 52) - 1023;
-    /* a subnormal number has this many significant bits fewer than a normal one */
+    /* number of significant bits that a subnormal x has fewer than a normal number */
     int below = exponent < f->min_exponent ? f->min_exponent - exponent : 0;
     int shift = 52 - f->fraction_bits + below;
     if (bits == 0 || shift > 54) { /* x is less than half of the format's smallest number, so it becomes 0 */
@@ -317,7 +320,8 @@ static const char *put_floating(numbers_type type, bool negative, double x, void
 {
     const struct format *f = &formats[type];
     uint32_t code;
-    if (type == NUMBERS_F32 && x < 0x1.ffffffp127) { /* the processor rounds numbers in this range as narrow() does */
+    /* in this range the processor's conversion to float32 rounds as narrow() does */
+    if (type == NUMBERS_F32 && x < 0x1.ffffffp127) {
         float value = negative ? (float)-x : (float)x;
         memcpy(&code, &value, sizeof code);
         put(out, index, sizeof code, code);
@@ -418,7 +422,7 @@ static void take_apart_long(struct decimal *d, int written_exponent)
  * too long, and the state machine must read it. `p` is at a digit or a minus. */
 static const char *quick(const char *p, const char *end, struct decimal *d)
 {
-    /* larger exponents are cut to this one, which the digits of NUMBERS_CHARS characters cannot offset */
+    /* a larger exponent counts as this one, which the digits of NUMBERS_CHARS characters cannot make up for */
     enum { SATURATED = 100000 };
     const char *const start = p;
     d->negative = *p == '-';
@@ -562,7 +566,7 @@ void numbers_begin(numbers_reader *reader, numbers_type type)
     memset(reader, 0, offsetof(numbers_reader, text));
     reader->type = type;
     reader->state = START;
-    /* the size of an axis is unknown until an array of that depth is closed */
+    /* -1: the number of elements at this depth is unknown until an array of that depth is closed */
     for (int i = 0; i < NUMBERS_RANK; i++) reader->shape[i] = -1;
 }
 
@@ -571,7 +575,7 @@ static const char *check_place(const numbers_reader *r, bool opens)
 {
     int d = r->depth;
     if (opens && d == NUMBERS_RANK) return "arrays are nested deeper than 4";
-    if (d == 0) return NULL; /* the outermost array may always stand here */
+    if (d == 0) return NULL; /* the outermost array may stand here in any case */
     if (opens && r->leaf_depth == d) return "this array is nested deeper than the ones before it";
     if (!opens && r->leaf_depth > d) return "an array is expected, for the elements before are arrays";
     if (r->shape[d - 1] >= 0 && r->count[d - 1] == r->shape[d - 1])
@@ -586,7 +590,7 @@ static void open_array(numbers_reader *r)
     r->state = FIRST;
 }
 
-/* Ends the innermost open array. Returns NULL, or text that says what is wrong. */
+/* Ends the innermost open array. Returns NULL, or text that says what is wrong with the array. */
 static const char *close_array(numbers_reader *r)
 {
     int d = r->depth;
@@ -602,7 +606,7 @@ static const char *close_array(numbers_reader *r)
     return NULL;
 }
 
-/* Counts an element that was written, in its array. */
+/* Counts an element that was written, in the array that contains it. */
 static void count_element(numbers_reader *r)
 {
     r->leaf_depth = r->depth;
@@ -611,9 +615,9 @@ static void count_element(numbers_reader *r)
     r->state = AFTER;
 }
 
-/* Reads numbers separated by commas from p on. check_place() has accepted the first number, and there is room for it.
- * Nearly all numbers are read here. Returns the text behind the last one. *error: what is wrong with the number
- * there. */
+/* Reads numbers separated by commas from p on. check_place() has accepted the first number, and `out` has room for it.
+ * Nearly all numbers are read by this function. Returns the text behind the last number that it took. *error: what is
+ * wrong with the number there. */
 static const char *take_run(numbers_reader *r, const char *p, const char *end, void *out, size_t index, size_t room,
                             const char **error)
 {
@@ -663,7 +667,7 @@ struct feed {
     void *const out;
     const size_t room;
     const char *error;
-    bool at_token; /* true: the error is at the start of the token, and not at p */
+    bool at_token; /* true: the error is at the start of the token (number or word) that contains p, and not at p */
     bool full;     /* true: `out` has no room for the next element */
 };
 
@@ -677,7 +681,7 @@ static inline bool is_space(char c)
     return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
-/* Returns the number of the bare word (such as NaN without quotes) that begins like this, or BARE_WORDS if none may
+/* Returns which bare word (a word without quotes, such as NaN) begins with this character, or BARE_WORDS if none may
  * stand here. */
 static int bare_word(const numbers_reader *r, const char *begin)
 {
@@ -940,8 +944,8 @@ static const uint64_t powers_of_ten[POWER_MAX - POWER_MIN + 1] = {
     0x8F7E32CE7BEA5C70, 0xB35DBF821AE4F38C,                                                             /* from 1e44 */
 };
 
-/* Returns power * c / 2^64, rounded to odd: the lowest bit is also set if a remainder was cut off. A remainder below
- * 2^-31 of a unit counts as zero, because it may come from the rounding of `power`. */
+/* Returns power * c / 2^64, rounded to odd: if a remainder was cut off, the lowest bit is set. A remainder below 2^-31
+ * of a unit counts as none, because it may come from the rounding of `power`. */
 static uint32_t multiply_to_odd(uint64_t power, uint32_t c)
 {
     u128 product = (u128)power * c;
@@ -952,7 +956,8 @@ static uint32_t multiply_to_odd(uint64_t power, uint32_t c)
  * nearest one, ties to even. `narrow_below`: c is a power of two, so the next value below is only half as far away. */
 static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
 {
-    bool even = (c & 1) == 0; /* true: the boundaries themselves also round to c, because ties go to even */
+    /* true: decimals exactly on the two boundaries of the interval also round to c, because ties go to even */
+    bool even = (c & 1) == 0;
     int k = narrow_below ? log10_three_quarters_pow2(q) : log10_pow2(q);
     int h = q + log2_pow10(-k) + 1; /* the shift h is from 1 to 4 */
     uint64_t power = powers_of_ten[-k - POWER_MIN];
@@ -1006,7 +1011,7 @@ static const uint32_t integer_tens[] = { 1, 10, 100, 1000, 10000, 100000, 100000
 /* Returns the number of decimal digits of n. The number 0 has one digit. */
 static int count_digits(uint32_t n)
 {
-    /* log10(2) is about 1233 / 2^12; the guess is right or one too few */
+    /* log10(2) is about 1233 / 2^12; this guess of the number of digits is right or one too few */
     int guess = (32 - __builtin_clz(n | 1)) * 1233 >> 12;
     return guess + (n >= integer_tens[guess]) + (n == 0);
 }
@@ -1077,7 +1082,7 @@ static size_t format_floating(const struct format *f, uint32_t code, char *text)
     int q = f->min_exponent - f->fraction_bits + (exponent ? exponent - 1 : 0);
     *text = '-';
     text += negative;
-    /* an integer whose neighbours are at most 1 away: its own digits are the shortest text */
+    /* the value is an integer and its neighbours are at most 1 away, so its own digits are the shortest text */
     if (q <= 0 && q >= -f->fraction_bits && (c & ((1u << -q) - 1)) == 0)
         return negative + write_decimal(c >> -q, 0, text);
     int k;

@@ -24,7 +24,7 @@ struct tree_block {
     _Alignas(TREE_ALIGNMENT) char bytes[];
 };
 
-/* the memory that this thread has entered with tree_enter(); NULL: none */
+/* the memory that this thread has entered with tree_enter(), from which its trees are allocated; NULL: none */
 static _Thread_local struct tree_memory *entered;
 
 static size_t aligned(size_t bytes)
@@ -152,8 +152,8 @@ static const char *take_escape(const char *from, char **to)
     return from;
 }
 
-/* Reads a string and decodes its escapes in place. It never becomes longer, because an escape is longer than its
- * character. */
+/* Reads a string and decodes its escapes in place. The text never becomes longer, because every escape is longer than
+ * its character. */
 static char *take_string(const char **at)
 {
     const char *from = *at + 1, *const end = closing_quote(from);
@@ -226,7 +226,7 @@ static cJSON *take_member(cJSON *in, const char **at)
 cJSON *tree_parse(const char *rest, size_t bytes)
 {
     assert(entered);
-    cJSON *open[PROTO_MAX_DEPTH], *root = NULL; /* the objects and arrays that are not closed yet, the innermost last */
+    cJSON *open[PROTO_MAX_DEPTH], *root = NULL; /* the objects and arrays that are open, the innermost last */
     int depth = 0;
     const char *at = rest;
     do {
@@ -234,7 +234,7 @@ cJSON *tree_parse(const char *rest, size_t bytes)
         if (value == NULL) return NULL;
         if (root == NULL) root = value;
         if (is_container(value) && *at != '}' && *at != ']') {
-            assert(depth < PROTO_MAX_DEPTH); /* the scanner's limit on depth ensures this */
+            assert(depth < PROTO_MAX_DEPTH); /* the scanner has refused deeper nesting */
             open[depth++] = value;
             continue;
         }
@@ -398,7 +398,7 @@ attn_status tree_unknown(const char *place, const char *outer, const struct text
     tree_member member;
     char suggestion[TREE_SUGGESTION_BYTES];
     const int length = (int)text_cut(best->unknown, TREE_NAME_BYTES);
-    const bool near = best->name && best->distance < 2; /* names that differ by more may be similar by chance */
+    const bool near = best->name && best->distance < 2; /* a name that differs by more may be similar by chance */
     const char *const topic = near || suggestion_of(place, best->unknown) ? NULL
                                                                           : suggestion_topic(place, best->unknown);
     if (topic)

@@ -26,7 +26,7 @@ static uint64_t os_state(void)
     return (uint64_t)high << 32 | low;
 }
 
-/* Returns whether a result of cpuid (leaf 1 or 7) has all bits of `mask`. */
+/* Returns whether a register that the instruction cpuid has filled (leaf 1 or 7) has all bits of `mask`. */
 static bool has(uint32_t reg, uint32_t mask)
 {
     return (reg & mask) == mask;
@@ -135,7 +135,8 @@ const char *const simd_names[] = { "portable", NULL };
 #endif
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static int supported, chosen; /* indices of two tables: the best one that this processor runs, and the one in use */
+/* indices of two tables (instruction sets): the best one that this processor runs, and the one in use */
+static int supported, chosen;
 
 static void choose(void)
 {

@@ -103,8 +103,8 @@ static inline void simd_put_element(void *row, attn_dtype dtype, int64_t c, floa
     }
 }
 
-/* Ends observe() for one row: joins the running m, l and e of the row with those of a piece of the row. `most` is the
- * larger of both m. */
+/* Ends observe() for one row: joins its running maximum m, sum l and entropy sum e with those of the next columns,
+ * `sum` and `part`. `most` is the larger of the two maxima. */
 static inline void simd_join_entropy(float most, float sum, float part, float *m, float *l, float *e)
 {
     const float by = *m < most ? *m - most : 0;
@@ -149,8 +149,8 @@ static __attribute__((noinline, unused)) void simd_ask_for(const void *X, attn_d
     __asm__ volatile(""); /* without this statement, gcc removes calls of a function that only prefetches */
 }
 
-/* Call this when row r is read. Where r is a multiple of SIMD_AHEAD, it prefetches the SIMD_AHEAD rows from r +
- * SIMD_AHEAD on, up to row `ahead`. */
+/* Call this when row r is read. If r is a multiple of SIMD_AHEAD, it prefetches the next group of SIMD_AHEAD rows,
+ * which begins at row r + SIMD_AHEAD, but no row from `ahead` on. */
 static inline void simd_ask_ahead(const void *X, attn_dtype dtype, int64_t stride, int cols, int r, int ahead)
 {
     const int from = r + SIMD_AHEAD;
