@@ -474,8 +474,9 @@ typedef struct attn_geometry {
 #undef X
     /* cu_seqlens_q, cu_seqlens_k, seqlens_q, seqlens_k; NULL where not given */
     const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
-    const int32_t *page_table;  /* the tensor page_table, whose row b starts at index b * page_table_row */
-    const int32_t *prefix_keys; /* attn_problem.prefix_keys; NULL where not given */
+    const int32_t *page_table; /* the tensor page_table, whose row b starts at index b * page_table_row */
+    /* a copy of the pointer attn_problem.prefix_keys (keys whose pages the row before shares); NULL where not given */
+    const int32_t *prefix_keys;
     int64_t page_table_row;
     attn_observe observe;
     attn_view view[ATTN_TENSOR_COUNT];
@@ -604,7 +605,7 @@ attn_verification attn_verifier_close(attn_verifier *verifier);
  * attn_counter_open() refuses more than 2^32 of them: TOO_LARGE. */
 typedef struct attn_counts {
     double pairs, skipped, whole, partial;
-    attn_status status; /* ATTN_NO_MEMORY: the counting ended early */
+    attn_status status; /* ATTN_NO_MEMORY: the counting ended early because memory ran out */
 } attn_counts;
 typedef struct attn_counter attn_counter;
 attn_status attn_counter_open(const attn_problem *p, const int64_t tile[2], attn_counter **counter, attn_error *err);
@@ -749,7 +750,7 @@ typedef struct attn_plan {
     const attn_problem *problem;
     const attn_capabilities *can; /* the capabilities that the plan was made for; borrowed from the device */
     const attn_kernel *kernel;
-    uint64_t features; /* attn_features() of the problem */
+    uint64_t features; /* features of the problem, as attn_features() returns them */
     /* bytes of attn_workspace() that this problem needs; 0 where the backend computes one workspace size for all
      * problems of a run */
     size_t workspace_bytes;
@@ -816,7 +817,7 @@ attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t by
 typedef struct attn_rows {
     void *to;
     const void *from;
-    size_t to_pitch, from_pitch, width; /* a pitch must be at least `width` */
+    size_t to_pitch, from_pitch, width; /* distance between the beginnings of two rows, in bytes; at least `width` */
     size_t count;
 } attn_rows;
 

@@ -24,8 +24,9 @@ struct attn_device {
 
 struct attn_stream {
     attn_device *device;
-    const int *cancel; /* flag that attn_stream_heed() sets; stream_open() leaves it NULL */
-    const void *owner; /* pointer that attn_stream_serve() sets; stream_open() leaves it NULL */
+    /* cancel flag of the stream's work, which attn_stream_heed() sets; stream_open() leaves it NULL */
+    const int *cancel;
+    const void *owner; /* owner of the stream's work, which attn_stream_serve() sets; stream_open() leaves it NULL */
     /* nanoseconds that threads computed for the stream since attn_stream_serve(); only backends that compute on the
      * host's threads count them */
     int64_t spent_ns;

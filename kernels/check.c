@@ -31,7 +31,7 @@
 
 typedef long long ll; /* `ll` is the type that printf's %lld takes */
 
-/* Returns what messages call the axis with this letter. */
+/* Returns the name that messages use for the axis with this letter (attn_axes). */
 static const char *letter_name(char letter)
 {
     switch (letter) {

@@ -171,7 +171,7 @@ size_t base64_decode_until(base64_decoder *decoder, const char *text, size_t cou
         taken += goes_on;
     }
     decoder->offset += taken;
-    /* invariant 4 at the top of this file: `held` characters (0 to 3) of a group are in `bits` */
+    /* `held` characters (0 to 3) of a group are in `bits` between two pieces of the text */
     assert(decoder->held >= 0 && decoder->held <= 3 && taken <= count);
     assert(!decoder->ended || decoder->held == 0 || decoder->held == 3);
     *written = (size_t)(out - first);

@@ -42,7 +42,7 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
         NEVER | PLUS_SLASH | DIGITS, /* low 4 bits A: J Z j z; so no + / and no digits */
         NEVER | DIGITS | PZ_pz,      /* low 4 bits B: + K k; so no digits and no P-Z p-z */
         NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
-        NEVER | PLUS_SLASH | DIGITS | PZ_pz, /* low 4 bits C to E: A-O a-o alone */
+        NEVER | PLUS_SLASH | DIGITS | PZ_pz, /* low 4 bits C to E: L M N l m n; so no + /, no digits and no P-Z p-z */
         NEVER | DIGITS | PZ_pz);             /* low 4 bits F: / O o; so no digits and no P-Z p-z */
     const __m256i to_sextet = TWICE(0, 63 - '/', 62 - '+', 52 - '0', -'A', -'A', 26 - 'a', 26 - 'a', 0, 0, 0, 0, 0, 0,
                                     0, 0);
@@ -61,8 +61,10 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
  * 5 6; `places` then permutes the lanes. */
 static inline __m256i joined(__m256i sextets32, __m256i places)
 {
-    __m256i pairs = _mm256_maddubs_epi16(sextets32, _mm256_set1_epi32(0x01400140)); /* a pair of sextets: a * 64 + b */
-    __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi32(0x00011000)); /* two pairs of sextets: ab * 4096 + cd */
+    /* two neighbouring sextets a and b (6 bits each) become a * 64 + b */
+    __m256i pairs = _mm256_maddubs_epi16(sextets32, _mm256_set1_epi32(0x01400140));
+    /* two neighbouring pairs ab and cd (12 bits each) become ab * 4096 + cd */
+    __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi32(0x00011000));
     __m256i close = TWICE(2, 1, 0, 6, 5, 4, 10, 9, 8, 14, 13, 12, -1, -1, -1, -1);
     return _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(fours, close), places);
 }

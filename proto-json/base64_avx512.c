@@ -40,9 +40,9 @@ static const uint8_t sextet_of[128] __attribute__((aligned(64))) = {
 static const char letter_of[65]
     __attribute__((aligned(64))) = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/* Byte numbers for a permutation that closes the gaps between 16 groups of 4 bytes. The lowest three bytes of a group
- * hold 24 bits, the last byte first. CLOSE(i) is for group i. From entry 48 on, the entries are those of a second
- * register behind the first: 64 entries from 0, 16 or 32 on take parts of both. */
+/* Byte numbers for a permutation of two registers, which closes the gaps between groups of 4 bytes. The lowest three
+ * bytes of a group hold 24 bits, the last byte first. CLOSE(i) is for group i; groups 0 to 15 are in the first
+ * register, groups 16 to 31 in the second. A permutation takes 64 entries, from entry 0, 16 or 32 on. */
 #define CLOSE(i) 4 * (i) + 2, 4 * (i) + 1, 4 * (i)
 #define CLOSE8(i) \
     CLOSE(i), CLOSE(i + 1), CLOSE(i + 2), CLOSE(i + 3), CLOSE(i + 4), CLOSE(i + 5), CLOSE(i + 6), CLOSE(i + 7)
@@ -59,8 +59,10 @@ static const uint8_t deal_out[64] __attribute__((aligned(64))) = {
 /* Joins 64 sextets (6-bit values, one in each byte) to sixteen times 24 bits, each in the low end of 32 bits. */
 static inline __m512i joined(__m512i sextets)
 {
-    __m512i pairs = _mm512_maddubs_epi16(sextets, _mm512_set1_epi32(0x01400140)); /* a pair of sextets: a * 64 + b */
-    return _mm512_madd_epi16(pairs, _mm512_set1_epi32(0x00011000)); /* two pairs of sextets: ab * 4096 + cd */
+    /* two neighbouring sextets a and b (6 bits each) become a * 64 + b */
+    __m512i pairs = _mm512_maddubs_epi16(sextets, _mm512_set1_epi32(0x01400140));
+    /* two neighbouring pairs ab and cd (12 bits each) become ab * 4096 + cd */
+    return _mm512_madd_epi16(pairs, _mm512_set1_epi32(0x00011000));
 }
 
 static inline __m512i closed(__m512i joined16)

@@ -39,7 +39,7 @@ struct piece {
     const attn_tensor *tensor; /* the tensor that this piece of the answer writes; NULL: it writes text */
     encode_as as;              /* how the tensor is written: as bytes, as base64, or as numbers */
     size_t offset;             /* offset of the piece's text in the encoder's buffer */
-    uint64_t length;           /* length of the piece in bytes */
+    uint64_t length;           /* length in bytes of what the piece writes */
 };
 
 enum {
@@ -466,7 +466,7 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
         }
     }
     e->read += done;
-    /* invariant 2 at the top of this file: the answer ends after exactly its length */
+    /* the answer ends after exactly the length that was announced */
     assert(e->piece < e->piece_count || e->read == e->length);
     return done;
 }

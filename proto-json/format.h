@@ -62,7 +62,7 @@ struct proto_format {
 
     /* Functions and properties of the format's answers follow. */
     void (*write)(proto_encoder *encoder, const proto_call *call, const proto_result *results, const char *request_id);
-    const char *media; /* content type of the answer */
+    const char *media; /* content type (media type) of the answer */
     bool one_problem;  /* true: an answer has room for only one problem's results */
     bool text;         /* true: tensors are written as text, in the form that the member `encoding` names */
 };

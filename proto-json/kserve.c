@@ -365,7 +365,8 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     text_put_char(t, '{');
     if (call->id) {
         text_put_string(t, "\"id\":\"");
-        text_put_json(t, call->id, 6 * ID_BYTES); /* escapes may make the id six times as long */
+        /* six times the room, because each character of the id may need an escape of six characters */
+        text_put_json(t, call->id, 6 * ID_BYTES);
         text_put_string(t, "\",");
     }
     text_put_string(t, "\"model_name\":\"");

@@ -108,7 +108,7 @@ static const double tens[] = {
     1e51, 1e52, 1e53, 1e54, 1e55, 1e56, 1e57, 1e58, 1e59, 1e60, 1e61, 1e62, 1e63, 1e64, 1e65, 1e66,
 };
 
-#define BELOW(bit) ((UINT64_C(1) << (bit)) - 1) /* a mask of all bits below bit number `bit` */
+#define BELOW(bit) ((UINT64_C(1) << (bit)) - 1) /* a number in which all bits below bit number `bit` are set */
 
 enum {
     HUGE_EXPONENT = 38, /* a number with a larger exponent is beyond every dtype: w * 10^39 >= 10^39 > 2^128 */
@@ -162,7 +162,8 @@ static int big_compare(const struct big *a, const struct big *b)
 static int compare_big(const struct decimal *d, uint32_t m, int q)
 {
     struct big left = { 0, { 0 } }, right = { 1, { m } };
-    int exponent = d->exponent; /* first the exponent of the 19th significant digit, then that of the last digit */
+    /* d->exponent belongs to the 19th significant digit; the loop makes it the exponent of the last digit */
+    int exponent = d->exponent;
     int significant = 0, pending = 0;
     uint32_t chunk = 0; /* a number of up to nine decimal digits, which one multiplication appends to the big number */
     for (size_t i = 0; i < d->count; i++) {
@@ -507,7 +508,7 @@ enum state {
 enum character { NAUGHT, DIGIT, DOT, EXP, MINUS_SIGN, PLUS_SIGN, OTHER, CHARACTERS };
 
 static const uint8_t next_state[NUMBER_STATES][CHARACTERS] = {
-    /* columns:  0         1-9       .         e E       -         +         other */
+    /* the columns are the states after each of these characters: 0, 1-9, ., e E, -, +, other */
     [MINUS] = { ZERO, INTEGER, WRONG, WRONG, WRONG, WRONG, WRONG },
     [ZERO] = { WRONG, WRONG, POINT, E, COMPLETE, COMPLETE, COMPLETE },
     [INTEGER] = { INTEGER, INTEGER, POINT, E, COMPLETE, COMPLETE, COMPLETE },
@@ -959,7 +960,7 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     /* true: decimals exactly on the two boundaries of the interval also round to c, because ties go to even */
     bool even = (c & 1) == 0;
     int k = narrow_below ? log10_three_quarters_pow2(q) : log10_pow2(q);
-    int h = q + log2_pow10(-k) + 1; /* the shift h is from 1 to 4 */
+    int h = q + log2_pow10(-k) + 1; /* h, by which numbers are shifted left, is from 1 to 4 */
     uint64_t power = powers_of_ten[-k - POWER_MIN];
     /* The value and the two boundaries of its interval, multiplied by four, in units of 10^k. */
     uint32_t lower = multiply_to_odd(power, (4 * c - 2 + narrow_below) << h) + !even;
@@ -1032,7 +1033,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
     /* numbers from 0.0001 to 999999999 are written without an exponent */
     enum { ZEROS_AFTER_POINT = 3, INTEGER_DIGITS = 9 };
     int count = count_digits(s), point = count + k; /* the position of the point: s * 10^k = 0.digits * 10^point */
-    s *= integer_tens[9 - count];                   /* now s has nine digits, padded with trailing zeros */
+    s *= integer_tens[9 - count];                   /* now s has nine digits: its own, followed by zeros */
     char first = (char)('0' + s / 100000000);
     uint64_t others = eight_digits(s % 100000000), zeros = UINT64_C(0x3030303030303030);
     /* Now count is the number of digits without trailing zeros. */

@@ -77,10 +77,10 @@ typedef struct proto_operation {
     int model_count;           /* number of `models`; 0: KServe does not offer the operation */
 
     /* Texts for messages and for the OpenAPI document follow. */
-    const char *members;               /* "q and caches": the required members, for a message */
+    const char *members;               /* the required members in words, such as "q and caches", for a message */
     const char *title;                 /* how the names of its schemas begin, such as "Decode" */
     const char *summary, *description; /* texts about the operation's route, for the OpenAPI document */
-    const char *answer;                /* what a 200 answer contains */
+    const char *answer;                /* for the OpenAPI document: what an answer with status 200 contains */
     /* descriptions of tensors that differ in this operation; NULL: attn_tensors[] describes all tensors */
     const proto_tensor_doc *tensors;
 } proto_operation;

@@ -242,7 +242,8 @@ static attn_status refuse_value(const proto_parts *parts, int number, const attn
     for (int a = t->rank - 1; a >= 0; a--) indices[a] = at % t->shape[a], at /= t->shape[a];
     for (int a = 0; a < t->rank; a++) text_printf(&text, "%s%lld", a ? ", " : "[", (long long)indices[a]);
     text_put_char(&text, ']');
-    if (isnan(x)) snprintf(is, sizeof is, "nan"); /* printf() would write a NaN's sign, too */
+    /* "nan" is written here, because printf() would also write the sign of a NaN */
+    if (isnan(x)) snprintf(is, sizeof is, "nan");
     else snprintf(is, sizeof is, "%.10g", x);
     if (number < ATTN_TENSOR_COUNT) snprintf(member, sizeof member, "/%s/data", name);
     else snprintf(member, sizeof member, "/" PARTS "/%d/lse/data", part_of(number));
@@ -260,7 +261,8 @@ static attn_status convert_lse(const proto_item *item, attn_error *err)
         const attn_tensor *const t = &parts->at[p].lse;
         float *const lse = t->data;
         int64_t elements = 0;
-        (void)attn_shape_elements(t->rank, t->shape, &elements); /* cannot fail, because the shape was checked before */
+        /* this cannot fail, because the shape was checked before */
+        (void)attn_shape_elements(t->rank, t->shape, &elements);
         for (int64_t i = 0; i < elements; i++) {
             if (isnan(lse[i]) || (lse[i] == INFINITY && !item->empty_lse))
                 return refuse_value(parts, number_of(p, 1), t, i,

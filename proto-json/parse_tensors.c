@@ -301,7 +301,8 @@ const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *v
     const char *const word = tree_string(value);
     char name[SUGGESTION_DTYPE_BYTES];
     proto_dtype dtype;
-    const bool four_bits = word && !strcmp(word, "F4"); /* safetensors' F4 has four bits, NumPy's f4 four bytes */
+    /* safetensors' dtype F4 has four bits, NumPy's dtype f4 has four bytes */
+    const bool four_bits = word && !strcmp(word, "F4");
     const bool floating = attn_dtype_floating((attn_dtype)__builtin_ctz(attn_tensor_dtypes(id)));
     const bool known = word && proto_dtype_parse(suggestion_dtype(word, name), &dtype) && !four_bits;
     const char *const found = word ? suggestion_of(attn_tensors[id].name, known ? dtype.name : name) : NULL;

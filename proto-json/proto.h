@@ -77,7 +77,7 @@ size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const
     X("bool", "BOOL", "BOOL", 1, U8)
 
 typedef struct proto_dtype {
-    const char *name; /* its name in a JSON body */
+    const char *name; /* name of the dtype in a JSON body */
     attn_dtype as;    /* dtype of its elements after they are decoded */
     size_t bytes;     /* bytes of an element as it is sent, before base64 */
 } proto_dtype;
@@ -111,7 +111,7 @@ const char *proto_datatype(attn_dtype dtype);
 
 typedef struct proto_limits {
     size_t rest_bytes; /* largest number of bytes of a body that are not tensor data */
-    int depth;         /* the deepest nesting of arrays and objects */
+    int depth;         /* limit on the nesting of arrays and objects */
     int members;       /* largest number of members of one object */
     /* Largest number of values outside tensor data (numbers, strings, arrays, ...). Each of them costs cJSON a node. */
     int values;
@@ -317,9 +317,9 @@ bool proto_may_lie_on_device(attn_tensor_id id);
 
 /* KServe: a sequence of Triton's protocol, whose keys and values are in a cache of the server. The operation is decode,
  * with sequence_id instead of caches. */
-enum { PROTO_SEQUENCE_BYTES = 128 + 1 }; /* with the NUL; Triton accepts names of 128 bytes */
+enum { PROTO_SEQUENCE_BYTES = 128 + 1 }; /* Triton accepts names of 128 bytes; the NUL is one more */
 typedef struct proto_sequence {
-    char id[PROTO_SEQUENCE_BYTES]; /* empty: the request has no sequence */
+    char id[PROTO_SEQUENCE_BYTES]; /* the sequence's id as text; empty: the request has no sequence */
     bool start, end;
 } proto_sequence;
 
@@ -347,7 +347,7 @@ typedef struct proto_call {
     uint64_t binary_parts[2];
     uint64_t shared; /* bits of attn_tensor_id: outputs that go into shared memory and not into the answer */
     proto_sequence sequence;
-    const proto_format *format; /* format of the body */
+    const proto_format *format; /* format in which the body was sent */
     proto_input inputs[PROTO_TENSORS];
 } proto_call;
 

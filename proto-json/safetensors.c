@@ -46,7 +46,7 @@ struct reader {
     attn_error error; /* the first error; once it is set, every call returns it */
     uint64_t offset;  /* number of bytes of the body that have arrived */
 
-    /* The state of reading the header. */
+    /* The state of reading the file's header: its length, its scanner and its tree. */
     uint8_t length[LENGTH_BYTES];
     uint64_t header_bytes; /* length of the header, known after LENGTH_BYTES bytes of the body */
     scan *header;          /* scanner of the header; NULL: the header has not begun */
@@ -54,7 +54,7 @@ struct reader {
     struct tree_memory trees;
     cJSON *root; /* tree of the header, in `memory`; NULL: the header is not complete */
 
-    /* The tensors, in the order of the file. */
+    /* The tensors of the file, in the order of their bytes. */
     struct slot *slots;
     scan_extract *extracts; /* the tensors' values; their .bytes counts the bytes that have arrived */
     int count, now;         /* number of tensors; index of the first tensor that is not complete */

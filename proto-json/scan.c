@@ -40,7 +40,7 @@ enum state {
     AFTER, /* a value is complete: ',' or the end of its object or array must follow */
     STRING,
     ESCAPE,    /* after '\' */
-    HEX,       /* inside the four digits of \u */
+    HEX,       /* inside the four hexadecimal digits of an escape \uXXXX */
     LOW_SLASH, /* after a high surrogate: the '\' of the low surrogate must follow */
     LOW_U,     /* after the '\' of a low surrogate: its 'u' must follow */
     MINUS,     /* inside a number: this state and the next ones are named after the character read last */
@@ -77,14 +77,14 @@ struct scan {
     attn_error error; /* the first error; once it is set, every call returns it */
     uint64_t offset;  /* number of bytes in earlier pieces of the body */
 
-    /* The state of the grammar: see invariant 1. */
+    /* The state of JSON's grammar: what may follow the last byte, and which objects and arrays are open. */
     enum state state;
     int depth; /* number of open objects and arrays (frames in use) */
     struct frame frames[PROTO_MAX_DEPTH];
     int values;
     const char *literal; /* the letters of true, false or null that have not arrived yet */
     bool is_name;        /* true: the string is a member's name */
-    enum name name;      /* meaning of the member's name before the next value */
+    enum name name;      /* what the name of the member says about the value that follows: enum name */
     int hex_left;        /* number of digits of an escape \u that have not arrived yet */
     /* code point of an escape \u, as far as its digits were read; the high surrogate before it, or 0 */
     uint32_t code, high;
@@ -101,7 +101,7 @@ struct scan {
 
     struct text rest;
 
-    /* The caller's memory, and the values extracted into it. */
+    /* The caller's memory for extracted tensor values, and the list of these values. */
     struct scan_room room;
     size_t used; /* number of bytes in use of the memory in `room` */
     scan_extract *extracts;
@@ -109,7 +109,7 @@ struct scan {
     base64_decoder base64;
     numbers_reader numbers;
     int numbers_extract;    /* index of the extracted value whose numbers `reader` reads, or NO_EXTRACT */
-    uint64_t numbers_begin; /* offset of the array's '[' in the body */
+    uint64_t numbers_begin; /* offset in the body of the '[' that begins the array */
 };
 
 /* ---- Faults ------------------------------------------------------------------------------------------------------ */
@@ -770,7 +770,7 @@ static attn_status consume(scan *s, const unsigned char *text, const unsigned ch
         default: return unexpected(s, here, expected_in(s), c);
         }
         status = value_begin(s, c, here);
-        if (s->state != ARRAY) p++; /* the array's own reader (numbers.c) also takes the '[' */
+        if (s->state != ARRAY) p++; /* where an array of numbers begins, its own reader (numbers.c) takes the '[' */
     }
     return status;
 }

@@ -12,8 +12,8 @@
 
 /* ---- Words ------------------------------------------------------------------------------------------------------- */
 
-/* Groups of places (operations) for which a hint holds. A hint must not name a member that one of its places does not
- * take. */
+/* Places (operations) that occur together in rows of hints. A hint must not name a member that one of its places does
+ * not take. */
 #define BOTH   "forward backward"
 #define SCORES BOTH " decode"
 #define OPS    SCORES " append observe"

@@ -10,7 +10,7 @@
 
 /* The places where an unknown word may stand. For a member of a problem the place is the operation's name, as in
  * proto_operations[], because each operation takes other members. */
-#define SUGGESTION_CACHE  "cache"  /* a member of the body that creates a cache */
+#define SUGGESTION_CACHE  "cache"  /* a member of the body of POST /v1/caches, which creates a cache */
 #define SUGGESTION_LENGTH "length" /* a member of the body that forks or truncates a cache */
 #define SUGGESTION_TENSOR "tensor" /* a member of a tensor */
 #define SUGGESTION_INPUT  "input"  /* a member of one of KServe's inputs */

@@ -54,7 +54,8 @@ static void tree_free(void *piece)
     if (!entered) free(piece);
 }
 
-static pthread_once_t hooks_once = PTHREAD_ONCE_INIT; /* only this file uses cJSON's allocation hooks */
+/* ensures that cJSON's allocation hooks are set once; only this file uses these hooks */
+static pthread_once_t hooks_once = PTHREAD_ONCE_INIT;
 static void set_hooks(void)
 {
     cJSON_InitHooks(&(cJSON_Hooks){ tree_malloc, tree_free });
@@ -175,7 +176,8 @@ static bool is_container(const cJSON *value)
     return cJSON_IsObject(value) || cJSON_IsArray(value);
 }
 
-/* Reads a string that is a value, behind the quote and the type letter. */
+/* Reads a string that is a value. Behind its quote the scanner has put a letter (SCAN_STRING or SCAN_NUMBER), which is
+ * not part of the text. */
 static cJSON *take_tagged(const char **at)
 {
     cJSON *const value = new_value((*at)[1] == SCAN_NUMBER ? cJSON_Raw : cJSON_String);
@@ -214,7 +216,7 @@ static cJSON *take_member(cJSON *in, const char **at)
     if (in && cJSON_IsObject(in)) {
         name = take_string(at);
         if (name == NULL) return NULL;
-        ++*at; /* skips the colon behind a member's name */
+        ++*at; /* skips the colon between a member's name and its value */
     }
     cJSON *const value = take_value(at);
     if (value == NULL) return NULL;

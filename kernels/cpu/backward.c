@@ -332,7 +332,7 @@ static const float *finite_lse(const struct flash *f, const struct flash_tile *t
 struct chunk {
     int64_t b, hk, index, j0;
     int64_t first;       /* index of the chunk's first key in k and v */
-    int n;               /* number of the chunk's keys within seqlens_k */
+    int n;               /* number of the chunk's keys that exist (before seqlens_k) */
     bool packed;         /* true: some query sees keys of the chunk, so the keys are packed and their sums exist */
     bool wild;           /* true: some keys are infinite, NaN or so large that products with them may overflow */
     bool nonfinite_sums; /* true: scratch->nonfinite_sums (NaN and infinity of dO) must be added to dv */

@@ -38,7 +38,7 @@ enum {
     SHARE_BITS = 24,
 };
 
-/* The row of one query of one head. */
+/* A row: one query of one query head, with its keys. */
 struct row {
     const struct flash *f;
     const attn_sequence *s;
@@ -248,7 +248,8 @@ static void score_keys(const struct row *row, struct keys *at, int x0, int x1)
 }
 
 /* Computes out += P V over the keys; P is 0 where a key is not seen. The value of a visible key is used even where its
- * P is 0, because a NaN value must make the result NaN. `real`: no value of the head is NaN or infinite. */
+ * P is 0, because a NaN value must make the result NaN. `real`: no value of the head is NaN or infinite, so values with
+ * P = 0 may be skipped. */
 static void add_values(const struct row *row, const struct keys *at, float *P, bool real, double *out)
 {
     const struct flash *f = row->f;

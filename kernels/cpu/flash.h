@@ -78,7 +78,7 @@ enum {
 /* Which code computes the forward of a sequence. */
 enum flash_path {
     FLASH_DOTS, /* decode.c: few query rows; K and V are read as they lie in memory */
-    FLASH_TILES /* forward.c: matrix products on packed tiles */
+    FLASH_TILES /* forward.c: matrix products on tiles of packed queries and keys */
 };
 
 /* The lse of a row in two parts: its largest score and the logarithm of the rest, in natural units. A row that sees
@@ -169,16 +169,19 @@ struct flash {
     int Bk;           /* in a backward: number of keys of a chunk */
     int bundle;       /* number of key/value heads that an item of FLASH_DOTS computes */
     int64_t B;
-    const int *cancel;     /* cancel flag of the run, which attn_is_cancelled() reads between tiles */
-    int64_t scratch_bytes; /* bytes of scratch per thread, enough for every phase */
+    const int *cancel; /* cancel flag of the run, which attn_is_cancelled() reads between tiles */
+    /* bytes of scratch (memory for intermediate results) that a thread needs, enough for every phase */
+    int64_t scratch_bytes;
 
     struct flash_sequence *seq; /* [B]: one entry for each sequence */
 
     /* K and V that FLASH_PREPARE has packed as B operands (simd.h): for each key tile K^T, then V. */
     char *kv;
-    uint8_t *kv_values;           /* enum flash_values (bits) of each key tile */
-    int64_t kv_key_bytes;         /* bytes that `kv` has per key */
-    attn_mask_extremes *extremes; /* [B][mask heads][mask_blocks]: extremes of FlashMask's bounds */
+    uint8_t *kv_values;   /* enum flash_values (bits) of each key tile */
+    int64_t kv_key_bytes; /* bytes that packed K and V in `kv` take per key */
+    /* [B][mask heads][mask_blocks]: smallest and largest of FlashMask's bounds in each block of FLASH_MASK_BLOCK
+     * keys */
+    attn_mask_extremes *extremes;
     int64_t mask_heads, mask_blocks;
     _Atomic float *most; /* [B][Hk][2]: largest |k| and |v| (exact.c); negative: not computed yet */
 
@@ -236,7 +239,7 @@ struct flash_run {
     int count;
     struct flash *problems;
     char *scratch;
-    int64_t scratch_bytes; /* bytes of scratch per thread */
+    int64_t scratch_bytes; /* bytes of scratch memory for intermediate results that each thread has */
     int64_t items[FLASH_PHASES];
     const int *cancel;
     bool small; /* true: the run is too small to wake other threads */

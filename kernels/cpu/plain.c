@@ -214,7 +214,7 @@ static attn_status wait_stream(attn_stream *stream, attn_error *err)
     return ATTN_OK;
 }
 
-/* clang-format off: each row is a function */
+/* clang-format off, because each row of the table is a function */
 #define PLAIN(named, opener)                                                                                          \
     {                                                                                                                 \
         .name = named, .count = count_devices, .open = opener, .close = close_device, .describe = describe,           \

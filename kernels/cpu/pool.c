@@ -63,23 +63,23 @@ struct worker {
 struct pool {
     pthread_mutex_t lock;
     pthread_cond_t posted_cond; /* signalled when a loop was linked into the pool, or when the pool closes */
-    pthread_cond_t left_cond;   /* signalled when a worker left a loop */
+    pthread_cond_t left_cond;   /* signalled when a worker has left a loop, whose caller may wait for that */
     pthread_cond_t turn_cond;   /* signalled when a paused thread may go on */
     struct parallel_for *loops;
     /* list of all pool_parts (uses of the pool) that have begun; at most as many as the device has streams */
     struct pool_part *parts;
     atomic_uint posted;
-    /* number of threads that compute (invariant 4 at the top of this file); written under the lock, read without it */
+    /* number of threads that compute, which is limited to `threads`; written under the lock, read without it */
     atomic_int computing;
     bool closing;
-    int sleeping; /* number of workers that wait for posted_cond */
-    int paused;   /* number of threads that wait for turn_cond */
+    int sleeping; /* number of workers that sleep until posted_cond is signalled */
+    int paused;   /* number of threads that pause until turn_cond is signalled */
     int threads;  /* number of threads: those that pool_open() started, and the caller */
     void (*idle)(void);
     struct worker *workers;
 };
 
-/* The pool_part that this thread began last and has not ended. */
+/* The use of a pool (pool_part) that this thread began last and has not ended. */
 static _Thread_local struct pool_part *begun;
 
 static int64_t now_ns(void)

@@ -52,7 +52,7 @@ enum {
     /* largest number of row tiles per head of a sequence whose keys are split; a sequence with more tiles has work for
      * many threads without a split */
     SPLIT_TILES = 8,
-    DBIAS_ROWS = 64, /* number of rows of dbias that one item zeroes */
+    DBIAS_ROWS = 64, /* number of rows of dbias (gradient of bias) that one item sets to zero */
 };
 
 /* A run with fewer floating point operations takes 10 to 50 us. Its caller computes it alone, because waking another
@@ -165,8 +165,8 @@ static struct sums place_sequences(struct flash *f, struct flash_sequence *seq)
     return sums;
 }
 
-/* Returns whether the sums over the real lengths are within the bounds from which the workspace was sized (invariant 3
- * of flash.h). */
+/* Returns whether the sums over the real lengths are within the bounds from which the size of the workspace was
+ * computed. */
 static bool within_bounds(const struct sums *sums, const struct flash *f)
 {
     const struct sums most = bound_sums(f);

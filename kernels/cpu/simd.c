@@ -109,7 +109,7 @@ static int preferred(int level)
     return level;
 }
 
-static struct simd with_bf16; /* the table neon_bf16: neon with one more compute type */
+static struct simd with_bf16; /* the table neon_bf16: the table neon with one more compute type, bf16 */
 
 static void assemble(void)
 {

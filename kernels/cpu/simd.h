@@ -127,7 +127,7 @@ struct simd_gradient {
     int rows, cols;
     int64_t ld;         /* distance between rows, in elements, of S, dP, cap, drop and dZ */
     const float *S;     /* raw scores (products q . k), or the scores that score() made from them */
-    const float *dP;    /* the product dO V^T, without dropout */
+    const float *dP;    /* the product dO V^T, not yet multiplied by dropout's factors */
     float c;            /* P = exp2(c * S - lse2): c is scale * log2(e) if S are products q . k, and 1 after score() */
     const float *lse2;  /* [rows]: lse * log2(e); +INFINITY for a row that sees no key, which makes its P 0 */
     const float *delta; /* [rows]: rowsum(dO * O) - dlse */

@@ -38,7 +38,8 @@ static inline float simd_from_bf16(uint16_t h)
 static inline uint16_t simd_to_bf16(float x)
 {
     uint32_t u = simd_bits(x);
-    if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40); /* NaN stays NaN, and becomes a quiet NaN */
+    /* NaN becomes a quiet NaN; rounding might turn it into infinity */
+    if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40);
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
@@ -55,9 +56,10 @@ static inline uint16_t simd_to_f16(float x)
 {
     uint32_t u = simd_bits(x), sign = u >> 16 & 0x8000, rest = u & 0x7fffffff;
     if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (rest >> 13 & 0x3ff));
-    if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* 65520 and larger numbers round to infinity */
-    /* Below 2^-14 the result is subnormal. Adding 0.5 leaves the multiple of 2^-24 in the low bits; the addition rounds
-     * it. */
+    /* numbers of 65520 and more round to float16's infinity */
+    if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
+    /* A number below 2^-14 is subnormal in float16: a multiple of 2^-24. Adding 0.5 rounds it to such a multiple, which
+     * the low bits of the sum then hold. */
     if (rest < 0x38800000) return (uint16_t)(sign | (simd_bits(simd_float(rest) + 0.5f) - simd_bits(0.5f)));
     rest -= (uint32_t)(127 - 15) << 23;
     return (uint16_t)(sign | (rest + 0xfff + (rest >> 13 & 1)) >> 13);
@@ -75,8 +77,10 @@ static inline uint8_t simd_to_e4m3(float x)
 {
     uint32_t u = simd_bits(x), sign = u >> 24 & 0x80, rest = u & 0x7fffffff;
     if (rest > 0x7f800000) return (uint8_t)(sign | 0x7f);
-    if (rest >= 0x43e00000) return (uint8_t)(sign | 0x7e); /* infinity and numbers of 448 and above become 448 */
-    /* Below 2^-6 the result is subnormal. Adding 2^14 leaves the multiple of 2^-9 in the low bits. */
+    /* infinity and numbers of 448 and more become 448, the largest e4m3 number */
+    if (rest >= 0x43e00000) return (uint8_t)(sign | 0x7e);
+    /* A number below 2^-6 is subnormal in e4m3: a multiple of 2^-9. Adding 2^14 rounds it to such a multiple, which the
+     * low bits of the sum then hold. */
     if (rest < 0x3c800000) return (uint8_t)(sign | (simd_bits(simd_float(rest) + 16384.0f) - simd_bits(16384.0f)));
     rest -= (uint32_t)(127 - 7) << 23;
     return (uint8_t)(sign | (rest + 0x7ffff + (rest >> 20 & 1)) >> 20);

@@ -35,8 +35,9 @@ VEC vf v_div(vf a, vf b) { return vdivq_f32(a, b); }
 VEC vf v_fma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
 VEC vf v_fms(vf a, vf b, vf c) { return vfmaq_f32(vnegq_f32(c), a, b); }
 VEC vf v_fnma(vf a, vf b, vf c) { return vfmsq_f32(c, a, b); }
-VEC vf v_max(vf a, vf b) { return vbslq_f32(vcgtq_f32(a, b), a, b); } /* returns b where either number is NaN */
-VEC vf v_min(vf a, vf b) { return vbslq_f32(vcltq_f32(a, b), a, b); } /* returns b where either number is NaN */
+VEC vf v_max(vf a, vf b) { return vbslq_f32(vcgtq_f32(a, b), a, b); } /* the larger of a and b; b where either is NaN */
+/* the smaller of a and b; b where either is NaN */
+VEC vf v_min(vf a, vf b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
 VEC vf v_abs(vf x) { return vabsq_f32(x); }
 VEC vf v_copysign(vf x, vf sign) { return vbslq_f32(vdupq_n_u32(0x80000000), sign, x); }
 VEC vm v_less(vf a, vf b) { return vcltq_f32(a, b); }

@@ -37,8 +37,8 @@ VEC vf v_div(vf a, vf b) { return _mm256_div_ps(a, b); }
 VEC vf v_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 VEC vf v_fms(vf a, vf b, vf c) { return _mm256_fmsub_ps(a, b, c); }
 VEC vf v_fnma(vf a, vf b, vf c) { return _mm256_fnmadd_ps(a, b, c); }
-VEC vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); } /* returns b where either number is NaN */
-VEC vf v_min(vf a, vf b) { return _mm256_min_ps(a, b); } /* returns b where either number is NaN */
+VEC vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); } /* the larger of a and b; b where either is NaN */
+VEC vf v_min(vf a, vf b) { return _mm256_min_ps(a, b); } /* the smaller of a and b; b where either is NaN */
 VEC vf v_abs(vf x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 VEC vf v_copysign(vf x, vf sign)
 {
@@ -88,7 +88,7 @@ VEC __m128i v_load_bytes_n(const void *p, int bytes)
     return _mm_load_si128((const __m128i *)buffer);
 }
 
-VEC vm v_zero_bytes_n(const uint8_t *p, int n) /* returns the lanes whose byte is 0 */
+VEC vm v_zero_bytes_n(const uint8_t *p, int n) /* returns the set of lanes whose byte at p is 0 */
 {
     return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_cvtepu8_epi32(v_load_bytes_n(p, n)), _mm256_setzero_si256()));
 }

@@ -42,8 +42,8 @@ VEC vf v_div(vf a, vf b) { return _mm512_div_ps(a, b); }
 VEC vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 VEC vf v_fms(vf a, vf b, vf c) { return _mm512_fmsub_ps(a, b, c); }
 VEC vf v_fnma(vf a, vf b, vf c) { return _mm512_fnmadd_ps(a, b, c); }
-VEC vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); } /* returns b where either number is NaN */
-VEC vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); } /* returns b where either number is NaN */
+VEC vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); } /* the larger of a and b; b where either is NaN */
+VEC vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); } /* the smaller of a and b; b where either is NaN */
 VEC vf v_abs(vf x) { return _mm512_abs_ps(x); }
 VEC vf v_copysign(vf x, vf sign)
 {
@@ -80,7 +80,7 @@ VEC void v4_store(float *p, v4 x) { _mm_storeu_ps(p, x); }
 VEC v4 v4_add(v4 a, v4 b) { return _mm_add_ps(a, b); }
 /* clang-format on */
 
-VEC vm v_zero_bytes_n(const uint8_t *p, int n) /* returns the lanes whose byte is 0 */
+VEC vm v_zero_bytes_n(const uint8_t *p, int n) /* returns the set of lanes whose byte at p is 0 */
 {
     return _mm_testn_epi8_mask(_mm_maskz_loadu_epi8(v_first(n), p), _mm_set1_epi8(-1));
 }
@@ -164,7 +164,8 @@ VEC __m128i v_to_e4m3(vf x)
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(t, 20), _mm512_set1_epi32(1));
     const __m512i normal = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(t, _mm512_set1_epi32(0x7ffff)), odd),
                                              20);
-    /* For numbers below 2^-6, adding 2^14 leaves the multiple of 2^-9 in the low bits. */
+    /* A number below 2^-6 is subnormal in e4m3: a multiple of 2^-9. Adding 2^14 rounds it to such a multiple, which the
+     * low bits of the sum then hold. */
     const __m512 big = _mm512_set1_ps(16384.0f);
     const __m512i small = _mm512_sub_epi32(_mm512_castps_si512(_mm512_add_ps(limited, big)), _mm512_castps_si512(big));
     const __mmask16 is_small = _mm512_cmp_ps_mask(limited, _mm512_set1_ps(0x1p-6f), _CMP_LT_OQ);

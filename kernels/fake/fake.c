@@ -140,7 +140,7 @@ struct lent {
 struct fake_device {
     attn_device base;
     attn_device *cpu;         /* device of the backend "cpu", whose kernels compute the results */
-    struct fake_device *self; /* what attn_capabilities.facts points to */
+    struct fake_device *self; /* the device itself, to which attn_capabilities.facts points */
     int rule_count;
     struct rule rules[MAX_RULES];
     int64_t memory_limit;
@@ -172,7 +172,7 @@ enum command_kind {
 /* A command that is queued on a stream. */
 struct command {
     enum command_kind kind;
-    void *to; /* target of a COPY, MOVE, LSE or COMPARE */
+    void *to; /* where a COPY, MOVE, LSE or COMPARE writes to */
     const void *from;
     size_t bytes;
     /* for COPY: number of pieces of `bytes` bytes, and the distance in bytes from one piece's beginning to the next */
@@ -184,7 +184,7 @@ struct command {
     attn_truth truth;       /* for TRUTH and COMPARE: the float64 results; a comparison writes its distances to `to` */
     int64_t head;           /* for TRUTH, whose steps compute one head each: index of the next head, b * H + h */
     attn_lse_look *look;    /* for LSE: a copy that the command owns; the sums are written to `to` */
-    attn_merge_plan *merge; /* for MERGE: a copy that the command owns */
+    attn_merge_plan *merge; /* for MERGE: a copy of the merge, which the command owns */
     int count;
     void *workspace;
     bool nan, left;
@@ -205,7 +205,7 @@ struct fake_stream {
     int64_t until_ns;
     const char *hold;
     int64_t marks_ns[ATTN_MARKS];
-    bool every_row, left_rows; /* every_row: see attn_run_some(); left_rows: see attn_stream_left_rows() */
+    bool every_row, left_rows; /* for RUN: every_row as in attn_run_some(), left_rows as in attn_stream_left_rows() */
 };
 
 static int64_t now_ns(void)
@@ -1077,7 +1077,9 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
 static int carry_out(struct fake_stream *stream, attn_error *err)
 {
     struct fake_device *device = device_of(stream->base.device);
-    int64_t at_ns = 0; /* the time that marks get, by invariant 4 at the top of this file */
+    /* time of a mark: when a device would reach it that starts each command as soon as it is queued and the one before
+     * is done */
+    int64_t at_ns = 0;
     for (int i = 0; i < stream->count; i++) {
         struct command *c = &stream->commands[i];
         if (!command_is_sane(device, c)) return ERROR_ILLEGAL_ADDRESS;
