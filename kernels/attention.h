@@ -725,7 +725,8 @@ typedef struct attn_kernel {
     uint32_t dtypes;   /* dtypes that q may have: bits of ATTN_DTYPE_BIT() */
     int head_dim;      /* the largest D and Dv that the kernel supports */
     uint64_t features; /* features that the kernel supports: bits of attn_features() */
-    /* true: the kernel reads each number about once, so it may read from staging memory (reads_staging) */
+    /* true: the kernel reads each number of its inputs about once, so a copy to device memory would gain nothing: it
+     * may read from staging memory (reads_staging) */
     bool in_place;
 } attn_kernel;
 

@@ -159,7 +159,7 @@ static attn_status check_sizes(const attn_problem *p, attn_tensor_id id, attn_er
     return ATTN_OK;
 }
 
-/* Checks the axes of a tensor whose sizes other tensors determine. */
+/* Checks that each axis of a tensor has the size that other tensors, such as q and k, determine. */
 static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_tensor_id id, attn_error *err)
 {
     const attn_tensor *t = &p->tensor[id];
@@ -590,7 +590,8 @@ static int64_t first_out_of_range(const void *row, int64_t count, int64_t limit)
     return -1;
 }
 
-/* Tests every row (last axis) of a tensor. `rule` is the end of the message: what the value must be. */
+/* Calls `test` for every row of a tensor (the elements along its last axis). Where a row fails, the error says which
+ * value is wrong, and then `rule`: what the value must be. */
 static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test test, int64_t limit, const char *rule,
                               attn_error *err)
 {

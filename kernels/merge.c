@@ -151,7 +151,7 @@ struct expected {
     const char *of;   /* the member of the request that the part is in: "parts", or "gradients" of the parts */
     const char *name; /* "lse" */
     unsigned dtypes;  /* attn_dtype bits */
-    int rank;         /* number of axes; their sizes follow */
+    int rank;         /* number of axes; the next member has their sizes */
     int64_t shape[ATTN_MAX_RANK];
     const char *axes[ATTN_MAX_RANK]; /* name of each axis's size in messages */
     bool has_memory;                 /* the tensor must have memory, unless it has no elements */

@@ -36,7 +36,8 @@
 enum {
     FIRST_ROWS = 4,   /* rows that are checked first; if all of them are right, no other rows are read */
     ROWS_SHARE = 128, /* a large problem checks one row of every 128 first, but at most ATTN_LSE_ROWS rows */
-    ENOUGH_ROWS = 4,  /* a conversion is accepted only if at least this many rows fit it (see the top of this file) */
+    /* a conversion (such as base 2) counts as found only if the lse of at least this many rows fits it */
+    ENOUGH_ROWS = 4,
     KEY_MULTIPLY_ADDS = 32 /* the exponential and the masks of a key take as long as this many multiply-adds */
 };
 

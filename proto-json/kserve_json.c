@@ -387,7 +387,7 @@ static attn_status read_inputs(struct kserve_reader *r, cJSON *inputs)
 static attn_status place_one(struct kserve_reader *r, scan_extract *extract, int64_t size)
 {
     const size_t at = SCAN_ALIGNED(r->memory_bytes);
-    /* the sum cannot overflow: a size is at most 2^53, and a sum near 2^64 would have exceeded the limit before */
+    /* the sum cannot overflow, because a size is at most 2^53, and the limit on tensor bytes keeps `at` below 2^63 */
     const uint64_t end = at + (uint64_t)size;
     extract->offset = at;
     if (end > (uint64_t)r->limits.tensor_bytes)

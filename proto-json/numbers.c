@@ -392,8 +392,8 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
     return p;
 }
 
-/* Sets the value of a number of more than 19 digits (leading zeros count). written_exponent is the number behind its
- * 'e'. */
+/* Sets the value of a number that is written with more than 19 digits, leading zeros included. written_exponent is the
+ * number behind its 'e'. */
 static void take_apart_long(struct decimal *d, int written_exponent)
 {
     int significant = 0, after_point = 0;
@@ -957,19 +957,19 @@ static uint32_t multiply_to_odd(uint64_t power, uint32_t c)
  * nearest one, ties to even. `narrow_below`: c is a power of two, so the next value below is only half as far away. */
 static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
 {
-    /* true: decimals exactly on the two boundaries of the interval also round to c, because ties go to even */
+    /* true: a decimal exactly on a boundary between c and a neighbour also rounds to c, because ties go to even */
     bool even = (c & 1) == 0;
     int k = narrow_below ? log10_three_quarters_pow2(q) : log10_pow2(q);
     int h = q + log2_pow10(-k) + 1; /* h, by which numbers are shifted left, is from 1 to 4 */
     uint64_t power = powers_of_ten[-k - POWER_MIN];
-    /* The value and the two boundaries of its interval, multiplied by four, in units of 10^k. */
+    /* The value and the two boundaries of the interval that rounds to it, all multiplied by four, in units of 10^k. */
     uint32_t lower = multiply_to_odd(power, (4 * c - 2 + narrow_below) << h) + !even;
     uint32_t value = multiply_to_odd(power, (4 * c) << h);
     uint32_t upper = multiply_to_odd(power, (4 * c + 2) << h) - !even;
 
-    /* If a decimal with one digit less is also inside the interval, it is the result. At most one multiple of 10^(k +
-     * 1) is inside. For s < 10 it could only be 0 or 10, which is no shorter. The processor could not predict a branch
-     * here, so both cases are computed. */
+    /* If a multiple of 10^(k + 1) is inside the interval, it is the result, because it has one digit less. At most one
+     * is inside. For s < 10 it could only be 0 or 10, which is no shorter than s. Both cases are computed without a
+     * branch, because the processor could not predict it. */
     uint32_t s = value / 4, tenth = s / 10, middle = 4 * s + 2;
     bool tenth_inside = lower <= 40 * tenth, next_tenth_inside = 40 * tenth + 40 <= upper;
     bool inside = lower <= 4 * s, next_inside = 4 * s + 4 <= upper;

@@ -165,7 +165,8 @@ static attn_status to_judge(proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks which members of an observe operation may stand together, in so far as the caches need not be read. */
+/* Checks which members of an observe operation may stand together, as far as this is possible without reading the
+ * caches. */
 static attn_status of_observe(const struct parse_reader *r, const cJSON *value, proto_item *item, attn_error *err)
 {
     const proto_operation *const operation = &proto_operations[r->op];
@@ -349,8 +350,8 @@ attn_status proto_parser_shared(proto_parser *parser, proto_shared **shared, int
     return parser->format->shared ? parser->format->shared(parser->reader, shared, count, err) : ATTN_OK;
 }
 
-/* Returns whether attn_check() needs only the sizes of this tensor. It reads the values of tensors that are not in
- * `may`. */
+/* Returns whether the tensor is in `may`: the host does not read the values of these tensors, because attn_check()
+ * needs only their sizes. */
 bool proto_may_lie_on_device(attn_tensor_id id)
 {
     static const uint64_t may = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(dout) |

@@ -299,7 +299,7 @@ static attn_status options(struct reader *r, const cJSON *metadata)
                              "%.*s: is %s in " METADATA ", must be a string that holds JSON: \"true\", \"0.125\"",
                              length, one->string, tree_describe(one, quote));
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-            /* `map` is an option as well as an output tensor, so it may stand in __metadata__ */
+            /* `map` is an option as well as an output tensor, so a string of __metadata__ may have this name */
             if (!strcmp(attn_tensors[id].name, one->string) && !proto_may_be_number((attn_tensor_id)id) &&
                 !is_option(one->string))
                 return attn_fail(&r->error, ATTN_INVALID, member, "%s: is a tensor and cannot stand in " METADATA,

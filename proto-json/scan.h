@@ -65,8 +65,8 @@ typedef struct scan scan;
 scan *scan_new(const proto_limits *limits, const proto_memory *memory);
 /* Makes a scanner for JSON without tensor values, which extracts nothing. Its first byte is byte `at` of the body. */
 scan *scan_new_plain(const proto_limits *limits, uint64_t at);
-/* Makes a scanner for JSON as KServe's clients write it. The dtype of `data` is called `datatype`. Inside `data`, NaN,
- * infinities, true and false (for bool) have no quotes. */
+/* Makes a scanner for JSON as KServe's clients write it: the dtype of a tensor is called `datatype`, and NaN,
+ * infinities, true and false (for bool) have no quotes in `data`. */
 scan *scan_new_kserve(const proto_limits *limits, const proto_memory *memory);
 void scan_free(scan *s); /* does nothing if `s` is NULL */
 

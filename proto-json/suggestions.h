@@ -19,8 +19,8 @@
 /* Two more kinds of places: for a value of an option the option's name, and for a dtype also the tensor's name. */
 
 /* A row of hints: words that clients write by mistake, the places in a body where they write them, and the hint for all
- * of these words. Spaces separate words, and places. A 'name' in a hint for a member is a member that all of the row's
- * places take. */
+ * of these words. Spaces separate words, and also places. Where a hint has a name in single quotes, all places of the
+ * row take a member of that name. */
 struct suggestion {
     const char *places, *words, *suggestion;
 };

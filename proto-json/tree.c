@@ -182,7 +182,7 @@ static cJSON *take_tagged(const char **at)
 {
     cJSON *const value = new_value((*at)[1] == SCAN_NUMBER ? cJSON_Raw : cJSON_String);
     if (value == NULL) return NULL;
-    ++*at; /* take_string() begins by skipping a quote; here the type letter stands in its place */
+    ++*at; /* take_string() skips one character, which is usually the quote, and here the letter behind it */
     value->valuestring = take_string(at);
     return value->valuestring ? value : NULL;
 }

@@ -331,9 +331,10 @@ static const float *finite_lse(const struct flash *f, const struct flash_tile *t
 /* A chunk: up to f->Bk keys of one key/value head, from key j0 of its sequence on. */
 struct chunk {
     int64_t b, hk, index, j0;
-    int64_t first;       /* index of the chunk's first key in k and v */
-    int n;               /* number of the chunk's keys that exist (before seqlens_k) */
-    bool packed;         /* true: some query sees keys of the chunk, so the keys are packed and their sums exist */
+    int64_t first; /* index of the chunk's first key in k and v */
+    int n;         /* number of the chunk's keys that exist (before seqlens_k) */
+    /* true: some query sees keys of the chunk; these keys are then packed, and sums for dk and dv have begun */
+    bool packed;
     bool wild;           /* true: some keys are infinite, NaN or so large that products with them may overflow */
     bool nonfinite_sums; /* true: scratch->nonfinite_sums (NaN and infinity of dO) must be added to dv */
 };

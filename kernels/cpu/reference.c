@@ -405,7 +405,8 @@ static bool zeros(void *pointer, int64_t a, int64_t b, size_t bytes)
     return memory != NULL;
 }
 
-/* Returns the number of elements from the first to the last element of a tensor, by its strides. */
+/* Returns the number of elements of memory from the first to the last element of a tensor, gaps included, by its
+ * strides. */
 static int64_t extent(const attn_tensor *t)
 {
     int64_t n = 1;

@@ -25,7 +25,8 @@
  * forward tile has BM rows of q and BN keys. A backward has tiles of back_Br rows of q, against chunks of Bk keys. The
  * first row of the table that fits the compute type and the larger of D and Dv applies. */
 static const struct tile_sizes {
-    attn_dtype element; /* dtype of an operand, and number of parts of each element (simd_split.h) */
+    /* dtype of the numbers in operands of products, and number of such numbers for each element (simd_split.h) */
+    attn_dtype element;
     int parts, max_d;
     int BM, BN, back_Br, Bk;
 } tile_sizes[] = {

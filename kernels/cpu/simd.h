@@ -94,7 +94,7 @@ enum {
 /* How to compute scores with more options than a scale: see score() of struct simd. */
 struct simd_score {
     float scale;   /* s = scale * S, in natural units, not base 2 */
-    float softcap; /* above 0: t = softcap * tanh(s / softcap); 0: no softcap */
+    float softcap; /* if above 0, scores become softcap * tanh(s / softcap), where s is scale * S; 0: no softcap */
 
     /* NULL, or the address of the bias of element (0, 0); row r of the bias starts at r * bias_stride (0: one row for
      * all) */
@@ -102,8 +102,9 @@ struct simd_score {
     attn_dtype bias_dtype;
     int64_t bias_stride;
 
-    float slope;      /* slope of ALiBi, which adds -slope * |distance + r - c| to row r, column c; 0: no ALiBi */
-    int64_t distance; /* i + Sk - Sq - j of element (0, 0) of the tile; distances beyond 2^24 are rounded to float */
+    float slope; /* slope of ALiBi, which adds -slope * |distance + r - c| to row r, column c; 0: no ALiBi */
+    /* ALiBi's distance i + Sk - Sq - j of element (0, 0) of the tile; distances beyond 2^24 are rounded to float */
+    int64_t distance;
 
     /* address of element (0, 0) of keep_mask, where 0 hides a key; NULL: no mask. Row r starts at r * keep_stride */
     const uint8_t *keep;
@@ -137,11 +138,11 @@ struct simd_gradient {
 
     /* Results of gradient(); each pointer may be NULL. dZ = P (M dP - delta), where M is dropout's factor, and dS = dZ
      * cap. Where P is 0, dZ and dS are 0 even if dP is NaN. */
-    void *P_b; /* P * drop as a B operand, k = rows, n = cols */
+    void *P_b; /* P * drop as a B operand of k rows of queries and n columns of keys */
     int64_t P_ldb;
-    void *dS_a; /* dS as an A operand, m = rows, k = cols */
+    void *dS_a; /* dS as an A operand of m rows of queries and k columns of keys */
     int64_t dS_lda;
-    void *dS_b; /* dS as a B operand, k = rows, n = cols */
+    void *dS_b; /* dS as a B operand of k rows of queries and n columns of keys */
     int64_t dS_ldb;
     float *dZ; /* dZ in f32, for the gradients of bias and slopes; may be the memory of S or dP */
 };

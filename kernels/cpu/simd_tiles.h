@@ -150,7 +150,7 @@ VEC void gradient_vector(bool plain, const struct simd_gradient *g, int64_t at, 
     /* Where P is 0, dZ is set to 0, because dP may be NaN or infinite there. */
     vf dZ = v_mul_unless_zero(p, rest);
     if (!plain && g->dZ) v_store_n(g->dZ + at, dZ, n);
-    /* dS is 0 where dZ is 0, because the cap of a hidden score may be NaN */
+    /* dS is set to 0 where dZ is 0, because softcap's factor `cap` of a hidden score may be NaN */
     if (!plain && g->cap) dZ = v_mul_unless_zero(dZ, v_load_n(g->cap + at, n));
     *P = kept;
     *dS = dZ;
