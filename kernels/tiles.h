@@ -27,8 +27,8 @@
 #define ATTN_LSE_MOST 16777216.0f
 
 /* Where a row sees one key, lse must be that key's score. The two count as equal if they differ by no more than this
- * share of lse. Rounding in float32 makes the difference: 3e-7 in the forward, half a bit in lse, and half a bit in the
- * backward's score. */
+ * share of lse. They may differ by rounding in float32: by up to 3e-7 in the forward, half a unit of the last place in
+ * lse, and half a unit in the backward's score. */
 #define ATTN_LSE_SLACK 0x1p-20f
 
 ATTN_HD int64_t attn_min64(int64_t a, int64_t b)

@@ -117,7 +117,7 @@ enum {
     TINY_EXPONENT = -66,
     GRID_SHIFT = 52 - 24, /* number of bits of a double's fraction behind the first 25 significant bits */
 };
-/* these two stand for all numbers above HUGE_EXPONENT and below TINY_EXPONENT */
+/* these two stand for all numbers with an exponent above HUGE_EXPONENT, or below TINY_EXPONENT */
 static const double HUGE_NUMBER = 0x1p200, TINY_NUMBER = 0x1p-200;
 
 /* A natural number below 10^768 * 2^244 < 2^2816: as large as 768 digits and the limits on exponents allow. */

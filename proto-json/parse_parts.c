@@ -2,7 +2,7 @@
  *
  *     "parts": [{"out": {...}, "lse": {...}}, ...]            "parts.0.out": {...}, "parts.0.lse": {...}, ...
  *
- * The tensors of a part are read like out and lse of the table of tensors, and errors name the part. */
+ * The tensors of a part are read by the rows of out and lse in ATTN_TENSOR_MAP. Errors name the part. */
 #include "parse_internal.h"
 
 #include <math.h>

@@ -295,7 +295,7 @@ static attn_status run(attn_stream *stream, const attn_plan *plans, int count, v
     return status;
 }
 
-enum { MERGED_ROWS = 64 }; /* number of rows that one item of the parallel loop merges */
+enum { MERGED_ROWS = 64 }; /* number of rows that one item of the parallel loop of a merge computes */
 
 /* A merge, and the flag by which its caller cancels it. */
 struct merging {

@@ -62,7 +62,8 @@
 enum flash_phase { FLASH_PREPARE, FLASH_FORWARD, FLASH_MERGE, FLASH_ROWS, FLASH_KEYS, FLASH_FINISH, FLASH_PHASES };
 
 enum {
-    /* rows and keys are padded to multiples of FLASH_UNIT, which equals SIMD_PANEL and the largest k_multiple */
+    /* rows and keys are padded to multiples of FLASH_UNIT, so that they fill panels (SIMD_PANEL) and every k_multiple
+     * of simd.h */
     FLASH_UNIT = 32,
     /* number of keys whose FlashMask bounds share one entry of `extremes` (the smallest and largest bounds) */
     FLASH_MASK_BLOCK = 64,

@@ -1,5 +1,5 @@
-/* simd.c: chooses the table of simd.h that this processor runs. Each table needs all instructions that the tables
- * before it need.
+/* simd.c: chooses which table of vector functions (struct simd) this processor runs. Each table needs all instructions
+ * that the tables before it need.
  *
  * x86-64: a processor may have instructions whose registers the operating system does not save; XGETBV returns which
  * registers it saves. A process must also request AMX (simd_amx_permit). arm64: every processor has NEON; the operating
