@@ -129,8 +129,8 @@ const char *attn_dtype_list(unsigned bits, char text[ATTN_DTYPE_LIST_BYTES])
     return text;
 }
 
-/* Returns what messages to clients call the size that this axis letter stands for: 'k' is "Sk", or "total_k" if
- * packed. */
+/* Returns the name that messages to clients use for the size of the axis with this letter: 'k' is "Sk", or "total_k" in
+ * a packed problem. */
 static const char *axis_text(char letter, bool packed)
 {
     switch (letter) {
@@ -158,7 +158,7 @@ static const char *axis_text(char letter, bool packed)
 char *attn_axes_put(char *at, const char *letters, bool packed, attn_axes_kind kind)
 {
     const int rank = (int)strlen(letters);
-    /* true: queries are packed, but k is [B, Sk, Hk, D], so the keys of each sequence are a row of k */
+    /* true: queries are packed, but k is [B, Sk, Hk, D], so each row b of k holds the keys of one sequence */
     const bool side_by_side = packed && letters[0] == 'b' && letters[1] == 'k';
     *at++ = '[';
     for (int a = 0; a < rank; a++) {
@@ -175,7 +175,7 @@ const char *attn_tensor_shape(attn_tensor_id id, char text[ATTN_SHAPE_BYTES])
     const attn_tensor_id owner = attn_axes_owner(id);
     const attn_axes *axes = &attn_tensors[id].axes;
     char *at = text;
-    /* unless exactly one dtype is always allowed, the result's dtype follows q's */
+    /* names the dtype, if exactly one is allowed whatever q's dtype is */
     if ((set->always & ~set->as_q) != 0 && (set->always & (set->always - 1)) == 0) {
         at = stpcpy(stpcpy(at, dtypes[__builtin_ctz(set->always)].wire), set->as_q ? " or q's dtype" : "");
         at = stpcpy(at, owner == id && axes->kind != ATTN_AXES_BROADCAST ? " " : ", ");
@@ -226,7 +226,7 @@ bool attn_shape_bytes(attn_dtype dtype, int rank, const int64_t *shape, int64_t 
 
 /* ---- Shapes ------------------------------------------------------------------------------------------------------ */
 
-/* Returns whether k and v of a packed problem are [B, Sk, Hk, D], with a row for each sequence. */
+/* Returns whether k and v of a packed problem are [B, Sk, Hk, D]: row b of k holds the keys of sequence b. */
 static bool rows_of_keys(const attn_problem *p)
 {
     return p->cu_seqlens_q.rank == 1 && p->page_table.rank == 0 && p->k.rank == 4 &&
@@ -273,7 +273,7 @@ static struct named_axes axes_by_name(const attn_problem *p, attn_tensor_id id)
     return axes;
 }
 
-/* Returns the size of the axis whose letter is `letter` (attn_axes); 0 where the tensor has no such axis. */
+/* Returns the size of the tensor's axis whose letter (attn_axes) is `letter`; 0 where the tensor has no such axis. */
 static int64_t size_on(const struct named_axes *axes, char letter)
 {
     for (int a = 0; a < axes->rank; a++)
@@ -311,7 +311,7 @@ attn_dims attn_dims_of(const attn_problem *p)
     return d;
 }
 
-/* Checks that the output `id` may have this dtype. Errors name the option by which the client chose the dtype. */
+/* Checks that the output `id` may have the dtype that the client chose. Errors name the option with which it chose. */
 static attn_status check_result_dtype(const attn_problem *p, attn_tensor_id id, attn_dtype dtype, attn_error *err)
 {
     const attn_dtype_set *set = &attn_dtype_rules[attn_tensors[id].dtypes];
@@ -398,8 +398,8 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
     return ATTN_OK;
 }
 
-/* Returns the size of the axis with this letter, also for the outputs of an observe: the options of the observe
- * determine the sizes of their axes. */
+/* Returns the size of the axis with this letter (attn_axes). The outputs of an observe have axes of their own, whose
+ * sizes the options of the observe determine. */
 int64_t attn_size_of(const attn_problem *p, const attn_dims *d, char letter)
 {
     const attn_observe *const o = &p->observe;
@@ -464,13 +464,14 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
         return view;
     }
     const bool side_by_side = letters[0] == 'b' && rank > 1 && letters[1] == 'k' && p->cu_seqlens_q.rank > 0;
-    if (side_by_side) { /* packed queries with k of [B, Sk, Hk, D]: the rows of k are read as one axis of B * Sk keys */
+    /* with packed queries and k of [B, Sk, Hk, D], kernels read the rows of k as one axis of B * Sk keys */
+    if (side_by_side) {
         view.row = t->shape[1] > 1 ? t->stride[1] : t->shape[0] > 1 ? t->stride[0] : 0;
         view.head = t->shape[2] > 1 ? t->stride[2] : 0;
         return view;
     }
     for (int a = 0; a < rank; a++) {
-        /* a broadcast axis has stride 0, as has an axis of size 1, whose stride is never used */
+        /* A broadcast axis has stride 0. So has an axis of size 1, because its stride is never used. */
         const int64_t stride = t->shape[a] == 1 ? 0 : t->stride[a];
         switch (letters[a]) {
         case 'b':
@@ -485,7 +486,7 @@ static attn_view view_of(const attn_problem *p, attn_tensor_id id)
         case 'k':
             if (rows_are_keys || attn_axes_row(id)->kind != ATTN_AXES_BROADCAST) view.row = stride;
             break;
-        /* the last axis (d, e, n, and the k of bias and keep_mask) needs no stride: its stride is always 1 */
+        /* the last axis of a tensor has stride 1, which no view stores */
         default: break;
         }
     }
@@ -549,7 +550,7 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
             const char letter = letters[axis];
             const bool of_queries = letter == 'h' || (letter == 'm' && t->shape[axis] == d.H);
             int64_t first = 0, count = t->shape[axis];
-            /* nothing to divide: the tensor is broadcast along this axis or has a single row or head there */
+            /* the part keeps an axis of size 1: the tensor is broadcast along it, or has a single row or head */
             if (count == 1) continue;
             if (letter == 'b') first = part->first_batch, count = part->batches;
             else if (of_queries) first = part->first_head * group, count = part->heads * group;
@@ -558,18 +559,18 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
             t->shape[axis] = count;
         }
     }
-    /* prefix_keys of row b refers to row b - 1, which lies outside the part for the part's first row */
+    /* prefix_keys compares the pages of row b with those of row b - 1, and the row before the part's first row is
+     * outside the part */
     if (d.B != part->batches) some.prefix_keys = NULL;
     some.dropout_heads = p->dropout_heads ? p->dropout_heads : d.H;
     some.dropout_first = p->dropout_first + part->first_batch * some.dropout_heads + part->first_head * group;
     return some;
 }
 
-/* Returns whether a kernel without options may multiply the scale into the factor of the exponent. It may not where the
- * scale is 0, negative or infinite, because the scale times a score of -inf would be NaN. It may not where the scale is
- * tiny, because q . k may exceed the range of float32 although scale * q . k is within it. It may where the scale is
- * large: a score that exceeds float32 is so far from all scores within range that the other keys have no weight beside
- * it. */
+/* Returns whether a kernel without options can compute with this scale. Such a kernel computes exp2(c * q . k) with c =
+ * scale * log2(e). With a scale that is 0, negative or infinite, c times a score of -inf would be wrong. With a tiny
+ * scale, q . k may exceed the range of float32 although scale * q . k does not. A large scale is allowed: a key whose
+ * score exceeds float32 then has all the weight of its row in any case. */
 static bool is_plain_scale(const attn_problem *p)
 {
     return !p->has_scale || (p->scale >= 1e-6 && p->scale <= 1e30);
@@ -643,7 +644,8 @@ double attn_flops(const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
     const bool alike = g.cu_q == NULL && g.seqlens_q == NULL &&
-                       g.seqlens_k == NULL; /* without seqlens, all batch rows have the same number of pairs */
+                       /* without seqlens, all batch rows have the same number of (query, key) pairs */
+                       g.seqlens_k == NULL;
     double pairs = 0;
     if (g.dims.B == 0 || g.dims.Sq == 0 || g.dims.Sk == 0) return 0;
     for (int64_t b = 0; b < (alike ? 1 : g.dims.B); b++) {
@@ -658,14 +660,13 @@ int64_t attn_rows_that_exist(const attn_problem *p)
 {
     const attn_geometry g = attn_geometry_of(p);
     int64_t rows = 0;
-    /* this product cannot overflow: attn_check() has counted q's elements */
+    /* this product cannot overflow, because attn_check() has checked the number of q's elements */
     if (!g.seqlens_q) return g.dims.H * (g.dims.packed ? g.dims.total_q : g.dims.B * g.dims.Sq);
     for (int64_t b = 0; b < g.dims.B; b++) rows += g.seqlens_q[b];
     return rows * g.dims.H;
 }
 
-/* Returns the number of (query, key, head) triples of a sequence that FlashMask permits, over the query heads that
- * share each row of bounds. */
+/* Returns the number of (query, key, head) triples of sequence b that FlashMask permits. */
 static double masked_pairs(const attn_problem *p, const attn_geometry *g, const attn_sequence *s, int64_t b)
 {
     const attn_view *bounds = &g->view[ATTN_T_mask_startend_rows];

@@ -96,7 +96,7 @@ typedef enum attn_dtype {
  * backward. */
 #define ATTN_DTYPE_BIT(id)   (1u << ATTN_##id)
 #define ATTN_DTYPES_BACKWARD (ATTN_DTYPE_BIT(F32) | ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16))
-/* dtypes that q may have in a forward and in an observe */
+/* dtypes that q may have in a forward, or in an observe (statistics of probabilities) */
 #define ATTN_DTYPES_FORWARD (ATTN_DTYPES_BACKWARD | ATTN_DTYPE_BIT(F8E4M3))
 
 size_t attn_dtype_bytes(attn_dtype dtype);
@@ -169,14 +169,15 @@ typedef enum attn_dtype_rule {
  * other shapes must agree. With page_table, k is t times s. */
 typedef enum attn_axes_kind {
     ATTN_AXES_FIXED,
-    ATTN_AXES_LAYOUT,    /* layout bhsd swaps axes 1 and 2 */
+    ATTN_AXES_LAYOUT,    /* in layout bhsd, axes 1 and 2 are exchanged */
     ATTN_AXES_BROADCAST, /* broadcast: every axis but the last may have size 1 */
     ATTN_AXES_OPTIONAL,  /* the first axis may be missing */
     ATTN_AXES_SPREAD,    /* the first axis may be missing, and every axis may have size 1 */
 } attn_axes_kind;
 
 typedef struct attn_axes {
-    /* letters of the axes in layout bshd, and in a packed problem; packed "": not allowed with cu_seqlens */
+    /* letters of the axes in layout bshd, and in a packed problem; an empty `packed`: a packed problem cannot have the
+     * tensor */
     const char *plain, *packed;
     const char *paged; /* letters of the axes where page_table is given; NULL: the same letters as without page_table */
     attn_axes_kind kind;
@@ -361,7 +362,8 @@ typedef struct attn_problem {
         attn_tensor tensor[ATTN_TENSOR_COUNT]; /* all tensors above, indexed by attn_tensor_id */
     };
     attn_layout layout; /* order of the axes of q, k, v, out and their gradients */
-    /* where causal masks and windows begin: bottom right (i' = i + Sk - Sq), or top left (i' = i) */
+    /* i' is the position of query i among the keys, from which causal masks and windows count: bottom right (i' = i +
+     * Sk - Sq), or top left (i' = i) */
     attn_alignment alignment;
     bool has_scale; /* false: scale is 1/sqrt(D) */
     double scale;   /* any float32; 0 and negative numbers are allowed */
@@ -371,11 +373,12 @@ typedef struct attn_problem {
     /* false: keep_mask covers all keys. true: its last axis has n <= Sk columns for the last n keys of a row; all keys
      * before them are kept */
     bool keep_mask_at_end;
-    bool causal; /* query i sees keys j <= i' (for i' see `alignment`) */
-    /* query i sees keys i' - left <= j <= i' + right (for i' see `alignment`); -1: this side is unbounded */
+    bool causal; /* query i sees keys j <= i' only (`alignment` says what i' is) */
+    /* query i sees only keys i' - left <= j <= i' + right (`alignment` says what i' is); -1: no limit on this side */
     int64_t window_left;
     int64_t window_right;
-    /* in [0, 1): the chance that dropout drops a probability. Philox4x32-10 decides by the probability's position */
+    /* probability with which dropout drops each P_ij, in [0, 1). The generator Philox4x32-10 decides by seed and
+     * position of the element (philox.h) */
     double dropout_p;
     uint64_t seed;
     /* Set by attn_part_of(). Dropout gives head h of batch row b the number dropout_first + b * dropout_heads + h, so a
@@ -403,7 +406,7 @@ typedef struct attn_problem {
  * whole problem, their results are equal to the bit. Gradients that are sums over batch or heads (dsinks, gradients of
  * broadcast tensors) are the exception: they are sums over the part alone. */
 typedef struct attn_part {
-    int64_t first_batch, batches, first_head, heads; /* first_head and heads count key/value heads */
+    int64_t first_batch, batches, first_head, heads; /* heads are counted as key/value heads */
 } attn_part;
 attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 
@@ -427,8 +430,8 @@ typedef struct attn_dims {
     int64_t row_k;            /* Sk of a packed problem whose k is [B, Sk, Hk, D]; otherwise 0 */
 } attn_dims;
 
-/* Returns the sizes of a problem, from its shapes alone, for attn_check() and for messages. The ranks must be right;
- * the function does not check that the shapes agree. */
+/* Returns the sizes of a problem, from its shapes alone. attn_check() and messages use it. Ranks must be right; the
+ * function does not check that the shapes agree. */
 attn_dims attn_dims_of(const attn_problem *p);
 
 /* A tensor with a stride for each meaning of an axis. The element (b, h, row, column) is at b * batch + h * head +
@@ -459,18 +462,21 @@ typedef struct attn_geometry {
     int64_t group;      /* H / Hk; query head h reads key/value head h / group */
     int64_t mask_group; /* query head h reads head h / mask_group of mask_startend_rows */
     int mask_bounds;    /* size of the last axis of mask_startend_rows: 1, 2 or 4; 0 without that tensor */
-    /* number of columns of a keep_mask that covers only the last keys of each row; -1: it covers all keys */
+    /* for a keep_mask that covers only the last keys of each row: its number of columns; -1: it covers all keys */
     int64_t keep_tail;
     bool causal, top_left;
-    int64_t left, right; /* the window: each side is 0 to ATTN_UNBOUNDED keys wide; causal sets `right` to 0 */
+    /* the window: query i sees keys i' - left to i' + right. ATTN_UNBOUNDED: no limit on this side; causal sets `right`
+     * to 0 */
+    int64_t left, right;
     double scale;
 #define X(name, id, least, most, rule, meaning) double name;
     ATTN_SCORE_OPTION_MAP(X)
 #undef X
     /* cu_seqlens_q, cu_seqlens_k, seqlens_q, seqlens_k; NULL where not given */
     const int32_t *cu_q, *cu_k, *seqlens_q, *seqlens_k;
-    const int32_t *page_table;  /* the tensor page_table, whose row b starts at index b * page_table_row */
-    const int32_t *prefix_keys; /* attn_problem.prefix_keys; NULL where not given */
+    const int32_t *page_table; /* the tensor page_table, whose row b starts at index b * page_table_row */
+    /* a copy of the pointer attn_problem.prefix_keys (keys whose pages the row before shares); NULL where not given */
+    const int32_t *prefix_keys;
     int64_t page_table_row;
     attn_observe observe;
     attn_view view[ATTN_TENSOR_COUNT];
@@ -520,7 +526,7 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
     X(DOUT_DTYPE, "", "dout has another dtype than q")                                       \
     X(GRAD_DTYPE, "grad_dtype", "dq, dk or dv is float32, q is not")
 
-/* Bits of attn_features(): 0 to 39 are tensors (by attn_tensor_id), the others are options. */
+/* Bit numbers of attn_features(): 0 to 39 are tensors (by attn_tensor_id), the others are options. */
 enum attn_option_bit {
     ATTN_OPTION_FIRST = 39,
 #define X(id, wire, meaning) ATTN_OPTION_##id,
@@ -566,10 +572,10 @@ int64_t attn_rows_that_exist(const attn_problem *p);
  * it needs no workspace, however large its other sizes are. */
 bool attn_is_empty(const attn_problem *p);
 
-/* Verifies `rows` rows of out, evenly spread over batch, heads and queries (-1: all). attn_verify() recomputes them
- * in double, on one thread, and compares. The problem is a checked forward whose out has been computed, with all
- * tensors in host memory. It needs 8 * Sk * (D + Dv) bytes and 16 MiB. All rows of
- * 1 x 1024 x 8 x 64 (B x Sq x H x Dv) take some 0.2 s. */
+/* Verifies `rows` rows of out, evenly spread over batch, heads and queries (-1: all). attn_verify() recomputes them in
+ * double, on one thread, and compares. The problem is a checked forward whose out has been computed, with all tensors
+ * in host memory. It needs 8 * Sk * (D + Dv) bytes and 16 MiB. For 1 x 1024 x 8 x 64 (B x Sq x H x Dv) all rows take
+ * some 0.2 s. */
 typedef struct attn_verification {
     /* the largest |got - want| (want: the recomputed value); infinite where exactly one of the two is finite */
     double max_abs;
@@ -599,7 +605,7 @@ attn_verification attn_verifier_close(attn_verifier *verifier);
  * attn_counter_open() refuses more than 2^32 of them: TOO_LARGE. */
 typedef struct attn_counts {
     double pairs, skipped, whole, partial;
-    attn_status status; /* ATTN_NO_MEMORY: the counting ended early */
+    attn_status status; /* ATTN_NO_MEMORY: the counting ended early because memory ran out */
 } attn_counts;
 typedef struct attn_counter attn_counter;
 attn_status attn_counter_open(const attn_problem *p, const int64_t tile[2], attn_counter **counter, attn_error *err);
@@ -624,9 +630,10 @@ typedef struct attn_lse_row {
     double lse;      /* lse of the row, as the client sent it */
 } attn_lse_row;
 typedef struct attn_lse_look {
-    int count; /* number of rows that attn_lse_choose() picked */
+    int count; /* number of rows that attn_lse_choose() picked, which are in `row` */
     attn_lse_row row[ATTN_LSE_ROWS];
-    /* for each row: its lse by each variant of the scores (lse_variants), then the mean size of its products q_d k_d */
+    /* for each row: its lse by each variant (the options as given, or one of them left out: verify_lse.h), then the
+     * mean size of its keys' products q_d k_d */
     double found[ATTN_LSE_ROWS][ATTN_LSE_NUMBERS];
 } attn_lse_look;
 void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look *look);
@@ -660,7 +667,8 @@ typedef struct attn_device_info {
     bool unified; /* true: kernels read and write staging memory (host memory) directly, so no copies are needed */
     /* true: kernels that are marked in_place can read staging memory, although they read device memory faster */
     bool reads_staging;
-    /* number of batches of problems that are worth having in flight; on a unified device each has its own thread */
+    /* number of batches of problems that should be in flight together; on a unified device each has a thread of its
+     * own */
     int streams;
     int64_t memory_total, memory_limit, memory_used;
 } attn_device_info;
@@ -679,8 +687,8 @@ attn_status attn_device_open(const char *backend, int index, const attn_device_o
 void attn_device_close(attn_device *device); /* `device` may be NULL */
 void attn_device_describe(const attn_device *device, attn_device_info *info);
 
-/* Device memory is where the device computes. Staging memory is host memory with fast copies to and from the device
- * (pinned for a GPU). On a unified device both are plain memory, 64-byte aligned. The functions are thread-safe. The
+/* Device memory is where the device computes. Staging memory is host memory that is copied fast to and from the device
+ * (for a GPU: pinned). On a unified device both are plain memory, 64-byte aligned. The functions are thread-safe. The
  * contents of new memory are undefined. */
 attn_status attn_device_alloc(attn_device *device, size_t bytes, void **memory, attn_error *err);
 void attn_device_free(attn_device *device, void *memory);
@@ -717,7 +725,8 @@ typedef struct attn_kernel {
     uint32_t dtypes;   /* dtypes that q may have: bits of ATTN_DTYPE_BIT() */
     int head_dim;      /* the largest D and Dv that the kernel supports */
     uint64_t features; /* features that the kernel supports: bits of attn_features() */
-    /* true: the kernel reads each number about once, so it may read from staging memory (reads_staging) */
+    /* true: the kernel reads each number of its inputs about once, so a copy to device memory would gain nothing: it
+     * may read from staging memory (reads_staging) */
     bool in_place;
 } attn_kernel;
 
@@ -726,7 +735,7 @@ typedef struct attn_kernel {
 enum { ATTN_MOST_KERNELS = 32 };
 typedef struct attn_capabilities {
     const struct attn_backend *backend;
-    /* in order of preference: the first kernel that takes a problem computes it */
+    /* the first kernel in this order that takes a problem computes it */
     const attn_kernel *kernels[ATTN_MOST_KERNELS];
     int kernel_count;
     const void *facts; /* facts that plans need, in the backend's own format; the backend owns them */
@@ -742,12 +751,13 @@ typedef struct attn_plan {
     const attn_problem *problem;
     const attn_capabilities *can; /* the capabilities that the plan was made for; borrowed from the device */
     const attn_kernel *kernel;
-    uint64_t features; /* attn_features() of the problem */
+    uint64_t features; /* features of the problem, as attn_features() returns them */
     /* bytes of attn_workspace() that this problem needs; 0 where the backend computes one workspace size for all
      * problems of a run */
     size_t workspace_bytes;
     const void *variant; /* variant of the kernel that computes the problem; the kernel defines what this points to */
-    /* tensors (bits of attn_tensor_id) whose address was not a multiple of 16 bytes when the plan was made */
+    /* tensors (bits of attn_tensor_id) whose address was not a multiple of 16 bytes when the plan was made; other
+     * kernels may be needed for them */
     uint64_t unaligned;
     attn_geometry geometry; /* geometry of the problem; filled in only for backends that need it */
 } attn_plan;
@@ -808,7 +818,7 @@ attn_status attn_copy(attn_stream *stream, void *to, const void *from, size_t by
 typedef struct attn_rows {
     void *to;
     const void *from;
-    size_t to_pitch, from_pitch, width; /* a pitch must be at least `width` */
+    size_t to_pitch, from_pitch, width; /* distance between the beginnings of two rows, in bytes; at least `width` */
     size_t count;
 } attn_rows;
 
@@ -823,8 +833,8 @@ typedef struct attn_move {
     size_t bytes;     /* must be a multiple of 4, as must the addresses */
 } attn_move;
 
-/* Queues `count` moves, which the device makes in any order: no move may read what another writes. The list may be
- * freed when this returns. */
+/* Queues `count` moves, which the device makes in any order. No move may read what another one writes. The caller may
+ * free the list when this returns. */
 attn_status attn_moves(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err);
 
 /* Computes `count` planned problems side by side. Pointers in the problems are device memory (index tensors too). The
@@ -936,13 +946,14 @@ attn_status attn_forward(attn_stream *stream, const attn_problem *problem, void 
 attn_status attn_backward(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err);
 attn_status attn_look(attn_stream *stream, const attn_problem *problem, void *workspace, attn_error *err); /* observe */
 
-/* Records, in slot 0 to ATTN_MARKS - 1, the moment when all earlier work on the stream is done. */
+/* Records a mark in slot 0 to ATTN_MARKS - 1: the moment when all earlier work on the stream is done. */
 enum { ATTN_MARKS = 4 };
 attn_status attn_stream_mark(attn_stream *stream, int slot, attn_error *err);
 /* returns the microseconds between two marks of this stream, whose work must be done */
 double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot);
 
-/* Returns the microseconds between marks of two streams of one device; NaN where the backend cannot tell. */
+/* Returns the microseconds from a mark of one stream to a mark of another stream of the same device; NaN where the
+ * backend cannot measure this. */
 double attn_streams_between_us(attn_stream *from, int from_slot, attn_stream *to, int to_slot);
 
 /* does not wait: *done becomes false where the stream still has work */

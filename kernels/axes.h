@@ -23,13 +23,14 @@ static inline const attn_axes *attn_axes_row(attn_tensor_id id)
  * the rank. */
 int attn_axes_of(const attn_problem *p, attn_tensor_id id, char letters[ATTN_MAX_RANK + 1]);
 
-/* Returns whether a tensor of this kind may lack its first axis. */
+/* Returns whether a tensor whose axes are of this kind may lack its first axis. */
 static inline bool attn_axes_may_lack_one(attn_axes_kind kind)
 {
     return kind == ATTN_AXES_OPTIONAL || kind == ATTN_AXES_SPREAD;
 }
 
-/* Returns whether axis `axis` of a tensor of rank `rank` may have size 1, whatever size its letter stands for. */
+/* Returns whether axis `axis` of a tensor of rank `rank` may have size 1 (broadcast), whatever size its letter stands
+ * for. */
 static inline bool attn_axis_may_be_one(attn_axes_kind kind, int axis, int rank)
 {
     return kind == ATTN_AXES_SPREAD || (kind == ATTN_AXES_BROADCAST && axis < rank - 1);
@@ -46,7 +47,7 @@ int64_t attn_size_of(const attn_problem *p, const attn_dims *d, char letter);
 
 /* The dtypes that a rule of ATTN_DTYPE_RULE_MAP allows. */
 typedef struct attn_dtype_set {
-    /* sets of dtype bits: dtypes that are always allowed, and dtypes that are allowed where q has the same dtype */
+    /* sets of dtypes: those that are always allowed, and those that are allowed only where q has the same dtype */
     unsigned always, as_q;
 } attn_dtype_set;
 extern const attn_dtype_set attn_dtype_rules[];

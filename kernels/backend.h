@@ -24,10 +24,11 @@ struct attn_device {
 
 struct attn_stream {
     attn_device *device;
-    const int *cancel; /* flag that attn_stream_heed() sets; stream_open() leaves it NULL */
-    const void *owner; /* pointer that attn_stream_serve() sets; stream_open() leaves it NULL */
-    /* nanoseconds of computing since attn_stream_serve(), counted only by backends that compute on the host's
-     * threads */
+    /* cancel flag of the stream's work, which attn_stream_heed() sets; stream_open() leaves it NULL */
+    const int *cancel;
+    const void *owner; /* owner of the stream's work, which attn_stream_serve() sets; stream_open() leaves it NULL */
+    /* nanoseconds that threads computed for the stream since attn_stream_serve(); only backends that compute on the
+     * host's threads count them */
     int64_t spent_ns;
 };
 
@@ -55,7 +56,7 @@ struct attn_backend {
     void (*device_free)(attn_device *device, void *memory);
     attn_status (*staging_alloc)(attn_device *device, size_t bytes, void **memory, attn_error *err);
     void (*staging_free)(attn_device *device, void *memory, size_t bytes);
-    /* Decides whether plan->kernel, whose table row takes the problem, can compute it. If it can, the function fills in
+    /* Decides whether plan->kernel can compute the problem, which its table row takes. If it can, the function fills in
      * the rest of the plan. NULL: every kernel computes what its row takes, and plans need no geometry. */
     bool (*plan)(const attn_capabilities *can, attn_plan *plan);
     attn_status (*workspace)(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
@@ -64,12 +65,12 @@ struct attn_backend {
     void (*stream_close)(attn_stream *stream);
     attn_status (*copy)(attn_stream *stream, void *to, const void *from, size_t bytes, attn_direction direction,
                         attn_error *err);
-    /* Copies rows of equal length. It is not called without rows, or for rows that lie side by side. NULL: dispatch.c
-     * calls copy() for each row. */
+    /* Copies rows of equal length. dispatch.c does not call it for 0 rows, nor for rows without gaps between them.
+     * NULL: dispatch.c calls copy() for each row. */
     attn_status (*copy_rows)(attn_stream *stream, const attn_rows *rows, attn_direction direction, attn_error *err);
     attn_status (*moves)(attn_stream *stream, const attn_move *moves, int64_t count, attn_error *err);
     attn_status (*run)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, attn_error *err);
-    /* called only for merges that have rows */
+    /* not called for a merge without rows */
     attn_status (*merge)(attn_stream *stream, const attn_merge_plan *plan, attn_error *err);
     attn_status (*mark)(attn_stream *stream, int slot, attn_error *err);
     double (*elapsed_us)(attn_stream *stream, int from_slot, int to_slot);
@@ -93,7 +94,7 @@ struct attn_backend {
      * when all is computed, so there is nothing to queue. */
     attn_status (*run_some)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
                             attn_error *err);
-    bool (*left_rows)(attn_stream *stream); /* NULL: run_some() never skips rows */
+    bool (*left_rows)(attn_stream *stream); /* tells whether run_some() skipped costly rows; NULL: it never does */
     /* The functions of attn_truth (float64 results). All are NULL where these devices compute no truth. truth() always
      * gets a workspace, and is never called on a cancelled stream. */
     attn_status (*truth_need)(const attn_capabilities *can, const attn_problem *problem, attn_truth_cost *cost,
@@ -107,7 +108,7 @@ struct attn_backend {
 /* Returns whether the kernel's table row takes the problem. The kernel may still refuse it: see attn_backend.plan. */
 bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, uint64_t features);
 
-/* Like attn_plan_make(), but gets the features from the caller. Tests use it to add a feature that no kernel
+/* Does what attn_plan_make() does, with features that the caller gives. Tests use it to add a feature that no kernel
  * supports. */
 attn_status attn_plan_for(const attn_capabilities *can, const attn_problem *problem, uint64_t features, attn_plan *plan,
                           attn_error *err);
@@ -116,9 +117,9 @@ attn_status attn_plan_for(const attn_capabilities *can, const attn_problem *prob
  * call this function. */
 bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype);
 
-/* Writes the results of padding rows on the host, because kernels never write these rows: lse is -inf there, all other
- * results are 0. All outputs of an observe are filled completely, top_keys with -1, because kernels write only rows
- * that exist and keys that some query sees. See padding.c. */
+/* Fills results that kernels do not write, on the host. In padding rows (behind seqlens_q, or between packed sequences)
+ * lse becomes -inf, and all other results become 0. All outputs of an observe are filled completely, top_keys with -1.
+ * See padding.c. */
 void attn_fill_padding(const attn_problem *p);
 
 /* The backends of the build, one table of functions each. dispatch.c lists them in order of preference. */
@@ -127,7 +128,7 @@ extern const attn_backend attn_backend_reference;
 /* kernels/cpu/paper.c: FlashAttention-2 written as in its paper, for readers */
 extern const attn_backend attn_backend_paper;
 extern const attn_backend attn_backend_cpu;  /* kernels/cpu/cpu.c: flash attention on all cores */
-extern const attn_backend attn_backend_cuda; /* kernels/cuda/common/device.cu, built with ATTN_CUDA */
+extern const attn_backend attn_backend_cuda; /* kernels/cuda/common/device.cu: GPUs; only in builds with ATTN_CUDA */
 extern const attn_backend
     attn_backend_fake; /* kernels/fake/fake.c: a device that fails by a script; only in test builds, with ATTN_FAKE */
 

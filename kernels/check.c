@@ -31,7 +31,7 @@
 
 typedef long long ll; /* `ll` is the type that printf's %lld takes */
 
-/* Returns what messages call the axis with this letter. */
+/* Returns the name that messages use for the axis with this letter (attn_axes). */
 static const char *letter_name(char letter)
 {
     switch (letter) {
@@ -80,8 +80,8 @@ static const char *index_text(char text[INDEX_BYTES], int rank, const int64_t *i
     return text;
 }
 
-/* Returns whether this operation uses the tensor. A forward ignores tensors that only a backward uses, so one problem
- * can serve both. */
+/* Returns whether this operation uses the tensor. A forward ignores tensors that only a backward uses, so that a client
+ * can send one problem to both. */
 static bool takes_part(const attn_problem *p, attn_tensor_id id)
 {
     return p->tensor[id].rank > 0 && (attn_reads(p, id) || attn_writes(p, id));
@@ -101,7 +101,7 @@ static attn_status check_rank(const attn_problem *p, attn_tensor_id id, attn_err
     tensor_member(member, id, "shape");
     index_text(is, t->rank, t->shape);
     if (attn_axes_may_lack_one(attn_tensors[id].axes.kind)) {
-        /* `letters` is shorter than `all` where the tensor lacks its first axis, as some kinds of axes allow */
+        /* `letters` lacks the first letter of `all` where the tensor lacks its first axis */
         const char *const all = attn_tensors[id].axes.plain;
         attn_axes_put(stpcpy(attn_axes_put(must, all + 1, packed, kind), " or "), all, packed, kind);
         return attn_fail(err, ATTN_INVALID, member, "%s: shape %s has %d dimensions, must have %d or %d: %s",
@@ -159,7 +159,7 @@ static attn_status check_sizes(const attn_problem *p, attn_tensor_id id, attn_er
     return ATTN_OK;
 }
 
-/* Checks the axes of a tensor whose sizes other tensors determine. */
+/* Checks that each axis of a tensor has the size that other tensors, such as q and k, determine. */
 static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_tensor_id id, attn_error *err)
 {
     const attn_tensor *t = &p->tensor[id];
@@ -170,7 +170,7 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
     for (int a = 0; a < rank; a++) {
         const int64_t is = t->shape[a], must = attn_size_of(p, d, letters[a]);
         const bool may_be_one = attn_axis_may_be_one(kind, a, rank);
-        /* this tensor is a gradient of `owner`, which has been checked before */
+        /* this tensor is a gradient, and has the axes of its input `owner`, which has been checked before */
         if (kind == ATTN_AXES_BROADCAST && owner != id) {
             const int64_t as = p->tensor[owner].shape[a];
             if (is != as)
@@ -221,7 +221,7 @@ static attn_status check_shape(const attn_problem *p, const attn_dims *d, attn_t
 
 /* ---- 1. q, k, v -------------------------------------------------------------------------------------------------- */
 
-/* Returns the index of the axis with this letter, in the client's order of axes. */
+/* Returns the index of the axis with this letter (attn_axes), in the client's order of axes. */
 static int axis_of(const attn_problem *p, attn_tensor_id id, char letter)
 {
     char letters[ATTN_MAX_RANK + 1];
@@ -464,7 +464,8 @@ static attn_status check_options(const attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks which queries (or keys) of an observe weights and map are to show, of `size` queries (or keys) in all. */
+/* Checks a range of queries (or keys) of an observe, given as [first, end): it must lie within the `size` queries (or
+ * keys) that exist. An end of -1 stands for `size`. */
 static attn_status check_side(const char *name, const int64_t side[2], int64_t size, const char *of, attn_error *err)
 {
     char member[MEMBER_BYTES];
@@ -531,7 +532,7 @@ static int64_t first_float_not_finite(const void *row, int64_t count, int64_t mi
     const float *x = row;
     int64_t j;
     uint32_t any = 0;
-    for (j = 0; j < count; j++) /* no branch in the loop, so that the compiler vectorises it */
+    for (j = 0; j < count; j++) /* the loop has no branch, so that the compiler vectorises it */
         any |= (attn_f32_bits(x[j]) & 0x7f800000u) == 0x7f800000u;
     if (!any) return -1;
     for (j = 0; j < count; j++)
@@ -552,7 +553,7 @@ static int64_t first_half_not_finite(const uint16_t *x, int64_t count, uint16_t 
 
 static int64_t first_f16_not_finite(const void *row, int64_t count, int64_t limit)
 {
-    (void)limit; /* no limit applies: -inf is valid in every bias */
+    (void)limit; /* unused, because a bias has no limit: even -inf is valid */
     return first_half_not_finite(row, count, 0x7c00u);
 }
 
@@ -576,7 +577,8 @@ static int64_t first_not_a_bit(const void *row, int64_t count, int64_t limit)
 
 static int64_t first_out_of_range(const void *row, int64_t count, int64_t limit)
 {
-    enum { AT_ONCE = 64 }; /* elements per inner loop; the fixed length lets the compiler vectorise the loop */
+    /* number of elements that an inner loop tests; the loop has a fixed length, so that the compiler vectorises it */
+    enum { AT_ONCE = 64 };
     const int32_t *x = row, most = limit < INT32_MAX ? (int32_t)limit : INT32_MAX;
     int64_t j = 0;
     for (int32_t outside = 0; j + AT_ONCE <= count; j += AT_ONCE) {
@@ -588,7 +590,8 @@ static int64_t first_out_of_range(const void *row, int64_t count, int64_t limit)
     return -1;
 }
 
-/* Tests every row (last axis) of a tensor. `rule` is the end of the message: what the value must be. */
+/* Calls `test` for every row of a tensor (the elements along its last axis). Where a row fails, the error says which
+ * value is wrong, and then `rule`: what the value must be. */
 static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test test, int64_t limit, const char *rule,
                               attn_error *err)
 {
@@ -604,13 +607,14 @@ static attn_status check_rows(const attn_problem *p, attn_tensor_id id, row_test
             const double value = attn_load(t->dtype, t->data, offset + fault);
             char member[MEMBER_BYTES], at[INDEX_BYTES], is[32];
             index[last] = fault;
-            /* writes "nan", because printf might add the sign of a NaN */
+            /* "nan" is written without printf(), which might add the sign of a NaN */
             if (isnan(value)) snprintf(is, sizeof is, "nan");
             else snprintf(is, sizeof is, "%.10g", value);
             return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: %s is %s, must be %s",
                              attn_tensors[id].name, index_text(at, t->rank, index), is, rule);
         }
-        int a = last - 1; /* moves on to the next row like an odometer: the last axis but one counts fastest */
+        /* moves to the next row as an odometer does: the index of the last axis but one counts fastest */
+        int a = last - 1;
         while (a >= 0 && ++index[a] == t->shape[a]) index[a--] = 0;
         if (a < 0) return ATTN_OK;
     }
@@ -625,8 +629,9 @@ static int64_t first_descent(const int32_t *values, int64_t n)
     return i;
 }
 
-/* Writes a hint for wrong cu_seqlens. Values whose sum is the number of rows are probably lengths. Ascending values
- * whose last is the number of rows are probably ends. Otherwise the hint is empty. */
+/* Writes a hint for wrong cu_seqlens, which must be the starts of the sequences and the end of the last one. Values
+ * whose sum is the number of rows are probably lengths. Ascending values whose last is the number of rows are probably
+ * ends. Otherwise the hint is empty. */
 enum { SUGGESTION_BYTES = 128, SUMS_SHOWN = 3 };
 static void lengths_suggestion(char text[SUGGESTION_BYTES], const int32_t *values, int64_t last, int64_t total)
 {
@@ -712,7 +717,7 @@ static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_e
     if (p->page_table.rank == 0) return ATTN_OK;
     for (int64_t b = 0; b < d->B; b++) {
         const int64_t length = lengths[b * p->seqlens_k.stride[0]], pages = attn_tiles(length, d->page_size);
-        /* with stride 0 all rows of the table are one row, whose first `seen` entries have been checked */
+        /* with stride 0 all rows of the table are the same row, of which `seen` entries have been checked already */
         if (p->page_table.stride[0] == 0 && pages <= seen) continue;
         const int64_t fault = first_out_of_range(table + b * p->page_table.stride[0], pages, d->pages - 1);
         if (fault >= 0)
@@ -818,7 +823,7 @@ static void suspect_layout(const attn_problem *p, attn_error *err)
     attn_problem other = *p;
     if (err == NULL || err->status != ATTN_INVALID || strstr(err->member, "/shape/") == NULL) return;
     if (strncmp(err->member, "/alibi_slopes/", strlen("/alibi_slopes/")) == 0) return;
-    /* no hint: q or k without rows would have 0 heads in the other layout, and would fit by chance */
+    /* no hint for a q or k without rows: read in the other layout it would have 0 heads, and fit by chance */
     for (int a = 1; a <= 2; a++)
         if (p->q.shape[a] == 0 || p->k.shape[a] == 0) return;
     const bool as_bhsd = p->layout == ATTN_BSHD;

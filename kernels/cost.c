@@ -28,17 +28,17 @@
  * HOPPER the other Hopper kernels. */
 enum family { CPU, PORTABLE, DOUBLE, HOPPER, NARROW, GENERIC, DECODE, SIMPLE };
 
-/* largest score in float32 arithmetic: SIMD_SCORE_MOST of cpu/simd.h, converted from base 2 to base e */
+/* the largest score that CPU kernels compute in float32: SIMD_SCORE_MOST of cpu/simd.h, converted from base 2 to base
+ * e */
 #define CPU_MOST 5.8e37
 /* the largest score that CUDA kernels compute in float32: kernels/README.md, "The CUDA backend" */
 #define CUDA_MOST 0x1p27
 #define LSE_MOST  ((double)ATTN_LSE_MOST)
 
-/* Rows whose scores exceed the range of float32 are repaired (computed again). The generic kernel's variant for options
- * repairs no row with scores of GENERIC_CHEAP or more (HUGE_SCORE of cuda/common/args.cuh). The float32 kernels repair,
- * in each variant, every row of a tile whose numbers allow scores of SINGLE_BOUND (cuda/sm80/f32_forward.cu). A
- * backward row whose dq exceeds the range of float32 is repaired too, even where its scores are larger
- * than GENERIC_CHEAP. */
+/* Rows whose scores exceed the range of float32 are repaired (computed again), with two exceptions. The generic kernel
+ * for options does not repair rows with scores of GENERIC_CHEAP or more (HUGE_SCORE of cuda/common/args.cuh), unless dq
+ * of a backward exceeds the range of float32. The float32 kernels repair every row of a tile whose q and k are so large
+ * that scores of SINGLE_BOUND are possible (cuda/sm80/f32_forward.cu). */
 #define GENERIC_CHEAP 0x1p33
 #define SINGLE_BOUND  0x1p22
 
@@ -55,18 +55,23 @@ struct rate {
     attn_op op;
     unsigned dtypes; /* dtypes that q may have: bits of ATTN_DTYPE_BIT() */
     enum family family;
-    /* time of each head of each sequence, whatever its size; for GPU kernels, time of each block (see struct work) */
+    /* time of each head of each sequence, whatever its size; for GPU kernels that work in blocks, time of each block
+     * (struct work) */
     double head;
-    double number; /* time of reading or packing a number of K or V, which happens once for each key/value head */
+    /* time of reading or packing one number of K or V; each number is read once for the query heads that share it */
+    double number;
     double pair, product;
     double strange, strange_product;
-    /* time of each (query, key, head) triple in a row whose scores exceed float32 but that is cheap (strange.h) */
+    /* time of each (query, key, head) triple in a cheap row: its scores exceed the range of float32, but kernels
+     * compute it nearly as fast as others (strange.h) */
     double cheap;
-    /* largest score (in a backward with a given lse: largest lse) of a row that need not be computed again */
+    /* rows with scores up to this number (in a backward with a given lse: lse up to this number) are not computed
+     * again */
     double most;
 };
 
-enum { FEW_ROWS = 8 }; /* FLASH_DOT_ROWS of cpu/flash.h: tiles of up to this many rows read K and V without packing */
+/* a CPU reads K and V without packing for tiles of up to this many rows: FLASH_DOT_ROWS of cpu/flash.h */
+enum { FEW_ROWS = 8 };
 
 /* The generic backward was measured on rows whose scores exceed the range of float32: 400 ns per (query, key, head)
  * triple where each block runs alone, 1450 ns on a full device (both with 64 columns). The table's rate lies between
@@ -115,14 +120,15 @@ static const struct rate rates[] = {
     { "simple",         ATTN_OP_BACKWARD, ANY,             SIMPLE,   0,    .1,  115, .95,    0,   0,    0,  LSE_MOST },
 };
 
-/* Rates of the CPU for a forward of few query rows, which reads K and V as they lie in memory, by family. */
+/* Rates of the CPU for a forward with few query rows (FEW_ROWS), which reads K and V without packing. One row for each
+ * family. */
 static const struct rate few_rows[] = {
     [CPU]      = { "",  ATTN_OP_FORWARD,  ANY,             CPU,      200, .12,  .5,  .035,      8, .13, .8, CPU_MOST },
     [PORTABLE] = { "",  ATTN_OP_FORWARD,  ANY,             PORTABLE, 500, .3,   6,   .7,       20, .5,  3,  CPU_MOST },
 };
 
-/* Options that the generic kernels compute in a second variant, score by score. Each of these options adds its own
- * cost. */
+/* Options for which the generic kernels have a second variant, which computes score by score. Each of these options
+ * adds its own cost. */
 #define SCORES                                                                                                       \
     (ATTN_TENSOR_BIT(bias) | ATTN_TENSOR_BIT(keep_mask) | ATTN_TENSOR_BIT(mask_startend_rows) |                      \
      ATTN_TENSOR_BIT(alibi_slopes) | ATTN_OPTION_BIT(SOFTCAP) | ATTN_OPTION_BIT(SCALE))
@@ -223,7 +229,7 @@ static double call_seconds(const struct rate *r)
 }
 
 /* Returns the operation whose measured rates estimate `op`. An observe computes scores as a forward does, so it has the
- * forward's rates, times scores_made(). */
+ * forward's rates; scores_made() says how many times it computes them. */
 static attn_op op_of_rates(attn_op op)
 {
     return op == ATTN_OP_OBSERVE ? ATTN_OP_FORWARD : op;
@@ -249,26 +255,29 @@ bool attn_cost_knows(const char *kernel, attn_op op, attn_dtype dtype)
 
 enum {
     UNIT_ROWS = 64, /* rows of a head that one thread of a CPU computes at a time */
-    /* keys that a thread of a CPU, or a block of the decode kernel, computes at a time where rows are few */
+    /* number of keys that a thread of a CPU, or a block of the decode kernel, computes at a time where query rows are
+     * few */
     UNIT_KEYS = 2048,
     /* rows of a block of Hopper and generic kernels; in a backward, keys of a block */
     BLOCK = 128,
     OPTIONS_BLOCK = 64, /* rows of a block of the generic forward with options */
-    WARPS = 32,         /* rows that a multiprocessor computes at a time in kernels with one warp per row */
-    COLUMNS = 64,       /* tiles have a multiple of this many columns */
+    /* number of query rows that a multiprocessor computes at a time in kernels with one warp per row */
+    WARPS = 32,
+    COLUMNS = 64, /* tiles are a multiple of this many columns wide */
     /* largest head size of the generic 16-bit kernels for usual heads; above it, a block computes this many columns of
      * a result, and computes scores from all columns of q and k */
     WIDE_COLUMNS = 256
 };
 
-/* The amounts of a problem by which the rates are multiplied. */
+/* The amounts of work in a problem, by which the rates are multiplied. */
 struct work {
-    double heads, columns, numbers, triples; /* `heads` is multiplied by rate.head */
+    double heads, columns, numbers, triples; /* heads: what rate.head is multiplied by; see there */
     /* (query, key, head) triples and columns that blocks compute in whole tiles, padding included */
     double tiled, tile_columns;
-    /* number of keys that blocks copy, over all blocks, where head sizes are odd (ODD_FORWARD); otherwise 0 */
+    /* where D or Dv is not a multiple of 8 (ODD_FORWARD): number of keys that blocks copy, summed over all blocks;
+     * otherwise 0 */
     double key_blocks;
-    /* how many of the device's units (threads or multiprocessors) have work, for each value of enum by */
+    /* how many of the device's units (threads or multiprocessors) have work, for each kind of extra work (enum by) */
     double by[ROWS + 1];
 };
 
@@ -289,8 +298,9 @@ static bool is_wide(const struct rate *r, const attn_plan *plan, const attn_dims
     return r->family == GENERIC && plan->problem->q.dtype != ATTN_F32 && (d->D > WIDE_COLUMNS || d->Dv > WIDE_COLUMNS);
 }
 
-/* Returns the columns that generic blocks multiply for wide heads (more than WIDE_COLUMNS columns), in place of the D +
- * Dv of other kernels. A backward's rate is for five products of (D + Dv) / 2 columns each. */
+/* Returns the columns that a generic block multiplies per (query, key) pair where heads are wide (more than
+ * WIDE_COLUMNS columns); other kernels multiply D + Dv. A backward's rate is for five products of (D + Dv) / 2 columns
+ * each. */
 static double wide_columns(const attn_dims *d, bool back)
 {
     const double D = rounded_up((double)d->D, COLUMNS), Dv = rounded_up((double)d->Dv, COLUMNS);
@@ -299,8 +309,8 @@ static double wide_columns(const attn_dims *d, bool back)
     return back ? (forward + 2 * of_D * (D + Dv + WIDE_COLUMNS)) / 2.5 : forward;
 }
 
-/* Counts the blocks of `block` rows that each sequence and head needs. Rows are queries; in a backward they are
- * keys. A block computes all of its rows, padding included. */
+/* Counts the blocks of `block` rows that all sequences and heads need together. Rows are queries; in a backward they
+ * are keys. A block takes the time of `block` rows even where fewer exist. */
 static void count_blocks(struct work *w, const struct rate *r, const attn_plan *plan, const attn_dims *d, int units)
 {
     const bool back = r->op == ATTN_OP_BACKWARD;
@@ -377,8 +387,8 @@ static bool reads_as_it_lies(const struct rate *r, const attn_problem *p, const 
     return r->family <= PORTABLE && p->op == ATTN_OP_FORWARD && !d->packed && d->Sq * (d->H / d->Hk) <= FEW_ROWS;
 }
 
-/* Returns how often an observe computes the scores of all pairs: once for the rows, and once more (for a part of the
- * pairs) for each output that adds up or shows probabilities. */
+/* Returns how often an observe computes the scores of all (query, key) pairs: once for the outputs by row, and once
+ * more, for a part of the pairs, for each output that shows or sums probabilities. */
 static double scores_made(const attn_problem *p, const attn_dims *d)
 {
     const attn_observe *const o = &p->observe;
@@ -391,8 +401,8 @@ static double scores_made(const attn_problem *p, const attn_dims *d)
     return p->map.rank ? times + region : times;
 }
 
-/* Nanoseconds per pair that top_keys adds. On a CPU a thread looks at the scores one after the other. On a GPU the
- * generic kernel has a separate pass for top_keys: 1.35 ns for 8 keys and D = 128 on an H200, 2026-11-27. */
+/* Nanoseconds per (query, key) pair that the output top_keys adds. On a CPU a thread looks at the scores one after the
+ * other. The generic kernel has a separate pass for top_keys: 1.35 ns for 8 keys and D = 128 on an H200, 2026-11-27. */
 #define TOP_PAIR         0.5
 #define TOP_PAIR_GENERIC 1.3
 
@@ -407,8 +417,8 @@ static void add_first(struct sum *sum, const struct rate *r, const attn_plan *pl
     add_extras(sum, first, &w, plan->features);
 }
 
-/* Returns the bytes of all tensors that are given or written. A pool of pages may be larger than what is read, so only
- * `numbers` numbers of its keys and values count. Values that share the keys' memory count once. */
+/* Returns the bytes of all tensors that are given or written. Of a pool of pages, only `numbers` numbers of keys and
+ * values count, because kernels do not read the whole pool. Values that share the keys' memory count once. */
 static double bytes_of(const attn_problem *p, double numbers)
 {
     double bytes = p->page_table.rank ? numbers * (double)attn_dtype_bytes(p->k.dtype) : 0;
@@ -473,7 +483,7 @@ attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, 
     const struct rate *r = rate_of(plan->kernel->name, p->op, p->q.dtype);
     const double flops = attn_flops(p);
     const bool generic = r->family == GENERIC || r->family == DECODE;
-    /* the generic kernel computes the tiles too that FlashMask hides */
+    /* the generic kernel also computes the tiles that FlashMask hides, so FlashMask does not reduce its triples */
     const double triples = generic ? flops / flops_of_triple(p) : attn_scores(p);
     const attn_strange_limits limits = { .from = r->most,
                                          .cheap_from = generic && (plan->features & OPTIONS) ? GENERIC_CHEAP : INFINITY,
@@ -499,7 +509,7 @@ attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem
     const struct merge_rate r = attn_is_gpu(info->backend) ? merge_gpu : merge_cpu;
     const attn_tensor *const out = &m->parts[0].out, *const lse = &m->parts[0].lse;
     int64_t numbers = 0, rows = 0;
-    /* cannot overflow: attn_merge_check() has passed the merge */
+    /* this cannot overflow, because attn_merge_check() has checked the merge */
     (void)attn_shape_elements(out->rank, out->shape, &numbers);
     (void)attn_shape_elements(lse->rank, lse->shape, &rows);
     const double all = (double)numbers * m->count, units = at_most((double)rows / UNIT_ROWS, info->units);

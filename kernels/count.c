@@ -31,15 +31,17 @@ struct attn_counter {
     enum way way;
     bool tiled;
     int64_t tile[2]; /* rows and keys of a tile; where tiles are not wanted, a tile is a whole sequence */
-    /* number of planes along the batch and along the heads (a plane: a batch row and a head with masks of their own) */
+    /* number of planes along the batch and along the heads (a plane: one batch row and head that stands for all with
+     * the same masks) */
     int64_t planes_b, heads;
-    double each; /* number of pairs (batch row, head) that share the masks of one plane */
+    double each; /* number of (batch row, head) pairs for which each plane stands */
 
-    /* the plane (batch row and head) that is being counted, and the next band of rows, block of keys, or row in it */
+    /* the plane (batch row and head) that is being counted, and where the next step goes on: at a band of rows, a block
+     * of keys, or a row */
     int64_t plane, next;
     attn_sequence s; /* the sequence of the plane (batch row and head) that is being counted */
-    /* BY_KEYS: visible elements of each band of rows, as the difference from the band before it (add_rows());
-     * BY_ELEMENTS: visible elements of each block of keys */
+    /* for FlashMask (BY_KEYS): visible elements of each band of rows, as the difference from the band before it
+     * (add_rows()); for keep_mask and bias (BY_ELEMENTS): visible elements of each block of keys */
     int64_t *counts;
     attn_counts found;
 };
@@ -114,7 +116,7 @@ attn_counts attn_counter_close(attn_counter *c)
     return found;
 }
 
-/* Counts a tile of `pairs` pairs, of which `seen` are visible. */
+/* Adds a tile to the counts. It has `pairs` (query, key) pairs, of which `seen` are visible. */
 static void add_tile(struct attn_counter *c, int64_t seen, int64_t pairs)
 {
     double *const kind = seen == 0 ? &c->found.skipped : seen == pairs ? &c->found.whole : &c->found.partial;
@@ -124,7 +126,7 @@ static void add_tile(struct attn_counter *c, int64_t seen, int64_t pairs)
 
 /* ---- Causal, window, lengths ------------------------------------------------------------------------------------- */
 
-/* Counts the tiles of bands c->next to end - 1. A band is tile[0] rows. */
+/* Counts the tiles of bands c->next to end - 1. A band is a group of tile[0] rows. */
 static void count_bands(struct attn_counter *c, int64_t end)
 {
     const int64_t bk = c->tile[1], blocks = attn_tiles(c->s.Sk, bk);
@@ -183,8 +185,8 @@ static attn_status count_block(struct attn_counter *c)
                                       attn_at(bounds, b, head * group / c->g.mask_group, j);
         const attn_mask m = attn_mask_of(column, c->g.mask_bounds, c->g.causal, c->g.dims.Sq);
         const attn_range rows = attn_rows_of(&c->g, &c->s, j);
-        /* The two intervals of rows that do not see the key, in ascending order and without overlap. Rows before,
-         * between and after the two intervals see the key. */
+        /* The two intervals of rows from which FlashMask hides the key, in ascending order and without overlap. All
+         * other rows see the key. */
         attn_range one = { attn_clamp64(m.lts, rows.lo, rows.hi), attn_clamp64(m.lte, rows.lo, rows.hi) };
         attn_range two = { attn_clamp64(m.uts, rows.lo, rows.hi), attn_clamp64(m.ute, rows.lo, rows.hi) };
         if (one.lo >= one.hi) one.lo = one.hi = rows.lo;

@@ -195,8 +195,8 @@ attn_status attn_plan_move(const attn_capabilities *can, const attn_plan *made, 
 
 /* ---- Dispatch ---------------------------------------------------------------------------------------------------- */
 
-/* Finds the next group of adjacent problems that are not empty, from *first on, and sets *first to its start. Returns
- * the number of problems in the group; 0 at the end. */
+/* Finds the next group of adjacent problems that are not empty. The search starts at *first, which becomes the index of
+ * the group's first problem. Returns the number of problems in the group; 0 at the end. */
 static int next_stretch(const attn_plan *plans, int count, int *first)
 {
     int end;
@@ -270,7 +270,7 @@ attn_status attn_workspace(const attn_capabilities *can, const attn_plan *plans,
         size_t part = 0;
         const attn_status status = can->backend->workspace(can, plans + first, n, &part, err);
         if (status != ATTN_OK) return status;
-        /* groups of problems are computed one after another in the same workspace, so the largest need counts */
+        /* the groups of problems use one workspace, one after the other, so the largest need counts */
         if (part > *bytes) *bytes = part;
     }
     return ATTN_OK;

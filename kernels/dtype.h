@@ -13,7 +13,7 @@
 
 #include "attention.h"
 
-/* ATTN_HD marks a function that host C, host C++ and device code share. */
+/* ATTN_HD marks a function that is compiled for the host (C and C++) and for the device. */
 #if defined(__CUDACC__)
 #define ATTN_HD static inline __host__ __device__
 #else
@@ -41,12 +41,12 @@ ATTN_HD float attn_bf16_to_f32(uint16_t bits)
     return attn_f32_from_bits((uint32_t)bits << 16);
 }
 
-/* Converts the magnitude of a small format, with `mantissa` stored bits and exponent bias `bias`, to float. Subnormals
- * are multiples of 2^(1 - bias - mantissa). */
+/* Converts a number of a small format to float, without its sign: `magnitude` is its bits, with `mantissa` stored bits
+ * of fraction and an exponent bias of `bias`. Subnormals are multiples of 2^(1 - bias - mantissa). */
 ATTN_HD float attn_widen(uint32_t magnitude, int mantissa, int bias)
 {
     const uint32_t exponent = magnitude >> mantissa, fraction = magnitude & ((1u << mantissa) - 1);
-    if (exponent == 0) /* subnormal: a power of two times a small integer, so the product is exact */
+    if (exponent == 0) /* A subnormal number is a power of two times a small integer, so the product is exact. */
         return (float)fraction * attn_f32_from_bits((uint32_t)(1 - bias - mantissa + 127) << 23);
     return attn_f32_from_bits(((exponent + 127 - (uint32_t)bias) << 23) | (fraction << (23 - mantissa)));
 }
@@ -68,8 +68,8 @@ ATTN_HD float attn_e4m3_to_f32(uint8_t bits)
 
 /* ---- Narrowing: one rounding ------------------------------------------------------------------------------------- */
 
-/* Rounds |x| to a format with `mantissa` stored bits and exponent bias `bias`, and returns the integer that encodes it.
- * The result has no upper limit: the caller compares it with the format's largest code. x is finite. */
+/* Rounds |x|, which is finite, to a format with `mantissa` stored bits of fraction and exponent bias `bias`. Returns
+ * the bits as an integer. The result may exceed the largest number of the format: the caller compares them. */
 ATTN_HD uint64_t attn_narrow(double x, int mantissa, int bias)
 {
     uint64_t bits, significand, kept, rest, half;

@@ -90,8 +90,8 @@ static const struct {
     { "pids", "/pids", read_pids },
 };
 
-/* Returns whether `word` is in a comma-separated list. The list of controllers in a line of cgroup version 2 is empty,
- * and an empty word matches it. */
+/* Returns whether `word` is in a comma-separated list of controllers. An empty word means cgroup version 2, whose list
+ * of controllers is empty too. */
 static bool has_word(const char *list, size_t length, const char *word)
 {
     const size_t size = strlen(word);
@@ -109,7 +109,7 @@ static void walk_up(const char *base, const char *path, void (*read)(const char 
 {
     char directory[PATH_MAX];
     const size_t root = strlen(base);
-    /* the process's cgroup lies outside its namespace, so only the root is readable */
+    /* the process's cgroup lies outside its cgroup namespace, so only the root of the namespace can be read */
     if (strstr(path, "/..") != NULL) path = "";
     if (snprintf(directory, sizeof directory, "%s%s", base, path) >= (int)sizeof directory) return;
     for (;;) {

@@ -12,7 +12,8 @@ struct attn_machine {
     int cores;
     int64_t memory_bytes;
     double hertz; /* highest clock of the first core in Hz, or else its clock now; 0: the system does not report it */
-    /* the smallest pids limit of the process's cgroups, which all processes in them share; INT64_MAX: no limit */
+    /* smallest limit on threads (pids) of the process's cgroups, which all processes in a cgroup share; INT64_MAX: no
+     * limit */
     int64_t threads;
 };
 

@@ -12,11 +12,11 @@
 
 /* ---- The rows ---------------------------------------------------------------------------------------------------- */
 
-/* COLUMNS numbers are processed at a time, and a dot product has LANES sums side by side. Loops have these constant
- * lengths, so that the compiler vectorises them; columns that do not exist are zeros. */
+/* The loops process COLUMNS numbers of a row at a time, and a dot product has LANES sums side by side. These constant
+ * lengths let the compiler vectorise the loops; columns that do not exist are zeros. */
 enum { COLUMNS = 64, LANES = 8 };
 
-/* For one row: the weight of each part, and dout . out of each part. */
+/* For one row of a merge: the weight of each part, and the dot product dout . out of each part. */
 struct weights {
     float share[ATTN_MERGE_PARTS], dot[ATTN_MERGE_PARTS], mean;
 };
@@ -56,7 +56,7 @@ static void find_shares(const attn_merge_plan *m, const attn_merge_row *row, str
     for (int p = 0; p < m->count; p++) w->share[p] = attn_merge_share(row, m->part_lse[p][row->lse_at]);
 }
 
-/* Merges columns [first, first + columns) of a row of out. */
+/* Merges columns [first, first + columns) of a row: adds up the parts' out by their weights. */
 static void merge_columns(const attn_merge_plan *m, const attn_merge_row *row, const struct weights *w, int64_t first,
                           int64_t columns)
 {
@@ -70,8 +70,8 @@ static void merge_columns(const attn_merge_plan *m, const attn_merge_row *row, c
     store(m->out.dtype, m->out.data, attn_at(&m->out, row->b, row->h, row->i) + first, sum, columns);
 }
 
-/* Adds the products of columns [first, first + columns) to the dot products dout . out of a row. Where gradients of
- * parts are wanted, it also writes these columns of the parts' dout. */
+/* Adds the share of columns [first, first + columns) to the dot products dout . out of a row, one for each part. Where
+ * gradients of parts are wanted, it also writes these columns of the parts' dout. */
 static void back_columns(const attn_merge_plan *m, const attn_merge_row *row, struct weights *w, int64_t first,
                          int64_t columns)
 {
@@ -126,7 +126,7 @@ void attn_merge_sink(const attn_merge_plan *plan, int64_t h)
     attn_merge_plan m = *plan;
     struct weights w;
     double sum = 0;
-    m.gradients = false; /* find_dots() must not write the parts' gradients: attn_merge_rows() does */
+    m.gradients = false; /* find_dots() must not write the parts' gradients, because attn_merge_rows() writes them */
     for (int64_t n = h; n < attn_merge_count(&m) && m.sinks[h] != -INFINITY; n += m.H) {
         const attn_merge_row row = attn_merge_row_of(&m, n);
         find_shares(&m, &row, &w);
@@ -148,10 +148,10 @@ void attn_merge_all(const attn_merge_plan *m)
 struct expected {
     const attn_tensor *tensor;
     int part;         /* index of the part that has the tensor; -1: the tensor does not belong to a part */
-    const char *of;   /* the list that the part is in: "parts", or "gradients" of the parts */
+    const char *of;   /* the member of the request that the part is in: "parts", or "gradients" of the parts */
     const char *name; /* "lse" */
     unsigned dtypes;  /* attn_dtype bits */
-    int rank;         /* number of axes; their sizes follow */
+    int rank;         /* number of axes; the next member has their sizes */
     int64_t shape[ATTN_MAX_RANK];
     const char *axes[ATTN_MAX_RANK]; /* name of each axis's size in messages */
     bool has_memory;                 /* the tensor must have memory, unless it has no elements */
@@ -181,7 +181,7 @@ static attn_status check_tensor(const struct expected *e, attn_error *err)
 {
     const attn_tensor *const t = e->tensor;
     const bool is_out = strstr(e->name, "out") != NULL;
-    /* `axes` is large enough: the names of four axes take 32 bytes */
+    /* the names of four axes take 32 bytes, so `axes` is large enough */
     char rule[160], rest[24], list[ATTN_DTYPE_LIST_BYTES], axes[64];
     int64_t bytes, elements;
     if ((unsigned)t->dtype >= ATTN_DTYPE_COUNT || !(e->dtypes >> t->dtype & 1)) {
@@ -278,7 +278,7 @@ static attn_status check_list(const struct shape *s, const attn_result *list, in
     return status;
 }
 
-/* Number of tensors that a merge has besides those of its parts. They are checked in the order below. */
+/* Number of tensors of a merge that do not belong to a part. They are checked in the order below. */
 enum { OTHERS = 6 };
 static void others_of(const attn_merge_problem *m, const struct shape *s, struct expected others[OTHERS])
 {

@@ -16,7 +16,7 @@
 extern "C" {
 #endif
 
-/* Returns the larger of two logarithms. A NaN counts as larger than all numbers. */
+/* Returns the larger of two lse (logarithms of sums). A NaN counts as larger than all numbers. */
 ATTN_HD float attn_merge_top(float top, float next)
 {
     return next > top || next != next ? next : top;
@@ -44,12 +44,13 @@ typedef struct attn_merge_plan {
     /* gradients of each part's out and lse; all are NULL where `gradients` is false */
     void *part_dout[ATTN_MERGE_PARTS];
     float *part_dlse[ATTN_MERGE_PARTS];
-    bool gradients;     /* whether the gradients of the parts are wanted */
+    bool gradients;     /* true: the gradients of the parts are wanted */
     const float *sinks; /* NULL: there are no sinks */
     float *dsinks;      /* NULL: the gradient of the sinks is not wanted */
-    /* views (strides) of out and lse of a part; their data is NULL, because each part has its own memory */
+    /* strides of out and lse in each part; `data` of these views is NULL, because each part has its own memory */
     attn_view out_of_part, lse_of_part;
-    attn_view dout_of_part, dlse_of_part; /* views (strides) of the gradients of a part's out and lse */
+    /* strides of the gradients of a part's out and lse; `data` of these views is NULL */
+    attn_view dout_of_part, dlse_of_part;
     attn_view dout, dlse; /* views of the inputs dout and dlse; data is NULL where the input is not given */
     attn_view out, lse;   /* views of the merged out and lse; data is NULL where the result is not wanted */
 } attn_merge_plan;
@@ -61,7 +62,7 @@ ATTN_HD int64_t attn_merge_count(const attn_merge_plan *m)
 
 /* One row of a merge. Row number n is head n % H of query n / H. */
 typedef struct attn_merge_row {
-    int64_t b, h, i, lse_at; /* lse_at: index of the row's lse in each part's lse */
+    int64_t b, h, i, lse_at; /* lse_at: index of the row's lse in the lse of each part */
     float sink;              /* the sink of the row's head, which counts like an lse */
     /* the largest lse of the parts and the sink, and the sum of the weights exp(lse - top) (0 where all parts are
      * empty) */
@@ -84,8 +85,8 @@ ATTN_HD attn_merge_row attn_merge_row_of(const attn_merge_plan *m, int64_t n)
     return row;
 }
 
-/* Returns the share of a row that belongs to a part, or to the sink, with this lse. All shares add up to 1, so their
- * sum never overflows. */
+/* Returns exp(lse - whole lse): the share of a row that belongs to a part, or to the sink, with this lse. All shares of
+ * a row add up to 1, so sums weighted by them do not overflow. */
 ATTN_HD float attn_merge_share(const attn_merge_row *row, float lse)
 {
     return lse == -INFINITY ? 0 : attn_merge_weight(lse, row->top) / row->sum;

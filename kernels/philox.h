@@ -54,7 +54,7 @@ ATTN_HD uint32_t attn_dropout_half(attn_philox words, int half)
     return words.word[half >> 1] >> (16 * (half & 1)) & 0xffffu;
 }
 
-/* Returns the threshold, 0 to 65536. An element whose half word (16 bits) is below the threshold is dropped. */
+/* Returns the threshold of dropout, 0 to 65536. An element is dropped if its 16 random bits are below the threshold. */
 ATTN_HD uint32_t attn_dropout_threshold(double dropout_p)
 {
     return (uint32_t)(dropout_p * 65536.0 + 0.5);

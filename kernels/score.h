@@ -68,7 +68,8 @@ ATTN_HD attn_score_options attn_score_options_of(const attn_geometry *g)
 ATTN_OF_REALS ATTN_HD attn_real attn_score_of(const attn_any_options *o, const attn_sequence *q, int64_t i, int64_t j,
                                               attn_real s, attn_real *derivative)
 {
-    (void)q, (void)i, (void)j; /* unused by softcap, but options that depend on the pair's position need them */
+    /* softcap does not use these arguments, but options that depend on the pair's position need them */
+    (void)q, (void)i, (void)j;
     *derivative = 1;
     if (o->softcap > 0) {
         const attn_real t = attn_tanh(s / (attn_real)o->softcap);

@@ -9,20 +9,21 @@
 #include "kernels/score.h"
 
 enum {
-    /* largest number of rows that are sampled: a problem with 1/64 costly rows, which a sample may miss, takes at most
-     * three times as long as estimated */
+    /* largest number of rows that are sampled. A sample of 64 rows may miss costly rows if they are 1/64 of all rows;
+     * the problem then takes up to three times as long as estimated */
     MOST_ROWS = 64,
     LEAST_ROWS = 8,
-    /* reading a key costs some 16 ns more than reading its numbers: as much as KEY_NUMBERS further numbers */
+    /* reading a key costs some 16 ns in addition to reading its numbers, as much as KEY_NUMBERS more numbers */
     KEY_NUMBERS = 16,
-    /* numbers that may be read for all sampled rows together, in about a millisecond; the first LEAST_ROWS rows are
-     * read in any case */
+    /* how many numbers of keys may be read for all sampled rows together: about a millisecond. The first LEAST_ROWS
+     * rows are read even beyond this limit */
     NUMBERS = 1 << 19,
-    /* numbers that may be read for one row; of a row with more keys, evenly spaced keys are read, from a random one
-     * on */
+    /* how many numbers of keys may be read for one row. If the row has more keys, evenly spaced keys are read,
+     * beginning with a random one */
     ROW_NUMBERS = 1 << 19,
-    ROW_KEYS = 1 << 16, /* keys that may be read for one row where only bias and slopes are read */
-    /* smallest number of queries in a tile of any kernel; a tile's largest number bounds the scores of all its rows */
+    ROW_KEYS = 1 << 16, /* how many keys may be read for one row, where only their bias and slopes are read */
+    /* smallest number of queries in a tile of any kernel. Kernels bound the scores of all rows of a tile by the tile's
+     * largest number */
     TILE = 64,
 };
 
@@ -32,10 +33,13 @@ struct look {
     attn_geometry g;
     attn_score_options options;
     double most, cheap_from;
-    double bound_from; /* attn_strange_limits.bound_from; infinite where no row can reach it */
+    /* attn_strange_limits.bound_from, the product of sizes from which a row is costly; infinite where no row can reach
+     * it */
+    double bound_from;
     bool gradients;
     double bound; /* upper bound on |scale q . k|, after softcap */
-    bool bounded; /* `bound` is so small that bias and slopes alone decide whether a row's scores are within range */
+    /* true: `bound` is so small that bias and slopes alone decide whether a row's scores are within range */
+    bool bounded;
 };
 
 /* A row of queries: its sequence b, its head h and its index i in the sequence. */
@@ -135,7 +139,8 @@ static double product_most(const struct look *look, double q, double k)
     const double dot = q * k * (double)look->g.dims.D;
     const double scale = fabs(look->g.scale) * most_of_floats(&look->p->q_scale, 1) *
                          most_of_floats(&look->p->k_scale, 1);
-    if (!(dot < FLT_MAX)) return INFINITY; /* a partial sum of q . k may be infinite, even if the scaled score is not */
+    /* a partial sum of q . k may be infinite, even if the scaled score is within range */
+    if (!(dot < FLT_MAX)) return INFINITY;
     return scale * dot;
 }
 
@@ -171,7 +176,8 @@ static double number(const attn_view *view, const struct row *row, int64_t h, in
     return attn_load(view->dtype, at(view, row, h, line), column);
 }
 
-/* Returns whether the row sees key j, which lies in the row's range of causal, window and lengths. */
+/* Returns whether the row sees key j, which causal, window and lengths permit: that is, whether keep_mask and FlashMask
+ * permit it too. */
 static bool sees(const struct look *look, const struct row *row, int64_t j)
 {
     const attn_geometry *g = &look->g;
@@ -226,7 +232,7 @@ static double scale_of(const struct look *look, const struct row *row)
     return scale;
 }
 
-/* Returns the distance between two keys that are read in a row. The first key is picked at random. */
+/* Returns the distance between two keys that are read in a row; a row with few keys has distance 1. */
 static int64_t step_of(const struct look *look, attn_range keys)
 {
     return look->bounded ? attn_tiles(keys.hi - keys.lo, ROW_KEYS)
@@ -307,7 +313,8 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
     if (largest == -INFINITY || fabs(largest) < most) return ORDINARY;
     if (fabs(largest) >= look->cheap_from)
         return look->gradients && gradient_leaves(look, row, keys, query, largest) ? COSTLY : CHEAP;
-    /* kernels recognise a row of equal scores by its bias alone, if products are too small to change such a bias */
+    /* kernels recognise a row of equal scores by its bias alone, if products are too small to change scores of that
+     * size */
     return least == largest && look->g.view[ATTN_T_bias].data && look->bounded ? CHEAP : COSTLY;
 }
 
@@ -364,7 +371,7 @@ static attn_strange shares(const struct look *look, uint64_t draw)
                                : attn_clamp64(NUMBERS / (d->Sk * (KEY_NUMBERS + d->D)), LEAST_ROWS, MOST_ROWS);
     const int64_t count = attn_min64(rows, wanted);
     double all = 0, of[COSTLY + 1] = { 0 };
-    /* divides all rows into `count` stretches of equal length and reads one row of each */
+    /* divides all rows into `count` groups of equal size and reads one row of each */
     for (int64_t n = 0; n < count; n++) {
         const int64_t first = rows / count * n, length = n + 1 < count ? rows / count : rows - first;
         const int64_t picked = first + (int64_t)(next(&draw) % (uint64_t)length);
@@ -386,14 +393,15 @@ attn_strange attn_strange_of(const attn_problem *p, const attn_strange_limits *l
     const uint64_t needed = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | (p->v.rank ? ATTN_TENSOR_BIT(v) : 0) |
                             (p->lse.rank && p->op == ATTN_OP_BACKWARD ? ATTN_TENSOR_BIT(lse) : 0);
     const bool given_lse = needed & ATTN_TENSOR_BIT(lse);
-    double numbers = p->v.rank ? most_of_dtype(p->v.dtype) : 0; /* an observe has no v */
+    /* v is not given in an observe, which needs only q and k */
+    double numbers = p->v.rank ? most_of_dtype(p->v.dtype) : 0;
     if ((readable & needed) != needed || attn_is_empty(p) || d->Sk == 0 || d->D == 0) return (attn_strange){ 0, 0 };
     look.options = attn_score_options_of(&look.g);
     look.gradients = limits->gradients && p->op == ATTN_OP_BACKWARD && (readable & ATTN_TENSOR_BIT(dout));
     bound_products(&look, limits, given_lse);
     if (numbers * (double)d->Sk >= FLT_MAX && !given_lse) numbers = most_of(&p->v);
     if (numbers * (double)d->Sk >= FLT_MAX && !given_lse)
-        return (attn_strange){ 0, 1 }; /* where sums of P V may be infinite, every row counts as costly */
+        return (attn_strange){ 0, 1 }; /* where the sums of P V may be infinite, every row counts as costly */
     const double slopes = most_of_floats(&p->alibi_slopes, 0) * (double)(d->Sq + d->Sk);
     const bool ordinary = look.bounded && p->bias.rank == 0 && look.bound + slopes < most;
     if (ordinary && !given_lse && look.bound_from == INFINITY) return (attn_strange){ 0, 0 };

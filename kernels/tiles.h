@@ -22,13 +22,13 @@
 
 #include "dtype.h"
 
-/* An lse of this size or more is too coarse: its last bit in float32 is worth 2, so it does not determine the sum whose
- * logarithm it is. A backward that gets such an lse computes it again from the scores. */
+/* An lse of this size or more is too coarse: its last bit in float32 is worth 2, so exp(z - lse) may be wrong by a
+ * factor of e. A backward that gets such an lse computes it again from the scores. */
 #define ATTN_LSE_MOST 16777216.0f
 
 /* Where a row sees one key, lse must be that key's score. The two count as equal if they differ by no more than this
- * share of lse. Rounding in float32 makes the difference: 3e-7 in the forward, half a bit in lse, and half a bit in the
- * backward's score. */
+ * share of lse. They may differ by rounding in float32: by up to 3e-7 in the forward, half a unit of the last place in
+ * lse, and half a unit in the backward's score. */
 #define ATTN_LSE_SLACK 0x1p-20f
 
 ATTN_HD int64_t attn_min64(int64_t a, int64_t b)
@@ -69,23 +69,24 @@ ATTN_HD int64_t attn_at(const attn_view *view, int64_t b, int64_t h, int64_t row
     return b * view->batch + h * view->head + row * view->row;
 }
 
-/* Returns the offset of a row of k or v, as attn_at() does for other tensors; `line` is k_start + j. Only this function
- * and attn_keys_in_a_row() handle pages. */
+/* Returns the offset in elements of a row of k or v, as attn_at() does for other tensors; `line` is k_start + j. Only
+ * this function and attn_keys_in_a_row() handle pages. */
 ATTN_HD int64_t attn_key_at(const attn_geometry *g, const attn_view *view, int64_t b, int64_t h, int64_t line)
 {
     if (!g->page_table) return attn_at(view, b, h, line);
-    /* both numbers are below 2^31, so 32 bits hold them */
+    /* `line` and the page size are below 2^31, so 32 bits hold them */
     const uint32_t size = (uint32_t)g->dims.page_size, page = (uint32_t)line / size;
     return attn_at(view, g->page_table[b * g->page_table_row + page], h, (uint32_t)line - page * size);
 }
 
-/* Returns how many rows of k and v, from `line` on, lie one after the other at the row stride. */
+/* Returns how many rows of k and v, from `line` (k_start + j) on, lie at the row stride from each other: with pages,
+ * those up to the end of the page. */
 ATTN_HD int64_t attn_keys_in_a_row(const attn_geometry *g, int64_t line)
 {
     return g->page_table ? g->dims.page_size - line % g->dims.page_size : INT64_MAX;
 }
 
-/* Returns whether the sequences of keys follow each other in one tensor. Where keys are in pages, only queries can be
+/* Returns whether the keys of all sequences lie in one packed tensor. Where keys are in pages, only queries can be
  * packed. */
 ATTN_HD bool attn_keys_are_packed(const attn_dims *d)
 {
@@ -224,7 +225,7 @@ typedef struct attn_mask {
     int32_t lts, lte, uts, ute;
 } attn_mask;
 
-/* Converts the n bounds that the client gave for a key (mask_startend_rows) to an attn_mask. */
+/* Converts the n bounds that the client gave for a key (mask_startend_rows) to the intervals of an attn_mask. */
 ATTN_HD attn_mask attn_mask_of(const int32_t *bounds, int n, bool causal, int64_t Sq)
 {
     attn_mask m = { 0, 0, 0, 0 };

@@ -35,21 +35,23 @@
 
 enum {
     FIRST_ROWS = 4,   /* rows that are checked first; if all of them are right, no other rows are read */
-    ROWS_SHARE = 128, /* a large problem checks first one row of every 128, but ATTN_LSE_ROWS rows at most */
-    ENOUGH_ROWS = 4,  /* a conversion is accepted only if at least this many rows fit it (see the top of this file) */
+    ROWS_SHARE = 128, /* a large problem checks one row of every 128 first, but at most ATTN_LSE_ROWS rows */
+    /* a conversion (such as base 2) counts as found only if the lse of at least this many rows fits it */
+    ENOUGH_ROWS = 4,
     KEY_MULTIPLY_ADDS = 32 /* the exponential and the masks of a key take as long as this many multiply-adds */
 };
 
 #define LOOSE 0x1p-9
 #define TIGHT 0x1p-10
-/* Two values of lse for one row count as different if they are more than APART tolerances apart. What a conversion adds
- * to lse counts as different in two rows if it differs by more than twice as much. */
+/* Two lse of one row count as different if they are more than APART tolerances apart. A conversion (such as base 2)
+ * adds something to the lse of each row. What it adds to two rows counts as different if it differs by more than 2
+ * APART tolerances. */
 #define APART 4
 
 /* ---- Variants ---------------------------------------------------------------------------------------------------- */
 
-/* The variants of the scores: the words for what the client computed lse with, and the options that are left out. The
- * first entry is used for base 2 too. */
+/* The variants of the scores, one per row: words that say how the client may have computed lse, and the options that it
+ * may have left out. Base 2 uses the first row too. */
 static const struct {
     const char *with;
     unsigned without;
@@ -93,8 +95,7 @@ lse_variants lse_variants_of(const attn_problem *p)
         all.list[v] = (lse_variant){ .scale = v < scale_count ? scales[v] : g.scale, .without = without };
         all.list[v].applies = v == 0 || (parts & without) != 0;
         if (without == LSE_MASKS)
-            /* "without masks" is left out if the problem has a single mask: the earlier variant without that mask is
-             * the same */
+            /* with a single mask, the earlier variant without that mask already equals "without masks" */
             all.list[v].applies = (masks & (masks - 1)) != 0;
         if (v == 0 || v >= scale_count) continue;
         all.list[v].applies = fabs(scales[v]) <= FLT_MAX;
@@ -141,7 +142,8 @@ static attn_lse_row row_at(const attn_geometry *g, int64_t index)
     return row;
 }
 
-/* Returns how many multiply-adds the sum of a row takes. `whole`: keys that causal and window hide count too. */
+/* Returns how many multiply-adds the sum over a row's keys takes. `whole`: keys that causal and window hide count
+ * too. */
 static int64_t cost_of(const attn_geometry *g, const attn_lse_row *row, bool whole)
 {
     const attn_sequence s = attn_sequence_of(g, row->b);
@@ -170,7 +172,7 @@ void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look
         look->row[look->count++].lse = attn_load(ATTN_F32, p->lse.data,
                                                  attn_at(&g.view[ATTN_T_lse], row.b, row.h, s.q_start + row.i));
     }
-    /* Shuffles the list, because the rows that are checked first must come from all parts of the problem. */
+    /* Shuffles the list of rows, because those that are checked first must come from all parts of the problem. */
     for (int n = 0; n < look->count; n++) {
         const int other = n + (int)((state = hash(state)) % (uint64_t)(look->count - n));
         const attn_lse_row row = look->row[n];
@@ -250,7 +252,8 @@ static double dot_of(const struct reader *r, double *size)
     return dot[0];
 }
 
-/* Sums one row by the variants whose bits are set in `which`. found[] of the other variants becomes NaN. */
+/* Sums one row by the variants whose bits are set in `which`, and writes the lse by each variant to found[]; NaN for
+ * the other variants. */
 static void read_row(struct reader *r, const attn_lse_row *row, unsigned which, double found[ATTN_LSE_NUMBERS])
 {
     const attn_sequence s = attn_sequence_of(&r->g, row->b);
@@ -289,14 +292,15 @@ struct tolerances {
     double loose, tight;
 };
 
-/* Returns whether this row can be judged. A row with NaN, or whose lse is too large to determine a sum, counts as
- * neither right nor wrong. */
+/* Returns whether this row can be judged. A row with NaN, or with an lse that is too large to determine a sum, says
+ * nothing about lse. */
 static bool is_told(const attn_lse_row *row, const double *found)
 {
     return fabs(row->lse) < ATTN_LSE_MOST && !isnan(found[0]);
 }
 
-/* Returns the relative error of a product of q and k. The client may have rounded q and k after it computed lse. */
+/* Returns the relative error of a product of two numbers of q and k that were rounded. The client may have rounded q
+ * and k after it computed lse. */
 static double unit_of(const attn_problem *p)
 {
     if (p->q.dtype == ATTN_F8E4M3 || p->k.dtype == ATTN_F8E4M3) return 0x1p-3;
@@ -323,8 +327,8 @@ static bool is_too_much(const attn_problem *p, const lse_variants *all, const at
 
 enum says { NOTHING, YES, NO };
 
-/* Returns whether the row's lse fits variant v of the scores; v == ATTN_LSE_VARIANTS stands for base 2. *apart becomes
- * the lse by variant v minus the lse by the options as given. */
+/* Returns whether the row's lse fits variant v of the scores, where v == ATTN_LSE_VARIANTS stands for base 2. *apart
+ * becomes the difference between the lse by variant v and the lse by the options as given. */
 static enum says says(const attn_problem *p, const lse_variants *all, const attn_lse_row *row, const double *found,
                       int v, double *apart)
 {
@@ -404,7 +408,7 @@ attn_status attn_lse_judge(const attn_problem *p, const attn_lse_look *look, att
                      exp(fmin(look->found[at][0] - look->row[at].lse, 700)), refused ? "at most 1" : "1", how);
 }
 
-/* Sums the first rows by the options as given, and returns whether the lse of each of them is right. */
+/* Sums the first `first` rows by the options as given. Returns whether the lse of each of them is right. */
 static bool first_are_right(struct reader *r, attn_lse_look *look, int first)
 {
     int right = 0;

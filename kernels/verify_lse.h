@@ -15,7 +15,7 @@
 
 /* Options that a client may have left out when it computed lse, one bit each. */
 enum lse_part {
-    LSE_PLACES = 1, /* LSE_PLACES stands for the options causal and window */
+    LSE_PLACES = 1, /* LSE_PLACES: the options causal and window, which decide by the places of query and key */
     LSE_KEEP = 2,
     LSE_ROWS = 4,
     LSE_BIAS = 8,
@@ -36,8 +36,8 @@ typedef struct lse_variants {
     lse_variant list[ATTN_LSE_VARIANTS]; /* list[0] has the options as given */
 } lse_variants;
 
-/* The sum of exp(z - top) over the keys of a row, where top is the largest score, and `size`: the same sum with each
- * key weighted by the size of its products q_d k_d. */
+/* Two sums over the keys of a row, relative to the row's largest score `top`: the sum of exp(z - top), and `size`, in
+ * which each exponential is also multiplied by the size of the key's products q_d k_d. */
 typedef struct lse_sum {
     double top, sum, size;
 } lse_sum;
@@ -48,11 +48,12 @@ ATTN_HD lse_sum lse_sum_init(void)
     return none;
 }
 
-/* Adds the sum over other keys to *s. Infinite numbers and NaN make the whole sum NaN; an empty sum adds nothing. */
+/* Adds the sum over some keys of a row to *s, the sum over other keys. Infinite numbers and NaN make the whole sum NaN;
+ * an empty sum adds nothing. */
 ATTN_HD void lse_sum_join(lse_sum *s, lse_sum other)
 {
     if (other.sum == 0) return;
-    if (!(s->top >= other.top)) { /* true too where either `top` is NaN */
+    if (!(s->top >= other.top)) { /* the condition is also true where either `top` is NaN */
         const lse_sum lower = *s;
         *s = other;
         other = lower;

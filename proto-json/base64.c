@@ -26,7 +26,7 @@
 struct variant {
     const char *name;
     bool (*runs_here)(void);
-    /* decode_large is for large streams; NULL: decode is for all streams */
+    /* decode_large is for streams of at least LARGE characters; NULL: `decode` is for all streams */
     base64_decode_groups *decode, *decode_large;
     base64_encode_groups *encode;
 };
@@ -116,8 +116,8 @@ bool base64_use(const char *name)
  * decoded to 192 MiB of memory at 15.9 GB/s of text, and by ordinary stores at 9.5 GB/s. */
 enum { LARGE = 8 << 20, LARGE_PIECE = 4096 };
 
-/* Takes one character. False: the character cannot stand here, and nothing has changed. *out moves behind the three
- * bytes of a group that is complete. */
+/* Takes one character of the text. False: the character cannot stand here, and nothing has changed. If the character
+ * completes a group, *out moves behind the group's three bytes. */
 static bool step(base64_decoder *d, unsigned char c, uint8_t **out)
 {
     if (d->ended) { /* after padding, only the second '=' of two may follow */
@@ -171,7 +171,7 @@ size_t base64_decode_until(base64_decoder *decoder, const char *text, size_t cou
         taken += goes_on;
     }
     decoder->offset += taken;
-    /* invariant 4 at the top of this file: `held` characters of a group are in `bits` */
+    /* `held` characters (0 to 3) of a group are in `bits` between two pieces of the text */
     assert(decoder->held >= 0 && decoder->held <= 3 && taken <= count);
     assert(!decoder->ended || decoder->held == 0 || decoder->held == 3);
     *written = (size_t)(out - first);

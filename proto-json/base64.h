@@ -22,9 +22,10 @@
 /* The state of decoding a stream whose text arrives in pieces of any size. Start with zeros. If a call stops at a
  * character, the state is the one before that character, and the stream may go on with another character. */
 typedef struct base64_decoder {
-    uint32_t bits;   /* bits of the unfinished group, 6 for each character that was read */
-    int held;        /* characters of the unfinished group, 0 to 3; the first '=' of two counts as one */
-    bool ended;      /* padding was seen, so the text must end */
+    uint32_t bits; /* bits of the unfinished group of four characters: 6 for each character that was read */
+    /* number of characters of the unfinished group that were read, 0 to 3; the first '=' of two counts as one */
+    int held;
+    bool ended;      /* true: padding was seen, so the text must end */
     uint64_t offset; /* number of characters consumed */
 } base64_decoder;
 
@@ -48,7 +49,8 @@ bool base64_decode(base64_decoder *decoder, const char *text, size_t count, uint
  * the length of the text. */
 bool base64_finish(const base64_decoder *decoder);
 
-/* Returns why the decoder stopped at `found`: static text that completes "at offset 17: ". */
+/* Returns why the decoder stopped at the character `found`: static text, to stand behind words such as "at offset 17:
+ * ". */
 const char *base64_reason(const base64_decoder *decoder, char found);
 
 /* Writes the first characters of the text that the decoder has taken, at most BASE64_HEAD, and a NUL. `bytes` are the

@@ -23,10 +23,11 @@
 
 enum { CHARS = 32, BYTES = 24, UNROLL = 4 };
 
-/* the table is given twice, because a shuffle looks up within each half of the vector */
+/* the table is given twice, because a shuffle looks up within each half (16 bytes) of the vector */
 #define TWICE(...) _mm256_setr_epi8(__VA_ARGS__, __VA_ARGS__)
 
-/* Returns the sextets of 32 characters. *foreign: bits in each byte whose character is outside the alphabet, else 0. */
+/* Returns the sextets (6-bit values) of 32 characters. *foreign: in each byte whose character is outside the alphabet
+ * some bit is set, other bytes are 0. */
 static inline __m256i sextets(__m256i text, __m256i *foreign)
 {
     enum { PLUS_SLASH = 1, DIGITS = 2, AO_ao = 4, PZ_pz = 8, NEVER = 16 };
@@ -41,7 +42,7 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
         NEVER | PLUS_SLASH | DIGITS, /* low 4 bits A: J Z j z; so no + / and no digits */
         NEVER | DIGITS | PZ_pz,      /* low 4 bits B: + K k; so no digits and no P-Z p-z */
         NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
-        NEVER | PLUS_SLASH | DIGITS | PZ_pz, /* low 4 bits C to E: A-O a-o alone */
+        NEVER | PLUS_SLASH | DIGITS | PZ_pz, /* low 4 bits C to E: L M N l m n; so no + /, no digits and no P-Z p-z */
         NEVER | DIGITS | PZ_pz);             /* low 4 bits F: / O o; so no digits and no P-Z p-z */
     const __m256i to_sextet = TWICE(0, 63 - '/', 62 - '+', 52 - '0', -'A', -'A', 26 - 'a', 26 - 'a', 0, 0, 0, 0, 0, 0,
                                     0, 0);
@@ -60,8 +61,10 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
  * 5 6; `places` then permutes the lanes. */
 static inline __m256i joined(__m256i sextets32, __m256i places)
 {
-    __m256i pairs = _mm256_maddubs_epi16(sextets32, _mm256_set1_epi32(0x01400140)); /* a pair of sextets: a * 64 + b */
-    __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi32(0x00011000)); /* two pairs of sextets: ab * 4096 + cd */
+    /* two neighbouring sextets a and b (6 bits each) become a * 64 + b */
+    __m256i pairs = _mm256_maddubs_epi16(sextets32, _mm256_set1_epi32(0x01400140));
+    /* two neighbouring pairs ab and cd (12 bits each) become ab * 4096 + cd */
+    __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi32(0x00011000));
     __m256i close = TWICE(2, 1, 0, 6, 5, 4, 10, 9, 8, 14, 13, 12, -1, -1, -1, -1);
     return _mm256_permutevar8x32_epi32(_mm256_shuffle_epi8(fours, close), places);
 }
@@ -130,8 +133,8 @@ size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
 /* Turns 24 bytes into 32 characters. Each half of the vector has 12 of the bytes at its low end. */
 static inline __m256i letters(__m256i bytes)
 {
-    /* Each three bytes b0 b1 b2 become 32 bits, b1 b0 b2 b1. Bits 10-15, 4-9, 22-27 and 16-21 of these are then the
-     * four sextets. */
+    /* Each three bytes b0 b1 b2 become 32 bits, b1 b0 b2 b1. In these, bits 10-15, 4-9, 22-27 and 16-21 are the four
+     * sextets (6-bit values). */
     __m256i dealt = _mm256_shuffle_epi8(bytes, TWICE(1, 0, 2, 1, 4, 3, 5, 4, 7, 6, 8, 7, 10, 9, 11, 10));
     __m256i even = _mm256_mulhi_epu16(_mm256_and_si256(dealt, _mm256_set1_epi32(0x0FC0FC00)),
                                       _mm256_set1_epi32(0x04000040));
@@ -140,8 +143,8 @@ static inline __m256i letters(__m256i bytes)
     __m256i sextets32 = _mm256_or_si256(even, odd);
 
     /* Row 0 of this table is for A-Z, row 1 for a-z, rows 2 to 11 for 0-9, row 12 for +, row 13 for /. Subtracting 51
-     * (at least to 0) gives the row of each sextet of 52 or more, and 0 for all letters. The comparison with 25 then
-     * moves the small letters to row 1. */
+     * (saturated at 0) from a sextet gives its row, or 0 for all letters. The comparison with 25 then moves a-z to
+     * row 1. */
     const __m256i differences = TWICE('A', 'a' - 26, '0' - 52, '0' - 52, '0' - 52, '0' - 52, '0' - 52, '0' - 52,
                                       '0' - 52, '0' - 52, '0' - 52, '0' - 52, '+' - 62, '/' - 63, 0, 0);
     __m256i row = _mm256_subs_epu8(sextets32, _mm256_set1_epi8(51));
@@ -157,7 +160,7 @@ static inline __m256i load_halves(const uint8_t *from)
 
 size_t base64_encode_avx2(const uint8_t *bytes, size_t count, char *text)
 {
-    enum { READ_TOO_FAR = 4 }; /* the second half of a vector is loaded as 16 bytes, of which 12 are used */
+    enum { READ_TOO_FAR = 4 }; /* a load of the second half of a vector reads 16 bytes, of which 12 are used */
     size_t done = 0;
     for (; count - done >= UNROLL * BYTES + READ_TOO_FAR; done += UNROLL * BYTES, text += UNROLL * CHARS)
         for (int i = 0; i < UNROLL; i++) store(text + i * CHARS, letters(load_halves(bytes + done + i * BYTES)));

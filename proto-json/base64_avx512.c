@@ -19,7 +19,7 @@
 
 enum { CHARS = 64, BYTES = 48, UNROLL = 4 };
 
-/* The memory for the output is prefetched this many bytes ahead, because another core used it last and has it in its
+/* The memory for the output is prefetched this many bytes ahead: another core has used it last, so it is in that core's
  * cache. */
 enum { AHEAD = 2048, LINE = 64 };
 
@@ -40,9 +40,9 @@ static const uint8_t sextet_of[128] __attribute__((aligned(64))) = {
 static const char letter_of[65]
     __attribute__((aligned(64))) = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
-/* Byte numbers for a permutation that closes the gaps between 16 groups of 4 bytes. The lowest three bytes of a group
- * hold 24 bits, the last byte first. CLOSE(i) is for group i. From entry 48 on, the entries are those of a second
- * register behind the first: 64 entries from 0, 16 or 32 on take parts of both. */
+/* Byte numbers for a permutation of two registers, which closes the gaps between groups of 4 bytes. The lowest three
+ * bytes of a group hold 24 bits, the last byte first. CLOSE(i) is for group i; groups 0 to 15 are in the first
+ * register, groups 16 to 31 in the second. A permutation takes 64 entries, from entry 0, 16 or 32 on. */
 #define CLOSE(i) 4 * (i) + 2, 4 * (i) + 1, 4 * (i)
 #define CLOSE8(i) \
     CLOSE(i), CLOSE(i + 1), CLOSE(i + 2), CLOSE(i + 3), CLOSE(i + 4), CLOSE(i + 5), CLOSE(i + 6), CLOSE(i + 7)
@@ -59,8 +59,10 @@ static const uint8_t deal_out[64] __attribute__((aligned(64))) = {
 /* Joins 64 sextets (6-bit values, one in each byte) to sixteen times 24 bits, each in the low end of 32 bits. */
 static inline __m512i joined(__m512i sextets)
 {
-    __m512i pairs = _mm512_maddubs_epi16(sextets, _mm512_set1_epi32(0x01400140)); /* a pair of sextets: a * 64 + b */
-    return _mm512_madd_epi16(pairs, _mm512_set1_epi32(0x00011000)); /* two pairs of sextets: ab * 4096 + cd */
+    /* two neighbouring sextets a and b (6 bits each) become a * 64 + b */
+    __m512i pairs = _mm512_maddubs_epi16(sextets, _mm512_set1_epi32(0x01400140));
+    /* two neighbouring pairs ab and cd (12 bits each) become ab * 4096 + cd */
+    return _mm512_madd_epi16(pairs, _mm512_set1_epi32(0x00011000));
 }
 
 static inline __m512i closed(__m512i joined16)
@@ -132,10 +134,12 @@ size_t base64_decode_large_avx512(const char *text, size_t count, uint8_t *out)
 
 static inline __m512i letters(__m512i bytes)
 {
-    /* for each 64 bits, the first bits of eight sextets: 10 4 22 16, 42 36 54 48 (the lowest byte first) */
+    /* for each 64 bits, the first bit of each of eight sextets (6-bit values): 10 4 22 16, 42 36 54 48 (the lowest byte
+     * first) */
     const __m512i shifts = _mm512_set1_epi64(0x3036242A1016040A);
     __m512i dealt = _mm512_permutexvar_epi8(_mm512_load_si512(deal_out), bytes);
-    __m512i sextets = _mm512_multishift_epi64_epi8(shifts, dealt); /* the lookup ignores the two bits above a sextet */
+    /* the lookup ignores the two bits of each byte above the sextet */
+    __m512i sextets = _mm512_multishift_epi64_epi8(shifts, dealt);
     return _mm512_permutexvar_epi8(sextets, _mm512_load_si512(letter_of));
 }
 

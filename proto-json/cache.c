@@ -19,11 +19,12 @@ struct member {
     const char *name;
     enum type type;
     bool required;
-    /* Offset of the member's value in the struct that is filled. For TYPE_SCALES the value is a float *, followed by
-     * the number of scales, an int. */
+    /* Offset of the member's value in the struct that read_body() fills. For TYPE_SCALES the value is a float *,
+     * followed by the number of scales, an int. */
     size_t offset;
     int64_t minimum, maximum;
-    const char *rule; /* the rule for a value in words; NULL: the message is made from minimum and maximum */
+    /* the rule for the value in words, for messages; NULL: the message says the rule from minimum and maximum */
+    const char *rule;
 };
 
 #define AT(field) offsetof(proto_cache, field)
@@ -50,7 +51,7 @@ static const struct member index_members[] = { { "ready", TYPE_BOOL, false, 0, 0
 struct body {
     const struct member *members;
     const char *example;
-    const char *place;  /* key for hints in the tables of suggestions.c; "": no hints */
+    const char *place;  /* place under which suggestions.c has hints for this body; "": it has none */
     const char *listed; /* the names of the members, as a message lists them */
 };
 static const struct body new_cache = { create, "{\"kv_heads\": 8, \"head_dim\": 128, \"dtype\": \"bfloat16\"}",
@@ -75,8 +76,8 @@ static attn_status wrong(const char *name, const cJSON *value, const char *rule,
                      tree_describe(value, quote), rule, parse_value_suggestion(value));
 }
 
-/* Reads scales: an array of numbers, or a single number for all heads. For a single number *count stays 0 until the
- * number of heads is known. */
+/* Reads scales: an array of numbers, or a single number for all heads. For a single number *count stays 0, because the
+ * number of heads may not be known yet. */
 static attn_status read_scales(const char *name, const cJSON *value, float **scales, int *count, attn_error *err)
 {
     const bool single = tree_number(value) != NULL;

@@ -37,9 +37,9 @@ const char *const proto_stages[PROTO_STAGE_COUNT] = {
 
 struct piece {
     const attn_tensor *tensor; /* the tensor that this piece of the answer writes; NULL: it writes text */
-    encode_as as;              /* whether the tensor is written as bytes, base64 or numbers */
+    encode_as as;              /* how the tensor is written: as bytes, as base64, or as numbers */
     size_t offset;             /* offset of the piece's text in the encoder's buffer */
-    uint64_t length;           /* length of the piece in bytes */
+    uint64_t length;           /* length in bytes of what the piece writes */
 };
 
 enum {
@@ -52,7 +52,8 @@ enum {
     REPORT_BYTES = 64 << 10, /* bytes of room for the report of a check on one problem, with its escapes */
 };
 
-/* One element of an array with the brackets and comma before it, or the brackets at the end. */
+/* One element of an array of numbers as text, with the brackets and comma before it; or the brackets at the array's
+ * end. */
 struct token {
     char text[TOKEN_BYTES];
     size_t length, taken;
@@ -60,7 +61,7 @@ struct token {
 
 struct proto_encoder {
     struct text text;
-    size_t text_in_pieces; /* number of bytes of the text that are in pieces already made */
+    size_t text_in_pieces; /* number of bytes of text for which pieces have been made */
     struct piece *pieces;
     size_t piece_count, piece_capacity;
     bool short_of_memory;
@@ -72,7 +73,7 @@ struct proto_encoder {
 
     /* The position in the answer at which the next read continues. */
     size_t piece;
-    uint64_t taken;  /* characters of piece number `piece` that were read */
+    uint64_t taken;  /* number of characters of piece number `piece` that were read before */
     uint64_t read;   /* number of characters of the whole answer that were read */
     int64_t element; /* index of the next element of the array that is being read */
     struct token token;
@@ -95,7 +96,7 @@ static void add_piece(proto_encoder *e, struct piece piece)
     e->pieces[e->piece_count++] = piece;
 }
 
-/* Makes a piece of the text that was written since the last piece. */
+/* Makes a piece of the text that was written since the last piece was made. */
 static void end_text(proto_encoder *e)
 {
     const size_t begin = e->text_in_pieces, length = e->text.used - begin;
@@ -122,11 +123,11 @@ void encode_tensor(proto_encoder *e, const attn_tensor *tensor, encode_as as)
     else if (as == ENCODE_BYTES) piece.length = (uint64_t)bytes;
     end_text(e);
     if (is_numbers(&piece) || piece.length > 0)
-        add_piece(e, piece); /* the length of an array is not known yet: proto_encoder_measure() finds it */
+        add_piece(e, piece); /* the length of an array of numbers is not known yet: proto_encoder_measure() finds it */
 }
 
-/* Writes a short text of this program in quotes, such as the name of a device. Characters that need an escape are left
- * out. */
+/* Writes a short text of this program, such as the name of a device, in quotes. It leaves out characters that need an
+ * escape. */
 static void put_plain(struct text *t, const char *text)
 {
     text_put_char(t, '"');
@@ -158,8 +159,8 @@ static void put_merge_sizes(struct text *t, const proto_item *item)
     text_put_char(t, '}');
 }
 
-/* Writes the sizes that the server has read from the shapes, in which a client can see a wrong layout. Packed queries
- * have no B and no Sq, and packed keys have no Sk. For caches, Sk is the length of the longest cache. */
+/* Writes the sizes (B, H, Sq, ...) that the server has read from the shapes, so that a client can see a wrong layout.
+ * Packed queries have no B and no Sq, and packed keys have no Sk. For caches, Sk is the length of the longest cache. */
 static void put_sizes(struct text *t, const proto_item *item, const proto_result *result)
 {
     if (item->parts) {
@@ -181,7 +182,7 @@ static void put_sizes(struct text *t, const proto_item *item, const proto_result
     text_put_char(t, '}');
 }
 
-/* Writes a count of any size: an integer held in a double. */
+/* Writes a count, which is an integer held in a double and may be of any size. */
 static void put_count(struct text *t, double count)
 {
     if (count < 0x1p63) text_put_number(t, (uint64_t)count);
@@ -201,7 +202,7 @@ static void put_tiles(struct text *t, const proto_item *item, const attn_counts 
     text_put_char(t, '}');
 }
 
-/* Writes the value of one number that an observe operation was asked for. */
+/* Writes the value of one number of PROTO_COUNT_MAP that an observe operation was asked for. */
 static void put_counted(struct text *t, proto_count_id which, const proto_item *item, const attn_counts *counts)
 {
     const attn_dims d = attn_dims_of(&item->problem);
@@ -270,7 +271,7 @@ int encode_facts(const proto_item *item, const proto_result *result, struct enco
     for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
         double us = result->timing_us[written[i]];
         if (written[i] == PROTO_STAGE_compute) us += result->timing_us[PROTO_STAGE_launch];
-        /* the clock gives no times outside these bounds */
+        /* the conversion to an integer is defined only for times within these bounds, which a clock never leaves */
         uint64_t tenths = us > 0 && us < 1e15 ? (uint64_t)(us * 10 + 0.5) : 0;
         text_put_string(&t, i ? ",\"" : "{\"");
         text_put_string(&t, proto_stages[written[i]]);
@@ -367,7 +368,7 @@ static bool next_token(const struct piece *piece, int64_t element, struct token 
     const size_t bytes = attn_dtype_bytes(t->dtype);
     const int rank = piece->as == ENCODE_LIST ? 1 : t->rank;
     int64_t elements = 0, row = 1;
-    int levels = 0; /* number of levels of the array whose bracket opens, or closes, at this element */
+    int levels = 0; /* number of arrays whose bracket opens, or closes, at this element */
     char *p = token->text;
     token->length = token->taken = 0;
     attn_shape_elements(t->rank, t->shape, &elements);
@@ -409,8 +410,8 @@ static size_t read_array(proto_encoder *e, const struct piece *piece, char *to, 
     return done;
 }
 
-/* Reads characters [taken, taken + capacity) of a tensor's base64. Whole groups of four go straight to `to`. A group of
- * which one read takes only a part is encoded again by the next read. */
+/* Reads characters [taken, taken + capacity) of a tensor's base64 text. Whole groups of four go straight to `to`. A
+ * group of which one read takes only a part is encoded again by the next read. */
 static size_t read_base64(const struct piece *piece, uint64_t taken, char *to, size_t capacity)
 {
     const uint8_t *bytes = piece->tensor->data;
@@ -439,8 +440,8 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
 {
     char *to = buffer;
     size_t done = 0;
-    /* An array's end is known only after its text is measured. An array that was measured before is not measured
-     * again. */
+    /* The end of an array of numbers is known only after its text is measured. An array that was measured before is not
+     * measured again. */
     (void)proto_encoder_length(e);
     while (done < capacity && e->piece < e->piece_count) {
         const struct piece *piece = &e->pieces[e->piece];
@@ -465,7 +466,7 @@ size_t proto_encoder_read(proto_encoder *e, void *buffer, size_t capacity)
         }
     }
     e->read += done;
-    /* invariant 2 at the top of this file: the answer ends after exactly its length */
+    /* the answer ends after exactly the length that was announced */
     assert(e->piece < e->piece_count || e->read == e->length);
     return done;
 }

@@ -6,8 +6,8 @@
 #include "proto.h"
 #include "text/text.h"
 
-/* Bound on the bytes of an error as a JSON document. Twice this bounds the facts of an answer: its members beside
- * tensors. */
+/* Upper bound on the bytes of an error as a JSON document. Twice this is an upper bound for the facts of an answer,
+ * which are its members other than tensors. */
 enum { ENCODE_PROBLEM_BYTES = 4096 };
 
 /* Returns the text of the answer. Text that is written before a call of encode_tensor() goes before that tensor. */
@@ -19,12 +19,12 @@ struct text *encode_text(proto_encoder *encoder);
 typedef enum encode_as { ENCODE_BYTES, ENCODE_BASE64, ENCODE_ARRAY, ENCODE_LIST } encode_as;
 void encode_tensor(proto_encoder *encoder, const attn_tensor *tensor, encode_as as);
 
-/* Collects the facts that an answer states beside its tensors, in the order of the answer: names, with values as JSON.
- * Returns the number of facts. */
+/* Collects the facts of an answer, which are its members other than tensors, in the order of the answer: names, and
+ * values as JSON. Returns the number of facts. */
 enum {
-    /* the second 8 are the members of a check's report, PROTO_COUNTS the numbers of an observe */
+    /* 8 facts of any answer, 8 members of a check's report, and PROTO_COUNTS numbers of an observe */
     ENCODE_FACTS = 8 + 8 + PROTO_COUNTS,
-    /* room for the lengths of PROTO_MAX_CACHES caches as text, and some more */
+    /* room for the lengths of PROTO_MAX_CACHES caches as text, and for the short facts */
     ENCODE_FACT_BYTES = PROTO_MAX_CACHES * 11 + 64,
 };
 struct encode_fact {

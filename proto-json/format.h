@@ -15,15 +15,16 @@
 #include "proto.h"
 #include "scan.h"
 
-/* The results of reading a body, as parse.c gets them. */
+/* What the reader of a format makes of a body, for parse.c. */
 struct format_body {
     /* the body's JSON without tensor values, as a tree (tree.h) that the reader owns; NULL: out of memory */
     const cJSON *root;
-    const scan_extract *extracts; /* the tensor values extracted from the body; the reader owns this list */
+    /* the tensor values that the reader has extracted from the body; the reader owns this list */
+    const scan_extract *extracts;
     int extract_count;
     uint8_t *memory; /* the caller's memory, in which the extracted values lie */
     size_t memory_bytes;
-    struct scan_room *room; /* describes the room in `memory`, and can make it larger */
+    struct scan_room *room; /* describes how much room `memory` has, and can make it larger */
     /* For KServe: the model and the id of the request, copied to proto_call for the answer. The reader owns the id. */
     const proto_model *model;
     const char *id;
@@ -31,7 +32,7 @@ struct format_body {
     uint64_t binary, shared, binary_parts[2];
     /* for a merge: one more than the index of the last part whose gradient the body names as an output */
     int gradients;
-    /* the places of the input tensors, an array of PROTO_TENSORS; NULL: the format has none */
+    /* position in the body of each input tensor, an array of PROTO_TENSORS; NULL: the format has no positions */
     const proto_input *inputs;
 };
 
@@ -61,8 +62,8 @@ struct proto_format {
 
     /* Functions and properties of the format's answers follow. */
     void (*write)(proto_encoder *encoder, const proto_call *call, const proto_result *results, const char *request_id);
-    const char *media; /* content type of the answer */
-    bool one_problem;  /* an answer has room for only one problem */
+    const char *media; /* content type (media type) of the answer */
+    bool one_problem;  /* true: an answer has room for only one problem's results */
     bool text;         /* true: tensors are written as text, in the form that the member `encoding` names */
 };
 

@@ -18,7 +18,7 @@ struct reader {
     scan *scan;
     struct tree_memory trees;
     uint8_t first[PROTO_SAFETENSORS_MARK];
-    size_t first_bytes; /* number of bytes in `first` */
+    size_t first_bytes; /* number of bytes of the body that are kept in `first` */
     attn_error error;   /* set if the first bytes are not JSON; every later call returns it */
 };
 
@@ -41,8 +41,8 @@ static void close_reader(void *reader)
     free(r);
 }
 
-/* Passes the first bytes of the body, which were kept, to the scanner. Call this once there are enough of them or the
- * body ends. */
+/* Passes the body's first bytes, which were kept until now, to the scanner. Call this once enough of them have arrived
+ * or the body ends. */
 static attn_status first_bytes_done(struct reader *r, attn_error *err)
 {
     if (!proto_is_safetensors(r->first, r->first_bytes)) return scan_feed(r->scan, r->first, r->first_bytes, err);
@@ -128,7 +128,7 @@ static void add_tensor(proto_encoder *e, const char *name, const attn_tensor *te
     text_put_string(t, array ? "}" : "\"}");
 }
 
-/* Adds the gradients of the parts of a merge. */
+/* Adds the gradients of a merge's parts to the answer. */
 static void add_gradients(proto_encoder *e, const proto_item *item)
 {
     struct text *const t = encode_text(e);
@@ -145,7 +145,7 @@ static void add_gradients(proto_encoder *e, const proto_item *item)
     text_put_string(t, "],");
 }
 
-/* Adds the members of the answer to one problem: its tensors, and facts such as times. */
+/* Adds the members of the answer to one problem: its tensors, and facts such as its times. */
 static void add_result(proto_encoder *e, const proto_item *item, const proto_result *result)
 {
     struct text *const t = encode_text(e);

@@ -45,7 +45,7 @@ static void pass(struct kserve_reader *r)
     while (r->now < r->extract_count && r->extracts[r->now].bytes == (uint64_t)r->sizes[r->now]) r->now++;
 }
 
-/* Takes those bytes of the piece that belong to the current part of the body (the JSON or an input). */
+/* Takes the bytes of this piece that belong to the current section of the body, which is the JSON or one input. */
 static attn_status take(struct kserve_reader *r, const uint8_t *bytes, size_t count, size_t *taken)
 {
     attn_status status;
@@ -74,7 +74,8 @@ static void *open_reader(const proto_limits *limits, const proto_memory *memory)
     if (!r) return NULL;
     r->limits = *limits;
     if (r->limits.rest_bytes > PROTO_HEADER_BYTES) r->limits.rest_bytes = PROTO_HEADER_BYTES;
-    r->model = proto_operations[ATTN_OP_FORWARD].models; /* a placeholder until begin() sets the model of the request */
+    /* a placeholder, until begin() sets the model that the request's URL names */
+    r->model = proto_operations[ATTN_OP_FORWARD].models;
     r->json_bytes = JSON_BYTES_UNKNOWN;
     r->json = scan_new_kserve(&r->limits, memory);
     if (r->json) return r;
@@ -244,7 +245,7 @@ static size_t memory_for(uint64_t body_bytes)
     return (size_t)body_bytes;
 }
 
-/* Turns a JSON pointer into the tree of problems into one into the KServe body: /q/shape/1 becomes
+/* Turns err->member, a JSON pointer into the tree of problems, into a pointer into the KServe body: /q/shape/1 becomes
  * /inputs/0/shape/1. */
 static void locate(const proto_call *call, attn_error *err)
 {
@@ -264,10 +265,11 @@ static void locate(const proto_call *call, attn_error *err)
         else if (input->shared && !strcmp(rest, "/data")) rest = "/parameters/" REGION_SIZE;
         else if (!strcmp(rest, "/dtype")) rest = "/datatype";
         if (input->place) snprintf(pointer, sizeof pointer, "/inputs/%d%s", input->place - 1, rest);
-        /* an input that may be a single number may come as a parameter, so it is not missing among the inputs */
+        /* a tensor that may be a single number may be given as a parameter, so it is not missing among the inputs */
         else if (proto_may_be_number(proto_tensor_id(number)))
             snprintf(pointer, sizeof pointer, "/parameters%s", err->member);
-        else snprintf(pointer, sizeof pointer, "/inputs"); /* the input is missing */
+        /* an input that is missing has no position, so the pointer leads to the list of inputs */
+        else snprintf(pointer, sizeof pointer, "/inputs");
     } else {
         return;
     }
@@ -363,7 +365,8 @@ static void answer(proto_encoder *e, const proto_call *call, const proto_result 
     text_put_char(t, '{');
     if (call->id) {
         text_put_string(t, "\"id\":\"");
-        text_put_json(t, call->id, 6 * ID_BYTES); /* escapes may make the id six times as long */
+        /* six times the room, because each character of the id may need an escape of six characters */
+        text_put_json(t, call->id, 6 * ID_BYTES);
         text_put_string(t, "\",");
     }
     text_put_string(t, "\"model_name\":\"");

@@ -19,7 +19,7 @@
 #define REGION_AT   "shared_memory_offset"
 #define REGION_SIZE "shared_memory_byte_size"
 
-enum { ID_BYTES = 512 /* bound on the bytes of a request's id, which the answer repeats */, JSON_BYTES_UNKNOWN = -1 };
+enum { ID_BYTES = 512 /* most bytes of a request's id, which the answer repeats */, JSON_BYTES_UNKNOWN = -1 };
 
 /* One input of the request. The list of inputs is in the order of the body. */
 struct kserve_input {
@@ -38,14 +38,14 @@ struct kserve_reader {
     scan *json;
     int values; /* number of JSON values read so far, with those inside strings of parameters */
     struct tree_memory trees;
-    /* source: the tree of the request's JSON; root: the JSON body that is made from it. Both are in `memory`. NULL: the
-     * JSON is not complete. */
+    /* source: the tree of the request's JSON. root: the JSON body that is made from `source`. Both are in `memory`.
+     * NULL: the request's JSON is not complete. */
     cJSON *source, *root;
 
     struct kserve_input *inputs;
     int input_count;
-    /* The values that the scanner has extracted, and behind them the binary inputs. Their .bytes counts the bytes that
-     * have arrived. */
+    /* The values that the scanner has extracted, and behind them the binary inputs. The member `bytes` of each counts
+     * the bytes that have arrived. */
     scan_extract *extracts;
     int64_t *sizes; /* number of bytes that must arrive for each binary input */
     int first_binary, extract_count;
@@ -57,7 +57,8 @@ struct kserve_reader {
 
     proto_shared *shared; /* the inputs and outputs in shared memory */
     int shared_count;
-    bool has_room; /* memory is reserved for copies of those inputs in `shared` that need one */
+    /* true: memory is reserved for copies of the inputs in `shared` (unless they stay in a GPU's memory) */
+    bool has_room;
 
     proto_input places[PROTO_TENSORS]; /* positions of the tensors among the inputs, once the body is complete */
     char id[ID_BYTES + 1];
@@ -74,7 +75,7 @@ struct kserve_reader {
  * to each tensor that follows the JSON. */
 attn_status kserve_end_json(struct kserve_reader *r);
 
-/* Assigns places in memory, behind all other tensors, to inputs that are copied from shared memory. */
+/* Assigns a place in the caller's memory, behind all other tensors, to each input that is copied from shared memory. */
 attn_status kserve_place_shared(struct kserve_reader *r);
 
 /* Returns the row of proto_options[] for the option with this name, or NULL if there is none. */

@@ -188,8 +188,8 @@ static attn_status read_place(struct kserve_reader *r, const char *pointer, cons
     return ATTN_OK;
 }
 
-/* Checks that the parameters of a tensor's place in shared memory are complete. `said`: at least one of them was
- * given. */
+/* Checks that the parameters of a tensor's place in shared memory are complete. `said`: the client gave at least one of
+ * them. */
 static attn_status check_place(struct kserve_reader *r, const char *pointer, const char *where, bool said,
                                const proto_shared *place)
 {
@@ -240,7 +240,7 @@ static attn_status read_input_parameters(struct kserve_reader *r, const char *na
     return check_place(r, pointer, where, said, place);
 }
 
-/* Turns a dtype with KServe's name into the dtype's name in a JSON body. */
+/* Reads the datatype of an input (KServe's name of its dtype) and sets the dtype's name in a JSON body. */
 static attn_status read_datatype(struct kserve_reader *r, int index, int id, const char *name, cJSON *input, bool fp8,
                                  proto_dtype *dtype)
 {
@@ -274,7 +274,7 @@ static attn_status read_datatype(struct kserve_reader *r, int index, int id, con
     return status;
 }
 
-/* Turns an input into a tensor of a JSON body, whose `data` is the index of an extracted value. */
+/* Turns a KServe input into the tensor of a JSON body, whose `data` is the index of an extracted value. */
 static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
 {
     struct kserve_input *const slot = &r->inputs[index];
@@ -383,11 +383,11 @@ static attn_status read_inputs(struct kserve_reader *r, cJSON *inputs)
     return ATTN_OK;
 }
 
-/* Assigns a place in the caller's memory to the extracted value, behind all other values. */
+/* Assigns a place in the caller's memory, behind all other values, to one extracted value. */
 static attn_status place_one(struct kserve_reader *r, scan_extract *extract, int64_t size)
 {
     const size_t at = SCAN_ALIGNED(r->memory_bytes);
-    /* the sum cannot overflow: a size is at most 2^53, and a sum near 2^64 would have exceeded the limit before */
+    /* the sum cannot overflow, because a size is at most 2^53, and the limit on tensor bytes keeps `at` below 2^63 */
     const uint64_t end = at + (uint64_t)size;
     extract->offset = at;
     if (end > (uint64_t)r->limits.tensor_bytes)
@@ -472,8 +472,8 @@ static bool names_already(const cJSON *names, const char *word)
     return false;
 }
 
-/* Reads an output name that is the gradient of a merge's part. The answer has this gradient whether it is named or
- * not. */
+/* Reads the name of an output that is the gradient of a merge's part. The answer has all these gradients, whether they
+ * are named or not. */
 static attn_status read_gradient(struct kserve_reader *r, int index, const char *name, bool binary,
                                  const proto_shared *place)
 {
@@ -501,10 +501,10 @@ static attn_status read_outputs(struct kserve_reader *r, const cJSON *outputs, b
         return ATTN_OK;
     }
     if (!cJSON_IsArray(outputs)) return must_be(r, "/outputs", "outputs", outputs, "an array of {\"name\": ...}");
-    /* true: the model is a check, whose only output is its report, which is JSON */
+    /* true: the model is a check, whose only output is its report in JSON */
     const bool judges = proto_operations[r->model->op].judges;
     const char *const asks = proto_operations[r->model->op].asks, *const member = asks ? asks : "outputs";
-    /* a parameter of the request may have given this member already */
+    /* the request may have given this member already, as a parameter */
     names = cJSON_GetObjectItemCaseSensitive(r->root, member);
     if (!names && !judges) names = cJSON_AddArrayToObject(r->root, member);
     if (!names && !judges) return no_memory(r);
@@ -613,7 +613,7 @@ static attn_status read_sequence(struct kserve_reader *r, const cJSON *one, cons
     return ATTN_OK;
 }
 
-/* Checks that a sequence_id is given if sequence_start or sequence_end is true. */
+/* Checks that the request has a sequence_id if sequence_start or sequence_end is true. */
 static attn_status check_sequence(struct kserve_reader *r)
 {
     const proto_sequence *const s = &r->sequence;
@@ -624,7 +624,8 @@ static attn_status check_sequence(struct kserve_reader *r)
                      "%s: is true, which wants the sequence's sequence_id, a number other than 0 or a name", name);
 }
 
-/* Reads sequence_start and its id before anything else, so that a refusal of the request can end that sequence too. */
+/* Reads sequence_start and its id before all else. If the request is refused later, the server can still end that
+ * sequence. */
 static void look_for_start(struct kserve_reader *r)
 {
     const cJSON *const parameters = cJSON_GetObjectItemCaseSensitive(r->source, "parameters"),
@@ -635,7 +636,7 @@ static void look_for_start(struct kserve_reader *r)
     r->sequence.start = cJSON_IsTrue(cJSON_GetObjectItemCaseSensitive(parameters, "sequence_start"));
 }
 
-/* Reads a parameter that Triton reserves. *known becomes false for any other name. */
+/* Reads a parameter whose name Triton reserves. *known becomes false for any other name. */
 static attn_status read_reserved(struct kserve_reader *r, const cJSON *one, bool *known, int64_t *timeout_us,
                                  bool *all_binary)
 {
@@ -657,7 +658,7 @@ static attn_status read_reserved(struct kserve_reader *r, const cJSON *one, bool
     return ATTN_OK;
 }
 
-/* Turns a parameter into a member of the problem, without a change of its value. */
+/* Moves a parameter to the members of the problem, with its value unchanged. */
 static attn_status add_option(struct kserve_reader *r, cJSON *parameters, cJSON *one)
 {
     cJSON *const value = cJSON_DetachItemViaPointer(parameters, one);
@@ -678,7 +679,7 @@ static attn_status read_option(struct kserve_reader *r, cJSON *parameters, cJSON
             return must_be(r, pointer, one->string, one, "a number; as a tensor it goes into inputs");
         return add_option(r, parameters, one);
     }
-    /* true if the name is an option of this operation; `map` is both an option and an output tensor */
+    /* true: the name is an option of this operation, although it may be an output too, as `map` is */
     const bool takes = o && (o->ops >> r->model->op & 1);
     if (id < ATTN_TENSOR_COUNT && !takes)
         return attn_fail(&r->error, ATTN_INVALID, pointer, "%s: is a tensor, which goes into inputs", one->string);

@@ -49,11 +49,11 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
 
 /* ---- The floating formats ---------------------------------------------------------------------------------------- */
 
-/* A floating-point format. A value is (-1)^sign * c * 2^q with c < 2^(fraction_bits + 1). Its code is sign, exponent
- * and fraction, as in IEEE 754. */
+/* A floating-point format. A value is (-1)^sign * c * 2^q with c < 2^(fraction_bits + 1). Its code is its bit pattern:
+ * sign, exponent and fraction, as in IEEE 754. */
 static const struct format {
     int fraction_bits, min_exponent; /* min_exponent: exponent of the smallest normal number of the format */
-    /* bit patterns of the largest finite value, the sign, infinity (0: the format has none) and NaN */
+    /* codes (bit patterns) of the largest finite value, of the sign, of infinity (0: the format has none) and of NaN */
     uint32_t largest, sign, infinity, nan;
 } formats[] = {
     [ATTN_F32] = { 23, -126, 0x7F7FFFFF, 0x80000000, 0x7F800000, 0x7FC00000 },
@@ -93,7 +93,8 @@ struct decimal {
     bool negative, longer, integer; /* integer: the text has neither a point nor an exponent */
     uint64_t w;                     /* the first 19 significant digits, or all if there are fewer */
     int exponent;
-    const char *text; /* text of the digits and the point, followed by a character that is neither */
+    /* text of the number's digits and point; the character behind it is neither a digit nor a point */
+    const char *text;
     size_t count;
 };
 
@@ -107,21 +108,22 @@ static const double tens[] = {
     1e51, 1e52, 1e53, 1e54, 1e55, 1e56, 1e57, 1e58, 1e59, 1e60, 1e61, 1e62, 1e63, 1e64, 1e65, 1e66,
 };
 
-#define BELOW(bit) ((UINT64_C(1) << (bit)) - 1) /* a mask of all bits below bit number `bit` */
+#define BELOW(bit) ((UINT64_C(1) << (bit)) - 1) /* a number in which all bits below bit number `bit` are set */
 
 enum {
-    HUGE_EXPONENT = 38, /* with a larger exponent, w * 10^39 >= 10^39 > 2^128 is beyond every dtype */
-    /* with a smaller exponent, w * 10^-67 < 10^-48 < 2^-150 (half of the smallest float32) is 0 in every dtype */
+    HUGE_EXPONENT = 38, /* a number with a larger exponent is beyond every dtype: w * 10^39 >= 10^39 > 2^128 */
+    /* a number with a smaller exponent is 0 in every dtype: w * 10^-67 < 10^-48 < 2^-150, half of the smallest
+     * float32 */
     TINY_EXPONENT = -66,
-    GRID_SHIFT = 52 - 24, /* number of binary places that a double has behind the 25th */
+    GRID_SHIFT = 52 - 24, /* number of bits of a double's fraction behind the first 25 significant bits */
 };
-/* these two stand for all numbers above HUGE_EXPONENT and below TINY_EXPONENT */
+/* these two stand for all numbers with an exponent above HUGE_EXPONENT, or below TINY_EXPONENT */
 static const double HUGE_NUMBER = 0x1p200, TINY_NUMBER = 0x1p-200;
 
-/* Natural numbers below 10^768 * 2^244 < 2^2816: as large as 768 digits and the limits on exponents allow. */
+/* A natural number below 10^768 * 2^244 < 2^2816: as large as 768 digits and the limits on exponents allow. */
 struct big {
     int words;
-    uint32_t word[96]; /* digits of 32 bits, the lowest first */
+    uint32_t word[96]; /* 32-bit words of the number, the lowest first */
 };
 
 static void big_multiply_add(struct big *b, uint32_t factor, uint32_t addend)
@@ -160,9 +162,10 @@ static int big_compare(const struct big *a, const struct big *b)
 static int compare_big(const struct decimal *d, uint32_t m, int q)
 {
     struct big left = { 0, { 0 } }, right = { 1, { m } };
-    int exponent = d->exponent; /* first the exponent of the 19th significant digit, then that of the last digit */
+    /* d->exponent belongs to the 19th significant digit; the loop makes it the exponent of the last digit */
+    int exponent = d->exponent;
     int significant = 0, pending = 0;
-    uint32_t chunk = 0; /* up to nine digits, which one multiplication appends to the number */
+    uint32_t chunk = 0; /* a number of up to nine decimal digits, which one multiplication appends to the big number */
     for (size_t i = 0; i < d->count; i++) {
         if (d->text[i] == '.') continue;
         if (significant > 0 || d->text[i] != '0') significant++;
@@ -231,7 +234,7 @@ static int compare(const struct decimal *d, uint32_t m, int q)
  * bits, the double is equal to it. */
 static double magnitude(const struct decimal *d)
 {
-    enum { GUARD = 8 }; /* a bound above the error of x (computed below), in units of the last place of x */
+    enum { GUARD = 8 }; /* upper bound on the error of x (computed below), in units of the last place of x */
     const uint64_t off_grid = BELOW(GRID_SHIFT);
     if (d->exponent == 0 && d->w >> 53 == 0 && !d->longer) return (double)d->w;
     if (d->w == 0) return 0;
@@ -243,7 +246,8 @@ static double magnitude(const struct decimal *d)
     uint64_t grid = (bits + GUARD) & ~off_grid;
     uint32_t m = (uint32_t)((grid & BELOW(52)) >> GRID_SHIFT) | 1u << 24;
     int q = (int)(grid >> 52) - 1023 - 24;
-    /* the grid point (a number of 25 bits) itself, or the next double above or below it */
+    /* the grid point (the number of 25 bits) itself, or the next double above or below it, as the exact value is equal,
+     * larger or smaller */
     return bits_double(grid + (uint64_t)(int64_t)compare(d, m, q));
 }
 
@@ -253,7 +257,7 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
 {
     uint64_t bits = double_bits(x);
     int exponent = (int)(bits >> 52) - 1023;
-    /* a subnormal number has this many significant bits fewer than a normal one */
+    /* number of significant bits that a subnormal x has fewer than a normal number */
     int below = exponent < f->min_exponent ? f->min_exponent - exponent : 0;
     int shift = 52 - f->fraction_bits + below;
     if (bits == 0 || shift > 54) { /* x is less than half of the format's smallest number, so it becomes 0 */
@@ -317,7 +321,8 @@ static const char *put_floating(numbers_type type, bool negative, double x, void
 {
     const struct format *f = &formats[type];
     uint32_t code;
-    if (type == NUMBERS_F32 && x < 0x1.ffffffp127) { /* the processor rounds numbers in this range as narrow() does */
+    /* in this range the processor's conversion to float32 rounds as narrow() does */
+    if (type == NUMBERS_F32 && x < 0x1.ffffffp127) {
         float value = negative ? (float)-x : (float)x;
         memcpy(&code, &value, sizeof code);
         put(out, index, sizeof code, code);
@@ -387,8 +392,8 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
     return p;
 }
 
-/* Sets the value of a number of more than 19 digits (leading zeros count). written_exponent is the number behind its
- * 'e'. */
+/* Sets the value of a number that is written with more than 19 digits, leading zeros included. written_exponent is the
+ * number behind its 'e'. */
 static void take_apart_long(struct decimal *d, int written_exponent)
 {
     int significant = 0, after_point = 0;
@@ -418,7 +423,7 @@ static void take_apart_long(struct decimal *d, int written_exponent)
  * too long, and the state machine must read it. `p` is at a digit or a minus. */
 static const char *quick(const char *p, const char *end, struct decimal *d)
 {
-    /* larger exponents are cut to this one, which the digits of NUMBERS_CHARS characters cannot offset */
+    /* a larger exponent counts as this one, which the digits of NUMBERS_CHARS characters cannot make up for */
     enum { SATURATED = 100000 };
     const char *const start = p;
     d->negative = *p == '-';
@@ -503,7 +508,7 @@ enum state {
 enum character { NAUGHT, DIGIT, DOT, EXP, MINUS_SIGN, PLUS_SIGN, OTHER, CHARACTERS };
 
 static const uint8_t next_state[NUMBER_STATES][CHARACTERS] = {
-    /* columns:  0         1-9       .         e E       -         +         other */
+    /* the columns are the states after each of these characters: 0, 1-9, ., e E, -, +, other */
     [MINUS] = { ZERO, INTEGER, WRONG, WRONG, WRONG, WRONG, WRONG },
     [ZERO] = { WRONG, WRONG, POINT, E, COMPLETE, COMPLETE, COMPLETE },
     [INTEGER] = { INTEGER, INTEGER, POINT, E, COMPLETE, COMPLETE, COMPLETE },
@@ -562,7 +567,7 @@ void numbers_begin(numbers_reader *reader, numbers_type type)
     memset(reader, 0, offsetof(numbers_reader, text));
     reader->type = type;
     reader->state = START;
-    /* the size of an axis is unknown until an array of that depth is closed */
+    /* -1: the number of elements at this depth is unknown until an array of that depth is closed */
     for (int i = 0; i < NUMBERS_RANK; i++) reader->shape[i] = -1;
 }
 
@@ -571,7 +576,7 @@ static const char *check_place(const numbers_reader *r, bool opens)
 {
     int d = r->depth;
     if (opens && d == NUMBERS_RANK) return "arrays are nested deeper than 4";
-    if (d == 0) return NULL; /* the outermost array may always stand here */
+    if (d == 0) return NULL; /* the outermost array may stand here in any case */
     if (opens && r->leaf_depth == d) return "this array is nested deeper than the ones before it";
     if (!opens && r->leaf_depth > d) return "an array is expected, for the elements before are arrays";
     if (r->shape[d - 1] >= 0 && r->count[d - 1] == r->shape[d - 1])
@@ -586,7 +591,7 @@ static void open_array(numbers_reader *r)
     r->state = FIRST;
 }
 
-/* Ends the innermost open array. Returns NULL, or text that says what is wrong. */
+/* Ends the innermost open array. Returns NULL, or text that says what is wrong with the array. */
 static const char *close_array(numbers_reader *r)
 {
     int d = r->depth;
@@ -602,7 +607,7 @@ static const char *close_array(numbers_reader *r)
     return NULL;
 }
 
-/* Counts an element that was written, in its array. */
+/* Counts an element that was written, in the array that contains it. */
 static void count_element(numbers_reader *r)
 {
     r->leaf_depth = r->depth;
@@ -611,9 +616,9 @@ static void count_element(numbers_reader *r)
     r->state = AFTER;
 }
 
-/* Reads numbers separated by commas from p on. check_place() has accepted the first number, and there is room for it.
- * Nearly all numbers are read here. Returns the text behind the last one. *error: what is wrong with the number
- * there. */
+/* Reads numbers separated by commas from p on. check_place() has accepted the first number, and `out` has room for it.
+ * Nearly all numbers are read by this function. Returns the text behind the last number that it took. *error: what is
+ * wrong with the number there. */
 static const char *take_run(numbers_reader *r, const char *p, const char *end, void *out, size_t index, size_t room,
                             const char **error)
 {
@@ -663,7 +668,7 @@ struct feed {
     void *const out;
     const size_t room;
     const char *error;
-    bool at_token; /* true: the error is at the start of the token, and not at p */
+    bool at_token; /* true: the error is at the start of the token (number or word) that contains p, and not at p */
     bool full;     /* true: `out` has no room for the next element */
 };
 
@@ -677,7 +682,7 @@ static inline bool is_space(char c)
     return c == ' ' || c == '\n' || c == '\t' || c == '\r';
 }
 
-/* Returns the number of the bare word (such as NaN without quotes) that begins like this, or BARE_WORDS if none may
+/* Returns which bare word (a word without quotes, such as NaN) begins with this character, or BARE_WORDS if none may
  * stand here. */
 static int bare_word(const numbers_reader *r, const char *begin)
 {
@@ -940,8 +945,8 @@ static const uint64_t powers_of_ten[POWER_MAX - POWER_MIN + 1] = {
     0x8F7E32CE7BEA5C70, 0xB35DBF821AE4F38C,                                                             /* from 1e44 */
 };
 
-/* Returns power * c / 2^64, rounded to odd: the lowest bit is also set if a remainder was cut off. A remainder below
- * 2^-31 of a unit counts as zero, because it may come from the rounding of `power`. */
+/* Returns power * c / 2^64, rounded to odd: if a remainder was cut off, the lowest bit is set. A remainder below 2^-31
+ * of a unit counts as none, because it may come from the rounding of `power`. */
 static uint32_t multiply_to_odd(uint64_t power, uint32_t c)
 {
     u128 product = (u128)power * c;
@@ -952,18 +957,19 @@ static uint32_t multiply_to_odd(uint64_t power, uint32_t c)
  * nearest one, ties to even. `narrow_below`: c is a power of two, so the next value below is only half as far away. */
 static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
 {
-    bool even = (c & 1) == 0; /* true: the boundaries themselves also round to c, because ties go to even */
+    /* true: a decimal exactly on a boundary between c and a neighbour also rounds to c, because ties go to even */
+    bool even = (c & 1) == 0;
     int k = narrow_below ? log10_three_quarters_pow2(q) : log10_pow2(q);
-    int h = q + log2_pow10(-k) + 1; /* the shift h is from 1 to 4 */
+    int h = q + log2_pow10(-k) + 1; /* h, by which numbers are shifted left, is from 1 to 4 */
     uint64_t power = powers_of_ten[-k - POWER_MIN];
-    /* The value and the two boundaries of its interval, multiplied by four, in units of 10^k. */
+    /* The value and the two boundaries of the interval that rounds to it, all multiplied by four, in units of 10^k. */
     uint32_t lower = multiply_to_odd(power, (4 * c - 2 + narrow_below) << h) + !even;
     uint32_t value = multiply_to_odd(power, (4 * c) << h);
     uint32_t upper = multiply_to_odd(power, (4 * c + 2) << h) - !even;
 
-    /* If a decimal with one digit less is also inside the interval, it is the result. At most one multiple of 10^(k +
-     * 1) is inside. For s < 10 it could only be 0 or 10, which is no shorter. The processor could not predict a branch
-     * here, so both cases are computed. */
+    /* If a multiple of 10^(k + 1) is inside the interval, it is the result, because it has one digit less. At most one
+     * is inside. For s < 10 it could only be 0 or 10, which is no shorter than s. Both cases are computed without a
+     * branch, because the processor could not predict it. */
     uint32_t s = value / 4, tenth = s / 10, middle = 4 * s + 2;
     bool tenth_inside = lower <= 40 * tenth, next_tenth_inside = 40 * tenth + 40 <= upper;
     bool inside = lower <= 4 * s, next_inside = 4 * s + 4 <= upper;
@@ -1006,7 +1012,7 @@ static const uint32_t integer_tens[] = { 1, 10, 100, 1000, 10000, 100000, 100000
 /* Returns the number of decimal digits of n. The number 0 has one digit. */
 static int count_digits(uint32_t n)
 {
-    /* log10(2) is about 1233 / 2^12; the guess is right or one too few */
+    /* log10(2) is about 1233 / 2^12; this guess of the number of digits is right or one too few */
     int guess = (32 - __builtin_clz(n | 1)) * 1233 >> 12;
     return guess + (n >= integer_tens[guess]) + (n == 0);
 }
@@ -1027,7 +1033,7 @@ static size_t write_decimal(uint32_t s, int k, char *text)
     /* numbers from 0.0001 to 999999999 are written without an exponent */
     enum { ZEROS_AFTER_POINT = 3, INTEGER_DIGITS = 9 };
     int count = count_digits(s), point = count + k; /* the position of the point: s * 10^k = 0.digits * 10^point */
-    s *= integer_tens[9 - count];                   /* now s has nine digits, padded with trailing zeros */
+    s *= integer_tens[9 - count];                   /* now s has nine digits: its own, followed by zeros */
     char first = (char)('0' + s / 100000000);
     uint64_t others = eight_digits(s % 100000000), zeros = UINT64_C(0x3030303030303030);
     /* Now count is the number of digits without trailing zeros. */
@@ -1077,7 +1083,7 @@ static size_t format_floating(const struct format *f, uint32_t code, char *text)
     int q = f->min_exponent - f->fraction_bits + (exponent ? exponent - 1 : 0);
     *text = '-';
     text += negative;
-    /* an integer whose neighbours are at most 1 away: its own digits are the shortest text */
+    /* the value is an integer and its neighbours are at most 1 away, so its own digits are the shortest text */
     if (q <= 0 && q >= -f->fraction_bits && (c & ((1u << -q) - 1)) == 0)
         return negative + write_decimal(c >> -q, 0, text);
     int k;

@@ -60,21 +60,23 @@ typedef struct numbers_reader {
     /* The caller may read the members below. */
     uint64_t elements; /* number of elements appended so far */
     uint64_t offset;   /* characters taken; after NUMBERS_BAD the position of the error */
-    const char *error; /* static text that completes "at offset 17: "; NULL: no error */
-    bool bare_words;   /* set by the caller: NaN, infinities, true and false may have no quotes */
-    int rank;          /* number of axes; valid after NUMBERS_DONE */
+    /* static text that says what is wrong, to stand behind words such as "at offset 17: "; NULL: no error */
+    const char *error;
+    bool bare_words; /* set by the caller: NaN, infinities, true and false may have no quotes */
+    int rank;        /* number of axes; valid after NUMBERS_DONE */
     int64_t shape[NUMBERS_RANK];
 
     /* The members below belong to the reader; the caller leaves them alone. */
     numbers_type type;
     int state;                   /* state of the grammar; numbers.c has the diagram */
     int depth;                   /* number of brackets that are open */
-    int leaf_depth;              /* depth of the arrays that contain the elements; 0: not known yet */
+    int leaf_depth;              /* depth of the arrays that directly contain numbers; 0: not known yet */
     int64_t count[NUMBERS_RANK]; /* number of elements of the open array at each depth */
-    uint64_t token;              /* offset in the whole text of the token that is being read */
-    bool fractional; /* some element was not an integer literal; fraction_element is the first such element */
+    uint64_t token;              /* offset in the whole text of the token (number or word) that is being read */
+    /* true: some element was not an integer literal; fraction_element is the index of the first such element */
+    bool fractional;
     uint64_t fraction_element;
-    bool truths; /* some element was true or false; truth_element is the first such element */
+    bool truths; /* true: some element was true or false; truth_element is the index of the first such element */
     uint64_t truth_element;
     /* Inside a string: the number of the word in it, and how many characters of the word were read. Inside a number:
      * `held` characters are in `text`. */
@@ -89,8 +91,9 @@ void numbers_begin(numbers_reader *reader, numbers_type type);
 numbers_status numbers_read(numbers_reader *reader, const char *text, size_t count, void *out, size_t room,
                             size_t *taken, size_t *written);
 
-/* Call this after NUMBERS_BAD, to go on with a reader of another grammar. Returns which state the bad token began in,
- * and copies the *length characters of the token that were taken to `token`. The rest of it is at text + taken. */
+/* Call this after NUMBERS_BAD, to read on with a reader of another grammar. A token is a number or a word. Returns
+ * which state the bad token began in, and copies the *length characters of it that were taken to `token`. The rest of
+ * the token is at text + taken. */
 /* the state in which a token begins: behind '[', behind ',', behind a value */
 typedef enum numbers_place { NUMBERS_FIRST, NUMBERS_NEXT, NUMBERS_AFTER } numbers_place;
 numbers_place numbers_stopped(const numbers_reader *reader, char token[NUMBERS_CHARS], size_t *length);

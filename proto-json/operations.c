@@ -18,7 +18,7 @@
 #define INPUTS_OF_BACKWARD              (INPUTS | OUTPUTS ATTN_TENSOR_MAP(IF_IN_BACK))
 #define GRADIENTS                       (UINT64_C(0) ATTN_TENSOR_MAP(IF_OUT_BACK))
 
-/* Two KServe models of an operation for the same dtype: without and with causal. */
+/* Two KServe models of an operation for one dtype: the first without causal, the second with causal. */
 #define OF_DTYPE(name, op, fixed, dtype)       \
     { name, op, false, fixed, dtype },         \
     {                                          \

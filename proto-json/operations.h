@@ -14,16 +14,17 @@ enum {
     PROTO_OP_DECODE = ATTN_OP_COUNT, /* a forward whose keys and values are in caches of the server */
     PROTO_OP_APPEND,                 /* adds keys and values to one cache, and computes nothing */
     PROTO_OP_CHECK,                  /* judges the results that the client sends: says what is wrong with them */
-    PROTO_OP_MERGE, /* results of the same queries over different parts of the keys become one result */
+    PROTO_OP_MERGE, /* a merge: results of the same queries over different parts of the keys become one result */
     PROTO_OP_COUNT
 };
 
-/* A model of KServe: a name for an operation together with options that some clients cannot send. */
+/* A model of KServe: a name that stands for an operation with certain options, because some clients cannot send
+ * options. */
 typedef struct proto_model {
     const char *name;
     proto_op op;
     bool causal; /* true: the model sets the option causal */
-    bool fixed;  /* true: q must have the dtype in the next member */
+    bool fixed;  /* true: q must have the dtype in the next member; false: any dtype */
     attn_dtype dtype;
 } proto_model;
 
@@ -41,43 +42,45 @@ typedef struct proto_tensor_doc {
 typedef struct proto_operation {
     const char *name; /* name in messages, in metrics and in /v1/info, such as "decode" */
     const char *path; /* path of the route, such as "/v1/attention/decode" */
-    attn_op op;       /* the op of its problems, as attn_check() and the kernels see it */
+    attn_op op;       /* the attn_op of the operation's problems, for attn_check() and the kernels */
 
-    bool computes; /* true if a device computes the problem */
-    /* true: a device merges the tensors in `parts` (attn_merge()); the problem has only the other tensors */
+    bool computes; /* true: a device computes the operation's problems */
+    /* true: a merge. A device merges the tensors in the request's `parts` (attn_merge()); the attn_problem has only the
+     * other tensors */
     bool merges;
     bool takes_caches; /* true: keys and values are in caches of the server, and the request is a cache transaction */
     /* keys and values are in caches only if the request has the member `caches`: see proto_uses_caches() */
     bool may_take_caches;
-    bool cache_in_path; /* true: the URL's path names the one cache; otherwise the member `caches` names all caches */
-    bool envelope;      /* one body may hold several problems: {"requests": [...]} */
+    /* true: the URL's path names the one cache; false: the member `caches` of the request names the caches */
+    bool cache_in_path;
+    bool envelope; /* true: one body may hold several problems, {"requests": [...]} (an envelope) */
 
-    /* the processor judges the client's results (kernels/judge/judge.h); a device may compute the float64 results with
-     * which they are compared */
+    /* true: the processor judges results that the client sends (kernels/judge/judge.h); a device may compute the float64
+     * results with which the client's results are compared */
     bool judges;
 
     uint64_t takes; /* inputs that a problem may have */
-    /* inputs that a problem must have. With the member `context` (a saved forward) it needs only those with role
-     * IN_BACK */
+    /* inputs that a problem must have. With the member `context` (a saved forward) only those of them whose role is
+     * IN_BACK are needed */
     uint64_t needs;
     uint64_t appends; /* inputs that are appended to caches of keys and values */
     uint64_t gives;   /* outputs that the member `outputs` may name */
-    /* those tensors of `takes` that are results of the client to be judged; a problem needs at least one */
+    /* inputs in `takes` that are results of the client to be judged; a problem must have at least one of them */
     uint64_t judged;
     uint64_t usual; /* default outputs: those of a problem that does not have the member `outputs` */
-    /* The required member that replaces `outputs`; NULL: the operation has `outputs`. That member may also name numbers
-     * of PROTO_COUNT_MAP. */
+    /* Name of the required member that this operation has in place of `outputs`; NULL: the operation has `outputs`.
+     * That member may also name numbers of PROTO_COUNT_MAP. */
     const char *asks;
-    uint64_t beside_caches; /* inputs that a problem may have together with the member `caches` */
+    uint64_t beside_caches; /* inputs that a problem may have if the request also has the member `caches` */
 
     const proto_model *models; /* KServe's names for the operation, model_count of them */
     int model_count;           /* number of `models`; 0: KServe does not offer the operation */
 
     /* Texts for messages and for the OpenAPI document follow. */
-    const char *members;               /* "q and caches": the required members, for a message */
+    const char *members;               /* the required members in words, such as "q and caches", for a message */
     const char *title;                 /* how the names of its schemas begin, such as "Decode" */
     const char *summary, *description; /* texts about the operation's route, for the OpenAPI document */
-    const char *answer;                /* what a 200 answer contains */
+    const char *answer;                /* for the OpenAPI document: what an answer with status 200 contains */
     /* descriptions of tensors that differ in this operation; NULL: attn_tensors[] describes all tensors */
     const proto_tensor_doc *tensors;
 } proto_operation;
@@ -96,8 +99,8 @@ static inline bool proto_gives_tensor(proto_op op, attn_tensor_id id)
     return proto_operations[op].gives >> id & 1;
 }
 
-/* Returns whether work is left after the checks. If not, the route's handler answers as soon as the body has passed all
- * checks. */
+/* Returns whether the operation has work to do after the checks of the body. If not, the route's handler answers as
+ * soon as the body has passed them. */
 static inline bool proto_is_run(const proto_operation *operation)
 {
     return operation->computes || operation->merges || operation->takes_caches || operation->judges;

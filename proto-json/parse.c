@@ -48,8 +48,8 @@ static int tensor_named(const char *name)
     return id;
 }
 
-/* Returns the first operation with an option or an input tensor of this name, or PROTO_OP_COUNT if there is none.
- * Results that a check judges are not searched. */
+/* Returns the first operation that has an option or an input tensor of this name; PROTO_OP_COUNT: none has. Results
+ * that a check judges do not count as inputs here. */
 static proto_op op_of(const char *name)
 {
     const int id = tensor_named(name);
@@ -84,7 +84,7 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     }
     if (!strcmp(name, "requests"))
         return attn_fail(err, ATTN_INVALID, member,
-                         /* only a problem inside the list `requests` can come here */
+                         /* only a problem inside the list `requests` can have this error */
                          "requests: must be the only member of the body");
     for (int t = 0; t < ATTN_TENSOR_COUNT; t++)
         if (proto_takes_tensor(op, (attn_tensor_id)t)) text_consider(&best, attn_tensors[t].name);
@@ -94,8 +94,8 @@ static attn_status foreign(proto_op op, const char *name, attn_error *err)
     return tree_unknown(own, NULL, &best, listed, err);
 }
 
-/* Checks the members that stand beside `context` (the id of a saved forward). The problem comes from the saved forward,
- * so only members that a backward adds may be given. */
+/* Checks the members of a backward that has the member `context` (the id of a saved forward). The problem comes from
+ * the saved forward, so only members that a backward adds may be given. */
 static attn_status beside_context(const cJSON *object, attn_error *err)
 {
     for (const cJSON *member = object->child; member; member = member->next) {
@@ -109,7 +109,7 @@ static attn_status beside_context(const cJSON *object, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks a problem whose keys and values are in caches, as far as possible without reading the caches. */
+/* Checks a problem whose keys and values are in caches, as far as this is possible without the caches. */
 static attn_status of_caches(const struct parse_reader *r, const proto_item *item, attn_error *err)
 {
     const proto_operation *const operation = &proto_operations[r->op];
@@ -141,7 +141,8 @@ static attn_status of_caches(const struct parse_reader *r, const proto_item *ite
     return ATTN_OK;
 }
 
-/* Reads a result that a check is to judge. Its shape is compared with the problem's when all members are read. */
+/* Reads a result that a check is to judge. Its shape is compared with the problem's later, when all members have been
+ * read. */
 static attn_status judged(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, proto_item *item,
                           attn_error *err)
 {
@@ -150,7 +151,7 @@ static attn_status judged(const struct parse_reader *r, attn_tensor_id id, const
     return parse_tensor(r, id, value, &item->results[id], err);
 }
 
-/* Decides whether a check is about a forward or a backward, and refuses a check that has nothing to judge. */
+/* Decides whether a check judges the results of a forward or of a backward, and refuses a check without results. */
 static attn_status to_judge(proto_item *item, attn_error *err)
 {
     bool backward = item->asked == ATTN_OP_BACKWARD || item->problem.dout.rank > 0;
@@ -164,7 +165,8 @@ static attn_status to_judge(proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* Checks which members of an observe operation may stand together, in so far as the caches need not be read. */
+/* Checks which members of an observe operation may stand together, as far as this is possible without reading the
+ * caches. */
 static attn_status of_observe(const struct parse_reader *r, const cJSON *value, proto_item *item, attn_error *err)
 {
     const proto_operation *const operation = &proto_operations[r->op];
@@ -348,8 +350,8 @@ attn_status proto_parser_shared(proto_parser *parser, proto_shared **shared, int
     return parser->format->shared ? parser->format->shared(parser->reader, shared, count, err) : ATTN_OK;
 }
 
-/* Returns whether attn_check() checks only the sizes of this tensor. It reads the values of tensors that are not in
- * `may`. */
+/* Returns whether the tensor is in `may`: the host does not read the values of these tensors, because attn_check()
+ * needs only their sizes. */
 bool proto_may_lie_on_device(attn_tensor_id id)
 {
     static const uint64_t may = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(dout) |
@@ -372,7 +374,7 @@ static attn_status no_memory(attn_error *err)
     return attn_fail(err, ATTN_NO_MEMORY, "", "no memory to read the request");
 }
 
-/* Reads an envelope {"requests": [...]}, which may have no other member. */
+/* Reads an envelope (a body with several problems), {"requests": [...]}. It may have no other member. */
 static attn_status envelope(const proto_parser *d, const struct parse_reader *r, const cJSON *root, proto_call *call,
                             attn_error *err)
 {
@@ -423,7 +425,7 @@ static attn_status envelope(const proto_parser *d, const struct parse_reader *r,
     return ATTN_OK;
 }
 
-/* Makes room in the caller's memory, behind the extracted values, for the tensors that the parser makes. */
+/* Makes room for the tensors that the parser makes, in the caller's memory behind the extracted values. */
 static attn_status make_room(struct format_body *body, struct parse_room *room, attn_error *err)
 {
     const cJSON *const requests = cJSON_GetObjectItemCaseSensitive(body->root, "requests");

@@ -24,14 +24,16 @@ struct parse_room {
     size_t left;
 };
 
-/* The state that all functions share that read one body. */
+/* What all functions that read one body share. */
 struct parse_reader {
     proto_op op;
     const scan_extract *extracts;
     int extract_count;
     uint8_t *memory;
     bool sequence; /* true: `sequence_id` of KServe replaces `caches` */
-    int gradients; /* one more than the index of the last part whose gradient KServe names as an output */
+    /* for a merge in a KServe body: one more than the index of the last part whose gradient the body names as an
+     * output */
+    int gradients;
     struct parse_room *room;
 };
 
@@ -41,23 +43,24 @@ struct parse_reader {
 attn_status parse_tensor(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
                          attn_error *err);
 
-/* Returns an upper bound on the bytes of parse_room that a problem's members need, in a body with `bytes` bytes of
- * tensors. */
+/* Returns an upper bound on the bytes of parse_room (room for the parser's own tensors) that a problem's members need,
+ * in a body with `bytes` bytes of tensors. */
 size_t parse_room_of(const cJSON *problem, size_t bytes);
 
 /* Makes cu_seqlens_k, the start of each sequence's keys, for packed queries with keys [B, Sk, Hk, D]. */
 void parse_starts_of_keys(const struct parse_reader *r, attn_problem *p);
 
-/* Checks that the size that a body gives for a tensor's bytes matches the tensor's shape and dtype. A format's reader
- * calls this before the bytes arrive. `what` is the format's name of that size. An impossible shape passes here,
- * because parse_tensor() refuses it. */
+/* Checks that the size that a body gives for a tensor's bytes matches the tensor's shape and dtype. The reader of a
+ * format calls this before the tensor's bytes arrive. `what` is the format's name of that size. An impossible shape
+ * passes here, because parse_tensor() refuses it. */
 attn_status parse_size(attn_tensor_id id, const cJSON *of_shape, const proto_dtype *dtype, const char *what,
                        int64_t size, const char *pointer, attn_error *err);
 
-/* Returns a hint for a value that should be a number, true or false, or an array; "" if there is none. */
+/* Returns a hint for a value of the wrong type, where a number, true or false, or an array is needed; "" if there is
+ * none. */
 const char *parse_value_suggestion(const cJSON *value);
 
-/* Returns a hint for a value that should be an integer and must be given; "" if there is none. */
+/* Returns a hint for a value that should be an integer and cannot be left out; "" if there is none. */
 const char *parse_integer_suggestion(const cJSON *value);
 
 /* Returns a hint for a dtype that the tensor cannot have: what to write instead. For an output it offers no
@@ -72,14 +75,15 @@ attn_status parse_parts(const struct parse_reader *r, const cJSON *value, proto_
 
 /* Returns whether the name is that of a tensor of a merge's part, such as parts.3.out. */
 bool parse_parts_has(const char *name);
-/* Reads the tensor of a part from `member` of `object`, whose name parse_parts_has() has recognized. */
+/* Reads a tensor of a merge's part, which `object` has as its member `member`. parse_parts_has() must have accepted the
+ * member's name. */
 attn_status parse_parts_named(const struct parse_reader *r, const cJSON *object, const cJSON *member, proto_item *item,
                               attn_error *err);
 
 /* Checks a merge whose members are read, converts its lse, and prepares its outputs. */
 attn_status parse_parts_done(const struct parse_reader *r, proto_item *item, attn_error *err);
 
-/* Writes "parts.3." before the text of an error about a tensor of part 3. */
+/* Puts "parts.3." before the text of an error about a tensor of part number 3 of a merge. */
 void parse_parts_name(int number, attn_error *err);
 
 /* ---- parse_options.c -------------------------------------------------------------------------------------------- */

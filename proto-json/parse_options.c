@@ -152,7 +152,7 @@ static attn_status wrong_word(const char *name, const char *step, const cJSON *v
                      tree_describe(value, quote), rule, suggestion);
 }
 
-/* Makes the error for a value that is not one of the words that are allowed. */
+/* Makes the error for a value that is not one of the words that the option allows. */
 static attn_status wrong(const char *name, const char *step, const cJSON *value, const char *rule, attn_error *err)
 {
     return wrong_word(name, step, value, rule, parse_value_suggestion(value), err);
@@ -168,8 +168,8 @@ static attn_status wrong_bool(const char *name, const cJSON *value, attn_error *
     return wrong_word(name, NULL, value, "true or false", suggestion, err);
 }
 
-/* Makes the error for a value that should be an integer. `step`: the value is one number of a pair, which cannot be
- * left out alone. */
+/* Makes the error for a value that should be an integer. With `step`, the value is one number of a pair, which cannot
+ * be left out alone. */
 static attn_status wrong_integer(const char *name, const char *step, const cJSON *value, const char *rule,
                                  attn_error *err)
 {
@@ -192,7 +192,7 @@ static attn_status integer(const proto_option *o, const char *step, const cJSON 
     return wrong_integer(o->name, step, value, rule, err);
 }
 
-/* Adds a name to the list after "must be", with commas and `or`. */
+/* Adds a name to the list of names after "must be" in a message, with commas and `or`. */
 static void list_add(struct text *list, const char *name, bool last)
 {
     if (list->used > 0) text_put_string(list, last ? " or " : ", ");
@@ -229,8 +229,8 @@ static attn_status choice(const proto_option *o, const cJSON *value, int *to, at
     return wrong_word(o->name, NULL, value, rule, tree_suggestion(o->name, &best, suggestion), err);
 }
 
-/* Number of names that `outputs`, or the member in its place, may have: outputs by attn_tensor_id, then counted
- * numbers. */
+/* Number of names that the member `outputs` may contain, or the member in its place: outputs by attn_tensor_id, then
+ * the numbers of PROTO_COUNT_MAP. */
 enum { NAMES = ATTN_TENSOR_COUNT + PROTO_COUNTS };
 static const char *name_at(proto_op op, int n)
 {
@@ -284,8 +284,8 @@ static attn_status output_names(const proto_option *o, proto_op op, const cJSON 
 
 _Static_assert(ATTN_TENSOR_COUNT + PROTO_COUNTS <= 64, "names are a mask of 64 bits");
 
-/* Copies the text if it is an id. It does not use strspn(), which would build its table again for each of a thousand
- * ids. */
+/* Copies the text if it has the form of an id. strspn() is not used, because it would build its table anew for each of
+ * up to a thousand ids. */
 static bool is_identifier(const char *text, char to[PROTO_CONTEXT_BYTES])
 {
     static const bool allowed[256] = {

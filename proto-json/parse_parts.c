@@ -2,7 +2,7 @@
  *
  *     "parts": [{"out": {...}, "lse": {...}}, ...]            "parts.0.out": {...}, "parts.0.lse": {...}, ...
  *
- * The tensors of a part are read like out and lse of the table of tensors, and errors name the part. */
+ * The tensors of a part are read by the rows of out and lse in ATTN_TENSOR_MAP. Errors name the part. */
 #include "parse_internal.h"
 
 #include <math.h>
@@ -17,11 +17,11 @@
 
 #define PARTS "parts"
 
-/* The tensors of a part of a merge and the gradients of a part, in the order of their numbers. */
+/* Which tensors a part of a merge has, and which gradients, in the order of their numbers (proto_tensor_name()). */
 static const attn_tensor_id of_part[] = { ATTN_T_out, ATTN_T_lse }, of_gradient[] = { ATTN_T_dout, ATTN_T_dlse };
 
-/* Returns the number of tensor `which` (0 or 1) of a part. Numbers below ATTN_TENSOR_COUNT are the problem's own
- * tensors. */
+/* Returns the number of tensor `which` of a part of a merge (0: out, 1: lse). Numbers below ATTN_TENSOR_COUNT are the
+ * problem's own tensors. */
 static int number_of(int part, int which)
 {
     return ATTN_TENSOR_COUNT + 2 * part + which;
@@ -46,7 +46,8 @@ const char *proto_tensor_name(int number, bool result, char name[PROTO_NAME_BYTE
     return name;
 }
 
-/* Reads "parts.12." at the start of a name. Returns the rest of the name, or NULL if the name starts otherwise. */
+/* Reads a prefix such as "parts.12." of a tensor's name. *part becomes 12. Returns the name behind the prefix, or NULL
+ * if the name has no such prefix. */
 static const char *skip_part(const char *name, int *part)
 {
     static const char begin[] = PARTS ".";
@@ -95,7 +96,8 @@ static attn_status make(proto_item *item, int count, bool named, attn_error *err
     return ATTN_OK;
 }
 
-/* Reads a tensor of a part. `where` is the JSON pointer to the tensor. Errors point there and name the part. */
+/* Reads a tensor of a part of a merge. `where` is the JSON pointer to the tensor, for errors, which also name the
+ * part. */
 static attn_status read_tensor(const struct parse_reader *r, proto_parts *parts, int number, const cJSON *value,
                                const char *where, attn_error *err)
 {
@@ -228,7 +230,7 @@ static void locate(const proto_parts *parts, attn_error *err)
     if (after_part) *after_part = '.';
 }
 
-/* Makes the error for element `at` of tensor t, whose number is `number`. */
+/* Makes the error for the value of element `at` of the tensor t of a part; `number` is the tensor's number. */
 static attn_status refuse_value(const proto_parts *parts, int number, const attn_tensor *t, int64_t at,
                                 const char *rule, attn_error *err)
 {
@@ -240,7 +242,8 @@ static attn_status refuse_value(const proto_parts *parts, int number, const attn
     for (int a = t->rank - 1; a >= 0; a--) indices[a] = at % t->shape[a], at /= t->shape[a];
     for (int a = 0; a < t->rank; a++) text_printf(&text, "%s%lld", a ? ", " : "[", (long long)indices[a]);
     text_put_char(&text, ']');
-    if (isnan(x)) snprintf(is, sizeof is, "nan"); /* printf() would write a NaN's sign, too */
+    /* "nan" is written here, because printf() would also write the sign of a NaN */
+    if (isnan(x)) snprintf(is, sizeof is, "nan");
     else snprintf(is, sizeof is, "%.10g", x);
     if (number < ATTN_TENSOR_COUNT) snprintf(member, sizeof member, "/%s/data", name);
     else snprintf(member, sizeof member, "/" PARTS "/%d/lse/data", part_of(number));
@@ -249,8 +252,8 @@ static attn_status refuse_value(const proto_parts *parts, int number, const attn
     return ATTN_INVALID;
 }
 
-/* Converts the lse of each part to base e, and the lse of empty parts to -inf. Refuses NaN, and +inf where the request
- * does not say that empty parts have it. */
+/* Converts the lse of each part of a merge to base e, and the lse of empty parts to -inf. Refuses NaN. Refuses +inf
+ * too, unless the request says that empty parts have it. */
 static attn_status convert_lse(const proto_item *item, attn_error *err)
 {
     const proto_parts *const parts = item->parts;
@@ -258,7 +261,8 @@ static attn_status convert_lse(const proto_item *item, attn_error *err)
         const attn_tensor *const t = &parts->at[p].lse;
         float *const lse = t->data;
         int64_t elements = 0;
-        (void)attn_shape_elements(t->rank, t->shape, &elements); /* cannot fail, because the shape was checked before */
+        /* this cannot fail, because the shape was checked before */
+        (void)attn_shape_elements(t->rank, t->shape, &elements);
         for (int64_t i = 0; i < elements; i++) {
             if (isnan(lse[i]) || (lse[i] == INFINITY && !item->empty_lse))
                 return refuse_value(parts, number_of(p, 1), t, i,
@@ -283,7 +287,7 @@ static attn_status check_sinks(const proto_item *item, attn_error *err)
     return ATTN_OK;
 }
 
-/* Sets shape and dtype of the outputs that the request wants. They have no memory yet. */
+/* Sets shape and dtype of the outputs of a merge that the request wants. The outputs have no memory yet. */
 static void make_outputs(proto_item *item)
 {
     attn_problem *const p = &item->problem;

@@ -91,12 +91,12 @@ static attn_status shape(attn_tensor_id id, const cJSON *value, attn_tensor *t, 
     return ATTN_OK;
 }
 
-/* Returns whether the brackets of an array agree with the shape. A flat list of the right length agrees. An array
- * without elements agrees if it ends at the shape's first 0. */
+/* Returns whether the nesting of an array of numbers agrees with the tensor's shape. A flat list of the right length
+ * agrees. An array without elements agrees if it ends at the shape's first 0. */
 static bool nesting_fits(const scan_extract *extract, const attn_tensor *t)
 {
     if (extract->rank == 1 && (t->rank > 1 || extract->shape[0] == t->shape[0]))
-        return true; /* true, because other code checks the number of elements */
+        return true; /* true, because the number of elements is checked elsewhere */
     if (extract->rank > t->rank || (extract->rank < t->rank && extract->elements)) return false;
     for (int a = 0; a < extract->rank; a++)
         if (extract->shape[a] != t->shape[a]) return false;
@@ -113,7 +113,7 @@ static const char *nesting_suggestion(const scan_extract *extract, const attn_te
                : "";
 }
 
-/* Returns the dtype for which this number of bytes would be right, or NULL. */
+/* Returns the dtype for which a tensor of `elements` elements has this number of bytes; NULL: there is none. */
 static const char *dtype_of_bytes(const proto_dtype *dtype, uint64_t bytes, uint64_t elements)
 {
     static const struct {
@@ -149,7 +149,7 @@ static const char *bytes_suggestion(attn_tensor_id id, const proto_dtype *dtype,
     return suggestion;
 }
 
-/* Returns a hint for a wrong number of bytes. */
+/* Returns a hint for a tensor that has the wrong number of bytes. */
 static const char *length_suggestion(attn_tensor_id id, const scan_extract *extract, const uint8_t *bytes,
                                      const proto_dtype *dtype, uint64_t elements,
                                      char suggestion[TREE_SUGGESTION_BYTES])
@@ -202,7 +202,7 @@ static attn_status data(const struct parse_reader *r, attn_tensor_id id, const c
     char quote[TREE_QUOTE_BYTES], is[SHAPE_BYTES], must[SHAPE_BYTES], suggestion[TREE_SUGGESTION_BYTES];
     const scan_extract *extract;
     int64_t bytes, elements;
-    /* numbers in a tree (tree.h) are always indices of extracted values; the client's own numbers are text there */
+    /* a number in a tree (tree.h) is always the index of an extracted value; the client's own numbers are text there */
     if (!cJSON_IsNumber(value))
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
                          "%s: data is %s, must be base64 in a string or an array of numbers%s%s", name,
@@ -301,7 +301,8 @@ const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *v
     const char *const word = tree_string(value);
     char name[SUGGESTION_DTYPE_BYTES];
     proto_dtype dtype;
-    const bool four_bits = word && !strcmp(word, "F4"); /* safetensors' F4 has four bits, NumPy's f4 four bytes */
+    /* safetensors' dtype F4 has four bits, NumPy's dtype f4 has four bytes */
+    const bool four_bits = word && !strcmp(word, "F4");
     const bool floating = attn_dtype_floating((attn_dtype)__builtin_ctz(attn_tensor_dtypes(id)));
     const bool known = word && proto_dtype_parse(suggestion_dtype(word, name), &dtype) && !four_bits;
     const char *const found = word ? suggestion_of(attn_tensors[id].name, known ? dtype.name : name) : NULL;
@@ -347,8 +348,9 @@ bool proto_may_be_number(attn_tensor_id id)
     return attn_tensors[id].axes.kind == ATTN_AXES_SPREAD;
 }
 
-/* Returns the bytes of the cu_seqlens_k for this cu_seqlens_q; both have the same length. 0: they exceed a body of
- * `most` bytes. A cu_seqlens_q with fewer numbers than its shape says is refused later. */
+/* Returns the bytes of the cu_seqlens_k that the parser makes, which is as long as this cu_seqlens_q. 0: they would
+ * exceed `most`, the bytes of all tensors in the body. Then cu_seqlens_q has fewer numbers than its shape says, and is
+ * refused later. */
 static size_t bytes_of_starts(const cJSON *cu_seqlens_q, size_t most)
 {
     const cJSON *const shape = cJSON_GetObjectItemCaseSensitive(cu_seqlens_q, "shape");
@@ -370,7 +372,7 @@ size_t parse_room_of(const cJSON *problem, size_t most)
     return bytes;
 }
 
-/* Takes zeroed memory from the room that parse_room_of() has counted. */
+/* Takes zeroed memory from the room for the parser's own tensors (parse_room_of()). */
 static void *take(const struct parse_reader *r, size_t bytes)
 {
     uint8_t *const at = r->room->at;
@@ -385,13 +387,14 @@ void parse_starts_of_keys(const struct parse_reader *r, attn_problem *p)
 {
     if (p->cu_seqlens_q.rank != 1 || p->cu_seqlens_k.rank || p->page_table.rank || p->k.rank != 4) return;
     const int64_t rows = p->cu_seqlens_q.shape[0] - 1, Sk = p->k.shape[1];
-    if (rows < 0 || p->k.shape[0] != rows || Sk > INT32_MAX) return; /* attn_check() will report these errors */
+    /* no message here, because attn_check() reports these errors */
+    if (rows < 0 || p->k.shape[0] != rows || Sk > INT32_MAX) return;
     int32_t *const starts = take(r, (size_t)(rows + 1) * sizeof *starts);
     for (int64_t b = 0; b <= rows; b++) starts[b] = (int32_t)(b * Sk < INT32_MAX ? b * Sk : INT32_MAX);
     p->cu_seqlens_k = attn_tensor_make(starts, ATTN_I32, 1, (const int64_t[]){ rows + 1 });
 }
 
-/* Makes a tensor [1] from a single number, which applies to all heads. */
+/* Makes a tensor of shape [1] from a single number, which applies to all heads. */
 static attn_status number(const struct parse_reader *r, attn_tensor_id id, const cJSON *value, attn_tensor *t,
                           attn_error *err)
 {

@@ -77,16 +77,16 @@ size_t proto_error_write(char *buffer, size_t capacity, proto_error error, const
     X("bool", "BOOL", "BOOL", 1, U8)
 
 typedef struct proto_dtype {
-    const char *name; /* its name in a JSON body */
-    attn_dtype as;    /* the dtype of its elements after conversion */
+    const char *name; /* name of the dtype in a JSON body */
+    attn_dtype as;    /* dtype of its elements after they are decoded */
     size_t bytes;     /* bytes of an element as it is sent, before base64 */
 } proto_dtype;
 
 /* Finds a dtype by any of its three names (JSON, safetensors, KServe), in upper or lower case. */
 bool proto_dtype_parse(const char *name, proto_dtype *dtype);
-/* proto_dtype_takes(): whether the tensor may have this dtype, for some dtypes of the other tensors. proto_dtype_list()
- * writes the wire names of all dtypes that it may have, such as "int32 or int64", and returns `text`.
- * proto_dtype_judged(): whether a result that is judged may have this dtype. */
+/* proto_dtype_takes(): whether the tensor may have this dtype in some problem. proto_dtype_list() writes the wire names
+ * of all dtypes that it may have, such as "int32 or int64", and returns `text`. proto_dtype_judged(): whether the
+ * tensor may have this dtype where it is a result that a check judges. */
 bool proto_dtype_takes(attn_tensor_id id, const proto_dtype *dtype);
 bool proto_dtype_judged(const proto_dtype *dtype);
 enum { PROTO_DTYPE_LIST_BYTES = ATTN_DTYPE_LIST_BYTES + 16 };
@@ -94,8 +94,8 @@ const char *proto_dtype_list(attn_tensor_id id, char text[PROTO_DTYPE_LIST_BYTES
 
 /* ---- Formats ----------------------------------------------------------------------------------------------------- */
 
-/* Returns whether these bytes begin like a safetensors file: with a length below 2^32 in 8 bytes, and '{'. The function
- * needs PROTO_SAFETENSORS_MARK bytes. JSON never has the NULs of such a length. */
+/* Returns whether these bytes, at least PROTO_SAFETENSORS_MARK of them, begin like a safetensors file: with a length
+ * below 2^32 in 8 bytes, and '{'. Such a length has NULs, which JSON never has. */
 enum { PROTO_SAFETENSORS_MARK = 9 };
 bool proto_is_safetensors(const void *bytes, size_t count);
 
@@ -110,13 +110,13 @@ const char *proto_datatype(attn_dtype dtype);
 /* ---- Decoding ---------------------------------------------------------------------------------------------------- */
 
 typedef struct proto_limits {
-    size_t rest_bytes; /* most bytes of a body that are not tensor data */
-    int depth;         /* the deepest nesting of arrays and objects */
-    int members;       /* most members of one object */
-    /* Number of values outside tensor data (numbers, strings, arrays, ...). Each costs cJSON a node. */
+    size_t rest_bytes; /* largest number of bytes of a body that are not tensor data */
+    int depth;         /* limit on the nesting of arrays and objects */
+    int members;       /* largest number of members of one object */
+    /* Largest number of values outside tensor data (numbers, strings, arrays, ...). Each of them costs cJSON a node. */
     int values;
-    int batch;            /* most problems in an envelope {"requests": [...]} */
-    int64_t tensor_bytes; /* most bytes of the tensors of one body, after decoding */
+    int batch;            /* largest number of problems in an envelope {"requests": [...]} */
+    int64_t tensor_bytes; /* largest size in bytes of all tensors of one body, after decoding */
 } proto_limits;
 
 #define PROTO_LIMITS_DEFAULT                                                                 \
@@ -179,12 +179,13 @@ const char *proto_tensor_name(int number, bool result, char name[PROTO_NAME_BYTE
 /* Returns the attn_tensor_id that says which dtypes and axes the tensor has: for parts.3.out it is ATTN_T_out. */
 attn_tensor_id proto_tensor_id(int number);
 
-/* The parts of a merge: results over parts of the keys. */
+/* The parts of a merge, which joins results over different parts of the keys. */
 typedef struct proto_parts {
     int count;
-    bool named;    /* the body names the tensors parts.0.out, ... and has no list of parts */
+    bool named;    /* true: the body names the tensors one by one, parts.0.out, ...; false: it has a list `parts` */
     bool has_back; /* true: the gradients of the parts are wanted */
-    /* `count` parts, followed by their `count` gradients; lse has base e, and is -inf in empty parts */
+    /* first the out and lse of `count` parts, then their `count` gradients; each lse is a natural logarithm, and -inf
+     * in an empty part (no keys) */
     attn_result at[];
 } proto_parts;
 
@@ -193,31 +194,33 @@ typedef struct proto_parts {
 typedef struct proto_item {
     attn_problem problem;
     attn_dtype result_dtype; /* the value of out_dtype or grad_dtype, or its default: see attn_output() */
-    bool has_result_dtype;   /* out_dtype or grad_dtype was given in the body */
-    bool has_seed;           /* problem.seed was given; otherwise the caller draws one for a forward with dropout */
-    bool has_layout;         /* the member `layout` was given */
-    unsigned hints;          /* hints about a valid problem, as bits: see hints.h */
-    uint64_t outputs;        /* bits of attn_tensor_id: the outputs that the answer contains */
+    bool has_result_dtype;   /* true: the body gave out_dtype or grad_dtype */
+    /* true: the body gave problem.seed. If it did not, the caller draws a seed for a forward with dropout */
+    bool has_seed;
+    bool has_layout;  /* true: the body gave the member `layout` */
+    unsigned hints;   /* what looks wrong in a valid problem, as bits: see hints.h */
+    uint64_t outputs; /* bits of attn_tensor_id: the outputs that the answer contains */
     proto_encoding encoding;
-    int64_t verify_rows; /* number of rows to verify; 0: none; or PROTO_VERIFY_ALL */
-    bool save;           /* forward: the client wants the results kept as a context, for one backward */
-    /* For a backward: the id of the context (saved forward) that it uses; empty: none. With an id the problem has only
-     * dout and dlse, is not checked, and the caller sets its other tensors. */
+    int64_t verify_rows; /* number of rows of out to verify; 0: none; PROTO_VERIFY_ALL: all */
+    /* forward: true if the client wants the results kept as a context (saved forward), for one later backward */
+    bool save;
+    /* For a backward: the id of the context (saved forward) that it uses; empty: none. Such a problem has only dout and
+     * dlse and is not checked yet; the caller sets its other tensors. */
     char context[PROTO_CONTEXT_BYTES];
-    /* For a decode: the ids of the caches, one for each row of q. The problem is not checked, k and v are the rows to
-     * append, and the caller sets its other tensors. */
+    /* For a decode: the ids of the caches, one for each row of q. The problem has the rows to append as k and v and is
+     * not checked yet; the caller sets its other tensors. */
     char (*caches)[PROTO_CONTEXT_BYTES];
     int cache_count;
     unsigned counts; /* observe: a bit for each proto_count_id (a number of the answer) that is wanted */
-    /* observe: number of queries and of keys in a tile, for the counts of `tiles`; 0: not given */
+    /* observe: number of queries and of keys in a tile, for the counts of tiles (member `tiles`); 0: not given */
     int64_t tile_size[2];
     int64_t head_dim_v; /* length of a row of V, for flops_forward and flops_backward; 0: the same as that of Q and K */
     proto_parts *parts; /* merge: the parts; NULL: there are none. The proto_call owns them */
-    /* merge: lse_base is 1 if the parts' lse has base 2 (else e); empty_lse is 1 if empty parts have lse +inf (else
-     * -inf) */
+    /* merge: lse_base is 1 if the parts' lse are base-2 logarithms (otherwise natural); empty_lse is 1 if parts without
+     * keys have lse +inf (otherwise -inf) */
     int lse_base, empty_lse;
     attn_tensor *results; /* check: the results to judge, by attn_tensor_id; the proto_call owns them */
-    attn_op asked;        /* check: the member `operation`, which says whose results are judged */
+    attn_op asked;        /* check: the member `operation`, which says which operation's results are judged */
     int64_t timeout_ms;   /* value of the member timeout_ms; 0: not given */
     int64_t priority;     /* value of the member priority, where 1 is the most urgent; 0: not given */
     /* the error of this problem; if its status is not ATTN_OK, the problem is not run and has no result */
@@ -230,7 +233,7 @@ typedef struct proto_item {
  * parse_options.c reads the members by this table, and the OpenAPI document is written from it. The rows of
  * tensors are attn_tensors[] of kernels/attention.h. A new option is a new row. */
 
-enum { PROTO_PRIORITY_USUAL = 128 }; /* the priority of a problem whose body gives none */
+enum { PROTO_PRIORITY_USUAL = 128 }; /* priority of a problem whose body does not give the member `priority` */
 
 /* The types of members. Each comment: the form in JSON, and the C type in proto_item. */
 typedef enum proto_type {
@@ -268,27 +271,28 @@ enum {
 typedef struct proto_option {
     const char *name;
     proto_type type;
-    unsigned ops;      /* operations that take the option: bits PROTO_FORWARD, ... */
-    bool with_context; /* the option may be given with `context` (a saved forward), from which all other options come */
-    size_t offset;     /* offset of the option's value in proto_item */
-    size_t given;      /* offset of the bool in proto_item that becomes true if the option is given; 0: there is none */
+    unsigned ops; /* operations that take the option: bits PROTO_FORWARD, ... */
+    /* true: the option may be given with `context` (a saved forward), from which all other options come */
+    bool with_context;
+    size_t offset; /* offset of the option's value in proto_item */
+    size_t given;  /* offset of the bool in proto_item that becomes true if the option is given; 0: there is none */
     int64_t minimum, maximum;
-    /* the words that the value may be, with NULL at the end. For PROTO_TYPE_PAIR: one word, which is the pair's form in
-     * messages */
+    /* the words that the value may be, with NULL at the end. For PROTO_TYPE_PAIR: one word, which messages show as the
+     * form of the pair */
     const char *const *choices;
-    const char *otherwise; /* the default, as JSON; NULL: the default varies, as `help` explains */
+    const char *otherwise; /* the default value, as JSON; NULL: the default varies, as `help` explains */
     const char *help;
 } proto_option;
 
 extern const proto_option proto_options[]; /* a row whose name is NULL ends the table */
-/* Returns whether the option may be one of the `parameters` of a KServe request. The names and the form of the outputs
- * may not: such a request has other places for them. */
+/* Returns whether the option may be one of the `parameters` of a KServe request. The names of the outputs and their
+ * encoding may not: such a request gives these in other places. */
 bool proto_is_parameter(const proto_option *option);
 
 /* Returns whether a single number may replace this tensor, as if the tensor were an option. */
 bool proto_may_be_number(attn_tensor_id id);
 
-/* The text of the error for a tensor in shared memory, where the server or the parser's caller does not offer shared
+/* The text of the error for a tensor in shared memory, if the server or the parser's caller does not offer shared
  * memory. */
 #define PROTO_NO_SHARED_MEMORY "shared memory is not offered here, send the bytes as binary data"
 
@@ -298,11 +302,11 @@ typedef struct proto_shared {
     attn_tensor_id id;
     bool output;
     int index;                       /* index of the tensor in the inputs or outputs of the body */
-    char region[PROTO_REGION_BYTES]; /* the name under which the client registered the memory */
+    char region[PROTO_REGION_BYTES]; /* the name under which the client registered the memory (region) */
     /* the tensor's range in the registered memory, each number up to 2^53; for an output, `bytes` is the room for it */
     int64_t offset, bytes;
-    bool kernels_only; /* only kernels read or write the tensor */
-    void *to;          /* where the caller copies an input's bytes; proto_parser_shared_room() sets it */
+    bool kernels_only; /* true: only kernels read or write the tensor, so it may stay in a GPU's memory */
+    void *to;          /* for an input: where the caller copies its bytes to; proto_parser_shared_room() sets it */
     /* Address of the tensor in a GPU's memory. The caller sets this before proto_parser_shared_room(). */
     void *device;
 } proto_shared;
@@ -313,9 +317,9 @@ bool proto_may_lie_on_device(attn_tensor_id id);
 
 /* KServe: a sequence of Triton's protocol, whose keys and values are in a cache of the server. The operation is decode,
  * with sequence_id instead of caches. */
-enum { PROTO_SEQUENCE_BYTES = 128 + 1 }; /* with the NUL; Triton accepts names of 128 bytes */
+enum { PROTO_SEQUENCE_BYTES = 128 + 1 }; /* Triton accepts names of 128 bytes; the NUL is one more */
 typedef struct proto_sequence {
-    char id[PROTO_SEQUENCE_BYTES]; /* empty: the request has no sequence */
+    char id[PROTO_SEQUENCE_BYTES]; /* the sequence's id as text; empty: the request has no sequence */
     bool start, end;
 } proto_sequence;
 
@@ -343,7 +347,7 @@ typedef struct proto_call {
     uint64_t binary_parts[2];
     uint64_t shared; /* bits of attn_tensor_id: outputs that go into shared memory and not into the answer */
     proto_sequence sequence;
-    const proto_format *format; /* format of the body */
+    const proto_format *format; /* format in which the body was sent */
     proto_input inputs[PROTO_TENSORS];
 } proto_call;
 
@@ -363,16 +367,17 @@ static inline bool proto_uses_caches(proto_op op, const proto_item *item)
     return proto_operations[op].takes_caches || (proto_operations[op].may_take_caches && item->caches);
 }
 
-/* Sets the format of the answer. ATTN_INVALID: the body has several problems, and the format can hold only one. */
+/* Sets the format of the answer. ATTN_INVALID: the body has several problems, but an answer in this format can hold
+ * only one. */
 attn_status proto_call_answer_as(proto_call *call, const proto_format *format, attn_error *err);
 /* Returns whether the answer has the tensors of this problem as arrays of numbers. */
 bool proto_writes_numbers(const proto_call *call, const proto_item *item);
 
-/* Returns the tensor of this number in the answer to a problem; NULL: the answer does not have it. The caller of a
- * merge also provides memory for the gradients of the parts. */
+/* Returns the tensor with this number in the answer to a problem; NULL: the answer does not have it. For a merge, the
+ * caller also provides memory for the gradients of the parts. */
 attn_tensor *proto_item_result(proto_item *item, int number);
 
-/* Returns the first number from which on proto_item_result() is always NULL. */
+/* Returns a number: proto_item_result() is NULL for it and for all larger numbers. */
 int proto_item_results_end(const proto_item *item);
 
 /* Returns the merge that a problem with parts asks for. The result points into the item. */
@@ -403,12 +408,12 @@ attn_status proto_parser_feed(proto_parser *parser, const void *bytes, size_t co
 
 /* Returns the operation of the body, which is known from the start; for KServe, from proto_parser_kserve() on. */
 proto_op proto_parser_op(const proto_parser *parser);
-/* Returns the bytes of the body so far that are not tensor data. proto_parser_finish() parses these, at some 12 us for
- * 200 bytes. */
+/* Returns how many bytes of the body so far are not tensor data. proto_parser_finish() parses these, which takes some
+ * 12 us for 200 bytes. */
 size_t proto_parser_skeleton_bytes(const proto_parser *parser);
 
-/* Returns the bytes of memory that the parser holds. Small memory is not counted: what never exceeds a few
- * PROTO_HEADER_BYTES. */
+/* Returns the bytes of memory that the parser holds. Memory that never exceeds a few PROTO_HEADER_BYTES is not
+ * counted. */
 size_t proto_parser_held_bytes(const proto_parser *parser);
 
 /* Lists the tensors of a complete body that lie in shared memory: *count of them, inputs first; usually none. Before
@@ -432,7 +437,7 @@ enum { PROTO_CACHE_HEADS = 1024, PROTO_CACHE_TTL_MOST_S = 7 * 86400 };
 
 /* The body of POST /v1/caches. In each member 0 means "not given", unless its comment says otherwise. */
 typedef struct proto_cache {
-    int64_t kv_heads, head_dim, head_dim_v; /* head_dim_v is set to head_dim if the body does not give it */
+    int64_t kv_heads, head_dim, head_dim_v; /* if the body gives no head_dim_v, it is set to head_dim */
     int64_t page_size, ttl_s;
     attn_dtype dtype;
     bool latent;
@@ -456,7 +461,8 @@ attn_status proto_length_read(const void *body, size_t bytes, bool required, int
  * "byte_size": 64}. `offset` may be left out. An INVALID error has a pointer into the body. */
 typedef struct proto_region {
     char key[PROTO_REGION_BYTES];
-    int64_t offset, bytes; /* place of the region in the shared memory object, in bytes; each number is at most 2^53 */
+    /* place of the region in the shared memory object, in bytes: offset and length; each number is at most 2^53 */
+    int64_t offset, bytes;
 } proto_region;
 attn_status proto_region_read(const void *body, size_t bytes, proto_region *region, attn_error *err);
 /* The body that registers a part (region) of a GPU's memory: {"raw_handle": {"b64": "..."}, "device_id": 0,
@@ -484,7 +490,7 @@ typedef enum proto_stage {
 extern const char *const proto_stages[PROTO_STAGE_COUNT];
 
 typedef struct proto_verification { /* the result of `verify`: outputs compared with their recomputation in float64 */
-    double max_abs, relative;       /* largest absolute error of out; this error relative to the largest |out| */
+    double max_abs, relative;       /* largest absolute error of out; the same error divided by the largest |out| */
     int64_t rows;
 } proto_verification;
 

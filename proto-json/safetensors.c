@@ -29,7 +29,7 @@
 
 #define COUNT(array) (sizeof(array) / sizeof *(array))
 
-enum { LENGTH_BYTES = 8, HEADER_MIN = 2 /* the length of {}, the shortest header */, HEADER_ALIGNMENT = 8 };
+enum { LENGTH_BYTES = 8, HEADER_MIN = 2 /* length in bytes of {}, the shortest header */, HEADER_ALIGNMENT = 8 };
 
 #define METADATA "__metadata__"
 #define OFFSETS  "data_offsets"
@@ -46,7 +46,7 @@ struct reader {
     attn_error error; /* the first error; once it is set, every call returns it */
     uint64_t offset;  /* number of bytes of the body that have arrived */
 
-    /* The state of reading the header. */
+    /* The state of reading the file's header: its length, its scanner and its tree. */
     uint8_t length[LENGTH_BYTES];
     uint64_t header_bytes; /* length of the header, known after LENGTH_BYTES bytes of the body */
     scan *header;          /* scanner of the header; NULL: the header has not begun */
@@ -54,7 +54,7 @@ struct reader {
     struct tree_memory trees;
     cJSON *root; /* tree of the header, in `memory`; NULL: the header is not complete */
 
-    /* The tensors, in the order of the file. */
+    /* The tensors of the file, in the order of their bytes. */
     struct slot *slots;
     scan_extract *extracts; /* the tensors' values; their .bytes counts the bytes that have arrived */
     int count, now;         /* number of tensors; index of the first tensor that is not complete */
@@ -101,7 +101,7 @@ static attn_status offsets(struct reader *r, const cJSON *value, struct slot *sl
     return ATTN_OK;
 }
 
-/* Reads the data_offsets of a tensor; parse.c checks the other members that describe the tensor. */
+/* Reads the data_offsets of a tensor. The other members that describe the tensor are left to parse.c. */
 static attn_status describe(struct reader *r, const cJSON *tensor, struct slot *slot)
 {
     static const char *const parts[] = { "dtype", "shape", OFFSETS };
@@ -187,8 +187,8 @@ static attn_status place(struct reader *r)
 
 /* ---- Options of the header --------------------------------------------------------------------------------------- */
 
-/* Returns whether a value of this type is a string in JSON. If so, a string of __metadata__ may contain it without
- * quotes of its own. */
+/* Returns whether JSON writes values of this type as strings. A string of __metadata__ may then contain the value
+ * without quotes of its own. */
 static bool is_word(proto_type type)
 {
     return type == PROTO_TYPE_CHOICE || type == PROTO_TYPE_DTYPE || type == PROTO_TYPE_ID;
@@ -222,8 +222,8 @@ static attn_status no_number(struct reader *r, const char *name, const cJSON *va
                      tree_describe(value, quote));
 }
 
-/* Makes the value of an option from a string of __metadata__: the JSON in the string, or else the string itself, which
- * parse.c then refuses with a reason. */
+/* Makes the value of an option from a string of __metadata__: from the JSON in the string, or else from the string
+ * itself, which parse.c then refuses with a reason. */
 static attn_status option(struct reader *r, const char *name, const char *text)
 {
     const proto_option *o = proto_options;
@@ -299,7 +299,7 @@ static attn_status options(struct reader *r, const cJSON *metadata)
                              "%.*s: is %s in " METADATA ", must be a string that holds JSON: \"true\", \"0.125\"",
                              length, one->string, tree_describe(one, quote));
         for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-            /* `map` is an option as well as an output tensor, so it may stand in __metadata__ */
+            /* `map` is an option as well as an output tensor, so a string of __metadata__ may have this name */
             if (!strcmp(attn_tensors[id].name, one->string) && !proto_may_be_number((attn_tensor_id)id) &&
                 !is_option(one->string))
                 return attn_fail(&r->error, ATTN_INVALID, member, "%s: is a tensor and cannot stand in " METADATA,
@@ -408,13 +408,13 @@ static void pass(struct reader *r)
     while (r->now < r->count && r->extracts[r->now].bytes == size_of(&r->slots[r->now])) r->now++;
 }
 
-/* Returns the length that the body must have. It is known when the header is complete. */
+/* Returns the length in bytes that the body must have. Call this when the header is complete. */
 static uint64_t body_end(const struct reader *r)
 {
     return LENGTH_BYTES + r->header_bytes + (r->count ? (uint64_t)r->slots[r->count - 1].end : 0);
 }
 
-/* Takes those bytes of the piece that belong to the current part of the body (length, header or tensor). */
+/* Takes the bytes of this piece that belong to the current section of the body: length, header or one tensor. */
 static attn_status take(struct reader *r, const uint8_t *bytes, size_t count, size_t *taken)
 {
     attn_status status = ATTN_OK;
@@ -537,8 +537,8 @@ static const char *const dtypes[ATTN_DTYPE_COUNT] = {
 #undef X
 };
 
-/* Lists the numbers of the outputs in the order of the answer's file: larger elements first, so that each tensor is
- * aligned to its elements. Returns how many there are. */
+/* Writes to `order` the numbers of the outputs in the order of the answer's file: larger elements first, so that each
+ * tensor is aligned to its elements. Returns how many there are. */
 static int in_order(proto_item *item, int order[PROTO_TENSORS])
 {
     const int end = proto_item_results_end(item);

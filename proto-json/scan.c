@@ -40,7 +40,7 @@ enum state {
     AFTER, /* a value is complete: ',' or the end of its object or array must follow */
     STRING,
     ESCAPE,    /* after '\' */
-    HEX,       /* inside the four digits of \u */
+    HEX,       /* inside the four hexadecimal digits of an escape \uXXXX */
     LOW_SLASH, /* after a high surrogate: the '\' of the low surrogate must follow */
     LOW_U,     /* after the '\' of a low surrogate: its 'u' must follow */
     MINUS,     /* inside a number: this state and the next ones are named after the character read last */
@@ -58,7 +58,7 @@ enum state {
 
 enum sink { REST, EXTRACTED, NOWHERE };
 
-/* What the member's name that was just read means for its value: tensor values, a dtype, or neither. */
+/* What the name of a member says about its value: that it has tensor values, that it is a dtype, or neither. */
 enum name { NAME_OTHER, NAME_DATA, NAME_DTYPE };
 
 enum { NO_EXTRACT = -1, NO_DTYPE = -1, WORD_BYTES = 32 };
@@ -72,26 +72,27 @@ struct frame {
 
 struct scan {
     proto_limits limits;
-    bool plain;       /* the JSON has no tensor values, so the scanner extracts nothing */
+    bool plain;       /* true: the JSON has no tensor values, so the scanner extracts nothing */
     bool kserve;      /* true: the body is JSON as KServe's clients write it */
     attn_error error; /* the first error; once it is set, every call returns it */
     uint64_t offset;  /* number of bytes in earlier pieces of the body */
 
-    /* The state of the grammar: see invariant 1. */
+    /* The state of JSON's grammar: what may follow the last byte, and which objects and arrays are open. */
     enum state state;
     int depth; /* number of open objects and arrays (frames in use) */
     struct frame frames[PROTO_MAX_DEPTH];
     int values;
-    const char *literal; /* the letters of true, false or null that must still follow */
+    const char *literal; /* the letters of true, false or null that have not arrived yet */
     bool is_name;        /* true: the string is a member's name */
-    enum name name;      /* meaning of the member's name before the next value */
-    int hex_left;        /* digits of \u that must still follow */
-    uint32_t code, high; /* the code point of \u as far as it was read; the high surrogate before it, or 0 */
-    /* number of UTF-8 continuation bytes that must still follow; the next must be from utf8_low to utf8_high */
+    enum name name;      /* what the name of the member says about the value that follows: enum name */
+    int hex_left;        /* number of digits of an escape \u that have not arrived yet */
+    /* code point of an escape \u, as far as its digits were read; the high surrogate before it, or 0 */
+    uint32_t code, high;
+    /* number of UTF-8 continuation bytes that have not arrived yet; the next one must be from utf8_low to utf8_high */
     int utf8_left;
     unsigned char utf8_low, utf8_high;
 
-    /* The state of the sinks: see the comment at the top of this file. */
+    /* The state of the sinks (where the bytes of a value go): see the comment at the top of this file. */
     enum sink sink;
     /* not 0: the bytes of the frame at this depth and of all frames inside it go NOWHERE (checked and dropped) */
     int mute_depth;
@@ -100,15 +101,15 @@ struct scan {
 
     struct text rest;
 
-    /* The caller's memory, and the values extracted into it. */
+    /* The caller's memory for extracted tensor values, and the list of these values. */
     struct scan_room room;
     size_t used; /* number of bytes in use of the memory in `room` */
     scan_extract *extracts;
     int extract_count, extract_capacity;
     base64_decoder base64;
     numbers_reader numbers;
-    int numbers_extract;    /* index of the extract whose numbers `reader` reads, or NO_EXTRACT */
-    uint64_t numbers_begin; /* offset of the array's '[' in the body */
+    int numbers_extract;    /* index of the extracted value whose numbers `reader` reads, or NO_EXTRACT */
+    uint64_t numbers_begin; /* offset in the body of the '[' that begins the array */
 };
 
 /* ---- Faults ------------------------------------------------------------------------------------------------------ */
@@ -164,8 +165,8 @@ static scan_extract *extract_of(scan *s)
     return &s->extracts[s->extract_count - 1];
 }
 
-/* Records that the extracted value cannot be decoded. The problem that has it is refused later. The remainder of the
- * value is only checked to be JSON. */
+/* Records that the extracted value cannot be decoded, so that its problem is refused later. The remainder of the value
+ * is only checked to be JSON. */
 static void extract_fault(scan *s, scan_fault fault, uint64_t position, uint64_t at, const char *reason)
 {
     scan_extract *extract = extract_of(s);
@@ -239,7 +240,8 @@ static attn_status reserve(scan *s, size_t bytes)
     return scan_make_room(&s->room, extract->offset + extract->bytes, bytes, &s->error);
 }
 
-/* Counts `bytes` more bytes of the value that is being extracted. They are in their place already. */
+/* Counts `bytes` more bytes of the value that is being extracted. The decoder has already written them to their
+ * place. */
 static attn_status extracted(scan *s, size_t bytes)
 {
     scan_extract *extract = extract_of(s);
@@ -306,8 +308,8 @@ static const char *base64_fault(scan *s, char found)
     return suggestion ? suggestion : base64_reason(&s->base64, found);
 }
 
-/* Returns why base64 text that ends inside a group is wrong. Hexadecimal text may end there too, and gets its own
- * hint. */
+/* Returns why base64 text is wrong if it ends inside a group of four characters. Hexadecimal text may end there too,
+ * and gets its own hint. */
 static const char *base64_end_fault(scan *s)
 {
     const scan_extract *extract = extract_of(s);
@@ -317,7 +319,7 @@ static const char *base64_end_fault(scan *s)
     return "'=' at the end fills it to a multiple of four";
 }
 
-/* Reads base64 text up to the end of the piece, or to a quote, an escape or an error, which string() handles. One
+/* Reads base64 text up to the end of the piece, a quote, an escape or an error; string() reads on from there. One
  * escape is handled here because it is common: some libraries write every slash as "\\/", on average 64 characters
  * apart. */
 static attn_status base64_text(scan *s, const unsigned char **text, const unsigned char *end, uint64_t at)
@@ -444,7 +446,8 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         if (!s->utf8_left) return fail(s, ATTN_INVALID, at, "invalid UTF-8");
         s->word_length = WORD_BYTES;
         status = emit_char(s, (char)c);
-    } else { /* an error in base64 stopped here: the next round reads the remainder as plain text */
+        /* an error in base64 text stopped the decoder here; the next round reads the remainder as plain text */
+    } else {
         return ATTN_OK;
     }
     if (status == ATTN_OK) *text = p + 1;
@@ -516,8 +519,8 @@ static attn_status push(scan *s, bool object, uint64_t at)
     return ATTN_OK;
 }
 
-/* Ends an object or array. An array that was before its dtype in the body is converted now, while it is the last value
- * in memory. */
+/* Ends an object or array. If a tensor's array of numbers came before its dtype, the numbers are converted now, while
+ * they are the last value in memory. */
 static attn_status pop(scan *s, char c)
 {
     const struct frame frame = s->frames[--s->depth];
@@ -609,7 +612,7 @@ static attn_status array(scan *s, const unsigned char **text, const unsigned cha
     if ((status = extracted(s, written * bytes)) != ATTN_OK) return status;
     *text = begin + taken;
     switch (result) {
-    case NUMBERS_FULL: /* impossible, because there is room for all elements that the text can hold */
+    case NUMBERS_FULL: /* NUMBERS_FULL is impossible, because there is room for all elements that the text can hold */
     case NUMBERS_MORE: return ATTN_OK;
     case NUMBERS_DONE:
         extract->elements = (int64_t)s->numbers.elements;
@@ -767,7 +770,7 @@ static attn_status consume(scan *s, const unsigned char *text, const unsigned ch
         default: return unexpected(s, here, expected_in(s), c);
         }
         status = value_begin(s, c, here);
-        if (s->state != ARRAY) p++; /* the array's own reader (numbers.c) also takes the '[' */
+        if (s->state != ARRAY) p++; /* where an array of numbers begins, its own reader (numbers.c) takes the '[' */
     }
     return status;
 }
@@ -820,7 +823,7 @@ attn_status scan_feed(scan *s, const void *bytes, size_t count, attn_error *err)
         const unsigned char *text = bytes;
         const attn_status status = consume(s, text, text + count, s->offset);
         s->offset += count;
-        assert(status == s->error.status); /* the scanner has recorded the error */
+        assert(status == s->error.status); /* the function that failed has recorded the error in the scanner */
         assert(s->depth <= PROTO_MAX_DEPTH && s->used <= s->room.have);
         assert(status != ATTN_OK || /* invariant 3 at the top of this file: everything that is stored has a limit */
                (s->values <= s->limits.values && s->rest.used <= s->limits.rest_bytes));

@@ -65,12 +65,12 @@ typedef struct scan scan;
 scan *scan_new(const proto_limits *limits, const proto_memory *memory);
 /* Makes a scanner for JSON without tensor values, which extracts nothing. Its first byte is byte `at` of the body. */
 scan *scan_new_plain(const proto_limits *limits, uint64_t at);
-/* Makes a scanner for JSON as KServe's clients write it. The dtype of `data` is called `datatype`. Inside `data`, NaN,
- * infinities, true and false (for bool) have no quotes. */
+/* Makes a scanner for JSON as KServe's clients write it: the dtype of a tensor is called `datatype`, and NaN,
+ * infinities, true and false (for bool) have no quotes in `data`. */
 scan *scan_new_kserve(const proto_limits *limits, const proto_memory *memory);
 void scan_free(scan *s); /* does nothing if `s` is NULL */
 
-/* Takes the next piece of the body. After an error every further call returns that error. */
+/* Takes the next piece of the body. After an error every later call returns the same error. */
 attn_status scan_feed(scan *s, const void *bytes, size_t count, attn_error *err);
 /* Call this when the body is complete. INVALID: the body's value is not complete. */
 attn_status scan_finish(scan *s, attn_error *err);
@@ -89,14 +89,15 @@ void *scan_memory(const scan *s, size_t *bytes);
 struct scan_room {
     proto_memory memory;
     uint8_t *base;
-    size_t have; /* number of bytes that grow() has provided */
+    size_t have; /* number of bytes that grow() (of proto_memory) has provided */
 };
 
 /* Returns the struct that describes the memory of extracted values, which the scanner owns. After scan_finish() more
  * bytes may be put into that memory. */
 struct scan_room *scan_room(scan *s);
 
-/* Makes room for `bytes` more bytes behind the first `used` bytes of the memory. The memory may move. */
+/* Makes room for `bytes` more bytes of extracted values, behind the first `used` bytes of the memory. The memory may
+ * move. */
 attn_status scan_make_room(struct scan_room *room, size_t used, size_t bytes, attn_error *err);
 /* Copies the next bytes of an extracted value that the body contains as `size` plain bytes. It takes as many of the
  * `count` bytes as the value still needs. */

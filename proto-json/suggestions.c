@@ -12,8 +12,8 @@
 
 /* ---- Words ------------------------------------------------------------------------------------------------------- */
 
-/* Groups of places (operations) that share a hint. A hint must not name a member that one of its places does not
- * take. */
+/* Places (operations) that occur together in rows of hints. A hint must not name a member that one of its places does
+ * not take. */
 #define BOTH   "forward backward"
 #define SCORES BOTH " decode"
 #define OPS    SCORES " append observe"
@@ -313,7 +313,7 @@ const struct suggestion suggestions[] = {
       "leave it out; 'encoding' says how numbers are written, the header Accept asks for safetensors" },
     { OPS, "precision compute_dtype acc_dtype acc_type accumulate_dtype q_data_type kv_data_type fp32_accumulate",
       "leave it out, the dtypes decide" },
-    /* words that other servers use */
+    /* words that requests to other servers contain */
     { OPS, "id name request_id trace_id correlation_id idempotency_key metadata comment tags",
       "leave it out, a name for a request is the header X-Request-Id" },
     { OPS " " SUGGESTION_CACHE, "token api_key auth authorization bearer access_token password",
@@ -586,7 +586,7 @@ bool suggestion_big_endian(const char *dtype)
 #define WHITE_SPACE "white space; write it without (forms and URLs turn '+' into a space)"
 
 static const struct {
-    const char *begins; /* the text before the bad character is exactly this; NULL: any text */
+    const char *begins; /* the hint holds if the text before the bad character is exactly this; NULL: for any text */
     char found;
     const char *suggestion;
 } texts[] = {
@@ -626,9 +626,11 @@ const char suggestion_hex[] = "this is hexadecimal, base64 is wanted: " BASE64_C
 
 bool suggestion_is_hex(const uint8_t *bytes, size_t count)
 {
-    /* in bytes; text that gives fewer than LEAST bytes may look like hexadecimal digits by chance */
+    /* numbers of bytes; text that gives fewer than LEAST bytes is not judged, because base64 may look like hexadecimal
+     * digits by chance */
     enum { BLOCK = 48, LEAST = 6, MOST = 64 * BLOCK };
-    /* zeros in base64 are the character 'A' only, so text of hexadecimal digits must have a decimal digit */
+    /* base64 of zeros has only the character 'A', which is also a hexadecimal digit; text counts as hexadecimal only if
+     * it has a decimal digit */
     bool digit = false;
     /* text of hexadecimal digits has no padding, and thus gives whole groups of 3 bytes */
     if (count < LEAST || count % 3 != 0) return false;
@@ -696,9 +698,11 @@ const char *suggestion_bytes(const uint8_t *bytes, size_t count)
 #define ANYWHERE  SUGGESTION_OTHER, 0
 
 static const struct {
-    suggestion_place place; /* where in the JSON the character was found; SUGGESTION_OTHER: any place */
-    int before;             /* largest distance of the character from the start of the body; 0: it may be anywhere */
-    const char *found;      /* the hint is for these characters; empty: for a NUL */
+    /* the hint holds if the character was found at this place in the JSON; SUGGESTION_OTHER: at any place */
+    suggestion_place place;
+    /* the hint holds if the character is at most this many bytes from the start of the body; 0: anywhere */
+    int before;
+    const char *found; /* the hint is for each of these characters; an empty text: for a NUL */
     const char *suggestion;
 } characters[] = {
     { FIRST, "\xef", " (a byte order mark? Send UTF-8 without one)" },

@@ -10,17 +10,17 @@
 
 /* The places where an unknown word may stand. For a member of a problem the place is the operation's name, as in
  * proto_operations[], because each operation takes other members. */
-#define SUGGESTION_CACHE  "cache"  /* a member of the body that creates a cache */
+#define SUGGESTION_CACHE  "cache"  /* a member of the body of POST /v1/caches, which creates a cache */
 #define SUGGESTION_LENGTH "length" /* a member of the body that forks or truncates a cache */
 #define SUGGESTION_TENSOR "tensor" /* a member of a tensor */
 #define SUGGESTION_INPUT  "input"  /* a member of one of KServe's inputs */
 #define SUGGESTION_KSERVE "kserve" /* a member of KServe's request */
 #define SUGGESTION_DTYPE  "dtype"  /* a dtype; the hint is the name that this server uses */
-/* For a value of an option, the place is the option's name. For a dtype, the tensor's name is also a place. */
+/* Two more kinds of places: for a value of an option the option's name, and for a dtype also the tensor's name. */
 
 /* A row of hints: words that clients write by mistake, the places in a body where they write them, and the hint for all
- * of these words. Spaces separate words, and places. A 'name' in a hint for a member is a member that all of the row's
- * places take. */
+ * of these words. Spaces separate words, and also places. Where a hint has a name in single quotes, all places of the
+ * row take a member of that name. */
 struct suggestion {
     const char *places, *words, *suggestion;
 };
@@ -30,8 +30,9 @@ extern const struct suggestion suggestions[]; /* the last row has places == NULL
  * underscores do not count: isCausal is is_causal. */
 const char *suggestion_of(const char *place, const char *word);
 
-/* Returns the members of a problem about a topic, such as mask or window, that a part of the unknown word names. It is
- * for words that have no hint of their own. `place` is that of suggestion_of(). NULL: no topic is known. */
+/* Returns the members of a problem that belong to a topic, such as mask or window, if a part of the unknown word names
+ * the topic. It is for words that have no hint of their own. `place` is as for suggestion_of(). NULL: no topic is
+ * known. */
 extern const struct suggestion suggestion_topics[];
 const char *suggestion_topic(const char *place, const char *word);
 

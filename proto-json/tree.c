@@ -24,7 +24,7 @@ struct tree_block {
     _Alignas(TREE_ALIGNMENT) char bytes[];
 };
 
-/* the memory that this thread has entered with tree_enter(); NULL: none */
+/* the memory that this thread has entered with tree_enter(), from which its trees are allocated; NULL: none */
 static _Thread_local struct tree_memory *entered;
 
 static size_t aligned(size_t bytes)
@@ -54,7 +54,8 @@ static void tree_free(void *piece)
     if (!entered) free(piece);
 }
 
-static pthread_once_t hooks_once = PTHREAD_ONCE_INIT; /* only this file uses cJSON's allocation hooks */
+/* ensures that cJSON's allocation hooks are set once; only this file uses these hooks */
+static pthread_once_t hooks_once = PTHREAD_ONCE_INIT;
 static void set_hooks(void)
 {
     cJSON_InitHooks(&(cJSON_Hooks){ tree_malloc, tree_free });
@@ -152,8 +153,8 @@ static const char *take_escape(const char *from, char **to)
     return from;
 }
 
-/* Reads a string and decodes its escapes in place. It never becomes longer, because an escape is longer than its
- * character. */
+/* Reads a string and decodes its escapes in place. The text never becomes longer, because every escape is longer than
+ * its character. */
 static char *take_string(const char **at)
 {
     const char *from = *at + 1, *const end = closing_quote(from);
@@ -175,12 +176,13 @@ static bool is_container(const cJSON *value)
     return cJSON_IsObject(value) || cJSON_IsArray(value);
 }
 
-/* Reads a string that is a value, behind the quote and the type letter. */
+/* Reads a string that is a value. Behind its quote the scanner has put a letter (SCAN_STRING or SCAN_NUMBER), which is
+ * not part of the text. */
 static cJSON *take_tagged(const char **at)
 {
     cJSON *const value = new_value((*at)[1] == SCAN_NUMBER ? cJSON_Raw : cJSON_String);
     if (value == NULL) return NULL;
-    ++*at; /* take_string() begins by skipping a quote; here the type letter stands in its place */
+    ++*at; /* take_string() skips one character, which is usually the quote, and here the letter behind it */
     value->valuestring = take_string(at);
     return value->valuestring ? value : NULL;
 }
@@ -214,7 +216,7 @@ static cJSON *take_member(cJSON *in, const char **at)
     if (in && cJSON_IsObject(in)) {
         name = take_string(at);
         if (name == NULL) return NULL;
-        ++*at; /* skips the colon behind a member's name */
+        ++*at; /* skips the colon between a member's name and its value */
     }
     cJSON *const value = take_value(at);
     if (value == NULL) return NULL;
@@ -226,7 +228,7 @@ static cJSON *take_member(cJSON *in, const char **at)
 cJSON *tree_parse(const char *rest, size_t bytes)
 {
     assert(entered);
-    cJSON *open[PROTO_MAX_DEPTH], *root = NULL; /* the objects and arrays that are not closed yet, the innermost last */
+    cJSON *open[PROTO_MAX_DEPTH], *root = NULL; /* the objects and arrays that are open, the innermost last */
     int depth = 0;
     const char *at = rest;
     do {
@@ -234,7 +236,7 @@ cJSON *tree_parse(const char *rest, size_t bytes)
         if (value == NULL) return NULL;
         if (root == NULL) root = value;
         if (is_container(value) && *at != '}' && *at != ']') {
-            assert(depth < PROTO_MAX_DEPTH); /* the scanner's limit on depth ensures this */
+            assert(depth < PROTO_MAX_DEPTH); /* the scanner has refused deeper nesting */
             open[depth++] = value;
             continue;
         }
@@ -398,7 +400,7 @@ attn_status tree_unknown(const char *place, const char *outer, const struct text
     tree_member member;
     char suggestion[TREE_SUGGESTION_BYTES];
     const int length = (int)text_cut(best->unknown, TREE_NAME_BYTES);
-    const bool near = best->name && best->distance < 2; /* names that differ by more may be similar by chance */
+    const bool near = best->name && best->distance < 2; /* a name that differs by more may be similar by chance */
     const char *const topic = near || suggestion_of(place, best->unknown) ? NULL
                                                                           : suggestion_topic(place, best->unknown);
     if (topic)

@@ -18,7 +18,7 @@
 struct tree_block;
 struct tree_memory {
     struct tree_block *last;
-    size_t used; /* number of bytes of the last block that are in use */
+    size_t used; /* number of bytes in use of the last block */
 };
 void tree_enter(struct tree_memory *memory);
 void tree_leave(void);
@@ -35,7 +35,7 @@ attn_status tree_of_text(const char *text, const proto_limits *limits, int *valu
 
 /* ---- Values ------------------------------------------------------------------------------------------------------ */
 
-/* the largest integer that programs which read JSON numbers as doubles still read exactly */
+/* the largest integer up to which programs that read JSON numbers as doubles read all integers exactly */
 #define TREE_INTEGER_MAX (INT64_C(1) << 53)
 
 const char *tree_string(const cJSON *value); /* Returns the client's string; NULL: the value is not a string */
@@ -51,8 +51,8 @@ const char *tree_describe(const cJSON *value, char quote[TREE_QUOTE_BYTES]);
 
 /* ---- Names ------------------------------------------------------------------------------------------------------- */
 
-/* Writes a hint about an unknown word, to append to a message: what to write instead, from suggestions.c or the most
- * similar name; "": there is none. */
+/* Writes a hint about an unknown word, to stand at the end of a message: what to write instead, from suggestions.c or
+ * as the most similar name; "": there is none. */
 enum { TREE_SUGGESTION_BYTES = 160 };
 const char *tree_suggestion(const char *place, const struct text_nearest *best, char suggestion[TREE_SUGGESTION_BYTES]);
 
@@ -63,7 +63,7 @@ const char *tree_pointer(tree_member out, const char *outer, const char *name);
 
 enum { TREE_NAME_BYTES = 48 }; /* the most bytes of a name from a client that a message repeats */
 
-/* Makes the error for a name that `outer` (NULL: the body) does not have as a member. `place` is a place as in
+/* Makes the error for a name that is not a member of `outer` (NULL: of the body). `place` is a place as in
  * suggestions.h. `listed` names the members of `outer`, or says where they are listed. */
 attn_status tree_unknown(const char *place, const char *outer, const struct text_nearest *best, const char *listed,
                          attn_error *err);

@@ -20,7 +20,7 @@ struct text text_in(char *buffer, size_t capacity)
 
 struct text text_growing(size_t limit)
 {
-    assert(limit < SIZE_MAX / 4); /* so that twice the size plus the NUL cannot overflow */
+    assert(limit < SIZE_MAX / 4); /* this limit ensures that twice the size plus the NUL cannot overflow */
     return (struct text){ .limit = limit, .grows = true };
 }
 
@@ -48,7 +48,7 @@ bool text_make_room(struct text *t, size_t count)
 char *text_take(struct text *t, size_t *length)
 {
     assert(t->grows);
-    text_put(t, "", 0); /* so that an empty text gets memory too */
+    text_put(t, "", 0); /* an empty piece, so that even an empty text gets memory for its NUL */
     if (t->failure != TEXT_FINE) {
         text_free(t);
         return NULL;
@@ -78,7 +78,7 @@ void text_printf(struct text *t, const char *format, ...)
             t->used += (size_t)length;
             return;
         }
-        /* removes what vsnprintf() wrote, because a text is copied as a whole or not at all */
+        /* removes the beginning that vsnprintf() wrote, because a piece is added as a whole or not at all */
         if (room > 0) t->at[t->used] = '\0';
         if (length < 0) {
             give_up(t, TEXT_NO_MEMORY);
@@ -167,7 +167,8 @@ size_t text_character(const char *text)
     if (bytes[0] < 0x80) return bytes[0] != '\0';
     const int more = text_utf8_more(bytes[0], &low, &high);
     for (int i = 1; i <= more; i++, low = 0x80, high = 0xbf)
-        if (bytes[i] < low || bytes[i] > high) return 0; /* a NUL is outside the range, too, so the loop ends there */
+        /* a NUL is below `low`, so the loop does not run past the end of the text */
+        if (bytes[i] < low || bytes[i] > high) return 0;
     return more > 0 ? 1 + (size_t)more : 0;
 }
 
@@ -197,8 +198,8 @@ static char small(char c)
     return c >= 'A' && c <= 'Z' ? (char)(c | 0x20) : c;
 }
 
-/* Skips the characters that join the words of a name. cu_seqlens_q, cu-seqlens-q, "cu seqlens q" and cuSeqlensQ are the
- * same name. */
+/* Skips the characters that join the words of a name, such as _ and -: cu_seqlens_q, cu-seqlens-q, "cu seqlens q" and
+ * cuSeqlensQ are the same name. */
 static const char *behind_joints(const char *at, const char *end)
 {
     while (at < end && (*at == '_' || *at == '-' || *at == ' ')) at++;
@@ -232,8 +233,8 @@ bool text_has_word(const char *words, const char *word)
 int text_distance(const char *a, const char *b)
 {
     const size_t n = strnlen(a, TEXT_NAME_BYTES + 1), m = strnlen(b, TEXT_NAME_BYTES + 1);
-    /* Three rows of the table of distances between each prefix of a and each prefix of b. A row is computed from the
-     * two rows before it. */
+    /* Three rows of the table of distances (numbers of typing mistakes) between each beginning of a and each beginning
+     * of b. A row is computed from the two rows before it. */
     int rows[3][TEXT_NAME_BYTES + 1];
     if (n > TEXT_NAME_BYTES || m > TEXT_NAME_BYTES) return TEXT_FAR;
     for (size_t j = 0; j <= m; j++) rows[0][j] = (int)j;
@@ -259,7 +260,7 @@ void text_consider(struct text_nearest *nearest, const char *name)
     const bool same = is_same_name(nearest->unknown, strlen(nearest->unknown), name, strlen(name));
     const int distance = same ? 0 : text_distance(nearest->unknown, name);
     if (distance >= nearest->distance || 3 * distance > (int)strlen(name))
-        return; /* too many mistakes for the length of the name: they could turn it into any other name */
+        return; /* so many mistakes, for a name of this length, could turn it into any other name */
     nearest->name = name;
     nearest->distance = distance;
 }

@@ -43,7 +43,7 @@ struct text text_growing(size_t limit);
 char *text_take(struct text *t, size_t *length);
 void text_free(struct text *t); /* frees the memory of a growing text and leaves the text empty */
 
-/* Makes room for `count` bytes and the NUL. False: the text has failed. Only text_put() calls this. */
+/* Makes room for `count` more bytes and the NUL. False: the text has failed. Only text_put() calls this. */
 bool text_make_room(struct text *t, size_t count);
 
 static inline void text_put(struct text *t, const char *bytes, size_t count)
@@ -133,8 +133,8 @@ static inline int text_hex_digit(unsigned char c)
 }
 
 /* Returns how many bytes from `p` to `end` need no escape in a JSON string: printable ASCII other than the quote and
- * the backslash. It tests eight bytes at a time. In each byte of `odd` the top bit is set if that byte needs an
- * escape. */
+ * the backslash. It tests eight bytes at a time. In the variable `odd`, the top bit of each byte is set if that byte of
+ * the text needs an escape. */
 static inline size_t text_plain_run(const char *p, const char *end)
 {
     const char *const begin = p;
@@ -144,8 +144,8 @@ static inline size_t text_plain_run(const char *p, const char *end)
         memcpy(&word, p, 8);
         quote = word ^ '"' * ones;
         backslash = word ^ '\\' * ones;
-        /* x - 1 borrows into the top bit if x is 0. A byte may be marked by mistake only behind one that is marked
-         * rightly, so a mistake only ends the fast part early. */
+        /* x - 1 borrows into the top bit if x is 0. The borrow may mark the byte behind a marked one by mistake, but no
+         * earlier byte, so a mistake only ends the fast loop early. */
         odd = (word | (word - 0x20 * ones) | (quote - ones) | (backslash - ones)) & tops;
         if (odd) break;
         p += 8;
@@ -170,8 +170,8 @@ static inline int text_utf8_more(unsigned char first, unsigned char *low, unsign
  * UTF-8. */
 size_t text_character(const char *text);
 
-/* Returns the largest number of bytes, up to `room`, at which the UTF-8 `text` can be cut without splitting a
- * character. */
+/* Returns the number of bytes after which to cut the UTF-8 `text`: as many as possible, up to `room`, without splitting
+ * a character. */
 size_t text_cut(const char *text, size_t room);
 
 /* ---- Unknown names ----------------------------------------------------------------------------------------------- */

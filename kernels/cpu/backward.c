@@ -35,13 +35,17 @@
 #include "kernels/cpu/flash.h"
 
 struct scratch {
-    int64_t ld, ldt, dS_lda; /* row strides of tiles [rows][keys], of sums [channel][keys], and of dS as an A operand */
+    /* row strides in elements: ld of tiles [rows][keys], ldt of sums [channel][keys], dS_lda of dS as an A operand
+     * (simd.h) */
+    int64_t ld, ldt, dS_lda;
     float *S, *dP, *cap, *drop;
     char *P_b, *dS_a, *dS_b;
     char *Kt, *Kb, *Vt;
     float *dKt, *dVt;
     float *lse2; /* [rows]: lse of the tile's rows in base 2 */
-    float *few;  /* [FLASH_DOT_ROWS][few_ld]: queries in f32, for sequences that dots() computes (FLASH_DOTS) */
+    /* [FLASH_DOT_ROWS][few_ld]: queries in f32, for sequences with few rows, whose scores dots() computes
+     * (FLASH_DOTS) */
+    float *few;
     int64_t few_ld;
     struct flash_limits limits;
     float *clean;          /* memory in which packing cleans FLASH_UNIT rows of f32 (0 in place of NaN and infinity) */
@@ -104,21 +108,21 @@ static void zero_dbias_slice(const struct flash *f, int64_t slice)
         memset(flash_at(&f->g.view[ATTN_T_dbias], b, h, i), 0, (size_t)dbias->shape[3] * sizeof(float));
 }
 
-/* Computes the lse of a row again where the given lse (NaN, or ATTN_LSE_MOST and more in size) does not determine the
- * sum of the row's exponentials. */
+/* Computes the lse of a row again if the given lse is NaN, or so large (ATTN_LSE_MOST) that it does not determine the
+ * row's sum. */
 static void keep_lse_anew(const struct flash *f, const struct flash_tile *t, int r, float given)
 {
     const int64_t h = t->h + r / t->n, i = t->i0 + r % t->n;
     struct flash_strange found = { .lse = { NAN, 0 }, .kind = FLASH_EXACT };
-    /* stop here: a row may take long, and nobody uses the results of a cancelled run */
+    /* stop here if the run is cancelled: a row may take long, and nobody uses its result */
     if (attn_is_cancelled(f->cancel)) return;
     if (given == given && flash_exact_alike(f, t->b, h, i, &found) == 0)
         found.lse = flash_exact_row(f, t->b, h, i, NULL);
     flash_keep_lse(f, t->row0 + r, found);
 }
 
-/* Returns true if causal, window, lengths and FlashMask show that every row of the tile sees two keys or more. It does
- * not test each row, so false means "unknown". */
+/* Returns true if every row of the tile certainly sees at least two keys, by causal, window, lengths and FlashMask. It
+ * does not test each row, so false means "unknown". */
 static bool sees_several_keys(const struct flash *f, const struct flash_tile *t)
 {
     struct visible_block block;
@@ -198,8 +202,8 @@ void flash_backward_rows_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- FLASH_KEYS -------------------------------------------------------------------------------------------------- */
 
-/* Waits until every chunk before `chunk` has finished row tile `index`. Chunks below *below are known to have finished
- * all row tiles. */
+/* Waits until every chunk of keys before `chunk` has added its share of dQ to row tile `index`. Chunks below *below are
+ * known to have finished all row tiles. */
 static void wait_for_turn(const struct flash *f, struct flash_progress *head, int64_t chunk, int64_t index,
                           int64_t *below)
 {
@@ -207,14 +211,16 @@ static void wait_for_turn(const struct flash *f, struct flash_progress *head, in
         unsigned spins = 0;
         int64_t tile;
         while ((tile = atomic_load_explicit(&head[c].tile, memory_order_acquire)) <= index) {
-            if (attn_is_cancelled(f->cancel)) return; /* stop waiting: a chunk of a cancelled run may never begin */
+            /* stop waiting if the run is cancelled: an earlier chunk may then never begin */
+            if (attn_is_cancelled(f->cancel)) return;
             pool_breathe(&spins);
         }
         if (tile == INT64_MAX && c == *below) *below = c + 1;
     }
 }
 
-/* Adds the values of dO that packing replaced by 0 to `nonfinite_sums`, for the keys that see them. */
+/* Adds the values of dO that packing replaced by 0 (NaN and infinity) to `nonfinite_sums` of each key that the value's
+ * row sees. */
 static void add_nonfinite(const struct flash *f, const struct flash_tile *t, const struct visible_block *block,
                           const struct scratch *scratch)
 {
@@ -242,7 +248,8 @@ static void add_dbias(const struct flash *f, const struct flash_tile *t, int64_t
     }
 }
 
-/* Computes -sum dZ |i + Sk - Sq - j| for each query head of the tile, and adds it to the head's sum in `sums`. */
+/* Computes a block's share of dalibi_slopes, -sum dZ |i + Sk - Sq - j|, for each query head of the tile, and adds it to
+ * the head's sum in `sums`. */
 static void add_dslopes(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *dZ,
                         int64_t ld, double *sums)
 {
@@ -263,15 +270,15 @@ static void zero_rows(const struct flash *f, attn_tensor_id id, int64_t b, int64
 }
 
 /* Prepares a row that sees one key, so that its P is 1. Where lse is that key's score, the function sets the score in S
- * to 0 and returns 0 as the row's lse2 (lse in base 2), so that P becomes exactly 1. Where the products of a score
- * cancel, float32 keeps too few of the score's digits, and the function computes the score in double. */
+ * to 0 and returns 0 as the row's lse2 (lse in base 2), so that P becomes exactly 1. Where the terms of the dot product
+ * cancel, float32 keeps too few of the score's digits, so the function computes the score in double. */
 static float single_score(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                           struct flash_lse lse, float c, float *S, float *cap)
 {
     const float lse2 = (float)(lse.top * M_LOG2E), slack = ATTN_LSE_SLACK * fabsf(lse2);
     int x = 0;
     while (x < cols && S[x] == -INFINITY) x++;
-    if (x == cols) return lse2; /* the only key that the row sees is in another block */
+    if (x == cols) return lse2; /* the only key that the row sees is in another block of keys */
     if (!(fabsf(c * S[x] - lse2) <= slack)) {
         if (c == 0) return lse2;
         flash_exact_scores(f, t, r, j, cols, lse, c * M_LN2, S, cap);
@@ -281,8 +288,8 @@ static float single_score(const struct flash *f, const struct flash_tile *t, int
     return 0;
 }
 
-/* Computes the scores S of a row that is marked in f->strange, and its lse2 (lse in base 2). An lse2 of NaN would make
- * hidden pairs NaN too. For a row whose lse is NaN, the visible scores therefore become NaN and lse2 becomes 0. */
+/* Computes scores S of a row that is marked in f->strange, and returns its lse2 (lse in base 2). If lse is NaN, the
+ * function makes the visible scores NaN and returns 0, because an lse2 of NaN would make hidden pairs NaN too. */
 static float strange_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j,
                             const struct visible_block *block, float c, float *S, float *cap)
 {
@@ -302,9 +309,9 @@ static float strange_scores(const struct flash *f, const struct flash_tile *t, i
     return 0;
 }
 
-/* Returns the lse2 (lse in base 2) that gradient() reads: f->lse2, or a copy in `scratch` if some rows are marked with
- * NaN. A marked row gets a new lse2 from f->strange, and scores that fit it. j is the block's first key; c is what
- * flash_scores() returned. */
+/* Returns lse2 (lse in base 2) of the tile's rows, as gradient() reads it: f->lse2, or a copy in `scratch` if rows are
+ * marked with NaN there. A marked row gets an lse2 from f->strange, and scores that fit it. j is the block's first key;
+ * c is the factor that flash_scores() returned for the block. */
 static const float *finite_lse(const struct flash *f, const struct flash_tile *t, int64_t j,
                                const struct visible_block *block, float c, const struct scratch *scratch)
 {
@@ -324,11 +331,12 @@ static const float *finite_lse(const struct flash *f, const struct flash_tile *t
 /* A chunk: up to f->Bk keys of one key/value head, from key j0 of its sequence on. */
 struct chunk {
     int64_t b, hk, index, j0;
-    int64_t first;       /* index of the chunk's first key in k and v */
-    int n;               /* number of the chunk's keys within seqlens_k */
-    bool packed;         /* true: some query sees keys of the chunk, so the keys are packed and their sums exist */
-    bool wild;           /* true: some keys are infinite, NaN or so large that products may overflow */
-    bool nonfinite_sums; /* true: scratch->nonfinite_sums must be added to dv */
+    int64_t first; /* index of the chunk's first key in k and v */
+    int n;         /* number of the chunk's keys that exist (before seqlens_k) */
+    /* true: some query sees keys of the chunk; these keys are then packed, and sums for dk and dv have begun */
+    bool packed;
+    bool wild;           /* true: some keys are infinite, NaN or so large that products with them may overflow */
+    bool nonfinite_sums; /* true: scratch->nonfinite_sums (NaN and infinity of dO) must be added to dv */
 };
 
 static void pack_chunk(const struct flash *f, struct chunk *at, const struct scratch *scratch)
@@ -421,9 +429,9 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
         const struct flash_tile t = flash_tile_of(f, b, hk, index);
         struct visible_block block;
         if (!flash_visible_block(f, &t, j0, j0 + n, &block)) continue;
-        /* packing waits for the first row tile that sees keys of the chunk */
+        /* the chunk's keys are packed when the first row tile sees one of them */
         if (!at.packed) pack_chunk(f, &at, &scratch);
-        /* tells later chunks that they need not wait for the tiles that this chunk skipped */
+        /* tells later chunks of keys that they need not wait for the row tiles that this chunk skipped */
         if (f->dQ && index > published) {
             atomic_store_explicit(&head[chunk].tile, index, memory_order_release);
             published = index;
@@ -487,8 +495,8 @@ static void compute_chunk(const struct flash *f, int64_t b, int64_t hk, int64_t 
 void flash_backward_keys_item(const struct flash *f, char *memory, int64_t item)
 {
     if (f->dbias_classes == 0) {
-        /* Items are ordered by chunk, and within a chunk by head. Items that run at the same time are then mostly
-         * different heads, which need not wait for each other. */
+        /* Items are ordered by chunk of keys, and within a chunk by head. Items that run at the same time are then
+         * mostly of different heads, which need not wait for each other. */
         const int64_t b = FLASH_FIND(f, chunks0, item), rest = item - f->seq[b].chunks0;
         compute_chunk(f, b, rest % f->g.dims.Hk, rest / f->g.dims.Hk, memory);
         return;

@@ -29,19 +29,20 @@ enum {
     HEADER_BYTES = 64,
     /* huge pages (2 MiB) are used for blocks of at least two of them: this saves page faults and TLB misses */
     HUGE_PAGE_BYTES = 2 << 20,
-    /* streams per device, each with a thread of its own; a core without work in one batch helps with the other batch */
+    /* batches of problems that a device computes at a time, each on a thread of its own; a core without work in one
+     * batch helps with the other */
     STREAMS = 2,
 };
 
-/* For each table of simd.h: more operations per second than any thread reaches. The number is three times the speed of
+/* For each table of simd.h: a number of operations per second that no thread reaches. It is three times the speed of
  * the fastest core measured so far (kernels/MEASUREMENTS.md, "The CPU ladder"); for arm64 three times the peak of four
- * units at 3.5 GHz. FASTEST_SCORES, a bound on scores per second, comes from softmax, which takes half a cycle per
- * score on the widest vectors. */
+ * units at 3.5 GHz. FASTEST_SCORES, the same bound for scores per second, comes from softmax, which takes half a cycle
+ * per score on the widest vectors. */
 static const struct {
     const char *name;
     double flops;
-    /* Floating point operations of a core per clock: two per multiply-add, times lanes, times units. AMX multiplies
-     * tiles of 16 x 32 and 32 x 16 numbers in 16 clocks. */
+    /* Floating point operations of a core per clock: two per multiply-add, times the lanes of a vector, times the
+     * multiply-add units. AMX multiplies tiles of 16 x 32 and 32 x 16 numbers in 16 clocks. */
     int a_clock;
 } fastest[] = { { "amx", 3e12, 1024 }, { "bf16", 8e11, 128 },        { "avx512", 6e11, 64 }, { "avx2", 3e11, 32 },
                 { "neon", 4e11, 32 },  { "neon_bf16", 1.5e12, 128 }, { "portable", 1e11, 8 } };
@@ -51,11 +52,11 @@ struct cpu_device {
     attn_device base;
     struct pool *pool;
     const struct simd *simd;
-    attn_kernel fast[ATTN_OP_COUNT]; /* the fast kernels (flash.h), one for each operation */
+    attn_kernel fast[ATTN_OP_COUNT]; /* the fast kernels (their code is listed in flash.h), one for each operation */
     struct facts {
         const struct simd *simd;
         int64_t threads;
-    } facts; /* what attn_capabilities.facts points to */
+    } facts; /* the backend's facts about the device, to which attn_capabilities.facts points */
     int64_t memory_total, memory_limit;
     double hertz;
     _Atomic int64_t memory_used;
@@ -201,8 +202,8 @@ static void describe(const attn_device *base, attn_device_info *info)
     info->memory_used = atomic_load(&((struct cpu_device *)base)->memory_used);
 }
 
-/* Returns how many plans, from `first` on, flash attention computes as one run; 0 where plan `first` needs the kernel
- * "double". */
+/* Returns the number of plans, from `first` on, that flash attention computes as one run; 0 where plan `first` needs
+ * the kernel "double". */
 static int flash_stretch(const attn_plan *plans, int count, int first)
 {
     int n = 0;
@@ -248,7 +249,8 @@ static attn_status copy(attn_stream *stream, void *to, const void *from, size_t 
                         attn_error *err)
 {
     (void)stream, (void)direction, (void)err;
-    memmove(to, from, bytes); /* memmove(), because on a unified device a caller may copy a buffer onto itself */
+    /* memmove() and not memcpy(), because on a unified device a caller may copy a buffer onto itself */
+    memmove(to, from, bytes);
     return ATTN_OK;
 }
 
@@ -293,7 +295,7 @@ static attn_status run(attn_stream *stream, const attn_plan *plans, int count, v
     return status;
 }
 
-enum { MERGED_ROWS = 64 }; /* number of rows that one item of the parallel loop merges */
+enum { MERGED_ROWS = 64 }; /* number of rows that one item of the parallel loop of a merge computes */
 
 /* A merge, and the flag by which its caller cancels it. */
 struct merging {

@@ -25,11 +25,11 @@ enum {
     STEP = 16,
 };
 
-/* One key/value head of the bundle (the heads that one item computes together). */
+/* One key/value head of a bundle. A bundle is the heads that one item (a unit of parallel work) computes together. */
 struct head {
     struct flash_tile t;
     struct visible_block block;
-    bool seen; /* true: the head sees some of the KEYS keys, so `block` is valid */
+    bool seen; /* true: the head sees some of the KEYS keys that are computed now, so `block` is valid */
     float *Q, *S, *O, *m, *l;
 };
 
@@ -37,7 +37,9 @@ struct scratch {
     int64_t ldq, lds, ldo;
     struct head *heads;
     float *Q, *S, *O, *m, *l, *rescale, *inverse,
-        *drop;  /* Q, S, O, m and l have FLASH_BUNDLE_ROWS rows; each head that the item computes gets some of them */
+        /* Q, S, O, m and l have FLASH_BUNDLE_ROWS rows, which the heads of the bundle share: each head has some of the
+         * rows */
+        *drop;
     char *keys; /* memory to gather STEP rows of k or v that lie in several pages */
     struct flash_limits limits;
 };
@@ -91,8 +93,8 @@ static void open_head(const struct flash *f, const struct scratch *scratch, stru
     memset(head->O, 0, (size_t)(t->rows * scratch->ldo) * sizeof *head->O);
 }
 
-/* Finds the columns of the head's visible block that are keys [from, from + STEP). Returns their number; *first becomes
- * the first of them. */
+/* Finds which columns of the head's visible block are keys from `from` to from + STEP - 1. Returns their number; *first
+ * becomes the first of these columns. */
 static int columns(const struct head *head, int from, int *first)
 {
     const int end = (int)attn_min64(from + STEP, head->block.c0 + head->block.cols);
@@ -113,7 +115,7 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *memory)
     assert(split < seq->splits && heads * f->g.group * seq->s.Sq <= FLASH_BUNDLE_ROWS);
     for (int n = 0; n < heads; n++) open_head(f, &scratch, &scratch.heads[n], n, b, hk0 + n);
 
-    /* any head's tile serves for these ranges, because causal, window and lengths are the same for all heads */
+    /* the tile of any head of the bundle will do here, because causal, window and lengths are the same for all heads */
     const struct flash_tile *any = &scratch.heads[0].t;
     const int64_t lo = attn_max64(any->keys.lo, split * seq->span),
                   hi = attn_min64(any->keys.hi, (split + 1) * seq->span);

@@ -31,13 +31,14 @@
 #include "kernels/score.h"
 
 enum {
-    KEYS = FLASH_MASK_BLOCK, /* number of keys that are scored together; each group begins at a multiple of KEYS */
+    /* number of keys that are scored together; each group of keys begins at a multiple of KEYS */
+    KEYS = FLASH_MASK_BLOCK,
     /* if a sum of values overflows, each value is divided by 2^SHARE_BITS first, which keeps a sum of KEYS values
      * finite */
     SHARE_BITS = 24,
 };
 
-/* The row of one query of one head. */
+/* A row: one query of one query head, with its keys. */
 struct row {
     const struct flash *f;
     const attn_sequence *s;
@@ -51,10 +52,11 @@ struct row {
 /* Up to KEYS keys [j, j + n) of a row, with their masks, bias and scores. */
 struct keys {
     int64_t j;
-    int n, seen;                 /* number of keys, and number of keys that the row sees */
-    uint8_t sees[KEYS];          /* 1: the row sees the key; 0: it does not */
-    float bias[KEYS];            /* the bias of each key, if the problem has a bias */
-    double z[KEYS], slope[KEYS]; /* the score of each visible key, and its derivative by scale q . k (score.h) */
+    int n, seen;        /* number of keys, and number of keys that the row sees */
+    uint8_t sees[KEYS]; /* 1: the row sees the key; 0: it does not */
+    float bias[KEYS];   /* the bias of each key, if the problem has a bias */
+    /* score of each visible key, and the derivative of the score with respect to scale q . k (score.h) */
+    double z[KEYS], slope[KEYS];
 };
 
 static void open_row(struct row *row, const struct flash *f, int64_t b, int64_t h, int64_t i)
@@ -85,7 +87,7 @@ static bool mask_hides(const struct row *row, int64_t j)
     return attn_mask_hides(attn_mask_of(bounds, f->g.mask_bounds, f->g.causal, row->s->Sq), row->i);
 }
 
-/* Returns whether masks and bias let the row see key j, which lies in the row's range (causal, window, lengths). */
+/* Returns whether masks and bias let the row see key j. Causal, window and lengths permit the key already. */
 static bool sees(const struct row *row, int64_t j)
 {
     const struct flash *f = row->f;
@@ -108,8 +110,8 @@ static void look_at_mask(const struct row *row, struct keys *at)
     for (int x = 0; kind != ATTN_TILE_HIDDEN && x < at->n; x++) at->sees[x] &= !mask_hides(row, at->j + x);
 }
 
-/* Fills sees, seen and bias for keys from j on, up to the next multiple of KEYS or to `end`. Entries behind the last of
- * these n keys become 0. */
+/* Fills at->sees, at->seen and at->bias for n keys: from j up to the next multiple of KEYS, or to `end`. Entries behind
+ * the last of these keys become 0. */
 static void look(const struct row *row, int64_t j, int64_t end, struct keys *at)
 {
     const struct flash *f = row->f;
@@ -151,7 +153,8 @@ bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t,
     row.keys = attn_keys_of(&f->g, row.s, row.i);
     const int64_t range = row.keys.hi - row.keys.lo;
     if (range <= 1 || (!f->p->keep_mask.rank && !f->p->bias.rank && !f->mask_heads)) return range == 1;
-    /* Most rows see the keys near their own position, so two of these keys are tested first. */
+    /* Most rows see the keys near their own position. If two of these are visible, the row sees more than one key, and
+     * the others need not be tested. */
     const int64_t own = attn_clamp64(row.i + attn_align(&f->g, row.s), row.keys.lo + 1, row.keys.hi - 1);
     if (sees(&row, own) && sees(&row, own - 1)) return false;
     for (int64_t j = row.keys.lo; j < row.keys.hi && seen < 2; j += at.n) {
@@ -214,8 +217,8 @@ int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i
     double most = fabs(row.scale) * size * most_of(f, b, row.hk, 0);
     if (row.options.softcap > 0) most = fmin(most, row.options.softcap);
     most += fabs(row.slope) * (double)(row.s->Sq + row.s->Sk);
-    /* all keys have one score if `most`, the most that q . k and ALiBi add to a bias, is below half of the last bit of
-     * the bias in double. `!` makes NaN return too */
+    /* `most` is the most that q . k and ALiBi can add to a bias. If it is below half of the last bit of the bias in
+     * double, all scores are equal to the bias. A NaN in `most` also returns, because of the `!` */
     if (!(most < 0x1p-55 * fabsf(bias))) return 0;
     const double sink = sink_of(f, h), z = saturated(bias), top = fmax(z, sink);
     const double sum = (double)seen * exp(z - top) + (sink > -INFINITY ? exp(sink - top) : 0);
@@ -225,7 +228,7 @@ int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i
 
 /* ---- Scores in double -------------------------------------------------------------------------------------------- */
 
-/* Writes z (score) and slope (its derivative) of keys x0 to x1 - 1. look() must have filled `at`. */
+/* Computes z (score) and slope (its derivative) of keys x0 to x1 - 1 in `at`, which look() has filled. */
 static void score_keys(const struct row *row, struct keys *at, int x0, int x1)
 {
     const struct flash *f = row->f;
@@ -245,7 +248,8 @@ static void score_keys(const struct row *row, struct keys *at, int x0, int x1)
 }
 
 /* Computes out += P V over the keys; P is 0 where a key is not seen. The value of a visible key is used even where its
- * P is 0, because a NaN value must make the result NaN. `real`: no value of the head is NaN or infinite. */
+ * P is 0, because a NaN value must make the result NaN. `real`: no value of the head is NaN or infinite, so values with
+ * P = 0 may be skipped. */
 static void add_values(const struct row *row, const struct keys *at, float *P, bool real, double *out)
 {
     const struct flash *f = row->f;
@@ -253,7 +257,8 @@ static void add_values(const struct row *row, const struct keys *at, float *P, b
     const int Dv = (int)f->g.dims.Dv;
     float O[ATTN_MAX_HEAD_DIM];
     double share = 1;
-    for (bool finite = false; !finite;) { /* runs a second time, with P divided by 2^SHARE_BITS, if a sum overflowed */
+    /* runs a second time, with P divided by 2^SHARE_BITS, if a sum of values overflowed */
+    for (bool finite = false; !finite;) {
         struct flash_keys part;
         memset(O, 0, (size_t)Dv * sizeof *O);
         for (int x = 0; x < at->n; x += part.count) {

@@ -99,7 +99,8 @@ bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int6
             }
             if (seen && seen_first < 0) seen_first = part;
             if (seen) seen_last = part;
-            /* hidden keys behind the last visible one also set `masked`, which costs time but changes no result */
+            /* `masked` is set even if all hidden keys come after the last visible one; that costs time but changes no
+             * result */
             if (seen_first >= 0 && partial) block->masked = true;
             hidden += !seen;
         }
@@ -113,7 +114,8 @@ bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int6
     block->cols = (int)(hi - j0) - block->c0;
     assert(block->c0 >= 0 && block->cols > 0 && j0 + block->c0 + block->cols <= j1);
     block->ranged = j0 + block->c0 < t->all.lo || hi > t->all.hi;
-    /* c0 is rounded down to a multiple of FLASH_UNIT, so the block may begin with columns that only FlashMask hides. */
+    /* The block's first column c0 is rounded down to a multiple of FLASH_UNIT, so the block may begin with columns that
+     * only FlashMask hides. */
     if (f->mask_heads && j0 + block->c0 < lo) block->masked = true;
     return true;
 }
@@ -128,10 +130,10 @@ double flash_scale(const struct flash *f, int64_t b, int64_t hk)
 
 /* ---- Dropout ----------------------------------------------------------------------------------------------------- */
 
-enum { GROUPS = 16 }; /* number of groups of 8 keys whose random numbers are drawn together */
+enum { GROUPS = 16 }; /* number of groups whose dropout bits are drawn together; a group is 8 keys */
 
-/* Does what attn_dropout_words() does, for GROUPS consecutive groups. Every compiler vectorises these loops, which
- * makes them five times as fast. */
+/* Draws the random words of dropout, as attn_dropout_words() does, for GROUPS consecutive groups of keys. Every
+ * compiler vectorises these loops, which makes them five times as fast. */
 static void draw(uint64_t seed, int64_t head_index, int64_t i, int64_t group, uint32_t word[4][GROUPS])
 {
     uint32_t key0 = (uint32_t)seed, key1 = (uint32_t)(seed >> 32);
@@ -164,7 +166,7 @@ static void drop(const struct flash *f, int64_t head_index, int64_t i, int64_t g
     uint32_t word[4][GROUPS], m[GROUPS][8], bits;
     memcpy(&bits, &one, sizeof bits);
     draw(f->p->seed, head_index, i, group, word);
-    /* bit masks are used, because processors would mispredict a branch with probability p */
+    /* bit masks instead of branches, because a processor would mispredict a branch with probability dropout_p */
     for (int w = 0; w < 4; w++)
         for (int g = 0; g < GROUPS; g++) {
             m[g][2 * w] = bits & -(uint32_t)((word[w][g] & 0xffffu) >= threshold);
@@ -176,7 +178,8 @@ static void drop(const struct flash *f, int64_t head_index, int64_t i, int64_t g
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                 float *kept, int64_t ld)
 {
-    const int64_t j = j0 + block->c0; /* a multiple of FLASH_UNIT, and therefore of the 8 keys of a dropout group */
+    /* j is a multiple of FLASH_UNIT, and therefore of the 8 keys of a dropout group */
+    const int64_t j = j0 + block->c0;
     float m[HALVES];
     for (int r = 0; r < t->rows; r++) {
         const int64_t head_index = attn_dropout_head(f->p, f->g.dims.H, t->b, t->h + r / t->n), i = t->i0 + r % t->n;

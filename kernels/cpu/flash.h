@@ -62,22 +62,24 @@
 enum flash_phase { FLASH_PREPARE, FLASH_FORWARD, FLASH_MERGE, FLASH_ROWS, FLASH_KEYS, FLASH_FINISH, FLASH_PHASES };
 
 enum {
-    /* rows and keys are padded to multiples of FLASH_UNIT, which equals SIMD_PANEL and the largest k_multiple */
+    /* rows and keys are padded to multiples of FLASH_UNIT, so that they fill panels (SIMD_PANEL) and every k_multiple
+     * of simd.h */
     FLASH_UNIT = 32,
     /* number of keys whose FlashMask bounds share one entry of `extremes` (the smallest and largest bounds) */
     FLASH_MASK_BLOCK = 64,
-    /* row tiles of up to this many rows are computed by dots() (FLASH_DOTS), because reading K and V takes all of their
-     * time */
+    /* row tiles with up to this many rows take the path FLASH_DOTS (dots()), because reading K and V takes nearly all
+     * of their time */
     FLASH_DOT_ROWS = 8,
-    FLASH_MAP_COLUMNS = 64, /* number of cells of a row of map (observe) that one item computes */
-    /* most rows of a bundle (the heads that one item of FLASH_DOTS computes): their scores and sums stay in L1 */
+    FLASH_MAP_COLUMNS = 64, /* number of cells in a row of the output map (of an observe) that one item computes */
+    /* largest number of rows of a bundle (the heads that one item of FLASH_DOTS computes together); their scores and
+     * sums then stay in the L1 cache */
     FLASH_BUNDLE_ROWS = 32,
 };
 
 /* Which code computes the forward of a sequence. */
 enum flash_path {
     FLASH_DOTS, /* decode.c: few query rows; K and V are read as they lie in memory */
-    FLASH_TILES /* forward.c: matrix products on packed tiles */
+    FLASH_TILES /* forward.c: matrix products on tiles of packed queries and keys */
 };
 
 /* The lse of a row in two parts: its largest score and the logarithm of the rest, in natural units. A row that sees
@@ -89,13 +91,13 @@ struct flash_lse {
 /* Properties of a tile's values that packing found, as a set of bits. */
 enum flash_values {
     FLASH_TAME = 0,
-    FLASH_LARGE = 1,  /* some values are so large (SIMD_TAME or more) that their sum may be infinite */
-    FLASH_UNREAL = 2, /* some values are NaN or infinite, and packed as zeros */
-    /* some queries or keys are infinite, NaN or so large (SIMD_TAME or more) that products may overflow */
+    FLASH_LARGE = 1,  /* some values are so large (SIMD_TAME or more) that a sum of them may be infinite */
+    FLASH_UNREAL = 2, /* some values are NaN or infinite; packing has replaced them by zeros */
+    /* some queries or keys are infinite, NaN or so large (SIMD_TAME or more) that their products may overflow */
     FLASH_WILD = 4,
 };
 
-/* Reasons why P of a row cannot be computed from its lse in float32. */
+/* Reasons why P of a row cannot be computed as exp2(score - lse) in float32. */
 enum flash_strangeness {
     FLASH_EXACT, /* each score must be computed in double; lse.top is NaN if every score of the row is to be NaN */
     FLASH_ALIKE, /* every key that the row sees has the same score z */
@@ -112,30 +114,36 @@ struct flash_strange {
 struct flash_sequence {
     attn_sequence s;
     enum flash_path path;
-    bool packs;    /* true: FLASH_PREPARE packs K and V once; false: each row tile packs the keys that it needs */
+    /* true: FLASH_PREPARE packs K and V once for all row tiles; false: each row tile packs the keys that it needs */
+    bool packs;
     int heads;     /* number of query heads whose rows share a row tile */
     int bundle;    /* number of key/value heads that one item of FLASH_FORWARD computes: 1, or more for FLASH_DOTS */
-    int64_t tiles; /* number of row tiles of a key/value head */
-    int64_t rows;  /* number of rows of a key/value head's row tiles, each tile rounded up to FLASH_UNIT */
-    int64_t splits, span; /* number of spans of keys that a row tile is split into (1: not split), and keys of a span */
-    int64_t part_rows;    /* number of rows that a key/value head's partial results have for each span; 0: not split */
+    int64_t tiles; /* number of row tiles per key/value head */
+    /* number of rows in all row tiles of a key/value head, where each tile is rounded up to FLASH_UNIT rows */
+    int64_t rows;
+    /* number of spans (runs of keys) into which the keys of a row tile are split (1: not split), and number of keys of
+     * a span */
+    int64_t splits, span;
+    /* number of rows of partial results that a key/value head has for each span of keys; 0: keys are not split */
+    int64_t part_rows;
     int64_t tiles0, rows0, items0, packs0, keys0, parts0, chunks0;
 };
 
 /* A row tile: the queries of one or several heads of a group that are computed together. */
 struct flash_tile {
     const struct flash_sequence *seq;
-    int64_t b, hk;   /* sequence, key/value head */
-    int64_t index;   /* index of the tile among the row tiles of its key/value head */
-    int64_t h, i0;   /* first query head and first query of the tile */
-    int heads, n;    /* number of heads in the tile, and of queries of each head */
-    int rows;        /* number of rows in the tile: heads * n */
-    int64_t row0;    /* index of the tile's first row in the arrays by row (run.c); a multiple of FLASH_UNIT */
+    int64_t b, hk; /* sequence, key/value head */
+    int64_t index; /* index of the tile among the row tiles of its key/value head */
+    int64_t h, i0; /* first query head and first query of the tile */
+    int heads, n;  /* number of heads in the tile, and of queries of each head */
+    int rows;      /* number of rows in the tile: heads * n */
+    /* index of the tile's first row in the arrays with an entry for each row (run.c); a multiple of FLASH_UNIT */
+    int64_t row0;
     attn_range keys; /* keys that at least one query of the tile sees, by causal, window and lengths */
     attn_range all;  /* keys that every query of the tile sees, by causal, window and lengths */
 };
 
-/* The columns that a row tile sees of a key tile that starts at key j0: c0 to c0 + cols - 1. */
+/* The columns (keys) of a key tile that a row tile sees: c0 to c0 + cols - 1, where column 0 is key j0. */
 struct visible_block {
     int c0, cols;
     bool ranged; /* true: causal or window hides some of these columns from some row of the tile */
@@ -146,35 +154,40 @@ struct visible_block {
 struct flash {
     const attn_problem *p;
     const struct simd *simd;
-    /* `type` is the compute type of products. `forward_type` is that of P V in a forward, and is equally or more exact.
-     * Scores have the same type in forward and backward, because lse must be the sum of the P from which gradients are
-     * made. */
+    /* `type` is the compute type of products: the format of their operands (simd.h). `forward_type` is the compute type
+     * of P V in a forward, and is at least as exact. Forward and backward compute scores with the same type,
+     * because lse must be the sum of the P from which gradients are made. */
     const struct simd_type *type, *forward_type;
     attn_geometry g;
     bool backward, observe, recompute; /* recompute: a backward without out and lse, which starts with a forward */
-    bool plain;        /* true: scores depend on nothing but q, k, a positive scale and ranges of visible columns */
+    /* true: scores depend on nothing but q, k, a positive scale, and which range of columns each row sees */
+    bool plain;
     bool may_overflow; /* true: dot products of q and k in their dtypes can exceed the range of float32 */
     bool dropout;
     uint32_t drop_threshold;
     float drop_scale; /* 1 / (1 - dropout_p); 1 without dropout */
-    int BM, BN;       /* forward: queries and keys of a tile */
-    int Bk;           /* backward: number of keys of a chunk */
+    int BM, BN;       /* in a forward: number of queries of a row tile, and of keys of a key tile */
+    int Bk;           /* in a backward: number of keys of a chunk */
     int bundle;       /* number of key/value heads that an item of FLASH_DOTS computes */
     int64_t B;
-    const int *cancel;     /* the run's cancel flag; attn_is_cancelled() reads it between tiles */
-    int64_t scratch_bytes; /* bytes of scratch per thread, enough for every phase */
+    const int *cancel; /* cancel flag of the run, which attn_is_cancelled() reads between tiles */
+    /* bytes of scratch (memory for intermediate results) that a thread needs, enough for every phase */
+    int64_t scratch_bytes;
 
     struct flash_sequence *seq; /* [B]: one entry for each sequence */
 
-    /* Operands that FLASH_PREPARE packs in B form (simd.h): for each key tile K^T, then V. */
+    /* K and V that FLASH_PREPARE has packed as B operands (simd.h): for each key tile K^T, then V. */
     char *kv;
-    uint8_t *kv_values;           /* enum flash_values (bits) of each key tile */
-    int64_t kv_key_bytes;         /* bytes that `kv` has per key */
-    attn_mask_extremes *extremes; /* [B][mask heads][mask_blocks]: extremes of FlashMask's bounds */
+    uint8_t *kv_values;   /* enum flash_values (bits) of each key tile */
+    int64_t kv_key_bytes; /* bytes that packed K and V in `kv` take per key */
+    /* [B][mask heads][mask_blocks]: smallest and largest of FlashMask's bounds in each block of FLASH_MASK_BLOCK
+     * keys */
+    attn_mask_extremes *extremes;
     int64_t mask_heads, mask_blocks;
     _Atomic float *most; /* [B][Hk][2]: largest |k| and |v| (exact.c); negative: not computed yet */
 
-    /* Partial results of sequences whose keys are split: O is [part rows][Dv], m and l are [part rows]. */
+    /* Partial results of sequences whose keys are split into spans: O is [rows][Dv], m and l are [rows] (rows: all
+     * part_rows). */
     float *part_O, *part_m, *part_l;
 
     /* Arrays of a backward with an entry for each row. */
@@ -182,38 +195,41 @@ struct flash {
     char *Qat, *dOat;              /* Q and dO as transposed A operands (simd.h), one row tile after the other */
     float *lse2, *delta, *dQ;      /* lse2 (lse in base 2) is NaN where `strange` holds the row's lse */
     struct flash_strange *strange; /* lse of rows that lse2 cannot hold (exact.c); written only for these rows */
-    /* enum flash_values of each row tile, at index row0 / FLASH_UNIT: WILD for Q, UNREAL for dO */
+    /* enum flash_values of each row tile, at index row0 / FLASH_UNIT: FLASH_WILD for Q, FLASH_UNREAL for dO */
     uint8_t *row_values;
     /* q_unit_bytes and do_unit_bytes: bytes of FLASH_UNIT rows of Qat and dOat */
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld;
 
-    /* Arrays of an observe with an entry for each row. P = exp2(z - row_base) row_inverse; row_base is INFINITY where
-     * every P of the row is 0, and NaN where `strange` holds the row's lse. */
+    /* Arrays of an observe with an entry for each row. With z in base 2, P = exp2(z - row_base) row_inverse. row_base
+     * is INFINITY where every P of the row is 0, and NaN where `strange` holds the row's lse. */
     float *row_base, *row_inverse, *row_most, *row_entropy;
-    /* number of items of FLASH_KEYS that are chunks of keys; number of keys per row in key_mass */
+    /* number of items of FLASH_KEYS that compute chunks of keys (the others compute map); number of keys per row in
+     * key_mass */
     int64_t observe_chunks, shown_keys;
 
-    /* Arrays and sizes of a backward, by chunk of keys. */
+    /* Arrays and sizes of a backward with an entry for each chunk of keys. */
     int64_t chunks; /* number of chunks of each sequence; if packed, of the longest sequence */
     struct flash_progress *progress;
-    double *slope_parts; /* [B][H][chunks]: parts of dalibi_slopes */
+    double *slope_parts; /* [B][H][chunks]: each chunk's share of dalibi_slopes */
     /* number of classes (sets of heads and batch rows over which dbias is summed: backward.c); 0: no sums */
     int64_t dbias_classes;
-    int64_t tiles_all, packs_all, chunks_all; /* numbers of row tiles, packed key tiles and chunks of all sequences */
-    /* number of slices in which FLASH_ROWS zeroes dbias, and slices of each of its [Sq, Sk] matrices */
+    /* number of row tiles, of packed key tiles and of chunks in all sequences together */
+    int64_t tiles_all, packs_all, chunks_all;
+    /* number of slices (runs of rows) of dbias that FLASH_ROWS sets to zero, and number of slices in each [Sq, Sk]
+     * matrix of dbias */
     int64_t dbias_slices, dbias_blocks;
 
-    /* for each phase: number of items of this problem, and of all problems before it */
+    /* for each phase: number of items of this problem, and number of items of all problems before it */
     int64_t items[FLASH_PHASES], first[FLASH_PHASES];
 };
 
-/* How far a chunk of keys has come: it has finished all row tiles before `tile`. The struct fills a cache line, so that
- * threads that poll one chunk do not slow down the threads of other chunks. */
+/* How far a chunk of keys has come in a backward: it has finished all row tiles before `tile`. The struct fills a cache
+ * line, so that threads that poll one chunk do not slow down the threads of other chunks. */
 struct flash_progress {
     _Alignas(64) _Atomic int64_t tile;
 };
 
-/* The scratch memory of a thread, large enough for each problem of the run. Every user divides it anew, from its
+/* The scratch memory of a thread, large enough for each problem of the run. Every item divides it anew, from its
  * start. */
 struct flash_scratch {
     char *memory;
@@ -224,7 +240,7 @@ struct flash_run {
     int count;
     struct flash *problems;
     char *scratch;
-    int64_t scratch_bytes; /* bytes of scratch per thread */
+    int64_t scratch_bytes; /* bytes of scratch memory for intermediate results that each thread has */
     int64_t items[FLASH_PHASES];
     const int *cancel;
     bool small; /* true: the run is too small to wake other threads */
@@ -261,59 +277,61 @@ void *flash_take(struct flash_arena *arena, int64_t count, int64_t bytes);
 /* Returns row tile `index` of key/value head hk of sequence b. */
 struct flash_tile flash_tile_of(const struct flash *f, int64_t b, int64_t hk, int64_t index);
 
-/* Returns the sequence that an item belongs to. `field` is the offset of a prefix sum in struct flash_sequence. */
+/* Returns the sequence to which an item belongs. `field` is the offset in struct flash_sequence of a prefix sum, such
+ * as tiles0, that counts these items. */
 int64_t flash_find(const struct flash *f, size_t field, int64_t item);
 #define FLASH_FIND(f, prefix, item) flash_find(f, offsetof(struct flash_sequence, prefix), item)
 
-/* Finds what a row tile sees of the keys [j0, j1), where j0 is a multiple of FLASH_UNIT. Returns false if the tile sees
- * none of them. */
+/* Finds which columns of the keys [j0, j1) a row tile sees, where j0 is a multiple of FLASH_UNIT. Returns false if the
+ * tile sees none of these keys. */
 bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1,
                          struct visible_block *block);
 
-/* Scratch memory in which flash_scores() writes which columns the rows of one tile may see. */
+/* Scratch memory for flash_scores(), which writes here which columns the rows of a tile may see. */
 struct flash_limits {
     int *lo, *hi;
     int32_t *hide[4];
-    uint8_t *keep; /* keep_mask by rows and columns; NULL where it keeps all keys of the tile */
+    uint8_t *keep; /* keep_mask for the rows and columns of the tile; NULL where it keeps all keys of the tile */
 };
 void flash_scores_take_limits(const struct flash *f, struct flash_arena *arena, int rows, int cols,
                               struct flash_limits *limits);
 
-/* Turns raw products S (rows x block.cols) into scores; hidden scores become -inf. Returns c, the factor by which
- * softmax() and gradient() multiply them to get scores in base 2. `cap`: NULL, or as in struct simd_score. `wild`: some
- * products may be infinite or NaN although the scores are finite (exact.c). */
+/* Turns the products S = Q K^T of a tile (rows x block.cols) into scores; hidden scores become -inf. Returns the factor
+ * c: c times a score is the score in base 2, for softmax() and gradient(). `cap`: NULL, or as in struct simd_score.
+ * `wild`: some products may be infinite or NaN although the scores are finite (exact.c). */
 float flash_scores(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                    float *S, int64_t lds, float *cap, const struct flash_limits *limits, bool wild);
 
-/* Writes which pairs of a block dropout keeps: 1, or 0. The factor 1 / (1 - p) is applied to finished sums
- * (f->drop_scale). If P were multiplied by it, the factor would be rounded with P to the operand's type, and a P of 1
- * would not stay exact. */
+/* Writes 1 for each pair of a block that dropout keeps, and 0 for each that it drops. The factor 1 / (1 - p) is applied
+ * to finished sums (f->drop_scale). If P were multiplied by it, the factor would be rounded with P to the operand's
+ * type, and a P of 1 would not stay exact. */
 void flash_drop(const struct flash *f, const struct flash_tile *t, int64_t j0, const struct visible_block *block,
                 float *kept, int64_t ld);
 
-/* Like flash_drop(), for one row and up to FLASH_MASK_BLOCK keys from key j on. */
+/* Does what flash_drop() does, for one row and n keys from key j on, n <= FLASH_MASK_BLOCK. */
 void flash_drop_row(const struct flash *f, int64_t b, int64_t h, int64_t i, int64_t j, int n, float *kept);
 
-/* Returns the rows of a tile in a tensor with axes like q's, as one strided matrix. They are read in place, or gathered
- * in `scratch` (t->rows * cols elements) if the tile has several heads. */
+/* Returns a tile's rows of a tensor with axes like q's, as one matrix with a row stride. If the tile has one head, the
+ * matrix is the tensor's memory; otherwise the rows are gathered in `scratch` (t->rows * cols elements). */
 const void *flash_gather(const struct flash_tile *t, const attn_view *view, int cols, void *scratch, int64_t *stride);
 
-/* Returns the address of element (b, h, row) of a view. In a packed problem, `row` must include the first row of the
- * sequence. */
+/* Returns the address of element (b, h, row) of a view. In a packed problem, `row` is counted in the whole tensor, and
+ * thus includes the sequence's first row. */
 static inline void *flash_at(const attn_view *view, int64_t b, int64_t h, int64_t row)
 {
     return (char *)view->data + attn_at(view, b, h, row) * (int64_t)attn_dtype_bytes(view->dtype);
 }
 
-/* Returns the address of row `line` (k_start + j) of k or v of a key/value head, with or without pages. */
+/* Returns the address of a row of k or v of key/value head hk, with or without pages; `line` is k_start + j. */
 static inline void *flash_key_at(const struct flash *f, const attn_view *view, int64_t b, int64_t hk, int64_t line)
 {
     return (char *)view->data + attn_key_at(&f->g, view, b, hk, line) * (int64_t)attn_dtype_bytes(view->dtype);
 }
 
-/* Rows of k or v from `line` on, as a strided matrix of at most `most` rows. Where a page ends earlier, the matrix ends
- * with it, at a multiple of `unit` rows. Where fewer than `unit` rows lie in one page, `unit` rows are gathered in
- * `scratch` (unit * cols elements). Therefore work on units of rows does not depend on where pages end. */
+/* Rows of k or v from `line` (k_start + j) on, as a matrix of at most `most` rows. Where a page ends earlier, the
+ * matrix ends with it, at a multiple of `unit` rows. Where fewer than `unit` rows are left in the page, `unit` rows are
+ * gathered in `scratch` (unit * cols elements) from several pages. Therefore work on units of rows does not depend on
+ * where pages end. */
 struct flash_keys {
     const void *rows;
     int64_t stride;
@@ -328,7 +346,7 @@ static inline struct flash_keys flash_keys_at(const struct flash *f, const attn_
     return (struct flash_keys){ flash_key_at(f, view, b, hk, line), view->row, most };
 }
 
-/* Asserts that the user of a thread's scratch took no more than there is. Every user calls it after its last
+/* Asserts that the code that divides a thread's scratch took no more than there is. Call it after the last
  * flash_take(). */
 static inline void flash_scratch_end(const struct flash *f, const struct flash_arena *arena)
 {
@@ -353,8 +371,8 @@ int flash_pack_clean_at(const struct flash *f, int rows, int cols, const void *X
 
 /* ---- The phases -------------------------------------------------------------------------------------------------- */
 
-/* Each ..._item() function computes item `item` of this problem's phase. Each ..._scratch() function returns how many
- * bytes of scratch a thread needs for an item. */
+/* Each ..._item() function computes item number `item` of its phase, for this problem. Each ..._scratch() function
+ * returns how many bytes of scratch a thread needs for an item. */
 void flash_forward_prepare_item(const struct flash *f, char *scratch, int64_t item);
 void flash_forward_item(const struct flash *f, char *scratch, int64_t item);
 void flash_forward_merge_item(const struct flash *f, char *scratch, int64_t item);
@@ -369,15 +387,17 @@ int64_t flash_forward_scratch(const struct flash *f);
 int64_t flash_decode_scratch(const struct flash *f);
 int64_t flash_backward_scratch(const struct flash *f);
 
-/* decode.c: computes item `rest` of a sequence with path FLASH_DOTS: a bundle of key/value heads, which are computed
- * together, against one span of keys. */
+/* decode.c: computes item `rest` of a sequence with path FLASH_DOTS: one bundle of key/value heads, computed together,
+ * over one span of keys. */
 void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch);
 
-/* Returns whether row r of a tile has numbers that float32 vectors cannot compute. m is the row's maximum in base 2, l
- * its sum. Products that overflowed do not show in m and l, because flash_scores() has repaired them. */
+/* Returns whether row r of a tile has numbers that float32 vectors cannot compute. m is the row's largest score in base
+ * 2, l its sum of exponentials. Products that overflowed do not show in m and l, because flash_scores() has computed
+ * them again. */
 static inline bool flash_is_strange(const struct flash *f, const struct flash_tile *t, int r, float m, float l)
 {
-    if (m == -INFINITY && l == 0) { /* the row seems to see no key: a visible score is never -inf after score() */
+    /* the row seems to see no key, because a visible score is never -inf after score() */
+    if (m == -INFINITY && l == 0) {
         const attn_range keys = attn_keys_of(&f->g, &t->seq->s, t->i0 + r % t->n);
         return f->plain && keys.lo < keys.hi;
     }
@@ -392,7 +412,8 @@ void flash_row_end_part(const struct flash *f, const struct flash_tile *t, int64
 /* Like flash_row_end_part(), for whole rows, whose keys are not split: writes out and lse. */
 void flash_row_end(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
                    const float *l, float *inverse, bool large);
-/* Returns the index of a row tile's partial result for span `split` in part_O, part_m and part_l. */
+/* Returns the index of a row tile's first row in part_O, part_m and part_l, for its partial result over span number
+ * `split`. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split);
 
 /* Computes delta = rowsum(dO O), without dlse, of n rows of O: those of head h from row `first` of the tensor on. dO is
@@ -414,13 +435,13 @@ struct flash_top {
     double z[ATTN_MAX_TOP];
 };
 
-/* Returns the bound that a score must exceed to be among the largest. */
+/* Returns the score that a further score must exceed to be among the largest. */
 static inline double flash_top_least(const struct flash_top *top)
 {
     return top->count < top->most ? -INFINITY : top->z[top->count - 1];
 }
 
-/* Adds a score, which must exceed flash_top_least(). */
+/* Adds a score to the largest ones. It must exceed flash_top_least(). */
 static inline void flash_top_add(struct flash_top *top, double z, int32_t key)
 {
     int n = top->count < top->most ? top->count++ : top->count - 1;
@@ -451,13 +472,13 @@ static inline void flash_keep_lse(const struct flash *f, int64_t row, struct fla
     f->lse2[row] = lse.lse.top == -INFINITY ? INFINITY : holds ? (float)(whole * M_LOG2E) : NAN;
 }
 
-/* Computes scores of row r of a tile for gradient(), for columns j to j + cols - 1: score minus lse, divided by c
- * (natural logarithms). Writes S and, where `cap` is not NULL, softcap's factor for the gradient. */
+/* Computes scores of row r of a tile for gradient(), for columns j to j + cols - 1. Each is (score - lse) / c in
+ * natural logarithms. Writes S and, where `cap` is not NULL, softcap's factor for the gradient. */
 void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                         struct flash_lse lse, double c, float *S, float *cap);
 
-/* Computes scores again that are NaN after score(), because their products may have overflowed. Also computes softcap's
- * factor for the gradients of these scores. */
+/* Finds scores that are NaN after score(), and computes them again, because their products may have overflowed. Also
+ * computes softcap's factor for the gradients of these scores. */
 void flash_exact_mend_scores(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, float *S,
                              int64_t lds, float *cap);
 

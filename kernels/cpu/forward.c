@@ -70,7 +70,7 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.clean = flash_take(arena, FLASH_UNIT, Dv * 4);
     scratch.keys = f->g.page_table ? flash_take(arena, FLASH_UNIT, attn_max64(D, Dv) * 4) : NULL;
     scratch.drop = f->dropout ? flash_take(arena, f->BM * scratch.lds, 4) : NULL;
-    /* nonfinite_sums is last in scratch, because few problems touch its memory */
+    /* nonfinite_sums is last in scratch, so that most problems never touch its memory */
     scratch.nonfinite_sums = flash_take(arena, f->BM * scratch.ldo, 4);
     flash_scratch_end(f, arena);
     return scratch;
@@ -149,7 +149,7 @@ void flash_forward_prepare_item(const struct flash *f, char *memory, int64_t ite
 
 /* ---- FLASH_FORWARD ----------------------------------------------------------------------------------------------- */
 
-/* Returns a tile that has only rows [r0, r0 + n) of a row tile. The row tile must have one head. */
+/* Returns a tile that has only n rows, from r0 on, of a row tile with one head. */
 static struct flash_tile strip_of(const struct flash *f, const struct flash_tile *t, int r0, int n)
 {
     struct flash_tile strip = *t;
@@ -161,7 +161,8 @@ static struct flash_tile strip_of(const struct flash *f, const struct flash_tile
     return strip;
 }
 
-/* Adds the values of V that packing replaced by 0 to `nonfinite_sums`, for the rows whose score is not hidden. */
+/* Adds the values of V that packing replaced by 0 (NaN and infinity) to `nonfinite_sums` of each row whose score for
+ * the key is not hidden. */
 static void add_nonfinite(const struct flash *f, const struct flash_tile *t, int64_t j, int cols, const float *S,
                           int64_t lds, float *nonfinite_sums, int64_t ldo, float *line)
 {
@@ -211,7 +212,7 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
         struct visible_block block;
         if (!flash_visible_block(f, &t, j0, attn_min64(j0 + n, hi), &block)) continue;
 
-        /* K and V will point to the packed K^T and V of the block's columns. */
+        /* K and V will point to the columns of the block in packed K^T and V. */
         const char *K, *V;
         int64_t ldv;
         int values;
@@ -287,8 +288,8 @@ void flash_forward_merge_item(const struct flash *f, char *memory, int64_t item)
         memset(O, 0, (size_t)Dv * sizeof *O);
         for (int64_t split = 0; split < seq->splits; split++) {
             const int64_t row = flash_row_end_part_row(&t, split) + r;
-            /* A span in which the row sees no key has m = -inf and weight 0, and is skipped. A NaN in any span makes
-             * the row NaN. */
+            /* A row that sees no key of a span has m = -inf and weight 0 there, so this span is skipped. A NaN in any
+             * span makes the row NaN. */
             if (f->part_m[row] == -INFINITY && f->part_l[row] == 0) continue;
             const float weight = exp2f(f->part_m[row] - m);
             l += weight * f->part_l[row];

@@ -35,8 +35,8 @@ struct scratch {
     int64_t q_lda, lds;
     char *Qa, *kv, *keys, *gathered;
     float *S, *m, *l, *e, *inverse, *sums;
-    double *mass;  /* key_mass of the chunk's keys, for one head */
-    double *cells; /* [groups of a tile][MAP_COLUMNS]: cells of map */
+    double *mass;  /* the output key_mass of the chunk's keys, for one head */
+    double *cells; /* [groups of a tile][MAP_COLUMNS]: cells of the output map */
     struct group *groups;
     struct flash_top *top; /* [rows] */
     struct flash_limits limits;
@@ -148,8 +148,8 @@ static void begin_top(const struct flash *f, const struct scratch *s, int rows)
     for (int r = 0; s->top && r < rows; r++) s->top[r] = (struct flash_top){ .most = (int)f->g.observe.top };
 }
 
-/* Adds the scores of a block to the lists of each row's largest scores. Keys come in ascending order, so of two keys
- * with equal scores the lower one comes first. */
+/* Adds the scores of a block to each row's list of its largest scores. Keys come in ascending order, so of two keys
+ * with equal scores the lower one stays first. */
 static void add_to_top(const struct flash_tile *t, int64_t j, int cols, float c, const struct scratch *s)
 {
     for (int r = 0; s->top && r < t->rows; r++) {
@@ -167,7 +167,7 @@ struct row_sums {
     double m, l, e;
 };
 
-/* Returns the lse of a row, sink included, or the given lse. */
+/* Returns the lse of a row with its sink: the given lse, or one from the row's sums. */
 static struct flash_lse lse_of(const struct flash *f, double sink, double given, const struct row_sums *row)
 {
     const bool says_nothing = fabs(given) >= ATTN_LSE_MOST && given != -INFINITY;
@@ -208,12 +208,13 @@ static void store_top(const struct flash *f, const struct flash_tile *t, int64_t
     }
 }
 
-/* Writes the outputs of row r of a tile, and stores what weigh_block() needs to know of the row. `base`: m in base 2;
- * NaN: the row is computed in double. `top`: the row's largest scores in natural units, or NULL. */
+/* Writes the outputs of row r of a tile, and stores what weigh_block() needs to know of the row. `base`: the row's
+ * largest score in base 2; NaN: the row is computed in double. `top`: the row's largest scores in natural units, or
+ * NULL. */
 static void end_row(const struct flash *f, const struct flash_tile *t, int r, float base, const struct row_sums *row,
                     const struct flash_top *top)
 {
-    enum { FAR = 64 }; /* exp(FAR) times a probability is within float32's range */
+    enum { FAR = 64 }; /* factors up to exp(64) are within float32's range, also when multiplied by a probability */
     const attn_view *given = &f->g.view[ATTN_T_lse];
     const int64_t h = t->h + r / t->n, line = t->seq->s.q_start + t->i0 + r % t->n, at = t->row0 + r;
     const double sink = f->p->sinks.rank ? *(const float *)flash_at(&f->g.view[ATTN_T_sinks], 0, h, 0) : -INFINITY;
@@ -246,7 +247,7 @@ static void end_strange_row(const struct flash *f, const struct flash_tile *t, i
     end_row(f, t, r, NAN, &row, top);
 }
 
-/* Returns true if lse is given and no wanted output needs sums over the scores. FLASH_FORWARD then computes no
+/* Returns true if no score is needed before FLASH_KEYS: lse is given, and no wanted output needs other sums over the
  * scores. */
 static bool is_known(const struct flash *f)
 {
@@ -319,7 +320,8 @@ static void store_mass(const struct flash *f, int64_t b, int64_t h, int64_t line
     }
 }
 
-/* Writes the probabilities of a row tile and keys [j, j + cols) to weights, as far as weights shows these pairs. */
+/* Writes the probabilities of a row tile and keys [j, j + cols) to the output weights, which has only the pairs of
+ * observe's region. */
 static void store_weights(const struct flash *f, const struct flash_tile *t, int64_t j, int cols,
                           const struct scratch *s)
 {
@@ -334,7 +336,7 @@ static void store_weights(const struct flash *f, const struct flash_tile *t, int
     }
 }
 
-/* Returns whether weights and map show queries and keys of sequence b. */
+/* Returns whether the outputs weights and map show queries and keys of sequence b. */
 static bool in_region(const struct flash *f, int64_t b)
 {
     return !f->g.dims.packed || b == f->g.observe.sequence;
@@ -376,7 +378,8 @@ static void chunk_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- FLASH_KEYS: map --------------------------------------------------------------------------------------------- */
 
-/* Returns the first of `size` rows (or keys) that lies in cell number `cell` of `cells`, or in a later cell. */
+/* Divides `size` rows (or keys) into `cells` cells of map. Returns the first row (or key) of cell number `cell`, or of
+ * the next cell that is not empty. */
 static int64_t first_of_cell(int64_t cell, int64_t cells, int64_t size)
 {
     return attn_tiles(cell * size, cells);
@@ -413,7 +416,8 @@ static void add_to_cells(const attn_observe *o, int64_t j, int cols, const float
     }
 }
 
-/* Sums for a part of a row of map: the columns that one item computes. Rows of several tiles may add to it. */
+/* Sums for a part of a row of the output map: the columns that one item computes. The rows of several tiles may add to
+ * the same row of map. */
 struct carry {
     int64_t h, u;
     double cells[MAP_COLUMNS];

@@ -33,7 +33,8 @@ struct head {
     attn_sequence s;
     int64_t b, h;
     const int *cancel;
-    int64_t N, M, d, dv;           /* N queries, M keys; d numbers in a row of Q and K, dv in a row of V and O */
+    /* number N of queries and M of keys; d numbers in a row of Q and K, dv in a row of V and O */
+    int64_t N, M, d, dv;
     double *Q, *K, *V, *O, *L;     /* shapes: [N, d] [M, d] [M, dv] [N, dv] [N] */
     double *dO, *D, *dQ, *dK, *dV; /* shapes: [N, dv] [N] [N, d] [M, d] [M, dv] */
     double S[Br][Bc];
@@ -64,10 +65,11 @@ static void scores(struct head *a, int64_t i, int64_t j, int64_t rows, int64_t c
     }
 }
 
-/* Runs Algorithm 1 of the paper: reads Q K V, writes O and L. */
+/* Runs Algorithm 1 of FlashAttention-2, the forward: reads Q K V, writes O and L. */
 static void forward(struct head *a)
 {
-    for (int64_t i = 0; i < a->N && !attn_is_cancelled(a->cancel); i += Br) { /* lines 1, 3 and 4 of the algorithm */
+    /* lines 1, 3 and 4 of Algorithm 1: the loop over blocks of queries */
+    for (int64_t i = 0; i < a->N && !attn_is_cancelled(a->cancel); i += Br) {
         const int64_t rows = attn_min64(Br, a->N - i);
         double m[Br], l[Br];
         for (int64_t r = 0; r < rows; r++) {
@@ -80,13 +82,14 @@ static void forward(struct head *a)
             for (int64_t r = 0; r < rows; r++) {
                 double *O = a->O + (i + r) * a->dv, most = m[r];
                 for (int64_t c = 0; c < columns; c++) most = fmax(most, a->S[r][c]); /* 9 */
-                if (most == -INFINITY) continue; /* no key of this block or an earlier one is visible to the row */
+                if (most == -INFINITY) continue; /* the row sees no key of this block or of an earlier one */
                 const double correction = exp(m[r] - most);
                 m[r] = most, l[r] *= correction;
                 for (int64_t x = 0; x < a->dv; x++) O[x] *= correction; /* 10 */
                 for (int64_t c = 0; c < columns; c++) {
                     if (a->S[r][c] == -INFINITY) continue;
-                    const double P = exp(a->S[r][c] - most);  /* line 9; P is divided by the whole sum at the end */
+                    /* line 9 of Algorithm 1; P is not divided by the row's sum until the end */
+                    const double P = exp(a->S[r][c] - most);
                     l[r] += P;                                /* 9 */
                     add(O, P, a->V + (j + c) * a->dv, a->dv); /* 10 */
                 }
@@ -100,13 +103,14 @@ static void forward(struct head *a)
     } /* 16 */
 }
 
-/* Runs Algorithm 2 of the paper: reads Q K V O L dO, writes dQ dK dV. */
+/* Runs Algorithm 2 of FlashAttention-2, the backward: reads Q K V O L dO, writes dQ dK dV. */
 static void backward(struct head *a)
 {
     const double scale = a->g.scale;
     for (int64_t n = 0; n < a->N; n++) /* 4 */
         a->D[n] = dot(a->dO + n * a->dv, a->O + n * a->dv, a->dv);
-    /* lines 5 and 6 of the algorithm; dQ, dK and dV are zeros before, as its lines 3 and 7 say */
+    /* lines 5 and 6 of Algorithm 2: the loop over blocks of keys; dQ, dK and dV are zeros before it, as lines 3 and 7
+     * say */
     for (int64_t j = 0; j < a->M && !attn_is_cancelled(a->cancel); j += Bc) {
         const int64_t columns = attn_min64(Bc, a->M - j);
         for (int64_t i = 0; i < a->N; i += Br) { /* 8, 9 */
@@ -135,7 +139,7 @@ static void backward(struct head *a)
 static double *load(const struct head *a, attn_tensor_id id, int64_t rows, int64_t columns)
 {
     const attn_view *view = &a->g.view[id];
-    /* one element more, because calloc(0) may return NULL */
+    /* allocates one element too many, because calloc(0) may return NULL */
     double *matrix = calloc((size_t)(rows * columns) + 1, sizeof *matrix);
     for (int64_t n = 0; matrix && view->data && n < rows * columns; n++)
         matrix[n] = attn_load(view->dtype, view->data, attn_at(view, a->b, a->h, n / columns) + n % columns);

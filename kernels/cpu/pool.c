@@ -34,22 +34,24 @@
 #include "kernels/backend.h"
 
 enum {
-    POOL_MAX_THREADS = 1024, /* largest number of threads; a request for more is a mistake */
+    POOL_MAX_THREADS = 1024, /* largest number of threads; a request for more must be a mistake */
     /* microseconds of polling: longer than the gap between two loops of a run, but too short to cost much */
     POOL_SPIN_US = 20,
     /* number of pause instructions between two reads of the clock, or between two yields of the processor */
     POOL_YIELD_EVERY = 64,
-    POOL_PAUSE_NS = 10000000, /* nanoseconds after which a paused thread checks again whether its work is cancelled */
+    /* nanoseconds after which a paused thread checks again whether its own work is cancelled */
+    POOL_PAUSE_NS = 10000000,
 };
 
 struct parallel_for {
     struct parallel_for *next_loop;
-    atomic_int_fast64_t next; /* index of the next item, which no thread has taken */
+    atomic_int_fast64_t next; /* index of the next item that no thread has taken */
     int64_t items;
     pool_task task;
     void *context;
-    struct pool_part *part; /* the caller's work (pool_part) that the loop belongs to; NULL: none */
-    atomic_int inside;      /* number of workers in this loop; written under the lock, read without it */
+    struct pool_part *part; /* the caller's use of the pool (pool_part) to which the loop belongs; NULL: none */
+    /* number of workers that compute items of this loop; written under the lock, read without it */
+    atomic_int inside;
 };
 
 struct worker {
@@ -60,23 +62,24 @@ struct worker {
 
 struct pool {
     pthread_mutex_t lock;
-    pthread_cond_t posted_cond; /* signalled when a loop was linked, or the pool closes */
-    pthread_cond_t left_cond;   /* signalled when a worker left a loop */
+    pthread_cond_t posted_cond; /* signalled when a loop was linked into the pool, or when the pool closes */
+    pthread_cond_t left_cond;   /* signalled when a worker has left a loop, whose caller may wait for that */
     pthread_cond_t turn_cond;   /* signalled when a paused thread may go on */
     struct parallel_for *loops;
     /* list of all pool_parts (uses of the pool) that have begun; at most as many as the device has streams */
     struct pool_part *parts;
     atomic_uint posted;
-    atomic_int computing; /* number of threads that compute (invariant 4); written under the lock, read without it */
+    /* number of threads that compute, which is limited to `threads`; written under the lock, read without it */
+    atomic_int computing;
     bool closing;
-    int sleeping; /* number of workers that wait for posted_cond */
-    int paused;   /* number of threads that wait for turn_cond */
+    int sleeping; /* number of workers that sleep until posted_cond is signalled */
+    int paused;   /* number of threads that pause until turn_cond is signalled */
     int threads;  /* number of threads: those that pool_open() started, and the caller */
     void (*idle)(void);
     struct worker *workers;
 };
 
-/* The pool_part that this thread began last and has not ended. */
+/* The use of a pool (pool_part) that this thread began last and has not ended. */
 static _Thread_local struct pool_part *begun;
 
 static int64_t now_ns(void)
@@ -115,8 +118,8 @@ static bool take_item(struct parallel_for *loop, int worker)
     return true;
 }
 
-/* Takes items of a loop, on a worker thread. The worker stops when another thread needs its core, or when another loop
- * may have too few threads. */
+/* Takes items of a loop, on a worker thread. The worker leaves the loop when a calling thread needs its core, or when
+ * another loop may have too few threads. */
 static void help(struct pool *pool, struct parallel_for *loop, int worker, unsigned seen)
 {
     while (take_item(loop, worker) && atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads &&
@@ -139,7 +142,7 @@ static int owners(const struct pool *pool)
     for (const struct pool_part *p = pool->parts; p; p = p->next) {
         const struct pool_part *other = pool->parts;
         while (other->owner != p->owner) other = other->next;
-        count += other == p; /* each owner is counted once, at its first part */
+        count += other == p; /* an owner with several parts is counted once, at its first part */
     }
     return count;
 }
@@ -162,7 +165,7 @@ static struct parallel_for *loop_with_items(struct pool *pool)
     return found;
 }
 
-/* Returns whether one more thread may compute. The caller must hold the lock. */
+/* Returns whether the pool allows one more thread to compute now. The caller must hold the lock. */
 static bool has_room(struct pool *pool)
 {
     return atomic_load_explicit(&pool->computing, memory_order_relaxed) < pool->threads;
@@ -368,7 +371,7 @@ attn_status pool_open(int threads, void (*idle)(void), struct pool **out, attn_e
         }
         /* threads that were started before may read `threads`, so the lock is needed */
         pthread_mutex_lock(&pool->lock);
-        /* pool_close() joins exactly these threads, even if a later thread cannot be started */
+        /* pool_close() joins the threads counted here, even if a later thread could not be started */
         pool->threads = n + 1;
         pthread_mutex_unlock(&pool->lock);
     }

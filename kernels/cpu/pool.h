@@ -40,7 +40,7 @@ int pool_threads(const struct pool *pool);
 /* One use of a pool, from pool_begin() to pool_end(). Only pool.c reads the fields, under the pool's lock. */
 struct pool_part {
     struct pool_part *next;
-    struct pool_part *outer; /* the part that this thread began before and has not ended; NULL: none */
+    struct pool_part *outer; /* the part that this thread began before this one and has not ended; NULL: none */
     const void *owner;       /* pointer that stands for the owner: only compared with other pointers, never followed */
     /* flag for attn_is_cancelled(): when set, it ends a pause of the calling thread; NULL: no flag */
     const int *cancel;

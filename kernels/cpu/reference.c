@@ -42,7 +42,7 @@ struct reference {
     const attn_problem *p;
     attn_geometry g;
     attn_score_options options;
-    uint32_t threshold; /* threshold of dropout (philox.h) */
+    uint32_t threshold; /* threshold of dropout: the element is dropped if its random bits are below it (philox.h) */
 
     int64_t b, h, hk; /* the sequence, query head and key/value head that the loops are at */
     attn_sequence s;
@@ -52,11 +52,12 @@ struct reference {
     double *q, *dq;             /* q and dq of row i: [D] */
     double *out, *dout;         /* out and dout of row i: [Dv] */
     bool *sees;                 /* for each key j: whether query i may see it */
-    double *z, *derivative, *P; /* for each key: its score, the derivative of the score by scale q . k, and P */
-    double *mass, *map;         /* for an observe: key_mass, and the cells of map, of head h */
+    double *z, *derivative, *P; /* for each key: its score z, the derivative of z with respect to scale q . k, and P */
+    double *mass, *map;         /* for an observe: the outputs key_mass and map of head h */
     struct seen {
-        double most, entropy; /* over the rows of head h: the largest row_max, and the sum of the entropies */
-        int64_t rows;         /* number of rows of head h that see a key */
+        /* for an observe, over the rows of head h: the largest row_max, and the sum of the entropies */
+        double most, entropy;
+        int64_t rows; /* number of rows of head h that see a key */
     } seen;
     /* gradients that are sums over all broadcast axes; NULL where not requested */
     double *dbias, *dsinks, *dslopes;
@@ -113,7 +114,7 @@ static double distance(const struct reference *r, int64_t i, int64_t j)
     return fabs((double)(i + r->s.Sk - r->s.Sq - j));
 }
 
-/* Returns M_ij, by which dropout multiplies P_ij. */
+/* Returns M_ij, the factor by which dropout multiplies P_ij: 0 or 1 / (1 - dropout_p). */
 static double dropout(const struct reference *r, int64_t i, int64_t j)
 {
     if (r->p->dropout_p == 0) return 1;
@@ -261,8 +262,8 @@ static void backward_row(struct reference *r, int64_t i)
 
 /* ---- Observe ----------------------------------------------------------------------------------------------------- */
 
-/* Writes top_keys and top_weights of row i: repeatedly finds the key with the largest score and removes it from
- * `sees`. */
+/* Writes top_keys and top_weights of row i. Repeatedly finds the key with the largest score and removes it from
+ * r->sees. */
 static void top_of_row(struct reference *r, int64_t row, bool nan)
 {
     const attn_view *const keys = &r->g.view[ATTN_T_top_keys];
@@ -276,7 +277,7 @@ static void top_of_row(struct reference *r, int64_t row, bool nan)
     }
 }
 
-/* Adds row i to weights and map, which show only some of the queries and keys. */
+/* Adds row i to the outputs weights and map of an observe, which show only some queries and keys. */
 static void region_of_row(struct reference *r, int64_t i)
 {
     const attn_observe *const o = &r->g.observe;
@@ -399,12 +400,13 @@ static bool zeros(void *pointer, int64_t a, int64_t b, size_t bytes)
     int64_t n;
     void *memory;
     if (__builtin_mul_overflow(a, b, &n) || n < 0) return false;
-    memory = calloc((size_t)n + 1, bytes); /* one element more, because calloc(0) may return NULL */
+    memory = calloc((size_t)n + 1, bytes); /* allocates one element too many, because calloc(0) may return NULL */
     memcpy(pointer, &memory, sizeof memory);
     return memory != NULL;
 }
 
-/* Returns the number of elements from the first to the last element of a tensor, by its strides. */
+/* Returns the number of elements of memory from the first to the last element of a tensor, gaps included, by its
+ * strides. */
 static int64_t extent(const attn_tensor *t)
 {
     int64_t n = 1;

@@ -6,10 +6,10 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/flash.h"
 
-enum { CLOSE_ROWS = 64 }; /* number of rows that one call of close() ends */
+enum { CLOSE_ROWS = 64 }; /* number of rows that one call of close() (simd.h: out's factor and lse) handles */
 
-/* Adds the sink to the row's sum. Computes lse in base 2, and the factor by which O is multiplied: 1 / l times
- * dropout's factor. A row that sees no key gets inverse 0 and lse2 -inf (or the sink). */
+/* Adds the sink to the row's sum l. Computes lse2 (lse in base 2) and `inverse`, the factor by which O is multiplied: 1
+ * / l times dropout's factor. A row that sees no key gets inverse 0, and lse2 is -inf or the sink. */
 static void close_row(const struct flash *f, int64_t h, float m, float l, float *inverse, double *lse2)
 {
     float factor = 1;
@@ -26,7 +26,7 @@ static void close_row(const struct flash *f, int64_t h, float m, float l, float 
     *lse2 = l == 0 ? -INFINITY : top + log2f(l);
 }
 
-/* Returns whether float32 vectors cannot compute row r of a tile, or its O overflowed. */
+/* Returns whether row r of a tile must be computed in double: float32 cannot compute it, or its O overflowed. */
 static bool is_strange(const struct flash *f, const struct flash_tile *t, int r, float m, float l, const float *O,
                        bool large)
 {
@@ -37,8 +37,8 @@ static bool is_strange(const struct flash *f, const struct flash_tile *t, int r,
     return !finite;
 }
 
-/* Ends a row whose scores are all equal. The loops in float32 left the sum of its values in O, and the number of values
- * in l. Writes the row's out to `row`. Returns false if the scores are not all equal. */
+/* Ends a row whose scores are all equal. There the loops in float32 have left the sum of the row's values in O, and the
+ * number of these values in l. Writes the row's out to `row`. Returns false if the scores are not all equal. */
 static bool finish_alike(const struct flash *f, const struct flash_tile *t, int r, float l, const float *O,
                          struct flash_strange *found, double *row)
 {
@@ -50,8 +50,8 @@ static bool finish_alike(const struct flash *f, const struct flash_tile *t, int 
     return true;
 }
 
-/* Ends row r of a tile, for which is_strange() is true, in double. Writes out and lse; in a backward it writes delta,
- * and lse2 or `strange`. */
+/* Ends a row r of a tile that needs double (is_strange()). Writes out and lse; in a backward it writes delta, and lse2
+ * or f->strange. */
 static void finish_strange(const struct flash *f, const struct flash_tile *t, int r, float l, const float *O)
 {
     const attn_view *out = &f->g.view[ATTN_T_out], *lse = &f->g.view[ATTN_T_lse], *dlse = &f->g.view[ATTN_T_dlse];
@@ -86,7 +86,7 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
     for (int head = 0; head < t->heads; head++) {
         const int r0 = head * t->n;
         const int64_t h = t->h + head;
-        /* computes the first part of delta: the dot products of rows of O, not yet divided by l, and of dO */
+        /* computes rowsum(dO O), the first part of delta, from rows of O that are not yet divided by l */
         if (f->backward) flash_deltas(f, t->b, h, first, t->n, O + r0 * ldo, ATTN_F32, ldo, f->delta + t->row0 + r0);
         float *const to = f->p->lse.rank ? flash_at(lse, t->b, h, first) : NULL;
         const bool plain = !f->backward && !f->p->sinks.rank;

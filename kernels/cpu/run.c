@@ -25,7 +25,8 @@
  * forward tile has BM rows of q and BN keys. A backward has tiles of back_Br rows of q, against chunks of Bk keys. The
  * first row of the table that fits the compute type and the larger of D and Dv applies. */
 static const struct tile_sizes {
-    attn_dtype element; /* dtype of an operand, and number of parts of each element (simd_split.h) */
+    /* dtype of the numbers in operands of products, and number of such numbers for each element (simd_split.h) */
+    attn_dtype element;
     int parts, max_d;
     int BM, BN, back_Br, Bk;
 } tile_sizes[] = {
@@ -45,15 +46,18 @@ static const struct tile_sizes {
 };
 
 enum {
-    SPLIT_KEYS = 2048,    /* number of keys of a span, where the keys of a row tile are split; a multiple of every BN */
-    SPLIT_DOT_KEYS = 512, /* number of keys of a span for FLASH_DOTS, whose items do less work per key */
-    /* largest number of row tiles per head of a sequence that is split; more tiles are work enough for many threads */
+    /* number of keys of a span, into which the keys of a row tile are split; a multiple of every BN (keys of a tile) */
+    SPLIT_KEYS = 2048,
+    /* number of keys of a span on the path FLASH_DOTS (few rows), where an item does less work per key */
+    SPLIT_DOT_KEYS = 512,
+    /* largest number of row tiles per head of a sequence whose keys are split; a sequence with more tiles has work for
+     * many threads without a split */
     SPLIT_TILES = 8,
-    DBIAS_ROWS = 64, /* number of rows of dbias that one item zeroes */
+    DBIAS_ROWS = 64, /* number of rows of dbias (gradient of bias) that one item sets to zero */
 };
 
 /* A run with fewer floating point operations takes 10 to 50 us. Its caller computes it alone, because waking another
- * thread takes 5 to 50 us. */
+ * thread takes as long. */
 static const double small_flops = 6e6;
 
 /* Sums over the sequences of a problem: exact, or upper bounds that need no lengths. */
@@ -96,8 +100,8 @@ static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 
 static int64_t chunks_of(const struct flash *f, const struct flash_sequence *q)
 {
-    /* Where keys are not packed, the chunks cover all Sk keys, because they also write the gradients (zeros) of keys
-     * past seqlens_k. */
+    /* Where keys are not packed, a backward has chunks for all Sk keys, because the chunks also write the gradients
+     * (zeros) of keys past seqlens_k. */
     return attn_tiles(f->g.dims.packed ? q->s.Sk : f->g.dims.Sk, f->Bk);
 }
 
@@ -114,10 +118,12 @@ static void add_sequence(const struct flash *f, const struct flash_sequence *q, 
     if (chunks > to->longest_chunks) to->longest_chunks = chunks;
 }
 
-/* Returns upper bounds on the sums for any lengths. A packed problem, or one with seqlens_q, is bounded by these facts.
- * A key/value head of a sequence has at most 1 + 2 G Sq / BM row tiles (G: query heads per key/value head). A tile is
- * rounded up by at most FLASH_UNIT - 1 rows. Only sequences of 2 SPLIT_KEYS keys and more are split, into at most 3/2
- * Sk / SPLIT_KEYS spans, and a split sequence has at most SPLIT_TILES tiles. The same facts bound FLASH_DOTS. */
+/* Returns upper bounds on the sums, whatever the lengths of sequences are. They are exact for a problem that is not
+ * packed and has no seqlens. Otherwise a key/value head of a sequence has at most 1 + 2 G Sq / BM row tiles, where G is
+ * the number of query heads per key/value head and BM the number of rows of a tile. Rounding adds at most FLASH_UNIT -
+ * 1 rows to a tile. The keys of a sequence are split only if there are at least 2 SPLIT_KEYS of them and at most
+ * SPLIT_TILES row tiles, and then into at most 3/2 Sk / SPLIT_KEYS spans (on the path FLASH_DOTS, SPLIT_DOT_KEYS
+ * replaces SPLIT_KEYS). */
 static struct sums bound_sums(const struct flash *f)
 {
     struct sums sums = { 0 };
@@ -132,7 +138,7 @@ static struct sums bound_sums(const struct flash *f)
                   total_k = d->packed ? d->total_k : d->B * d->Sk;
     const int64_t tiles = attn_min64(d->B, total_q) + add_product(0, 2 * G, total_q) / f->BM;
     const int64_t rows = add_product(add_product(0, G, total_q), FLASH_UNIT - 1, tiles);
-    /* upper bound on the number of spans that keys are split into, times SPLIT_KEYS */
+    /* upper bound on the number of spans (runs of keys) that all keys are split into, times SPLIT_KEYS */
     const int64_t spans = total_k + total_k / 2;
     sums.tiles = add_product(0, d->Hk, tiles);
     sums.rows = add_product(0, d->Hk, rows);
@@ -160,7 +166,8 @@ static struct sums place_sequences(struct flash *f, struct flash_sequence *seq)
     return sums;
 }
 
-/* Returns whether the real lengths need no more than the workspace has, as invariant 3 of flash.h requires. */
+/* Returns whether the sums over the real lengths are within the bounds from which the size of the workspace was
+ * computed. */
 static bool within_bounds(const struct sums *sums, const struct flash *f)
 {
     const struct sums most = bound_sums(f);
@@ -171,9 +178,9 @@ static bool within_bounds(const struct sums *sums, const struct flash *f)
 
 /* ---- A problem --------------------------------------------------------------------------------------------------- */
 
-/* Returns the compute type for a dtype. A type of several parts (simd_split.h) is about 1.4 (three parts) or 2 (two
- * parts) times as fast as f32 products. Such types pad D and Dv to multiples of 32, so f32 is chosen where padding
- * would cost more than that. */
+/* Returns the compute type of a dtype: the format of the operands of products. A type that stores a number in three
+ * parts (simd_split.h) multiplies 1.4 times as fast as f32, one with two parts 2 times. But such types pad D and Dv to
+ * multiples of 32. If the padding would cost more than they gain, f32 is chosen. */
 static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv, double scale)
 {
     /* With a scale this large, scores are within range only if the products are tiny. bf16 products would flush tiny
@@ -186,7 +193,7 @@ static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype
     return slower > (t->parts == 3 ? 1.2 : t->parts == 2 ? 1.9 : INFINITY) ? &simd->f32 : t;
 }
 
-/* Returns whether all numbers of the dtype are so small that the dot product of two rows is finite. */
+/* Returns whether all numbers of the dtype are so small that every dot product of two rows is finite. */
 static bool fits_products(attn_dtype dtype)
 {
     return dtype == ATTN_F16 || dtype == ATTN_F8E4M3;
@@ -204,9 +211,10 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     f->observe = p->op == ATTN_OP_OBSERVE;
     f->recompute = f->backward && p->lse.rank == 0;
     f->forward_type = f->type;
-    /* ALiBi's distances are hundreds, so the gradient of the slopes needs every bit of P V, from which delta is made. P
-     * is therefore split into two numbers, as for float16. The split does not depend on whether the client wants that
-     * gradient, because a request for one gradient must not change the bits of another. */
+    /* ALiBi's distances are hundreds of keys, so the gradient of the slopes needs every bit of P V, from which delta is
+     * made. Each P is therefore split into two bf16 numbers, as for float16. This does not depend on whether the
+     * client wants the gradient of the slopes, because a request for one gradient must not change the bits of
+     * another. */
     if (f->recompute && p->alibi_slopes.rank && f->type->dtype == ATTN_BF16 && f->type->parts == 1)
         f->forward_type = type_of(simd, ATTN_F16, f->g.dims.D, f->g.dims.Dv, f->g.scale);
     f->plain = !(f->g.softcap > 0) && !p->bias.rank && !p->keep_mask.rank && !p->alibi_slopes.rank &&
@@ -224,9 +232,9 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->Bk = f->observe ? t->BN : t->Bk;
         break;
     }
-    assert(f->BM > 0); /* cannot fail: the last rows of tile_sizes fit every head size */
+    assert(f->BM > 0); /* this cannot fail, because the last rows of tile_sizes fit every head size */
     f->shown_keys = f->g.dims.page_size > 0 && f->g.observe.shown_keys > 0 ? f->g.observe.shown_keys : f->g.dims.Sk;
-    /* Heads that lie side by side in memory are computed together by one item (decode.c). */
+    /* If heads lie side by side in memory, one item computes several of them together (decode.c). */
     f->bundle = 1;
     if (f->g.view[ATTN_T_k].head < f->g.view[ATTN_T_k].row)
         f->bundle = FLASH_BUNDLE_ROWS / (int)attn_min64(FLASH_DOT_ROWS, attn_max64(1, f->g.group * f->g.dims.Sq));
@@ -246,8 +254,8 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     }
 }
 
-/* Divides the problem's share of the workspace among its arrays. If the arena only measures, it adds up the bytes that
- * they need. */
+/* Divides the problem's share of the workspace among its arrays. An arena without memory only adds up the bytes that
+ * the arrays need. */
 static void cut(struct flash *f, const struct sums *sums, struct flash_arena *arena)
 {
     const attn_dims *d = &f->g.dims;
@@ -277,7 +285,7 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
     if (f->backward) {
         f->q_lda = simd_lda(t, d->D);
         f->do_lda = simd_lda(t, d->Dv);
-        /* simd_ld() adds at most 64 bytes to a row of a tile (Qat and dOat). */
+        /* a row of Qat or dOat takes at most 64 bytes more than its numbers, because of simd_ld() */
         f->q_unit_bytes = simd_round_up(d->D, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->do_unit_bytes = simd_round_up(d->Dv, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->dq_ld = simd_round_up(d->D, 16);
@@ -388,9 +396,10 @@ static void walk_item(void *context, int worker, int64_t item)
 {
     const struct walk *walk = context;
     const struct flash_run *run = walk->run;
-    /* the rest of a cancelled run: each item that is left only checks this flag */
+    /* after a cancel the remaining items do nothing but return here */
     if (attn_is_cancelled(run->cancel)) return;
-    int low = 0, high = run->count; /* binary search for the last problem whose first item is not past this item */
+    /* binary search for the problem to which the item belongs: the last one whose first item is not past it */
+    int low = 0, high = run->count;
     while (high - low > 1) {
         const int middle = (low + high) / 2;
         if (run->problems[middle].first[walk->phase] <= item) low = middle;
@@ -411,8 +420,8 @@ bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plan
         struct flash *f = &run.problems[n];
         resolve(simd, plans[n].problem, f);
         f->cancel = cancel;
-        /* cut() needs sums over f->seq, but takes the memory of f->seq itself, as its first array. A copy of the arena
-         * gives that address beforehand. */
+        /* cut() takes memory for f->seq as its first array, but needs sums over f->seq before. So f->seq is filled
+         * first, at the address that cut() will give it. A copy of the arena finds this address. */
         struct flash_arena ahead = arena;
         f->seq = flash_take(&ahead, f->B, sizeof *f->seq);
         const struct sums sums = place_sequences(f, f->seq);

@@ -1,5 +1,5 @@
-/* simd.c: chooses the table of simd.h that this processor runs. Each table needs all instructions that the tables
- * before it need.
+/* simd.c: chooses which table of vector functions (struct simd) this processor runs. Each table needs all instructions
+ * that the tables before it need.
  *
  * x86-64: a processor may have instructions whose registers the operating system does not save; XGETBV returns which
  * registers it saves. A process must also request AMX (simd_amx_permit). arm64: every processor has NEON; the operating
@@ -26,7 +26,7 @@ static uint64_t os_state(void)
     return (uint64_t)high << 32 | low;
 }
 
-/* Returns whether a result of cpuid (leaf 1 or 7) has all bits of `mask`. */
+/* Returns whether a register that the instruction cpuid has filled (leaf 1 or 7) has all bits of `mask`. */
 static bool has(uint32_t reg, uint32_t mask)
 {
     return (reg & mask) == mask;
@@ -109,7 +109,7 @@ static int preferred(int level)
     return level;
 }
 
-static struct simd with_bf16; /* the table neon_bf16: neon with one more compute type */
+static struct simd with_bf16; /* the table neon_bf16: the table neon with one more compute type, bf16 */
 
 static void assemble(void)
 {
@@ -135,7 +135,8 @@ const char *const simd_names[] = { "portable", NULL };
 #endif
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-static int supported, chosen; /* indices of two tables: the best one that this processor runs, and the one in use */
+/* indices of two tables (instruction sets): the best one that this processor runs, and the one in use */
+static int supported, chosen;
 
 static void choose(void)
 {

@@ -81,20 +81,20 @@
 #include "kernels/attention.h"
 
 enum {
-    SIMD_PANEL = 32,  /* number of columns of a panel of B */
-    SIMD_A_ROWS = 16, /* A can be read up to a multiple of this many rows */
+    SIMD_PANEL = 32,  /* number of columns of a panel, the unit in which a B operand is stored */
+    SIMD_A_ROWS = 16, /* an A operand can be read up to a multiple of this many rows */
 };
 
 /* Sums of 2^63 values below SIMD_TAME are finite. Partial sums of a dot product of up to ATTN_MAX_HEAD_DIM pairs of
  * such values are finite too: 2^58 * 2^58 * 2^10 = 2^126. */
 #define SIMD_TAME 0x1p58f
-/* if the largest score of a row (in base 2) is below this, none of its scores has overflowed */
+/* a row whose largest score (in base 2) is below this has no score that has overflowed */
 #define SIMD_SCORE_MOST 0x1p126f
 
 /* How to compute scores with more options than a scale: see score() of struct simd. */
 struct simd_score {
     float scale;   /* s = scale * S, in natural units, not base 2 */
-    float softcap; /* above 0: t = softcap * tanh(s / softcap); 0: no softcap */
+    float softcap; /* if above 0, scores become softcap * tanh(s / softcap), where s is scale * S; 0: no softcap */
 
     /* NULL, or the address of the bias of element (0, 0); row r of the bias starts at r * bias_stride (0: one row for
      * all) */
@@ -102,8 +102,9 @@ struct simd_score {
     attn_dtype bias_dtype;
     int64_t bias_stride;
 
-    float slope;      /* factor of ALiBi, which adds -slope * |distance + r - c|; 0: no ALiBi */
-    int64_t distance; /* i + Sk - Sq - j of element (0, 0) of the tile; distances beyond 2^24 are rounded to float */
+    float slope; /* slope of ALiBi, which adds -slope * |distance + r - c| to row r, column c; 0: no ALiBi */
+    /* ALiBi's distance i + Sk - Sq - j of element (0, 0) of the tile; distances beyond 2^24 are rounded to float */
+    int64_t distance;
 
     /* address of element (0, 0) of keep_mask, where 0 hides a key; NULL: no mask. Row r starts at r * keep_stride */
     const uint8_t *keep;
@@ -112,36 +113,36 @@ struct simd_score {
     /* [rows]: row r sees columns lo[r] <= c < hi[r], which may be an empty range. Both NULL: rows see all columns */
     const int *lo, *hi;
 
-    /* NULL, or FlashMask's bounds [cols]: column c is hidden from rows hide_lo[x][c] <= row0 + r < hide_hi[x][c],
-     * for x = 0 and 1. */
+    /* NULL, or for each column c the rows that FlashMask hides from it: row r is hidden if hide_lo[x][c] <= row0 + r <
+     * hide_hi[x][c], for x = 0 or 1. */
     const int32_t *hide_lo[2], *hide_hi[2];
     int32_t row0;
 
-    /* NULL, or [rows][ld of S] where score() writes 1 - tanh^2(s / softcap) for gradient(); 1 without softcap */
+    /* NULL, or [rows][ld of S]: score() writes 1 - tanh^2(s / softcap), which gradient() needs; 1 without softcap */
     float *cap;
 };
 
-/* How to compute the gradient of the scores of one tile. S, dP, cap, drop and dZ are [rows][ld]; P_b, dS_a and dS_b are
- * operands, each with its own stride. */
+/* How to compute the gradient of the scores of one tile. S, dP, cap, drop and dZ are [rows][ld]. P_b, dS_a and dS_b are
+ * operands of products, each with its own row stride. */
 struct simd_gradient {
     int rows, cols;
     int64_t ld;         /* distance between rows, in elements, of S, dP, cap, drop and dZ */
-    const float *S;     /* raw scores, or scores that score() has changed */
-    const float *dP;    /* the product dO V^T, without dropout */
-    float c;            /* P = exp2(c * S - lse2). c is scale * log2(e) for raw scores, or 1 after score() */
+    const float *S;     /* raw scores (products q . k), or the scores that score() made from them */
+    const float *dP;    /* the product dO V^T, not yet multiplied by dropout's factors */
+    float c;            /* P = exp2(c * S - lse2): c is scale * log2(e) if S are products q . k, and 1 after score() */
     const float *lse2;  /* [rows]: lse * log2(e); +INFINITY for a row that sees no key, which makes its P 0 */
     const float *delta; /* [rows]: rowsum(dO * O) - dlse */
-    const float *cap;   /* NULL, or the factors that score() wrote to its `cap` */
+    const float *cap;   /* NULL, or the derivatives of softcap that score() wrote to its `cap` */
     const float *drop;  /* NULL, or 1 for each pair that dropout keeps and 0 for each that it drops */
     float drop_scale;   /* where drop is not NULL: M (the factor of P) is drop_scale * drop */
 
-    /* Results of gradient(); each pointer may be NULL. dZ = P (M dP - delta), dS = dZ cap. Where P is 0, dZ and dS are
-     * 0 even if dP is NaN. */
-    void *P_b; /* P * drop as a B operand, k = rows, n = cols */
+    /* Results of gradient(); each pointer may be NULL. dZ = P (M dP - delta), where M is dropout's factor, and dS = dZ
+     * cap. Where P is 0, dZ and dS are 0 even if dP is NaN. */
+    void *P_b; /* P * drop as a B operand of k rows of queries and n columns of keys */
     int64_t P_ldb;
-    void *dS_a; /* dS as an A operand, m = rows, k = cols */
+    void *dS_a; /* dS as an A operand of m rows of queries and k columns of keys */
     int64_t dS_lda;
-    void *dS_b; /* dS as a B operand, k = rows, n = cols */
+    void *dS_b; /* dS as a B operand of k rows of queries and n columns of keys */
     int64_t dS_ldb;
     float *dZ; /* dZ in f32, for the gradients of bias and slopes; may be the memory of S or dP */
 };
@@ -149,9 +150,11 @@ struct simd_gradient {
 /* A compute type: the format of operands of products, and the functions that read and write operands. */
 struct simd_type {
     attn_dtype dtype; /* the element of an operand: ATTN_F32 or ATTN_BF16 */
-    int k_multiple;   /* k is padded with zeros to a multiple of k_multiple */
-    int parts;        /* number of bf16 numbers that add up to one element (simd_split.h), or 1 */
-    int strip;        /* number of rows of a strip on the diagonal (forward.c); 0: gemm() needs whole tiles */
+    int k_multiple;   /* operands are padded with zeros along k to a multiple of k_multiple */
+    int parts;        /* number of bf16 parts that add up to one element (simd_split.h); 1: elements are not split */
+    /* number of rows of a strip, into which tiles on the causal diagonal are cut (forward.c); 0: gemm() needs whole
+     * tiles */
+    int strip;
 
     /* Make operands from X, which is [rows][cols] of any floating dtype with rows `stride` elements apart. Numbers are
      * rounded to nearest even. Each function returns true if every element is smaller than SIMD_TAME. Callers compute
@@ -203,9 +206,9 @@ struct simd {
      * -FLT_MAX. Call softmax() and gradient() with c = 1 afterwards. */
     void (*score)(int rows, int cols, float *S, int64_t lds, const struct simd_score *how);
 
-    /* Does the part of score() that a causal tile without other options needs: S[r][c] = -inf outside lo[r] <= c <
-     * hi[r], for 0 <= lo[r] <= hi[r] <= cols. Other elements of S stay raw; call softmax() and gradient() with their
-     * own c > 0 afterwards. */
+    /* Does the work of score() for a causal tile without other options: row r sees columns lo[r] to hi[r] - 1, and S
+     * becomes -inf in all other columns; 0 <= lo[r] <= hi[r] <= cols. Visible elements of S stay products q . k.
+     * Call softmax() and gradient() afterwards with the factor c = scale * log2(e), which must be above 0. */
     void (*hide)(int rows, int cols, float *S, int64_t lds, const int *lo, const int *hi);
 
     /* Decode: a few query rows against rows of K and V as they lie in memory. Memory bandwidth bounds their speed.
@@ -245,8 +248,8 @@ struct simd {
                     attn_dtype dtype, int64_t stride);
 
     /* Ends n rows of softmax(): inverse[r] = 1 / l[r], lse[r] = (m[r] + log2 l[r]) ln 2. A row with l[r] = 0 has seen
-     * no key, and gets 0 and -inf. l is 0, at least 1, infinite or NaN; the error of lse is less than 3e-7 of |m| +
-     * log2 l. Returns whether every |m| is below SIMD_SCORE_MOST and every l finite. */
+     * no key: its inverse becomes 0 and its lse -inf. l is 0, at least 1, infinite or NaN; the error of lse is less
+     * than 3e-7 of |m| + log2 l. Returns whether every |m| is below SIMD_SCORE_MOST and every l finite. */
     bool (*close)(int n, const float *m, const float *l, float *inverse, float *lse);
 
     /* Computes y[i] = exp2(x[i]), the exponential of softmax: relative error below 2e-7, exact at 0, 0 for -inf and
@@ -260,15 +263,16 @@ struct simd {
      *   e[r]  running sum of exp2(z - m) (z - m); starts as 0. At the end of the row the entropy is log2 l - e / l. */
     void (*observe)(int rows, int cols, const float *S, int64_t lds, float c, float *m, float *l, float *e);
 
-    /* Turns scores into probabilities in place: S[r][j] = exp2(c * S[r][j] - m[r]) * inverse[r]. The result is 0 where
-     * S is -inf and m is not NaN, and in all of a row whose m is INFINITY. */
+    /* Turns scores into probabilities in place: S[r][j] = exp2(c * S[r][j] - m[r]) * inverse[r], where c times S is the
+     * score in base 2. The result is 0 where S is -inf and m is not NaN, and in all of a row whose m is
+     * INFINITY. */
     void (*weigh)(int rows, int cols, float *S, int64_t lds, float c, const float *m, const float *inverse);
 
     /* Computes sums[j] = S[0][j] + S[1][j] + ... in the order of the rows. */
     void (*add_rows)(int rows, int cols, const float *S, int64_t lds, float *sums);
 
-    /* Gives processor state (AMX tiles) back to the operating system. It is meant for a thread that will not compute
-     * for a while. The call is optional; the next gemm() takes the state again. */
+    /* Gives the tile registers of AMX back to the operating system. A thread may call it before it stops computing for
+     * a while; the next gemm() takes the registers again. */
     void (*leave)(void);
 };
 
@@ -304,16 +308,17 @@ static inline int64_t simd_element_bytes(const struct simd_type *t)
     return t->dtype == ATTN_F32 ? 4 : 2;
 }
 
-/* Returns a good distance between rows of n elements: an odd multiple of 64 bytes, which spreads rows over all cache
- * sets. */
+/* Returns a good distance between rows of n elements, in elements: an odd multiple of 64 bytes, which spreads rows over
+ * all cache sets. */
 static inline int64_t simd_ld(int64_t n, int64_t element_bytes)
 {
     int64_t lines = (simd_round_up(n, 32) * element_bytes + 63) / 64;
     return (lines | 1) * 64 / element_bytes;
 }
 
-/* Return the distance between rows of A, and between panels of B. The parts of an operand (simd_split.h) follow each
- * other in a row or panel: part p of the element at x is at x + p * ld / parts. */
+/* Return the distance between rows of an A operand, and between panels of a B operand. Where elements have parts
+ * (simd_split.h), the parts follow each other in a row or panel: part p of the element at x is at x + p * ld /
+ * parts. */
 static inline int64_t simd_lda(const struct simd_type *t, int64_t k)
 {
     return simd_ld(k, simd_element_bytes(t)) * t->parts;

@@ -58,8 +58,8 @@ void simd_amx_leave(void)
     configured = false;
 }
 
-/* Multiplies the rows of C whose factor is not 1, in one panel of columns. The multiplication is done for all rows
- * before the first product: a tile load of memory that was stored a moment ago would wait for the stores. */
+/* Multiplies the rows of C whose factor in `rescale` is not 1, in one panel of columns. This is done for all rows
+ * before the first product, because a tile load of memory that was stored a moment ago waits for the stores. */
 static void rescale_panel(int m, int cols, float *C, int64_t ldc, const float *rescale)
 {
     const __mmask16 m0 = (__mmask16)_bzhi_u32(0xffff, (unsigned)cols);
@@ -83,9 +83,9 @@ static void copy_block(int rows, int cols, const float *from, int64_t ld_from, f
     for (int r = 0; r < rows; r++) memcpy(to + r * ld_to, from + r * ld_from, (size_t)cols * sizeof(float));
 }
 
-/* Computes 32 (`two`) or 16 rows of one panel. C must have memory for all 32 columns. With two parts it adds all four
- * products of a part of A and a part of B. With three parts it adds the products of parts a and b with a + b < 3,
- * because the others are too small to matter (simd_split.h). */
+/* Computes one panel (32 columns) of 16 rows of C, or of 32 rows with `two`. C must have memory for all 32 columns.
+ * With two parts, all four products of a part of A and a part of B are added. With three parts, products of part a of A
+ * and part b of B are added only if a + b < 3, because the others are too small to matter (simd_split.h). */
 static inline __attribute__((always_inline)) void gemm_block(const bool two, const int parts, int k, const uint16_t *A,
                                                              int64_t lda, const uint16_t *B, int64_t ldb, float *C,
                                                              int64_t ldc, bool add)

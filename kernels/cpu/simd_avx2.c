@@ -1,4 +1,4 @@
-/* simd_avx2.c: the table for AVX2 and FMA, whose vectors have 8 floats. */
+/* simd_avx2.c: the table of vector functions (struct simd) for AVX2 and FMA, whose vectors have 8 floats. */
 #include "kernels/cpu/simd_variants.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)

@@ -1,4 +1,5 @@
-/* simd_avx512.c: the table for AVX-512 (F, BW, DQ, VL, VBMI), whose vectors have 16 floats.
+/* simd_avx512.c: the table of vector functions (struct simd) for AVX-512 (F, BW, DQ, VL, VBMI), whose vectors have 16
+ * floats.
  *
  * The product holds a block of up to 14 rows and 32 columns of C in 28 of the 32 registers; two registers hold a row of
  * the panel of B, and one holds an element of A. Each step along k thus costs 2 + 14 loads and 28 multiply-adds, so the

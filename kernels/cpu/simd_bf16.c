@@ -8,7 +8,7 @@
 #if defined(__AVX512F__) && defined(__AVX512VBMI__) && defined(__AVX512BF16__)
 #include "kernels/cpu/simd_v512.h"
 
-/* The vector types and functions that simd_pairs.h uses. W: numbers of a vector. */
+/* The vector types and functions that simd_pairs.h uses. W is the number of bf16 numbers in a vector. */
 enum { W = 32 };
 typedef __m512i vh;
 typedef __mmask32 vh_flags;

@@ -10,8 +10,9 @@
 
 enum { GEMM_ROWS = 14, GEMM_POINTERS = (GEMM_ROWS + 2) / 3 };
 
-/* Does one step along k for `rows` rows. It reads A at row[0][at], row[0][lda + at], row[0][2 lda + at], row[1][at],
- * and so on. `both`: computes both halves of the panel; otherwise only the first half. */
+/* Does one step along k for `rows` rows of A. One pointer serves three rows: A is read at row[0][at], row[0][lda + at],
+ * row[0][2 lda + at], row[1][at], and so on. `both`: computes both halves of the panel's columns; otherwise only the
+ * first half. */
 VEC void gemm_step(const int rows, const bool both, const GEMM_ELEMENT *const *row, int64_t lda, int at,
                    const GEMM_ELEMENT *B, __m512 sum[GEMM_ROWS][2])
 {
@@ -43,8 +44,8 @@ VEC void gemm_block(const int rows, const bool both, int steps, const GEMM_ELEME
 #pragma GCC unroll 5
         for (int i = 0; i < GEMM_POINTERS; i++) {
             row[i] += 2 * GEMM_PER_LANE;
-            /* keeps the compiler from computing the addresses of all fourteen rows ahead of the loop, in registers that
-             * it does not have */
+            /* keeps the compiler from computing the addresses of all fourteen rows before the loop, for which there are
+             * too few registers */
             __asm__("" : "+r"(row[i]));
         }
     }

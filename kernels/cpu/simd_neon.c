@@ -1,4 +1,4 @@
-/* simd_neon.c: the table for NEON (arm64), whose vectors have 4 floats. */
+/* simd_neon.c: the table of vector functions (struct simd) for NEON (arm64), whose vectors have 4 floats. */
 #include "kernels/cpu/simd_variants.h"
 
 #if SIMD_ARM64

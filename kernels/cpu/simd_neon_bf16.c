@@ -14,7 +14,7 @@
 #if SIMD_ARM64
 #include "kernels/cpu/simd_v128.h"
 
-/* The vector types and functions that simd_pairs.h uses. W: numbers of a vector. */
+/* The vector types and functions that simd_pairs.h uses. W is the number of bf16 numbers in a vector. */
 enum { W = 8 };
 typedef uint16x8_t vh;
 typedef uint16x8_t vh_flags;
@@ -57,7 +57,8 @@ VEC bfloat16x8_t second_fours(vh a, vh b)
     return vreinterpretq_bf16_u64(vzip2q_u64(vreinterpretq_u64_u16(a), vreinterpretq_u64_u16(b)));
 }
 
-/* Loads four numbers along k of each of eight columns, from the line at B and from the line after it. */
+/* Loads four numbers along k of each of eight columns of B: two from the line of the panel at B, and two from the next
+ * line. */
 VEC void get_columns(const uint16_t *B, bfloat16x8_t columns[4])
 {
 #pragma GCC unroll 2
@@ -69,8 +70,8 @@ VEC void get_columns(const uint16_t *B, bfloat16x8_t columns[4])
     }
 }
 
-/* Computes `pairs` pairs of rows of a quarter of a panel. The second row of the last pair may be unused. `pairs` is a
- * constant in every copy of this inlined function, so that the sums stay in registers. */
+/* Computes `pairs` pairs of rows of C in eight columns, a quarter of a panel. The second row of the last pair may not
+ * exist. `pairs` is a constant in every copy of this inlined function, so that the sums stay in registers. */
 VEC void gemm_block(const int pairs, int rows, int k, const uint16_t *A, int64_t lda, const uint16_t *B, float *C,
                     int64_t ldc, int width, bool add, const float *rescale)
 {

@@ -95,8 +95,8 @@ static bool pack_b(int rows, int cols, const void *X, attn_dtype dtype, int64_t 
     return tame;
 }
 
-/* Loads V_LANES rows and columns of X, from row r and column c on, and transposes them: t[i] is column c + i. Elements
- * outside X are 0. */
+/* Loads a square of V_LANES rows and columns of X, from row r and column c on, and transposes it: t[i] is column c + i.
+ * Elements outside X are 0. */
 VEC vf get_square(attn_dtype dtype, int rows, int cols, const void *X, int64_t stride, int r, int c, vf t[V_LANES])
 {
     vf tame = v_zero();
@@ -241,9 +241,9 @@ static void hide(int rows, int cols, float *S, int64_t lds, const int *lo, const
 
 /* ---- Decode ------------------------------------------------------------------------------------------------------ */
 
-/* Multiplies nq <= V_DOT_QUERIES queries by four keys at a time. Sixteen sums are in registers, and each key is
- * converted once. The lanes and the order of a sum depend on d alone. Where fewer than four keys are left, the last key
- * is read again, and its extra sums are dropped. */
+/* Computes the dot products of nq <= V_DOT_QUERIES queries with four keys at a time. Sixteen sums are in registers, and
+ * each key is converted once. The lanes and the order of a sum depend on d alone. Where fewer than four keys are left,
+ * the last key is read again, and its extra sums are dropped. */
 VEC void dots_as(attn_dtype dtype, int nq, int n, int d, const float *q, int64_t ldq, const void *K, int64_t stride,
                  float *S, int64_t lds)
 {
@@ -492,7 +492,8 @@ VEC vf v_log2(vf x)
     return v_select(v_less(x, v_set(INFINITY)), result, x);
 }
 
-/* Does the work of close() for n <= V_LANES rows. Returns NaN in lanes for which close() must return false. */
+/* Does the work of close() (the end of a row: 1 / l, and lse from m and l) for n <= V_LANES rows. The result is NaN in
+ * the lanes of rows for which close() must return false. */
 VEC vf close_some(const float *m, const float *l, float *inverse, float *lse, int n)
 {
     const vf sum = v_load_n(l, n);

@@ -38,7 +38,8 @@ static inline float simd_from_bf16(uint16_t h)
 static inline uint16_t simd_to_bf16(float x)
 {
     uint32_t u = simd_bits(x);
-    if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40); /* NaN stays NaN, and becomes a quiet NaN */
+    /* NaN becomes a quiet NaN; rounding might turn it into infinity */
+    if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40);
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
@@ -55,9 +56,10 @@ static inline uint16_t simd_to_f16(float x)
 {
     uint32_t u = simd_bits(x), sign = u >> 16 & 0x8000, rest = u & 0x7fffffff;
     if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (rest >> 13 & 0x3ff));
-    if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00); /* 65520 and larger numbers round to infinity */
-    /* Below 2^-14 the result is subnormal. Adding 0.5 leaves the multiple of 2^-24 in the low bits; the addition rounds
-     * it. */
+    /* numbers of 65520 and more round to float16's infinity */
+    if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
+    /* A number below 2^-14 is subnormal in float16: a multiple of 2^-24. Adding 0.5 rounds it to such a multiple, which
+     * the low bits of the sum then hold. */
     if (rest < 0x38800000) return (uint16_t)(sign | (simd_bits(simd_float(rest) + 0.5f) - simd_bits(0.5f)));
     rest -= (uint32_t)(127 - 15) << 23;
     return (uint16_t)(sign | (rest + 0xfff + (rest >> 13 & 1)) >> 13);
@@ -75,8 +77,10 @@ static inline uint8_t simd_to_e4m3(float x)
 {
     uint32_t u = simd_bits(x), sign = u >> 24 & 0x80, rest = u & 0x7fffffff;
     if (rest > 0x7f800000) return (uint8_t)(sign | 0x7f);
-    if (rest >= 0x43e00000) return (uint8_t)(sign | 0x7e); /* infinity and numbers of 448 and above become 448 */
-    /* Below 2^-6 the result is subnormal. Adding 2^14 leaves the multiple of 2^-9 in the low bits. */
+    /* infinity and numbers of 448 and more become 448, the largest e4m3 number */
+    if (rest >= 0x43e00000) return (uint8_t)(sign | 0x7e);
+    /* A number below 2^-6 is subnormal in e4m3: a multiple of 2^-9. Adding 2^14 rounds it to such a multiple, which the
+     * low bits of the sum then hold. */
     if (rest < 0x3c800000) return (uint8_t)(sign | (simd_bits(simd_float(rest) + 16384.0f) - simd_bits(16384.0f)));
     rest -= (uint32_t)(127 - 7) << 23;
     return (uint8_t)(sign | (rest + 0x7ffff + (rest >> 20 & 1)) >> 20);
@@ -103,8 +107,8 @@ static inline void simd_put_element(void *row, attn_dtype dtype, int64_t c, floa
     }
 }
 
-/* Ends observe() for one row: joins the running m, l and e of the row with those of a piece of the row. `most` is the
- * larger of both m. */
+/* Ends observe() for one row: joins its running maximum m, sum l and entropy sum e with those of the next columns,
+ * `sum` and `part`. `most` is the larger of the two maxima. */
 static inline void simd_join_entropy(float most, float sum, float part, float *m, float *l, float *e)
 {
     const float by = *m < most ? *m - most : 0;
@@ -149,8 +153,8 @@ static __attribute__((noinline, unused)) void simd_ask_for(const void *X, attn_d
     __asm__ volatile(""); /* without this statement, gcc removes calls of a function that only prefetches */
 }
 
-/* Call this when row r is read. Where r is a multiple of SIMD_AHEAD, it prefetches the SIMD_AHEAD rows from r +
- * SIMD_AHEAD on, up to row `ahead`. */
+/* Call this when row r is read. If r is a multiple of SIMD_AHEAD, it prefetches the next group of SIMD_AHEAD rows,
+ * which begins at row r + SIMD_AHEAD, but no row from `ahead` on. */
 static inline void simd_ask_ahead(const void *X, attn_dtype dtype, int64_t stride, int cols, int r, int ahead)
 {
     const int from = r + SIMD_AHEAD;

@@ -54,7 +54,8 @@ VEC void split(vf low, vf high, __m512i part[PARTS])
 #define OPERAND uint16_t
 enum { STEP = 2, PAD_ROWS = K_MULTIPLE };
 
-/* 16 columns of two rows of an operand. The low half of each vector is the first row. */
+/* Two rows of 16 columns of an operand; each vector has one part of all these numbers. Its low half is the first
+ * row. */
 struct pair {
     __m512i rows[PARTS];
 };
@@ -102,7 +103,7 @@ VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair pair, int rows)
 
 /* ---- Packing ----------------------------------------------------------------------------------------------------- */
 
-/* Loads elements c to c + 15 of row r; elements that do not exist are 0. *bad marks infinities, NaN and elements of
+/* Loads columns c to c + 15 of row r of X; elements that do not exist are 0. *bad marks infinities, NaN and elements of
  * SIMD_TAME or more in size. */
 VEC vf get(attn_dtype dtype, const void *X, int64_t stride, int rows, int cols, int r, int c, __mmask16 *bad)
 {

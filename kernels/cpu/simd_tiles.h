@@ -10,7 +10,8 @@
  * Gradients are computed for pairs of rows, because in bf16's B form rows 2 i and 2 i + 1 of a column are
  * neighbours. */
 
-/* number of rows between the two passes of softmax; so few that 16 rows of 256 columns stay in L1 */
+/* softmax first finds the maxima of this many rows, then computes their exponentials; so few that 16 rows of 256
+ * columns stay in the L1 cache */
 enum { BLOCK = 16 };
 
 VEC vf load_or(const float *p, int n, vf otherwise)
@@ -18,7 +19,7 @@ VEC vf load_or(const float *p, int n, vf otherwise)
     return n >= V_LANES ? v_load(p) : n > 0 ? v_select(v_first(n), v_load_n(p, n), otherwise) : otherwise;
 }
 
-/* Returns, in each lane, the largest s (with `flip` the largest -s) of every V_LANES-th column of one row. */
+/* Returns in each lane the largest s (with `flip` the largest -s) in every V_LANES-th column of a row. */
 VEC vf row_max(const float *s, int cols, bool flip)
 {
     const vf none = v_set(-INFINITY), sign = v_set(flip ? -1.0f : 1.0f);
@@ -35,8 +36,8 @@ VEC vf row_max(const float *s, int cols, bool flip)
     return v_max(a0, a1);
 }
 
-/* Computes P = exp2(c S - base) of one row, times drop where `dropped`. Returns the sums of P (before drop), one in
- * each lane. */
+/* Computes P = exp2(c S - base) of one row; `dropped`: what is stored is P times drop. Returns the sums of P (before
+ * drop), one in each lane. */
 VEC vf row_exp(bool dropped, int cols, const float *s, vf c, vf base, const float *drop, OPERAND *p, int64_t ldp)
 {
     vf sum[2] = { v_zero(), v_zero() }, x[STEP];
@@ -132,7 +133,7 @@ static bool softmax(int rows, int cols, const float *S, int64_t lds, float c, fl
 
 /* ---- Gradient of the scores -------------------------------------------------------------------------------------- */
 
-/* Computes P * drop and dS for one vector of columns in one row. */
+/* Computes P * drop and dS (the gradient of S) for one vector of columns in one row. */
 VEC void gradient_vector(bool plain, const struct simd_gradient *g, int64_t at, int n, vf c, vf lse2, vf delta, vf *P,
                          vf *dS)
 {
@@ -149,14 +150,14 @@ VEC void gradient_vector(bool plain, const struct simd_gradient *g, int64_t at, 
     /* Where P is 0, dZ is set to 0, because dP may be NaN or infinite there. */
     vf dZ = v_mul_unless_zero(p, rest);
     if (!plain && g->dZ) v_store_n(g->dZ + at, dZ, n);
-    /* dS is 0 where dZ is 0, because the cap of a hidden score may be NaN */
+    /* dS is set to 0 where dZ is 0, because softcap's factor `cap` of a hidden score may be NaN */
     if (!plain && g->cap) dZ = v_mul_unless_zero(dZ, v_load_n(g->cap + at, n));
     *P = kept;
     *dS = dZ;
 }
 
-/* Computes the 32 columns of one panel, in pairs of rows from top to bottom, which is the order of the operands in
- * memory. `whole`: all columns exist and every operand is wanted, as in most tiles of large problems. */
+/* Computes gradients for the 32 columns of one panel, in pairs of rows from top to bottom, which is the order of the
+ * operands in memory. `whole`: all columns exist and every operand is wanted, as in most tiles of large problems. */
 VEC void gradient_panel(bool plain, bool whole, const struct simd_gradient *g, int j0)
 {
     const int64_t panel = j0 / SIMD_PANEL;
@@ -191,7 +192,7 @@ VEC void gradient_as(bool plain, const struct simd_gradient *g)
         if (all && g->cols - j0 >= SIMD_PANEL) gradient_panel(plain, true, g, j0);
         else gradient_panel(plain, false, g, j0);
     }
-    /* Writes zeros to the rows of P_b and dS_b from the last pair up to a multiple of k_multiple. */
+    /* Writes zeros to the padding rows of P_b and dS_b: those behind the last pair, up to a multiple of k_multiple. */
     for (int r = (int)simd_round_up(g->rows, 2); r < (int)simd_round_up(g->rows, PAD_ROWS ? PAD_ROWS : 1); r += 2) {
         for (int j = 0; j < (int)simd_round_up(g->cols, SIMD_PANEL); j += V_LANES) {
             const struct pair zero = make_pair(v_zero(), v_zero());

@@ -35,8 +35,9 @@ VEC vf v_div(vf a, vf b) { return vdivq_f32(a, b); }
 VEC vf v_fma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
 VEC vf v_fms(vf a, vf b, vf c) { return vfmaq_f32(vnegq_f32(c), a, b); }
 VEC vf v_fnma(vf a, vf b, vf c) { return vfmsq_f32(c, a, b); }
-VEC vf v_max(vf a, vf b) { return vbslq_f32(vcgtq_f32(a, b), a, b); } /* returns b where either number is NaN */
-VEC vf v_min(vf a, vf b) { return vbslq_f32(vcltq_f32(a, b), a, b); } /* returns b where either number is NaN */
+VEC vf v_max(vf a, vf b) { return vbslq_f32(vcgtq_f32(a, b), a, b); } /* the larger of a and b; b where either is NaN */
+/* the smaller of a and b; b where either is NaN */
+VEC vf v_min(vf a, vf b) { return vbslq_f32(vcltq_f32(a, b), a, b); }
 VEC vf v_abs(vf x) { return vabsq_f32(x); }
 VEC vf v_copysign(vf x, vf sign) { return vbslq_f32(vdupq_n_u32(0x80000000), sign, x); }
 VEC vm v_less(vf a, vf b) { return vcltq_f32(a, b); }
@@ -62,7 +63,7 @@ VEC double v_hsum_d(vd a, vd b) { return vaddvq_f64(vaddq_f64(a, b)); }
 VEC float v_hsum(vf x) { return vaddvq_f32(x); }
 VEC bool v_any(vm m) { return vmaxvq_u32(m) != 0; }
 VEC bool v_any_nan(vf x) { return vminvq_u32(vceqq_f32(x, x)) == 0; }
-/* A v4 is a vector of four floats, whatever V_LANES is. */
+/* A v4 is a vector of four floats. In other files V_LANES, the number of floats of a vector, is larger than 4. */
 VEC v4 v4_load(const float *p) { return vld1q_f32(p); }
 VEC void v4_store(float *p, v4 x) { vst1q_f32(p, x); }
 VEC v4 v4_add(v4 a, v4 b) { return vaddq_f32(a, b); }
@@ -139,7 +140,7 @@ VEC vm v_zero_bytes_n(const uint8_t *p, int n)
 VEC vf v_exp2(vf x)
 {
     const vf low = v_set(-126.0f);
-    const vm below = v_less(x, low); /* false for NaN, so that NaN stays NaN */
+    const vm below = v_less(x, low); /* the comparison is false for NaN, so NaN stays NaN */
     x = v_max(low, v_min(v_set(128.0f), x));
     const vf rounded = vrndnq_f32(x), r = v_sub(x, rounded);
     vf q = v_fma(r, v_set(0x1.5bba14p-10f), v_set(0x1.3cea88p-7f));

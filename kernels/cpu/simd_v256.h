@@ -37,8 +37,8 @@ VEC vf v_div(vf a, vf b) { return _mm256_div_ps(a, b); }
 VEC vf v_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 VEC vf v_fms(vf a, vf b, vf c) { return _mm256_fmsub_ps(a, b, c); }
 VEC vf v_fnma(vf a, vf b, vf c) { return _mm256_fnmadd_ps(a, b, c); }
-VEC vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); } /* returns b where either number is NaN */
-VEC vf v_min(vf a, vf b) { return _mm256_min_ps(a, b); } /* returns b where either number is NaN */
+VEC vf v_max(vf a, vf b) { return _mm256_max_ps(a, b); } /* the larger of a and b; b where either is NaN */
+VEC vf v_min(vf a, vf b) { return _mm256_min_ps(a, b); } /* the smaller of a and b; b where either is NaN */
 VEC vf v_abs(vf x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 VEC vf v_copysign(vf x, vf sign)
 {
@@ -73,7 +73,7 @@ VEC double v_hsum_d(vd a, vd b)
     return _mm_cvtsd_f64(_mm_add_sd(half, _mm_unpackhi_pd(half, half)));
 }
 VEC vm v_less_i(vi a, vi b) { return _mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)); }
-/* A v4 is a vector of four floats, whatever V_LANES is. */
+/* A v4 is a vector of four floats, shorter than the vectors of V_LANES floats. */
 VEC v4 v4_load(const float *p) { return _mm_loadu_ps(p); }
 VEC void v4_store(float *p, v4 x) { _mm_storeu_ps(p, x); }
 VEC v4 v4_add(v4 a, v4 b) { return _mm_add_ps(a, b); }
@@ -88,7 +88,7 @@ VEC __m128i v_load_bytes_n(const void *p, int bytes)
     return _mm_load_si128((const __m128i *)buffer);
 }
 
-VEC vm v_zero_bytes_n(const uint8_t *p, int n) /* returns the lanes whose byte is 0 */
+VEC vm v_zero_bytes_n(const uint8_t *p, int n) /* returns the set of lanes whose byte at p is 0 */
 {
     return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_cvtepu8_epi32(v_load_bytes_n(p, n)), _mm256_setzero_si256()));
 }
@@ -127,7 +127,7 @@ VEC v4 v_hmax4(vf a, vf b, vf c, vf d)
 VEC vf v_exp2(vf x)
 {
     const __m256 low = _mm256_set1_ps(-126.0f);
-    const __m256 normal = _mm256_cmp_ps(x, low, _CMP_NLT_UQ); /* true for NaN, so that NaN stays NaN */
+    const __m256 normal = _mm256_cmp_ps(x, low, _CMP_NLT_UQ); /* the comparison is true for NaN, so NaN stays NaN */
     x = v_max(low, v_min(_mm256_set1_ps(128.0f), x));
     const __m256 rounded = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const __m256 r = _mm256_sub_ps(x, rounded);

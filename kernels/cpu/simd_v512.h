@@ -42,8 +42,8 @@ VEC vf v_div(vf a, vf b) { return _mm512_div_ps(a, b); }
 VEC vf v_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 VEC vf v_fms(vf a, vf b, vf c) { return _mm512_fmsub_ps(a, b, c); }
 VEC vf v_fnma(vf a, vf b, vf c) { return _mm512_fnmadd_ps(a, b, c); }
-VEC vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); } /* returns b where either number is NaN */
-VEC vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); } /* returns b where either number is NaN */
+VEC vf v_max(vf a, vf b) { return _mm512_max_ps(a, b); } /* the larger of a and b; b where either is NaN */
+VEC vf v_min(vf a, vf b) { return _mm512_min_ps(a, b); } /* the smaller of a and b; b where either is NaN */
 VEC vf v_abs(vf x) { return _mm512_abs_ps(x); }
 VEC vf v_copysign(vf x, vf sign)
 {
@@ -74,13 +74,13 @@ VEC vd v_low_d(vf x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }
 VEC vd v_high_d(vf x) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)); }
 VEC vd v_fma_d(vd a, vd b, vd c) { return _mm512_fmadd_pd(a, b, c); }
 VEC double v_hsum_d(vd a, vd b) { return _mm512_reduce_add_pd(_mm512_add_pd(a, b)); }
-/* A v4 is a vector of four floats, whatever V_LANES is. */
+/* A v4 is a vector of four floats, shorter than the vectors of V_LANES floats. */
 VEC v4 v4_load(const float *p) { return _mm_loadu_ps(p); }
 VEC void v4_store(float *p, v4 x) { _mm_storeu_ps(p, x); }
 VEC v4 v4_add(v4 a, v4 b) { return _mm_add_ps(a, b); }
 /* clang-format on */
 
-VEC vm v_zero_bytes_n(const uint8_t *p, int n) /* returns the lanes whose byte is 0 */
+VEC vm v_zero_bytes_n(const uint8_t *p, int n) /* returns the set of lanes whose byte at p is 0 */
 {
     return _mm_testn_epi8_mask(_mm_maskz_loadu_epi8(v_first(n), p), _mm_set1_epi8(-1));
 }
@@ -141,8 +141,8 @@ VEC vf v_exp2(vf x)
 
 VEC vf v_from_e4m3(__m128i bytes)
 {
-    /* The bits of an e4m3 number, shifted into those of an f16, are the number times 2^-8; that holds for subnormals
-     * too. NaN (0x7f) is the exception. */
+    /* The seven low bits of an e4m3 number, moved to the corresponding places of an f16, are the number times 2^-8.
+     * That holds for subnormals too, but not for NaN (0x7f). */
     const __m256i wide = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8);
     __m256i half = _mm256_and_si256(_mm256_srai_epi16(wide, 1),
                                     /* clears the copy of the sign that the shift leaves in bit 14 */
@@ -158,12 +158,14 @@ VEC __m128i v_to_e4m3(vf x)
     const __m512i sign = _mm512_and_si512(_mm512_srli_epi32(u, 24), _mm512_set1_epi32(0x80));
     const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     const __m512 limited = _mm512_min_ps(_mm512_castsi512_ps(a), _mm512_set1_ps(448.0f));
-    /* Gives the exponent the bias of e4m3 and rounds off the 20 lowest mantissa bits, to nearest even. */
+    /* Reduces the exponent from f32's bias to that of e4m3, and rounds off the 20 lowest mantissa bits, to nearest
+     * even. */
     const __m512i t = _mm512_sub_epi32(_mm512_castps_si512(limited), _mm512_set1_epi32(120 << 23));
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(t, 20), _mm512_set1_epi32(1));
     const __m512i normal = _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(t, _mm512_set1_epi32(0x7ffff)), odd),
                                              20);
-    /* For numbers below 2^-6, adding 2^14 leaves the multiple of 2^-9 in the low bits. */
+    /* A number below 2^-6 is subnormal in e4m3: a multiple of 2^-9. Adding 2^14 rounds it to such a multiple, which the
+     * low bits of the sum then hold. */
     const __m512 big = _mm512_set1_ps(16384.0f);
     const __m512i small = _mm512_sub_epi32(_mm512_castps_si512(_mm512_add_ps(limited, big)), _mm512_castps_si512(big));
     const __mmask16 is_small = _mm512_cmp_ps_mask(limited, _mm512_set1_ps(0x1p-6f), _CMP_LT_OQ);
@@ -249,8 +251,8 @@ VEC void v_transpose(vf x[V_LANES])
     UNPACK(8)
     UNPACK(12)
 #undef UNPACK
-    /* Transposes four rows of quarters: t[4 g + s] holds columns s, 4 + s, 8 + s and 12 + s of rows 4 g .. 4 g + 3, one
-     * column in each quarter of the vector. */
+    /* Transposes four rows at a time within each quarter of the vectors: t[4 g + s] holds columns s, 4 + s, 8 + s and
+     * 12 + s of rows 4 g .. 4 g + 3, one column in each quarter. */
 #define QUARTERS(s)                                                                                \
     {                                                                                              \
         const __m512 a = _mm512_shuffle_f32x4(t[s], t[4 + s], 0x88),                               \

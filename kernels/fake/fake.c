@@ -118,7 +118,7 @@ struct rule {
     enum fault_id fault;
     int64_t number; /* value of the fault: an error code, or milliseconds */
     char path[PATH_BYTES];
-    int64_t first, last; /* numbers of the first and the last event that the rule hits */
+    int64_t first, last; /* numbers of the first and the last event that the rule of the script hits */
 };
 
 /* ---- Devices and streams ----------------------------------------------------------------------------------------- */
@@ -140,8 +140,8 @@ struct lent {
 
 struct fake_device {
     attn_device base;
-    attn_device *cpu;         /* device of the backend "cpu", whose kernels compute */
-    struct fake_device *self; /* what attn_capabilities.facts points to */
+    attn_device *cpu;         /* device of the backend "cpu", whose kernels compute the results */
+    struct fake_device *self; /* the device itself, to which attn_capabilities.facts points */
     int rule_count;
     struct rule rules[MAX_RULES];
     int64_t memory_limit;
@@ -153,9 +153,10 @@ struct fake_device {
     struct lent *lent;
     int working; /* number of streams that are executing commands; lent memory is accessible only while it is above 0 */
     int64_t events[EVENT_COUNT];
-    /* for the fault walk.err: distance of the next failing call from the last one; number of the next failing call */
+    /* for the fault walk.err, which hits call number 1, 3, 6, 10, ...: distance from the last of these to the next
+     * failing call, and number of the next failing call */
     int64_t walk_step, walk_next;
-    int lost; /* code of the sticky error that has occurred; 0: the device works */
+    int lost; /* code of the error after which every call fails (sticky error); 0: the device works */
 };
 
 enum command_kind {
@@ -172,19 +173,19 @@ enum command_kind {
 /* A command that is queued on a stream. */
 struct command {
     enum command_kind kind;
-    void *to; /* target of a COPY, MOVE, LSE or COMPARE */
+    void *to; /* where a COPY, MOVE, LSE or COMPARE writes to */
     const void *from;
     size_t bytes;
-    /* for COPY: number of pieces of `bytes`, and the distances between their beginnings */
+    /* for COPY: number of pieces of `bytes` bytes, and the distance in bytes from one piece's beginning to the next */
     size_t rows, to_pitch, from_pitch;
     attn_direction direction;
     /* for RUN, LSE, TRUTH and COMPARE: copies of the problems, which the command owns; for RUN their plans too */
     attn_problem *problems;
     attn_plan *plans;
-    attn_truth truth; /* for TRUTH and COMPARE: the float64 results; a comparison writes its distances to `to` */
-    int64_t head;     /* for TRUTH, where each step computes one head: query head `head` % H of batch row `head` / H */
+    attn_truth truth;       /* for TRUTH and COMPARE: the float64 results; a comparison writes its distances to `to` */
+    int64_t head;           /* for TRUTH, whose steps compute one head each: index of the next head, b * H + h */
     attn_lse_look *look;    /* for LSE: a copy that the command owns; the sums are written to `to` */
-    attn_merge_plan *merge; /* for MERGE: a copy that the command owns */
+    attn_merge_plan *merge; /* for MERGE: a copy of the merge, which the command owns */
     int count;
     void *workspace;
     bool nan, left;
@@ -198,14 +199,14 @@ struct fake_stream {
     attn_stream *cpu;
     struct command *commands;
     int count, room;
-    /* The members from `never` to `hold` say why the stream does not execute its commands. never: it will never execute
-     * them. */
+    /* The members from `never` to `hold` say why the stream does not execute its commands. never: it will not execute
+     * any command again. */
     bool never;
     int fails; /* the CUDA error that the commands end with; 0: none */
     int64_t until_ns;
     const char *hold;
     int64_t marks_ns[ATTN_MARKS];
-    bool every_row, left_rows; /* every_row: see attn_run_some(); left_rows: see attn_stream_left_rows() */
+    bool every_row, left_rows; /* for RUN: every_row as in attn_run_some(), left_rows as in attn_stream_left_rows() */
 };
 
 static int64_t now_ns(void)
@@ -308,7 +309,7 @@ static const struct rule *rule_for(const struct fake_device *device, enum fault_
 
 enum { ERROR_MEMORY = 2, ERROR_INVALID_HANDLE = 400, ERROR_ILLEGAL_ADDRESS = 700 };
 
-/* Returns CUDA's error `code` as device.cu does. The caller must hold the lock. */
+/* Returns the error that CUDA's error `code` stands for, as device.cu does. The caller must hold the lock. */
 static attn_status fail(struct fake_device *device, int code, const char *what, attn_error *err)
 {
     const struct cuda_error_info info = cuda_error_of(code);
@@ -772,7 +773,8 @@ static attn_status run(attn_stream *base, const attn_plan *plans, int count, voi
     struct fake_device *device = device_of(base->device);
     struct command command = { .kind = COMMAND_RUN, .count = count, .workspace = workspace };
     if (attn_is_cancelled(base->cancel))
-        /* cancelling has an effect only here: like a GPU, the device does not stop a run that has started */
+        /* a cancel has an effect only before a run starts: like a GPU, the device does not stop a run that has
+         * started */
         return attn_given_up(err);
     pthread_mutex_lock(&device->lock);
     attn_status status = enter(device, "launch", err);
@@ -869,7 +871,7 @@ static attn_status truth_need(const attn_capabilities *can, const attn_problem *
     return ATTN_OK;
 }
 
-/* Appends a command, with a copy of the problem, to the stream. */
+/* Appends a command of the kind TRUTH or COMPARE to the stream, with a copy of the problem. */
 static attn_status append_truth(attn_stream *base, struct command command, const attn_problem *problem, attn_error *err)
 {
     attn_status status = ATTN_NO_MEMORY;
@@ -1057,7 +1059,9 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
 static int carry_out(struct fake_stream *stream, attn_error *err)
 {
     struct fake_device *device = device_of(stream->base.device);
-    int64_t at_ns = 0; /* the time of marks, by invariant 4 at the top of this file */
+    /* time of a mark: when a device would reach it that starts each command as soon as it is queued and the one before
+     * is done */
+    int64_t at_ns = 0;
     for (int i = 0; i < stream->count; i++) {
         struct command *c = &stream->commands[i];
         if (!command_is_sane(device, c)) return ERROR_ILLEGAL_ADDRESS;
@@ -1081,7 +1085,7 @@ static int carry_out(struct fake_stream *stream, attn_error *err)
         stream->left_rows |= c->left;
         for (int n = 0; n < c->count && c->nan; n++)
             for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-                if (is_output(&c->problems[n], id)) /* fills the whole tensor at once, because outputs have no gaps */
+                if (is_output(&c->problems[n], id)) /* outputs have no gaps, so the whole tensor is filled at once */
                     memset(c->problems[n].tensor[id].data, 0xff, span(&c->problems[n].tensor[id]));
     }
     return 0;
