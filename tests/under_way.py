@@ -29,13 +29,13 @@ class Gate:
 class Asking(threading.Thread):
     """One request that is under way. `answer` is its answer, or the exception."""
 
-    def __init__(self, server, body=None, headers=()):
+    def __init__(self, server, body=None, headers=(), path=FORWARD):
         super().__init__()
-        self.server, self.body, self.headers, self.answer = server, body or wire.small_bytes(), headers, None
+        self.server, self.path, self.body, self.headers, self.answer = server, path, body or wire.small_bytes(), headers, None
         self.start()
 
     def ask(self):
-        return self.server.post(FORWARD, self.body, self.headers)
+        return self.server.post(self.path, self.body, self.headers)
 
     def run(self):
         try:

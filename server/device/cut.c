@@ -43,8 +43,8 @@ static bool is_contiguous(const attn_tensor *t)
 static bool has_parts(const struct job *job)
 {
     const attn_problem *const p = job->call->count == 1 ? job_problem(job, 0) : NULL;
-    if (p == NULL || p->op == ATTN_OP_OBSERVE || job->transaction || job->lse || job->truths || job->part.device >= 0 ||
-        job->wants_judge || proto_operations[job->call->op].merges || attn_is_empty(p))
+    if (p == NULL || job->transaction || job->lse || job->truths || job->part.device >= 0 || job->wants_judge ||
+        proto_operations[job->call->op].merges || attn_is_empty(p))
         return false;
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
         if (parts_use(p, id) && !is_contiguous(&p->tensor[id])) return false;

@@ -219,7 +219,8 @@ attn_status parts_copy(struct slot *slot, const struct job_part *part, const att
 
 /* True if some outputs of the problem are sums over its queries. Parts by queries then need memory for their sums. */
 bool sums_are_needed(const attn_problem *p);
-/* Reserves the job's memory for the sums of `count` parts, and sets sum_parts. Errors: those of staging_lease(). */
+/* Reserves the job's memory for the sums of `count` parts, and sets sum_parts. Errors: those of staging_lease().
+ * TOO_LARGE also where the sums take more than half of the staging memory that the job's tensors leave. */
 attn_status sums_reserve(struct job *job, int count, attn_error *err);
 /* Gives the outputs that are sums over queries the memory that the part has for them. */
 void sums_place(const struct job_part *part, attn_problem *problem);

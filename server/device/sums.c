@@ -16,6 +16,7 @@
 #include <assert.h>
 
 #include "kernels/dtype.h"
+#include "server/base/caller.h"
 #include "server/regions/regions.h"
 
 /* Returns the tensor in which a part computes its sums of an output. */
@@ -47,6 +48,15 @@ static bool is_pinned_sum(const struct job *job, const struct region_use *use)
     return use->output && use->pinned && attn_is_sum_of_queries(job_problem(job, 0), use->id);
 }
 
+/* Returns how many bytes of sums a job may have: half of the staging memory that its own tensors leave to its caller.
+ * Otherwise the memory of one request could exceed all that it can ever get. */
+static size_t most_bytes(const struct job *job)
+{
+    const int64_t share = caller_share(job->caller, staging_limit_bytes(job->staging)),
+                  left = share - (int64_t)job->tensor_bytes;
+    return left > 0 ? (size_t)left / 2 : 0;
+}
+
 attn_status sums_reserve(struct job *job, int count, attn_error *err)
 {
     attn_problem *const p = job_problem(job, 0);
@@ -56,6 +66,9 @@ attn_status sums_reserve(struct job *job, int count, attn_error *err)
     assert(job->sums == NULL && bytes > 0);
     for (int i = 0; uses && i < uses->count; i++)
         if (is_pinned_sum(job, &uses->list[i])) bytes += lines_of(&p->tensor[uses->list[i].id]);
+    if (bytes > most_bytes(job))
+        return attn_fail(err, ATTN_TOO_LARGE, NULL, "%zu bytes of sums are needed, too many for --staging-bytes",
+                         bytes);
     const attn_status status = staging_lease(job->staging, job->caller, bytes, &job->sums, err);
     if (status != ATTN_OK) return status;
     at = (char *)job->sums->memory + (size_t)count * part_bytes(p);

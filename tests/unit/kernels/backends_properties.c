@@ -391,26 +391,22 @@ enum { MOST_PARTS = 4 };
  * own, and added to `sums`. Returns false if another kernel would compute them than in `whole`. */
 static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end, float **sums)
 {
-    const attn_problem all = f->p;
+    const struct fixture all = *f;
     attn_plan plan;
     attn_error err;
-    f->p = attn_queries_of(&all, first, end);
+    f->p = attn_queries_of(&all.p, first, end);
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (attn_is_sum_of_queries(&all, (attn_tensor_id)id)) {
-            const attn_tensor *const t = &all.tensor[id];
-            float *const part = calloc((size_t)tensor_elements(t), sizeof *part);
-            f->p.tensor[id] = attn_tensor_make(part, ATTN_F32, t->rank, t->shape);
-        }
+        if (sums[id]) fixture_add(f, (attn_tensor_id)id, ATTN_F32, all.p.tensor[id].rank, all.p.tensor[id].shape);
     const bool alike = attn_plan_make(attn_device_capabilities(bench.device), &f->p, &plan, &err) == ATTN_OK &&
                        plan.kernel == whole->kernel && plan.variant == whole->variant;
     if (alike) fixture_run(&bench, f);
-    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (attn_is_sum_of_queries(&all, (attn_tensor_id)id)) {
-            float *const part = f->p.tensor[id].data;
-            for (int64_t n = tensor_elements(&all.tensor[id]), e = 0; e < n; e++) sums[id][e] += part[e];
-            free(part);
-        }
-    f->p = all;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        const float *const part = f->p.tensor[id].data;
+        if (sums[id] == NULL) continue;
+        for (int64_t n = tensor_elements(&f->p.tensor[id]), e = 0; e < n; e++) sums[id][e] += part[e];
+        free(f->block[id]);
+    }
+    *f = all;
     return alike;
 }
 

@@ -143,8 +143,8 @@ static struct spec spec_of(uint64_t seed)
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8E4M3 };
     struct rng r = { seed * UINT64_C(0x9e3779b97f4a7c15) + 7 };
     struct spec s = SPEC(.data_seed = seed);
-    s.op = rng_chance(&r, 0.5) ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
-    s.dtype = dtypes[rng_between(&r, 0, s.op == ATTN_OP_FORWARD ? 3 : 2)];
+    s.op = rng_chance(&r, 0.5) ? ATTN_OP_BACKWARD : rng_chance(&r, 0.7) ? ATTN_OP_FORWARD : ATTN_OP_OBSERVE;
+    s.dtype = dtypes[rng_between(&r, 0, s.op == ATTN_OP_BACKWARD ? 2 : 3)];
     s.out_dtype = s.dtype == ATTN_F8E4M3 ? ATTN_BF16 : s.dtype;
     s.Hk = rng_between(&r, 2, 6);
     s.H = s.Hk * rng_between(&r, 1, 3);
@@ -175,6 +175,7 @@ static struct spec spec_of(uint64_t seed)
     if (rng_chance(&r, 0.2)) s.seqlens_k = true;
     if (rng_chance(&r, 0.2)) s.seqlens_q = true;
     if (rng_chance(&r, 0.2)) s.mask_bounds = s.causal ? 1 : 2, s.mask_heads = (int)rng_between(&r, 0, 2);
+    if (s.op == ATTN_OP_OBSERVE) s.given_lse = rng_chance(&r, 0.3);
     if (s.op == ATTN_OP_FORWARD && rng_chance(&r, 0.1)) s.page_size = 16, s.Sk = 16 * rng_between(&r, 1, 6);
     if (s.page_size) s.seqlens_k = true, s.layout = ATTN_BSHD;
     return s;
@@ -370,7 +371,9 @@ static void test_what_cannot_be_cut_or_is_short_goes_to_one_device(void **state)
         { "a bias that all heads share", SPEC(HEADS(4, 4), .bias = 1 + 4), 1, 4, 0 },
         { "and its gradient", SPEC(.op = ATTN_OP_BACKWARD, HEADS(4, 4), .bias = 1 + 4), 1, 1, 0 },
         { "the gradient of a bias of each head", SPEC(.op = ATTN_OP_BACKWARD, HEADS(4, 4), .bias = 1 + 2), 1, 4, 0 },
-        { "an observe", SPEC(.op = ATTN_OP_OBSERVE, HEADS(4, 4)), 1, 1, 0 },
+        { "an observe", SPEC(.op = ATTN_OP_OBSERVE, HEADS(4, 4)), 1, 4, 0 },
+        { "an observe of many queries", SPEC(.op = ATTN_OP_OBSERVE, HEADS(8, 1), SIZES(512, 600, 8)), 1, 1, 0 },
+        { "an observe of four batch rows", SPEC(.op = ATTN_OP_OBSERVE, .B = 4, HEADS(8, 1)), 1, 4, 0 },
         { "gaps between rows", SPEC(HEADS(4, 4), .strided = true), 1, 1, 0 },
         { "no queries", SPEC(HEADS(4, 4), .Sq = 0), 1, 1, 0 },
     };
