@@ -119,26 +119,53 @@ int64_t sums_elements(const struct job *job)
     return elements;
 }
 
+/* Elements that are added at a time. Loops with this constant count become vector instructions. */
+enum { BLOCK = 1024 };
+
+static void add_block(float *restrict sums, const float *restrict more)
+{
+    for (int n = 0; n < BLOCK; n++) sums[n] += more[n];
+}
+
+/* Rounds as attn_bf16_from_f32() does, without a branch. */
+static void round_bf16(uint16_t *restrict to, const float *restrict sums)
+{
+    for (int n = 0; n < BLOCK; n++) {
+        const uint32_t bits = attn_f32_bits(sums[n]), nan = 0x7fc0u | (bits >> 16 & 0x8000u);
+        const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
+        to[n] = (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+    }
+}
+
+static void round_f16(uint16_t *to, const float *sums, int count)
+{
+    for (int n = 0; n < count; n++) to[n] = attn_f16_from_f32(sums[n]);
+}
+
+/* Writes `count` sums, at most BLOCK, to a result from element `at` on. */
 static void store(const attn_tensor *t, int64_t at, const float *sums, int count)
 {
-    if (t->dtype == ATTN_F32) memcpy((float *)t->data + at, sums, (size_t)count * sizeof *sums);
-    else if (t->dtype == ATTN_BF16)
-        for (int n = 0; n < count; n++) ((uint16_t *)t->data)[at + n] = attn_bf16_from_f32(sums[n]);
-    else
-        for (int n = 0; n < count; n++) ((uint16_t *)t->data)[at + n] = attn_f16_from_f32(sums[n]);
+    uint16_t rounded[BLOCK];
+    if (t->dtype == ATTN_F32) {
+        memcpy((float *)t->data + at, sums, (size_t)count * sizeof *sums);
+        return;
+    }
+    if (t->dtype == ATTN_BF16) round_bf16(rounded, sums);
+    else round_f16(rounded, sums, count);
+    memcpy((uint16_t *)t->data + at, rounded, (size_t)count * sizeof *rounded);
 }
 
 /* Adds elements `at` to end - 1 of all parts' sums of one output. `memory`: the first part's sums of this output. */
 static void add(const attn_tensor *result, const char *memory, size_t part_bytes, int parts, int64_t at, int64_t end)
 {
-    enum { BLOCK = 1024 };
-    float sums[BLOCK];
+    float sums[BLOCK] = { 0 }, last[BLOCK] = { 0 };
     for (; at < end; at += BLOCK) {
         const int count = end - at < BLOCK ? (int)(end - at) : BLOCK;
         memcpy(sums, (const float *)memory + at, (size_t)count * sizeof *sums);
         for (int part = 1; part < parts; part++) {
             const float *const more = (const float *)(memory + (size_t)part * part_bytes) + at;
-            for (int n = 0; n < count; n++) sums[n] += more[n];
+            if (count < BLOCK) memcpy(last, more, (size_t)count * sizeof *last);
+            add_block(sums, count < BLOCK ? last : more);
         }
         store(result, at, sums, count);
     }
