@@ -23,8 +23,7 @@
  *   options that count queries                     by queries (attn_queries_divide())
  *   caches, tensors in a GPU's memory              only one device has them
  *   a part would be computed by another kernel     a kernel may take some strides or addresses and not others
- *   devices of different kinds                     their kernels may round differently
- *   a device verifies it                           the device compares the results of all heads with its truth */
+ *   devices of different kinds                     their kernels may round differently */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -43,7 +42,7 @@ static bool is_contiguous(const attn_tensor *t)
 static bool has_parts(const struct job *job)
 {
     const attn_problem *const p = job->call->count == 1 ? job_problem(job, 0) : NULL;
-    if (p == NULL || job->transaction || job->lse || job->truths || job->part.device >= 0 || job->wants_judge ||
+    if (p == NULL || job->transaction || job->lse || job->part.device >= 0 || job->wants_judge ||
         proto_operations[job->call->op].merges || attn_is_empty(p))
         return false;
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
@@ -279,4 +278,20 @@ void cut_name_backend(const struct devices *devices, struct job *job)
     for (int last = -1; (last = put_devices(job, last, numbers, sizeof numbers)) >= 0;) continue;
     snprintf(result->backend, sizeof result->backend, "%s:%s %s by %s", devices->device[0]->info.backend, numbers,
              job->part.kernel, ways[job->part.way]);
+}
+
+void cut_join_truths(struct job *job)
+{
+    if (job->truths == NULL) return;
+    attn_truth_distance *const found = job->truth_found[0];
+    memset(found, 0, sizeof job->truth_found[0]);
+    job->truth_known = true;
+    for (const struct job_part *part = &job->part; part; part = part->next) {
+        job->truth_known &= part->truth_known;
+        for (int n = 0; n < ATTN_TRUTH_RESULTS; n++) {
+            const attn_truth_distance *const own = &part->truth_found[n];
+            if (own->max_abs > found[n].max_abs) found[n].max_abs = own->max_abs;
+            if (own->largest > found[n].largest) found[n].largest = own->largest;
+        }
+    }
 }

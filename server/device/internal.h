@@ -59,8 +59,10 @@ struct slot {
      * of the first of them, and the next step of its truth (truth.c). */
     int truths_left, truth_item;
     int64_t truth_step;
-    bool truth_began;    /* true: the first step of computing the truth (float64) is on the stream */
-    void *truth_out;     /* device memory for the truth (the values in float64) of an item's out */
+    bool truth_began; /* true: the first step of computing the truth (float64) is on the stream */
+    void *truth_out;  /* device memory for the truth (the values in float64) of an item's out */
+    /* device memory for the distances of a cut part's outputs from their truth */
+    attn_truth_distance *truth_distances;
     int64_t began_ns;    /* time when the batch's first mark (event) was on the stream */
     int64_t launched_ns; /* time when the batch's first kernels were on the stream */
     void *workspace;

@@ -410,7 +410,10 @@ void batches_done(struct loop *loop, struct batch *batch)
                 waiting_hand_back(loop, request);
             } else {
                 batch_observe_times(job);
-                if (job_is_cut(job)) cut_name_backend(server->devices, job);
+                if (job_is_cut(job)) {
+                    cut_name_backend(server->devices, job);
+                    cut_join_truths(job);
+                }
                 if (finishes) (void)finish(loop, job, 0);
                 else finish_request(loop, job);
             }

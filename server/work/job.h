@@ -90,6 +90,10 @@ struct job_part {
     attn_error error;   /* the reason why the part did not run */
     int index;          /* for a part of a cut job: the backend's number of the device that computed the part */
     const char *kernel; /* for a part of a cut job: the name of the kernel */
+    /* for a part of a cut job with `truths`: whether the device has compared the part's out with its truth, and the
+     * distances that it found */
+    bool truth_known;
+    attn_truth_distance truth_found[ATTN_TRUTH_RESULTS];
 };
 
 /* True if the part has only some heads, batch rows or queries of a problem. */
