@@ -14,6 +14,7 @@
 #include "server/device/internal.h"
 
 #include <assert.h>
+#include <math.h>
 
 #include "kernels/dtype.h"
 #include "server/base/caller.h"
@@ -137,12 +138,26 @@ static void round_bf16(uint16_t *restrict to, const float *restrict sums)
     }
 }
 
-static void round_f16(uint16_t *to, const float *sums, int count)
+/* Rounds as attn_f16_from_f32() does, to the nearest number and in a tie to the even one, without a branch. The sign is
+ * put back at the end. */
+static void round_f16(uint16_t *restrict to, const float *restrict sums)
 {
-    for (int n = 0; n < count; n++) to[n] = attn_f16_from_f32(sums[n]);
+    const uint32_t infinity = 0x7f800000u;
+    /* float32 bits of 65536, the first number that is too large, and of 2^-14, the smallest normal number of float16 */
+    const uint32_t too_large = 0x47800000u, normal = 0x38800000u;
+    for (int n = 0; n < BLOCK; n++) {
+        const uint32_t bits = attn_f32_bits(sums[n]), size = bits & 0x7fffffffu;
+        /* Adding 0.5 rounds a small number to a multiple of 2^-24, the distance of float16's subnormal numbers. */
+        const uint32_t small = attn_f32_bits(fabsf(sums[n]) + 0.5f) - 0x3f000000u;
+        /* The exponent's bias changes from 127 to 15. A carry of the rounding may reach the exponent. */
+        const uint32_t usual = (size - (112u << 23) + 0xfffu + (size >> 13 & 1)) >> 13;
+        const uint32_t finite = size < normal ? small : usual;
+        const uint32_t code = size >= too_large ? 0x7c00u : finite;
+        to[n] = (uint16_t)(size > infinity ? 0x7e00u : code | (bits >> 16 & 0x8000u));
+    }
 }
 
-/* Writes `count` sums, at most BLOCK, to a result from element `at` on. */
+/* Writes `count` sums, at most BLOCK, to a result from element `at` on. `sums` has BLOCK elements. */
 static void store(const attn_tensor *t, int64_t at, const float *sums, int count)
 {
     uint16_t rounded[BLOCK];
@@ -151,7 +166,7 @@ static void store(const attn_tensor *t, int64_t at, const float *sums, int count
         return;
     }
     if (t->dtype == ATTN_BF16) round_bf16(rounded, sums);
-    else round_f16(rounded, sums, count);
+    else round_f16(rounded, sums);
     memcpy((uint16_t *)t->data + at, rounded, (size_t)count * sizeof *rounded);
 }
 

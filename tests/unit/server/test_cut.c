@@ -4,6 +4,9 @@
 #include "tests/unit/server/jobs.h"
 #include "tests/unit/testing.h"
 
+#include <math.h>
+
+#include "kernels/dtype.h"
 #include "server/device/devices.h"
 #include "server/device/internal.h"
 #include "server/work/contexts.h"
@@ -305,6 +308,67 @@ static void test_queries_have_the_same_bits_over_any_number_of_devices(void **st
     assert_true(with_sums > PROBLEMS);
 }
 
+/* Sums are rounded by sums.c as by dtype.h: all exponents, both signs, ties, infinity and NaN. */
+static void test_sums_are_rounded_as_elsewhere(void **state)
+{
+    enum { NUMBERS = 1 << 19 };
+    static const attn_dtype dtypes[] = { ATTN_F16, ATTN_BF16 };
+    static const uint32_t lower[8] = { 0, 0xfff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x7fff, 0x8000 };
+    struct site s;
+    (void)state;
+    open_site(&s, 2, "");
+    for (size_t d = 0; d < ARRAY_SIZE(dtypes); d++) {
+        struct fixture f;
+        const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, .dtype = dtypes[d], .out_dtype = dtypes[d], HEADS(1, 1),
+                                      SIZES(256, NUMBERS / 8, 8));
+        fixture_make(&f, &spec);
+        struct job *const job = job_with(&s, &f.p);
+        reserve(&s, job);
+        /* the first part has float32 numbers with all upper bits, and lower bits at and near ties; the second has 0 */
+        float *const first = job->sums->memory, *const second = first + 2 * NUMBERS;
+        memset(first, 0, 4 * NUMBERS * sizeof *first);
+        for (uint32_t n = 0; n < NUMBERS; n++) {
+            const uint32_t bits = n / 8 << 16 | lower[n % 8];
+            memcpy(&first[n], &bits, sizeof bits);
+        }
+        sums_add(job, 0, sums_elements(job));
+        for (int n = 0; n < NUMBERS; n++) {
+            const float sum = first[n] + second[n];
+            const uint16_t want = dtypes[d] == ATTN_F16 ? attn_f16_from_f32(sum) : attn_bf16_from_f32(sum);
+            if (((uint16_t *)f.p.dk.data)[n] != want)
+                fail_msg("%a is rounded to 0x%04x, must be 0x%04x", (double)sum, ((uint16_t *)f.p.dk.data)[n], want);
+        }
+        job_release(job);
+        fixture_clear(&f);
+    }
+    close_site(&s);
+}
+
+/* Under a causal mask, later parts have fewer queries and equal work. */
+static void test_ranges_of_queries_have_equal_work(void **state)
+{
+    static const int64_t lengths[] = { 4096, 32768, 131072 };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(lengths); n++) {
+        attn_problem p = ATTN_PROBLEM_INIT;
+        int64_t ends[MOST_DEVICES], first = 0;
+        double shares[MOST_DEVICES], sum = 0;
+        p.q = attn_tensor_make(NULL, ATTN_BF16, 4, (int64_t[]){ 1, lengths[n], 2, 64 });
+        p.k = p.v = attn_tensor_make(NULL, ATTN_BF16, 4, (int64_t[]){ 1, lengths[n], 1, 64 });
+        p.causal = true;
+        assert_true(attn_queries_divide(&p) && attn_queries_share(&p, MOST_DEVICES, ends, shares));
+        for (int part = 0; part < MOST_DEVICES; part++) {
+            assert_true(ends[part] > first && ends[part] % ATTN_QUERY_UNIT == 0);
+            /* half of the pairs of a unit's queries may be too many or too few at either end */
+            assert_true(fabs(shares[part] - 0.25) <= 2.0 * ATTN_QUERY_UNIT / (double)lengths[n]);
+            sum += shares[part];
+            first = ends[part];
+        }
+        assert_int_equal(first, lengths[n]);
+        assert_true(fabs(sum - 1) < 1e-12);
+    }
+}
+
 /* The sums of parts have the same bits, however many of the server's devices have room or are lost. */
 static void test_sums_over_queries_do_not_depend_on_which_devices_have_room(void **state)
 {
@@ -535,6 +599,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_problems_have_the_same_bits_over_any_number_of_devices),
         cmocka_unit_test(test_queries_have_the_same_bits_over_any_number_of_devices),
+        cmocka_unit_test(test_ranges_of_queries_have_equal_work),
+        cmocka_unit_test(test_sums_are_rounded_as_elsewhere),
         cmocka_unit_test(test_sums_over_queries_do_not_depend_on_which_devices_have_room),
         cmocka_unit_test(test_what_cannot_be_cut_or_is_short_goes_to_one_device),
         cmocka_unit_test(test_devices_that_have_room_share_a_problem),
