@@ -17,13 +17,14 @@
  * With parts by queries, dk and dv are added up from the parts (sums.c). A device with its own memory gets only what
  * its part reads. Tensors that all parts need, such as lengths, go to each device.
  *
- * A problem is not cut where its answer could differ or nothing would be gained:
+ * A problem is not cut, or not in each way, where its answer could differ:
  *
- *   a gradient that is a sum over all heads        by heads; by batch, if it is a sum over all rows of the batch
- *   options that count queries                     by queries (attn_queries_divide())
- *   caches, tensors in a GPU's memory              only one device has them
- *   a part would be computed by another kernel     a kernel may take some strides or addresses and not others
- *   devices of different kinds                     their kernels may round differently */
+ *   a gradient that is a sum over all heads        not by heads, because the sums of parts would be rounded differently
+ *   a gradient that is a sum over the batch        not by batch, for the same reason
+ *   an option that counts queries                  not by queries (attn_queries_divide())
+ *   caches, tensors in a GPU's memory              not cut, because only one device has them
+ *   a part would be computed by another kernel     not cut: a kernel may take some sizes or addresses and not others
+ *   devices of different kinds                     not cut over them, because their kernels may round differently */
 #include "server/device/internal.h"
 
 #include <assert.h>
