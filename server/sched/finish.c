@@ -208,14 +208,11 @@ static void after_sum(struct piece *piece)
 {
     struct summing *const summing = (struct summing *)piece;
     struct finishing *const finishing = summing->finishing;
-    struct job *const job = finishing->job;
     if (summing->at < summing->end && !finishing->cancelled) {
         pieces_add(piece->pieces, piece);
         return;
     }
     if (--finishing->summing_left > 0) return;
-    staging_release(job->staging, job->sums);
-    job->sums = NULL;
     if (finishing->cancelled) finishing->done(finishing->context, finishing);
     else pieces_add(piece->pieces, &finishing->piece);
 }
@@ -238,6 +235,12 @@ static void start_sums(struct finishing *finishing, struct pieces *pieces)
 static void after_piece(struct piece *piece)
 {
     struct finishing *finishing = (struct finishing *)piece;
+    struct job *const job = finishing->job;
+    if (finishing->complete) {
+        /* not earlier, because some sums are written from there to clients' regions (sums.c) */
+        staging_release(job->staging, job->sums);
+        job->sums = NULL;
+    }
     assert(!finishing->complete || (finishing->verifier == NULL && finishing->counter == NULL));
     if (finishing->complete || finishing->cancelled) finishing->done(finishing->context, finishing);
     else pieces_add(piece->pieces, piece);
