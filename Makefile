@@ -225,7 +225,7 @@ LD_test_loop   := -Wl$(comma)--wrap=calloc
 LD_test_caches := -Wl$(comma)--wrap=calloc -Wl$(comma)--wrap=clock_gettime
 
 # Tests that link the fake backend, whose devices fail as a script says.
-UNIT_FAKE := kernels/test_fake kernels/test_judge server/test_devices server/test_heads server/test_loop server/test_memory server/test_prepare server/test_regions
+UNIT_FAKE := kernels/test_fake kernels/test_judge server/test_devices server/test_cut server/test_loop server/test_memory server/test_prepare server/test_regions
 $(UNIT_FAKE:%=$B/tests/unit/%): $B/tests/unit/%: $B/tests/unit/%.o $B/tests/unit/libtesting.a $(FAKE) $B/libserver.a $B/libproto.a $B/libattn.a
 	$(call say,ld)$(CC) $(ALL_LD) $(LD_$(@F)) -o $@ $^ -lcmocka $(CUDA_LD) $(LIBS) -lm
 

@@ -1,4 +1,5 @@
-/* axes.h: which size each axis of each tensor has. Internal to attention.c and check.c.
+/* axes.h: which size each axis of each tensor has. Internal to attention.c, check.c and
+ * queries.c.
  *
  * attention.h explains the letters of the axes (attn_axes) and lists the axes of each tensor (ATTN_TENSOR_MAP). */
 #ifndef ATTN_AXES_H

@@ -55,8 +55,8 @@ typedef struct proto_operation {
     bool cache_in_path;
     bool envelope; /* true: one body may hold several problems, {"requests": [...]} (an envelope) */
 
-    /* true: the processor judges results that the client sends (kernels/judge/judge.h); a device may compute the float64
-     * results with which the client's results are compared */
+    /* true: the processor judges results that the client sends (kernels/judge/judge.h); a device may compute the
+     * float64 results with which the client's results are compared */
     bool judges;
 
     uint64_t takes; /* inputs that a problem may have */

@@ -31,7 +31,7 @@ class Asking(threading.Thread):
 
     def __init__(self, server, body=None, headers=(), path=FORWARD):
         super().__init__()
-        self.server, self.body, self.headers, self.path, self.answer = server, body or wire.small_bytes(), headers, path, None
+        self.server, self.path, self.body, self.headers, self.answer = server, path, body or wire.small_bytes(), headers, None
         self.start()
 
     def ask(self):

@@ -59,8 +59,9 @@ const struct config_option config_options[] = {
     { "max-batch", "ATTND_MAX_BATCH", TYPE_INT, "N", AT(max_batch), 64, 1, CONFIG_MAX_BATCH,
       .help = "Largest number of problems that run together." },
     { "split-above-ms", "ATTND_SPLIT_ABOVE_MS", TYPE_INT64, "N", AT(split_above_ms), 20, 0, DAY_MS,
-      .help = "Expected milliseconds on one device above which a forward or backward is cut by groups of heads over "
-              "all devices of one kind that have room. The answer has the same bits. 0: never." },
+      .help = "Expected milliseconds on one device above which a problem is cut over all devices of one kind that have "
+              "room: by groups of heads, by rows of the batch or by queries. The answer has the same bits, except that "
+              "dk and dv of a problem cut by queries are sums of parts. 0: never." },
     { "timeout-ms", "ATTND_TIMEOUT_MS", TYPE_INT64, "N", AT(timeout_ms), 60000, 1, DAY_MS,
       .help = "Milliseconds from a request's last byte to its answer. After that it is answered 504. A client may "
               "set a shorter time." },

@@ -50,7 +50,7 @@
     X(DEVICE_BYTES, "attnd_device_memory_bytes", GAUGE, "device,kind", "Device memory: limit and used")         \
     X(DEVICE_BATCHES, "attnd_device_batches_total", COUNTER, "device", "Batches that came back, well or not")   \
     X(DEVICE_PARTS, "attnd_device_parts_total", COUNTER, "device",                                              \
-      "Those of them that computed some heads of a problem, which was cut over several devices")                \
+      "Those of them that computed a part of a problem, which was cut over several devices")                    \
     X(DEVICE_ERRORS, "attnd_device_errors_total", COUNTER, "device,error", "Batches that failed, by error")     \
     X(KERNEL_SECONDS, "attnd_kernel_seconds_total", COUNTER, "device,op",                                       \
       "Time in kernels; processor time for small problems of the CPU")                                          \

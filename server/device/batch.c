@@ -22,7 +22,7 @@ double batch_padded_flops(const struct job_part *part)
                                                                     (d.Dv > LEAST_HEAD_DIM ? d.Dv : LEAST_HEAD_DIM));
         if (real > 0 && padded / real > waste) waste = padded / real;
     }
-    return job->flops * part->share * waste;
+    return job->flops * part->range.share * waste;
 }
 
 /* Writes the device and the kernel of a result as its backend, such as "cpu avx512bf16". It is only "cpu" if no kernel

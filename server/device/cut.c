@@ -1,22 +1,30 @@
-/* cut.c: cuts a problem that takes long over several devices, by groups of heads.
+/* cut.c: cuts a problem that takes long over several devices.
  *
  *     one problem: q k v of 8 heads          device 0: heads 0 to 3          out of 8 heads
  *     in staging memory            copies    device 1: heads 4 to 7  copies  in staging memory
  *                                  ---->                             ---->
  *
- * A part computes some key/value heads and their query heads (attn_part_of(), heads.c). No number of one head depends
- * on another head, and all parts run the kernel that the whole problem would run. The answer therefore has the bits of
- * one device. A device with its own memory gets only its heads. Tensors without heads, such as lengths and masks, go to
- * each device.
+ * There are three ways. The first that gives each device a part is used; if none does, heads or batch rows are cut into
+ * fewer parts.
  *
- * A problem is not cut where its answer could differ or nothing would be gained:
+ *   by heads     A part computes some key/value heads and their query heads (attn_part_of()).
+ *   by batch     A part computes some rows of the batch.
+ *   by queries   A part computes some queries, with all keys and values (attn_queries_of()). Under a causal mask the
+ *                parts have different numbers of queries, and about equally many pairs of a query and a key.
  *
- *   a gradient of a bias that all heads share      it is a sum over all heads
- *   caches, tensors in a GPU's memory              only one device has them
- *   a part would be computed by another kernel     a kernel may take some strides or addresses and not others
- *   devices of different kinds                     their kernels may round differently
- *   a device verifies it                           the device compares the results of all heads with its truth
- *   one key/value head                             there is nothing to cut */
+ * No number of one head or batch row depends on another, no number of one query of out, lse and dq depends on another,
+ * and all parts run the kernel that the whole problem would run. These numbers therefore have the bits of one device.
+ * With parts by queries, dk and dv are added up from the parts (sums.c). A device with its own memory gets only what
+ * its part reads. Tensors that all parts need, such as lengths, go to each device.
+ *
+ * A problem is not cut, or not in each way, where its answer could differ:
+ *
+ *   a gradient that is a sum over all heads        not by heads, because the sums of parts would be rounded differently
+ *   a gradient that is a sum over the batch        not by batch, for the same reason
+ *   an option that counts queries                  not by queries (attn_queries_divide())
+ *   caches, tensors in a GPU's memory              not cut, because only one device has them
+ *   a part would be computed by another kernel     not cut: a kernel may take some sizes or addresses and not others
+ *   devices of different kinds                     not cut over them, because their kernels may round differently */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -31,17 +39,68 @@ static bool is_contiguous(const attn_tensor *t)
     return memcmp(whole.stride, t->stride, (size_t)t->rank * sizeof t->stride[0]) == 0;
 }
 
-/* True if the job is one problem whose groups of heads different devices can compute. */
+/* True if the job is one problem that different devices can compute in parts. */
 static bool has_parts(const struct job *job)
 {
     const attn_problem *const p = job->call->count == 1 ? job_problem(job, 0) : NULL;
-    if (p == NULL || p->op == ATTN_OP_OBSERVE || job->transaction || job->lse || job->truths || job->part.device >= 0 ||
-        job->wants_judge || proto_operations[job->call->op].merges || attn_is_empty(p))
+    if (p == NULL || job->transaction || job->lse || job->part.device >= 0 || job->wants_judge ||
+        proto_operations[job->call->op].merges || attn_is_empty(p))
         return false;
-    if (p->dbias.rank > 0 && p->dbias.shape[1] == 1) return false;
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
-        if (heads_use(p, id) && !is_contiguous(&p->tensor[id])) return false;
+        if (parts_use(p, id) && !is_contiguous(&p->tensor[id])) return false;
     return true;
+}
+
+/* Returns the number of batch rows that different devices can compute: 1 if some gradient is a sum over them. */
+static int64_t batch_rows_of(const attn_problem *p, const attn_dims *d)
+{
+    const bool shares_bias = p->dbias.rank > 0 && p->dbias.shape[0] == 1;
+    return d->packed || shares_bias || p->dsinks.rank > 0 || p->dalibi_slopes.rank == 1 ? 1 : d->B;
+}
+
+/* Returns the largest number of parts into which the way can cut the problem. */
+static int64_t most_of(const attn_problem *p, enum job_way way)
+{
+    const attn_dims d = attn_dims_of(p);
+    switch (way) {
+    case JOB_BY_HEADS: return p->dbias.rank > 0 && p->dbias.shape[1] == 1 ? 1 : d.Hk;
+    case JOB_BY_BATCH: return batch_rows_of(p, &d);
+    case JOB_BY_QUERIES: return attn_queries_divide(p) ? d.Sq / ATTN_QUERY_UNIT : 1;
+    default: return 1;
+    }
+}
+
+/* Returns the way in which `count` devices share the problem. `sums`: gradients may be added up from parts. */
+static enum job_way way_of(const attn_problem *p, int count, bool sums)
+{
+    const int64_t heads = most_of(p, JOB_BY_HEADS), rows = most_of(p, JOB_BY_BATCH);
+    if (heads >= count) return JOB_BY_HEADS;
+    if (rows >= count) return JOB_BY_BATCH;
+    if (most_of(p, JOB_BY_QUERIES) >= count && (sums || !sums_are_needed(p))) return JOB_BY_QUERIES;
+    return heads == 1 && rows == 1 ? JOB_WHOLE : heads >= rows ? JOB_BY_HEADS : JOB_BY_BATCH;
+}
+
+/* Divides the problem into at most `most` parts with about equal work. Returns their number; 1: there are no parts. */
+static int divide(const attn_problem *p, enum job_way way, int most, struct job_range ranges[CONFIG_MAX_DEVICES])
+{
+    const int64_t all = most_of(p, way);
+    int64_t ends[CONFIG_MAX_DEVICES];
+    double shares[CONFIG_MAX_DEVICES];
+    int count = all < most ? (int)all : most;
+    if (count < 2) return 1;
+    if (way == JOB_BY_QUERIES) {
+        if (!attn_queries_share(p, count, ends, shares)) return 1;
+        for (int n = 0; n < count; n++) ranges[n] = (struct job_range){ n > 0 ? ends[n - 1] : 0, ends[n], shares[n] };
+        return count;
+    }
+    /* size of the largest part; with more devices it would be as large, so nothing ends earlier */
+    const int64_t largest = (all + count - 1) / count;
+    count = (int)((all + largest - 1) / largest);
+    for (int n = 0; n < count; n++) {
+        const int64_t first = all * n / count, end = all * (n + 1) / count;
+        ranges[n] = (struct job_range){ first, end, (double)(end - first) / (double)all };
+    }
+    return count;
 }
 
 /* True if the two devices take the same problems and compute them with the same kernels. */
@@ -85,18 +144,47 @@ static bool plan_on(const struct device *device, attn_problem *p, attn_plan *pla
     return attn_plan_make(attn_device_capabilities(device->handle), p, plan, &ignored) == ATTN_OK;
 }
 
-/* True if the kernel of the whole problem also computes each part, when the problem is cut into `count` parts. */
-static bool same_kernel(const struct device *device, const attn_problem *whole, int count, int64_t Hk)
+/* True if the kernel of the whole problem also computes each part. */
+static bool same_kernel(const struct device *device, const attn_problem *whole, enum job_way way, int count,
+                        const struct job_range *ranges)
 {
     attn_problem all = *whole;
     attn_plan together, alone;
     if (!plan_on(device, &all, &together)) return false;
     for (int n = 0; n < count; n++) {
-        attn_problem part = heads_of(whole, Hk * n / count, Hk * (n + 1) / count);
+        attn_problem part = parts_of(whole, way, &ranges[n]);
+        if (way == JOB_BY_QUERIES) sums_as_float(&part);
         if (!plan_on(device, &part, &alone) || alone.kernel != together.kernel || alone.variant != together.variant)
             return false;
     }
     return true;
+}
+
+/* ---- Sums of parts ----------------------------------------------------------------------------------------------- */
+
+static bool takes_long(const struct devices *devices, const struct job *job)
+{
+    const double above_s = (double)devices->split_above_ms / 1e3;
+    return above_s > 0 && job->seconds > above_s && devices->count > 1;
+}
+
+/* What is decided here holds even if devices are busy or fail later, so that the bits of sums do not depend on that. */
+attn_status cut_reserve(struct devices *devices, struct job *job, attn_error *err)
+{
+    struct job_range ranges[CONFIG_MAX_DEVICES];
+    const int count = devices->count;
+    if (!takes_long(devices, job) || !has_parts(job)) return ATTN_OK;
+    const attn_problem *const whole = job_problem(job, 0);
+    if (!sums_are_needed(whole) || way_of(whole, count, true) != JOB_BY_QUERIES) return ATTN_OK;
+    for (int i = 1; i < count; i++)
+        if (!are_alike(devices->device[0], devices->device[i])) return ATTN_OK;
+    if (divide(whole, JOB_BY_QUERIES, count, ranges) != count ||
+        !same_kernel(devices->device[0], whole, JOB_BY_QUERIES, count, ranges))
+        return ATTN_OK;
+    const attn_status status = sums_reserve(job, count, err);
+    if (status != ATTN_TOO_LARGE) return status;
+    *err = (attn_error){ 0 };
+    return ATTN_OK;
 }
 
 /* ---- Over which devices? ----------------------------------------------------------------------------------------- */
@@ -112,20 +200,19 @@ static void insert(struct device **over, int count, struct device *device)
 
 int cut_most_parts(const struct devices *devices, const struct job *job)
 {
-    const double above_s = (double)devices->split_above_ms / 1e3;
-    if (above_s == 0 || job->seconds <= above_s || devices->count == 1 || !has_parts(job)) return 1;
-    const int64_t Hk = attn_dims_of(job_problem(job, 0)).Hk;
-    return Hk < devices->count ? (int)Hk : devices->count;
+    struct job_range ranges[CONFIG_MAX_DEVICES];
+    if (job->sums) return job->sum_parts;
+    if (!takes_long(devices, job) || !has_parts(job)) return 1;
+    const attn_problem *const whole = job_problem(job, 0);
+    return divide(whole, way_of(whole, devices->count, false), devices->count, ranges);
 }
 
-int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t now_ns,
-                     struct device *over[CONFIG_MAX_DEVICES])
+/* Lists the devices that may compute parts of the job: `first`, which is over[0], and others. Returns their number. */
+static int list_devices(const struct devices *devices, struct device *first, const struct job *job, int64_t now_ns,
+                        struct device *over[CONFIG_MAX_DEVICES])
 {
     int count = 1;
     over[0] = first;
-    if (cut_most_parts(devices, job) == 1) return 1;
-    const attn_problem *const whole = job_problem(job, 0);
-    const int64_t Hk = attn_dims_of(whole).Hk;
     for (int i = 0; i < devices->count; i++) {
         struct device *const device = devices->device[i];
         int64_t ignored_ns = 0;
@@ -134,13 +221,32 @@ int cut_over_devices(struct devices *devices, struct device *first, struct job *
             continue;
         insert(over, count++, device);
     }
-    if (count > Hk) count = (int)Hk;
+    return count;
+}
+
+/* Cuts a job with `sums`. If there are more parts than devices, devices get several of them. */
+static int cut_with_sums(struct job *job, int devices, struct device *over[CONFIG_MAX_DEVICES])
+{
+    struct job_range ranges[CONFIG_MAX_DEVICES];
+    for (int n = devices; n < job->sum_parts; n++) over[n] = over[n - devices];
+    const int count = divide(job_problem(job, 0), JOB_BY_QUERIES, job->sum_parts, ranges);
+    assert(count == job->sum_parts);
+    return job_cut(job, JOB_BY_QUERIES, count, ranges) ? count : 0;
+}
+
+int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t now_ns,
+                     struct device *over[CONFIG_MAX_DEVICES])
+{
+    struct job_range ranges[CONFIG_MAX_DEVICES];
+    over[0] = first;
+    if (cut_most_parts(devices, job) == 1) return 1;
+    const attn_problem *const whole = job_problem(job, 0);
+    const int able = list_devices(devices, first, job, now_ns, over);
+    if (job->sums) return cut_with_sums(job, able, over);
+    const enum job_way way = way_of(whole, able, false);
+    const int count = divide(whole, way, able, ranges);
     if (count < 2) return 1;
-    /* number of key/value heads of the largest part; more devices that do not make this part smaller would save no
-     * time */
-    const int64_t most = (Hk + count - 1) / count;
-    count = (int)((Hk + most - 1) / most);
-    return same_kernel(first, whole, count, Hk) && job_cut(job, count, Hk) ? count : 1;
+    return same_kernel(first, whole, way, count, ranges) && job_cut(job, way, count, ranges) ? count : 1;
 }
 
 /* ---- The answer -------------------------------------------------------------------------------------------------- */
@@ -167,9 +273,26 @@ static int put_devices(const struct job *job, int after, char *text, size_t room
 
 void cut_name_backend(const struct devices *devices, struct job *job)
 {
+    static const char *const ways[JOB_WAYS] = { "", "heads", "batch", "queries" };
     char numbers[48] = "";
     proto_result *const result = &job->results[0];
     for (int last = -1; (last = put_devices(job, last, numbers, sizeof numbers)) >= 0;) continue;
-    snprintf(result->backend, sizeof result->backend, "%s:%s %s by heads", devices->device[0]->info.backend, numbers,
-             job->part.kernel);
+    snprintf(result->backend, sizeof result->backend, "%s:%s %s by %s", devices->device[0]->info.backend, numbers,
+             job->part.kernel, ways[job->part.way]);
+}
+
+void cut_join_truths(struct job *job)
+{
+    if (job->truths == NULL) return;
+    attn_truth_distance *const found = job->truth_found[0];
+    memset(found, 0, sizeof job->truth_found[0]);
+    job->truth_known = true;
+    for (const struct job_part *part = &job->part; part; part = part->next) {
+        job->truth_known &= part->truth_known;
+        for (int n = 0; n < ATTN_TRUTH_RESULTS; n++) {
+            const attn_truth_distance *const own = &part->truth_found[n];
+            if (own->max_abs > found[n].max_abs) found[n].max_abs = own->max_abs;
+            if (own->largest > found[n].largest) found[n].largest = own->largest;
+        }
+    }
 }

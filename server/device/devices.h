@@ -128,6 +128,17 @@ double devices_least_seconds(const struct devices *devices, const struct job *jo
 
 /* Returns the largest number of parts into which the job may be cut. Any thread that owns the job may call this. */
 int cut_most_parts(const struct devices *devices, const struct job *job);
+/* Reserves memory for a job that will be cut by queries and has gradients that are sums over queries (job.h, `sums`).
+ * Other jobs need none. Call this once, after prepare_job(), on the thread that owns the job. Errors: BUSY and QUOTA,
+ * as in staging_lease(). A job is not cut by queries if its sums take more than half of the staging memory that its
+ * own tensors leave. */
+attn_status cut_reserve(struct devices *devices, struct job *job, attn_error *err);
+
+/* The gradients that are sums over queries, of a job whose parts all ran. sums_elements() is the number of their
+ * elements, and sums_add() computes elements `first` to end - 1 from the sums of the parts. Any thread may call them,
+ * and several threads may compute different elements at the same time. */
+int64_t sums_elements(const struct job *job);
+void sums_add(const struct job *job, int64_t first, int64_t end);
 
 /* Returns the device with the least work among those that may have room for a batch; if several have equally little,
  * the one with the fewest batches. NULL: all devices are busy. Devices whose bits are set in `passed_over` are
@@ -140,11 +151,14 @@ bool device_has_room(const struct device *device, const struct job *job, int64_t
 int device_number(const struct device *device);
 /* Cuts a job that is about to leave for the device `first`, if the job is expected to take longer than
  * --split-above-ms. The parts go to all devices that have room for the job and compute the same bits (cut.c). Returns
- * the number of parts: over[0] to over[n - 1] are their devices, and over[0] is `first`. 1: the job was not cut. */
+ * the number of parts: over[0] to over[n - 1] are their devices, and over[0] is `first`. A device may get several parts
+ * of a job with `sums`. 1: the job was not cut. 0: out of memory for the parts of a job with `sums`. */
 int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t now_ns,
                      struct device *over[CONFIG_MAX_DEVICES]);
-/* Sets the backend in the result of a cut job whose parts all ran, such as "cuda:0-3 sm90 by heads". */
+/* Sets the backend in the result of a cut job whose parts all ran, such as "cuda:0-3 sm90 by queries". */
 void cut_name_backend(const struct devices *devices, struct job *job);
+/* Sets what the devices of a cut job whose parts all ran have found about its truth (job.h, truth_found). */
+void cut_join_truths(struct job *job);
 /* True if the device is the CPU and has a batch that will end soon. A second batch that was sent now would end no
  * sooner than one sent when the first has ended, and until then more jobs may join it. *wait_ns becomes the time for
  * which the second batch may wait. */

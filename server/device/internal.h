@@ -5,8 +5,9 @@
  *   memory.c    device memory of a batch: mirrors of its jobs' staging memory, and scratch memory
  *   truth.c     verifies outputs in float64 on the device that made them; computes the truth of checks
  *   merge.c     makes one problem of equal small problems; small cache transactions without copies
- *   cut.c       cuts a problem that takes long over several devices, by groups of heads
- *   heads.c     a part of such a problem on its device
+ *   cut.c       cuts a problem that takes long over several devices, by groups of heads, batch rows or queries
+ *   parts.c     a part of such a problem on its device
+ *   sums.c      adds up the gradients of parts by queries that are sums over all queries
  *   inline.c    inline slots: small problems that HTTP threads compute or put on a GPU
  *   batch.c     a batch's work, results, times and metrics */
 #ifndef DEVICE_INTERNAL_H
@@ -15,11 +16,20 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "kernels/queries.h"
 #include "server/base/limits.h"
 #include "server/device/devices.h"
 
 enum { LINE = 64 }; /* size of the processor's cache line in bytes */
 #define NEVER INT64_MAX
+
+/* Returns the bytes of a checked tensor without gaps, rounded up to a multiple of MERGE_LINE. */
+static inline size_t lines_of(const attn_tensor *t)
+{
+    int64_t bytes = 0;
+    (void)attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes); /* cannot fail, because the tensor was checked */
+    return ((size_t)bytes + MERGE_LINE - 1) / MERGE_LINE * MERGE_LINE;
+}
 
 struct mirror {
     struct job_region host;
@@ -50,8 +60,10 @@ struct slot {
      * of the first of them, and the next step of its truth (truth.c). */
     int truths_left, truth_item;
     int64_t truth_step;
-    bool truth_began;    /* true: the first step of computing the truth (float64) is on the stream */
-    void *truth_out;     /* device memory for the truth (the values in float64) of an item's out */
+    bool truth_began; /* true: the first step of computing the truth (float64) is on the stream */
+    void *truth_out;  /* device memory for the truth (the values in float64) of an item's out */
+    /* device memory for the distances of a cut part's outputs from their truth */
+    attn_truth_distance *truth_distances;
     int64_t began_ns;    /* time when the batch's first mark (event) was on the stream */
     int64_t launched_ns; /* time when the batch's first kernels were on the stream */
     void *workspace;
@@ -193,20 +205,32 @@ attn_status merge_take(struct device *device, struct slot *slot, int leader, att
  * their pages. With `out`, it puts the moves there that take their outputs back to the host. */
 attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
-/* ---- heads.c: on a device's thread, for a part that has some heads of its job's problem ------------------------- */
+/* ---- parts.c: on a device's thread, for a part of a cut job ----------------------------------------------------- */
 
-/* Returns the problem of key/value heads `first` to `end` - 1 and their query heads, with views of the tensors. */
-attn_problem heads_of(const attn_problem *whole, int64_t first, int64_t end);
+/* Returns the problem of some heads, batch rows or queries of a problem, with views of the tensors. */
+attn_problem parts_of(const attn_problem *whole, enum job_way way, const struct job_range *range);
 /* True if running the problem reads or writes the tensor. */
-bool heads_use(const attn_problem *p, int id);
-/* Makes the part's problem, which has some heads of the whole problem. On a device with its own memory, the tensors get
- * new memory there. */
-attn_status heads_take(struct device *device, struct slot *slot, const struct job_part *part, attn_problem *problem,
+bool parts_use(const attn_problem *p, int id);
+/* Makes the part's problem. On a device with its own memory, the tensors get new memory there. */
+attn_status parts_take(struct device *device, struct slot *slot, const struct job_part *part, attn_problem *problem,
                        attn_error *err);
 /* Puts the copies of the part's inputs on the slot's stream, or with `out` the copies of its results to the host.
  * `there` is the part's problem on the device. */
-attn_status heads_copy(struct slot *slot, const struct job_part *part, const attn_problem *there, bool out,
+attn_status parts_copy(struct slot *slot, const struct job_part *part, const attn_problem *there, bool out,
                        attn_error *err);
+
+/* ---- sums.c ------------------------------------------------------------------------------------------------------ */
+
+/* True if some outputs of the problem are sums over its queries. Parts by queries then need memory for their sums. */
+bool sums_are_needed(const attn_problem *p);
+/* Reserves the job's memory for the sums of `count` parts, and sets sum_parts. Errors: those of staging_lease().
+ * TOO_LARGE also where the sums take more than half of the staging memory that the job's tensors leave. */
+attn_status sums_reserve(struct job *job, int count, attn_error *err);
+/* Gives the outputs that are sums over queries the memory that the part has for them. */
+void sums_place(const struct job_part *part, attn_problem *problem);
+/* Makes the dtype of such outputs float32, as it is in parts. */
+void sums_as_float(attn_problem *problem);
+
 /* ---- truth.c: on a device's thread ------------------------------------------------------------------------------- */
 
 /* Reserves memory for the truths (outputs recomputed in float64) of the slot's batch, and sets truths_left. It becomes

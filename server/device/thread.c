@@ -103,7 +103,7 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
         const struct job *job = part->job;
         slot->problem[j] = count;
         if (job_part_is_cut(part)) {
-            const attn_status status = heads_take(device, slot, part, &slot->problems[count++], err);
+            const attn_status status = parts_take(device, slot, part, &slot->problems[count++], err);
             if (status != ATTN_OK) return status;
             continue;
         }
@@ -130,8 +130,8 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
 }
 
 /* Plans the problem of a cut job's part. The loop names the job's backend when all parts are back. */
-static attn_status plan_heads(const attn_capabilities *can, struct job_part *part, const attn_problem *problem,
-                              attn_plan *plan, attn_error *err)
+static attn_status plan_part(const attn_capabilities *can, struct job_part *part, const attn_problem *problem,
+                             attn_plan *plan, attn_error *err)
 {
     const attn_status status = attn_plan_make(can, problem, plan, err);
     if (status == ATTN_OK) part->kernel = plan->kernel->name;
@@ -147,7 +147,7 @@ static attn_status plan_all(struct device *device, struct slot *slot, attn_error
     for (int j = 0; j < slot->batch->count; j++) {
         const struct job *job = batch_job(slot->batch, j);
         if (job_part_is_cut(slot->batch->parts[j])) {
-            const attn_status status = plan_heads(can, slot->batch->parts[j], &slot->problems[n], &slot->plans[n], err);
+            const attn_status status = plan_part(can, slot->batch->parts[j], &slot->problems[n], &slot->plans[n], err);
             if (status != ATTN_OK) return status;
             n++;
             continue;
@@ -253,7 +253,7 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     if (status == ATTN_OK) status = merge_move(slot, true, err);
     for (int j = 0; j < batch->count && !device->info.unified && status == ATTN_OK; j++)
         if (job_part_is_cut(batch->parts[j]))
-            status = heads_copy(slot, batch->parts[j], &slot->problems[slot->problem[j]], true, err);
+            status = parts_copy(slot, batch->parts[j], &slot->problems[slot->problem[j]], true, err);
         else if (!slot->moved[j] && !batch_job(batch, j)->wants_judge) /* a check's truth is not computed yet */
             status = memory_copy_out(device, slot, batch_job(batch, j), err);
     return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
@@ -334,7 +334,7 @@ static attn_status launch(struct device *device, struct slot *slot, attn_error *
         return status;
     for (int j = 0; j < batch->count && !device->info.unified && status == ATTN_OK; j++)
         if (job_part_is_cut(batch->parts[j]))
-            status = heads_copy(slot, batch->parts[j], &slot->problems[slot->problem[j]], false, err);
+            status = parts_copy(slot, batch->parts[j], &slot->problems[slot->problem[j]], false, err);
     if (status != ATTN_OK) return status;
     if ((status = attn_stream_mark(slot->stream, 1, err)) != ATTN_OK) return status;
     for (int j = 0; j < batch->count; j++)

@@ -11,7 +11,10 @@
  * calls, other flows (clients) have their turn, and a job that nobody waits for ends.
  *
  * With `verify`, all items use the same memory for their truth, one after the other. Their distances lie among the
- * outputs. The truth of a check lies there itself. */
+ * outputs. The truth of a check lies there itself.
+ *
+ * Each part of a cut job is compared on its own device. The distances of a part are copied to the part, and those of
+ * the job are the largest of its parts (cut_join_truths()). A check is not cut. */
 #include "server/device/internal.h"
 
 #include <assert.h>
@@ -21,6 +24,13 @@
 static struct job *job_of(const struct slot *slot)
 {
     return batch_job(slot->batch, 0);
+}
+
+/* Returns the part of a cut job that runs in the slot, or NULL if the whole job runs there. */
+static struct job_part *cut_part_of(const struct slot *slot)
+{
+    struct job_part *const part = slot->batch->parts[0];
+    return job_part_is_cut(part) ? part : NULL;
 }
 
 static bool is_wanted(const struct job *job, int item)
@@ -38,9 +48,10 @@ static void go_to(struct slot *slot, int item)
     slot->truth_step = 0;
 }
 
-/* Returns the item's problem with the device's addresses. */
+/* Returns the problem of an item, or of its part that runs in the slot, with the device's addresses. */
 static attn_problem problem_of(const struct slot *slot, int item)
 {
+    if (cut_part_of(slot)) return slot->problems[0];
     attn_problem p = job_of(slot)->call->items[item].problem;
     memory_place(slot, &p);
     memory_place_pinned(job_of(slot), &p);
@@ -59,6 +70,32 @@ static attn_truth place_of(const struct slot *slot, int item)
                          .dv = memory_address(slot, host->dv) };
 }
 
+/* Finds the memory for the truth of an item, or of the item's part that runs in the slot. The index tensors that are
+ * read for this are in host memory. */
+static attn_status need_of(const struct device *device, const struct slot *slot, int item, size_t *out_bytes,
+                           size_t *workspace_bytes, attn_error *err)
+{
+    const struct job *const job = job_of(slot);
+    const struct job_part *const part = cut_part_of(slot);
+    const attn_problem *const whole = &job->call->items[item].problem;
+    const attn_problem p = part ? parts_of(whole, part->way, &part->range) : *whole;
+    attn_truth_cost cost;
+    const attn_status status = attn_truth_need(attn_device_capabilities(device->handle), &p, &cost, err);
+    if (status != ATTN_OK) return status;
+    if (cost.workspace_bytes > *workspace_bytes) *workspace_bytes = cost.workspace_bytes;
+    /* a part's truth is not larger than that of the whole item */
+    if (job->truths[item].bytes > *out_bytes && !job->wants_judge) *out_bytes = job->truths[item].bytes;
+    return ATTN_OK;
+}
+
+static attn_status take_distances(struct device *device, struct slot *slot, attn_error *err)
+{
+    void *memory = NULL;
+    const attn_status status = memory_take(device, slot, sizeof slot->batch->parts[0]->truth_found, &memory, err);
+    slot->truth_distances = memory;
+    return status;
+}
+
 attn_status truth_reserve(struct device *device, struct slot *slot, attn_error *err)
 {
     struct job *const job = job_of(slot);
@@ -67,18 +104,15 @@ attn_status truth_reserve(struct device *device, struct slot *slot, attn_error *
     if (job->truths == NULL) return ATTN_OK;
     assert(slot->batch->count == 1 && !device->info.unified);
     for (int i = 0; i < job->call->count; i++) {
-        attn_truth_cost cost;
         if (!is_wanted(job, i)) continue;
-        const attn_status status = attn_truth_need(attn_device_capabilities(device->handle),
-                                                   &job->call->items[i].problem, &cost, err);
+        const attn_status status = need_of(device, slot, i, &out_bytes, &workspace_bytes, err);
         if (status == ATTN_UNSUPPORTED) return ATTN_OK; /* the CPU verifies instead, in sched/finish.c */
         if (status != ATTN_OK) return status;
-        if (cost.workspace_bytes > workspace_bytes) workspace_bytes = cost.workspace_bytes;
-        if (job->truths[i].bytes > out_bytes && !job->wants_judge) out_bytes = job->truths[i].bytes;
     }
     attn_status status = memory_grow_workspace(device->handle, workspace_bytes, &slot->workspace,
                                                &slot->workspace_bytes, err);
     if (status == ATTN_OK && out_bytes > 0) status = memory_take(device, slot, out_bytes, &slot->truth_out, err);
+    if (status == ATTN_OK && cut_part_of(slot)) status = take_distances(device, slot, err);
     if (status != ATTN_OK) return status;
     for (int i = 0; i < job->call->count; i++) {
         if (!is_wanted(job, i)) continue;
@@ -100,9 +134,14 @@ double truth_piece_seconds(const struct slot *slot)
 static attn_status close_truths(struct device *device, struct slot *slot, attn_error *err)
 {
     struct job *const job = job_of(slot);
+    struct job_part *const part = cut_part_of(slot);
     const attn_status status = attn_stream_mark(slot->stream, 1, err);
-    job->truth_known = true;
+    if (part) part->truth_known = true;
+    else job->truth_known = true;
     if (status != ATTN_OK) return status;
+    if (part)
+        return attn_copy(slot->stream, part->truth_found, slot->truth_distances, sizeof part->truth_found,
+                         ATTN_FROM_DEVICE, err);
     if (job->wants_judge) return memory_copy_out(device, slot, job, err);
     return attn_copy(slot->stream, job->truth_found, memory_address(slot, job->truth_found),
                      (size_t)job->call->count * sizeof *job->truth_found, ATTN_FROM_DEVICE, err);
@@ -120,9 +159,12 @@ attn_status truth_launch(struct device *device, struct slot *slot, attn_error *e
     if (status == ATTN_OK) status = attn_truth_some(slot->stream, &p, &to, slot->workspace, &slot->truth_step, err);
     slot->piece_ns = clock_ns();
     if (status != ATTN_OK || slot->truth_step != ATTN_NO_MORE_STEPS) return status;
-    if (!job->wants_judge)
-        status = attn_truth_compare(slot->stream, &p, &to, memory_address(slot, job->truth_found[slot->truth_item]),
-                                    err);
+    if (!job->wants_judge) {
+        attn_truth_distance *const distances = cut_part_of(slot)
+                                                   ? slot->truth_distances
+                                                   : memory_address(slot, job->truth_found[slot->truth_item]);
+        status = attn_truth_compare(slot->stream, &p, &to, distances, err);
+    }
     if (status != ATTN_OK) return status;
     go_to(slot, slot->truth_item + 1);
     return --slot->truths_left == 0 ? close_truths(device, slot, err) : ATTN_OK;

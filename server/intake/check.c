@@ -170,6 +170,7 @@ static attn_status make_job(struct request *request, struct check_result *result
     if (request->job->shared) request->job->part.device = request->job->shared->home;
     result->deadline_ns = check_deadline(request, call);
     status = prepare_job(request->job, devices_capabilities(server->devices), devices_largest(server->devices), err);
+    if (status == ATTN_OK) status = cut_reserve(server->devices, request->job, err);
     if (status != ATTN_OK) proto_call_locate(call, err);
     return status;
 }

@@ -118,9 +118,9 @@ static bool send_batch(struct loop *loop, struct device *device, struct job *con
     for (int i = 0; i < count; i++) {
         struct job_part *const part = job_part_leaves(job_part_for(jobs[i], device_number(device)), batch);
         batch->parts[i] = part;
-        batch->flops += jobs[i]->flops * part->share;
-        batch->bytes += jobs[i]->bytes * part->share;
-        batch->seconds += jobs[i]->seconds * part->share;
+        batch->flops += jobs[i]->flops * part->range.share;
+        batch->bytes += jobs[i]->bytes * part->range.share;
+        batch->seconds += jobs[i]->seconds * part->range.share;
     }
     batch->count = batch->waiting = count;
     batch->flow = jobs[0]->flow;
@@ -136,7 +136,7 @@ static bool send_all(struct loop *loop, struct device *device, struct job *const
 {
     struct device *over[CONFIG_MAX_DEVICES] = { device };
     const int parts = count == 1 ? cut_over_devices(loop->server->devices, device, jobs[0], now_ns, over) : 1;
-    bool sent = true;
+    bool sent = parts > 0;
     for (int i = 0; i < count; i++) {
         request_move(jobs[i]->request, REQUEST_RUNNING);
         jobs[i]->request->held = waiting_is_used_in_place(jobs[i]);
@@ -352,7 +352,7 @@ void batches_look_at_devices(struct loop *loop)
 static void charge(const struct batch *batch)
 {
     for (int i = 0; i < batch->count; i++) {
-        const double flops = batch_job(batch, i)->flops * batch->parts[i]->share,
+        const double flops = batch_job(batch, i)->flops * batch->parts[i]->range.share,
                      part = batch->flops > 0 ? flops / batch->flops : 1.0 / batch->count;
         flow_charge(batch_job(batch, i)->flow, FLOW_DEVICE, (int64_t)(part * (double)batch->charged_ns));
     }
@@ -400,7 +400,7 @@ void batches_done(struct loop *loop, struct batch *batch)
         device_failed(loop, device, batch->parts[0]->error.text);
     if (batch->waiting > 0)
         queue_learn(&server->queue, batch->count,
-                    (double)(batch->ended_ns - batch->started_ns) / 1e9 / batch->parts[0]->share);
+                    (double)(batch->ended_ns - batch->started_ns) / 1e9 / batch->parts[0]->range.share);
     for (int i = 0; i < batch->count; i++) {
         struct job_part *part = batch->parts[i];
         struct job *job = part->job;
@@ -430,7 +430,10 @@ void batches_done(struct loop *loop, struct batch *batch)
                 waiting_hand_back(loop, request);
             } else {
                 batch_observe_times(job);
-                if (job_is_cut(job)) cut_name_backend(server->devices, job);
+                if (job_is_cut(job)) {
+                    cut_name_backend(server->devices, job);
+                    cut_join_truths(job);
+                }
                 if (finishes && job->wants_judge) (void)start_judge(loop, job);
                 else if (finishes) (void)finish(loop, job, 0);
                 else finish_request(loop, job);

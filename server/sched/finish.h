@@ -1,7 +1,7 @@
-/* finish.h: work between a job's run on a device and its answer. Depending on the request, this work judges results (a
- * check), recomputes rows in float64 (`verify`), writes outputs to shared memory, or counts pairs and tiles
- * (`observe`). It also measures the text of many numbers (`encoding`: array), because an answer's length is sent before
- * its text.
+/* finish.h: work between a job's run on a device and its answer. Gradients of a job that was cut by queries are added
+ * up from its parts (device/sums.c). Results are judged (a check), rows are recomputed in float64 (`verify`), outputs
+ * are written to shared memory, pairs and tiles are counted (`observe`), and the text of many numbers (`encoding`:
+ * array) is measured, because an answer's length is sent before its text.
  *
  * A client may request seconds of this work. It is done in pieces of some milliseconds on libuv's threads, which
  * alternate with pieces of other jobs. If the request stops waiting, the work ends with the piece that runs. */
@@ -21,9 +21,21 @@ struct judging {
     bool hurried;
 };
 
+struct finishing;
+
+/* A share of the elements of a job's sums over queries. The shares are computed side by side, before all other work. */
+enum { FINISH_SUMS = PIECES_AT_ONCE };
+struct summing {
+    struct piece piece;
+    struct finishing *finishing;
+    int64_t at, end; /* elements `at` to end - 1 are left */
+};
+
 struct finishing {
     struct piece piece;
-    struct job *job; /* the job, to which the finishing work holds a reference */
+    struct summing summing[FINISH_SUMS];
+    int summing_left; /* number of shares that are not complete; only the loop uses this member */
+    struct job *job;  /* the job, to which the finishing work holds a reference */
     char id[REQUEST_ID_BYTES];
     bool cancelled; /* set by the loop: no further piece will be run */
     void (*done)(void *context, struct finishing *finishing);

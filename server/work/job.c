@@ -24,7 +24,7 @@ struct job *job_new(struct staging_pool *staging, struct contexts *contexts, str
     atomic_init(&job->references, 1);
     job->part.job = job;
     job->part.device = -1;
-    job->part.share = 1;
+    job->part.range.share = 1;
     job->staging = staging;
     job->contexts = contexts;
     job->caller = caller_hold(caller);
@@ -59,18 +59,18 @@ struct job_part *job_part_leaves(struct job_part *part, struct batch *batch)
     return part;
 }
 
-bool job_cut(struct job *job, int count, int64_t Hk)
+bool job_cut(struct job *job, enum job_way way, int count, const struct job_range *ranges)
 {
-    assert(count >= 2 && count <= Hk && !job_is_cut(job) && !job->part.left && job->part.device < 0);
+    assert(count >= 2 && !job_is_cut(job) && !job->part.left && job->part.device < 0);
     job->more_parts = calloc((size_t)count - 1, sizeof *job->more_parts);
     if (job->more_parts == NULL) return false;
     struct job_part *part = &job->part;
     for (int n = 0; n < count; n++) {
         part->job = job;
         part->device = -1;
-        part->heads[0] = Hk * n / count;
-        part->heads[1] = Hk * (n + 1) / count;
-        part->share = (double)(part->heads[1] - part->heads[0]) / (double)Hk;
+        part->way = way;
+        part->number = n;
+        part->range = ranges[n];
         part->next = n + 1 < count ? &job->more_parts[n] : NULL;
         part = part->next;
     }
@@ -82,7 +82,7 @@ void job_join(struct job *job)
     assert(job->parts_out == 0);
     free(job->more_parts);
     job->more_parts = NULL;
-    job->part = (struct job_part){ .job = job, .device = -1, .share = 1 };
+    job->part = (struct job_part){ .job = job, .device = -1, .range.share = 1 };
     job->longest_ns = 0;
 }
 
@@ -132,7 +132,8 @@ void job_release_memory(struct job *job)
     staging_release(job->staging, job->inputs);
     staging_release(job->staging, job->spare);
     staging_release(job->staging, job->tables);
-    job->inputs = job->spare = job->tables = NULL;
+    staging_release(job->staging, job->sums);
+    job->inputs = job->spare = job->tables = job->sums = NULL;
 }
 
 void job_release(struct job *job)

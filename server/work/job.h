@@ -55,10 +55,19 @@ struct job_truth {
     double seconds; /* expected time */
 };
 
+/* The way in which a job is cut into parts (device/cut.c). A part has some key/value heads of the job's only problem
+ * and their query heads, or some rows of its batch, or some of its queries. */
+enum job_way { JOB_WHOLE, JOB_BY_HEADS, JOB_BY_BATCH, JOB_BY_QUERIES, JOB_WAYS };
+
+/* The heads, batch rows or queries of a part, and the part's share of the job's work. */
+struct job_range {
+    int64_t first, end; /* first to end - 1 */
+    double share;
+};
+
 /* The part of a job that one device computes. A job's parts form a list. Almost every job has one part, which is the
- * whole job. A job that takes long may be cut into parts, each of which has some heads of its only problem
- * (device/cut.c). The queue removes a job when its first part leaves for a device, so all parts of a job leave at the
- * same time.
+ * whole job. A job that takes long may be cut into several parts. The queue forgets a job when its first part leaves,
+ * so all parts of a job leave at the same time.
  *
  * 1. A part leaves once, for a device that can compute it.
  * 2. A job is over when all its parts are back. It may then be joined again, and queued again as a whole.
@@ -68,10 +77,9 @@ struct job_part {
     struct job_part *next; /* next part of the same job; NULL: this is the last part */
     struct job *job;
     int device; /* number of the only device that can compute the part; -1: any device can */
-    /* The key/value heads of the part, heads[0] to heads[1] - 1, and its share of the job's work. A part that is the
-     * whole job has { 0, 0 } and 1. */
-    int64_t heads[2];
-    double share;
+    enum job_way way;
+    int number;             /* number of the part in the list, from 0 on */
+    struct job_range range; /* a part that is the whole job has { 0, 0, 1 } */
 
     /* Only the loop's thread uses the members from here down to handed_over. */
     struct batch *batch; /* the batch with the part, which is put in a batch only once */
@@ -85,12 +93,16 @@ struct job_part {
     attn_error error;   /* the reason why the part did not run */
     int index;          /* for a part of a cut job: the backend's number of the device that computed the part */
     const char *kernel; /* for a part of a cut job: the name of the kernel */
+    /* for a part of a cut job with `truths`: whether the device has compared the part's out with its truth, and the
+     * distances that it found */
+    bool truth_known;
+    attn_truth_distance truth_found[ATTN_TRUTH_RESULTS];
 };
 
-/* True if the part has only some heads of a problem. */
+/* True if the part has only some heads, batch rows or queries of a problem. */
 static inline bool job_part_is_cut(const struct job_part *part)
 {
-    return part->heads[1] > 0;
+    return part->way != JOB_WHOLE;
 }
 
 struct job {
@@ -99,6 +111,10 @@ struct job {
     /* `inputs`: the block of staging memory into which the parser wrote the inputs, with outputs behind them. `spare`:
      * a second block, for outputs that did not fit. */
     struct staging_block *inputs, *spare;
+    /* For a job that is cut by queries and has gradients that are sums over queries: memory for the sums of each part
+     * (device/sums.c). NULL: the job has no such gradients, or is not cut by queries. */
+    struct staging_block *sums;
+    int sum_parts; /* number of parts for which there are `sums`; the job is always cut into so many */
     proto_call *call;
     proto_result *results; /* an array of call->count elements */
     /* [call->count]: the plans of the problems (job_problem()). prepare_job() makes them from the capabilities of the
@@ -198,10 +214,10 @@ struct job_part *job_part_for(struct job *job, int device);
 /* Records that the part leaves for a device in this batch, which gets a reference to the part's job. Returns the
  * part. */
 struct job_part *job_part_leaves(struct job_part *part, struct batch *batch);
-/* Cuts a job that has not left for a device, and has one problem, into `count` parts with about equally many of its Hk
- * key/value heads. `count` is 2 to Hk. False: out of memory, and the job is as before. */
-bool job_cut(struct job *job, int count, int64_t Hk);
-/* Joins the parts of a cut job into one part that has not left. Call this when no device has a part of the job. */
+/* Cuts a job that has not left for a device, and has one problem, into `count` parts, at least 2. False: out of memory,
+ * and the job is as before. */
+bool job_cut(struct job *job, enum job_way way, int count, const struct job_range *ranges);
+/* Makes a cut job one part again, as if it had never left. Call this when no part is with a device. */
 void job_join(struct job *job);
 static inline bool job_is_cut(const struct job *job)
 {

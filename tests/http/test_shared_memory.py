@@ -890,6 +890,29 @@ def test_each_device_copies_its_heads_of_pinned_tensors(pinned):
     assert eventually(lambda: server.metric('attnd_shared_memory_pinned_bytes') == 0)
 
 
+def test_sums_over_queries_of_several_devices_are_written_to_pinned_regions(pinned):
+    """The devices copy their queries of dq to the region. dk and dv are added up by the CPU, which must not write to
+    pages that a client may truncate, and are therefore written like outputs of regions that are not pinned."""
+    rng = np.random.default_rng(1)
+    arrays = {n: rng.standard_normal((1, 2048, 1 if n in 'kv' else 2, 64)).astype(np.float32) for n in ('q', 'k', 'v', 'dout')}
+    data = b''.join(a.tobytes() for a in arrays.values())
+    small = arrays['k'].nbytes
+    server, one = pinned(data, 10 * small, '--split-above-ms', 1, devices=2)
+    right = by_json(server, arrays, 'backward')
+    outputs = {'dq': place('r', 2 * small, 6 * small), 'dk': place('r', small, 8 * small), 'dv': place('r', small, 9 * small)}
+
+    def ask():
+        before = moved(server)
+        answer = infer(server, arrays, region='r', outputs=outputs, path='/v2/models/attention_backward/infer')
+        assert answer.status == 200 and json.loads(answer.body)['parameters']['backend'].endswith(' by queries'), answer.body
+        assert [one.read(6 * small, 2 * small), one.read(8 * small, small), one.read(9 * small, small)] == [right[n] for n in ('dq', 'dk', 'dv')]
+        return moved_since(server, before)
+    assert eventually(lambda: ask() == {'written': 2 * small, 'device': 8 * small})
+    assert unregister(server, 'r').status == 200
+    assert eventually(lambda: server.metric('attnd_shared_memory_pinned_bytes') == 0)
+    assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)
+
+
 def test_tensors_of_a_pinned_region_may_overlap(pinned):
     """In a pinned region, k begins in the middle of q, and v is k. The device must copy each tensor as a whole."""
     arrays, data = problem(S=2048, H=8, names='x')

@@ -40,6 +40,25 @@ def test_a_device_finds_what_the_cpu_finds(fake, lengths):
     assert verified_by_device(device) > 0 and verified_by_device(cpu) == 0
 
 
+@pytest.mark.parametrize('heads', [(4, 4), (2, 1)])
+def test_each_device_compares_its_part_of_a_problem(fake, heads):
+    rng = np.random.default_rng(3)
+    members = {n: wire.tensor(rng.standard_normal((1, 1024, heads[n != 'q'], 32)), 'float16') for n in 'qkv'}
+    one, two = fake('', devices=1), fake('', '--split-above-ms', 1, devices=2)
+    for options in ({'causal': True}, {'softcap': 3}):
+        wanted, found = (server.forward(**members, **options, verify='all') for server in (one, two))
+        assert verification(found) == verification(wanted)
+        assert found.json()['backend'].endswith(' by heads' if heads == (4, 4) else ' by queries'), found.json()['backend']
+    assert two.metric('attnd_kernel_seconds_total', op='verify', device='fake:1') > 0
+
+
+def test_a_device_that_is_lost_in_the_truth_is_made_up_for_by_the_others(fake):
+    members = {n: wire.tensor(np.random.default_rng(4).standard_normal((1, 1024, 2, 32)), 'float16') for n in 'qkv'}
+    server = fake('1:truth.err=700@1', '--split-above-ms', 1, devices=2)
+    first, again = (server.forward(**members, verify='all') for _ in range(2))
+    assert verification(first) == verification(again) and first.json()['backend'].startswith('fake:0 ')
+
+
 def test_a_few_rows_stay_with_the_cpu(fake):
     server = fake('truth.err=700')
     assert verification(server.forward(**wire.small_body(), verify=5))['rows'] == 5

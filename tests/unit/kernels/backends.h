@@ -120,6 +120,7 @@ void test_repeats_give_the_same_bits(void **state);
 void test_a_packed_sequence_has_the_bits_of_the_problem_alone(void **state);
 void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state);
 void test_heads_have_the_same_bits_in_parts_and_together(void **state);
+void test_queries_have_the_same_bits_in_parts_and_together(void **state);
 void test_the_past_does_not_depend_on_the_future(void **state);
 void test_hidden_numbers_of_any_size_do_not_matter(void **state);
 void test_no_dout_gives_gradients_of_exactly_zero(void **state);

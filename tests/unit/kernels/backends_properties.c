@@ -9,6 +9,8 @@
 
 #include "backends.h"
 
+#include "kernels/queries.h"
+
 /* ---- Properties -------------------------------------------------------------------------------------------------- */
 
 void assert_same_bits_alone_and_among_others(struct spec (*draw)(uint64_t seed), int count)
@@ -380,6 +382,110 @@ void test_heads_have_the_same_bits_in_parts_and_together(void **state)
         s.Hk *= 1 + n % 4, s.H *= 1 + n % 4;
         if (is_ours()) assert_same_bits_by_heads(&s, 2 + n % 3, &compared);
     }
+    assert_true(compared > 0 || strcmp(backend, "paper") == 0);
+}
+
+enum { MOST_PARTS = 4 };
+
+/* Runs queries [first, end) of the fixture's problem. Its sums over queries are written as float32 to memory of their
+ * own, and added to `sums`. Returns false if another kernel would compute them than in `whole`. */
+static bool run_queries(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end, float **sums)
+{
+    const struct fixture all = *f;
+    attn_plan plan;
+    attn_error err;
+    f->p = attn_queries_of(&all.p, first, end);
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+        if (sums[id]) fixture_add(f, (attn_tensor_id)id, ATTN_F32, all.p.tensor[id].rank, all.p.tensor[id].shape);
+    const bool alike = attn_plan_make(attn_device_capabilities(bench.device), &f->p, &plan, &err) == ATTN_OK &&
+                       plan.kernel == whole->kernel && plan.variant == whole->variant;
+    if (alike) fixture_run(&bench, f);
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        const float *const part = f->p.tensor[id].data;
+        if (sums[id] == NULL) continue;
+        for (int64_t n = tensor_elements(&f->p.tensor[id]), e = 0; e < n; e++) sums[id][e] += part[e];
+        free(f->block[id]);
+    }
+    *f = all;
+    return alike;
+}
+
+/* Asserts that out, lse and dq of the spec's problem have the same bits when its queries are computed in `count` parts,
+ * and that its sums over queries are right. Returns false if the parts use other kernels than the whole. */
+static bool same_bits_by_queries(const struct spec *s, int count)
+{
+    int64_t ends[MOST_PARTS];
+    double shares[MOST_PARTS];
+    float *sums[ATTN_TENSOR_COUNT] = { NULL };
+    struct fixture whole, parts, rows;
+    char why[400];
+    attn_plan plan;
+    attn_error err;
+    fixture_make(&whole, s);
+    bool alike = attn_queries_divide(&whole.p) && attn_queries_share(&whole.p, count, ends, shares) &&
+                 attn_plan_make(attn_device_capabilities(bench.device), &whole.p, &plan, &err) == ATTN_OK;
+    fixture_copy(&parts, &whole);
+    if (alike) fixture_run(&bench, &whole);
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+        if (attn_is_sum_of_queries(&whole.p, (attn_tensor_id)id))
+            sums[id] = calloc((size_t)tensor_elements(&whole.p.tensor[id]), sizeof *sums[id]);
+    for (int n = 0; n < count && alike; n++) alike = run_queries(&parts, &plan, n > 0 ? ends[n - 1] : 0, ends[n], sums);
+    rows = whole;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
+        attn_tensor *const t = &parts.p.tensor[id];
+        if (sums[id] == NULL) continue;
+        for (int64_t n = tensor_elements(t), e = 0; e < n; e++) tensor_set(t, e, (double)sums[id][e]);
+        rows.p.tensor[id].rank = 0;
+        free(sums[id]);
+    }
+    if (alike &&
+        (!outputs_equal(&rows, &parts, why, sizeof why) || !fixture_compare(&parts, &whole, NULL, why, sizeof why))) {
+        spec_print(stderr, s);
+        fail_msg("in %d parts: %s", count, why);
+    }
+    fixture_clear(&parts);
+    fixture_clear(&whole);
+    return alike;
+}
+
+/* The queries of one problem may be computed in parts, as on several devices. */
+void test_queries_have_the_same_bits_in_parts_and_together(void **state)
+{
+    static const struct spec cases[] = {
+        SPEC(SIZES(700, 700, 64), HEADS(2, 1), BF16, .causal = true),
+        SPEC(SIZES(600, 1200, 64), HEADS(1, 1), F16, .causal = true),
+        SPEC(SIZES(600, 700, 128), HEADS(2, 1), BF16, .causal = true, .layout = ATTN_BHSD),
+        SPEC(SIZES(500, 1100, 128), HEADS(1, 1), F16, .causal = true),
+        SPEC(SIZES(450, 450, 96), HEADS(1, 1), BF16, .causal = true, .alignment = ATTN_TOP_LEFT),
+        SPEC(SIZES(450, 500, 192), HEADS(1, 1), BF16, .Dv = 128, .causal = true),
+        SPEC(SIZES(450, 500, 256), HEADS(1, 1), BF16, .causal = true),
+        SPEC(SIZES(450, 300, 64), HEADS(3, 1), BF16),
+        SPEC(SIZES(450, 600, 64), HEADS(1, 1), BF16, .window_right = 90, .alignment = ATTN_TOP_LEFT),
+        SPEC(SIZES(450, 450, 64), HEADS(1, 1), BF16, .causal = true, .softcap = 20, .sinks = 1),
+        SPEC(SIZES(450, 450, 64), HEADS(1, 1), BF16, .causal = true, .bias = 1 + 4, .keep_mask = 1 + 4, .keep = 0.7),
+        SPEC(SIZES(450, 450, 32), HEADS(2, 1), .causal = true),
+        SPEC(SIZES(300, 300, 300), HEADS(1, 1), BF16, .causal = true),
+        SPEC(SIZES(450, 450, 128), HEADS(1, 1), .dtype = ATTN_F8E4M3, .out_dtype = ATTN_BF16, .causal = true),
+        SPEC(BACK, SIZES(450, 450, 64), HEADS(2, 1), BF16, .causal = true),
+        SPEC(BACK, SIZES(450, 520, 64), HEADS(1, 1), F16, .causal = true, .give_forward = true, .dlse = true),
+        SPEC(BACK, SIZES(450, 450, 128), HEADS(2, 1), BF16, .causal = true, .layout = ATTN_BHSD),
+        SPEC(BACK, SIZES(450, 300, 128), HEADS(1, 1), BF16),
+        SPEC(BACK, SIZES(450, 450, 192), HEADS(1, 1), BF16, .Dv = 128, .causal = true),
+        SPEC(BACK, SIZES(450, 470, 256), HEADS(1, 1), F16, .causal = true),
+        SPEC(BACK, SIZES(450, 450, 64), HEADS(1, 1), BF16, .causal = true, .softcap = 20, .sinks = 1),
+        SPEC(BACK, SIZES(450, 450, 64), HEADS(1, 1), BF16, .causal = true, .bias = 1 + 4, .keep_mask = 1, .keep = 0.7),
+        SPEC(BACK, SIZES(300, 300, 64), HEADS(1, 1), BF16, .bias = 1, .float_grads = 1),
+        SPEC(BACK, SIZES(450, 450, 32), HEADS(2, 1), .causal = true),
+        SPEC(BACK, SIZES(300, 300, 300), HEADS(1, 1), BF16, .causal = true),
+    };
+    int compared = 0;
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(cases); n++)
+        if (is_ours()) {
+            const bool alike = same_bits_by_queries(&cases[n], 2 + (int)n % 2);
+            compared += alike;
+            if (!alike) print_message("case %zu: other kernels\n", n);
+        }
     assert_true(compared > 0 || strcmp(backend, "paper") == 0);
 }
 

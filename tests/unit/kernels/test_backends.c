@@ -159,6 +159,7 @@ int main(void)
         cmocka_unit_test(test_a_packed_sequence_has_the_bits_of_the_problem_alone),
         cmocka_unit_test(test_a_batch_row_has_the_bits_of_the_problem_alone),
         cmocka_unit_test(test_heads_have_the_same_bits_in_parts_and_together),
+        cmocka_unit_test(test_queries_have_the_same_bits_in_parts_and_together),
         cmocka_unit_test(test_moves_copy_and_clear_what_they_say_and_nothing_else),
         cmocka_unit_test(test_pages_do_not_change_a_bit),
         cmocka_unit_test(test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads),

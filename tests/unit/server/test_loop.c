@@ -1179,8 +1179,7 @@ static struct request *posted_long(struct scene *s, attn_op op, char *body)
     return request;
 }
 
-/* Posts a request of four heads with `verify` for 19 of its 20 rows, which the CPU verifies. A device would verify all
- * rows, and the problem would then not be cut. */
+/* Posts a request of four heads with `verify` for 19 of its 20 rows, which the CPU verifies. */
 static struct request *posted_heads(struct scene *s)
 {
     return posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": 19"));
@@ -1212,9 +1211,10 @@ static void test_a_long_problem_is_cut_over_all_devices(void **state)
     assert_by_heads(s, posted_long(s, ATTN_OP_BACKWARD, heads_body("q k v dout", 9, 4, 8, "\"causal\": true")), "0-3");
     assert_true(parts_of("fake:0") - before[0] == 2 && parts_of("fake:3") - before[1] == 2);
     assert_ok(s, posted(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""))); /* a short problem is not cut */
-    /* A problem whose rows a device verifies is not cut. */
-    assert_ok(s, posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": \"all\"")));
     assert_true(parts_of(NULL) - before[2] == 8);
+    /* devices verify all rows of a problem, each those of its heads */
+    assert_by_heads(s, posted_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, "\"verify\": \"all\"")), "0-3");
+    assert_true(parts_of(NULL) - before[2] == 12);
     assert_int_equal(end(s, true), 0);
 }
 

@@ -1,9 +1,12 @@
-/* A problem that is cut over several devices by groups of heads: that its bits are the same, which problems are cut,
- * and how many bytes are copied. The devices are those of the fake backend, with memory of their own. The test plays
+/* A problem that is cut over several devices by groups of heads, by batch rows or by queries: that its bits are the
+ * same, which problems are cut, and how many bytes are copied. The devices are those of the fake backend, with memory of their own. The test plays
  * the part of the server's loop. */
 #include "tests/unit/server/jobs.h"
 #include "tests/unit/testing.h"
 
+#include <math.h>
+
+#include "kernels/dtype.h"
 #include "server/device/devices.h"
 #include "server/device/internal.h"
 #include "server/work/contexts.h"
@@ -71,6 +74,13 @@ static struct job *job_with(struct site *s, const attn_problem *p)
     return job;
 }
 
+/* Reserves memory for the job's sums over queries, if it will need some. */
+static void reserve(struct site *s, struct job *job)
+{
+    attn_error err = { 0 };
+    if (cut_reserve(s->server.devices, job, &err) != ATTN_OK) fail_msg("%s", err.text);
+}
+
 static int cut(struct site *s, struct job *job, struct device *over[CONFIG_MAX_DEVICES])
 {
     return cut_over_devices(s->server.devices, devices_pick(s->server.devices, 0), job, clock_ns(), over);
@@ -83,7 +93,7 @@ static void run_parts(struct site *s, struct job *job, struct device *const *ove
         struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
         batch->count = batch->waiting = 1;
         batch->parts[0] = job_part_leaves(job_part_for(job, device_number(over[n])), batch);
-        batch->flops = job->flops * batch->parts[0]->share;
+        batch->flops = job->flops * batch->parts[0]->range.share;
         devices_submit(s->server.devices, batch, over[n]);
     }
     assert_null(job_part_for(job, 0)); /* every part was sent already */
@@ -98,14 +108,46 @@ static void run_parts(struct site *s, struct job *job, struct device *const *ove
     s->back = 0;
 }
 
+/* Returns the fixture without its outputs that are sums over queries, or without all others. */
+static struct fixture with_outputs(const struct fixture *f, bool sums)
+{
+    struct fixture some = *f;
+    for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+        if (attn_writes(&f->p, (attn_tensor_id)id) && attn_is_sum_of_queries(&f->p, (attn_tensor_id)id) != sums)
+            some.p.tensor[id].rank = 0;
+    return some;
+}
+
+/* Runs the problem over all devices of the site by queries. `parts` becomes a copy of the fixture with the results.
+ * Returns the number of parts; 1 means that the problem was not cut, and nothing ran. */
+static int run_by_queries(struct site *s, const struct fixture *whole, struct fixture *parts)
+{
+    struct device *over[CONFIG_MAX_DEVICES];
+    fixture_copy(parts, whole);
+    struct job *const job = job_with(s, &parts->p);
+    reserve(s, job);
+    const int count = cut(s, job, over);
+    if (count > 1) {
+        assert_int_equal(job->part.way, JOB_BY_QUERIES);
+        run_parts(s, job, over, count);
+        if (job->sums) {
+            const int64_t elements = sums_elements(job), middle = elements / 3;
+            sums_add(job, middle, elements);
+            sums_add(job, 0, middle);
+        }
+    }
+    job_release(job);
+    return count;
+}
+
 /* Returns a random problem with several key/value heads. */
 static struct spec spec_of(uint64_t seed)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8E4M3 };
     struct rng r = { seed * UINT64_C(0x9e3779b97f4a7c15) + 7 };
     struct spec s = SPEC(.data_seed = seed);
-    s.op = rng_chance(&r, 0.5) ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
-    s.dtype = dtypes[rng_between(&r, 0, s.op == ATTN_OP_FORWARD ? 3 : 2)];
+    s.op = rng_chance(&r, 0.5) ? ATTN_OP_BACKWARD : rng_chance(&r, 0.7) ? ATTN_OP_FORWARD : ATTN_OP_OBSERVE;
+    s.dtype = dtypes[rng_between(&r, 0, s.op == ATTN_OP_BACKWARD ? 2 : 3)];
     s.out_dtype = s.dtype == ATTN_F8E4M3 ? ATTN_BF16 : s.dtype;
     s.Hk = rng_between(&r, 2, 6);
     s.H = s.Hk * rng_between(&r, 1, 3);
@@ -136,6 +178,7 @@ static struct spec spec_of(uint64_t seed)
     if (rng_chance(&r, 0.2)) s.seqlens_k = true;
     if (rng_chance(&r, 0.2)) s.seqlens_q = true;
     if (rng_chance(&r, 0.2)) s.mask_bounds = s.causal ? 1 : 2, s.mask_heads = (int)rng_between(&r, 0, 2);
+    if (s.op == ATTN_OP_OBSERVE) s.given_lse = rng_chance(&r, 0.3);
     if (s.op == ATTN_OP_FORWARD && rng_chance(&r, 0.1)) s.page_size = 16, s.Sk = 16 * rng_between(&r, 1, 6);
     if (s.page_size) s.seqlens_k = true, s.layout = ATTN_BSHD;
     return s;
@@ -190,6 +233,166 @@ static void test_problems_have_the_same_bits_over_any_number_of_devices(void **s
     assert_true(whole_ones < tried / 2);
 }
 
+/* Returns a random problem with one or two key/value heads that can be cut by queries. */
+static struct spec spec_of_queries(uint64_t seed)
+{
+    static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16, ATTN_F8E4M3 };
+    struct rng r = { seed * UINT64_C(0x9e3779b97f4a7c15) + 11 };
+    struct spec s = SPEC(.data_seed = seed);
+    s.op = rng_chance(&r, 0.6) ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
+    s.dtype = dtypes[rng_between(&r, 0, s.op == ATTN_OP_FORWARD ? 3 : 2)];
+    s.out_dtype = s.dtype == ATTN_F8E4M3 ? ATTN_BF16 : s.dtype;
+    s.Hk = 1;
+    s.H = rng_between(&r, 1, 3);
+    s.D = rng_chance(&r, 0.5) ? 8 * rng_between(&r, 1, 4) : rng_between(&r, 1, 40);
+    s.Dv = rng_chance(&r, 0.7) ? s.D : rng_between(&r, 1, 40);
+    s.Sq = rng_between(&r, 4 * ATTN_QUERY_UNIT, 6 * ATTN_QUERY_UNIT);
+    s.Sk = rng_between(&r, 1, 500);
+    s.causal = rng_chance(&r, 0.5);
+    if (s.causal) s.Sk = s.Sq + (rng_chance(&r, 0.5) ? 0 : rng_between(&r, 1, 200));
+    if (rng_chance(&r, 0.3)) s.alignment = ATTN_TOP_LEFT;
+    if (!s.causal && rng_chance(&r, 0.2)) {
+        s.alignment = ATTN_TOP_LEFT;
+        s.window_right = rng_between(&r, 0, 100);
+        s.Sk = s.Sq + s.window_right + rng_between(&r, 0, 50);
+    }
+    if (rng_chance(&r, 0.2)) s.softcap = 5;
+    if (rng_chance(&r, 0.2)) s.sinks = 1;
+    if (s.op == ATTN_OP_BACKWARD) s.dlse = rng_chance(&r, 0.3), s.give_forward = rng_chance(&r, 0.5);
+    if (s.op == ATTN_OP_BACKWARD && rng_chance(&r, 0.4)) s.float_grads = (int)rng_between(&r, 0, 7);
+    if (s.dtype == ATTN_F8E4M3) s.fp8_scales = true, s.scale_axes = (int)rng_between(&r, 0, 4);
+    if (rng_chance(&r, 0.4)) s.layout = ATTN_BHSD;
+    if (rng_chance(&r, 0.3)) s.bias = (int)rng_between(&r, 1, 8), s.plain_grads = rng_chance(&r, 0.3);
+    if (rng_chance(&r, 0.3)) s.keep_mask = (int)rng_between(&r, 1, 8), s.keep = 0.8;
+    if (rng_chance(&r, 0.2) && (!s.causal || s.alignment == ATTN_TOP_LEFT)) s.seqlens_k = true;
+    return s;
+}
+
+/* 500 random problems on 2, 3 and 4 devices: out, lse and dq have the bits of one device; gradients that are sums over
+ * queries are right within rounding, and the same each time. */
+static void test_queries_have_the_same_bits_over_any_number_of_devices(void **state)
+{
+    static struct site sites[MOST_DEVICES + 1];
+    int with_sums = 0;
+    struct bench cpu;
+    (void)state;
+    bench_open(&cpu, "cpu", 1);
+    for (int devices = 2; devices <= MOST_DEVICES; devices++) open_site(&sites[devices], devices, "");
+    for (uint64_t seed = 0; seed < PROBLEMS; seed++) {
+        const struct spec s = spec_of_queries(seed);
+        struct fixture whole;
+        fixture_make(&whole, &s);
+        fixture_run(&cpu, &whole);
+        for (int devices = 2; devices <= MOST_DEVICES; devices++) {
+            struct fixture parts, again;
+            char why[400];
+            const int count = run_by_queries(&sites[devices], &whole, &parts);
+            run_by_queries(&sites[devices], &whole, &again);
+            const struct fixture rows[2] = { with_outputs(&whole, false), with_outputs(&parts, false) };
+            const struct fixture sums[2] = { with_outputs(&parts, true), with_outputs(&whole, true) };
+            if (count != devices || !outputs_equal(&rows[0], &rows[1], why, sizeof why) ||
+                !fixture_compare(&sums[0], &sums[1], NULL, why, sizeof why) ||
+                !outputs_equal(&parts, &again, why, sizeof why)) {
+                spec_print(stderr, &s);
+                fail_msg("in %d parts: %s", count, count == devices ? why : "too few");
+            }
+            fixture_clear(&parts);
+            fixture_clear(&again);
+        }
+        for (int id = 0; id < ATTN_TENSOR_COUNT; id++)
+            with_sums += attn_is_sum_of_queries(&whole.p, (attn_tensor_id)id) ? 1 : 0;
+        fixture_clear(&whole);
+    }
+    for (int devices = 2; devices <= MOST_DEVICES; devices++) close_site(&sites[devices]);
+    bench_close(&cpu);
+    assert_true(with_sums > PROBLEMS);
+}
+
+/* Sums are rounded by sums.c as by dtype.h: all exponents, both signs, ties, infinity and NaN. */
+static void test_sums_are_rounded_as_elsewhere(void **state)
+{
+    enum { NUMBERS = 1 << 19 };
+    static const attn_dtype dtypes[] = { ATTN_F16, ATTN_BF16 };
+    static const uint32_t lower[8] = { 0, 0xfff, 0x1000, 0x1001, 0x2fff, 0x3000, 0x7fff, 0x8000 };
+    struct site s;
+    (void)state;
+    open_site(&s, 2, "");
+    for (size_t d = 0; d < ARRAY_SIZE(dtypes); d++) {
+        struct fixture f;
+        const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, .dtype = dtypes[d], .out_dtype = dtypes[d], HEADS(1, 1),
+                                      SIZES(256, NUMBERS / 8, 8));
+        fixture_make(&f, &spec);
+        struct job *const job = job_with(&s, &f.p);
+        reserve(&s, job);
+        /* the first part has float32 numbers with all upper bits, and lower bits at and near ties; the second has 0 */
+        float *const first = job->sums->memory, *const second = first + 2 * NUMBERS;
+        memset(first, 0, 4 * NUMBERS * sizeof *first);
+        for (uint32_t n = 0; n < NUMBERS; n++) {
+            const uint32_t bits = n / 8 << 16 | lower[n % 8];
+            memcpy(&first[n], &bits, sizeof bits);
+        }
+        sums_add(job, 0, sums_elements(job));
+        for (int n = 0; n < NUMBERS; n++) {
+            const float sum = first[n] + second[n];
+            const uint16_t want = dtypes[d] == ATTN_F16 ? attn_f16_from_f32(sum) : attn_bf16_from_f32(sum);
+            if (((uint16_t *)f.p.dk.data)[n] != want)
+                fail_msg("%a is rounded to 0x%04x, must be 0x%04x", (double)sum, ((uint16_t *)f.p.dk.data)[n], want);
+        }
+        job_release(job);
+        fixture_clear(&f);
+    }
+    close_site(&s);
+}
+
+/* Under a causal mask, later parts have fewer queries and equal work. */
+static void test_ranges_of_queries_have_equal_work(void **state)
+{
+    static const int64_t lengths[] = { 4096, 32768, 131072 };
+    (void)state;
+    for (size_t n = 0; n < ARRAY_SIZE(lengths); n++) {
+        attn_problem p = ATTN_PROBLEM_INIT;
+        int64_t ends[MOST_DEVICES], first = 0;
+        double shares[MOST_DEVICES], sum = 0;
+        p.q = attn_tensor_make(NULL, ATTN_BF16, 4, (int64_t[]){ 1, lengths[n], 2, 64 });
+        p.k = p.v = attn_tensor_make(NULL, ATTN_BF16, 4, (int64_t[]){ 1, lengths[n], 1, 64 });
+        p.causal = true;
+        assert_true(attn_queries_divide(&p) && attn_queries_share(&p, MOST_DEVICES, ends, shares));
+        for (int part = 0; part < MOST_DEVICES; part++) {
+            assert_true(ends[part] > first && ends[part] % ATTN_QUERY_UNIT == 0);
+            /* half of the pairs of a unit's queries may be too many or too few at either end */
+            assert_true(fabs(shares[part] - 0.25) <= 2.0 * ATTN_QUERY_UNIT / (double)lengths[n]);
+            sum += shares[part];
+            first = ends[part];
+        }
+        assert_int_equal(first, lengths[n]);
+        assert_true(fabs(sum - 1) < 1e-12);
+    }
+}
+
+/* The sums of parts have the same bits, however many of the server's devices have room or are lost. */
+static void test_sums_over_queries_do_not_depend_on_which_devices_have_room(void **state)
+{
+    const struct spec spec = SPEC(.op = ATTN_OP_BACKWARD, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16, HEADS(3, 1),
+                                  SIZES(700, 700, 32), .causal = true);
+    struct site s;
+    struct fixture whole, first;
+    char why[400];
+    (void)state;
+    open_site(&s, MOST_DEVICES, "");
+    fixture_make(&whole, &spec);
+    assert_int_equal(run_by_queries(&s, &whole, &first), MOST_DEVICES);
+    for (int lost = 1; lost < MOST_DEVICES; lost++) {
+        struct fixture again;
+        assert_true(device_disable(devices_pick(s.server.devices, ~(UINT64_C(1) << lost))));
+        assert_int_equal(run_by_queries(&s, &whole, &again), MOST_DEVICES);
+        if (!outputs_equal(&first, &again, why, sizeof why)) fail_msg("without %d devices: %s", lost, why);
+        fixture_clear(&again);
+    }
+    fixture_clear(&first);
+    fixture_clear(&whole);
+    close_site(&s);
+}
+
 static void test_what_cannot_be_cut_or_is_short_goes_to_one_device(void **state)
 {
     static const struct {
@@ -204,12 +407,37 @@ static void test_what_cannot_be_cut_or_is_short_goes_to_one_device(void **state)
         { "six heads on four devices", SPEC(HEADS(6, 6)), 1, 3, 0 },
         { "seven heads on four devices", SPEC(HEADS(7, 7)), 1, 4, 0 },
         { "one key/value head", SPEC(HEADS(8, 1)), 1, 1, 0 },
+        { "two batch rows", SPEC(.B = 2, HEADS(8, 1)), 1, 2, 0 },
+        { "four batch rows of a backward", SPEC(.op = ATTN_OP_BACKWARD, .B = 4, HEADS(8, 1)), 1, 4, 0 },
+        { "and the gradient of sinks", SPEC(.op = ATTN_OP_BACKWARD, .B = 4, HEADS(8, 1), .sinks = 1), 1, 1, 0 },
+        { "and a bias that all rows share", SPEC(.op = ATTN_OP_BACKWARD, .B = 4, HEADS(1, 1), .bias = 3), 1, 1, 0 },
+        { "packed sequences", SPEC(HEADS(8, 1), .sequences = 2, .q_lengths = { 600, 9 }, .k_lengths = { 600, 9 }), 1, 1,
+          0 },
+        { "many queries", SPEC(HEADS(8, 1), SIZES(512, 600, 8), .causal = true), 1, 4, 0 },
+        { "many queries of two heads", SPEC(HEADS(8, 2), SIZES(512, 600, 8), .causal = true), 1, 4, 0 },
+        { "three devices for queries", SPEC(HEADS(8, 2), SIZES(512, 600, 8)), 1, 3, 3 },
+        { "few queries of two heads", SPEC(HEADS(8, 2), SIZES(511, 600, 8)), 1, 2, 0 },
+        { "many queries of a backward", SPEC(.op = ATTN_OP_BACKWARD, HEADS(8, 1), SIZES(512, 600, 8)), 1, 4, 0 },
+        { "a mask that is aligned to the beginning",
+          SPEC(HEADS(8, 1), SIZES(512, 512, 8), .causal = true, .alignment = ATTN_TOP_LEFT), 1, 4, 0 },
+        { "fewer keys than queries", SPEC(HEADS(8, 1), SIZES(512, 500, 8), .causal = true), 1, 1, 0 },
+        { "a window to the left", SPEC(HEADS(8, 1), SIZES(512, 600, 8), .window_left = 7), 1, 1, 0 },
+        { "a window to the right", SPEC(HEADS(8, 1), SIZES(512, 600, 8), .window_right = 7), 1, 1, 0 },
+        { "ALiBi", SPEC(HEADS(8, 1), SIZES(512, 600, 8), .alibi = 1), 1, 1, 0 },
+        { "dropout", SPEC(HEADS(8, 1), SIZES(512, 600, 8), .dropout_p = 0.5), 1, 1, 0 },
+        { "FlashMask", SPEC(HEADS(8, 1), SIZES(512, 600, 8), .mask_bounds = 2), 1, 1, 0 },
+        { "lengths of queries", SPEC(HEADS(8, 1), SIZES(512, 600, 8), .seqlens_q = true), 1, 1, 0 },
+        { "lengths of keys", SPEC(HEADS(8, 1), SIZES(512, 600, 8), .seqlens_k = true), 1, 4, 0 },
+        { "lengths of keys and a causal mask", SPEC(HEADS(8, 1), SIZES(512, 600, 8), .seqlens_k = true, .causal = true),
+          1, 1, 0 },
         { "a short problem", SPEC(HEADS(4, 4)), 0.02, 1, 0 },
         { "one device", SPEC(HEADS(4, 4)), 1, 1, 1 },
         { "a bias that all heads share", SPEC(HEADS(4, 4), .bias = 1 + 4), 1, 4, 0 },
         { "and its gradient", SPEC(.op = ATTN_OP_BACKWARD, HEADS(4, 4), .bias = 1 + 4), 1, 1, 0 },
         { "the gradient of a bias of each head", SPEC(.op = ATTN_OP_BACKWARD, HEADS(4, 4), .bias = 1 + 2), 1, 4, 0 },
-        { "an observe", SPEC(.op = ATTN_OP_OBSERVE, HEADS(4, 4)), 1, 1, 0 },
+        { "an observe", SPEC(.op = ATTN_OP_OBSERVE, HEADS(4, 4)), 1, 4, 0 },
+        { "an observe of many queries", SPEC(.op = ATTN_OP_OBSERVE, HEADS(8, 1), SIZES(512, 600, 8)), 1, 1, 0 },
+        { "an observe of four batch rows", SPEC(.op = ATTN_OP_OBSERVE, .B = 4, HEADS(8, 1)), 1, 4, 0 },
         { "gaps between rows", SPEC(HEADS(4, 4), .strided = true), 1, 1, 0 },
         { "no queries", SPEC(HEADS(4, 4), .Sq = 0), 1, 1, 0 },
     };
@@ -222,6 +450,7 @@ static void test_what_cannot_be_cut_or_is_short_goes_to_one_device(void **state)
         fixture_make(&f, &cases[c].spec);
         struct job *const job = job_with(&s, &f.p);
         job->seconds = cases[c].seconds;
+        reserve(&s, job);
         const int parts = cut(&s, job, over);
         if (parts != cases[c].parts) fail_msg("%s: %d parts, must be %d", cases[c].what, parts, cases[c].parts);
         assert_int_equal(job_is_cut(job), parts > 1);
@@ -253,7 +482,7 @@ static void test_devices_that_have_room_share_a_problem(void **state)
     assert_int_equal(cut(&s, job, over), 1);
     assert_int_equal(cut_most_parts(s.server.devices, job), 1);
     s.server.devices->split_above_ms = s.config.split_above_ms;
-    assert_int_equal(cut_most_parts(s.server.devices, job), MOST_DEVICES);
+    assert_int_equal(cut_most_parts(s.server.devices, job), 3); /* two heads each; a fourth device would not help */
     assert_true(device_disable(device_at(&s, 1)));
     assert_int_equal(cut(&s, job, over), 3);
     for (int n = 0; n < 3; n++) assert_int_equal(device_number(over[n]), n == 0 ? 0 : n + 1);
@@ -307,19 +536,25 @@ static void test_the_backend_of_an_answer_names_the_devices(void **state)
 {
     static const struct {
         int index[MOST_DEVICES], parts;
+        enum job_way way;
         const char *backend;
     } cases[] = {
-        { { 0, 1, 2, 3 }, 4, "fake:0-3 sm90 by heads" }, { { 3, 1, 0, 2 }, 4, "fake:0-3 sm90 by heads" },
-        { { 2, 0 }, 2, "fake:0,2 sm90 by heads" },       { { 1, 0 }, 2, "fake:0-1 sm90 by heads" },
-        { { 7, 0, 6 }, 3, "fake:0,6-7 sm90 by heads" },  { { 5, 0, 3, 1 }, 4, "fake:0-1,3,5 sm90 by heads" },
+        { { 0, 1, 2, 3 }, 4, JOB_BY_HEADS, "fake:0-3 sm90 by heads" },
+        { { 3, 1, 0, 2 }, 4, JOB_BY_HEADS, "fake:0-3 sm90 by heads" },
+        { { 2, 0 }, 2, JOB_BY_BATCH, "fake:0,2 sm90 by batch" },
+        { { 1, 0 }, 2, JOB_BY_HEADS, "fake:0-1 sm90 by heads" },
+        { { 7, 0, 6 }, 3, JOB_BY_QUERIES, "fake:0,6-7 sm90 by queries" },
+        { { 5, 0, 3, 1 }, 4, JOB_BY_HEADS, "fake:0-1,3,5 sm90 by heads" },
+        { { 1, 0, 1, 0 }, 4, JOB_BY_QUERIES, "fake:0-1 sm90 by queries" },
     };
+    const struct job_range ranges[MOST_DEVICES] = { { 0, 1, 0.25 }, { 1, 2, 0.25 }, { 2, 3, 0.25 }, { 3, 4, 0.25 } };
     struct site s;
     (void)state;
     open_site(&s, 1, "");
     for (size_t c = 0; c < ARRAY_SIZE(cases); c++) {
         struct job *const job = job_of(&s.server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
         const int *index = cases[c].index;
-        assert_true(job_cut(job, cases[c].parts, cases[c].parts));
+        assert_true(job_cut(job, cases[c].way, cases[c].parts, ranges));
         job->part.kernel = "sm90";
         for (struct job_part *part = &job->part; part; part = part->next) part->index = *index++;
         cut_name_backend(s.server.devices, job);
@@ -345,7 +580,7 @@ static void test_a_device_has_memory_for_its_heads_alone(void **state)
     struct job *const job = job_with(&s, &f.p);
     assert_int_equal(cut(&s, job, over), 2);
     struct slot *const slot = &over[1]->slots[0];
-    assert_int_equal(heads_take(over[1], slot, &job->more_parts[0], &part, &err), ATTN_OK);
+    assert_int_equal(parts_take(over[1], slot, &job->more_parts[0], &part, &err), ATTN_OK);
     attn_device_info info;
     attn_device_describe(over[1]->handle, &info);
     /* bytes of half of q, of k or v, and of lse */
@@ -363,6 +598,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_problems_have_the_same_bits_over_any_number_of_devices),
+        cmocka_unit_test(test_queries_have_the_same_bits_over_any_number_of_devices),
+        cmocka_unit_test(test_ranges_of_queries_have_equal_work),
+        cmocka_unit_test(test_sums_are_rounded_as_elsewhere),
+        cmocka_unit_test(test_sums_over_queries_do_not_depend_on_which_devices_have_room),
         cmocka_unit_test(test_what_cannot_be_cut_or_is_short_goes_to_one_device),
         cmocka_unit_test(test_devices_that_have_room_share_a_problem),
         cmocka_unit_test(test_the_device_with_the_least_work_gets_the_first_heads),

@@ -1,0 +1,44 @@
+/* queries.h: some queries of a problem as a problem of their own.
+ *
+ * The part with queries `first` to `end` - 1 has views of the same memory and all keys. A causal mask lets query i see
+ * the keys up to i plus a constant. In the part, query i has the number i - first, and a window to the right that is
+ * wider by `first` lets it see the same keys (alignment: top left). All kernels compute such windows.
+ *
+ * If one kernel computes the part and the whole problem, and `first` is a multiple of ATTN_QUERY_UNIT, the part's
+ * out, lse and dq have the bits of the whole problem. A deterministic backward is needed for equal bits of dq.
+ * Gradients that are sums over the queries are sums over the part alone (attn_is_sum_of_queries()). */
+#ifndef ATTN_QUERIES_H
+#define ATTN_QUERIES_H
+
+#include "attention.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A part begins at a multiple of this number. It is a multiple of the tiles in which the backwards add up dq, and of
+ * those with a common exponent of float32 numbers (SPLIT_ROWS). */
+enum { ATTN_QUERY_UNIT = 128 };
+
+/* Returns whether a checked forward or backward can be divided by queries. It cannot where an option counts queries
+ * from the beginning or from the end of the whole problem: ALiBi, dropout, FlashMask, windows to the left, windows to
+ * the right unless the last query sees no more keys than there are, seqlens_q, and seqlens_k with a causal mask that is
+ * aligned to the end. Packed problems and those with pages cannot be divided either. */
+bool attn_queries_divide(const attn_problem *p);
+
+/* Makes the problem of queries `first` to `end` - 1 of a problem for which attn_queries_divide() is true. */
+attn_problem attn_queries_of(const attn_problem *p, int64_t first, int64_t end);
+
+/* Returns whether a run writes this tensor and each of its numbers is a sum over all queries: dk, dv, dsinks, and the
+ * gradient of a bias that all queries share. */
+bool attn_is_sum_of_queries(const attn_problem *p, attn_tensor_id id);
+
+/* Divides the queries into `count` ranges with about equally many pairs of a query and a key that it sees. Range n is
+ * ends[n - 1] to ends[n] - 1, and the first begins at 0; shares[n] is its share of all pairs. Every range but the last
+ * ends at a multiple of ATTN_QUERY_UNIT. False: there are fewer than `count` units of queries. */
+bool attn_queries_share(const attn_problem *p, int count, int64_t *ends, double *shares);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,220 @@
+"""A long problem that is cut over several devices by groups of heads, by batch rows or by queries: equal bits, lost
+devices, and what the answer, /v1/info, /metrics and the log say about it. attnd-fake has several devices, which compute
+on the CPU (kernels/fake/fake.c). tests/unit/server/test_cut.c has 500 random problems with all options."""
+import numpy as np
+import pytest
+
+import wire
+from service import eventually
+from under_way import Asking, dies
+
+H, HK, S, D = 8, 4, 1024, 64  # a problem that takes some milliseconds even on CPUs that are fast in bfloat16
+SPLIT = ('--split-above-ms', 1)
+RESULTS = {'forward': ('out', 'lse'), 'backward': ('dq', 'dk', 'dv'), 'observe': ('lse', 'entropy', 'key_mass', 'mean_entropy')}
+
+
+def tensors(names, seed=1):
+    rng = np.random.default_rng(seed)
+    return {n: wire.tensor(rng.standard_normal((1, S, HK if n in 'kv' else H, D)).astype(np.float16)) for n in names}
+
+
+QKV = tensors(['q', 'k', 'v'])
+DOUT = tensors(['dout'], 2)
+CASES = {
+    'forward': ('forward', {**QKV, 'causal': True}),
+    'dropout': ('forward', {**QKV, 'dropout_p': 0.3, 'seed': 5}),
+    'softcap and slopes': ('forward', {**QKV, 'softcap': 20, 'alibi_slopes': wire.tensor(np.linspace(.1, 1, H).astype(np.float32))}),
+    'backward': ('backward', {**QKV, **DOUT, 'causal': True, 'deterministic': True}),
+    'observe': ('observe', {'q': QKV['q'], 'k': QKV['k'], 'causal': True, 'observe': list(RESULTS['observe'])}),
+    'backward with dropout': ('backward', {**QKV, **DOUT, 'causal': True, 'dropout_p': 0.3, 'seed': 5}),
+}
+
+
+def answer_of(server, name):
+    op, members = CASES[name]
+    answer = server.post(f'/v1/attention/{op}', members)
+    assert answer.status == 200, answer
+    return answer.json(), {n: answer.json()[n] for n in RESULTS[op]}
+
+
+@pytest.fixture(scope='module')
+def right():
+    """Returns the answers that a server with one device gives."""
+    from service import FAKE, Server
+    with Server('--cpu-threads', '1', env={'ATTN_FAKE_DEVICES': '1'}, binary=FAKE) as server:
+        return {name: answer_of(server, name)[1] for name in CASES}
+
+
+@pytest.mark.parametrize('devices', [2, 3, 4])
+def test_an_answer_has_the_same_bits_over_any_number_of_devices(fake, right, devices):
+    server = fake('', *SPLIT, devices=devices)
+    # Three devices would not be faster than two: four heads are cut into 2 and 2, or into 2, 1 and 1, and the largest
+    # part has 2.
+    used = 2 if devices == 3 else devices
+    for name in CASES:
+        answer, numbers = answer_of(server, name)
+        assert numbers == right[name], name
+        assert answer['backend'].startswith('fake:') and answer['backend'].endswith(' by heads'), answer['backend']
+    info = server.get('/v1/info').json()
+    assert info['limits']['split_above_ms'] == 1
+    assert sum(d['parts'] for d in info['devices']) == server.metric('attnd_device_parts_total') == used * len(CASES)
+    assert eventually(lambda: server.log().count(f' parts={used}') == len(CASES))
+
+
+def test_a_saved_forward_and_its_backward_have_the_same_bits(fake, right):
+    server = fake('', *SPLIT, devices=4)
+    saved = server.forward(**QKV, dropout_p=0.3, seed=5, save=True).json()
+    back = server.backward(context=saved['context'], **DOUT).json()
+    assert saved['backend'].startswith('fake:0-3 ') and back['backend'].startswith('fake:0-3 ')
+    assert {n: saved[n] for n in RESULTS['forward']} == right['dropout']
+    assert server.metric('attnd_device_parts_total', device='fake:3') == 2
+
+
+def test_a_short_problem_and_one_without_the_option_go_to_one_device(fake, right):
+    server = fake('', '--split-above-ms', 0, devices=4)
+    answer, numbers = answer_of(server, 'forward')
+    assert numbers == right['forward'] and ' by heads' not in answer['backend']
+    assert server.metric('attnd_device_parts_total') == 0
+    server = fake('', *SPLIT, devices=4)
+    assert ' by heads' not in server.forward(**wire.small_body()).json()['backend']
+    assert server.get('/v1/info').json()['devices'][0]['parts'] == 0
+
+
+@pytest.mark.parametrize('fault', ['1:sync.err=700@1', '1:launch.err=700@1', '1:copy.err=700@1', '1:call.err=700@9'])
+def test_a_lost_device_is_made_up_for_by_the_others(fake, right, fault):
+    server = fake(fault, *SPLIT, devices=3)
+    for name in CASES:
+        answer, numbers = answer_of(server, name)
+        assert numbers == right[name], name
+        assert answer['backend'].startswith('fake:0'), answer['backend']
+    assert server.get('/readyz').status == 200
+    assert [d['usable'] for d in server.get('/v1/info').json()['devices']] == [True, False, True]
+
+
+def test_a_part_that_fails_fails_the_problem(fake, right):
+    server = fake('1:sync.err=9@1', *SPLIT, devices=2)
+    answer = server.post('/v1/attention/forward', CASES['forward'][1])
+    assert answer.status == 500 and 'error 9' in answer.json()['detail'], answer
+    assert answer_of(server, 'forward')[1] == right['forward']
+    assert server.metric('attnd_device_errors_total') == 1, 'a part that was cancelled is no error'
+
+
+def test_a_deadline_ends_all_parts(fake, right, gate):
+    server = fake(f'1:hold={gate.path}@1', *SPLIT, devices=2)
+    answer = server.forward(**CASES['forward'][1], timeout_ms=300)
+    assert answer.status == 504 and 'while the request was running' in answer.json()['detail'], answer
+    gate.open()
+    assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)
+    assert answer_of(server, 'forward')[1] == right['forward']
+
+
+def test_problems_of_several_clients_share_the_devices(fake, right):
+    server = fake('', *SPLIT, devices=3)
+    long = [Asking(server, CASES['forward'][1]) for _ in range(6)]
+    short = [Asking(server) for _ in range(6)]
+    for asking in long:
+        assert {n: asking.result().json()[n] for n in RESULTS['forward']} == right['forward']
+    assert all(asking.result().status == 200 for asking in short)
+
+
+# ---- By queries --------------------------------------------------------------------------------------------------------
+
+SUMS = 'dk', 'dv'
+MQA = {n: wire.tensor(np.random.default_rng(3 + i).standard_normal((1, S, 1 if n in 'kv' else 2, D)), 'float16')
+       for i, n in enumerate(('q', 'k', 'v', 'dout'))}
+FORWARD = {n: MQA[n] for n in ('q', 'k', 'v')}
+QUERIES = {
+    'forward': ('forward', {**FORWARD, 'causal': True}),
+    'softcap': ('forward', {**FORWARD, 'softcap': 20}),
+    'backward': ('backward', {**MQA, 'causal': True, 'deterministic': True}),
+    'float32 gradients': ('backward', {**MQA, 'grad_dtype': 'float32'}),
+}
+
+
+@pytest.fixture(scope='module')
+def right_by_queries():
+    """Returns the answers that a server with one device gives."""
+    from service import FAKE, Server
+    with Server('--cpu-threads', '1', env={'ATTN_FAKE_DEVICES': '1'}, binary=FAKE) as server:
+        return {name: asked(server, name)[1] for name in QUERIES}
+
+
+def asked(server, name):
+    op, members = QUERIES[name]
+    answer = server.post(f'/v1/attention/{op}', members)
+    assert answer.status == 200, answer
+    return answer.json(), {n: answer.json()[n] for n in RESULTS[op]}
+
+
+def assert_by_queries(got, want):
+    """out, lse and dq have the bits of one device; dk and dv are right within the rounding of their dtype."""
+    for name in want:
+        if name not in SUMS:
+            assert got[name] == want[name], name
+            continue
+        a, b = (wire.value(t) for t in (got[name], want[name]))
+        assert np.abs(a - b).max() <= 2e-3 * np.abs(b).max(), name
+
+
+@pytest.mark.parametrize('devices', [2, 3, 4])
+def test_queries_of_few_heads_are_shared_by_all_devices(fake, right_by_queries, devices):
+    server = fake('', *SPLIT, devices=devices)
+    for name in QUERIES:
+        answer, numbers = asked(server, name)
+        assert answer['backend'].startswith(f'fake:0-{devices - 1} ') and answer['backend'].endswith(' by queries'), answer['backend']
+        assert_by_queries(numbers, right_by_queries[name])
+        assert asked(server, name)[1] == numbers, 'the same bits each time'
+    assert server.metric('attnd_device_parts_total') == 2 * devices * len(QUERIES)
+    assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)
+
+
+def test_rows_of_a_batch_are_shared_where_there_are_few_heads(fake):
+    rng = np.random.default_rng(5)
+    body = {n: wire.tensor(rng.standard_normal((3, S, 1 if n in 'kv' else 2, D)).astype(np.float16)) for n in ('q', 'k', 'v', 'dout')}
+    one, three = (server.backward(**body, causal=True).json() for server in (fake('', devices=1), fake('', *SPLIT, devices=3)))
+    assert three['backend'].startswith('fake:0-2 ') and three['backend'].endswith(' by batch')
+    assert all(one[n] == three[n] for n in RESULTS['backward'])
+
+
+@pytest.mark.parametrize('fault', ['1:sync.err=700@1', '1:launch.err=700@1', '1:copy.err=700@1', '1:call.err=700@9'])
+def test_queries_of_a_lost_device_are_computed_by_the_others(fake, right_by_queries, fault):
+    whole = fake('', *SPLIT, devices=3)
+    server = fake(fault, *SPLIT, devices=3)
+    for name in reversed(QUERIES):
+        answer, numbers = asked(server, name)
+        assert_by_queries(numbers, right_by_queries[name])
+        assert numbers == asked(whole, name)[1], 'the bits do not depend on how many devices are left'
+        assert answer['backend'].startswith('fake:0,2 '), answer['backend']
+    assert server.get('/readyz').status == 200
+    assert [d['usable'] for d in server.get('/v1/info').json()['devices']] == [True, False, True]
+
+
+def test_a_problem_by_queries_is_answered_503_when_no_device_is_left(fake):
+    server = fake('sync.err=700', *SPLIT, devices=2)
+    answer = server.post('/v1/attention/backward', QUERIES['backward'][1])
+    assert answer.status == 503, answer
+    dies(server, 70)
+
+
+def test_a_part_by_queries_that_fails_fails_the_problem(fake, right_by_queries):
+    server = fake('1:sync.err=9@1', *SPLIT, devices=2)
+    answer = server.post('/v1/attention/backward', QUERIES['backward'][1])
+    assert answer.status == 500 and 'error 9' in answer.json()['detail'], answer
+    assert_by_queries(asked(server, 'backward')[1], right_by_queries['backward'])
+    assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)
+
+
+def test_sums_that_do_not_fit_in_staging_memory_leave_the_problem_on_one_device(fake, right_by_queries):
+    # dk and dv take 0.5 MiB in float32, so that the sums of eight parts take as much as all staging memory
+    server = fake('', *SPLIT, '--staging-bytes', '4M', '--max-body-bytes', '4M', devices=8)
+    answer, numbers = asked(server, 'backward')
+    assert ' by ' not in answer['backend'] and numbers == right_by_queries['backward']
+
+
+def test_many_clients_share_devices_by_queries(fake, right_by_queries):
+    server = fake('', *SPLIT, devices=3)
+    want = asked(server, 'backward')[1]
+    long = [Asking(server, QUERIES['backward'][1], path='/v1/attention/backward') for _ in range(8)]
+    for asking in long:
+        assert {n: asking.result().json()[n] for n in RESULTS['backward']} == want
+    assert eventually(lambda: server.metric('attnd_staging_bytes', kind='used') == 0)
