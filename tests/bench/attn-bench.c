@@ -71,7 +71,8 @@ struct options {
     bool bias_is_mask;
     int64_t padded;
     double hidden_bias;
-    uint64_t observed;  /* outputs of an observe, one bit each */
+    /* outputs that an observe (a request for attention weights and their statistics) writes, one bit each */
+    uint64_t observed;
     uint64_t gradients; /* a backward's gradients of options: one bit each for dsinks, dbias and dalibi_slopes */
     enum { NO_SWEEP, SWEEP_PAPER, SWEEP_DECODE, SWEEP_MASKS, SWEEP_OBSERVE } sweep;
     /* dtype: of q; key_dtype: of k and v; grad_dtype: of dq, dk and dv; bias_dtype: of bias */
@@ -107,8 +108,8 @@ static double median(double *times, int count)
 
 /* ---- Data -------------------------------------------------------------------------------------------------------- */
 
-/* Number of different random numbers, which tensors repeat. Each is close to N(0, 1), as a sum of uniform numbers. The
- * count is prime, so that no kernel can benefit from the repetition. */
+/* Fills a tensor with random numbers, each close to N(0, 1) as a sum of four uniform ones. Only the first PATTERN
+ * numbers differ; the rest repeats them. PATTERN is prime, so that no kernel can benefit from the repetition. */
 static void fill_random(void *data, attn_dtype dtype, int64_t count)
 {
     static uint64_t state = 88172645463325252u;
@@ -118,7 +119,8 @@ static void fill_random(void *data, attn_dtype dtype, int64_t count)
         double sum = 0;
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;
         for (int part = 0; part < 4; part++) sum += (double)(state >> 16 * part & 0xffff) / 65536 - 0.5;
-        attn_store(dtype, data, n, sum * 1.7320508); /* scales the variance of the sum from 4 / 12 to 1 */
+        /* scales the variance of the sum of four uniform numbers from 4 / 12 to 1 */
+        attn_store(dtype, data, n, sum * 1.7320508);
     }
     for (int64_t n = fresh; n < count; n += fresh)
         memcpy((char *)data + (size_t)n * bytes, data, (size_t)(count - n < fresh ? count - n : fresh) * bytes);
@@ -341,7 +343,8 @@ static void put_outputs(const attn_problem *p)
     printf("]");
 }
 
-/* The results that attn_truth_some() computes in float64. struct truth has the memory of those that a problem needs. */
+/* The results that attn_truth_some() computes in float64. struct truth has memory for the results that a problem needs.
+ * */
 static const attn_tensor_id truth_ids[] = { ATTN_T_out, ATTN_T_lse, ATTN_T_dq, ATTN_T_dk, ATTN_T_dv };
 enum { TRUTH_RESULTS = sizeof truth_ids / sizeof *truth_ids };
 
@@ -383,7 +386,8 @@ static void truth_close(struct machine *m, struct truth *t)
     attn_device_free(m->device, t->workspace);
 }
 
-/* Queues one call of the operation that is timed: a forward, a backward, an observe or a truth (results in float64). */
+/* Queues one call of the operation that is timed: a forward, a backward, an observe (weights and their statistics) or a
+ * truth (results in float64). */
 static void queue_call(struct machine *m, const attn_plan *plan, void *workspace, const struct truth *t)
 {
     int64_t step = 0;
@@ -540,7 +544,7 @@ static void time_ops(struct machine *m, const struct options *o)
     if (o->backward && o->dtype != ATTN_F8E4M3) time_shape(m, o, ATTN_OP_BACKWARD);
 }
 
-/* Times the cells of the figures in the FlashAttention papers: B * S = tokens, H * D = 2048, D 64, 128 and 256, S 512
+/* Times the sizes of the figures in the FlashAttention papers: B * S = tokens, H * D = 2048, D 64, 128 and 256, S 512
  * to 16384. */
 static void sweep_paper(struct machine *m, const struct options *given)
 {
@@ -610,7 +614,9 @@ static void sweep_masks(struct machine *m, const struct options *given, attn_op 
         remark(&o, "deterministic, causal: rate, of that in any order", plain / masked);
     }
 
-    o.H = o.Hk = 16; /* times packed sequences, and one sequence with as many pairs */
+    /* times packed sequences, and then equal sequences that have as many pairs of a query and a key as the packed ones
+     * */
+    o.H = o.Hk = 16;
     for (o.sequences = 0; left > 0 && o.sequences < MOST_SEQUENCES; o.sequences++) {
         int64_t length;
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;
@@ -641,7 +647,7 @@ static void sweep_masks(struct machine *m, const struct options *given, attn_op 
     remark(&o, "FlashMask of 16 documents: times as fast as without", plain / masked);
 }
 
-/* Times a forward, and then an observe of each kind with the same sizes. */
+/* Times a forward, and then an observe (a request for attention weights) of each kind of output with the same sizes. */
 static void sweep_observe(struct machine *m, const struct options *given)
 {
     static const attn_tensor_id kinds[] = { ATTN_T_max_logit, ATTN_T_entropy, ATTN_T_key_mass, ATTN_T_map,

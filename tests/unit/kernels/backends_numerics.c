@@ -65,7 +65,7 @@ static bool widens(const struct spec *narrow_spec)
 /* Where a client wants float32 gradients, a kernel must omit the last rounding to 16 bits and change nothing else. */
 void test_float32_gradients_round_to_those_of_16_bits(void **state)
 {
-    /* clang-format off: a row is a line */
+    /* clang-format off: each row of the table stays on one line */
     static const struct spec cases[] = {
         SPEC(.name = "float32 gradients", SIZES(67, 133, 0), HEADS(2, 1)),
         SPEC(.name = "float32 gradients, causal, bhsd", SIZES(130, 130, 0), .B = 2, .causal = true,
@@ -102,7 +102,7 @@ void test_float32_gradients_round_to_those_of_16_bits(void **state)
  * runs at the same time, and some of the work has no keys or no queries. */
 void test_work_that_sees_no_keys_between_other_work(void **state)
 {
-    /* clang-format off: a row is a line */
+    /* clang-format off: each row of the table stays on one line */
     static const struct spec cases[] = {
         SPEC(.name = "work, causal", SIZES(330, 200, 64), HEADS(2, 1), .causal = true),
         SPEC(.name = "work, more queries than keys", SIZES(400, 130, 64), HEADS(1, 1), .causal = true),
@@ -139,7 +139,7 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
  * (64 leaves the head size as the list has it). Problems with NaN also run with lse. */
 void test_float8_without_lse_agrees_with_the_reference(void **state)
 {
-    /* clang-format off: a row is a line */
+    /* clang-format off: each row of the table stays on one line */
     static const struct spec cases[] = {
         SPEC(.name = "float8, one by one", SIZES(1, 1, 64), HEADS(1, 1)),
         SPEC(.name = "float8, a tile", SIZES(64, 64, 64), HEADS(1, 1)),
@@ -482,7 +482,7 @@ void test_nan_reaches_exactly_the_gradients_that_see_it(void **state)
 
 /* ---- Scores beyond float32, rows of masks, one order of sums ------------------------------------------------------ */
 
-/* clang-format off: a row is a line */
+/* clang-format off: each row of the table stays on one line */
 
 /* In these problems q.k overflows float32, in a partial sum or at the end, but the score scale q.k does not. */
 static const struct spec far_products[] = {

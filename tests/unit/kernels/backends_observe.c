@@ -31,7 +31,7 @@ static int disagree(const struct spec *list, size_t count)
 
 void test_observables_agree_with_the_reference(void **state)
 {
-    /* clang-format off: a row is a line */
+    /* clang-format off: each row of the table stays on one line */
     static const struct spec list[] = {
         SPEC(.name = "plain", LOOK),
         SPEC(.name = "one pair", LOOK, SIZES(1, 1, 1)),

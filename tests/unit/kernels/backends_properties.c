@@ -99,7 +99,7 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
  * the same each time. */
 void test_gradients_of_several_tiles_agree_with_the_reference(void **state)
 {
-    /* clang-format off: a row is a line */
+    /* clang-format off: each row of the table stays on one line */
     static const struct spec cases[] = {
         SPEC(.name = "causal", SIZES(390, 390, 64), HEADS(2, 1), .causal = true),
         SPEC(.name = "causal, more keys", SIZES(130, 400, 128), HEADS(2, 1), .causal = true),

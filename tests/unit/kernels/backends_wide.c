@@ -29,7 +29,7 @@ static struct spec random_wide_spec(uint64_t seed)
     return s;
 }
 
-/* clang-format off: a row is a line */
+/* clang-format off: each row of the table stays on one line */
 
 /* All of these problems run forward. Those without float8 and without pages also run backward. */
 static const struct spec wide_cases[] = {

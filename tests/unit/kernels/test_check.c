@@ -115,7 +115,7 @@ static void expect(int line, const attn_problem *p, attn_status status, const ch
     } while (0)
 #define PASSES(of, ...) SAYS(of, OK, "", "", __VA_ARGS__)
 
-/* clang-format off: a row is a line, or two */
+/* clang-format off: each row of the table stays on one line or two */
 
 static void test_good_problems_pass(void **state)
 {
