@@ -211,8 +211,8 @@ static void on_fault(int, siginfo_t *info, void *)
     fail("an access to address %p, which is nobody's", info->si_addr);
 }
 
-/* Launchers call this before they compute again, one by one, the rows with results that are not finite. It fails if ATTN_EMULATOR_REPAIRS is
- * "none". */
+/* Launchers call this before they compute again, one by one, the rows with results that are not finite. It fails if
+ * ATTN_EMULATOR_REPAIRS is "none". */
 void repair_begins()
 {
     const char *allowed = getenv("ATTN_EMULATOR_REPAIRS");

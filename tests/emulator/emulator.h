@@ -179,8 +179,8 @@ uint32_t shared_bytes();
 /* Returns the host pointer to a shared address. Fails unless all bytes lie in the block's shared memory and the address
  * is a multiple of `align`. */
 char *shared_pointer(uint32_t address, size_t bytes, size_t align, const char *what);
-/* Launchers call this before they compute again, one by one, the rows with results that are not finite. It fails if ATTN_EMULATOR_REPAIRS is
- * "none". */
+/* Launchers call this before they compute again, one by one, the rows with results that are not finite. It fails if
+ * ATTN_EMULATOR_REPAIRS is "none". */
 void repair_begins();
 /* Fails unless all these bytes of global memory lie in one allocation of the device. */
 void check_global(const void *pointer, size_t bytes, size_t align, const char *what);

@@ -356,8 +356,8 @@ static void test_a_plan_moves_with_its_problem(void **state)
     }
 }
 
-/* Each tensor that is given and each option that is in use must set its own feature bit and no other. One that is
- * absent must set none. */
+/* Each tensor that is given and each option that is in use must set its own bit of attn_features() and no other. One
+ * that is absent must set none. */
 static void test_every_tensor_and_every_option_is_a_feature(void **state)
 {
     const uint64_t basic = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v);

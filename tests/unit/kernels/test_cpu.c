@@ -55,7 +55,8 @@ static void *run_loops(void *argument)
     for (int loop = 0; loop < LOOPS; loop++) {
         struct counts *c = calloc(1, sizeof *c);
         pool_run(pool, ITEMS, count_item, c);
-        for (int i = 0; i < ITEMS; i++) /* in case of an error the items are not freed, because the test fails */
+        /* if an item was not computed exactly once, the counts are returned instead of freed, and the test fails */
+        for (int i = 0; i < ITEMS; i++)
             if (atomic_load(&c->seen[i]) != 1 || atomic_load(&c->clashes)) return c;
         free(c);
     }
@@ -85,7 +86,7 @@ static void count_worker(void *context, int worker, int64_t item)
     atomic_fetch_add(&((atomic_int *)context)[worker], 1);
 }
 
-/* Waits until both items of a loop have begun, which takes two threads. */
+/* Waits until both items of a loop have begun, which needs two threads at the same time. */
 static void meet(void *context, int worker, int64_t item)
 {
     atomic_int *const begun = context;
@@ -117,7 +118,7 @@ static void test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends(
     pool_close(pool);
 }
 
-/* Waits for the item before this one, as the chunks of keys of a backward do. */
+/* Waits for the item before this one, as in a backward each chunk of keys waits for the one before it. */
 static void wait_for_the_one_before(void *context, int worker, int64_t item)
 {
     _Atomic int64_t *done = context;
@@ -199,12 +200,12 @@ static void test_an_owner_with_two_streams_gives_one_up_while_another_owner_comp
         assert_int_equal(pthread_create(&all[n].thread, NULL, compute_until_stopped, &all[n]), 0);
     while (at_work(all, 2) != 2) continue;
     assert_int_equal(pthread_create(&all[2].thread, NULL, compute_until_stopped, &all[2]), 0);
-    /* wait until the third thread and only one of the first two compute; the loop never ends if the owners do not
-     * share */
+    /* waits until the third thread and only one of the first two compute; the test hangs if the two owners do not share
+     * the pool */
     while (atomic_load(&all[2].items) == 0 || at_work(all, 2) != 1) continue;
     atomic_store(&stop[1], true);
     pthread_join(all[2].thread, NULL);
-    while (at_work(all, 2) != 2) continue; /* wait until the paused thread goes on */
+    while (at_work(all, 2) != 2) continue; /* waits until the paused one of the first two threads computes again */
     atomic_store(&stop[0], true);
     for (int n = 0; n < 2; n++) pthread_join(all[n].thread, NULL);
     for (int n = 0; n < 3; n++) assert_true(all[n].spent_ns > 0);
@@ -462,7 +463,8 @@ static void test_a_run_in_double_that_nobody_waits_for_ends_between_two_rows(voi
 
 /* ---- The kernel in double ---------------------------------------------------------------------------------------- */
 
-/* Among these problems are some with sums over heads and sequences, which a single thread computes. */
+/* Some of these problems have sums over heads and sequences (gradients of bias, slopes and sinks), which a single
+ * thread computes. */
 static const struct spec of_any_kind[] = {
     SPEC(.Sq = 40, .Sk = 70, .H = 6, .Hk = 3, .B = 5, .causal = true),
     SPEC(.Sq = 1, .Sk = 300, .H = 8, .Hk = 2, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16, .softcap = 3),
