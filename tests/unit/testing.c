@@ -168,13 +168,14 @@ UNWATCHED void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtyp
     attn_tensor t = attn_tensor_make(NULL, dtype, rank, shape);
     const size_t bytes = attn_dtype_bytes(dtype), shift = f->spec.strided ? bytes : 0;
     if (f->spec.strided &&
-        /* outputs, and tensors that only a backward reads: 3 unused elements behind each row */
+        /* outputs, and tensors that only a backward reads, get 3 unused elements behind each row */
         attn_tensors[id].role != ATTN_ROLE_IN)
         for (int64_t a = rank - 2, stride = (shape[rank - 1] > 0 ? shape[rank - 1] : 1) + 3; a >= 0; a--) {
             t.stride[a] = stride;
             stride = stride * (shape[a] > 0 ? shape[a] : 1) + (a == 1 && !f->spec.key_rows ? 5 : 0);
         }
-    else if (f->spec.strided && rank > 2) { /* all other inputs: the strides of a part of a larger tensor */
+    /* inputs that not only a backward reads get the strides of a part of a larger tensor */
+    else if (f->spec.strided && rank > 2) {
         t.stride[rank - 2] = (shape[rank - 1] > 0 ? shape[rank - 1] : 1) + (int64_t)(id % 3) + 1;
         for (int a = rank - 3; a >= 0; a--) t.stride[a] = t.stride[a + 1] * (shape[a + 1] > 0 ? shape[a + 1] : 1);
     }
@@ -382,7 +383,8 @@ UNWATCHED static void move_to_pages(struct fixture *f, struct rng *r)
         order[other] = (int32_t)n;
     }
     fixture_add(f, ATTN_T_page_table, ATTN_I32, 2, (int64_t[]){ s->B, most });
-    /* for packed queries: `from` still reads the old seqlens_k, which is freed at the end */
+    /* for packed queries: `from` (the problem before its keys moved to pages) still reads the old seqlens_k, which is
+     * freed at the end */
     uint8_t *const lengths = s->sequences ? f->block[ATTN_T_seqlens_k] : NULL;
     if (s->sequences) {
         fixture_add(f, ATTN_T_seqlens_k, ATTN_I32, 1, (int64_t[]){ s->B });
@@ -437,8 +439,8 @@ UNWATCHED static void add_lse(struct fixture *f, attn_tensor_id id)
     else fixture_add(f, id, ATTN_F32, 3, (int64_t[]){ s->B, s->H, s->Sq });
 }
 
-/* Adds what an observe has besides q, k and v: its region of queries and keys, map, other sizes and outputs. All are
- * drawn from the spec's seed. */
+/* Adds what an observe (a request for attention weights) has besides q, k and v: the queries and keys whose weights it
+ * wants, the size of its map of weights, its other sizes and its outputs. All are drawn from the spec's seed. */
 UNWATCHED static void add_observed(struct fixture *f)
 {
     const struct spec *const s = &f->spec;
@@ -879,7 +881,7 @@ static double half_unit(attn_dtype dtype, double x)
     return fmax(fabs(x) * unit[dtype].relative, unit[dtype].least);
 }
 
-/* Returns by how much a result may differ if its sums in double are taken in another order: some units in the last
+/* Returns by how much a result may differ if a device adds its sums in double in another order: some units in the last
  * place of the terms, which may cancel. */
 UNWATCHED static double truth_noise(const attn_problem *p, const attn_geometry *g, int result)
 {
@@ -1043,7 +1045,7 @@ struct tolerance {
     double relative, absolute;
 };
 
-/* Returns the tolerance of output `id`. The part called sensitivity (testing.h) is not included. */
+/* Returns the tolerance of output `id`, without the part called sensitivity (testing.h). */
 UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_tensor_id id)
 {
     const struct limits *limit = &limits_of[f->spec.dtype];
@@ -1218,7 +1220,8 @@ UNWATCHED bool spec_agrees(struct bench *bench, const struct spec *spec)
     fixture_copy(&before, &got);
     run_reference(&want.p);
     memset(&other, 0, sizeof other);
-    /* the truth computed the other way: from rounded out and lse, or without rounding */
+    /* the truth computed in another way: from out and lse that were rounded, if `want` was computed without rounding,
+     * or the other way round */
     if (spec->op == ATTN_OP_BACKWARD) {
         struct spec twin = *spec;
         twin.give_forward = !spec->give_forward;

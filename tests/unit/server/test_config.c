@@ -382,13 +382,13 @@ static void test_a_default_body_limit_follows_a_smaller_staging_memory(void **st
     assert_int_equal(c.max_body_bytes, 8 << 20);
 }
 
-/* Without --max-connections, the server allows as many connections as open files remain for them. If few remain,
- * connections get half of all. */
+/* Without --max-connections, the server allows as many connections as its limit on open files leaves room for. */
 static void test_with_few_open_files_there_are_fewer_connections(void **state)
 {
     (void)state;
     static const struct {
-        int limit, http_threads, connections; /* connections: the expected number; 0: the server does not start */
+        /* connections: the expected maximum number of connections; 0: the server does not start */
+        int limit, http_threads, connections;
     } cases[] = { { 300, 16, 172 }, { 256, 16, 128 }, { 255, 16, 94 }, { 128, 16, 31 },   { 128, 8, 39 },
                   { 98, 16, 16 },   { 96, 16, 0 },    { 128, 40, 0 },  { 1000, 128, 872 } };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {

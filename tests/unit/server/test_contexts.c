@@ -145,7 +145,8 @@ static void test_time_runs_out(void **state)
     close_bench(&b);
 }
 
-/* Returns the error of reserving a context for a job of this many bytes, and frees the job. */
+/* Returns the error of reserving a context (memory of a saved forward) for a job of this many bytes, and frees the job.
+ * */
 static attn_status refusal(struct bench *b, struct caller *caller, size_t bytes, attn_error *err)
 {
     struct job *job = make_job(b, caller, 1, bytes);
@@ -268,9 +269,11 @@ static void test_finishing_twice_does_nothing(void **state)
     assert_int_equal(contexts_take(b.contexts, &everybody, id[0], clock_ms(), &backward->saved[0], &item, NULL),
                      ATTN_OK);
     backward->holds_contexts = true;
-    contexts_finish_job(backward, false); /* the backward's client has left, but the backward may still run */
+    /* false: the backward's client has left and gets no answer, so the context can be taken again */
+    contexts_finish_job(backward, false);
     assert_int_equal(count(&b), 1);
-    contexts_finish_job(backward, true); /* the job has come back from its device, and no client waits for it */
+    /* a second call for the same job changes nothing, even if it says that the client gets an answer */
+    contexts_finish_job(backward, true);
     assert_int_equal(count(&b), 1);
     job_release(backward);
     close_bench(&b);

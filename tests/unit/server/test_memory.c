@@ -45,7 +45,8 @@ static void close_scene(struct scene *s)
     free(s->memory);
 }
 
-/* The search as it was before it was made fast: it looks at all mirrors (copies on the device). */
+/* An earlier, slower way to find an address: it looks at all mirrors (copies on the device). The result of the fast
+ * search must equal it. */
 static void *address_by_looking_at_all(const struct slot *slot, char *address)
 {
     for (int i = 0; i < slot->mirror_count; i++) {

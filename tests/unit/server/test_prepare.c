@@ -128,7 +128,7 @@ static void test_outputs_for_which_there_is_no_memory_are_refused_as_busy(void *
     assert_int_equal(staging_lease(b.server.staging, NULL, (size_t)left / 8 * 7, &rest, &err), ATTN_OK);
     struct staging_block *more;
     while (staging_lease(b.server.staging, NULL, 25600, &more, NULL) == ATTN_OK) {
-        /* the taker of a queue may link the jobs that it holds into a list of its own */
+        /* the owner of leased blocks may use their member next_in_class for a list of its own */
         more->next_in_class = rest->next_in_class;
         rest->next_in_class = more;
     }
@@ -185,7 +185,7 @@ static void test_small_problems_of_one_op_dtype_and_head_are_of_one_kind(void **
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(8, 4)));
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(4, 8)));
     assert_true(kind != kind_of(&b, ATTN_OP_BACKWARD, body_of("q k v dout", 5, 4, "")));
-    /* an envelope {"requests": [...]} of one problem is joined with others like a single problem */
+    /* an envelope {"requests": [...]} of one problem joins the same batches as a body that is that problem */
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(one, 1)), kind);
     char *two[] = { forward_body(5, 4, ""), forward_body(5, 4, "") };
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(two, 2)), 0);
@@ -286,7 +286,7 @@ static void test_what_no_device_has_memory_for_is_refused_with_the_bytes(void **
     assert_int_equal(attn_plan_make(attn_device_capabilities(b.device), &job->call->items[0].problem, &plan, &err),
                      ATTN_OK);
     assert_int_equal(attn_workspace(attn_device_capabilities(b.device), &plan, 1, &scratch, &err), ATTN_OK);
-    /* on a device with memory of its own, inputs, outputs and scratch memory count */
+    /* on a device with its own memory, the memory of inputs, outputs and scratch counts toward the limit */
     assert_int_equal(bytes, job->inputs_used + job->outputs.bytes + scratch);
     job_release(job);
     /* problems that fit are still accepted */
@@ -391,7 +391,8 @@ static void test_a_device_verifies_all_rows_and_more_than_the_cpu_may(void **sta
         assert_int_equal(status, cases[c].refused ? ATTN_UNSUPPORTED : ATTN_OK);
         assert_string_equal(err.text, cases[c].refused ? cases[c].refused : "");
         assert_int_equal(job->truths != NULL, cases[c].device);
-        if (cases[c].device) { /* if the device verifies, the time is charged and expected, and the job runs alone */
+        /* if the device verifies, the job's time includes the verification, and the job runs alone */
+        if (cases[c].device) {
             assert_true(job->truth_seconds > 0 && job->seconds > job->truth_seconds && job->kind == 0);
             assert_string_equal(job->because, "verify");
             assert_in_range((uintptr_t)job->truth_found, (uintptr_t)job->outputs.memory,
@@ -505,8 +506,8 @@ static void test_a_refused_backward_does_not_use_its_context(void **state)
     /* dout has another shape than out, so the problem is refused */
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 6, 4), ATTN_INVALID, NULL);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
-    /* The backward is refused for the device's memory after its context was looked up, so the context must be given
-     * back. */
+    /* The backward is refused after its context (saved forward) was looked up, because the device has too little
+     * memory. The context must be given back. */
     const attn_device_info whole = b.info;
     b.info.memory_limit = 100;
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4), ATTN_TOO_LARGE, NULL);
@@ -621,9 +622,9 @@ static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_lo
     struct job *job = prepared(&b, ATTN_OP_FORWARD, forward_body(200, 1, "\"scale\": 3e38, \"outputs\": [\"lse\"]"));
     const double seconds = job->seconds, worst = job->worst_seconds;
     prepare_look_closer(job, &b.info);
-    /* the work takes only a millisecond, so the scores are not examined */
+    /* this problem takes only a millisecond even with slow rows, so the scores are not examined */
     assert_true(job->seconds == seconds && job->worst_seconds == worst);
-    job->worst_seconds = 1e6; /* with such a long worst case they are examined */
+    job->worst_seconds = 1e6; /* if slow rows would make the problem long, its scores are examined */
     prepare_look_closer(job, &b.info);
     assert_true(job->seconds > 1.5 * seconds && job->worst_seconds == worst);
     assert_string_equal(job->because, "rows whose scores leave float32");
@@ -641,7 +642,7 @@ static void test_the_last_reference_gives_the_memory_back(void **state)
     assert_ptr_equal(job_hold(job), job);
     job_release(job);
     assert_int_equal(staging_leased_bytes(b.server.staging), leased);
-    job_release_memory(job); /* gives back the memory when nothing reads the tensors any more */
+    job_release_memory(job); /* gives back the job's memory, because nothing reads its tensors any more */
     assert_int_equal(staging_leased_bytes(b.server.staging), 0);
     assert_null(job->inputs);
     assert_null(job->spare);

@@ -306,7 +306,7 @@ static void test_an_object_that_becomes_shorter_between_two_pieces(void **state)
     region_uses_place(uses, &(proto_shared){ .to = memory });
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK);
     assert_int_equal(ftruncate(o.fd, MIB + 10), 0);
-    /* the first call still finds the bytes that it reads */
+    /* this call still reads the 10 bytes that the object has behind the first piece; the next call finds none */
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK);
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_INVALID);
     assert_string_equal(err.text,
@@ -445,7 +445,7 @@ static void test_memory_of_a_gpu_is_open_as_long_as_its_region(void **state)
     region_uses_free(uses);
     wait_until_unmapped(&o);
     regions_free(r);
-    attn_device_close(device); /* closing the device aborts if an imported memory is left */
+    attn_device_close(device); /* attn_device_close() aborts if the device still has imported memory */
     object_clear(&o);
     object_clear(&p);
     caller_release(anna);
@@ -468,7 +468,7 @@ static void test_what_lies_in_a_gpus_memory_stays_there(void **state)
         const char *q, *out, *lse;
         int64_t out_at, lse_at;
         size_t alignment;
-        const char *says; /* says: the message; NULL: accepted */
+        const char *says; /* says: the message of the refusal; NULL: the use is accepted */
     } cases[] = {
         { "a", "a", "a", 64, 96, 1, NULL },
         { "a", "s", "s", 0, 32, 1, NULL },
