@@ -343,8 +343,8 @@ static void put_outputs(const attn_problem *p)
     printf("]");
 }
 
-/* The results that attn_truth_some() computes in float64. struct truth has memory for the results that a problem needs.
- * */
+/* The results that attn_truth_some() computes in float64. struct truth has memory for the results that a problem
+ * needs. */
 static const attn_tensor_id truth_ids[] = { ATTN_T_out, ATTN_T_lse, ATTN_T_dq, ATTN_T_dk, ATTN_T_dv };
 enum { TRUTH_RESULTS = sizeof truth_ids / sizeof *truth_ids };
 
@@ -614,8 +614,8 @@ static void sweep_masks(struct machine *m, const struct options *given, attn_op 
         remark(&o, "deterministic, causal: rate, of that in any order", plain / masked);
     }
 
-    /* times packed sequences, and then equal sequences that have as many pairs of a query and a key as the packed ones
-     * */
+    /* times packed sequences, and then equal sequences that have as many pairs of a query and a key as the packed
+     * ones */
     o.H = o.Hk = 16;
     for (o.sequences = 0; left > 0 && o.sequences < MOST_SEQUENCES; o.sequences++) {
         int64_t length;

@@ -1,6 +1,6 @@
 /* backends_merge.c: tests of attn_merge(), which joins results of attention over parts of the keys: results compared
- * with float64, gradients compared with finite differences, and what it promises about empty parts, NaN and infinities.
- * */
+ * with float64, gradients compared with finite differences, and what it promises about empty parts, NaN and
+ * infinities. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>

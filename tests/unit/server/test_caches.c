@@ -1274,8 +1274,8 @@ static void test_shared_pages_are_counted_right_whatever_is_forked_and_cut(void 
     caller_release(caller);
 }
 
-/* A fork of the longest possible cache shares that cache's blocks of page numbers, and has few page numbers of its own.
- * */
+/* A fork of the longest possible cache shares that cache's blocks of page numbers, and has few page numbers of its
+ * own. */
 static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
 {
     struct caches *const caches = caches_new(10);

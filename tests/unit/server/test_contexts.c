@@ -145,8 +145,8 @@ static void test_time_runs_out(void **state)
     close_bench(&b);
 }
 
-/* Returns the error of reserving a context (memory of a saved forward) for a job of this many bytes, and frees the job.
- * */
+/* Returns the error of reserving a context (memory of a saved forward) for a job of this many bytes, and frees the
+ * job. */
 static attn_status refusal(struct bench *b, struct caller *caller, size_t bytes, attn_error *err)
 {
     struct job *job = make_job(b, caller, 1, bytes);

@@ -1219,8 +1219,8 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
         assert_true(here == INLINE_DONE || here == INLINE_LOST);
         if (here == INLINE_LOST) lost = n;
     }
-    /* an inline slot is chosen by this thread's core, so all four tries may have gone to the device that does not fail
-     * */
+    /* an inline slot is chosen by this thread's core, so all four tries may have gone to the device that does not
+     * fail */
     if (lost >= 0) {
         assert_int_equal(jobs[lost]->part.device, 0);
         struct job *held = job_hold(jobs[lost]);

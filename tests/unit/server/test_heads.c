@@ -187,8 +187,8 @@ static void test_problems_have_the_same_bits_over_any_number_of_devices(void **s
     for (int devices = 2; devices <= MOST_DEVICES; devices++) close_site(&sites[devices]);
     bench_close(&cpu);
     assert_true(parts[2] > tried / 2 && parts[3] > tried / 3 && parts[4] > tried / 10);
-    /* problems with gradients of a bias that all heads share cannot be cut, but over half of these random problems can
-     * */
+    /* problems with gradients of a bias that all heads share cannot be cut, but over half of these random problems
+     * can */
     assert_true(whole_ones < tried / 2);
 }
 

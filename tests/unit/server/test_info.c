@@ -695,8 +695,8 @@ static void test_info_has_the_form_that_the_document_says(void **state)
         }
         for (const proto_option *o = proto_options; o->name; o++)
             if (lists(cJSON_GetObjectItem(f, "options"), o->name) != (o->ops >> op & 1)) fail_msg("%s", o->name);
-        /* one kernel computes all merges (results over parts of the keys joined), and it is not in the table of kernels
-         * */
+        /* one kernel computes all merges (results over parts of the keys joined), and it is not in the table of
+         * kernels */
         if (proto_operations[op].merges) {
             assert_false(lists(cJSON_GetObjectItem(f, "dtypes"), "float8_e4m3fn"));
             assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(f, "kernels")), 0);
