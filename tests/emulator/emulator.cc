@@ -393,7 +393,7 @@ void release(team &t)
     t.name = nullptr;
     for (int n = 0; n < t.size; n += 32) {
         warp_state &w = *t.first[n].warp;
-        w.ready = w.alive; /* all lanes of the warp have arrived, so all of them may run again */
+        w.ready = w.alive; /* all lanes of the warp have arrived at the instruction, so all of them may run again */
         w.turn = random() % 32;
     }
     if (--burst < 0) yield();

@@ -93,7 +93,7 @@ struct barrier {
     uint32_t address, count, pending;
     int64_t bytes; /* bytes that arrivals have announced and that are not copied yet */
     uint64_t phase;
-    bool fenced; /* fence_mbarrier_init has followed, so the copy engine may use the mbarrier */
+    bool fenced; /* fence_mbarrier_init has followed the initialisation, so TMA may use the mbarrier */
 };
 
 struct copy {

@@ -442,7 +442,7 @@ void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
     static const struct spec cases[] = {
         SPEC(LATENT(4), .B = 4, .Sq = 2, .Sk = 256, PAGES(64), BF16, .causal = true),
         SPEC(LATENT(3), .B = 3, .Sq = 1, .Sk = 1536, PAGES(128), F16),
-        /* this problem takes more blocks than a GPU runs at the same time */
+        /* the grid for this problem has more blocks than a GPU runs at the same time */
         SPEC(LATENT(1), .B = 150, .Sq = 1, .Sk = 640, PAGES(64), BF16),
     };
     (void)state;

@@ -261,12 +261,13 @@ static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(vo
     struct problem *narrow = open_problem(ATTN_BF16, 1, 256), *wide = open_problem(ATTN_BF16, 1, 512);
     const double launch = 1e-5, back_launch = 2e-5;
     const double ratio = (seconds(wide, "generic", 1) - launch) / (seconds(narrow, "generic", 1) - launch);
-    /* a head size of 512 costs 2 (512 + 256) columns of products, and one of 256 costs 256 + 256 */
+    /* columns of products: 2 (512 + 256) for a head size of 512, and 256 + 256 for 256, which is a ratio of 3 */
     assert_true(ratio > 2.4 && ratio < 3.1);
     make_backward(narrow);
     make_backward(wide);
     const double back = (seconds(wide, "generic", 1) - back_launch) / (seconds(narrow, "generic", 1) - back_launch);
-    /* a head size of 512 costs 2 (512 + 256) + 4 (1024 + 256) columns of products, and one of 256 costs 5 * 256 */
+    /* columns of products: 2 (512 + 256) + 4 (1024 + 256) for a head size of 512, and 5 * 256 for 256, which is a ratio
+     * of 5.2 */
     assert_true(back > 4.2 && back < 5.3);
     free(narrow);
     free(wide);
@@ -418,7 +419,7 @@ static void test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not(
 {
     (void)state;
     struct problem *t = open_problem(ATTN_BF16, 1, 8);
-    /* only the last key has large numbers */
+    /* only the last key has numbers so large that scores with it leave the range of float32 */
     for (int d = 0; d < 8; d++) attn_store(ATTN_BF16, t->numbers[1], (S - 1) * 8 + d, 3e38);
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).costly > 0.5);
     t->p.causal = true; /* with a causal mask only the last row sees the last key */
@@ -443,7 +444,8 @@ static void test_scores_beyond_a_second_limit_are_cheap(void **state)
     assert_true(found.cheap > 0.7 && found.costly == 0);
     assert_true(closer(t, "generic", 132).seconds < 2 * seconds(t, "generic", 132));
     t->p.scale = 0x1p29;
-    /* without an option that changes scores, rows of huge scores are computed again, which costs much */
+    /* with an ordinary scale the kernel's variant without options is used, which computes rows of huge scores again at
+     * a high cost */
     assert_true(closer(t, "generic", 132).seconds > 2 * seconds(t, "generic", 132));
     free(t);
 }
@@ -463,7 +465,7 @@ static void test_rows_of_float32_are_repaired_by_a_gpu_where_their_numbers_allow
     const double costly = closer(t, "generic", 132).seconds;
     t->p.scale = 7000;
     assert_true(costly > 5 * closer(t, "generic", 132).seconds);
-    /* one key has large numbers, so the rows that see it are computed again */
+    /* one key has numbers near 1e9, so all rows that see this key are computed again */
     for (int d = 0; d < 64; d++) attn_store(ATTN_F32, t->numbers[1], (S - 1) * 64 + d, 1e9);
     assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 1);
     t->p.causal = true;
@@ -515,7 +517,7 @@ static void test_a_backward_is_looked_at_by_the_lse_that_it_is_given(void **stat
     assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).costly == 1);
     pad(t, S, -FLT_MAX);
     assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).cheap == 1);
-    for (int n = 0; n < 4 * S; n++) t->lse[n] = -INFINITY; /* the rows see no key */
+    for (int n = 0; n < 4 * S; n++) t->lse[n] = -INFINITY; /* an lse of -inf says that the row sees no key */
     assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).cheap == 0);
     free(t);
 }

@@ -387,7 +387,8 @@ static const uint64_t made_up = UINT64_C(1) << 63; /* a feature that the flash a
 struct giving_up {
     attn_stream *stream;
     const attn_problem *problem;
-    uint64_t also; /* features that the problem claims to have in addition to its own */
+    /* feature bits that the plan of the problem gets besides its own, so that another kernel is selected */
+    uint64_t also;
     attn_status status;
     attn_error err;
     double ended;
@@ -541,7 +542,7 @@ static void test_a_run_may_hold_problems_of_both_kernels(void **state)
 static void test_memory_is_counted_and_limited(void **state)
 {
     const attn_device_options options = { .threads = 2, .memory_bytes = 4 << 20 };
-    /* the packed forms of K and V alone take 48 MiB or more */
+    /* a problem that exceeds the device's limit of 4 MiB: the packed forms of K and V alone take 48 MiB or more */
     const struct spec s = SPEC(.B = 4, .H = 8, .Hk = 8, .Sq = 2048, .Sk = 2048);
     attn_device *device;
     attn_stream *stream;

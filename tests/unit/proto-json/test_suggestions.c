@@ -268,7 +268,7 @@ static void test_many_hexadecimal_digits_are_known_by_the_first(void **state)
     assert_false(suggestion_is_hex(bytes, sizeof bytes));
     for (size_t i = 0; i < sizeof bytes; i += 3) memcpy(bytes + i, "\xd3\x4d\x34", 3); /* "0000" */
     assert_true(suggestion_is_hex(bytes, sizeof bytes));
-    bytes[sizeof bytes / 2] = 0xff; /* a byte far behind the beginning decides */
+    bytes[sizeof bytes / 2] = 0xff; /* only the first digits are examined, so a byte in the middle changes nothing */
     assert_true(suggestion_is_hex(bytes, sizeof bytes));
     bytes[0] = 0xff;
     assert_false(suggestion_is_hex(bytes, sizeof bytes));

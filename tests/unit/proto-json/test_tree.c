@@ -71,7 +71,8 @@ static void test_a_list_of_words_is_what_it_is_to_the_scanner(void **state)
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         for (int most = 5; most < 10; most++) {
             cJSON *one, *other;
-            char behind_a_space[128]; /* a list that begins with white space, which is left to the scanner */
+            /* a list that begins with white space: the fast reader of lists leaves it to the scanner */
+            char behind_a_space[128];
             int values, others;
             struct tree_memory memory = { 0 };
             tree_enter(&memory);

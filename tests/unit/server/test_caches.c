@@ -796,12 +796,12 @@ static void test_a_sequence_that_nobody_goes_on_with_expires(void **state)
     memcpy(info.id, used, sizeof info.id);
     late_s += CACHES_TTL_MS / 1000 - 1;
     assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_OK);
-    /* looking a sequence up does not count as using it */
+    /* looking a sequence (a named cache) up does not count as using it */
     assert_string_equal(sequence(rig, rig->caller, "idle", false, again), idle);
     late_s += 2;
     assert_null(sequence(rig, rig->caller, "idle", false, again));
     assert_string_equal(sequence(rig, rig->caller, "used", false, again), used);
-    /* an expired sequence of this name still exists beside the new one */
+    /* an expired sequence (a named cache) of this name still exists beside the new one */
     assert_non_null(sequence(rig, rig->caller, "idle", true, again));
     assert_string_not_equal(again, idle);
     caches_expire(rig->caches, clock_ms());

@@ -204,8 +204,9 @@ static void test_what_a_job_wants_is_noted(void **state)
         { 5, "\"verify\": 0", false, false, false },
         { 5, "\"verify\": 2", true, false, false },
         { 5, "\"save\": true", false, false, true },
-        { 200, "\"encoding\": \"array\"", false, false, false }, /* out has 3200 numbers and lse 200 */
-        /* out has 4000 numbers and lse 250: together more than 4096 */
+        /* out has 3200 numbers and lse 200, together at most 4096: the answer is not measured */
+        { 200, "\"encoding\": \"array\"", false, false, false },
+        /* out has 4000 numbers and lse 250, together more than 4096: the answer is measured */
         { 250, "\"encoding\": \"array\"", false, true, false },
         { 250, "\"encoding\": \"array\", \"outputs\": [\"out\"]", false, false, false },
         { 250, "\"encoding\": \"base64\"", false, false, false },
@@ -535,7 +536,8 @@ static void test_contexts_are_given_back_problem_by_problem(void **state)
     assert_int_equal(job->call->items[1].error.status, ATTN_INVALID);
     assert_int_equal(job->call->items[2].error.status, ATTN_NOT_FOUND);
     assert_int_equal(contexts_in(&b, CONTEXT_TAKEN), 1);
-    assert_int_equal(contexts_in(&b, CONTEXT_READY), 1); /* the context of the refused problem is ready again at once */
+    /* the context (saved forward) of the refused problem can be used again at once */
+    assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
     assert_null(job->saved[1]);
     contexts_finish_job(job, true);
     assert_int_equal(contexts_in(&b, CONTEXT_TAKEN), 0);
