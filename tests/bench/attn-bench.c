@@ -192,15 +192,15 @@ static int64_t entries_of(const struct options *o)
     return (o->Sk + o->page_size - 1) / o->page_size;
 }
 
-/* Returns the number of pages in the pool. With o->forks the batch rows share all pages except the last page of each
- * row. */
+/* Returns the number of pages in the pool. With the option forks, the batch rows share all pages except the last page
+ * of each row. */
 static int64_t pages_of(const struct options *o)
 {
     return o->forks ? entries_of(o) - 1 + o->B : o->B * entries_of(o);
 }
 
-/* Fills the page table in random order. Each row's keys lie in pages of its own; a fork's keys lie in the first row's
- * pages except for its last page. */
+/* Fills the page table in random order. Without the option forks, each row's keys lie in pages of their own; with it, a
+ * row's keys lie in the first row's pages except for the last page. */
 static void give_pages(struct machine *m, const struct options *o, attn_problem *p, struct block *blocks)
 {
     const int64_t entries = entries_of(o), pages = pages_of(o), shared = o->forks ? entries - 1 : 0;

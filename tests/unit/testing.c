@@ -211,9 +211,9 @@ UNWATCHED static void put_scores(const attn_tensor *q, const attn_tensor *k, enu
 }
 
 /* Fills a bias with numbers as large as float32 can hold. Kind 1: a mask of the lowest number, as many libraries write
- * it, which leaves every third row no other number. Kind 2: every row has numbers from several such levels; a score of
- * ordinary size is lost beside any of them, so a row of out is the mean of the values at the row's highest level. Kind
- * 3: the lowest number for the first half of the keys, as for padding on the left. */
+ * it; every third row has no other number. Kind 2: every row has numbers of several large sizes. A score of ordinary
+ * size is lost beside any of them, so a row of out is the mean of the values at the row's largest bias. Kind 3: the
+ * lowest number for the first half of the keys, as for padding on the left. */
 UNWATCHED static void fill_bias_levels(const attn_tensor *t, struct rng *r, int kind)
 {
     static const double levels[] = { -3.38e38, -2.4e38, -1e38, 1e38, 2.4e38, 3.38e38 };
@@ -1220,8 +1220,8 @@ UNWATCHED bool spec_agrees(struct bench *bench, const struct spec *spec)
     fixture_copy(&before, &got);
     run_reference(&want.p);
     memset(&other, 0, sizeof other);
-    /* the truth computed in another way: from out and lse that were rounded, if `want` was computed without rounding,
-     * or the other way round */
+    /* the truth (float64 results) from a backward that gets rounded out and lse, if `want` does not; otherwise from one
+     * that does not */
     if (spec->op == ATTN_OP_BACKWARD) {
         struct spec twin = *spec;
         twin.give_forward = !spec->give_forward;

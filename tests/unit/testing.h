@@ -123,7 +123,7 @@ struct spec {
     int poison;         /* one key (1) or one value (2) that some queries see is NaN */
     /* observe: the wanted outputs, as bits; 0: all. The queries and keys that it looks at come from data_seed */
     uint64_t observe;
-    bool given_lse;   /* observe: lse is given */
+    bool given_lse;   /* observe (a request for attention weights): lse is given */
     bool many_blocks; /* the backward takes ten seconds or more on the emulator */
     uint64_t data_seed;
 };

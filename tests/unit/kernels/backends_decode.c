@@ -86,8 +86,8 @@ void test_random_decoding_agrees_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A problem with few queries and many keys must have the same bits alone and behind other such problems. In this test
- * each call begins to read its inputs before the call before it has ended. */
+/* A problem with few queries and many keys must have the same bits alone and behind other problems of this kind. In
+ * this test each call begins to read its inputs before the call before it has ended. */
 void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **state)
 {
     enum { COUNT = 24, TIMES = 3 };

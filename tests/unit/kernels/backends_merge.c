@@ -169,15 +169,15 @@ void test_merged_parts_are_the_whole(void **state)
     }
 }
 
-/* Each case merges one row of two parts. The six numbers are lse and out of part 0, lse and out of part 1, and lse and
- * out of the expected result. */
+/* Each case merges one row of two parts of the keys. The six numbers are lse and out of part 0, lse and out of part 1,
+ * and lse and out of the expected result. */
 void test_merges_of_empty_and_strange_parts(void **state)
 {
     static const float cases[][6] = {
         { -INFINITY, 5, -INFINITY, 7, -INFINITY, 0 }, /* both parts are empty */
         /* an empty part (lse is -inf): its out is not read, even if it is NaN */
         { -INFINITY, NAN, 3.5f, 7.25f, 3.5f, 7.25f },
-        /* if only one part is not empty, the merge equals that part */
+        /* if only one part is not empty, the merged result equals that part */
         { -0.75f, 0.1f, -INFINITY, INFINITY, -0.75f, 0.1f },
         { NAN, 1, 0, 1, NAN, NAN },              /* a NaN in the lse of part 0 */
         { 0, 1, NAN, 1, NAN, NAN },              /* a NaN in the lse of part 1 */

@@ -296,8 +296,8 @@ void test_scores_of_either_side_of_0_agree_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A problem with a feature that no kernel lists must go to the kernels that take everything, and these must compute it.
- * Therefore a kernel that does not know a new option never computes it. */
+/* A problem with a feature that no kernel lists must go to the kernels that take every feature, and these must compute
+ * it. A kernel made before a new option was added thus never ignores the option. */
 void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everything(void **state)
 {
     static const struct spec problems[] = {

@@ -459,7 +459,7 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
     /* a single query over many keys */
     SAYS(bhsd, INVALID, "/k/shape/2", "k: shape[2] is 40, must divide the 1 heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.q.shape[2] = 1);
-    /* No other layout fits these shapes, or the fault is not in the shapes, so the message suggests no layout. */
+    /* here the message suggests no other layout: none fits these shapes, or the fault is not in the shapes */
     SAYS(bhsd, INVALID, "/k/shape/3", "k: shape[3] is 15, must be 16, the head size of q", p.k.shape[3] = 15);
     SAYS(bhsd, INVALID, "/k/dtype", "k: dtype is float32, must be float16 as q's, or float8_e4m3fn",
          p.k.dtype = ATTN_F32);
@@ -469,7 +469,7 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
 }
 
 /* A request without a layout, with q [1, 128, 32, 16] and 12 heads of keys, used to be understood as bhsd and was
- * answered with wrong numbers. Any two counts of heads could be lengths, so such a request must be refused. */
+ * answered with wrong numbers. Any two counts of heads could be lengths, so a request of this kind must be refused. */
 static void test_heads_that_do_not_divide_are_not_taken_for_another_layout(void **state)
 {
     (void)state;

@@ -344,7 +344,7 @@ static void test_strips_change_no_bit(void **state)
         SPEC(.window_left = 300, .window_right = 20, .Sq = 130, .Sk = 650),
         SPEC(.causal = true, .Sq = 90, .Sk = 90, .softcap = 5, .alibi = 1, .sinks = 1),
         SPEC(.causal = true, .Sq = 130, .Sk = 130, .mask_bounds = 1, .dropout_p = 0.3),
-        /* several heads share a tile of rows, so strips are not used */
+        /* several heads share a tile of rows, so the kernel does not split the tile into strips */
         SPEC(.causal = true, .Sq = 20, .Sk = 150, .H = 6),
         SPEC(.causal = true, .Sq = 70, .Sk = 400, .poison_unseen = true),
         SPEC(.causal = true, .Sq = 70, .Sk = 70, .poison = 2), /* a NaN in V */
@@ -577,7 +577,8 @@ static void test_memory_is_counted_and_limited(void **state)
     attn_device_close(device);
 }
 
-/* A merge whose stream is cancelled must write nothing more and return an error. The next merge must be computed. */
+/* A merge (results over parts of the keys are joined) whose stream is cancelled must write nothing more and return an
+ * error. The next merge must be computed. */
 static void test_a_merge_gives_up_when_it_is_cancelled(void **state)
 {
     enum { ROWS = 1000 };

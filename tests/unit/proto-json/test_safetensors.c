@@ -202,7 +202,7 @@ static void test_no_member_of_ours_is_passed_over(void **state)
     }
 }
 
-/* The id of a context is a string, even if it has only digits. */
+/* The id of a context (a saved forward) is a string, even if it has only digits. */
 static void test_a_context_of_digits_is_a_word(void **state)
 {
     static const char *const ids[] = { "123", "true", "\\\"123\\\"" };
@@ -422,7 +422,8 @@ static void test_options_that_cannot_be(void **state)
         { FORWARD, METADATA("\"verify\":\"every\""), 34, "/verify",
           "verify: is 'every', must be an integer from 0 to 2^53, the number of rows, or \"all\"" },
         { FORWARD, METADATA("\"casual\":\"true\""), 34, "/casual", "unknown member 'casual', did you mean 'causal'?" },
-        /* These names resemble descriptions of a file, which are ignored, but they are refused. */
+        /* A description of the file is ignored. These names only resemble names of descriptions, so they are
+         * refused. */
         { FORWARD, METADATA("\"formats\":\"pt\""), 34, "/formats",
           "unknown member 'formats' (/docs lists the members of forward)" },
         { FORWARD, METADATA("\"Format\":\"pt\""), 34, "/Format",

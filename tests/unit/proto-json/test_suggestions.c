@@ -93,8 +93,8 @@ static void check_word(const struct suggestion *suggestion, const char *place, c
     char body[256], end[256];
     body_of(place, word, body, sizeof body);
     refuse(place, body, &err);
-    /* A suggestion must not repeat what the message says already, such as "belongs to backward, POST
-     * /v1/attention/backward". */
+    /* A suggestion must not repeat what the message says already (for example "belongs to backward, POST
+     * /v1/attention/backward"). */
     const char *const path = strstr(suggestion->suggestion, "/v1/attention/"), *const said =
                                                                                    path ? strstr(err.text, path) : NULL;
     if (said && strstr(err.text, ": belongs to ") && strstr(err.text, suggestion->suggestion) == NULL) return;

@@ -768,8 +768,8 @@ static void test_the_names_of_one_caller_say_nothing_about_those_of_another(void
     assert_in_range(same, 0, 4); /* with a random key, five equal hashes happen once in 10^16 runs */
 }
 
-/* Starting a sequence again leaves no old entry. Earlier each start left one until the next sweep, and a lookup walked
- * through all of them. */
+/* Starting a sequence (a named cache) again leaves no old entry. In an earlier version each start left an entry until
+ * the next removal of expired caches, and a lookup walked through all entries. */
 static void test_a_name_is_never_there_twice(void **state)
 {
     struct rig *rig = *state;
@@ -1078,7 +1078,7 @@ static void test_a_device_gives_nothing_before_there_is_memory_for_the_account_o
     struct rig *rig = *state;
     struct cache_info info;
     attn_error err;
-    /* size of the table with one reference count per page, and one more */
+    /* the calloc() that fails is that of a table with one reference count for each page, and one more */
     refused_bytes = (POOL_BYTES / 4096 + 1) * sizeof(int32_t);
     assert_int_equal(caches_create(rig->caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_NO_MEMORY);
     assert_string_equal(err.text, "no memory to keep account of pages");

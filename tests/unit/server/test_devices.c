@@ -57,7 +57,8 @@ static void open_bench(struct bench *b, int count, const char *script)
     open_devices(b, count, script);
 }
 
-/* Opens devices with a script in which the word GATE stands for this gate's path. */
+/* Opens devices with this script, in which the word GATE is replaced by the path of this gate (a file: a batch with
+ * hold=GATE waits until the test deletes it). */
 static void open_gated(struct bench *b, int count, const char *script, struct gate *gate)
 {
     char text[256];
@@ -749,7 +750,7 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     assert_int_equal(b.back_count, 0);
     gate_open(&other_gate);
     assert_ptr_equal(next_back(&b), batches[0]);
-    /* now batches[2] runs, because no other flow is on the device any more */
+    /* now batches[2] runs, because no other flow (caller's work) is on the device any more */
     assert_ptr_equal(next_back(&b), batches[2]);
     gate_open(&busy_gate);
     assert_ptr_equal(next_back(&b), batches[1]);
@@ -1212,15 +1213,14 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
     open_readers(&b, 2, "0:sync.err=700@1", NULL);
     struct job *job = ready_forward(&b, 5), *jobs[4] = { 0 };
     int lost = -1;
-    /* inline slots belong to the two devices in turn, so four tries reach both */
+    /* the inline slots (for HTTP threads that compute) belong to the two devices in turn, so four tries reach both */
     for (int n = 0; n < 4 && lost < 0; n++) {
         jobs[n] = ready_forward(&b, 5);
         const enum inline_outcome here = inline_run(b.server.devices, jobs[n]);
         assert_true(here == INLINE_DONE || here == INLINE_LOST);
         if (here == INLINE_LOST) lost = n;
     }
-    /* an inline slot is chosen by this thread's core, so all four tries may have gone to the device that does not
-     * fail */
+    /* this thread's core chooses the inline slot, so all four tries may have gone to the device that does not fail */
     if (lost >= 0) {
         assert_int_equal(jobs[lost]->part.device, 0);
         struct job *held = job_hold(jobs[lost]);

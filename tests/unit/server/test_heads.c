@@ -60,7 +60,8 @@ static void close_site(struct site *s)
     server_close(&s->server);
 }
 
-/* Returns a job with only this problem. The job claims to take a second, so that it is long enough to be cut. */
+/* Returns a job with only this problem. The job claims to take a second, because shorter jobs are not cut over several
+ * devices. */
 static struct job *job_with(struct site *s, const attn_problem *p)
 {
     struct job *job = job_of(&s->server, ATTN_OP_FORWARD, forward_body(5, 4, ""));

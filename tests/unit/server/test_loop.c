@@ -27,7 +27,7 @@ struct scene {
     struct config config;
     struct server server; /* on_resume() finds the scene from the address of this member */
     struct gate gate;
-    uv_work_t blocker; /* work that occupies libuv's only thread until its gate opens */
+    uv_work_t blocker; /* work that occupies libuv's only thread until the test deletes the file of the gate `pool` */
     struct gate pool;
     pthread_t thread;
     int exit_status;
@@ -766,7 +766,7 @@ static void test_a_second_signal_waits_for_what_is_being_written(void **state)
 }
 
 /* Returns a KServe request whose q has `rows` rows, and whose k and v have one row, of one head of 64 numbers. All
- * three lie in the same bytes of the region. */
+ * three lie in the same bytes of the region of shared memory. */
 static struct request *received_from_region(struct scene *s, int rows)
 {
     static const proto_model model = { .name = "attention_forward", .op = ATTN_OP_FORWARD };
@@ -822,7 +822,7 @@ static void test_much_shared_memory_is_read_beside_the_loop(void **state)
     end_shared(s, fd);
 }
 
-/* In one turn the loop reads only as much of a region as its time allows. */
+/* In one turn the loop reads only as much of a region of shared memory as its time allows. */
 static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 {
     struct scene *const s = *state;
@@ -1329,8 +1329,8 @@ static void test_a_client_that_leaves_cancels_all_parts(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* One of two parts never ends. The request is answered when the watchdog finds that, and the other device goes on. The
- * watchdog's time is long enough for the other device, however slow it is. */
+/* One of two parts of a problem never ends. The watchdog finds that and the request is answered; the other device goes
+ * on. The watchdog waits so long that even a slow other device ends in time. */
 static void test_a_part_that_never_ends_fails_the_problem_and_no_other(void **state)
 {
     struct scene *const s = *state;

@@ -227,8 +227,8 @@ static void test_what_a_job_wants_is_noted(void **state)
     close_bench(&b);
 }
 
-/* A forward without a seed draws one, and a backward of its context uses the same. Earlier the seed was 0 in every
- * call, so each layer of each step dropped the same elements. */
+/* A forward without a seed draws one, and a backward of its context (saved forward) uses the same seed. In an earlier
+ * version the seed was 0 in every call, so each layer of each step dropped the same elements. */
 static void test_a_forward_without_a_seed_draws_one_and_a_backward_of_its_context_has_it(void **state)
 {
     (void)state;
@@ -433,7 +433,7 @@ static void test_a_truth_that_no_device_can_hold_is_refused(void **state)
 
 /* ---- Contexts ---------------------------------------------------------------------------------------------------- */
 
-/* Runs a forward with `save` and answers it, so that its context can be used. */
+/* Runs a forward with `save` and answers it, so that a backward can use its context (the saved forward). */
 static void save(struct bench *b, char id[PROTO_CONTEXT_BYTES], int rows, int D)
 {
     struct job *job = prepared(b, ATTN_OP_FORWARD, forward_body(rows, D, "\"save\": true, \"outputs\": [\"out\"]"));
@@ -457,7 +457,7 @@ static void test_a_context_is_taken_by_a_backward_and_gone_when_it_ran(void **st
     open_bench(&b, "fake", 0);
     save(&b, id, 5, 4);
     const int64_t leased = staging_leased_bytes(b.server.staging);
-    assert_true(leased > 0); /* the forward's request is gone, but its memory stays for the context */
+    assert_true(leased > 0); /* the forward's request is gone, but its memory stays for the context (saved forward) */
     struct job *job = prepared(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
     const attn_problem *p = &job->call->items[0].problem, *forward = &job->saved[0]->call->items[0].problem;
     assert_int_equal(contexts_in(&b, CONTEXT_TAKEN), 1);
@@ -491,7 +491,8 @@ static void test_a_context_is_given_back_when_the_backward_did_not_run(void **st
     struct job *job = prepared(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
     contexts_finish_job(job, false);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
-    contexts_finish_job(job, true); /* finishing a job's contexts twice must have the effect of the first call only */
+    /* finishing a job's contexts (saved forwards) twice must have the effect of the first call only */
+    contexts_finish_job(job, true);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
     job_release(job);
     close_bench(&b);
@@ -549,8 +550,8 @@ static void test_contexts_are_given_back_problem_by_problem(void **state)
     close_bench(&b);
 }
 
-/* A problem that is refused after its context was looked up gives it back at once. No body can cause this refusal,
- * because the decoder refuses `verify` in a backward, so the test sets it. */
+/* A problem that is refused after its context (saved forward) was looked up gives it back at once. No body can cause
+ * this refusal, because the decoder refuses `verify` in a backward, so the test sets it. */
 static void test_a_context_is_given_back_at_once_when_its_problem_is_refused_later(void **state)
 {
     (void)state;
@@ -572,7 +573,8 @@ static void test_a_context_is_given_back_at_once_when_its_problem_is_refused_lat
     close_bench(&b);
 }
 
-/* If a problem ran but could not be verified afterwards, it is refused, and its contexts are deleted. */
+/* If a problem ran but could not be verified afterwards, it is refused, and its contexts (saved forwards) are
+ * deleted. */
 static void test_a_problem_that_fails_after_it_ran_keeps_no_context(void **state)
 {
     (void)state;

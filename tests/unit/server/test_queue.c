@@ -265,7 +265,8 @@ static void fair_push(struct fair *fair, const char *whose)
     }
 }
 
-/* Takes the next job from the queue. Returns its flow's letter, or '-' if none may leave. */
+/* Takes the next job from the queue. Returns the letter of the flow (caller's work) to which it belongs, or '-' if none
+ * may leave. */
 static char fair_take(struct fair *fair, const struct queue_taker *taker)
 {
     struct job *batch[1];

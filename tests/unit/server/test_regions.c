@@ -130,7 +130,7 @@ static void test_a_region_is_seen_by_its_caller_alone(void **state)
     assert_int_equal(regions_unregister(r, REGION_SYSTEM, anna, "a"), 1);
     assert_int_equal(regions_unregister(r, REGION_SYSTEM, anna, "a"), 0);
     object_clear(&p);
-    regions_free(r); /* the table still has a region when it is freed */
+    regions_free(r); /* the table still has a region of shared memory when it is freed */
     assert_int_equal(holders(&o), 1);
     object_clear(&o);
     caller_release(anna);
@@ -234,7 +234,8 @@ static void test_a_use_lies_within_its_region_and_outlives_it(void **state)
     object_clear(&o);
 }
 
-/* Reserves a place in region "r" for an output with `elements` float32 numbers, whose own memory is `data`. */
+/* Reserves a place in the region "r" of shared memory for an output with `elements` float32 numbers, whose own memory
+ * is `data`. */
 static struct region_uses *output_use(struct regions *r, const struct caller *caller, void *data, int64_t elements)
 {
     struct region_uses *uses;

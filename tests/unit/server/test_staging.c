@@ -187,7 +187,7 @@ static void test_growing_keeps_what_is_there(void **state)
     }
     assert_true(staging_leased_bytes(staging) == (int64_t)e->bytes);
     assert_int_equal(staging_grow(staging, &e, used, 257 * MIB, NULL), ATTN_TOO_LARGE);
-    /* a growth that failed must leave the contents of the extent unchanged */
+    /* a growth that failed must leave the contents of the block unchanged */
     assert_int_equal(((uint8_t *)e->memory)[used - 1], (uint8_t)((used - 1) * 7));
     staging_release(staging, e);
     staging_free(staging);
