@@ -144,7 +144,7 @@ struct block {
  * with others). */
 enum { PREFIX_KEYS = ATTN_TENSOR_COUNT, BLOCKS };
 
-static attn_error err; /* every failure ends the program */
+static attn_error err; /* the error of a failed call; every failure ends the program */
 
 static void must(attn_status status)
 {

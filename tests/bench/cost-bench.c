@@ -143,7 +143,7 @@ struct block {
     int64_t bytes;
 };
 
-static attn_error err; /* every failure ends the program */
+static attn_error err; /* the error of a failed call; every failure ends the program */
 
 static void die(const char *what, const char *why)
 {

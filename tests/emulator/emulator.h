@@ -218,7 +218,8 @@ struct agent {
     virtual void accessed(const void *, size_t, bool) {}
     /* called when all threads have ended, while shared memory still exists; afterwards the agent is deleted */
     virtual void block_ends() {}
-    virtual void describe(FILE *) {} /* prints the agent's state for the deadlock message */
+    /* prints the agent's work in flight (copies and products) for the deadlock message */
+    virtual void describe(FILE *) {}
     virtual ~agent() {}
 };
 agent *&block_agent(); /* the agent (copies and tensor cores) of the running block; NULL before its first use */

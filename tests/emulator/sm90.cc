@@ -133,7 +133,7 @@ struct entry {
     int number = 0;              /* for a wait: the number of groups that may stay in flight */
     int arrived = 0, waited = 0; /* number of threads that issued the instruction; number that have waited for it */
     int lanes[4] = {};           /* number of threads of each warp that issued the instruction */
-    /* Only products use the following members. */
+    /* Only the log entries of products use the following members. */
     int64_t group;
     bool late;         /* the product is carried out only when no thread can run */
     bool eager;        /* a warp's rows are computed as soon as all threads of that warp have issued the product */

@@ -1069,7 +1069,8 @@ UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_ten
         t.relative = 4e-5 + 2 * blur;
         t.absolute = 1e-30;
         return t;
-    case ATTN_T_top_keys: t.absolute = INFINITY; return t; /* no tolerance here: backends_observe.c checks these */
+    /* top_keys has no tolerance here: backends_observe.c checks it */
+    case ATTN_T_top_keys: t.absolute = INFINITY; return t;
     case ATTN_T_row_max:
     case ATTN_T_max_logit:
     case ATTN_T_lse:

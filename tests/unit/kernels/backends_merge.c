@@ -174,7 +174,7 @@ void test_merged_parts_are_the_whole(void **state)
 void test_merges_of_empty_and_strange_parts(void **state)
 {
     static const float cases[][6] = {
-        { -INFINITY, 5, -INFINITY, 7, -INFINITY, 0 }, /* both parts are empty */
+        { -INFINITY, 5, -INFINITY, 7, -INFINITY, 0 }, /* both parts are empty: their lse is -inf */
         /* an empty part (lse is -inf): its out is not read, even if it is NaN */
         { -INFINITY, NAN, 3.5f, 7.25f, 3.5f, 7.25f },
         /* if only one part is not empty, the merged result equals that part */
@@ -402,9 +402,9 @@ void test_gradients_of_empty_parts_are_zeros(void **state)
     (void)state;
     fill_gradients(&g, 8);
     for (int h = 0; h < GH; h++) g.sinks[h] = -INFINITY;
-    for (int n = 0; n < GROWS; n++) g.lses[2][n] = -INFINITY; /* part 2 is empty in all rows */
+    for (int n = 0; n < GROWS; n++) g.lses[2][n] = -INFINITY; /* part 2 is empty in all rows: its lse is -inf */
     for (int n = 0; n < GOUT; n++) g.outs[2][n] = NAN;
-    for (int p = 0; p < GP; p++) g.lses[p][0] = -INFINITY; /* in row 0 all parts are empty */
+    for (int p = 0; p < GP; p++) g.lses[p][0] = -INFINITY; /* in row 0 all parts are empty: their lse is -inf */
     run_gradients(&g);
     for (int n = 0; n < GOUT; n++) assert_true(g.douts[2][n] == 0 && isfinite(g.out[n]) && isfinite(g.douts[1][n]));
     for (int n = 0; n < GROWS; n++) assert_true(g.dlses[2][n] == 0 && isfinite(g.dlses[1][n]));

@@ -500,7 +500,8 @@ void test_attention_is_linear_in_v(void **state)
     fixture_make(&a, &s);
     fixture_copy(&b, &a);
     for (int64_t e = 0; e < tensor_elements(&b.p.v); e++)
-        tensor_set(&b.p.v, e, -4 * tensor_get(&a.p.v, e)); /* float32 represents this product exactly */
+        /* rounding cannot differ, because float32 represents this product exactly */
+        tensor_set(&b.p.v, e, -4 * tensor_get(&a.p.v, e));
     fixture_run(&bench, &a);
     fixture_run(&bench, &b);
     for (int64_t e = 0; e < tensor_elements(&a.p.out); e++)

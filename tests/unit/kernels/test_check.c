@@ -456,7 +456,7 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
          p.layout = ATTN_BSHD; p.k = p.v = p.q; p.keep_mask = TENSOR(keep, ATTN_U8, 1, 1, 30, 30));
     SAYS(bhsd, INVALID, "/sinks/shape/0", "sinks: shape[0] is 8, must be 30, the heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.k = p.v = p.q; p.sinks = TENSOR(sinks, ATTN_F32, 8));
-    /* a single query over many keys */
+    /* a single query over many keys: in bhsd, q has 1 head and k has 40 */
     SAYS(bhsd, INVALID, "/k/shape/2", "k: shape[2] is 40, must divide the 1 heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.q.shape[2] = 1);
     /* here the message suggests no other layout: none fits these shapes, or the fault is not in the shapes */

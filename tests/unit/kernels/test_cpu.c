@@ -145,7 +145,7 @@ struct computing {
     struct pool *pool;
     const void *owner;
     pthread_t thread;
-    _Atomic int64_t items; /* number of items that it has computed */
+    _Atomic int64_t items; /* number of items that this thread has computed */
     atomic_bool *stop;
     int64_t spent_ns;
 };
@@ -415,7 +415,7 @@ static void ends_soon_after_it_is_cancelled(uint64_t also)
         SPEC(.Sq = 100000, .Sk = 100000, .H = 2, .Hk = 2, .D = 8, .Dv = 8, .op = ATTN_OP_BACKWARD),
     };
     for (size_t n = 0; n < ARRAY_SIZE(specs) * 2; n++) {
-        /* 0: the run is cancelled perhaps before it begins */
+        /* a pause of 0 ns: the run is perhaps cancelled before it begins */
         const struct timespec pause = { 0, n % 2 ? 150000000 : 0 };
         struct giving_up g = { 0 };
         struct fixture f, after;

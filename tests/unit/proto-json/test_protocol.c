@@ -188,7 +188,7 @@ static void normalise(cJSON *json)
     cJSON *parameters = cJSON_GetObjectItemCaseSensitive(json, "parameters");
     cJSON *errors = cJSON_GetObjectItemCaseSensitive(json, "errors");
     cJSON *explanations = cJSON_GetObjectItemCaseSensitive(json, "explanations");
-    /* these figures depend on the rounding of the processor */
+    /* the figures `explained` and `limit` depend on how this processor rounds */
     cJSON_ArrayForEach(one, errors) drop(one, "explained"), drop(one, "limit");
     cJSON_ArrayForEach(one, explanations) drop(one, "error_if_so");
     if (metadata || parameters) {

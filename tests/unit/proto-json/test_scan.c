@@ -519,7 +519,7 @@ static void test_arrays_are_read_in_their_dtype(void **state)
     check("[{\"data\":[1,2,3],\"dtype\":\"uint8\"},{\"dtype\":\"uint8\",\"data\":[4]}]",
           "[{\"data\":0,\"dtype\":\"suint8\"},{\"dtype\":\"suint8\",\"data\":1}]\n0 uint8 3 [3] @0 010203\n1 uint8 1 "
           "[1] @64 04");
-    /* a dtype that never comes, or that is none */
+    /* a dtype that is missing, or that is no dtype */
     check("{\"data\":[1]}", "{\"data\":0}\n0 untyped 1 [1] @0 000000000000f03f");
     check("{\"data\":[1],\"dtype\":\"float17\"}",
           "{\"data\":0,\"dtype\":\"sfloat17\"}\n0 untyped 1 [1] @0 000000000000f03f");

@@ -456,7 +456,8 @@ static void test_a_device_that_is_not_done_in_its_time_is_overdue(void **state)
     assert_null(devices_to_disable(b.server.devices, &is_overdue)); /* nothing runs */
     struct device *first = devices_pick(b.server.devices, 0);
     struct job *job = ready_forward(&b, 5);
-    struct batch *batch = batch_of(&job, 1, 1e9); /* the next batch goes to the other device */
+    /* a load of 1e9 operations, so the next batch goes to the other device */
+    struct batch *batch = batch_of(&job, 1, 1e9);
     devices_submit(b.server.devices, batch, first);
     struct device *stuck = devices_pick(b.server.devices, 0);
     struct batch *never = submit_one(&b, stuck, 1);
@@ -525,7 +526,8 @@ static void test_a_batch_that_nobody_waits_for_ends_between_two_launches(void **
     gate_open(&gate);
     assert_ptr_equal(next_back(&b), batch);
     assert_failed(batch, ATTN_CANCELLED);
-    struct batch *next = submit_one(&b, devices_pick(b.server.devices, 0), 1); /* the stream is usable again */
+    /* the cancelled batch has left the stream usable */
+    struct batch *next = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     next_back(&b);
     assert_ran(next);
     forget(batch);
@@ -614,7 +616,7 @@ static void test_an_error_in_the_middle_of_the_truth_fails_its_batch(void **stat
         assert_ptr_equal(next_back(&b), batch);
         assert_failed(batch, cases[c].status);
         assert_true(batch->charged_ns > 0);
-        if (cases[c].status == ATTN_DEVICE) { /* the next batch is not affected */
+        if (cases[c].status == ATTN_DEVICE) { /* the error of this batch does not affect the next batch */
             struct batch *next = submit_two_truths(&b);
             assert_ptr_equal(next_back(&b), next);
             assert_ran(next);
@@ -637,7 +639,8 @@ static void test_a_truth_that_nobody_waits_for_ends_between_two_steps(void **sta
     open_gated(&b, 1, "truth.hold=GATE@1,truth.err=700@2", &gate);
     struct batch *batch = submit_two_truths(&b);
     struct batch *beside = submit_one(&b, devices_pick(b.server.devices, 0), 1);
-    assert_ptr_equal(next_back(&b), beside); /* no batch waits for the verification of another one */
+    /* the batch beside it comes back first, because no batch waits for the verification of another one */
+    assert_ptr_equal(next_back(&b), beside);
     assert_ran(beside);
     attn_cancel(&batch->cancel);
     gate_open(&gate);

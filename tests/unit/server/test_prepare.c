@@ -74,7 +74,7 @@ static void test_outputs_lie_behind_the_inputs_in_one_piece(void **state)
     assert_true(job->outputs.memory < inputs + job->inputs_used + 64);
     assert_ptr_equal(p->out.data, job->outputs.memory);
     assert_ptr_equal(p->lse.data, job->outputs.memory + 64); /* out has 60 bytes, rounded up to 64 */
-    assert_int_equal(job->outputs.bytes, 128);               /* lse has 20 bytes, rounded up */
+    assert_int_equal(job->outputs.bytes, 128);               /* lse has 20 bytes, rounded up to 64 */
     job_release(job);
     close_bench(&b);
 }

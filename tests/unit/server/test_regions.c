@@ -440,7 +440,8 @@ static void test_memory_of_a_gpu_is_open_as_long_as_its_region(void **state)
     attn_error err = { 0 };
     assert_int_equal(use(r, anna, "a", ATTN_T_q, false, 0, 64, &uses, &err), ATTN_OK);
     assert_int_equal(regions_unregister(r, REGION_CUDA, anna, "a"), 1);
-    region_uses_drop_inputs(&uses); /* q stays, because it is read only later */
+    /* q is memory of a GPU, which is read in place when the job runs, so its use is not dropped */
+    region_uses_drop_inputs(&uses);
     assert_non_null(uses);
     assert_int_equal(mappings(&o), 1);
     region_uses_free(uses);
