@@ -1027,7 +1027,7 @@ int main(int argc, char **argv)
         case SINKS: o.sinks = true; break;
         case SCALE: o.scale = real("--scale", optarg); break;
         case DROPOUT: o.dropout = real("--dropout", optarg); break;
-        case BIAS: /* a number may follow --bias, although a negative number looks like an option */
+        case BIAS: /* the number that may follow --bias can be negative, although it then looks like an option */
             o.biased = true;
             if (!optarg && optind < argc && is_number(argv[optind])) optarg = argv[optind++];
             if (optarg) o.bias_is_mask = true, o.hidden_bias = real("--bias", optarg);

@@ -289,7 +289,8 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
                 lts = rng_between(r, 0, Sq), lte = rng_between(r, 0, Sq);
                 uts = rng_between(r, 0, Sq), ute = rng_between(r, 0, Sq);
                 if (n == 2 && !f->spec.causal)
-                    /* limits ute, because otherwise every query would be hidden half of the time */
+                    /* limits ute (the end of the second hidden interval), because otherwise every query would be hidden
+                     * half of the time */
                     ute = rng_between(r, 0, lts);
             }
             const int64_t e = (bh * Sk + j) * n;
@@ -1029,14 +1030,15 @@ UNWATCHED double largest(const attn_tensor *t)
     return m;
 }
 
-/* Estimates the largest |score|. float32 stores a score with an error of at least 2^-23 of it. */
+/* Estimates the largest |score|, because the rounding errors of scores grow with their size. */
 UNWATCHED static double score_size(const struct fixture *f)
 {
     const attn_geometry g = attn_geometry_of(&f->p);
     double size = fabs(g.scale) * sqrt((double)g.dims.D) * largest(&f->p.q) * largest(&f->p.k);
     if (f->p.q_scale.rank) size *= largest(&f->p.q_scale);
     if (f->p.k_scale.rank) size *= largest(&f->p.k_scale);
-    if (g.softcap > 0) size = fmin(size, 8 * g.softcap); /* the softcap is computed with an error of its own */
+    /* a capped score is below the softcap; 8 times as much allows for the errors of computing the cap */
+    if (g.softcap > 0) size = fmin(size, 8 * g.softcap);
     return size + (f->spec.bias_levels ? 0 : largest(&f->p.bias)) +
            largest(&f->p.alibi_slopes) * (double)attn_max64(g.dims.Sk, g.dims.Sq);
 }

@@ -421,7 +421,7 @@ void test_latent_attention_agrees_with_the_reference(void **state)
         if (!agrees(&cases[n])) failed++;
     assert_int_equal(failed, 0);
 
-    /* if the variable names a family of kernels, check that this family was used */
+    /* if ATTN_CUDA_FAMILY names a family of kernels, check that this family was used */
     const char *family = getenv("ATTN_CUDA_FAMILY");
     if (family && strcmp(family, "sm90_latent") == 0) {
         struct fixture f;

@@ -199,7 +199,7 @@ void test_float8_without_lse_agrees_with_the_reference(void **state)
         }
     assert_int_equal(failed, 0);
 
-    /* if the variable names a family of kernels, check that this family was used */
+    /* if ATTN_CUDA_FAMILY names a family of kernels, check that this family was used */
     const char *family = getenv("ATTN_CUDA_FAMILY");
     if (family && strcmp(family, "sm90_f8") == 0) {
         const struct spec s = SPEC(SIZES(200, 300, 128), FP8, .no_lse = true);

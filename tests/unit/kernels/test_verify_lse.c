@@ -388,7 +388,8 @@ static void test_a_sum_above_1_is_refused_by_row_sum_and_rule(void **state)
                         "lse: [0, 2] is -1, with which the probabilities of the row sum to 5.437, must be at most 1");
 }
 
-/* A check reads only some heads and rows. For the same request, a wrong lse must be found always or never. */
+/* attn_check_lse() reads only some heads and rows. If a request is repeated, a wrong lse must be found always or
+ * never. */
 static void test_the_same_request_gets_the_same_answer(void **state)
 {
     (void)state;

@@ -736,8 +736,8 @@ static void test_every_tensor_of_the_table_is_known(void **state)
         }
 }
 
-/* Every option of the table is accepted by its operations. A value of a wrong type is refused with the option's
- * name. */
+/* Every option of the table proto_options is accepted by its operations. A value of a wrong type is refused with the
+ * option's name. */
 static void test_every_option_of_the_table_is_known(void **state)
 {
     (void)state;
@@ -755,7 +755,7 @@ static void test_every_option_of_the_table_is_known(void **state)
         }
 }
 
-/* The defaults that the table gives to the OpenAPI document are those that decoding uses. */
+/* The defaults in the table proto_options, which the OpenAPI document shows, are those that decoding uses. */
 static void test_the_defaults_of_the_table_are_true(void **state)
 {
     (void)state;

@@ -112,7 +112,7 @@ static void test_a_name_is_utf8_whatever_the_comment_is(void **state)
     assert_non_null(t);
     struct caller *first = tokens_find(t, "Bearer first"), *second = tokens_find(t, "Bearer second");
     assert_string_equal(first->flow->name, "caf? \xc3\xa9??");
-    /* 31 characters of 2 bytes are kept; half a character more would have fitted */
+    /* the name is cut after 31 characters of 2 bytes each; the limit has room for half a character more */
     assert_int_equal(strlen(second->flow->name), 62);
     caller_release(first);
     caller_release(second);
