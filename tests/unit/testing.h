@@ -99,7 +99,7 @@ struct spec {
     bool seqlens_q;  /* random lengths of queries; padding rows behind them are NaN */
     /* packed: up to this many padding rows of NaN between sequences; seqlens_q and seqlens_k give the lengths */
     int gaps;
-    bool key_rows; /* packed queries beside k and v [B, Sk, Hk, D] with seqlens_k; rows behind the keys are NaN */
+    bool key_rows; /* queries are packed, but k and v are [B, Sk, Hk, D] with seqlens_k; rows behind the keys are NaN */
     /* 0: no pages; otherwise k and v are pools of pages with this many slots, Sk is a multiple of it, and seqlens_k is
      * given */
     int page_size;

@@ -344,10 +344,10 @@ void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everythin
 }
 
 /* The gradient of a slope is dslope = -sum dZ distance. Distances are in the hundreds and multiply any error of a row's
- * delta = sum(dout * out). Two errors showed here. P rounded to bfloat16 in the product for out caused errors of 0.01
- * of the largest slope (0.1 with more terms). A float32 dout that was rounded for dP but not for delta caused 0.03. The
- * comparison does not use the allowances of fixture_compare(), because only a float32 dout is rounded before summing
- * here. */
+ * delta = sum(dout * out). Two mistakes of earlier versions are tested. P rounded to bfloat16 in the product for out
+ * caused errors of 0.01 of the largest slope (0.1 with more terms). A float32 dout that was rounded for dP but not for
+ * delta caused errors of 0.03. The comparison does not use the allowances of fixture_compare(), because only a float32
+ * dout is rounded before summing here. */
 void test_slopes_in_bfloat16_are_as_exact_as_other_sums(void **state)
 {
     int failed = 0;

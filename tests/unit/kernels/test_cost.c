@@ -248,7 +248,8 @@ static void test_a_gpu_takes_as_long_for_a_block_that_is_not_full(void **state)
     const double whole = seconds(wide, "generic", 132);
     for (int n = ATTN_T_q; n <= ATTN_T_out; n += ATTN_T_out - ATTN_T_q) wide->p.tensor[n].shape[1] = 1;
     wide->p.lse.shape[2] = 1;
-    assert_true(seconds(wide, "generic", 132) > 0.8 * whole); /* one row takes nearly as long as all rows */
+    /* a block with one row takes nearly as long as a block with all rows */
+    assert_true(seconds(wide, "generic", 132) > 0.8 * whole);
     free(narrow);
     free(wide);
 }

@@ -173,7 +173,7 @@ static int end(struct scene *s, bool tell)
 
 /* calloc() fails for the next call with exactly this many bytes; the program's calls come to the test's own calloc() */
 static _Atomic size_t refused_bytes;
-static atomic_int passed_calls; /* so many calls with refused_bytes bytes succeed before one fails */
+static atomic_int passed_calls; /* number of calls with refused_bytes bytes that succeed before one fails */
 
 void *__real_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
@@ -313,7 +313,7 @@ static void test_a_request_is_computed_and_given_back(void **state)
 }
 
 /* Jobs of kinds A and B differ in their head sizes. At most two of one kind leave together, the oldest first: A A, then
- * B B, then A. The second batch fails, and its message names the requests in it. */
+ * B B, then A. By the script the second batch fails, and the message of the error names the requests in it. */
 static void test_what_waits_leaves_in_batches_of_one_kind(void **state)
 {
     struct scene *const s = *state;
@@ -703,7 +703,7 @@ static void test_outputs_are_in_shared_memory_when_the_request_is_given_back(voi
     answered(s, request);
     assert_false(request->failed);
     assert_true(is_written(fd, request));
-    assert_null(request->job->shared); /* the request that was answered no longer holds the region of shared memory */
+    assert_null(request->job->shared); /* the request was answered and no longer holds the region of shared memory */
     assert_computed(request->job, 0);
     request_free(request);
     assert_int_equal(ftruncate(fd, 10), 0); /* makes the shared memory object too short for the next request */
