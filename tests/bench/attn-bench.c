@@ -108,8 +108,8 @@ static double median(double *times, int count)
 
 /* ---- Data -------------------------------------------------------------------------------------------------------- */
 
-/* Number of different random numbers, which tensors repeat. Each is close to N(0, 1), as a sum of uniform numbers. The
- * count is prime, so that no kernel can benefit from the repetition. */
+/* Fills a tensor with random numbers, each close to N(0, 1) as a sum of four uniform ones. Only the first PATTERN
+ * numbers differ; the rest repeats them. PATTERN is prime, so that no kernel can benefit from the repetition. */
 static void fill_random(void *data, attn_dtype dtype, int64_t count)
 {
     static uint64_t state = 88172645463325252u;
@@ -119,7 +119,8 @@ static void fill_random(void *data, attn_dtype dtype, int64_t count)
         double sum = 0;
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;
         for (int part = 0; part < 4; part++) sum += (double)(state >> 16 * part & 0xffff) / 65536 - 0.5;
-        attn_store(dtype, data, n, sum * 1.7320508); /* scales the variance of the sum from 4 / 12 to 1 */
+        /* scales the variance of the sum of four uniform numbers from 4 / 12 to 1 */
+        attn_store(dtype, data, n, sum * 1.7320508);
     }
     for (int64_t n = fresh; n < count; n += fresh)
         memcpy((char *)data + (size_t)n * bytes, data, (size_t)(count - n < fresh ? count - n : fresh) * bytes);
@@ -143,7 +144,7 @@ struct block {
  * with others). */
 enum { PREFIX_KEYS = ATTN_TENSOR_COUNT, BLOCKS };
 
-static attn_error err; /* every failure ends the program */
+static attn_error err; /* the error of a failed call; every failure ends the program */
 
 static void must(attn_status status)
 {
@@ -191,15 +192,15 @@ static int64_t entries_of(const struct options *o)
     return (o->Sk + o->page_size - 1) / o->page_size;
 }
 
-/* Returns the number of pages in the pool. With o->forks the batch rows share all pages except the last page of each
- * row. */
+/* Returns the number of pages in the pool. With the option forks, the batch rows share all pages except the last page
+ * of each row. */
 static int64_t pages_of(const struct options *o)
 {
     return o->forks ? entries_of(o) - 1 + o->B : o->B * entries_of(o);
 }
 
-/* Fills the page table in random order. Each row's keys lie in pages of its own; a fork's keys lie in the first row's
- * pages except for its last page. */
+/* Fills the page table in random order. Without the option forks, each row's keys lie in pages of their own; with it, a
+ * row's keys lie in the first row's pages except for the last page. */
 static void give_pages(struct machine *m, const struct options *o, attn_problem *p, struct block *blocks)
 {
     const int64_t entries = entries_of(o), pages = pages_of(o), shared = o->forks ? entries - 1 : 0;
@@ -342,7 +343,8 @@ static void put_outputs(const attn_problem *p)
     printf("]");
 }
 
-/* The results that attn_truth_some() computes in float64. struct truth has the memory of those that a problem needs. */
+/* The results that attn_truth_some() computes in float64. struct truth has memory for the results that a problem
+ * needs. */
 static const attn_tensor_id truth_ids[] = { ATTN_T_out, ATTN_T_lse, ATTN_T_dq, ATTN_T_dk, ATTN_T_dv };
 enum { TRUTH_RESULTS = sizeof truth_ids / sizeof *truth_ids };
 
@@ -384,7 +386,8 @@ static void truth_close(struct machine *m, struct truth *t)
     attn_device_free(m->device, t->workspace);
 }
 
-/* Queues one call of the operation that is timed: a forward, a backward, an observe or a truth (results in float64). */
+/* Queues one call of the operation that is timed: a forward, a backward, an observe (weights and their statistics) or a
+ * truth (results in float64). */
 static void queue_call(struct machine *m, const attn_plan *plan, void *workspace, const struct truth *t)
 {
     int64_t step = 0;
@@ -546,7 +549,7 @@ static void time_ops(struct machine *m, const struct options *o)
     if (o->backward && o->dtype != ATTN_F8E4M3) time_shape(m, o, ATTN_OP_BACKWARD);
 }
 
-/* Times the cells of the figures in the FlashAttention papers: B * S = tokens, H * D = 2048, D 64, 128 and 256, S 512
+/* Times the sizes of the figures in the FlashAttention papers: B * S = tokens, H * D = 2048, D 64, 128 and 256, S 512
  * to 16384. */
 static void sweep_paper(struct machine *m, const struct options *given)
 {
@@ -616,7 +619,9 @@ static void sweep_masks(struct machine *m, const struct options *given, attn_op 
         remark(&o, "deterministic, causal: rate, of that in any order", plain / masked);
     }
 
-    o.H = o.Hk = 16; /* times packed sequences, and one sequence with as many pairs */
+    /* times packed sequences, and then equal sequences that have as many pairs of a query and a key as the packed
+     * ones */
+    o.H = o.Hk = 16;
     for (o.sequences = 0; left > 0 && o.sequences < MOST_SEQUENCES; o.sequences++) {
         int64_t length;
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;
@@ -647,7 +652,7 @@ static void sweep_masks(struct machine *m, const struct options *given, attn_op 
     remark(&o, "FlashMask of 16 documents: times as fast as without", plain / masked);
 }
 
-/* Times a forward, and then an observe of each kind with the same sizes. */
+/* Times a forward, and then an observe (a request for attention weights) of each kind of output with the same sizes. */
 static void sweep_observe(struct machine *m, const struct options *given)
 {
     static const struct {
@@ -1032,7 +1037,7 @@ int main(int argc, char **argv)
         case SINKS: o.sinks = true; break;
         case SCALE: o.scale = real("--scale", optarg); break;
         case DROPOUT: o.dropout = real("--dropout", optarg); break;
-        case BIAS: /* a number may follow --bias, although a negative number looks like an option */
+        case BIAS: /* the number that may follow --bias can be negative, although it then looks like an option */
             o.biased = true;
             if (!optarg && optind < argc && is_number(argv[optind])) optarg = argv[optind++];
             if (optarg) o.bias_is_mask = true, o.hidden_bias = real("--bias", optarg);

@@ -143,7 +143,7 @@ struct block {
     int64_t bytes;
 };
 
-static attn_error err; /* every failure ends the program */
+static attn_error err; /* the error of a failed call; every failure ends the program */
 
 static void die(const char *what, const char *why)
 {
@@ -226,7 +226,8 @@ static void give_masks(const struct problem *spec, attn_problem *p, struct block
     }
     if (spec->with & ALIBI) give_floats(&p->alibi_slopes, &blocks[ATTN_T_alibi_slopes], ATTN_F32, 1, &spec->H, 0.1);
     if (spec->with & SINKS) give_floats(&p->sinks, &blocks[ATTN_T_sinks], ATTN_F32, 1, &spec->H, 1);
-    if (spec->with & DOCUMENTS) { /* FlashMask of 16 documents, each of which sees only itself */
+    /* FlashMask of 16 documents, in which each query sees only keys of its own document */
+    if (spec->with & DOCUMENTS) {
         int32_t *bounds = give_indices(&p->mask_startend_rows, &blocks[ATTN_T_mask_startend_rows], 4,
                                        (int64_t[]){ spec->B, 1, Sk, 2 });
         for (int64_t n = 0; n < spec->B * Sk; n++) {

@@ -33,7 +33,7 @@ enum {
 struct named_barrier {
     int arrived, expected;
     unsigned round;
-    /* for barrier_all(): whether some thread passed false, in the present round and in the round before */
+    /* for barrier_all(): whether some thread passed false, in the barrier's present use and in the use before */
     bool objected[2];
     /* for the race check: epochs (counts of barriers) of the warps that have arrived at this barrier */
     clocks clock;
@@ -168,7 +168,7 @@ asm(".text\n"
     "mov %rsp, (%rdi)\n"
     "mov %rsi, %rsp\n"
     "pop %r15\n pop %r14\n pop %r13\n pop %r12\n pop %rbx\n pop %rbp\n"
-    /* a jump instead of ret, because the processor would predict that ret goes back to the fiber left */
+    /* a jump instead of ret, because the processor would wrongly predict that ret returns to the fiber that was left */
     "pop %rcx\n jmp *%rcx\n"
     ".size emu_switch, .-emu_switch\n");
 
@@ -211,7 +211,8 @@ static void on_fault(int, siginfo_t *info, void *)
     fail("an access to address %p, which is nobody's", info->si_addr);
 }
 
-/* Launchers call this before they compute rows again one by one. It fails if ATTN_EMULATOR_REPAIRS is "none". */
+/* Launchers call this before they compute again, one by one, the rows with results that are not finite. It fails if
+ * ATTN_EMULATOR_REPAIRS is "none". */
 void repair_begins()
 {
     const char *allowed = getenv("ATTN_EMULATOR_REPAIRS");
@@ -298,8 +299,8 @@ static bool agents_step(bool must)
     return something;
 }
 
-/* Returns a random fiber that may run, or NULL if there is none. `hungry`: search only the starved lanes; otherwise
- * only the others. */
+/* Returns a random fiber that may run, or NULL if there is none. `hungry`: search only the starved lanes, which run
+ * only when no other lane can; otherwise search only the others. */
 static fiber *choose(bool hungry)
 {
     warp_state *open[RESIDENT * WARPS];
@@ -332,7 +333,7 @@ static fiber *schedule()
     }
     for (;;) {
         fiber *f = choose(false);
-        /* While only starved threads could run, asynchronous work goes first in most cases. */
+        /* While only starved threads (which run last) could run, asynchronous work goes first in most cases. */
         if (!f && starved && !chance(8) && agents_step(true)) continue;
         if (!f && starved) f = choose(true);
         if (f) return f;
@@ -392,7 +393,7 @@ void release(team &t)
     t.name = nullptr;
     for (int n = 0; n < t.size; n += 32) {
         warp_state &w = *t.first[n].warp;
-        w.ready = w.alive; /* all lanes of the warp have arrived, so all of them may run again */
+        w.ready = w.alive; /* all lanes of the warp have arrived at the instruction, so all of them may run again */
         w.turn = random() % 32;
     }
     if (--burst < 0) yield();
@@ -556,7 +557,7 @@ static inline void access(const void *p, size_t bytes, bool store, bool is_volat
         access_shared(p, bytes, store, is_volatile, where);
 }
 
-/* clang-format off: a row is a line */
+/* clang-format off: each row of the table stays on one line */
 #define ACCESS(name, bytes, store, is_volatile)                            \
     extern "C" void __tsan_##name(void *p)                                 \
     {                                                                      \

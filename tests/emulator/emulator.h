@@ -179,7 +179,8 @@ uint32_t shared_bytes();
 /* Returns the host pointer to a shared address. Fails unless all bytes lie in the block's shared memory and the address
  * is a multiple of `align`. */
 char *shared_pointer(uint32_t address, size_t bytes, size_t align, const char *what);
-/* Launchers call this before they compute rows again one by one. It fails if ATTN_EMULATOR_REPAIRS is "none". */
+/* Launchers call this before they compute again, one by one, the rows with results that are not finite. It fails if
+ * ATTN_EMULATOR_REPAIRS is "none". */
 void repair_begins();
 /* Fails unless all these bytes of global memory lie in one allocation of the device. */
 void check_global(const void *pointer, size_t bytes, size_t align, const char *what);
@@ -217,7 +218,8 @@ struct agent {
     virtual void accessed(const void *, size_t, bool) {}
     /* called when all threads have ended, while shared memory still exists; afterwards the agent is deleted */
     virtual void block_ends() {}
-    virtual void describe(FILE *) {} /* prints the agent's state for the deadlock message */
+    /* prints the agent's work in flight (copies and products) for the deadlock message */
+    virtual void describe(FILE *) {}
     virtual ~agent() {}
 };
 agent *&block_agent(); /* the agent (copies and tensor cores) of the running block; NULL before its first use */

@@ -93,7 +93,7 @@ struct barrier {
     uint32_t address, count, pending;
     int64_t bytes; /* bytes that arrivals have announced and that are not copied yet */
     uint64_t phase;
-    bool fenced; /* fence_mbarrier_init has followed, so the copy engine may use the mbarrier */
+    bool fenced; /* fence_mbarrier_init has followed the initialisation, so TMA may use the mbarrier */
 };
 
 struct copy {
@@ -133,7 +133,7 @@ struct entry {
     int number = 0;              /* for a wait: the number of groups that may stay in flight */
     int arrived = 0, waited = 0; /* number of threads that issued the instruction; number that have waited for it */
     int lanes[4] = {};           /* number of threads of each warp that issued the instruction */
-    /* Only products use the following members. */
+    /* Only the log entries of products use the following members. */
     int64_t group;
     bool late;         /* the product is carried out only when no thread can run */
     bool eager;        /* a warp's rows are computed as soon as all threads of that warp have issued the product */
@@ -688,7 +688,7 @@ void multiply_columns_short(float *d, const float *A, const float *B, int rows, 
         }
         const __m256i power = _mm256_and_si256(_mm256_castps_si256((__m256)largest), _mm256_set1_epi32(0x7f800000));
         const vector unit = (vector)_mm256_castsi256_ps(_mm256_sub_epi32(power, _mm256_set1_epi32(13 << 23)));
-        /* The number of units in 1, where a unit is 2^-13 of the largest addend's power of two. */
+        /* The factor that converts numbers to units, where a unit is 2^-13 of the largest addend's power of two. */
         const vector units = (vector)_mm256_castsi256_ps(_mm256_sub_epi32(_mm256_set1_epi32(267 << 23), power));
         vector sum = (vector)_mm256_round_ps((__m256)(before * units), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
         for (int k = 0; k < K; k++) {
@@ -696,7 +696,8 @@ void multiply_columns_short(float *d, const float *A, const float *B, int rows, 
             sum += (vector)_mm256_round_ps((__m256)(p * units), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
         }
         sum *= unit;
-        /* If the largest addend is too small for a unit, or an addend is not finite, the plain sum is used instead. */
+        /* If the unit would be below the normal numbers of float32, or an addend is not finite, the plain sum is used
+         * instead. */
         const __m256i small = _mm256_cmpgt_epi32(_mm256_set1_epi32(14 << 23), power);
         const __m256 infinite = _mm256_cmp_ps((__m256)(whole - whole), _mm256_setzero_ps(), _CMP_NEQ_UQ);
         *to = (vector)_mm256_blendv_ps((__m256)sum, (__m256)whole, _mm256_or_ps(_mm256_castsi256_ps(small), infinite));
@@ -999,7 +1000,8 @@ void stmatrix_x4(uint32_t row, const uint32_t (&r)[4])
     shared_written(thread(), row, 16);
     here().accessed(mine.row, 16, true);
     warp<matrix_rows>("stmatrix", mine, [](matrix_rows *const *all) {
-        for (int n = 0; n < 32; n++) /* four lanes hold row n % 8 of block n / 8, two elements each */
+        /* n: a row of one of the four 8 x 8 matrices. Its eight elements lie in four lanes, two elements in each. */
+        for (int n = 0; n < 32; n++)
             for (int c = 0; c < 4; c++) memcpy(all[n]->row + c * 4, &all[n % 8 * 4 + c]->r[n / 8], 4);
     });
 }
@@ -1010,8 +1012,8 @@ void stmatrix_x4_trans(uint32_t row, const uint32_t (&r)[4])
     shared_written(thread(), row, 16);
     here().accessed(mine.row, 16, true);
     warp<matrix_rows>("stmatrix.trans", mine, [](matrix_rows *const *all) {
-        /* Element c of row n % 8 of block n / 8 is in lane c * 4 + n % 8 / 2, in the low or high half of its register
-         * (n % 2). */
+        /* n: a row of one of the four 8 x 8 matrices. Its element c lies in lane c * 4 + n % 8 / 2: in the low half of
+         * the register if n is even, otherwise in the high half. */
         for (int n = 0; n < 32; n++)
             for (int c = 0; c < 8; c++) {
                 const uint16_t x = (uint16_t)(all[c * 4 + n % 8 / 2]->r[n / 8] >> n % 2 * 16);

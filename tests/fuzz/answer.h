@@ -13,7 +13,8 @@ static inline void broken(const char *file, int line, const char *what)
     abort();
 }
 
-enum { OUTPUT_BYTES = 1 << 16 }; /* the fuzzer computes no outputs larger than this, because they only cost time */
+/* the fuzzer computes no outputs with more bytes than this, because large outputs only cost time */
+enum { OUTPUT_BYTES = 1 << 16 };
 
 /* Points all outputs of a valid problem to the memory `outputs`. Returns false if an output is too large for it. */
 static inline bool give_outputs(proto_item *item, uint8_t *outputs)
@@ -22,7 +23,7 @@ static inline bool give_outputs(proto_item *item, uint8_t *outputs)
     bool fits = true;
     const attn_merge_problem merge = item->parts ? proto_item_merge(item) : (attn_merge_problem){ 0 };
     must((item->parts ? attn_merge_check(&merge, &err) : attn_check(&item->problem, &err)) == ATTN_OK);
-    /* an answer contains tensors, counts (numbers of pairs) or a report */
+    /* an answer contains tensors, counts (numbers of pairs), or a report (what is wrong with a client's results) */
     must(item->outputs != 0 || item->counts != 0 || item->results != NULL);
     for (int n = 0; n < PROTO_TENSORS; n++) {
         attn_tensor *const t = proto_item_result(item, n);

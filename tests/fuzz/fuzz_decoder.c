@@ -49,7 +49,9 @@ static void check_answer(proto_call *call, uint32_t seed)
                  memchr(item->error.member, 0, sizeof item->error.member));
             continue;
         }
-        if (item->context[0]) { /* problems of a saved context have no outputs yet, because no context exists here */
+        /* problems of a saved context (a forward that the server kept) have no outputs yet, because no context exists
+         * here */
+        if (item->context[0]) {
             item->error.status = ATTN_NOT_FOUND;
             continue;
         }

@@ -157,7 +157,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
     struct outcome whole = read_text(text, count, (numbers_type)dtype, 0);
     struct outcome pieces = read_text(text, count, (numbers_type)dtype, data[1] + 1u);
-    /* another seed, so that pieces and room have other sizes */
+    /* another seed than for the first reading, so that pieces and room have other sizes */
     struct outcome single = { 0 };
     single = read_text(text, count, (numbers_type)dtype, data[1] * 2654435761u + 77u);
     must_agree(&whole, &pieces);

@@ -162,7 +162,7 @@ void check_tma()
         snprintf(name, sizeof name, "TMA load: %s", x.name);
         judge(name, compare(out.fetch(), expected));
 
-        /* Stores new numbers from the tile's place to an unwritten tensor; only elements inside the tensor may
+        /* TMA stores new numbers at the tile's place in an unwritten tensor; only elements inside the tensor may
          * change. */
         array<uint8_t> back(bytes);
         const CUtensorMap to = map_of(tensor{ back.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
@@ -286,7 +286,7 @@ template <typename T, class X> void check_attend()
     judge(name, compare(O.fetch(), expected));
 }
 
-/* Checks the tile shapes that forward.cu uses. */
+/* Checks S = Q K^T and O = S V in 16-bit types with the tile shapes that forward.cu uses. */
 template <typename T> void check_wgmma_16()
 {
     check_attend<T, shape<64, 128, 64>>();
@@ -500,7 +500,7 @@ void check_wgmma_8()
 enum { TILES = 50 };
 
 /* C consumer warpgroups with BLOCKS times 64 rows each, tiles of N rows, and the register counts of forward.cu and
- * f8_forward.cu. A consumer has at least as many accumulators as a thread has registers when the block begins. */
+ * f8_forward.cu. A consumer thread's accumulators alone fill the registers that it has before setmaxnreg. */
 template <int C_, int BLOCKS_, int N_, int STAGES_, int PRODUCER_, int CONSUMER_> struct team {
     static const int C = C_, BLOCKS = BLOCKS_, N = N_, STAGES = STAGES_, PRODUCER = PRODUCER_, CONSUMER = CONSUMER_;
     static const int THREADS = 128 * (C + 1), ROWS = C * BLOCKS * 64;
@@ -873,7 +873,8 @@ __global__ void raise(const float *x, int count, float *y)
 void check_conversions()
 {
     std::vector<float> x = random_floats(CONVERTED), widened(256);
-    /* every fifth number is short: it is 0, or often halfway between two narrow numbers */
+    /* every fifth number has few digits: it is 0, or often lies halfway between two numbers of the 16-bit or 8-bit
+     * type */
     for (size_t n = 0; n < x.size(); n += 5) x[n] = ldexpf((float)(int)(random_bits() % 64), -8);
     std::vector<uint8_t> narrow(256);
     /* e4m3's NaN is left out, because the converted NaN may have several bit patterns */

@@ -184,7 +184,7 @@ struct pauses {
     {
         if (!wanted) return;
         state = state * 1664525 + 1013904223;
-        __nanosleep(state >> 22); /* up to a microsecond */
+        __nanosleep(state >> 22); /* a pause of up to a microsecond */
     }
 };
 

@@ -107,10 +107,10 @@ enum fragments { ROWS_ROWS, ROWS_COLUMNS, COLUMNS_ROWS, COLUMNS_COLUMNS };
 const char *const fragment_names[] = { "A by rows, B by rows", "A by rows, B by columns", "A by columns, B by rows",
                                        "A by columns, B by columns" };
 
-/* The argument h is always 0, but the compiler must not know that: nvcc 13.0 drops the thread's own offset from an
- * address whose other terms are all 0. */
-/* ANYWHERE: the tiles begin 16 bytes off a multiple of 128 bytes, and the functions for any multiple of 16 bytes read
- * them. */
+/* The argument h of the kernel below is always 0, but the compiler must not know that: nvcc 13.0 drops the thread's own
+ * offset from an address whose other terms are all 0. */
+/* If ANYWHERE is true, the tiles begin 16 bytes behind a multiple of 128 bytes, and the kernel reads them by the
+ * functions that accept any multiple of 16 bytes. */
 template <typename T, int D, bool ANYWHERE>
 __global__ void __launch_bounds__(128)
     multiply_tiles(const __grid_constant__ attn_view A, const __grid_constant__ attn_view B, int h, fragments how,
@@ -299,7 +299,8 @@ template <int D> void check_attend_split()
     finish("attend_split");
     const auto high = [&](int n, int r, int d) { return planes[n][first + r * D + d]; };
     const auto low = [&](int n, int r, int d) { return planes[n][plane + first + r * D + d] / 2048; };
-    /* The kernel computes (hi + lo) hi' + hi lo'; it omits the product lo lo', as split.cuh does. */
+    /* For numbers q = hi + lo and k = hi' + lo' the kernel computes q hi' + hi lo'; it omits lo lo', as split.cuh
+     * does. */
     std::vector<float> P = multiply(
         64, 64, D, [&](int i, int k) { return high(0, i, k) + low(0, i, k); },
         [&](int k, int j) { return high(1, j, k); });

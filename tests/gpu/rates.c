@@ -37,7 +37,7 @@ struct rate_case {
 #define F ATTN_OP_FORWARD
 #define B ATTN_OP_BACKWARD
 
-/* clang-format off: a row is a line */
+/* clang-format off: each row of the table stays on one line */
 static const struct rate_case cases[] = {
     { "plain forward D 64", "", F, ATTN_BF16, 16, 8192, 64, 1 },
     { "plain forward D 128", "", F, ATTN_BF16, 16, 8192, 128, 1 },

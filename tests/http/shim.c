@@ -39,7 +39,8 @@ struct MHD_Connection;
 void MHD_stop_daemon(struct MHD_Daemon *daemon);
 void MHD_resume_connection(struct MHD_Connection *mhd);
 
-enum { POOL_BYTES = 64 << 10 }; /* libmicrohttpd makes no other allocation of this size or more */
+/* only the buffers of a connection make libmicrohttpd allocate this many bytes or more */
+enum { POOL_BYTES = 64 << 10 };
 
 static uintptr_t first, last; /* its code */
 

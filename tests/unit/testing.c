@@ -168,13 +168,14 @@ UNWATCHED void fixture_add(struct fixture *f, attn_tensor_id id, attn_dtype dtyp
     attn_tensor t = attn_tensor_make(NULL, dtype, rank, shape);
     const size_t bytes = attn_dtype_bytes(dtype), shift = f->spec.strided ? bytes : 0;
     if (f->spec.strided &&
-        /* outputs, and tensors that only a backward reads: 3 unused elements behind each row */
+        /* outputs, and tensors that only a backward reads, get 3 unused elements behind each row */
         attn_tensors[id].role != ATTN_ROLE_IN)
         for (int64_t a = rank - 2, stride = (shape[rank - 1] > 0 ? shape[rank - 1] : 1) + 3; a >= 0; a--) {
             t.stride[a] = stride;
             stride = stride * (shape[a] > 0 ? shape[a] : 1) + (a == 1 && !f->spec.key_rows ? 5 : 0);
         }
-    else if (f->spec.strided && rank > 2) { /* all other inputs: the strides of a part of a larger tensor */
+    /* inputs that not only a backward reads get the strides of a part of a larger tensor */
+    else if (f->spec.strided && rank > 2) {
         t.stride[rank - 2] = (shape[rank - 1] > 0 ? shape[rank - 1] : 1) + (int64_t)(id % 3) + 1;
         for (int a = rank - 3; a >= 0; a--) t.stride[a] = t.stride[a + 1] * (shape[a + 1] > 0 ? shape[a + 1] : 1);
     }
@@ -210,9 +211,9 @@ UNWATCHED static void put_scores(const attn_tensor *q, const attn_tensor *k, enu
 }
 
 /* Fills a bias with numbers as large as float32 can hold. Kind 1: a mask of the lowest number, as many libraries write
- * it, which leaves every third row no other number. Kind 2: every row has numbers from several such levels; a score of
- * ordinary size is lost beside any of them, so a row of out is the mean of the values at the row's highest level. Kind
- * 3: the lowest number for the first half of the keys, as for padding on the left. */
+ * it; every third row has no other number. Kind 2: every row has numbers of several large sizes. A score of ordinary
+ * size is lost beside any of them, so a row of out is the mean of the values at the row's largest bias. Kind 3: the
+ * lowest number for the first half of the keys, as for padding on the left. */
 UNWATCHED static void fill_bias_levels(const attn_tensor *t, struct rng *r, int kind)
 {
     static const double levels[] = { -3.38e38, -2.4e38, -1e38, 1e38, 2.4e38, 3.38e38 };
@@ -288,7 +289,8 @@ UNWATCHED static void fill_mask(const struct fixture *f, struct rng *r)
                 lts = rng_between(r, 0, Sq), lte = rng_between(r, 0, Sq);
                 uts = rng_between(r, 0, Sq), ute = rng_between(r, 0, Sq);
                 if (n == 2 && !f->spec.causal)
-                    /* limits ute, because otherwise every query would be hidden half of the time */
+                    /* limits ute (the end of the second hidden interval), because otherwise every query would be hidden
+                     * half of the time */
                     ute = rng_between(r, 0, lts);
             }
             const int64_t e = (bh * Sk + j) * n;
@@ -382,7 +384,8 @@ UNWATCHED static void move_to_pages(struct fixture *f, struct rng *r)
         order[other] = (int32_t)n;
     }
     fixture_add(f, ATTN_T_page_table, ATTN_I32, 2, (int64_t[]){ s->B, most });
-    /* for packed queries: `from` still reads the old seqlens_k, which is freed at the end */
+    /* for packed queries: `from` (the problem before its keys moved to pages) still reads the old seqlens_k, which is
+     * freed at the end */
     uint8_t *const lengths = s->sequences ? f->block[ATTN_T_seqlens_k] : NULL;
     if (s->sequences) {
         fixture_add(f, ATTN_T_seqlens_k, ATTN_I32, 1, (int64_t[]){ s->B });
@@ -437,8 +440,8 @@ UNWATCHED static void add_lse(struct fixture *f, attn_tensor_id id)
     else fixture_add(f, id, ATTN_F32, 3, (int64_t[]){ s->B, s->H, s->Sq });
 }
 
-/* Adds what an observe has besides q, k and v: its region of queries and keys, map, other sizes and outputs. All are
- * drawn from the spec's seed. */
+/* Adds what an observe (a request for attention weights) has besides q, k and v: the queries and keys whose weights it
+ * wants, the size of its map of weights, its other sizes and its outputs. All are drawn from the spec's seed. */
 UNWATCHED static void add_observed(struct fixture *f)
 {
     const struct spec *const s = &f->spec;
@@ -879,7 +882,7 @@ static double half_unit(attn_dtype dtype, double x)
     return fmax(fabs(x) * unit[dtype].relative, unit[dtype].least);
 }
 
-/* Returns by how much a result may differ if its sums in double are taken in another order: some units in the last
+/* Returns by how much a result may differ if a device adds its sums in double in another order: some units in the last
  * place of the terms, which may cancel. */
 UNWATCHED static double truth_noise(const attn_problem *p, const attn_geometry *g, int result)
 {
@@ -1027,14 +1030,15 @@ UNWATCHED double largest(const attn_tensor *t)
     return m;
 }
 
-/* Estimates the largest |score|. float32 stores a score with an error of at least 2^-23 of it. */
+/* Estimates the largest |score|, because the rounding errors of scores grow with their size. */
 UNWATCHED static double score_size(const struct fixture *f)
 {
     const attn_geometry g = attn_geometry_of(&f->p);
     double size = fabs(g.scale) * sqrt((double)g.dims.D) * largest(&f->p.q) * largest(&f->p.k);
     if (f->p.q_scale.rank) size *= largest(&f->p.q_scale);
     if (f->p.k_scale.rank) size *= largest(&f->p.k_scale);
-    if (g.softcap > 0) size = fmin(size, 8 * g.softcap); /* the softcap is computed with an error of its own */
+    /* a capped score is below the softcap; 8 times as much allows for the errors of computing the cap */
+    if (g.softcap > 0) size = fmin(size, 8 * g.softcap);
     return size + (f->spec.bias_levels ? 0 : largest(&f->p.bias)) +
            largest(&f->p.alibi_slopes) * (double)attn_max64(g.dims.Sk, g.dims.Sq);
 }
@@ -1043,7 +1047,7 @@ struct tolerance {
     double relative, absolute;
 };
 
-/* Returns the tolerance of output `id`. The part called sensitivity (testing.h) is not included. */
+/* Returns the tolerance of output `id`, without the part called sensitivity (testing.h). */
 UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_tensor_id id)
 {
     const struct limits *limit = &limits_of[f->spec.dtype];
@@ -1067,7 +1071,8 @@ UNWATCHED static struct tolerance tolerance_of(const struct fixture *f, attn_ten
         t.relative = 4e-5 + 2 * blur;
         t.absolute = 1e-30;
         return t;
-    case ATTN_T_top_keys: t.absolute = INFINITY; return t; /* no tolerance here: backends_observe.c checks these */
+    /* top_keys has no tolerance here: backends_observe.c checks it */
+    case ATTN_T_top_keys: t.absolute = INFINITY; return t;
     case ATTN_T_row_max:
     case ATTN_T_max_logit:
     case ATTN_T_lse:
@@ -1218,7 +1223,8 @@ UNWATCHED bool spec_agrees(struct bench *bench, const struct spec *spec)
     fixture_copy(&before, &got);
     run_reference(&want.p);
     memset(&other, 0, sizeof other);
-    /* the truth computed the other way: from rounded out and lse, or without rounding */
+    /* the truth (float64 results) from a backward that gets rounded out and lse, if `want` does not; otherwise from one
+     * that does not */
     if (spec->op == ATTN_OP_BACKWARD) {
         struct spec twin = *spec;
         twin.give_forward = !spec->give_forward;

@@ -91,7 +91,7 @@ struct spec {
     double bias_hidden, keep; /* bias_hidden: share of -inf in bias; keep: share of 1 in keep_mask */
     int keep_tail;   /* 0: keep_mask covers all keys; otherwise it covers only this many, the last of each row */
     int mask_bounds; /* number of bounds per key: 0 no FlashMask, 1, 2 or 4 */
-    int mask_heads;  /* number of heads of the FlashMask: 0: 1, 1: Hk, 2: H */
+    int mask_heads;  /* 0: the FlashMask has 1 head; 1: Hk heads; 2: H heads */
     enum mask_kind mask_kind;
     int bias_levels; /* 0, or a kind of bias with numbers that only float32 can hold, see fill_bias_levels() */
     int sinks;       /* 0 none, 1 random, 2 random with -inf and numbers around 100, 3 random with 3e38 and -3e38 */
@@ -99,7 +99,7 @@ struct spec {
     bool seqlens_q;  /* random lengths of queries; padding rows behind them are NaN */
     /* packed: up to this many padding rows of NaN between sequences; seqlens_q and seqlens_k give the lengths */
     int gaps;
-    bool key_rows; /* packed queries beside k and v [B, Sk, Hk, D] with seqlens_k; rows behind the keys are NaN */
+    bool key_rows; /* queries are packed, but k and v are [B, Sk, Hk, D] with seqlens_k; rows behind the keys are NaN */
     /* 0: no pages; otherwise k and v are pools of pages with this many slots, Sk is a multiple of it, and seqlens_k is
      * given */
     int page_size;
@@ -121,9 +121,10 @@ struct spec {
     bool strided;       /* gaps between rows, and addresses that are aligned only to an element */
     bool poison_unseen; /* keys and values that no query sees are NaN and infinity */
     int poison;         /* one key (1) or one value (2) that some queries see is NaN */
-    uint64_t observe;   /* the outputs of an observe, as bits; 0: all. Its region, map and top come from data_seed */
-    bool given_lse;     /* observe: lse is given */
-    bool many_blocks;   /* the backward takes ten seconds or more on the emulator */
+    /* observe: the wanted outputs, as bits; 0: all. The queries and keys that it looks at come from data_seed */
+    uint64_t observe;
+    bool given_lse;   /* observe (a request for attention weights): lse is given */
+    bool many_blocks; /* the backward takes ten seconds or more on the emulator */
     uint64_t data_seed;
 };
 
@@ -171,7 +172,8 @@ struct bench {
     attn_device *device;
     attn_stream *stream;
     attn_device_info info;
-    uint64_t also; /* features that every problem claims to have in addition to its own */
+    /* feature bits that the plan of every problem gets besides its own, so that other kernels are selected */
+    uint64_t also;
     bool in_steps; /* problems are run by attn_run_some(), and the stream is waited for between two calls */
     int64_t calls; /* number of calls of attn_run_some() that the last run took */
 };
@@ -192,9 +194,10 @@ void run_reference(const attn_problem *p);
 
 /* Limits on an error relative to the largest value of a tensor (kernels/README.md, Accuracy). */
 struct limits {
-    double out, qkv, sums; /* limits of out; of dq dk dv; of dbias dalibi_slopes dsinks */
-    double noise;          /* limit for sums whose terms cancel, relative to the terms */
-    double least;          /* absolute limit, because subnormal numbers are rounded coarsely */
+    /* limits on the relative error of out; of dq, dk and dv; of dbias, dalibi_slopes and dsinks */
+    double out, qkv, sums;
+    double noise; /* limit on the error of sums whose terms cancel, relative to the size of the terms */
+    double least; /* a limit on the absolute error, because subnormal numbers are rounded coarsely */
 };
 extern const struct limits limits_of[]; /* index: dtype */
 
@@ -220,17 +223,18 @@ enum { TRUTH_OUT, TRUTH_LSE, TRUTH_DQ, TRUTH_DK, TRUTH_DV, TRUTH_RESULTS = ATTN_
 
 /* Results of attn_truth_some() in host memory, in the order of struct attn_truth. */
 struct truth {
-    double *result[TRUTH_RESULTS];               /* memory that the struct owns */
-    int64_t count[TRUTH_RESULTS];                /* number of elements; 0: the problem has no such result */
-    attn_truth_distance distance[TRUTH_RESULTS]; /* how far the fixture's own results are from the truth */
+    double *result[TRUTH_RESULTS]; /* memory that the struct owns */
+    int64_t count[TRUTH_RESULTS];  /* number of elements; 0: the problem has no such result */
+    /* how far the fixture's own results are from the truth (results in float64) */
+    attn_truth_distance distance[TRUTH_RESULTS];
 };
 
-/* Computes the truth of the fixture's problem, and how far the fixture's results are from it. Calls attn_truth_some()
- * b->calls times and waits for the stream between two calls. */
+/* Computes the truth (results in float64) of the fixture's problem, and how far the fixture's results are from it.
+ * Calls attn_truth_some() b->calls times and waits for the stream between two calls. */
 attn_status truth_run(struct bench *b, const struct fixture *f, struct truth *t, attn_error *err);
 void truth_clear(struct truth *t);
-/* Returns whether the truth that the device computes for `spec` rounds to the results of the reference. If not, prints
- * the problem. */
+/* Returns whether the truth (results in float64) that the device computes for `spec` rounds to the results of the
+ * reference. If not, prints the problem. */
 bool truth_agrees(struct bench *b, const struct spec *spec);
 
 #endif

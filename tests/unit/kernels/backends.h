@@ -20,7 +20,7 @@ enum { RANDOM_COUNT = 300 };
 #endif
 
 long env_number(const char *name, long otherwise);
-bool is_brief(void); /* whether ATTN_BRIEF is set: see test_backends.c */
+bool is_brief(void); /* whether ATTN_BRIEF is set, which leaves out slow tests (test_backends.c) */
 /* Returns whether this process tests the next problem of a list (see ATTN_PART). The choice is scattered, because lists
  * alternate forward and backward, which do not take equally long. */
 bool is_ours(void);

@@ -10,9 +10,9 @@
 
 /* ---- Decoding: few queries, many keys ---------------------------------------------------------------------------- */
 
-/* Backends that split the keys do so at multiples of 128 to 2048 keys. A row is a query of one head; heads that share
- * keys count together. Up to 16 rows, up to 64 rows and more rows are treated differently. The test has lengths and row
- * counts on both sides of every limit. */
+/* Backends that split the keys do so at multiples of 128 to 2048 keys. A row is a query of one head; the rows of all
+ * heads with the same keys count together. Kernels treat up to 16 rows, up to 64 rows and more rows differently. The
+ * test has lengths and row counts on both sides of every limit. */
 void test_decoding_agrees_with_the_reference_on_both_sides_of_every_edge(void **state)
 {
     static const int64_t keys[] = { 0, 1, 63, 127, 128, 129, 257, 511, 512, 513, 1025, 2047, 2048, 2049, 4100 };
@@ -86,8 +86,8 @@ void test_random_decoding_agrees_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A problem with few queries and many keys must have the same bits alone and behind other such problems. In this test
- * the next call begins to read before the call before it has ended. */
+/* A problem with few queries and many keys must have the same bits alone and behind other problems of this kind. In
+ * this test each call begins to read its inputs before the call before it has ended. */
 void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **state)
 {
     enum { COUNT = 24, TIMES = 3 };
@@ -111,7 +111,7 @@ void test_decoding_has_the_same_bits_alone_and_behind_other_decoding(void **stat
     }
 }
 
-/* Returns whether the same kernel computes these two problems. */
+/* Returns whether the same kernel computes these two problems on this backend. */
 static bool same_kernel(const struct fixture *a, const struct fixture *b)
 {
     attn_plan first, second;
@@ -147,12 +147,12 @@ void test_pages_do_not_change_a_bit(void **state)
     assert_true(compared >= 20);
 }
 
-/* Counts the boxes that the copy engine loaded. Only the emulator has this function (tests/emulator/sm90.h); elsewhere
- * it is NULL. */
+/* Counts the boxes that the copy engine of Hopper GPUs (TMA) loaded. Only the emulator has this function
+ * (tests/emulator/sm90.h); elsewhere it is NULL. */
 __attribute__((weak)) unsigned long emu_tma_loads(void);
 __attribute__((weak)) void emu_refuse_maps(int refuse);
 
-/* Runs the problem. Returns the number of boxes that the copy engine loaded, or 0 if not on the emulator. */
+/* Runs the problem. Returns the number of boxes that the copy engine (TMA) loaded, or 0 if not on the emulator. */
 static unsigned long boxes_of(struct bench *b, struct fixture *f)
 {
     const unsigned long before = emu_tma_loads ? emu_tma_loads() : 0;
@@ -160,11 +160,11 @@ static unsigned long boxes_of(struct bench *b, struct fixture *f)
     return (emu_tma_loads ? emu_tma_loads() : 0) - before;
 }
 
-/* Keys that the copy engine loads must give the same bits as keys that threads load. `by_engine`: whether Hopper's copy
- * engine can load the keys of this problem. */
+/* Keys that the copy engine of Hopper GPUs (TMA) loads must give the same bits as keys that threads load. `by_engine`:
+ * whether TMA can load the keys of this problem. */
 void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **state)
 {
-    /* clang-format off: a row is a line */
+    /* clang-format off: each row of the table stays on one line */
     static const struct {
         bool by_engine;
         struct spec spec;
@@ -236,7 +236,7 @@ void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **st
         if (emu_tma_loads && (boxes > 0) != cases[n].by_engine)
             fail_msg("%s: the copy engine loaded %lu boxes", s->name, boxes);
         assert_outputs_equal(&engine, &threads);
-        /* packed problems also launch the kernel for long sequences, which fails without tensor maps */
+        /* packed problems also launch the kernel for long sequences, which fails if TMA's tensor maps are refused */
         if (emu_refuse_maps && !s->sequences) {
             emu_refuse_maps(1);
             assert_int_equal(boxes_of(&bench, &refused), 0);
@@ -248,13 +248,13 @@ void test_decoding_has_the_same_bits_by_the_copy_engine_and_by_threads(void **st
     bench_close(&by_threads);
 }
 
-/* A kernel may convert bfloat16 queries to float16 where keys are float8. The test has queries of any power of two,
- * which the scale undoes. It also has a channel whose keys are all zero and whose queries are very large, so that in
- * float16 all other channels would vanish beside it. */
+/* A kernel may convert bfloat16 queries to float16 where keys are float8. The test multiplies the queries by 2^unit and
+ * the scale by 2^-unit, which must not change out. It also has a channel whose keys are all zero and whose queries are
+ * very large, so that in float16 all other channels would vanish beside it. */
 void test_queries_of_any_size_meet_float8_keys(void **state)
 {
     static const struct {
-        int unit; /* exponent of the queries' size, a power of two */
+        int unit; /* the queries are multiplied by 2^unit */
         double large;
     } cases[] = { { 100, 0 }, { -100, 0 }, { 0, 0x1p25 }, { 0, 0x1p60 }, { 0, 0x1p120 }, { -90, 0x1p40 } };
     static const int64_t queries[] = { 1, 9 };
@@ -282,7 +282,7 @@ void test_queries_of_any_size_meet_float8_keys(void **state)
     }
 }
 
-/* Makes a problem of its own from one row of a batch, with a wider page table. */
+/* Copies one row of a batch to a problem of its own. Its page table is wider than that of the batch by `more` pages. */
 static void take_row(const struct fixture *whole, struct fixture *row, int64_t b, int64_t more)
 {
     static const attn_tensor_id by_row[] = { ATTN_T_q, ATTN_T_seqlens_k, ATTN_T_out, ATTN_T_lse };
@@ -354,7 +354,8 @@ void test_values_may_be_the_first_columns_of_keys(void **state)
         free(one.block[ATTN_T_v]);
         one.block[ATTN_T_v] = NULL;
         assert_int_equal(attn_check(&one.p, NULL), ATTN_OK);
-        /* in a device's own memory, k and v become two copies of what is one block of memory here */
+        /* if the device has its own memory, k and v get separate copies there, although they share memory in this
+         * test */
         if (!bench.info.unified) {
             one.block_bytes[ATTN_T_v] = one.block_bytes[ATTN_T_k];
             one.block[ATTN_T_v] = aligned_alloc(64, (one.block_bytes[ATTN_T_v] + 63) / 64 * 64);
@@ -420,7 +421,7 @@ void test_latent_attention_agrees_with_the_reference(void **state)
         if (!agrees(&cases[n])) failed++;
     assert_int_equal(failed, 0);
 
-    /* if the variable names a family of kernels, check that this family was used */
+    /* if ATTN_CUDA_FAMILY names a family of kernels, check that this family was used */
     const char *family = getenv("ATTN_CUDA_FAMILY");
     if (family && strcmp(family, "sm90_latent") == 0) {
         struct fixture f;
@@ -441,7 +442,7 @@ void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
     static const struct spec cases[] = {
         SPEC(LATENT(4), .B = 4, .Sq = 2, .Sk = 256, PAGES(64), BF16, .causal = true),
         SPEC(LATENT(3), .B = 3, .Sq = 1, .Sk = 1536, PAGES(128), F16),
-        /* this problem takes more blocks than a GPU runs at the same time */
+        /* the grid for this problem has more blocks than a GPU runs at the same time */
         SPEC(LATENT(1), .B = 150, .Sq = 1, .Sk = 640, PAGES(64), BF16),
     };
     (void)state;
@@ -467,7 +468,7 @@ void test_latent_attention_has_the_same_bits_in_pages_and_alone(void **state)
 }
 
 /* Pages may begin at any slot of a pool, as in a server that hands out memory in small pieces: the stride of the page
- * axis is then less than a page. In this test batch rows also share their first pages. */
+ * axis is then less than a page. In this test pages overlap, and batch rows share their first pages. */
 void test_pages_may_overlap_and_be_shared(void **state)
 {
     enum { B = 3, GRANULE = 4, PAGE = 16, MOST = 5, SHARED = 2, SLOTS = 400 };
@@ -518,8 +519,8 @@ void test_pages_may_overlap_and_be_shared(void **state)
     fixture_clear(&pages), fixture_clear(&whole), fixture_clear(&want);
 }
 
-/* Makes a batch of forks whose keys lie in pages: row b shares its first pages with row b - 1, or none. Fills the
- * tensor prefix_keys. */
+/* Makes a batch of forks, which are batch rows that share pages of keys: row b shares its first pages with row b - 1,
+ * or none. Fills the tensor prefix_keys (how many first keys a row shares). */
 static void make_forks(struct fixture *f, const struct spec *s, struct rng *r, int32_t *prefix_keys)
 {
     const int64_t size = s->page_size, most = s->Sk / size;
@@ -542,7 +543,8 @@ static void make_forks(struct fixture *f, const struct spec *s, struct rng *r, i
     assert_int_equal(attn_check(&f->p, NULL), ATTN_OK);
 }
 
-/* Forks must give the same bits with prefix_keys, which declares the shared pages, as without. */
+/* Forks are batch rows that share their first pages of keys; the tensor prefix_keys says how many keys they share. The
+ * results must have the same bits with and without prefix_keys. */
 void test_a_shared_prefix_does_not_change_a_bit(void **state)
 {
     enum { ROWS = 24 };
@@ -554,7 +556,7 @@ void test_a_shared_prefix_does_not_change_a_bit(void **state)
         SPEC(.B = 4, SIZES(3, 512, 256), PAGES(64), HEADS(5, 1), BF16, .causal = true),
         SPEC(.B = 7, SIZES(1, 700, 200), PAGES(7), HEADS(6, 2), BF16),
         SPEC(.B = 7, SIZES(1, 1280, 64), PAGES(16), HEADS(4, 2), BF16, WINDOW(600, 0)),
-        /* this problem has too many rows of queries for kernels to use the shared prefix */
+        /* a problem with this many queries: kernels do not use prefix_keys (the shared pages), although it is given */
         SPEC(.B = 3, SIZES(6, 640, 64), PAGES(16), HEADS(4, 1), BF16, .causal = true),
         SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1), BF16, .softcap = 3),
         SPEC(.B = 5, SIZES(1, 640, 64), PAGES(16), HEADS(4, 1), BF16, .fp8_keys = true),
@@ -569,7 +571,7 @@ void test_a_shared_prefix_does_not_change_a_bit(void **state)
         int32_t prefix_keys[ROWS];
         struct fixture with, without;
         make_forks(&with, s, &r, prefix_keys);
-        if (n % 2) { /* put NaN into a key or a value that most rows see, and into a query of one row */
+        if (n % 2) { /* puts NaN into a key or a value of a page that most rows share, and into a query of one row */
             const attn_tensor *const t = n % 4 == 1 ? &with.p.k : &with.p.v;
             const int64_t page = (int64_t)tensor_get(&with.p.page_table, rng_between(&r, 0, 3));
             tensor_set(t, (page * s->page_size + 2) * s->Hk * s->D + 5, NAN);

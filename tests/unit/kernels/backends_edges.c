@@ -10,7 +10,7 @@
 
 /* ---- Edge cases -------------------------------------------------------------------------------------------------- */
 
-/* clang-format off: a row is a line */
+/* clang-format off: each row of the table stays on one line */
 
 /* Every problem runs forward and backward, with two exceptions: float8 runs forward only, and a problem with `op` runs
  * only that operation. */
@@ -222,7 +222,7 @@ static const struct spec edge_cases[] = {
     SPEC(.name = "fp8, scales of 1e-6", SIZES(50, 60, 64), FP8, .fp8_scales = true, .fp8_scale = 1e-6, .q_amp = 100),
     SPEC(.name = "fp8, scales of 1e6", SIZES(50, 60, 64), FP8, .fp8_scales = true, .fp8_scale = 1e6, .q_amp = 0.1,
          .has_scale = true, .scale = 1e-12),
-    /* this scale is 0 when it is rounded to float32 */
+    /* a scale that becomes 0 when it is rounded to float32 */
     SPEC(.name = "fp8, scales of 0", SIZES(50, 60, 64), FP8, .fp8_scales = true, .fp8_scale = 1e-60),
     SPEC(.name = "fp8, saturated", SIZES(50, 60, 64), FP8, .q_amp = 400, .has_scale = true, .scale = 1e-6),
     SPEC(.name = "fp8, scores of 1e10", SIZES(200, 300, 64), FP8, .q_amp = 100, .fp8_scales = true, .fp8_scale = 1e3),
@@ -336,8 +336,8 @@ static const struct spec edge_cases[] = {
 /* These problems run forward only, because the gradients of scores and values of this size overflow their dtype. */
 static const struct spec huge_cases[] = {
     SPEC(.name = "scale 1e20", SIZES(60, 80, 64), .has_scale = true, .scale = 1e20),
-    /* A product of a score and a factor may be rounded, or stay exact inside a fused multiply-add. The two differ by up
-     * to 2^-24 of the product, which can drive P out of its range. */
+    /* In scores of this size, a product of a score and a factor may be rounded, or stay exact inside a fused
+     * multiply-add. If a kernel mixes the two, P can become far larger than 1. */
     SPEC(.name = "scores of 1e9, float16", SIZES(200, 300, 64), F16, .q_amp = 15000),
     SPEC(.name = "scores of 1e9, decoding", SIZES(1, 3000, 64), HEADS(8, 2), F16, .q_amp = 15000),
     SPEC(.name = "scores of 1e10, bfloat16", SIZES(200, 300, 64), BF16, .q_amp = 3e4),
@@ -398,8 +398,8 @@ static const struct spec extreme_cases[] = {
     SPEC(.name = "scale 3e38, q of 1e-38", SIZES(60, 80, 64), .has_scale = true, .scale = 3e38, .q_amp = 1e-19),
 };
 
-/* Problems with padding rows: behind the rows of seqlens_q, between packed sequences, and behind the keys of each batch
- * row beside packed queries. All padding rows contain NaN. */
+/* Problems with padding rows, which all contain NaN: behind the queries that seqlens_q counts, between packed
+ * sequences, and behind the keys that seqlens_k counts while queries are packed. */
 static const struct spec length_cases[] = {
     SPEC(.name = "seqlens_q", .B = 5, SIZES(150, 150, 64), HEADS(4, 2), .seqlens_q = true, .causal = true, BF16),
     SPEC(.name = "seqlens_q, bhsd, wider heads", .B = 4, SIZES(70, 200, 128), HEADS(4, 2), .seqlens_q = true,
@@ -523,7 +523,7 @@ void test_lengths_agree_with_the_reference(void **state)
 enum { NARROW_HEADS = 256 }; /* the largest head size for which every backend has a fast kernel */
 
 /* The last kernel in a backend's list for an operation computes every problem but is slow. This test checks that
- * problems with lengths use another kernel. (The backend "paper" has only one kernel.) */
+ * problems with lengths use a faster kernel. (The backend "paper" has only one kernel.) */
 void test_lengths_do_not_need_the_slowest_kernel(void **state)
 {
     const attn_kernel *slow[ATTN_OP_OBSERVE + 1] = { NULL };
@@ -543,7 +543,8 @@ void test_lengths_do_not_need_the_slowest_kernel(void **state)
     }
 }
 
-/* Tests options that have a number for each pair of a query and a key, alone and together. */
+/* Tests options that have a number for each pair of a query and a key, alone and together: they must not select a
+ * slower kernel. */
 void test_options_of_pairs_do_not_need_a_slower_kernel_than_none(void **state)
 {
     static const int64_t head_sizes[] = { 64, 96, 128 };
@@ -596,7 +597,8 @@ struct spec random_spec(uint64_t seed)
     static const int64_t lengths[] = { 0, 1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 200 };
     static const int64_t head_sizes[] = { 1,  3,  8,  16, 24, 31,  32,  40,  64,  64,
                                           64, 65, 72, 80, 96, 128, 128, 160, 192, 256 };
-    /* an odd constant other than the generator's step: with its step, neighbouring seeds would share random numbers */
+    /* an odd constant that is not the generator's step: with the step itself, neighbouring seeds would share random
+     * numbers */
     struct rng r = { seed * UINT64_C(0x2545f4914f6cdd1d) + 1 };
     struct spec s = SPEC(.data_seed = seed);
     s.op = rng_chance(&r, 0.5) ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
@@ -673,7 +675,7 @@ struct spec random_spec(uint64_t seed)
  * for compute-sanitizer (tests/gpu/sanitize.sh), which sets ATTN_GRID_D to run one head size at a time. */
 void test_grid_agrees_with_the_reference(void **state)
 {
-    /* clang-format off: a row is a line */
+    /* clang-format off: each row of the table stays on one line */
     static const struct spec masks[] = {
         SPEC(.name = "none"),
         SPEC(.name = "causal", .causal = true),

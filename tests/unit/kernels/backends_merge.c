@@ -1,5 +1,6 @@
-/* backends_merge.c: tests of attn_merge(): results compared with float64, gradients compared with finite differences,
- * and what it promises about empty parts, NaN and infinities. */
+/* backends_merge.c: tests of attn_merge(), which joins results of attention over parts of the keys: results compared
+ * with float64, gradients compared with finite differences, and what it promises about empty parts, NaN and
+ * infinities. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -21,7 +22,8 @@ struct shape {
     attn_dtype dtype, out_dtype;
 };
 
-/* Parts and results of a merge in host memory, and views of the same data in the device's memory. */
+/* The results over the parts (of the keys) that a merge joins, and the joined result, in host memory; and views of the
+ * same data in the device's memory. */
 struct scene {
     struct shape s;
     int64_t rows, numbers; /* rows: number of elements of lse; numbers: number of elements of out */
@@ -114,7 +116,7 @@ static void scene_run(struct scene *x)
     assert_int_equal(attn_stream_wait(bench.stream, &err), ATTN_OK);
 }
 
-/* Computes the merge of row n in float64: fills out[d] and returns lse. */
+/* Computes row n of the merged result in float64: fills out[d] and returns lse. */
 static double want_row(const struct scene *x, int64_t n, double *out)
 {
     const struct shape *s = &x->s;
@@ -167,15 +169,15 @@ void test_merged_parts_are_the_whole(void **state)
     }
 }
 
-/* Each case merges one row of two parts. The six numbers are lse and out of part 0, of part 1, and of the expected
- * result. */
+/* Each case merges one row of two parts of the keys. The six numbers are lse and out of part 0, lse and out of part 1,
+ * and lse and out of the expected result. */
 void test_merges_of_empty_and_strange_parts(void **state)
 {
     static const float cases[][6] = {
-        { -INFINITY, 5, -INFINITY, 7, -INFINITY, 0 }, /* both parts are empty */
+        { -INFINITY, 5, -INFINITY, 7, -INFINITY, 0 }, /* both parts are empty: their lse is -inf */
         /* an empty part (lse is -inf): its out is not read, even if it is NaN */
         { -INFINITY, NAN, 3.5f, 7.25f, 3.5f, 7.25f },
-        /* if only one part is not empty, the merge equals that part */
+        /* if only one part is not empty, the merged result equals that part */
         { -0.75f, 0.1f, -INFINITY, INFINITY, -0.75f, 0.1f },
         { NAN, 1, 0, 1, NAN, NAN },              /* a NaN in the lse of part 0 */
         { 0, 1, NAN, 1, NAN, NAN },              /* a NaN in the lse of part 1 */
@@ -264,14 +266,15 @@ void test_merges_that_disagree_are_refused(void **state)
     REFUSED("/gradients/1/lse/shape/0", "gradients.1.lse: shape[0] is 1, must be 2, the batch of parts.0.out");
 #undef WITH
 #undef REFUSED
-    /* a merge that writes only lse and no out */
+    /* a merge (results over parts of the keys are joined) that writes only lse and no out */
     m = (attn_merge_problem){ .count = 3, .parts = x.part, .whole = { .lse = x.whole.lse } };
     assert_int_equal(attn_merge(bench.stream, &m, &err), ATTN_OK);
     assert_int_equal(attn_stream_wait(bench.stream, &err), ATTN_OK);
     scene_clear(&x);
 }
 
-/* A merge must give the same bits whether strides or the member `layout` describe that out and dout are bhsd. */
+/* A merge (results over parts of the keys are joined) must give the same bits whether strides or the member `layout`
+ * describe that out and dout are bhsd. */
 void test_merges_of_a_layout_are_those_of_its_views(void **state)
 {
     struct scene x;
@@ -295,7 +298,7 @@ void test_merges_of_a_layout_are_those_of_its_views(void **state)
     assert_memory_equal(x.lse, lse, sizeof lse);
     for (int64_t n = 0; n < ROWS; n++)
         assert_memory_equal((float *)x.out + out_at(&x.s, n, true), by_strides + 7 * n, 7 * sizeof *by_strides);
-    /* in layout bshd the message numbers the axes as the client sent them */
+    /* the message must number the axes as the client sent them: in the layout bhsd, shape[1] is the heads */
     x.part[1].out.shape[1] = 5, x.part[1].out.shape[2] = 3;
     assert_int_equal(attn_merge(bench.stream, &m, &err), ATTN_INVALID);
     assert_string_equal(err.text, "parts.1.out: shape[1] is 5, must be 3, the heads of parts.0.out");
@@ -304,8 +307,8 @@ void test_merges_of_a_layout_are_those_of_its_views(void **state)
 
 /* ---- Gradients --------------------------------------------------------------------------------------------------- */
 
-/* A small merge with the loss dout . out + dlse . lse. All its tensors lie in one list of float32, in this order: outs,
- * lses, sinks, dout, dlse; then the results douts, dlses, dsinks, out, lse. */
+/* A small problem for the gradients of a merge, with the loss dout . out + dlse . lse. All its tensors lie in one list
+ * of float32, in this order: outs, lses, sinks, dout, dlse; then the results douts, dlses, dsinks, out, lse. */
 enum { GB = 2, GS = 3, GH = 2, GD = 5, GP = 4, GROWS = GB * GS * GH, GOUT = GROWS * GD };
 struct gradients {
     float outs[GP][GOUT], lses[GP][GROWS], sinks[GH], dout[GOUT], dlse[GROWS];
@@ -368,7 +371,7 @@ static void fill_gradients(struct gradients *g, uint64_t seed)
 {
     struct rng r = { seed };
     float *const numbers = (float *)g;
-    memset(g, 0x7f, sizeof *g); /* a pattern that reveals results which the merge does not write */
+    memset(g, 0x7f, sizeof *g); /* a pattern by which the test finds results that the merge does not write */
     for (size_t n = 0; n < offsetof(struct gradients, douts) / sizeof *numbers; n++)
         numbers[n] = (float)(rng_uniform(&r) * 4 - 2);
 }
@@ -378,7 +381,7 @@ void test_gradients_of_a_merge_are_the_differences_of_its_loss(void **state)
     struct gradients g;
     (void)state;
     fill_gradients(&g, 7);
-    g.lses[1][4] = -INFINITY, g.outs[1][4] = 1; /* an empty part, which must get a gradient of 0 */
+    g.lses[1][4] = -INFINITY, g.outs[1][4] = 1; /* an empty part (its lse is -inf), which must get a gradient of 0 */
     /* all parts of this row are empty, so only its sink counts */
     for (int p = 0; p < GP; p++) g.lses[p][7] = -INFINITY;
     run_gradients(&g);
@@ -391,17 +394,17 @@ void test_gradients_of_a_merge_are_the_differences_of_its_loss(void **state)
     for (int h = 0; h < GH; h++) check_difference(&g, &g.sinks[h], g.dsinks[h], "dsinks");
 }
 
-/* A NaN in out of an empty part must not spread, even if dout is infinite. In a row without any part or sink all
- * gradients must be 0. */
+/* A NaN in out of an empty part (lse -inf) must not spread, even if dout is infinite. In a row without any part or sink
+ * all gradients must be 0. */
 void test_gradients_of_empty_parts_are_zeros(void **state)
 {
     struct gradients g;
     (void)state;
     fill_gradients(&g, 8);
     for (int h = 0; h < GH; h++) g.sinks[h] = -INFINITY;
-    for (int n = 0; n < GROWS; n++) g.lses[2][n] = -INFINITY; /* part 2 is empty in all rows */
+    for (int n = 0; n < GROWS; n++) g.lses[2][n] = -INFINITY; /* part 2 is empty in all rows: its lse is -inf */
     for (int n = 0; n < GOUT; n++) g.outs[2][n] = NAN;
-    for (int p = 0; p < GP; p++) g.lses[p][0] = -INFINITY; /* in row 0 all parts are empty */
+    for (int p = 0; p < GP; p++) g.lses[p][0] = -INFINITY; /* in row 0 all parts are empty: their lse is -inf */
     run_gradients(&g);
     for (int n = 0; n < GOUT; n++) assert_true(g.douts[2][n] == 0 && isfinite(g.out[n]) && isfinite(g.douts[1][n]));
     for (int n = 0; n < GROWS; n++) assert_true(g.dlses[2][n] == 0 && isfinite(g.dlses[1][n]));

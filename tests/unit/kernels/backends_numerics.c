@@ -30,8 +30,8 @@ static void compare_widened(const attn_tensor *wide, const attn_tensor *narrow, 
     }
 }
 
-/* Returns whether the float32 gradients of this problem must round to the 16-bit ones. If dq need not be deterministic,
- * it may be summed in any order, so its bits vary. */
+/* Returns whether this problem's gradients in float32 must round to its gradients in 16 bits. They need not if dq may
+ * be summed in any order, because its bits then vary. */
 static bool widens(const struct spec *narrow_spec)
 {
     struct spec wide_spec = *narrow_spec;
@@ -62,10 +62,11 @@ static bool widens(const struct spec *narrow_spec)
     return good;
 }
 
-/* Where a client wants float32 gradients, a kernel must omit the last rounding to 16 bits and change nothing else. */
+/* Where a client wants float32 gradients instead of 16-bit ones, a kernel must omit the last rounding to 16 bits and
+ * change nothing else. */
 void test_float32_gradients_round_to_those_of_16_bits(void **state)
 {
-    /* clang-format off: a row is a line */
+    /* clang-format off: each row of the table stays on one line */
     static const struct spec cases[] = {
         SPEC(.name = "float32 gradients", SIZES(67, 133, 0), HEADS(2, 1)),
         SPEC(.name = "float32 gradients, causal, bhsd", SIZES(130, 130, 0), .B = 2, .causal = true,
@@ -102,7 +103,7 @@ void test_float32_gradients_round_to_those_of_16_bits(void **state)
  * runs at the same time, and some of the work has no keys or no queries. */
 void test_work_that_sees_no_keys_between_other_work(void **state)
 {
-    /* clang-format off: a row is a line */
+    /* clang-format off: each row of the table stays on one line */
     static const struct spec cases[] = {
         SPEC(.name = "work, causal", SIZES(330, 200, 64), HEADS(2, 1), .causal = true),
         SPEC(.name = "work, more queries than keys", SIZES(400, 130, 64), HEADS(1, 1), .causal = true),
@@ -114,7 +115,7 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
     };
     /* clang-format on */
     static const struct {
-        /* more_keys: added to Sk for this head size, because from 1024 keys on another kernel computes heads of 128 */
+        /* more_keys: added to Sk for this head size; with 1024 keys or more, another kernel computes heads of D 128 */
         int D, more_keys;
         double softcap;
     } heads[] = { { 64, 0, 0 },  { 96, 0, 0 }, { 128, 0, 0 }, { 128, 900, 0 }, { 192, 0, 0 },
@@ -127,7 +128,8 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
             s.dtype = s.out_dtype = n % 2 ? ATTN_F16 : ATTN_BF16;
             s.D = s.Dv = heads[n].D, s.softcap = heads[n].softcap;
             s.Sk += heads[n].more_keys;
-            /* if the case has over 200 more queries than keys, Sq grows by more_keys, too */
+            /* if the case has over 200 more queries than keys, Sq grows by more_keys like Sk, so that this stays
+             * true */
             if (s.Sq > s.Sk - heads[n].more_keys + 200) s.Sq += heads[n].more_keys;
             if (s.sequences > 0) s.k_lengths[0] += heads[n].more_keys, s.k_lengths[3] += heads[n].more_keys;
             if (!agrees(&s)) failed++;
@@ -139,7 +141,7 @@ void test_work_that_sees_no_keys_between_other_work(void **state)
  * (64 leaves the head size as the list has it). Problems with NaN also run with lse. */
 void test_float8_without_lse_agrees_with_the_reference(void **state)
 {
-    /* clang-format off: a row is a line */
+    /* clang-format off: each row of the table stays on one line */
     static const struct spec cases[] = {
         SPEC(.name = "float8, one by one", SIZES(1, 1, 64), HEADS(1, 1)),
         SPEC(.name = "float8, a tile", SIZES(64, 64, 64), HEADS(1, 1)),
@@ -197,7 +199,7 @@ void test_float8_without_lse_agrees_with_the_reference(void **state)
         }
     assert_int_equal(failed, 0);
 
-    /* if the variable names a family of kernels, check that this family was used */
+    /* if ATTN_CUDA_FAMILY names a family of kernels, check that this family was used */
     const char *family = getenv("ATTN_CUDA_FAMILY");
     if (family && strcmp(family, "sm90_f8") == 0) {
         const struct spec s = SPEC(SIZES(200, 300, 128), FP8, .no_lse = true);
@@ -294,8 +296,8 @@ void test_scores_of_either_side_of_0_agree_with_the_reference(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* A problem with a feature that no kernel lists must go to the kernels that take everything, and these must compute it.
- * Therefore a kernel that does not know a new option never computes it. */
+/* A problem with a feature that no kernel lists must go to the kernels that take every feature, and these must compute
+ * it. A kernel made before a new option was added thus never ignores the option. */
 void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everything(void **state)
 {
     static const struct spec problems[] = {
@@ -342,10 +344,10 @@ void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everythin
 }
 
 /* The gradient of a slope is dslope = -sum dZ distance. Distances are in the hundreds and multiply any error of a row's
- * delta = sum(dout * out). Two errors showed here. P rounded to bfloat16 in the product for out caused errors of 0.01
- * of the largest slope (0.1 with more terms). A float32 dout that was rounded for dP but not for delta caused 0.03. The
- * comparison does not use the allowances of fixture_compare(), because only a float32 dout is rounded before summing
- * here. */
+ * delta = sum(dout * out). Two mistakes of earlier versions are tested. P rounded to bfloat16 in the product for out
+ * caused errors of 0.01 of the largest slope (0.1 with more terms). A float32 dout that was rounded for dP but not for
+ * delta caused errors of 0.03. The comparison does not use the allowances of fixture_compare(), because only a float32
+ * dout is rounded before summing here. */
 void test_slopes_in_bfloat16_are_as_exact_as_other_sums(void **state)
 {
     int failed = 0;
@@ -430,8 +432,8 @@ void test_every_float8_is_its_number(void **state)
     }
 }
 
-/* A NaN must reach the rows that see it and no other rows. fixture_compare() requires NaN exactly where the reference
- * has it. */
+/* A NaN in an input must reach the rows that see it and no other rows. fixture_compare() requires NaN in the results
+ * exactly where the reference has it. */
 void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
 {
     static const struct spec cases[] = {
@@ -462,8 +464,8 @@ void test_nan_reaches_exactly_the_rows_that_see_it(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* Tests NaN in a backward: a key that a query does not see must not change the query's gradient, and the query must not
- * change the key's gradient. */
+/* Tests NaN in a backward. A NaN in a key that a query does not see must not reach the query's gradient, and a NaN in
+ * the query must not reach the key's gradient. */
 void test_nan_reaches_exactly_the_gradients_that_see_it(void **state)
 {
     static const struct spec cases[] = {
@@ -482,7 +484,7 @@ void test_nan_reaches_exactly_the_gradients_that_see_it(void **state)
 
 /* ---- Scores beyond float32, rows of masks, one order of sums ------------------------------------------------------ */
 
-/* clang-format off: a row is a line */
+/* clang-format off: each row of the table stays on one line */
 
 /* In these problems q.k overflows float32, in a partial sum or at the end, but the score scale q.k does not. */
 static const struct spec far_products[] = {
@@ -527,7 +529,7 @@ void test_products_beyond_float32_count_where_their_scores_are_ordinary(void **s
     assert_int_equal(failed, 0);
 }
 
-/* Tests the head sizes of latent attention, which has its own kernels. */
+/* Tests products q.k beyond float32 with the head sizes of latent attention, which has its own kernels. */
 void test_products_beyond_float32_count_in_latent_attention(void **state)
 {
     const struct spec s = SPEC(.name = "products of 1e39, latent", MLA, .latent = true, BF16, .Sq = 1, .Sk = 200,
@@ -656,7 +658,8 @@ static bool is_by_rows(const attn_problem *p, attn_op op)
 }
 
 /* Tests queries that see one key and whose products cancel. However their sum is rounded, lse and the score in the
- * backward must be the same sum, so that P is 1 and dv is dout. A given float32 lse has a rounding error of its own. */
+ * backward must be the same sum, so that P is 1 and dv is dout. In float32, P may be off by 4e-6, because lse is
+ * rounded itself. */
 void test_one_key_has_a_probability_of_one(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };
@@ -673,7 +676,8 @@ void test_one_key_has_a_probability_of_one(void **state)
         if (!is_ours()) continue;
         fixture_make(&f, &s);
         make_products_cancel(&f);
-        /* on some GPUs (compute capability 8.x) forward and backward are computed in different ways */
+        /* the given out and lse come from a forward that sums in another order than the backward (on GPUs of compute
+         * capability 8.x), so P need not be 1 */
         if (given && is_by_rows(&f.p, ATTN_OP_FORWARD) != is_by_rows(&f.p, ATTN_OP_BACKWARD)) {
             fixture_clear(&f);
             continue;
@@ -694,7 +698,8 @@ void test_one_key_has_a_probability_of_one(void **state)
     }
 }
 
-/* The ways in which a row of these tests sees only one key. */
+/* The ways in which the tests let a row see only one key: by the number of keys, a window, a keep_mask, a bias, or
+ * FlashMask. */
 enum one_key { ALONE, WINDOWED, KEPT, BIASED, FLASHMASKED, ONE_KEYS };
 
 static void show_one_key(struct fixture *f, int64_t key)
@@ -704,14 +709,15 @@ static void show_one_key(struct fixture *f, int64_t key)
     for (int64_t n = 0; f->p.bias.rank && n < tensor_elements(&f->p.bias); n++)
         tensor_set(&f->p.bias, n, n % f->p.bias.shape[3] == key ? 0.25 : -INFINITY);
     for (int64_t n = 0; f->p.mask_startend_rows.rank && n < tensor_elements(&f->p.mask_startend_rows); n++) {
-        /* with FlashMask, queries from lts on and before ute are hidden */
+        /* FlashMask hides queries from lts (start of the first hidden interval) on, and queries before ute (end of the
+         * second) */
         const bool seen = n / 2 % f->p.mask_startend_rows.shape[2] == key;
         tensor_set(&f->p.mask_startend_rows, n, n % 2 == 0 && seen ? (double)f->spec.Sq : 0);
     }
 }
 
 /* With dout 1, dv of a key is exactly the number of rows that see only this key. The problems of this test are computed
- * in tiles, in tiles with a separate kernel for dq, and row by row. */
+ * in three ways: in tiles, in tiles with a separate kernel for dq, and row by row. */
 void test_one_key_has_p_1_to_the_last_bit(void **state)
 {
     static const int64_t head_sizes[] = { 5, 64, 100, 128, 200, 256 };

@@ -1,4 +1,5 @@
-/* backends_observe.c: tests of observe problems: results compared with the reference, and properties of the results. */
+/* backends_observe.c: tests of observe problems, which ask for attention weights and their statistics: results compared
+ * with the reference, and properties of the results. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,7 +20,7 @@ static int disagree(const struct spec *list, size_t count)
     static const attn_dtype narrow[] = { ATTN_BF16, ATTN_F16 };
     int failed = 0;
     for (size_t n = 0; n < count; n++) {
-        /* problems with so many scores take minutes on the emulator */
+        /* problems with this many scores take minutes on the emulator */
         const bool large = list[n].Sq * list[n].Sk * list[n].H * list[n].B > 40000;
         if (large && is_brief()) continue;
         failed += !agrees(&list[n]);
@@ -34,7 +35,7 @@ static int disagree(const struct spec *list, size_t count)
 
 void test_observables_agree_with_the_reference(void **state)
 {
-    /* clang-format off: a row is a line */
+    /* clang-format off: each row of the table stays on one line */
     static const struct spec list[] = {
         SPEC(.name = "plain", LOOK),
         SPEC(.name = "one pair", LOOK, SIZES(1, 1, 1)),
@@ -95,7 +96,7 @@ void test_observables_agree_with_the_reference(void **state)
     assert_int_equal(disagree(list, ARRAY_SIZE(list)), 0);
 }
 
-/* Returns a random observe problem. */
+/* Returns a random observe problem (it asks for attention weights and their statistics). */
 static struct spec random_look(uint64_t seed)
 {
     struct spec s = random_spec(seed);
@@ -126,8 +127,8 @@ void test_random_observables_agree_with_the_reference(void **state)
 }
 
 /* Checks top_keys: each entry must name a key whose probability is the top_weight with the same index. No key may occur
- * twice, the order must be descending, and no other key may have a larger probability. `weights` must cover the whole
- * problem. */
+ * twice, the order of probabilities must be descending, and no other key may have a larger probability. The output
+ * `weights` must cover all queries and keys, because the check reads the probabilities there. */
 static void look_at_top_keys(const struct fixture *f)
 {
     const int64_t top = f->p.observe.top, Sk = f->spec.Sk;
@@ -191,7 +192,7 @@ void test_top_keys_are_the_keys_of_the_largest_probabilities(void **state)
     }
 }
 
-/* Several problems in one call must have the same bits as each by itself. */
+/* Several observe problems (requests for attention weights) in one call must have the same bits as each by itself. */
 void test_observables_have_the_same_bits_alone_and_among_others(void **state)
 {
     enum { COUNT = 12 };
@@ -199,7 +200,8 @@ void test_observables_have_the_same_bits_alone_and_among_others(void **state)
     (void)state;
     for (int n = 0; n < COUNT; n++) {
         struct spec s = random_look(1000 + (uint64_t)n);
-        if (n % 4 == 3) s = random_spec(2000 + (uint64_t)n); /* the neighbour in the call has another operation */
+        /* some problems share their call with a problem of another operation */
+        if (n % 4 == 3) s = random_spec(2000 + (uint64_t)n);
         fixture_make(&together[n], &s);
         list[n] = &together[n];
     }

@@ -97,11 +97,11 @@ void test_the_number_of_threads_does_not_change_a_bit(void **state)
     }
 }
 
-/* Tests gradients whose dq is summed by several blocks, in a fixed order or in any. In a fixed order the bits must be
- * the same each time. */
+/* Tests gradients whose dq is the sum of several blocks' results, added in a fixed order or in any order. In a fixed
+ * order the bits must be the same each time. */
 void test_gradients_of_several_tiles_agree_with_the_reference(void **state)
 {
-    /* clang-format off: a row is a line */
+    /* clang-format off: each row of the table stays on one line */
     static const struct spec cases[] = {
         SPEC(.name = "causal", SIZES(390, 390, 64), HEADS(2, 1), .causal = true),
         SPEC(.name = "causal, more keys", SIZES(130, 400, 128), HEADS(2, 1), .causal = true),
@@ -210,7 +210,7 @@ void assert_part_equal(const struct fixture *whole, const struct fixture *part, 
     }
 }
 
-/* Copies elements of q, k, v or dout from `whole`, starting at element `first`, to `part`. */
+/* Copies elements of q, k, v or dout from `whole`, starting at its element number `first`, to `part`. */
 static void copy_part(const struct fixture *whole, struct fixture *part, attn_tensor_id id, int64_t first)
 {
     for (int64_t n = tensor_elements(&part->p.tensor[id]), e = 0; e < n; e++)
@@ -317,8 +317,8 @@ void test_a_batch_row_has_the_bits_of_the_problem_alone(void **state)
     }
 }
 
-/* Runs key/value heads [first, end) of the fixture's problem. Returns false if another kernel would compute them than
- * in `whole`, the plan of the whole problem. */
+/* Runs the fixture's problem with only the key/value heads [first, end). Returns false if these heads alone would use
+ * another kernel than `whole`, the plan of the whole problem. */
 static bool run_heads(struct fixture *f, const attn_plan *whole, int64_t first, int64_t end)
 {
     const attn_problem all = f->p;
@@ -513,8 +513,8 @@ void test_the_past_does_not_depend_on_the_future(void **state)
 }
 
 /* Keys and values that a query does not see may be as large as finite numbers can be (memory that nobody filled). The
- * query's out and gradient must keep their accuracy. Therefore such numbers must not share a scale with numbers that
- * are seen. */
+ * query's out and gradient must keep their accuracy. A kernel that scales numbers must therefore not scale seen and
+ * unseen numbers by the same factor. */
 void test_hidden_numbers_of_any_size_do_not_matter(void **state)
 {
     enum { S = 200, SEEN = 77 };
@@ -606,7 +606,8 @@ void test_attention_is_linear_in_v(void **state)
     fixture_make(&a, &s);
     fixture_copy(&b, &a);
     for (int64_t e = 0; e < tensor_elements(&b.p.v); e++)
-        tensor_set(&b.p.v, e, -4 * tensor_get(&a.p.v, e)); /* this product is exact in float32 */
+        /* rounding cannot differ, because float32 represents this product exactly */
+        tensor_set(&b.p.v, e, -4 * tensor_get(&a.p.v, e));
     fixture_run(&bench, &a);
     fixture_run(&bench, &b);
     for (int64_t e = 0; e < tensor_elements(&a.p.out); e++)
@@ -651,7 +652,8 @@ void test_offsets_past_two_billion_elements(void **state)
  * device memory. Returns false if the device does not have that much memory. */
 static bool same_bits_far_apart(const struct spec *s, int64_t far)
 {
-    enum { SLOT = 256 }; /* number of elements between the starts of two tensors */
+    /* number of elements between the starts of two tensors, because the tensors' rows interleave in memory */
+    enum { SLOT = 256 };
     struct fixture near, wide;
     void *small[ATTN_TENSOR_COUNT] = { 0 }, *block = NULL;
     const int64_t rows = s->Sq;
@@ -715,14 +717,14 @@ static bool same_bits_far_apart(const struct spec *s, int64_t far)
     return room;
 }
 
-/* The last row ends at element 2^31 - 1, begins beyond 2^31, or begins beyond 2^32. Every family of kernels is
- * tested. */
+/* The last row ends at element 2^31 - 1, begins beyond element 2^31, or begins beyond element 2^32. Every family of
+ * kernels is tested. */
 void test_offsets_on_both_sides_of_2_31(void **state)
 {
     static const struct spec cases[] = {
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), BF16, .softcap = 5),
-        /* few queries, so a GPU computes this problem by a kernel for decoding */
+        /* this problem has few queries, so a GPU computes it by a kernel for decoding */
         SPEC(SIZES(20, 20, 64), HEADS(1, 1), BF16, .causal = true),
         SPEC(SIZES(80, 80, 64), HEADS(1, 1), .causal = true),
         SPEC(BACK, SIZES(80, 80, 64), HEADS(1, 1), BF16, .causal = true),
@@ -817,8 +819,8 @@ static double least_tile_seconds(const struct spec *s)
     return 2 * pairs * columns / 3e14 * (s->op == ATTN_OP_BACKWARD ? 2.5 : 1) * 132 / bench.info.units;
 }
 
-/* One head takes several steps on a device whose steps are very short, and one step on an ordinary device. The bits
- * must be the same, because each launch computes a share of the same tiles. */
+/* One head is computed in several steps (launches) on a device that limits each step to a very short time, and in one
+ * step on an ordinary device. The bits must be the same, because each launch computes a share of the same tiles. */
 void test_one_head_in_steps_has_the_bits_of_one_launch(void **state)
 {
     static const struct spec cases[] = {

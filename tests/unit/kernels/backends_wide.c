@@ -8,8 +8,8 @@
 
 #include "backends.h"
 
-/* Does what random_spec() does, but with D or Dv or both from 257 to 1024, and with few heads, because the reference is
- * slow. */
+/* Returns a random problem like random_spec(), but with D or Dv or both from 257 to 1024, and with few heads, because
+ * the reference is slow. */
 static struct spec random_wide_spec(uint64_t seed)
 {
     static const int64_t head_sizes[] = { 257, 288, 320, 384, 512, 512, 513, 576, 640, 768, 1023, 1024 };
@@ -29,7 +29,7 @@ static struct spec random_wide_spec(uint64_t seed)
     return s;
 }
 
-/* clang-format off: a row is a line */
+/* clang-format off: each row of the table stays on one line */
 
 /* All of these problems run forward. Those without float8 and without pages also run backward. */
 static const struct spec wide_cases[] = {

@@ -310,7 +310,7 @@ static void test_an_empty_problem_needs_no_workspace_and_runs_beside_others(void
         assert_int_equal(nothing, 0);
         memset(f.p.lse.data, 0xff, 4);
         assert_int_equal(attn_run(b.stream, plans, 3, NULL, &err), ATTN_OK);
-        assert_false(isnan(*(float *)f.p.lse.data)); /* the run has overwritten the NaN */
+        assert_false(isnan(*(float *)f.p.lse.data)); /* lse held NaN before, and the run has overwritten it */
         bench_close(&b);
         fixture_clear(&f);
     }
@@ -339,7 +339,7 @@ static void test_a_plan_moves_with_its_problem(void **state)
         assert_ptr_equal(moved.kernel, made.kernel);
         assert_ptr_equal(moved.problem, &elsewhere.p);
         assert_int_equal(attn_run(b.stream, &moved, 1, NULL, &err), ATTN_OK);
-        assert_false(isnan(*(float *)elsewhere.p.lse.data)); /* the run has overwritten the NaN */
+        assert_false(isnan(*(float *)elsewhere.p.lse.data)); /* lse held NaN before, and the run has overwritten it */
 
         attn_problem shifted = elsewhere.p;
         shifted.out.data = (char *)shifted.out.data + 4;
@@ -348,7 +348,8 @@ static void test_a_plan_moves_with_its_problem(void **state)
         assert_int_equal(moved.unaligned, ATTN_TENSOR_BIT(out));
 
         assert_int_equal(attn_plan_move(attn_device_capabilities(other.device), &made, &f.p, &moved, &err), ATTN_OK);
-        assert_ptr_not_equal(moved.kernel, made.kernel); /* another device has other kernels */
+        /* a plan for another device must have a kernel of that device */
+        assert_ptr_not_equal(moved.kernel, made.kernel);
         bench_close(&other);
         bench_close(&b);
         fixture_clear(&elsewhere);
@@ -356,8 +357,8 @@ static void test_a_plan_moves_with_its_problem(void **state)
     }
 }
 
-/* Each tensor that is given and each option that is in use must set its own feature bit and no other. One that is
- * absent must set none. */
+/* Each tensor that is given and each option that is in use must set its own bit of attn_features() and no other. One
+ * that is absent must set none. */
 static void test_every_tensor_and_every_option_is_a_feature(void **state)
 {
     const uint64_t basic = ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v);

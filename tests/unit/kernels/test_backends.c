@@ -98,7 +98,7 @@ static size_t matching(const char *pattern, const struct CMUnitTest *tests, size
 int main(void)
 {
     const struct CMUnitTest comparisons[] = {
-        /* the "comparisons" leave out problems for which the backend has no kernel */
+        /* the tests in the list `comparisons` leave out problems for which the backend has no kernel */
         cmocka_unit_test(test_edge_cases_agree_with_the_reference),
         cmocka_unit_test(test_lengths_agree_with_the_reference),
         cmocka_unit_test(test_lengths_do_not_need_the_slowest_kernel),
@@ -195,7 +195,8 @@ int main(void)
     for (size_t i = 0; takes_all && i < ARRAY_SIZE(properties); i++)
         if ((long)i % share_count == share) tests[count++] = properties[i];
     if (pattern && *pattern) {
-        /* cmocka would count a run without any test as a success, and a share may have no test. */
+        /* A pattern that matches no test at all is an error, which cmocka would count as a success. A pattern may match
+         * no test of this process's share. */
         if (strchr(pattern, '[') || matching(pattern, comparisons, ARRAY_SIZE(comparisons)) +
                                             matching(pattern, lists, ARRAY_SIZE(lists)) +
                                             matching(pattern, properties, ARRAY_SIZE(properties)) ==

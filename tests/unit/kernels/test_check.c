@@ -115,7 +115,7 @@ static void expect(int line, const attn_problem *p, attn_status status, const ch
     } while (0)
 #define PASSES(of, ...) SAYS(of, OK, "", "", __VA_ARGS__)
 
-/* clang-format off: a row is a line, or two */
+/* clang-format off: each row of the table stays on one line or two */
 
 static void test_good_problems_pass(void **state)
 {
@@ -429,7 +429,8 @@ static void test_lengths_in_the_place_of_their_sums_are_recognised(void **state)
          "cu_seqlens_q: [0] is 1, must be 0, where the first sequence starts" LENGTHS "[0, 1, 2, 3, ...]",
          Q_AND_K(many, 5));
     SAYS(packed, INVALID, "/cu_seqlens_q/data", "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts",
-         Q_AND_K(other, 2)); /* these numbers are no lengths either: their sum is not the number of rows */
+         /* no hint that these numbers look like lengths, because their sum is not the number of rows of q */
+         Q_AND_K(other, 2));
     SAYS(packed, INVALID, "/cu_seqlens_q/data",
          "cu_seqlens_q: [0] is 2, must be 0, where the first sequence starts; these look like ends, a 0 before them is "
          "wanted: [0, 2, ...]",
@@ -455,10 +456,10 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
          p.layout = ATTN_BSHD; p.k = p.v = p.q; p.keep_mask = TENSOR(keep, ATTN_U8, 1, 1, 30, 30));
     SAYS(bhsd, INVALID, "/sinks/shape/0", "sinks: shape[0] is 8, must be 30, the heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.k = p.v = p.q; p.sinks = TENSOR(sinks, ATTN_F32, 8));
-    /* a single query over many keys */
+    /* a single query over many keys: in bhsd, q has 1 head and k has 40 */
     SAYS(bhsd, INVALID, "/k/shape/2", "k: shape[2] is 40, must divide the 1 heads of q" AS_BHSD, MORE_ROWS(p);
          p.layout = ATTN_BSHD; p.q.shape[2] = 1);
-    /* No other layout fits these shapes, or the fault is not in the shapes, so the message suggests no layout. */
+    /* here the message suggests no other layout: none fits these shapes, or the fault is not in the shapes */
     SAYS(bhsd, INVALID, "/k/shape/3", "k: shape[3] is 15, must be 16, the head size of q", p.k.shape[3] = 15);
     SAYS(bhsd, INVALID, "/k/dtype", "k: dtype is float32, must be float16 as q's, or float8_e4m3fn",
          p.k.dtype = ATTN_F32);
@@ -468,7 +469,7 @@ static void test_the_other_layout_is_suspected_where_it_would_do(void **state)
 }
 
 /* A request without a layout, with q [1, 128, 32, 16] and 12 heads of keys, used to be understood as bhsd and was
- * answered with wrong numbers. Any two counts of heads could be lengths, so such a request must be refused. */
+ * answered with wrong numbers. Any two counts of heads could be lengths, so a request of this kind must be refused. */
 static void test_heads_that_do_not_divide_are_not_taken_for_another_layout(void **state)
 {
     (void)state;
@@ -479,7 +480,7 @@ static void test_heads_that_do_not_divide_are_not_taken_for_another_layout(void 
     SAYS(forward, INVALID, "/k/shape/1", "k: shape[1] is 12, must divide the 32 heads of q", p.layout = ATTN_BHSD;
          p.q = TENSOR(zeros, ATTN_F16, 1, 32, 128, 16); p.k = TENSOR(zeros, ATTN_F16, 1, 12, 128, 16);
          p.v = TENSOR(zeros, ATTN_F16, 1, 12, 128, 16); p.out.rank = p.lse.rank = 0);
-    /* with few keys and many queries, axis 1 is smaller than axis 2 only in k */
+    /* with few keys and many queries, axis 1 is smaller than axis 2 only in k, so the message suggests no layout */
     SAYS(forward, INVALID, "/k/shape/2", "k: shape[2] is 12, must divide the 32 heads of q",
          p.q = TENSOR(zeros, ATTN_F16, 1, 128, 32, 16);
          p.k = TENSOR(zeros, ATTN_F16, 1, 4, 12, 16); p.v = TENSOR(zeros, ATTN_F16, 1, 4, 12, 16);
@@ -949,7 +950,7 @@ static void test_a_shape_as_a_client_reads_it(void **state)
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         char text[ATTN_SHAPE_BYTES], names[ATTN_DTYPE_LIST_BYTES];
         assert_string_equal(attn_tensor_shape(cases[i].id, text), cases[i].text);
-        /* both texts fit into their buffers with room to spare */
+        /* the shape's text and the list of all dtypes fit into their buffers with room to spare */
         assert_true(strlen(text) + 20 < sizeof text);
         assert_true(strlen(attn_dtype_list((1u << ATTN_DTYPE_COUNT) - 1, names)) + 10 < sizeof names);
     }

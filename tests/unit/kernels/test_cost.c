@@ -113,7 +113,7 @@ static void test_every_kernel_has_rates(void **state)
     assert_false(attn_cost_knows("another", ATTN_OP_FORWARD, ATTN_F16));
 }
 
-/* Each of the following options makes a forward or a backward cost more. */
+/* Each option that the functions below add must make a forward or a backward cost more. */
 static void add_bias(struct problem *t)
 {
     give_bias(t);
@@ -248,7 +248,8 @@ static void test_a_gpu_takes_as_long_for_a_block_that_is_not_full(void **state)
     const double whole = seconds(wide, "generic", 132);
     for (int n = ATTN_T_q; n <= ATTN_T_out; n += ATTN_T_out - ATTN_T_q) wide->p.tensor[n].shape[1] = 1;
     wide->p.lse.shape[2] = 1;
-    assert_true(seconds(wide, "generic", 132) > 0.8 * whole); /* one row takes nearly as long as all rows */
+    /* a block with one row takes nearly as long as a block with all rows */
+    assert_true(seconds(wide, "generic", 132) > 0.8 * whole);
     free(narrow);
     free(wide);
 }
@@ -261,12 +262,13 @@ static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(vo
     struct problem *narrow = open_problem(ATTN_BF16, 1, 256), *wide = open_problem(ATTN_BF16, 1, 512);
     const double launch = 1e-5, back_launch = 2e-5;
     const double ratio = (seconds(wide, "generic", 1) - launch) / (seconds(narrow, "generic", 1) - launch);
-    /* a head size of 512 costs 2 (512 + 256) columns of products, 256 costs 256 + 256 */
+    /* columns of products: 2 (512 + 256) for a head size of 512, and 256 + 256 for 256, which is a ratio of 3 */
     assert_true(ratio > 2.4 && ratio < 3.1);
     make_backward(narrow);
     make_backward(wide);
     const double back = (seconds(wide, "generic", 1) - back_launch) / (seconds(narrow, "generic", 1) - back_launch);
-    /* a head size of 512 costs 2 (512 + 256) + 4 (1024 + 256) columns of products, 256 costs 5 * 256 */
+    /* columns of products: 2 (512 + 256) + 4 (1024 + 256) for a head size of 512, and 5 * 256 for 256, which is a ratio
+     * of 5.2 */
     assert_true(back > 4.2 && back < 5.3);
     free(narrow);
     free(wide);
@@ -343,13 +345,14 @@ static void test_a_scale_that_leaves_float32_makes_rows_strange_and_costly(void 
     t->p.has_scale = true;
     t->p.scale = 3e38;
     const attn_strange found = strange(t, cpu_most, ATTN_EVERYTHING);
-    assert_true(found.costly > 0.7 && found.cheap == 0); /* one in seven queries is 0, so its scores are 0 */
+    /* costly rows are those whose scores leave float32's range; one in seven queries is 0, and so are its scores */
+    assert_true(found.costly > 0.7 && found.cheap == 0);
     const attn_cost cost = closer(t, "avx512", 1);
     assert_true(cost.seconds > 5 * plain);
     assert_string_equal(cost.because, "rows whose scores leave float32");
-    /* attn_cost_of() does not read the data, so it does not know of costly rows */
+    /* attn_cost_of() does not read the data, so it does not know of costly rows (whose scores leave float32's range) */
     assert_true(attn_cost_of(&t->info, &t->plan).seconds < 2 * plain);
-    /* the member `worst` allows for data with costly rows */
+    /* the member `worst` allows for data with costly rows (whose scores leave float32's range) */
     assert_true(attn_cost_of(&t->info, &t->plan).worst > cost.seconds);
     free(t);
 }
@@ -363,7 +366,7 @@ static void test_what_a_scale_of_3e38_leaves_ordinary_is_ordinary(void **state)
     t->p.softcap = 30;
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).costly == 0);
     t->p.softcap = 0;
-    /* without the right to read k, attn_strange_of() cannot find costly rows */
+    /* without the right to read k, attn_strange_of() cannot find costly rows (whose scores leave float32's range) */
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING & ~ATTN_TENSOR_BIT(k)).costly == 0);
     memset(t->numbers[0], 0, sizeof t->numbers[0]);
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).costly == 0);
@@ -387,14 +390,15 @@ static void test_rows_of_nothing_but_the_most_negative_number_are_alike(void **s
     assert_true(found.costly == 0 && found.cheap > 0.3 && found.cheap < 0.7);
     const double costly = closer(t, "avx512", 1).seconds;
     pad(t, S / 2, -1e30f);
-    /* a score of -1e30 is within the CPU's limit of 5.8e37, but beyond a GPU's limit of 2^27 */
+    /* rows are strange (not computed like others) beyond a limit: a score of -1e30 is within the CPU's limit of 5.8e37,
+     * but beyond a GPU's limit of 2^27 */
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).cheap == 0);
     assert_true(strange(t, cuda_most, ATTN_EVERYTHING).cheap > 0.3);
     assert_true(costly < 2.5 * closer(t, "avx512", 1).seconds);
-    pad(t, 0, -FLT_MAX); /* each row sees a key */
+    pad(t, 0, -FLT_MAX); /* each row sees a key whose score is in range, so no row is strange */
     found = strange(t, cuda_most, ATTN_EVERYTHING);
     assert_true(found.costly == 0 && found.cheap == 0);
-    pad(t, S, -INFINITY); /* no row sees a key */
+    pad(t, S, -INFINITY); /* no row sees a key, so no row is strange */
     found = strange(t, cuda_most, ATTN_EVERYTHING);
     assert_true(found.costly == 0 && found.cheap == 0);
     free(t);
@@ -416,7 +420,7 @@ static void test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not(
 {
     (void)state;
     struct problem *t = open_problem(ATTN_BF16, 1, 8);
-    /* only the last key has large numbers */
+    /* only the last key has numbers so large that scores with it leave the range of float32 */
     for (int d = 0; d < 8; d++) attn_store(ATTN_BF16, t->numbers[1], (S - 1) * 8 + d, 3e38);
     assert_true(strange(t, cpu_most, ATTN_EVERYTHING).costly > 0.5);
     t->p.causal = true; /* with a causal mask only the last row sees the last key */
@@ -428,7 +432,7 @@ static void test_keys_that_overflow_are_found_and_those_that_are_hidden_are_not(
     free(t);
 }
 
-/* A GPU's kernels with options compute rows of huge scores in the same way as other rows, at no extra cost. */
+/* A GPU's kernels with options compute rows of scores beyond 2^33 in the same way as other rows, at no extra cost. */
 static void test_scores_beyond_a_second_limit_are_cheap(void **state)
 {
     (void)state;
@@ -441,7 +445,8 @@ static void test_scores_beyond_a_second_limit_are_cheap(void **state)
     assert_true(found.cheap > 0.7 && found.costly == 0);
     assert_true(closer(t, "generic", 132).seconds < 2 * seconds(t, "generic", 132));
     t->p.scale = 0x1p29;
-    /* without an option that changes scores, rows of huge scores are computed again, which costs much */
+    /* with an ordinary scale the kernel's variant without options is used, which computes rows of huge scores again at
+     * a high cost */
     assert_true(closer(t, "generic", 132).seconds > 2 * seconds(t, "generic", 132));
     free(t);
 }
@@ -453,15 +458,15 @@ static void test_rows_of_float32_are_repaired_by_a_gpu_where_their_numbers_allow
     (void)state;
     struct problem *t = open_problem(ATTN_F32, 1, 64);
     t->p.has_scale = true;
-    t->p.scale = 7000; /* the bound 3 * 3 * 64 * 7000 on scores is less than 2^22 */
+    t->p.scale = 7000; /* 3 * 3 * 64 * 7000, the bound on scores, is less than 2^22, so no row is computed again */
     assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 0);
-    t->p.scale = 7500; /* the bound 3 * 3 * 64 * 7500 on scores is more than 2^22 */
+    t->p.scale = 7500; /* 3 * 3 * 64 * 7500, the bound on scores, is more than 2^22, so all rows are computed again */
     t->p.softcap = 30;
     assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 1);
     const double costly = closer(t, "generic", 132).seconds;
     t->p.scale = 7000;
     assert_true(costly > 5 * closer(t, "generic", 132).seconds);
-    /* one key has large numbers, so the rows that see it are computed again */
+    /* one key has numbers near 1e9, so all rows that see this key are computed again */
     for (int d = 0; d < 64; d++) attn_store(ATTN_F32, t->numbers[1], (S - 1) * 64 + d, 1e9);
     assert_true(attn_strange_of(&t->p, &limits, all, 7).costly == 1);
     t->p.causal = true;
@@ -478,7 +483,8 @@ static void test_a_backward_whose_dq_leaves_float32_is_costly_though_its_scores_
     t->p.has_scale = true;
     t->p.scale = 3e38;
     for (int n = 0; n < S; n++) t->lse[n] = FLT_MAX;
-    assert_true(attn_strange_of(&t->p, &limits, ATTN_EVERYTHING, 7).costly == 0); /* costly is 0 because dout is 0 */
+    /* `costly` (share of rows beyond float32's range that are slow) is 0, because dout is 0 */
+    assert_true(attn_strange_of(&t->p, &limits, ATTN_EVERYTHING, 7).costly == 0);
     for (int n = 0; n < S * 64; n++) attn_store(ATTN_F16, t->results[0], n, n % 5 - 2.0);
     assert_true(attn_strange_of(&t->p, &limits, ATTN_EVERYTHING, 7).costly > 0.5);
     assert_true(attn_strange_of(&t->p, &limits, ATTN_EVERYTHING & ~ATTN_TENSOR_BIT(dout), 7).cheap == 1);
@@ -512,13 +518,13 @@ static void test_a_backward_is_looked_at_by_the_lse_that_it_is_given(void **stat
     assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).costly == 1);
     pad(t, S, -FLT_MAX);
     assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).cheap == 1);
-    for (int n = 0; n < 4 * S; n++) t->lse[n] = -INFINITY; /* the rows see no key */
+    for (int n = 0; n < 4 * S; n++) t->lse[n] = -INFINITY; /* an lse of -inf says that the row sees no key */
     assert_true(strange(t, ATTN_LSE_MOST, ATTN_EVERYTHING).cheap == 0);
     free(t);
 }
 
-/* Runs attn_strange_of() for every layout, mask, length and kind of keys. It must read only the problem's own memory,
- * which `make SAN=1` checks. */
+/* Runs attn_strange_of(), which looks for rows beyond float32's range, for every layout, mask, length and kind of keys.
+ * It must read only the problem's own memory, which `make SAN=1` checks. */
 static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **state)
 {
     static const struct spec specs[] = {
@@ -554,8 +560,8 @@ static void test_all_kinds_of_problems_are_looked_at_within_their_memory(void **
     }
 }
 
-/* A merge costs as much as reading its parts takes: twice the parts must cost twice as much, a merge with gradients
- * more, and one with dsinks still more. */
+/* A merge joins results over parts of the keys, and costs as much as reading the parts takes: twice the parts must cost
+ * twice as much, a merge with gradients more, and one with dsinks still more. */
 static void test_a_merge_costs_by_its_numbers(void **state)
 {
     static const int64_t out[] = { 1, 524288, 8, 128 }, lse[] = { 1, 8, 524288 }, heads[] = { 8 };

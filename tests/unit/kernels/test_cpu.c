@@ -55,7 +55,8 @@ static void *run_loops(void *argument)
     for (int loop = 0; loop < LOOPS; loop++) {
         struct counts *c = calloc(1, sizeof *c);
         pool_run(pool, ITEMS, count_item, c);
-        for (int i = 0; i < ITEMS; i++) /* in case of an error the items are not freed, because the test fails */
+        /* if an item was not computed exactly once, the counts are returned instead of freed, and the test fails */
+        for (int i = 0; i < ITEMS; i++)
             if (atomic_load(&c->seen[i]) != 1 || atomic_load(&c->clashes)) return c;
         free(c);
     }
@@ -85,7 +86,7 @@ static void count_worker(void *context, int worker, int64_t item)
     atomic_fetch_add(&((atomic_int *)context)[worker], 1);
 }
 
-/* Waits until both items of a loop have begun, which takes two threads. */
+/* Waits until both items of a loop have begun, which needs two threads at the same time. */
 static void meet(void *context, int worker, int64_t item)
 {
     atomic_int *const begun = context;
@@ -117,7 +118,7 @@ static void test_a_thread_that_begins_takes_the_place_of_a_worker_until_it_ends(
     pool_close(pool);
 }
 
-/* Waits for the item before this one, as the chunks of keys of a backward do. */
+/* Waits for the item before this one, as in a backward each chunk of keys waits for the one before it. */
 static void wait_for_the_one_before(void *context, int worker, int64_t item)
 {
     _Atomic int64_t *done = context;
@@ -144,7 +145,7 @@ struct computing {
     struct pool *pool;
     const void *owner;
     pthread_t thread;
-    _Atomic int64_t items; /* number of items that it has computed */
+    _Atomic int64_t items; /* number of items that this thread has computed */
     atomic_bool *stop;
     int64_t spent_ns;
 };
@@ -199,12 +200,12 @@ static void test_an_owner_with_two_streams_gives_one_up_while_another_owner_comp
         assert_int_equal(pthread_create(&all[n].thread, NULL, compute_until_stopped, &all[n]), 0);
     while (at_work(all, 2) != 2) continue;
     assert_int_equal(pthread_create(&all[2].thread, NULL, compute_until_stopped, &all[2]), 0);
-    /* wait until the third thread and only one of the first two compute; the loop never ends if the owners do not
-     * share */
+    /* waits until the third thread and only one of the first two compute; the test hangs if the two owners do not share
+     * the pool */
     while (atomic_load(&all[2].items) == 0 || at_work(all, 2) != 1) continue;
     atomic_store(&stop[1], true);
     pthread_join(all[2].thread, NULL);
-    while (at_work(all, 2) != 2) continue; /* wait until the paused thread goes on */
+    while (at_work(all, 2) != 2) continue; /* waits until the paused one of the first two threads computes again */
     atomic_store(&stop[0], true);
     for (int n = 0; n < 2; n++) pthread_join(all[n].thread, NULL);
     for (int n = 0; n < 3; n++) assert_true(all[n].spent_ns > 0);
@@ -343,7 +344,7 @@ static void test_strips_change_no_bit(void **state)
         SPEC(.window_left = 300, .window_right = 20, .Sq = 130, .Sk = 650),
         SPEC(.causal = true, .Sq = 90, .Sk = 90, .softcap = 5, .alibi = 1, .sinks = 1),
         SPEC(.causal = true, .Sq = 130, .Sk = 130, .mask_bounds = 1, .dropout_p = 0.3),
-        /* several heads share a tile of rows, so strips are not used */
+        /* several heads share a tile of rows, so the kernel does not split the tile into strips */
         SPEC(.causal = true, .Sq = 20, .Sk = 150, .H = 6),
         SPEC(.causal = true, .Sq = 70, .Sk = 400, .poison_unseen = true),
         SPEC(.causal = true, .Sq = 70, .Sk = 70, .poison = 2), /* a NaN in V */
@@ -386,7 +387,8 @@ static const uint64_t made_up = UINT64_C(1) << 63; /* a feature that the flash a
 struct giving_up {
     attn_stream *stream;
     const attn_problem *problem;
-    uint64_t also; /* features that the problem claims to have in addition to its own */
+    /* feature bits that the plan of the problem gets besides its own, so that another kernel is selected */
+    uint64_t also;
     attn_status status;
     attn_error err;
     double ended;
@@ -413,7 +415,7 @@ static void ends_soon_after_it_is_cancelled(uint64_t also)
         SPEC(.Sq = 100000, .Sk = 100000, .H = 2, .Hk = 2, .D = 8, .Dv = 8, .op = ATTN_OP_BACKWARD),
     };
     for (size_t n = 0; n < ARRAY_SIZE(specs) * 2; n++) {
-        /* 0: the run is cancelled perhaps before it begins */
+        /* a pause of 0 ns: the run is perhaps cancelled before it begins */
         const struct timespec pause = { 0, n % 2 ? 150000000 : 0 };
         struct giving_up g = { 0 };
         struct fixture f, after;
@@ -462,7 +464,8 @@ static void test_a_run_in_double_that_nobody_waits_for_ends_between_two_rows(voi
 
 /* ---- The kernel in double ---------------------------------------------------------------------------------------- */
 
-/* Among these problems are some with sums over heads and sequences, which a single thread computes. */
+/* Some of these problems have sums over heads and sequences (gradients of bias, slopes and sinks), which a single
+ * thread computes. */
 static const struct spec of_any_kind[] = {
     SPEC(.Sq = 40, .Sk = 70, .H = 6, .Hk = 3, .B = 5, .causal = true),
     SPEC(.Sq = 1, .Sk = 300, .H = 8, .Hk = 2, .dtype = ATTN_BF16, .out_dtype = ATTN_BF16, .softcap = 3),
@@ -539,7 +542,7 @@ static void test_a_run_may_hold_problems_of_both_kernels(void **state)
 static void test_memory_is_counted_and_limited(void **state)
 {
     const attn_device_options options = { .threads = 2, .memory_bytes = 4 << 20 };
-    /* the packed forms of K and V alone take 48 MiB or more */
+    /* a problem that exceeds the device's limit of 4 MiB: the packed forms of K and V alone take 48 MiB or more */
     const struct spec s = SPEC(.B = 4, .H = 8, .Hk = 8, .Sq = 2048, .Sk = 2048);
     attn_device *device;
     attn_stream *stream;
@@ -574,7 +577,8 @@ static void test_memory_is_counted_and_limited(void **state)
     attn_device_close(device);
 }
 
-/* A merge whose stream is cancelled must write nothing more and return an error. The next merge must be computed. */
+/* A merge (results over parts of the keys are joined) whose stream is cancelled must write nothing more and return an
+ * error. The next merge must be computed. */
 static void test_a_merge_gives_up_when_it_is_cancelled(void **state)
 {
     enum { ROWS = 1000 };

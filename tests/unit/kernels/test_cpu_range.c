@@ -128,7 +128,8 @@ static void test_a_product_beyond_float32_counts_where_its_score_is_ordinary(voi
     (void)state;
     FOR_TABLES(simd)
     for (size_t n = 0; n < ARRAY_SIZE(wild_specs); n++)
-        for (int way = 0; way < 3; way++) { /* 0: a forward; 1: a backward; 2: a backward that is given out and lse */
+        /* way 0: a forward; 1: a backward; 2: a backward that is given out and lse */
+        for (int way = 0; way < 3; way++) {
             struct spec s = wild_specs[n];
             s.op = way ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD;
             s.give_forward = way == 2;
@@ -255,7 +256,8 @@ static void put_cancelling(const attn_tensor *t, struct rng *r, double sign)
         tensor_set(t, n, (n % D % 2 ? sign : 1) * 400 * (0.5 + rng_uniform(r)));
 }
 
-/* The ways in which a row of these tests sees only one key. */
+/* The ways in which the tests let a row see only one key: by the number of keys, a keep_mask, a bias, FlashMask, or a
+ * window. */
 enum one_key { ALONE, KEPT, BIASED, FLASHMASKED, WINDOWED, ONE_KEYS };
 
 static void show_one_key(struct fixture *f, enum one_key how, int64_t key)
@@ -265,7 +267,8 @@ static void show_one_key(struct fixture *f, enum one_key how, int64_t key)
     for (int64_t n = 0; how == BIASED && n < tensor_elements(&f->p.bias); n++)
         tensor_set(&f->p.bias, n, n % f->p.bias.shape[3] == key ? 0.25 : -INFINITY);
     for (int64_t n = 0; how == FLASHMASKED && n < tensor_elements(&f->p.mask_startend_rows); n++) {
-        /* with FlashMask, queries from lts on and before ute are hidden */
+        /* FlashMask hides queries from lts (start of the first hidden interval) on, and queries before ute (end of the
+         * second) */
         const bool seen = n / 2 % f->p.mask_startend_rows.shape[2] == key;
         tensor_set(&f->p.mask_startend_rows, n, n % 2 == 0 && seen ? (double)f->spec.Sq : 0);
     }
@@ -338,8 +341,8 @@ static void test_one_key_has_p_1_to_the_last_bit(void **state)
     assert_int_equal(failed, 0);
 }
 
-/* One row sees one key, so dv must be dout. An earlier version of the code gave an lse of 7.578125 instead of 7.588715,
- * and thus a dv of 1.00928 instead of 1. */
+/* One row sees one key, so dv must be dout. In an earlier version of the code, lse was 7.578125 instead of 7.588715,
+ * and dv was 1.00928 instead of 1. */
 static void test_products_that_cancel_give_the_one_key_all_of_dout(void **state)
 {
     (void)state;
@@ -386,8 +389,8 @@ static void test_one_key_has_p_1_where_a_given_lse_holds_more_of_its_score_than_
     }
 }
 
-/* P must be one half for each of two equal keys. Therefore the forward must sum the scores for lse in the same order as
- * the backward. */
+/* P must be one half for each of two equal keys. The backward computes P = e^(score - lse), so the forward must sum the
+ * scores for lse in the same order as the backward. */
 static void test_lse_is_that_of_the_scores_that_gradients_are_made_of(void **state)
 {
     static const attn_dtype dtypes[] = { ATTN_F32, ATTN_F16, ATTN_BF16 };

@@ -134,8 +134,8 @@ static void test_it_computes_what_the_cpu_computes(void **state)
     close_it(&f);
 }
 
-/* Merges two halves with the same lse, so that the result is their mean. The merge must run in the stream's order and
- * touch only the device's memory. */
+/* Merges the results over two halves of the keys. Both have the same lse, so the result is their mean. The merge must
+ * run in the stream's order and touch only the device's memory. */
 static void test_a_merge_is_done_in_order_and_in_its_own_memory(void **state)
 {
     struct fixture f;
@@ -174,7 +174,8 @@ static void test_nothing_happens_before_the_stream_is_asked(void **state)
     close_it(&f);
 }
 
-/* Tests a device that copies rows itself, and one for which each row is a separate copy. */
+/* Tests copies of rows on a device that copies many rows by one command, and on one for which each row is a separate
+ * copy. */
 static void test_rows_are_copied_to_their_places_and_nothing_beside_them(void **state)
 {
     enum { ROWS = 3, WIDTH = 5, FROM = 7, TO = 6 };
@@ -463,7 +464,8 @@ static void test_memory_of_another_process_is_used_in_place(void **state)
     assert_memory_equal(loan.here->out, want.out, sizeof want.out);
     attn_device_release_import(f.device, memory);
     assert_int_equal(attn_forward(f.stream, &f.problem, NULL, &err), ATTN_OK);
-    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST); /* the lent object does not exist any more */
+    /* the lent object was released, so a run that uses it loses the device */
+    assert_int_equal(attn_stream_wait(f.stream, &err), ATTN_DEVICE_LOST);
     close_it(&f);
     take_back(&loan);
 }
@@ -542,7 +544,7 @@ static void test_its_truth_takes_a_step_for_each_head_and_is_what_the_host_finds
     assert_int_equal(attn_verify(&here, -1, &wanted, &err), ATTN_OK);
     assert_true(found[0].max_abs == wanted.max_abs && found[0].largest == wanted.largest && wanted.max_abs > 0);
     for (int n = 1; n < ATTN_TRUTH_RESULTS; n++) assert_true(found[n].max_abs == 0 && found[n].largest == 0);
-    /* out is [B, S, H, D], but its truth is [B, H, S, D] */
+    /* out is [B, S, H, D], but the array with its float64 result (the truth) is [B, H, S, D] */
     for (int i = 0; i < S; i++)
         for (int h = 0; h < H; h++)
             for (int d = 0; d < D; d++)

@@ -1,6 +1,6 @@
-/* test_judge.c: tests the verdicts of a judge (kernels/judge/judge.h). Results of the reference and of the fast kernels
- * must be right, whatever the options. Results of a problem with one option changed must be wrong, and the judge must
- * name the change. */
+/* test_judge.c: tests the verdicts of a judge (kernels/judge/judge.h), which compares a client's results with exact
+ * ones. Results of the reference and of the fast kernels must be judged right, whatever the options. Results of a
+ * problem with one option changed must be judged wrong, and the judge must name the change. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -40,7 +40,8 @@ static void compute(const struct bench *bench, const attn_problem *p)
         fail_msg("%s", err.text);
 }
 
-/* Takes the results out of a problem, as a judge receives them. Returns the problem without these results. */
+/* Moves the results out of a problem into a list, in the form in which a judge (which compares a client's results with
+ * exact ones) receives them. Returns the problem without these results. */
 static attn_problem take_results(const attn_problem *p, attn_tensor results[TENSORS])
 {
     attn_problem bare = *p;
@@ -285,8 +286,8 @@ static void with_heads_reversed(attn_problem *p)
     p->k.stride[2] *= -1, p->v.stride[2] *= -1;
 }
 
-/* Results of a kernel that computes another problem than the given one: the judge must name that mistake first, in each
- * dtype. */
+/* Results of a kernel that computes another problem than the given one: the judge (which compares results with exact
+ * ones) must name that mistake first, in each dtype. */
 static void test_a_mistake_is_named(void **state)
 {
     static const struct {

@@ -368,7 +368,7 @@ static void test_dropout_drops_its_share(void **state)
     }
     for (int64_t e = 0; e < tensor_elements(&f.p.lse); e++)
         assert_true(fabs(tensor_get(&f.p.lse, e) - log(1000)) < 1e-6);
-    kept /= 64 * 2 * 1000; /* the standard deviation of this share is 0.0013 */
+    kept /= 64 * 2 * 1000; /* the standard deviation of the share of kept pairs is 0.0013 */
     if (fabs(kept - 0.7) > 0.006) fail_msg("kept %.4f, must be near 0.7", kept);
     fixture_clear(&f);
 }

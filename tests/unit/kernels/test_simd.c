@@ -458,7 +458,7 @@ static void test_a_row_of_gemm_does_not_depend_on_its_neighbours(void **state)
         type->gemm(M, N, K, p.A.data, p.lda, p.B.data, p.ldb, floats(all), p.ldc, true, rescale);
         for (int i = 0, count = 1; i < M; i += count, count++) {
             if (count > M - i) count = M - i;
-            /* other rows of A may hold anything */
+            /* A holds only these `count` rows of the product; rows behind them in its memory may hold anything */
             struct area A = area_new((size_t)simd_a_bytes(type, count, p.lda));
             memcpy(A.data, p.A.data + i * p.lda * simd_element_bytes(type),
                    (size_t)(count * p.lda * simd_element_bytes(type)));
@@ -511,7 +511,8 @@ static void test_softmax_steps_give_the_softmax(void **state)
                             for (int j = 0; j < cols; j++) {
                                 float *s = floats(S) + r * ld + j;
                                 *s = (float)(uniform() * 20);
-                                /* some rows see no key in the first step, and single keys are hidden */
+                                /* in the first of three steps some rows see no key, and in every step single keys are
+                                 * hidden */
                                 if (c > 0 && ((step == 0 && r % 4 == 1) || r % 8 == 5 || uniform() < -0.8))
                                     *s = -INFINITY;
                             }
@@ -682,7 +683,7 @@ static void test_gradient_of_a_tile(void **state)
                     const double precision = precision_of(type);
                     for (int r = 0; r < pad_k(type, rows); r++)
                         for (int j = 0; j < (cols + 31) / 32 * 32; j++) {
-                            /* slack: the allowance for cancellation in dP - delta */
+                            /* slack: the allowed error of dS where dP and delta cancel */
                             double P = 0, z = 0, dS = 0, slack = 0;
                             const bool inside = r < rows && j < cols;
                             const int64_t at = r * ld + j;

@@ -65,7 +65,8 @@ static struct spec random_spec(uint64_t seed)
     return s;
 }
 
-/* Returns a random observe that is given an lse. Its keys may be in pages, and in float8 with scales. */
+/* Returns a random observe (a request for attention weights) that is given an lse. Its keys may be in pages, and in
+ * float8 with scales. */
 static struct spec random_observe(uint64_t seed)
 {
     struct rng r = { seed + 4711 };
@@ -118,7 +119,8 @@ static void test_the_lse_of_the_scores_passes_with_every_option(void **state)
     }
 }
 
-/* With float8 the tolerances are wide, but an lse in base 2 must still be found where a row has many keys. */
+/* With float8 the tolerances are wide, but an lse in base 2 must still be found where a row has many keys. An observe
+ * asks for attention weights and may be given an lse. */
 static void test_an_observe_is_told_that_its_lse_is_in_base_2(void **state)
 {
     static const struct spec specs[] = {
@@ -205,8 +207,9 @@ static void cut_keys(struct fixture *f, int64_t first, int64_t end)
     }
 }
 
-/* Ring attention sends each part of the keys with the lse of all keys, which must pass. Typical parts have equal
- * lengths, so that the ratio of the two sums is a whole number. */
+/* Ring attention sends each part of the keys with the lse of all keys, and such a part must pass the check. In this
+ * test parts have equal lengths, as is usual: the sum over all keys is then about a whole number of times the sum over
+ * a part. */
 static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
 {
     (void)state;
@@ -219,11 +222,12 @@ static void test_a_part_of_the_keys_with_the_lse_of_all_passes(void **state)
         s.alignment = ATTN_BOTTOM_RIGHT;
         const int64_t parts = rng_between(&r, 2, 8), part = rng_between(&r, 0, parts - 1), of_part = s.Sk;
         s.Sk *= parts;
-        if (s.causal) s.Sq = of_part; /* the queries belong to the last part */
+        /* with a causal mask, the queries are those at the positions of the last part of the keys */
+        if (s.causal) s.Sq = of_part;
         fixture_make(&f, &s);
         cut_keys(&f, part * of_part, (part + 1) * of_part);
         if (f.p.causal && part < parts - 1) f.p.causal = false;
-        /* sinks may be present or absent */
+        /* the sinks, which this lse contains, may be missing in the request */
         if (f.p.sinks.rank && rng_chance(&r, 0.5)) f.p.sinks.rank = 0, f.p.dsinks.rank = 0;
         must_pass(&f, "a part of the keys");
         fixture_clear(&f);
@@ -292,7 +296,8 @@ static const struct {
     { "your lse was computed with no mask at all" OF_FORWARD, 0, ALL },
 };
 
-/* Changes the options to those of the forward that made the lse. */
+/* Gives the problem the options of the forward that made the lse, which differ from those that the backward is sent
+ * with. */
 static void convert(attn_problem *p, int without)
 {
     switch (without) {
@@ -368,7 +373,7 @@ static void test_a_sum_above_1_is_refused_by_row_sum_and_rule(void **state)
     assert_string_equal(err.text,
                         "lse: [0, 0, 0] is 1, with which the probabilities of the row sum to 1.104, must be at most 1");
     assert_string_equal(err.member, "/lse");
-    assert_int_equal(attn_check_lse(&p, 0, &err), ATTN_OK); /* nothing was checked, so nothing is refused */
+    assert_int_equal(attn_check_lse(&p, 0, &err), ATTN_OK); /* the check looked at 0 rows, so it refuses nothing */
     lse[0] = 1.0986123f;
     assert_int_equal(attn_check_lse(&p, PLENTY, &err), ATTN_OK);
 
@@ -383,7 +388,8 @@ static void test_a_sum_above_1_is_refused_by_row_sum_and_rule(void **state)
                         "lse: [0, 2] is -1, with which the probabilities of the row sum to 5.437, must be at most 1");
 }
 
-/* A check reads only some heads and rows. For the same request, a wrong lse must be found always or never. */
+/* attn_check_lse() reads only some heads and rows. If a request is repeated, a wrong lse must be found always or
+ * never. */
 static void test_the_same_request_gets_the_same_answer(void **state)
 {
     (void)state;

@@ -14,7 +14,8 @@
 #define ARRAY_SIZE(array) (sizeof(array) / sizeof *(array))
 #endif
 
-/* A proto_memory with a limit. It moves at every growth, so that a pointer kept from before is a use after free. */
+/* Memory for a parser (proto_memory) with a limit. It moves at every growth, so that a sanitizer reports a pointer kept
+ * from before as a use after free. */
 struct moving_memory {
     void *base;
     size_t bytes, limit; /* bytes: its present size; limit: the most bytes, 0 means none */
@@ -146,7 +147,7 @@ static inline void decode_whole(struct decoded *d, proto_op op, const char *body
     decode_in_pieces(d, &proto_json, op, NULL, body, strlen(body), NULL, NULL);
 }
 
-/* Prints one line about a tensor that a problem has, or that the client wants. */
+/* Prints one line about a tensor that the problem has, or that the client wants as a result. */
 static inline void print_tensor(FILE *f, const struct decoded *d, const char *name, const attn_tensor *t)
 {
     int64_t length = 0;

@@ -106,7 +106,8 @@ static uint64_t next_random(void) /* a random number generator (xorshift64) that
     return random_state ^= random_state << 17;
 }
 
-/* Decodes one piece. Both the piece and the output end at a page without access rights. */
+/* Decodes one piece of a text. Both the piece and the output end at a page without access rights, so that an access
+ * beyond either end crashes. */
 static size_t decode_piece(base64_decoder *d, const char *piece, size_t count, uint8_t *result, size_t *result_bytes)
 {
     char *text = before(text_wall, count);
@@ -188,7 +189,7 @@ static void test_every_group_of_bytes_is_encoded_right(void **state)
     uint8_t bytes[BLOCK], back[BASE64_DECODED_MAX(BLOCK / 3 * 4)];
     char text[BLOCK / 3 * 4], want[BLOCK / 3 * 4];
     EACH_VARIANT(name)
-    /* Tests one in 17 of all groups of three bytes, because the rest uses the same arithmetic. */
+    /* Tests one in 17 of all groups of three bytes. The other groups are decoded by the same arithmetic. */
     for (uint32_t group = 0; group < 1u << 24; group += BLOCK / 3 * 17) {
         for (uint32_t i = 0; i < BLOCK / 3; i++) {
             uint32_t g = (group + i) & 0xFFFFFF;
@@ -320,8 +321,8 @@ static void test_a_stopped_stream_goes_on_with_another_character(void **state)
 static void test_a_stream_that_is_far_along_decodes_the_same(void **state)
 {
     (void)state;
-    /* After this many characters, bytes are stored past the caches, in whole cache lines. A stream may reach this point
-     * anywhere within a line. */
+    /* After this many characters, the decoder stores bytes past the caches, in whole cache lines. A stream may reach
+     * this point anywhere within a line. */
     enum { CHARS = 5000 };
     static char text[CHARS];
     static uint8_t want[CHARS];

@@ -18,7 +18,7 @@
 #define DOUT "\"dout\":{\"shape\":[1,2,2,1],\"dtype\":\"float16\",\"data\":[1,2,3,4]}"
 #define QKV  Q "," K "," V
 
-/* A small valid part of a merge with B 1, Sq 2, H 1, Dv 1. */
+/* A small valid part of a merge (the result over a part of the keys) with B 1, Sq 2, H 1, Dv 1. */
 #define PART_OUT       "\"out\":{\"shape\":[1,2,1,1],\"dtype\":\"float16\",\"data\":[1,2]}"
 #define PART_LSE(data) "\"lse\":{\"shape\":[1,1,2],\"dtype\":\"float32\",\"data\":" data "}"
 #define PART           "{" PART_OUT "," PART_LSE("[0,1]") "}"
@@ -206,7 +206,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
         if (cases[i].says) {
             check_refusals(&cases[i], 1, ATTN_INVALID);
-        } else { /* test_check.c tests these messages of check.c; here it suffices that one arrives */
+        } else { /* test_check.c tests these messages of attn_check(); here it suffices that one arrives */
             struct decoded d = { 0 };
             decode_text(&d, cases[i].op, cases[i].body);
             assert_int_equal(d.status, *cases[i].member ? ATTN_INVALID : ATTN_OK);
@@ -468,7 +468,7 @@ static void test_every_member_lands_where_it_belongs(void **state)
 #define FLOAT8_QKV \
     FLOAT8("q", "[1,1,1,2]", "[1,2]") "," FLOAT8("k", "[1,1,1,2]", "[3,4]") "," FLOAT8("v", "[1,1,1,1]", "[5]")
 
-/* A scale that is a number is stored like a tensor of one number, in each problem of a body. */
+/* The parser stores a scale that is a JSON number like a tensor of one number, in each problem of a body. */
 static void test_a_scale_that_is_a_number_is_a_tensor_of_one(void **state)
 {
     struct decoded d = { 0 };
@@ -557,7 +557,7 @@ static void test_int64_and_bool_become_int32_and_uint8_where_they_fit(void **sta
         const char *body;
         attn_tensor_id id;
         attn_dtype dtype;
-        const char *values; /* values: the elements that must be decoded, one digit each */
+        const char *values; /* values: the elements that the parser must decode, one digit each */
     } cases[] = {
         { ONE_MORE("seqlens_k", "[1]", "int64", "\"AwAAAAAAAAA=\""), ATTN_T_seqlens_k, ATTN_I32, "3" },
         { ONE_MORE("seqlens_k", "[1]", "I64", "[2]"), ATTN_T_seqlens_k, ATTN_I32, "2" },
@@ -618,7 +618,7 @@ static void test_names_of_other_programs_are_understood_in_the_message(void **st
         { FORWARD, O("\"Causal\":true"), "/Causal", "unknown member 'Causal', did you mean 'causal'?" },
         { FORWARD, T("{\"datatype\":\"FP32\"}"), "/q/datatype", "q: unknown member 'datatype'; write 'dtype'" },
         { FORWARD, T("{\"is_causal\":1}"), "/q/is_causal",
-          /* this member does not exist inside a tensor */
+          /* inside a tensor the message must not suggest 'causal', which is a member of the body */
           "q: unknown member 'is_causal' (a tensor has shape, dtype and data)" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"torch.float16\"", B64), "/q/dtype",
           "q: dtype is 'torch.float16', must be float32, float16, bfloat16 or float8_e4m3fn; write float16" },
@@ -736,8 +736,8 @@ static void test_every_tensor_of_the_table_is_known(void **state)
         }
 }
 
-/* Every option of the table is accepted by its operations. A value of a wrong type is refused with the option's
- * name. */
+/* Every option of the table proto_options is accepted by its operations. A value of a wrong type is refused with the
+ * option's name. */
 static void test_every_option_of_the_table_is_known(void **state)
 {
     (void)state;
@@ -755,7 +755,7 @@ static void test_every_option_of_the_table_is_known(void **state)
         }
 }
 
-/* The defaults that the table gives to the OpenAPI document are those that decoding uses. */
+/* The defaults in the table proto_options, which the OpenAPI document shows, are those that decoding uses. */
 static void test_the_defaults_of_the_table_are_true(void **state)
 {
     (void)state;

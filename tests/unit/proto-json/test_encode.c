@@ -165,8 +165,8 @@ static void test_what_else_an_answer_says(void **state)
           "\"backend\":\"cuda:0 sm90\"," TIMING "}");
 }
 
-/* An answer contains the sizes as the server has read them. A request in the wrong layout is answered with 200, so only
- * these sizes show the mistake. */
+/* An answer contains the sizes as the server has read them from the shapes. A request whose shapes are in the wrong
+ * layout may be valid and is then answered with 200: only the sizes show the mistake. */
 static void test_the_sizes_are_told_as_they_were_read(void **state)
 {
     static const int32_t longest[] = { 5, 900, 7 };
@@ -219,7 +219,7 @@ static void test_the_sizes_are_told_as_they_were_read(void **state)
           .v = { 9, 128, 2, 8 },
           .pages = 8,
           .lengths = 3 },
-        { .says = "" }, /* an append has no queries, so its answer has no sizes */
+        { .says = "" }, /* an append adds keys to a cache and has no queries, so its answer has no sizes */
 #undef SAYS
 #undef SMALL
     };
@@ -289,7 +289,7 @@ static void test_answers_can_be_requests(void **state)
     uint16_t *out = malloc(ALL * sizeof *out);
     (void)state;
     assert_non_null(out);
-    /* all NaN are replaced by one, because they are written alike */
+    /* all NaN are replaced by one, because the encoder writes every NaN alike */
     for (int i = 0; i < ALL; i++) out[i] = (i & 0x7fff) > 0x7c00 ? 0x7e00 : (uint16_t)i;
     for (int encoding = 0; encoding < 2; encoding++) {
         proto_item item = { .problem = ATTN_PROBLEM_INIT, .encoding = (proto_encoding)encoding };

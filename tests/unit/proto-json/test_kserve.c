@@ -92,8 +92,8 @@ static void check_refusals(const struct refusal *cases, size_t count)
 
 /* ---- Shared memory ----------------------------------------------------------------------------------------------- */
 
-/* Decodes a body that names shared memory, as a server does that has all regions. Each input is filled with the bytes
- * that QKV has for it. */
+/* Decodes a body that names shared memory. All regions of shared memory exist in this test, and each input is filled
+ * with the bytes that the body QKV has for it. */
 static void decode_shared(struct decoded *d, const struct infer *infer, proto_shared **list, int *count,
                           proto_shared copy[8])
 {
@@ -240,7 +240,8 @@ static void test_faults_of_shared_inputs_name_their_size(void **state)
     decoded_clear(&d);
 }
 
-/* Memory for inputs in shared memory is leased only after the server has checked that the region exists. */
+/* For inputs in shared memory, memory is leased only after the server has checked that the region of shared memory
+ * exists. */
 static void test_memory_for_shared_inputs_is_asked_for_after_the_body(void **state)
 {
     (void)state;
@@ -367,8 +368,8 @@ static void test_a_region_of_a_gpu_is_read_from_what_clients_send(void **state)
     }
 }
 
-/* Inputs on a device get no host memory, and keep the address that the caller gave. Nothing reads that address, and in
- * this test no memory is there. */
+/* Inputs in the memory of a device get no host memory, and keep the address that the caller gave. Nothing reads that
+ * address, and in this test no memory is there. */
 static void test_inputs_on_a_device_stay_there(void **state)
 {
     (void)state;
@@ -476,7 +477,8 @@ static void test_numbers_and_bytes_are_the_problem_that_json_makes(void **state)
         { { &forward, BODY(QKV, ",\"parameters\":{\"timeout_ms\":30,\"timeout\":40000}"), 0, ALL },
           "{" PLAIN_QKV ",\"timeout_ms\":30," AS_ARRAY "}" },
         { { &forward, BODY(QKV, ",\"parameters\":{\"timeout\":0}"), 0, ALL }, "{" PLAIN_QKV "," AS_ARRAY "}" },
-        /* bytes and numbers in any order, indices and masks that are converted, and what only KServe clients write */
+        /* the next bodies have inputs as bytes and as numbers in any order, indices and masks that are converted, and
+         * members that only KServe clients write */
         { { &forward,
             BODY("{\"name\":\"keep_mask\",\"data\":[true,false,true],\"datatype\":\"BOOL\",\"shape\":[1,1,1,3]}"
                  "," BINARY_Q "," K "," V,
@@ -872,8 +874,8 @@ static void test_tensors_have_a_limit_before_their_bytes_arrive(void **state)
     decoded_clear(&d);
 }
 
-/* The JSON of a body has a limit of its own, because the HTTP thread reads it at once (bytes may follow it). Numbers of
- * tensors do not count toward the limit. */
+/* The JSON of a KServe body has a limit of its own, because the HTTP thread reads it at once (bytes may follow it).
+ * Numbers of tensors in the JSON do not count toward the limit. */
 static void test_the_json_has_a_limit_of_its_own(void **state)
 {
     static char json[2 * PROTO_HEADER_BYTES];

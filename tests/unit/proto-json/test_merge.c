@@ -1,5 +1,5 @@
-/* test_merge.c: bodies of a merge. Both ways of naming the parts, every message of parse_parts.c word for word, the
- * conversion of lse, and the same result however a body is split. */
+/* test_merge.c: bodies of a merge, which joins results over parts of the keys. Both ways of naming the parts, every
+ * message of parse_parts.c word for word, the conversion of lse, and the same result however a body is split. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,7 +13,7 @@
 
 #define MERGE ((attn_op)PROTO_OP_MERGE)
 
-/* Small valid parts of a merge with B 1, Sq 2, H 1, Dv 1. */
+/* Small valid parts of a merge (results over parts of the keys) with B 1, Sq 2, H 1, Dv 1. */
 #define TENSOR(shape, dtype, data) "{\"shape\":" shape ",\"dtype\":\"" dtype "\",\"data\":" data "}"
 #define OUT                        TENSOR("[1,2,1,1]", "float16", "[1,2]")
 #define LSE(data)                  TENSOR("[1,1,2]", "float32", data)
@@ -104,7 +104,8 @@ static void test_a_bad_merge_is_named_in_the_error(void **state)
     }
 }
 
-/* Parts may be named in two ways, which give the same merge, however the body is split. */
+/* A request names the parts of a merge (results over parts of the keys) in one of two ways, which must give the same
+ * merge, however the body is split. */
 static void test_parts_have_two_spellings(void **state)
 {
     struct decoded list = { 0 }, named = { 0 };
@@ -182,7 +183,8 @@ static void test_names_of_parts_are_exact(void **state)
     assert_string_equal(proto_tensor_name(PROTO_TENSORS - 1, true, name), "parts.63.dlse");
 }
 
-/* If one merge of several is refused, its parts are freed, and the other merges stay. */
+/* A body may have several merges (results over parts of the keys are joined). If one is refused, its parts are freed,
+ * and the other merges stay. */
 static void test_a_refused_merge_of_several_leaves_the_others(void **state)
 {
     struct decoded d = { 0 };

@@ -173,7 +173,7 @@ static const struct refusal refusals[] = {
     { NUMBERS_F32, "[[[1],[2]],[[3],[4],[5]]]", 20, TOO_LONG },
     { NUMBERS_F32, "[[[1],[2]],[[3],[4,5]]]", 19, TOO_LONG },
     { NUMBERS_F32, "[[[[[1]]]]]", 4, "arrays are nested deeper than 4" },
-    /* faults of values: the reported offset is where the number begins */
+    /* faults of values: the reported offset is that of the first character of the faulty number */
     { NUMBERS_F32, "[0, 3.4028236e38]", 4, OUT_OF("float32") INFINITE },
     { NUMBERS_F32, "[-1e39]", 1, OUT_OF("float32") INFINITE },
     { NUMBERS_F32, "[1e999999999999999999999]", 1, OUT_OF("float32") INFINITE },
@@ -382,8 +382,8 @@ static double value_of(const struct narrow_format *f, uint32_t code)
     return ldexp(fraction + (1 << f->fraction_bits), exponent - f->bias - f->fraction_bits);
 }
 
-/* Writes a number just below x > 0: the exact decimal expansion of x, with its last digit decremented and nines behind
- * it. */
+/* Writes a number just below x > 0 as text: the exact decimal expansion of x, with its last digit decremented and nines
+ * behind it. */
 static void text_below(double x, char *text, size_t size)
 {
     snprintf(text, size, "%.220f", x); /* 2^-150 has 150 digits behind the point, so all digits of x fit */
@@ -391,7 +391,7 @@ static void text_below(double x, char *text, size_t size)
     for (; *last == '0' || *last == '.'; last--)
         if (*last == '0') *last = '9';
     --*last;
-    /* removes the leading zero that a borrow leaves, as in 099.9 from 100 */
+    /* removes the leading zero that remains when a digit was borrowed, as in 099.9 from 100 */
     if (text[0] == '0' && text[1] != '.') memmove(text, text + 1, strlen(text));
 }
 
@@ -407,7 +407,7 @@ static void check_code(const char *text, numbers_type type, bool fits, uint32_t 
     if (got != fits || (fits && code != want))
         fail_msg("type %d: %s is %#x (%d), expected %#x (%d)", type, text, code, got, want, fits);
 
-    /* Reads a number in the indirect way: first without a type, then converted. */
+    /* Reads a number in the indirect way: first without a dtype (as a double), then converted to the dtype. */
     char array[1024];
     struct result r;
     uint64_t element;
@@ -435,7 +435,8 @@ static void test_midpoints_of_narrow_formats_round_right(void **state)
              code = code < f->largest && code + stride > f->largest ? f->largest : code + stride) {
             char text[512];
             double middle = (value_of(f, code) + value_of(f, code + 1)) / 2;
-            bool fits = code < f->largest; /* the next code is a finite number too, so there is a midpoint */
+            /* if the next code is a finite number too, there is a midpoint between the two */
+            bool fits = code < f->largest;
             snprintf(text, sizeof text, "%.220f", middle);
             check_code(text, f->type, fits || code % 2 == 0, code % 2 ? code + 1 : code);
             text_below(middle, text, sizeof text);
@@ -500,7 +501,8 @@ static void test_bare_words_are_read_where_they_are_let(void **state)
 {
     (void)state;
     static const struct {
-        numbers_type type, becomes; /* becomes: the type to which a number is converted that was read without a type */
+        /* becomes: the type to which a number is converted after it was read without a type */
+        numbers_type type, becomes;
         const char *text, *error;
         uint32_t want; /* the code that the second element must have */
     } cases[] = {

@@ -90,7 +90,7 @@ static cJSON *parse_file(const char *file, size_t bytes)
     return json;
 }
 
-/* Judges the results of a check, as the server does. */
+/* Compares the results that a check request contains with exact ones, as the server does. Returns the report. */
 static judge_result *report_of(const proto_item *item)
 {
     judge_result *const report = malloc(sizeof *report);
@@ -152,7 +152,8 @@ static char *answer(struct decoded *d, int *http, size_t *length)
     assert_int_equal(attn_stream_wait(stream, &err), ATTN_OK);
     assert_int_equal(proto_encoder_new(d->call, results, "0001", &encoder, &err), ATTN_OK);
     *length = (size_t)proto_encoder_length(encoder);
-    /* An answer of KServe with bytes behind its JSON is converted to a safetensors file, for parse_file(). */
+    /* The answer of KServe, JSON with bytes behind it, becomes a safetensors file if 8 bytes with the JSON's length
+     * come before it; parse_file() reads that. */
     const size_t head = (size_t)proto_encoder_head_bytes(encoder), front = d->call->model && head < *length ? 8 : 0;
     text = calloc(1, front + *length + 1);
     assert_non_null(text);
@@ -187,7 +188,7 @@ static void normalise(cJSON *json)
     cJSON *parameters = cJSON_GetObjectItemCaseSensitive(json, "parameters");
     cJSON *errors = cJSON_GetObjectItemCaseSensitive(json, "errors");
     cJSON *explanations = cJSON_GetObjectItemCaseSensitive(json, "explanations");
-    /* these figures depend on the rounding of the processor */
+    /* the figures `explained` and `limit` depend on how this processor rounds */
     cJSON_ArrayForEach(one, errors) drop(one, "explained"), drop(one, "limit");
     cJSON_ArrayForEach(one, explanations) drop(one, "error_if_so");
     if (metadata || parameters) {

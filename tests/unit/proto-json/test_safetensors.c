@@ -202,7 +202,7 @@ static void test_no_member_of_ours_is_passed_over(void **state)
     }
 }
 
-/* The id of a context is a string, even if it has only digits. */
+/* The id of a context (a saved forward) is a string, even if it has only digits. */
 static void test_a_context_of_digits_is_a_word(void **state)
 {
     static const char *const ids[] = { "123", "true", "\\\"123\\\"" };
@@ -422,7 +422,8 @@ static void test_options_that_cannot_be(void **state)
         { FORWARD, METADATA("\"verify\":\"every\""), 34, "/verify",
           "verify: is 'every', must be an integer from 0 to 2^53, the number of rows, or \"all\"" },
         { FORWARD, METADATA("\"casual\":\"true\""), 34, "/casual", "unknown member 'casual', did you mean 'causal'?" },
-        /* These names resemble descriptions of a file, which are ignored, but they are refused. */
+        /* A description of the file is ignored. These names only resemble names of descriptions, so they are
+         * refused. */
         { FORWARD, METADATA("\"formats\":\"pt\""), 34, "/formats",
           "unknown member 'formats' (/docs lists the members of forward)" },
         { FORWARD, METADATA("\"Format\":\"pt\""), 34, "/Format",
@@ -525,7 +526,8 @@ static void test_limits(void **state)
     check_refusals(&many, 1, &limits, ATTN_TOO_LARGE);
 }
 
-/* Memory grows with the bytes that have arrived. If a growth is refused, the refusal is the answer. */
+/* Memory for the data of a file grows with the bytes that have arrived. If a growth is refused, the answer is that
+ * refusal. */
 static void test_memory(void **state)
 {
     static const char header[] = "{" TENSOR("q", "F32", "[1,4000,1,1]", 0, 16000) "," TENSOR(
@@ -659,8 +661,8 @@ static void test_an_answer_is_a_body(void **state)
     give(&item, ATTN_T_out, out, ATTN_F32, 4, (const int64_t[]){ 1, 2, 1, 2 });
     give(&item, ATTN_T_lse, lse, ATTN_F32, 3, (const int64_t[]){ 1, 1, 2 });
     uint8_t *text = answer_of(&call, &result, 1000, &length);
-    /* an answer's facts, such as its timings, are no options: the parser accepts the file except for the names of
-     * facts */
+    /* an answer's facts, such as its timings, are no options of a request: the parser accepts the file except for their
+     * names */
     decode_file(&d, BACKWARD, text, length);
     assert_int_equal(d.status, ATTN_INVALID);
     assert_string_equal(d.err.text, "unknown member 'backend'; leave it out, the server decides");

@@ -115,7 +115,7 @@ static char *scanned_text(const struct scanned *r)
     return text;
 }
 
-/* The number of bodies with a wrong result so far. Every test goes through its whole table before it fails. */
+/* The number of bodies so far whose result was wrong. Every test goes through its whole table before it fails. */
 static int differences;
 
 static int no_differences(void **state)
@@ -126,7 +126,8 @@ static int no_differences(void **state)
     return found ? -1 : 0;
 }
 
-/* Checks that scanning the body gives `says`: whole, byte by byte, and split at every position. */
+/* Checks that scanning the body gives the result `says`, whether the body is scanned whole, byte by byte, or split in
+ * two at any position. */
 static void check_at(const char *file, int line, const char *body, size_t bytes, const char *says)
 {
     bool same = true;
@@ -234,7 +235,8 @@ static void test_what_is_no_json_is_refused_with_its_byte(void **state)
         { "[\"\xf4\x90\x80\x80\"]", "byte 3: invalid UTF-8" }, /* past U+10FFFF */
         { "[\"\xe2\x82\"]", "byte 4: invalid UTF-8" },         /* cut short */
         { "[\"\xc3\"]", "byte 3: invalid UTF-8" },
-        /* faults inside extracted values, and what stands behind a fault */
+        /* faults inside extracted values (strings and arrays that the scanner takes out of the JSON), and text behind a
+         * fault */
         { "{\"data\":\"AA\nAA\"}",
           "not JSON at byte 11: control character 0x0a inside a string (a line break in base64? "
           "`base64 -w0` writes none)" },
@@ -456,8 +458,8 @@ static void test_a_fault_in_base64_is_noted_and_the_rest_is_read(void **state)
           "4)\n1 @0 01");
 }
 
-/* Text that is written in another way than base64 (a data URI, hexadecimal, ...) is recognised however the body is
- * split, although the text before the fault is no longer in the piece. */
+/* Text that is encoded in another way than base64 (a data URI, hexadecimal, ...) is recognised however the body is
+ * split, although the text before the fault is no longer in the piece that is being read. */
 static void test_text_that_is_written_otherwise_is_recognised(void **state)
 {
     static const struct {
@@ -477,8 +479,8 @@ static void test_text_that_is_written_otherwise_is_recognised(void **state)
         { "AA%3D", "base64 2, byte 11: percent-encoding; send base64 as it is" },
         { "AA==\\n", "base64 4, byte 14: a line break; `base64 -w0` and base64.b64encode() write none" },
         { "AAAA\\r\\nAAAA", "base64 4, byte 14: a line break; `base64 -w0` and base64.b64encode() write none" },
-        /* the scanner refuses only lengths that are no multiple of four characters; parse.c knows the required
-         * length */
+        /* here the scanner refuses only lengths that are no multiple of four characters; parse.c, which knows the
+         * shape, refuses the rest */
         { "00000000803f", "@0 d34d34d34d34f34ddf" },
         { "0x0000803f0000004", "ends after 17: this is hexadecimal, base64 is wanted: "
                                "base64.b64encode(x.tobytes()).decode()" },
@@ -517,7 +519,7 @@ static void test_arrays_are_read_in_their_dtype(void **state)
     check("[{\"data\":[1,2,3],\"dtype\":\"uint8\"},{\"dtype\":\"uint8\",\"data\":[4]}]",
           "[{\"data\":0,\"dtype\":\"suint8\"},{\"dtype\":\"suint8\",\"data\":1}]\n0 uint8 3 [3] @0 010203\n1 uint8 1 "
           "[1] @64 04");
-    /* a dtype that never comes, or that is none */
+    /* a dtype that is missing, or that is no dtype */
     check("{\"data\":[1]}", "{\"data\":0}\n0 untyped 1 [1] @0 000000000000f03f");
     check("{\"data\":[1],\"dtype\":\"float17\"}",
           "{\"data\":0,\"dtype\":\"sfloat17\"}\n0 untyped 1 [1] @0 000000000000f03f");

@@ -1,5 +1,6 @@
-/* test_suggestions.c: sends each word of proto-json/suggestions.c in a body. The test fails if a member, a dtype or a
- * choice has that name by now, or if a word is in two rows: the word would get no suggestion, or another one. */
+/* test_suggestions.c: sends each word of proto-json/suggestions.c (names that clients write by mistake) in a body. The
+ * test fails if a member, a dtype or a choice has that name by now, or if a word is in two rows, because the second row
+ * would never be used. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -64,7 +65,7 @@ static void refuse_kserve(const char *body, attn_error *err)
     decoded_clear(&d);
 }
 
-/* Gets the error with which the parser of `place` refuses the body. */
+/* Gets the error with which the parser of the operation or format `place` refuses the body. */
 static void refuse(const char *place, const char *body, attn_error *err)
 {
     const proto_op op = op_named(place);
@@ -92,8 +93,8 @@ static void check_word(const struct suggestion *suggestion, const char *place, c
     char body[256], end[256];
     body_of(place, word, body, sizeof body);
     refuse(place, body, &err);
-    /* A suggestion must not repeat what the message says already, such as "belongs to backward, POST
-     * /v1/attention/backward". */
+    /* A suggestion must not repeat what the message says already (for example "belongs to backward, POST
+     * /v1/attention/backward"). */
     const char *const path = strstr(suggestion->suggestion, "/v1/attention/"), *const said =
                                                                                    path ? strstr(err.text, path) : NULL;
     if (said && strstr(err.text, ": belongs to ") && strstr(err.text, suggestion->suggestion) == NULL) return;
@@ -142,8 +143,8 @@ static void test_every_word_gets_the_suggestion_of_its_row(void **state)
         for_each(suggestion->places, suggestion, NULL, check_words_at);
 }
 
-/* Checks that a user who follows a suggestion is not refused again: the names in quotes ('name', or "name": in a text
- * to write) must be accepted at that place. */
+/* Checks that a user who follows a suggestion is not refused again: the names that it quotes ('name', or "name": in a
+ * text to write) must be accepted at that place. */
 static void check_name(const struct suggestion *suggestion, const char *place, const char *name)
 {
     static const char *const refusals[] = { "unknown member", "belongs to", "is computed here", "takes one problem" };
@@ -267,7 +268,7 @@ static void test_many_hexadecimal_digits_are_known_by_the_first(void **state)
     assert_false(suggestion_is_hex(bytes, sizeof bytes));
     for (size_t i = 0; i < sizeof bytes; i += 3) memcpy(bytes + i, "\xd3\x4d\x34", 3); /* "0000" */
     assert_true(suggestion_is_hex(bytes, sizeof bytes));
-    bytes[sizeof bytes / 2] = 0xff; /* a byte far behind the beginning decides */
+    bytes[sizeof bytes / 2] = 0xff; /* only the first digits are examined, so a byte in the middle changes nothing */
     assert_true(suggestion_is_hex(bytes, sizeof bytes));
     bytes[0] = 0xff;
     assert_false(suggestion_is_hex(bytes, sizeof bytes));

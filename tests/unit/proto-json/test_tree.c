@@ -71,7 +71,8 @@ static void test_a_list_of_words_is_what_it_is_to_the_scanner(void **state)
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         for (int most = 5; most < 10; most++) {
             cJSON *one, *other;
-            char behind_a_space[128]; /* a list that begins with white space, which is left to the scanner */
+            /* a list that begins with white space: the fast reader of lists leaves it to the scanner */
+            char behind_a_space[128];
             int values, others;
             struct tree_memory memory = { 0 };
             tree_enter(&memory);
@@ -86,8 +87,8 @@ static void test_a_list_of_words_is_what_it_is_to_the_scanner(void **state)
         }
 }
 
-/* Trees live in a memory, and are freed with it. Two trees are made in turns, as for bodies that arrive at the same
- * time. Each needs more than one block of memory, and has strings longer than a block. */
+/* Trees of JSON live in a memory, and are freed with it. In this test two trees are made in turns, as for bodies that
+ * arrive at the same time. Each needs more than one block of memory, and has strings longer than a block. */
 static void test_trees_of_a_memory_go_with_it(void **state)
 {
     (void)state;
@@ -105,7 +106,8 @@ static void test_trees_of_a_memory_go_with_it(void **state)
         cJSON_Delete(cJSON_CreateString(word));
         assert_true(cJSON_AddItemToArray(lists[i % 2], piece));
         tree_leave();
-        cJSON_Delete(cJSON_CreateString(word)); /* this item comes from malloc(), and not from a tree_memory */
+        /* cJSON_CreateString() takes memory from malloc(), and not from a tree_memory */
+        cJSON_Delete(cJSON_CreateString(word));
     }
     for (int m = 0; m < 2; m++) {
         int i = m;

@@ -89,7 +89,7 @@ HELPER void config_default(struct config *config)
     if (config_read(config, 7, argv, why, sizeof why) != CONFIG_RUN) fail_msg("%s", why);
 }
 
-/* Opens a server with this configuration, which config_default() filled in. It has no devices and no loop. */
+/* Opens a server with this configuration, which config_default() filled in. The server has no devices and no loop. */
 HELPER void server_open(struct server *server, const struct config *config)
 {
     *server = (struct server){
@@ -195,7 +195,8 @@ HELPER char *envelope_of(char *const *bodies, int count)
     return text;
 }
 
-/* Returns the body of a backward of the forward that was saved under the id `context`. */
+/* Returns the body of a backward that names the context (saved forward) with this id instead of sending the forward's
+ * tensors. */
 HELPER char *backward_body(const char *context, int rows, int D)
 {
     char extra[128];
@@ -216,8 +217,8 @@ HELPER attn_status grow_extent(void *context, size_t bytes, void **base, attn_er
     return status;
 }
 
-/* Returns a request in state RECEIVING whose body is complete, and which counts as one in that state. The calling
- * thread must have ROLE_HTTP. */
+/* Returns a request in state RECEIVING whose body is complete. The server counts it as a request in that state. The
+ * calling thread must have ROLE_HTTP. */
 HELPER struct request *received(struct server *server, attn_op op, char *body)
 {
     attn_error err = { 0 };
@@ -239,7 +240,7 @@ HELPER struct request *received(struct server *server, attn_op op, char *body)
 
 /* ---- Jobs -------------------------------------------------------------------------------------------------------- */
 
-/* Returns a job (one request's problems) as it is before prepare_job(). */
+/* Returns a job (one request's problems) in the state before prepare_job(). */
 HELPER struct job *job_of(struct server *server, attn_op op, char *body)
 {
     attn_error err = { 0 };

@@ -182,7 +182,7 @@ static struct request *begin(struct bench *b, const char *method)
     return request;
 }
 
-/* Returns a request whose forward has run, so that its outputs hold numbers. */
+/* Returns a request whose forward has been computed, so that its outputs hold numbers. */
 static struct request *computed(struct bench *b, char *body)
 {
     attn_error err = { 0 };
@@ -262,7 +262,7 @@ static void test_an_answer_that_is_longer_than_the_inputs_has_memory_of_its_own(
     struct request *request = computed(&b, wide_body());
     answer_tensors(request);
     assert_int_equal(sent.mode, MHD_RESPMEM_MUST_FREE);
-    assert_null(request->job->inputs); /* the memory of the inputs was given back before the answer is read */
+    assert_null(request->job->inputs); /* the request gave back the memory of its inputs before the answer is read */
     /* of all memory that the request had, only that of its answer is still leased */
     assert_int_equal(staging_leased_bytes(b.server.staging), sent.length);
     request_free(request);
@@ -304,7 +304,7 @@ static void test_a_context_of_which_no_answer_tells_is_not_kept(void **state)
     assert_int_equal(sent.status, 503);
     assert_int_equal(ready_contexts(&b), 0);
     request_free(request);
-    /* this answer is never read, as if the connection broke before */
+    /* libmicrohttpd never reads this answer, as if the connection broke before */
     request_free(computed(&b, forward_body(40, 8, "\"save\": true")));
     assert_int_equal(ready_contexts(&b), 0);
     assert_int_equal(staging_leased_bytes(b.server.staging), 0);
@@ -347,7 +347,7 @@ static void test_a_large_answer_is_encoded_while_it_is_sent(void **state)
     answer_tensors(request);
     assert_true(sent.streamed);
     assert_true(sent.announced > LARGE && sent.block == 192 << 10);
-    /* the sweep over connections must see that the answer makes progress */
+    /* the sweep, which closes slow connections, must see that this answer makes progress */
     assert_int_equal(atomic_load(&b.connection.progress_bytes), sent.announced);
     /* the answer held a reference to the context (saved forward), so its tensors existed until the answer was read */
     assert_int_equal(atomic_load(&job->references), 2);
@@ -364,13 +364,14 @@ static void test_many_numbers_as_text_are_sent_in_smaller_blocks(void **state)
     struct request *request = computed(&b, forward_body(1000, 16, "\"encoding\": \"array\""));
     attn_error err;
     assert_true(request->job->wants_measure);
-    /* if an answer must be measured, the loop (the server's main thread) makes its encoder */
+    /* if an answer must be measured before it is sent, the loop (the server's main thread) makes its encoder */
     assert_int_equal(proto_encoder_new(request->job->call, request->job->results, request->id, &request->encoder, &err),
                      ATTN_OK);
     answer_tensors(request);
     assert_null(request->encoder); /* the answer's */
     assert_true(sent.streamed);
-    assert_true(sent.announced < LARGE); /* the answer is large, but the server never holds all of its text at once */
+    /* the answer is longer than LARGE bytes, but the server never holds that much of its text at once */
+    assert_true(sent.announced < LARGE);
     assert_int_equal(sent.block, 32 << 10);
     request_free(request);
     close_bench(&b);
@@ -431,7 +432,8 @@ static void test_who_is_refused_hears_when_the_queue_may_be_shorter(void **state
     struct bench b;
     attn_error err;
     open_bench(&b);
-    queue_learn(&b.server.queue, 1, 2.5); /* one job takes 2.5 s and three jobs wait: this decides Retry-After */
+    /* the queue learns that one job takes 2.5 s, while three jobs wait; Retry-After follows from this */
+    queue_learn(&b.server.queue, 1, 2.5);
     for (int i = 0; i < 3; i++) queue_enter(&b.server.queue, CALLER_WAITING, &b.server.everybody, &err);
     struct request *request = begin(&b, "POST");
     request_fail(request, PROTO_E_QUEUE_FULL, NULL, "full");
@@ -508,7 +510,7 @@ static void test_what_a_handler_wrote_is_sent(void **state)
         assert_int_equal(exchange_of(request)->sent_bytes, head ? 0 : 5);
         assert_header("Content-Type", "text/plain; charset=utf-8");
         assert_header("Content-Security-Policy", "default-src 'none'");
-        /* the header says whether the connection stays open, as this test asked */
+        /* the header Connection says whether the connection stays open after the answer */
         assert_header("Connection", head ? "close" : NULL);
         request_free(request);
     }
@@ -567,7 +569,8 @@ static void test_pages_of_other_origins_are_told_what_they_may(void **state)
     } cases[] = {
         { NULL, false, false, 200, NULL, NULL, NULL },
         { "*", true, false, 200, NULL, "*", NULL },
-        /* in the second column: whether a page of another site sends the request */
+        /* columns: the server's --cors-origin; whether a page of another site sends the request; whether it is a
+         * preflight */
         { "https://a.example", false, false, 200, "Origin", NULL, NULL },
         { "https://a.example", true, false, 200, "Origin", "https://a.example", NULL },
         { "https://a.example", true, true, 204, "Origin", "https://a.example", "GET, HEAD, DELETE" },

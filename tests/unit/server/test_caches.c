@@ -1,6 +1,6 @@
-/* Pages and caches (keys and values that stay): who owns which page, what a step does, and that nothing is lost. The
- * memory is real: the test copies and writes as a step demands, and compares what a cache holds with a model, which is
- * a sequence of numbers. */
+/* Pages and caches (keys and values that stay on a device between requests): who owns which page, what a step (a decode
+ * or an append) does, and that nothing is lost. The memory is real: the test copies and writes as a step demands, and
+ * compares what a cache holds with a model, which is a sequence of numbers. */
 #include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -124,7 +124,7 @@ struct rig {
 
 static const struct cache_shape shape = { HEADS, DIM, DIM_V, ATTN_F32, false, PAGE };
 
-/* Gives the pool the memory of a device. The pool must call this function only when memory is needed, and once. */
+/* Gives the pool its device's memory. The pool must call this function only when it needs memory, and only once. */
 static attn_status give(void *context, size_t bytes, void **memory, attn_error *err)
 {
     struct rig *rig = context;
@@ -183,8 +183,8 @@ struct trial {
     void *table;
 };
 
-/* Looks up the caches of a step. tags[b] is the first number of row b's new positions: position n of the row consists
- * of the number tags[b] + n. */
+/* Looks up the caches of a step (a decode or an append). tags[b] is the first number of row b's new positions: position
+ * n of the row consists of the number tags[b] + n. */
 static attn_status look(struct rig *rig, struct trial *t, int rows, const struct cache_info *infos, int64_t append,
                         const int *tags, attn_error *err)
 {
@@ -280,7 +280,7 @@ static void test_positions_are_where_the_table_says(void **state)
     assert_holds(rig, &info, want, 64);
     assert_int_equal(append(rig, &info, 200, 64, true, &err), ATTN_OK);
     assert_holds(rig, &info, want, 264);
-    /* this step fails on the device, so its positions do not count */
+    /* this step fails on the device, so the positions that it appended do not count */
     assert_int_equal(append(rig, &info, 36, 9999, false, &err), ATTN_OK);
     assert_holds(rig, &info, want, 264);
     assert_int_equal(caches_get(rig->caches, rig->caller, info.id, &info, &err), ATTN_OK);
@@ -324,8 +324,8 @@ static void test_a_fork_shares_pages_until_one_of_them_writes(void **state)
     assert_string_equal(err.text, "length: is 201, the cache has 200 positions");
 }
 
-/* A step looks its caches up once, in caches_look(). caches_begin() looks them up again only if a cache was deleted in
- * between. */
+/* A step looks its caches up once, in caches_look(). caches_begin() looks them up again only if some cache was deleted
+ * after caches_look(). */
 static void test_what_goes_between_look_and_begin_is_gone(void **state)
 {
     struct rig *rig = *state;
@@ -372,7 +372,8 @@ static void test_a_step_knows_what_its_rows_have_in_common(void **state)
     assert_memory_equal(t.step.prefix_keys, reading, sizeof reading);
     assert_false(t.step.shares);
     end(&t, true);
-    /* Each fork that appends gets a copy of the last page, whose earlier positions stay the same. */
+    /* Each fork (a cache that shares pages with another) that appends gets a copy of the last page. The earlier
+     * positions in the copy stay the same. */
     assert_int_equal(look(rig, &t, 4, infos, 1, tags, &err), ATTN_OK);
     assert_int_equal(begin(&t, 2, &wait, &err), ATTN_OK);
     const int32_t appending[] = { 0, 128, 128, 0 };
@@ -380,8 +381,8 @@ static void test_a_step_knows_what_its_rows_have_in_common(void **state)
     end(&t, true);
 }
 
-/* The number of page numbers of all forks together is limited. Otherwise one long cache and many forks of it could use
- * up the host's memory. */
+/* The number of page numbers (page-table entries) of all forks together is limited. Otherwise one long cache and many
+ * forks, which share its pages, could use up the host's memory. */
 static void test_forks_of_a_long_cache_have_a_limit(void **state)
 {
     struct rig *rig = *state;
@@ -413,8 +414,8 @@ static attn_status give_all(void *context, size_t bytes, void **memory, attn_err
     return ATTN_OK;
 }
 
-/* A step has the most rows that it may have, with the most page numbers that a table may have. Then each cache grows by
- * a page before the step begins. */
+/* A step (a decode or an append) has as many rows, and its table as many page numbers, as the limits allow. Each cache
+ * then grows by a page before the step begins. */
 static void test_a_table_has_its_limit_when_its_caches_have_grown(void **state)
 {
     enum { PAGES = CACHES_STEP_PAGES / CACHES_ROWS };
@@ -491,8 +492,8 @@ static void test_caches_that_are_made_before_they_are_filled_are_on_all_devices(
     caches_totals(s.rig.caches, &totals);
     assert_int_equal(totals.used_bytes, POOLS * POOL_BYTES); /* all memory of all devices is in use */
 
-    /* When some devices have more caches than others, new caches go to the emptier ones. Here more are made than the
-     * emptiest device has room for, and all devices end up equally full. */
+    /* When some devices have more caches than others, new caches go to the emptier ones. Here the test makes more
+     * caches than the emptiest device has room for, and all devices end up equally full. */
     for (int i = 0; i < 64; i++)
         if (infos[i].device[0] != 'a' || i % 8 == 0)
             assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[i].id, &err), ATTN_OK);
@@ -513,21 +514,22 @@ static void test_a_token_has_its_share_of_all_devices_together(void **state)
     add_several(&s, rig->caller);
     rig->caller->percent = 50;
     for (int i = 0; i < 3; i++) infos[i] = made(&s.rig, rig->caller);
-    /* this cache has all pages of one device, and so 64 page numbers */
+    /* this cache fills all pages of one device, and so has 64 page numbers (page-table entries) */
     assert_int_equal(append(&s.rig, &infos[0], 64 * PAGE, 0, true, &err), ATTN_OK);
     assert_int_equal(append(&s.rig, &infos[1], 63 * PAGE, 0, true, &err), ATTN_OK);
     assert_int_equal(append(&s.rig, &infos[2], 2 * PAGE, 0, true, &err), ATTN_QUOTA);
     assert_string_equal(err.text, "this token's caches hold 520192 bytes of pages and may hold 524288 (--token-share), "
                                   "this request needs 8192 more; delete or truncate caches");
     assert_int_equal(append(&s.rig, &infos[2], PAGE, 0, true, &err), ATTN_OK);
-    /* The page numbers of all caches on a device are limited (CACHES_NUMBERS); each of these forks has 64, all on one
-     * device. */
+    /* The page numbers (page-table entries) of all caches on a device are limited to CACHES_NUMBERS; each of these
+     * forks has 64, all on one device. */
     for (int i = 0; i < CACHES_NUMBERS / 64 - 1; i++)
         assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_OK);
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_FULL);
     rig->caller->percent = 25;
     assert_int_equal(caches_fork(s.rig.caches, rig->caller, infos[0].id, -1, &fork, &err), ATTN_QUOTA);
-    /* If a device fails, a caller's share is computed from the other devices: half of three pools. */
+    /* If one of four devices fails, a caller's share of the memory is computed from the other three: half of three
+     * pools. */
     assert_int_equal(caches_delete(s.rig.caches, rig->caller, infos[1].id, &err), ATTN_OK);
     rig->caller->percent = 50;
     caches_lose(s.rig.caches, infos[0].device[0] - 'a');
@@ -551,7 +553,7 @@ static void test_where_one_device_has_no_memory_the_others_have_the_caches(void 
     for (int i = 0; i < 3; i++) {
         struct cache_info info;
         attn_error err;
-        refusing.given = 0; /* the device is asked again, because its memory may have been freed since */
+        refusing.given = 0; /* the device is asked for memory again, because some of it may have been freed since */
         assert_int_equal(caches_create(caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_OK);
         assert_string_equal(info.device, "a");
     }
@@ -572,7 +574,7 @@ static void test_a_full_pool_changes_nothing(void **state)
     assert_int_equal(append(rig, &infos[0], 60, 0, true, &err), ATTN_OK);
     struct caches_totals before, after;
     caches_totals(rig->caches, &before);
-    /* 63 pages are free. Row 0's positions would fit and row 1's do not, so neither row grows. */
+    /* 63 pages are free. The new positions of row 0 would fit and those of row 1 do not, so neither row grows. */
     struct trial t;
     bool wait;
     const int tags[2] = { 60, 0 };
@@ -640,8 +642,8 @@ static void test_room_that_is_in_pieces_is_said_to_be(void **state)
     assert_string_equal(err.text,
                         "the pool of cpu has 131072 of 262144 bytes free (--kv-bytes), but in pieces between "
                         "pages: this request does not find 3 times 8192 bytes there; delete or truncate caches");
-    /* After the first cache has got one more position, the message must name the memory that is free before the
-     * step. */
+    /* With one more free page, the first of the step's three pages fits and the others do not. The message must name
+     * the memory that was free before the step. */
     assert_int_equal(caches_delete(rig->caches, rig->caller, infos[1].id, &err), ATTN_OK);
     assert_int_equal(append(rig, &two, 3 * PAGE, 0, true, &err), ATTN_FULL);
     assert_memory_equal(err.text, "the pool of cpu has 135168 of ", 30);
@@ -766,8 +768,8 @@ static void test_the_names_of_one_caller_say_nothing_about_those_of_another(void
     assert_in_range(same, 0, 4); /* with a random key, five equal hashes happen once in 10^16 runs */
 }
 
-/* Starting a sequence again leaves no old entry. Earlier each start left one until the next sweep, and a lookup walked
- * through all of them. */
+/* Starting a sequence (a named cache) again leaves no old entry. In an earlier version each start left an entry until
+ * the next removal of expired caches, and a lookup walked through all entries. */
 static void test_a_name_is_never_there_twice(void **state)
 {
     struct rig *rig = *state;
@@ -794,12 +796,12 @@ static void test_a_sequence_that_nobody_goes_on_with_expires(void **state)
     memcpy(info.id, used, sizeof info.id);
     late_s += CACHES_TTL_MS / 1000 - 1;
     assert_int_equal(append(rig, &info, 1, 0, true, &err), ATTN_OK);
-    /* looking a sequence up does not count as using it */
+    /* looking a sequence (a named cache) up does not count as using it */
     assert_string_equal(sequence(rig, rig->caller, "idle", false, again), idle);
     late_s += 2;
     assert_null(sequence(rig, rig->caller, "idle", false, again));
     assert_string_equal(sequence(rig, rig->caller, "used", false, again), used);
-    /* an expired sequence of this name still exists beside the new one */
+    /* an expired sequence (a named cache) of this name still exists beside the new one */
     assert_non_null(sequence(rig, rig->caller, "idle", true, again));
     assert_string_not_equal(again, idle);
     caches_expire(rig->caches, clock_ms());
@@ -838,7 +840,7 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     const int tags[1] = { 0 };
     bool wait;
     assert_int_equal(look(rig, &tries, 1, &a, 1, tags, &err), ATTN_OK);
-    /* a cache that no scan of the queue has seen must differ from one that scan 0 has seen */
+    /* a cache that no scan of the queue has seen yet must not count as seen by scan 0 */
     assert_int_equal(begin(&tries, 0, &wait, &err), ATTN_OK);
     assert_false(wait);
     carry_out(&tries);
@@ -850,7 +852,8 @@ static void test_a_step_of_a_thread_that_does_not_wait_keeps_nobody_waiting(void
     assert_true(wait);
     end(&writes, false);
     assert_int_equal(look(rig, &next, 1, &a, 1, tags, &err), ATTN_OK);
-    /* a step does not wait behind a step that only tried to begin */
+    /* a step that had to wait in an earlier scan of the queue, and was not tried in this one, does not make later steps
+     * wait */
     assert_int_equal(begin(&next, 2, &wait, &err), ATTN_OK);
     assert_false(wait);
     end(&next, false);
@@ -875,7 +878,7 @@ static void test_steps_on_one_cache_come_one_after_the_other(void **state)
     assert_false(wait);
     assert_int_equal(begin(&reads, 2, &wait, &err), ATTN_OK);
     assert_true(wait);
-    /* An older step that waits for caches a and b keeps later steps from b. Cache c is free. */
+    /* An older step that waits for caches a and b keeps later steps from b. A step on cache c alone begins at once. */
     assert_int_equal(look(rig, &waits, 2, ab, 1, tags, &err), ATTN_OK);
     assert_int_equal(look(rig, &behind, 2, bc, 1, tags, &err), ATTN_OK);
     assert_int_equal(look(rig, &apart, 1, &c, 1, tags, &err), ATTN_OK);
@@ -1004,7 +1007,8 @@ static void test_time_that_passes_at_once_takes_nothing_away_that_is_in_use(void
         attn_error err;
         rig.given = 0;
         rig.caller = caller;
-        rig.caches = caches_new(1); /* there is room for one cache, so the fork below looks for expired caches */
+        /* there is room for one cache only, so the fork below first looks for expired caches to remove */
+        rig.caches = caches_new(1);
         caches_add_pool(rig.caches, 0, "cpu", &(struct caches_source){ give, &rig }, POOL_BYTES);
         assert_int_equal(caches_create(rig.caches, caller, &shape, scales, scales, CACHES_TTL_MS, &info, &err),
                          ATTN_OK);
@@ -1074,7 +1078,7 @@ static void test_a_device_gives_nothing_before_there_is_memory_for_the_account_o
     struct rig *rig = *state;
     struct cache_info info;
     attn_error err;
-    /* size of the table with one reference count per page, and one more */
+    /* the calloc() that fails is that of a table with one reference count for each page, and one more */
     refused_bytes = (POOL_BYTES / 4096 + 1) * sizeof(int32_t);
     assert_int_equal(caches_create(rig->caches, rig->caller, &shape, NULL, NULL, 1000, &info, &err), ATTN_NO_MEMORY);
     assert_string_equal(err.text, "no memory to keep account of pages");
@@ -1084,7 +1088,7 @@ static void test_a_device_gives_nothing_before_there_is_memory_for_the_account_o
     assert_int_equal(rig->given, 1);
 }
 
-/* A driver that takes long to give memory: it waits until the test has seen what it wanted. */
+/* A driver that takes long to give memory: it waits until another thread of the test has seen what it wanted. */
 struct slow {
     struct caches *caches;
     struct caller *caller;
@@ -1135,7 +1139,8 @@ static void test_nobody_waits_while_a_device_gives_memory(void **state)
     for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&makers[i], NULL, maker, &slow), 0);
     for (int i = 0; i < 4; i++) pthread_join(makers[i], NULL);
     pthread_join(slow.thread, NULL);
-    assert_true(atomic_load(&slow.seen)); /* /metrics and the loop must go on while the driver takes its time */
+    /* while the driver takes its time, other calls (as from /metrics and the loop) must not wait for it */
+    assert_true(atomic_load(&slow.seen));
     assert_int_equal(atomic_load(&slow.made), 4);
     assert_int_equal(atomic_load(&slow.asked), 1); /* the device was asked once, although several threads came */
     caches_expire(slow.caches, INT64_MAX);
@@ -1202,7 +1207,7 @@ static void begin_one(struct caches *caches, struct caller *caller, const char *
     assert_int_equal(caches_look(caches, caller, w->ids, 1, append, false, &w->step, &err), ATTN_OK);
     assert_int_equal(caches_table_bytes(&w->step, &bytes, &err), ATTN_OK);
     w->table = aligned_alloc(64, bytes);
-    w->step.k = w->step.v = w->table; /* the tensors k and v are never read */
+    w->step.k = w->step.v = w->table; /* nothing reads the tensors k and v, so they may point anywhere */
     const attn_status status = caches_begin(&w->step, 0, w->table, &wait, &err);
     assert_true(status == ATTN_OK || status == ATTN_FULL);
 }
@@ -1269,7 +1274,8 @@ static void test_shared_pages_are_counted_right_whatever_is_forked_and_cut(void 
     caller_release(caller);
 }
 
-/* A fork of the longest possible cache shares its blocks of page numbers, and has few numbers of its own. */
+/* A fork of the longest possible cache shares that cache's blocks of page numbers, and has few page numbers of its
+ * own. */
 static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
 {
     struct caches *const caches = caches_new(10);
@@ -1285,13 +1291,13 @@ static void test_a_fork_of_a_long_cache_has_its_blocks(void **state)
     assert_int_equal(caches_fork(caches, caller, a.id, -1, &b, &err), ATTN_OK);
     const struct page_list *const one = &caches->oldest->list, *const two = &caches->newest->list;
     assert_ptr_equal(one->blocks[0], two->blocks[0]);
-    /* the last page has room, so the fork has a copy of it, and a block of its own for its number */
+    /* the last page has room, so the fork has a copy of that page, and a block of its own for the copy's page number */
     assert_ptr_not_equal(one->blocks[1], two->blocks[1]);
     assert_int_equal(one->blocks[1]->shared, PAGE_BLOCK);
     assert_int_equal(b.shared_pages, 2 * PAGE_BLOCK);
 
-    /* A shorter list needs a block of its own for what remains of a shared block. There is no memory for that block, so
-     * the operation fails and nothing has changed. */
+    /* A list of page numbers that ends within a shared block needs a block of its own for the numbers that remain. Here
+     * there is no memory for that block, so the operation fails and nothing has changed. */
     refused_bytes = sizeof(struct page_block);
     assert_int_equal(caches_truncate(caches, caller, b.id, PAGE, &b, &err), ATTN_NO_MEMORY);
     assert_int_equal(caches_get(caches, caller, b.id, &b, &err), ATTN_OK);

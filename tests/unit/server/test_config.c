@@ -293,10 +293,12 @@ static void test_a_variable_that_is_no_option_is_refused_like_one(void **state)
           "ATTND_VERBOSE is not an option; write ATTND_LOG_LEVEL=debug (attnd --help lists them)" },
         { "ATTND_ZZZZZZZZZZZZZZZ", "1", "ATTND_ZZZZZZZZZZZZZZZ is not an option (attnd --help lists them)" },
         { "ATTND_", "1", "ATTND_ is not an option (attnd --help lists them)" },
-        { "ATTND_ZZZZZZZZZZZZZZZ", "", NULL },    /* not set */
-        { "ATTN_CPU_ISA", "portable", NULL },     /* a variable of the kernels library, which is no option */
-        { "ATTND_INHERITED_SOCKETS", "3", NULL }, /* a variable that the supervisor sets for its server */
-        /* variables that Kubernetes and Docker set for a service named attnd */
+        { "ATTND_ZZZZZZZZZZZZZZZ", "", NULL }, /* not set */
+        /* a variable of the kernels library is no option of the server, so it is ignored */
+        { "ATTN_CPU_ISA", "portable", NULL },
+        /* a variable that the supervisor sets for its server is no option, so it is ignored */
+        { "ATTND_INHERITED_SOCKETS", "3", NULL },
+        /* variables that Kubernetes and Docker set for a service named attnd are no options, so they are ignored */
         { "ATTND_PORT", "tcp://10.0.0.1:8080", NULL },
         { "ATTND_SERVICE_HOST", "10.0.0.1", NULL },
         { "ATTND_SERVICE_PORT", "8080", NULL },
@@ -309,7 +311,7 @@ static void test_a_variable_that_is_no_option_is_refused_like_one(void **state)
         { "ATTND_NAME", "/client/attnd", NULL },
         { "ATTND_CPU_NAME", "/client/attnd-cpu", NULL },
         { "ATTND_ENV_PATH", "/bin", NULL },
-        /* variables of this project's tests and scripts */
+        /* variables of this project's tests and scripts are no options, so they are ignored */
         { "ATTND_BINARY", "/x/build/attnd", NULL },
         { "ATTND_URL", "http://127.0.0.1:8080", NULL }, /* of deploy/examples/pytest_attnd.py */
         { "ATTND_TOKEN", "secret", NULL },
@@ -382,13 +384,13 @@ static void test_a_default_body_limit_follows_a_smaller_staging_memory(void **st
     assert_int_equal(c.max_body_bytes, 8 << 20);
 }
 
-/* Without --max-connections, the server allows as many connections as open files remain for them. If few remain,
- * connections get half of all. */
+/* Without --max-connections, the server allows as many connections as its limit on open files leaves room for. */
 static void test_with_few_open_files_there_are_fewer_connections(void **state)
 {
     (void)state;
     static const struct {
-        int limit, http_threads, connections; /* connections: the expected number; 0: the server does not start */
+        /* connections: the expected maximum number of connections; 0: the server does not start */
+        int limit, http_threads, connections;
     } cases[] = { { 300, 16, 172 }, { 256, 16, 128 }, { 255, 16, 94 }, { 128, 16, 31 },   { 128, 8, 39 },
                   { 98, 16, 16 },   { 96, 16, 0 },    { 128, 40, 0 },  { 1000, 128, 872 } };
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {

@@ -1,5 +1,5 @@
-/* Which connections are too slow, and what the server sends them before it closes. The test uses socket pairs without a
- * web server. */
+/* Which connections are too slow, and what the server sends them before it closes them. The test uses socket pairs
+ * without a web server. */
 #include <limits.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -111,7 +111,8 @@ static void test_a_body_that_stands_still_is_cut_and_one_that_waits_for_us_is_no
     assert_int_equal(connections_sweep(&p.connections, now + 5000, &limits, NULL), 0);
     connection_progress(p.connection, 1); /* one byte counts as progress */
     assert_int_equal(connections_sweep(&p.connections, now += 5001, &limits, NULL), 0);
-    assert_int_equal(send(p.client, "x", 1, 0), 1); /* the client has sent its part, so the server has to act */
+    /* the server has not read this byte yet, so it is not the client that is too slow */
+    assert_int_equal(send(p.client, "x", 1, 0), 1);
     assert_int_equal(connections_sweep(&p.connections, now + 6000, &limits, NULL), 0);
     assert_int_equal(recv(p.connection->fd, text, sizeof text, 0), 1);
     assert_int_equal(connections_sweep(&p.connections, now + 6000, &limits, NULL), 1);
@@ -150,14 +151,15 @@ static void test_a_socket_that_the_web_server_closed_without_a_word_is_not_count
     assert_non_null(connections_add(&connections, fds[0], true, &thread, &http));
     assert_int_equal(atomic_load(&connections.totals.count) + thread + http, 3);
     for (int i = 0; i < 3; i++) connections_sweep(&connections, clock_ms() + i * 100000, &limits, NULL);
-    assert_int_equal(atomic_load(&connections.totals.count), 1); /* the server may notice only at a later sweep */
+    /* the server may notice that the socket is closed only at a later sweep over all connections */
+    assert_int_equal(atomic_load(&connections.totals.count), 1);
 
     close(fds[0]);
     for (int i = 0; i < 2; i++) connections_sweep(&connections, clock_ms() + 300000, &limits, NULL);
     assert_int_equal(atomic_load(&connections.totals.count) + thread + http, 0);
 
-    /* Before the next sweep the descriptor's number is used again: once for another connection, and once for something
-     * that is no connection. */
+    /* Before the next sweep over all connections, the descriptor's number is used again: once for another connection,
+     * and once for something that is no connection. */
     assert_int_equal(dup2(fds[1], fds[0]), fds[0]);
     assert_non_null(connections_add(&connections, fds[0], true, &thread, &http));
     close(fds[0]);
@@ -202,7 +204,7 @@ static void test_a_client_that_left_in_the_middle_of_a_body_is_found(void **stat
     assert_int_equal(send(p.client, "bytes", 5, 0), 5);
     shutdown(p.client, SHUT_WR);
     for (int i = 0; i < 3; i++) connections_sweep(&p.connections, clock_ms(), &limits, NULL);
-    /* the client's bytes are not read yet, so the connection stays */
+    /* nobody has read the client's last bytes yet, so the connection stays */
     assert_int_equal(recv(p.client, text, sizeof text, MSG_DONTWAIT), -1);
     assert_int_equal(recv(p.connection->fd, text, sizeof text, 0), 5);
     connection_progress(p.connection, 5);
@@ -238,8 +240,8 @@ static void test_a_drain_waits_for_who_moves_and_not_for_who_stands_still(void *
     close_pair(&p);
 }
 
-/* During a drain, kept connections stay as long as a load balancer sends requests on some of them. When none gets a
- * request any more, all silent ones are closed. */
+/* During a drain (the server ends), idle connections stay open as long as a load balancer sends requests on some of
+ * them. When no connection gets a request any more, all idle ones are closed. */
 static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any_more(void **state)
 {
     (void)state;
@@ -264,7 +266,7 @@ static void test_a_drain_closes_silent_connections_when_nobody_says_anything_any
 
 enum { CROWD = 3 * CONNECTIONS_OLD };
 
-/* Returns the index of the connection that was closed since the last call, or -1 if none was. */
+/* Returns the index of the connection that was closed since the last call of this function, or -1 if none was. */
 static int cut_now(struct connection *const *crowd, bool *gone)
 {
     for (int i = 0; i < CROWD; i++)

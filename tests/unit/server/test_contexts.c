@@ -50,8 +50,8 @@ static struct job *make_job(struct bench *b, struct caller *caller, int items, s
     return job;
 }
 
-/* Returns a finished job that holds one ready context for each problem. Their ids go to id[i]. The forward was
- * answered, so its own reference to the job is gone. */
+/* Returns a finished job that holds one ready context (saved forward) for each problem. Their ids go to id[i]. The
+ * forward was answered, so its own reference to the job is gone. */
 static struct job *saved_job(struct bench *b, struct caller *caller, int items, size_t bytes,
                              char id[][PROTO_CONTEXT_BYTES])
 {
@@ -90,7 +90,7 @@ static void test_saved_taken_used(void **state)
     assert_int_equal(contexts_take(b.contexts, &everybody, id, 0, &taken, &item, &err), ATTN_NOT_FOUND); /* not ready */
     assert_string_equal(err.text, "context: unknown, expired or already used");
     contexts_fill(b.contexts, id, 0);
-    job_release(job); /* the forward has been answered, but its memory stays for the contexts */
+    job_release(job); /* the forward has been answered, but its memory stays for the contexts (saved forwards) */
     assert_true(staging_leased_bytes(b.staging) > 0);
     assert_int_equal(contexts_take(b.contexts, &everybody, id, 1, &taken, &item, &err), ATTN_OK);
     assert_ptr_equal(taken, job);
@@ -145,7 +145,8 @@ static void test_time_runs_out(void **state)
     close_bench(&b);
 }
 
-/* Returns the error of reserving a context for a job of this many bytes, and frees the job. */
+/* Returns the error of reserving a context (memory of a saved forward) for a job of this many bytes, and frees the
+ * job. */
 static attn_status refusal(struct bench *b, struct caller *caller, size_t bytes, attn_error *err)
 {
     struct job *job = make_job(b, caller, 1, bytes);
@@ -162,7 +163,7 @@ static void test_bounds_in_bytes_and_in_number(void **state)
     char id[MAX][PROTO_CONTEXT_BYTES];
     attn_error err = { 0 };
     open_bench(&b);
-    /* the context is larger than the limit, now and at any later time */
+    /* the context (saved forward) is larger than the limit, so it can never be saved: TOO_LARGE, not BUSY */
     assert_int_equal(refusal(&b, &everybody, 1001, &err), ATTN_TOO_LARGE);
     assert_string_equal(err.text, "save: the request holds 1001 bytes, saved contexts may hold 1000 bytes");
     assert_int_equal(refusal(&b, &everybody, 1000, &err), ATTN_OK);
@@ -215,7 +216,8 @@ static void test_a_context_is_its_callers_alone(void **state)
     assert_int_equal(contexts_take(b.contexts, other, id[0], clock_ms(), &taken, &item, &err), ATTN_NOT_FOUND);
     assert_string_equal(err.text, "context: unknown, expired or already used");
     assert_int_equal(contexts_take(b.contexts, one, id[0], clock_ms(), &taken, &item, &err), ATTN_OK);
-    struct job *second; /* another caller is told that the context does not exist, not that it is in use */
+    /* another caller is told that the context (saved forward) does not exist, not that it is in use */
+    struct job *second;
     assert_int_equal(contexts_take(b.contexts, other, id[0], clock_ms(), &second, &item, &err), ATTN_NOT_FOUND);
     assert_string_equal(err.text, "context: unknown, expired or already used");
     contexts_finish(b.contexts, id[0], true);
@@ -268,9 +270,11 @@ static void test_finishing_twice_does_nothing(void **state)
     assert_int_equal(contexts_take(b.contexts, &everybody, id[0], clock_ms(), &backward->saved[0], &item, NULL),
                      ATTN_OK);
     backward->holds_contexts = true;
-    contexts_finish_job(backward, false); /* the backward's client has left, but the backward may still run */
+    /* false: the backward's client has left and gets no answer, so the context (saved forward) can be taken again */
+    contexts_finish_job(backward, false);
     assert_int_equal(count(&b), 1);
-    contexts_finish_job(backward, true); /* the job has come back from its device, and no client waits for it */
+    /* a second call for the same job changes nothing, even if it says that the client gets an answer */
+    contexts_finish_job(backward, true);
     assert_int_equal(count(&b), 1);
     job_release(backward);
     close_bench(&b);

@@ -27,7 +27,7 @@ struct site {
     struct server server;
     uv_loop_t uv;
     struct mailbox box;
-    int back; /* number of batches that came back and were not collected */
+    int back; /* number of batches that came back from devices and were not collected yet */
     struct batch *batches[MOST_DEVICES];
 };
 
@@ -63,7 +63,8 @@ static void close_site(struct site *s)
     server_close(&s->server);
 }
 
-/* Returns a job with only this problem, which is said to take a second. */
+/* Returns a job with only this problem. The job claims to take a second, because shorter jobs are not cut over several
+ * devices. */
 static struct job *job_with(struct site *s, const attn_problem *p)
 {
     struct job *job = job_of(&s->server, ATTN_OP_FORWARD, forward_body(5, 4, ""));
@@ -96,7 +97,8 @@ static void run_parts(struct site *s, struct job *job, struct device *const *ove
         batch->flops = job->flops * batch->parts[0]->range.share;
         devices_submit(s->server.devices, batch, over[n]);
     }
-    assert_null(job_part_for(job, 0)); /* every part was sent already */
+    /* no part is left for device 0, because every part was sent to a device already */
+    assert_null(job_part_for(job, 0));
     while (s->back < parts) uv_run(&s->uv, UV_RUN_ONCE);
     for (int n = 0; n < parts; n++) {
         devices_collect(s->server.devices, s->batches[n]);
@@ -229,7 +231,8 @@ static void test_problems_have_the_same_bits_over_any_number_of_devices(void **s
     for (int devices = 2; devices <= MOST_DEVICES; devices++) close_site(&sites[devices]);
     bench_close(&cpu);
     assert_true(parts[2] > tried / 2 && parts[3] > tried / 3 && parts[4] > tried / 10);
-    /* problems with gradients of a bias that all heads share cannot be cut, but most others can */
+    /* problems with gradients of a bias that all heads share cannot be cut, but over half of these random problems
+     * can */
     assert_true(whole_ones < tried / 2);
 }
 

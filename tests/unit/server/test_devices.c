@@ -57,7 +57,8 @@ static void open_bench(struct bench *b, int count, const char *script)
     open_devices(b, count, script);
 }
 
-/* Opens devices with a script in which the word GATE stands for this gate's path. */
+/* Opens devices with this script, in which the word GATE is replaced by the path of this gate (a file: a batch with
+ * hold=GATE waits until the test deletes it). */
 static void open_gated(struct bench *b, int count, const char *script, struct gate *gate)
 {
     char text[256];
@@ -171,7 +172,8 @@ static void test_numbers_come_back_right_through_memory_of_the_device(void **sta
     assert_ptr_equal(next_back(&b), batch);
     assert_ran(batch);
     assert_int_equal(strncmp(jobs[0]->results[0].backend, "fake:0 ", 7), 0);
-    assert_string_equal(jobs[2]->results[2].backend, ""); /* the problem that was refused was not computed */
+    /* the third problem of this job was refused before, so no device computed it */
+    assert_string_equal(jobs[2]->results[2].backend, "");
     assert_true(batch->started_ns > 0 && batch->ended_ns >= batch->started_ns);
     batch_note_times(batch, jobs[0]);
     const double *us = jobs[0]->results[0].timing_us;
@@ -239,7 +241,7 @@ static void test_memory_of_the_device_goes_back_after_each_batch(void **state)
     for (int i = 0; i < 5; i++) {
         submit_one(&b, devices_pick(b.server.devices, 0), 1);
         forget(next_back(&b));
-        /* only the scratch memory of the first stream stays, which every batch has used */
+        /* only the scratch memory stays allocated: every batch has used the first stream, which keeps it */
         if (i == 0) used = state_of(&b, 0).info.memory_used;
         assert_int_equal(state_of(&b, 0).info.memory_used, used);
     }
@@ -253,7 +255,7 @@ static bool can_wait(const struct device *device)
     return device_can_wait(device, clock_ns(), &wait_ns);
 }
 
-/* Returns whether the device with the least work would take a batch of this flow (a caller's stream of work). */
+/* Returns whether the device with the least work would take a batch of this flow (one caller's work) now. */
 static bool has_room(const struct bench *b, struct flow *flow)
 {
     const struct job job = { .flow = flow };
@@ -294,7 +296,7 @@ static void test_the_device_with_the_least_work_is_picked_until_all_are_full(voi
         assert_ran(batch);
         forget(batch);
     }
-    /* batches that came back no longer count as load */
+    /* batches that came back no longer count as load of a device */
     assert_string_equal(device_name(devices_pick(b.server.devices, 0)), "fake:0");
     assert_int_equal(state_of(&b, 1).running_requests, 0);
     close_bench(&b);
@@ -454,7 +456,8 @@ static void test_a_device_that_is_not_done_in_its_time_is_overdue(void **state)
     assert_null(devices_to_disable(b.server.devices, &is_overdue)); /* nothing runs */
     struct device *first = devices_pick(b.server.devices, 0);
     struct job *job = ready_forward(&b, 5);
-    struct batch *batch = batch_of(&job, 1, 1e9); /* the next batch goes to the other device */
+    /* a load of 1e9 operations, so the next batch goes to the other device */
+    struct batch *batch = batch_of(&job, 1, 1e9);
     devices_submit(b.server.devices, batch, first);
     struct device *stuck = devices_pick(b.server.devices, 0);
     struct batch *never = submit_one(&b, stuck, 1);
@@ -467,7 +470,8 @@ static void test_a_device_that_is_not_done_in_its_time_is_overdue(void **state)
     assert_ptr_equal(device_batches(overdue), never);
     assert_null(never->next);
     assert_true(device_disable(overdue));
-    assert_null(devices_to_disable(b.server.devices, &is_overdue)); /* an overdue device is reported once only */
+    /* a device whose batch is overdue is reported once only */
+    assert_null(devices_to_disable(b.server.devices, &is_overdue));
     gate_open(&gate);
     assert_ptr_equal(next_back(&b), never); /* the batch of the hung device comes back after all */
     assert_ran(never);
@@ -522,7 +526,8 @@ static void test_a_batch_that_nobody_waits_for_ends_between_two_launches(void **
     gate_open(&gate);
     assert_ptr_equal(next_back(&b), batch);
     assert_failed(batch, ATTN_CANCELLED);
-    struct batch *next = submit_one(&b, devices_pick(b.server.devices, 0), 1); /* the stream is usable again */
+    /* the cancelled batch has left the stream usable */
+    struct batch *next = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     next_back(&b);
     assert_ran(next);
     forget(batch);
@@ -532,8 +537,8 @@ static void test_a_batch_that_nobody_waits_for_ends_between_two_launches(void **
 
 /* ---- Verified in float64 by the device that computed ------------------------------------------------------------- */
 
-/* Returns a request with three problems. The device verifies the first and the third in float64 (a "truth"), each in
- * one step. */
+/* Returns a request with three problems. The device computes the first and the third again in float64 (a "truth") to
+ * verify them, each in one step. */
 static struct job *two_truths(struct bench *b)
 {
     char *bodies[] = { forward_body(9, 4, "\"verify\": \"all\""), forward_body(5, 4, "\"verify\": 2"),
@@ -611,7 +616,7 @@ static void test_an_error_in_the_middle_of_the_truth_fails_its_batch(void **stat
         assert_ptr_equal(next_back(&b), batch);
         assert_failed(batch, cases[c].status);
         assert_true(batch->charged_ns > 0);
-        if (cases[c].status == ATTN_DEVICE) { /* the next batch is not affected */
+        if (cases[c].status == ATTN_DEVICE) { /* the error of this batch does not affect the next batch */
             struct batch *next = submit_two_truths(&b);
             assert_ptr_equal(next_back(&b), next);
             assert_ran(next);
@@ -630,11 +635,12 @@ static void test_a_truth_that_nobody_waits_for_ends_between_two_steps(void **sta
     struct bench b;
     struct gate gate;
     begin(&b);
-    /* a second step of the verification would lose the device */
+    /* by this script, a second step of the verification would lose the device; the test must end before it */
     open_gated(&b, 1, "truth.hold=GATE@1,truth.err=700@2", &gate);
     struct batch *batch = submit_two_truths(&b);
     struct batch *beside = submit_one(&b, devices_pick(b.server.devices, 0), 1);
-    assert_ptr_equal(next_back(&b), beside); /* no batch waits for the verification of another one */
+    /* the batch beside it comes back first, because no batch waits for the verification of another one */
+    assert_ptr_equal(next_back(&b), beside);
     assert_ran(beside);
     attn_cancel(&batch->cancel);
     gate_open(&gate);
@@ -679,8 +685,8 @@ static void test_a_truth_needs_memory_of_its_device(void **state)
     close_bench(&b);
 }
 
-/* Copying out fails with a temporary error, but earlier work of the stream has failed with a permanent one. The
- * permanent error counts. */
+/* A copy from the device fails with an error after which the device is usable, but earlier work of the stream has
+ * failed with an error after which it is lost. The device counts as lost. */
 static void test_a_device_that_fails_for_good_after_an_error_that_passes_is_lost(void **state)
 {
     (void)state;
@@ -747,7 +753,7 @@ static void test_a_flow_with_several_streams_has_one_group_on_a_gpu_beside_anoth
     assert_int_equal(b.back_count, 0);
     gate_open(&other_gate);
     assert_ptr_equal(next_back(&b), batches[0]);
-    /* now batches[2] runs, because no other flow is on the device any more */
+    /* now batches[2] runs, because no other flow (caller's work) is on the device any more */
     assert_ptr_equal(next_back(&b), batches[2]);
     gate_open(&busy_gate);
     assert_ptr_equal(next_back(&b), batches[1]);
@@ -835,9 +841,9 @@ static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **sta
     struct job *job = ready_forward(&b, 100000);
     struct batch *longer = batch_of(&job, 1, job->flops);
     devices_submit(b.server.devices, longer, cpu);
-    assert_false(can_wait(cpu)); /* no request may wait to leave together with this long job */
+    assert_false(can_wait(cpu)); /* other requests must not wait to join this long job in a batch */
     struct batch *shorter = submit_one(&b, devices_pick(b.server.devices, 0), 1);
-    /* no thread has to wait for the cancelled job */
+    /* the long job will be cancelled, but the next batch must not wait for its threads */
     struct batch *next = submit_one(&b, devices_pick(b.server.devices, 0), 1);
     assert_false(has_room(&b, NULL));
     assert_ptr_equal(next_back(&b), shorter);
@@ -853,7 +859,7 @@ static void test_what_takes_the_cpu_long_does_not_keep_others_waiting(void **sta
     close_bench(&b);
 }
 
-/* Gives the device a batch that belongs to this flow (one caller's work). */
+/* Gives the device a batch of this flow (one caller's work), whose job has `rows` rows. */
 static struct batch *submit_for(struct bench *b, struct flow *flow, int rows)
 {
     struct job *job = ready_forward(b, rows);
@@ -1028,7 +1034,7 @@ static void test_a_gpu_reads_small_problems_where_they_are(void **state)
     close_bench(&b);
 }
 
-/* Returns a forward whose numbers differ from those of all other forwards in this test. */
+/* Returns a forward whose input numbers differ from those of all other forwards in this test. */
 static struct job *own_forward(struct bench *b, int rows, const char *extra, int number)
 {
     struct job *job = ready(b, ATTN_OP_FORWARD, forward_body(rows, 4, extra));
@@ -1128,7 +1134,7 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     assert_int_equal(inline_run(b.server.devices, late), INLINE_LATE);
     assert_non_null(late->part.handed_over);
     assert_false(late->part.ran);
-    /* another inline slot is free, so this job runs */
+    /* another inline slot (for an HTTP thread that computes) is free, so this job runs */
     assert_int_equal(inline_run(b.server.devices, other), INLINE_DONE);
     assert_computed(other, 0);
     struct batch *batch = batch_of(&late, 1, 1);
@@ -1139,7 +1145,7 @@ static void test_what_takes_longer_becomes_a_batch_of_its_own(void **state)
     assert_ran(batch);
     assert_true(batch->compute_us > 0 && batch->copy_in_us == 0 && batch->copy_out_us == 0);
     forget(batch);
-    for (int n = 0; n < 8; n++) /* both slots are free again, so this job runs */
+    for (int n = 0; n < 8; n++) /* both inline slots (for HTTP threads that compute) are free again, so this job runs */
         assert_int_equal(inline_run(b.server.devices, other), INLINE_DONE);
     job_release(other);
     close_bench(&b);
@@ -1210,14 +1216,15 @@ static void test_the_loop_hears_of_a_gpu_that_a_small_problem_lost(void **state)
     open_readers(&b, 2, "0:sync.err=700@1", NULL);
     struct job *job = ready_forward(&b, 5), *jobs[4] = { 0 };
     int lost = -1;
-    /* inline slots belong to the two devices in turn, so four tries reach both */
+    /* the inline slots (for HTTP threads that compute) belong to the two devices in turn, so four tries reach both */
     for (int n = 0; n < 4 && lost < 0; n++) {
         jobs[n] = ready_forward(&b, 5);
         const enum inline_outcome here = inline_run(b.server.devices, jobs[n]);
         assert_true(here == INLINE_DONE || here == INLINE_LOST);
         if (here == INLINE_LOST) lost = n;
     }
-    if (lost >= 0) { /* this thread's core may always choose the other device, which does not fail */
+    /* this thread's core chooses the inline slot, so all four tries may have gone to the device that does not fail */
+    if (lost >= 0) {
         assert_int_equal(jobs[lost]->part.device, 0);
         struct job *held = job_hold(jobs[lost]);
         struct batch *batch = batch_of(&held, 1, 1);
@@ -1259,7 +1266,8 @@ static void test_a_job_is_over_when_all_its_parts_are(void **state)
         { "", NULL },
         { "0:launch.err=1@1", "launch" },
         { "1:copy.err=1@1", "copy" },
-        /* the first failed part in the list gives the error, although its device came back last */
+        /* if several parts of a cut job fail, the error is that of the first failed part in the list, although its
+         * device came back last */
         { "0:launch.err=1@1,1:copy.err=1@1", "launch" },
     };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
@@ -1267,7 +1275,8 @@ static void test_a_job_is_over_when_all_its_parts_are(void **state)
         open_bench(&b, 2, cases[c].script);
         struct job *job = ready_forward(&b, 5);
         struct job_part second = { .job = job, .device = 1 };
-        assert_ptr_equal(job_part_for(job, 1), &job->part); /* any device can compute a part whose device was lost */
+        /* if the device of a part is lost, any other device can compute that part */
+        assert_ptr_equal(job_part_for(job, 1), &job->part);
         job->part.device = 0;
         assert_null(job_part_for(job, 1));
         job->part.next = &second;

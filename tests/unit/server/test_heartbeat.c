@@ -40,7 +40,7 @@ static void test_a_thread_that_waits_for_work_is_never_stuck(void **state)
     (void)state;
     heartbeat_busy(HEARTBEAT_HTTP);
     assert_int_equal(heartbeat_stuck(clock_ms() + HEARTBEAT_LIMIT_MS + 1, &busy_ms), HEARTBEAT_HTTP);
-    heartbeat_busy(HEARTBEAT_HTTP); /* begins the next piece of work, so that its time starts again */
+    heartbeat_busy(HEARTBEAT_HTTP); /* this thread begins its next piece of work, so its time starts again */
     assert_int_equal(heartbeat_stuck(clock_ms(), &busy_ms), HEARTBEAT_KINDS);
     heartbeat_idle();
     assert_int_equal(heartbeat_longest_ms(HEARTBEAT_HTTP, clock_ms() + HEARTBEAT_LIMIT_MS + 1), 0);

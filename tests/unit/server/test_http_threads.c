@@ -69,14 +69,14 @@ static void test_a_core_with_a_lead_gives_to_the_others(void **state)
     (void)state;
     struct http_threads threads;
     assert_true(http_threads_init(&threads, NULL, 6, 1));
-    threads.cores = 2; /* sets only the number of cores, which is all that matters here */
+    threads.cores = 2; /* the code under test reads only the number of cores of this machine */
     for (int i = 0; i < 6; i++) threads.list[i].core = i % 2;
     int given[2] = { 0 };
     for (int i = 0; i < 48; i++) { /* in this test all connections come from core 0 */
         struct http_thread *thread = http_threads_pick_on(&threads, 0);
         atomic_fetch_add(&thread->connections, 1);
         given[thread->core]++;
-        /* a thread gets 4 connections in a row, and 3 threads take turns */
+        /* a thread gets 4 connections in a row, and the 3 threads of a core take turns */
         const int blocks = i / 12, in_block = i % 12 + 1;
         assert_int_equal(given[blocks % 2], blocks / 2 * 12 + in_block);
     }
@@ -155,7 +155,8 @@ static void test_threads_are_held_while_the_load_is_even(void **state)
     const int n = allowed_cores(), count = n * n;
     struct http_threads threads;
     int64_t now_ms = 1000;
-    /* with one core threads are not pinned, and hundreds of threads would show nothing more than 16 */
+    /* with one core, threads are not pinned; above 16 cores, the test would make hundreds of threads and show nothing
+     * more */
     if (n == 1 || n > 16) skip();
     assert_true(http_threads_init(&threads, NULL, count, n));
     pthread_t posix[256];
@@ -206,8 +207,8 @@ static void *write_later(void *fd)
     return NULL;
 }
 
-/* A thread that expects an event polls for a while, once, and then waits as long as it was told. It gets the event in
- * either case. */
+/* A thread that expects an event polls for a while, once, and then sleeps as long as it was told. It gets the event
+ * whether the event comes while it polls or while it sleeps. */
 static void test_who_is_expected_may_come_or_not(void **state)
 {
     (void)state;
@@ -225,7 +226,7 @@ static void test_who_is_expected_may_come_or_not(void **state)
     assert_int_equal(pthread_create(&writer, NULL, write_later, &events), 0);
     assert_int_equal(epoll_wait(set, &event, 1, 60000), 1);
     http_threads_expect();
-    assert_int_equal(epoll_wait(set, &event, 1, 60000), 1); /* the event was not consumed */
+    assert_int_equal(epoll_wait(set, &event, 1, 60000), 1); /* the wait before has not consumed the event */
     pthread_join(writer, NULL);
     close(events);
     close(set);

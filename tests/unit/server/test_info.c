@@ -201,8 +201,8 @@ static void test_without_tokens_nothing_is_said_of_them(void **state)
     cJSON_Delete(doc);
 }
 
-/* Two routes with the same path and different methods are one item of the document, and their parameters are
- * documented. The path in this test has a parameter. */
+/* Two routes with the same path and different methods are one item of the OpenAPI document. In this test the path has a
+ * parameter, which the item must document. */
 static void test_rows_of_one_path_are_one_item_and_its_parameters_are_documented(void **state)
 {
     (void)state;
@@ -348,7 +348,8 @@ static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
                 fail_msg("%s", attn_tensors[t].name);
         }
         for (const proto_option *o = proto_options; o->name; o++) {
-            /* the schema BackwardOfContext has the member `context`, and this schema does not */
+            /* each schema has its own members: `context` is a member of the schema BackwardOfContext, and not of this
+             * one */
             const bool takes = (o->ops >> op & 1) && strcmp(o->name, "context") != 0;
             expected += takes;
             if ((cJSON_GetObjectItemCaseSensitive(properties, o->name) != NULL) != takes) fail_msg("%s", o->name);
@@ -363,8 +364,8 @@ static void test_members_of_a_problem_are_those_of_the_decoder(void **state)
     cJSON_Delete(doc);
 }
 
-/* The schema of tensors is used for every tensor, and each use says the tensor's axes and dtypes. test_check.c tests
- * that attn_check() wants the same ranks. */
+/* The schema of tensors is used for every tensor, and each use of it says the tensor's axes and dtypes. test_check.c
+ * tests that attn_check() wants the same ranks. */
 static void test_a_tensor_is_the_one_schema_and_says_its_axes_and_dtypes(void **state)
 {
     (void)state;
@@ -694,7 +695,8 @@ static void test_info_has_the_form_that_the_document_says(void **state)
         }
         for (const proto_option *o = proto_options; o->name; o++)
             if (lists(cJSON_GetObjectItem(f, "options"), o->name) != (o->ops >> op & 1)) fail_msg("%s", o->name);
-        /* merges are computed by one kernel, which has no row in the table of kernels */
+        /* one kernel computes all merges (results over parts of the keys joined), and it is not in the table of
+         * kernels */
         if (proto_operations[op].merges) {
             assert_false(lists(cJSON_GetObjectItem(f, "dtypes"), "float8_e4m3fn"));
             assert_int_equal(cJSON_GetArraySize(cJSON_GetObjectItem(f, "kernels")), 0);

@@ -25,9 +25,9 @@ enum { MOST = 16 };
 
 struct scene {
     struct config config;
-    struct server server; /* the first member, so that on_resume() can find the scene from the server's address */
+    struct server server; /* on_resume() finds the scene from the address of this member */
     struct gate gate;
-    uv_work_t blocker; /* work that occupies libuv's only thread until its gate opens */
+    uv_work_t blocker; /* work that occupies libuv's only thread until the test deletes the file of the gate `pool` */
     struct gate pool;
     pthread_t thread;
     int exit_status;
@@ -82,14 +82,15 @@ static void on_close_metrics(void *context)
 
 /* How a test's scene (server, loop and devices) begins. A member of 0 keeps the default of the configuration. */
 struct opening {
-    /* what the devices do (kernels/fake/fake.c); the word GATE in it stands for the path of the scene's gate */
+    /* what the fake devices do, in the language of kernels/fake/fake.c. The script may contain the word GATE, which the
+     * test replaces by the path of a file: with hold=GATE a batch waits until the test deletes the file. */
     const char *script;
     int devices;   /* 0: one */
     int max_batch; /* 1 makes every request a batch of its own */
     int64_t batch_window_us, drain_ms, watchdog_ms, kv_bytes;
 };
 
-/* The setup of every test: *state is the test's opening, and becomes its scene. */
+/* The setup of every test: *state is the test's struct opening (options of the scene), and becomes its struct scene. */
 static int open_scene(void **state)
 {
     static struct scene scene;
@@ -137,7 +138,7 @@ static void start(struct scene *s)
     assert_int_equal(pthread_create(&s->thread, NULL, run_loop, s), 0);
 }
 
-/* Lets the loop go round twice, so that what was posted before has been handled, with all consequences. */
+/* Lets the loop go round twice, so that everything that was posted before this call has been handled. */
 static void turns(struct scene *s)
 {
     for (int i = 0; i < 2; i++) {
@@ -172,7 +173,7 @@ static int end(struct scene *s, bool tell)
 
 /* calloc() fails for the next call with exactly this many bytes; the program's calls come to the test's own calloc() */
 static _Atomic size_t refused_bytes;
-static atomic_int passed_calls; /* so many calls with refused_bytes bytes succeed before one fails */
+static atomic_int passed_calls; /* number of calls with refused_bytes bytes that succeed before one fails */
 
 void *__real_calloc(size_t count, size_t bytes);
 void *__wrap_calloc(size_t count, size_t bytes);
@@ -190,7 +191,8 @@ void *__wrap_calloc(size_t count, size_t bytes)
 
 /* ---- The HTTP side ----------------------------------------------------------------------------------------------- */
 
-/* Suspends a request as body_done() of server/http/body.c does: from now on it waits for the loop. */
+/* Suspends a request's connection, as body_done() of server/http/body.c does: from now on the request waits for the
+ * loop. */
 static void suspend(struct scene *s, struct request *request, enum request_state state)
 {
     attn_error err = { 0 };
@@ -263,7 +265,7 @@ static void assert_ok(struct scene *s, struct request *request)
     assert_true(request->job->part.ran);
     for (int i = 0; i < request->job->call->count; i++)
         if (request->job->call->items[i].error.status == ATTN_OK) assert_computed(request->job, i);
-    contexts_finish_job(request->job, true); /* the server's answer_queue() makes this call, too */
+    contexts_finish_job(request->job, true); /* in the server, answer_queue() makes this call */
     request_free(request);
 }
 
@@ -302,7 +304,7 @@ static void test_a_request_is_computed_and_given_back(void **state)
     assert_true(request->job->part.ran);
     assert_computed(request->job, 0);
     assert_true(request->job->results[0].timing_us[PROTO_STAGE_queue] > 0);
-    /* no other job holds this memory, so it may be reused for the answer */
+    /* only the request holds its job, so the job's memory may be reused for the answer */
     assert_int_equal(atomic_load(&request->job->references), 1);
     assert_null(request->watch);
     assert_int_equal(request->deadline.place, 0);
@@ -311,7 +313,7 @@ static void test_a_request_is_computed_and_given_back(void **state)
 }
 
 /* Jobs of kinds A and B differ in their head sizes. At most two of one kind leave together, the oldest first: A A, then
- * B B, then A. The second batch fails, and its message names the requests in it. */
+ * B B, then A. By the script the second batch fails, and the message of the error names the requests in it. */
 static void test_what_waits_leaves_in_batches_of_one_kind(void **state)
 {
     struct scene *const s = *state;
@@ -361,7 +363,7 @@ static void test_batches_go_to_every_device(void **state)
     struct request *requests[8];
     for (int i = 0; i < 8; i++) requests[i] = posted_forward(s);
     start(s);
-    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 8); /* each of the two devices has four batches on streams */
+    WAIT_UNTIL(request_count(REQUEST_RUNNING) == 8); /* each of the two devices runs four batches, one on each stream */
     gate_open(&s->gate);
     for (int i = 0; i < 8; i++) assert_ok(s, requests[i]);
     assert_true(batches_of("fake:0") - before[0] == 4);
@@ -394,7 +396,8 @@ static void test_a_refused_problem_of_an_envelope_does_not_keep_the_others(void 
 
 /* ---- Deadlines --------------------------------------------------------------------------------------------------- */
 
-/* Four batches fill the device, and a fifth request waits. Its deadline passes, and it is answered. */
+/* Four batches fill the device, and a fifth request waits for it. The deadline of the fifth request passes, and it is
+ * answered with an error. */
 static void test_a_deadline_ends_the_wait_for_a_device(void **state)
 {
     struct scene *const s = *state;
@@ -558,13 +561,14 @@ static void test_a_client_that_leaves_during_the_truth_is_found_out(void **state
     struct request *request = checked(s, ATTN_OP_FORWARD, envelope_of(bodies, 2));
     connect_client(request, client);
     suspend(s, request, REQUEST_QUEUED);
-    /* the device's verification is held by a gate, but other requests do not wait for it */
+    /* a gate holds the device's verification of the first request, but other requests do not wait for it */
     assert_ok(s, posted_forward(s));
     close(client[1]);
     assert_gone(s, request);
     gate_open(&s->gate);
     close(client[0]);
-    WAIT_UNTIL(batches_of("fake:0") >= 2); /* a second step of the verification would have lost the device */
+    /* by the script, a second step of the verification would have lost the device */
+    WAIT_UNTIL(batches_of("fake:0") >= 2);
     assert_int_equal(end(s, true), 0);
 }
 
@@ -641,7 +645,7 @@ static void test_nobody_waits_for_a_verification_whose_client_has_left(void **st
 enum { OBJECT_BYTES = 8 << 20 };
 static const char object_key[] = "/attn_unit_loop";
 
-/* Registers a region "r" of 8 MiB of shared memory. Returns a descriptor of its object. */
+/* Registers a region of shared memory, "r" of 8 MiB. Returns a descriptor of its object. */
 static int begin_shared(struct scene *s)
 {
     static const char *const prefixes[] = { "attn_unit_" };
@@ -666,7 +670,7 @@ static void end_shared(struct scene *s, int fd)
     close(fd);
 }
 
-/* Returns a checked forward of 9 rows whose out is to be written to the region. */
+/* Returns a checked forward of 9 rows, whose out is to be written to the region of shared memory. */
 static struct request *checked_to_region(struct scene *s)
 {
     struct request *request = checked(s, ATTN_OP_FORWARD, forward_body(9, 4, ""));
@@ -699,7 +703,7 @@ static void test_outputs_are_in_shared_memory_when_the_request_is_given_back(voi
     answered(s, request);
     assert_false(request->failed);
     assert_true(is_written(fd, request));
-    assert_null(request->job->shared); /* the request that was answered no longer holds the region of shared memory */
+    assert_null(request->job->shared); /* the request was answered and no longer holds the region of shared memory */
     assert_computed(request->job, 0);
     request_free(request);
     assert_int_equal(ftruncate(fd, 10), 0); /* makes the shared memory object too short for the next request */
@@ -762,7 +766,7 @@ static void test_a_second_signal_waits_for_what_is_being_written(void **state)
 }
 
 /* Returns a KServe request whose q has `rows` rows, and whose k and v have one row, of one head of 64 numbers. All
- * three lie in the same bytes of the region. */
+ * three lie in the same bytes of the region of shared memory. */
 static struct request *received_from_region(struct scene *s, int rows)
 {
     static const proto_model model = { .name = "attention_forward", .op = ATTN_OP_FORWARD };
@@ -818,7 +822,7 @@ static void test_much_shared_memory_is_read_beside_the_loop(void **state)
     end_shared(s, fd);
 }
 
-/* In one turn the loop reads only as much of a region as its time allows. */
+/* In one turn the loop reads only as much of a region of shared memory as its time allows. */
 static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 {
     struct scene *const s = *state;
@@ -839,8 +843,8 @@ static void test_a_body_is_checked_when_the_last_piece_is_read(void **state)
 
 /* ---- Checking ---------------------------------------------------------------------------------------------------- */
 
-/* Returns an envelope of 200 problems, the last of which is `last`. It has more names and shapes than an HTTP thread
- * checks itself. */
+/* Returns an envelope (a body with several problems) of 200 problems, the last of which is `last`. It has more names
+ * and shapes than an HTTP thread checks itself. */
 static char *long_body(char *last)
 {
     char *bodies[200];
@@ -1038,8 +1042,8 @@ static void test_a_step_without_memory_for_its_batch_leaves_its_cache_as_it_was(
     assert_int_equal(end(s, true), 0);
 }
 
-/* A step's numbers are computed and being measured when its client leaves, so nothing is appended to the cache. The
- * next step must wait until that is certain. */
+/* A step (a decode or an append) was computed and its answer is being measured when its client leaves, so nothing is
+ * appended to the cache. The next step on the cache must wait until that is certain. */
 static void test_a_step_that_is_left_while_its_answer_is_finished_leaves_its_cache_as_it_was(void **state)
 {
     struct scene *const s = *state;
@@ -1282,7 +1286,8 @@ static void test_a_part_without_memory_fails_the_problem_and_cancels_the_others(
     struct scene *const s = *state;
     start(s);
     struct request *request = posted_heads(s);
-    gate_open(&s->gate); /* the other part may run already, so the problem waits for it */
+    /* another device may already compute the other part of the problem, so the problem waits for it */
+    gate_open(&s->gate);
     answered(s, request);
     assert_true(request->failed);
     assert_non_null(strstr(request->why.text, "fake: alloc"));
@@ -1291,7 +1296,8 @@ static void test_a_part_without_memory_fails_the_problem_and_cancels_the_others(
     assert_int_equal(end(s, true), 0);
 }
 
-/* After the deadline the answer does not wait for the devices. The parts keep their memory until they are back. */
+/* After the deadline of a problem in parts, the answer does not wait for the devices. The parts keep their memory until
+ * their devices are done. */
 static void test_a_deadline_ends_the_wait_for_all_parts(void **state)
 {
     struct scene *const s = *state;
@@ -1323,8 +1329,8 @@ static void test_a_client_that_leaves_cancels_all_parts(void **state)
     assert_int_equal(end(s, true), 0);
 }
 
-/* One of two parts never ends. The request is answered when the watchdog finds that, and the other device goes on. The
- * watchdog's time is long enough for the other device, however slow it is. */
+/* One of two parts of a problem never ends. The watchdog finds that and the request is answered; the other device goes
+ * on. The watchdog waits so long that even a slow other device ends in time. */
 static void test_a_part_that_never_ends_fails_the_problem_and_no_other(void **state)
 {
     struct scene *const s = *state;
@@ -1340,7 +1346,7 @@ static void test_a_cut_problem_without_memory_for_a_batch_is_answered(void **sta
 {
     struct scene *const s = *state;
     start(s);
-    for (int before = 0; before < 2; before++) { /* number of batches for which there is memory before one fails */
+    for (int before = 0; before < 2; before++) { /* before: number of batches that get memory before one gets none */
         struct request *request = checked_long(s, ATTN_OP_FORWARD, heads_body("q k v", 5, 4, 8, ""));
         atomic_store(&passed_calls, before);
         atomic_store(&refused_bytes, sizeof(struct batch) + sizeof(struct job *));

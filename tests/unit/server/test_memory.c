@@ -4,13 +4,15 @@
 
 #include "server/device/internal.h"
 
-/* JOBS: the most jobs that --max-batch allows. REGION: bytes of a region, behind which lies a gap of the same size. */
+/* JOBS: the most jobs that --max-batch allows. REGION: bytes of a region (a block in the jobs' memory), which a gap of
+ * the same size follows. */
 enum { JOBS = 1024, REGION = 256 };
 
 struct scene {
     struct device device;
     struct slot slot;
-    char *memory; /* memory of the jobs, whose inputs, tables and outputs are regions apart from each other */
+    /* memory of the jobs; their inputs, tables and outputs lie in separate blocks of it, called regions */
+    char *memory;
     struct staging_block inputs[JOBS], tables[JOBS];
     struct job jobs[JOBS];
     proto_call call; /* without items */
@@ -45,7 +47,8 @@ static void close_scene(struct scene *s)
     free(s->memory);
 }
 
-/* The search as it was before it was made fast: it looks at all mirrors (copies on the device). */
+/* An earlier, slower way to find an address: it looks at all mirrors (copies on the device). The result of the fast
+ * search must equal it. */
 static void *address_by_looking_at_all(const struct slot *slot, char *address)
 {
     for (int i = 0; i < slot->mirror_count; i++) {
@@ -74,11 +77,12 @@ static void test_every_address_of_a_large_batch_has_its_place_on_the_device(void
         assert_int_equal(memory_take_mirrors(&s->device, &s->slot, &s->jobs[i], &err), ATTN_OK);
     assert_int_equal(s->slot.region_count, 3 * JOBS);
     assert_int_equal(s->slot.mirror_count, 3 * JOBS + 11);
-    for (int at = 0; at < 3 * JOBS * 2 * REGION; at += 37) /* addresses in the gaps between regions are tested too */
+    /* addresses in the gaps between the blocks of REGION bytes are tested too */
+    for (int at = 0; at < 3 * JOBS * 2 * REGION; at += 37)
         assert_ptr_equal(memory_address(&s->slot, s->memory + at), address_by_looking_at_all(&s->slot, s->memory + at));
     for (int i = 0; i < JOBS; i++) {
         char *const end = (char *)s->inputs[i].memory + REGION - 1;
-        /* an address behind a region, such as that of a tensor without elements */
+        /* an address right behind a block of REGION bytes, as a tensor without elements may have */
         assert_ptr_equal(memory_address(&s->slot, end), end);
         assert_ptr_not_equal(memory_address(&s->slot, end - 1), end - 1);
     }

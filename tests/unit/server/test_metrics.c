@@ -114,7 +114,7 @@ static void test_too_many_label_sets_are_counted_together(void **state)
 {
     (void)state;
     for (int i = 0; i < METRICS_MAX_SERIES + 50; i++) {
-        char reason[24]; /* a variable, so that the compiler does not know the number */
+        char reason[24]; /* an array that the next round overwrites, so the metrics must copy the label */
         snprintf(reason, sizeof reason, "reason%d", i);
         metrics_add(METRIC_REJECTED, reason, NULL, 1);
         metrics_add(METRIC_REJECTED, reason, NULL, 1);
@@ -175,7 +175,7 @@ static void test_nothing_is_lost_between_threads(void **state)
     enum { THREADS = 4 };
     pthread_t threads[THREADS];
     for (int i = 0; i < THREADS; i++) assert_int_equal(pthread_create(&threads[i], NULL, count_many, NULL), 0);
-    for (int i = 0; i < 20; i++) free(page()); /* metrics pages are made while other threads count */
+    for (int i = 0; i < 20; i++) free(page()); /* this thread makes metrics pages while other threads count */
     for (int i = 0; i < THREADS; i++) pthread_join(threads[i], NULL);
     must_have((const char *const[]){ "attnd_flops_total{device=\"cuda:0\",op=\"backward\"} 40000",
                                      "attnd_flops_total{device=\"cuda:1\",op=\"backward\"} 40000",

@@ -74,7 +74,7 @@ static void test_outputs_lie_behind_the_inputs_in_one_piece(void **state)
     assert_true(job->outputs.memory < inputs + job->inputs_used + 64);
     assert_ptr_equal(p->out.data, job->outputs.memory);
     assert_ptr_equal(p->lse.data, job->outputs.memory + 64); /* out has 60 bytes, rounded up to 64 */
-    assert_int_equal(job->outputs.bytes, 128);               /* lse has 20 bytes, rounded up */
+    assert_int_equal(job->outputs.bytes, 128);               /* lse has 20 bytes, rounded up to 64 */
     job_release(job);
     close_bench(&b);
 }
@@ -128,7 +128,7 @@ static void test_outputs_for_which_there_is_no_memory_are_refused_as_busy(void *
     assert_int_equal(staging_lease(b.server.staging, NULL, (size_t)left / 8 * 7, &rest, &err), ATTN_OK);
     struct staging_block *more;
     while (staging_lease(b.server.staging, NULL, 25600, &more, NULL) == ATTN_OK) {
-        /* the taker of a queue may link the jobs that it holds into a list of its own */
+        /* the owner of leased blocks may use their member next_in_class for a list of its own */
         more->next_in_class = rest->next_in_class;
         rest->next_in_class = more;
     }
@@ -185,7 +185,7 @@ static void test_small_problems_of_one_op_dtype_and_head_are_of_one_kind(void **
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(8, 4)));
     assert_true(kind != kind_of(&b, ATTN_OP_FORWARD, mixed_body(4, 8)));
     assert_true(kind != kind_of(&b, ATTN_OP_BACKWARD, body_of("q k v dout", 5, 4, "")));
-    /* an envelope {"requests": [...]} of one problem is joined with others like a single problem */
+    /* an envelope {"requests": [...]} of one problem joins the same batches as a body that is that problem */
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(one, 1)), kind);
     char *two[] = { forward_body(5, 4, ""), forward_body(5, 4, "") };
     assert_int_equal(kind_of(&b, ATTN_OP_FORWARD, envelope_of(two, 2)), 0);
@@ -204,8 +204,9 @@ static void test_what_a_job_wants_is_noted(void **state)
         { 5, "\"verify\": 0", false, false, false },
         { 5, "\"verify\": 2", true, false, false },
         { 5, "\"save\": true", false, false, true },
-        { 200, "\"encoding\": \"array\"", false, false, false }, /* out has 3200 numbers and lse 200 */
-        /* out has 4000 numbers and lse 250: together more than 4096 */
+        /* out has 3200 numbers and lse 200, together at most 4096: the answer is not measured */
+        { 200, "\"encoding\": \"array\"", false, false, false },
+        /* out has 4000 numbers and lse 250, together more than 4096: the answer is measured */
         { 250, "\"encoding\": \"array\"", false, true, false },
         { 250, "\"encoding\": \"array\", \"outputs\": [\"out\"]", false, false, false },
         { 250, "\"encoding\": \"base64\"", false, false, false },
@@ -226,8 +227,8 @@ static void test_what_a_job_wants_is_noted(void **state)
     close_bench(&b);
 }
 
-/* A forward without a seed draws one, and a backward of its context uses the same. Earlier the seed was 0 in every
- * call, so each layer of each step dropped the same elements. */
+/* A forward without a seed draws one, and a backward of its context (saved forward) uses the same seed. In an earlier
+ * version the seed was 0 in every call, so each layer of each step dropped the same elements. */
 static void test_a_forward_without_a_seed_draws_one_and_a_backward_of_its_context_has_it(void **state)
 {
     (void)state;
@@ -286,7 +287,7 @@ static void test_what_no_device_has_memory_for_is_refused_with_the_bytes(void **
     assert_int_equal(attn_plan_make(attn_device_capabilities(b.device), &job->call->items[0].problem, &plan, &err),
                      ATTN_OK);
     assert_int_equal(attn_workspace(attn_device_capabilities(b.device), &plan, 1, &scratch, &err), ATTN_OK);
-    /* on a device with memory of its own, inputs, outputs and scratch memory count */
+    /* on a device with its own memory, the memory of inputs, outputs and scratch counts toward the limit */
     assert_int_equal(bytes, job->inputs_used + job->outputs.bytes + scratch);
     job_release(job);
     /* problems that fit are still accepted */
@@ -391,7 +392,8 @@ static void test_a_device_verifies_all_rows_and_more_than_the_cpu_may(void **sta
         assert_int_equal(status, cases[c].refused ? ATTN_UNSUPPORTED : ATTN_OK);
         assert_string_equal(err.text, cases[c].refused ? cases[c].refused : "");
         assert_int_equal(job->truths != NULL, cases[c].device);
-        if (cases[c].device) { /* if the device verifies, the time is charged and expected, and the job runs alone */
+        /* if the device verifies, the job's time includes the verification, and the job runs alone */
+        if (cases[c].device) {
             assert_true(job->truth_seconds > 0 && job->seconds > job->truth_seconds && job->kind == 0);
             assert_string_equal(job->because, "verify");
             assert_in_range((uintptr_t)job->truth_found, (uintptr_t)job->outputs.memory,
@@ -431,7 +433,7 @@ static void test_a_truth_that_no_device_can_hold_is_refused(void **state)
 
 /* ---- Contexts ---------------------------------------------------------------------------------------------------- */
 
-/* Runs a forward with `save` and answers it, so that its context can be used. */
+/* Runs a forward with `save` and answers it, so that a backward can use its context (the saved forward). */
 static void save(struct bench *b, char id[PROTO_CONTEXT_BYTES], int rows, int D)
 {
     struct job *job = prepared(b, ATTN_OP_FORWARD, forward_body(rows, D, "\"save\": true, \"outputs\": [\"out\"]"));
@@ -455,7 +457,7 @@ static void test_a_context_is_taken_by_a_backward_and_gone_when_it_ran(void **st
     open_bench(&b, "fake", 0);
     save(&b, id, 5, 4);
     const int64_t leased = staging_leased_bytes(b.server.staging);
-    assert_true(leased > 0); /* the forward's request is gone, but its memory stays for the context */
+    assert_true(leased > 0); /* the forward's request is gone, but its memory stays for the context (saved forward) */
     struct job *job = prepared(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
     const attn_problem *p = &job->call->items[0].problem, *forward = &job->saved[0]->call->items[0].problem;
     assert_int_equal(contexts_in(&b, CONTEXT_TAKEN), 1);
@@ -489,7 +491,8 @@ static void test_a_context_is_given_back_when_the_backward_did_not_run(void **st
     struct job *job = prepared(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4));
     contexts_finish_job(job, false);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
-    contexts_finish_job(job, true); /* finishing a job's contexts twice must have the effect of the first call only */
+    /* finishing a job's contexts (saved forwards) twice must have the effect of the first call only */
+    contexts_finish_job(job, true);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
     job_release(job);
     close_bench(&b);
@@ -505,8 +508,8 @@ static void test_a_refused_backward_does_not_use_its_context(void **state)
     /* dout has another shape than out, so the problem is refused */
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 6, 4), ATTN_INVALID, NULL);
     assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
-    /* The backward is refused for the device's memory after its context was looked up, so the context must be given
-     * back. */
+    /* The backward is refused after its context (saved forward) was looked up, because the device has too little
+     * memory. The context must be given back. */
     const attn_device_info whole = b.info;
     b.info.memory_limit = 100;
     assert_refused(&b, ATTN_OP_BACKWARD, backward_body(id, 5, 4), ATTN_TOO_LARGE, NULL);
@@ -534,7 +537,8 @@ static void test_contexts_are_given_back_problem_by_problem(void **state)
     assert_int_equal(job->call->items[1].error.status, ATTN_INVALID);
     assert_int_equal(job->call->items[2].error.status, ATTN_NOT_FOUND);
     assert_int_equal(contexts_in(&b, CONTEXT_TAKEN), 1);
-    assert_int_equal(contexts_in(&b, CONTEXT_READY), 1); /* the context of the refused problem is ready again at once */
+    /* the context (saved forward) of the refused problem can be used again at once */
+    assert_int_equal(contexts_in(&b, CONTEXT_READY), 1);
     assert_null(job->saved[1]);
     contexts_finish_job(job, true);
     assert_int_equal(contexts_in(&b, CONTEXT_TAKEN), 0);
@@ -546,8 +550,8 @@ static void test_contexts_are_given_back_problem_by_problem(void **state)
     close_bench(&b);
 }
 
-/* A problem that is refused after its context was looked up gives it back at once. No body can cause this refusal,
- * because the decoder refuses `verify` in a backward, so the test sets it. */
+/* A problem that is refused after its context (saved forward) was looked up gives it back at once. No body can cause
+ * this refusal, because the decoder refuses `verify` in a backward, so the test sets it. */
 static void test_a_context_is_given_back_at_once_when_its_problem_is_refused_later(void **state)
 {
     (void)state;
@@ -569,7 +573,8 @@ static void test_a_context_is_given_back_at_once_when_its_problem_is_refused_lat
     close_bench(&b);
 }
 
-/* If a problem ran but could not be verified afterwards, it is refused, and its contexts are deleted. */
+/* If a problem ran but could not be verified afterwards, it is refused, and its contexts (saved forwards) are
+ * deleted. */
 static void test_a_problem_that_fails_after_it_ran_keeps_no_context(void **state)
 {
     (void)state;
@@ -621,9 +626,9 @@ static void test_rows_that_leave_float32_are_looked_for_where_they_might_take_lo
     struct job *job = prepared(&b, ATTN_OP_FORWARD, forward_body(200, 1, "\"scale\": 3e38, \"outputs\": [\"lse\"]"));
     const double seconds = job->seconds, worst = job->worst_seconds;
     prepare_look_closer(job, &b.info);
-    /* the work takes only a millisecond, so the scores are not examined */
+    /* this problem takes only a millisecond even with slow rows, so the scores are not examined */
     assert_true(job->seconds == seconds && job->worst_seconds == worst);
-    job->worst_seconds = 1e6; /* with such a long worst case they are examined */
+    job->worst_seconds = 1e6; /* if slow rows would make the problem long, its scores are examined */
     prepare_look_closer(job, &b.info);
     assert_true(job->seconds > 1.5 * seconds && job->worst_seconds == worst);
     assert_string_equal(job->because, "rows whose scores leave float32");
@@ -641,7 +646,7 @@ static void test_the_last_reference_gives_the_memory_back(void **state)
     assert_ptr_equal(job_hold(job), job);
     job_release(job);
     assert_int_equal(staging_leased_bytes(b.server.staging), leased);
-    job_release_memory(job); /* gives back the memory when nothing reads the tensors any more */
+    job_release_memory(job); /* gives back the job's memory, because nothing reads its tensors any more */
     assert_int_equal(staging_leased_bytes(b.server.staging), 0);
     assert_null(job->inputs);
     assert_null(job->spare);

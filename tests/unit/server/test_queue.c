@@ -184,7 +184,7 @@ static void test_a_window_holds_a_batch_back_until_it_is_full_or_old(void **stat
 }
 
 /* come: a job's caller (S: a step on caches of caller a) and its priority, in order of arrival. leave: the jobs'
- * numbers, in the order in which they must leave. A priority counts only among the jobs of one caller. */
+ * numbers, in the order in which they must leave. A priority changes only the order among the jobs of one caller. */
 static void test_priority_is_among_the_jobs_of_one_caller(void **state)
 {
     static const struct {
@@ -197,7 +197,8 @@ static void test_priority_is_among_the_jobs_of_one_caller(void **state)
         { "a5 S1 S1", "012" },     { "a2 a2 a9 a2 a1 a5", "401352" },
     };
     struct caller *callers[2] = { caller_new(), caller_new() };
-    /* the queue only looks whether there is a transaction (a step on caches), not what it is */
+    /* the queue only looks whether a job has a transaction (a step on caches), and never reads it, so any address will
+     * do */
     struct job_transaction *const some = (struct job_transaction *)callers;
     (void)state;
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
@@ -264,7 +265,8 @@ static void fair_push(struct fair *fair, const char *whose)
     }
 }
 
-/* Takes the next job from the queue. Returns its flow's letter, or '-' if none may leave. */
+/* Takes the next job from the queue. Returns the letter of the flow (caller's work) to which it belongs, or '-' if none
+ * may leave. */
 static char fair_take(struct fair *fair, const struct queue_taker *taker)
 {
     struct job *batch[1];
@@ -308,7 +310,8 @@ static void test_a_flow_that_asked_for_nothing_has_saved_up_nothing(void **state
     fair_begin(&fair);
     fair_push(&fair, "bbbbbbbb");
     fair_run_all(&fair, "bbbb");
-    /* flow a (a caller's work) had no jobs during flow b's four turns, and does not get four turns in a row for that */
+    /* flow a (a caller's work) had no jobs during flow b's four turns, and must not get four turns in a row to make up
+     * for that */
     fair_push(&fair, "aaaa");
     fair_run_all(&fair, "abababab-");
     fair_end(&fair);
@@ -371,7 +374,8 @@ static void test_priority_goes_before_fairness_among_the_flows_of_one_caller_alo
     for (int several = 0; several < 2; several++) {
         struct fair fair;
         fair_begin(&fair);
-        flow_charge(fair.flows[1], FLOW_DEVICE, SECOND); /* flow b has used more device time than flow a */
+        /* flow b (a caller's work) has used more device time than flow a */
+        flow_charge(fair.flows[1], FLOW_DEVICE, SECOND);
         fair_push(&fair, "c");
         fair_run_all(&fair, "c");
         fair.count = 0;

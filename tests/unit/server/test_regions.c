@@ -130,7 +130,7 @@ static void test_a_region_is_seen_by_its_caller_alone(void **state)
     assert_int_equal(regions_unregister(r, REGION_SYSTEM, anna, "a"), 1);
     assert_int_equal(regions_unregister(r, REGION_SYSTEM, anna, "a"), 0);
     object_clear(&p);
-    regions_free(r); /* the table still has a region when it is freed */
+    regions_free(r); /* the table still has a region of shared memory when it is freed */
     assert_int_equal(holders(&o), 1);
     object_clear(&o);
     caller_release(anna);
@@ -234,7 +234,8 @@ static void test_a_use_lies_within_its_region_and_outlives_it(void **state)
     object_clear(&o);
 }
 
-/* Reserves a place in region "r" for an output with `elements` float32 numbers, whose own memory is `data`. */
+/* Reserves a place in the region "r" of shared memory for an output with `elements` float32 numbers, whose own memory
+ * is `data`. */
 static struct region_uses *output_use(struct regions *r, const struct caller *caller, void *data, int64_t elements)
 {
     struct region_uses *uses;
@@ -306,7 +307,7 @@ static void test_an_object_that_becomes_shorter_between_two_pieces(void **state)
     region_uses_place(uses, &(proto_shared){ .to = memory });
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK);
     assert_int_equal(ftruncate(o.fd, MIB + 10), 0);
-    /* the first call still finds the bytes that it reads */
+    /* this call still reads the 10 bytes that the object has behind the first piece; the next call finds none */
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_OK);
     assert_int_equal(region_uses_read(uses, 0, &done, &err), ATTN_INVALID);
     assert_string_equal(err.text,
@@ -439,13 +440,14 @@ static void test_memory_of_a_gpu_is_open_as_long_as_its_region(void **state)
     attn_error err = { 0 };
     assert_int_equal(use(r, anna, "a", ATTN_T_q, false, 0, 64, &uses, &err), ATTN_OK);
     assert_int_equal(regions_unregister(r, REGION_CUDA, anna, "a"), 1);
-    region_uses_drop_inputs(&uses); /* q stays, because it is read only later */
+    /* q is memory of a GPU, which is read in place when the job runs, so its use is not dropped */
+    region_uses_drop_inputs(&uses);
     assert_non_null(uses);
     assert_int_equal(mappings(&o), 1);
     region_uses_free(uses);
     wait_until_unmapped(&o);
     regions_free(r);
-    attn_device_close(device); /* closing the device aborts if an imported memory is left */
+    attn_device_close(device); /* attn_device_close() aborts if the device still has imported memory */
     object_clear(&o);
     object_clear(&p);
     caller_release(anna);
@@ -468,7 +470,7 @@ static void test_what_lies_in_a_gpus_memory_stays_there(void **state)
         const char *q, *out, *lse;
         int64_t out_at, lse_at;
         size_t alignment;
-        const char *says; /* says: the message; NULL: accepted */
+        const char *says; /* says: the message of the refusal; NULL: the use is accepted */
     } cases[] = {
         { "a", "a", "a", 64, 96, 1, NULL },
         { "a", "s", "s", 0, 32, 1, NULL },

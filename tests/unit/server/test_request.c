@@ -73,7 +73,9 @@ static void test_a_place_is_held_exactly_in_the_states_that_have_one(void **stat
     request_set_role(ROLE_HTTP);
     request_free(r);
 
-    r = begin(&server); /* a request that gets a slot of one kind gives up its slot of the other kind */
+    /* waiting requests and receiving requests have separate slots: a request that gets a waiting slot gives up its
+     * receiving slot */
+    r = begin(&server);
     assert_int_equal(request_enter(r, CALLER_WAITING, &err), ATTN_OK);
     assert_int_equal(places(&server, CALLER_RECEIVING), 0);
     request_move(r, REQUEST_CHECKING);
@@ -96,7 +98,7 @@ static void test_a_life_is_counted(void **state)
     open_places(&server);
     request_set_role(ROLE_HTTP);
     struct request *r = begin(&server);
-    /* the server does not know yet whether this request is about tensors, so it does not count as receiving */
+    /* before its route is known, a request may not be about tensors, so it does not count as receiving */
     assert_int_equal(request_count(REQUEST_RECEIVING), 0);
     request_count_in(r);
     assert_int_equal(request_count(REQUEST_RECEIVING), 1);

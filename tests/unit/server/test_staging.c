@@ -110,7 +110,7 @@ static void test_what_is_resident_is_no_more_than_the_limit_whatever_the_size_of
 {
     (void)state;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    skip(); /* under a sanitizer, whose own memory grows too, the measurement says nothing */
+    skip(); /* a sanitizer's own memory grows too, so the measured bytes would say nothing about the pool */
 #endif
     static const size_t sizes[] = { 1300 * KIB, 2200 * KIB, 2304 * KIB, 4608 * KIB, 9216 * KIB };
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -187,7 +187,7 @@ static void test_growing_keeps_what_is_there(void **state)
     }
     assert_true(staging_leased_bytes(staging) == (int64_t)e->bytes);
     assert_int_equal(staging_grow(staging, &e, used, 257 * MIB, NULL), ATTN_TOO_LARGE);
-    /* a growth that failed must leave the contents unchanged */
+    /* a growth that failed must leave the contents of the block unchanged */
     assert_int_equal(((uint8_t *)e->memory)[used - 1], (uint8_t)((used - 1) * 7));
     staging_release(staging, e);
     staging_free(staging);
@@ -304,12 +304,12 @@ static void test_what_is_leased_ahead_of_its_bytes_is_a_quarter_at_most(void **s
     assert_true(staging_ahead_bytes(staging) == 16 * (int64_t)MIB);
     assert_false(staging_lease_ahead(staging, NULL, 16 * KIB, &e[4]));
     assert_null(e[4]);
-    /* a client that sends its body gets memory even when no more is leased ahead */
+    /* memory ahead of the body has its own limit, which is reached; a lease for a body that arrives still succeeds */
     assert_int_equal(staging_lease(staging, NULL, 40 * MIB, &e[4], NULL), ATTN_OK);
     staging_arrived(staging, e[0]);
-    staging_arrived(staging, e[0]); /* a second call for the same extent changes nothing */
+    staging_arrived(staging, e[0]); /* a second call for the same extent (leased block) changes nothing */
     assert_true(staging_lease_ahead(staging, NULL, 4 * MIB, &e[5]));
-    /* the block was full, because it would not grow otherwise */
+    /* a block grows only when arrived bytes fill it, so its bytes no longer count as leased ahead */
     assert_int_equal(staging_grow(staging, &e[1], 100, 5 * MIB, NULL), ATTN_OK);
     assert_true(staging_ahead_bytes(staging) == 12 * (int64_t)MIB);
     for (int i = 0; i < 6; i++) staging_release(staging, e[i]);
@@ -360,7 +360,7 @@ static void test_each_caller_has_a_share_of_the_pool(void **state)
                                   "(--token-share)");
     assert_int_equal(staging_lease(staging, one, MIB, &b, &err), ATTN_OK);
     assert_int_equal(staging_grow(staging, &b, 0, MIB + 1, &err), ATTN_QUOTA);
-    /* what remains of the pool belongs to the other caller */
+    /* the other caller may lease what remains of the pool */
     assert_int_equal(staging_lease(staging, other, 2 * MIB, &c, &err), ATTN_OK);
     staging_release(staging, a);
     assert_int_equal(staging_grow(staging, &b, 0, MIB + 1, &err), ATTN_OK);

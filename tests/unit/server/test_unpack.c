@@ -31,8 +31,8 @@ static char *packed(enum unpack_coding coding, const char *bytes, size_t count, 
     return to;
 }
 
-/* Unpacks the whole body in parts of `part` bytes. Checks the length of the result and, if `want` is given, its
- * bytes. */
+/* Unpacks the whole body, which arrives in parts of `part` bytes. Stores the length of the result in *out, and checks
+ * its bytes if `want` is given. */
 static attn_status unpack_all(enum unpack_coding coding, uint64_t limit, const char *body, size_t count, size_t part,
                               const char *want, uint64_t *out, attn_error *err)
 {
