@@ -1,0 +1,96 @@
+/* wide.cu: shapes of the Hopper forward for head sizes above 256, and which problems it takes. The kernel is in
+ * wide_tiles.cuh. */
+#include "kernels/cuda/sm90/wide/wide_tiles.cuh"
+
+namespace {
+
+struct shape_row {
+    int D, Dv; /* the largest head sizes; a work tile has at most half of the columns of out where Dv is above 512 */
+    /* the launch functions: [options][float16] */
+    cudaError_t (*launch[2][2])(const forward_job &);
+};
+template <int DC, int DVC> constexpr shape_row row(int column_blocks)
+{
+    return { DC * 64,
+             DVC * 64 * column_blocks,
+             { { launch<__nv_bfloat16, wide_shape<DC, DVC, false>>, launch<__half, wide_shape<DC, DVC, false>> },
+               { launch<__nv_bfloat16, wide_shape<DC, DVC, true>>, launch<__half, wide_shape<DC, DVC, true>> } } };
+}
+
+/* A problem takes the first row whose head sizes suffice. */
+const shape_row shapes[] = {
+    row<5, 5>(1),
+    row<6, 6>(1),
+    row<7, 7>(1),
+    row<8, 8>(1),
+    row<12, 6>(2),
+    row<16, 8>(2),
+};
+
+/* bytes of the workspace before the marks of rows; the first of these bytes is cuda_args.rows_found */
+enum { MARKS_HEAD = 16 };
+
+/* Offsets in the workspace, in bytes. */
+struct wide_layout {
+    int64_t extremes, bytes;
+};
+wide_layout wide_layout_of(const attn_problem *p, const attn_dims &d)
+{
+    wide_layout x;
+    x.extremes = (MARKS_HEAD + query_rows(d) + 127) / 128 * 128;
+    x.bytes = x.extremes;
+    if (p->mask_startend_rows.rank) x.bytes += d.B * d.H * attn_tiles(d.Sk, BN) * (int64_t)sizeof(attn_mask_extremes);
+    return x;
+}
+
+bool plan_wide(const cuda_chip *chip, attn_plan *plan)
+{
+    const attn_dims &d = plan->geometry.dims;
+    if (attn_max64(d.D, d.Dv) <= TILE_HEAD_DIM || !plan_forward(chip, plan)) return false;
+    plan->workspace_bytes = (size_t)wide_layout_of(plan->problem, d).bytes;
+    return true;
+}
+
+cudaError_t launch_wide(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
+{
+    const attn_problem *const p = plan->problem;
+    forward_job job;
+    job.chip = chip, job.stream = stream, job.problem = p, job.memory = (char *)memory;
+    job.given = cuda_args_of(chip, plan);
+    const attn_dims &d = job.given.g.dims;
+    job.place = {};
+    job.place.extremes = wide_layout_of(p, d).extremes;
+    uint8_t *const own = job.given.rows_later ? nullptr : (uint8_t *)memory;
+    if (own) {
+        job.given.rows_found = own;
+        job.given.rows_later = own + MARKS_HEAD;
+        if (is_first_share(chip)) {
+            const cudaError_t cleared = cudaMemsetAsync(own, 0, (size_t)(MARKS_HEAD + query_rows(d)), stream);
+            if (cleared != cudaSuccess) return cleared;
+        }
+    }
+    job.read = job.given;
+    const bool options = p->softcap > 0 || p->alibi_slopes.rank || p->mask_startend_rows.rank;
+    cudaError_t code = cudaErrorInvalidValue;
+    for (const shape_row &x : shapes)
+        if (x.D >= d.D && x.Dv >= d.Dv) {
+            code = x.launch[options][p->q.dtype == ATTN_F16](job);
+            break;
+        }
+    if (code == cudaSuccess && own && is_last_share(chip)) simple_marked_rows(chip, job.given, stream);
+    return code;
+}
+
+const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_OPTION_BIT(SOFTCAP) |
+                          ATTN_TENSOR_BIT(alibi_slopes) | ATTN_TENSOR_BIT(mask_startend_rows);
+
+} // namespace
+
+extern const cuda_kernel sm90_wide_forward = {
+    { "sm90_wide", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16), ATTN_MAX_HEAD_DIM, FEATURES },
+    90,
+    90,
+    plan_wide,
+    launch_wide,
+    true,
+};
