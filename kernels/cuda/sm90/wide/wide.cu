@@ -5,8 +5,8 @@
 namespace {
 
 struct shape_row {
-    int D, Dv; /* the largest head sizes; a work tile has at most half of the columns of out where Dv is above 512 */
-    /* the launch functions: [options][float16] */
+    int D, Dv; /* the largest head sizes */
+    /* the launch functions; indices: options (see launch_wide()), float16 */
     cudaError_t (*launch[2][2])(const forward_job &);
 };
 template <int DC, int DVC> constexpr shape_row row(int column_blocks)
@@ -17,27 +17,30 @@ template <int DC, int DVC> constexpr shape_row row(int column_blocks)
                { launch<__nv_bfloat16, wide_shape<DC, DVC, true>>, launch<__half, wide_shape<DC, DVC, true>> } } };
 }
 
+enum { MOST_COLUMN_BLOCKS = 2 };
+
 /* A problem takes the first row whose head sizes suffice. */
+/* clang-format off */
 const shape_row shapes[] = {
-    row<5, 5>(1),
-    row<6, 6>(1),
-    row<7, 7>(1),
-    row<8, 8>(1),
-    row<12, 6>(2),
-    row<16, 8>(2),
+    /* boxes of 64 columns of q and k, of out per work tile; work tiles for the columns of the same queries */
+    row<5,  5>(1),
+    row<6,  6>(1),
+    row<7,  7>(1),
+    row<8,  8>(1),
+    row<12, 6>(MOST_COLUMN_BLOCKS),
+    row<16, 8>(MOST_COLUMN_BLOCKS),
 };
+/* clang-format on */
 
-/* bytes of the workspace before the marks of rows; the first of these bytes is cuda_args.rows_found */
-enum { MARKS_HEAD = 16 };
-
-/* Offsets in the workspace, in bytes. */
+/* Offsets in the workspace, in bytes. The flags of all warps come first. */
 struct wide_layout {
     int64_t extremes, bytes;
 };
 wide_layout wide_layout_of(const attn_problem *p, const attn_dims &d)
 {
+    const int64_t tiles = per_head_of(d, BM) * d.H * (d.packed ? 1 : d.B);
     wide_layout x;
-    x.extremes = (MARKS_HEAD + query_rows(d) + 127) / 128 * 128;
+    x.extremes = (tiles * MOST_COLUMN_BLOCKS * FLAGS + 127) / 128 * 128;
     x.bytes = x.extremes;
     if (p->mask_startend_rows.rank) x.bytes += d.B * d.H * attn_tiles(d.Sk, BN) * (int64_t)sizeof(attn_mask_extremes);
     return x;
@@ -60,25 +63,11 @@ cudaError_t launch_wide(const cuda_chip *chip, cudaStream_t stream, const attn_p
     const attn_dims &d = job.given.g.dims;
     job.place = {};
     job.place.extremes = wide_layout_of(p, d).extremes;
-    uint8_t *const own = job.given.rows_later ? nullptr : (uint8_t *)memory;
-    if (own) {
-        job.given.rows_found = own;
-        job.given.rows_later = own + MARKS_HEAD;
-        if (is_first_share(chip)) {
-            const cudaError_t cleared = cudaMemsetAsync(own, 0, (size_t)(MARKS_HEAD + query_rows(d)), stream);
-            if (cleared != cudaSuccess) return cleared;
-        }
-    }
     job.read = job.given;
     const bool options = p->softcap > 0 || p->alibi_slopes.rank || p->mask_startend_rows.rank;
-    cudaError_t code = cudaErrorInvalidValue;
     for (const shape_row &x : shapes)
-        if (x.D >= d.D && x.Dv >= d.Dv) {
-            code = x.launch[options][p->q.dtype == ATTN_F16](job);
-            break;
-        }
-    if (code == cudaSuccess && own && is_last_share(chip)) simple_marked_rows(chip, job.given, stream);
-    return code;
+        if (x.D >= d.D && x.Dv >= d.Dv) return x.launch[options][p->q.dtype == ATTN_F16](job);
+    return cudaErrorInvalidValue; /* never reached, because the last row takes all head sizes */
 }
 
 const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_OPTION_BIT(SOFTCAP) |

@@ -26,9 +26,9 @@
  * Each multiprocessor runs one block, which claims work tiles from a counter. A problem with more columns of out than a
  * block computes has several work tiles for the same queries, which compute the same scores.
  *
- * Rows that tensor cores cannot compute (results that are not finite, scores beyond float32) are marked. A later launch
- * computes the marked rows one by one. In packed tensors, and with lengths of rows, the rows of V past the end of a
- * sequence are set to zero in shared memory.
+ * Rows that tensor cores cannot compute (results that are not finite, scores beyond float32) are computed again, one by
+ * one, by the next kernel: repair_wide, or in a long problem the kernel for marked rows. In packed tensors, and with
+ * lengths of rows, the rows of V past the end of a sequence are set to zero in shared memory.
  *
  * A row's bits depend on the shape, the options and its sequence's own lengths. */
 #ifndef ATTN_SM90_WIDE_TILES_CUH
@@ -38,7 +38,6 @@
 #include "kernels/cuda/sm90/forward/forward_plan.cuh"
 #include "kernels/cuda/sm90/layer/pipeline.cuh"
 #include "kernels/cuda/sm90/layer/products.cuh"
-#include "kernels/cuda/simple/simple.h"
 
 namespace {
 
@@ -51,8 +50,9 @@ enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 };
 enum { LEFT, RIGHT };
 
 /* The named barriers. P_READY: four for the warps of each consumer, at which a warp and its counterpart of the other
- * consumer meet. ENDED: both consumers meet. MEET: the warps of each consumer meet. */
-enum { P_READY = 1, ENDED = 9, MEET = 10 };
+ * consumer meet. ENDED: both consumers meet. MEET: the warps of each consumer meet. TURN: the right consumer may
+ * begin its scores. */
+enum { P_READY = 1, ENDED = 9, MEET = 10, TURN = 12 };
 
 /* The shape of a kernel instance: head sizes up to 64 DC of q and k; 64 DVC columns of out per work tile. */
 template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
@@ -63,7 +63,12 @@ template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
     static const int MOST_BOXES = (DVC + 1) / 2;
     /* Number of boxes of Q, the last ones, that consumers keep in registers, because the product of operands in shared
      * memory reads both at the full bandwidth of shared memory. */
-    static const int KEPT = MOST_BOXES <= 3 ? 4 : 2;
+    static const int KEPT = MOST_BOXES > 3 ? 2 : SCORE_MODS ? 3 : 4;
+    /* Whether the right consumer begins its scores only when the left one has issued box TURN_BOX of its own. Thus the
+     * left softmax runs beside the right scores. With more boxes this is slower, because one consumer alone does not
+     * get its boxes fast enough. */
+    static const bool TAKES_TURNS = DC <= 8;
+    static const int TURN_BOX = 3;
 };
 
 /* What a consumer passes to the other one, per thread: P, and the reference and rescale factor of both rows. */
@@ -77,6 +82,7 @@ struct wide_work {
     work_tile x;
     warpgroup_tile y;
     int column0; /* the first column of out */
+    int number;  /* number of the work tile, of all columns */
 };
 
 template <bool SCORE_MODS> struct wide_lists {
@@ -118,9 +124,13 @@ struct wide_maps {
 /* The plan of a run: `column_blocks` work tiles compute the columns of the same queries. */
 struct wide_plan : plan {
     int column_blocks;
-    uint8_t *marks, *found; /* see cuda_args::rows_later and rows_found */
+    /* see cuda_args::rows_later and rows_found; NULL: plan::nonfinite has the flags of all warps instead */
+    uint8_t *marks, *found;
     int64_t mark_batch, mark_head;
 };
+
+/* bytes of the flags of a work tile in plan::nonfinite: [consumer][warp] */
+enum { FLAGS = 2 * 4 };
 
 /* The tiles of keys of a work tile, in the order of the visit. */
 template <class X> struct key_walk {
@@ -171,6 +181,7 @@ template <class X> DEVICE void schedule(const wide_plan &p, shared<X> &sm)
             }
             y.y = warpgroup_tile_of<BN>(band_of(p, y.x), y.x.i0, y.x.Sq, y.x.first, y.x.last);
             y.column0 = t % p.column_blocks * (X::DVC * 64);
+            y.number = t;
             publish(y);
             mbarrier_sleep(smem_addr(&sm.bars.wanted), wanted);
             __syncwarp();
@@ -319,29 +330,40 @@ template <typename T, class X, int W> struct wide_consumer {
         wgmma_commit();
         at.next();
     }
-    template <int c> DEVICE void score_boxes(float (&S)[BN / 2])
+    template <int c> DEVICE void score_boxes(float (&S)[BN / 2], bool passes)
     {
         score_box<c>(S);
         wgmma_wait<1>();
         release(1, 2);
-        if constexpr (c + 1 < X::DC) score_boxes<c + 1>(S);
+        if (X::TAKES_TURNS && c == X::TURN_BOX && passes) named_barrier_arrive(TURN, 256);
+        if constexpr (c + 1 < X::DC) score_boxes<c + 1>(S, passes);
     }
-    /* Computes the scores of the next tile of this consumer. */
-    DEVICE void score(float (&S)[BN / 2])
+    /* Issues the scores of all boxes but the first, and waits for them. If `passes` is true, the right consumer has its
+     * turn after box TURN_BOX. */
+    DEVICE void finish_scores(float (&S)[BN / 2], bool passes)
     {
-        score_box<0>(S);
-        score_boxes<1>(S);
+        score_boxes<1>(S, passes);
         retire<0>(S);
         release(1, 1);
     }
-    /* Does the same while the last product O += P V still runs, and releases that product's V. */
-    DEVICE void score_behind(float (&S)[BN / 2], float (&O)[BOXES][32])
+    /* Computes the scores of the next tile of this consumer. */
+    DEVICE void score(float (&S)[BN / 2], bool passes)
+    {
+        score_box<0>(S);
+        finish_scores(S, passes);
+    }
+    /* Does what score() does while the last product O += P V still runs, and releases that product's V. */
+    DEVICE void score_behind(float (&S)[BN / 2], float (&O)[BOXES][32], bool passes)
     {
         score_box<0>(S);
         retire_values<1>(O);
-        score_boxes<1>(S);
-        retire<0>(S);
-        release(1, 1);
+        finish_scores(S, passes);
+    }
+    /* Computes the scores of the right consumer's next tile, in its turn. */
+    DEVICE void score_in_turn(float (&S)[BN / 2])
+    {
+        if (X::TAKES_TURNS) named_barrier_sync(TURN, 256);
+        score(S, false);
     }
 
     /* ---- Softmax ------------------------------------------------------------------------------------------------- */
@@ -352,8 +374,7 @@ template <typename T, class X, int W> struct wide_consumer {
     {
         if constexpr (X::SCORE_MODS) {
             modify_scores<BN>(S, p.mods, head, t, i0, j * BN, lane, [] {});
-            if (walk.seen && walk.seen->part[j / 32] >> j % 32 & 1)
-                hide_by_bounds<BN>(S, p.mask, t, i0, j * BN, lane);
+            if (walk.seen && walk.seen->part[j / 32] >> j % 32 & 1) hide_by_bounds<BN>(S, p.mask, t, i0, j * BN, lane);
         }
         if (j < free_first || j >= free_last) mask<BN>(S, band, i0, j * BN, lane);
         softmax_step<BN>(S, x, rescale, p.reference);
@@ -398,7 +419,9 @@ template <typename T, class X, int W> struct wide_consumer {
         meet();
     }
 
-    /* Multiplies O by rescale, and issues O += P V for tile j. */
+    /* Multiplies O by rescale, and issues O += P V for tile j. With EARLY, each box of V but the last is released as
+     * soon as its product has retired, and the function waits for that; without EARLY it waits for no product. */
+    template <bool EARLY = true>
     DEVICE void multiply_values(float (&O)[BOXES][32], const uint32_t (&P)[BN / 16][4], const float (&rescale)[2],
                                 const work_tile &t, int j)
     {
@@ -414,16 +437,22 @@ template <typename T, class X, int W> struct wide_consumer {
 #pragma unroll
             for (int k = 0; k < BN / 16; k++) wgmma<T, 64>::rs(O[c], P[k], V.step(k), 1);
             at.next();
+            if (EARLY || c + 1 == BOXES) wgmma_commit();
+            if (EARLY && c > 0) {
+                wgmma_wait<1>();
+                release(1, 2);
+            }
         }
-        wgmma_commit();
     }
-    /* Waits for the product O, and releases its V. LATER boxes have been multiplied behind it. */
-    template <int LATER> DEVICE void retire_values(float (&O)[BOXES][32])
+    /* Waits for the product O, and releases those boxes of its V that multiply_values() has not released. LATER boxes
+     * have been multiplied behind it. */
+    template <int LATER, bool EARLY = true> DEVICE void retire_values(float (&O)[BOXES][32])
     {
         wgmma_wait<LATER>();
 #pragma unroll
         for (int c = 0; c < BOXES; c++) opaque(O[c]);
-        release(BOXES, BOXES + LATER);
+        if (EARLY) release(1, 1 + LATER);
+        else release(BOXES, BOXES + LATER);
     }
 
     /* ---- A work tile --------------------------------------------------------------------------------------------- */
@@ -437,10 +466,11 @@ template <typename T, class X, int W> struct wide_consumer {
     {
         float S[BN / 2], rescale[2];
         uint32_t P[BN / 16][4];
-        score(S);
+        int j1 = walk.next(j0);
+        score(S, j1 >= 0);
 #pragma unroll 1
         for (;;) {
-            const int j1 = walk.next(j0), j2 = j1 < 0 ? -1 : walk.next(j1);
+            const int j2 = j1 < 0 ? -1 : walk.next(j1);
             if (j2 < 0) release_Q();
             exponentiate(P, S, rescale, t, walk, j0);
             multiply_values(O, P, rescale, t, j0);
@@ -452,8 +482,8 @@ template <typename T, class X, int W> struct wide_consumer {
                 retire_values<0>(O);
                 return;
             }
-            score_behind(S, O);
-            j0 = j2;
+            j0 = j2, j1 = walk.next(j2);
+            score_behind(S, O, j1 >= 0);
         }
     }
     DEVICE void attend_right(float (&O)[BOXES][32], const work_tile &t, const key_walk<X> &walk, int j0)
@@ -461,23 +491,25 @@ template <typename T, class X, int W> struct wide_consumer {
         float S[BN / 2], rescale[2];
         uint32_t P[BN / 16][4];
         int j1 = walk.next(j0);
-        if (j1 < 0) release_Q();
-        else {
-            score(S);
+        if (j1 < 0) {
+            meet(); /* without a product, another warp may still read Q */
+            release_Q();
+        } else {
+            score_in_turn(S);
 #pragma unroll 1
             for (;;) {
                 const int j2 = walk.next(j1), j3 = j2 < 0 ? -1 : walk.next(j2);
                 if (j3 < 0) release_Q();
                 take(P, rescale);
-                multiply_values(O, P, rescale, t, j0);
+                multiply_values<false>(O, P, rescale, t, j0);
                 uint32_t own[BN / 16][4]; /* the product that runs reads P */
                 exponentiate(own, S, rescale, t, walk, j1);
-                retire_values<0>(O);
+                retire_values<0, false>(O);
                 multiply_values(O, own, rescale, t, j1);
                 retire_values<0>(O);
                 j0 = j2, j1 = j3;
                 if (j3 < 0) break;
-                score(S);
+                score_in_turn(S);
             }
         }
         if (j0 < 0) return;
@@ -494,8 +526,26 @@ template <typename T, class X, int W> struct wide_consumer {
         return max(i + band.lo, 0) < min(i + band.hi, band.Sk);
     }
 
-    /* Stores out = O / l and lse, and marks the rows that tensor cores cannot compute. */
-    DEVICE void finish(float (&O)[BOXES][32], const work_tile &t, int column0)
+    /* Reports the thread's rows that tensor cores cannot compute: by a mark per row, or by a flag of the warp. */
+    DEVICE void report(bool (&sound)[2], const work_tile &t, int number) const
+    {
+        const bool any = __any_sync(0xffffffff, !sound[0] || !sound[1]);
+        if (!p.marks) {
+            if (lane == 0) p.nonfinite[number * FLAGS + W * 4 + warp] = any;
+        } else if (any) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int i = i0 + half * 8;
+                const unsigned unsound = __ballot_sync(0xffffffff, !sound[half]);
+                if (lane % 4 != 0 || i >= t.Sq || !(unsound >> lane & 15)) continue;
+                p.marks[t.b * p.mark_batch + t.h * p.mark_head + t.q_start + i] = 1 + UNSOUND_ROWS;
+                *p.found = 1; /* other warps may write the same value at the same time */
+            }
+        }
+    }
+
+    /* Stores out = O / l and lse, and reports rows that tensor cores cannot compute. */
+    DEVICE void finish(float (&O)[BOXES][32], const work_tile &t, int column0, int number)
     {
         float2(&l)[2][128] = sm.l[work.stage];
         l[W][thread] = make_float2(x.l[0], x.l[1]);
@@ -512,18 +562,13 @@ template <typename T, class X, int W> struct wide_consumer {
                 O[c][i] *= ends.factor[i / 2 % 2];
                 zero[i / 2 % 2] = fmaf(O[c][i], 0, zero[i / 2 % 2]);
             }
+        bool sound[2];
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int i = i0 + half * 8;
-            const bool sound = zero[half] == 0 && x.l[half] - x.l[half] == 0 &&
-                               (ends.top[half] == -CUDART_INF_F ? !has_lost_keys(t, i)
-                                                                : fabsf(ends.top[half]) < SCORE_MOST);
-            const unsigned unsound = __ballot_sync(0xffffffff, !sound);
-            if ((unsound >> (lane & 28) & 15) && lane % 4 == 0 && i < t.Sq) {
-                p.marks[t.b * p.mark_batch + t.h * p.mark_head + t.q_start + i] = 1 + EVERY_ROW;
-                *p.found = 1;
-            }
-        }
+        for (int half = 0; half < 2; half++)
+            sound[half] = zero[half] == 0 && x.l[half] - x.l[half] == 0 &&
+                          (ends.top[half] == -CUDART_INF_F ? !has_lost_keys(t, i0 + half * 8)
+                                                           : fabsf(ends.top[half]) < SCORE_MOST);
+        report(sound, t, number);
         if (!p.to.out) return;
         const int row = i0 - lane / 4; /* the first of the warp's 16 rows */
         T *const rows = out_row<T>(p.to, t.b, t.h, t.q_start + row);
@@ -563,7 +608,7 @@ template <typename T, class X, int W> struct wide_consumer {
                 if (W == LEFT) attend_left(O, t, walk, t.last - 1);
                 else attend_right(O, t, walk, t.last - 1);
             }
-            finish(O, t, y.column0);
+            finish(O, t, y.column0, y.number);
             meet();
             if (thread == 0) mbarrier_arrive(smem_addr(&sm.bars.work.empty[work.stage]));
         }
@@ -601,6 +646,29 @@ __global__ void __launch_bounds__(THREADS, 1)
     else wide_consumer<T, X, RIGHT>(p, sm).run();
 }
 
+/* Computes rows again that tensor cores could not compute, one row per warp, where the warps of wide_tiles() have set
+ * flags. */
+__global__ void __launch_bounds__(128)
+    repair_wide(const __grid_constant__ wide_plan p, const __grid_constant__ cuda_args a)
+{
+    const auto tile_of = [&](int n) { return work_tile_of<BM, BN>(p, p.order.first + n / 4); };
+    const auto flag = [&](int n) {
+        const int first = (p.order.first + n / 4) * p.column_blocks;
+        uint32_t any = 0;
+        for (int c = 0; c < p.column_blocks * 2; c++) any |= p.nonfinite[first * FLAGS + c * 4 + n % 4];
+        return any && tile_of(n).i0 != SKIP; /* nobody writes the flags of a work tile that is skipped */
+    };
+    wait_for_prerequisites();
+    for_flagged_warps((p.order.end - p.order.first) * 4, flag, [&](int n, uint32_t) {
+        const work_tile t = tile_of(n);
+        const head_args x = head_args_of(a, t.b, t.h);
+        const int i0 = t.i0 + n % 4 * 16;
+        repair_begins();
+        for (int i = i0; i < i0 + 16 && i < t.Sq; i++)
+            forward_row<ATTN_MAX_HEAD_DIM / 32>(a, x, i, a.g.view[ATTN_T_out], nullptr, UNSOUND_ROWS);
+    });
+}
+
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
 template <typename T, class X> cudaError_t launch(const forward_job &job)
@@ -620,6 +688,7 @@ template <typename T, class X> cudaError_t launch(const forward_job &job)
     p.least_Sk = 0, p.most_Sk = INT32_MAX;
     p.column_blocks = (int)attn_tiles(d.Dv, X::DVC * 64);
     p.marks = job.given.rows_later, p.found = job.given.rows_found;
+    p.nonfinite = (uint8_t *)job.memory;
     p.mark_batch = job.given.lse_batch, p.mark_head = job.given.lse_head;
     take_share(job.chip, p.order);
     if (p.order.first == p.order.end) return cudaSuccess;
@@ -628,10 +697,13 @@ template <typename T, class X> cudaError_t launch(const forward_job &job)
         tile_extremes<BN><<<(unsigned)attn_min64(attn_tiles(warps, 4), 1 << 20), 128, 0, job.stream>>>(
             p.mask, p.B, p.H, p.Sq, p.Sk, (attn_mask_extremes *)p.mask.extremes);
     }
-    return launch_dependent(wide_tiles<T, X>,
-                            attn_min64((int64_t)(p.order.end - p.order.first) * p.column_blocks,
-                                       job.chip->multiprocessors),
-                            THREADS, sizeof(shared<X>), job.stream, p, maps);
+    const int64_t tiles = p.order.end - p.order.first;
+    const cudaError_t launched = launch_dependent(wide_tiles<T, X>,
+                                                  attn_min64(tiles * p.column_blocks, job.chip->multiprocessors),
+                                                  THREADS, sizeof(shared<X>), job.stream, p, maps);
+    if (launched != cudaSuccess || p.marks) return launched;
+    return launch_dependent(repair_wide, attn_min64(attn_tiles(tiles * 4, 128), 1024), 128, 0, job.stream, p,
+                            job.given);
 }
 
 } // namespace
