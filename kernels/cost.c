@@ -110,6 +110,7 @@ static const struct rate rates[] = {
     { "sm90+decode",    ATTN_OP_FORWARD,  ANY,             NARROW,   1900, .05, .04, .00028, 80,  2,    1,  CUDA_MOST },
     { "sm90_f8",        ATTN_OP_FORWARD,  ANY,             HOPPER,   1000, .02, .04, .00020, 80,  2,    1,  CUDA_MOST },
     { "sm90_latent",    ATTN_OP_FORWARD,  ANY,             NARROW,   1900, .08, .02, .00045, 60,  1.5,  1,  CUDA_MOST },
+    { "sm90_wide",      ATTN_OP_FORWARD,  ANY,             HOPPER,   1000, .02, .04, .00042, 60,  1.5,  .2, CUDA_MOST },
     { "decode",         ATTN_OP_FORWARD,  ANY,             DECODE,   1900, .08, .05, .0006,  60,  1.5,  .2, CUDA_MOST },
     { "generic+decode", ATTN_OP_FORWARD,  ANY,             DECODE,   1900, .05, .05, .0006,  60,  1.5,  .2, CUDA_MOST },
     { "generic",        ATTN_OP_FORWARD,  SINGLE,          GENERIC,  1000, .05, .02, .0022,  60,  1.2,  .2, CUDA_MOST },
@@ -266,7 +267,9 @@ enum {
     COLUMNS = 64, /* tiles are a multiple of this many columns wide */
     /* largest head size of the generic 16-bit kernels for usual heads; above it, a block computes this many columns of
      * a result, and computes scores from all columns of q and k */
-    WIDE_COLUMNS = 256
+    WIDE_COLUMNS = 256,
+    WIDE_ROWS = 64,            /* rows of a block of sm90_wide */
+    HOPPER_WIDE_COLUMNS = 512, /* columns of a result that a block of sm90_wide computes */
 };
 
 /* The amounts of work in a problem, by which the rates are multiplied. */
@@ -316,16 +319,18 @@ static void count_blocks(struct work *w, const struct rate *r, const attn_plan *
     const bool back = r->op == ATTN_OP_BACKWARD;
     const double sequences = d->B > 0 ? (double)d->B : 1;
     const double total = (double)(back ? d->Sk : d->Sq), each = d->packed ? total / sequences : total;
-    const bool wide = is_wide(r, plan, d);
+    const bool wide = is_wide(r, plan, d), hopper_wide = r->family == HOPPER && attn_max64(d->D, d->Dv) > WIDE_COLUMNS;
     const bool options = r->family == GENERIC && (plan->features & OPTIONS) && !back && !wide;
-    const double block = options ? OPTIONS_BLOCK : BLOCK, tiles = ceil(each / block);
-    const double column_blocks = wide ? ceil((double)(back ? d->D : d->Dv) / WIDE_COLUMNS) : 1;
+    const double block = options ? OPTIONS_BLOCK : hopper_wide ? WIDE_ROWS : BLOCK, tiles = ceil(each / block);
+    const double column_blocks = wide          ? ceil((double)(back ? d->D : d->Dv) / WIDE_COLUMNS)
+                                 : hopper_wide ? ceil((double)d->Dv / HOPPER_WIDE_COLUMNS)
+                                               : 1;
     const double blocks = tiles * sequences * (double)(back ? d->Hk : d->H) * column_blocks;
     const bool odd = (d->D % 8 || d->Dv % 8) && plan->problem->q.dtype != ATTN_F32;
     w->heads = blocks;
     w->tiled = w->triples * (each > 0 ? tiles * block / each : 1);
     w->tile_columns = wide ? wide_columns(d, back)
-                           : rounded_up((double)d->D, COLUMNS) + rounded_up((double)d->Dv, COLUMNS);
+                           : column_blocks * rounded_up((double)d->D, COLUMNS) + rounded_up((double)d->Dv, COLUMNS);
     w->key_blocks = odd ? w->tiled / block : 0;
     w->by[TILES] = at_most(blocks, units);
     w->by[WAITS] = at_most(blocks / 2, units);

@@ -83,8 +83,8 @@ static double seconds(struct problem *t, const char *kernel, int units)
 
 static void test_every_kernel_has_rates(void **state)
 {
-    static const char *const cuda[] = { "decode", "sm90+decode", "generic+decode", "sm90_f8",
-                                        "sm90",   "sm90_latent", "generic",        "simple" };
+    static const char *const cuda[] = { "decode",      "sm90+decode", "generic+decode", "sm90_f8", "sm90",
+                                        "sm90_latent", "sm90_wide",   "generic",        "simple" };
     (void)state;
     for (const char *const *name = simd_names; *name; name++)
         for (int dtype = ATTN_F32; dtype <= ATTN_F8E4M3; dtype++) {
@@ -270,6 +270,18 @@ static void test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns(vo
     /* columns of products: 2 (512 + 256) + 4 (1024 + 256) for a head size of 512, and 5 * 256 for 256, which is a ratio
      * of 5.2 */
     assert_true(back > 4.2 && back < 5.3);
+    free(narrow);
+    free(wide);
+}
+
+/* On Hopper, a block of a forward with head sizes above 256 computes 512 columns of out. */
+static void test_wide_heads_on_hopper_make_their_scores_for_each_512_columns(void **state)
+{
+    (void)state;
+    struct problem *narrow = open_problem(ATTN_BF16, 1, 512), *wide = open_problem(ATTN_BF16, 1, 1024);
+    const double launch = 1e-5;
+    const double ratio = (seconds(wide, "sm90_wide", 1) - launch) / (seconds(narrow, "sm90_wide", 1) - launch);
+    assert_true(ratio > 2.6 && ratio < 3.1); /* 2 * 1024 + 1024 columns, and 512 + 512 */
     free(narrow);
     free(wide);
 }
@@ -598,6 +610,7 @@ int main(void)
         cmocka_unit_test(test_bytes_are_those_of_the_tensors_and_of_what_is_read_of_pages),
         cmocka_unit_test(test_a_gpu_takes_as_long_for_a_block_that_is_not_full),
         cmocka_unit_test(test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns),
+        cmocka_unit_test(test_wide_heads_on_hopper_make_their_scores_for_each_512_columns),
         cmocka_unit_test(test_as_many_blocks_as_a_gpu_has_places_take_as_long_as_one),
         cmocka_unit_test(test_head_dims_that_cannot_be_copied_in_pieces_take_longer_on_a_gpu),
         cmocka_unit_test(test_what_is_empty_costs_a_launch_and_what_is_huge_a_finite_time),

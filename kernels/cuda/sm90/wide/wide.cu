@@ -1,0 +1,86 @@
+/* wide.cu: shapes of the Hopper forward for head sizes above 256, and which problems it takes. The kernel is in
+ * wide_tiles.cuh. */
+#include "kernels/cuda/sm90/wide/wide_tiles.cuh"
+
+namespace {
+
+struct shape_row {
+    int D, Dv; /* the largest head sizes */
+    /* the launch functions; indices: options (see launch_wide()), float16 */
+    cudaError_t (*launch[2][2])(const forward_job &);
+};
+template <int DC, int DVC> constexpr shape_row row(int column_blocks)
+{
+    return { DC * 64,
+             DVC * 64 * column_blocks,
+             { { launch<__nv_bfloat16, wide_shape<DC, DVC, false>>, launch<__half, wide_shape<DC, DVC, false>> },
+               { launch<__nv_bfloat16, wide_shape<DC, DVC, true>>, launch<__half, wide_shape<DC, DVC, true>> } } };
+}
+
+enum { MOST_COLUMN_BLOCKS = 2 };
+
+/* A problem takes the first row whose head sizes suffice. */
+/* clang-format off */
+const shape_row shapes[] = {
+    /* boxes of 64 columns of q and k, of out per work tile; work tiles for the columns of the same queries */
+    row<5,  5>(1),
+    row<6,  6>(1),
+    row<7,  7>(1),
+    row<8,  8>(1),
+    row<12, 6>(MOST_COLUMN_BLOCKS),
+    row<16, 8>(MOST_COLUMN_BLOCKS),
+};
+/* clang-format on */
+
+/* Offsets in the workspace, in bytes. The flags of all warps come first. */
+struct wide_layout {
+    int64_t extremes, bytes;
+};
+wide_layout wide_layout_of(const attn_problem *p, const attn_dims &d)
+{
+    const int64_t tiles = per_head_of(d, BM) * d.H * (d.packed ? 1 : d.B);
+    wide_layout x;
+    x.extremes = (tiles * MOST_COLUMN_BLOCKS * FLAGS + 127) / 128 * 128;
+    x.bytes = x.extremes;
+    if (p->mask_startend_rows.rank) x.bytes += d.B * d.H * attn_tiles(d.Sk, BN) * (int64_t)sizeof(attn_mask_extremes);
+    return x;
+}
+
+bool plan_wide(const cuda_chip *chip, attn_plan *plan)
+{
+    const attn_dims &d = plan->geometry.dims;
+    if (attn_max64(d.D, d.Dv) <= TILE_HEAD_DIM || !plan_forward(chip, plan)) return false;
+    const wide_layout place = wide_layout_of(plan->problem, d);
+    plan->workspace_bytes = (size_t)place.bytes;
+    return place.extremes < INT32_MAX; /* work tiles and their flags are counted in 32 bits */
+}
+
+cudaError_t launch_wide(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *memory)
+{
+    const attn_problem *const p = plan->problem;
+    forward_job job;
+    job.chip = chip, job.stream = stream, job.problem = p, job.memory = (char *)memory;
+    job.given = cuda_args_of(chip, plan);
+    const attn_dims &d = job.given.g.dims;
+    job.place = {};
+    job.place.extremes = wide_layout_of(p, d).extremes;
+    job.read = job.given;
+    const bool options = p->softcap > 0 || p->alibi_slopes.rank || p->mask_startend_rows.rank;
+    for (const shape_row &x : shapes)
+        if (x.D >= d.D && x.Dv >= d.Dv) return x.launch[options][p->q.dtype == ATTN_F16](job);
+    return cudaErrorInvalidValue; /* never reached, because the last row takes all head sizes */
+}
+
+const uint64_t FEATURES = BASIC_FEATURES | LENGTH_FEATURES | PADDING_FEATURES | ATTN_OPTION_BIT(SOFTCAP) |
+                          ATTN_TENSOR_BIT(alibi_slopes) | ATTN_TENSOR_BIT(mask_startend_rows);
+
+} // namespace
+
+extern const cuda_kernel sm90_wide_forward = {
+    { "sm90_wide", ATTN_OP_FORWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16), ATTN_MAX_HEAD_DIM, FEATURES },
+    90,
+    90,
+    plan_wide,
+    launch_wide,
+    true,
+};

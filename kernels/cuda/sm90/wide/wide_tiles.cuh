@@ -1,0 +1,711 @@
+/* wide_tiles.cuh: flash attention forward for Hopper with head sizes above 256. The table in wide.cu says which problem
+ * takes which shape.
+ *
+ * A work tile is 64 queries of one head and all keys that they see, visited in tiles of 64 keys from the last to the
+ * first, and DVC boxes of 64 columns of out. O does not fit into the registers of one warpgroup. Therefore each of two
+ * consumer warpgroups accumulates half of these columns. The left consumer computes the scores of tiles 0, 2, 4, .. in
+ * the order of the visit, the right consumer those of tiles 1, 3, 5, ..; each passes its P to the other. The softmax of
+ * one consumer thus runs during products of the other (as in latent.cu):
+ *
+ *     left                                          right
+ *       S0 = Q K0^T                                   S1 = Q K1^T
+ *       P0 = softmax_step(S0), to the right
+ *       O = rescale0 O + P0 V0                        O = rescale0 O + P0 V0
+ *                                                     P1 = softmax_step(S1), to the left
+ *       O = rescale1 O + P1 V1                        O = rescale1 O + P1 V1
+ *       S2 = Q K2^T                                   S3 = Q K3^T
+ *
+ * K and V arrive in boxes of 64 keys and 64 columns. Each consumer has a ring of stages of its own, which a warp of the
+ * producer fills in the order in which the consumer multiplies: K of its own tile, then its columns of V of both tiles.
+ * A stage is released as soon as its product has retired.
+ *
+ * A thread has the same rows and keys in both consumers, so P, the references and the rescale factors pass from thread
+ * to thread through one buffer. The two consumers use the buffer alternately: a consumer reads P of the other before
+ * it writes its own P.
+ *
+ * Each multiprocessor runs one block, which claims work tiles from a counter. A problem with more columns of out than a
+ * block computes has several work tiles for the same queries, which compute the same scores.
+ *
+ * Rows that tensor cores cannot compute (results that are not finite, scores beyond float32) are computed again, one by
+ * one, by the next kernel: repair_wide, or in a long problem the kernel for marked rows. In packed tensors, and with
+ * lengths of rows, the rows of V past the end of a sequence are set to zero in shared memory.
+ *
+ * A row's bits depend on the shape, the options and its sequence's own lengths. */
+#ifndef ATTN_SM90_WIDE_TILES_CUH
+#define ATTN_SM90_WIDE_TILES_CUH
+
+#include "kernels/cuda/common/launch.cuh"
+#include "kernels/cuda/sm90/forward/forward_plan.cuh"
+#include "kernels/cuda/sm90/layer/pipeline.cuh"
+#include "kernels/cuda/sm90/layer/products.cuh"
+
+namespace {
+
+/* ---- Shapes ------------------------------------------------------------------------------------------------------ */
+
+/* queries per work tile, keys per tile, elements of a box of 64 keys (or queries) and 64 columns */
+enum { BM = 64, BN = 64, BOX = 64 * 64 };
+/* registers per thread of the producer warpgroup, and of a consumer warpgroup */
+enum { THREADS = 384, PRODUCER = 24, CONSUMER = 240 };
+enum { LEFT, RIGHT };
+
+/* The named barriers. P_READY: four for the warps of each consumer, at which a warp and its counterpart of the other
+ * consumer meet. ENDED: both consumers meet. MEET: the warps of each consumer meet. TURN: the right consumer may
+ * begin its scores. */
+enum { P_READY = 1, ENDED = 9, MEET = 10, TURN = 12 };
+
+/* The shape of a kernel instance: head sizes up to 64 DC of q and k; 64 DVC columns of out per work tile. */
+template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
+    static const int DC = DC_, DVC = DVC_;
+    static const bool SCORE_MODS = SCORE_MODS_;
+    static const int STAGES = ((227 << 10) - (DC * BOX * 2 + (14 << 10))) / (2 * BOX * 2);
+    /* boxes of out of the left consumer; the right one has at most as many */
+    static const int MOST_BOXES = (DVC + 1) / 2;
+    /* Number of boxes of Q, the last ones, that consumers keep in registers, because the product of operands in shared
+     * memory reads both at the full bandwidth of shared memory. */
+    static const int KEPT = MOST_BOXES > 3 ? 2 : SCORE_MODS ? 3 : 4;
+    /* Whether the right consumer begins its scores only when the left one has issued box TURN_BOX of its own. Thus the
+     * left softmax runs beside the right scores. With more boxes this is slower, because one consumer alone does not
+     * get its boxes fast enough. */
+    static const bool TAKES_TURNS = DC <= 8;
+    static const int TURN_BOX = 3;
+};
+
+/* What a consumer passes to the other one, per thread: P, and the reference and rescale factor of both rows. */
+struct passed {
+    uint4 P[BN / 16][128];
+    float4 rows[128]; /* references of both rows, then rescale factors */
+};
+
+/* A work tile in shared memory. */
+struct wide_work {
+    work_tile x;
+    warpgroup_tile y;
+    int column0; /* the first column of out */
+    int number;  /* number of the work tile, of all columns */
+};
+
+template <bool SCORE_MODS> struct wide_lists {
+    DEVICE tile_bits *list(int) { return nullptr; }
+};
+template <> struct wide_lists<true> {
+    tile_bits lists[2];
+    DEVICE tile_bits *list(int n) { return lists + n; }
+};
+
+template <class X> struct shared : wide_lists<X::SCORE_MODS> {
+    alignas(1024) uint16_t Q[X::DC][BOX];
+    alignas(1024) uint16_t ring[2][X::STAGES][BOX]; /* [consumer][stage] */
+    alignas(16) passed P;
+    float2 l[2][2][128]; /* sums of P; indices: slot of the work tile, consumer, thread */
+    wide_work work[2];
+    struct {
+        barrier_pairs<X::STAGES> ring[2];
+        barrier_pairs<1> Q;
+        barrier_pairs<2> work;
+        uint64_t wanted; /* completes when the loads of a work tile's last keys begin */
+    } bars;
+
+    /* Initialises the barriers. One thread calls this before the block begins. */
+    DEVICE void init()
+    {
+        for (int w = 0; w < 2; w++) init_pairs(bars.ring[w], 1);
+        init_pairs(bars.Q, 2);
+        init_pairs(bars.work, 4); /* readers of a work tile: two loaders and two consumers */
+        mbarrier_init(smem_addr(&bars.wanted), 1);
+        fence_mbarrier_init();
+    }
+};
+
+struct wide_maps {
+    CUtensorMap Q, K, V;
+};
+
+/* The plan of a run: `column_blocks` work tiles compute the columns of the same queries. */
+struct wide_plan : plan {
+    int column_blocks;
+    /* see cuda_args::rows_later and rows_found; NULL: plan::nonfinite has the flags of all warps instead */
+    uint8_t *marks, *found;
+    int64_t mark_batch, mark_head;
+};
+
+/* bytes of the flags of a work tile in plan::nonfinite: [consumer][warp] */
+enum { FLAGS = 2 * 4 };
+
+/* The tiles of keys of a work tile, in the order of the visit. */
+template <class X> struct key_walk {
+    const tile_bits *seen; /* NULL: all tiles */
+    int first;
+
+    DEVICE key_walk(const plan &p, shared<X> &sm, int slot, int first_)
+        : seen(X::SCORE_MODS && p.mask.bounds ? sm.list(slot) : nullptr), first(first_)
+    {
+    }
+    /* Returns the tile after j, or a negative number after the last one. j must not be negative. */
+    DEVICE int next(int j) const
+    {
+        if (j <= first) return -1;
+        return X::SCORE_MODS && seen ? listed_tile_below(seen, j) : j - 1;
+    }
+};
+
+/* ---- The producer's warps ---------------------------------------------------------------------------------------- */
+
+/* The warp that hands out work tiles; its first lane publishes them. It claims the next work tile when the loads of the
+ * last keys begin. An earlier claim would take work from blocks that are free sooner. */
+template <class X> DEVICE void schedule(const wide_plan &p, shared<X> &sm)
+{
+    const bool scheduler = threadIdx.x % 32 == 0;
+    ring<2> at;
+    uint32_t wanted = 0;
+    const int end = p.order.end * p.column_blocks;
+    int t = p.order.first * p.column_blocks + (int)blockIdx.x;
+    const auto publish = [&](const wide_work &y) {
+        if (scheduler) {
+            sm.work[at.stage] = y;
+            mbarrier_arrive(smem_addr(&sm.bars.work.full[at.stage]));
+        }
+        at.next();
+    };
+    while (t < end) {
+        wide_work y;
+        y.x = work_tile_of<BM, BN>(p, t / p.column_blocks);
+        if (y.x.i0 != SKIP) {
+            sleep_until_empty(sm.bars.work, at);
+            __syncwarp();
+            if (X::SCORE_MODS && p.mask.bounds && y.x.first < y.x.last) {
+                key_tiles tiles = { y.x.first, y.x.last };
+                list_visible_tiles(p.mask, y.x.b, y.x.h, p.H, y.x.i0, min(y.x.i0 + BM, y.x.Sq), tiles,
+                                   *sm.list(at.stage));
+                y.x.first = tiles.first, y.x.last = tiles.last;
+            }
+            y.y = warpgroup_tile_of<BN>(band_of(p, y.x), y.x.i0, y.x.Sq, y.x.first, y.x.last);
+            y.column0 = t % p.column_blocks * (X::DVC * 64);
+            y.number = t;
+            publish(y);
+            mbarrier_sleep(smem_addr(&sm.bars.wanted), wanted);
+            __syncwarp();
+            wanted ^= 1;
+        }
+        if (scheduler) t = p.order.first * p.column_blocks + (int)gridDim.x + atomicAdd(p.counter, 1);
+        t = __shfl_sync(0xffffffff, t, 0);
+    }
+    sleep_until_empty(sm.bars.work, at);
+    __syncwarp();
+    wide_work stop = {};
+    stop.x.i0 = STOP;
+    publish(stop);
+    if (scheduler) leave_counter(p.counter);
+}
+
+/* The thread that fills the ring of consumer W. The left one also loads Q. */
+template <class X, int W> struct box_loader {
+    const wide_plan &p;
+    shared<X> &sm;
+    const wide_maps &maps;
+    ring<X::STAGES> at;
+    ring<1> q;
+    ring<2> work;
+
+    DEVICE void load_box(const CUtensorMap *map, int column, int row, int h, int b)
+    {
+        sleep_until_empty(sm.bars.ring[W], at);
+        load_tile<BN, 1, 64>(smem_addr(sm.ring[W][at.stage]), map, { column, row, h, b },
+                             smem_addr(&sm.bars.ring[W].full[at.stage]));
+        at.next();
+    }
+    DEVICE void load_Q(const work_tile &x)
+    {
+        sleep_until_empty(sm.bars.Q, q);
+        load_tile<BM, X::DC, 64>(smem_addr(sm.Q), &maps.Q, { 0, x.q_start + x.i0, x.h, p.cu_q ? 0 : x.b },
+                                 smem_addr(&sm.bars.Q.full[0]));
+        q.next();
+    }
+    DEVICE void load_keys(const wide_work &y, int slot)
+    {
+        const int hk = y.x.h / p.group, b = p.cu_q ? 0 : y.x.b, start = y.x.k_start;
+        const int column0 = y.column0 + (W == LEFT ? 0 : X::MOST_BOXES * 64);
+        const key_walk<X> walk(p, sm, slot, y.x.first);
+        const auto load_K = [&](int j) {
+#pragma unroll 1
+            for (int c = 0; c < X::DC; c++) load_box(&maps.K, c * 64, start + j * BN, hk, b);
+        };
+        const auto load_V = [&](int j) {
+#pragma unroll 1
+            for (int c = 0; c < (W == LEFT ? X::MOST_BOXES : X::DVC - X::MOST_BOXES); c++)
+                load_box(&maps.V, column0 + c * 64, start + j * BN, hk, b);
+        };
+        for (int j0 = y.x.last - 1; j0 >= 0;) {
+            const int j1 = walk.next(j0), j2 = j1 < 0 ? -1 : walk.next(j1);
+            if (W == LEFT && j2 < 0) mbarrier_arrive(smem_addr(&sm.bars.wanted));
+            if (W == LEFT) load_K(j0);
+            else if (j1 >= 0) load_K(j1);
+            load_V(j0);
+            if (j1 >= 0) load_V(j1);
+            j0 = j2;
+        }
+    }
+    DEVICE void run()
+    {
+        for (;; work.next()) {
+            mbarrier_sleep(smem_addr(&sm.bars.work.full[work.stage]), work.phase);
+            const wide_work &y = sm.work[work.stage];
+            if (y.x.i0 == STOP) return;
+            if (y.x.first < y.x.last) {
+                if (W == LEFT) load_Q(y.x);
+                load_keys(y, work.stage);
+            } else if (W == LEFT) mbarrier_arrive(smem_addr(&sm.bars.wanted));
+            mbarrier_arrive(smem_addr(&sm.bars.work.empty[work.stage]));
+        }
+    }
+};
+
+/* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
+
+template <typename T, class X, int W> struct wide_consumer {
+    static const int BOXES = W == LEFT ? X::MOST_BOXES : X::DVC - X::MOST_BOXES;
+    static const int KEPT = X::KEPT;
+    const wide_plan &p;
+    shared<X> &sm;
+    const int thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
+    ring<X::STAGES> at;
+    ring<1> q;
+    ring<2> work;
+    /* the present work tile */
+    key_band band;
+    int i0; /* the thread's rows are i0 and i0 + 8 */
+    int free_first, free_last;
+    head_mods head;
+    softmax x;                  /* x.l is the sum over only those tiles whose scores this consumer computes */
+    uint32_t kept[KEPT * 4][4]; /* the last KEPT boxes of Q, as operands */
+
+    DEVICE wide_consumer(const wide_plan &p_, shared<X> &sm_) : p(p_), sm(sm_) {}
+
+    /* Returns the address of a part of shared memory, for a descriptor. It is computed anew at each call, to save
+     * registers. */
+    DEVICE uint32_t address(const uint16_t *of) const
+    {
+        return memory_anew() + (uint32_t)((const char *)of - (const char *)&sm);
+    }
+    DEVICE void meet() const { named_barrier_sync(MEET + W, 128); }
+    DEVICE void await_box() const { mbarrier_wait(smem_addr(&sm.bars.ring[W].full[at.stage]), at.phase); }
+
+    /* Releases `count` stages before the present one, the first of which is `distance` stages before it. */
+    DEVICE void release(int count, int distance) const
+    {
+        if (thread >= count) return;
+        int stage = at.stage - distance + thread;
+        if (stage < 0) stage += X::STAGES;
+        mbarrier_arrive(smem_addr(&sm.bars.ring[W].empty[stage]));
+    }
+
+    /* ---- Scores -------------------------------------------------------------------------------------------------- */
+
+    DEVICE void keep_queries()
+    {
+        const int row = warp * 16 + lane / 4;
+#pragma unroll
+        for (int k = 0; k < KEPT * 4; k++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int r = row + e % 2 * 8, piece = k % 4 * 2 + e / 2;
+                kept[k][e] = *(const uint32_t *)(sm.Q[X::DC - KEPT + k / 4] + (r * 8 + (piece ^ (r & 7))) * 8 +
+                                                 lane % 4 * 2);
+            }
+    }
+
+    /* Issues S += Q K^T for box c of K, which is the next stage of the ring. */
+    template <int c> DEVICE void score_box(float (&S)[BN / 2])
+    {
+        await_box();
+        const k_major_low<64> Q(address(sm.Q[0]));
+        const auto K = stage_of<BOX * 2>(k_major_low<64>(address(sm.ring[W][0])), at.stage);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const int step = (c - (X::DC - KEPT)) * 4 + k, accumulate = c > 0 || k > 0;
+            if (step < 0) wgmma<T, BN>::ss(S, Q.step(c * 4 + k), K.step(k), accumulate);
+            else wgmma_mn<T, BN, 0, 0>::rs(S, kept[step < 0 ? 0 : step], K.step(k), accumulate);
+        }
+        wgmma_commit();
+        at.next();
+    }
+    template <int c> DEVICE void score_boxes(float (&S)[BN / 2], bool passes)
+    {
+        score_box<c>(S);
+        wgmma_wait<1>();
+        release(1, 2);
+        if (X::TAKES_TURNS && c == X::TURN_BOX && passes) named_barrier_arrive(TURN, 256);
+        if constexpr (c + 1 < X::DC) score_boxes<c + 1>(S, passes);
+    }
+    /* Issues the scores of all boxes but the first, and waits for them. If `passes` is true, the right consumer has its
+     * turn after box TURN_BOX. */
+    DEVICE void finish_scores(float (&S)[BN / 2], bool passes)
+    {
+        score_boxes<1>(S, passes);
+        retire<0>(S);
+        release(1, 1);
+    }
+    /* Computes the scores of the next tile of this consumer. */
+    DEVICE void score(float (&S)[BN / 2], bool passes)
+    {
+        score_box<0>(S);
+        finish_scores(S, passes);
+    }
+    /* Does what score() does while the last product O += P V still runs, and releases that product's V. */
+    DEVICE void score_behind(float (&S)[BN / 2], float (&O)[BOXES][32], bool passes)
+    {
+        score_box<0>(S);
+        retire_values<1>(O);
+        finish_scores(S, passes);
+    }
+    /* Computes the scores of the right consumer's next tile, in its turn. */
+    DEVICE void score_in_turn(float (&S)[BN / 2])
+    {
+        if (X::TAKES_TURNS) named_barrier_sync(TURN, 256);
+        score(S, false);
+    }
+
+    /* ---- Softmax ------------------------------------------------------------------------------------------------- */
+
+    /* Turns the scores S of tile j into P, and passes P to the other consumer. */
+    DEVICE void exponentiate(uint32_t (&P)[BN / 16][4], float (&S)[BN / 2], float (&rescale)[2], const work_tile &t,
+                             const key_walk<X> &walk, int j)
+    {
+        if constexpr (X::SCORE_MODS) {
+            modify_scores<BN>(S, p.mods, head, t, i0, j * BN, lane, [] {});
+            if (walk.seen && walk.seen->part[j / 32] >> j % 32 & 1) hide_by_bounds<BN>(S, p.mask, t, i0, j * BN, lane);
+        }
+        if (j < free_first || j >= free_last) mask<BN>(S, band, i0, j * BN, lane);
+        softmax_step<BN>(S, x, rescale, p.reference);
+        to_operand<T, BN>(P, S);
+        give(P, rescale);
+    }
+    DEVICE void give(const uint32_t (&P)[BN / 16][4], const float (&rescale)[2]) const
+    {
+#pragma unroll
+        for (int k = 0; k < BN / 16; k++) sm.P.P[k][thread] = make_uint4(P[k][0], P[k][1], P[k][2], P[k][3]);
+        sm.P.rows[thread] = make_float4(x.m[0], x.m[1], rescale[0], rescale[1]);
+        named_barrier_arrive(P_READY + W * 4 + warp, 64);
+    }
+    /* Takes P and the rows' references from the other consumer. */
+    DEVICE void take(uint32_t (&P)[BN / 16][4], float (&rescale)[2])
+    {
+        named_barrier_sync(P_READY + (1 - W) * 4 + warp, 64);
+#pragma unroll
+        for (int k = 0; k < BN / 16; k++) {
+            const uint4 words = sm.P.P[k][thread];
+            P[k][0] = words.x, P[k][1] = words.y, P[k][2] = words.z, P[k][3] = words.w;
+        }
+        const float4 rows = sm.P.rows[thread];
+        x.m[0] = rows.x, x.m[1] = rows.y, rescale[0] = rows.z, rescale[1] = rows.w;
+#pragma unroll
+        for (int half = 0; half < 2; half++) x.l[half] *= rescale[half];
+    }
+
+    /* ---- O += P V ------------------------------------------------------------------------------------------------ */
+
+    /* Sets rows of V past the end of the sequence to zero, in the next BOXES stages. */
+    DEVICE void clear_tail(const work_tile &t)
+    {
+        ring<X::STAGES> box = at;
+#pragma unroll
+        for (int c = 0; c < BOXES; c++, box.next()) {
+            mbarrier_wait(smem_addr(&sm.bars.ring[W].full[box.stage]), box.phase);
+            for (int n = thread; n < (BN - t.Sk % BN) * 8; n += 128)
+                ((uint4 *)(sm.ring[W][box.stage] + t.Sk % BN * 64))[n] = make_uint4(0, 0, 0, 0);
+        }
+        fence_proxy_async_shared();
+        meet();
+    }
+
+    /* Multiplies O by rescale, and issues O += P V for tile j. With EARLY, each box of V but the last is released as
+     * soon as its product has retired, and the function waits for that; without EARLY it waits for no product. */
+    template <bool EARLY = true>
+    DEVICE void multiply_values(float (&O)[BOXES][32], const uint32_t (&P)[BN / 16][4], const float (&rescale)[2],
+                                const work_tile &t, int j)
+    {
+        if (__any_sync(0xffffffff, rescale[0] != 1 || rescale[1] != 1))
+#pragma unroll
+            for (int c = 0; c < BOXES; c++) multiply_rows(O[c], rescale);
+        if ((p.cu_q || p.seqlens_k) && j == (t.Sk - 1) / BN && t.Sk % BN) clear_tail(t);
+#pragma unroll
+        for (int c = 0; c < BOXES; c++) {
+            await_box();
+            const auto V = stage_of<BOX * 2>(mn_major_low<64>(address(sm.ring[W][0])), at.stage);
+            wgmma_fence();
+#pragma unroll
+            for (int k = 0; k < BN / 16; k++) wgmma<T, 64>::rs(O[c], P[k], V.step(k), 1);
+            at.next();
+            if (EARLY || c + 1 == BOXES) wgmma_commit();
+            if (EARLY && c > 0) {
+                wgmma_wait<1>();
+                release(1, 2);
+            }
+        }
+    }
+    /* Waits for the product O, and releases those boxes of its V that multiply_values() has not released. LATER boxes
+     * have been multiplied behind it. */
+    template <int LATER, bool EARLY = true> DEVICE void retire_values(float (&O)[BOXES][32])
+    {
+        wgmma_wait<LATER>();
+#pragma unroll
+        for (int c = 0; c < BOXES; c++) opaque(O[c]);
+        if (EARLY) release(1, 1 + LATER);
+        else release(BOXES, BOXES + LATER);
+    }
+
+    /* ---- A work tile --------------------------------------------------------------------------------------------- */
+
+    DEVICE void release_Q() const
+    {
+        if (thread == 0) mbarrier_arrive(smem_addr(&sm.bars.Q.empty[0]));
+    }
+
+    DEVICE void attend_left(float (&O)[BOXES][32], const work_tile &t, const key_walk<X> &walk, int j0)
+    {
+        float S[BN / 2], rescale[2];
+        uint32_t P[BN / 16][4];
+        int j1 = walk.next(j0);
+        score(S, j1 >= 0);
+#pragma unroll 1
+        for (;;) {
+            const int j2 = j1 < 0 ? -1 : walk.next(j1);
+            if (j2 < 0) release_Q();
+            exponentiate(P, S, rescale, t, walk, j0);
+            multiply_values(O, P, rescale, t, j0);
+            retire_values<0>(O);
+            if (j1 < 0) return;
+            take(P, rescale);
+            multiply_values(O, P, rescale, t, j1);
+            if (j2 < 0) {
+                retire_values<0>(O);
+                return;
+            }
+            j0 = j2, j1 = walk.next(j2);
+            score_behind(S, O, j1 >= 0);
+        }
+    }
+    DEVICE void attend_right(float (&O)[BOXES][32], const work_tile &t, const key_walk<X> &walk, int j0)
+    {
+        float S[BN / 2], rescale[2];
+        uint32_t P[BN / 16][4];
+        int j1 = walk.next(j0);
+        if (j1 < 0) {
+            meet(); /* without a product, another warp may still read Q */
+            release_Q();
+        } else {
+            score_in_turn(S);
+#pragma unroll 1
+            for (;;) {
+                const int j2 = walk.next(j1), j3 = j2 < 0 ? -1 : walk.next(j2);
+                if (j3 < 0) release_Q();
+                take(P, rescale);
+                multiply_values<false>(O, P, rescale, t, j0);
+                uint32_t own[BN / 16][4]; /* the product that runs reads P */
+                exponentiate(own, S, rescale, t, walk, j1);
+                retire_values<0, false>(O);
+                multiply_values(O, own, rescale, t, j1);
+                retire_values<0>(O);
+                j0 = j2, j1 = j3;
+                if (j3 < 0) break;
+                score_in_turn(S);
+            }
+        }
+        if (j0 < 0) return;
+        take(P, rescale);
+        multiply_values(O, P, rescale, t, j0);
+        retire_values<0>(O);
+    }
+
+    /* Returns whether row i sees keys although its largest score is -inf. If so, its products are beyond the range of
+     * float32. */
+    DEVICE bool has_lost_keys(const work_tile &t, int i) const
+    {
+        if (std::is_same<T, __half>::value || p.mask.bounds || i >= t.Sq) return false;
+        return max(i + band.lo, 0) < min(i + band.hi, band.Sk);
+    }
+
+    /* Reports the thread's rows that tensor cores cannot compute: by a mark per row, or by a flag of the warp. */
+    DEVICE void report(bool (&sound)[2], const work_tile &t, int number) const
+    {
+        const bool any = __any_sync(0xffffffff, !sound[0] || !sound[1]);
+        if (!p.marks) {
+            if (lane == 0) p.nonfinite[number * FLAGS + W * 4 + warp] = any;
+        } else if (any) {
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int i = i0 + half * 8;
+                const unsigned unsound = __ballot_sync(0xffffffff, !sound[half]);
+                if (lane % 4 != 0 || i >= t.Sq || !(unsound >> lane & 15)) continue;
+                p.marks[t.b * p.mark_batch + t.h * p.mark_head + t.q_start + i] = 1 + UNSOUND_ROWS;
+                *p.found = 1; /* other warps may write the same value at the same time */
+            }
+        }
+    }
+
+    /* Stores out = O / l and lse, and reports rows that tensor cores cannot compute. */
+    DEVICE void finish(float (&O)[BOXES][32], const work_tile &t, int column0, int number)
+    {
+        float2(&l)[2][128] = sm.l[work.stage];
+        l[W][thread] = make_float2(x.l[0], x.l[1]);
+        named_barrier_sync(ENDED, 256);
+        x.l[0] = l[LEFT][thread].x + l[RIGHT][thread].x;
+        x.l[1] = l[LEFT][thread].y + l[RIGHT][thread].y;
+        const row_ends ends = end_rows(x, p.reference, sink_log2(p.to, t.h), 1);
+        if (W == LEFT && column0 == 0) store_lse(p.to, t.b, t.h, t.q_start, i0, t.Sq, x, ends, lane);
+        float zero[2] = { 0, 0 }; /* becomes NaN if a number of the row is not finite */
+#pragma unroll
+        for (int c = 0; c < BOXES; c++)
+#pragma unroll
+            for (int i = 0; i < 32; i++) {
+                O[c][i] *= ends.factor[i / 2 % 2];
+                zero[i / 2 % 2] = fmaf(O[c][i], 0, zero[i / 2 % 2]);
+            }
+        bool sound[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            sound[half] = zero[half] == 0 && x.l[half] - x.l[half] == 0 &&
+                          (ends.top[half] == -CUDART_INF_F ? !has_lost_keys(t, i0 + half * 8)
+                                                           : fabsf(ends.top[half]) < SCORE_MOST);
+        report(sound, t, number);
+        if (!p.to.out) return;
+        const int row = i0 - lane / 4; /* the first of the warp's 16 rows */
+        T *const rows = out_row<T>(p.to, t.b, t.h, t.q_start + row);
+        column0 += W == LEFT ? 0 : X::MOST_BOXES * 64;
+#pragma unroll
+        for (int c = 0; c < BOXES; c++)
+            store_rows<T, 64>(rows + column0 + c * 64, p.to.out_row, t.Sq - row, p.to.Dv - column0 - c * 64, O[c],
+                              lane);
+    }
+
+    DEVICE void run()
+    {
+#pragma unroll 1
+        for (;; work.next()) {
+            mbarrier_wait(smem_addr(&sm.bars.work.full[work.stage]), work.phase);
+            const wide_work &y = sm.work[work.stage];
+            const work_tile &t = y.x;
+            if (t.i0 == STOP) return;
+            band = band_of(p, t);
+            i0 = t.i0 + warp * 16 + lane / 4;
+            free_first = y.y.free_first, free_last = y.y.free_last;
+            x = softmax();
+            float O[BOXES][32];
+#pragma unroll
+            for (int c = 0; c < BOXES; c++)
+#pragma unroll
+                for (int i = 0; i < 32; i++) O[c][i] = 0;
+            if (t.first < t.last) {
+                if constexpr (X::SCORE_MODS) {
+                    lazy_reference unscaled = p.reference;
+                    head = head_mods_of(p.mods, t.b, t.h, 1, false, unscaled);
+                }
+                const key_walk<X> walk(p, sm, work.stage, t.first);
+                mbarrier_wait(smem_addr(&sm.bars.Q.full[0]), q.phase);
+                q.next();
+                keep_queries();
+                if (W == LEFT) attend_left(O, t, walk, t.last - 1);
+                else attend_right(O, t, walk, t.last - 1);
+            }
+            finish(O, t, y.column0, y.number);
+            meet();
+            if (thread == 0) mbarrier_arrive(smem_addr(&sm.bars.work.empty[work.stage]));
+        }
+    }
+};
+
+/* ---- The kernel -------------------------------------------------------------------------------------------------- */
+
+template <typename T, class X>
+__global__ void __launch_bounds__(THREADS, 1)
+    wide_tiles(const __grid_constant__ wide_plan p, const __grid_constant__ wide_maps maps)
+{
+    static_assert(sizeof(shared<X>) <= 227 << 10, "what a block may have");
+    shared<X> &sm = block_memory<shared<X>>();
+    const int w = warpgroup_index();
+    if (threadIdx.x == 0) {
+        prefetch_tensormap(&maps.Q);
+        prefetch_tensormap(&maps.K);
+        prefetch_tensormap(&maps.V);
+        sm.init();
+    }
+    __syncthreads();
+    launch_dependents();
+    wait_for_prerequisites();
+    if (w == 2) {
+        setmaxnreg_dec<PRODUCER>();
+        const int warp = threadIdx.x / 32 - 8;
+        if (warp == 0) schedule(p, sm);
+        else if (warp == 1 && threadIdx.x % 32 == 0) box_loader<X, LEFT>{ p, sm, maps }.run();
+        else if (warp == 2 && threadIdx.x % 32 == 0) box_loader<X, RIGHT>{ p, sm, maps }.run();
+        return;
+    }
+    setmaxnreg_inc<CONSUMER>();
+    if (w == LEFT) wide_consumer<T, X, LEFT>(p, sm).run();
+    else wide_consumer<T, X, RIGHT>(p, sm).run();
+}
+
+/* Computes rows again that tensor cores could not compute, one row per warp, where the warps of wide_tiles() have set
+ * flags. */
+__global__ void __launch_bounds__(128)
+    repair_wide(const __grid_constant__ wide_plan p, const __grid_constant__ cuda_args a)
+{
+    const auto tile_of = [&](int n) { return work_tile_of<BM, BN>(p, p.order.first + n / 4); };
+    const auto flag = [&](int n) {
+        const int first = (p.order.first + n / 4) * p.column_blocks;
+        uint32_t any = 0;
+        for (int c = 0; c < p.column_blocks * 2; c++) any |= p.nonfinite[first * FLAGS + c * 4 + n % 4];
+        return any && tile_of(n).i0 != SKIP; /* nobody writes the flags of a work tile that is skipped */
+    };
+    wait_for_prerequisites();
+    for_flagged_warps((p.order.end - p.order.first) * 4, flag, [&](int n, uint32_t) {
+        const work_tile t = tile_of(n);
+        const head_args x = head_args_of(a, t.b, t.h);
+        const int i0 = t.i0 + n % 4 * 16;
+        repair_begins();
+        for (int i = i0; i < i0 + 16 && i < t.Sq; i++)
+            forward_row<ATTN_MAX_HEAD_DIM / 32>(a, x, i, a.g.view[ATTN_T_out], nullptr, UNSOUND_ROWS);
+    });
+}
+
+/* ---- Launcher ---------------------------------------------------------------------------------------------------- */
+
+template <typename T, class X> cudaError_t launch(const forward_job &job)
+{
+    const attn_geometry &g = job.read.g;
+    const attn_dims &d = g.dims;
+    const extent e = extent_of(d);
+    wide_maps maps;
+    if (!tma_map(&maps.Q, tma_tensor_of(g.view[ATTN_T_q], e.B, d.H, e.rows_q, d.D), BM) ||
+        !tma_map(&maps.K, tma_tensor_of(g.view[ATTN_T_k], e.B, d.Hk, e.rows_k, d.D), BN) ||
+        !tma_map(&maps.V, tma_tensor_of(g.view[ATTN_T_v], e.B, d.Hk, e.rows_k, d.Dv), BN))
+        return cudaErrorInvalidValue;
+    wide_plan p;
+    const cudaError_t code = allow_shared<wide_tiles<T, X>>(sizeof(shared<X>));
+    if (code != cudaSuccess) return code;
+    make_plan(job, BM, BN, p);
+    p.least_Sk = 0, p.most_Sk = INT32_MAX;
+    p.column_blocks = (int)attn_tiles(d.Dv, X::DVC * 64);
+    p.marks = job.given.rows_later, p.found = job.given.rows_found;
+    p.nonfinite = (uint8_t *)job.memory;
+    p.mark_batch = job.given.lse_batch, p.mark_head = job.given.lse_head;
+    take_share(job.chip, p.order);
+    if (p.order.first == p.order.end) return cudaSuccess;
+    if (X::SCORE_MODS && p.mask.bounds) {
+        const int warps = (int)(d.B * (d.H / g.mask_group)) * p.mask.key_tiles;
+        tile_extremes<BN><<<(unsigned)attn_min64(attn_tiles(warps, 4), 1 << 20), 128, 0, job.stream>>>(
+            p.mask, p.B, p.H, p.Sq, p.Sk, (attn_mask_extremes *)p.mask.extremes);
+    }
+    const int64_t tiles = p.order.end - p.order.first;
+    const cudaError_t launched = launch_dependent(wide_tiles<T, X>,
+                                                  attn_min64(tiles * p.column_blocks, job.chip->multiprocessors),
+                                                  THREADS, sizeof(shared<X>), job.stream, p, maps);
+    if (launched != cudaSuccess || p.marks) return launched;
+    return launch_dependent(repair_wide, attn_min64(attn_tiles(tiles * 4, 128), 1024), 128, 0, job.stream, p,
+                            job.given);
+}
+
+} // namespace
+
+#endif
