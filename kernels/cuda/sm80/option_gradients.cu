@@ -349,19 +349,18 @@ DEVICE bool scores_are_finite(const warp_pairs &x, const pair_numbers &S)
     return zero == 0;
 }
 
-/* Turns S = q.k into scores in base 2, with softcap. */
+/* Turns S = q.k into scores in base 2, with softcap. The options are tested once per tile, not once per pair. */
 DEVICE void scale_scores(const warp_pairs &x, pair_numbers &S)
 {
-    const float cap = x.x.options.softcap, factor = cap > 0 ? x.x.scale / cap : x.x.scale * LOG2E;
+    const float cap = x.x.options.softcap;
+    scale_block(S, cap > 0 ? x.x.scale / cap : x.x.scale * LOG2E);
+    if (cap <= 0) return;
 #pragma unroll
     for (int mt = 0; mt < MT; mt++)
 #pragma unroll
         for (int nt = 0; nt < NT; nt++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                S[mt][nt][e] *= factor;
-                if (cap > 0) S[mt][nt][e] = cap * LOG2E * tanhf(S[mt][nt][e]);
-            }
+            for (int e = 0; e < 4; e++) S[mt][nt][e] = cap * LOG2E * tanhf(S[mt][nt][e]);
 }
 
 /* Turns S = q.k into P, and dP into dZ. */
@@ -493,8 +492,8 @@ struct far_sums {
     float p, dz, p_far, dz_far;
 };
 
-DEVICE void add_far(const warp_pairs &x, bool given, const pair_numbers &P, const pair_numbers &dZ,
-                    far_sums (&sums)[MT][2])
+template <bool GIVEN>
+DEVICE void add_far(const warp_pairs &x, const pair_numbers &P, const pair_numbers &dZ, far_sums (&sums)[MT][2])
 {
     for_queries(x, [&](int mt, int half, int i) {
         const float first = first_distance(x, i);
@@ -506,7 +505,7 @@ DEVICE void add_far(const warp_pairs &x, bool given, const pair_numbers &P, cons
                 const float far = fabsf(first - (float)(nt * 8 + e)), p = P[mt][nt][half * 2 + e],
                             dz = dZ[mt][nt][half * 2 + e];
                 sum.dz_far = fmaf(dz, far, sum.dz_far);
-                if (given) continue;
+                if (GIVEN) continue; /* far_of_row() does not need the other sums */
                 sum.p += p;
                 sum.dz += dz;
                 sum.p_far = fmaf(p, far, sum.p_far);
@@ -626,7 +625,10 @@ __global__ void __launch_bounds__(THREADS, 1)
         } else gradients_of_pairs(a, w, x, lane, lse2, delta, S, dP);
 
         if constexpr (KIND == EACH_PAIR) store_pairs(a, w, x, attn_at(&w.to, at.b, at.h, 0), dP);
-        if constexpr (KIND == OF_ROWS) add_far(x, w.given, S, dP, sums.far);
+        if constexpr (KIND == OF_ROWS) {
+            if (w.given) add_far<true>(x, S, dP, sums.far);
+            else add_far<false>(x, S, dP, sums.far);
+        }
 #pragma unroll
         for (int mt = 0; mt < MT; mt++)
 #pragma unroll
@@ -719,7 +721,11 @@ work work_of(const cuda_chip *chip, const attn_plan *plan, const cuda_args &a, c
     return w;
 }
 
-/* Launches the tiles of `grid` in shares. The launches take two of the five products of a backward. */
+/* The time of a launch over tile_seconds(), at most. An H200 took 1.97 ms for dbias where tile_seconds() is 1.7 ms (D 64,
+ * 2026-11-27), and less than tile_seconds() at other head sizes and for dalibi_slopes. */
+const double SECONDS_OVER_TILES = 1.2;
+
+/* Launches the tiles of `grid` in shares. */
 template <sum_kind KIND>
 cudaError_t launch_tiles(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a, work w,
                          dim3 grid)
@@ -730,7 +736,7 @@ cudaError_t launch_tiles(const cuda_chip *chip, cudaStream_t stream, const attn_
     const size_t pieces = w.resident ? (size_t)chunks + STAGES : 2 * STAGES, bytes = pieces * PIECE * 2;
     static_assert(2 * STAGES * PIECE * 2 <= 99 << 10, "every GPU from compute capability 8.0 on has the memory");
     static_assert(sizeof(careful_pairs) * (THREADS / 32) <= STAGES * PIECE * 2, "the stages have room for the pairs");
-    return in_shares(chip, tile_seconds(chip, plan) * 0.4, [&](const cuda_chip *part) {
+    return in_shares(chip, tile_seconds(chip, plan) * SECONDS_OVER_TILES, [&](const cuda_chip *part) {
         cuda_args now = a;
         dim3 share = grid;
         cudaError_t code = cudaSuccess;

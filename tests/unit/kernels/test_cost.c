@@ -226,7 +226,7 @@ static void test_gradients_of_slopes_on_a_gpu_cost_many_times_the_others_in_floa
         add_dslopes(t);
         plan_by(t, kernels[n], 132);
         assert_true(attn_cost_of(&t->info, &t->plan).seconds > alone);
-        assert_true(attn_cost_of(&t->info, &t->plan).seconds < 2 * alone);
+        assert_true(attn_cost_of(&t->info, &t->plan).seconds < 6 * alone);
         free(t);
     }
 }
