@@ -56,6 +56,7 @@ struct work {
     int q_tiles, key_tiles; /* tiles of one head */
     int parts;              /* number of blocks that share the terms of an element */
     bool resident;          /* Q and dO stay in shared memory */
+    bool bias_stays;        /* the block's tile of the bias stays in shared memory (shared_bias) */
     bool given;             /* the client gave out and lse */
     bool bias_in_pairs, dbias_in_pairs; /* elements 2 n and 2 n + 1 of a row lie together in an aligned pair */
 };
@@ -260,6 +261,43 @@ template <bool IN_PAIRS> DEVICE void add_bias(const cuda_args &a, const warp_pai
     }
 }
 
+/* The tile of the bias of a block of OVER_HEADS, in base 2. All terms of the block's sum have the same bias, because
+ * dbias has the shape of the bias. Rows are 136 floats apart, so that a warp's accesses have no bank conflict. */
+struct shared_bias {
+    float z[SIDE][SIDE + 8];
+};
+
+DEVICE shared_bias &bias_behind_stages(void *memory)
+{
+    return *(shared_bias *)((uint16_t *)memory + 2 * STAGES * PIECE);
+}
+
+/* Loads the block's tile of the bias. A barrier must follow before it is used. */
+template <sum_kind KIND> DEVICE void load_bias(const cuda_args &a, const visits<KIND> &v, shared_bias &to)
+{
+    const attn_view &bias = a.g.view[ATTN_T_bias];
+    const int rows = (int)attn_min64(SIDE, a.g.dims.Sq - v.i0), keys = (int)attn_min64(SIDE, a.g.dims.Sk - v.j0);
+    const int64_t at = attn_at(&bias, v.b, v.h, v.i0) + v.j0;
+#pragma unroll 8
+    for (int n = (int)threadIdx.x; n < SIDE * SIDE; n += THREADS) {
+        const int r = n / SIDE, c = n % SIDE;
+        to.z[r][c] = r < rows && c < keys ? load_float(bias.dtype, bias.data, at + r * bias.row + c) * LOG2E : 0;
+    }
+}
+
+/* Adds the bias to scores in base 2. i0 and j0 are the first query and key of the block's tile. */
+DEVICE void add_bias_of_block(const shared_bias &bias, const warp_pairs &x, int i0, int j0, pair_numbers &S)
+{
+    for_queries(x, [&](int mt, int half, int i) {
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++) {
+            const float2 both = *(const float2 *)&bias.z[i - i0][x.j - j0 + nt * 8];
+            S[mt][nt][half * 2] += both.x;
+            S[mt][nt][half * 2 + 1] += both.y;
+        }
+    });
+}
+
 /* Returns the distance i + Sk - Sq - j of the lane's query i and first key. */
 DEVICE float first_distance(const warp_pairs &x, int i)
 {
@@ -363,14 +401,13 @@ DEVICE void scale_scores(const warp_pairs &x, pair_numbers &S)
             for (int e = 0; e < 4; e++) S[mt][nt][e] = cap * LOG2E * tanhf(S[mt][nt][e]);
 }
 
-/* Turns S = q.k into P, and dP into dZ. */
+/* Turns scores in base 2 into P, and dP into dZ. A bias in shared memory has been added to the scores. */
 DEVICE void gradients_of_pairs(const cuda_args &a, const work &w, const warp_pairs &x, int lane,
                                const row_numbers &lse2, const row_numbers &delta, pair_numbers &S, pair_numbers &dP)
 {
     const attn_geometry &g = a.g;
-    scale_scores(x, S);
-    if (g.view[ATTN_T_bias].data && w.bias_in_pairs) add_bias<true>(a, x, S);
-    if (g.view[ATTN_T_bias].data && !w.bias_in_pairs) add_bias<false>(a, x, S);
+    if (g.view[ATTN_T_bias].data && !w.bias_stays && w.bias_in_pairs) add_bias<true>(a, x, S);
+    if (g.view[ATTN_T_bias].data && !w.bias_stays && !w.bias_in_pairs) add_bias<false>(a, x, S);
     if (x.x.slope != 0) add_alibi(x, S);
     if (g.view[ATTN_T_keep_mask].data) hide_by_keep_mask(a, x, S);
     if (g.view[ATTN_T_mask_startend_rows].data) hide_by_flash_mask(a, x, S);
@@ -585,6 +622,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     load_cursor<KIND> ahead;
     ahead.begin(a, v, c, n);
     if constexpr (KIND == EACH_PAIR) store_zeros(a, w, v);
+    if (KIND == OVER_HEADS && w.bias_stays) load_bias(a, v, bias_behind_stages(memory));
 
     warp_pairs x = {};
     for (; n < v.end; n = v.visible_from(g, n + 1)) {
@@ -622,7 +660,11 @@ __global__ void __launch_bounds__(THREADS, 1)
             __syncthreads();
             ahead.begin(a, v, c, v.visible_from(g, n + 1));
             stage = 0;
-        } else gradients_of_pairs(a, w, x, lane, lse2, delta, S, dP);
+        } else {
+            scale_scores(x, S);
+            if (KIND == OVER_HEADS && w.bias_stays) add_bias_of_block(bias_behind_stages(memory), x, at.i0, at.j0, S);
+            gradients_of_pairs(a, w, x, lane, lse2, delta, S, dP);
+        }
 
         if constexpr (KIND == EACH_PAIR) store_pairs(a, w, x, attn_at(&w.to, at.b, at.h, 0), dP);
         if constexpr (KIND == OF_ROWS) {
@@ -721,8 +763,8 @@ work work_of(const cuda_chip *chip, const attn_plan *plan, const cuda_args &a, c
     return w;
 }
 
-/* The time of a launch over tile_seconds(), at most. An H200 took 1.97 ms for dbias where tile_seconds() is 1.7 ms (D 64,
- * 2026-11-27), and less than tile_seconds() at other head sizes and for dalibi_slopes. */
+/* The time of a launch over tile_seconds(), at most. An H200 took 1.97 ms for dbias where tile_seconds() is 1.7 ms
+ * (D 64, 2026-11-27), and less than tile_seconds() at other head sizes and for dalibi_slopes. */
 const double SECONDS_OVER_TILES = 1.2;
 
 /* Launches the tiles of `grid` in shares. */
@@ -733,7 +775,9 @@ cudaError_t launch_tiles(const cuda_chip *chip, cudaStream_t stream, const attn_
     const attn_dims &d = a.g.dims;
     const int64_t chunks = attn_tiles(d.D, CHUNK) + attn_tiles(d.Dv, CHUNK);
     if (KIND == OVER_HEADS || KIND == OVER_QUERIES) w.resident = false;
-    const size_t pieces = w.resident ? (size_t)chunks + STAGES : 2 * STAGES, bytes = pieces * PIECE * 2;
+    const size_t pieces = w.resident ? (size_t)chunks + STAGES : 2 * STAGES, stages = pieces * PIECE * 2;
+    w.bias_stays = KIND == OVER_HEADS && stages + sizeof(shared_bias) <= (size_t)chip->shared_bytes;
+    const size_t bytes = stages + (w.bias_stays ? sizeof(shared_bias) : 0);
     static_assert(2 * STAGES * PIECE * 2 <= 99 << 10, "every GPU from compute capability 8.0 on has the memory");
     static_assert(sizeof(careful_pairs) * (THREADS / 32) <= STAGES * PIECE * 2, "the stages have room for the pairs");
     return in_shares(chip, tile_seconds(chip, plan) * SECONDS_OVER_TILES, [&](const cuda_chip *part) {
