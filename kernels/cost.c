@@ -149,8 +149,9 @@ static const struct rate few_rows[] = {
  *   ROWS   a warp for each row */
 enum by { TILES, WAITS, ROWS };
 
-/* The time that features add to each (query, key, head) triple. A problem with several features of one row of this
- * table is charged for that row once. */
+/* The time that features add to a triple. A problem with several features of one row of this table is charged for that
+ * row once. Where GENERIC has a row of TILES and one of ROWS for the same gradient, only one of the two counts: ROWS
+ * for float32 and wide heads, TILES for all other problems (gradients_by_rows()). */
 static const struct extra {
     enum family family;
     attn_op op;
@@ -189,6 +190,8 @@ static const struct extra {
     { HOPPER,   ATTN_OP_BACKWARD, BIAS,                      "bias",                  .32, 0,     TILES },
     { HOPPER,   ATTN_OP_BACKWARD, KEEP,                      "keep_mask",             .22, 0,     TILES },
     { HOPPER,   ATTN_OP_BACKWARD, DROPOUT,                   "dropout_p",             .25, 0,     TILES },
+    { HOPPER,   ATTN_OP_BACKWARD, DBIAS,                     "dbias",                 .73, .0019, TILES },
+    { HOPPER,   ATTN_OP_BACKWARD, DSLOPES,                   "dalibi_slopes",         .35, .001,  TILES },
     { NARROW,   ATTN_OP_FORWARD,  SOFTCAP,                   "softcap",               .08, 0,     TILES },
     { NARROW,   ATTN_OP_FORWARD,  DROPOUT,                   "dropout_p",             .13, 0,     TILES },
     { GENERIC,  ATTN_OP_FORWARD,  OPTIONS,                   "options, or dropout_p", .53, .0025, WAITS },
@@ -201,6 +204,8 @@ static const struct extra {
     { GENERIC,  ATTN_OP_BACKWARD, KEEP,                      "options of the scores", 1.5, 0,     TILES },
     { GENERIC,  ATTN_OP_BACKWARD, SOFTCAP | SLOPES | BOUNDS, "options of the scores", .4,  0,     TILES },
     { GENERIC,  ATTN_OP_BACKWARD, DROPOUT,                   "dropout_p",             .5,  0,     TILES },
+    { GENERIC,  ATTN_OP_BACKWARD, DBIAS,                     "dbias",                 .73, .0019, TILES },
+    { GENERIC,  ATTN_OP_BACKWARD, DSLOPES,                   "dalibi_slopes",         .35, .001,  TILES },
     { GENERIC,  ATTN_OP_BACKWARD, DBIAS,                     "dbias",                 225, .38,   ROWS },
     { GENERIC,  ATTN_OP_BACKWARD, DSLOPES,                   "dalibi_slopes",         70,  .44,   ROWS },
     { DECODE,   ATTN_OP_FORWARD,  SCORES,                    "options of the scores", 1.5, .0042, TILES },
@@ -376,11 +381,20 @@ static double plain_ns(const struct rate *r, const struct work *w)
            w->key_blocks * (w->tile_columns / 2 / COLUMNS) * each;
 }
 
-static void add_extras(struct sum *sum, const struct rate *r, const struct work *w, uint64_t features)
+/* Returns whether a warp for each row computes the gradients of options (dbias, dalibi_slopes). */
+static bool gradients_by_rows(const struct rate *r, const attn_plan *plan, const attn_dims *d)
 {
+    return plan->problem->q.dtype == ATTN_F32 || is_wide(r, plan, d);
+}
+
+static void add_extras(struct sum *sum, const struct rate *r, const struct work *w, const attn_plan *plan,
+                       const attn_dims *d)
+{
+    const enum by other = gradients_by_rows(r, plan, d) ? TILES : ROWS;
     for (size_t n = 0; n < sizeof extras / sizeof *extras; n++) {
         const struct extra *e = &extras[n];
-        if (e->family != r->family || e->op != r->op || !(features & e->features)) continue;
+        if (e->family != r->family || e->op != r->op || !(plan->features & e->features)) continue;
+        if (r->family == GENERIC && (e->features & (DBIAS | DSLOPES)) && e->by == other) continue;
         const double ns = e->by == ROWS ? w->triples * (e->pair + e->product * w->columns)
                                         : w->tiled * (e->pair + e->product * w->tile_columns);
         add(sum, ns / w->by[e->by], e->name);
@@ -419,7 +433,7 @@ static void add_first(struct sum *sum, const struct rate *r, const attn_plan *pl
     const struct rate *first = rate_of(kernel, ATTN_OP_FORWARD, plan->problem->q.dtype);
     const struct work w = work_of(plan, first, d, triples, units);
     sum->ns += plain_ns(first, &w);
-    add_extras(sum, first, &w, plan->features);
+    add_extras(sum, first, &w, plan, d);
 }
 
 /* Returns the bytes of all tensors that are given or written. Of a pool of pages, only `numbers` numbers of keys and
@@ -454,8 +468,8 @@ static attn_cost cost_of(const attn_device_info *info, const attn_plan *plan, do
     const struct work w = work_of(plan, r, &d, triples, info->units);
     const double each = r->strange + r->strange_product * columns;
     sum.ns = plain_ns(r, &w);
-    add_extras(&sum, r, &w, plan->features);
-    const double top_pair = r->family == GENERIC || r->family == HOPPER ? TOP_PAIR_GENERIC : TOP_PAIR;
+    add_extras(&sum, r, &w, plan, &d);
+    const double top_pair = r->family == GENERIC ? TOP_PAIR_GENERIC : TOP_PAIR;
     if (p->op == ATTN_OP_OBSERVE && p->observe.top > 0) add(&sum, w.triples * top_pair / w.by[TILES], "top_keys");
     if (p->op == ATTN_OP_BACKWARD && p->out.rank == 0) add_first(&sum, r, plan, &d, triples, info->units);
     const double worst = sum.ns + triples * each / w.by[TILES];

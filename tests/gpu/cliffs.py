@@ -5,10 +5,11 @@ two options, beside the same problem without them.
     [--json]
 
 An option's time over the plain time must be at most its figure in OPTIONS; for two options the product of both figures.
-An option that reads a tensor of all pairs may also take SLACK times what reading it takes. Both calls run in turns as
-children of this program, so that the card's clock is nearly the same for both. A figure is the median of its turns, and
-only the ratio means anything on another day. The exit status is 1 if a figure is exceeded, or if a row of OPTIONS is
-computed by another family of kernels than the plain problem. Needs only a GPU and attn-bench built with CUDA."""
+The gradient of an option has a figure in GRADIENTS: the time over that of the backward without this gradient. An option
+or gradient that reads or writes a tensor of all pairs may also take SLACK times what copying it takes. Both calls run in
+turns as children of this program, so that the card's clock is nearly the same for both. A figure is the median of its
+turns, and only the ratio means anything on another day. The exit status is 1 if a figure is exceeded, or if a row is
+computed by another family of kernels than the problem beside it. Needs only a GPU and attn-bench built with CUDA."""
 import argparse
 import itertools
 import json
@@ -36,6 +37,15 @@ OPTIONS = {
     'bias of each head': ('--bias --bias-dtype bfloat16 --each-head', 2, {FORWARD: (2.4, 2.0, 2.0), BACKWARD: (3.25, 2.4, None)}),
     'keep_mask of each head': ('--keep-mask 0.5 --each-head', 1, {FORWARD: (3.7, 2.75, 2.7), BACKWARD: (2.85, 2.2, None)}),
 }
+# Gradients of options, in a backward: (options; the same options without the gradient, beside which it is timed; bytes
+# written per pair; largest allowed time over the time beside it, for head sizes up to 64, 128 and 256). The figures are
+# 10 % above what an H200 took on 2026-11-27.
+GRADIENTS = {
+    'dbias': ('--bias --grads dbias', '--bias', 0, (3.35, 3.35, 1.2)),
+    'dbias of each head': ('--bias --bias-dtype bfloat16 --each-head --grads dbias', '--bias --bias-dtype bfloat16 --each-head', 8, (None, 3.2, None)),
+    'dalibi_slopes': ('--alibi --grads dalibi_slopes', '--alibi', 0, (2.95, 2.9, 1.25)),
+    'dsinks': ('--sinks --grads dsinks', '--sinks', 0, (1.1, 1.1, 1.1)),
+}
 # Pairs of options that attn-bench or a problem cannot combine.
 NOT_TOGETHER = [{'causal', 'documents'}, {'window', 'documents'}, {'causal', 'window'}]
 READ_BYTES_PER_MS = 3.0e9  # bytes per ms that an H100 copies; half of them are read and half are written
@@ -46,14 +56,17 @@ def together(a, b):
     return {a, b} not in NOT_TOGETHER and a.split()[0] != b.split()[0] and 'each head' not in a + b
 
 
-def rows(pairs):
+def rows(op, pairs):
+    """The rows of an operation: name, options, the options beside which they are timed, figures, bytes per pair."""
     for name, (options, size, most) in OPTIONS.items():
-        yield name, options, most, size
+        yield name, options, '', most[op], size
+    for name, (options, beside, size, most) in GRADIENTS.items() if op == BACKWARD else ():
+        yield name, options, beside, most, size
     for a, b in itertools.combinations(OPTIONS, 2) if pairs else ():
         if together(a, b):
             (first, _, of_first), (second, _, of_second) = OPTIONS[a], OPTIONS[b]
-            both = {op: tuple(x * y if x and y else None for x, y in zip(of_first[op], of_second[op])) for op in of_first}
-            yield f'{a}, {b}', f'{first} {second}', both, 0
+            both = tuple(x * y if x and y else None for x, y in zip(of_first[op], of_second[op]))
+            yield f'{a}, {b}', f'{first} {second}', '', both, 0
 
 
 def main():
@@ -75,14 +88,14 @@ def main():
     over = 0
     for op, D in itertools.product(a.ops, a.head_sizes):
         shape = ['--op', op, '-B', '1', '-H', str(a.heads), '--sq', str(a.length), '-D', str(D)]
-        for name, options, most, size in rows(a.pairs):
+        for name, options, alone, most, size in rows(op, a.pairs):
             if a.rows not in name:
                 continue
-            turns = [[attn_bench(a, shape + text.split()) for text in (options, '')] for _ in range(a.turns)]
+            turns = [[attn_bench(a, shape + text.split()) for text in (options, alone)] for _ in range(a.turns)]
             ms, plain = (statistics.median(turn[n]['ms'] for turn in turns) for n in range(2))
             backend, beside = (turns[0][n]['backend'] for n in range(2))
             reading = a.heads * a.length * a.length * size / READ_BYTES_PER_MS
-            figure = most[op][0 if D <= 64 else 1 if D <= 128 else 2]
+            figure = most[0 if D <= 64 else 1 if D <= 128 else 2]
             allowed = figure and max(figure, SLACK * reading / plain)
             bad = figure is not None and (ms / plain > allowed or backend != beside)
             over += bad

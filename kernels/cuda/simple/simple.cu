@@ -9,13 +9,15 @@
  *   dq        a query row of one head:    sum_j dS_ij k_j                                        dq
  *   dkdv      a key row of one kv head:   sum over the group's heads and their queries           dk, dv
  *   dbias     an element of dbias:        sum of dZ over the broadcast axes                      dbias
- *   dslope, dsink   a (batch, head):      sums over queries (and keys)                           dalibi_slopes, dsinks
+ *   far       a query row of one head:    sum of dZ times distance, of which head_sums.cu makes  dalibi_slopes
  *
  * A lane holds every 32nd channel of a row: 8 registers for D <= 256. Wider heads have variants with 18 registers (a
  * forward, D <= 576) and 32. Hidden keys are skipped and not multiplied by zero: NaN in a hidden key has no effect, and
  * NaN in a visible key reaches exactly the rows that see it. Source: FlashAttention-2 (arXiv:2307.08691), Algorithms 1
  * and 2, one row at a time. */
 #include "kernels/cuda/common/kernels.h"
+#include "kernels/cuda/common/pair.cuh"
+#include "head_sums.h"
 #include "left.cuh"
 #include "simple.h"
 
@@ -182,16 +184,8 @@ __global__ void __launch_bounds__(32 * WARPS)
 /* Returns dZ of a pair, computed from the pair's rows of q, k, v and dout; 0 where the pair is hidden. */
 template <int N> DEVICE float dz_of(const cuda_args &a, const saved &s, const head_args &x, int64_t i, int64_t j)
 {
-    const attn_geometry &g = a.g;
-    if (i >= x.s.Sq) return 0;
-    const float lse = s.lse[lse_at(a, x, i)];
-    float q[N], k[N], dout[N], v[N];
-    if (lse == -CUDART_INF_F || !visible(a, x, i, j)) return 0;
-    load_row(g.view[ATTN_T_q], x.b, x.h, x.s.q_start + i, g.dims.D, q);
-    load_row(g.view[ATTN_T_k], x.b, x.hk, x.s.k_start + j, g.dims.D, k);
-    load_row(g.view[ATTN_T_dout], x.b, x.h, x.s.q_start + i, g.dims.Dv, dout);
-    load_row(g.view[ATTN_T_v], x.b, x.hk, x.s.k_start + j, g.dims.Dv, v);
-    return gradient(a, x, i, j, lse, s.rest[lse_at(a, x, i)], s.delta[lse_at(a, x, i)], q, k, dot(dout, v)).dz;
+    if (i >= x.s.Sq || s.lse[lse_at(a, x, i)] == -CUDART_INF_F || !visible(a, x, i, j)) return 0;
+    return gradient_of_pair<N>(a, s, x, i, j).dz;
 }
 
 /* A part of the work on dbias. dbias is [nb, nh, nq, Sk], with broadcast axes of size 1. An element of dbias is a sum
@@ -234,17 +228,14 @@ __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_consta
     if (threadIdx.x % 32 == 0) *to = sum;
 }
 
-/* Returns the sum of dZ * distance over a row's pairs; one warp computes it. A distance may be some hundreds, and it
- * multiplies an error of the row's delta. Where no out was given, delta comes from a forward whose products round P to
- * the tensors' dtype. In that case the function finds the error of delta from the same pairs: with the right delta, dZ
- * plus the sink's share adds up to dlse, and P plus the sink's share adds up to 1. */
+/* Returns the sum of dZ * distance over a row's pairs, as far_of_row() defines it; one warp computes it. */
 template <int N>
 DEVICE float sum_of_far_pairs(const cuda_args &a, const saved &s, const head_args &x, int64_t i, bool given)
 {
     const attn_geometry &g = a.g;
     const float lse = s.lse[lse_at(a, x, i)], rest = s.rest[lse_at(a, x, i)], delta = s.delta[lse_at(a, x, i)];
     float q[N], k[N], dout[N], v[N];
-    float sum_p = 0, sum_dz = 0, sum_p_far = 0, sum_dz_far = 0;
+    row_far_sums sum = { 0, 0, 0, 0 };
     if (lse == -CUDART_INF_F) return 0;
     load_row(g.view[ATTN_T_q], x.b, x.h, x.s.q_start + i, g.dims.D, q);
     load_row(g.view[ATTN_T_dout], x.b, x.h, x.s.q_start + i, g.dims.Dv, dout);
@@ -257,17 +248,12 @@ DEVICE float sum_of_far_pairs(const cuda_args &a, const saved &s, const head_arg
         const int64_t distance = i + x.s.Sk - x.s.Sq - j;
         const float far = (float)(distance < 0 ? -distance : distance);
         if (y.p == 0) continue;
-        sum_p += y.p;
-        sum_p_far += y.p * far;
-        sum_dz += y.dz;
-        sum_dz_far += y.dz * far;
+        sum.p += y.p;
+        sum.p_far += y.p * far;
+        sum.dz += y.dz;
+        sum.dz_far += y.dz * far;
     }
-    if (given) return sum_dz_far;
-    const attn_view &dlse = g.view[ATTN_T_dlse];
-    const float sink_p = expf(sink_of(a, x.h) - lse - rest), all = sum_p + sink_p,
-                wanted = dlse.data ? ((const float *)dlse.data)[attn_at(&dlse, x.b, x.h, x.s.q_start + i)] : 0;
-    const float off = (sum_dz - delta * sink_p) / all - wanted;
-    return (sum_dz_far - off * sum_p_far) / all;
+    return far_of_row(a, s, x, i, sum, given);
 }
 
 template <int N>
@@ -278,50 +264,6 @@ __global__ void __launch_bounds__(32 * WARPS)
     if (!r.exists) return;
     const float sum = sum_of_far_pairs<N>(a, s, r.x, r.i, given);
     if (threadIdx.x % 32 == 0) s.far[lse_at(a, r.x, r.i)] = sum;
-}
-
-/* Computes dalibi_slopes from the sums of dZ times distance over each row's pairs, which sum_of_far_pairs() has
- * computed. A warp computes the slope of one head, for one batch row or for all. Four lanes share the query rows, and
- * their sums are added in order. */
-__global__ void __launch_bounds__(32) dslope_heads(const __grid_constant__ cuda_args a, saved s, int64_t batches)
-{
-    const attn_dims &d = a.g.dims;
-    const int64_t h = blockIdx.x % d.H, b0 = blockIdx.x / d.H;
-    const int SHARES = 4, lane = threadIdx.x;
-    float sum = 0;
-    for (int64_t b = b0; b < (batches == 1 ? d.B : b0 + 1); b++) {
-        const head_args x = head_args_of(a, b, h);
-        for (int64_t i = lane; i < x.s.Sq && lane < SHARES; i += SHARES) sum -= s.far[lse_at(a, x, i)];
-    }
-    for (int n = 1; n < SHARES; n++) {
-        const float other = __shfl_sync(0xffffffff, sum, n);
-        if (lane == 0) sum += other;
-    }
-    const attn_view &view = a.g.view[ATTN_T_dalibi_slopes];
-    if (lane == 0) ((float *)view.data)[attn_at(&view, b0, h, 0)] = sum;
-}
-
-/* Computes dsinks = -sum of exp(sink - lse) * delta over batch rows and queries. A block computes one head. */
-__global__ void __launch_bounds__(32 * WARPS) dsink_heads(const __grid_constant__ cuda_args a, saved s)
-{
-    const attn_geometry &g = a.g;
-    const int64_t h = blockIdx.x;
-    __shared__ float part[32 * WARPS];
-    const float sink = sink_of(a, h);
-    float sum = 0;
-    for (int64_t b = 0; b < g.dims.B; b++) {
-        const head_args x = head_args_of(a, b, h);
-        for (int64_t i = threadIdx.x; i < x.s.Sq; i += 32 * WARPS) {
-            const float lse = s.lse[lse_at(a, x, i)];
-            if (lse != -CUDART_INF_F) sum -= expf(sink - lse - s.rest[lse_at(a, x, i)]) * s.delta[lse_at(a, x, i)];
-        }
-    }
-    part[threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.x) return;
-    for (int t = 1; t < 32 * WARPS; t++) sum += part[t];
-    const attn_view &view = g.view[ATTN_T_dsinks];
-    ((float *)view.data)[attn_at(&view, 0, h, 0)] = sum;
 }
 
 /* ---- Launchers --------------------------------------------------------------------------------------------------- */
@@ -518,16 +460,12 @@ void simple_gradients(const cuda_chip *chip, const attn_problem *p, const cuda_a
     const attn_dims &d = g.dims;
     if (g.view[ATTN_T_dbias].data) launch_dbias(chip, p, a, s, stream);
     if (g.view[ATTN_T_dalibi_slopes].data && d.H > 0) {
-        const int64_t batches = p->dalibi_slopes.rank == 2 ? d.B : 1;
         const auto kernel = channels_of(g) == CHANNELS ? far_rows<CHANNELS> : far_rows<WIDE_CHANNELS>;
         in_steps(chip, query_rows(d), row_seconds(chip, g, BACKWARD_PAIR), [&](int64_t first, int64_t count) {
             kernel<<<blocks_for(count), 32 * WARPS, 0, stream>>>(a, first, s, p->out.rank > 0);
         });
-        if (batches > 0 && takes_step(chip, 0))
-            dslope_heads<<<(unsigned)(batches * d.H), 32, 0, stream>>>(a, s, batches);
     }
-    if (g.view[ATTN_T_dsinks].data && d.H > 0 && takes_step(chip, 0))
-        dsink_heads<<<(unsigned)d.H, 32 * WARPS, 0, stream>>>(a, s);
+    sum_heads(chip, p, a, s, stream);
 }
 
 extern const cuda_kernel simple_forward = {

@@ -23,7 +23,7 @@
  *               registers for both dK and dV: each of two launches computes one of them, and both compute S. A warp
  *               has 16 keys and all queries of the tile
  *   finish      dQ = scale * sum, in its dtype; with `deterministic` dq_tiles instead, one block per query tile
- *   simple.cu   dbias, dalibi_slopes, dsinks where wanted
+ *   option_gradients.cu   dbias, dalibi_slopes, dsinks where wanted
  *
  * prepare and finish are in backward_common.cuh, dkdv_wide is in backward_wide.cuh.
  *
@@ -31,6 +31,7 @@
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 #include "backward_wide.cuh"
+#include "option_gradients.h"
 #include "seen_tiles.cuh"
 #include "recompute.h"
 
@@ -431,9 +432,10 @@ size_t align_up(size_t bytes)
 }
 
 /* Sizes in bytes of the parts of the workspace, in their order: saved_floats(); row_values of the query tiles; float32
- * sums of dQ; and, where out and lse are not given, out and lse of the forward that computes them. */
+ * sums of dQ; workspace of option_gradients(); and, where out and lse are not given, out and lse of the forward that
+ * computes them. */
 struct parts {
-    size_t rows, values, sums, out, lse, total;
+    size_t rows, values, sums, gradients, out, lse, total;
 };
 
 parts parts_of(const attn_plan *plan, bool adds)
@@ -446,9 +448,10 @@ parts parts_of(const attn_plan *plan, bool adds)
     w.values = align_up((size_t)grid.x * grid.y * grid.z * sizeof(row_values));
     w.sums = adds && p->dq.rank ? align_up((size_t)grid.x * grid.y * grid.z * BM * backward_class(d) * sizeof(float))
                                 : 0;
+    w.gradients = align_up(option_gradient_bytes(plan));
     w.out = p->out.rank ? 0 : align_up(recomputed_out_bytes(d));
     w.lse = p->out.rank ? 0 : align_up(recomputed_lse_bytes(d));
-    w.total = w.rows + w.values + w.sums + w.out + w.lse;
+    w.total = w.rows + w.values + w.sums + w.gradients + w.out + w.lse;
     return w;
 }
 
@@ -642,12 +645,14 @@ cudaError_t begin_backward(const cuda_chip *chip, cudaStream_t stream, const att
     const parts w = parts_of(plan, adds);
     cuda_args &a = run->args;
     scratch &k = run->scratch;
-    char *const at = (char *)memory, *const out = at + w.rows + w.values + w.sums;
+    char *const at = (char *)memory, *const gradients = at + w.rows + w.values + w.sums,
+                *const out = gradients + w.gradients;
     cudaError_t code = cudaSuccess;
     a = cuda_args_of(chip, plan);
     lay_out_saved(&k.s, a.g.dims, at);
     k.values = (row_values *)(at + w.rows);
     k.sums = w.sums ? (float *)(at + w.rows + w.values) : nullptr;
+    run->gradients = (float *)gradients;
     if (!plan->problem->out.rank) {
         recomputed_forward forward;
         const cuda_kernel *const kernel = plan_first_recomputed(&forward, chip, plan, out, out + w.out);
@@ -678,8 +683,7 @@ cudaError_t prepare_backward(cudaStream_t stream, const attn_plan *plan, const b
 cudaError_t end_backward(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const backward_run &run)
 {
     simple_gradients_left(chip, plan, run.args, run.scratch.s, stream);
-    simple_gradients(chip, plan->problem, run.args, run.scratch.s, stream);
-    return cudaPeekAtLastError();
+    return option_gradients(chip, stream, plan, run.args, run.scratch.s, run.gradients);
 }
 
 extern const cuda_kernel generic_backward = {

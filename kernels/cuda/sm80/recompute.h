@@ -15,10 +15,11 @@ struct recomputed_forward {
 
 /* Returns whether the tiles of the recomputed forward compute lse and rest (the two parts of a huge lse) of rows with
  * huge scores. They do if all kernels of the backward take scores from in_base_2(). They do not where dbias or
- * dalibi_slopes is wanted, because the kernels for these (simple.cu) sum scores in another order. */
+ * dalibi_slopes of float32 inputs is wanted, because the kernels of these (simple.cu) sum scores in another order. */
 static inline bool parts_by_tiles(const attn_plan *plan)
 {
-    return has_options(plan) && !plan->problem->dbias.rank && !plan->problem->dalibi_slopes.rank;
+    const attn_problem *p = plan->problem;
+    return has_options(plan) && (p->q.dtype != ATTN_F32 || (!p->dbias.rank && !p->dalibi_slopes.rank));
 }
 
 /* The next two functions return the bytes that out and lse take where the backward recomputes them. */

@@ -144,6 +144,7 @@ void test_float8_rows_of_one_key_are_its_value(void **state);
 void test_float8_sums_keep_what_lies_beside_a_heavy_key(void **state);
 void test_scores_of_either_side_of_0_agree_with_the_reference(void **state);
 void test_a_feature_that_no_kernel_names_is_computed_by_one_that_takes_everything(void **state);
+void test_gradients_of_options_agree_with_the_reference(void **state);
 void test_slopes_in_bfloat16_are_as_exact_as_other_sums(void **state);
 void test_a_row_with_one_key_is_that_value_to_the_bit(void **state);
 void test_every_float8_is_its_number(void **state);

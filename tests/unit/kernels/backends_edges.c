@@ -419,6 +419,14 @@ static const struct spec length_cases[] = {
          .dropout_p = 0.1, .seed = 3, WINDOW(60, 30), .seqlens_k = true, .seqlens_q = true, .strided = true),
     SPEC(.name = "seqlens_q, FlashMask, top left", .B = 4, SIZES(160, 190, 64), .seqlens_q = true, .causal = true,
          .alignment = ATTN_TOP_LEFT, .mask_bounds = 1, BF16),
+    SPEC(.name = "seqlens_q, ALiBi, head size 128", .B = 4, SIZES(200, 190, 128), HEADS(4, 2), .seqlens_q = true,
+         .seqlens_k = true, .alibi = 2, .causal = true, BF16),
+    SPEC(.name = "seqlens_q, FlashMask and softcap", .B = 4, SIZES(260, 190, 64), HEADS(2, 1), .seqlens_q = true,
+         .mask_bounds = 2, .softcap = 9, F16),
+    SPEC(.name = "seqlens_q, keep_mask and dropout", .B = 4, SIZES(260, 190, 64), HEADS(2, 1), .seqlens_q = true,
+         .seqlens_k = true, .keep_mask = 6, .keep = 0.5, .dropout_p = 0.2, .seed = 5, BF16),
+    SPEC(.name = "seqlens_q, bias, head size 128", .B = 4, SIZES(150, 290, 128), HEADS(2, 1), .seqlens_q = true,
+         .bias = 5, .bias_hidden = 0.1, .causal = true, F16),
     SPEC(.name = "seqlens_q, few queries", .B = 6, SIZES(4, 900, 128), HEADS(8, 2), .seqlens_q = true,
          .seqlens_k = true, .causal = true, BF16),
     SPEC(.name = "seqlens_q, float8", .B = 4, SIZES(150, 190, 128), HEADS(4, 2), .seqlens_q = true, .seqlens_k = true,
@@ -543,20 +551,73 @@ void test_lengths_do_not_need_the_slowest_kernel(void **state)
     }
 }
 
-/* Tests options that have a number for each pair of a query and a key, alone and together: they must not select a
- * slower kernel. */
+/* Gradients of options over several tiles: each way in which dbias can be broadcast, and dalibi_slopes. */
+static const struct spec option_gradient_cases[] = {
+    SPEC(.name = "dbias of each pair", .B = 2, SIZES(200, 300, 64), HEADS(4, 2), BACK, F16, .bias = 8,
+         .bias_hidden = 0.1, .causal = true),
+    SPEC(.name = "dbias of each pair, head size 256", SIZES(150, 260, 256), HEADS(2, 1), BACK, BF16, .bias = 8,
+         .dlse = true, WINDOW(150, 60)),
+    SPEC(.name = "dbias of each pair, narrower values, odd strides", SIZES(140, 151, 192), .Dv = 72, HEADS(2, 1), BACK,
+         BF16, .bias = 7, .bias_dtype = ATTN_BF16, .give_forward = true, .strided = true),
+    SPEC(.name = "dbias over batch rows", .B = 3, SIZES(150, 301, 128), HEADS(2, 1), BACK, BF16, .bias = 7,
+         .bias_hidden = 0.2, .dropout_p = 0.3, .seed = 9),
+    SPEC(.name = "dbias over heads", .B = 2, SIZES(260, 150, 128), HEADS(6, 2), BACK, F16, .bias = 6, .sinks = 1,
+         .bias_dtype = ATTN_F16, .causal = true, .give_forward = true),
+    SPEC(.name = "dbias over heads and batch rows", .B = 2, SIZES(200, 290, 64), HEADS(4, 4), BACK, BF16, .bias = 5,
+         .bias_dtype = ATTN_BF16, .keep_mask = 8, .keep = 0.7, .softcap = 9, .q_amp = 2),
+    SPEC(.name = "dbias over queries", .B = 2, SIZES(300, 270, 64), HEADS(4, 2), BACK, F16, .bias = 4, .causal = true,
+         .mask_bounds = 1, .mask_kind = MASK_DOCUMENT),
+    SPEC(.name = "dbias over all but keys", .B = 3, SIZES(270, 140, 96), HEADS(4, 2), BACK, BF16, .bias = 1, .alibi = 2,
+         .dropout_p = 0.1, .seed = 4),
+    SPEC(.name = "dbias over many heads", .B = 9, SIZES(33, 40, 32), HEADS(8, 4), BACK, F16, .bias = 5, .alibi = 1),
+    SPEC(.name = "dbias of one query", .B = 3, SIZES(1, 300, 64), HEADS(4, 2), BACK, F16, .bias = 6),
+    SPEC(.name = "dbias, lengths", .B = 5, SIZES(140, 200, 64), HEADS(2, 2), BACK, BF16, .bias = 8, .seqlens_k = true,
+         .seqlens_q = true, .poison_unseen = true),
+    SPEC(.name = "dbias over batch rows, lengths", .B = 5, SIZES(140, 200, 128), HEADS(2, 2), BACK, F16, .bias = 5,
+         .seqlens_k = true, .seqlens_q = true, .alibi = 1, .keep_mask = 6, .keep = 0.9, .keep_tail = 70),
+    SPEC(.name = "dbias, a key is NaN", SIZES(150, 200, 64), HEADS(2, 1), BACK, BF16, .bias = 5, .poison = 1,
+         .causal = true),
+    SPEC(.name = "dbias, a value is NaN", SIZES(150, 200, 64), HEADS(2, 1), BACK, F16, .bias = 8, .poison = 2,
+         WINDOW(50, 20)),
+    SPEC(.name = "dbias, large scores", SIZES(40, 150, 64), BACK, F16, .bias = 8, .q_amp = 2500, .give_forward = true),
+    SPEC(.name = "dbias, rows of one huge number", SIZES(40, 150, 64), BACK, F16, .bias = 5, .bias_levels = 1),
+    SPEC(.name = "dbias, huge numbers", SIZES(40, 150, 64), BACK, BF16, .bias = 6, .bias_levels = 2),
+    SPEC(.name = "dbias, a negative scale", SIZES(140, 150, 64), BACK, F16, .bias = 5, .has_scale = true,
+         .scale = -0.1),
+    SPEC(.name = "dalibi_slopes", .B = 2, SIZES(300, 390, 128), HEADS(4, 2), BACK, BF16, .alibi = 2, .causal = true,
+         .give_forward = true, .dlse = true),
+    SPEC(.name = "dalibi_slopes, more queries", .B = 2, SIZES(390, 300, 64), HEADS(4, 2), BACK, F16, .alibi = 1,
+         .sinks = 1, .softcap = 10),
+    SPEC(.name = "dalibi_slopes, head size 192", SIZES(300, 200, 192), .Dv = 128, HEADS(3, 1), BACK, F16, .alibi = 1,
+         WINDOW(90, 90), .keep_mask = 5, .keep = 0.8),
+    SPEC(.name = "dalibi_slopes, packed", .sequences = 4, .q_lengths = { 300, 0, 129, 64 },
+         .k_lengths = { 260, 40, 300, 64 }, HEADS(4, 2), BACK, BF16, .D = 64, .Dv = 64, .alibi = 2, .causal = true),
+    SPEC(.name = "dalibi_slopes, gaps", .sequences = 3, .q_lengths = { 140, 1, 70 }, .k_lengths = { 140, 30, 200 },
+         .gaps = 20, HEADS(4, 2), BACK, F16, .D = 64, .Dv = 64, .alibi = 1),
+    SPEC(.name = "dsinks", .B = 3, SIZES(300, 100, 64), HEADS(4, 2), BACK, F16, .sinks = 2, .dlse = true),
+};
+
+void test_gradients_of_options_agree_with_the_reference(void **state)
+{
+    (void)state;
+    assert_int_equal(problems_disagree(option_gradient_cases, ARRAY_SIZE(option_gradient_cases)), 0);
+}
+
+/* Tests options that have a number for each pair of a query and a key, alone and together, and ALiBi; in a backward
+ * also their gradients. */
 void test_options_of_pairs_do_not_need_a_slower_kernel_than_none(void **state)
 {
     static const int64_t head_sizes[] = { 64, 96, 128 };
     (void)state;
     if (strcmp(backend, "paper") == 0) skip();
-    for (int n = 0; n < 2 * 8 * (int)ARRAY_SIZE(head_sizes); n++) {
-        const int64_t D = head_sizes[n / 16];
+    for (int n = 0; n < 2 * 16 * (int)ARRAY_SIZE(head_sizes); n++) {
+        const int64_t D = head_sizes[n / 32];
         struct spec plain = SPEC(BF16, .op = n % 2 ? ATTN_OP_BACKWARD : ATTN_OP_FORWARD, SIZES(200, 200, D),
-                                 HEADS(2, 1), .plain_grads = true, .any_order = true),
+                                 HEADS(2, 1), .any_order = true),
                     s = plain;
         const char *names[2] = { NULL, NULL };
         s.bias = n & 2 ? 3 : 0, s.keep_mask = n & 4 ? 5 : 0, s.keep = 0.5, s.dropout_p = n & 8 ? 0.1 : 0;
+        s.alibi = n & 16 ? 1 : 0;
         for (int m = 0; m < 2; m++) {
             struct fixture f;
             attn_plan plan;
@@ -567,8 +628,8 @@ void test_options_of_pairs_do_not_need_a_slower_kernel_than_none(void **state)
             fixture_clear(&f);
         }
         if (strcmp(names[0], names[1]))
-            fail_msg("D %d: bias %d, keep_mask %d, dropout_p %g, %s: is computed by %s and not by %s", (int)D, s.bias,
-                     s.keep_mask, s.dropout_p, n % 2 ? "backward" : "forward", names[1], names[0]);
+            fail_msg("D %d: bias %d, keep_mask %d, dropout_p %g, alibi %d, %s: is computed by %s and not by %s", (int)D,
+                     s.bias, s.keep_mask, s.dropout_p, s.alibi, n % 2 ? "backward" : "forward", names[1], names[0]);
     }
 }
 

@@ -103,6 +103,7 @@ int main(void)
         cmocka_unit_test(test_lengths_agree_with_the_reference),
         cmocka_unit_test(test_lengths_do_not_need_the_slowest_kernel),
         cmocka_unit_test(test_options_of_pairs_do_not_need_a_slower_kernel_than_none),
+        cmocka_unit_test(test_gradients_of_options_agree_with_the_reference),
         cmocka_unit_test(test_huge_scores_and_values_agree_with_the_reference),
         cmocka_unit_test(test_the_largest_numbers_of_float32_agree_with_the_reference),
         cmocka_unit_test(test_products_beyond_float32_count_where_their_scores_are_ordinary),

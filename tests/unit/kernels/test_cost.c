@@ -201,11 +201,12 @@ static void test_twice_the_heads_take_twice_as_long_and_twice_the_units_half(voi
     free(four);
 }
 
-/* On a GPU the gradients dbias and dalibi_slopes come from a kernel that computes pair by pair, which takes long. */
-static void test_gradients_of_slopes_on_a_gpu_cost_many_times_the_others_and_are_named(void **state)
+/* On a GPU the gradients dbias and dalibi_slopes of float32 inputs come from a kernel that computes pair by pair, which
+ * takes long. Tensor cores compute those of 16-bit inputs. */
+static void test_gradients_of_slopes_on_a_gpu_cost_many_times_the_others_in_float32_alone(void **state)
 {
     (void)state;
-    struct problem *t = open_problem(ATTN_BF16, 4, 64);
+    struct problem *t = open_problem(ATTN_F32, 4, 64);
     add_slopes(t);
     make_backward(t);
     const double without = seconds(t, "generic", 132);
@@ -215,6 +216,19 @@ static void test_gradients_of_slopes_on_a_gpu_cost_many_times_the_others_and_are
     assert_true(cost.seconds > 3 * without);
     assert_string_equal(cost.because, "dalibi_slopes");
     free(t);
+
+    static const char *const kernels[] = { "generic", "sm90" };
+    for (size_t n = 0; n < ARRAY_SIZE(kernels); n++) {
+        t = open_problem(ATTN_BF16, 4, 64);
+        add_slopes(t);
+        make_backward(t);
+        const double alone = seconds(t, kernels[n], 132);
+        add_dslopes(t);
+        plan_by(t, kernels[n], 132);
+        assert_true(attn_cost_of(&t->info, &t->plan).seconds > alone);
+        assert_true(attn_cost_of(&t->info, &t->plan).seconds < 6 * alone);
+        free(t);
+    }
 }
 
 static void test_bytes_are_those_of_the_tensors_and_of_what_is_read_of_pages(void **state)
@@ -606,7 +620,7 @@ int main(void)
         cmocka_unit_test(test_every_kernel_has_rates),
         cmocka_unit_test(test_each_option_raises_the_estimate),
         cmocka_unit_test(test_twice_the_heads_take_twice_as_long_and_twice_the_units_half),
-        cmocka_unit_test(test_gradients_of_slopes_on_a_gpu_cost_many_times_the_others_and_are_named),
+        cmocka_unit_test(test_gradients_of_slopes_on_a_gpu_cost_many_times_the_others_in_float32_alone),
         cmocka_unit_test(test_bytes_are_those_of_the_tensors_and_of_what_is_read_of_pages),
         cmocka_unit_test(test_a_gpu_takes_as_long_for_a_block_that_is_not_full),
         cmocka_unit_test(test_wide_heads_of_16_bits_make_their_scores_for_each_256_columns),

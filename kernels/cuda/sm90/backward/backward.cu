@@ -30,7 +30,8 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
 } // namespace
 
 extern const cuda_kernel sm90_backward = {
-    { "sm90", ATTN_OP_BACKWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16), 128, FEATURES | OPTIONS },
+    { "sm90", ATTN_OP_BACKWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16), 128,
+      FEATURES | OPTIONS | ATTN_TENSOR_BIT(dalibi_slopes) },
     90,
     90,
     plan_backward,

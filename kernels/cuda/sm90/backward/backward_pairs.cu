@@ -36,7 +36,8 @@ cudaError_t launch_pairs(const cuda_chip *chip, cudaStream_t stream, const attn_
 } // namespace
 
 extern const cuda_kernel sm90_pairs_backward = {
-    { "sm90", ATTN_OP_BACKWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16), 128, FEATURES | OPTIONS | PAIRS },
+    { "sm90", ATTN_OP_BACKWARD, ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16), 128,
+      FEATURES | OPTIONS | PAIRS | ATTN_TENSOR_BIT(dalibi_slopes) | ATTN_TENSOR_BIT(dbias) },
     90,
     90,
     plan_pairs,

@@ -1,0 +1,34 @@
+/* head_sums.h: dalibi_slopes and dsinks, which are sums over the queries of a head. Every backward computes them by
+ * sum_heads(). */
+#ifndef ATTN_CUDA_HEAD_SUMS_H
+#define ATTN_CUDA_HEAD_SUMS_H
+
+#include "kernels/cuda/common/rows.cuh"
+
+/* Sums over the visible pairs of a query: P, dZ, and both times the distance of the query and the key. */
+struct row_far_sums {
+    float p, dz, p_far, dz_far;
+};
+
+/* Returns the sum of dZ * distance over the pairs of query i. Distances are hundreds, so an error of the row's delta is
+ * multiplied by hundreds. Where no out was given, delta comes from a forward whose products round P to the tensors'
+ * dtype. In that case the function finds the error of delta from the same pairs: with the right delta, dZ plus the
+ * sink's share adds up to dlse, and P plus the sink's share adds up to 1. */
+DEVICE float far_of_row(const cuda_args &a, const saved &s, const head_args &x, int64_t i, const row_far_sums &sum,
+                        bool given)
+{
+    const attn_view &dlse = a.g.view[ATTN_T_dlse];
+    const int64_t at = lse_at(a, x, i);
+    if (s.lse[at] == -CUDART_INF_F) return 0;
+    if (given) return sum.dz_far;
+    const float sink_p = expf(sink_of(a, x.h) - s.lse[at] - s.rest[at]), all = sum.p + sink_p,
+                wanted = dlse.data ? ((const float *)dlse.data)[attn_at(&dlse, x.b, x.h, x.s.q_start + i)] : 0;
+    const float off = (sum.dz - s.delta[at] * sink_p) / all - wanted;
+    return (sum.dz_far - off * sum.p_far) / all;
+}
+
+/* Computes dalibi_slopes from s.far, and dsinks from s.lse, s.rest and s.delta, where the problem requests them. */
+cudaError_t sum_heads(const cuda_chip *chip, const attn_problem *p, const cuda_args &a, const saved &s,
+                      cudaStream_t stream);
+
+#endif

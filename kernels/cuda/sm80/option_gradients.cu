@@ -1,0 +1,849 @@
+/* option_gradients.cu: dbias and dalibi_slopes on tensor cores by mma.sync, for inputs of 16 bits and head dims up to
+ * 256. The kernel runs after the kernels of dq, dk and dv, in every family, and computes once more, tile by tile:
+ *
+ *     S = Q K^T       dP = dO V^T       P = exp(S with all options - lse)       dZ = P (dP - delta)
+ *
+ * The four kinds of launches (enum sum_kind) differ in which pairs a block visits, and in what the block adds up:
+ *
+ *   EACH_PAIR     dbias of all batch rows, heads and queries: each tile of dZ is a tile of dbias
+ *   OVER_HEADS    dbias that batch rows or heads share: a block owns a tile of dbias, and adds up dZ of all heads and
+ *                 batch rows in registers
+ *   OVER_QUERIES  dbias that queries share: a block owns 128 keys, and adds up dZ of all queries that see the keys
+ *   OF_ROWS       dalibi_slopes: a block owns 128 queries and computes the sum of dZ times distance of each query;
+ *                 head_sums.cu adds up the queries of a head
+ *
+ * Every sum has a fixed order, so all bits are the same in every run. Where a problem has few tiles of dbias, several
+ * blocks share the terms of a tile. Each of these blocks then writes its sum to the workspace, and add_parts adds the
+ * sums in order. The number of blocks per tile depends on the problem alone.
+ *
+ * A block has 8 warps and a tile of 128 queries by 128 keys; a warp computes 32 queries by 64 keys. Tiles of Q, K, dO
+ * and V arrive in chunks of 64 channels, first all chunks of Q and K, then those of dO and V, so registers and shared
+ * memory of a block do not depend on the head size. Blocks of EACH_PAIR and OF_ROWS stay with one tile of queries and
+ * visit one tile of keys after the other. Where shared memory has room, these blocks keep Q and dO there, which halves
+ * the bytes that they read from the L2.
+ *
+ * Scores stay in registers. If a score is not finite, or P cannot be computed from lse in base 2, the block computes
+ * this tile's P and dZ pair by pair, by the functions that define them (careful_block()). */
+#include "kernels/cuda/common/kernels.h"
+#include "kernels/cuda/common/pair.cuh"
+#include "kernels/cuda/simple/head_sums.h"
+#include "kernels/cuda/simple/simple.h"
+#include "backward_common.cuh"
+#include "option_gradients.h"
+
+namespace {
+
+enum sum_kind { EACH_PAIR, OVER_HEADS, OVER_QUERIES, OF_ROWS };
+
+enum {
+    SIDE = 128, /* queries and keys of a tile */
+    CHUNK = 64, /* channels of a chunk */
+    THREADS = 256,
+    STAGES = 3, /* chunks in flight, or in use */
+    MT = 2,     /* a warp has MT blocks of 16 queries and NT blocks of 8 keys */
+    NT = 8,
+    PIECE = SIDE * CHUNK, /* elements of one tensor's chunk */
+    BLOCK = 16,           /* careful_block() computes BLOCK x BLOCK pairs at a time */
+    LINE = BLOCK + 2
+};
+
+/* What one launch computes. */
+struct work {
+    saved s;
+    attn_view to;           /* dbias, or the sums of each block in the workspace */
+    int64_t part_elements;  /* elements of `to` that blocks with the next part write behind those of this part */
+    int batches, heads;     /* number of batch rows and heads that share an element of dbias */
+    int q_tiles, key_tiles; /* tiles of one head */
+    int parts;              /* number of blocks that share the terms of an element */
+    bool resident;          /* Q and dO stay in shared memory */
+    bool bias_stays;        /* the block's tile of the bias stays in shared memory (shared_bias) */
+    bool given;             /* the client gave out and lse */
+    bool bias_in_pairs, dbias_in_pairs; /* elements 2 n and 2 n + 1 of a row lie together in an aligned pair */
+};
+
+/* A tile of pairs: queries from i0 on and keys from j0 on of head h of sequence b. */
+struct pair_tile_place {
+    int b, h, i0, j0;
+};
+
+/* ---- Which tiles a block visits ---------------------------------------------------------------------------------- */
+
+/* The tiles that a block visits: place(n) for n in [begin, end). */
+template <sum_kind KIND> struct visits {
+    int b, h, i0, j0, part, begin, end;
+    int heads, q_tiles;
+
+    DEVICE pair_tile_place place(int n) const
+    {
+        if (KIND == EACH_PAIR || KIND == OF_ROWS) return { b, h, i0, n * SIDE };
+        const int tile = KIND == OVER_QUERIES ? n % q_tiles : 0, term = KIND == OVER_QUERIES ? n / q_tiles : n;
+        return { b + term / heads, h + term % heads, KIND == OVER_QUERIES ? tile * SIDE : i0, j0 };
+    }
+
+    /* Returns the first tile from number n on in which causal, window and lengths leave a pair visible; `end` if there
+     * is none. */
+    DEVICE int visible_from(const attn_geometry &g, int n) const
+    {
+        const auto is_visible = [&](const pair_tile_place &at) {
+            const attn_sequence s = attn_sequence_of(&g, at.b);
+            const attn_range keys = attn_keys_of_rows(&g, &s, at.i0, attn_min64(at.i0 + SIDE, s.Sq));
+            return keys.lo < at.j0 + SIDE && keys.hi > at.j0 && keys.lo < keys.hi;
+        };
+        if constexpr (KIND == OVER_HEADS || KIND == OVER_QUERIES)
+            while (n < end && !is_visible(place(n))) n++;
+        return n;
+    }
+};
+
+/* Sets the range of tiles of keys that the block's queries see. */
+template <sum_kind KIND> DEVICE void visit_keys(visits<KIND> &v, const attn_geometry &g, const attn_sequence &s)
+{
+    const attn_range keys = attn_keys_of_rows(&g, &s, v.i0, attn_min64(v.i0 + SIDE, s.Sq));
+    const bool any = keys.lo < keys.hi;
+    v.begin = any ? (int)(keys.lo / SIDE) : 0;
+    v.end = any ? (int)attn_tiles(keys.hi, SIDE) : 0;
+}
+
+template <sum_kind KIND> DEVICE visits<KIND> visits_of(const cuda_args &a, const work &w)
+{
+    const int index = a.first_tile + (int)blockIdx.x;
+    visits<KIND> v = {};
+    v.heads = w.heads, v.q_tiles = w.q_tiles;
+    v.h = (int)blockIdx.y, v.b = (int)blockIdx.z;
+    if (KIND == OF_ROWS) {
+        const tile_place found = tile_place_of<SIDE>(a, blockIdx.x);
+        v.b = (int)found.x.b, v.i0 = found.i0;
+        visit_keys(v, a.g, found.x.s);
+    } else if (KIND == EACH_PAIR) {
+        v.i0 = index * SIDE;
+        visit_keys(v, a.g, attn_sequence_of(&a.g, v.b));
+    } else {
+        const int cell = index / w.parts;
+        const int64_t terms = (int64_t)w.batches * w.heads * (KIND == OVER_QUERIES ? w.q_tiles : 1);
+        v.part = index % w.parts;
+        v.i0 = KIND == OVER_QUERIES ? 0 : cell / w.key_tiles * SIDE;
+        v.j0 = cell % w.key_tiles * SIDE;
+        v.begin = (int)(terms * v.part / w.parts);
+        v.end = (int)(terms * (v.part + 1) / w.parts);
+    }
+    return v;
+}
+
+/* ---- Chunks arrive in shared memory ------------------------------------------------------------------------------ */
+
+/* Shared memory: where `resident`, the chunks of Q and dO; then STAGES stages, each with a chunk of K or V, and behind
+ * that (where not `resident`) a chunk of Q or dO. */
+struct chunks {
+    uint16_t *memory;
+    int of_qk, all; /* number of chunks of Q and K, and of all chunks of a tile */
+    bool resident;
+
+    DEVICE uint16_t *keys(int stage) const { return memory + (resident ? all + stage : stage * 2) * PIECE; }
+    DEVICE uint16_t *queries(int stage, int chunk) const { return memory + (resident ? chunk : stage * 2 + 1) * PIECE; }
+};
+
+DEVICE void load_columns(const attn_view &view, int b, int64_t h, int64_t line, int64_t rows, int64_t width, int column,
+                         uint16_t *to, int first)
+{
+    loader<CHUNK, THREADS> from(view, b, h, line, rows, width);
+    from.data += column * 2;
+    from.columns -= column;
+    from.template load<SIDE>(to, first);
+}
+
+DEVICE void load_queries(const cuda_args &a, const pair_tile_place &at, const chunks &c, int chunk, int stage)
+{
+    const attn_geometry &g = a.g;
+    const attn_sequence s = attn_sequence_of(&g, at.b);
+    const bool of_qk = chunk < c.of_qk;
+    load_columns(g.view[of_qk ? ATTN_T_q : ATTN_T_dout], at.b, at.h, s.q_start, s.Sq, of_qk ? g.dims.D : g.dims.Dv,
+                 (of_qk ? chunk : chunk - c.of_qk) * CHUNK, c.queries(stage, chunk), at.i0);
+}
+
+DEVICE void load_keys(const cuda_args &a, const pair_tile_place &at, const chunks &c, int chunk, int stage)
+{
+    const attn_geometry &g = a.g;
+    const attn_sequence s = attn_sequence_of(&g, at.b);
+    const bool of_qk = chunk < c.of_qk;
+    load_columns(g.view[of_qk ? ATTN_T_k : ATTN_T_v], at.b, key_head(a, at.h), s.k_start, s.Sk,
+                 of_qk ? g.dims.D : g.dims.Dv, (of_qk ? chunk : chunk - c.of_qk) * CHUNK, c.keys(stage), at.j0);
+}
+
+/* The chunk that the block loads next: number `chunk` of tile n. */
+template <sum_kind KIND> struct load_cursor {
+    int n, chunk;
+
+    DEVICE void load(const cuda_args &a, const visits<KIND> &v, const chunks &c, int stage)
+    {
+        if (n < v.end) {
+            const pair_tile_place at = v.place(n);
+            load_keys(a, at, c, chunk, stage);
+            if (!c.resident) load_queries(a, at, c, chunk, stage);
+            if (++chunk == c.all) chunk = 0, n = v.visible_from(a.g, n + 1);
+        }
+        cp_async_commit();
+    }
+    /* Loads the first chunks of tile n into the first stages. */
+    DEVICE void begin(const cuda_args &a, const visits<KIND> &v, const chunks &c, int first)
+    {
+        n = first, chunk = 0;
+        for (int stage = 0; stage < STAGES - 1; stage++) load(a, v, c, stage);
+    }
+};
+
+/* ---- From scores to P and dZ ------------------------------------------------------------------------------------- */
+
+/* A warp's part of a tile. Element e of block (mt, nt) of a lane is the pair of query i + 16 mt + 8 (e / 2) and key
+ * j + 8 nt + e % 2. */
+struct warp_pairs {
+    head_args x;
+    limits limit;
+    int i, j; /* the lane's first query and key */
+};
+typedef float pair_numbers[MT][NT][4];
+typedef float row_numbers[MT][2];
+
+/* Calls visit(mt, half, i) for each of the lane's queries. */
+template <class F> DEVICE void for_queries(const warp_pairs &x, F visit)
+{
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) visit(mt, half, x.i + mt * 16 + half * 8);
+}
+
+DEVICE void load_row_numbers(const cuda_args &a, const saved &s, const warp_pairs &x, row_numbers &lse2,
+                             row_numbers &delta)
+{
+    for_queries(x, [&](int mt, int half, int i) {
+        const bool exists = i < x.x.s.Sq;
+        lse2[mt][half] = exists ? lse_in_base_2(s.lse[lse_at(a, x.x, i)]) : CUDART_INF_F;
+        delta[mt][half] = exists ? s.delta[lse_at(a, x.x, i)] : 0;
+    });
+}
+
+/* Adds the bias to scores in base 2. IN_PAIRS: see work.bias_in_pairs. */
+template <attn_dtype DTYPE, bool IN_PAIRS>
+DEVICE void add_bias_of(const cuda_args &a, const warp_pairs &x, pair_numbers &S)
+{
+    const attn_view &bias = a.g.view[ATTN_T_bias];
+    for_queries(x, [&](int mt, int half, int i) {
+        if (i >= x.x.s.Sq) return;
+        const int64_t row = attn_at(&bias, x.x.b, x.x.h, i) + x.j;
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++) {
+            float low = 0, high = 0;
+            if (IN_PAIRS && x.j + nt * 8 < x.limit.Sk) {
+                if (DTYPE == ATTN_F32) {
+                    const float2 both = *(const float2 *)((const float *)bias.data + row + nt * 8);
+                    low = both.x, high = both.y;
+                } else {
+                    const uint32_t both = *(const uint32_t *)((const uint16_t *)bias.data + row + nt * 8);
+                    const uint16_t halves[2] = { (uint16_t)both, (uint16_t)(both >> 16) };
+                    low = load_float(DTYPE, halves, 0), high = load_float(DTYPE, halves, 1);
+                }
+            } else {
+                if (x.j + nt * 8 < x.limit.Sk) low = load_float(DTYPE, bias.data, row + nt * 8);
+                if (x.j + nt * 8 + 1 < x.limit.Sk) high = load_float(DTYPE, bias.data, row + nt * 8 + 1);
+            }
+            S[mt][nt][half * 2] = fmaf(low, LOG2E, S[mt][nt][half * 2]);
+            S[mt][nt][half * 2 + 1] = fmaf(high, LOG2E, S[mt][nt][half * 2 + 1]);
+        }
+    });
+}
+
+template <bool IN_PAIRS> DEVICE void add_bias(const cuda_args &a, const warp_pairs &x, pair_numbers &S)
+{
+    switch (a.g.view[ATTN_T_bias].dtype) {
+    case ATTN_F32: add_bias_of<ATTN_F32, IN_PAIRS>(a, x, S); break;
+    case ATTN_F16: add_bias_of<ATTN_F16, IN_PAIRS>(a, x, S); break;
+    default: add_bias_of<ATTN_BF16, IN_PAIRS>(a, x, S); break;
+    }
+}
+
+/* The tile of the bias of a block of OVER_HEADS, in base 2. All terms of the block's sum have the same bias, because
+ * dbias has the shape of the bias. Rows are 136 floats apart, so that a warp's accesses have no bank conflict. */
+struct shared_bias {
+    float z[SIDE][SIDE + 8];
+};
+
+DEVICE shared_bias &bias_behind_stages(void *memory)
+{
+    return *(shared_bias *)((uint16_t *)memory + 2 * STAGES * PIECE);
+}
+
+/* Loads the block's tile of the bias. A barrier must follow before it is used. */
+template <sum_kind KIND> DEVICE void load_bias(const cuda_args &a, const visits<KIND> &v, shared_bias &to)
+{
+    const attn_view &bias = a.g.view[ATTN_T_bias];
+    const int rows = (int)attn_min64(SIDE, a.g.dims.Sq - v.i0), keys = (int)attn_min64(SIDE, a.g.dims.Sk - v.j0);
+    const int64_t at = attn_at(&bias, v.b, v.h, v.i0) + v.j0;
+#pragma unroll 8
+    for (int n = (int)threadIdx.x; n < SIDE * SIDE; n += THREADS) {
+        const int r = n / SIDE, c = n % SIDE;
+        to.z[r][c] = r < rows && c < keys ? load_float(bias.dtype, bias.data, at + r * bias.row + c) * LOG2E : 0;
+    }
+}
+
+/* Adds the bias to scores in base 2. i0 and j0 are the first query and key of the block's tile. */
+DEVICE void add_bias_of_block(const shared_bias &bias, const warp_pairs &x, int i0, int j0, pair_numbers &S)
+{
+    for_queries(x, [&](int mt, int half, int i) {
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++) {
+            const float2 both = *(const float2 *)&bias.z[i - i0][x.j - j0 + nt * 8];
+            S[mt][nt][half * 2] += both.x;
+            S[mt][nt][half * 2 + 1] += both.y;
+        }
+    });
+}
+
+/* Returns the distance i + Sk - Sq - j of the lane's query i and first key. */
+DEVICE float first_distance(const warp_pairs &x, int i)
+{
+    return (float)(i + x.x.s.Sk - x.x.s.Sq - x.j);
+}
+
+DEVICE void add_alibi(const warp_pairs &x, pair_numbers &S)
+{
+    const float slope = x.x.slope * LOG2E;
+    for_queries(x, [&](int mt, int half, int i) {
+        const float far = first_distance(x, i);
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) S[mt][nt][half * 2 + e] -= slope * fabsf(far - (float)(nt * 8 + e));
+    });
+}
+
+DEVICE void hide_by_keep_mask(const cuda_args &a, const warp_pairs &x, pair_numbers &S)
+{
+    const attn_view &keep = a.g.view[ATTN_T_keep_mask];
+    const int64_t from = attn_keep_from(&a.g, &x.x.s);
+    for_queries(x, [&](int mt, int half, int i) {
+        if (i >= x.x.s.Sq) return;
+        const int64_t row = attn_at(&keep, x.x.b, x.x.h, i) - from;
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                const int key = x.j + nt * 8 + e;
+                if (key >= from && key < x.limit.Sk && !((const uint8_t *)keep.data)[row + key])
+                    S[mt][nt][half * 2 + e] = -CUDART_INF_F;
+            }
+    });
+}
+
+DEVICE void hide_by_flash_mask(const cuda_args &a, const warp_pairs &x, pair_numbers &S)
+{
+    const attn_view &view = a.g.view[ATTN_T_mask_startend_rows];
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const int key = x.j + nt * 8 + e;
+            if (key >= x.limit.Sk) continue;
+            const int32_t *bounds = (const int32_t *)view.data + attn_at(&view, x.x.b, x.x.h / a.g.mask_group, key);
+            const attn_mask mask = attn_mask_of(bounds, a.g.mask_bounds, a.g.causal, x.x.s.Sq);
+            for_queries(x, [&](int mt, int half, int i) {
+                if (attn_mask_hides(mask, i)) S[mt][nt][half * 2 + e] = -CUDART_INF_F;
+            });
+        }
+}
+
+/* Multiplies dP by the factors of dropout. Four lanes share the lane's queries, and each of them draws the bits of two
+ * of the warp's eight blocks of keys. */
+DEVICE void drop_pairs(const cuda_args &a, const warp_pairs &x, int lane, pair_numbers &dP)
+{
+    uint32_t mine[2] = {};
+    const int64_t head = dropout_head(a, x.x.b, x.x.h), eighth = (x.j - lane % 4 * 2) / 8 + lane % 4 * 2;
+#pragma unroll 1
+    for (int r = 0; r < 2 * MT; r++)
+#pragma unroll
+        for (int n = 0; n < 2; n++) mine[n] |= kept_of(a, head, x.i + r * 8, eighth + n) << (r * 8);
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+        const uint32_t kept = __shfl_sync(ALL_LANES, mine[nt % 2], lane / 4 * 4 + nt / 2) >> (lane % 4 * 2);
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                dP[mt][nt][e] = kept >> (mt * 16 + e / 2 * 8 + e % 2) & 1 ? dP[mt][nt][e] * a.drop_scale : 0;
+    }
+}
+
+/* Returns whether all scores are finite in base 2, given S = q.k. */
+DEVICE bool scores_are_finite(const warp_pairs &x, const pair_numbers &S)
+{
+    const float factor = x.x.scale * LOG2E;
+    float zero = 0;
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+            /* `zero` becomes NaN if the score is not finite */
+            for (int e = 0; e < 4; e++) zero = fmaf(S[mt][nt][e] * factor, 0, zero);
+    return zero == 0;
+}
+
+/* Turns S = q.k into scores in base 2, with softcap. The options are tested once per tile, not once per pair. */
+DEVICE void scale_scores(const warp_pairs &x, pair_numbers &S)
+{
+    const float cap = x.x.options.softcap;
+    scale_block(S, cap > 0 ? x.x.scale / cap : x.x.scale * LOG2E);
+    if (cap <= 0) return;
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) S[mt][nt][e] = cap * LOG2E * tanhf(S[mt][nt][e]);
+}
+
+/* Turns scores in base 2 into P, and dP into dZ. A bias in shared memory has been added to the scores. */
+DEVICE void gradients_of_pairs(const cuda_args &a, const work &w, const warp_pairs &x, int lane,
+                               const row_numbers &lse2, const row_numbers &delta, pair_numbers &S, pair_numbers &dP)
+{
+    const attn_geometry &g = a.g;
+    if (g.view[ATTN_T_bias].data && !w.bias_stays && w.bias_in_pairs) add_bias<true>(a, x, S);
+    if (g.view[ATTN_T_bias].data && !w.bias_stays && !w.bias_in_pairs) add_bias<false>(a, x, S);
+    if (x.x.slope != 0) add_alibi(x, S);
+    if (g.view[ATTN_T_keep_mask].data) hide_by_keep_mask(a, x, S);
+    if (g.view[ATTN_T_mask_startend_rows].data) hide_by_flash_mask(a, x, S);
+    const int i = x.i - lane / 4, j = x.j - lane % 4 * 2; /* the warp's first query and key */
+    if (j < i + 31 + x.limit.lo || j + 63 >= min(i + x.limit.hi, x.limit.Sk))
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++) hide_keys(S[mt], x.limit, x.i + mt * 16, x.j);
+    if (a.drop_below) drop_pairs(a, x, lane, dP);
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const float p = exp2_fast(S[mt][nt][e] - lse2[mt][e / 2]);
+                /* A hidden pair may have a dP that is not finite. A P that is not above 0 here belongs to a hidden
+                 * pair, or has been rounded to 0. */
+                dP[mt][nt][e] = p > 0 ? p * (dP[mt][nt][e] - delta[mt][e / 2]) : 0;
+                S[mt][nt][e] = p > 0 ? p : 0;
+            }
+}
+
+/* BLOCK x BLOCK pairs of a warp in shared memory: q.k, which becomes P, and dP, which becomes dZ. */
+struct careful_pairs {
+    float z[BLOCK][LINE], w[BLOCK][LINE];
+};
+
+/* Computes P and dZ of the pairs of BLOCK queries from i on and BLOCK keys from j on, by the functions that compute
+ * single pairs. The whole warp calls it. */
+__device__ __noinline__ void careful_block(const cuda_args &a, const saved &s, const head_args &x, const limits &limit,
+                                           int i, int j, careful_pairs &pairs)
+{
+#pragma unroll 1
+    for (int n = (int)threadIdx.x % 32; n < BLOCK * BLOCK; n += 32) {
+        const int r = n / BLOCK, c = n % BLOCK, query = i + r, key = j + c;
+        const bool exists = query < x.s.Sq;
+        const float lse = exists ? s.lse[lse_at(a, x, query)] : -CUDART_INF_F,
+                    delta = exists ? s.delta[lse_at(a, x, query)] : 0;
+        float derivative;
+        const float z = score_log2(a, x, limit, exists, query, key, pairs.z[r][c], &derivative);
+        const bool hidden = z == -CUDART_INF_F || lse == -CUDART_INF_F;
+        float p = hidden ? 0 : exp2_fast(exponent_of(a, s, x, query, z, lse_in_base_2(lse)));
+        const float drop = hidden ? 0 : dropout(a, x, query, key);
+        float dz = p == 0 ? 0 : p * (drop == 0 ? -delta : drop * pairs.w[r][c] - delta);
+        /* P of a row whose lse is NaN is NaN. Any other P that is NaN is computed from the rows of q and k. */
+        unsigned again = __ballot_sync(ALL_LANES, p != p && lse == lse);
+        for (; again; again &= again - 1) {
+            const int from = __ffs(again) - 1, m = n - (int)threadIdx.x % 32 + from;
+            const pair_gradient y = gradient_of_pair<CHANNELS>(a, s, x, i + m / BLOCK, j + m % BLOCK);
+            if ((int)threadIdx.x % 32 == from) p = y.p, dz = y.dz;
+        }
+        pairs.z[r][c] = p;
+        pairs.w[r][c] = dz;
+    }
+    __syncwarp();
+}
+
+/* Turns q.k into P, and dP into dZ, with careful_block(). */
+DEVICE void careful_gradients(const cuda_args &a, const work &w, const warp_pairs &x, int lane, careful_pairs &pairs,
+                              pair_numbers &S, pair_numbers &dP)
+{
+    const int r = lane / 4, c = lane % 4 * 2;
+    /* Copies, because careful_block() needs the address of its arguments. `x` itself stays in registers. */
+    const head_args head = x.x;
+    const limits limit = x.limit;
+#pragma unroll
+    for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+        for (int nt = 0; nt < NT; nt += 2) {
+#pragma unroll
+            for (int e = 0; e < 8; e++) {
+                const int row = r + e % 4 / 2 * 8, column = c + e / 4 * 8 + e % 2;
+                pairs.z[row][column] = S[mt][nt + e / 4][e % 4];
+                pairs.w[row][column] = dP[mt][nt + e / 4][e % 4];
+            }
+            __syncwarp();
+            careful_block(a, w.s, head, limit, x.i - r + mt * 16, x.j - c + nt * 8, pairs);
+#pragma unroll
+            for (int e = 0; e < 8; e++) {
+                const int row = r + e % 4 / 2 * 8, column = c + e / 4 * 8 + e % 2;
+                S[mt][nt + e / 4][e % 4] = pairs.z[row][column];
+                dP[mt][nt + e / 4][e % 4] = pairs.w[row][column];
+            }
+            __syncwarp();
+        }
+}
+
+/* ---- What becomes of dZ ------------------------------------------------------------------------------------------ */
+
+/* Writes numbers of the lane's pairs to rows of a tensor. */
+DEVICE void store_pairs(const cuda_args &a, const work &w, const warp_pairs &x, int64_t at, const pair_numbers &dZ)
+{
+    const int Sq = (int)a.g.dims.Sq, Sk = (int)a.g.dims.Sk;
+    for_queries(x, [&](int mt, int half, int i) {
+        if (i >= Sq) return;
+        float *const row = (float *)w.to.data + at + i * w.to.row + x.j;
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++) {
+            const float low = dZ[mt][nt][half * 2], high = dZ[mt][nt][half * 2 + 1];
+            if (w.dbias_in_pairs && x.j + nt * 8 < Sk) *(float2 *)(row + nt * 8) = make_float2(low, high);
+            if (!w.dbias_in_pairs && x.j + nt * 8 < Sk) row[nt * 8] = low;
+            if (!w.dbias_in_pairs && x.j + nt * 8 + 1 < Sk) row[nt * 8 + 1] = high;
+        }
+    });
+}
+
+/* Writes zeros to the block's rows of dbias, for keys that none of the block's queries sees. */
+DEVICE void store_zeros(const cuda_args &a, const work &w, const visits<EACH_PAIR> &v)
+{
+    const int Sk = (int)a.g.dims.Sk, rows = (int)attn_min64(SIDE, a.g.dims.Sq - v.i0);
+    const int64_t at = attn_at(&w.to, v.b, v.h, v.i0);
+    for (int r = (int)threadIdx.x / 32; r < rows; r += THREADS / 32)
+        for (int j = (int)threadIdx.x % 32; j < Sk; j += 32)
+            if (j < v.begin * SIDE || j >= v.end * SIDE) ((float *)w.to.data)[at + r * w.to.row + j] = 0;
+}
+
+/* Sums of a query over its keys: P and dZ, each also times distance. */
+struct far_sums {
+    float p, dz, p_far, dz_far;
+};
+
+template <bool GIVEN>
+DEVICE void add_far(const warp_pairs &x, const pair_numbers &P, const pair_numbers &dZ, far_sums (&sums)[MT][2])
+{
+    for_queries(x, [&](int mt, int half, int i) {
+        const float first = first_distance(x, i);
+        far_sums &sum = sums[mt][half];
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                const float far = fabsf(first - (float)(nt * 8 + e)), p = P[mt][nt][half * 2 + e],
+                            dz = dZ[mt][nt][half * 2 + e];
+                sum.dz_far = fmaf(dz, far, sum.dz_far);
+                if (GIVEN) continue; /* far_of_row() does not need the other sums */
+                sum.p += p;
+                sum.dz += dz;
+                sum.p_far = fmaf(p, far, sum.p_far);
+            }
+    });
+}
+
+/* Adds up the sums of a query, of which four lanes in each of two warps have parts, and writes the query's sum of dZ
+ * times distance, as far_of_row() defines it. `other` is shared memory for one sum per query. */
+DEVICE void store_far(const cuda_args &a, const work &w, const warp_pairs &x, far_sums (&sums)[MT][2], far_sums *other)
+{
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    for_queries(x, [&](int mt, int half, int) {
+        far_sums &sum = sums[mt][half];
+        for (int n = 1; n <= 2; n *= 2) {
+            sum.p += __shfl_xor_sync(ALL_LANES, sum.p, n);
+            sum.dz += __shfl_xor_sync(ALL_LANES, sum.dz, n);
+            sum.p_far += __shfl_xor_sync(ALL_LANES, sum.p_far, n);
+            sum.dz_far += __shfl_xor_sync(ALL_LANES, sum.dz_far, n);
+        }
+        if (warp % 2 && lane % 4 == 0) other[warp / 2 * 32 + mt * 16 + half * 8 + lane / 4] = sum;
+    });
+    __syncthreads();
+    if (warp % 2 || lane % 4) return;
+    for_queries(x, [&](int mt, int half, int i) {
+        const far_sums &mine = sums[mt][half], &more = other[warp / 2 * 32 + mt * 16 + half * 8 + lane / 4];
+        const row_far_sums sum = { mine.p + more.p, mine.dz + more.dz, mine.p_far + more.p_far,
+                                   mine.dz_far + more.dz_far };
+        if (i < x.x.s.Sq) w.s.far[lse_at(a, x.x, i)] = far_of_row(a, w.s, x.x, i, sum, w.given);
+    });
+}
+
+/* Adds up the columns of dZ over the block's queries, and writes them. `columns` is shared memory for a sum per key and
+ * group of 32 queries. */
+DEVICE void store_columns(const cuda_args &a, const work &w, int64_t at, int j0, float (&sums)[NT][2],
+                          float (*columns)[SIDE])
+{
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, thread = (int)threadIdx.x;
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            for (int n = 4; n < 32; n *= 2) sums[nt][e] += __shfl_xor_sync(ALL_LANES, sums[nt][e], n);
+            if (lane < 4) columns[warp / 2][warp % 2 * 64 + nt * 8 + lane * 2 + e] = sums[nt][e];
+        }
+    __syncthreads();
+    if (thread < SIDE && j0 + thread < a.g.dims.Sk)
+        ((float *)w.to.data)[at + j0 + thread] = columns[0][thread] + columns[1][thread] + columns[2][thread] +
+                                                 columns[3][thread];
+}
+
+/* ---- The kernel -------------------------------------------------------------------------------------------------- */
+
+/* The sums that a block keeps from tile to tile. */
+template <sum_kind KIND> struct kept_sums {
+    float pairs[KIND == OVER_HEADS ? MT : 1][NT][4] = {};
+    float columns[NT][2] = {};
+    far_sums far[MT][2] = {};
+};
+
+template <typename T, sum_kind KIND>
+__global__ void __launch_bounds__(THREADS, 1)
+    option_tiles(const __grid_constant__ cuda_args a, const __grid_constant__ work w)
+{
+    extern __shared__ __align__(1024) char memory[];
+    const attn_geometry &g = a.g;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, row = warp / 2 * 32, column = warp % 2 * 64;
+    const uint32_t down = lane_down<CHUNK>(lane), across = lane_across<CHUNK>(lane);
+    const visits<KIND> v = visits_of<KIND>(a, w);
+    const int of_qk = (int)attn_tiles(g.dims.D, CHUNK);
+    const chunks c = { (uint16_t *)memory, of_qk, of_qk + (int)attn_tiles(g.dims.Dv, CHUNK), w.resident };
+    kept_sums<KIND> sums;
+
+    int n = v.visible_from(g, v.begin), stage = 0;
+    if (c.resident && n < v.end)
+        for (int chunk = 0; chunk < c.all; chunk++) load_queries(a, v.place(n), c, chunk, 0);
+    load_cursor<KIND> ahead;
+    ahead.begin(a, v, c, n);
+    if constexpr (KIND == EACH_PAIR) store_zeros(a, w, v);
+    if (KIND == OVER_HEADS && w.bias_stays) load_bias(a, v, bias_behind_stages(memory));
+
+    warp_pairs x = {};
+    for (; n < v.end; n = v.visible_from(g, n + 1)) {
+        const pair_tile_place at = v.place(n);
+        x.x = head_args_of(a, at.b, at.h);
+        x.limit = limits_of(g, x.x.s);
+        x.i = at.i0 + row + lane / 4;
+        x.j = at.j0 + column + lane % 4 * 2;
+        row_numbers lse2, delta;
+        load_row_numbers(a, w.s, x, lse2, delta);
+
+        /* Adds the products of the next chunk to `to`, while the chunk STAGES - 1 further on is loaded. */
+        const auto add_product = [&](float(&to)[MT][NT][4], int chunk) {
+            cp_async_wait<STAGES - 2>();
+            __syncthreads(); /* the chunk has arrived, and no thread reads the stage that is loaded now */
+            ahead.load(a, v, c, (stage + STAGES - 1) % STAGES);
+            const uint32_t rows = smem_addr(c.queries(stage, chunk)), keys = smem_addr(c.keys(stage));
+            scores<T, CHUNK>(
+                to, [&](uint32_t(&f)[4], int mt, int kk) { a_rows_of<CHUNK>(f, down, rows, row + mt * 16, kk * 16); },
+                [&](uint32_t(&f)[4], int nt, int kk) { b_rows_of<CHUNK>(f, across, keys, column + nt * 8, kk * 16); });
+            stage = (stage + 1) % STAGES;
+        };
+        pair_numbers S = {}, dP = {};
+#pragma unroll 1
+        for (int chunk = 0; chunk < of_qk; chunk++) add_product(S, chunk);
+#pragma unroll 1
+        for (int chunk = of_qk; chunk < c.all; chunk++) add_product(dP, chunk);
+
+        bool odd = !scores_are_finite(x, S);
+        for_queries(x, [&](int mt, int half, int) { odd |= lse2[mt][half] != lse2[mt][half]; });
+        if (__syncthreads_or(odd)) {
+            cp_async_wait<0>();
+            __syncthreads(); /* the stages, whose memory careful_gradients() uses, are neither read nor written */
+            careful_gradients(a, w, x, lane, ((careful_pairs *)c.keys(0))[warp], S, dP);
+            __syncthreads();
+            ahead.begin(a, v, c, v.visible_from(g, n + 1));
+            stage = 0;
+        } else {
+            scale_scores(x, S);
+            if (KIND == OVER_HEADS && w.bias_stays) add_bias_of_block(bias_behind_stages(memory), x, at.i0, at.j0, S);
+            gradients_of_pairs(a, w, x, lane, lse2, delta, S, dP);
+        }
+
+        if constexpr (KIND == EACH_PAIR) store_pairs(a, w, x, attn_at(&w.to, at.b, at.h, 0), dP);
+        if constexpr (KIND == OF_ROWS) {
+            if (w.given) add_far<true>(x, S, dP, sums.far);
+            else add_far<false>(x, S, dP, sums.far);
+        }
+#pragma unroll
+        for (int mt = 0; mt < MT; mt++)
+#pragma unroll
+            for (int nt = 0; nt < NT; nt++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    if constexpr (KIND == OVER_HEADS) sums.pairs[mt][nt][e] += dP[mt][nt][e];
+                    if constexpr (KIND == OVER_QUERIES) sums.columns[nt][e % 2] += dP[mt][nt][e];
+                }
+    }
+    cp_async_wait<0>();
+    __syncthreads(); /* no thread reads or writes the stages any more */
+    const int64_t to = attn_at(&w.to, v.b, v.h, 0) + v.part * w.part_elements;
+    x.i = v.i0 + row + lane / 4;
+    x.j = v.j0 + column + lane % 4 * 2;
+    if constexpr (KIND == OVER_HEADS) store_pairs(a, w, x, to, sums.pairs);
+    if constexpr (KIND == OVER_QUERIES) store_columns(a, w, to, v.j0, sums.columns, (float(*)[SIDE])memory);
+    if constexpr (KIND == OF_ROWS) {
+        x.x = head_args_of(a, v.b, v.h);
+        store_far(a, w, x, sums.far, (far_sums *)memory);
+    }
+}
+
+/* Adds up the sums of parts [0, parts) of each element of dbias, in order. */
+__global__ void __launch_bounds__(256)
+    add_parts(attn_view to, const float *from, int64_t Sk, int64_t Sq, int64_t heads, int64_t elements, int parts)
+{
+    const int64_t n = (int64_t)blockIdx.x * 256 + threadIdx.x;
+    if (n >= elements) return;
+    float sum = from[n];
+    for (int part = 1; part < parts; part++) sum += from[part * elements + n];
+    const int64_t line = n / Sk, h = line / Sq;
+    ((float *)to.data)[attn_at(&to, h / heads, h % heads, line % Sq) + n % Sk] = sum;
+}
+
+/* ---- Launchers --------------------------------------------------------------------------------------------------- */
+
+/* How the elements of dbias are divided among blocks. */
+struct division {
+    sum_kind kind;
+    int64_t elements, cells, terms, batches, heads; /* cells: tiles of dbias; terms of an element, and their axes */
+    int64_t nb, nh, nq;                             /* axes of dbias */
+    int parts;
+};
+
+/* The number of blocks that a launch should have: twice the multiprocessors of a large GPU. A constant, because the
+ * order of sums must not depend on the GPU. */
+const int64_t ENOUGH_BLOCKS = 264;
+/* The most blocks that share a tile of dbias. */
+const int64_t MOST_PARTS = 64;
+
+division division_of(const attn_plan *plan)
+{
+    const attn_dims &d = plan->geometry.dims;
+    const int64_t *n = plan->problem->dbias.shape, q_tiles = attn_tiles(d.Sq, SIDE), key_tiles = attn_tiles(d.Sk, SIDE);
+    division x;
+    x.nb = n[0], x.nh = n[1], x.nq = n[2];
+    x.elements = x.nb * x.nh * x.nq * d.Sk;
+    x.batches = x.nb == d.B ? 1 : d.B;
+    x.heads = x.nh == d.H ? 1 : d.H;
+    x.terms = x.batches * x.heads;
+    x.kind = x.nq != d.Sq ? OVER_QUERIES : x.terms == 1 ? EACH_PAIR : OVER_HEADS;
+    if (x.kind == OVER_QUERIES) x.terms *= q_tiles;
+    x.cells = key_tiles * (x.kind == OVER_QUERIES ? 1 : q_tiles);
+    const int64_t all = attn_max64(x.cells * x.nb * x.nh, 1);
+    x.parts = (int)attn_clamp64(attn_tiles(ENOUGH_BLOCKS, all), 1, attn_clamp64(x.terms, 1, MOST_PARTS));
+    return x;
+}
+
+/* Returns whether pairs of elements of rows can be read or written together. */
+bool in_pairs(const attn_view &view, int64_t Sk)
+{
+    const size_t pair = view.dtype == ATTN_F32 ? 8 : 4;
+    return (Sk | view.row | view.head | view.batch) % 2 == 0 && (uintptr_t)view.data % pair == 0;
+}
+
+work work_of(const cuda_chip *chip, const attn_plan *plan, const cuda_args &a, const saved &s)
+{
+    const attn_dims &d = a.g.dims;
+    const int64_t chunks = attn_tiles(d.D, CHUNK) + attn_tiles(d.Dv, CHUNK);
+    work w = {};
+    w.s = s;
+    w.parts = 1;
+    w.batches = w.heads = 1;
+    w.q_tiles = (int)attn_tiles(d.Sq, SIDE);
+    w.key_tiles = (int)attn_tiles(d.Sk, SIDE);
+    w.given = plan->problem->out.rank > 0;
+    w.bias_in_pairs = in_pairs(a.g.view[ATTN_T_bias], d.Sk);
+    w.resident = (size_t)(chunks + STAGES) * PIECE * 2 <= (size_t)chip->shared_bytes;
+    return w;
+}
+
+/* The time of a launch over tile_seconds(), at most. An H200 took 1.97 ms for dbias where tile_seconds() is 1.7 ms
+ * (D 64, 2026-11-27), and less than tile_seconds() at other head sizes and for dalibi_slopes. */
+const double SECONDS_OVER_TILES = 1.2;
+
+/* Launches the tiles of `grid` in shares. */
+template <sum_kind KIND>
+cudaError_t launch_tiles(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a, work w,
+                         dim3 grid)
+{
+    const attn_dims &d = a.g.dims;
+    const int64_t chunks = attn_tiles(d.D, CHUNK) + attn_tiles(d.Dv, CHUNK);
+    if (KIND == OVER_HEADS || KIND == OVER_QUERIES) w.resident = false;
+    const size_t pieces = w.resident ? (size_t)chunks + STAGES : 2 * STAGES, stages = pieces * PIECE * 2;
+    w.bias_stays = KIND == OVER_HEADS && stages + sizeof(shared_bias) <= (size_t)chip->shared_bytes;
+    const size_t bytes = stages + (w.bias_stays ? sizeof(shared_bias) : 0);
+    static_assert(2 * STAGES * PIECE * 2 <= 99 << 10, "every GPU from compute capability 8.0 on has the memory");
+    static_assert(sizeof(careful_pairs) * (THREADS / 32) <= STAGES * PIECE * 2, "the stages have room for the pairs");
+    return in_shares(chip, tile_seconds(chip, plan) * SECONDS_OVER_TILES, [&](const cuda_chip *part) {
+        cuda_args now = a;
+        dim3 share = grid;
+        cudaError_t code = cudaSuccess;
+        take_share(part, now, share);
+        if (share.x == 0 || share.y == 0 || share.z == 0) return code;
+        const auto launch = [&](auto number) {
+            typedef decltype(number) T;
+            code = allow_shared<option_tiles<T, KIND>>((size_t)chip->shared_bytes);
+            if (code == cudaSuccess) option_tiles<T, KIND><<<share, THREADS, bytes, stream>>>(now, w);
+        };
+        if (plan->problem->q.dtype == ATTN_BF16) launch(__nv_bfloat16());
+        else launch(__half());
+        return code == cudaSuccess ? cudaPeekAtLastError() : code;
+    });
+}
+
+cudaError_t launch_dbias(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
+                         const saved &s, float *workspace)
+{
+    const attn_dims &d = a.g.dims;
+    const attn_view &dbias = a.g.view[ATTN_T_dbias];
+    const division x = division_of(plan);
+    work w = work_of(chip, plan, a, s);
+    if (x.elements == 0) return cudaSuccess;
+    w.to = dbias;
+    w.parts = x.parts;
+    w.part_elements = x.parts > 1 ? x.elements : 0;
+    w.batches = (int)x.batches, w.heads = (int)x.heads;
+    if (x.parts > 1) {
+        w.to.data = workspace;
+        w.to.row = d.Sk;
+        w.to.head = x.nq * d.Sk;
+        w.to.batch = x.nh * w.to.head;
+    }
+    w.dbias_in_pairs = in_pairs(w.to, d.Sk);
+    const dim3 grid((unsigned)(x.cells * x.parts), (unsigned)x.nh, (unsigned)x.nb);
+    cudaError_t code;
+    if (x.kind == EACH_PAIR)
+        code = launch_tiles<EACH_PAIR>(chip, stream, plan, a, w, dim3((unsigned)w.q_tiles, grid.y, grid.z));
+    else if (x.kind == OVER_HEADS) code = launch_tiles<OVER_HEADS>(chip, stream, plan, a, w, grid);
+    else code = launch_tiles<OVER_QUERIES>(chip, stream, plan, a, w, grid);
+    if (code != cudaSuccess || x.parts == 1 || !takes_step(chip, 0)) return code;
+    add_parts<<<(unsigned)attn_tiles(x.elements, 256), 256, 0, stream>>>(dbias, workspace, d.Sk, x.nq, x.nh, x.elements,
+                                                                         x.parts);
+    return cudaPeekAtLastError();
+}
+
+} // namespace
+
+size_t option_gradient_bytes(const attn_plan *plan)
+{
+    const attn_dims &d = plan->geometry.dims;
+    if (!plan->problem->dbias.rank || attn_max64(d.D, d.Dv) > TILE_HEAD_DIM) return 0;
+    const division x = division_of(plan);
+    return x.parts > 1 ? (size_t)(x.elements * x.parts) * sizeof(float) : 0;
+}
+
+cudaError_t option_gradients(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a,
+                             const saved &s, float *workspace)
+{
+    cudaError_t code = cudaSuccess;
+    if (a.g.view[ATTN_T_dbias].data) code = launch_dbias(chip, stream, plan, a, s, workspace);
+    if (a.g.view[ATTN_T_dalibi_slopes].data && code == cudaSuccess)
+        code = launch_tiles<OF_ROWS>(chip, stream, plan, a, work_of(chip, plan, a, s), tile_grid(a.g, SIDE));
+    return code == cudaSuccess ? sum_heads(chip, plan->problem, a, s, stream) : code;
+}
