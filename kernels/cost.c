@@ -469,7 +469,7 @@ static attn_cost cost_of(const attn_device_info *info, const attn_plan *plan, do
     const double each = r->strange + r->strange_product * columns;
     sum.ns = plain_ns(r, &w);
     add_extras(&sum, r, &w, plan, &d);
-    const double top_pair = r->family == GENERIC ? TOP_PAIR_GENERIC : TOP_PAIR;
+    const double top_pair = r->family == GENERIC || r->family == HOPPER ? TOP_PAIR_GENERIC : TOP_PAIR;
     if (p->op == ATTN_OP_OBSERVE && p->observe.top > 0) add(&sum, w.triples * top_pair / w.by[TILES], "top_keys");
     if (p->op == ATTN_OP_BACKWARD && p->out.rank == 0) add_first(&sum, r, plan, &d, triples, info->units);
     const double worst = sum.ns + triples * each / w.by[TILES];
