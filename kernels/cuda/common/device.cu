@@ -94,7 +94,7 @@ struct device {
     int64_t memory_limit, memory_used, memory_taken;
     /* for each size class, a list of blocks that the caller has freed and that are kept for reuse */
     block *idle[CLASSES];
-    block *live; /* list of blocks that callers use, the youngest first */
+    block *live; /* list of memory blocks that callers use, the youngest first */
 };
 
 struct memory_range {
@@ -354,7 +354,7 @@ block *kept_blocks(device *d)
     return list;
 }
 
-/* Frees a list of blocks. cudaFree waits for the device, so the caller must not hold the lock. */
+/* Frees a list of memory blocks. cudaFree waits for the device, so the caller must not hold the lock. */
 void give_back(block *b)
 {
     while (b) {
@@ -365,7 +365,7 @@ void give_back(block *b)
     }
 }
 
-/* Allocates a block of a size class from the driver. The caller has already counted its bytes as used. */
+/* Allocates a memory block of a size class from the driver. The caller has already counted its bytes as used. */
 attn_status allocate(device *d, int size_class, block **taken, attn_error *err)
 {
     block *b = (block *)calloc(1, sizeof *b);
@@ -558,10 +558,9 @@ size_t aligned(size_t bytes)
     return (bytes + WORKSPACE_ALIGN - 1) / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
 }
 
-/* Returns the bytes of the marks by which a kernel tells later launches to compute a row (cuda_args.rows_later).
- * Returns 0 where the kernel computes such rows itself, one key after the other, because in a short problem all rows
- * together take little longer than a step. Also returns 0 for decode.cu, which has few rows, and for simple.cu, which
- * has no tiles. */
+/* Returns the number of bytes for the marks by which a kernel tells later launches to compute a row
+ * (cuda_args.rows_later). Returns 0 where kernels leave no row to a later launch: in short problems, in decode.cu and
+ * in simple.cu. */
 size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
@@ -871,7 +870,8 @@ cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, c
     }
     if (!takes_step(&chip, tile_seconds(&chip, plan))) return cudaSuccess;
     chip.after_decode = s->after_decode && reads_no_results(s, plan->problem);
-    /* a decode without rows queues no kernel, so the stream's newest kernel is still the previous one */
+    /* a decode without query rows queues no kernel, so the members of s must still describe the stream's previous
+     * kernel */
     if (!decodes || dims.B * dims.H * dims.Sq > 0) {
         s->after_decode = decodes;
         s->written[0] = range_of(plan->problem->out);

@@ -239,8 +239,8 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
                 issue_dV(dV, P);
                 this->next_round();
                 issue_S(S, held);
-                /* Wait until the product dV is complete, because it reads the registers that P takes next. At this
-                 * point all warps have also read the values of the queries (lse and delta). */
+                /* Wait until the product dV is complete: it reads the registers in which the next P is computed. At
+                 * this point all warps have also read the values of the queries (lse and delta). */
                 wgmma_wait<1>();
                 me.release(sm.bars_Q, now);
                 me.release(sm.bars_dO, now);
@@ -250,7 +250,7 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
             issue_dV(dV, P);
             retire<0>(dV);
         }
-        /* dV is staged in sm.K, which no other warp reads after its last product with K */
+        /* dV is staged in sm.K, which no other warp reads after this warp's last product with K */
         this->template finish<X::DV>(dV, 1, ATTN_T_dv, a.g.dims.Dv, sm.K, t);
     }
 };
@@ -339,8 +339,8 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
                 keep_dS(dS);
                 this->next_round();
                 issue_dP(dP, held);
-                /* Wait until the product dK is complete, because it reads the registers that dS takes next. At this
-                 * point all warps have also read the values of the queries (lse and delta). */
+                /* Wait until the product dK is complete: it reads the registers in which the next dS is computed. At
+                 * this point all warps have also read the values of the queries (lse and delta). */
                 wgmma_wait<1>();
                 me.release(sm.bars_Q, now);
                 retire<0>(dP);
@@ -350,12 +350,12 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
             issue_dK(dK, dS);
             keep_dS(dS);
             retire<0>(dK);
-            /* Wait until the copies have read shared memory. After the end of this block another block may get that
+            /* Wait until the copies have read shared memory: when this thread block ends, another one may get that
              * memory. */
             if (KEEP && me.lane == 0) bulk_wait_read<0>();
         }
-        /* sm.Q[0] is free as staging memory: the last dS needed the other consumer's last P, and that consumer's
-         * products with Q were complete by then. */
+        /* sm.Q[0] is free as staging memory: the other consumer made its last P, which this consumer has used, after
+         * its last product with Q */
         this->template finish<X::D>(dK, p.scale, ATTN_T_dk, a.g.dims.D, sm.Q[0], t);
     }
 };

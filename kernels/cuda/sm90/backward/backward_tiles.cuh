@@ -82,8 +82,8 @@ namespace {
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* The gradients that a consumer computes. R is the type of dK and dV in memory: T or float. With a branch in store()
- * instead of this parameter, ptxas would serialise products. */
+/* The gradients that a consumer computes. R is the type of dK and dV in memory: T or float. It is a template parameter,
+ * because with a branch in store() ptxas would serialise products. */
 template <typename T, class X, typename R> struct gradients {
     static const int D = X::D, BM = X::BM, BN = X::BN;
     const cuda_args &a;
@@ -353,8 +353,8 @@ template <typename T, class X, typename R> struct gradients {
         return __any_sync(0xffffffff, any);
     }
 
-    /* Turns S into P for a tile with rows whose lse is stored in two parts. Where a pair's bias is huge, the rest of
-     * its score is too small to count and is ignored. */
+    /* Turns S into P for a tile with rows whose lse is stored in two parts. Where a pair's bias is huge, the pair's q.k
+     * is too small to count and is ignored. */
     DEVICE void exponents_in_parts(float (&S)[BM / 2], const row_values *values) const
     {
         if constexpr (X::BIAS) {
@@ -630,10 +630,10 @@ template <typename T, class X, typename R> struct gradients {
         retire<0>(dP); /* the wait for dP includes a wait for dK, which was issued before dP */
     }
 
-    /* Computes dV, dS and dK of a tile of queries (a round) from its P and dP. If there are MORE tiles of queries, also
-     * computes P and dP of the next one. Must be called with no product running. It also computes dQ of the previous
-     * tile of queries. For the first tile there is none: the computed dQ has no meaning and is not handed over. A
-     * branch around that product would cost registers that are not free. */
+    /* Computes dV, dS and dK of a tile of queries (a round) from its P and dP, and dQ of the previous tile of queries.
+     * With MORE, also computes P and dP of the next tile. Must be called with no product running. In the first round
+     * the computed dQ has no meaning and is not handed over: a branch around the product dQ would cost registers that
+     * are not free. */
     template <bool MORE>
     DEVICE void round(float (&S)[BM / 2], float (&dP)[BM / 2], float (&dK)[D / 2], float (&dV)[D / 2], bool first)
     {
@@ -716,8 +716,8 @@ template <typename T, class X, typename R> struct gradients {
         uint16_t *const staging = sm.dS[mine.stage] + (me.w * 4 + me.warp) * 16 * 64;
         if (!to.data) return;
         R *const rows = (R *)to.data + attn_at(&to, x.b, x.hk, line);
-        /* float32 is stored directly from registers. In one shape it is staged too, because ptxas would otherwise spill
-         * 360 bytes. */
+        /* Float32 results are stored directly from registers. In one shape they go through shared memory, because ptxas
+         * would otherwise spill 360 bytes. */
         if constexpr (std::is_same<R, float>::value && X::VARIANT == CAPPED && D == 64)
             store_floats<CHUNKS * 64>(rows, to.row, x.rows - row, width, sums, staging, me.lane);
         else if constexpr (std::is_same<R, float>::value)
@@ -830,7 +830,8 @@ template <typename T, class X, typename R> struct gradients {
         bool finite = true;
         last_dQ([&] {
             if (!X::OPTIONS)
-                /* with options dV is stored later, because no registers are free for that before dQ is complete */
+                /* with options dV is stored only when dQ is complete, because the product dQ takes the registers that
+                 * storing needs */
                 finite = finish_dV(dV);
         });
         me.release(sm.K_empty);
@@ -940,8 +941,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     } else {
         setmaxnreg_inc<X::CONSUMER>();
         gradients<T, X, R>(a, p, sm, wg - 1).run();
-        /* Waits for prepare_ahead, which has long ended. Each kernel of a stream waits for the end of its predecessor
-         * only, so the next kernel needs this wait to know that prepare_ahead has ended too. */
+        /* Waits for the end of prepare_ahead, this kernel's predecessor in the stream. The kernel that follows waits
+         * only for the end of this kernel, and must not begin before prepare_ahead has ended. */
         wait_for_prerequisites();
         const uint32_t t = thread_anew() - 128;
         if (p.makes_dq) dq_writer<T, X>{ a, p, sm.dS[0] + t / 32 * (16 * 64), (int)(t % 32) }.run();

@@ -117,8 +117,8 @@ template <typename T, class X> struct copies_by_engine {
     }
 
     /* Issues the loads of a step's tile into `slot`, which must be free. One warp calls this function. Boxes (single
-     * loads) past the sequence's end are left out. FIRST: the boxes were not looked up before, so the warp does it
-     * now. */
+     * loads) past the sequence's end are left out. With FIRST, the warp itself looks up where the boxes start; without
+     * FIRST, this was done before. */
     template <bool FIRST = false> DEVICE void fill(int step, int slot) const
     {
         /* COLUMNS: width of a chunk in elements of the tensor */
@@ -169,7 +169,7 @@ template <typename T, class X> struct copies_by_engine {
     DEVICE void clear_tail(uint16_t *tile, int j) const
     {
         /* rows: rows of tile j before the sequence's end; PIECES: pieces of 16 bytes per row of a chunk. The swizzle
-         * moves a piece only within its row */
+         * moves a piece only within its row, so that whole rows can be cleared */
         const int rows = Sk - j * X::BN, PIECES = CHUNK / 8;
         if (rows >= X::BN) return;
 #pragma unroll 1

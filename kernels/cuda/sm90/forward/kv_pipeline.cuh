@@ -57,7 +57,8 @@ DEVICE void begin_block()
 
 /* ---- The warp that hands out work -------------------------------------------------------------------------------- */
 
-/* Publishes the work tile in sm.work and sm.parts. One lane of the warp calls this, after it has written both. */
+/* Publishes the work tile that sm.work and sm.parts describe. One lane of the warp calls this after it has written
+ * sm.work and sm.parts. */
 template <class SM> DEVICE void announce_work(SM &sm)
 {
     mbarrier_arrive(smem_addr(&sm.bars.work.full[0]));
@@ -135,14 +136,15 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     DEVICE void await_K() { await_full(sm.bars.K, k); }
     DEVICE void await_V() { await_full(sm.bars.V, v); }
 
-    /* Releases K. `last`: this product was the last with Q in the work tile, so Q is released too. */
+    /* Releases K. `last`: the work tile's last product with Q has ended, so Q is released too. */
     DEVICE void release_K(bool last)
     {
         this->release(sm.bars.K, k);
         if (last) release_Q();
         k.next();
     }
-    /* With LATE, releases only Q (if `last`): the caller then releases K later and advances the ring of K itself. */
+    /* Releases K, and Q if `last`. With LATE it leaves K alone: the caller then releases K later and advances the ring
+     * of K. */
     template <bool LATE> DEVICE void release_K(bool last)
     {
         if (!LATE) release_K(last);

@@ -309,7 +309,7 @@ DEVICE void compute_before_wait(float x)
     if (x < 0) asm volatile("nanosleep.u32 0;" ::: "memory");
 }
 
-/* Makes these words opaque: the compiler can neither read accumulators before the wait, nor use how the words were
+/* Makes the compiler treat d as changed by this call: it can neither move reads of d above the call, nor use how d was
  * computed. */
 template <int N> DEVICE void opaque(float (&d)[N])
 {

@@ -68,9 +68,9 @@ struct ending_order : tile_order {
 };
 
 /* Plans an ending_order. head_bytes and share are those of tile_order_of(). short_tiles: number of work tiles of a head
- * that are shorter than the others, or 0 if all take the same time. The end has at_end short work tiles. The short work
- * tiles come from as many heads as necessary, but not from more heads than the L2 can hold, and at least from the heads
- * of one section. */
+ * that are shorter than the others, or 0 if all work tiles take the same time. The order ends with at_end short work
+ * tiles. They come from as many heads as necessary, but from no more than the L2 can hold, and from at least one
+ * section of heads. */
 static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, int64_t short_tiles,
                                            int at_end, int64_t share)
 {
@@ -162,7 +162,7 @@ struct __align__(16) warpgroup_tile
     int free_first, free_last, last_visible, few_keys;
 };
 
-/* Returns the part of the consumer whose rows begin at row0. Sq is the number of rows that exist. */
+/* Returns the warpgroup_tile of the consumer whose rows begin at row0. Sq is the number of rows that exist. */
 template <int BN, int FEW = BN>
 DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, int first, int last)
 {

@@ -13,8 +13,9 @@
 
 namespace {
 
-const int BQ = 64;  /* queries per tile */
-const int FOLD = 8; /* number of a consumer's tiles whose P are added up in float32 */
+const int BQ = 64; /* queries per tile */
+/* number of tiles of queries whose P a consumer adds up in float32 before these sums are added in double */
+const int FOLD = 8;
 const int SUMS_BARRIER = 10;
 
 template <int D_> struct mass_shape {
@@ -48,7 +49,7 @@ struct mass_order {
 /* A work tile: keys [j0, j1) of head x, and the queries [i0, i1) that see one of these keys and count in key_mass. */
 struct mass_tile {
     head_args x;
-    int j0, j1, shown; /* the keys before `shown` have a result */
+    int j0, j1, shown; /* keys from `shown` on have no entry in key_mass */
     int i0, i1;
     int first, count; /* tiles of queries [first, first + count) */
 };
@@ -173,7 +174,7 @@ DEVICE int column_of_fold(int lane, int n)
     return at / 2 * 8 + lane % 4 * 2 + at % 2;
 }
 
-/* Writes the sums of a work tile's keys; `sums` are those of the warps, or NULL if no query sees a key. The first
+/* Writes the sums of a work tile's keys. `sums` has the sums of each warp; it is NULL if no query sees a key. The first
  * consumer calls this. */
 template <class X> DEVICE void store_mass(const cuda_args &a, const mass_tile &k, const float (*sums)[BN])
 {
@@ -228,7 +229,7 @@ DEVICE void sum_keys(mass_memory<X> &sm, const cuda_args &a, const mass_order &o
             }
             if (n / X::C % FOLD == FOLD - 1) fold(sum, total, me.lane);
         }
-        me.meet(); /* all warps have waited for the keys, even without a product */
+        me.meet(); /* a warp without a product may still wait for the keys, so all warps meet before the release */
         me.release(sm.bars.K, keys);
         keys.next();
         fold(sum, total, me.lane);
