@@ -282,8 +282,9 @@ DEVICE int64_t sequence_at(const int32_t *cu, int64_t sequences, int64_t row)
     return low;
 }
 
-/* Returns the sequence that owns tile `tile` of a packed problem. `cu` is cu_seqlens; sequence b owns the tiles from
- * cu[b] / unit + extra * b on, where a tile has `unit` rows and `extra` tiles per sequence are spare. */
+/* Returns the sequence that owns tile `tile` of a packed problem. `cu` is cu_seqlens. Sequence b owns the tiles from
+ * number cu[b] / unit + extra * b on. A tile has `unit` rows; `extra` numbers per sequence leave room for incomplete
+ * tiles. */
 DEVICE int sequence_of_tile(const int32_t *cu, int64_t sequences, int unit, int extra, int tile)
 {
     int low = 0, high = (int)sequences;

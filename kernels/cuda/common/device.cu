@@ -373,7 +373,8 @@ attn_status allocate(device *d, int size_class, block **taken, attn_error *err)
     b->size_class = size_class;
     cudaError_t code = cudaMalloc(&b->memory, (size_t)class_bytes(size_class));
     if (code == cudaErrorMemoryAllocation) {
-        /* Another process may have allocated memory. Free the kept blocks, and try the allocation again. */
+        /* The driver has no memory left, perhaps because another process took some. Free the blocks kept for reuse, and
+         * try the allocation again. */
         cudaGetLastError();
         pthread_mutex_lock(&d->lock);
         block *const kept = kept_blocks(d);

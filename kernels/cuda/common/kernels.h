@@ -36,8 +36,8 @@ struct cuda_chip {
     bool after_decode;
     /* the stream's counter in device memory, which sm90/layer/scheduler.cuh uses; NULL: none */
     int *counter;
-    /* Marks of rows: kernels cannot compute these rows by tiles, so a later launch computes them one by one. They are
-     * copied to cuda_args. */
+    /* Marks of rows that kernels cannot compute by tiles: a later launch computes these rows one by one. The pointers
+     * are copied to cuda_args. */
     uint8_t *rows_later, *keys_later, *rows_found;
     /* One byte of pinned memory: 1 if kernels had marked rows (rows left to a later launch) when the host last checked.
      * NULL: this run has no later launch that computes marked rows, see launch_steps(). */
@@ -171,7 +171,9 @@ struct cuda_kernel {
     bool (*plan)(const struct cuda_chip *chip, attn_plan *plan);
     /* Queues the kernels of one planned problem, whose pointers are device memory. launch() never waits. */
     cudaError_t (*launch)(const struct cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
-    bool shares; /* true (forward only): launch() computes only chip->share; a backward divides its own work */
+    /* true (forward only): launch() computes only the share of the tiles that chip->share names; a backward divides its
+     * work itself */
+    bool shares;
 };
 
 enum { TILE_HEAD_DIM = 256 }; /* the largest head dim of the kernels on tensor cores */

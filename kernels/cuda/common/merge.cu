@@ -23,7 +23,7 @@ DEVICE int lane()
 
 DEVICE void find_shares(const attn_merge_plan &m, const attn_merge_row &row, weights &w)
 {
-    __syncwarp(); /* after this barrier no lane reads the weights of the previous row */
+    __syncwarp(); /* after this barrier the weights may be overwritten: all lanes have read those of the previous row */
     for (int p = lane(); p < m.count; p += 32) w.share[p] = attn_merge_share(&row, m.part_lse[p][row.lse_at]);
     __syncwarp();
 }

@@ -354,8 +354,8 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
              * memory. */
             if (KEEP && me.lane == 0) bulk_wait_read<0>();
         }
-        /* sm.Q[0] is free as staging memory: the other consumer made its last P, which this consumer has used, after
-         * its last product with Q */
+        /* sm.Q[0] is free as staging memory: this consumer has used the last P, which the other consumer makes only
+         * after its last product with Q */
         this->template finish<X::D>(dK, p.scale, ATTN_T_dk, a.g.dims.D, sm.Q[0], t);
     }
 };
@@ -422,9 +422,8 @@ int64_t query_blocks_of(const attn_dims &d)
 }
 
 /* Limit in bytes on the memory for dS. The heads are processed in parts, and a part has as many heads as fit. The limit
- * is enough for one head of 16384 queries and keys, or for two such heads under a causal mask. (One head alone has too
- * few blocks to fill the GPU.) The emulator's build sets a smaller limit, so that small problems have several parts
- * too. */
+ * is enough for one head of 16384 queries and keys or, under a causal mask, for two, which fill the GPU better. The
+ * emulator's build sets a smaller limit, so that small problems have several parts too. */
 #ifndef ATTN_KEPT_BYTES
 #define ATTN_KEPT_BYTES (520 << 20)
 #endif

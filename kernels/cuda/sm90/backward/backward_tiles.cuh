@@ -107,8 +107,8 @@ template <typename T, class X, typename R> struct gradients {
     const mn_major_low<BM> first_Q_down, first_dO_down;
     mn_major_low<BN> K_down;
     const uint32_t dS_to; /* address in the first stage of dS at which this thread stores its elements of dS */
-    /* index in sm.dQ at which this thread stores its elements; me.lane and me.leader are derived from it, to save
-     * registers */
+    /* index in sm.dQ at which this thread stores its elements; me.lane and me.leader are computed from it, so that they
+     * take no registers */
     const uint32_t dQ_at;
 
     DEVICE gradients(const cuda_args &a_, const plan_of<X> &p_, shared<X> &sm_, int w)
@@ -758,8 +758,8 @@ template <typename T, class X, typename R> struct gradients {
         if (any) *(volatile int *)&sm.any_nonfinite = 1;
     }
 
-    /* Returns whether this warpgroup can skip the first (or the last) of several tiles of queries, because the tile
-     * sees none of the warpgroup's keys. */
+    /* Returns whether this warpgroup can skip the first tile of queries (`first`) or the last one, because the tile
+     * sees none of the warpgroup's keys. False if there is only one tile. */
     DEVICE bool passes(bool first, int rounds) const
     {
         if (!X::PASSES || rounds < 2 || x.begin != x.first) return false;
@@ -813,7 +813,8 @@ template <typename T, class X, typename R> struct gradients {
         }
         issue_S(S);
         wgmma_fence();
-        wgmma_commit(); /* an empty group of products stands for a product dK, which the waits below count */
+        /* an empty group of products stands for the product dK of a round before, which the waits below count */
+        wgmma_commit();
         mbarrier_wait(smem_addr(&sm.V_full), phase);
         issue_dP(dP);
         end_P(S, dP);

@@ -1,7 +1,7 @@
 /* decode.cu: computes the splits of sm80/decode.cu (parts of a sequence's keys) on Hopper, for keys and values that lie
- * in pages: the copy engine loads the tiles. For keys in one piece copies by threads are as fast, and 1 to 2 % faster
- * where memory bandwidth is the bound, so they are used there. sm80/decode.cuh defines what is computed and in which
- * order. Therefore the bits of a result do not depend on who copies.
+ * in pages: the copy engine loads the tiles. Keys in one piece are left to copies by threads (sm80/decode.cu), which
+ * are as fast for them, and 1 to 2 % faster where memory bandwidth is the bound. sm80/decode.cuh defines what is
+ * computed and in which order. Therefore the bits of a result do not depend on who copies.
  *
  * A warp requests the boxes of a tile, one box per lane: a box for every 128 bytes of channels, and for every page
  * where pages are smaller than a tile. Before the first box is requested, one warp looks up the page and row of each

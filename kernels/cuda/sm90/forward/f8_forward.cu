@@ -11,10 +11,10 @@
  *   P        A thread's accumulator holds columns 2q, 2q + 1 of each 8, but an A operand needs 4 neighbours. P stays
  *            in its registers, and the keys of V^T are stored in the order that fits.
  *   range    e4m3 reaches from 2^-9 to 448. P is 2^SHIFT = 256 where a row's score is its maximum m: exactly, so that
- *            the key with the largest weight is not rounded. (The m of forward_tiles.cuh may be smaller than the
- *            maximum by a limit. With it that key would be rounded, and errors of out reach 4.3e-2, while 4e-2 is
- *            allowed.) The division by l, the sum of P, removes the factor. l adds P before it is rounded, except where
- *            products compute l.
+ *            the key with the largest weight is not rounded. (In forward_tiles.cuh m may be below the maximum. Here
+ *            P of the key with the largest weight would then be rounded, and errors of out would reach 4.3e-2, where
+ *            4e-2 is allowed.) The division by l, the sum of P, removes the factor 256. l adds P before P is rounded,
+ *            except where products compute l.
  *   sums     An e4m3 product keeps 14 bits of its sums: terms below 2^-13 of the sum so far are lost, and 8192 equal
  *            keys would stop counting. So after every PROMOTED keys O is added, in float, to sums in shared memory, and
  *            the next product starts from 0. At D = 128 a product computes l too, and l loses what O loses: see
@@ -233,7 +233,7 @@ template <class X> struct tile_loader {
         k.next();
     }
 
-    /* Loads tile j of V^T. `ready`: V^T is known to be ready from this block of keys on. */
+    /* Loads tile j of V^T. `ready`: the first block of keys from which on V^T is known to be ready. */
     DEVICE void load_V(int j, int hk, int b, int &ready)
     {
         if (j * BN / KEYS < ready) ready = await_units(p.transpose, b * p.transpose.Hk + hk, j * BN / KEYS, ready);
@@ -252,8 +252,8 @@ template <class X> struct tile_loader {
             const int first = x.first, last = x.last, i0 = x.i0, h = x.h, hk = h / p.group, b = x.b;
             __syncwarp(); /* after this barrier lane 0 may release the work tile: all lanes have read it */
             if (i0 == STOP) break;
-            /* The release of this work tile lets the block claim its next one. It happens when only the loads of the
-             * last tiles of keys are left. */
+            /* A work tile is released when only the loads of its last tiles of keys are left. The release lets the
+             * block claim its next work tile. */
             const bool late = first + 1 < last;
             if (loader && !late) release_work(sm);
             if (first >= last) continue;
@@ -334,9 +334,8 @@ template <class X> struct promoted_sums {
         return { x.x, x.y };
     }
 
-    /* Adds O to the sums. With ZEROS, O then becomes 0 by a multiplication: O is finite, or its row's sums are NaN
-     * already. (For a constant 0 ptxas would use two registers for each two numbers, and move them.) Without ZEROS, the
-     * next product starts from 0. */
+    /* Adds O to the sums. With ZEROS, O is then multiplied by 0: O is finite, or its row's sums are NaN already. (To
+     * set O to the constant 0, ptxas would use more registers.) Without ZEROS, the next product starts from 0. */
     DEVICE void promote(words &sums, float (&O)[X::COLUMNS / 2], const softmax &state, float c, int lane)
     {
         const float2 l = find_left(sums, state, c, lane);
@@ -462,7 +461,7 @@ template <class X> struct attention {
     }
 
     /* Releases K during the softmax, as in forward_tiles.cuh, so that ptxas does not move the wait for O up. The
-     * condition always holds, but ptxas cannot know that. */
+     * condition of the release always holds, but ptxas cannot know that. */
     DEVICE void release_K_late(float sum, float c)
     {
         if (me.leader && !(sum < -c)) mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
@@ -487,8 +486,8 @@ template <class X> struct attention {
         uint32_t P[BN / 32][4];
 
         /* promotes(j): whether O is promoted (added to the sums in shared memory) after tile j's softmax. `many`:
-         * whether there is any promotion; with wide tiles there nearly always is. No promotion follows the softmax of
-         * the first computed tile, because O is still 0. */
+         * whether this work tile has a promotion; with ZEROS, which is for the widest tiles, it is assumed to have one.
+         * No promotion follows the softmax of the first computed tile, because O is still 0. */
         const auto promotes = [](int j) { return (j + 1) % X::PROMOTE == 0; };
         const bool many = X::ZEROS || (y.last_visible - 1) / X::PROMOTE > first / X::PROMOTE;
         if (many) promoted.begin(sums, me.lane);
@@ -628,8 +627,8 @@ template <class X> struct attention {
 /* ---- Repair ------------------------------------------------------------------------------------------------------ */
 
 /* Computes, row by row, what forward_tiles could not compute in the work tiles for which this warp left a note: rows
- * with huge scores, and rows that see a NaN. The function is not inlined, and the loop over work ends by a vote.
- * Otherwise ptxas would keep descriptors in registers of each thread in the loop over keys. */
+ * with huge scores, and rows that see a NaN. The function is not inlined, and the loop over work tiles ends by a vote
+ * (__any_sync). Otherwise ptxas would keep descriptors in registers of each thread in the loop over keys. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;

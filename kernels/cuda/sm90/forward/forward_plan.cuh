@@ -67,8 +67,8 @@ struct __align__(16) work_tile
     int list, unused[3];
 };
 
-/* Values of work_tile::i0 that are orders to the consumers and not rows. REPORT: report when all results so far are
- * written. STOP: there is no more work. SKIP: this launch does not compute the work tile. */
+/* Values of work_tile::i0 that are orders to the consumers and not rows. REPORT: the consumers must report when they
+ * have written all results so far. STOP: there is no more work. SKIP: this launch does not compute the work tile. */
 enum { REPORT = -1, STOP = -2, SKIP = -3 };
 
 DEVICE key_band band_of(const plan &p, const work_tile &x)

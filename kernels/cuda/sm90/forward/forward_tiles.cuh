@@ -103,10 +103,9 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     /* Whether the first product of the next work tile is issued behind the last product of the present one, so that it
      * runs while the output is written. True for the shapes that are faster with it. */
     static const bool BEGINS_EARLY = D == 96 || D == 192 || (D != 128 && SCORE_MODS && !PAIRS);
-    static const int MOST_PASSED = (BM - 64 + BN - 1) /
-                                   /* the largest number of tiles of keys, at either end of a work tile's keys, that one
-                                    * consumer sees and another does not */
-                                   BN;
+    /* the largest number of tiles of keys, at either end of a work tile's keys, that one consumer sees and another does
+     * not */
+    static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
 };
 
 /* The type of the plan of a kernel instance. */
@@ -298,8 +297,8 @@ template <class X> struct tile_loader {
             if (i0 == STOP) break;
             const tile_bits *const seen = sm.list(X::SCORE_MODS ? x.list : 0);
             const bool nonfinite_to_zero = x.nonfinite_to_zero, late = first + 1 < last;
-            /* The release of this work tile lets the block claim its next one. It happens when only the loads of the
-             * last tile of keys are left. */
+            /* A work tile is released when only the loads of its last tile of keys are left. The release lets the block
+             * claim its next work tile. */
             if (!late) release_work(sm);
             if (first >= last) continue;
             const auto tile = [&](int j) { return tma_place{ 0, k_start + j * X::BN, hk, b }; };
@@ -556,8 +555,8 @@ template <typename T, class X> struct attention {
             mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
     }
 
-    /* Waits for Q, and for the first tile of keys to compute. Skips the tiles at the end that this warpgroup's rows do
-     * not see; `passed` is their number. */
+    /* Waits for Q, and for the first tile of keys to compute. Skips the last `passed` tiles of the work tile's keys,
+     * which this warpgroup's rows do not see. */
     DEVICE void await_first(int passed)
     {
         me.await_Q();

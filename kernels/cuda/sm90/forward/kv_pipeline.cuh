@@ -64,8 +64,8 @@ template <class SM> DEVICE void announce_work(SM &sm)
     mbarrier_arrive(smem_addr(&sm.bars.work.full[0]));
 }
 
-/* Waits until all readers have read the work tile and the loader needs the next one. All lanes of the warp must call
- * this. */
+/* Waits until all readers have read the work tile in sm.work and the loader needs the next one. All lanes of the warp
+ * must call this. */
 template <class SM> DEVICE void await_readers(SM &sm, ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.empty[0]), at.phase);
@@ -157,7 +157,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         v.next();
     }
 
-    /* Releases the tile of K at the ring position, which this warpgroup does not multiply. */
+    /* Releases the stage of K at this consumer's ring position, whose tile this warpgroup does not multiply. */
     DEVICE void pass_K()
     {
         this->pass_turn();

@@ -45,9 +45,9 @@ struct softmax {
     float m[2] = { -INFINITY, -INFINITY }, l[2] = { 0, 0 };
 };
 
-/* Returns whether largest_by_bits() may find the next maxima of the thread's rows. It may as soon as the search of each
- * row begins with a number >= 0, below which no score matters. Once true, the result stays true, because a reference
- * only grows. */
+/* Returns whether largest_by_bits() may find the next maxima of the thread's rows: whether the search in each row
+ * begins with a number >= 0 (smaller scores do not matter). Once true, the result stays true, because a reference only
+ * grows. */
 template <class REFERENCE> DEVICE bool is_high(const softmax &x, const REFERENCE &reference)
 {
     return reference.least(x.m[0]) >= 0 && reference.least(x.m[1]) >= 0;

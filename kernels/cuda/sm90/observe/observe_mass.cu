@@ -110,7 +110,7 @@ DEVICE void load_mass(mass_memory<X> &sm, const cuda_args &a, const qk_maps &map
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* A row's numbers: base and inverse (see tile_rows) of the thread's rows. */
+/* The members base and inverse of tile_rows, for the thread's two rows. */
 struct two_ends {
     float2 end[2];
 };

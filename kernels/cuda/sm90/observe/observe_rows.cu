@@ -69,8 +69,8 @@ struct own_tiles {
     }
 };
 
-/* Adds the scores of a tile to what the thread knows of its two rows. Where scores may be hidden, their exponents are
- * made finite, because 0 times -inf is NaN. */
+/* Adds the scores of a tile to the thread's maxima and sums of its two rows. Where scores may be hidden, their
+ * exponents are made finite, because 0 times -inf is NaN. */
 template <int SUMS> DEVICE void add_tile(const float (&S)[BN / 2], lane_row (&rows)[2], float scale_log2, bool bounded)
 {
 #pragma unroll

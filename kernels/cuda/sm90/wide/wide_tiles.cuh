@@ -352,7 +352,7 @@ template <typename T, class X, int W> struct wide_consumer {
         score_box<0>(S);
         finish_scores(S, passes);
     }
-    /* Does what score() does while the last product O += P V still runs, and releases that product's V. */
+    /* Does what score() does while the previous product O += P V still runs, and releases that product's V. */
     DEVICE void score_behind(float (&S)[BN / 2], float (&O)[BOXES][32], bool passes)
     {
         score_box<0>(S);
