@@ -40,7 +40,8 @@ struct cuda_args {
     /* number of the first tile that the launch computes in each head; in packed problems, tiles are counted over all
      * sequences */
     int first_tile;
-    /* true: the queries (or the keys) of a sequence may end before those of its tensor: packed, or with seqlens */
+    /* true: a sequence may have fewer queries (or keys) than its tensor has rows: in packed problems, or with
+     * seqlens */
     bool ends_of_queries, ends_of_keys;
     /* the kernel skips packed sequences of at most this many rows (queries times heads of a group); 0: it skips none */
     int decode_rows;

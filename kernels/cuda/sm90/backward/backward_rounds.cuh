@@ -354,11 +354,11 @@ template <class X> struct loader {
 };
 
 /* One warp per consumer sends the consumer's parts of dQ to the sums in global memory: the warp's first lane makes the
- * copy engine add them. If the sums were not zeroed, the first block at a part stores it, and other blocks wait for
- * that store. A word of p.begun has the state of a part. 0: no block has come. 1: a block is storing. PART_THERE: other
- * blocks may add. With `deterministic` the word counts the additions, and each block waits for its turn. The sender
- * waits for the word while the consumer computes the part, and sets the word while the consumer computes the next
- * part. */
+ * copy engine add them. If the sums were not zeroed, the first block with a part for some sum stores it, and other
+ * blocks wait for the store before they add. A word of p.begun has the state of a sum. 0: no block has come. 1: a block
+ * is storing. PART_THERE: other blocks may add. With `deterministic` the word counts the additions, and each block
+ * waits for its turn. The sender waits for the word while the consumer computes the part, and sets the word while the
+ * consumer computes the next part. */
 template <class X> struct sender {
     const cuda_args &a;
     const plan_of<X> &p;

@@ -678,8 +678,8 @@ template <typename T, class X, typename R> struct gradients {
         if (X::S_BEFORE_DK) me.release(sm.bars_Q, now);
     }
 
-    /* Takes the place of round() where no query of the tile sees a key of this warpgroup. It only shares zeros as the
-     * warpgroup's dS. */
+    /* Takes the place of round() where no query of the tile sees a key of this warpgroup: computes no product, and
+     * writes zeros to shared memory as the warpgroup's dS. */
     DEVICE void pass_round()
     {
         const uint32_t dS[BM / 16][4] = {};

@@ -606,7 +606,7 @@ template <class X> struct attention {
                 x = work, y = part;
                 return true;
             });
-            /* the vote tells ptxas that all lanes take the same branch: see repair_own_rows() */
+            /* __any_sync tells ptxas that all lanes take the same branch, as in repair_own_rows() */
             if (__any_sync(0xffffffff, x.i0 == STOP)) break;
             float O[X::COLUMNS / 2];
             softmax state;

@@ -498,8 +498,8 @@ template <typename T, class X> struct attention {
             load_bias<BN>(values.bias, p.bias, rows, j * BN, lane());
         }
     }
-    /* Call this while the scores of tile j are computed. It determines the next tile, whether some pairs of tile j are
-     * hidden, and which pairs dropout keeps. */
+    /* Determines the next tile of keys, whether some pairs of tile j are hidden, and which pairs dropout keeps. Called
+     * while the scores of tile j are computed. */
     DEVICE void look_at_pairs(pair_values<X> &values, const thread_tile &t, const tile_bits *seen, int j) const
     {
         if constexpr (X::PAIRS) {
@@ -767,7 +767,7 @@ template <typename T, class X> struct attention {
             if (any) *(volatile int *)&sm.any_nonfinite = 1;
         }
         if (!p.to.out) return;
-        /* row: the first of the warp's 16 rows; count: how many rows of the sequence follow from there */
+        /* row: the first of the warp's 16 rows; count: number of rows of the sequence from `row` on */
         const int row = t.i0 - lane() / 4, count = x.Sq - row;
         T *const rows = out_row<T>(p.to, x.b, x.h, x.q_start + row);
         uint16_t *const staging = sm.out + (X::STAGES_OUT ? warp_index() * 16 * 64 * X::CHUNKS_V : 0);

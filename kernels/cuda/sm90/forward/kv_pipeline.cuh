@@ -45,9 +45,9 @@ DEVICE void prefetch_maps(const kv_maps &maps)
     prefetch_tensormap(&maps.V);
 }
 
-/* Starts a block's work. All threads must call this after one of them has initialised the barriers. It lets the GPU
- * prepare the stream's next kernel, which waits for the end of this kernel. It waits for the end of the previous
- * kernel, which may have written this kernel's inputs. */
+/* Starts a block's work: lets the GPU prepare the stream's next kernel, which waits for the end of this kernel, and
+ * waits for the end of the previous kernel, which may have written this kernel's inputs. All threads must call this
+ * after one of them has initialised the barriers. */
 DEVICE void begin_block()
 {
     __syncthreads();
@@ -197,10 +197,10 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
 };
 
 /* Calls step(j, MASKED, BY_BITS) for tile j, then for tile below(j), and so on down to `first`. MASKED and BY_BITS are
- * types that hold a bool. MASKED: some keys may be hidden; with FREE_LOOP it is false for tiles below `free`. BY_BITS:
- * all rows of the warpgroup have seen such a high score that largest_by_bits() may find maxima. It is used only with
- * HIGH_LOOP. high() is called until it returns true; from then on it would always return true. Each combination has its
- * own loop. */
+ * types that hold a bool. MASKED: some keys may be hidden; with FREE_LOOP it is false for tiles below `free`. BY_BITS,
+ * which is true only with HIGH_LOOP: all rows of the warpgroup have seen such a high score that largest_by_bits() may
+ * find maxima. high() tells whether this is so, and is not called again once it has returned true. Each combination of
+ * MASKED and BY_BITS has its own loop. */
 template <bool FREE_LOOP, bool HIGH_LOOP, class BELOW, class STEP, class HIGH>
 DEVICE void walk_down(int j, int free, int first, const BELOW &below, const STEP &step, const HIGH &high)
 {

@@ -645,8 +645,8 @@ __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
         forward_row<LATENT_CHANNELS>(a, head_args_of(a, b, h), i, g.view[ATTN_T_out], nullptr, EVERY_ROW);
 }
 
-/* Computes the rows that latent_tiles could not compute, one row per warp. It runs instead of combine_latent() if for
- * each 64 rows one block computes all splits of the sequence. */
+/* Computes the rows that latent_tiles could not compute, one row per warp. The kernel runs in place of combine_latent()
+ * where one block computes all splits of a sequence for its 64 rows. */
 __global__ void __launch_bounds__(128)
     repair_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {

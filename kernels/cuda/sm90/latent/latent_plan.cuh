@@ -110,8 +110,8 @@ DEVICE block_place block_place_of(const attn_geometry &g, const plan &p, int blo
 }
 
 /* The result of a unit (a split or a split group) has PIECES_OF_ROW pieces of four floats per row. Piece n has columns
- * c, c + 1, c + 8 and c + 9, where c = first_column(n), because a thread of a product holds these together. Pieces lie
- * in the order of the threads, so that a warp writes whole cache lines. */
+ * c, c + 1, c + 8 and c + 9, where c = first_column(n): one thread has these four columns of a product. Pieces lie in
+ * the order of the threads, so that a warp writes whole cache lines. */
 enum { PIECES_OF_ROW = DV / 4, UNIT = BM * PIECES_OF_ROW };
 DEVICE int first_column(int n)
 {

@@ -21,7 +21,7 @@ struct tile_order {
     int per_head;   /* number of work tiles per head */
     int heads;      /* number of heads of the whole batch */
     int section;    /* number of heads whose work tiles are ordered together */
-    int first, end; /* this launch computes work tiles [first, end): all, or a share of a long problem */
+    int first, end; /* this launch computes work tiles [first, end): all of them or, in a long problem, a share */
 };
 
 /* Plans a tile_order. head_bytes: bytes of K and V that a query head reads. uneven: the work tiles take different
@@ -60,10 +60,10 @@ DEVICE head_tile head_tile_of(const tile_order &x, int t)
     return { s * x.section + r - tile * heads, tile };
 }
 
-/* A tile_order that ends with short work tiles (few keys). They come from the last heads, whose work tiles are ordered
- * together. */
+/* A tile_order that ends with short work tiles (few keys). The short work tiles come from the last heads, whose work
+ * tiles are ordered together. */
 struct ending_order : tile_order {
-    int last_heads;  /* number of the first of those heads whose short work tiles come at the end of the order */
+    int last_heads;  /* the short work tiles of the heads from this number on come at the end of the order */
     int short_tiles; /* number of short work tiles per head that come at the end of the order */
 };
 

@@ -43,7 +43,8 @@ template <class X> struct mass_memory {
 /* The work tiles of a problem: per_head tiles of keys for each of `heads` query heads of the whole batch. */
 struct mass_order {
     int per_head, heads, first, end; /* this launch computes work tiles [first, end) */
-    bool uneven;                     /* work tiles differ in length; those of the first keys, the longest, come first */
+    /* true: work tiles differ in length; the longest ones, those of the first keys, come first */
+    bool uneven;
 };
 
 /* A work tile: keys [j0, j1) of head x, and the queries [i0, i1) that see one of these keys and count in key_mass. */
@@ -142,8 +143,8 @@ DEVICE void add_columns(float (&sum)[BN / 4], float (&S)[BN / 2], const two_ends
     }
 }
 
-/* Halves the number of a lane's sums: of the first 2 COUNT sums the lane keeps one half. To the sums it keeps, the lane
- * adds the same sums of the lane whose number differs by COUNT. */
+/* Halves the number of a lane's sums. Two lanes whose numbers differ by COUNT each keep one half of their first 2 COUNT
+ * sums, and add to it the other lane's sums of this half. */
 template <int COUNT> DEVICE void halve(float (&sum)[BN / 4], int lane)
 {
     const bool upper = lane & COUNT;
@@ -237,8 +238,8 @@ DEVICE void sum_keys(mass_memory<X> &sm, const cuda_args &a, const mass_order &o
         for (int n = 0; n < 4; n++) sm.sums[buffer][w * 4 + me.warp][column_of_fold(me.lane, n)] = (float)total[n];
         named_barrier_sync(SUMS_BARRIER, 128 * X::C);
         if (w == 0) store_mass<X>(a, k, sm.sums[buffer]);
-        /* The other consumers write the sums of the next work tile to the other buffer. They write to this buffer again
-         * only after the next barrier, when the first consumer has read it. */
+        /* The consumers write the sums of the next work tile to the other buffer. They write to this buffer again only
+         * after the next barrier, at which the first consumer arrives when it has read this buffer. */
         buffer ^= 1;
     }
     me.end_turns();

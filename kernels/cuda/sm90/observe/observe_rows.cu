@@ -22,7 +22,7 @@ template <int D_> struct rows_shape {
 };
 
 /* The tiles of keys that a consumer's 64 rows see: tiles [seen.first, seen.last) of all. All rows see all keys of tiles
- * [free.first, free.last). It lies in shared memory, because registers are short. */
+ * [free.first, free.last). The struct lies in shared memory, because registers are scarce. */
 struct rows_part {
     key_band band;
     key_tiles seen, free;
