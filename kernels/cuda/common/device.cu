@@ -745,7 +745,7 @@ memory_range range_of(const attn_tensor &t)
     return { begin, begin + (last + 1) * (int64_t)attn_dtype_bytes(t.dtype) };
 }
 
-/* Returns whether the problem reads nothing that the stream's last call writes (s->written). */
+/* Returns whether the problem reads nothing that the stream's previous call writes (s->written). */
 bool reads_no_results(const stream *s, const attn_problem *p)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {

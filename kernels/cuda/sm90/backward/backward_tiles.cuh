@@ -813,7 +813,8 @@ template <typename T, class X, typename R> struct gradients {
         }
         issue_S(S);
         wgmma_fence();
-        /* an empty group of products stands for the product dK of a round before, which the waits below count */
+        /* an empty group takes the place of the product dK of an earlier round, because the waits below count groups of
+         * products */
         wgmma_commit();
         mbarrier_wait(smem_addr(&sm.V_full), phase);
         issue_dP(dP);
@@ -879,7 +880,8 @@ template <typename T, class X, typename R> struct gradients {
             opaque(dV);
             if (rounds > 0) add_rounds(dK, dV, rounds);
             else leave_mark(finish_dV(dV) & finish_dK(dK));
-            /* the first product dQ of the next tile reads the staged dK and dV as dS, though its result is not used */
+            /* the first product dQ of the next tile reads the staged dK and dV as dS, though the product's result is
+             * not used */
             fence_proxy_async_shared();
         }
     }
@@ -977,9 +979,10 @@ int64_t words_of(const attn_plan *plan)
     return heads + (plan->problem->dq.rank ? query_tiles_of(d) * 2 + heads + 1 : 0);
 }
 
-/* Returns whether prepare_ahead writes zeros to the sums of dQ. Otherwise the first block at a part of the sums stores
- * it. In a long causal sequence one slow block comes first to the last queries, and all other blocks would wait for its
- * store. At D = 128 with one query head per key/value head, that wait costs more than writing zeros. */
+/* Returns whether prepare_ahead writes zeros to the sums of dQ. Otherwise the first block with dQ for some queries
+ * stores it as their sum. In a long causal sequence one slow block comes first to the last queries, and all other
+ * blocks would wait for its store. At D = 128 with one query head per key/value head, that wait costs more than writing
+ * zeros. */
 bool wants_zeros(const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;

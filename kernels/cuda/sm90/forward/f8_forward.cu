@@ -309,8 +309,8 @@ template <class X> struct promoted_sums {
             else ((uint2 *)sums.O[n])[lane] = make_uint2(0, 0);
     }
 
-    /* Gives l and the maxima of the sums in shared memory their first values. Only sums of products that compute l have
-     * these members. */
+    /* Sets l and the maxima that belong to the sums in shared memory to their initial values. They exist only where
+     * products compute l. */
     DEVICE static void begin(words &sums, int lane)
     {
         if (X::COUNTS) ((float *)sums.rows)[lane] = lane & 2 ? -CUDART_INF_F : 0;
@@ -358,7 +358,7 @@ template <class X> struct promoted_sums {
             const float2 more = counted(O + X::D / 2);
             const float ls[2] = { fmaf(l.x, left[0], more.x), fmaf(l.y, left[1], more.y) };
             const float mine = lane & 2 ? (lane & 1 ? state.m[1] : state.m[0]) : lane & 1 ? ls[1] : ls[0];
-            __syncwarp(); /* after this barrier l in the sums may be overwritten: all lanes have read it */
+            __syncwarp(); /* after this barrier l may be overwritten: all lanes have read it from shared memory */
             ((float *)sums.rows)[lane] = mine;
             __syncwarp();
         }
@@ -753,8 +753,8 @@ struct f8_job {
     layout place;
 };
 
-/* Plans the transposition of V. The order of the units of V^T goes over as many heads together as the blocks' first
- * work tiles need. */
+/* Plans the transposition of V. In the order of the units of V^T, the units of as many heads are mixed as the blocks'
+ * first work tiles belong to. */
 transpose_plan make_transpose_plan(const f8_job &job, int section, int sweep_rows)
 {
     const attn_geometry &g = job.given.g;

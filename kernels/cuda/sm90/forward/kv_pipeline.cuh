@@ -165,9 +165,9 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     }
     DEVICE void pass_V() { this->pass(sm.bars.V, v); }
 
-    /* Releases the first `count` tiles of a work tile; count must be at most MOST. There is no loop with `count` as its
-     * end: after a loop whose end comes from memory, ptxas treats nothing as warp-uniform. ptxas would keep stages and
-     * descriptors in registers of each thread, which costs 2 to 4 % of the time. */
+    /* Releases the first `count` tiles of keys of a work tile; count must be at most MOST. There is no loop with
+     * `count` as its end: after a loop whose end comes from memory, ptxas treats nothing as warp-uniform. ptxas would
+     * keep stages and descriptors in registers of each thread, which costs 2 to 4 % of the time. */
     template <int MOST> DEVICE void pass_K(int count)
     {
 #pragma unroll

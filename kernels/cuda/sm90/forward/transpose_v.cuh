@@ -179,7 +179,7 @@ template <int STEPS, class MEMORY> struct transposer {
             }
     }
 
-    /* Stores 16 keys of one channel. BYTES selects every second byte of v and w. */
+    /* Stores 16 keys of one channel. BYTES, a selector of __byte_perm(), takes every second byte of v and w. */
     template <int BYTES> static DEVICE void store_channel(uint8_t *to, const uint32_t (&v)[4], const uint32_t (&w)[4])
     {
         *(uint4 *)to = make_uint4(__byte_perm(v[0], w[0], BYTES), __byte_perm(v[1], w[1], BYTES),

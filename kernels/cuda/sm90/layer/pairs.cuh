@@ -113,7 +113,7 @@ DEVICE void list_visible_tiles(const flash_mask &mask, const kept_bits &kept, in
     });
 }
 
-/* Sets scores to -inf whose bit in the words of the thread's two rows is 0. */
+/* Sets each score to -inf whose bit is 0. `words` has the bits of the thread's two rows. */
 template <int N> DEVICE void hide_by_words(float (&S)[N / 2], const uint2 (&words)[2], int lane)
 {
     const int place = lane % 4 / 2;

@@ -5,7 +5,7 @@
 namespace {
 
 struct shape_row {
-    int D, Dv; /* the largest head sizes */
+    int D, Dv; /* the largest head sizes that the shape can compute */
     /* the launch functions; indices: options (see launch_wide()), float16 */
     cudaError_t (*launch[2][2])(const forward_job &);
 };

@@ -198,7 +198,7 @@ template <class X> DEVICE void schedule(const wide_plan &p, shared<X> &sm)
     if (scheduler) leave_counter(p.counter);
 }
 
-/* The thread that fills the ring of consumer W. The left one also loads Q. */
+/* The thread that fills the ring of consumer W. The left consumer's thread also loads Q. */
 template <class X, int W> struct box_loader {
     const wide_plan &p;
     shared<X> &sm;
@@ -290,7 +290,7 @@ template <typename T, class X, int W> struct wide_consumer {
     DEVICE void meet() const { named_barrier_sync(MEET + W, 128); }
     DEVICE void await_box() const { mbarrier_wait(smem_addr(&sm.bars.ring[W].full[at.stage]), at.phase); }
 
-    /* Releases `count` stages before the present one, the first of which is `distance` stages before it. */
+    /* Releases `count` stages of the ring, beginning with the one that is `distance` stages before the present one. */
     DEVICE void release(int count, int distance) const
     {
         if (thread >= count) return;
