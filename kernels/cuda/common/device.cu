@@ -431,8 +431,8 @@ void device_free(attn_device *base, void *memory)
     device *d = device_of(base);
     if (!memory) return;
     pthread_mutex_lock(&d->lock);
-    /* A linear search is fast enough: the list of live blocks is short, and callers usually free their youngest blocks
-     * first. */
+    /* A linear search is fast enough: the list of memory blocks in use is short, and callers usually free their
+     * youngest blocks first. */
     for (block **link = &d->live; *link; link = &(*link)->next) {
         block *b = *link;
         if (b->memory != memory) continue;

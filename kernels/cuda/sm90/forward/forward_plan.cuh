@@ -67,7 +67,7 @@ struct __align__(16) work_tile
     int list, unused[3];
 };
 
-/* Values of work_tile::i0 that are orders to the consumers and not rows. REPORT: the consumers must report when they
+/* Values of work_tile::i0 that are commands to the consumers and not rows. REPORT: the consumers must report when they
  * have written all results so far. STOP: there is no more work. SKIP: this launch does not compute the work tile. */
 enum { REPORT = -1, STOP = -2, SKIP = -3 };
 

@@ -427,11 +427,12 @@ template <typename T, class X> struct attention {
      * tiles. */
     static DEVICE bool warp_uniform(bool x) { return __any_sync(0xffffffff, x); }
 
-    /* The next work tile, or an order (see REPORT), which a consumer takes while it still computes the present work
+    /* The next work tile, or a command (see REPORT), which a consumer takes while it still computes the present work
      * tile. */
     struct next_work {
-        int slot;   /* index of the work tile in sm.recent */
-        int order;  /* copy of work_tile::i0: the work tile's first row, or a negative order (REPORT, STOP or SKIP) */
+        int slot; /* index of the work tile in sm.recent */
+        /* copy of work_tile::i0: the work tile's first row, or a command (REPORT, STOP or SKIP), which is negative */
+        int order;
         int passed; /* number of tiles, at the end of the work tile's keys, that this warpgroup's rows do not see */
         bool loads; /* whether any keys are loaded for the work tile */
         bool sees;  /* whether this warpgroup's rows see any of the keys that are loaded */
