@@ -40,7 +40,8 @@ struct cuda_args {
     /* number of the first tile that the launch computes in each head; in packed problems, tiles are counted over all
      * sequences */
     int first_tile;
-    /* true: the queries (or the keys) of a sequence may end before those of its tensor: packed, or with seqlens */
+    /* true: a sequence may have fewer queries (or keys) than its tensor has rows: in packed problems, or with
+     * seqlens */
     bool ends_of_queries, ends_of_keys;
     /* the kernel skips packed sequences of at most this many rows (queries times heads of a group); 0: it skips none */
     int decode_rows;
@@ -282,8 +283,9 @@ DEVICE int64_t sequence_at(const int32_t *cu, int64_t sequences, int64_t row)
     return low;
 }
 
-/* Returns the sequence that owns tile `tile` of a packed problem. `cu` is cu_seqlens; sequence b owns the tiles from
- * cu[b] / unit + extra * b on, where a tile has `unit` rows and `extra` tiles per sequence are spare. */
+/* Returns the sequence that owns tile `tile` of a packed problem. `cu` is cu_seqlens. Sequence b owns the tiles from
+ * number cu[b] / unit + extra * b on. A tile has `unit` rows; `extra` numbers per sequence leave room for incomplete
+ * tiles. */
 DEVICE int sequence_of_tile(const int32_t *cu, int64_t sequences, int unit, int extra, int tile)
 {
     int low = 0, high = (int)sequences;

@@ -94,7 +94,7 @@ struct device {
     int64_t memory_limit, memory_used, memory_taken;
     /* for each size class, a list of blocks that the caller has freed and that are kept for reuse */
     block *idle[CLASSES];
-    block *live; /* list of blocks that callers use, the youngest first */
+    block *live; /* list of memory blocks that callers use, the youngest first */
 };
 
 struct memory_range {
@@ -354,7 +354,7 @@ block *kept_blocks(device *d)
     return list;
 }
 
-/* Frees a list of blocks. cudaFree waits for the device, so the caller must not hold the lock. */
+/* Frees a list of memory blocks. cudaFree waits for the device, so the caller must not hold the lock. */
 void give_back(block *b)
 {
     while (b) {
@@ -365,7 +365,7 @@ void give_back(block *b)
     }
 }
 
-/* Allocates a block of a size class from the driver. The caller has already counted its bytes as used. */
+/* Allocates a memory block of a size class from the driver. The caller has already counted its bytes as used. */
 attn_status allocate(device *d, int size_class, block **taken, attn_error *err)
 {
     block *b = (block *)calloc(1, sizeof *b);
@@ -373,7 +373,8 @@ attn_status allocate(device *d, int size_class, block **taken, attn_error *err)
     b->size_class = size_class;
     cudaError_t code = cudaMalloc(&b->memory, (size_t)class_bytes(size_class));
     if (code == cudaErrorMemoryAllocation) {
-        /* Another process may have allocated memory. Free the kept blocks, and try the allocation again. */
+        /* The driver has no memory left, perhaps because another process took some. Free the blocks kept for reuse, and
+         * try the allocation again. */
         cudaGetLastError();
         pthread_mutex_lock(&d->lock);
         block *const kept = kept_blocks(d);
@@ -430,8 +431,8 @@ void device_free(attn_device *base, void *memory)
     device *d = device_of(base);
     if (!memory) return;
     pthread_mutex_lock(&d->lock);
-    /* A linear search is fast enough: the list of live blocks is short, and callers usually free their youngest blocks
-     * first. */
+    /* A linear search is fast enough: the list of memory blocks in use is short, and callers usually free their
+     * youngest blocks first. */
     for (block **link = &d->live; *link; link = &(*link)->next) {
         block *b = *link;
         if (b->memory != memory) continue;
@@ -558,10 +559,9 @@ size_t aligned(size_t bytes)
     return (bytes + WORKSPACE_ALIGN - 1) / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
 }
 
-/* Returns the bytes of the marks by which a kernel tells later launches to compute a row (cuda_args.rows_later).
- * Returns 0 where the kernel computes such rows itself, one key after the other, because in a short problem all rows
- * together take little longer than a step. Also returns 0 for decode.cu, which has few rows, and for simple.cu, which
- * has no tiles. */
+/* Returns the number of bytes for the marks by which a kernel tells later launches to compute a row
+ * (cuda_args.rows_later). Returns 0 where kernels leave no row to a later launch: in short problems, in decode.cu and
+ * in simple.cu. */
 size_t mark_bytes(const cuda_chip *chip, const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;
@@ -745,7 +745,7 @@ memory_range range_of(const attn_tensor &t)
     return { begin, begin + (last + 1) * (int64_t)attn_dtype_bytes(t.dtype) };
 }
 
-/* Returns whether the problem reads nothing that the stream's last call writes (s->written). */
+/* Returns whether the problem reads nothing that the stream's previous call writes (s->written). */
 bool reads_no_results(const stream *s, const attn_problem *p)
 {
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
@@ -871,7 +871,8 @@ cudaError_t launch(device *d, stream *s, const attn_plan *plan, char *scratch, c
     }
     if (!takes_step(&chip, tile_seconds(&chip, plan))) return cudaSuccess;
     chip.after_decode = s->after_decode && reads_no_results(s, plan->problem);
-    /* a decode without rows queues no kernel, so the stream's newest kernel is still the previous one */
+    /* a decode without query rows queues no kernel, so the members of s must still describe the stream's previous
+     * kernel */
     if (!decodes || dims.B * dims.H * dims.Sq > 0) {
         s->after_decode = decodes;
         s->written[0] = range_of(plan->problem->out);

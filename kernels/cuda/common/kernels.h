@@ -36,11 +36,11 @@ struct cuda_chip {
     bool after_decode;
     /* the stream's counter in device memory, which sm90/layer/scheduler.cuh uses; NULL: none */
     int *counter;
-    /* Marks of rows: kernels cannot compute these rows by tiles, so a later launch computes them one by one. They are
-     * copied to cuda_args. */
+    /* Marks of rows that kernels cannot compute by tiles: a later launch computes these rows one by one. The pointers
+     * are copied to cuda_args. */
     uint8_t *rows_later, *keys_later, *rows_found;
-    /* Pinned memory: 1 if kernels had marked rows when the host last checked. NULL: no later launch of this run
-     * computes the rows that kernels only mark, see launch_steps(). */
+    /* One byte of pinned memory: 1 if kernels had marked rows (rows left to a later launch) when the host last checked.
+     * NULL: this run has no later launch that computes marked rows, see launch_steps(). */
     uint8_t *found;
     /* the launch computes share number `share` of `shares` equal shares of the tiles; both 0: all tiles, see
      * in_shares() */
@@ -64,7 +64,7 @@ struct cuda_steps {
     bool any;  /* true: this call of attn_run_some() has queued a step */
     bool idle; /* true: all work of earlier calls of attn_run_some() had ended when this call began */
     /* true: this call of attn_run_some() has queued a check for marked rows (rows left to a later launch); only the
-     * next call sees the result */
+     * next call sees the check's result */
     bool looked;
 };
 
@@ -109,8 +109,8 @@ template <typename F> void in_steps(const struct cuda_chip *chip, int64_t count,
     });
 }
 
-/* A range of tiles. The tiles of one head alone may take longer than a step. In that case several launches, each of
- * them a step, compute a share of the tiles each. The number of shares does not change the bits of results. */
+/* A range of tiles that one launch computes. If the tiles of one head take longer than a step (about 20 ms), several
+ * launches share them. The number of launches does not change the bits of results. */
 struct tile_range {
     int64_t first, end; /* tiles [first, end) */
 };
@@ -135,7 +135,8 @@ static inline int shares_of(const struct cuda_chip *chip, double seconds)
     return steps < 1.5 ? 1 : steps < most ? (int)steps + 1 : (int)most;
 }
 
-/* Calls launch(part) for each share that chip->steps selects; `part` is a copy of the chip with the share's number. */
+/* Divides work that takes `seconds` into equal shares, and calls launch(part) for each share that chip->steps selects.
+ * `part` is a copy of *chip with the share's number. */
 template <typename F> cudaError_t in_shares(const struct cuda_chip *chip, double seconds, F launch)
 {
     struct cuda_chip part = *chip;
@@ -164,13 +165,15 @@ struct cuda_kernel {
     attn_kernel takes;
     /* the kernel runs on compute capabilities from least_compute to most_compute, as major * 10 + minor */
     int least_compute, most_compute;
-    /* Returns whether the kernel can compute this problem, whose features and dtypes the row accepts. False where
-     * sizes, strides or the chip's shared memory prevent it. Sets plan->workspace_bytes, the memory that launch() may
-     * overwrite, and may set plan->variant. The result depends on the problem and the chip alone. */
+    /* Returns whether the kernel can compute this problem. The row of the table accepts the problem's features and
+     * dtypes; sizes, strides or the chip's shared memory may prevent it. Sets plan->workspace_bytes, the memory that
+     * launch() may overwrite, and may set plan->variant. The result depends on the problem and the chip alone. */
     bool (*plan)(const struct cuda_chip *chip, attn_plan *plan);
     /* Queues the kernels of one planned problem, whose pointers are device memory. launch() never waits. */
     cudaError_t (*launch)(const struct cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, void *workspace);
-    bool shares; /* true (forward only): launch() computes only chip->share; a backward divides its own work */
+    /* true (forward only): launch() computes only the share of the tiles that chip->share names; a backward divides its
+     * work itself */
+    bool shares;
 };
 
 enum { TILE_HEAD_DIM = 256 }; /* the largest head dim of the kernels on tensor cores */

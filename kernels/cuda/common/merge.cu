@@ -23,7 +23,7 @@ DEVICE int lane()
 
 DEVICE void find_shares(const attn_merge_plan &m, const attn_merge_row &row, weights &w)
 {
-    __syncwarp(); /* after this barrier no lane reads the weights of the previous row */
+    __syncwarp(); /* after this barrier the weights may be overwritten: all lanes have read those of the previous row */
     for (int p = lane(); p < m.count; p += 32) w.share[p] = attn_merge_share(&row, m.part_lse[p][row.lse_at]);
     __syncwarp();
 }
@@ -42,8 +42,8 @@ DEVICE void merge_out(const attn_merge_plan &m, const attn_merge_row &row, const
     }
 }
 
-/* Computes dout . out of a row for each part of the keys. Returns the mean of these dot products, weighted by the
- * parts' shares, in all lanes. */
+/* Computes dout . out of a row for each part of the keys. Returns the mean of these dot products in all lanes; its
+ * weights are the parts' shares in the row's result. */
 DEVICE float find_dots(const attn_merge_plan &m, const attn_merge_row &row, weights &w)
 {
     const int64_t from = attn_at(&m.out_of_part, row.b, row.h, row.i), at = attn_at(&m.dout, row.b, row.h, row.i);

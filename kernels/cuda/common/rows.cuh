@@ -229,8 +229,7 @@ DEVICE void leave_to_later(const cuda_args &a, uint8_t *mark, int what)
 /* Which rows forward_row() writes. EVERY_ROW: it writes all rows. UNSOUND_ROWS: it writes only rows that tensor cores
  * cannot compute, because the row's result is not finite or its scores are huge. UNSOUND_ROWS_BUT_HUGE: like
  * UNSOUND_ROWS, except rows whose largest score is HUGE_SCORE or more in size, which tensor cores compute (see
- * in_base_2()). A result of tensor cores may also be infinite or NaN because their sums overflowed; is_unsound()
- * decides by the row's own numbers. */
+ * in_base_2()). */
 enum rows_written : uint8_t { EVERY_ROW, UNSOUND_ROWS, UNSOUND_ROWS_BUT_HUGE };
 
 /* Returns whether forward_row() must replace the result of tensor cores in out and lse. */
@@ -349,7 +348,7 @@ struct saved {
     float *rest;
     /* for each row the sum of dZ times the distance from query to key; set only where dalibi_slopes is wanted */
     float *far;
-    attn_view out; /* the out that the client gave, or out in the workspace, recomputed */
+    attn_view out; /* the out that the client gave, or, without it, the out that is recomputed in the workspace */
 };
 
 /* Returns the number of floats that `saved` needs in the workspace: lse, delta, rest and, for dalibi_slopes, far. */
@@ -372,8 +371,8 @@ DEVICE float lse_in_base_2(float lse)
     return lse == -CUDART_INF_F ? CUDART_INF_F : fabsf(lse) < ATTN_LSE_MOST ? lse * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns whether tiles compute lse and rest (the two parts of a huge lse) of this row. They do for huge scores that
- * come from in_base_2(): see sm80/forward.cu. */
+/* Returns whether tiles, and not single warps, compute lse and rest (the two parts of a huge lse) of this row. Tiles do
+ * so for huge scores that come from in_base_2(): see sm80/forward.cu. */
 DEVICE bool is_parted_by_tiles(const cuda_args &a, float lse)
 {
     return a.part_lse && fabsf(lse) >= HUGE_SCORE && lse != -CUDART_INF_F;
@@ -389,9 +388,10 @@ DEVICE float exponent_of(const cuda_args &a, const saved &s, const head_args &x,
     return is_parted_by_tiles(a, m) ? y - m - s.rest[at] * LOG2E : CUDART_NAN_F;
 }
 
-/* Returns lse of row i as two numbers: its lse and 0, or, if lse is huge, the row's largest score and the logarithm of
- * the sum of exponentials relative to it. In a huge lse that logarithm is lost by rounding, so both numbers are
- * computed again, unless tiles or (if not `now`) a later launch do that. The whole warp calls it. */
+/* Returns lse of row i as two numbers: lse and 0, or, if lse is huge, the row's largest score and the logarithm of the
+ * sum of exponentials relative to that score. Rounding has removed the logarithm from a huge lse, so this function
+ * computes both numbers again. Without `now` it returns lse and 0 where tiles or a later launch compute them. The whole
+ * warp calls it. */
 template <int N = CHANNELS, row_way WAY = BY_WARP>
 static __device__ __noinline__ float2 lse_in_parts(const cuda_args &a, const head_args &x, int64_t i, float lse,
                                                    bool now = false)

@@ -10,8 +10,8 @@ enum { ROWS = 64, COLUMNS = 32, THREADS = ROWS * 2, WARPS = THREADS / 32 };
 /* CHUNK: number of channels of q, k, v and dout that are loaded at a time for S and dP; WIDTH: columns of a block's
  * result */
 enum { CHUNK = 32, WIDTH = 128, STAGES = 3 };
-/* LINE, Z_LINE: floats from row to row in shared memory; 4 floats more than a row has spread a warp's loads over all
- * banks */
+/* LINE, Z_LINE: distance in floats from row to row in shared memory. It is 4 more than the length of a row, so that a
+ * warp's loads are spread over all banks */
 enum { LINE = CHUNK + 4, Z_LINE = WIDTH + 4 };
 enum { N_TILES = COLUMNS / 8, N_WIDTH = WIDTH / 8 };
 

@@ -190,8 +190,8 @@ template <pass PASS> DEVICE block_work work_of(const truth_args &t, const block_
     w.row = place.row, w.part = place.part;
     w.rows = (int)(BY_KEYS ? w.s.Sk : w.s.Sq), w.columns = (int)(BY_KEYS ? w.s.Sq : w.s.Sk);
     w.first_row = first_row(g.dims, w.s, BY_KEYS, w.b, w.h) + w.row;
-    /* the tile's first row sees the first of these columns, and its last row the last one: both ends grow with the
-     * row's number */
+    /* the tile's first row sees the first column of the range [begin, end), and its last row the last one: both ends
+     * grow with the row's number */
     w.begin = (int)columns_of<BY_KEYS>(g, w.s, w.row).lo / COLUMNS * COLUMNS;
     w.end = (int)columns_of<BY_KEYS>(g, w.s, min(w.row + ROWS, w.rows) - 1).hi;
     w.chunks = w.o.x.width / CHUNK, w.chunks2 = has_two_products(PASS) ? w.o.x2.width / CHUNK : 0;

@@ -239,8 +239,8 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
                 issue_dV(dV, P);
                 this->next_round();
                 issue_S(S, held);
-                /* Wait until the product dV is complete, because it reads the registers that P takes next. At this
-                 * point all warps have also read the values of the queries (lse and delta). */
+                /* Wait until the product dV is complete: it reads the registers in which the next P is computed. At
+                 * this point all warps have also read the values of the queries (lse and delta). */
                 wgmma_wait<1>();
                 me.release(sm.bars_Q, now);
                 me.release(sm.bars_dO, now);
@@ -250,7 +250,7 @@ template <typename T, class X> struct values_half : half_of_keys<T, X> {
             issue_dV(dV, P);
             retire<0>(dV);
         }
-        /* dV is staged in sm.K, which no other warp reads after its last product with K */
+        /* dV is staged in sm.K, which no other warp reads after this warp's last product with K */
         this->template finish<X::DV>(dV, 1, ATTN_T_dv, a.g.dims.Dv, sm.K, t);
     }
 };
@@ -339,8 +339,8 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
                 keep_dS(dS);
                 this->next_round();
                 issue_dP(dP, held);
-                /* Wait until the product dK is complete, because it reads the registers that dS takes next. At this
-                 * point all warps have also read the values of the queries (lse and delta). */
+                /* Wait until the product dK is complete: it reads the registers in which the next dS is computed. At
+                 * this point all warps have also read the values of the queries (lse and delta). */
                 wgmma_wait<1>();
                 me.release(sm.bars_Q, now);
                 retire<0>(dP);
@@ -350,12 +350,12 @@ template <typename T, class X, bool KEEP> struct keys_half : half_of_keys<T, X> 
             issue_dK(dK, dS);
             keep_dS(dS);
             retire<0>(dK);
-            /* Wait until the copies have read shared memory. After the end of this block another block may get that
+            /* Wait until the copies have read shared memory: when this thread block ends, another one may get that
              * memory. */
             if (KEEP && me.lane == 0) bulk_wait_read<0>();
         }
-        /* sm.Q[0] is free as staging memory: the last dS needed the other consumer's last P, and that consumer's
-         * products with Q were complete by then. */
+        /* sm.Q[0] is free as staging memory: this consumer has used the last P, which the other consumer makes only
+         * after its last product with Q */
         this->template finish<X::D>(dK, p.scale, ATTN_T_dk, a.g.dims.D, sm.Q[0], t);
     }
 };
@@ -422,9 +422,8 @@ int64_t query_blocks_of(const attn_dims &d)
 }
 
 /* Limit in bytes on the memory for dS. The heads are processed in parts, and a part has as many heads as fit. The limit
- * is enough for one head of 16384 queries and keys, or for two such heads under a causal mask. (One head alone has too
- * few blocks to fill the GPU.) The emulator's build sets a smaller limit, so that small problems have several parts
- * too. */
+ * is enough for one head of 16384 queries and keys or, under a causal mask, for two, which fill the GPU better. The
+ * emulator's build sets a smaller limit, so that small problems have several parts too. */
 #ifndef ATTN_KEPT_BYTES
 #define ATTN_KEPT_BYTES (520 << 20)
 #endif
@@ -600,8 +599,8 @@ cudaError_t launch_backward(const cuda_chip *chip, cudaStream_t stream, const at
     };
     const double seconds = tile_seconds(chip, plan);
     if (!job.kept.heads) code = in_shares(chip, seconds, tiles);
-    /* no need to split a launch into shares: it takes only a few milliseconds, because heads whose dS fits into the
-     * limit are short */
+    /* a launch is not split into shares: it takes only a few milliseconds, because heads whose dS fits into the limit
+     * are short */
     else if (takes_step(chip, seconds)) code = tiles(chip);
     return code == cudaSuccess ? end_backward(chip, stream, plan, job.run) : code;
 }

@@ -103,9 +103,9 @@ DEVICE void prefetch_maps(const maps &m)
 
 struct query_place {
     attn_sequence s;
-    int b, h, hk, i0, Sq; /* a place with i0 >= Sq has no queries */
+    int b, h, hk, i0, Sq; /* i0 >= Sq: the tile of queries is empty */
     key_band band;
-    key_tiles keys; /* the tiles of keys that at least one query of the place sees */
+    key_tiles keys; /* tiles of keys that at least one query of the tile sees */
 };
 
 /* Returns the description of tile t of the order. The tiles of a head are taken from the last to the first, because
@@ -295,7 +295,7 @@ template <typename T, class X> struct query_gradients {
                 tile++;
                 at.next();
                 issue_dP(dP);
-                /* wait until the product dQ is complete, because the product reads the registers that S takes next */
+                /* wait until the product dQ is complete: it reads registers in which S is computed next */
                 wgmma_wait<1>();
                 release_last();
                 at.next();

@@ -25,7 +25,7 @@ template <typename T, class X> struct dq_writer {
     const plan &p;
     uint16_t *const staging; /* staging memory of this warp: 16 rows of 64 numbers */
     const int lane;
-    int known = -1; /* the newest head whose tiles of keys are known to be all done */
+    int known = -1; /* the newest head of which all tiles of keys are known to be done */
 
     DEVICE void run()
     {

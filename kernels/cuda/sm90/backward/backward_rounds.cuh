@@ -230,8 +230,8 @@ DEVICE tma_place keys_at(const block_place &x, const cuda_args &a)
 }
 
 /* One thread claims tiles of keys and publishes them in shared memory. A published tile with rows = NO_ROWS means that
- * there are no more. The thread claims the next tile only after the loader has issued all loads of the present one. A
- * tile claimed earlier would be computed late, while other blocks may wait for its sums. */
+ * there are no more. The thread claims the next tile only after the loader has issued all loads of the present one.
+ * With an earlier claim the tile would be computed late, and blocks that wait for its part of dQ would wait longer. */
 template <class X> struct scheduler {
     const cuda_args &a;
     const plan_of<X> &p;
@@ -251,8 +251,7 @@ template <class X> struct scheduler {
                 continue;
             }
             mbarrier_arrive(smem_addr(&sm.bars_work.full[at.stage]));
-            /* Prefetch K and V of the tile into the L2 cache, because this thread has nothing else to do. At D = 128
-             * the prefetch gained nothing. */
+            /* Prefetch K and V of the tile into the L2 cache. At D = 128 the prefetch gains nothing. */
             if (X::D == 64) {
                 prefetch_tile<X::CHUNKS, 64>(&m.K, keys_at(x, a));
                 prefetch_tile<X::CHUNKS, 64>(&m.V, keys_at(x, a));
@@ -355,11 +354,11 @@ template <class X> struct loader {
 };
 
 /* One warp per consumer sends the consumer's parts of dQ to the sums in global memory: the warp's first lane makes the
- * copy engine add them. If the sums were not zeroed, the first block at a part stores it, and other blocks wait for
- * that store. A word of p.begun has the state of a part. 0: no block has come. 1: a block is storing. PART_THERE: other
- * blocks may add. With `deterministic` the word counts the additions, and each block waits for its turn. The sender
- * waits for the word while the consumer computes the part, and sets the word while the consumer computes the next
- * part. */
+ * copy engine add them. If the sums were not zeroed, the first block with a part for some sum stores it, and other
+ * blocks wait for the store before they add. A word of p.begun has the state of a sum. 0: no block has come. 1: a block
+ * is storing. PART_THERE: other blocks may add. With `deterministic` the word counts the additions, and each block
+ * waits for its turn. The sender waits for the word while the consumer computes the part, and sets the word while the
+ * consumer computes the next part. */
 template <class X> struct sender {
     const cuda_args &a;
     const plan_of<X> &p;
@@ -378,7 +377,7 @@ template <class X> struct sender {
             __syncwarp();
             if (sends) mbarrier_arrive(smem_addr(&sm.bars_work.empty[at.stage]));
         }
-        /* Wait until the copies have read shared memory. After the end of this block another block may get that
+        /* Wait until the copies have read shared memory: when this thread block ends, another one may get that
          * memory. */
         if (sends) bulk_wait_read<0>();
     }

@@ -82,8 +82,8 @@ namespace {
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* The gradients that a consumer computes. R is the type of dK and dV in memory: T or float. With a branch in store()
- * instead of this parameter, ptxas would serialise products. */
+/* The gradients that a consumer computes. R is the type of dK and dV in memory: T or float. It is a template parameter,
+ * because with a branch in store() ptxas would serialise products. */
 template <typename T, class X, typename R> struct gradients {
     static const int D = X::D, BM = X::BM, BN = X::BN;
     const cuda_args &a;
@@ -107,8 +107,8 @@ template <typename T, class X, typename R> struct gradients {
     const mn_major_low<BM> first_Q_down, first_dO_down;
     mn_major_low<BN> K_down;
     const uint32_t dS_to; /* address in the first stage of dS at which this thread stores its elements of dS */
-    /* index in sm.dQ at which this thread stores its elements; me.lane and me.leader are derived from it, to save
-     * registers */
+    /* index in sm.dQ at which this thread stores its elements; me.lane and me.leader are computed from it, so that they
+     * take no registers */
     const uint32_t dQ_at;
 
     DEVICE gradients(const cuda_args &a_, const plan_of<X> &p_, shared<X> &sm_, int w)
@@ -353,8 +353,8 @@ template <typename T, class X, typename R> struct gradients {
         return __any_sync(0xffffffff, any);
     }
 
-    /* Turns S into P for a tile with rows whose lse is stored in two parts. Where a pair's bias is huge, the rest of
-     * its score is too small to count and is ignored. */
+    /* Turns S into P for a tile with rows whose lse is stored in two parts. Where a pair's bias is huge, the pair's q.k
+     * is too small to count and is ignored. */
     DEVICE void exponents_in_parts(float (&S)[BM / 2], const row_values *values) const
     {
         if constexpr (X::BIAS) {
@@ -630,10 +630,10 @@ template <typename T, class X, typename R> struct gradients {
         retire<0>(dP); /* the wait for dP includes a wait for dK, which was issued before dP */
     }
 
-    /* Computes dV, dS and dK of a tile of queries (a round) from its P and dP. If there are MORE tiles of queries, also
-     * computes P and dP of the next one. Must be called with no product running. It also computes dQ of the previous
-     * tile of queries. For the first tile there is none: the computed dQ has no meaning and is not handed over. A
-     * branch around that product would cost registers that are not free. */
+    /* Computes dV, dS and dK of a tile of queries (a round) from its P and dP, and dQ of the previous tile of queries.
+     * With MORE, also computes P and dP of the next tile. Must be called with no product running. In the first round
+     * the computed dQ has no meaning and is not handed over: a branch around the product dQ would cost registers that
+     * are not free. */
     template <bool MORE>
     DEVICE void round(float (&S)[BM / 2], float (&dP)[BM / 2], float (&dK)[D / 2], float (&dV)[D / 2], bool first)
     {
@@ -678,8 +678,8 @@ template <typename T, class X, typename R> struct gradients {
         if (X::S_BEFORE_DK) me.release(sm.bars_Q, now);
     }
 
-    /* Takes the place of round() where no query of the tile sees a key of this warpgroup. It only shares zeros as the
-     * warpgroup's dS. */
+    /* Takes the place of round() where no query of the tile sees a key of this warpgroup: computes no product, and
+     * writes zeros to shared memory as the warpgroup's dS. */
     DEVICE void pass_round()
     {
         const uint32_t dS[BM / 16][4] = {};
@@ -716,8 +716,8 @@ template <typename T, class X, typename R> struct gradients {
         uint16_t *const staging = sm.dS[mine.stage] + (me.w * 4 + me.warp) * 16 * 64;
         if (!to.data) return;
         R *const rows = (R *)to.data + attn_at(&to, x.b, x.hk, line);
-        /* float32 is stored directly from registers. In one shape it is staged too, because ptxas would otherwise spill
-         * 360 bytes. */
+        /* Float32 results are stored directly from registers. In one shape they go through shared memory, because ptxas
+         * would otherwise spill 360 bytes. */
         if constexpr (std::is_same<R, float>::value && X::VARIANT == CAPPED && D == 64)
             store_floats<CHUNKS * 64>(rows, to.row, x.rows - row, width, sums, staging, me.lane);
         else if constexpr (std::is_same<R, float>::value)
@@ -758,8 +758,8 @@ template <typename T, class X, typename R> struct gradients {
         if (any) *(volatile int *)&sm.any_nonfinite = 1;
     }
 
-    /* Returns whether this warpgroup can skip the first (or the last) of several tiles of queries, because the tile
-     * sees none of the warpgroup's keys. */
+    /* Returns whether this warpgroup can skip the first tile of queries (`first`) or the last one, because the tile
+     * sees none of the warpgroup's keys. False if there is only one tile. */
     DEVICE bool passes(bool first, int rounds) const
     {
         if (!X::PASSES || rounds < 2 || x.begin != x.first) return false;
@@ -813,7 +813,9 @@ template <typename T, class X, typename R> struct gradients {
         }
         issue_S(S);
         wgmma_fence();
-        wgmma_commit(); /* an empty group of products stands for a product dK, which the waits below count */
+        /* an empty group takes the place of the product dK of an earlier round, because the waits below count groups of
+         * products */
+        wgmma_commit();
         mbarrier_wait(smem_addr(&sm.V_full), phase);
         issue_dP(dP);
         end_P(S, dP);
@@ -830,7 +832,8 @@ template <typename T, class X, typename R> struct gradients {
         bool finite = true;
         last_dQ([&] {
             if (!X::OPTIONS)
-                /* with options dV is stored later, because no registers are free for that before dQ is complete */
+                /* with options dV is stored only when dQ is complete, because the product dQ takes the registers that
+                 * storing needs */
                 finite = finish_dV(dV);
         });
         me.release(sm.K_empty);
@@ -877,7 +880,8 @@ template <typename T, class X, typename R> struct gradients {
             opaque(dV);
             if (rounds > 0) add_rounds(dK, dV, rounds);
             else leave_mark(finish_dV(dV) & finish_dK(dK));
-            /* the first product dQ of the next tile reads the staged dK and dV as dS, though its result is not used */
+            /* the first product dQ of the next tile reads the staged dK and dV as dS, though the product's result is
+             * not used */
             fence_proxy_async_shared();
         }
     }
@@ -940,8 +944,8 @@ __global__ void __launch_bounds__(X::THREADS, 1)
     } else {
         setmaxnreg_inc<X::CONSUMER>();
         gradients<T, X, R>(a, p, sm, wg - 1).run();
-        /* Waits for prepare_ahead, which has long ended. Each kernel of a stream waits for the end of its predecessor
-         * only, so the next kernel needs this wait to know that prepare_ahead has ended too. */
+        /* Waits for the end of prepare_ahead, this kernel's predecessor in the stream. The kernel that follows waits
+         * only for the end of this kernel, and must not begin before prepare_ahead has ended. */
         wait_for_prerequisites();
         const uint32_t t = thread_anew() - 128;
         if (p.makes_dq) dq_writer<T, X>{ a, p, sm.dS[0] + t / 32 * (16 * 64), (int)(t % 32) }.run();
@@ -975,9 +979,10 @@ int64_t words_of(const attn_plan *plan)
     return heads + (plan->problem->dq.rank ? query_tiles_of(d) * 2 + heads + 1 : 0);
 }
 
-/* Returns whether prepare_ahead writes zeros to the sums of dQ. Otherwise the first block at a part of the sums stores
- * it. In a long causal sequence one slow block comes first to the last queries, and all other blocks would wait for its
- * store. At D = 128 with one query head per key/value head, that wait costs more than writing zeros. */
+/* Returns whether prepare_ahead writes zeros to the sums of dQ. Otherwise the first block with dQ for some queries
+ * stores it as their sum. In a long causal sequence one slow block comes first to the last queries, and all other
+ * blocks would wait for its store. At D = 128 with one query head per key/value head, that wait costs more than writing
+ * zeros. */
 bool wants_zeros(const attn_plan *plan)
 {
     const attn_geometry &g = plan->geometry;

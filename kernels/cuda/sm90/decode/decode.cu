@@ -1,7 +1,7 @@
 /* decode.cu: computes the splits of sm80/decode.cu (parts of a sequence's keys) on Hopper, for keys and values that lie
- * in pages: the copy engine loads the tiles. For keys in one piece copies by threads are as fast, and 1 to 2 % faster
- * where memory bandwidth is the bound, so they are used there. sm80/decode.cuh defines what is computed and in which
- * order. Therefore the bits of a result do not depend on who copies.
+ * in pages: the copy engine loads the tiles. Keys in one piece are left to copies by threads (sm80/decode.cu), which
+ * are as fast for them, and 1 to 2 % faster where memory bandwidth is the bound. sm80/decode.cuh defines what is
+ * computed and in which order. Therefore the bits of a result do not depend on who copies.
  *
  * A warp requests the boxes of a tile, one box per lane: a box for every 128 bytes of channels, and for every page
  * where pages are smaller than a tile. Before the first box is requested, one warp looks up the page and row of each
@@ -117,8 +117,8 @@ template <typename T, class X> struct copies_by_engine {
     }
 
     /* Issues the loads of a step's tile into `slot`, which must be free. One warp calls this function. Boxes (single
-     * loads) past the sequence's end are left out. FIRST: the boxes were not looked up before, so the warp does it
-     * now. */
+     * loads) past the sequence's end are left out. With FIRST, the warp itself looks up where the boxes start; without
+     * FIRST, this was done before. */
     template <bool FIRST = false> DEVICE void fill(int step, int slot) const
     {
         /* COLUMNS: width of a chunk in elements of the tensor */
@@ -169,7 +169,7 @@ template <typename T, class X> struct copies_by_engine {
     DEVICE void clear_tail(uint16_t *tile, int j) const
     {
         /* rows: rows of tile j before the sequence's end; PIECES: pieces of 16 bytes per row of a chunk. The swizzle
-         * moves a piece only within its row */
+         * moves a piece only within its row, so that whole rows can be cleared */
         const int rows = Sk - j * X::BN, PIECES = CHUNK / 8;
         if (rows >= X::BN) return;
 #pragma unroll 1

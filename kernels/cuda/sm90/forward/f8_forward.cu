@@ -11,10 +11,10 @@
  *   P        A thread's accumulator holds columns 2q, 2q + 1 of each 8, but an A operand needs 4 neighbours. P stays
  *            in its registers, and the keys of V^T are stored in the order that fits.
  *   range    e4m3 reaches from 2^-9 to 448. P is 2^SHIFT = 256 where a row's score is its maximum m: exactly, so that
- *            the key with the largest weight is not rounded. (The m of forward_tiles.cuh may be smaller than the
- *            maximum by a limit. With it that key would be rounded, and errors of out reach 4.3e-2, while 4e-2 is
- *            allowed.) The division by l, the sum of P, removes the factor. l adds P before it is rounded, except where
- *            products compute l.
+ *            the key with the largest weight is not rounded. (In forward_tiles.cuh m may be below the maximum. Here
+ *            P of the key with the largest weight would then be rounded, and errors of out would reach 4.3e-2, where
+ *            4e-2 is allowed.) The division by l, the sum of P, removes the factor 256. l adds P before P is rounded,
+ *            except where products compute l.
  *   sums     An e4m3 product keeps 14 bits of its sums: terms below 2^-13 of the sum so far are lost, and 8192 equal
  *            keys would stop counting. So after every PROMOTED keys O is added, in float, to sums in shared memory, and
  *            the next product starts from 0. At D = 128 a product computes l too, and l loses what O loses: see
@@ -59,9 +59,9 @@ enum { SHIFT = 8, PROMOTED = 672, PROMOTED_COUNTED = 896 };
  * ring; T, the type in which q and k are multiplied; SHORT_ENDS, see the member of this name. */
 template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_ENDS_ = false> struct shape {
     typedef T_ T;
-    /* Shortens the beginning and the end of a work tile (BM rows of one head). This matters where a work tile has few
-     * tiles of keys, or where these are wide. It means that in the first tile of keys only scores that some row sees
-     * are computed, and that the softmax ends while the last product runs. */
+    /* Makes the beginning and the end of a work tile (BM rows of one head) shorter: in the first tile of keys only
+     * scores that some row sees are computed, and the softmax ends while the last product runs. The gain is largest
+     * where a work tile has few tiles of keys, or wide ones. */
     static const bool SHORT_ENDS = SHORT_ENDS_;
     static const int D = D_, C = C_, BN = BN_, STAGES = STAGES_, BM = 64 * C, THREADS = 128 * (C + 1);
     static const bool WIDE = sizeof(T) == 2;
@@ -100,7 +100,7 @@ template <int D_, int C_, int BN_, int STAGES_, typename T_ = e4m3, bool SHORT_E
     /* Whether the sums to which O is added from time to time are floats; otherwise they are bfloat16, because shared
      * memory has no room for floats. A thread has D / 2 sums. */
     static const bool FLOAT_SUMS = D <= 128;
-    static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* 32-bit words that four sums take */
+    static const int SUM_WORDS = FLOAT_SUMS ? 4 : 2; /* number of 32-bit words that four sums take */
 };
 
 /* A work tile: rows [i0, i0 + BM) of head h of batch row b, with tiles of keys [first, last). */
@@ -143,7 +143,7 @@ template <class X> struct shared {
  * at the end of the block. In `rows`, bit 4 i says that row i has huge scores, and bit 4 i + 1 that row i + 8 has huge
  * scores, for i = 0 .. 7. */
 struct repair_note {
-    uint32_t rows; /* the bits for huge scores, and the bits LOOK and V_NAN */
+    uint32_t rows; /* one bit for each row with huge scores, and the bits LOOK and V_NAN */
     int before;    /* the previous work tile for which the warp left a note; -1: none */
 };
 /* bit of repair_note::rows: a result was not finite, so repair_own_rows() must find the rows that see a NaN */
@@ -233,7 +233,7 @@ template <class X> struct tile_loader {
         k.next();
     }
 
-    /* Loads tile j of V^T. `ready`: V^T is known to be ready from this block of keys on. */
+    /* Loads tile j of V^T. `ready`: the first block of keys from which on V^T is known to be ready. */
     DEVICE void load_V(int j, int hk, int b, int &ready)
     {
         if (j * BN / KEYS < ready) ready = await_units(p.transpose, b * p.transpose.Hk + hk, j * BN / KEYS, ready);
@@ -252,8 +252,8 @@ template <class X> struct tile_loader {
             const int first = x.first, last = x.last, i0 = x.i0, h = x.h, hk = h / p.group, b = x.b;
             __syncwarp(); /* after this barrier lane 0 may release the work tile: all lanes have read it */
             if (i0 == STOP) break;
-            /* The next work tile is claimed (by the release of this one) when only the loads of the last tiles of keys
-             * are left. */
+            /* A work tile is released when only the loads of its last tiles of keys are left. The release lets the
+             * block claim its next work tile. */
             const bool late = first + 1 < last;
             if (loader && !late) release_work(sm);
             if (first >= last) continue;
@@ -293,8 +293,8 @@ DEVICE float2 counted(const float *sums)
     return make_float2(0.5f * sums[0] + 0.5f / 1.75f * sums[1], 0.5f * sums[2] + 0.5f / 1.75f * sums[3]);
 }
 
-/* The promoted sums of a warp, in shared memory. At the beginning of a work tile the sums of the previous work tile are
- * not cleared but multiplied by 0. The sums must therefore always be finite. */
+/* A warp's promoted sums (sums of O over many tiles of keys), in shared memory. At the beginning of a work tile the
+ * sums of the previous work tile are not cleared but multiplied by 0. The sums must therefore always be finite. */
 template <class X> struct promoted_sums {
     typedef sum_words<X> words;
     /* factor by which the sums in shared memory must be multiplied, because rows were rescaled since O was last added
@@ -309,7 +309,8 @@ template <class X> struct promoted_sums {
             else ((uint2 *)sums.O[n])[lane] = make_uint2(0, 0);
     }
 
-    /* Starts the sums in shared memory for a work tile that uses them. Does nothing unless products compute l. */
+    /* Sets l and the maxima that belong to the sums in shared memory to their initial values. They exist only where
+     * products compute l. */
     DEVICE static void begin(words &sums, int lane)
     {
         if (X::COUNTS) ((float *)sums.rows)[lane] = lane & 2 ? -CUDART_INF_F : 0;
@@ -321,9 +322,9 @@ template <class X> struct promoted_sums {
         if (!X::COUNTS) left[0] *= factor[0], left[1] *= factor[1];
     }
 
-    /* Sets `left`, the factor of the promoted sums, and returns their part of l (the sum of P). Must be called before
-     * the sums are used. Does nothing unless products compute l. If they do, registers are scarce, so `left` is
-     * computed from maxima only here. */
+    /* Sets `left`, the factor of the sums in shared memory, and returns the part of l (the sum of P) that they hold.
+     * Must be called before the sums are used. Does nothing unless products compute l: registers are then so scarce
+     * that `left` is not kept but computed here, from maxima. */
     DEVICE float2 find_left(const words &sums, const softmax &state, float c, int lane)
     {
         if (!X::COUNTS) return {};
@@ -333,9 +334,8 @@ template <class X> struct promoted_sums {
         return { x.x, x.y };
     }
 
-    /* Adds O to the sums. With ZEROS, O then becomes 0 by a multiplication: O is finite, or its row's sums are NaN
-     * already. (For a constant 0 ptxas would use two registers for each two numbers, and move them.) Without ZEROS, the
-     * next product starts from 0. */
+    /* Adds O to the sums. With ZEROS, O is then multiplied by 0: O is finite, or its row's sums are NaN already. (To
+     * set O to the constant 0, ptxas would use more registers.) Without ZEROS, the next product starts from 0. */
     DEVICE void promote(words &sums, float (&O)[X::COLUMNS / 2], const softmax &state, float c, int lane)
     {
         const float2 l = find_left(sums, state, c, lane);
@@ -358,7 +358,7 @@ template <class X> struct promoted_sums {
             const float2 more = counted(O + X::D / 2);
             const float ls[2] = { fmaf(l.x, left[0], more.x), fmaf(l.y, left[1], more.y) };
             const float mine = lane & 2 ? (lane & 1 ? state.m[1] : state.m[0]) : lane & 1 ? ls[1] : ls[0];
-            __syncwarp(); /* after this barrier the sums' part of l may be overwritten: all lanes have read it */
+            __syncwarp(); /* after this barrier l may be overwritten: all lanes have read it from shared memory */
             ((float *)sums.rows)[lane] = mine;
             __syncwarp();
         }
@@ -368,7 +368,7 @@ template <class X> struct promoted_sums {
         left[0] = left[1] = 1;
     }
 
-    /* Adds the promoted sums to O, and their part of l to l. */
+    /* Adds to O and to l what was moved from them to the sums in shared memory. */
     DEVICE void add_to(float (&O)[X::COLUMNS / 2], float (&l)[2], const words &sums, const softmax &state, float c,
                        int lane)
     {
@@ -423,8 +423,8 @@ template <class X> struct attention {
     DEVICE int row_of(const work_tile &x) const { return x.i0 + me.w * 64 + me.warp * 16 + me.lane / 4; }
 
     /* Turns raw scores of the first N keys of tile j into P. CAREFUL: some keys may be hidden, or scores must change
-     * their sign. midway: with EARLY, see softmax_step_early(). With SHORT_ENDS a mask that hides only keys on the
-     * right takes less code: if some row sees a key after the first 128, then all rows see the first 64. */
+     * their sign. With EARLY, midway is passed on to softmax_step_early(). With SHORT_ENDS and N > 128, some row sees a
+     * key after the first 128, so all 64 rows see the first 64: the mask leaves these out. */
     template <int N, bool CAREFUL, bool BY_BITS, class F>
     DEVICE void scores_to_P(float (&S)[N / 2], const work_tile &x, const warpgroup_tile &y, int i0, int j,
                             softmax &state, float (&rescale)[2], F midway)
@@ -461,7 +461,7 @@ template <class X> struct attention {
     }
 
     /* Releases K during the softmax, as in forward_tiles.cuh, so that ptxas does not move the wait for O up. The
-     * condition always holds, but ptxas cannot know that. */
+     * condition of the release always holds, but ptxas cannot know that. */
     DEVICE void release_K_late(float sum, float c)
     {
         if (me.leader && !(sum < -c)) mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
@@ -486,8 +486,8 @@ template <class X> struct attention {
         uint32_t P[BN / 32][4];
 
         /* promotes(j): whether O is promoted (added to the sums in shared memory) after tile j's softmax. `many`:
-         * whether there is any promotion; with wide tiles there nearly always is. No promotion follows the softmax of
-         * the first computed tile, because O is still 0. */
+         * whether this work tile has a promotion; with ZEROS, which is for the widest tiles, it is assumed to have one.
+         * No promotion follows the softmax of the first computed tile, because O is still 0. */
         const auto promotes = [](int j) { return (j + 1) % X::PROMOTE == 0; };
         const bool many = X::ZEROS || (y.last_visible - 1) / X::PROMOTE > first / X::PROMOTE;
         if (many) promoted.begin(sums, me.lane);
@@ -507,7 +507,8 @@ template <class X> struct attention {
             /* issues the product that gives the scores of tile j */
             multiply<typename X::T, BN, X::ROW_BYTES / 32>(S, Q, K());
             me.await_V();
-            /* adds P V of tile j + 1, which was computed before tile j */
+            /* adds P V of tile j + 1: tiles are visited from the last to the first, so its P was computed before that
+             * of tile j */
             multiply_add<e4m3, X::COLUMNS, BN / 32>(O, P, V(), X::ZEROS || !promotes(j + 1));
             me.next_turn();
             retire<1>(S);
@@ -548,7 +549,8 @@ template <class X> struct attention {
         if (many) promoted.add_to(O, state.l, sums, state, x.c, me.lane);
     }
 
-    /* Returns the bits of repair_note::rows that are known without O. */
+    /* Returns those bits of repair_note::rows that follow from the scores (rows with huge scores) and from V
+     * (V_NAN). */
     DEVICE uint32_t rows_to_repair(const softmax &state, const work_tile &x) const
     {
         const shifted_reference<SHIFT> reference = { x.c };
@@ -604,7 +606,7 @@ template <class X> struct attention {
                 x = work, y = part;
                 return true;
             });
-            /* the vote tells ptxas that all lanes take the same branch: see repair_own_rows() */
+            /* __any_sync tells ptxas that all lanes take the same branch, as in repair_own_rows() */
             if (__any_sync(0xffffffff, x.i0 == STOP)) break;
             float O[X::COLUMNS / 2];
             softmax state;
@@ -625,8 +627,8 @@ template <class X> struct attention {
 /* ---- Repair ------------------------------------------------------------------------------------------------------ */
 
 /* Computes, row by row, what forward_tiles could not compute in the work tiles for which this warp left a note: rows
- * with huge scores, and rows that see a NaN. The function is not inlined, and the loop over work ends by a vote.
- * Otherwise ptxas would keep descriptors in registers of each thread in the loop over keys. */
+ * with huge scores, and rows that see a NaN. The function is not inlined, and the loop over work tiles ends by a vote
+ * (__any_sync). Otherwise ptxas would keep descriptors in registers of each thread in the loop over keys. */
 template <class X> static __device__ __noinline__ void repair_own_rows(const plan &p, const cuda_args &a)
 {
     const int warp = threadIdx.x / 32 - 4;
@@ -708,8 +710,9 @@ __global__ void __launch_bounds__(X::THREADS, 1)
  * forward_tiles. */
 __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 {
-    launch_dependents();      /* lets the GPU start forward_tiles, which then waits for the end of this kernel */
-    wait_for_prerequisites(); /* waits for the previous run, which may still use the same scratch memory */
+    launch_dependents(); /* lets the GPU start forward_tiles, which then waits for the end of this kernel */
+    /* waits for the end of the stream's previous kernel, which may still use this scratch memory */
+    wait_for_prerequisites();
     const int64_t n = blockIdx.x * (int64_t)256 + threadIdx.x;
     if (n < count) words[n] = make_uint4(0, 0, 0, 0);
 }
@@ -718,7 +721,8 @@ __global__ void __launch_bounds__(256) begin_run(uint4 *words, int64_t count)
 
 /* The counters at the beginning of the scratch memory. */
 struct run_counters {
-    int tile, unit; /* tile: what plan::counter counts; unit: what transpose_plan::next_unit counts */
+    /* tile: the word to which plan::counter points; unit: the one to which transpose_plan::next_unit points */
+    int tile, unit;
     uint32_t any_nan;
     int unused[29];
 };
@@ -749,8 +753,8 @@ struct f8_job {
     layout place;
 };
 
-/* Plans the transposition of V. Units of V^T are ordered over as many heads together as the blocks' first work tiles
- * need. */
+/* Plans the transposition of V. In the order of the units of V^T, the units of as many heads are mixed as the blocks'
+ * first work tiles belong to. */
 transpose_plan make_transpose_plan(const f8_job &job, int section, int sweep_rows)
 {
     const attn_geometry &g = job.given.g;
@@ -834,9 +838,9 @@ template <class X> cudaError_t launch(const f8_job &job)
                             sizeof(shared<X>), job.stream, p, maps, job.given);
 }
 
-/* The shapes. A problem takes the first shape that is large enough for its head size and whose least number of keys it
- * has. There is one such number for problems without a mask and one for those with a mask. Where lse is wanted, only
- * shapes that convert q and k to bfloat16 are used. */
+/* The shapes. A problem takes the first shape whose head size suffices and whose least number of keys the problem has:
+ * least_masked_Sk under a mask, otherwise least_Sk. Where lse is wanted, only shapes that convert q and k to bfloat16
+ * are used. */
 struct shape_row {
     int D;
     bool wide;

@@ -44,7 +44,7 @@ const shape_row shapes[] = {
     /* shapes for softcap, ALiBi, FlashMask or float8's scales */
     row<shape<64,  2, 128, 4, 64,  WITH_OPTIONS>>  (ANY,              0),
     row<shape<128, 2, 128, 2, 128, WITH_OPTIONS>>  (ANY,              0),
-    /* BN is 64 and not 80, with which ptxas spills registers */
+    /* BN is 64, because with 80 ptxas spills registers */
     row<shape<256, 2, 64,  2, 256, WITH_OPTIONS>>  (ANY,              0),
 };
 /* clang-format on */
@@ -66,7 +66,7 @@ cudaError_t launch_shapes(const forward_job &job, bool f16, bool score_mods)
         }
         if (lengths_differ) most_Sk = x.least_Sk - 1;
     }
-    /* never reached, because the rows with the largest head sizes take everything that plan_forward() accepts */
+    /* never reached: the table's rows with the largest head sizes take every problem that plan_forward() accepts */
     return cudaErrorInvalidValue;
 }
 

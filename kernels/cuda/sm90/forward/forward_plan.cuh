@@ -63,11 +63,12 @@ struct __align__(16) work_tile
     int last, Sq, Sk, align;
     /* nonfinite_to_zero = 1: the tile is computed again, with zeros in place of each infinity and NaN in V */
     int q_start, k_start, index, nonfinite_to_zero;
-    int list, unused[3]; /* with FlashMask or keep_mask: which of the two lists of visible key tiles applies, 0 or 1 */
+    /* with FlashMask or keep_mask: index (0 or 1) of the work tile's list of visible key tiles in shared memory */
+    int list, unused[3];
 };
 
-/* Values of work_tile::i0 that are orders to the consumers and not rows. REPORT: report when all results so far are
- * written. STOP: there is no more work. SKIP: this launch does not compute the work tile. */
+/* Values of work_tile::i0 that are commands to the consumers and not rows. REPORT: the consumers must report when they
+ * have written all results so far. STOP: there is no more work. SKIP: this launch does not compute the work tile. */
 enum { REPORT = -1, STOP = -2, SKIP = -3 };
 
 DEVICE key_band band_of(const plan &p, const work_tile &x)

@@ -101,12 +101,11 @@ template <int D_, int C_, int BN_, int STAGES_, int DV_ = D_, variant VARIANT = 
     /* whether maxima are found by largest_by_bits(); in other shapes no register is free for it */
     static const bool BY_BITS = D < 256 && !SCORE_MODS;
     /* Whether the first product of the next work tile is issued behind the last product of the present one, so that it
-     * runs while the output is written. True for the shapes that this makes faster. */
+     * runs while the output is written. True for the shapes that are faster with it. */
     static const bool BEGINS_EARLY = D == 96 || D == 192 || (D != 128 && SCORE_MODS && !PAIRS);
-    static const int MOST_PASSED = (BM - 64 + BN - 1) /
-                                   /* the largest number of tiles of keys, at either end of a work tile's keys, that one
-                                    * consumer sees and another does not */
-                                   BN;
+    /* the largest number of tiles of keys, at either end of a work tile's keys, that one consumer sees and another does
+     * not */
+    static const int MOST_PASSED = (BM - 64 + BN - 1) / BN;
 };
 
 /* The type of the plan of a kernel instance. */
@@ -169,7 +168,7 @@ template <class X> struct shared : tile_lists<X::SCORE_MODS> {
 };
 
 /* Returns which part of work tile x consumer w computes. With FlashMask or keep_mask a list says which tiles of keys
- * are visible, so that all of them count here. */
+ * are visible, so this function takes all of them as visible. */
 template <class X> DEVICE warpgroup_tile part_of(const plan_of<X> &p, const work_tile &x, int w)
 {
     warpgroup_tile y = warpgroup_tile_of<X::BN, X::FEW_KEYS>(band_of(p, x), x.i0 + w * 64, x.Sq, x.first, x.last);
@@ -192,8 +191,8 @@ DEVICE int tile_before(const plan &p, int t)
     return *(volatile int *)(p.before + t);
 }
 
-/* The warp that hands out work tiles; its first lane publishes them. After the last one it hands out again those work
- * tiles of this block whose result was not finite. */
+/* The warp that hands out work tiles; its first lane publishes them. After the last work tile, the warp hands out again
+ * those work tiles of this block whose result was not finite. */
 template <class X> struct work_scheduler {
     const plan_of<X> &p;
     shared<X> &sm;
@@ -298,8 +297,8 @@ template <class X> struct tile_loader {
             if (i0 == STOP) break;
             const tile_bits *const seen = sm.list(X::SCORE_MODS ? x.list : 0);
             const bool nonfinite_to_zero = x.nonfinite_to_zero, late = first + 1 < last;
-            /* The next work tile is claimed (by the release of this one) when only the loads of the last tile of keys
-             * are left. */
+            /* A work tile is released when only the loads of its last tile of keys are left. The release lets the block
+             * claim its next work tile. */
             if (!late) release_work(sm);
             if (first >= last) continue;
             const auto tile = [&](int j) { return tma_place{ 0, k_start + j * X::BN, hk, b }; };
@@ -428,11 +427,12 @@ template <typename T, class X> struct attention {
      * tiles. */
     static DEVICE bool warp_uniform(bool x) { return __any_sync(0xffffffff, x); }
 
-    /* The next work tile, or an order (see REPORT), which a consumer takes while it still computes the present work
+    /* The next work tile, or a command (see REPORT), which a consumer takes while it still computes the present work
      * tile. */
     struct next_work {
-        int slot;   /* index of the work tile in sm.recent */
-        int order;  /* work_tile::i0: a row, or a negative order */
+        int slot; /* index of the work tile in sm.recent */
+        /* copy of work_tile::i0: the work tile's first row, or a command (REPORT, STOP or SKIP), which is negative */
+        int order;
         int passed; /* number of tiles, at the end of the work tile's keys, that this warpgroup's rows do not see */
         bool loads; /* whether any keys are loaded for the work tile */
         bool sees;  /* whether this warpgroup's rows see any of the keys that are loaded */
@@ -499,8 +499,8 @@ template <typename T, class X> struct attention {
             load_bias<BN>(values.bias, p.bias, rows, j * BN, lane());
         }
     }
-    /* Call this while the scores of tile j are computed. It determines the next tile, whether some pairs of tile j are
-     * hidden, and which pairs dropout keeps. */
+    /* Determines the next tile of keys, whether some pairs of tile j are hidden, and which pairs dropout keeps. Called
+     * while the scores of tile j are computed. */
     DEVICE void look_at_pairs(pair_values<X> &values, const thread_tile &t, const tile_bits *seen, int j) const
     {
         if constexpr (X::PAIRS) {
@@ -556,8 +556,8 @@ template <typename T, class X> struct attention {
             mbarrier_arrive(smem_addr(&sm.bars.K.empty[me.k.stage]));
     }
 
-    /* Waits for Q, and for the first tile of keys to compute. Skips the tiles at the end that this warpgroup's rows do
-     * not see; `passed` is their number. */
+    /* Waits for Q, and for the first tile of keys to compute. Skips the last `passed` tiles of the work tile's keys,
+     * which this warpgroup's rows do not see. */
     DEVICE void await_first(int passed)
     {
         me.await_Q();
@@ -638,9 +638,9 @@ template <typename T, class X> struct attention {
         return X::PASSES_FIRST ? first_visible(t) - first_of_block(t) : 0;
     }
 
-    /* Adds P V to O for the tiles of keys that this warpgroup's rows see, from the last to the first. The caller must
-     * issue the last product, P V of the first tile, whose V has arrived on return. With BEGINS_EARLY, `begun` has the
-     * scores of the last tile. */
+    /* Adds P V to O for the tiles of keys that this warpgroup's rows see, from the last tile to the second. The caller
+     * must add P V of the first tile; on return V of that tile has arrived. With BEGINS_EARLY, `begun` has the scores
+     * of the last tile. */
     DEVICE void attend(float (&O)[DV / 2], uint32_t (&P)[BN / 16][4], float (&begun)[BN / 2], softmax &state,
                        const thread_tile &t)
     {
@@ -768,7 +768,7 @@ template <typename T, class X> struct attention {
             if (any) *(volatile int *)&sm.any_nonfinite = 1;
         }
         if (!p.to.out) return;
-        /* row: the first of the warp's 16 rows; count: how many rows of the sequence follow from there */
+        /* row: the first of the warp's 16 rows; count: number of rows of the sequence from `row` on */
         const int row = t.i0 - lane() / 4, count = x.Sq - row;
         T *const rows = out_row<T>(p.to, x.b, x.h, x.q_start + row);
         uint16_t *const staging = sm.out + (X::STAGES_OUT ? warp_index() * 16 * 64 * X::CHUNKS_V : 0);
@@ -803,8 +803,8 @@ template <typename T, class X> struct attention {
         __syncwarp();
     }
 
-    /* Moves `work` on to the first work tile in which this warpgroup's rows see keys. Stores the results of the tiles
-     * before it. Returns false if there is no such tile. */
+    /* Moves `work` on to the first work tile in which this warpgroup's rows see keys. Stores the results of the work
+     * tiles before it. Returns false if no such work tile is left. */
     DEVICE bool pass_unseen(next_work &work)
     {
 #pragma unroll 1

@@ -45,9 +45,9 @@ DEVICE void prefetch_maps(const kv_maps &maps)
     prefetch_tensormap(&maps.V);
 }
 
-/* Starts a block's work. All threads must call this after one of them has initialised the barriers. It lets the GPU
- * prepare the stream's next kernel, which waits for the end of this kernel. It waits for the end of the previous
- * kernel, which may have written this kernel's inputs. */
+/* Starts a block's work: lets the GPU prepare the stream's next kernel, which waits for the end of this kernel, and
+ * waits for the end of the previous kernel, which may have written this kernel's inputs. All threads must call this
+ * after one of them has initialised the barriers. */
 DEVICE void begin_block()
 {
     __syncthreads();
@@ -57,14 +57,15 @@ DEVICE void begin_block()
 
 /* ---- The warp that hands out work -------------------------------------------------------------------------------- */
 
-/* Publishes the work tile in sm.work and sm.parts. One lane of the warp calls this, after it has written both. */
+/* Publishes the work tile that sm.work and sm.parts describe. One lane of the warp calls this after it has written
+ * sm.work and sm.parts. */
 template <class SM> DEVICE void announce_work(SM &sm)
 {
     mbarrier_arrive(smem_addr(&sm.bars.work.full[0]));
 }
 
-/* Waits until all readers have read the work tile and the loader needs the next one. All lanes of the warp must call
- * this. */
+/* Waits until all readers have read the work tile in sm.work and the loader needs the next one. All lanes of the warp
+ * must call this. */
 template <class SM> DEVICE void await_readers(SM &sm, ring<1> &at)
 {
     mbarrier_sleep(smem_addr(&sm.bars.work.empty[0]), at.phase);
@@ -135,14 +136,15 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     DEVICE void await_K() { await_full(sm.bars.K, k); }
     DEVICE void await_V() { await_full(sm.bars.V, v); }
 
-    /* Releases K. `last`: this product was the last with Q in the work tile, so Q is released too. */
+    /* Releases K. `last`: the work tile's last product with Q has ended, so Q is released too. */
     DEVICE void release_K(bool last)
     {
         this->release(sm.bars.K, k);
         if (last) release_Q();
         k.next();
     }
-    /* With LATE, releases only Q (if `last`): the caller then releases K later and advances the ring of K itself. */
+    /* Releases K, and Q if `last`. With LATE it leaves K alone: the caller then releases K later and advances the ring
+     * of K. */
     template <bool LATE> DEVICE void release_K(bool last)
     {
         if (!LATE) release_K(last);
@@ -155,7 +157,7 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
         v.next();
     }
 
-    /* Releases the tile of K at the ring position, which this warpgroup does not multiply. */
+    /* Releases the stage of K at this consumer's ring position, whose tile this warpgroup does not multiply. */
     DEVICE void pass_K()
     {
         this->pass_turn();
@@ -163,9 +165,9 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
     }
     DEVICE void pass_V() { this->pass(sm.bars.V, v); }
 
-    /* Releases the first `count` tiles of a work tile; count must be at most MOST. There is no loop with `count` as its
-     * end: after a loop whose end comes from memory, ptxas treats nothing as warp-uniform. ptxas would keep stages and
-     * descriptors in registers of each thread, which costs 2 to 4 % of the time. */
+    /* Releases the first `count` tiles of keys of a work tile; count must be at most MOST. There is no loop with
+     * `count` as its end: after a loop whose end comes from memory, ptxas treats nothing as warp-uniform. ptxas would
+     * keep stages and descriptors in registers of each thread, which costs 2 to 4 % of the time. */
     template <int MOST> DEVICE void pass_K(int count)
     {
 #pragma unroll
@@ -195,10 +197,10 @@ template <class SM, int C, int STAGES> struct kv_consumer : consumer<C> {
 };
 
 /* Calls step(j, MASKED, BY_BITS) for tile j, then for tile below(j), and so on down to `first`. MASKED and BY_BITS are
- * types that hold a bool. MASKED: some keys may be hidden; with FREE_LOOP it is false for tiles below `free`. BY_BITS:
- * all rows of the warpgroup have seen such a high score that largest_by_bits() may find maxima. It is used only with
- * HIGH_LOOP. high() is called until it returns true; from then on it would always return true. Each combination has its
- * own loop. */
+ * types that hold a bool. MASKED: some keys may be hidden; with FREE_LOOP it is false for tiles below `free`. BY_BITS,
+ * which is true only with HIGH_LOOP: all rows of the warpgroup have seen such a high score that largest_by_bits() may
+ * find maxima. high() tells whether this is so, and is not called again once it has returned true. Each combination of
+ * MASKED and BY_BITS has its own loop. */
 template <bool FREE_LOOP, bool HIGH_LOOP, class BELOW, class STEP, class HIGH>
 DEVICE void walk_down(int j, int free, int first, const BELOW &below, const STEP &step, const HIGH &high)
 {

@@ -40,7 +40,7 @@ struct transpose_plan {
     /* blocks of keys per head, blocks of channels per head, and number of units of all heads */
     int key_blocks, channel_blocks, units;
     tile_order order; /* order in which the blocks of keys are transposed */
-    /* true: the heads with which all blocks begin have more units of V^T (128 keys by 64 channels) than there are
+    /* true: the heads with which the blocks begin have more units of V^T (128 keys by 64 channels) than the grid has
      * warps that transpose */
     bool in_haste;
     int *next_unit;
@@ -179,7 +179,7 @@ template <int STEPS, class MEMORY> struct transposer {
             }
     }
 
-    /* Stores 16 keys of one channel. BYTES selects every second byte of v and w. */
+    /* Stores 16 keys of one channel. BYTES, a selector of __byte_perm(), takes every second byte of v and w. */
     template <int BYTES> static DEVICE void store_channel(uint8_t *to, const uint32_t (&v)[4], const uint32_t (&w)[4])
     {
         *(uint4 *)to = make_uint4(__byte_perm(v[0], w[0], BYTES), __byte_perm(v[1], w[1], BYTES),
@@ -197,7 +197,7 @@ template <int STEPS, class MEMORY> struct transposer {
         }
     }
 
-    /* Transposes one unit of V (128 keys by 64 channels), if one is left. */
+    /* Transposes one unit of V (128 keys by 64 channels), if any unit is left. */
     DEVICE void make_one() const
     {
         if (threadIdx.x % 32 == 0) at(0) = unit_of(p, claim(p.next_unit));
@@ -258,7 +258,7 @@ DEVICE int await_units(const transpose_plan &p, int head, int wanted, int ready)
         ready -= (uint32_t)(any ? __ffs(any) - 1 : 32) / (uint32_t)p.channel_blocks;
     }
     __syncwarp();               /* makes visible to all lanes the V^T for which one lane has read the mark (acquire) */
-    fence_proxy_async_global(); /* makes that V^T visible to the copy engine too */
+    fence_proxy_async_global(); /* makes the V^T that is ready visible to the copy engine too */
     return ready;
 }
 
@@ -268,8 +268,8 @@ DEVICE int key_blocks_below(const transpose_plan &p, int end)
     return min((end + KEYS - 1) / KEYS, p.key_blocks);
 }
 
-/* Returns whether V had a NaN in any unit (KEYS keys by CHANNELS_V channels) that is ready so far. The answer is
- * reliable for units for which the caller has waited, directly or through a copy that waited. */
+/* Returns whether V had a NaN in any unit (KEYS keys by CHANNELS_V channels) that is ready so far. The answer surely
+ * counts the units that the caller has waited for, and those whose loaded V^T it has received. */
 DEVICE bool had_any_nan(const transpose_plan &p)
 {
     return *(volatile uint32_t *)p.any_nan;

@@ -99,7 +99,7 @@ DEVICE void load_keys(const attn_geometry &g, shared &sm, const CUtensorMap *map
     const int b = sm.place.b, page_size = (int)g.dims.page_size, lane = threadIdx.x % 32;
     const int end = sm.place.last_key(sm.place.end - 1), length = sm.place.q.length;
     const int32_t *const pages = g.page_table ? g.page_table + b * g.page_table_row : nullptr;
-    const auto find = [&](int key) { /* returns the row in its page, and the page, of a key */
+    const auto find = [&](int key) { /* returns the page of a key, and the key's row in that page */
                                      if (!pages || key >= end) return make_int2(key, b);
                                      const int page = key / page_size;
                                      return make_int2(key - page * page_size, pages[page]);
@@ -240,8 +240,8 @@ template <typename T, int W> struct warpgroup {
         named_barrier_arrive(W == LEFT ? P0_READY : P1_READY, 256);
     }
 
-    /* Reads the references and rescale factors that the other warpgroup has written. A thread has the same rows in both
-     * warpgroups. */
+    /* Reads the references and rescale factors that the other warpgroup has written. Thread n of either warpgroup has
+     * the same rows. */
     DEVICE void take(float (&rescale)[2])
     {
         named_barrier_sync(W == LEFT ? P1_READY : P0_READY, 256);
@@ -284,10 +284,10 @@ template <typename T, int W> struct warpgroup {
         wgmma_commit();
     }
 
-    /* Processes the tiles of a split, two at a time. Scores are issued behind the product O += P V before them. While
-     * the scores are computed, that product completes, and its stage is released. ptxas makes good code only if each
-     * product O += P V is retired in the iteration that issues it, and if no other product is in flight while O is
-     * rescaled. */
+    /* Processes the tiles of a split, two at a time. The product that computes a tile's scores is issued behind the
+     * previous product O += P V. While the scores are computed, O += P V completes, and its stage is released. ptxas
+     * makes good code only if each product O += P V is retired in the iteration that issues it, and if no other product
+     * is in flight while O is rescaled. */
     DEVICE void run_left(float (&O)[HALF / 2], int first, int tiles)
     {
         float S[BN / 2];
@@ -329,7 +329,7 @@ template <typename T, int W> struct warpgroup {
         if (two) named_barrier_arrive(TURN, 256);
         phase[0] ^= 1;
     }
-    /* Processes the tile in stage 0. Its scores must have been issued. */
+    /* Processes the tile in stage 0. The product that computes the tile's scores must have been issued. */
     DEVICE void left_tile(float (&O)[HALF / 2], float (&S)[BN / 2], int j0)
     {
         float rescale[2];
@@ -645,8 +645,8 @@ __global__ void __launch_bounds__(128 * PARTS, COMBINE_BLOCKS / PARTS)
         forward_row<LATENT_CHANNELS>(a, head_args_of(a, b, h), i, g.view[ATTN_T_out], nullptr, EVERY_ROW);
 }
 
-/* Computes the rows that latent_tiles could not compute, one row per warp. It runs instead of combine_latent() if for
- * each 64 rows one block computes all splits of the sequence. */
+/* Computes the rows that latent_tiles could not compute, one row per warp. The kernel runs in place of combine_latent()
+ * where one block computes all splits of a sequence for its 64 rows. */
 __global__ void __launch_bounds__(128)
     repair_latent(const __grid_constant__ cuda_args a, const __grid_constant__ plan p)
 {

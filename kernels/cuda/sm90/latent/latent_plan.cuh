@@ -26,11 +26,11 @@ struct plan {
     int walks;
     float4 *O;      /* the results of the units: 64 rows of 512 columns each, in the order of piece_of() */
     float2 *ml;     /* for each row of O: the reference of its exponentials in base 2, and the sum l */
-    uint8_t *flags; /* two flags per row: nonzero if the left or right half of the row in out is wrong */
+    uint8_t *flags; /* two flags per row of out: nonzero if the row's left or right half must be computed again */
 };
 
-/* Returns the number of keys of the shortest split. Splits are shorter where there are few rows (not `wide`), because
- * there are fewer blocks, and the sums of a split take less time to write. */
+/* Returns the number of keys of the shortest split. Where there are few rows (not `wide`), splits are shorter:
+ * otherwise there would be too few blocks, and the sums of a split take little time to write. */
 __host__ __device__ inline int64_t least_split_keys(bool wide)
 {
     return wide ? 1024 : 512;
@@ -50,8 +50,8 @@ __host__ __device__ inline int64_t splits_of(int64_t keys, bool wide)
     return attn_max64(1, attn_tiles(keys, split_keys(keys, wide)));
 }
 
-/* Returns the largest number of splits that a sequence of at most `keys` keys has. With more keys there are fewer
- * splits only where splits begin to be longer than the shortest, which happens after a whole split group. */
+/* Returns the largest number of splits that a sequence of at most `keys` keys has: the number for `keys` keys or, if it
+ * is larger, for the longest sequence whose splits are the shortest. */
 inline int64_t most_splits_of(int64_t keys, bool wide)
 {
     const int64_t group_of_shortest = SPLIT_GROUP * least_split_keys(wide);
@@ -110,8 +110,8 @@ DEVICE block_place block_place_of(const attn_geometry &g, const plan &p, int blo
 }
 
 /* The result of a unit (a split or a split group) has PIECES_OF_ROW pieces of four floats per row. Piece n has columns
- * c, c + 1, c + 8 and c + 9, where c = first_column(n), because a thread of a product holds these together. Pieces lie
- * in the order of the threads, so that a warp writes whole cache lines. */
+ * c, c + 1, c + 8 and c + 9, where c = first_column(n): one thread has these four columns of a product. Pieces lie in
+ * the order of the threads, so that a warp writes whole cache lines. */
 enum { PIECES_OF_ROW = DV / 4, UNIT = BM * PIECES_OF_ROW };
 DEVICE int first_column(int n)
 {

@@ -46,7 +46,7 @@ DEVICE void mbarrier_wait(uint32_t bar, uint32_t parity)
 
 /* Does what mbarrier_wait() does, but suspends the thread until the phase is complete, for at most 10 ms at a time.
  * Without the time hint of 10 ms the wait polls shared memory, which wgmma reads too. Use this function in threads
- * without other work. It did not make the consumers' loops faster. */
+ * without other work. In the consumers' loops it gained nothing. */
 DEVICE void mbarrier_sleep(uint32_t bar, uint32_t parity)
 {
     asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n"

@@ -28,8 +28,7 @@ static inline results results_of(const attn_geometry &g)
     return x;
 }
 
-/* Returns the sink of a head in base 2, or -inf if there is no sink. Huge sinks are converted too, because all scores
- * of these kernels are in base 2. */
+/* Returns the sink of a head in base 2, or -inf if there is no sink. */
 DEVICE float sink_log2(const results &to, int h)
 {
     const float sink = to.sinks ? to.sinks[h * to.sink_stride] : -CUDART_INF_F, y = sink * LOG2E;
@@ -132,8 +131,8 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
     const auto place = [](int i, int piece) { return i * PITCH + (piece ^ (i & 7)); };
     stage_rows<T, D>(O, staging, lane, place);
     __syncwarp();
-    /* number of rows that the warp stores at a time, where a lane stores the same piece of every row; 0: a lane's piece
-     * differs from row to row */
+    /* number of rows that the 32 lanes store at a time, one piece of 16 bytes per lane; 0 if 32 pieces are not whole
+     * rows */
     const int STEP = 32 % PIECES == 0 ? 32 / PIECES : 0;
     auto word_of = [&](int i, int piece) { return *(const uint4 *)(staging + place(i, piece) * 8); };
     if (STEP) {
@@ -143,8 +142,8 @@ DEVICE void store_rows(T *rows, int64_t stride, int count, int Dv, const float (
         uint4 words[D / 16]; /* all words are loaded before the first word is stored */
 #pragma unroll
         for (int n = 0; n < D / 16; n++) words[n] = word_of(i + n * STEP, piece);
-        /* Without this call, ptxas would move the last load behind the stores, where it would have to wait for their
-         * registers. */
+        /* This call keeps all loads before the first store. Otherwise ptxas would move the last load behind the
+         * stores. */
         opaque(*(uint32_t(*)[D / 4]) words);
 #pragma unroll
         for (int n = 0; n < D / 16; n++, to += STEP * stride)

@@ -48,7 +48,8 @@ struct largest_in_base_2 {
 struct kept_bits {
     const uint4 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    /* distance from one batch row, head or query to the next, in rows of words; 0: the axis is broadcast */
+    /* distance from one batch row, head or query to the next, counted in rows (all words of a row); 0: the axis is
+     * broadcast */
     int64_t batch, head, row;
     int rows, tiles; /* rows: rows per head (1: the mask is the same for all rows); tiles: tiles of keys */
 };
@@ -112,7 +113,7 @@ DEVICE void list_visible_tiles(const flash_mask &mask, const kept_bits &kept, in
     });
 }
 
-/* Sets scores to -inf whose bit in the words of the thread's two rows is 0. */
+/* Sets each score to -inf whose bit is 0. `words` has the bits of the thread's two rows. */
 template <int N> DEVICE void hide_by_words(float (&S)[N / 2], const uint2 (&words)[2], int lane)
 {
     const int place = lane % 4 / 2;
@@ -192,7 +193,8 @@ const int COLUMN_QUERIES = 64, KIND_KEYS = 128;
 struct kept_columns {
     const uint2 *words; /* NULL: the problem has no keep_mask */
     const uint8_t *kinds;
-    /* distance from one batch row or head to the next, in heads of words; 0: the axis is broadcast */
+    /* distance from one batch row or head to the next, counted in heads (all words of a head); 0: the axis is
+     * broadcast */
     int64_t batch, head;
     /* keys: keys per head; tiles: tiles of queries per head (1: the mask is the same for all queries) */
     int keys, tiles;
@@ -395,7 +397,7 @@ static inline pair_dropout pair_dropout_of(const cuda_args &a)
 {
     pair_dropout x;
     x.drops = a.drop_below != 0;
-    x.most = (a.drop_below << 16) - 1; /* for drop_below = 65536 this is 2^32 - 1: all pairs are dropped */
+    x.most = (a.drop_below << 16) - 1; /* for drop_below = 65536 the limit is 2^32 - 1: all pairs are dropped */
     x.scale = x.drops ? a.drop_scale : 1;
     for (uint32_t n = 0; n < 10; n++) {
         x.keys[n * 2] = (uint32_t)a.seed + n * 0x9e3779b9u;

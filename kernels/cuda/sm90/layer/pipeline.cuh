@@ -48,7 +48,7 @@ template <int STAGES> struct ring {
     }
 };
 
-/* Waits until the stage is free. It is for the warp that fills stages. */
+/* Waits until the stage is free. The warp that fills stages calls this. */
 template <int STAGES> DEVICE void await_empty(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at)
 {
     mbarrier_wait(smem_addr(&pairs.empty[at.stage]), at.phase ^ 1);
@@ -57,7 +57,7 @@ template <int STAGES> DEVICE void sleep_until_empty(barrier_pairs<STAGES> &pairs
 {
     mbarrier_sleep(smem_addr(&pairs.empty[at.stage]), at.phase ^ 1);
 }
-/* Waits until the stage is filled. It is for readers of the stage. */
+/* Waits until the stage is filled. Readers of the stage call this. */
 template <int STAGES> DEVICE void await_full(barrier_pairs<STAGES> &pairs, const ring<STAGES> &at)
 {
     mbarrier_wait(smem_addr(&pairs.full[at.stage]), at.phase);

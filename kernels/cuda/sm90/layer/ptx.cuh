@@ -74,8 +74,8 @@ DEVICE uint32_t claim_acquire(uint32_t *word)
     asm volatile("atom.acquire.gpu.global.cas.b32 %0, [%1], 0, 1;" : "=r"(x) : "l"(word) : "memory");
     return x;
 }
-/* Marks the beginning of a repair, in which a warp computes rows again, one by one. The emulator can report the call as
- * a fault: where all results are finite, a repair is wasted time. */
+/* Marks the beginning of a repair, in which a warp computes rows again, one by one. In tests whose results are all
+ * finite the emulator can report a repair as an error, because it is wasted time. */
 DEVICE void repair_begins() {}
 /* Loads four floats, bypassing the L1. PTX ISA 9.7.9.8. */
 DEVICE float4 load_4(const float *from)
@@ -309,7 +309,7 @@ DEVICE void compute_before_wait(float x)
     if (x < 0) asm volatile("nanosleep.u32 0;" ::: "memory");
 }
 
-/* Makes these words opaque: the compiler can neither read accumulators before the wait, nor use how the words were
+/* Makes the compiler treat d as changed by this call: it can neither move reads of d above the call, nor use how d was
  * computed. */
 template <int N> DEVICE void opaque(float (&d)[N])
 {

@@ -21,7 +21,7 @@ struct tile_order {
     int per_head;   /* number of work tiles per head */
     int heads;      /* number of heads of the whole batch */
     int section;    /* number of heads whose work tiles are ordered together */
-    int first, end; /* this launch computes work tiles [first, end): all, or a share of a long problem */
+    int first, end; /* this launch computes work tiles [first, end): all of them or, in a long problem, a share */
 };
 
 /* Plans a tile_order. head_bytes: bytes of K and V that a query head reads. uneven: the work tiles take different
@@ -60,17 +60,17 @@ DEVICE head_tile head_tile_of(const tile_order &x, int t)
     return { s * x.section + r - tile * heads, tile };
 }
 
-/* A tile_order that ends with short work tiles (few keys). They come from the last heads, whose work tiles are ordered
- * together. */
+/* A tile_order that ends with short work tiles (few keys). The short work tiles come from the last heads, whose work
+ * tiles are ordered together. */
 struct ending_order : tile_order {
-    int last_heads;  /* number of the first of those heads whose short work tiles come at the end of the order */
+    int last_heads;  /* the short work tiles of the heads from this number on come at the end of the order */
     int short_tiles; /* number of short work tiles per head that come at the end of the order */
 };
 
 /* Plans an ending_order. head_bytes and share are those of tile_order_of(). short_tiles: number of work tiles of a head
- * that are shorter than the others, or 0 if all take the same time. The end has at_end short work tiles. The short work
- * tiles come from as many heads as necessary, but not from more heads than the L2 can hold, and at least from the heads
- * of one section. */
+ * that are shorter than the others, or 0 if all work tiles take the same time. The order ends with at_end short work
+ * tiles. They come from as many heads as necessary, but from no more than the L2 can hold, and from at least one
+ * section of heads. */
 static inline ending_order ending_order_of(int64_t per_head, int64_t heads, int64_t head_bytes, int64_t short_tiles,
                                            int at_end, int64_t share)
 {
@@ -162,7 +162,7 @@ struct __align__(16) warpgroup_tile
     int free_first, free_last, last_visible, few_keys;
 };
 
-/* Returns the part of the consumer whose rows begin at row0. Sq is the number of rows that exist. */
+/* Returns the warpgroup_tile of the consumer whose rows begin at row0. Sq is the number of rows that exist. */
 template <int BN, int FEW = BN>
 DEVICE warpgroup_tile warpgroup_tile_of(const key_band &band, int row0, int Sq, int first, int last)
 {

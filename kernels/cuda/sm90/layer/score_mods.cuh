@@ -112,7 +112,7 @@ DEVICE void tanh_of_four(float (&x)[4])
 /* Computes tanh(s * cap) for arguments near 0, by a series in s. The series' last term is fitted to the range. The
  * relative error is below 5.5e-7. */
 struct near_tanh {
-    float most; /* the series is used for |s| up to this limit, at which tanh is 0.46 */
+    float most; /* the series of tanh is used for |s| up to this limit, at which tanh is 0.46 */
     float a[4];
 };
 static inline near_tanh near_tanh_of(float cap)

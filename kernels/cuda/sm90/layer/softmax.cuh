@@ -45,9 +45,9 @@ struct softmax {
     float m[2] = { -INFINITY, -INFINITY }, l[2] = { 0, 0 };
 };
 
-/* Returns whether largest_by_bits() may find the next maxima of the thread's rows. It may as soon as the search of each
- * row begins with a number >= 0, below which no score matters. Once true, the result stays true, because a reference
- * only grows. */
+/* Returns whether largest_by_bits() may find the next maxima of the thread's rows: whether the search in each row
+ * begins with a number >= 0 (smaller scores do not matter). Once true, the result stays true, because a reference only
+ * grows. */
 template <class REFERENCE> DEVICE bool is_high(const softmax &x, const REFERENCE &reference)
 {
     return reference.least(x.m[0]) >= 0 && reference.least(x.m[1]) >= 0;
@@ -121,11 +121,11 @@ DEVICE void softmax_step(float (&S)[N / 2], softmax &x, float (&rescale)[2], con
 }
 
 /* Does what softmax_step() does, in an order that lets O be rescaled while exponentials are computed. midway(sum) is
- * called before all exponentials but one. Its argument is >= 0 or NaN and depends on both rows' maxima. After midway()
- * O may be multiplied by rescale. The sums begin with their old values, so that only exponentials remain after
- * midway(). The first row's maximum has two chains of operations, because everything waits for it. The second row's
- * maximum has CHAINS (1 or 2) chains; the first row's exponentials fill its waits, as with IN_TURN = 2. HIDDEN: a row
- * may have seen no key yet. BY_BITS: is_high() is true for all rows. SUMS: the sums are wanted. */
+ * called when both rows' maxima are known, before all exponentials but one; `sum` is >= 0 or NaN and depends on both
+ * maxima. From then on O may be multiplied by rescale. The sums begin with their old values, so that only exponentials
+ * remain after midway(). The first row's maximum is found in two chains of operations, because all later work waits for
+ * it; the second row's is found in CHAINS (1 or 2) chains, beside the first row's exponentials. HIDDEN: a row may have
+ * seen no key yet. BY_BITS: is_high() is true for all rows. SUMS: the sums are wanted. */
 template <int N, bool HIDDEN, int CHAINS, bool BY_BITS, bool SUMS, class REFERENCE, class F>
 DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2], const REFERENCE &reference, F midway)
 {
@@ -140,8 +140,9 @@ DEVICE void softmax_step_early(float (&S)[N / 2], softmax &x, float (&rescale)[2
     top[0] = fmaxf(top[0], other);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        /* The second row's search begins with a number that depends on the first row's first exponential, but does not
-         * change the result. */
+        /* The search for the second row's maximum begins with a number that depends on an exponential of the first row.
+         * The number does not change the result; it makes ptxas place the search beside the first row's
+         * exponentials. */
         if (half == 1) {
             S[0] = exp2_fast(fmaf(S[0], reference.c, -base[0]));
             if (BY_BITS) top[1] = fmaxf(reference.least(x.m[1]), -fabsf(S[0]));

@@ -109,8 +109,8 @@ DEVICE void load_tile(uint32_t to, const CUtensorMap *map, const tma_place &from
 }
 
 /* Stores a tile to the tensor; rows and columns outside the tensor are dropped. The store joins the thread's bulk
- * group. If ordinary instructions wrote that shared memory, call fence_proxy_async_shared() between them and this
- * function. */
+ * group. If ordinary instructions wrote the tile to shared memory, call fence_proxy_async_shared() between these writes
+ * and this function. */
 template <int ROWS, int CHUNKS, int COLUMNS>
 DEVICE void store_tile(uint32_t from, const CUtensorMap *map, const tma_place &to)
 {

@@ -1,4 +1,5 @@
-/* observe.h: the passes of an observe by wgmma, which observe.cu puts in the table of kernels. */
+/* observe.h: the passes of an observe (statistics of attention weights) that use wgmma. observe.cu puts them into the
+ * table of kernels. */
 #ifndef ATTN_SM90_OBSERVE_H
 #define ATTN_SM90_OBSERVE_H
 
@@ -7,7 +8,7 @@
 /* The number of rows of a block of sm90_rows_pass(). */
 enum { SM90_OBSERVE_ROWS = 128 };
 
-/* The functions of observe_passes. */
+/* The passes that observe.cu puts into a struct observe_passes. */
 cudaError_t sm90_rows_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
                            const observed_parts &parts, int sums, cudaStream_t stream);
 cudaError_t sm90_mass_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const tile_rows &rows,

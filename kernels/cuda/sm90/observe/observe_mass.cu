@@ -13,8 +13,9 @@
 
 namespace {
 
-const int BQ = 64;  /* queries per tile */
-const int FOLD = 8; /* number of a consumer's tiles whose P are added up in float32 */
+const int BQ = 64; /* queries per tile */
+/* number of tiles of queries whose P a consumer adds up in float32 before these sums are added in double */
+const int FOLD = 8;
 const int SUMS_BARRIER = 10;
 
 template <int D_> struct mass_shape {
@@ -42,13 +43,14 @@ template <class X> struct mass_memory {
 /* The work tiles of a problem: per_head tiles of keys for each of `heads` query heads of the whole batch. */
 struct mass_order {
     int per_head, heads, first, end; /* this launch computes work tiles [first, end) */
-    bool uneven;                     /* work tiles differ in length; those of the first keys, the longest, come first */
+    /* true: work tiles differ in length; the longest ones, those of the first keys, come first */
+    bool uneven;
 };
 
 /* A work tile: keys [j0, j1) of head x, and the queries [i0, i1) that see one of these keys and count in key_mass. */
 struct mass_tile {
     head_args x;
-    int j0, j1, shown; /* the keys before `shown` have a result */
+    int j0, j1, shown; /* keys from `shown` on have no entry in key_mass */
     int i0, i1;
     int first, count; /* tiles of queries [first, first + count) */
 };
@@ -109,7 +111,7 @@ DEVICE void load_mass(mass_memory<X> &sm, const cuda_args &a, const qk_maps &map
 
 /* ---- A consumer warpgroup ---------------------------------------------------------------------------------------- */
 
-/* A row's numbers: base and inverse (see tile_rows) of the thread's rows. */
+/* The members base and inverse of tile_rows, for the thread's two rows. */
 struct two_ends {
     float2 end[2];
 };
@@ -141,8 +143,8 @@ DEVICE void add_columns(float (&sum)[BN / 4], float (&S)[BN / 2], const two_ends
     }
 }
 
-/* Halves the number of a lane's sums: of the first 2 COUNT sums the lane keeps one half. To the sums it keeps, the lane
- * adds the same sums of the lane whose number differs by COUNT. */
+/* Halves the number of a lane's sums. Two lanes whose numbers differ by COUNT each keep one half of their first 2 COUNT
+ * sums, and add to it the other lane's sums of this half. */
 template <int COUNT> DEVICE void halve(float (&sum)[BN / 4], int lane)
 {
     const bool upper = lane & COUNT;
@@ -173,7 +175,7 @@ DEVICE int column_of_fold(int lane, int n)
     return at / 2 * 8 + lane % 4 * 2 + at % 2;
 }
 
-/* Writes the sums of a work tile's keys; `sums` are those of the warps, or NULL if no query sees a key. The first
+/* Writes the sums of a work tile's keys. `sums` has the sums of each warp; it is NULL if no query sees a key. The first
  * consumer calls this. */
 template <class X> DEVICE void store_mass(const cuda_args &a, const mass_tile &k, const float (*sums)[BN])
 {
@@ -228,7 +230,7 @@ DEVICE void sum_keys(mass_memory<X> &sm, const cuda_args &a, const mass_order &o
             }
             if (n / X::C % FOLD == FOLD - 1) fold(sum, total, me.lane);
         }
-        me.meet(); /* all warps have waited for the keys, even without a product */
+        me.meet(); /* a warp without a product may still wait for the keys, so all warps meet before the release */
         me.release(sm.bars.K, keys);
         keys.next();
         fold(sum, total, me.lane);
@@ -236,8 +238,8 @@ DEVICE void sum_keys(mass_memory<X> &sm, const cuda_args &a, const mass_order &o
         for (int n = 0; n < 4; n++) sm.sums[buffer][w * 4 + me.warp][column_of_fold(me.lane, n)] = (float)total[n];
         named_barrier_sync(SUMS_BARRIER, 128 * X::C);
         if (w == 0) store_mass<X>(a, k, sm.sums[buffer]);
-        /* The other consumers write the sums of the next work tile to the other buffer. They write to this buffer again
-         * only after the next barrier, when the first consumer has read it. */
+        /* The consumers write the sums of the next work tile to the other buffer. They write to this buffer again only
+         * after the next barrier, at which the first consumer arrives when it has read this buffer. */
         buffer ^= 1;
     }
     me.end_turns();

@@ -22,7 +22,7 @@ template <int D_> struct rows_shape {
 };
 
 /* The tiles of keys that a consumer's 64 rows see: tiles [seen.first, seen.last) of all. All rows see all keys of tiles
- * [free.first, free.last). It lies in shared memory, because registers are short. */
+ * [free.first, free.last). The struct lies in shared memory, because registers are scarce. */
 struct rows_part {
     key_band band;
     key_tiles seen, free;
@@ -40,7 +40,7 @@ DEVICE rows_part rows_part_of(const key_band &band, int row0, int Sq)
 template <class X> struct rows_memory {
     alignas(1024) uint16_t Q[X::C][64 * 64 * X::CHUNKS]; /* D / 64 chunks of 64 rows of 64 numbers */
     alignas(1024) uint16_t K[X::STAGES][BN * 64 * X::CHUNKS];
-    float4 row[X::BM]; /* for each row of the block: the sums over the chunks so far */
+    float4 row[X::BM]; /* for each row of the block: the sums over the chunks of keys so far */
     rows_part parts[X::C];
     struct {
         barrier_pairs<X::C> Q;
@@ -54,12 +54,12 @@ template <class X> struct rows_memory {
     }
 };
 
-/* The tiles of keys that a block computes: those from `first` to `last` that lie in a chunk of the block. The block has
- * the chunks whose number is `number` plus a multiple of `blocks`. */
+/* The tiles of keys that a block computes: those of tiles [first, last) that lie in every `blocks`-th chunk of keys
+ * (OBSERVE_CHUNK keys), beginning with chunk `number`. */
 struct own_tiles {
     int first, last, number, blocks;
 
-    /* Returns the block's first tile from n on, or a number that is not below `last`. */
+    /* Returns the first tile of keys from tile n on that this block computes, or a number that is not below `last`. */
     DEVICE int from(int n) const
     {
         const int of_chunk = OBSERVE_CHUNK / BN;
@@ -69,8 +69,8 @@ struct own_tiles {
     }
 };
 
-/* Adds the scores of a tile to what the thread knows of its two rows. Where scores may be hidden, their exponents are
- * made finite, because 0 times -inf is NaN. */
+/* Adds the scores of a tile to the thread's maxima and sums of its two rows. Where scores may be hidden, their
+ * exponents are made finite, because 0 times -inf is NaN. */
 template <int SUMS> DEVICE void add_tile(const float (&S)[BN / 2], lane_row (&rows)[2], float scale_log2, bool bounded)
 {
 #pragma unroll
@@ -191,7 +191,8 @@ DEVICE void sum_rows(rows_memory<X> &sm, const cuda_args &a, const tile_place &p
         if (i0 + half * 8 < Sq) parts.part[at + half * 8] = sums[half * 8];
 }
 
-/* Computes maxima and sums of rows. SUMS: 0: only maxima; 1: maxima and l; 2: maxima, l and e. */
+/* Computes of each row the largest score m, l = sum exp2(z - m) and e = sum exp2(z - m) (z - m). SUMS: 0: only m; 1: m
+ * and l; 2: m, l and e. */
 template <typename T, class X, int SUMS>
 __global__ void __launch_bounds__(X::THREADS, X::BLOCKS)
     observe_rows_wgmma(const __grid_constant__ cuda_args a, const __grid_constant__ qk_maps maps, float scale_log2,

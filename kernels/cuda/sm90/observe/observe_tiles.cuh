@@ -18,7 +18,7 @@ namespace {
 
 const int BN = 128; /* keys per tile */
 
-/* The copies of q and k. Boxes have 64 rows of q and BN rows of k. */
+/* The tensor maps of q and k. A box (what one load brings) has 64 rows of q, or BN rows of k. */
 struct qk_maps {
     CUtensorMap Q, K;
 };

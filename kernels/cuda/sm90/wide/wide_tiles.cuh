@@ -61,12 +61,12 @@ template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
     static const int STAGES = ((227 << 10) - (DC * BOX * 2 + (14 << 10))) / (2 * BOX * 2);
     /* boxes of out of the left consumer; the right one has at most as many */
     static const int MOST_BOXES = (DVC + 1) / 2;
-    /* Number of boxes of Q, the last ones, that consumers keep in registers, because the product of operands in shared
-     * memory reads both at the full bandwidth of shared memory. */
+    /* Number of boxes of Q, the last ones, that consumers keep in registers. With fewer boxes in shared memory,
+     * products need less of its bandwidth, which limits them. */
     static const int KEPT = MOST_BOXES > 3 ? 2 : SCORE_MODS ? 3 : 4;
     /* Whether the right consumer begins its scores only when the left one has issued box TURN_BOX of its own. Thus the
-     * left softmax runs beside the right scores. With more boxes this is slower, because one consumer alone does not
-     * get its boxes fast enough. */
+     * left softmax runs beside the right scores. Heads with more than 8 boxes are slower with turns, because one
+     * consumer alone does not get its boxes fast enough. */
     static const bool TAKES_TURNS = DC <= 8;
     static const int TURN_BOX = 3;
 };
@@ -74,15 +74,15 @@ template <int DC_, int DVC_, bool SCORE_MODS_> struct wide_shape {
 /* What a consumer passes to the other one, per thread: P, and the reference and rescale factor of both rows. */
 struct passed {
     uint4 P[BN / 16][128];
-    float4 rows[128]; /* references of both rows, then rescale factors */
+    float4 rows[128]; /* of the thread's two rows: both references, then both rescale factors */
 };
 
 /* A work tile in shared memory. */
 struct wide_work {
     work_tile x;
     warpgroup_tile y;
-    int column0; /* the first column of out */
-    int number;  /* number of the work tile, of all columns */
+    int column0; /* the first column of out that the work tile computes */
+    int number;  /* number of the work tile; each part of the columns counts as a work tile */
 };
 
 template <bool SCORE_MODS> struct wide_lists {
@@ -198,7 +198,7 @@ template <class X> DEVICE void schedule(const wide_plan &p, shared<X> &sm)
     if (scheduler) leave_counter(p.counter);
 }
 
-/* The thread that fills the ring of consumer W. The left one also loads Q. */
+/* The thread that fills the ring of consumer W. The left consumer's thread also loads Q. */
 template <class X, int W> struct box_loader {
     const wide_plan &p;
     shared<X> &sm;
@@ -290,7 +290,7 @@ template <typename T, class X, int W> struct wide_consumer {
     DEVICE void meet() const { named_barrier_sync(MEET + W, 128); }
     DEVICE void await_box() const { mbarrier_wait(smem_addr(&sm.bars.ring[W].full[at.stage]), at.phase); }
 
-    /* Releases `count` stages before the present one, the first of which is `distance` stages before it. */
+    /* Releases `count` stages of the ring, beginning with the one that is `distance` stages before the present one. */
     DEVICE void release(int count, int distance) const
     {
         if (thread >= count) return;
@@ -352,7 +352,7 @@ template <typename T, class X, int W> struct wide_consumer {
         score_box<0>(S);
         finish_scores(S, passes);
     }
-    /* Does what score() does while the last product O += P V still runs, and releases that product's V. */
+    /* Does what score() does while the previous product O += P V still runs, and releases that product's V. */
     DEVICE void score_behind(float (&S)[BN / 2], float (&O)[BOXES][32], bool passes)
     {
         score_box<0>(S);
@@ -419,8 +419,8 @@ template <typename T, class X, int W> struct wide_consumer {
         meet();
     }
 
-    /* Multiplies O by rescale, and issues O += P V for tile j. With EARLY, each box of V but the last is released as
-     * soon as its product has retired, and the function waits for that; without EARLY it waits for no product. */
+    /* Multiplies O by rescale, and issues O += P V for tile j. With EARLY, the function waits for the product of each
+     * box of V but the last, and releases the box; without EARLY it waits for no product. */
     template <bool EARLY = true>
     DEVICE void multiply_values(float (&O)[BOXES][32], const uint32_t (&P)[BN / 16][4], const float (&rescale)[2],
                                 const work_tile &t, int j)
@@ -444,8 +444,8 @@ template <typename T, class X, int W> struct wide_consumer {
             }
         }
     }
-    /* Waits for the product O, and releases those boxes of its V that multiply_values() has not released. LATER boxes
-     * have been multiplied behind it. */
+    /* Waits for the product O, and releases those boxes of its V that multiply_values() has not released. LATER: number
+     * of products of boxes that were issued after it and may still run. */
     template <int LATER, bool EARLY = true> DEVICE void retire_values(float (&O)[BOXES][32])
     {
         wgmma_wait<LATER>();
@@ -492,7 +492,8 @@ template <typename T, class X, int W> struct wide_consumer {
         uint32_t P[BN / 16][4];
         int j1 = walk.next(j0);
         if (j1 < 0) {
-            meet(); /* without a product, another warp may still read Q */
+            /* wait until no warp of this consumer reads Q: without a product nothing else waits for all four warps */
+            meet();
             release_Q();
         } else {
             score_in_turn(S);
@@ -502,7 +503,8 @@ template <typename T, class X, int W> struct wide_consumer {
                 if (j3 < 0) release_Q();
                 take(P, rescale);
                 multiply_values<false>(O, P, rescale, t, j0);
-                uint32_t own[BN / 16][4]; /* the product that runs reads P */
+                /* P of this consumer's own tile: it is not stored in `P`, which the running product still reads */
+                uint32_t own[BN / 16][4];
                 exponentiate(own, S, rescale, t, walk, j1);
                 retire_values<0, false>(O);
                 multiply_values(O, own, rescale, t, j1);
@@ -656,7 +658,7 @@ __global__ void __launch_bounds__(128)
         const int first = (p.order.first + n / 4) * p.column_blocks;
         uint32_t any = 0;
         for (int c = 0; c < p.column_blocks * 2; c++) any |= p.nonfinite[first * FLAGS + c * 4 + n % 4];
-        return any && tile_of(n).i0 != SKIP; /* nobody writes the flags of a work tile that is skipped */
+        return any && tile_of(n).i0 != SKIP; /* the flags of a skipped work tile were not written */
     };
     wait_for_prerequisites();
     for_flagged_warps((p.order.end - p.order.first) * 4, flag, [&](int n, uint32_t) {
