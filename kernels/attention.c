@@ -559,8 +559,8 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
             t->shape[axis] = count;
         }
     }
-    /* prefix_keys compares the pages of row b with those of row b - 1, and the row before the part's first row is
-     * outside the part */
+    /* the part gets no prefix_keys: they compare the pages of row b with those of row b - 1, which may lie outside the
+     * part */
     if (d.B != part->batches) some.prefix_keys = NULL;
     some.dropout_heads = p->dropout_heads ? p->dropout_heads : d.H;
     some.dropout_first = p->dropout_first + part->first_batch * some.dropout_heads + part->first_head * group;

@@ -94,9 +94,10 @@ struct attn_backend {
      * when all is computed, so there is nothing to queue. */
     attn_status (*run_some)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
                             attn_error *err);
-    bool (*left_rows)(attn_stream *stream); /* tells whether run_some() skipped costly rows; NULL: it never does */
-    /* The functions of attn_truth (float64 results). All are NULL where these devices compute no truth. truth() always
-     * gets a workspace, and is never called on a cancelled stream. */
+    /* returns whether run_some() left out rows that are slow to compute; NULL: it never leaves out rows */
+    bool (*left_rows)(attn_stream *stream);
+    /* The functions of attn_truth (float64 results). All are NULL if the backend computes no truth. truth() always gets
+     * a workspace, and is never called on a cancelled stream. */
     attn_status (*truth_need)(const attn_capabilities *can, const attn_problem *problem, attn_truth_cost *cost,
                               attn_error *err);
     attn_status (*truth)(attn_stream *stream, const attn_problem *problem, const attn_truth *results, void *workspace,
@@ -105,7 +106,8 @@ struct attn_backend {
                                  attn_truth_distance *distances, attn_error *err);
 };
 
-/* Returns whether the kernel's table row takes the problem. The kernel may still refuse it: see attn_backend.plan. */
+/* Returns whether the kernel's row of the table allows the problem. The kernel may still refuse the problem: see
+ * attn_backend.plan. */
 bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, uint64_t features);
 
 /* Does what attn_plan_make() does, with features that the caller gives. Tests use it to add a feature that no kernel

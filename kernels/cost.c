@@ -65,8 +65,8 @@ struct rate {
     /* time of each (query, key, head) triple in a cheap row: its scores exceed the range of float32, but kernels
      * compute it nearly as fast as others (strange.h) */
     double cheap;
-    /* rows with scores up to this number (in a backward with a given lse: lse up to this number) are not computed
-     * again */
+    /* rows whose scores (in a backward with a given lse: whose lse) are at most this number are computed only once;
+     * rows with larger scores are computed again */
     double most;
 };
 
@@ -128,8 +128,8 @@ static const struct rate few_rows[] = {
     [PORTABLE] = { "",  ATTN_OP_FORWARD,  ANY,             PORTABLE, 500, .3,   6,   .7,       20, .5,  3,  CPU_MOST },
 };
 
-/* Options for which the generic kernels have a second variant, which computes score by score. Each of these options
- * adds its own cost. */
+/* Options that the generic kernels apply in a variant of their own, score by score. Each of these options has a cost of
+ * its own in the table below. */
 #define SCORES                                                                                                       \
     (ATTN_TENSOR_BIT(bias) | ATTN_TENSOR_BIT(keep_mask) | ATTN_TENSOR_BIT(mask_startend_rows) |                      \
      ATTN_TENSOR_BIT(alibi_slopes) | ATTN_OPTION_BIT(SOFTCAP) | ATTN_OPTION_BIT(SCALE))
@@ -149,9 +149,10 @@ static const struct rate few_rows[] = {
  *   ROWS   a warp for each row */
 enum by { TILES, WAITS, ROWS };
 
-/* The time that features add to a triple. A problem with several features of one row of this table is charged for that
- * row once. Where GENERIC has a row of TILES and one of ROWS for the same gradient, only one of the two counts: ROWS
- * for float32 and wide heads, TILES for all other problems (gradients_by_rows()). */
+/* The time that features add to the work of one (query, key, head) triple. A problem pays for each row of this table
+ * once, however many of the row's features it has. GENERIC has rows of TILES and rows of ROWS for the gradients of
+ * options. A problem pays only for one of the two: ROWS for float32 and wide heads, otherwise TILES
+ * (gradients_by_rows()). */
 static const struct extra {
     enum family family;
     attn_op op;
@@ -279,7 +280,8 @@ enum {
 
 /* The amounts of work in a problem, by which the rates are multiplied. */
 struct work {
-    double heads, columns, numbers, triples; /* heads: what rate.head is multiplied by; see there */
+    /* heads: the number by which rate.head is multiplied: of heads in all sequences, or of blocks */
+    double heads, columns, numbers, triples;
     /* (query, key, head) triples and columns that blocks compute in whole tiles, padding included */
     double tiled, tile_columns;
     /* where D or Dv is not a multiple of 8 (ODD_FORWARD): number of keys that blocks copy, summed over all blocks;
@@ -318,7 +320,7 @@ static double wide_columns(const attn_dims *d, bool back)
 }
 
 /* Counts the blocks of `block` rows that all sequences and heads need together. Rows are queries; in a backward they
- * are keys. A block takes the time of `block` rows even where fewer exist. */
+ * are keys. A block takes the time of `block` rows even if it has fewer rows. */
 static void count_blocks(struct work *w, const struct rate *r, const attn_plan *plan, const attn_dims *d, int units)
 {
     const bool back = r->op == ATTN_OP_BACKWARD;
@@ -535,7 +537,7 @@ attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem
     double ns = all * (r.sum + (m->gradients ? r.back : 0)) / units;
     if (m->dsinks.rank) ns += all * r.sink / at_most((double)m->dsinks.shape[0], info->units);
     const double seconds = (attn_is_gpu(info->backend) ? GPU_FORWARD_S : CALL_S) + ns / 1e9;
-    /* bytes of out and lse of one part, and of the result */
+    /* bytes of out and lse of one part; the merged result has as many bytes */
     const double one = (double)numbers * (double)attn_dtype_bytes(out->dtype) + 4 * (double)rows;
     return (attn_cost){ .flops = 2 * all * (m->gradients ? 3 : 1),
                         .bytes = one * (m->count + 1) * (m->gradients ? 2 : 1),

@@ -52,7 +52,7 @@ typedef struct attn_merge_plan {
     /* strides of the gradients of a part's out and lse; `data` of these views is NULL */
     attn_view dout_of_part, dlse_of_part;
     attn_view dout, dlse; /* views of the inputs dout and dlse; data is NULL where the input is not given */
-    attn_view out, lse;   /* views of the merged out and lse; data is NULL where the result is not wanted */
+    attn_view out, lse;   /* the merged out and lse; data is NULL where the result is not wanted */
 } attn_merge_plan;
 
 ATTN_HD int64_t attn_merge_count(const attn_merge_plan *m)
@@ -97,8 +97,8 @@ ATTN_HD float attn_merge_lse(const attn_merge_row *row)
     return row->sum == 0 ? -INFINITY : row->top + logf(row->sum);
 }
 
-/* Returns the gradient with respect to the lse of a part, or of the sink, in the row. `dot` is dout . out of the part,
- * and 0 for the sink. `mean` is the sum of all shares times dots, which is dout . out of the whole. */
+/* Returns the gradient with respect to the lse of one row of a part, or to the sink. `dot` is dout . out of the part,
+ * and 0 for the sink. `mean` is dout . out of the whole: the sum of share times dot over all parts and the sink. */
 ATTN_HD float attn_merge_dlse(const attn_merge_plan *m, const attn_merge_row *row, float lse, float dot, float mean)
 {
     const int64_t at = row->b * m->dlse.batch + row->h * m->dlse.head + row->i * m->dlse.row;

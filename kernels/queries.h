@@ -16,8 +16,9 @@
 extern "C" {
 #endif
 
-/* A part begins at a multiple of this number. It is a multiple of the tiles in which the backwards add up dq, and of
- * those with a common exponent of float32 numbers (SPLIT_ROWS). */
+/* The number of a part's first query is a multiple of this number. This number is a multiple of QUERY_TILE, for whose
+ * queries the backwards add up dq together, and of SPLIT_ROWS, the number of float32 rows that have a common
+ * exponent. */
 enum { ATTN_QUERY_UNIT = 128 };
 
 /* Returns whether a checked forward or backward can be divided by queries. It cannot where an option counts queries

@@ -262,7 +262,7 @@ __global__ void __launch_bounds__(HEAD_THREADS)
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
 /* Calls launch(blocks, first, count) in steps for `count` rows, keys or cells. Where rows.strange is given, it computes
- * only strange rows, in the steps of launch_left(). */
+ * only strange rows (those that tiles cannot compute), by launch_left(). */
 template <typename F>
 void launch_each(const cuda_chip *chip, const observed_rows &rows, int64_t count, double seconds_each, F launch)
 {

@@ -16,13 +16,13 @@ struct observed_rows {
     uint8_t *strange;
     int *found;
     /* *nonfinite is 1 if an element of key_mass, weights or map is not finite. nonfinite_sums: the launch computes only
-     * such elements, over all rows but the strange ones. */
+     * the elements that are not finite, as sums over all rows that are not strange. */
     int *nonfinite;
     bool nonfinite_sums;
 };
 
-/* Computes strange rows: those that tiles cannot compute and have marked. A problem without a strange row costs one
- * short launch, or, where the host looks for marked rows (chip->found), no launch. */
+/* Computes strange rows: rows that the kernels on tensor cores cannot compute, and have marked. A problem without a
+ * strange row costs one short launch, or, where the host looks for marked rows (chip->found), no launch. */
 void simple_observe_rows_left(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                               cudaStream_t stream);
 

@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     const bool poisoned = __syncthreads_or(!finite);
     if ((PARTS & DK) && dk.data) {
         const bool pieces = in_pieces<T>(dk, b, hk, line, g.dims.D);
-        /* dK and dV are staged in the memory of K and V: together the two have D floats for each row */
+        /* dK and dV are staged, one after the other, in the memory of K and V, which has D floats for each row */
         stage_block<T, D>(sm.K, pieces, dK, warp * 16, 0, lane);
         __syncthreads();
         store_rows<D, THREADS>(dk, b, hk, line, 0, place.rows, (int)g.dims.D, sm.K, pieces, threadIdx.x);
@@ -534,8 +534,8 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const scratch 
     }
 }
 
-/* The most shared memory, in bytes, that a block of this file's kernels needs: of the variant with or without
- * options. */
+/* The largest number of bytes of shared memory that a block of the kernels in this file needs, in the variant with
+ * `options` or in the one without. */
 template <int D> size_t most_shared(bool options, bool deterministic)
 {
     size_t keys = options ? sizeof(shared<D, true>) : sizeof(shared<D, false>);

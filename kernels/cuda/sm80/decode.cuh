@@ -73,7 +73,7 @@ template <int D, bool PAGED, keys_as AS> using few_shape = shape<D, false, false
 enum { SPLIT_GROUP = 4, SPLIT_GROUP_ROWS = 8 };
 
 /* Blocks per multiprocessor; more blocks leave each thread fewer registers. Before compute capability 9.0 shared memory
- * has room for at most two. */
+ * has room for at most two blocks. */
 #if __CUDA_ARCH__ >= 900
 template <int D, bool SCORE_MODS> constexpr int blocks_of = D == 256 || SCORE_MODS ? 2 : 3;
 #else
@@ -416,8 +416,8 @@ DEVICE bool is_finite(const float4 &o)
     return o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
 }
 
-/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on. It is for blocks with few rows, in
- * which each thread stores what it adds up, without another barrier. Returns false where a sum is not finite, or comes
+/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on. It is for blocks with few rows: each
+ * thread stores the sums that it has made, so no barrier is needed. Returns false where a sum is not finite, or comes
  * from huge scores. */
 template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int64_t saved, int rows)
 {
@@ -588,12 +588,12 @@ DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[
 DEVICE void wait_and_let_begin()
 {
     wait_for_prerequisites();
-    /* The call must stand behind the wait: when all blocks have made it, combine_splits() may start, which reads
-     * lengths that the previous kernel writes. */
+    /* launch_dependents() must be called after the wait: when all blocks have called it, combine_splits() may start,
+     * and it reads lengths that the kernel before this one writes */
     launch_dependents();
 }
 
-/* Adds O += P V for one tile of values, whose rows from k0 on are used; the warp computes columns from d0 on. */
+/* Adds O += P V for one tile of V, of which it uses rows k0 and on. The warp computes columns d0 and on of O. */
 template <typename T, class X, int CHUNK, bool FEW_ADDRESSES, int DT, int NT>
 DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_t *values, int d0, int k0, int lane)
 {
@@ -632,7 +632,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
               d0 = warp % X::WD * (D / X::WD); /* the warp's first row m0, key k0 of a tile, column d0 of V */
     const bool idle = m0 >= rows;
     limits limit;
-    attn_range open; /* keys that all rows see; tiles with only these keys need no causal or window test */
+    attn_range open; /* keys that all rows see; a tile that has only such keys needs no causal or window test */
     const auto prepare_rows = [&] {
         limit = limits_of(g, x.s);
         open = attn_keys_of_all_rows(&g, &x.s, 0, x.s.Sq);
@@ -771,7 +771,7 @@ again:
     /* Write the sums to the workspace; where the sequence has one split, divide them by l and write them to out. */
     const attn_view &out = g.view[ATTN_T_out];
     bool finite = true;
-    uint32_t not_finite_of = 0; /* only with X::STACKED: bit n is 1 if a row of the stack's sequence n is not finite */
+    uint32_t not_finite_of = 0; /* with X::STACKED: bit n is 1 if a result of sequence n of the stack is not finite */
     for (int n = threadIdx.x; n < rows * (D / 4); n += THREADS) {
         const int r = n / (D / 4), d = n % (D / 4) * 4;
         const float4 o = sum_of_warps(sm, r, d);
@@ -898,8 +898,8 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
                     const uint32_t left = __ballot_sync(0xffffffff, !done);
                     index += (left ? __ffs(left) - 1 : 31) * step;
                     if (!left) continue;
-                    /* after this barrier no thread reads the sums of the previous split, whose memory the next split
-                     * takes */
+                    /* after this barrier no thread reads the sums of the previous split; the next split takes their
+                     * memory */
                     __syncthreads();
                 }
             split<T, shape<D, false, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, narrow);
@@ -907,9 +907,9 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
     else if (index < end) split<T, shape<D, true, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, wide);
 }
 
-/* A block of decode_few(): computes the splits of a block with few rows. If the previous kernel writes nothing that
- * this kernel reads (p.ahead), then only the first write waits for the previous kernel's end, in split(); the first
- * copies do not wait. */
+/* A block of decode_few(): computes the splits of a block with few rows. If the stream's previous kernel writes nothing
+ * that this kernel reads (p.ahead), this kernel starts to copy at once, and waits for the previous kernel's end only
+ * before it writes (in split()). */
 template <typename T, int D, bool PAGED, keys_as AS, template <typename, class> class RING, class KEPT>
 DEVICE void walk_few(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {

@@ -85,7 +85,7 @@ template <int D, bool SCORE_MODS> struct shared {
     alignas(1024) uint16_t dO[2 * BM * D];
     alignas(1024) uint16_t dS[2 * BN * DS_ROW]; /* dS^T: a row is a key, a column a query */
     float lse2[BM], delta[BM];
-    /* for each query of the tile: 0, or for a query that sees only one key the argument `slack` of of_one_key() */
+    /* for each query of the tile: 0, or the argument `slack` of of_one_key() if the query sees only one key */
     float one_key[BM];
     staged_queries<BM> options[SCORE_MODS ? BN / 16 : 1];
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;

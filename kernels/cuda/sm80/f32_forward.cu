@@ -263,8 +263,8 @@ again:
         __syncthreads();
         load(sm.V, planes.v, j);
 
-        /* True if any row of this warp sees any key of the tile. A warp with two 16-row blocks has no registers for
-         * this test. */
+        /* Whether any row of this warp sees any key of the tile. A warp with two 16-row blocks has no registers for the
+         * test, and takes it as true. */
         const int w0 = q0 + warp * MT * 16;
         const bool active = MT == 2 || (j * BN < w0 + MT * 16 - 1 + limit.hi && (j + 1) * BN > w0 + limit.lo);
         uint32_t ph[MT][NT / 2][4], pl[MT][NT / 2][4];
@@ -364,7 +364,7 @@ again:
                                                                             O[mt][dt][half * 2 + 1]);
     });
     __syncwarp();
-    /* true: for a row that sees one key, out is a bitwise copy of that key's value */
+    /* true: if a row sees only one key, the row's out is a bitwise copy of the key's row of v */
     const bool copies = !SCORE_MODS && sink_of(a, x.h) == -CUDART_INF_F;
     if (out.data) store_rows_or_values<D, MT * 16>(a, x, staged, q0, warp * MT * 16, limit, copies, lane);
     if (clean || wide) {

@@ -114,7 +114,7 @@ DEVICE int seen_tile_below(const seen_tiles &seen, int n, int first)
     return max(n, first - 1);
 }
 
-/* Returns the next visible tile of the list above n, or `end` if there is none. */
+/* Returns the next visible tile behind tile n, or `end` if there is none. */
 DEVICE int seen_tile_above(const seen_tiles &seen, int n, int end)
 {
     for (n++; n < end && n < SEEN_TILES; n = n / 32 * 32 + 32) {

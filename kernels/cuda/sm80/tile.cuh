@@ -57,7 +57,7 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
      * row 0 */
     const char *data;
     const attn_view *view;
-    int row_bytes; /* bytes from row to row (only where 16-byte copies fit) */
+    int row_bytes; /* bytes from one row to the next; set only if copies of 16 bytes are possible */
     int rows;      /* number of the sequence's rows; later rows of a tile become zeros */
     int columns;
     /* true: copies of 16 bytes are possible, because every row is 16-byte aligned and its columns fill whole pieces */
@@ -135,7 +135,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
         slot;
     /* true: copies of 16 bytes are possible, because every slot is 16-byte aligned and its columns fill whole pieces */
     bool pieces;
-    bool chunks; /* `pieces` is true, and a page consists of whole chunks (of CHUNK rows) */
+    bool chunks; /* true: `pieces` is true, and a page consists of whole chunks (of CHUNK rows) */
 
     DEVICE key_loader(const attn_geometry &geometry, const attn_view &tensor, int64_t b, int64_t hk, int64_t,
                       int64_t count, int64_t width)
@@ -386,7 +386,7 @@ template <int D> DEVICE void b_columns(uint32_t (&b)[4], const uint16_t *tile, i
 }
 
 /* C += A B for MT blocks of 16 rows and NT blocks of 8 columns, in KK steps of 16. load_a and load_b load the fragments
- * of a step one step ahead of the products that use these. */
+ * of each step while the products of the step before it are computed. */
 template <typename T, int KK, int MT, int NT, typename A, typename B>
 DEVICE void product(float (&c)[MT][NT][4], A load_a, B load_b)
 {
@@ -432,8 +432,8 @@ template <typename T, int D> DEVICE void stage_pair(void *staged, bool pieces, i
     else *(float2 *)((float *)staged + r * D + d) = make_float2(low, high);
 }
 
-/* Writes the staged rows [first, first + count) to lines `line` + first and on of the tensor. THREADS threads call it;
- * this thread is number `thread` of them. */
+/* Writes rows [first, first + count) of the array `staged` to the tensor. Row r of the array becomes line `line` + r of
+ * the tensor. THREADS threads call it; this thread is number `thread` of them. */
 template <int D, int THREADS>
 DEVICE void store_rows(const attn_view &view, int64_t b, int64_t h, int64_t line, int first, int count, int width,
                        const void *staged, bool pieces, int thread)
