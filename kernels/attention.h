@@ -656,8 +656,8 @@ typedef struct attn_device_info {
     char name[64];         /* "cuda:0", "cpu" */
     char description[128]; /* for people to read: "NVIDIA H200, sm_90, 139 GiB", "16 threads, avx512 amx" */
     double fastest_flops;  /* upper bound, over all kernels of this device, on the operations (attn_flops) per second */
-    /* upper bound, over all kernels, on (query, key, head) triples per second; a problem that needs more than either
-     * bound allows cannot end in time */
+    /* upper bound, over all kernels, on (query, key, head) triples per second; a problem that needs more than this
+     * bound or fastest_flops allows cannot end in time */
     double fastest_scores;
     double peak_flops; /* 16-bit operations per second that the hardware promises; 0: not known */
     double peak_bytes; /* bytes per second that the device's memory promises; 0: not known */
@@ -738,7 +738,7 @@ typedef struct attn_capabilities {
     /* the first kernel in this order that takes a problem computes it */
     const attn_kernel *kernels[ATTN_MOST_KERNELS];
     int kernel_count;
-    const void *facts; /* facts that plans need, in the backend's own format; the backend owns them */
+    const void *facts; /* facts about the device that plans need, in the backend's own format; the backend owns them */
     size_t facts_bytes;
 } attn_capabilities;
 const attn_capabilities *attn_device_capabilities(const attn_device *device);
@@ -756,8 +756,8 @@ typedef struct attn_plan {
      * problems of a run */
     size_t workspace_bytes;
     const void *variant; /* variant of the kernel that computes the problem; the kernel defines what this points to */
-    /* tensors (bits of attn_tensor_id) whose address was not a multiple of 16 bytes when the plan was made; other
-     * kernels may be needed for them */
+    /* tensors (bits of attn_tensor_id) whose address was not a multiple of 16 bytes when the plan was made; an
+     * unaligned tensor may need another kernel */
     uint64_t unaligned;
     attn_geometry geometry; /* geometry of the problem; filled in only for backends that need it */
 } attn_plan;

@@ -49,7 +49,7 @@ int64_t attn_size_of(const attn_problem *p, const attn_dims *d, char letter);
 
 /* The dtypes that a rule of ATTN_DTYPE_RULE_MAP allows. */
 typedef struct attn_dtype_set {
-    /* sets of dtypes: those that are always allowed, and those that are allowed only where q has the same dtype */
+    /* always: dtypes that are always allowed; as_q: dtypes that are allowed only where q has the same dtype */
     unsigned always, as_q;
 } attn_dtype_set;
 extern const attn_dtype_set attn_dtype_rules[];

@@ -62,8 +62,8 @@ struct rate {
     double number;
     double pair, product;
     double strange, strange_product;
-    /* time of each (query, key, head) triple in a cheap row: its scores exceed the range of float32, but kernels
-     * compute it nearly as fast as others (strange.h) */
+    /* time of each (query, key, head) triple in a cheap row: a row whose scores exceed the range of float32, but which
+     * kernels compute nearly as fast as other rows (strange.h) */
     double cheap;
     /* rows whose scores (in a backward with a given lse: whose lse) are at most this number are computed only once;
      * rows with larger scores are computed again */
@@ -308,9 +308,9 @@ static bool is_wide(const struct rate *r, const attn_plan *plan, const attn_dims
     return r->family == GENERIC && plan->problem->q.dtype != ATTN_F32 && (d->D > WIDE_COLUMNS || d->Dv > WIDE_COLUMNS);
 }
 
-/* Returns the columns that a generic block multiplies per (query, key) pair where heads are wide (more than
- * WIDE_COLUMNS columns); other kernels multiply D + Dv. A backward's rate is for five products of (D + Dv) / 2 columns
- * each. */
+/* Returns the number of columns that the generic kernels multiply per (query, key) pair where heads are wide (more than
+ * WIDE_COLUMNS columns); for other heads they multiply D + Dv. For a backward it returns 1 / 2.5 of the number, because
+ * the backward's rates are those of five products of (D + Dv) / 2 columns each. */
 static double wide_columns(const attn_dims *d, bool back)
 {
     const double D = rounded_up((double)d->D, COLUMNS), Dv = rounded_up((double)d->Dv, COLUMNS);
@@ -504,7 +504,8 @@ attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, 
     const struct rate *r = rate_of(plan->kernel->name, p->op, p->q.dtype);
     const double flops = attn_flops(p);
     const bool generic = r->family == GENERIC || r->family == DECODE;
-    /* the generic kernel also computes the tiles that FlashMask hides, so FlashMask does not reduce its triples */
+    /* the generic kernel also computes the tiles that FlashMask hides, so FlashMask does not reduce the number of
+     * triples */
     const double triples = generic ? flops / flops_of_triple(p) : attn_scores(p);
     const attn_strange_limits limits = { .from = r->most,
                                          .cheap_from = generic && (plan->features & OPTIONS) ? GENERIC_CHEAP : INFINITY,

@@ -13,7 +13,7 @@ enum {
      * the problem then takes up to three times as long as estimated */
     MOST_ROWS = 64,
     LEAST_ROWS = 8,
-    /* reading a key costs some 16 ns in addition to reading its numbers, as much as KEY_NUMBERS more numbers */
+    /* reading a key takes some 16 ns in addition to reading its numbers: as long as reading KEY_NUMBERS numbers */
     KEY_NUMBERS = 16,
     /* how many numbers of keys may be read for all sampled rows together: about a millisecond. The first LEAST_ROWS
      * rows are read even beyond this limit */

@@ -118,7 +118,7 @@ struct rule {
     enum fault_id fault;
     int64_t number; /* argument of the fault: an error code, or milliseconds */
     char path[PATH_BYTES];
-    int64_t first, last; /* numbers of the first and the last event that the rule of the script hits */
+    int64_t first, last; /* numbers of the first and the last event to which the rule applies */
 };
 
 /* ---- Devices and streams ----------------------------------------------------------------------------------------- */
@@ -1099,8 +1099,8 @@ static bool is_held_up(const struct fake_stream *stream)
     return stream->never || (stream->hold && access(stream->hold, F_OK) == 0) || now_ns() < stream->until_ns;
 }
 
-/* Checks whether the stream is done. A call while the stream is held up is not counted as an event, because the number
- * of such calls depends on time. */
+/* Checks whether the stream is done. A call that comes while the script holds the stream up is not counted as an event,
+ * because the number of such calls depends on time. */
 static attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 {
     struct fake_stream *stream = stream_of(base);

@@ -53,7 +53,7 @@ template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     forward_rows_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, uint8_t *marks)
 {
-    /* each mark is cleared, because a kernel of the backward marks rows in the same bytes next */
+    /* clears each mark, because a kernel of the backward, which runs next, marks rows in the same bytes */
     for_wanted(
         first, count, warps, [&](int64_t n) { return marks[n] != 0; },
         [&](int64_t n) {

@@ -256,8 +256,8 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     bool finite = true;
     if (PARTS & DK) finite &= scale_block(dK, (float)g.scale);
     if (PARTS & DV) finite &= scale_block(dV, 1);
-    /* wait for the block's copies of K and V: where no query sees its keys, nothing has waited for them yet, and dK and
-     * dV are staged in the same memory */
+    /* wait for the block's copies of K and V, in whose memory dK and dV are staged: the loop has not waited for them if
+     * no query sees the block's keys */
     cp_async_wait<0>();
     /* after this barrier no thread reads the tiles in shared memory, so results may be staged there */
     const bool poisoned = __syncthreads_or(!finite);
@@ -405,8 +405,8 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             }
         }
     }
-    /* wait for the block's copies of Q and dO: where its queries see no key, nothing has waited for them yet, and dQ is
-     * staged in the same memory */
+    /* wait for the block's copies of Q and dO, in whose memory dQ is staged: the loop has not waited for them if the
+     * block's queries see no key */
     cp_async_wait<0>();
     const attn_view &dq = g.view[ATTN_T_dq];
     /* after this barrier no thread reads the tiles in shared memory, so results may be staged there */
@@ -414,7 +414,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
     const int64_t line = x.s.q_start + i0;
     const int rows = (int)attn_min64(BM, x.s.Sq - i0);
     const bool pieces = in_pieces<T>(dq, x.b, x.h, line, g.dims.D);
-    /* dQ is staged in the memory of Q and dO: together the two have D floats for each row */
+    /* dQ is staged in the memory of Q and dO, which has D floats for each row */
     stage_block<T, D>(sm.Q, pieces, dQ, warp * 16, 0, lane);
     __syncthreads();
     store_rows<D, THREADS>(dq, x.b, x.h, line, 0, rows, (int)g.dims.D, sm.Q, pieces, threadIdx.x);

@@ -183,7 +183,8 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
     const int rows = place.rows, splits = place.splits;
     wait_for_prerequisites();
     if (rows == 0 || splits == 1) return;
-    /* one bit for each row of this block (at most DECODE_ROWS / 4 rows): the row must be computed one by one */
+    /* one bit for each row of this block (at most DECODE_ROWS / 4 rows); 1: the row must be computed alone, key by
+     * key */
     uint32_t repair = 0;
     for (int r = blockIdx.y; r < rows; r += gridDim.y) {
         const int i = r / group, h = (int)x.h + r % group;

@@ -43,8 +43,8 @@ enum keys_as { KEYS_AS_T, KEYS_AS_FLOAT8 };
 enum { STACK_TILES = 2 };
 
 /* The shape of a block. Its WM * WK * WD warps are divided by rows (WM), by keys of a tile (WK) and by columns of V
- * (WD). With float8 a tile has twice the keys, or the ring has twice the slots. FEW: at most 8 rows, whose O^T is
- * computed as V^T P^T, with half the products and half the registers. */
+ * (WD). With float8 keys a tile has twice as many keys as with 16-bit keys, or the ring has twice as many slots. FEW:
+ * at most 8 rows, whose O^T is computed as V^T P^T, with half the products and half the registers. */
 template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STACK = 1, bool FEW_ = false> struct shape {
     static const bool FEW = FEW_;
     static const int D = D_, WM = WIDE ? 4 : STACK, WD = D == 256 && !WIDE ? 2 : 1, WK = WIDE ? 1 : WARPS / WD;
@@ -68,8 +68,8 @@ template <int D> using stack_shape = shape<D, false, false, true, KEYS_AS_T, STA
 /* The shape of a block with at most FEW_ROWS rows. */
 template <int D, bool PAGED, keys_as AS> using few_shape = shape<D, false, false, PAGED, AS, 1, true>;
 
-/* SPLIT_GROUP: number of splits that are added up to one partial result. SPLIT_GROUP_ROWS: the most rows of a block
- * that computes all splits of a group; the sums of the group then lie in shared memory beside the ring. */
+/* SPLIT_GROUP: number of splits that are added up to one partial result. SPLIT_GROUP_ROWS: the largest number of rows
+ * of a block that computes all splits of a group. The sums of the group lie in shared memory beside the ring. */
 enum { SPLIT_GROUP = 4, SPLIT_GROUP_ROWS = 8 };
 
 /* Blocks per multiprocessor; more blocks leave each thread fewer registers. Before compute capability 9.0 shared memory
@@ -95,7 +95,8 @@ template <class X> struct shared {
     /* maximum m and sum l of each row, from each warp; at the end m becomes the factor of the warp's O */
     float m[X::WK][X::BM], l[X::WK][X::BM];
     float top[X::BM], sum[X::BM]; /* maximum (top) and sum of each row, over all warps of the block */
-    /* O of the splits of the current split group so far, added up (split group: SPLIT_GROUP neighbouring splits) */
+    /* sum of O over those splits of the current split group (SPLIT_GROUP neighbouring splits) that have been
+     * computed */
     float split_group_O[SPLIT_GROUP_ROWS][X::D];
     float2 split_group_ml[SPLIT_GROUP_ROWS];
     int i[X::BM], h[X::BM]; /* query and query head of each row of the block */
@@ -646,7 +647,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
 
     bool halves = true; /* true if Q is float16 in shared memory (only where keys are float8) */
     const auto load_rows = [&] {
-        if (X::FEW) prepare_rows(); /* the first copies of K and V are in flight by now */
+        if (X::FEW) prepare_rows(); /* prepare_rows() runs while the first copies of K and V are in flight */
         if constexpr (X::FLOAT8) halves = load_permuted_queries<T, X>(sm, a, place, c);
         else load_queries<X>(sm.tile.Q, a, place, sequences);
     };
@@ -795,7 +796,7 @@ again:
             for (int n = 0; n < sequences; n++)
                 if (__syncthreads_or(not_finite_of >> n & 1) && threadIdx.x == 0)
                     p.ml[saved + n * each] = make_float2(CUDART_NAN_F, CUDART_NAN_F);
-        return; /* all threads have read m in shared memory, so the caller may overwrite it */
+        return; /* all threads have read m from shared memory, so the caller may overwrite m */
     }
     if (clean) {
         __syncthreads();

@@ -19,14 +19,17 @@ struct decode_plan {
     /* true: the kernel's arguments alone determine the splits, and no device memory (which the previous kernel may
      * still write) is read to find them */
     bool early;
-    /* true if there are at most FEW_ROWS rows, which the variant for few rows computes; its grid is (Hk, walkers, B) */
+    /* true: every sequence has at most FEW_ROWS rows; the variant for few rows computes them, with the grid (Hk,
+     * walkers, B) */
     bool few;
     /* set only with `few`: true if the stream's previous kernel writes nothing that this kernel reads, except the
      * workspace */
     bool ahead;
     bool float8;  /* true: keys and values are float8, and the variant for float8 keys computes them */
     bool options; /* true: the problem has options (softcap, bias, masks, ...), so scores come from in_base_2() */
-    int stack; /* the most sequences whose rows decode_stacks() computes together; 0: decode_stacks() is not launched */
+    /* the largest number of sequences whose rows decode_stacks() computes together; 0: decode_stacks() is not
+     * launched */
+    int stack;
     /* for packed problems: rows of partial results per key/value head; those of sequence b begin at row cu_k[b] /
      * KEYS_A_ROW */
     int64_t head_rows;
@@ -63,8 +66,8 @@ template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide,
     return even < least ? least : even > most ? most : even;
 }
 
-/* Returns the most splits that a sequence of up to `keys` keys may have. More keys may have fewer splits: 2048 keys
- * have 16 splits of 128 keys, and 2049 keys have 9 splits of 256. */
+/* Returns the largest number of splits that a sequence of up to `keys` keys may have. More keys may have fewer splits:
+ * 2048 keys have 16 splits of 128 keys, and 2049 keys have 9 splits of 256. */
 inline int64_t most_splits(int64_t keys, bool wide, bool float8)
 {
     const int64_t least = wide ? 512 : 128, most = wide ? 2048 : 1024;

@@ -153,8 +153,8 @@ DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], float drop_scale, 
     return is_finite;
 }
 
-/* Stores ROWS rows of out that are staged in shared memory, from row `first` of the block's tile on. `copies`: where a
- * row sees one key, that key's value is copied bit by bit instead. */
+/* Stores ROWS rows of out that are staged in shared memory, from row `first` of the block's tile on. `copies`: if a row
+ * sees only one key, the key's row of v is copied bit by bit instead. */
 template <int D, int ROWS>
 DEVICE void store_rows_or_values(const cuda_args &a, const head_args &x, const float *staged, int q0, int first,
                                  const limits &limit, bool copies, int lane)

@@ -30,7 +30,7 @@ struct tile_rows {
 struct observed_cells {
     float *part;
     int64_t strips;
-    int blocks; /* number of blocks that share the columns of a map, or the keys of the region */
+    int blocks; /* number of blocks among which the columns of a map, or the keys of the region, are divided */
     bool map;   /* true: the launch computes partial sums of map; false: it computes weights */
 };
 

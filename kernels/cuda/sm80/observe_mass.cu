@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
         if constexpr (V::SCORE_MODS) return seen_tile_above(sm.seen, n - 1, last);
         else return n;
     };
-    /* Returns base and inverse of one query of tile n, in each of the first BN threads. */
+    /* Returns base and inverse of a query of tile n: thread t (t < BN) gets those of query t of the tile. */
     const auto end_of = [&](int n) {
         const int i = n * BN + threadIdx.x;
         if (threadIdx.x >= BN || i < i0 || i >= i1) return make_float2(CUDART_INF_F, 0);

@@ -53,12 +53,13 @@ struct work {
     attn_view to; /* where the launch writes: dbias, or the workspace, which gets the sums of each block */
     /* distance in `to`, in elements, from the sums of one of the `parts` blocks to the sums of the next */
     int64_t part_elements;
-    int batches, heads;                 /* number of batch rows and heads that share an element of dbias */
-    int q_tiles, key_tiles;             /* numbers of tiles of one head */
-    int parts;                          /* number of blocks that share the terms of an element of dbias */
-    bool resident;                      /* Q and dO stay in shared memory */
+    int batches, heads;     /* number of batch rows and heads that share an element of dbias */
+    int q_tiles, key_tiles; /* numbers of tiles of one head */
+    int parts;              /* number of blocks that share the terms of an element of dbias */
+    /* true: Q and dO stay in shared memory while the block goes from tile to tile of keys */
+    bool resident;
     bool bias_stays;                    /* true: the block's tile of the bias stays in shared memory (shared_bias) */
-    bool given;                         /* the client gave out and lse */
+    bool given;                         /* true: the client gave out and lse */
     bool bias_in_pairs, dbias_in_pairs; /* elements 2 n and 2 n + 1 of a row lie together in an aligned pair */
 };
 
@@ -426,8 +427,8 @@ DEVICE void gradients_of_pairs(const cuda_args &a, const work &w, const warp_pai
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const float p = exp2_fast(S[mt][nt][e] - lse2[mt][e / 2]);
-                /* A hidden pair may have a dP that is not finite. A P that is not above 0 here belongs to a hidden
-                 * pair, or has been rounded to 0. */
+                /* where P is 0, dS must be 0 although dP may not be finite: the pair is hidden, or P has been rounded
+                 * to 0 */
                 dP[mt][nt][e] = p > 0 ? p * (dP[mt][nt][e] - delta[mt][e / 2]) : 0;
                 S[mt][nt][e] = p > 0 ? p : 0;
             }
@@ -528,7 +529,8 @@ DEVICE void store_zeros(const cuda_args &a, const work &w, const visits<EACH_PAI
             if (j < v.begin * SIDE || j >= v.end * SIDE) ((float *)w.to.data)[at + r * w.to.row + j] = 0;
 }
 
-/* Sums of a query over its keys: P and dZ, each also times distance. */
+/* Sums over the keys of a query: of P, of dZ, of P times distance and of dZ times distance. The distance of a pair is
+ * that of its query from its key. */
 struct far_sums {
     float p, dz, p_far, dz_far;
 };
@@ -638,10 +640,12 @@ __global__ void __launch_bounds__(THREADS, 1)
         row_numbers lse2, delta;
         load_row_numbers(a, w.s, x, lse2, delta);
 
-        /* Adds the products of the next chunk to `to`, while the chunk STAGES - 1 further on is loaded. */
+        /* Adds the products of the next chunk to `to`, while the chunk that lies STAGES - 1 chunks behind it is
+         * loaded. */
         const auto add_product = [&](float(&to)[MT][NT][4], int chunk) {
             cp_async_wait<STAGES - 2>();
-            __syncthreads(); /* the chunk has arrived, and no thread reads the stage that is loaded now */
+            /* after this barrier the chunk has arrived, and no thread reads the stage that is loaded next */
+            __syncthreads();
             ahead.load(a, v, c, (stage + STAGES - 1) % STAGES);
             const uint32_t rows = smem_addr(c.queries(stage, chunk)), keys = smem_addr(c.keys(stage));
             scores<T, CHUNK>(

@@ -330,9 +330,9 @@ template <int D> DEVICE uint32_t lane_across(int lane)
     return (lane % 8 + lane / 16 * 8) * (D * 2) + ((lane / 8 % 2) ^ (lane % 8)) * 16;
 }
 
-/* These functions load a fragment of a tile, as a_rows() and the others below do, from a lane's address that is
- * computed once: `down` is lane_down(), `across` is lane_across(). If the start of shared memory was added to `down` or
- * `across`, `tile` is an offset from that start. */
+/* The functions below whose names end in _of load a fragment of a tile from a lane's address that is computed once:
+ * `down` is lane_down(), `across` is lane_across(). If the start of shared memory was added to `down` or `across`,
+ * `tile` is an offset from that start. */
 template <int D> DEVICE void a_rows_of(uint32_t (&a)[4], uint32_t down, uint32_t tile, int m, int k)
 {
     ldmatrix_x4(a, (down ^ (k * 2)) + (tile + m * (D * 2)));
@@ -367,7 +367,7 @@ template <int D> DEVICE void b_columns(uint32_t (&b)[4], uint32_t tile, int n, i
     b_columns_of<D>(b, lane_down<D>(lane), tile, n, k);
 }
 
-/* Loads a fragment of a tile that need not be aligned to more than 16 bytes. */
+/* Loads a fragment of a tile. The address of the tile may be any multiple of 16 bytes. */
 template <int D> DEVICE void a_rows(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
 {
     ldmatrix_x4(a, smem_addr(tile + at<D>(m + lane % 16, k / 8 + lane / 16)));

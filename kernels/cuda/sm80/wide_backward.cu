@@ -252,8 +252,8 @@ DEVICE void scores_to_p(float (&S)[NT][4], const cuda_args &a, const saved &s, S
         }
 }
 
-/* park() writes each lane's elements of P to shared memory, to free registers; the function after it reads them back
- * and turns dP into dS. */
+/* park() writes each lane's elements of P to shared memory, to free registers. to_ds() reads them back and turns dP
+ * into dS. */
 template <int NT, class Shared> DEVICE void park(Shared &sm, float (&P)[NT][4])
 {
     auto &z = sm.options[threadIdx.x / 32].z;
