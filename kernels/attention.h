@@ -577,7 +577,8 @@ bool attn_is_empty(const attn_problem *p);
  * in host memory. It needs 8 * Sk * (D + Dv) bytes and 16 MiB. For 1 x 1024 x 8 x 64 (B x Sq x H x Dv) all rows take
  * some 0.2 s. */
 typedef struct attn_verification {
-    /* the largest |got - want| (want: the recomputed value); infinite where exactly one of the two is finite */
+    /* the largest |got - want| (got: a value of out, want: the recomputed value); infinite where exactly one of the two
+     * is finite */
     double max_abs;
     double largest;  /* the largest finite |want| (want: a recomputed value of out) */
     double relative; /* max_abs / largest */

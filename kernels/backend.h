@@ -56,8 +56,9 @@ struct attn_backend {
     void (*device_free)(attn_device *device, void *memory);
     attn_status (*staging_alloc)(attn_device *device, size_t bytes, void **memory, attn_error *err);
     void (*staging_free)(attn_device *device, void *memory, size_t bytes);
-    /* Decides whether plan->kernel can compute the problem, which its table row takes. If it can, the function fills in
-     * the rest of the plan. NULL: every kernel computes what its row takes, and plans need no geometry. */
+    /* Decides whether plan->kernel can compute the problem, which the kernel's row of the table allows. If it can, the
+     * function fills in the rest of the plan. NULL: every kernel computes what its row allows, and plans need no
+     * geometry. */
     bool (*plan)(const attn_capabilities *can, attn_plan *plan);
     attn_status (*workspace)(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                              attn_error *err);
@@ -87,7 +88,7 @@ struct attn_backend {
     /* pin and unpin are NULL where memory cannot be pinned */
     attn_status (*pin)(attn_device *device, void *memory, size_t bytes, attn_error *err);
     void (*unpin)(attn_device *device, void *memory);
-    /* Sums the rows of attn_lse_start(). NULL: the host computes the sums. */
+    /* Does what attn_lse_start() does. NULL: the host computes the sums instead. */
     attn_status (*sum_lse)(attn_stream *stream, const attn_problem *problem, const attn_lse_look *look, double *found,
                            attn_error *err);
     /* Queues a piece of work, as attn_run_some() does. It is not called for empty problems. NULL: run() returns only

@@ -271,8 +271,8 @@ enum {
     /* number of query rows that a multiprocessor computes at a time in kernels with one warp per row */
     WARPS = 32,
     COLUMNS = 64, /* tiles are a multiple of this many columns wide */
-    /* largest head size of the generic 16-bit kernels for usual heads; above it, a block computes this many columns of
-     * a result, and computes scores from all columns of q and k */
+    /* largest head size of the generic 16-bit kernels that have all columns in one block. For larger heads, a block
+     * computes this many columns of a result, and scores from all columns of q and k */
     WIDE_COLUMNS = 256,
     WIDE_ROWS = 64,            /* rows of a block of sm90_wide */
     HOPPER_WIDE_COLUMNS = 512, /* columns of a result that a block of sm90_wide computes */
@@ -280,14 +280,14 @@ enum {
 
 /* The amounts of work in a problem, by which the rates are multiplied. */
 struct work {
-    /* heads: the number by which rate.head is multiplied: of heads in all sequences, or of blocks */
+    /* heads: the number of heads (in all sequences) or of blocks, by which rate.head is multiplied */
     double heads, columns, numbers, triples;
     /* (query, key, head) triples and columns that blocks compute in whole tiles, padding included */
     double tiled, tile_columns;
     /* where D or Dv is not a multiple of 8 (ODD_FORWARD): number of keys that blocks copy, summed over all blocks;
      * otherwise 0 */
     double key_blocks;
-    /* how many of the device's units (threads or multiprocessors) have work, for each kind of extra work (enum by) */
+    /* how many of the device's units (threads or multiprocessors) take part in each kind of extra work (enum by) */
     double by[ROWS + 1];
 };
 

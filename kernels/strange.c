@@ -33,8 +33,8 @@ struct look {
     attn_geometry g;
     attn_score_options options;
     double most, cheap_from;
-    /* attn_strange_limits.bound_from, the product of sizes from which a row is costly; infinite where no row can reach
-     * it */
+    /* attn_strange_limits.bound_from: the product of sizes from which a row is slow to compute; infinite where no row
+     * can reach it */
     double bound_from;
     bool gradients;
     double bound; /* upper bound on |scale q . k|, after softcap */
@@ -46,7 +46,7 @@ struct look {
 struct row {
     int64_t b, h, i;
     attn_sequence s;
-    uint64_t draw; /* a random number that picks the keys to read */
+    uint64_t draw; /* a random number that decides which of the row's keys are read */
 };
 
 enum kind { ORDINARY, CHEAP, COSTLY };

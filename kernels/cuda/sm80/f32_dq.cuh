@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     uint32_t q_at = by_16<D>(sm.Q, lane) + warp * 32 * D, o_at = by_16<D>(sm.dO, lane) + warp * 32 * D;
     uint32_t k_at = by_8<D>(sm.K, lane), v_at = by_8<D>(sm.V, lane), k_columns_at = by_16<D>(sm.K, lane);
     float lse2[2], delta[2], dQ[DT][4] = {}, top_delta = 0;
-    /* for each of the thread's two rows: 0, or for a row that sees only one key the argument `slack` of of_one_key() */
+    /* for each of the thread's two rows: 0, or the argument `slack` of of_one_key() if the row sees only one key */
     float one_key[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {

@@ -8,9 +8,9 @@
  *
  * Registers hold 2^15 P instead of P, and 2^15 l instead of l, so that small probabilities stay within float16's range.
  *
- * Where a row sees one key, out is a bitwise copy of that key's value. Values that are not finite are handled as in
- * forward.cu: the block computes its tile again with zeros in their place, then rows.cuh computes the rows that see a
- * value that is not finite. If a tile that a block reads is wide (has rows of numbers too small for its exponent,
+ * Where a row sees only one key, out is a bitwise copy of the key's row of v. Values that are not finite are handled as
+ * in forward.cu: the block computes its tile again with zeros in their place, then rows.cuh computes the rows that see
+ * a value that is not finite. If a tile that a block reads is wide (has rows of numbers too small for its exponent,
  * split.cuh), rows.cuh computes all rows of the block. */
 #include "forward_steps.cuh"
 #include "seen_tiles.cuh"
@@ -50,7 +50,7 @@ template <int D, bool SCORE_MODS> struct shared {
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* P is 2^15 times the probability, and so is its sum l: probability 1 is 2^P_BITS, and P_UNIT is its inverse. */
+/* P is 2^P_BITS times the probability, and l is the sum of P. P_UNIT is 2^-P_BITS. */
 const float P_BITS = 15, P_UNIT = 1.0f / 32768;
 
 /* Returns m rounded to a multiple of 1/16 (to a coarser one above 2^18). The sum of a rounded maximum and P_BITS = 15

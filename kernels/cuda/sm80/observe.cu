@@ -36,7 +36,8 @@ struct finish_args {
     observed_parts parts;
     float scale, scale_log2;
     bool options; /* true: the parts' maxima are scores; false: they are q.k, not yet multiplied by the scale */
-    int sums;     /* which numbers the parts have: 0: maxima; 1: maxima and l; 2: maxima, l and e */
+    /* which numbers each part of a row has: 0: the maximum; 1: maximum and l; 2: maximum, l and e (observed_parts) */
+    int sums;
 };
 
 /* Returns whether the kernels that work on tiles have computed this row correctly. */

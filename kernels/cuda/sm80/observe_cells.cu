@@ -23,7 +23,7 @@ template <int D, bool SCORE_MODS> struct shared {
     /* P of a tile, for a map with narrow columns. In the variant with options P lies in `way` instead. */
     float P[SCORE_MODS ? 1 : shape<D, SCORE_MODS>::BM][SCORE_MODS ? 1 : shape<D, SCORE_MODS>::BN + 1];
 
-    /* Returns P of one of the block's queries. */
+    /* Returns the line that has P of one of the block's queries. */
     DEVICE float *line(int row)
     {
         if constexpr (SCORE_MODS) return way.S[row];
@@ -44,7 +44,8 @@ DEVICE int first_of_cell(int64_t cell, int64_t cells, int64_t size)
  * column. next() moves to the next column without a division. */
 struct map_column {
     int v, end;
-    /* invariant: (v + 1) * size = cells * quotient + left, and size = cells * whole + rest */
+    /* `size` keys lie in `cells` columns; invariant: (v + 1) * size = cells * quotient + left, and size = cells * whole
+     * + rest */
     int size, cells, whole, rest, left;
 
     DEVICE map_column(int first, int keys, int columns)
@@ -140,7 +141,8 @@ DEVICE int add_runs(float *line, bool mine, int first, int c, int c1, map_column
     }
 }
 
-/* Returns the sum over rows [begin, end) of run `run`. `lines` are the warp's lines, `pitch` numbers apart. */
+/* Returns the sum over rows [begin, end) of run number `run` of a tile (a run: the keys that lie in one column of the
+ * map). `lines` are the warp's lines, `pitch` numbers apart. */
 DEVICE float sum_of_run(const float *lines, int pitch, int begin, int end, int run)
 {
     float sum = 0;

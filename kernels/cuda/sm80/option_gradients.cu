@@ -39,7 +39,7 @@ enum {
     SIDE = 128, /* queries and keys of a tile */
     CHUNK = 64, /* channels of a chunk */
     THREADS = 256,
-    STAGES = 3, /* chunks in flight, or in use */
+    STAGES = 3, /* number of chunks that are in flight or in use */
     MT = 2,     /* a warp has MT blocks of 16 queries and NT blocks of 8 keys */
     NT = 8,
     PIECE = SIDE * CHUNK, /* elements of one tensor's chunk */
@@ -58,9 +58,10 @@ struct work {
     int parts;              /* number of blocks that share the terms of an element of dbias */
     /* true: Q and dO stay in shared memory while the block goes from tile to tile of keys */
     bool resident;
-    bool bias_stays;                    /* true: the block's tile of the bias stays in shared memory (shared_bias) */
-    bool given;                         /* true: the client gave out and lse */
-    bool bias_in_pairs, dbias_in_pairs; /* elements 2 n and 2 n + 1 of a row lie together in an aligned pair */
+    bool bias_stays; /* true: the block's tile of the bias stays in shared memory (shared_bias) */
+    bool given;      /* true: the client gave out and lse */
+    /* true: elements 2 n and 2 n + 1 of each row are an aligned pair, which one instruction can read or write */
+    bool bias_in_pairs, dbias_in_pairs;
 };
 
 /* A tile of pairs: queries from i0 on and keys from j0 on of head h of sequence b. */
@@ -475,7 +476,7 @@ DEVICE void careful_gradients(const cuda_args &a, const work &w, const warp_pair
                               pair_numbers &S, pair_numbers &dP)
 {
     const int r = lane / 4, c = lane % 4 * 2;
-    /* Copies, because careful_block() needs the address of its arguments. `x` itself stays in registers. */
+    /* copies, because careful_block() takes references to its arguments; `x` itself stays in registers */
     const head_args head = x.x;
     const limits limit = x.limit;
 #pragma unroll
@@ -502,7 +503,7 @@ DEVICE void careful_gradients(const cuda_args &a, const work &w, const warp_pair
 
 /* ---- What becomes of dZ ------------------------------------------------------------------------------------------ */
 
-/* Writes numbers of the lane's pairs to rows of a tensor. */
+/* Writes dZ of the lane's pairs to rows of dbias, or of the sums in the workspace. */
 DEVICE void store_pairs(const cuda_args &a, const work &w, const warp_pairs &x, int64_t at, const pair_numbers &dZ)
 {
     const int Sq = (int)a.g.dims.Sq, Sk = (int)a.g.dims.Sk;
@@ -548,7 +549,7 @@ DEVICE void add_far(const warp_pairs &x, const pair_numbers &P, const pair_numbe
                 const float far = fabsf(first - (float)(nt * 8 + e)), p = P[mt][nt][half * 2 + e],
                             dz = dZ[mt][nt][half * 2 + e];
                 sum.dz_far = fmaf(dz, far, sum.dz_far);
-                if (GIVEN) continue; /* far_of_row() needs only dz_far of the sums */
+                if (GIVEN) continue; /* if out and lse were given, far_of_row() needs only dz_far of the sums */
                 sum.p += p;
                 sum.dz += dz;
                 sum.p_far = fmaf(p, far, sum.p_far);
@@ -720,7 +721,8 @@ __global__ void __launch_bounds__(256)
 /* How the elements of dbias are divided among blocks. */
 struct division {
     sum_kind kind;
-    /* cells: tiles of dbias; an element of dbias is a sum of batches * heads terms */
+    /* cells: tiles of dbias; an element of dbias is a sum of batches * heads terms (OVER_QUERIES: times the tiles of
+     * queries) */
     int64_t elements, cells, terms, batches, heads;
     int64_t nb, nh, nq; /* axes of dbias */
     int parts;

@@ -33,7 +33,7 @@ template <> DEVICE uint16_t widened<__half>(uint8_t x)
 template <typename T, int D> struct tile_row {
     static const int BYTES = sizeof(T), PIECE = 16 / BYTES, WIDTH = D * BYTES / 2, PIECES = D / PIECE;
 
-    /* Sets element d of the tile's row r to number `index` of `data`, or to 0 if not `valid`. */
+    /* Sets element d of the tile's row r to element `index` of `data`, or to 0 if not `valid`. */
     static DEVICE void put(uint16_t *to, int r, int d, attn_dtype dtype, const void *data, int64_t index, bool valid)
     {
         if constexpr (BYTES == 1) {
