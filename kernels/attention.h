@@ -736,7 +736,7 @@ typedef struct attn_kernel {
 enum { ATTN_MOST_KERNELS = 32 };
 typedef struct attn_capabilities {
     const struct attn_backend *backend;
-    /* the first kernel in this order that takes a problem computes it */
+    /* in order of preference: the first kernel that takes a problem computes it */
     const attn_kernel *kernels[ATTN_MOST_KERNELS];
     int kernel_count;
     const void *facts; /* facts about the device that plans need, in the backend's own format; the backend owns them */

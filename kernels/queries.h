@@ -16,9 +16,8 @@
 extern "C" {
 #endif
 
-/* The number of a part's first query is a multiple of this number. This number is a multiple of QUERY_TILE, for whose
- * queries the backwards add up dq together, and of SPLIT_ROWS, the number of float32 rows that have a common
- * exponent. */
+/* The first query of a part is a multiple of ATTN_QUERY_UNIT, which is a multiple of QUERY_TILE (the backwards add up
+ * dq in tiles of that many queries) and of SPLIT_ROWS (that many rows of float32 numbers have a common exponent). */
 enum { ATTN_QUERY_UNIT = 128 };
 
 /* Returns whether a checked forward or backward can be divided by queries. It cannot where an option counts queries

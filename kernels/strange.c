@@ -38,7 +38,7 @@ struct look {
     double bound_from;
     bool gradients;
     double bound; /* upper bound on |scale q . k|, after softcap */
-    /* true: `bound` is so small that bias and slopes alone decide whether a row's scores are within range */
+    /* true: `bound` is so small that bias and slopes alone decide whether a row's scores exceed the range of float32 */
     bool bounded;
 };
 

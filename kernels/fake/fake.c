@@ -155,8 +155,8 @@ struct fake_device {
      * inaccessible */
     int working;
     int64_t events[EVENT_COUNT];
-    /* for the fault walk.err, which hits call number 1, 3, 6, 10, ...: distance from the last of these to the next
-     * failing call, and number of the next failing call */
+    /* for the fault walk.err, which makes calls number 1, 3, 6, 10, ... fail: walk_next is the number of the next call
+     * that fails, and walk_step its distance from the previous call that failed */
     int64_t walk_step, walk_next;
     int lost; /* code of the error after which every call fails (sticky error); 0: the device works */
 };

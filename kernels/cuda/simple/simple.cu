@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_consta
     const attn_view &view = a.g.view[ATTN_T_dbias];
     float *const to = (float *)view.data + attn_at(&view, b0, h0, i0) + j;
     float sum = x.begin ? *to : 0;
-    if (x.begin == x.end) { /* without queries the element is a sum without terms, 0 */
+    if (x.begin == x.end) { /* in a problem without queries, an element of dbias is a sum without terms, and so 0 */
         if (threadIdx.x % 32 == 0) *to = 0;
         return;
     }

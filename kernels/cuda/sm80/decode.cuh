@@ -621,7 +621,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
 {
     const int THREADS = X::THREADS;
     const int D = X::D, BN = X::BN, KW = X::KW, WK = X::WK, CHUNK = RING<T, X>::CHUNK;
-    const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2; /* HALVES: rows of O per lane */
+    const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2; /* HALVES: O's rows per lane */
     const bool FEW_ADDRESSES = RING<T, X>::FEW_ADDRESSES && WK > 1 && !X::STACKED;
     typename RING<T, X>::memory &sm = *reinterpret_cast<typename RING<T, X>::memory *>(memory);
     const attn_geometry &g = a.g;
@@ -769,7 +769,7 @@ again:
     }
     __syncthreads();
 
-    /* Write the sums to the workspace; where the sequence has one split, divide them by l and write them to out. */
+    /* If the sequence has only one split, write O / l to out; otherwise write the sums to the workspace. */
     const attn_view &out = g.view[ATTN_T_out];
     bool finite = true;
     uint32_t not_finite_of = 0; /* with X::STACKED: bit n is 1 if a result of sequence n of the stack is not finite */

@@ -40,7 +40,8 @@ struct decode_plan {
 namespace {
 
 enum {
-    /* a sequence has up to this many rows (queries times heads of a group): all warps of a block share 16 rows */
+    /* in a sequence of up to this many rows (queries times heads of a group), all warps of a block compute the same 16
+     * rows */
     NARROW = 16,
     FEW_ROWS = 8 /* decode_few() computes sequences of up to this many rows (queries times heads of a group) */
 };

@@ -64,9 +64,9 @@ DEVICE bool starts_on_pairs(const attn_view &view, const float *row, int64_t wid
     return width % 2 == 0 && view.row % 2 == 0 && (uint64_t)row % 8 == 0;
 }
 
-/* Returns P of a pair, times 2^P_BITS as in `p`. P is exactly 1 if the row sees only one key, and if its score differs
- * from lse only by rounding. `slack` is e to the power of one_key_slack(lse) for a row that sees one key, and 0 for any
- * other row. */
+/* Returns P of a pair, times 2^P_BITS like the argument p. P is exactly 1 if the row sees only one key, and if its
+ * score differs from lse only by rounding. `slack` is e to the power of one_key_slack(lse) for a row that sees one key,
+ * and 0 for any other row. */
 DEVICE float of_one_key(float p, float slack)
 {
     const float unit = 1 / P_UNIT;

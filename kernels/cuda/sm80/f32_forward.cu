@@ -225,7 +225,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     split_queries<D, SCORE_MODS>(sm, a, place, q_unit, score_bound);
 
     bool clean = false; /* true: the loop's second pass, in which zeros replace infinities and NaN of V */
-    /* true: numbers differ too much in size for tiles, so forward_row() computes all rows of the block */
+    /* true: the numbers of a tile differ too much in size for pairs of float16, so forward_row() computes all rows of
+     * the block */
     bool wide = false;
 again:
     /* O holds sums of P V 2^o_exponent. A tile of V is stored times 2^exponent; o_exponent is the smallest of the

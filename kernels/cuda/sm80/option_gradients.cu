@@ -60,7 +60,8 @@ struct work {
     bool resident;
     bool bias_stays; /* true: the block's tile of the bias stays in shared memory (shared_bias) */
     bool given;      /* true: the client gave out and lse */
-    /* true: elements 2 n and 2 n + 1 of each row are an aligned pair, which one instruction can read or write */
+    /* true: elements 2 n and 2 n + 1 of each row of the bias (of dbias) are an aligned pair, which one instruction can
+     * read or write */
     bool bias_in_pairs, dbias_in_pairs;
 };
 
@@ -134,8 +135,8 @@ template <sum_kind KIND> DEVICE visits<KIND> visits_of(const cuda_args &a, const
 
 /* ---- Chunks arrive in shared memory ------------------------------------------------------------------------------ */
 
-/* Shared memory: where `resident`, the chunks of Q and dO; then STAGES stages, each with a chunk of K or V, and behind
- * that (where not `resident`) a chunk of Q or dO. */
+/* The chunks in shared memory: if work.resident is true, first all chunks of Q and dO; then STAGES stages, each with a
+ * chunk of K or V and, if work.resident is false, a chunk of Q or dO behind it. */
 struct chunks {
     uint16_t *memory;
     int of_qk, all; /* number of chunks of Q and K, and of all chunks of a tile */

@@ -165,8 +165,8 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
         else cp_async_16(piece, from, valid);
     }
 
-    /* Loads rows [first, first + ROWS); `first` is a multiple of ROWS. The call is fast where the tile follows the tile
-     * of the previous call. */
+    /* Loads rows [first, first + ROWS); `first` is a multiple of ROWS. The call is fast if its tile lies directly
+     * behind the tile of the previous call. */
     template <int ROWS> DEVICE void load(uint16_t *to, int first)
     {
         static_assert(CHUNK % STEP == 0 && ROWS % STEP == 0, "a thread's rows of a chunk are whole steps");
