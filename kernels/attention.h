@@ -760,7 +760,8 @@ typedef struct attn_plan {
     /* tensors (bits of attn_tensor_id) whose address was not a multiple of 16 bytes when the plan was made; an
      * unaligned tensor may need another kernel */
     uint64_t unaligned;
-    attn_geometry geometry; /* geometry of the problem; filled in only for backends that need it */
+    /* sizes, addresses and strides of the problem; filled in only for backends that need them */
+    attn_geometry geometry;
 } attn_plan;
 
 /* Plans a checked problem. Returns UNSUPPORTED where no kernel computes it. */
@@ -830,7 +831,7 @@ attn_status attn_copy_rows(attn_stream *stream, const attn_rows *rows, attn_dire
  * (attn_device_info), either side may be staging memory. */
 typedef struct attn_move {
     void *to;
-    const void *from; /* source of the copy; NULL: the piece is cleared */
+    const void *from; /* source of the copy; NULL: the memory at `to` is cleared */
     size_t bytes;     /* bytes and addresses must be multiples of 4 */
 } attn_move;
 
@@ -950,7 +951,7 @@ attn_status attn_look(attn_stream *stream, const attn_problem *problem, void *wo
 /* Records a mark in slot 0 to ATTN_MARKS - 1: the moment when all earlier work on the stream is done. */
 enum { ATTN_MARKS = 4 };
 attn_status attn_stream_mark(attn_stream *stream, int slot, attn_error *err);
-/* returns the microseconds between two marks of this stream; the stream's work must be done */
+/* returns the microseconds between two marks (attn_stream_mark()) of this stream; the stream's work must be done */
 double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot);
 
 /* Returns the microseconds from a mark of one stream to a mark of another stream of the same device; NaN where the

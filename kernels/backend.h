@@ -133,7 +133,8 @@ extern const attn_backend attn_backend_paper;
 extern const attn_backend attn_backend_cpu;  /* kernels/cpu/cpu.c: flash attention on all cores */
 extern const attn_backend attn_backend_cuda; /* kernels/cuda/common/device.cu: GPUs; only in builds with ATTN_CUDA */
 extern const attn_backend
-    attn_backend_fake; /* kernels/fake/fake.c: a device that fails by a script; only in test builds, with ATTN_FAKE */
+    /* kernels/fake/fake.c: a device that produces errors by a script; only in test builds, with ATTN_FAKE */
+    attn_backend_fake;
 
 #ifdef __cplusplus
 }

@@ -253,8 +253,8 @@ static double dot_of(const struct reader *r, double *size)
     return dot[0];
 }
 
-/* Sums one row by the variants whose bits are set in `which`, and writes the lse by each variant to found[]; NaN for
- * the other variants. */
+/* Sums one row by those variants of the scores (ways to compute them) whose bits are set in `which`, and writes the lse
+ * by each variant to found[]; NaN for the other variants. */
 static void read_row(struct reader *r, const attn_lse_row *row, unsigned which, double found[ATTN_LSE_NUMBERS])
 {
     const attn_sequence s = attn_sequence_of(&r->g, row->b);
@@ -271,7 +271,8 @@ static void read_row(struct reader *r, const attn_lse_row *row, unsigned which, 
         r->q[d] = factor * attn_load(q->dtype, q->data, attn_at(q, row->b, row->h, s.q_start + row->i) + d);
     for (int64_t j = from; j < to; j++) {
         double dot = 0, size = 0;
-        /* k is read only if at least one variant of the scores sees the key: a hidden key may hold NaN */
+        /* k is read only if the key is seen by at least one variant of the scores (way to compute them): a hidden key
+         * may hold NaN */
         bool read = false;
         for (int v = 0; v < ATTN_LSE_VARIANTS; v++) {
             const lse_variant *const variant = &r->variants.list[v];
@@ -328,8 +329,8 @@ static bool is_too_much(const attn_problem *p, const lse_variants *all, const at
 
 enum says { NOTHING, YES, NO };
 
-/* Returns whether the row's lse fits variant v of the scores, where v == ATTN_LSE_VARIANTS stands for base 2. *apart
- * becomes the difference between the lse by variant v and the lse by the options as given. */
+/* Returns whether the row's lse fits variant v of the scores (way to compute them), where v == ATTN_LSE_VARIANTS stands
+ * for base 2. *apart becomes the difference between the lse by variant v and the lse by the options as given. */
 static enum says says(const attn_problem *p, const lse_variants *all, const attn_lse_row *row, const double *found,
                       int v, double *apart)
 {
@@ -346,8 +347,8 @@ static enum says says(const attn_problem *p, const lse_variants *all, const attn
     return fits || fabs(row->lse - found[0]) <= given.loose ? NOTHING : NO;
 }
 
-/* Returns the variant of the scores that explains the lse of all rows; 0 where none does. *at becomes a row that fits
- * it. */
+/* Returns the variant of the scores (way to compute them) that explains the lse of all rows; 0 where none does. *at
+ * becomes a row that fits it. */
 static int explanation(const attn_problem *p, const lse_variants *all, const attn_lse_look *look, bool refused, int *at)
 {
     for (int n = 0; n < ATTN_LSE_VARIANTS; n++) {
@@ -422,8 +423,8 @@ static bool first_are_right(struct reader *r, attn_lse_look *look, int first)
     return right == first;
 }
 
-/* Sums every row by every variant that no earlier row has contradicted. If k is only a part of the keys, the first row
- * contradicts all variants, and no further rows are read. */
+/* Sums every row by every variant of the scores (way to compute them) that no earlier row has contradicted. If k is
+ * only a part of the keys, the first row contradicts all variants, and no further rows are read. */
 static void read_variants(struct reader *r, attn_lse_look *look, int first, int64_t multiply_adds)
 {
     enum { BASE_2 = 1u << ATTN_LSE_VARIANTS };

@@ -238,7 +238,7 @@ static bool take_number(const char **at, int64_t *number)
     return true;
 }
 
-/* Parses one entry of a script, up to a comma or the end. Returns false if the entry cannot be parsed. */
+/* Parses one entry of a script of faults, up to a comma or the end. Returns false if the entry cannot be parsed. */
 static bool parse_rule(const char **script, int device, struct rule *rule, bool *mine)
 {
     const char *at = *script, *digits = at;
@@ -297,7 +297,8 @@ static attn_status parse_script(const char *script, struct fake_device *device, 
     return ATTN_OK;
 }
 
-/* Returns the rule of the script for event number `number` of this fault; NULL: none. The caller must hold the lock. */
+/* Returns the rule in the device's script of faults that applies to event number `number` of this fault; NULL: none.
+ * The caller must hold the lock. */
 static const struct rule *rule_for(const struct fake_device *device, enum fault_id fault, int64_t number)
 {
     for (int i = 0; i < device->rule_count; i++) {
@@ -561,7 +562,7 @@ static void close_device(attn_device *base)
         free(device->blocks);
         device->blocks = next;
     }
-    if (device->lent) abort(); /* the test must release all lent memory before it closes the device */
+    if (device->lent) abort(); /* the caller must release all imported memory before it closes the device */
     pthread_mutex_destroy(&device->lock);
     free(device);
 }

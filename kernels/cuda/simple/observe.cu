@@ -154,8 +154,8 @@ __global__ void __launch_bounds__(32 * WARPS) observe_weights(const __grid_const
     if (has_wanted(rows)) for_work(first, count, [&](int64_t n) { weights_of_row(a, n, rows); });
 }
 
-/* Computes cell n of the output `map`: the sum of the probabilities in one rectangle of the region. Cells are counted
- * over all heads. */
+/* Computes cell n of the output `map`: the sum of the probabilities in one rectangle of the region (the selected
+ * queries and keys). Cells are counted over all heads. */
 DEVICE void sum_of_cell(const cuda_args &a, int64_t n, const observed_rows &rows)
 {
     const attn_geometry &g = a.g;

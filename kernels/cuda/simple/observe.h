@@ -16,7 +16,7 @@ struct observed_rows {
     uint8_t *strange;
     int *found;
     /* *nonfinite is 1 if an element of key_mass, weights or map is not finite. nonfinite_sums: the launch computes only
-     * the elements that are not finite, as sums over all rows that are not strange. */
+     * the elements that are not finite, as sums over all rows that are not strange (that tiles can compute). */
     int *nonfinite;
     bool nonfinite_sums;
 };

@@ -69,7 +69,8 @@ template <int D> using stack_shape = shape<D, false, false, true, KEYS_AS_T, STA
 template <int D, bool PAGED, keys_as AS> using few_shape = shape<D, false, false, PAGED, AS, 1, true>;
 
 /* SPLIT_GROUP: number of splits that are added up to one partial result. SPLIT_GROUP_ROWS: the largest number of rows
- * of a block that computes all splits of a group. The sums of the group lie in shared memory beside the ring. */
+ * of a block that computes all splits of a group. The sums of the group lie in shared memory beside the ring of
+ * tiles. */
 enum { SPLIT_GROUP = 4, SPLIT_GROUP_ROWS = 8 };
 
 /* Blocks per multiprocessor; more blocks leave each thread fewer registers. Before compute capability 9.0 shared memory

@@ -295,7 +295,7 @@ again:
         cp_async_wait<0>();
         /* after this barrier V[j] has arrived, and no thread reads K[j], whose memory is loaded next */
         __syncthreads();
-        /* clears only plane hi of V: where hi is not finite, lo is 0 already */
+        /* V is two planes of float16, hi and lo; only hi is cleared, because lo is 0 already where hi is not finite */
         if (clean) clear_not_finite<__half, Shape, D>(sm.V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) load(sm.K, planes.k, next);

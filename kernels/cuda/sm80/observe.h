@@ -30,8 +30,10 @@ struct tile_rows {
 struct observed_cells {
     float *part;
     int64_t strips;
-    int blocks; /* number of blocks among which the columns of a map, or the keys of the region, are divided */
-    bool map;   /* true: the launch computes partial sums of map; false: it computes weights */
+    /* number of blocks among which the columns of a map, or the keys of the region (selected queries and keys), are
+     * divided */
+    int blocks;
+    bool map; /* true: the launch computes partial sums of map; false: it computes weights */
 };
 
 /* Each function launches one of the kernels of an observe, for the tiles of share chip->share of chip->shares. The

@@ -72,7 +72,8 @@ struct map_column {
 struct strip_rows {
     int count, u, begin, end;
 
-    /* r0, r1: the strip's first query and the end of its queries, counted from the region's first query */
+    /* r0, r1: the first query of the strip (the rows of a warp) and the end of its queries, counted from the region's
+     * first query */
     DEVICE strip_rows(int r0, int r1, int64_t cells, int64_t size)
     {
         const int lane = threadIdx.x % 32;
@@ -235,7 +236,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     float *const to = of_strip + of_map.u * o.map[1];
     const bool narrow = cells.map && width >= parts && width <= (int64_t)NARROW * parts;
     /* lane n: the sum of the cell in the current column of the map and in the n-th of those rows of the map in which
-     * the strip has queries */
+     * the strip (the rows of the warp) has queries */
     double open = 0;
     const attn_view &weights = g.view[ATTN_T_weights];
     uint32_t own[MT][D / 16][4];

@@ -86,8 +86,8 @@ static inline size_t split_align(size_t bytes)
     return (bytes + 255) / 256 * 256;
 }
 
-/* Lays out the planes of tensor `id` of a problem at `memory`, and sets *bytes to their size. With `memory` NULL the
- * call only computes *bytes. */
+/* Lays out the planes (float16 parts hi and lo) of tensor `id` of a problem at `memory`, and sets *bytes to their size.
+ * With `memory` NULL the call only computes *bytes. */
 static inline split_planes split_planes_of(const attn_dims &d, attn_tensor_id id, void *memory, size_t *bytes)
 {
     split_planes p;
