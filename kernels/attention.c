@@ -311,7 +311,8 @@ attn_dims attn_dims_of(const attn_problem *p)
     return d;
 }
 
-/* Checks that the output `id` may have the dtype that the client chose. Errors name the option with which it chose. */
+/* Checks that the output `id` may have the dtype that the client chose. An error names the option with which the client
+ * chose it. */
 static attn_status check_result_dtype(const attn_problem *p, attn_tensor_id id, attn_dtype dtype, attn_error *err)
 {
     const attn_dtype_set *set = &attn_dtype_rules[attn_tensors[id].dtypes];
@@ -559,8 +560,8 @@ attn_problem attn_part_of(const attn_problem *p, const attn_part *part)
             t->shape[axis] = count;
         }
     }
-    /* prefix_keys compares the pages of row b with those of row b - 1, and the row before the part's first row is
-     * outside the part */
+    /* the part gets no prefix_keys: they compare the pages of row b with those of row b - 1, which may lie outside the
+     * part */
     if (d.B != part->batches) some.prefix_keys = NULL;
     some.dropout_heads = p->dropout_heads ? p->dropout_heads : d.H;
     some.dropout_first = p->dropout_first + part->first_batch * some.dropout_heads + part->first_head * group;

@@ -406,7 +406,7 @@ typedef struct attn_problem {
  * whole problem, their results are equal to the bit. Gradients that are sums over batch or heads (dsinks, gradients of
  * broadcast tensors) are the exception: they are sums over the part alone. */
 typedef struct attn_part {
-    int64_t first_batch, batches, first_head, heads; /* heads are counted as key/value heads */
+    int64_t first_batch, batches, first_head, heads; /* first_head, heads: numbers of key/value heads */
 } attn_part;
 attn_problem attn_part_of(const attn_problem *p, const attn_part *part);
 
@@ -423,8 +423,8 @@ typedef struct attn_dims {
     int64_t B, H, Hk, Sq, Sk, D, Dv;
     bool packed;
     int64_t total_q,
-        /* packed: number of rows of q and of k; with page_table, total_k is an upper bound on the keys of all rows
-         * together */
+        /* packed: numbers of rows of q and of k; with page_table, total_k is an upper bound on the number of keys of
+         * all sequences */
         total_k;
     int64_t pages, page_size; /* with page_table: number of pages, and slots in a page; without: 0 */
     int64_t row_k;            /* Sk of a packed problem whose k is [B, Sk, Hk, D]; otherwise 0 */
@@ -450,7 +450,7 @@ attn_dims attn_dims_of(const attn_problem *p);
  *   map                           row and column are the cell; packed, batch is 0
  *   max_logit mean_entropy        row and column are 0 */
 typedef struct attn_view {
-    void *data; /* NULL where the tensor is not given or has no elements */
+    void *data; /* NULL if the tensor is not given or has no elements */
     attn_dtype dtype;
     int64_t batch, head, row;
 } attn_view;
@@ -509,8 +509,8 @@ attn_status attn_output(const attn_problem *p, attn_tensor_id id, attn_dtype res
  * and a new option is defined there. How keys are stored (pages, float8) is not part of ATTN_ALL_SCORES; every kernel
  * names those bits itself. */
 
-/* One row per option: id, name of the option on the wire, when its bit is set. ATTN_SCORE_OPTION_MAP has more
- * options. */
+/* One row per option: id, name of the option on the wire, when its bit is set. The options in ATTN_SCORE_OPTION_MAP are
+ * not in this table. */
 #define ATTN_OPTION_MAP(X)                                                                   \
     X(CAUSAL, "causal", "causal is set")                                                     \
     X(WINDOW, "window", "the window is bounded to the left, or to the right and not causal") \
@@ -577,7 +577,8 @@ bool attn_is_empty(const attn_problem *p);
  * in host memory. It needs 8 * Sk * (D + Dv) bytes and 16 MiB. For 1 x 1024 x 8 x 64 (B x Sq x H x Dv) all rows take
  * some 0.2 s. */
 typedef struct attn_verification {
-    /* the largest |got - want| (want: the recomputed value); infinite where exactly one of the two is finite */
+    /* the largest |got - want| (got: a value of out, want: the recomputed value); infinite where exactly one of the two
+     * is finite */
     double max_abs;
     double largest;  /* the largest finite |want| (want: a recomputed value of out) */
     double relative; /* max_abs / largest */
@@ -656,8 +657,8 @@ typedef struct attn_device_info {
     char name[64];         /* "cuda:0", "cpu" */
     char description[128]; /* for people to read: "NVIDIA H200, sm_90, 139 GiB", "16 threads, avx512 amx" */
     double fastest_flops;  /* upper bound, over all kernels of this device, on the operations (attn_flops) per second */
-    /* upper bound, over all kernels, on (query, key, head) triples per second; a problem that needs more than either
-     * bound allows cannot end in time */
+    /* upper bound, over all kernels, on (query, key, head) triples per second; a problem that needs more than this
+     * bound or fastest_flops allows cannot end in time */
     double fastest_scores;
     double peak_flops; /* 16-bit operations per second that the hardware promises; 0: not known */
     double peak_bytes; /* bytes per second that the device's memory promises; 0: not known */
@@ -735,10 +736,10 @@ typedef struct attn_kernel {
 enum { ATTN_MOST_KERNELS = 32 };
 typedef struct attn_capabilities {
     const struct attn_backend *backend;
-    /* the first kernel in this order that takes a problem computes it */
+    /* in order of preference: the first kernel that takes a problem computes it */
     const attn_kernel *kernels[ATTN_MOST_KERNELS];
     int kernel_count;
-    const void *facts; /* facts that plans need, in the backend's own format; the backend owns them */
+    const void *facts; /* facts about the device that plans need, in the backend's own format; the backend owns them */
     size_t facts_bytes;
 } attn_capabilities;
 const attn_capabilities *attn_device_capabilities(const attn_device *device);
@@ -756,10 +757,11 @@ typedef struct attn_plan {
      * problems of a run */
     size_t workspace_bytes;
     const void *variant; /* variant of the kernel that computes the problem; the kernel defines what this points to */
-    /* tensors (bits of attn_tensor_id) whose address was not a multiple of 16 bytes when the plan was made; other
-     * kernels may be needed for them */
+    /* tensors (bits of attn_tensor_id) whose address was not a multiple of 16 bytes when the plan was made; an
+     * unaligned tensor may need another kernel */
     uint64_t unaligned;
-    attn_geometry geometry; /* geometry of the problem; filled in only for backends that need it */
+    /* sizes, addresses and strides of the problem; filled in only for backends that need them */
+    attn_geometry geometry;
 } attn_plan;
 
 /* Plans a checked problem. Returns UNSUPPORTED where no kernel computes it. */
@@ -829,8 +831,8 @@ attn_status attn_copy_rows(attn_stream *stream, const attn_rows *rows, attn_dire
  * (attn_device_info), either side may be staging memory. */
 typedef struct attn_move {
     void *to;
-    const void *from; /* source of the copy; NULL: the piece is cleared */
-    size_t bytes;     /* must be a multiple of 4, as must the addresses */
+    const void *from; /* source of the copy; NULL: the memory at `to` is cleared */
+    size_t bytes;     /* bytes and addresses must be multiples of 4 */
 } attn_move;
 
 /* Queues `count` moves, which the device makes in any order. No move may read what another one writes. The caller may
@@ -949,7 +951,7 @@ attn_status attn_look(attn_stream *stream, const attn_problem *problem, void *wo
 /* Records a mark in slot 0 to ATTN_MARKS - 1: the moment when all earlier work on the stream is done. */
 enum { ATTN_MARKS = 4 };
 attn_status attn_stream_mark(attn_stream *stream, int slot, attn_error *err);
-/* returns the microseconds between two marks of this stream, whose work must be done */
+/* returns the microseconds between two marks (attn_stream_mark()) of this stream; the stream's work must be done */
 double attn_stream_elapsed_us(attn_stream *stream, int from_slot, int to_slot);
 
 /* Returns the microseconds from a mark of one stream to a mark of another stream of the same device; NaN where the

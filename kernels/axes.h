@@ -43,12 +43,13 @@ char *attn_axes_put(char *at, const char *letters, bool packed, attn_axes_kind k
 /* Returns the size that an axis letter stands for. */
 int64_t attn_axis_size(const attn_dims *d, char letter);
 
-/* Returns the size that an axis letter stands for, like attn_axis_size(), also for the axes of an observe's outputs. */
+/* Returns the size that an axis letter stands for. In contrast to attn_axis_size() it knows the axes of an observe's
+ * outputs too. */
 int64_t attn_size_of(const attn_problem *p, const attn_dims *d, char letter);
 
 /* The dtypes that a rule of ATTN_DTYPE_RULE_MAP allows. */
 typedef struct attn_dtype_set {
-    /* sets of dtypes: those that are always allowed, and those that are allowed only where q has the same dtype */
+    /* always: dtypes that are always allowed; as_q: dtypes that are allowed only where q has the same dtype */
     unsigned always, as_q;
 } attn_dtype_set;
 extern const attn_dtype_set attn_dtype_rules[];

@@ -56,8 +56,9 @@ struct attn_backend {
     void (*device_free)(attn_device *device, void *memory);
     attn_status (*staging_alloc)(attn_device *device, size_t bytes, void **memory, attn_error *err);
     void (*staging_free)(attn_device *device, void *memory, size_t bytes);
-    /* Decides whether plan->kernel can compute the problem, which its table row takes. If it can, the function fills in
-     * the rest of the plan. NULL: every kernel computes what its row takes, and plans need no geometry. */
+    /* Decides whether plan->kernel can compute the problem, which the kernel's row of the table allows. If it can, the
+     * function fills in the rest of the plan. NULL: every kernel computes what its row allows, and plans need no
+     * geometry. */
     bool (*plan)(const attn_capabilities *can, attn_plan *plan);
     attn_status (*workspace)(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                              attn_error *err);
@@ -87,16 +88,17 @@ struct attn_backend {
     /* pin and unpin are NULL where memory cannot be pinned */
     attn_status (*pin)(attn_device *device, void *memory, size_t bytes, attn_error *err);
     void (*unpin)(attn_device *device, void *memory);
-    /* Sums the rows of attn_lse_start(). NULL: the host computes the sums. */
+    /* Does what attn_lse_start() does. NULL: the host computes the sums instead. */
     attn_status (*sum_lse)(attn_stream *stream, const attn_problem *problem, const attn_lse_look *look, double *found,
                            attn_error *err);
     /* Queues a piece of work, as attn_run_some() does. It is not called for empty problems. NULL: run() returns only
      * when all is computed, so there is nothing to queue. */
     attn_status (*run_some)(attn_stream *stream, const attn_plan *plans, int count, void *workspace, int64_t *step,
                             attn_error *err);
-    bool (*left_rows)(attn_stream *stream); /* tells whether run_some() skipped costly rows; NULL: it never does */
-    /* The functions of attn_truth (float64 results). All are NULL where these devices compute no truth. truth() always
-     * gets a workspace, and is never called on a cancelled stream. */
+    /* returns whether run_some() left out rows that are slow to compute; NULL: it never leaves out rows */
+    bool (*left_rows)(attn_stream *stream);
+    /* The functions of attn_truth (float64 results). All are NULL if the backend computes no truth. truth() always gets
+     * a workspace, and is never called on a cancelled stream. */
     attn_status (*truth_need)(const attn_capabilities *can, const attn_problem *problem, attn_truth_cost *cost,
                               attn_error *err);
     attn_status (*truth)(attn_stream *stream, const attn_problem *problem, const attn_truth *results, void *workspace,
@@ -105,7 +107,8 @@ struct attn_backend {
                                  attn_truth_distance *distances, attn_error *err);
 };
 
-/* Returns whether the kernel's table row takes the problem. The kernel may still refuse it: see attn_backend.plan. */
+/* Returns whether the kernel's row of the table allows the problem. The kernel may still refuse the problem: see
+ * attn_backend.plan. */
 bool attn_kernel_takes(const attn_kernel *kernel, const attn_problem *problem, uint64_t features);
 
 /* Does what attn_plan_make() does, with features that the caller gives. Tests use it to add a feature that no kernel
@@ -130,7 +133,8 @@ extern const attn_backend attn_backend_paper;
 extern const attn_backend attn_backend_cpu;  /* kernels/cpu/cpu.c: flash attention on all cores */
 extern const attn_backend attn_backend_cuda; /* kernels/cuda/common/device.cu: GPUs; only in builds with ATTN_CUDA */
 extern const attn_backend
-    attn_backend_fake; /* kernels/fake/fake.c: a device that fails by a script; only in test builds, with ATTN_FAKE */
+    /* kernels/fake/fake.c: a device that produces errors by a script; only in test builds, with ATTN_FAKE */
+    attn_backend_fake;
 
 #ifdef __cplusplus
 }

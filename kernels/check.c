@@ -428,7 +428,7 @@ static attn_status check_memory(const attn_problem *p, attn_tensor_id id, attn_e
         return attn_fail(err, ATTN_INVALID, axis_member(member, id, "stride", 0),
                          "%s: stride[0] is %lld, must be %lld with cu_seqlens_q, where rows lie side by side", name,
                          (ll)t->stride[0], (ll)(t->shape[1] * t->stride[1]));
-    /* A result tensor may lack memory here; attn_run() checks its memory before the run. */
+    /* A result tensor may have no memory here; attn_run() checks that it has memory before the run. */
     if (t->data == NULL && elements > 0 && !attn_writes(p, id))
         return attn_fail(err, ATTN_INVALID, tensor_member(member, id, "data"), "%s: has no data", name);
     if ((uintptr_t)t->data % bytes)
@@ -717,7 +717,8 @@ static attn_status check_pages(const attn_problem *p, const attn_dims *d, attn_e
     if (p->page_table.rank == 0) return ATTN_OK;
     for (int64_t b = 0; b < d->B; b++) {
         const int64_t length = lengths[b * p->seqlens_k.stride[0]], pages = attn_tiles(length, d->page_size);
-        /* with stride 0 all rows of the table are the same row, of which `seen` entries have been checked already */
+        /* with stride 0 all rows of the table are one row in memory, of which the first `seen` entries have been
+         * checked already */
         if (p->page_table.stride[0] == 0 && pages <= seen) continue;
         const int64_t fault = first_out_of_range(table + b * p->page_table.stride[0], pages, d->pages - 1);
         if (fault >= 0)
@@ -806,9 +807,9 @@ static attn_status check_shapes(const attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* Returns whether this tensor would have fewer heads than rows in the other layout. Real problems nearly always have
- * fewer heads. Axis 1 holds the heads in bhsd, axis 2 in bshd. With a single query the shape says nothing about the
- * layout. */
+/* Returns whether the tensor, read in layout `layout`, has fewer heads than rows. Real problems nearly always have
+ * fewer heads than rows. Axis 1 holds the heads in bhsd, axis 2 in bshd. With a single query the shape says nothing
+ * about the layout. */
 static bool heads_are_fewer(const attn_tensor *t, attn_layout layout)
 {
     const int heads = layout == ATTN_BHSD ? 1 : 2;

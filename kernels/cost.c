@@ -62,11 +62,11 @@ struct rate {
     double number;
     double pair, product;
     double strange, strange_product;
-    /* time of each (query, key, head) triple in a cheap row: its scores exceed the range of float32, but kernels
-     * compute it nearly as fast as others (strange.h) */
+    /* time of each (query, key, head) triple in a cheap row: a row whose scores exceed the range of float32, but which
+     * kernels compute nearly as fast as other rows (strange.h) */
     double cheap;
-    /* rows with scores up to this number (in a backward with a given lse: lse up to this number) are not computed
-     * again */
+    /* rows whose scores (in a backward with a given lse: whose lse) are at most this number are computed only once;
+     * rows with larger scores are computed again */
     double most;
 };
 
@@ -128,8 +128,8 @@ static const struct rate few_rows[] = {
     [PORTABLE] = { "",  ATTN_OP_FORWARD,  ANY,             PORTABLE, 500, .3,   6,   .7,       20, .5,  3,  CPU_MOST },
 };
 
-/* Options for which the generic kernels have a second variant, which computes score by score. Each of these options
- * adds its own cost. */
+/* Options that the generic kernels apply in a variant of their own, score by score. Each of these options has a cost of
+ * its own in the table below. */
 #define SCORES                                                                                                       \
     (ATTN_TENSOR_BIT(bias) | ATTN_TENSOR_BIT(keep_mask) | ATTN_TENSOR_BIT(mask_startend_rows) |                      \
      ATTN_TENSOR_BIT(alibi_slopes) | ATTN_OPTION_BIT(SOFTCAP) | ATTN_OPTION_BIT(SCALE))
@@ -149,9 +149,10 @@ static const struct rate few_rows[] = {
  *   ROWS   a warp for each row */
 enum by { TILES, WAITS, ROWS };
 
-/* The time that features add to a triple. A problem with several features of one row of this table is charged for that
- * row once. Where GENERIC has a row of TILES and one of ROWS for the same gradient, only one of the two counts: ROWS
- * for float32 and wide heads, TILES for all other problems (gradients_by_rows()). */
+/* The time that features add to the work of one (query, key, head) triple. A problem pays for each row of this table
+ * once, however many of the row's features it has. GENERIC has rows of TILES and rows of ROWS for the gradients of
+ * options. A problem pays only for one of the two: ROWS for float32 and wide heads, otherwise TILES
+ * (gradients_by_rows()). */
 static const struct extra {
     enum family family;
     attn_op op;
@@ -270,8 +271,8 @@ enum {
     /* number of query rows that a multiprocessor computes at a time in kernels with one warp per row */
     WARPS = 32,
     COLUMNS = 64, /* tiles are a multiple of this many columns wide */
-    /* largest head size of the generic 16-bit kernels for usual heads; above it, a block computes this many columns of
-     * a result, and computes scores from all columns of q and k */
+    /* largest head size of the generic 16-bit kernels that have all columns in one block. For larger heads, a block
+     * computes this many columns of a result, and scores from all columns of q and k */
     WIDE_COLUMNS = 256,
     WIDE_ROWS = 64,            /* rows of a block of sm90_wide */
     HOPPER_WIDE_COLUMNS = 512, /* columns of a result that a block of sm90_wide computes */
@@ -279,13 +280,14 @@ enum {
 
 /* The amounts of work in a problem, by which the rates are multiplied. */
 struct work {
-    double heads, columns, numbers, triples; /* heads: what rate.head is multiplied by; see there */
+    /* heads: the number of heads (in all sequences) or of blocks, by which rate.head is multiplied */
+    double heads, columns, numbers, triples;
     /* (query, key, head) triples and columns that blocks compute in whole tiles, padding included */
     double tiled, tile_columns;
     /* where D or Dv is not a multiple of 8 (ODD_FORWARD): number of keys that blocks copy, summed over all blocks;
      * otherwise 0 */
     double key_blocks;
-    /* how many of the device's units (threads or multiprocessors) have work, for each kind of extra work (enum by) */
+    /* how many of the device's units (threads or multiprocessors) take part in each kind of extra work (enum by) */
     double by[ROWS + 1];
 };
 
@@ -306,9 +308,9 @@ static bool is_wide(const struct rate *r, const attn_plan *plan, const attn_dims
     return r->family == GENERIC && plan->problem->q.dtype != ATTN_F32 && (d->D > WIDE_COLUMNS || d->Dv > WIDE_COLUMNS);
 }
 
-/* Returns the columns that a generic block multiplies per (query, key) pair where heads are wide (more than
- * WIDE_COLUMNS columns); other kernels multiply D + Dv. A backward's rate is for five products of (D + Dv) / 2 columns
- * each. */
+/* Returns the number of columns that the generic kernels multiply per (query, key) pair where heads are wide (more than
+ * WIDE_COLUMNS columns); for other heads they multiply D + Dv. For a backward it returns 1 / 2.5 of the number, because
+ * the backward's rates are those of five products of (D + Dv) / 2 columns each. */
 static double wide_columns(const attn_dims *d, bool back)
 {
     const double D = rounded_up((double)d->D, COLUMNS), Dv = rounded_up((double)d->Dv, COLUMNS);
@@ -318,7 +320,7 @@ static double wide_columns(const attn_dims *d, bool back)
 }
 
 /* Counts the blocks of `block` rows that all sequences and heads need together. Rows are queries; in a backward they
- * are keys. A block takes the time of `block` rows even where fewer exist. */
+ * are keys. A block takes the time of `block` rows even if it has fewer rows. */
 static void count_blocks(struct work *w, const struct rate *r, const attn_plan *plan, const attn_dims *d, int units)
 {
     const bool back = r->op == ATTN_OP_BACKWARD;
@@ -502,7 +504,8 @@ attn_cost attn_cost_closer(const attn_device_info *info, const attn_plan *plan, 
     const struct rate *r = rate_of(plan->kernel->name, p->op, p->q.dtype);
     const double flops = attn_flops(p);
     const bool generic = r->family == GENERIC || r->family == DECODE;
-    /* the generic kernel also computes the tiles that FlashMask hides, so FlashMask does not reduce its triples */
+    /* the generic kernel also computes the tiles that FlashMask hides, so FlashMask does not reduce the number of
+     * triples */
     const double triples = generic ? flops / flops_of_triple(p) : attn_scores(p);
     const attn_strange_limits limits = { .from = r->most,
                                          .cheap_from = generic && (plan->features & OPTIONS) ? GENERIC_CHEAP : INFINITY,
@@ -535,7 +538,7 @@ attn_cost attn_merge_cost(const attn_device_info *info, const attn_merge_problem
     double ns = all * (r.sum + (m->gradients ? r.back : 0)) / units;
     if (m->dsinks.rank) ns += all * r.sink / at_most((double)m->dsinks.shape[0], info->units);
     const double seconds = (attn_is_gpu(info->backend) ? GPU_FORWARD_S : CALL_S) + ns / 1e9;
-    /* bytes of out and lse of one part, and of the result */
+    /* bytes of out and lse of one part; the merged result has as many bytes */
     const double one = (double)numbers * (double)attn_dtype_bytes(out->dtype) + 4 * (double)rows;
     return (attn_cost){ .flops = 2 * all * (m->gradients ? 3 : 1),
                         .bytes = one * (m->count + 1) * (m->gradients ? 2 : 1),

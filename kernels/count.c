@@ -10,8 +10,8 @@
  *                             to the bands in which they lie. The work grows with keys and tiles, not with pairs.
  *   keep_mask, bias           Every element is read, row by row.
  *
- * A step takes at most STEP_WORK keys, bands or elements, plus one row or one block of keys. The work of all steps is
- * bounded: see attn_counter_open(). */
+ * A step (one call of attn_counter_step()) takes at most STEP_WORK keys, bands or elements, plus one row or one block
+ * of keys. The work of all steps is bounded: see attn_counter_open(). */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

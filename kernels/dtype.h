@@ -77,7 +77,7 @@ ATTN_HD uint64_t attn_narrow(double x, int mantissa, int bias)
     memcpy(&bits, &x, sizeof bits);
     bits &= UINT64_C(0x7fffffffffffffff);
     exponent = (int)(bits >> 52);
-    /* subnormal doubles become 0: they are less than half of the smallest positive number of every type here */
+    /* subnormal doubles become 0: they are less than half of the smallest positive number of each dtype */
     if (exponent == 0) return 0;
     exponent -= 1023;
     significand = (bits & ((UINT64_C(1) << 52) - 1)) | UINT64_C(1) << 52;

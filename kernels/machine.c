@@ -17,7 +17,8 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { CPUINFO_LINES = 64 }; /* read at most this many lines of /proc/cpuinfo; the part of the first core has 28 */
+/* read at most this many lines of /proc/cpuinfo; the text about the first core has 28 lines */
+enum { CPUINFO_LINES = 64 };
 
 /* Reads the first line of a file, or the first 127 characters of a longer line. Returns "" where there is no file. */
 static const char *read_line(const char *directory, const char *name, char line[128])

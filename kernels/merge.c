@@ -278,7 +278,7 @@ static attn_status check_list(const struct shape *s, const attn_result *list, in
     return status;
 }
 
-/* Number of tensors of a merge that do not belong to a part. They are checked in the order below. */
+/* Number of tensors of a merge that do not belong to a part. */
 enum { OTHERS = 6 };
 static void others_of(const attn_merge_problem *m, const struct shape *s, struct expected others[OTHERS])
 {

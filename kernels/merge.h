@@ -49,10 +49,11 @@ typedef struct attn_merge_plan {
     float *dsinks;      /* NULL: the gradient of the sinks is not wanted */
     /* strides of out and lse in each part; `data` of these views is NULL, because each part has its own memory */
     attn_view out_of_part, lse_of_part;
-    /* strides of the gradients of a part's out and lse; `data` of these views is NULL */
+    /* strides of the gradients of a part's out and lse; `data` of these views is NULL, because each part has its own
+     * memory */
     attn_view dout_of_part, dlse_of_part;
     attn_view dout, dlse; /* views of the inputs dout and dlse; data is NULL where the input is not given */
-    attn_view out, lse;   /* views of the merged out and lse; data is NULL where the result is not wanted */
+    attn_view out, lse;   /* the merged out and lse; data is NULL where the result is not wanted */
 } attn_merge_plan;
 
 ATTN_HD int64_t attn_merge_count(const attn_merge_plan *m)
@@ -63,7 +64,7 @@ ATTN_HD int64_t attn_merge_count(const attn_merge_plan *m)
 /* One row of a merge. Row number n is head n % H of query n / H. */
 typedef struct attn_merge_row {
     int64_t b, h, i, lse_at; /* lse_at: index of the row's lse in the lse of each part */
-    float sink;              /* the sink of the row's head, which counts like an lse */
+    float sink;              /* the sink of the row's head; a merge treats it like the lse of one more part */
     /* the largest lse of the parts and the sink, and the sum of the weights exp(lse - top) (0 where all parts are
      * empty) */
     float top, sum;
@@ -97,8 +98,9 @@ ATTN_HD float attn_merge_lse(const attn_merge_row *row)
     return row->sum == 0 ? -INFINITY : row->top + logf(row->sum);
 }
 
-/* Returns the gradient with respect to the lse of a part, or of the sink, in the row. `dot` is dout . out of the part,
- * and 0 for the sink. `mean` is the sum of all shares times dots, which is dout . out of the whole. */
+/* Returns the gradient with respect to the lse of one row of a part, or with respect to the sink. `dot` is dout . out
+ * of the part, and 0 for the sink. `mean` is dout . out of the whole: the sum of share times dot over all parts and the
+ * sink. */
 ATTN_HD float attn_merge_dlse(const attn_merge_plan *m, const attn_merge_row *row, float lse, float dot, float mean)
 {
     const int64_t at = row->b * m->dlse.batch + row->h * m->dlse.head + row->i * m->dlse.row;

@@ -23,7 +23,8 @@ bool attn_queries_divide(const attn_problem *p)
     if (p->window_left >= 0) return false;
     if (!is_bounded(p)) return true;
     if (p->seqlens_k.rank && p->alignment != ATTN_TOP_LEFT) return false;
-    /* Kernels ask whether a window is narrower than the keys, and the answer must be the same for each part. */
+    /* Kernels treat a window that is narrower than the keys in another way. The problem is divided only if the window
+     * of every part is narrower, so that the parts have the same bits as the whole. */
     return reach_of(p, &d) >= 0 && reach_of(p, &d) + d.Sq <= d.Sk;
 }
 
@@ -76,7 +77,8 @@ bool attn_queries_share(const attn_problem *p, int count, int64_t *ends, double 
     if (units < count || all <= 0) return false;
     for (int n = 0; n < count; n++) {
         const double want = all * (n + 1) / count;
-        /* leaves a unit for each range that follows */
+        /* the last unit (of ATTN_QUERY_UNIT queries) with which this range may end: each range behind it needs at least
+         * one unit */
         const int64_t last = units - (count - 1 - n);
         for (unit++; unit < last; unit++) {
             const int64_t here = unit * ATTN_QUERY_UNIT, next = here + ATTN_QUERY_UNIT;

@@ -16,8 +16,8 @@
 extern "C" {
 #endif
 
-/* A part begins at a multiple of this number. It is a multiple of the tiles in which the backwards add up dq, and of
- * those with a common exponent of float32 numbers (SPLIT_ROWS). */
+/* The first query of a part is a multiple of ATTN_QUERY_UNIT, which is a multiple of QUERY_TILE (the backwards add up
+ * dq in tiles of that many queries) and of SPLIT_ROWS (that many rows of float32 numbers have a common exponent). */
 enum { ATTN_QUERY_UNIT = 128 };
 
 /* Returns whether a checked forward or backward can be divided by queries. It cannot where an option counts queries

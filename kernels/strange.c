@@ -9,11 +9,11 @@
 #include "kernels/score.h"
 
 enum {
-    /* largest number of rows that are sampled. A sample of 64 rows may miss costly rows if they are 1/64 of all rows;
-     * the problem then takes up to three times as long as estimated */
+    /* largest number of rows that are sampled. A sample of 64 rows may miss costly (slow) rows if they are 1/64 of all
+     * rows; the problem then takes up to three times as long as estimated */
     MOST_ROWS = 64,
     LEAST_ROWS = 8,
-    /* reading a key costs some 16 ns in addition to reading its numbers, as much as KEY_NUMBERS more numbers */
+    /* reading a key takes some 16 ns in addition to reading its numbers: as long as reading KEY_NUMBERS numbers */
     KEY_NUMBERS = 16,
     /* how many numbers of keys may be read for all sampled rows together: about a millisecond. The first LEAST_ROWS
      * rows are read even beyond this limit */
@@ -33,12 +33,12 @@ struct look {
     attn_geometry g;
     attn_score_options options;
     double most, cheap_from;
-    /* attn_strange_limits.bound_from, the product of sizes from which a row is costly; infinite where no row can reach
-     * it */
+    /* attn_strange_limits.bound_from: the product of sizes from which a row is slow to compute; infinite where no row
+     * can reach it */
     double bound_from;
     bool gradients;
     double bound; /* upper bound on |scale q . k|, after softcap */
-    /* true: `bound` is so small that bias and slopes alone decide whether a row's scores are within range */
+    /* true: `bound` is so small that bias and slopes alone decide whether a row's scores exceed the range of float32 */
     bool bounded;
 };
 
@@ -46,7 +46,7 @@ struct look {
 struct row {
     int64_t b, h, i;
     attn_sequence s;
-    uint64_t draw; /* a random number that picks the keys to read */
+    uint64_t draw; /* a random number that decides which of the row's keys are read */
 };
 
 enum kind { ORDINARY, CHEAP, COSTLY };
@@ -232,7 +232,7 @@ static double scale_of(const struct look *look, const struct row *row)
     return scale;
 }
 
-/* Returns the distance between two keys that are read in a row; a row with few keys has distance 1. */
+/* Returns the step from one key that is read to the next: 1 (every key is read) if the row has few keys. */
 static int64_t step_of(const struct look *look, attn_range keys)
 {
     return look->bounded ? attn_tiles(keys.hi - keys.lo, ROW_KEYS)
@@ -245,8 +245,8 @@ static const char *key_line(const struct look *look, const struct row *row, cons
     return (const char *)view->data + line * (int64_t)attn_dtype_bytes(view->dtype);
 }
 
-/* For float32 problems: returns whether the largest number of q near the row and that of the row's keys allow scores of
- * look->bound_from or more. */
+/* For float32 problems: returns whether the row may have scores of look->bound_from or more, judged by the largest
+ * numbers of q near the row and of the keys that the row sees. */
 static bool reaches_bound(const struct look *look, const struct row *row, attn_range keys)
 {
     const attn_view *q = &look->g.view[ATTN_T_q], *k = &look->g.view[ATTN_T_k];
@@ -313,8 +313,8 @@ static enum kind kind_by_scores(const struct look *look, const struct row *row, 
     if (largest == -INFINITY || fabs(largest) < most) return ORDINARY;
     if (fabs(largest) >= look->cheap_from)
         return look->gradients && gradient_leaves(look, row, keys, query, largest) ? COSTLY : CHEAP;
-    /* kernels recognise a row of equal scores by its bias alone, if products are too small to change scores of that
-     * size */
+    /* where q . k is too small to change scores of this size, all scores of the row are the bias, and kernels recognise
+     * the row by its equal biases */
     return least == largest && look->g.view[ATTN_T_bias].data && look->bounded ? CHEAP : COSTLY;
 }
 
@@ -401,7 +401,8 @@ attn_strange attn_strange_of(const attn_problem *p, const attn_strange_limits *l
     bound_products(&look, limits, given_lse);
     if (numbers * (double)d->Sk >= FLT_MAX && !given_lse) numbers = most_of(&p->v);
     if (numbers * (double)d->Sk >= FLT_MAX && !given_lse)
-        return (attn_strange){ 0, 1 }; /* where the sums of P V may be infinite, every row counts as costly */
+        /* if the sums of P V may be infinite, every row counts as costly (slow to compute) */
+        return (attn_strange){ 0, 1 };
     const double slopes = most_of_floats(&p->alibi_slopes, 0) * (double)(d->Sq + d->Sk);
     const bool ordinary = look.bounded && p->bias.rank == 0 && look.bound + slopes < most;
     if (ordinary && !given_lse && look.bound_from == INFINITY) return (attn_strange){ 0, 0 };

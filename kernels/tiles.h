@@ -26,9 +26,9 @@
  * factor of e. A backward that gets such an lse computes it again from the scores. */
 #define ATTN_LSE_MOST 16777216.0f
 
-/* Where a row sees one key, lse must be that key's score. The two count as equal if they differ by no more than this
- * share of lse. They may differ by rounding in float32: by up to 3e-7 in the forward, half a unit of the last place in
- * lse, and half a unit in the backward's score. */
+/* Where a row sees only one key, lse must be the key's score. The two count as equal if they differ by no more than
+ * this share of lse. They may differ by rounding in float32: by up to 3e-7 in the forward, half a unit of the last
+ * place in lse, and half a unit in the backward's score. */
 #define ATTN_LSE_SLACK 0x1p-20f
 
 ATTN_HD int64_t attn_min64(int64_t a, int64_t b)
@@ -96,7 +96,8 @@ ATTN_HD bool attn_keys_are_packed(const attn_dims *d)
 /* The bound of a window side that hides nothing: no key is this far from a query. */
 #define ATTN_UNBOUNDED (INT64_C(1) << 40)
 
-/* Computes the geometry of `p`. It reads only shapes and strides, and no memory of tensors. See kernels/attention.c. */
+/* Computes the geometry of `p` (sizes, addresses and strides). It reads only shapes and strides, and no memory of
+ * tensors. See kernels/attention.c. */
 #ifdef __cplusplus
 extern "C"
 #endif

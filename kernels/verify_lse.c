@@ -34,7 +34,8 @@
 #include "backend.h"
 
 enum {
-    FIRST_ROWS = 4,   /* rows that are checked first; if all of them are right, no other rows are read */
+    /* number of rows that are checked first; if the lse of all of them are right, no other row is read */
+    FIRST_ROWS = 4,
     ROWS_SHARE = 128, /* a large problem checks one row of every 128 first, but at most ATTN_LSE_ROWS rows */
     /* a conversion (such as base 2) counts as found only if the lse of at least this many rows fits it */
     ENOUGH_ROWS = 4,
@@ -43,15 +44,15 @@ enum {
 
 #define LOOSE 0x1p-9
 #define TIGHT 0x1p-10
-/* Two lse of one row count as different if they are more than APART tolerances apart. A conversion (such as base 2)
- * adds something to the lse of each row. What it adds to two rows counts as different if it differs by more than 2
- * APART tolerances. */
+/* Two lse of one row count as different if they are more than APART tolerances apart. A conversion of lse (such as to
+ * base 2) adds a number to the lse of each row. The numbers that it adds to two rows count as different if they are
+ * more than 2 APART tolerances apart. */
 #define APART 4
 
 /* ---- Variants ---------------------------------------------------------------------------------------------------- */
 
-/* The variants of the scores, one per row: words that say how the client may have computed lse, and the options that it
- * may have left out. Base 2 uses the first row too. */
+/* The variants of the scores, one per row of the table: words for the way in which the client may have computed lse,
+ * and the options that the client may have left out. lse in base 2 is judged by the scores of the first row. */
 static const struct {
     const char *with;
     unsigned without;
@@ -95,7 +96,7 @@ lse_variants lse_variants_of(const attn_problem *p)
         all.list[v] = (lse_variant){ .scale = v < scale_count ? scales[v] : g.scale, .without = without };
         all.list[v].applies = v == 0 || (parts & without) != 0;
         if (without == LSE_MASKS)
-            /* with a single mask, the earlier variant without that mask already equals "without masks" */
+            /* if the problem has only one mask, an earlier row of the table already leaves it out */
             all.list[v].applies = (masks & (masks - 1)) != 0;
         if (v == 0 || v >= scale_count) continue;
         all.list[v].applies = fabs(scales[v]) <= FLT_MAX;
@@ -123,7 +124,7 @@ static uint64_t hash_of(const attn_geometry *g)
     return state;
 }
 
-/* Returns the row with number `index` among all rows; heads vary fastest. */
+/* Returns the row with number `index`, counted query by query, then head by head, then batch row by batch row. */
 static attn_lse_row row_at(const attn_geometry *g, int64_t index)
 {
     const attn_dims *const d = &g->dims;
@@ -164,7 +165,7 @@ void attn_lse_choose(const attn_problem *p, int64_t multiply_adds, attn_lse_look
         attn_lse_row row = row_at(&g, first + (int64_t)(state % (uint64_t)(end - first)));
         const attn_sequence s = attn_sequence_of(&g, row.b);
         if (s.Sq == 0) continue;
-        row.i %= s.Sq; /* a row past the sequence's length is replaced by a row that exists */
+        row.i %= s.Sq; /* a query behind the sequence's end is replaced by a query of the sequence */
         const int64_t cost = cost_of(&g, &row, false);
         if (cost > multiply_adds) continue;
         multiply_adds -= cost;
@@ -252,8 +253,8 @@ static double dot_of(const struct reader *r, double *size)
     return dot[0];
 }
 
-/* Sums one row by the variants whose bits are set in `which`, and writes the lse by each variant to found[]; NaN for
- * the other variants. */
+/* Sums one row by those variants of the scores (ways to compute them) whose bits are set in `which`, and writes the lse
+ * by each variant to found[]; NaN for the other variants. */
 static void read_row(struct reader *r, const attn_lse_row *row, unsigned which, double found[ATTN_LSE_NUMBERS])
 {
     const attn_sequence s = attn_sequence_of(&r->g, row->b);
@@ -270,7 +271,8 @@ static void read_row(struct reader *r, const attn_lse_row *row, unsigned which, 
         r->q[d] = factor * attn_load(q->dtype, q->data, attn_at(q, row->b, row->h, s.q_start + row->i) + d);
     for (int64_t j = from; j < to; j++) {
         double dot = 0, size = 0;
-        /* keys are read only when some variant sees them, because a key that none sees may hold NaN */
+        /* k is read only if the key is seen by at least one variant of the scores (way to compute them): a hidden key
+         * may hold NaN */
         bool read = false;
         for (int v = 0; v < ATTN_LSE_VARIANTS; v++) {
             const lse_variant *const variant = &r->variants.list[v];
@@ -292,8 +294,8 @@ struct tolerances {
     double loose, tight;
 };
 
-/* Returns whether this row can be judged. A row with NaN, or with an lse that is too large to determine a sum, says
- * nothing about lse. */
+/* Returns whether this row can be judged. A row cannot be judged if it has NaN, or if its lse is so large that it does
+ * not determine the row's sum. */
 static bool is_told(const attn_lse_row *row, const double *found)
 {
     return fabs(row->lse) < ATTN_LSE_MOST && !isnan(found[0]);
@@ -327,8 +329,8 @@ static bool is_too_much(const attn_problem *p, const lse_variants *all, const at
 
 enum says { NOTHING, YES, NO };
 
-/* Returns whether the row's lse fits variant v of the scores, where v == ATTN_LSE_VARIANTS stands for base 2. *apart
- * becomes the difference between the lse by variant v and the lse by the options as given. */
+/* Returns whether the row's lse fits variant v of the scores (way to compute them), where v == ATTN_LSE_VARIANTS stands
+ * for base 2. *apart becomes the difference between the lse by variant v and the lse by the options as given. */
 static enum says says(const attn_problem *p, const lse_variants *all, const attn_lse_row *row, const double *found,
                       int v, double *apart)
 {
@@ -339,18 +341,18 @@ static enum says says(const attn_problem *p, const lse_variants *all, const attn
     const struct tolerances given = tolerances_of(p, row, all->list[0].scale, found[ATTN_LSE_VARIANTS]);
     const double tight = fmax(of_v.tight, given.tight);
     const bool fits = fabs(row->lse - wanted) <= of_v.tight;
-    /* the difference is infinite for a row that sees no key by the options as given */
+    /* the difference is infinite if the row sees no key by the options as given, so it is limited to 1000 in size */
     *apart = fmin(fmax(wanted - found[0], -1e3), 1e3);
     if (fabs(*apart) > APART * tight) return fits ? YES : NO;
     return fits || fabs(row->lse - found[0]) <= given.loose ? NOTHING : NO;
 }
 
-/* Returns the variant of the scores that explains the lse of all rows; 0 where none does. *at becomes a row that fits
- * it. */
+/* Returns the variant of the scores (way to compute them) that explains the lse of all rows; 0 where none does. *at
+ * becomes a row that fits it. */
 static int explanation(const attn_problem *p, const lse_variants *all, const attn_lse_look *look, bool refused, int *at)
 {
     for (int n = 0; n < ATTN_LSE_VARIANTS; n++) {
-        /* base 2 is tried before all variants, in the place of variant 0, which is the options as given */
+        /* the first turn tries base 2 in place of variant 0 (the options as given), which cannot explain a wrong lse */
         const int v = n == 0 ? ATTN_LSE_VARIANTS : n;
         double least = INFINITY, most = -INFINITY, tolerance = 0;
         int yes = 0;
@@ -421,8 +423,8 @@ static bool first_are_right(struct reader *r, attn_lse_look *look, int first)
     return right == first;
 }
 
-/* Sums every row by every variant that no earlier row has contradicted. If k is only a part of the keys, the first row
- * contradicts all variants, and no further rows are read. */
+/* Sums every row by every variant of the scores (way to compute them) that no earlier row has contradicted. If k is
+ * only a part of the keys, the first row contradicts all variants, and no further rows are read. */
 static void read_variants(struct reader *r, attn_lse_look *look, int first, int64_t multiply_adds)
 {
     enum { BASE_2 = 1u << ATTN_LSE_VARIANTS };

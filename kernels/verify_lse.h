@@ -29,7 +29,7 @@ enum lse_part {
 typedef struct lse_variant {
     double scale;
     unsigned without; /* the options that this variant leaves out: bits of enum lse_part */
-    bool applies;     /* true: the sums include this variant, because it is list[0] or differs from the given options */
+    bool applies;     /* true: sums are made for this variant: it is list[0], or it differs from list[0] */
 } lse_variant;
 
 typedef struct lse_variants {
@@ -48,8 +48,8 @@ ATTN_HD lse_sum lse_sum_init(void)
     return none;
 }
 
-/* Adds the sum over some keys of a row to *s, the sum over other keys. Infinite numbers and NaN make the whole sum NaN;
- * an empty sum adds nothing. */
+/* Adds `other`, the sum over some keys of a row, to *s, the sum over other keys of the row. Infinite numbers and NaN
+ * make the whole sum NaN; an empty sum adds nothing. */
 ATTN_HD void lse_sum_join(lse_sum *s, lse_sum other)
 {
     if (other.sum == 0) return;

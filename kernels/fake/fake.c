@@ -116,9 +116,9 @@ enum {
 /* A rule: one entry of a script (see the top of this file). */
 struct rule {
     enum fault_id fault;
-    int64_t number; /* value of the fault: an error code, or milliseconds */
+    int64_t number; /* argument of the fault: an error code, or milliseconds */
     char path[PATH_BYTES];
-    int64_t first, last; /* numbers of the first and the last event that the rule of the script hits */
+    int64_t first, last; /* numbers of the first and the last event to which the rule applies */
 };
 
 /* ---- Devices and streams ----------------------------------------------------------------------------------------- */
@@ -151,10 +151,12 @@ struct fake_device {
     int64_t memory_used;
     struct block *blocks;
     struct lent *lent;
-    int working; /* number of streams that are executing commands; lent memory is accessible only while it is above 0 */
+    /* number of streams that are executing commands; while it is 0, memory that the test has lent to the device is
+     * inaccessible */
+    int working;
     int64_t events[EVENT_COUNT];
-    /* for the fault walk.err, which hits call number 1, 3, 6, 10, ...: distance from the last of these to the next
-     * failing call, and number of the next failing call */
+    /* for the fault walk.err, which makes calls number 1, 3, 6, 10, ... fail: walk_next is the number of the next call
+     * that fails, and walk_step its distance from the previous call that failed */
     int64_t walk_step, walk_next;
     int lost; /* code of the error after which every call fails (sticky error); 0: the device works */
 };
@@ -173,7 +175,7 @@ enum command_kind {
 /* A command that is queued on a stream. */
 struct command {
     enum command_kind kind;
-    void *to; /* where a COPY, MOVE, LSE or COMPARE writes to */
+    void *to; /* for COPY, MOVE, LSE and COMPARE: the address to which the command writes */
     const void *from;
     size_t bytes;
     /* for COPY: number of pieces of `bytes` bytes, and the distance in bytes from one piece's beginning to the next */
@@ -199,10 +201,10 @@ struct fake_stream {
     attn_stream *cpu;
     struct command *commands;
     int count, room;
-    /* The members from `never` to `hold` say why the stream does not execute its commands. never: it will not execute
-     * any command again. */
+    /* The members from `never` to `hold` say why the stream does not execute its commands. never: the stream will not
+     * execute any command again. */
     bool never;
-    int fails; /* the CUDA error that the commands end with; 0: none */
+    int fails; /* the CUDA error with which the commands end; 0: none */
     int64_t until_ns;
     const char *hold;
     int64_t marks_ns[ATTN_MARKS];
@@ -236,7 +238,7 @@ static bool take_number(const char **at, int64_t *number)
     return true;
 }
 
-/* Parses one entry of a script, up to a comma or the end. Returns false if the entry cannot be parsed. */
+/* Parses one entry of a script of faults, up to a comma or the end. Returns false if the entry cannot be parsed. */
 static bool parse_rule(const char **script, int device, struct rule *rule, bool *mine)
 {
     const char *at = *script, *digits = at;
@@ -295,7 +297,8 @@ static attn_status parse_script(const char *script, struct fake_device *device, 
     return ATTN_OK;
 }
 
-/* Returns the rule of the script for event number `number` of this fault; NULL: none. The caller must hold the lock. */
+/* Returns the rule in the device's script of faults that applies to event number `number` of this fault; NULL: none.
+ * The caller must hold the lock. */
 static const struct rule *rule_for(const struct fake_device *device, enum fault_id fault, int64_t number)
 {
     for (int i = 0; i < device->rule_count; i++) {
@@ -513,7 +516,7 @@ static void release_import(attn_device *base, void *memory)
     pthread_mutex_unlock(&device->lock);
 }
 
-/* Pinning changes nothing here, because copies are memcpy(). */
+/* There is nothing to pin, because the fake device copies by memcpy(). */
 static attn_status pin(attn_device *base, void *memory, size_t bytes, attn_error *err)
 {
     struct fake_device *const device = device_of(base);
@@ -529,8 +532,8 @@ static void unpin(attn_device *base, void *memory)
     (void)base, (void)memory;
 }
 
-/* Makes lent memory accessible when the first stream starts to work, and inaccessible when the last stream stops. The
- * caller must hold the lock. */
+/* Makes lent memory (imported from another process) accessible when the first stream starts to work, and inaccessible
+ * when the last stream stops. The caller must hold the lock. */
 static void open_lent(struct fake_device *device, bool open)
 {
     const int before = device->working;
@@ -559,7 +562,7 @@ static void close_device(attn_device *base)
         free(device->blocks);
         device->blocks = next;
     }
-    if (device->lent) abort(); /* the test must release all lent memory before it closes the device */
+    if (device->lent) abort(); /* the caller must release all imported memory before it closes the device */
     pthread_mutex_destroy(&device->lock);
     free(device);
 }
@@ -621,8 +624,8 @@ static struct fake_device *device_of_facts(const attn_capabilities *can)
     return *(struct fake_device *const *)can->facts;
 }
 
-/* Counts an event, and waits while the file exists that the script names for this fault and event. Any thread may call
- * this function. */
+/* Counts an event. If the script has this fault for the event and names a file, waits as long as the file exists. Any
+ * thread may call this function. */
 static void hold(struct fake_device *device, enum fault_id fault, enum event event)
 {
     pthread_mutex_lock(&device->lock);
@@ -745,7 +748,8 @@ static attn_status moves(attn_stream *base, const attn_move *list, int64_t count
     return status;
 }
 
-/* Applies the faults that the script has for this run of kernels. The caller must hold the lock. */
+/* Injects the errors that the script of the fake device lists for this run of kernels. The caller must hold the
+ * lock. */
 static attn_status meet_faults(struct fake_device *device, struct fake_stream *stream, struct command *command,
                                attn_error *err)
 {
@@ -1059,8 +1063,8 @@ static bool command_is_sane(struct fake_device *device, const struct command *c)
 static int carry_out(struct fake_stream *stream, attn_error *err)
 {
     struct fake_device *device = device_of(stream->base.device);
-    /* time of a mark: when a device would reach it that starts each command as soon as it is queued and the one before
-     * is done */
+    /* the time at which the mark would be reached if the device started each command as soon as it was queued and the
+     * previous command was done */
     int64_t at_ns = 0;
     for (int i = 0; i < stream->count; i++) {
         struct command *c = &stream->commands[i];
@@ -1096,8 +1100,8 @@ static bool is_held_up(const struct fake_stream *stream)
     return stream->never || (stream->hold && access(stream->hold, F_OK) == 0) || now_ns() < stream->until_ns;
 }
 
-/* Checks whether the stream is done. A call while the stream is held up is not counted as an event, because the number
- * of such calls depends on time. */
+/* Checks whether the stream is done. A call that comes while the script holds the stream up is not counted as an event,
+ * because the number of such calls depends on time. */
 static attn_status done(attn_stream *base, bool *is_done, attn_error *err)
 {
     struct fake_stream *stream = stream_of(base);

@@ -5,13 +5,14 @@
 
 #include "kernels/cuda/common/rows.cuh"
 
-/* Sums over the visible pairs of a query: P, dZ, and both times the distance of the query and the key. */
+/* Sums over the visible pairs of a query: of P, of dZ, of P times distance and of dZ times distance. The distance of a
+ * pair is that of its query from its key. */
 struct row_far_sums {
     float p, dz, p_far, dz_far;
 };
 
-/* Returns the sum of dZ * distance over the pairs of query i. Distances are hundreds, so an error of the row's delta is
- * multiplied by hundreds. Where no out was given, delta comes from a forward whose products round P to the tensors'
+/* Returns the sum of dZ * distance over the pairs of query i. A distance may be hundreds, and an error of the row's
+ * delta is multiplied by it. Where no out was given, delta comes from a forward whose products round P to the tensors'
  * dtype. In that case the function finds the error of delta from the same pairs: with the right delta, dZ plus the
  * sink's share adds up to dlse, and P plus the sink's share adds up to 1. */
 DEVICE float far_of_row(const cuda_args &a, const saved &s, const head_args &x, int64_t i, const row_far_sums &sum,

@@ -154,8 +154,8 @@ __global__ void __launch_bounds__(32 * WARPS) observe_weights(const __grid_const
     if (has_wanted(rows)) for_work(first, count, [&](int64_t n) { weights_of_row(a, n, rows); });
 }
 
-/* Computes cell n of the output `map`: the sum of the probabilities in one rectangle of the region. Cells are counted
- * over all heads. */
+/* Computes cell n of the output `map`: the sum of the probabilities in one rectangle of the region (the selected
+ * queries and keys). Cells are counted over all heads. */
 DEVICE void sum_of_cell(const cuda_args &a, int64_t n, const observed_rows &rows)
 {
     const attn_geometry &g = a.g;
@@ -262,7 +262,7 @@ __global__ void __launch_bounds__(HEAD_THREADS)
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
 /* Calls launch(blocks, first, count) in steps for `count` rows, keys or cells. Where rows.strange is given, it computes
- * only strange rows, in the steps of launch_left(). */
+ * only strange rows (those that tiles cannot compute), by launch_left(). */
 template <typename F>
 void launch_each(const cuda_chip *chip, const observed_rows &rows, int64_t count, double seconds_each, F launch)
 {

@@ -16,21 +16,21 @@ struct observed_rows {
     uint8_t *strange;
     int *found;
     /* *nonfinite is 1 if an element of key_mass, weights or map is not finite. nonfinite_sums: the launch computes only
-     * such elements, over all rows but the strange ones. */
+     * the elements that are not finite, as sums over all rows that are not strange (that tiles can compute). */
     int *nonfinite;
     bool nonfinite_sums;
 };
 
-/* Computes strange rows: those that tiles cannot compute and have marked. A problem without a strange row costs one
- * short launch, or, where the host looks for marked rows (chip->found), no launch. */
+/* Computes strange rows: rows that the kernels on tensor cores cannot compute, and have marked. A problem without a
+ * strange row costs one short launch, or, where the host looks for marked rows (chip->found), no launch. */
 void simple_observe_rows_left(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                               cudaStream_t stream);
 
-/* For problems in which a given lse replaces the pass over the rows, so that no pass has looked for scores that tiles
- * cannot compute. Such a score makes an element of key_mass, weights or map NaN or infinite.
+/* These two functions are for problems in which a given lse replaces the pass over the rows, so that no pass has looked
+ * for scores that tiles cannot compute. Such a score makes an element of key_mass, weights or map NaN or infinite.
  * simple_observe_find_nonfinite() looks for these elements after tiles have computed the outputs.
- * simple_observe_nonfinite_sums() computes the elements again, before the sums of strange rows are added. Both need
- * rows.base and rows.inverse of all rows. */
+ * simple_observe_nonfinite_sums() computes the elements again, before the sums of strange rows are added. The two
+ * functions need rows.base and rows.inverse of all rows. */
 void simple_observe_find_nonfinite(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,
                                    cudaStream_t stream);
 void simple_observe_nonfinite_sums(const cuda_chip *chip, const cuda_args &a, const observed_rows &rows,

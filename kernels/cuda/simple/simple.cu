@@ -53,7 +53,7 @@ template <int N>
 __global__ void __launch_bounds__(32 * WARPS)
     forward_rows_left(const __grid_constant__ cuda_args a, int64_t first, int64_t count, int64_t warps, uint8_t *marks)
 {
-    /* each mark is cleared, because a kernel of the backward marks rows in the same bytes next */
+    /* clears each mark, because a kernel of the backward, which runs next, marks rows in the same bytes */
     for_wanted(
         first, count, warps, [&](int64_t n) { return marks[n] != 0; },
         [&](int64_t n) {
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(32 * WARPS) dbias_elements(const __grid_consta
     const attn_view &view = a.g.view[ATTN_T_dbias];
     float *const to = (float *)view.data + attn_at(&view, b0, h0, i0) + j;
     float sum = x.begin ? *to : 0;
-    if (x.begin == x.end) { /* in a problem without queries the sum has no terms */
+    if (x.begin == x.end) { /* in a problem without queries, an element of dbias is a sum without terms, and so 0 */
         if (threadIdx.x % 32 == 0) *to = 0;
         return;
     }
@@ -432,8 +432,8 @@ void simple_gradients_left(const cuda_chip *chip, const attn_plan *plan, cuda_ar
 
 namespace {
 
-/* Launches the kernels of dbias. Elements and their terms are divided so that each launch is a step. The terms of an
- * element are added in order. */
+/* Launches the kernels of dbias. The elements, and the terms of each element, are divided among launches, so that no
+ * launch takes long. The terms of an element are added in order. */
 void launch_dbias(const cuda_chip *chip, const attn_problem *p, const cuda_args &a, const saved &s, cudaStream_t stream)
 {
     const int64_t *n = p->dbias.shape;

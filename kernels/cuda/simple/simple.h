@@ -46,7 +46,8 @@ const double WIDE_COST = 2;
  * which few keys have a P of 0, and those whose scores exceed the range of float32. */
 const double LEFT_COST = 3.5;
 
-/* The most terms that a warp adds one after the other in one step. A term takes some 4 us where few warps run. */
+/* The largest number of terms of one sum that a warp adds, one after the other, in one launch. A term takes some 4 us
+ * where few warps run. */
 const int64_t MOST_IN_A_ROW = 4096;
 
 static inline double pair_seconds(const cuda_chip *chip, const attn_geometry &g, const pair_cost &cost)

@@ -256,14 +256,14 @@ __global__ void __launch_bounds__(tile<D>::BN * 2, 1)
     bool finite = true;
     if (PARTS & DK) finite &= scale_block(dK, (float)g.scale);
     if (PARTS & DV) finite &= scale_block(dV, 1);
-    /* wait for the block's copies of K and V: where no query sees its keys, nothing has waited for them yet, and dK and
-     * dV are staged in the same memory */
+    /* wait for the block's copies of K and V, in whose memory dK and dV are staged: the loop has not waited for them if
+     * no query sees the block's keys */
     cp_async_wait<0>();
     /* after this barrier no thread reads the tiles in shared memory, so results may be staged there */
     const bool poisoned = __syncthreads_or(!finite);
     if ((PARTS & DK) && dk.data) {
         const bool pieces = in_pieces<T>(dk, b, hk, line, g.dims.D);
-        /* dK and dV are staged in the memory of K and V: together the two have D floats for each row */
+        /* dK and dV are staged, one after the other, in the memory of K and V, which has D floats for each row */
         stage_block<T, D>(sm.K, pieces, dK, warp * 16, 0, lane);
         __syncthreads();
         store_rows<D, THREADS>(dk, b, hk, line, 0, place.rows, (int)g.dims.D, sm.K, pieces, threadIdx.x);
@@ -405,8 +405,8 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
             }
         }
     }
-    /* wait for the block's copies of Q and dO: where its queries see no key, nothing has waited for them yet, and dQ is
-     * staged in the same memory */
+    /* wait for the block's copies of Q and dO, in whose memory dQ is staged: the loop has not waited for them if the
+     * block's queries see no key */
     cp_async_wait<0>();
     const attn_view &dq = g.view[ATTN_T_dq];
     /* after this barrier no thread reads the tiles in shared memory, so results may be staged there */
@@ -414,7 +414,7 @@ __global__ void __launch_bounds__(BM * 2) dq_tiles(const __grid_constant__ cuda_
     const int64_t line = x.s.q_start + i0;
     const int rows = (int)attn_min64(BM, x.s.Sq - i0);
     const bool pieces = in_pieces<T>(dq, x.b, x.h, line, g.dims.D);
-    /* dQ is staged in the memory of Q and dO: together the two have D floats for each row */
+    /* dQ is staged in the memory of Q and dO, which has D floats for each row */
     stage_block<T, D>(sm.Q, pieces, dQ, warp * 16, 0, lane);
     __syncthreads();
     store_rows<D, THREADS>(dq, x.b, x.h, line, 0, rows, (int)g.dims.D, sm.Q, pieces, threadIdx.x);
@@ -534,8 +534,8 @@ cudaError_t launch_for(const cuda_chip *chip, const cuda_args &a, const scratch 
     }
 }
 
-/* The most shared memory, in bytes, that a block of this file's kernels needs: of the variant with or without
- * options. */
+/* The largest number of bytes of shared memory that a block of the kernels in this file needs, in the variant with
+ * `options` or in the one without. */
 template <int D> size_t most_shared(bool options, bool deterministic)
 {
     size_t keys = options ? sizeof(shared<D, true>) : sizeof(shared<D, false>);

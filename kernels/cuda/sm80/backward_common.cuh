@@ -240,7 +240,8 @@ __global__ void __launch_bounds__(256, 4) finish(const __grid_constant__ cuda_ar
     bool finite = true;
     if (pieces) {
         const int EACH = BM / 16 * (D / 8) / 8,
-                  /* EACH: blocks of 16 queries x 8 channels that a warp loads; CHUNK: those that it loads together */
+                  /* EACH: number of blocks of 16 queries x 8 channels that a warp loads; CHUNK: number that it loads at
+                   * a time */
             CHUNK = EACH < 8 ? EACH : 8;
 #pragma unroll
         for (int chunk = 0; chunk < EACH; chunk += CHUNK) {

@@ -53,9 +53,10 @@ template <int D> DEVICE int fragment_at(int q, int d)
 /* Rounds a problem's head dims up to the size that kernels are compiled for: 64, 128 or 256. */
 int backward_class(const attn_dims &d);
 
-/* Returns the bytes of workspace for all steps but the main kernel, whose own workspace follows. Returns 0 where the
- * problem needs a forward that is not available here. `adds`: the main kernel adds to float32 sums of dQ (if dQ is
- * wanted), and an arbitrary order of additions is accurate enough for the problem. */
+/* Returns the bytes of workspace for the steps of a backward before and after its main kernel. The main kernel's own
+ * workspace lies behind. Returns 0 where the problem needs a forward that is not available here. `adds`: the main
+ * kernel adds to float32 sums of dQ (if dQ is wanted), and an arbitrary order of additions is accurate enough for the
+ * problem. */
 size_t backward_bytes(const cuda_chip *chip, const attn_plan *plan, bool adds);
 
 struct backward_run {

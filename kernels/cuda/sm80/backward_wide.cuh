@@ -1,5 +1,5 @@
-/* backward_wide.cuh: dkdv_wide, the variant of backward.cu for problems without options (softcap, bias, masks, ...),
- * and for head dims up to 128. */
+/* backward_wide.cuh: dkdv_wide(), the main kernel of backward.cu for problems without options (softcap, bias, masks,
+ * ...) and with head dims up to 128. */
 #ifndef ATTN_SM80_BACKWARD_WIDE_CUH
 #define ATTN_SM80_BACKWARD_WIDE_CUH
 
@@ -221,7 +221,6 @@ __global__ void __launch_bounds__(shared_wide<D>::THREADS, wide<D>::BLOCKS)
             }
             write_block<T>(dS_to, dP, key, q, lane);
 
-            /* Add dV += P^T dO and dK += dS^T Q. */
             if constexpr (QW == 2) {
                 const uint32_t tileS = smem_addr(dS_to);
                 /* after this barrier P and dS of both warps that share the keys are in shared memory */

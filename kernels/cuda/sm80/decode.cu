@@ -183,7 +183,8 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
     const int rows = place.rows, splits = place.splits;
     wait_for_prerequisites();
     if (rows == 0 || splits == 1) return;
-    /* one bit for each row of this block (at most DECODE_ROWS / 4 rows): the row must be computed one by one */
+    /* one bit for each row of this block (at most DECODE_ROWS / 4 rows); 1: the row must be computed alone, key by
+     * key */
     uint32_t repair = 0;
     for (int r = blockIdx.y; r < rows; r += gridDim.y) {
         const int i = r / group, h = (int)x.h + r % group;
@@ -249,7 +250,8 @@ __global__ void __launch_bounds__(COMBINE_THREADS, D == 64    ? 4
         }
         if (threadIdx.x == 0 && lse.data)
             ((float *)lse.data)[attn_at(&lse, x.b, h, x.s.q_start + i)] = lse_of_sum(top, sum);
-        /* sets the row's bit if it must be computed one by one; after this barrier the next row may overwrite `part` */
+        /* sets the row's bit if the row must be computed alone, key by key; after this barrier the next row may
+         * overwrite `part` */
         repair |= (uint32_t)(__syncthreads_or(!finite) != 0) << (r / gridDim.y);
     }
     for (int r = blockIdx.y; repair; r += gridDim.y, repair >>= 1)
@@ -327,7 +329,8 @@ launch_plan launch_plan_of(const attn_geometry &g, bool float8)
 /* Number of devices for which struct once remembers that a kernel's one-time setup is done. */
 enum { DEVICES = 64 };
 struct once {
-    /* 0: not set up yet; 1: set up; 2: set up, and programmatic dependent launch is possible */
+    /* whether the kernel is set up on the device: 0: not yet; 1: yes; 2: yes, and programmatic dependent launch is
+     * possible */
     std::atomic<int> state[DEVICES];
 };
 
@@ -431,8 +434,8 @@ bool is_few(const launch_plan &y, const attn_plan *plan, int64_t rows)
            d.B <= UINT16_MAX && d.Sk <= INT32_MAX / 2 && (!has_options(plan) || decode_has_float8_form(plan));
 }
 
-/* A block takes several splits only if this leaves at least FULL times as many blocks as fit on the GPU at the same
- * time: PLACES per multiprocessor. */
+/* A block takes several splits only if the grid still has FULL times as many blocks as the GPU can run at a time.
+ * PLACES: blocks that run on a multiprocessor at a time. */
 const int FULL = 4, PLACES = 3;
 
 /* Lets a block compute a whole split group (SPLIT_GROUP neighbouring splits), if that leaves enough blocks to fill the

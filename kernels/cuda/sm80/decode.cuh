@@ -43,8 +43,8 @@ enum keys_as { KEYS_AS_T, KEYS_AS_FLOAT8 };
 enum { STACK_TILES = 2 };
 
 /* The shape of a block. Its WM * WK * WD warps are divided by rows (WM), by keys of a tile (WK) and by columns of V
- * (WD). With float8 a tile has twice the keys, or the ring has twice the slots. FEW: at most 8 rows, whose O^T is
- * computed as V^T P^T, with half the products and half the registers. */
+ * (WD). With float8 keys a tile has twice as many keys as with 16-bit keys, or the ring has twice as many slots. FEW:
+ * at most 8 rows, whose O^T is computed as V^T P^T, with half the products and half the registers. */
 template <int D_, bool WIDE, bool SCORE_MODS_, bool PAGED_, keys_as AS, int STACK = 1, bool FEW_ = false> struct shape {
     static const bool FEW = FEW_;
     static const int D = D_, WM = WIDE ? 4 : STACK, WD = D == 256 && !WIDE ? 2 : 1, WK = WIDE ? 1 : WARPS / WD;
@@ -68,12 +68,13 @@ template <int D> using stack_shape = shape<D, false, false, true, KEYS_AS_T, STA
 /* The shape of a block with at most FEW_ROWS rows. */
 template <int D, bool PAGED, keys_as AS> using few_shape = shape<D, false, false, PAGED, AS, 1, true>;
 
-/* SPLIT_GROUP: number of splits that are added up to one partial result. SPLIT_GROUP_ROWS: the most rows of a block
- * that computes all splits of a group; the sums of the group then lie in shared memory beside the ring. */
+/* SPLIT_GROUP: number of splits that are added up to one partial result. SPLIT_GROUP_ROWS: the largest number of rows
+ * of a block that computes all splits of a group. The sums of the group lie in shared memory beside the ring of
+ * tiles. */
 enum { SPLIT_GROUP = 4, SPLIT_GROUP_ROWS = 8 };
 
 /* Blocks per multiprocessor; more blocks leave each thread fewer registers. Before compute capability 9.0 shared memory
- * has room for at most two. */
+ * has room for at most two blocks. */
 #if __CUDA_ARCH__ >= 900
 template <int D, bool SCORE_MODS> constexpr int blocks_of = D == 256 || SCORE_MODS ? 2 : 3;
 #else
@@ -95,7 +96,8 @@ template <class X> struct shared {
     /* maximum m and sum l of each row, from each warp; at the end m becomes the factor of the warp's O */
     float m[X::WK][X::BM], l[X::WK][X::BM];
     float top[X::BM], sum[X::BM]; /* maximum (top) and sum of each row, over all warps of the block */
-    /* O of the splits of the current split group so far, added up (split group: SPLIT_GROUP neighbouring splits) */
+    /* sum of O over those splits of the current split group (SPLIT_GROUP neighbouring splits) that have been
+     * computed */
     float split_group_O[SPLIT_GROUP_ROWS][X::D];
     float2 split_group_ml[SPLIT_GROUP_ROWS];
     int i[X::BM], h[X::BM]; /* query and query head of each row of the block */
@@ -416,8 +418,8 @@ DEVICE bool is_finite(const float4 &o)
     return o.x - o.x == 0 && o.y - o.y == 0 && o.z - o.z == 0 && o.w - o.w == 0;
 }
 
-/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on. It is for blocks with few rows, in
- * which each thread stores what it adds up, without another barrier. Returns false where a sum is not finite, or comes
+/* Stores a split's partial result (O, m, l) in the workspace, from row `saved` on. It is for blocks with few rows: each
+ * thread stores the sums that it has made, so no barrier is needed. Returns false where a sum is not finite, or comes
  * from huge scores. */
 template <class X> DEVICE bool save_sums(const shared<X> &sm, const plan &p, int64_t saved, int rows)
 {
@@ -588,12 +590,12 @@ DEVICE void share_sums(shared<X> &sm, const float (&O)[DT][4], const float (&m)[
 DEVICE void wait_and_let_begin()
 {
     wait_for_prerequisites();
-    /* The call must stand behind the wait: when all blocks have made it, combine_splits() may start, which reads
-     * lengths that the previous kernel writes. */
+    /* launch_dependents() must be called after the wait: when all blocks have called it, combine_splits() may start,
+     * and it reads lengths that the kernel before this one writes */
     launch_dependents();
 }
 
-/* Adds O += P V for one tile of values, whose rows from k0 on are used; the warp computes columns from d0 on. */
+/* Adds O += P V for one tile of V, of which it uses rows k0 and on. The warp computes columns d0 and on of O. */
 template <typename T, class X, int CHUNK, bool FEW_ADDRESSES, int DT, int NT>
 DEVICE void add_values(float (&O)[DT][4], const float (&P)[NT][4], const uint16_t *values, int d0, int k0, int lane)
 {
@@ -620,7 +622,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
 {
     const int THREADS = X::THREADS;
     const int D = X::D, BN = X::BN, KW = X::KW, WK = X::WK, CHUNK = RING<T, X>::CHUNK;
-    const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2; /* HALVES: rows of O per lane */
+    const int NT = KW / 8, DT = D / (X::FEW ? 16 : 8) / X::WD, HALVES = X::FEW ? 1 : 2; /* HALVES: O's rows per lane */
     const bool FEW_ADDRESSES = RING<T, X>::FEW_ADDRESSES && WK > 1 && !X::STACKED;
     typename RING<T, X>::memory &sm = *reinterpret_cast<typename RING<T, X>::memory *>(memory);
     const attn_geometry &g = a.g;
@@ -632,7 +634,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
               d0 = warp % X::WD * (D / X::WD); /* the warp's first row m0, key k0 of a tile, column d0 of V */
     const bool idle = m0 >= rows;
     limits limit;
-    attn_range open; /* keys that all rows see; tiles with only these keys need no causal or window test */
+    attn_range open; /* keys that all rows see; a tile that has only such keys needs no causal or window test */
     const auto prepare_rows = [&] {
         limit = limits_of(g, x.s);
         open = attn_keys_of_all_rows(&g, &x.s, 0, x.s.Sq);
@@ -646,7 +648,7 @@ DEVICE void split(const cuda_args &a, const plan &p, const group_place &place, i
 
     bool halves = true; /* true if Q is float16 in shared memory (only where keys are float8) */
     const auto load_rows = [&] {
-        if (X::FEW) prepare_rows(); /* the first copies of K and V are in flight by now */
+        if (X::FEW) prepare_rows(); /* prepare_rows() runs while the first copies of K and V are in flight */
         if constexpr (X::FLOAT8) halves = load_permuted_queries<T, X>(sm, a, place, c);
         else load_queries<X>(sm.tile.Q, a, place, sequences);
     };
@@ -768,10 +770,10 @@ again:
     }
     __syncthreads();
 
-    /* Write the sums to the workspace; where the sequence has one split, divide them by l and write them to out. */
+    /* If the sequence has only one split, write O / l to out; otherwise write the sums to the workspace. */
     const attn_view &out = g.view[ATTN_T_out];
     bool finite = true;
-    uint32_t not_finite_of = 0; /* only with X::STACKED: bit n is 1 if a row of the stack's sequence n is not finite */
+    uint32_t not_finite_of = 0; /* with X::STACKED: bit n is 1 if a result of sequence n of the stack is not finite */
     for (int n = threadIdx.x; n < rows * (D / 4); n += THREADS) {
         const int r = n / (D / 4), d = n % (D / 4) * 4;
         const float4 o = sum_of_warps(sm, r, d);
@@ -795,7 +797,7 @@ again:
             for (int n = 0; n < sequences; n++)
                 if (__syncthreads_or(not_finite_of >> n & 1) && threadIdx.x == 0)
                     p.ml[saved + n * each] = make_float2(CUDART_NAN_F, CUDART_NAN_F);
-        return; /* all threads have read m in shared memory, so the caller may overwrite it */
+        return; /* all threads have read m from shared memory, so the caller may overwrite m */
     }
     if (clean) {
         __syncthreads();
@@ -898,8 +900,8 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
                     const uint32_t left = __ballot_sync(0xffffffff, !done);
                     index += (left ? __ffs(left) - 1 : 31) * step;
                     if (!left) continue;
-                    /* after this barrier no thread reads the sums of the previous split, whose memory the next split
-                     * takes */
+                    /* after this barrier no thread reads the sums of the previous split; the next split takes their
+                     * memory */
                     __syncthreads();
                 }
             split<T, shape<D, false, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, narrow);
@@ -907,9 +909,9 @@ DEVICE void walk_splits(const cuda_args &a, const plan &p, char *memory, KEPT_NA
     else if (index < end) split<T, shape<D, true, SCORE_MODS, PAGED, AS>, RING>(a, p, place, index, memory, wide);
 }
 
-/* A block of decode_few(): computes the splits of a block with few rows. If the previous kernel writes nothing that
- * this kernel reads (p.ahead), then only the first write waits for the previous kernel's end, in split(); the first
- * copies do not wait. */
+/* A block of decode_few(): computes the splits of a block with few rows. If the stream's previous kernel writes nothing
+ * that this kernel reads (p.ahead), this kernel starts to copy at once, and waits for the previous kernel's end only
+ * before it writes (in split()). */
 template <typename T, int D, bool PAGED, keys_as AS, template <typename, class> class RING, class KEPT>
 DEVICE void walk_few(const cuda_args &a, const plan &p, char *memory, KEPT kept)
 {

@@ -8,10 +8,10 @@
 
 /* How blocks find their work. Each key/value head has slots, and a block takes one slot.
  *
- * Not packed: a batch row has one slot for each `splits_per_block` of its splits. A batch row that shares splits with
- * other rows (`stack`) has `walkers` slots; each takes every `walkers`-th of the splits that decode_stacks() has not
- * computed. Packed: sequence b has the slots from cu_k[b] / unit + extra * b on. A sequence has at least as many slots
- * as it needs, so a block finds its sequence by bisection; some slots have no work. */
+ * Not packed: a batch row has one slot for each `splits_per_block` of its splits. Where batch rows share splits
+ * (`stack`), a batch row has `walkers` slots, and each slot takes every `walkers`-th of the splits that decode_stacks()
+ * has not computed. Packed: sequence b has the slots from cu_k[b] / unit + extra * b on. A sequence has at least as
+ * many slots as it needs, so a block finds its sequence by bisection; some slots have no work. */
 struct decode_plan {
     int splits, splits_per_block; /* splits_per_block: number of splits that a block computes, 1 or SPLIT_GROUP */
     int walkers;                  /* number of blocks (slots) for each batch row and key/value head */
@@ -19,13 +19,17 @@ struct decode_plan {
     /* true: the kernel's arguments alone determine the splits, and no device memory (which the previous kernel may
      * still write) is read to find them */
     bool early;
-    /* true if there are at most FEW_ROWS rows, which the variant for few rows computes; its grid is (Hk, walkers, B) */
+    /* true: every sequence has at most FEW_ROWS rows; the variant for few rows computes them, with the grid (Hk,
+     * walkers, B) */
     bool few;
-    /* set only with `few`: true if the previous kernel writes nothing that this kernel reads, except the workspace */
+    /* set only with `few`: true if the stream's previous kernel writes nothing that this kernel reads, except the
+     * workspace */
     bool ahead;
     bool float8;  /* true: keys and values are float8, and the variant for float8 keys computes them */
     bool options; /* true: the problem has options (softcap, bias, masks, ...), so scores come from in_base_2() */
-    int stack; /* the most sequences whose rows decode_stacks() computes together; 0: decode_stacks() is not launched */
+    /* the largest number of sequences whose rows decode_stacks() computes together; 0: decode_stacks() is not
+     * launched */
+    int stack;
     /* for packed problems: rows of partial results per key/value head; those of sequence b begin at row cu_k[b] /
      * KEYS_A_ROW */
     int64_t head_rows;
@@ -36,8 +40,10 @@ struct decode_plan {
 namespace {
 
 enum {
-    NARROW = 16, /* with up to this many rows (queries times heads of a group), all warps of a block share 16 rows */
-    FEW_ROWS = 8 /* up to this many rows, decode_few() computes them */
+    /* in a sequence of up to this many rows (queries times heads of a group), all warps of a block compute the same 16
+     * rows */
+    NARROW = 16,
+    FEW_ROWS = 8 /* decode_few() computes sequences of up to this many rows (queries times heads of a group) */
 };
 
 /* ---- Where the splits are ---------------------------------------------------------------------------------------- */
@@ -61,8 +67,8 @@ template <typename I> __host__ __device__ inline I split_keys(I keys, bool wide,
     return even < least ? least : even > most ? most : even;
 }
 
-/* Returns the most splits that a sequence of up to `keys` keys may have. More keys may have fewer splits: 2048 keys
- * have 16 splits of 128 keys, and 2049 keys have 9 splits of 256. */
+/* Returns the largest number of splits that a sequence of up to `keys` keys may have. More keys may have fewer splits:
+ * 2048 keys have 16 splits of 128 keys, and 2049 keys have 9 splits of 256. */
 inline int64_t most_splits(int64_t keys, bool wide, bool float8)
 {
     const int64_t least = wide ? 512 : 128, most = wide ? 2048 : 1024;
@@ -73,15 +79,16 @@ inline int64_t most_splits(int64_t keys, bool wide, bool float8)
 
 typedef decode_plan plan;
 
-/* In a packed problem the workspace has one row of partial results for this many keys. That is enough: a sequence of n
- * > 1 splits has at least n * 64 keys for up to 16 rows, and at least n * 256 for up to 64 rows (see split_keys()). */
+/* In a packed problem the workspace has one row of partial results for every KEYS_A_ROW keys. That is enough: a
+ * sequence of n > 1 splits has at least n * 64 keys for up to 16 rows, and at least n * 256 for up to 64 rows (see
+ * split_keys()). */
 const int KEYS_A_ROW = 4;
 
 /* What a block knows of its work: one key/value head of a sequence, and the query heads of its group. */
 struct group_place {
     head_args x; /* arguments of scores for the first query head of the group */
     int rows;    /* number of rows (queries times heads of the group); 0: another kernel computes this sequence */
-    /* at least one row sees keys [first, last); length: keys of a split; splits: their number, at least 1 */
+    /* at least one row sees keys [first, last); a split has `length` keys; the keys have `splits` splits, at least 1 */
     int first, last, length, splits;
     /* first row of the sequence's partial results in the workspace: all rows of split 0, then all rows of split 1, and
      * so on */

@@ -73,7 +73,8 @@ template <bool SCORE_MODS> struct tile<256, SCORE_MODS> {
 };
 
 enum part { DK = 1, DV = 2 };
-enum { DS_ROW = 64 }; /* elements of a row of dS in shared memory: eight 16-byte pieces, whatever BM is */
+/* elements of a row of dS in shared memory: eight 16-byte pieces, for any BM (queries per tile) */
+enum { DS_ROW = 64 };
 
 template <int D, bool SCORE_MODS> struct shared {
     static const int BN = tile<D, SCORE_MODS>::BN, BM = tile<D, SCORE_MODS>::BM;
@@ -85,7 +86,7 @@ template <int D, bool SCORE_MODS> struct shared {
     alignas(1024) uint16_t dO[2 * BM * D];
     alignas(1024) uint16_t dS[2 * BN * DS_ROW]; /* dS^T: a row is a key, a column a query */
     float lse2[BM], delta[BM];
-    /* for each query of the tile: 0, or for a query that sees only one key the argument `slack` of of_one_key() */
+    /* for each query of the tile: 0, or the argument `slack` of of_one_key() if the query sees only one key */
     float one_key[BM];
     staged_queries<BM> options[SCORE_MODS ? BN / 16 : 1];
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
@@ -509,7 +510,7 @@ cudaError_t launch_width(const cuda_chip *chip, const cuda_args &a, const backwa
                    : launch_variant<D, false>(chip, a, planes, s, sums, stream);
 }
 
-/* The most shared memory, in bytes, that a block of this problem's kernels needs. */
+/* The largest number of bytes of shared memory that a block of the problem's kernels needs. */
 template <int D, bool SCORE_MODS> size_t most_shared(bool deterministic)
 {
     const size_t dkdv = shared_bytes<D, SCORE_MODS>(), dq = deterministic ? sizeof(shared_dq<D, SCORE_MODS>) : 0;

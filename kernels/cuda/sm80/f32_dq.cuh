@@ -64,9 +64,9 @@ DEVICE bool starts_on_pairs(const attn_view &view, const float *row, int64_t wid
     return width % 2 == 0 && view.row % 2 == 0 && (uint64_t)row % 8 == 0;
 }
 
-/* Returns P of a pair, times 2^P_BITS as in `p`. P is exactly 1 if the row sees only one key, and if its score differs
- * from lse only by rounding. `slack` is e to the power of one_key_slack(lse) for a row that sees one key, and 0 for any
- * other row. */
+/* Returns P of a pair, times 2^P_BITS like the argument p. P is exactly 1 if the row sees only one key, and if its
+ * score differs from lse only by rounding. `slack` is e to the power of one_key_slack(lse) for a row that sees one key,
+ * and 0 for any other row. */
 DEVICE float of_one_key(float p, float slack)
 {
     const float unit = 1 / P_UNIT;
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(DQ_BM * 2)
     uint32_t q_at = by_16<D>(sm.Q, lane) + warp * 32 * D, o_at = by_16<D>(sm.dO, lane) + warp * 32 * D;
     uint32_t k_at = by_8<D>(sm.K, lane), v_at = by_8<D>(sm.V, lane), k_columns_at = by_16<D>(sm.K, lane);
     float lse2[2], delta[2], dQ[DT][4] = {}, top_delta = 0;
-    /* for each of the thread's two rows: 0, or for a row that sees only one key the argument `slack` of of_one_key() */
+    /* for each of the thread's two rows: 0, or the argument `slack` of of_one_key() if the row sees only one key */
     float one_key[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {

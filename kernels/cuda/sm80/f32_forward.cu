@@ -8,9 +8,9 @@
  *
  * Registers hold 2^15 P instead of P, and 2^15 l instead of l, so that small probabilities stay within float16's range.
  *
- * Where a row sees one key, out is a bitwise copy of that key's value. Values that are not finite are handled as in
- * forward.cu: the block computes its tile again with zeros in their place, then rows.cuh computes the rows that see a
- * value that is not finite. If a tile that a block reads is wide (has rows of numbers too small for its exponent,
+ * Where a row sees only one key, out is a bitwise copy of the key's row of v. Values that are not finite are handled as
+ * in forward.cu: the block computes its tile again with zeros in their place, then rows.cuh computes the rows that see
+ * a value that is not finite. If a tile that a block reads is wide (has rows of numbers too small for its exponent,
  * split.cuh), rows.cuh computes all rows of the block. */
 #include "forward_steps.cuh"
 #include "seen_tiles.cuh"
@@ -50,7 +50,7 @@ template <int D, bool SCORE_MODS> struct shared {
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
 };
 
-/* P is 2^15 times the probability, and so is its sum l: probability 1 is 2^P_BITS, and P_UNIT is its inverse. */
+/* P is 2^P_BITS times the probability, and l is the sum of P. P_UNIT is 2^-P_BITS. */
 const float P_BITS = 15, P_UNIT = 1.0f / 32768;
 
 /* Returns m rounded to a multiple of 1/16 (to a coarser one above 2^18). The sum of a rounded maximum and P_BITS = 15
@@ -153,8 +153,8 @@ DEVICE bool divide(float (&O)[DT][4], softmax_row (&rows)[2], float drop_scale, 
     return is_finite;
 }
 
-/* Stores ROWS rows of out that are staged in shared memory, from row `first` of the block's tile on. `copies`: where a
- * row sees one key, that key's value is copied bit by bit instead. */
+/* Stores ROWS rows of out that are staged in shared memory, from row `first` of the block's tile on. `copies`: if a row
+ * sees only one key, the key's row of v is copied bit by bit instead. */
 template <int D, int ROWS>
 DEVICE void store_rows_or_values(const cuda_args &a, const head_args &x, const float *staged, int q0, int first,
                                  const limits &limit, bool copies, int lane)
@@ -225,7 +225,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     split_queries<D, SCORE_MODS>(sm, a, place, q_unit, score_bound);
 
     bool clean = false; /* true: the loop's second pass, in which zeros replace infinities and NaN of V */
-    /* true: numbers differ too much in size for tiles, so forward_row() computes all rows of the block */
+    /* true: the numbers of a tile differ too much in size for pairs of float16, so forward_row() computes all rows of
+     * the block */
     bool wide = false;
 again:
     /* O holds sums of P V 2^o_exponent. A tile of V is stored times 2^exponent; o_exponent is the smallest of the
@@ -263,8 +264,8 @@ again:
         __syncthreads();
         load(sm.V, planes.v, j);
 
-        /* True if any row of this warp sees any key of the tile. A warp with two 16-row blocks has no registers for
-         * this test. */
+        /* Whether any row of this warp sees any key of the tile. A warp with two 16-row blocks has no registers for the
+         * test, and takes it as true. */
         const int w0 = q0 + warp * MT * 16;
         const bool active = MT == 2 || (j * BN < w0 + MT * 16 - 1 + limit.hi && (j + 1) * BN > w0 + limit.lo);
         uint32_t ph[MT][NT / 2][4], pl[MT][NT / 2][4];
@@ -294,7 +295,7 @@ again:
         cp_async_wait<0>();
         /* after this barrier V[j] has arrived, and no thread reads K[j], whose memory is loaded next */
         __syncthreads();
-        /* clears only plane hi of V: where hi is not finite, lo is 0 already */
+        /* V is two planes of float16, hi and lo; only hi is cleared, because lo is 0 already where hi is not finite */
         if (clean) clear_not_finite<__half, Shape, D>(sm.V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) load(sm.K, planes.k, next);
@@ -364,7 +365,7 @@ again:
                                                                             O[mt][dt][half * 2 + 1]);
     });
     __syncwarp();
-    /* true: for a row that sees one key, out is a bitwise copy of that key's value */
+    /* true: if a row sees only one key, the row's out is a bitwise copy of the key's row of v */
     const bool copies = !SCORE_MODS && sink_of(a, x.h) == -CUDART_INF_F;
     if (out.data) store_rows_or_values<D, MT * 16>(a, x, staged, q0, warp * MT * 16, limit, copies, lane);
     if (clean || wide) {

@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     Q.template load<BM>(sm.Q, q0);
     const int q_last = min(q0 + BM, place.Sq) - 1;
     const int seen = max(q0 + limit.lo, 0),
-              end = max(min(q_last + limit.hi, limit.Sk), 0); /* no row sees keys from `end` on */
+              end = max(min(q_last + limit.hi, limit.Sk), 0); /* no row sees a key with number `end` or above */
     const int first = min(seen, limit.Sk) / BN;
     int last = (end + BN - 1) / BN; /* tiles [first, last) have keys that at least one row sees */
     last = last_tile<SCORE_MODS, BN, THREADS>(a, place.b, place.h, q0, q_last + 1, first, last, sm.seen);
@@ -105,8 +105,8 @@ __global__ void __launch_bounds__(shape<D, SCORE_MODS>::THREADS, shape<D, SCORE_
     head_args x; /* the head's arguments for options (softcap, bias, masks); not set in the variant without options */
     if (SCORE_MODS) x = head_args_of(a, place.b, place.h);
 
-    /* For D above 64 the address `across` is kept in a register, which was 3 % faster on an H200; for D 64 no register
-     * is left for it. */
+    /* For D = 128 the address `across` is kept in a register, because computing it anew for each fragment was 3 %
+     * slower on an H200. */
     const uint32_t start = smem_addr(&sm), down = start + lane_down<D>(lane);
     const uint32_t across = D == 128 ? kept(start + lane_across<D>(lane)) : start + lane_across<D>(lane);
     /* offsets of the tiles from the start of shared memory */
@@ -124,7 +124,9 @@ again:
     }
     for (int j = last - 1, next; j >= first; j = next) {
         cp_async_wait<0>();
-        __syncthreads(); /* after this barrier K[j] is there, and no thread reads the previous tile of V */
+        /* after this barrier K[j] has arrived, and no thread reads the previous tile of V, whose memory is loaded
+         * next */
+        __syncthreads();
         V.template load<BN>(sm.V, j * BN);
         cp_async_commit();
 
@@ -140,7 +142,8 @@ again:
         drop_some<Shape>(S, sm.way, a, dropout_head(a, x.b, x.h), q0, j);
 
         cp_async_wait<0>();
-        __syncthreads(); /* after this barrier V[j] is there, and no thread reads K[j] */
+        /* after this barrier V[j] has arrived, and no thread reads K[j], whose memory is loaded next */
+        __syncthreads();
         if (clean) clear_not_finite<T, Shape, D>(sm.V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) {
@@ -181,7 +184,7 @@ again:
                     /* Both branches (if and else) test whether o is finite. The `else` branch takes fewer instructions;
                      * for D above 64 only the `if` branch compiles without spills. */
                     if (D > 64) finite &= o - o == 0;
-                    else zero = fmaf(o, 0, zero); /* NaN if o is not finite */
+                    else zero = fmaf(o, 0, zero); /* `zero` becomes NaN if o is not finite */
                 }
         }
     cp_async_wait<0>();
@@ -273,8 +276,8 @@ const uint32_t DTYPES = ATTN_DTYPE_BIT(F16) | ATTN_DTYPE_BIT(BF16) | ATTN_DTYPE_
 
 } // namespace
 
-/* Computes a.part_lse and a.part_rest (lse of huge scores in two parts) of rows with huge scores, for a backward with
- * options. It computes only tiles that have such rows. */
+/* Computes lse of rows with huge scores in two parts, a.part_lse and a.part_rest, for a backward with options. It
+ * visits only tiles that have rows with huge scores. */
 cudaError_t forward_parts(const cuda_chip *chip, cuda_args a, const attn_plan *plan, cudaStream_t stream)
 {
     a.rows_later = nullptr;

@@ -117,8 +117,8 @@ template <class X, typename F> DEVICE void for_own_rows(F visit)
         for (int half = 0; half < 2; half++) visit(mt, half, (warp * X::MT + mt) * 16 + half * 8 + lane / 4);
 }
 
-/* Replaces numbers that are not finite by 0 in a tile of V; for float32, in the tile's plane hi. All threads call
- * it. */
+/* Replaces numbers that are not finite by 0 in a tile of V; for float32, whose tile is two planes of float16, in the
+ * plane hi. All threads call it. */
 template <typename T, class X, int D> DEVICE void clear_not_finite(uint16_t *V)
 {
     for (int n = threadIdx.x; n < X::BN * D; n += X::THREADS)
@@ -172,7 +172,7 @@ DEVICE void store_parts(const cuda_args &a, const head_args &x, int64_t i0, cons
     }
 }
 
-/* Launches a kernel with one block per tile of queries and head, for the chip's share of the tiles. */
+/* Launches a kernel with one block per tile of queries and head, on the tiles of share chip->share of chip->shares. */
 template <class X, auto kernel, typename... Args>
 cudaError_t launch_tiles(const cuda_chip *chip, cuda_args a, size_t shared_bytes, cudaStream_t stream,
                          const Args &...args)

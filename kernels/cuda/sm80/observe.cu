@@ -36,10 +36,11 @@ struct finish_args {
     observed_parts parts;
     float scale, scale_log2;
     bool options; /* true: the parts' maxima are scores; false: they are q.k, not yet multiplied by the scale */
-    int sums;     /* which numbers the parts have: 0: maxima; 1: maxima and l; 2: maxima, l and e */
+    /* which numbers each part of a row has: 0: the maximum; 1: maximum and l; 2: maximum, l and e (observed_parts) */
+    int sums;
 };
 
-/* Returns whether tiles have computed this row correctly. */
+/* Returns whether the kernels that work on tiles have computed this row correctly. */
 DEVICE bool is_computed(const cuda_args &a, const finish_args &f, const row &r, const float4 &part, float m,
                         float given)
 {
@@ -176,7 +177,8 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan, const observe_pas
     x.parts.rows = rows;
     size_t before = x.bytes;
     x.parts.part = take<float4>(at, &x.bytes, rows * (x.parts.blocks == 1 ? 1 : chunks));
-    /* a row has missing parts only if several blocks share it; part_bytes: memory to clear */
+    /* part_bytes: bytes of the parts that are cleared first, because a row may lack some parts if several blocks share
+     * it */
     x.part_bytes = x.parts.blocks == 1 ? 0 : x.bytes - before;
     if (!plan->problem->map.rank) return x;
     before = x.bytes;
@@ -190,14 +192,15 @@ layout layout_of(const cuda_chip *chip, const attn_plan *plan, const observe_pas
 
 /* ---- Launcher ---------------------------------------------------------------------------------------------------- */
 
-/* Returns whether a given lse determines all P that the outputs need, so that no pass computes the rows. */
+/* Returns whether a given lse determines all P that the outputs need. If so, the pass over the rows (which computes
+ * lse) is left out. */
 bool is_known(const attn_problem *p)
 {
     return p->observe.given_lse && !p->row_max.rank && !p->max_logit.rank && !p->entropy.rank &&
            !p->mean_entropy.rank && !p->top_keys.rank && !p->top_weights.rank;
 }
 
-/* Returns which sums of a row the outputs need: 0: none; 1: l; 2: l and e. */
+/* Returns which sums over its keys a row needs for the outputs: 0: none; 1: l; 2: l and e (observed_parts). */
 int needed_sums(const attn_problem *p)
 {
     if (p->entropy.rank || p->mean_entropy.rank) return 2;

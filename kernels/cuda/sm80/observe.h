@@ -1,5 +1,5 @@
-/* observe.h: the passes of an observe (what the queries look at) on tensor cores, which observe.cu launches. Hopper has
- * two of these passes of its own (sm90/observe/). */
+/* observe.h: the passes of an observe (what the queries look at) on tensor cores, which observe.cu launches. For Hopper
+ * GPUs, two of these passes have kernels of their own (sm90/observe/). */
 #ifndef ATTN_SM80_OBSERVE_H
 #define ATTN_SM80_OBSERVE_H
 
@@ -30,12 +30,15 @@ struct tile_rows {
 struct observed_cells {
     float *part;
     int64_t strips;
-    int blocks; /* number of blocks that share the columns of a map, or the keys of the region */
-    bool map;   /* true: the launch computes partial sums of map; false: it computes weights */
+    /* number of blocks among which the columns of a map, or the keys of the region (selected queries and keys), are
+     * divided */
+    int blocks;
+    bool map; /* true: the launch computes partial sums of map; false: it computes weights */
 };
 
-/* Each function launches one pass for the chip's share of the tiles. `sums`: 0: only maxima; 1: maxima and l; 2:
- * maxima, l and e. */
+/* Each function launches one of the kernels of an observe, for the tiles of share chip->share of chip->shares. The
+ * argument `sums` of observe_rows_pass(): 0: only maxima; 1: maxima and the sums l; 2: maxima and the sums l and e
+ * (observed_parts). */
 cudaError_t observe_rows_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
                               const observed_parts &parts, int sums, cudaStream_t stream);
 cudaError_t observe_top_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan,
@@ -45,8 +48,9 @@ cudaError_t observe_cells_pass(const cuda_chip *chip, const cuda_args &a, const 
 cudaError_t observe_mass_pass(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const tile_rows &rows,
                               cudaStream_t stream);
 
-/* The passes that each family of kernels has of its own. block_rows: the number of rows of a block of rows(). others:
- * how many times longer the other passes, by mma.sync, may take than tile_seconds() says for the family. */
+/* The kernels that each family of kernels (sm80, sm90) has of its own. block_rows: the number of rows that a block of
+ * rows() computes. others: factor by which the other kernels, by mma.sync, may be slower than tile_seconds() says for
+ * the family. */
 struct observe_passes {
     int block_rows, others;
     cudaError_t (*rows)(const cuda_chip *chip, const cuda_args &a, const attn_plan *plan, const observed_parts &parts,

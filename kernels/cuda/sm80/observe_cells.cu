@@ -20,10 +20,10 @@ template <int D, bool SCORE_MODS> struct shared {
     stages<D, SCORE_MODS> tiles;
     scores_on_their_way<shape<D, SCORE_MODS>> way;
     std::conditional_t<SCORE_MODS, seen_tiles, char> seen;
-    /* P of a tile, where a map has narrow columns. With options `way` has room for P. */
+    /* P of a tile, for a map with narrow columns. In the variant with options P lies in `way` instead. */
     float P[SCORE_MODS ? 1 : shape<D, SCORE_MODS>::BM][SCORE_MODS ? 1 : shape<D, SCORE_MODS>::BN + 1];
 
-    /* Returns P of one of the block's queries. */
+    /* Returns the line that has P of one of the block's queries. */
     DEVICE float *line(int row)
     {
         if constexpr (SCORE_MODS) return way.S[row];
@@ -44,7 +44,8 @@ DEVICE int first_of_cell(int64_t cell, int64_t cells, int64_t size)
  * column. next() moves to the next column without a division. */
 struct map_column {
     int v, end;
-    /* invariant: (v + 1) * size = cells * quotient + left, and size = cells * whole + rest */
+    /* `size` keys lie in `cells` columns; invariant: (v + 1) * size = cells * quotient + left, and size = cells * whole
+     * + rest */
     int size, cells, whole, rest, left;
 
     DEVICE map_column(int first, int keys, int columns)
@@ -71,7 +72,8 @@ struct map_column {
 struct strip_rows {
     int count, u, begin, end;
 
-    /* r0, r1: the strip's first query and the end of its queries, counted from the region's first query */
+    /* r0, r1: the first query of the strip (the rows of a warp) and the end of its queries, counted from the region's
+     * first query */
     DEVICE strip_rows(int r0, int r1, int64_t cells, int64_t size)
     {
         const int lane = threadIdx.x % 32;
@@ -108,7 +110,7 @@ DEVICE void add_run(const float (&P)[Shape::MT][NT][4], int c0, int c1, float (&
     }
 }
 
-/* Returns the sum over rows [begin, end) of the warp's rows, in all lanes. */
+/* Returns the sum of sum[][] over the warp's rows [begin, end). All lanes get the result. */
 template <class Shape> DEVICE float sum_of_rows(const float (&sum)[Shape::MT][2], int begin, int end)
 {
     const int row = threadIdx.x % 32 / 4;
@@ -125,7 +127,7 @@ template <class Shape> DEVICE float sum_of_rows(const float (&sum)[Shape::MT][2]
 
 /* Adds up the runs of a query's P in a tile: `line` becomes the sums of the runs. A run has the columns [c, c1) of the
  * tile that lie in one column of the map. Returns the number of runs, and sets `column` to the column of the last one.
- * first: the region's keys before the tile's column 0; it is negative if the region begins inside the tile. */
+ * first: number of keys of the region before the tile's column 0; negative if the region begins inside the tile. */
 DEVICE int add_runs(float *line, bool mine, int first, int c, int c1, map_column &column)
 {
     for (int runs = 0;; column.next()) {
@@ -140,7 +142,8 @@ DEVICE int add_runs(float *line, bool mine, int first, int c, int c1, map_column
     }
 }
 
-/* Returns the sum over rows [begin, end) of run `run`. `lines` are the warp's lines, `pitch` numbers apart. */
+/* Returns the sum over rows [begin, end) of run number `run` of a tile (a run: the keys that lie in one column of the
+ * map). `lines` are the warp's lines, `pitch` numbers apart. */
 DEVICE float sum_of_run(const float *lines, int pitch, int begin, int end, int run)
 {
     float sum = 0;
@@ -148,9 +151,9 @@ DEVICE float sum_of_run(const float *lines, int pitch, int begin, int end, int r
     return sum;
 }
 
-/* Adds up the cells of a tile with `runs` runs, the first of which is in column v of the map. The first run is added to
- * `open`; `open` becomes the sum of the last run. Cells that end in the tile are stored at `to`, which is the strip's
- * row 0 of the map, `columns` numbers per row. */
+/* Adds up the cells of a tile. The tile's keys form `runs` runs: a run is the keys of one column of the map, and the
+ * first run's column is v. The first run is added to `open`, which then becomes the sum of the last run. Cells that end
+ * in the tile are stored at `to`, which is the strip's row 0 of the map, `columns` numbers per row. */
 DEVICE void add_cells(const float *lines, int pitch, const strip_rows &of_map, int runs, int v, int64_t columns,
                       float *to, double &open)
 {
@@ -232,7 +235,8 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
         cells.part + ((x.b * (g.dims.packed ? 0 : g.dims.H) + x.h) * (cells.strips + o.map[0]) + strip) * o.map[1];
     float *const to = of_strip + of_map.u * o.map[1];
     const bool narrow = cells.map && width >= parts && width <= (int64_t)NARROW * parts;
-    /* lane n: sum over the current column of the map, for the n-th row of the map in which the strip has queries */
+    /* lane n: the sum of the cell in the current column of the map and in the n-th of those rows of the map in which
+     * the strip (the rows of the warp) has queries */
     double open = 0;
     const attn_view &weights = g.view[ATTN_T_weights];
     uint32_t own[MT][D / 16][4];

@@ -14,7 +14,8 @@ namespace {
 
 /* ---- Sums of a row ----------------------------------------------------------------------------------------------- */
 
-/* Converts l and e of a part of a row to those relative to a larger maximum. */
+/* Converts l and e of a part of a row, which are relative to the part's maximum, to l and e relative to a larger
+ * maximum. */
 DEVICE float2 relative_to(const float4 &part, float by)
 {
     const float scale = part.x == -CUDART_INF_F ? 0 : exp2_fast(by);
@@ -64,7 +65,8 @@ template <bool SCORE_MODS> DEVICE float4 whole_row(const lane_row &row, float sc
 
 /* ---- Launches ---------------------------------------------------------------------------------------------------- */
 
-/* Launches a kernel on the chip's share of a grid of tiles; `blocks` blocks share each tile. */
+/* Launches a kernel on the tiles of a grid, or, if the work is divided among several launches, on the tiles of share
+ * chip->share of chip->shares. `blocks` blocks work on each tile. */
 template <auto kernel, typename... Args>
 cudaError_t launch_share(const cuda_chip *chip, cuda_args a, dim3 grid, int blocks, int threads, size_t bytes,
                          cudaStream_t stream, const Args &...args)

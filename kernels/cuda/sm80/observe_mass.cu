@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
               shown = !packed && g.observe.shown_keys > 0 ? (int)attn_min64(g.observe.shown_keys, limit.Sk) : limit.Sk;
     if (j0 >= shown) return;
     const int j1 = min(j0 + BM, limit.Sk), Sq = (int)x.s.Sq;
-    /* queries [i0, i1) see a key of the block, and count in key_mass (which may have only the last queries) */
+    /* queries [i0, i1) see a key of the block, and count in key_mass (which may be a sum over only the last queries) */
     const int64_t last_rows = g.observe.key_mass_rows > 0 ? g.observe.key_mass_rows : Sq;
     const int i0 = (int)attn_max64(attn_rows_of(&g, &x.s, j0).lo, Sq - last_rows),
               i1 = (int)attn_rows_of(&g, &x.s, j1 - 1).hi, first = i0 / BN, last = i0 < i1 ? (i1 + BN - 1) / BN : 0;
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
         if constexpr (V::SCORE_MODS) return seen_tile_above(sm.seen, n - 1, last);
         else return n;
     };
-    /* Returns base and inverse of one query of tile n, in each of the first BN threads. */
+    /* Returns base and inverse of a query of tile n: thread t (t < BN) gets those of query t of the tile. */
     const auto end_of = [&](int n) {
         const int i = n * BN + threadIdx.x;
         if (threadIdx.x >= BN || i < i0 || i >= i1) return make_float2(CUDART_INF_F, 0);

@@ -69,7 +69,8 @@ DEVICE void add_tile(float (&S)[NT][4], lane_row (&rows)[2], float scale_log2, b
     }
 }
 
-/* Computes maxima and sums of rows. SUMS: 0: only maxima; 1: maxima and l; 2: maxima, l and e. */
+/* Computes the maxima and sums of rows. SUMS: 0: only maxima; 1: maxima and the sums l; 2: maxima and the sums l and e
+ * (observed_parts). */
 template <class V, int SUMS>
 __global__ void __launch_bounds__(V::Shape::THREADS, V::Shape::BLOCKS)
     rows_of_tiles(const __grid_constant__ cuda_args a, limits whole, float scale_log2,
@@ -222,7 +223,7 @@ __global__ void __launch_bounds__(V::Shape::THREADS, 1)
                         top_keys[row * most + lane + 32 * slot] = top.key[slot];
                     }
                 const float now = top_least(top, most);
-                __syncwarp(); /* all lanes have read the old value of sm.least[row] */
+                __syncwarp(); /* after this barrier all lanes have read the old value of sm.least[row] */
                 if (lane == 0) sm.least[row] = now;
             }
             __syncwarp();

@@ -87,7 +87,7 @@ DEVICE void for_tiles(uint16_t (&tiles)[2][Shape::BN * D], const uint32_t (&own)
     for (int stage = 0; tile < end; stage ^= 1) {
         const int after = next(tile);
         cp_async_wait<0>();
-        arrive(); /* the tile has arrived, and no thread reads the previous tile any more */
+        arrive(); /* after this call the tile has arrived, and no thread reads the previous tile */
         if (after < end) load(tiles[stage ^ 1], after);
         cp_async_commit();
         float S[Shape::MT][Shape::BN / 8][4] = {};

@@ -39,7 +39,7 @@ enum {
     SIDE = 128, /* queries and keys of a tile */
     CHUNK = 64, /* channels of a chunk */
     THREADS = 256,
-    STAGES = 3, /* chunks in flight, or in use */
+    STAGES = 3, /* number of chunks that are in flight or in use */
     MT = 2,     /* a warp has MT blocks of 16 queries and NT blocks of 8 keys */
     NT = 8,
     PIECE = SIDE * CHUNK, /* elements of one tensor's chunk */
@@ -50,15 +50,19 @@ enum {
 /* What one launch computes. */
 struct work {
     saved s;
-    attn_view to;           /* dbias, or the sums of each block in the workspace */
-    int64_t part_elements;  /* elements of `to` that blocks with the next part write behind those of this part */
+    attn_view to; /* where the launch writes: dbias, or the workspace, which gets the sums of each block */
+    /* distance in `to`, in elements, from the sums of one of the `parts` blocks to the sums of the next */
+    int64_t part_elements;
     int batches, heads;     /* number of batch rows and heads that share an element of dbias */
-    int q_tiles, key_tiles; /* tiles of one head */
-    int parts;              /* number of blocks that share the terms of an element */
-    bool resident;          /* Q and dO stay in shared memory */
-    bool bias_stays;        /* the block's tile of the bias stays in shared memory (shared_bias) */
-    bool given;             /* the client gave out and lse */
-    bool bias_in_pairs, dbias_in_pairs; /* elements 2 n and 2 n + 1 of a row lie together in an aligned pair */
+    int q_tiles, key_tiles; /* numbers of tiles of one head */
+    int parts;              /* number of blocks that share the terms of an element of dbias */
+    /* true: Q and dO stay in shared memory while the block goes from tile to tile of keys */
+    bool resident;
+    bool bias_stays; /* true: the block's tile of the bias stays in shared memory (shared_bias) */
+    bool given;      /* true: the client gave out and lse */
+    /* true: elements 2 n and 2 n + 1 of each row of the bias (of dbias) are an aligned pair, which one instruction can
+     * read or write */
+    bool bias_in_pairs, dbias_in_pairs;
 };
 
 /* A tile of pairs: queries from i0 on and keys from j0 on of head h of sequence b. */
@@ -131,8 +135,8 @@ template <sum_kind KIND> DEVICE visits<KIND> visits_of(const cuda_args &a, const
 
 /* ---- Chunks arrive in shared memory ------------------------------------------------------------------------------ */
 
-/* Shared memory: where `resident`, the chunks of Q and dO; then STAGES stages, each with a chunk of K or V, and behind
- * that (where not `resident`) a chunk of Q or dO. */
+/* The chunks in shared memory: if work.resident is true, first all chunks of Q and dO; then STAGES stages, each with a
+ * chunk of K or V and, if work.resident is false, a chunk of Q or dO behind it. */
 struct chunks {
     uint16_t *memory;
     int of_qk, all; /* number of chunks of Q and K, and of all chunks of a tile */
@@ -222,7 +226,7 @@ DEVICE void load_row_numbers(const cuda_args &a, const saved &s, const warp_pair
     });
 }
 
-/* Adds the bias to scores in base 2. IN_PAIRS: see work.bias_in_pairs. */
+/* Adds the bias to scores in base 2. IN_PAIRS: two neighbouring elements of the bias are read at once. */
 template <attn_dtype DTYPE, bool IN_PAIRS>
 DEVICE void add_bias_of(const cuda_args &a, const warp_pairs &x, pair_numbers &S)
 {
@@ -261,8 +265,9 @@ template <bool IN_PAIRS> DEVICE void add_bias(const cuda_args &a, const warp_pai
     }
 }
 
-/* The tile of the bias of a block of OVER_HEADS, in base 2. All terms of the block's sum have the same bias, because
- * dbias has the shape of the bias. Rows are 136 floats apart, so that a warp's accesses have no bank conflict. */
+/* The tile of the bias, in base 2, of a block of OVER_HEADS (which adds up dZ over heads and batch rows). The block
+ * needs only one tile, because the bias, like dbias, is the same for all of these heads and batch rows. Rows are 136
+ * floats apart, so that a warp's accesses have no bank conflict. */
 struct shared_bias {
     float z[SIDE][SIDE + 8];
 };
@@ -401,7 +406,8 @@ DEVICE void scale_scores(const warp_pairs &x, pair_numbers &S)
             for (int e = 0; e < 4; e++) S[mt][nt][e] = cap * LOG2E * tanhf(S[mt][nt][e]);
 }
 
-/* Turns scores in base 2 into P, and dP into dZ. A bias in shared memory has been added to the scores. */
+/* Turns scores in base 2 into P, and dP into dZ. If the bias is in shared memory (w.bias_stays), the caller has already
+ * added it to the scores. */
 DEVICE void gradients_of_pairs(const cuda_args &a, const work &w, const warp_pairs &x, int lane,
                                const row_numbers &lse2, const row_numbers &delta, pair_numbers &S, pair_numbers &dP)
 {
@@ -423,8 +429,8 @@ DEVICE void gradients_of_pairs(const cuda_args &a, const work &w, const warp_pai
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const float p = exp2_fast(S[mt][nt][e] - lse2[mt][e / 2]);
-                /* A hidden pair may have a dP that is not finite. A P that is not above 0 here belongs to a hidden
-                 * pair, or has been rounded to 0. */
+                /* where P is 0, dS must be 0 although dP may not be finite: the pair is hidden, or P has been rounded
+                 * to 0 */
                 dP[mt][nt][e] = p > 0 ? p * (dP[mt][nt][e] - delta[mt][e / 2]) : 0;
                 S[mt][nt][e] = p > 0 ? p : 0;
             }
@@ -452,7 +458,8 @@ __device__ __noinline__ void careful_block(const cuda_args &a, const saved &s, c
         float p = hidden ? 0 : exp2_fast(exponent_of(a, s, x, query, z, lse_in_base_2(lse)));
         const float drop = hidden ? 0 : dropout(a, x, query, key);
         float dz = p == 0 ? 0 : p * (drop == 0 ? -delta : drop * pairs.w[r][c] - delta);
-        /* P of a row whose lse is NaN is NaN. Any other P that is NaN is computed from the rows of q and k. */
+        /* P is NaN in a row whose lse is NaN. Where P is NaN for another reason, it is computed again, from the rows of
+         * q and k. */
         unsigned again = __ballot_sync(ALL_LANES, p != p && lse == lse);
         for (; again; again &= again - 1) {
             const int from = __ffs(again) - 1, m = n - (int)threadIdx.x % 32 + from;
@@ -470,7 +477,7 @@ DEVICE void careful_gradients(const cuda_args &a, const work &w, const warp_pair
                               pair_numbers &S, pair_numbers &dP)
 {
     const int r = lane / 4, c = lane % 4 * 2;
-    /* Copies, because careful_block() needs the address of its arguments. `x` itself stays in registers. */
+    /* copies, because careful_block() takes references to its arguments; `x` itself stays in registers */
     const head_args head = x.x;
     const limits limit = x.limit;
 #pragma unroll
@@ -497,7 +504,7 @@ DEVICE void careful_gradients(const cuda_args &a, const work &w, const warp_pair
 
 /* ---- What becomes of dZ ------------------------------------------------------------------------------------------ */
 
-/* Writes numbers of the lane's pairs to rows of a tensor. */
+/* Writes dZ of the lane's pairs to rows of dbias, or of the sums in the workspace. */
 DEVICE void store_pairs(const cuda_args &a, const work &w, const warp_pairs &x, int64_t at, const pair_numbers &dZ)
 {
     const int Sq = (int)a.g.dims.Sq, Sk = (int)a.g.dims.Sk;
@@ -524,7 +531,8 @@ DEVICE void store_zeros(const cuda_args &a, const work &w, const visits<EACH_PAI
             if (j < v.begin * SIDE || j >= v.end * SIDE) ((float *)w.to.data)[at + r * w.to.row + j] = 0;
 }
 
-/* Sums of a query over its keys: P and dZ, each also times distance. */
+/* Sums over the keys of a query: of P, of dZ, of P times distance and of dZ times distance. The distance of a pair is
+ * that of its query from its key. */
 struct far_sums {
     float p, dz, p_far, dz_far;
 };
@@ -542,7 +550,7 @@ DEVICE void add_far(const warp_pairs &x, const pair_numbers &P, const pair_numbe
                 const float far = fabsf(first - (float)(nt * 8 + e)), p = P[mt][nt][half * 2 + e],
                             dz = dZ[mt][nt][half * 2 + e];
                 sum.dz_far = fmaf(dz, far, sum.dz_far);
-                if (GIVEN) continue; /* far_of_row() does not need the other sums */
+                if (GIVEN) continue; /* if out and lse were given, far_of_row() needs only dz_far of the sums */
                 sum.p += p;
                 sum.dz += dz;
                 sum.p_far = fmaf(p, far, sum.p_far);
@@ -596,7 +604,7 @@ DEVICE void store_columns(const cuda_args &a, const work &w, int64_t at, int j0,
 
 /* ---- The kernel -------------------------------------------------------------------------------------------------- */
 
-/* The sums that a block keeps from tile to tile. */
+/* The sums that a block keeps while it goes from tile to tile. */
 template <sum_kind KIND> struct kept_sums {
     float pairs[KIND == OVER_HEADS ? MT : 1][NT][4] = {};
     float columns[NT][2] = {};
@@ -634,10 +642,12 @@ __global__ void __launch_bounds__(THREADS, 1)
         row_numbers lse2, delta;
         load_row_numbers(a, w.s, x, lse2, delta);
 
-        /* Adds the products of the next chunk to `to`, while the chunk STAGES - 1 further on is loaded. */
+        /* Adds the products of the next chunk to `to`, while the chunk that lies STAGES - 1 chunks behind it is
+         * loaded. */
         const auto add_product = [&](float(&to)[MT][NT][4], int chunk) {
             cp_async_wait<STAGES - 2>();
-            __syncthreads(); /* the chunk has arrived, and no thread reads the stage that is loaded now */
+            /* after this barrier the chunk has arrived, and no thread reads the stage that is loaded next */
+            __syncthreads();
             ahead.load(a, v, c, (stage + STAGES - 1) % STAGES);
             const uint32_t rows = smem_addr(c.queries(stage, chunk)), keys = smem_addr(c.keys(stage));
             scores<T, CHUNK>(
@@ -655,7 +665,8 @@ __global__ void __launch_bounds__(THREADS, 1)
         for_queries(x, [&](int mt, int half, int) { odd |= lse2[mt][half] != lse2[mt][half]; });
         if (__syncthreads_or(odd)) {
             cp_async_wait<0>();
-            __syncthreads(); /* the stages, whose memory careful_gradients() uses, are neither read nor written */
+            /* after this barrier no thread reads or writes the stages; careful_gradients() uses their memory */
+            __syncthreads();
             careful_gradients(a, w, x, lane, ((careful_pairs *)c.keys(0))[warp], S, dP);
             __syncthreads();
             ahead.begin(a, v, c, v.visible_from(g, n + 1));
@@ -682,7 +693,7 @@ __global__ void __launch_bounds__(THREADS, 1)
                 }
     }
     cp_async_wait<0>();
-    __syncthreads(); /* no thread reads or writes the stages any more */
+    __syncthreads(); /* after this barrier no thread reads or writes the stages */
     const int64_t to = attn_at(&w.to, v.b, v.h, 0) + v.part * w.part_elements;
     x.i = v.i0 + row + lane / 4;
     x.j = v.j0 + column + lane % 4 * 2;
@@ -711,15 +722,17 @@ __global__ void __launch_bounds__(256)
 /* How the elements of dbias are divided among blocks. */
 struct division {
     sum_kind kind;
-    int64_t elements, cells, terms, batches, heads; /* cells: tiles of dbias; terms of an element, and their axes */
-    int64_t nb, nh, nq;                             /* axes of dbias */
+    /* cells: tiles of dbias; an element of dbias is a sum of batches * heads terms (OVER_QUERIES: times the tiles of
+     * queries) */
+    int64_t elements, cells, terms, batches, heads;
+    int64_t nb, nh, nq; /* axes of dbias */
     int parts;
 };
 
 /* The number of blocks that a launch should have: twice the multiprocessors of a large GPU. A constant, because the
  * order of sums must not depend on the GPU. */
 const int64_t ENOUGH_BLOCKS = 264;
-/* The most blocks that share a tile of dbias. */
+/* The largest number of blocks among which the work of one tile of dbias is divided. */
 const int64_t MOST_PARTS = 64;
 
 division division_of(const attn_plan *plan)
@@ -740,7 +753,7 @@ division division_of(const attn_plan *plan)
     return x;
 }
 
-/* Returns whether pairs of elements of rows can be read or written together. */
+/* Returns whether two neighbouring elements of a row can be read or written by one instruction. */
 bool in_pairs(const attn_view &view, int64_t Sk)
 {
     const size_t pair = view.dtype == ATTN_F32 ? 8 : 4;
@@ -763,11 +776,11 @@ work work_of(const cuda_chip *chip, const attn_plan *plan, const cuda_args &a, c
     return w;
 }
 
-/* The time of a launch over tile_seconds(), at most. An H200 took 1.97 ms for dbias where tile_seconds() is 1.7 ms
- * (D 64, 2026-11-27), and less than tile_seconds() at other head sizes and for dalibi_slopes. */
+/* The largest ratio of the time of a launch to tile_seconds(). An H200 took 1.97 ms for dbias where tile_seconds() is
+ * 1.7 ms (D 64, 2026-11-27), and less than tile_seconds() at other head sizes and for dalibi_slopes. */
 const double SECONDS_OVER_TILES = 1.2;
 
-/* Launches the tiles of `grid` in shares. */
+/* Launches the tiles of `grid`, divided into shares: one launch for each share, so that no launch takes long. */
 template <sum_kind KIND>
 cudaError_t launch_tiles(const cuda_chip *chip, cudaStream_t stream, const attn_plan *plan, const cuda_args &a, work w,
                          dim3 grid)

@@ -6,8 +6,8 @@
 #include "kernels/cuda/common/kernels.h"
 #include "kernels/cuda/simple/simple.h"
 
-/* The problem and plan of a forward of the backward's tensors. Do not copy this struct: `plan` has pointers to
- * `problem`. */
+/* The forward that a backward runs first: its problem, made from the backward's tensors, and its plan. Do not copy this
+ * struct: `plan` has pointers to `problem`. */
 struct recomputed_forward {
     attn_problem problem;
     attn_plan plan;
@@ -15,7 +15,8 @@ struct recomputed_forward {
 
 /* Returns whether the tiles of the recomputed forward compute lse and rest (the two parts of a huge lse) of rows with
  * huge scores. They do if all kernels of the backward take scores from in_base_2(). They do not where dbias or
- * dalibi_slopes of float32 inputs is wanted, because the kernels of these (simple.cu) sum scores in another order. */
+ * dalibi_slopes of float32 inputs is wanted, because the kernels of these gradients (simple.cu) sum scores in another
+ * order. */
 static inline bool parts_by_tiles(const attn_plan *plan)
 {
     const attn_problem *p = plan->problem;
@@ -56,9 +57,9 @@ static inline bool plan_recomputed(recomputed_forward *f, const cuda_kernel &ker
 }
 
 /* Like plan_recomputed(), with the first of the chip's kernels that takes the problem. out is float32 where that kernel
- * can write it, and otherwise has q's dtype. Kernels that leave some sequences to decode.cu are not used: where a
- * packed sequence and the same sequence alone get outs of different dtypes, their bits would differ. Returns the
- * kernel, or NULL. */
+ * can write it, and otherwise has q's dtype. Kernels that leave some sequences to decode.cu are not used: with them the
+ * out of a sequence could have one dtype if it is packed with others and another dtype if it is alone, and so different
+ * bits. Returns the kernel, or NULL. */
 static inline const cuda_kernel *plan_first_recomputed(recomputed_forward *f, const cuda_chip *chip,
                                                        const attn_plan *backward, void *out, void *lse)
 {

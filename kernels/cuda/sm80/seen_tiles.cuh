@@ -12,7 +12,8 @@
 
 #include "kernels/cuda/common/args.cuh"
 
-enum { SEEN_TILES = 4096 }; /* number of tiles that have a bit in the list; tiles behind them count as visible */
+/* number of tiles that have a bit in the list of visible tiles; tiles behind them count as visible */
+enum { SEEN_TILES = 4096 };
 struct seen_tiles {
     uint32_t bits[SEEN_TILES / 32];
 };
@@ -42,7 +43,7 @@ DEVICE bool keep_mask_shows(const cuda_args &a, const head_args &x, int i0, int 
     enum { TOGETHER = 8 }; /* number of rows of the mask whose loads are in flight together */
     const attn_view &keep = a.g.view[ATTN_T_keep_mask];
     const int64_t from = attn_keep_from(&a.g, &x.s);
-    /* keep_mask has no column for keys before `from` (keep_mask_at_end), so they are visible */
+    /* keep_mask has no column for keys before `from` (keep_mask_at_end): they are visible */
     if (j0 < from) return true;
     const uint8_t *row = (const uint8_t *)keep.data + attn_at(&keep, x.b, x.h, i0) + j0 - from + threadIdx.x % 32;
     for (int left = i1 - i0, rows = 1; left > 0; row += rows * keep.row, left -= rows, rows = TOGETHER) {
@@ -114,7 +115,7 @@ DEVICE int seen_tile_below(const seen_tiles &seen, int n, int first)
     return max(n, first - 1);
 }
 
-/* Returns the next visible tile of the list above n, or `end` if there is none. */
+/* Returns the next visible tile behind tile n, or `end` if there is none. */
 DEVICE int seen_tile_above(const seen_tiles &seen, int n, int end)
 {
     for (n++; n < end && n < SEEN_TILES; n = n / 32 * 32 + 32) {

@@ -63,7 +63,7 @@ struct split_planes {
     split_stats *stats;
     int64_t tiles;
     int heads, width;
-    int queries; /* 1: rows of the tensor are queries; 0: rows are keys */
+    int queries; /* 1: rows of the tensor are queries; 0: they are keys */
     /* 1: sequences are packed, and the tiles of one sequence follow those of the previous sequence */
     int packed;
 };
@@ -86,8 +86,8 @@ static inline size_t split_align(size_t bytes)
     return (bytes + 255) / 256 * 256;
 }
 
-/* Lays out the planes of tensor `id` of a problem at `memory`, and sets *bytes to their size. With `memory` NULL the
- * call only computes *bytes. */
+/* Lays out the planes (float16 parts hi and lo) of tensor `id` of a problem at `memory`, and sets *bytes to their size.
+ * With `memory` NULL the call only computes *bytes. */
 static inline split_planes split_planes_of(const attn_dims &d, attn_tensor_id id, void *memory, size_t *bytes)
 {
     split_planes p;
@@ -144,7 +144,7 @@ template <int LO> DEVICE void split_pair(uint32_t &hi, uint32_t &lo, float x, fl
     lo = pack<__half>((x - there.x) * LO, (y - there.y) * LO);
 }
 
-/* Splits accumulators (16 rows x N columns) into A fragments of hi and lo, without a factor for lo (LO = 1). */
+/* Splits accumulators (16 rows x N columns) into two A operands, hi and lo, whose sum is the accumulators. */
 template <int N>
 DEVICE void split_fragments(uint32_t (&ah)[N / 16][4], uint32_t (&al)[N / 16][4], const float (&S)[N / 8][4])
 {

@@ -33,7 +33,7 @@ template <> DEVICE uint16_t widened<__half>(uint8_t x)
 template <typename T, int D> struct tile_row {
     static const int BYTES = sizeof(T), PIECE = 16 / BYTES, WIDTH = D * BYTES / 2, PIECES = D / PIECE;
 
-    /* Sets element d of the tile's row r to number `index` of `data`, or to 0 if not `valid`. */
+    /* Sets element d of the tile's row r to element `index` of `data`, or to 0 if not `valid`. */
     static DEVICE void put(uint16_t *to, int r, int d, attn_dtype dtype, const void *data, int64_t index, bool valid)
     {
         if constexpr (BYTES == 1) {
@@ -57,7 +57,7 @@ template <int D, int THREADS, bool ONCE = false, typename T = __half> struct loa
      * row 0 */
     const char *data;
     const attn_view *view;
-    int row_bytes; /* bytes from row to row (only where 16-byte copies fit) */
+    int row_bytes; /* bytes from one row to the next; set only if copies of 16 bytes are possible */
     int rows;      /* number of the sequence's rows; later rows of a tile become zeros */
     int columns;
     /* true: copies of 16 bytes are possible, because every row is 16-byte aligned and its columns fill whole pieces */
@@ -135,7 +135,7 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
         slot;
     /* true: copies of 16 bytes are possible, because every slot is 16-byte aligned and its columns fill whole pieces */
     bool pieces;
-    bool chunks; /* `pieces` is true, and a page consists of whole chunks (of CHUNK rows) */
+    bool chunks; /* true: `pieces` is true, and a page consists of whole chunks (of CHUNK rows) */
 
     DEVICE key_loader(const attn_geometry &geometry, const attn_view &tensor, int64_t b, int64_t hk, int64_t,
                       int64_t count, int64_t width)
@@ -165,8 +165,8 @@ template <typename T, int D, int THREADS, bool ONCE> struct key_loader<T, D, THR
         else cp_async_16(piece, from, valid);
     }
 
-    /* Loads rows [first, first + ROWS); `first` is a multiple of ROWS. The call is fast where the tile follows the tile
-     * of the previous call. */
+    /* Loads rows [first, first + ROWS); `first` is a multiple of ROWS. The call is fast if its tile lies directly
+     * behind the tile of the previous call. */
     template <int ROWS> DEVICE void load(uint16_t *to, int first)
     {
         static_assert(CHUNK % STEP == 0 && ROWS % STEP == 0, "a thread's rows of a chunk are whole steps");
@@ -330,9 +330,9 @@ template <int D> DEVICE uint32_t lane_across(int lane)
     return (lane % 8 + lane / 16 * 8) * (D * 2) + ((lane / 8 % 2) ^ (lane % 8)) * 16;
 }
 
-/* These functions load a fragment of a tile, as a_rows() and the others below do, from a lane's address that is
- * computed once: `down` is lane_down(), `across` is lane_across(). If the start of shared memory was added to `down` or
- * `across`, `tile` is an offset from that start. */
+/* The functions below whose names end in _of load a fragment of a tile from a lane's address that is computed once:
+ * `down` is lane_down(), `across` is lane_across(). If the start of shared memory was added to `down` or `across`,
+ * `tile` is an offset from that start. */
 template <int D> DEVICE void a_rows_of(uint32_t (&a)[4], uint32_t down, uint32_t tile, int m, int k)
 {
     ldmatrix_x4(a, (down ^ (k * 2)) + (tile + m * (D * 2)));
@@ -367,7 +367,7 @@ template <int D> DEVICE void b_columns(uint32_t (&b)[4], uint32_t tile, int n, i
     b_columns_of<D>(b, lane_down<D>(lane), tile, n, k);
 }
 
-/* Loads a fragment of a tile that need not be aligned to more than 16 bytes. */
+/* Loads a fragment of a tile. The address of the tile may be any multiple of 16 bytes. */
 template <int D> DEVICE void a_rows(uint32_t (&a)[4], const uint16_t *tile, int m, int k, int lane)
 {
     ldmatrix_x4(a, smem_addr(tile + at<D>(m + lane % 16, k / 8 + lane / 16)));
@@ -386,7 +386,7 @@ template <int D> DEVICE void b_columns(uint32_t (&b)[4], const uint16_t *tile, i
 }
 
 /* C += A B for MT blocks of 16 rows and NT blocks of 8 columns, in KK steps of 16. load_a and load_b load the fragments
- * of a step one step ahead of the products that use these. */
+ * of each step while the products of the step before it are computed. */
 template <typename T, int KK, int MT, int NT, typename A, typename B>
 DEVICE void product(float (&c)[MT][NT][4], A load_a, B load_b)
 {
@@ -432,8 +432,8 @@ template <typename T, int D> DEVICE void stage_pair(void *staged, bool pieces, i
     else *(float2 *)((float *)staged + r * D + d) = make_float2(low, high);
 }
 
-/* Writes the staged rows [first, first + count) to lines `line` + first and on of the tensor. THREADS threads call it;
- * this thread is number `thread` of them. */
+/* Writes rows [first, first + count) of the array `staged` to the tensor. Row r of the array becomes line `line` + r of
+ * the tensor. THREADS threads call it; this thread is number `thread` of them. */
 template <int D, int THREADS>
 DEVICE void store_rows(const attn_view &view, int64_t b, int64_t h, int64_t line, int first, int count, int width,
                        const void *staged, bool pieces, int thread)

@@ -40,8 +40,8 @@ DEVICE void store_columns(const attn_view &result, int64_t b, int64_t h, int64_t
                           int width, const float (&O)[MT][DT][4], void *staged)
 {
     const int HALF = COLUMNS / 2, lane = threadIdx.x % 32, mine = threadIdx.x / 32 * MT * 16;
-    /* Both halves of the columns are staged in one layout: with a second layout a warp's rows could overwrite staged
-     * rows of another warp. */
+    /* Both halves of the columns are staged in the same form, T or float: with a second form a warp's rows could
+     * overwrite staged rows of another warp. */
     const bool pieces = in_pieces<T>(columns_from(result, column0), b, h, line, width);
 #pragma unroll
     for (int part = 0; part < 2; part++) {

@@ -167,8 +167,8 @@ template <gradient G> DEVICE void load_columns(const cuda_args &a, const block_p
     cp_async_commit();
 }
 
-/* Loads what the tile of round n needs of its queries and its head: lse and delta, and the head's arguments of options.
- * A round is one tile of keys or queries that the block visits. */
+/* Loads numbers for the tile of round n: lse and delta of its queries, and its head's arguments for options. A round is
+ * one tile of keys or queries that the block visits. */
 template <gradient G, class Shared> DEVICE void load_round(const cuda_args &a, const saved &s, Shared &sm, int n)
 {
     block_place &p = sm.place;
@@ -184,8 +184,8 @@ template <gradient G, class Shared> DEVICE void load_round(const cuda_args &a, c
 
 /* ---- P and dS ---------------------------------------------------------------------------------------------------- */
 
-/* For dq: lse and delta of this thread's rows, which are queries. With them S and dP become P and dS. For dk and dv
- * rows are keys, and lse and delta of the queries are in shared memory. */
+/* lse and delta of this thread's rows, with which S and dP become P and dS. Only for dq, where rows are queries: for dk
+ * and dv rows are keys, and lse and delta of the queries are in shared memory. */
 template <gradient G> struct row_numbers {
     float lse2[G == DQ ? 2 : 1], delta[G == DQ ? 2 : 1];
 };
@@ -252,8 +252,8 @@ DEVICE void scores_to_p(float (&S)[NT][4], const cuda_args &a, const saved &s, S
         }
 }
 
-/* park() writes each lane's elements of P to shared memory, to free registers; the function after it reads them back
- * and turns dP into dS. */
+/* park() writes each lane's elements of P to shared memory, to free registers. to_ds() reads them back and turns dP
+ * into dS. */
 template <int NT, class Shared> DEVICE void park(Shared &sm, float (&P)[NT][4])
 {
     auto &z = sm.options[threadIdx.x / 32].z;
@@ -458,7 +458,8 @@ cudaError_t launch(const cuda_chip *chip, cudaStream_t stream, const attn_plan *
     const auto before = [&](const cuda_chip *part) {
         cuda_args now = a;
         if (!is_first_share(part)) return cudaSuccess;
-        /* no marks: simple_delta() computes each huge lse at once, because no later launch does */
+        /* without marks, simple_delta() computes each huge lse at once; there is no later launch that would compute
+         * it */
         if (own) now.rows_later = nullptr;
         simple_delta(now, run.scratch.s, true, stream);
         return own ? cudaMemsetAsync(a.rows_found, 0, mark_bytes(d), stream) : cudaSuccess;

@@ -36,8 +36,8 @@ template <bool SCORE_MODS_> struct shape {
     static_assert(BM == 16 * MT * WARPS, "a warp has 16 MT rows");
 };
 
-/* A buffer of shared memory for a chunk of Q and K, or for columns of V. While options are applied to scores, the
- * scores take the stage whose chunk was multiplied last. */
+/* A buffer of shared memory for a chunk of Q and K, or for columns of V. While options are applied, scores lie in the
+ * buffer of the chunk that was multiplied last. */
 template <class X> union stage {
     struct {
         uint16_t Q[X::BM * CHUNK], K[X::BN * CHUNK];
@@ -193,7 +193,7 @@ again:
             const uint32_t tileQ = at * (uint32_t)sizeof(stage<X>);
             add_chunk<T, CHUNK>(S, start, tileQ, tileQ + BM * CHUNK * 2, threadIdx.x / 32 * 16, D - chunk * CHUNK);
         }
-        /* after this barrier no thread reads the last chunk, whose memory the scores take now */
+        /* after this barrier no thread reads the last chunk; the scores take its memory now */
         if (SCORE_MODS) __syncthreads();
         const bool bounded = j * BN < q_last + limit.lo || j * BN + BN > min(place.i0 + limit.hi, limit.Sk);
         change_or_hide<X>(S, sm.stages[at ^ 1].way, a, x, limit, place.Sq, place.i0, j, bounded, 1);
@@ -201,7 +201,8 @@ again:
         drop_some<X>(S, sm.stages[at ^ 1].way, a, dropout_head(a, x.b, x.h), place.i0, j);
 
         cp_async_wait<0>();
-        __syncthreads(); /* after this barrier V[j] is there, and no thread uses the other stage (buffer) */
+        /* after this barrier V[j] has arrived, and no thread uses the other stage (buffer), which is loaded next */
+        __syncthreads();
         if (clean) clear_not_finite<T, X, COLUMNS>(sm.stages[at].V);
         next = tile_below<SCORE_MODS>(sm.seen, j, first);
         if (next >= first) load_chunk<T, X, PAGED>(a, place, sm.stages[at ^ 1], 0, next);
