@@ -78,7 +78,8 @@ void text_printf(struct text *t, const char *format, ...)
             t->used += (size_t)length;
             return;
         }
-        /* removes the beginning that vsnprintf() wrote, because a piece is added as a whole or not at all */
+        /* removes the beginning of the piece that vsnprintf() wrote, because a piece is added as a whole or not at
+         * all */
         if (room > 0) t->at[t->used] = '\0';
         if (length < 0) {
             give_up(t, TEXT_NO_MEMORY);
@@ -88,7 +89,8 @@ void text_printf(struct text *t, const char *format, ...)
     }
 }
 
-/* Returns how many of the bytes at `string`, at most `room`, need no escape in a JSON string. Most bytes need none. */
+/* Returns how many bytes at `string` come before the first byte that needs an escape in a JSON string; at most
+ * `room`. */
 static size_t plain_bytes(const char *string, size_t room)
 {
     size_t count = 0;
@@ -260,7 +262,7 @@ void text_consider(struct text_nearest *nearest, const char *name)
     const bool same = is_same_name(nearest->unknown, strlen(nearest->unknown), name, strlen(name));
     const int distance = same ? 0 : text_distance(nearest->unknown, name);
     if (distance >= nearest->distance || 3 * distance > (int)strlen(name))
-        return; /* so many mistakes, for a name of this length, could turn it into any other name */
+        return; /* with so many typing mistakes in a name of this length, the two names are not similar */
     nearest->name = name;
     nearest->distance = distance;
 }

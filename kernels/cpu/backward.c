@@ -43,8 +43,8 @@ struct scratch {
     char *Kt, *Kb, *Vt;
     float *dKt, *dVt;
     float *lse2; /* [rows]: lse of the tile's rows in base 2 */
-    /* [FLASH_DOT_ROWS][few_ld]: queries in f32, for sequences with few rows, whose scores dots() computes
-     * (FLASH_DOTS) */
+    /* queries in f32, [FLASH_DOT_ROWS][few_ld]; used for sequences on the path FLASH_DOTS, whose scores dots()
+     * computes */
     float *few;
     int64_t few_ld;
     struct flash_limits limits;
@@ -309,9 +309,9 @@ static float strange_scores(const struct flash *f, const struct flash_tile *t, i
     return 0;
 }
 
-/* Returns lse2 (lse in base 2) of the tile's rows, as gradient() reads it: f->lse2, or a copy in `scratch` if rows are
- * marked with NaN there. A marked row gets an lse2 from f->strange, and scores that fit it. j is the block's first key;
- * c is the factor that flash_scores() returned for the block. */
+/* Returns lse2 (lse in base 2) of the tile's rows, as gradient() reads it. Rows with NaN in f->lse2 get an lse2 made
+ * from f->strange, and new scores that fit it. The result is f->lse2 if no row has NaN, and otherwise a copy in
+ * `scratch`. j is the block's first key; c is the factor that flash_scores() returned for the block. */
 static const float *finite_lse(const struct flash *f, const struct flash_tile *t, int64_t j,
                                const struct visible_block *block, float c, const struct scratch *scratch)
 {

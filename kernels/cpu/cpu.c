@@ -29,15 +29,15 @@ enum {
     HEADER_BYTES = 64,
     /* huge pages (2 MiB) are used for blocks of at least two of them: this saves page faults and TLB misses */
     HUGE_PAGE_BYTES = 2 << 20,
-    /* batches of problems that a device computes at a time, each on a thread of its own; a core without work in one
-     * batch helps with the other */
+    /* number of batches of problems that a device computes at a time, each on a thread of its own; a core without work
+     * in one batch helps with the other */
     STREAMS = 2,
 };
 
 /* For each table of simd.h: a number of operations per second that no thread reaches. It is three times the speed of
- * the fastest core measured so far (kernels/MEASUREMENTS.md, "The CPU ladder"); for arm64 three times the peak of four
- * units at 3.5 GHz. FASTEST_SCORES, the same bound for scores per second, comes from softmax, which takes half a cycle
- * per score on the widest vectors. */
+ * the fastest core measured so far (kernels/MEASUREMENTS.md, "The CPU ladder"), and for arm64 three times the peak of
+ * four units at 3.5 GHz. FASTEST_SCORES is a bound on scores per second. It comes from softmax, which takes half a
+ * cycle per score on the widest vectors. */
 static const struct {
     const char *name;
     double flops;
@@ -52,7 +52,8 @@ struct cpu_device {
     attn_device base;
     struct pool *pool;
     const struct simd *simd;
-    attn_kernel fast[ATTN_OP_COUNT]; /* the fast kernels (their code is listed in flash.h), one for each operation */
+    /* the fast kernels, one for each operation; FLASH_FEATURES says which problems they compute */
+    attn_kernel fast[ATTN_OP_COUNT];
     struct facts {
         const struct simd *simd;
         int64_t threads;
@@ -297,7 +298,7 @@ static attn_status run(attn_stream *stream, const attn_plan *plans, int count, v
 
 enum { MERGED_ROWS = 64 }; /* number of rows that one item of the parallel loop of a merge computes */
 
-/* A merge, and the flag by which its caller cancels it. */
+/* A merge of partial results, and the flag by which its caller cancels it. */
 struct merging {
     const attn_merge_plan *plan;
     const int *cancel;

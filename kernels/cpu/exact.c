@@ -153,8 +153,8 @@ bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t,
     row.keys = attn_keys_of(&f->g, row.s, row.i);
     const int64_t range = row.keys.hi - row.keys.lo;
     if (range <= 1 || (!f->p->keep_mask.rank && !f->p->bias.rank && !f->mask_heads)) return range == 1;
-    /* Most rows see the keys near their own position. If two of these are visible, the row sees more than one key, and
-     * the others need not be tested. */
+    /* Most rows see the keys near their own position. If two keys there are visible, the row sees more than one key,
+     * and no other key need be tested. */
     const int64_t own = attn_clamp64(row.i + attn_align(&f->g, row.s), row.keys.lo + 1, row.keys.hi - 1);
     if (sees(&row, own) && sees(&row, own - 1)) return false;
     for (int64_t j = row.keys.lo; j < row.keys.hi && seen < 2; j += at.n) {
@@ -217,8 +217,8 @@ int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i
     double most = fabs(row.scale) * size * most_of(f, b, row.hk, 0);
     if (row.options.softcap > 0) most = fmin(most, row.options.softcap);
     most += fabs(row.slope) * (double)(row.s->Sq + row.s->Sk);
-    /* `most` is the most that q . k and ALiBi can add to a bias. If it is below half of the last bit of the bias in
-     * double, all scores are equal to the bias. A NaN in `most` also returns, because of the `!` */
+    /* `most` is the most that q . k and ALiBi can add to a bias. If `most` is below half of the last bit of the bias in
+     * double, all scores are equal to the bias. Otherwise, and if `most` is NaN, the scores may differ. */
     if (!(most < 0x1p-55 * fabsf(bias))) return 0;
     const double sink = sink_of(f, h), z = saturated(bias), top = fmax(z, sink);
     const double sum = (double)seen * exp(z - top) + (sink > -INFINITY ? exp(sink - top) : 0);

@@ -124,7 +124,7 @@ struct flash_sequence {
     /* number of spans (runs of keys) into which the keys of a row tile are split (1: not split), and number of keys of
      * a span */
     int64_t splits, span;
-    /* number of rows of partial results that a key/value head has for each span of keys; 0: keys are not split */
+    /* number of rows of partial results that a key/value head has for one span of keys; 0: keys are not split */
     int64_t part_rows;
     int64_t tiles0, rows0, items0, packs0, keys0, parts0, chunks0;
 };
@@ -150,13 +150,13 @@ struct visible_block {
     bool masked; /* true: FlashMask may hide some of these columns from some row of the tile */
 };
 
-/* A problem whose sizes are all decided and whose memory is laid out. */
+/* A problem of a run, with its tile sizes and the addresses of its arrays in the workspace. */
 struct flash {
     const attn_problem *p;
     const struct simd *simd;
-    /* `type` is the compute type of products: the format of their operands (simd.h). `forward_type` is the compute type
-     * of P V in a forward, and is at least as exact. Forward and backward compute scores with the same type,
-     * because lse must be the sum of the P from which gradients are made. */
+    /* `type` is the compute type of products (simd.h). `forward_type` is the compute type of P V in a forward, and is
+     * at least as exact. A forward and its backward compute scores with one type, because the backward computes P from
+     * the forward's lse. */
     const struct simd_type *type, *forward_type;
     attn_geometry g;
     bool backward, observe, recompute; /* recompute: a backward without out and lse, which starts with a forward */
@@ -186,16 +186,17 @@ struct flash {
     int64_t mask_heads, mask_blocks;
     _Atomic float *most; /* [B][Hk][2]: largest |k| and |v| (exact.c); negative: not computed yet */
 
-    /* Partial results of sequences whose keys are split into spans: O is [rows][Dv], m and l are [rows] (rows: all
-     * part_rows). */
+    /* Partial results of sequences whose keys are split into spans. O is [rows][Dv], m and l are [rows], where `rows`
+     * is the sum of part_rows over all spans and key/value heads. */
     float *part_O, *part_m, *part_l;
 
     /* Arrays of a backward with an entry for each row. */
-    char *Qa, *dOa;                /* Q and dO as A operands (simd.h), one row after the other */
-    char *Qat, *dOat;              /* Q and dO as transposed A operands (simd.h), one row tile after the other */
-    float *lse2, *delta, *dQ;      /* lse2 (lse in base 2) is NaN where `strange` holds the row's lse */
-    struct flash_strange *strange; /* lse of rows that lse2 cannot hold (exact.c); written only for these rows */
-    /* enum flash_values of each row tile, at index row0 / FLASH_UNIT: FLASH_WILD for Q, FLASH_UNREAL for dO */
+    char *Qa, *dOa;           /* Q and dO as A operands (simd.h), one row after the other */
+    char *Qat, *dOat;         /* Q and dO as transposed A operands (simd.h), one row tile after the other */
+    float *lse2, *delta, *dQ; /* lse2 is lse in base 2, or NaN for a row whose lse is in `strange` */
+    /* lse (exact.c) of the rows whose P float32 cannot compute as exp2(score - lse2); other entries are not written */
+    struct flash_strange *strange;
+    /* enum flash_values of each row tile, at index row0 / FLASH_UNIT; FLASH_WILD is about Q, FLASH_UNREAL about dO */
     uint8_t *row_values;
     /* q_unit_bytes and do_unit_bytes: bytes of FLASH_UNIT rows of Qat and dOat */
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld;
@@ -203,8 +204,8 @@ struct flash {
     /* Arrays of an observe with an entry for each row. With z in base 2, P = exp2(z - row_base) row_inverse. row_base
      * is INFINITY where every P of the row is 0, and NaN where `strange` holds the row's lse. */
     float *row_base, *row_inverse, *row_most, *row_entropy;
-    /* number of items of FLASH_KEYS that compute chunks of keys (the others compute map); number of keys per row in
-     * key_mass */
+    /* observe_chunks: number of items of FLASH_KEYS that compute a chunk of keys; the other items compute the output
+     * map. shown_keys: number of keys in a row of the output key_mass. */
     int64_t observe_chunks, shown_keys;
 
     /* Arrays and sizes of a backward with an entry for each chunk of keys. */
@@ -262,8 +263,8 @@ bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plan
 
 /* ---- A bump allocator that also measures ------------------------------------------------------------------------- */
 
-/* Divides memory from its start on. If base is NULL, the arena only adds up sizes, so that the same code first measures
- * memory and then divides it. `used` is INT64_MAX after an overflow. */
+/* Divides memory from its start on. If base is NULL, the arena only adds up sizes. The same code can thus first measure
+ * the memory and then divide it. `used` is INT64_MAX after an overflow. */
 struct flash_arena {
     char *base;
     int64_t used;
@@ -287,7 +288,7 @@ int64_t flash_find(const struct flash *f, size_t field, int64_t item);
 bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1,
                          struct visible_block *block);
 
-/* Scratch memory for flash_scores(), which writes here which columns the rows of a tile may see. */
+/* Scratch memory in which flash_scores() notes which columns (keys) each row of a tile may see. */
 struct flash_limits {
     int *lo, *hi;
     int32_t *hide[4];
@@ -315,14 +316,15 @@ void flash_drop_row(const struct flash *f, int64_t b, int64_t h, int64_t i, int6
  * matrix is the tensor's memory; otherwise the rows are gathered in `scratch` (t->rows * cols elements). */
 const void *flash_gather(const struct flash_tile *t, const attn_view *view, int cols, void *scratch, int64_t *stride);
 
-/* Returns the address of element (b, h, row) of a view. In a packed problem, `row` is counted in the whole tensor, and
- * thus includes the sequence's first row. */
+/* Returns the address of element (b, h, row) of a view. In a packed problem, `row` counts from the first row of the
+ * tensor, not of the sequence. */
 static inline void *flash_at(const attn_view *view, int64_t b, int64_t h, int64_t row)
 {
     return (char *)view->data + attn_at(view, b, h, row) * (int64_t)attn_dtype_bytes(view->dtype);
 }
 
-/* Returns the address of a row of k or v of key/value head hk, with or without pages; `line` is k_start + j. */
+/* Returns the address of a row of k or v of key/value head hk, with or without pages. `line`: k_start + j for key j of
+ * the sequence. */
 static inline void *flash_key_at(const struct flash *f, const attn_view *view, int64_t b, int64_t hk, int64_t line)
 {
     return (char *)view->data + attn_key_at(&f->g, view, b, hk, line) * (int64_t)attn_dtype_bytes(view->dtype);
@@ -387,16 +389,16 @@ int64_t flash_forward_scratch(const struct flash *f);
 int64_t flash_decode_scratch(const struct flash *f);
 int64_t flash_backward_scratch(const struct flash *f);
 
-/* decode.c: computes item `rest` of a sequence with path FLASH_DOTS: one bundle of key/value heads, computed together,
- * over one span of keys. */
+/* Function of decode.c. Computes one item of FLASH_FORWARD for a sequence on the path FLASH_DOTS: one bundle (key/value
+ * heads computed together) over one span of keys. `rest` is the number of the item in its sequence. */
 void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch);
 
-/* Returns whether row r of a tile has numbers that float32 vectors cannot compute. m is the row's largest score in base
- * 2, l its sum of exponentials. Products that overflowed do not show in m and l, because flash_scores() has computed
- * them again. */
+/* Returns whether row r of a tile exceeds the range of float32 vectors. m is the row's largest score in base 2, l its
+ * sum of exponentials. Products q . k that overflowed do not count, because flash_scores() has computed their scores
+ * again in double. */
 static inline bool flash_is_strange(const struct flash *f, const struct flash_tile *t, int r, float m, float l)
 {
-    /* the row seems to see no key, because a visible score is never -inf after score() */
+    /* a row that sees a key has m = -inf only after an overflow, because a visible score is never -inf after score() */
     if (m == -INFINITY && l == 0) {
         const attn_range keys = attn_keys_of(&f->g, &t->seq->s, t->i0 + r % t->n);
         return f->plain && keys.lo < keys.hi;
@@ -435,7 +437,8 @@ struct flash_top {
     double z[ATTN_MAX_TOP];
 };
 
-/* Returns the score that a further score must exceed to be among the largest. */
+/* Returns the smallest score in a full list, which a score must exceed to be added; -INFINITY if the list is not
+ * full. */
 static inline double flash_top_least(const struct flash_top *top)
 {
     return top->count < top->most ? -INFINITY : top->z[top->count - 1];
@@ -472,8 +475,9 @@ static inline void flash_keep_lse(const struct flash *f, int64_t row, struct fla
     f->lse2[row] = lse.lse.top == -INFINITY ? INFINITY : holds ? (float)(whole * M_LOG2E) : NAN;
 }
 
-/* Computes scores of row r of a tile for gradient(), for columns j to j + cols - 1. Each is (score - lse) / c in
- * natural logarithms. Writes S and, where `cap` is not NULL, softcap's factor for the gradient. */
+/* Computes the scores of row r of a tile for gradient(), in double, for columns j to j + cols - 1. Each score written
+ * to S is (z - lse) / c, with score z and lse in natural logarithms. If `cap` is not NULL, it gets softcap's factor for
+ * the gradient. */
 void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                         struct flash_lse lse, double c, float *S, float *cap);
 

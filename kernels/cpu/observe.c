@@ -167,7 +167,8 @@ struct row_sums {
     double m, l, e;
 };
 
-/* Returns the lse of a row with its sink: the given lse, or one from the row's sums. */
+/* Returns the lse of a row, which includes the row's sink: the caller's lse, or one that is computed from the row's
+ * sums. */
 static struct flash_lse lse_of(const struct flash *f, double sink, double given, const struct row_sums *row)
 {
     const bool says_nothing = fabs(given) >= ATTN_LSE_MOST && given != -INFINITY;
@@ -214,7 +215,7 @@ static void store_top(const struct flash *f, const struct flash_tile *t, int64_t
 static void end_row(const struct flash *f, const struct flash_tile *t, int r, float base, const struct row_sums *row,
                     const struct flash_top *top)
 {
-    enum { FAR = 64 }; /* factors up to exp(64) are within float32's range, also when multiplied by a probability */
+    enum { FAR = 64 }; /* exp(FAR) is within float32's range, also when it is multiplied by a probability */
     const attn_view *given = &f->g.view[ATTN_T_lse];
     const int64_t h = t->h + r / t->n, line = t->seq->s.q_start + t->i0 + r % t->n, at = t->row0 + r;
     const double sink = f->p->sinks.rank ? *(const float *)flash_at(&f->g.view[ATTN_T_sinks], 0, h, 0) : -INFINITY;
@@ -336,7 +337,7 @@ static void store_weights(const struct flash *f, const struct flash_tile *t, int
     }
 }
 
-/* Returns whether the outputs weights and map show queries and keys of sequence b. */
+/* Returns whether sequence b is in the outputs weights and map. In a packed problem, these show one sequence only. */
 static bool in_region(const struct flash *f, int64_t b)
 {
     return !f->g.dims.packed || b == f->g.observe.sequence;
@@ -403,7 +404,8 @@ static int group_rows(const struct flash *f, const struct flash_tile *t, struct 
     return count;
 }
 
-/* Adds sums of keys [j, j + cols) to the cells of map in which these keys lie. cells[0] is the cell in column v0. */
+/* Adds sums of keys [j, j + cols) to the cells of the output map in which these keys lie. cells[0] is the cell in
+ * column v0 of map. */
 static void add_to_cells(const attn_observe *o, int64_t j, int cols, const float *sums, int64_t v0, double *cells)
 {
     const int64_t size = o->keys[1] - o->keys[0];
@@ -416,8 +418,8 @@ static void add_to_cells(const attn_observe *o, int64_t j, int cols, const float
     }
 }
 
-/* Sums for a part of a row of the output map: the columns that one item computes. The rows of several tiles may add to
- * the same row of map. */
+/* Sums for a part of one row of the output map: the columns that one item computes. Several row tiles may add to the
+ * same row of map. */
 struct carry {
     int64_t h, u;
     double cells[MAP_COLUMNS];

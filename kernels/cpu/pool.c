@@ -118,8 +118,8 @@ static bool take_item(struct parallel_for *loop, int worker)
     return true;
 }
 
-/* Takes items of a loop, on a worker thread. The worker leaves the loop when a calling thread needs its core, or when
- * another loop may have too few threads. */
+/* Takes items of a loop, on a worker thread. The worker leaves the loop when more threads compute than the pool has,
+ * because a thread with a loop of its own has begun, and when another loop has been posted. */
 static void help(struct pool *pool, struct parallel_for *loop, int worker, unsigned seen)
 {
     while (take_item(loop, worker) && atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads &&
@@ -135,14 +135,15 @@ static int threads_of_owner(const struct pool *pool, const struct pool_part *par
     return threads;
 }
 
-/* Returns how many owners have begun parts. The caller must hold the lock. */
+/* Returns the number of owners (clients of the pool) that have begun a pool_part and not ended it. The caller must hold
+ * the lock. */
 static int owners(const struct pool *pool)
 {
     int count = 0;
     for (const struct pool_part *p = pool->parts; p; p = p->next) {
         const struct pool_part *other = pool->parts;
         while (other->owner != p->owner) other = other->next;
-        count += other == p; /* an owner with several parts is counted once, at its first part */
+        count += other == p; /* an owner with several parts in the list is counted only at its first part */
     }
     return count;
 }

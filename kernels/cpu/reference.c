@@ -171,9 +171,9 @@ static struct lse lse_of_row(const struct reference *r)
     return (struct lse){ m, log(sum) };
 }
 
-/* Returns the lse that a backward was given. If its size is ATTN_LSE_MOST or more, its last bit is worth 2, so it does
- * not determine the sum; lse is then computed from the scores. Where a row sees one key, P is 1, and the key's score
- * replaces an lse that differs from it only by rounding. */
+/* Returns the lse that a backward was given. An lse of ATTN_LSE_MOST or more in size is too coarse (its last bit is
+ * worth 2), so lse is then computed again from the scores. If the row sees one key and the given lse equals the key's
+ * score up to rounding, the score is returned, so that P is exactly 1. */
 static struct lse given_lse_of_row(const struct reference *r, int64_t row)
 {
     const double lse = load(r, ATTN_T_lse, r->h, row, 0);
@@ -478,7 +478,7 @@ static attn_status run_head(struct reference *r, int64_t b, int64_t hk, const in
 struct stretches {
     const attn_problem *p;
     const int *cancel;
-    int64_t Hk, heads, each; /* number of heads of a sequence; of all sequences; of a stretch */
+    int64_t Hk, heads, each; /* Hk: heads of one sequence; heads: heads of all sequences; each: heads of one stretch */
     _Atomic int status;      /* ATTN_OK, or the error of a stretch (run of heads) */
 };
 
@@ -500,7 +500,7 @@ static void run_stretch(void *context, int worker, int64_t item)
     close_reference(&r);
 }
 
-/* number of stretches (runs of heads) per thread, so that no thread waits long for the last one */
+/* Each thread gets several stretches (runs of heads), so that the threads end at about the same time. */
 enum { STRETCHES = 4 };
 
 attn_status reference_run(const attn_problem *p, struct pool *pool, const int *cancel, attn_error *err)

@@ -37,8 +37,8 @@ static bool is_strange(const struct flash *f, const struct flash_tile *t, int r,
     return !finite;
 }
 
-/* Ends a row whose scores are all equal. There the loops in float32 have left the sum of the row's values in O, and the
- * number of these values in l. Writes the row's out to `row`. Returns false if the scores are not all equal. */
+/* Ends a row whose scores are all equal, so that O is the sum of the row's values and l the number of these values.
+ * Writes the row's out to `row`. Returns false if the scores are not all equal. */
 static bool finish_alike(const struct flash *f, const struct flash_tile *t, int r, float l, const float *O,
                          struct flash_strange *found, double *row)
 {

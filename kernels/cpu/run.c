@@ -60,7 +60,8 @@ enum {
  * thread takes as long. */
 static const double small_flops = 6e6;
 
-/* Sums over the sequences of a problem: exact, or upper bounds that need no lengths. */
+/* Numbers of tiles, rows and so on, summed over the sequences of a problem. They are exact if the lengths of the
+ * sequences are known, and otherwise upper bounds. */
 struct sums {
     int64_t tiles, rows, items, packs, keys, parts, chunks, longest_chunks;
 };
@@ -100,8 +101,8 @@ static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 
 static int64_t chunks_of(const struct flash *f, const struct flash_sequence *q)
 {
-    /* Where keys are not packed, a backward has chunks for all Sk keys, because the chunks also write the gradients
-     * (zeros) of keys past seqlens_k. */
+    /* Where keys are not packed, a backward has chunks for all Sk rows of K, because chunks also write the zero
+     * gradients of keys past seqlens_k. */
     return attn_tiles(f->g.dims.packed ? q->s.Sk : f->g.dims.Sk, f->Bk);
 }
 
@@ -138,7 +139,7 @@ static struct sums bound_sums(const struct flash *f)
                   total_k = d->packed ? d->total_k : d->B * d->Sk;
     const int64_t tiles = attn_min64(d->B, total_q) + add_product(0, 2 * G, total_q) / f->BM;
     const int64_t rows = add_product(add_product(0, G, total_q), FLASH_UNIT - 1, tiles);
-    /* upper bound on the number of spans (runs of keys) that all keys are split into, times SPLIT_KEYS */
+    /* 3/2 total_k is an upper bound on the number of spans (runs of keys) of all sequences, times SPLIT_KEYS */
     const int64_t spans = total_k + total_k / 2;
     sums.tiles = add_product(0, d->Hk, tiles);
     sums.rows = add_product(0, d->Hk, rows);
@@ -166,7 +167,7 @@ static struct sums place_sequences(struct flash *f, struct flash_sequence *seq)
     return sums;
 }
 
-/* Returns whether the sums over the real lengths are within the bounds from which the size of the workspace was
+/* Returns whether the sums over the true lengths are at most the upper bounds from which the size of the workspace was
  * computed. */
 static bool within_bounds(const struct sums *sums, const struct flash *f)
 {
@@ -211,9 +212,9 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     f->observe = p->op == ATTN_OP_OBSERVE;
     f->recompute = f->backward && p->lse.rank == 0;
     f->forward_type = f->type;
-    /* ALiBi's distances are hundreds of keys, so the gradient of the slopes needs every bit of P V, from which delta is
-     * made. Each P is therefore split into two bf16 numbers, as for float16. This does not depend on whether the
-     * client wants the gradient of the slopes, because a request for one gradient must not change the bits of
+    /* ALiBi multiplies the gradient of the slopes by distances of hundreds of keys, so small errors of P V grow. P V is
+     * therefore computed with each P split into two bf16 numbers, as for float16. The split does not depend on whether
+     * the client wants the gradient of the slopes, because asking for one gradient must not change the bits of
      * another. */
     if (f->recompute && p->alibi_slopes.rank && f->type->dtype == ATTN_BF16 && f->type->parts == 1)
         f->forward_type = type_of(simd, ATTN_F16, f->g.dims.D, f->g.dims.Dv, f->g.scale);
@@ -285,7 +286,7 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
     if (f->backward) {
         f->q_lda = simd_lda(t, d->D);
         f->do_lda = simd_lda(t, d->Dv);
-        /* a row of Qat or dOat takes at most 64 bytes more than its numbers, because of simd_ld() */
+        /* simd_ld() makes a row of Qat or dOat at most 64 bytes longer than its numbers */
         f->q_unit_bytes = simd_round_up(d->D, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->do_unit_bytes = simd_round_up(d->Dv, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->dq_ld = simd_round_up(d->D, 16);
@@ -398,7 +399,8 @@ static void walk_item(void *context, int worker, int64_t item)
     const struct flash_run *run = walk->run;
     /* after a cancel the remaining items do nothing but return here */
     if (attn_is_cancelled(run->cancel)) return;
-    /* binary search for the problem to which the item belongs: the last one whose first item is not past it */
+    /* A binary search finds the problem to which the item belongs: the last problem whose first item is not after
+     * `item`. */
     int low = 0, high = run->count;
     while (high - low > 1) {
         const int middle = (low + high) / 2;
@@ -420,8 +422,9 @@ bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plan
         struct flash *f = &run.problems[n];
         resolve(simd, plans[n].problem, f);
         f->cancel = cancel;
-        /* cut() takes memory for f->seq as its first array, but needs sums over f->seq before. So f->seq is filled
-         * first, at the address that cut() will give it. A copy of the arena finds this address. */
+        /* cut() takes memory for f->seq as its first array, but needs sums over the entries of f->seq. Therefore f->seq
+         * is filled before cut() is called, at the address that cut() will give it. A copy of the arena finds this
+         * address. */
         struct flash_arena ahead = arena;
         f->seq = flash_take(&ahead, f->B, sizeof *f->seq);
         const struct sums sums = place_sequences(f, f->seq);

@@ -239,9 +239,9 @@ struct simd {
     void (*load)(int64_t n, const void *from, attn_dtype dtype, float *to);
     void (*save)(int64_t n, const float *from, void *to, attn_dtype dtype);
 
-    /* Store results: Y[r][c] = X[r][c] * scale * row_scale[r] (NULL: 1) in Y's dtype, with rows `stride` elements
-     * apart. A row_scale of 0 writes zeros even if X holds NaN (a row that saw no key). store_t() reads X transposed:
-     * Y[r][c] = X[c][r] * ... */
+    /* Stores results: Y[r][c] = X[r][c] * scale * row_scale[r] in Y's dtype, with rows of Y `stride` elements apart. If
+     * row_scale is NULL, its factor is 1. A row_scale of 0 (for a row that saw no key) writes zeros even if X holds
+     * NaN. store_t() reads X transposed: X[c][r] in place of X[r][c]. */
     void (*store)(int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale, void *Y,
                   attn_dtype dtype, int64_t stride);
     void (*store_t)(int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale, void *Y,
@@ -276,9 +276,9 @@ struct simd {
     void (*leave)(void);
 };
 
-/* Returns the best table for this processor. The environment variable ATTN_CPU_ISA may name a slower one (portable,
- * avx2, avx512, bf16, amx; on arm64 neon, neon_bf16; other values are ignored). The first call chooses the table.
- * Thread-safe. */
+/* Returns the best table for this processor. The environment variable ATTN_CPU_ISA may choose a slower table: portable,
+ * avx2, avx512, bf16 or amx, and on arm64 neon or neon_bf16. Other values are ignored. The first call reads the
+ * variable. Thread-safe. */
 const struct simd *simd_get(void);
 
 /* Returns the table of that name; NULL if this build or this processor does not have it. Tests and benchmarks use

@@ -107,8 +107,8 @@ static inline void simd_put_element(void *row, attn_dtype dtype, int64_t c, floa
     }
 }
 
-/* Ends observe() for one row: joins its running maximum m, sum l and entropy sum e with those of the next columns,
- * `sum` and `part`. `most` is the larger of the two maxima. */
+/* Ends observe() for one row: adds the sums `sum` and `part` of the next columns to the row's running sum l and entropy
+ * sum e. m is the row's maximum before, `most` the maximum with the next columns. */
 static inline void simd_join_entropy(float most, float sum, float part, float *m, float *l, float *e)
 {
     const float by = *m < most ? *m - most : 0;

@@ -14,8 +14,8 @@ enum { LSE = 1 }; /* the index of lse in frame_tensors[] */
 
 /* a mistake of precision is an explanation if it leaves less than this share of the mean error */
 #define JUDGE_PATTERN 0.5
-/* a mistake is a part of what is wrong if it leaves at most this share of a tensor's error, and makes no wrong tensor's
- * error larger by more than this factor */
+/* A mistake is one of several causes of an error if it leaves at most JUDGE_PART of a tensor's error, and if it makes
+ * no wrong tensor's error larger than JUDGE_NOT_WORSE times. */
 #define JUDGE_PART      0.2
 #define JUDGE_NOT_WORSE 1.05
 /* a pair's score (a sum of log errors) must be this much below the better score of its two mistakes alone */
@@ -43,7 +43,6 @@ static bool explains(const struct judge *j, int which, const struct difference *
     return tenth;
 }
 
-/* Computes `score`, `explains` and `breaks` of a candidate (a tested mistake or pair) from its differences. */
 static void weigh(const struct judge *j, struct candidate *c)
 {
     const struct difference *const now = c->whole ? j->now : j->now_sample;
@@ -146,7 +145,8 @@ static double better_single(const struct judge *j, const struct candidate *pair)
     return best;
 }
 
-/* Returns whether the caller's errors have about the size and the spread of the errors that the mistake makes. */
+/* Returns whether the caller's errors are about as large, and as evenly spread, as the errors that the mistake
+ * makes. */
 static bool has_size(const struct judge *j, int which, const struct candidate *c, const struct difference *now)
 {
     const double rms = root_mean_square(j, which, now), of = root_mean_square(j, which, &c->size[which]);
@@ -161,8 +161,8 @@ static bool has_size(const struct judge *j, int which, const struct candidate *c
 static bool explains_by_size(const struct judge *j, const struct candidate *c)
 {
     bool any = false;
-    /* lse must be right, because many mistakes make errors of about the same size in lse and out. In a float32 forward
-     * lse must also be given. */
+    /* A mistake that makes random errors may be reported only if lse is right: where lse is wrong too, another mistake
+     * is likelier. In a float32 forward, a caller that gives no lse gets no such report. */
     if (j->wrong >> LSE & 1) return false;
     if (j->p.q.dtype == ATTN_F32 && j->p.op == ATTN_OP_FORWARD && !state_is_given(j, ATTN_T_lse)) return false;
     for (int which = 0; which < FRAME_TENSORS; which++) {
@@ -192,7 +192,7 @@ static bool explains_by_pattern(const struct judge *j, const struct candidate *c
     return false;
 }
 
-/* Returns whether the candidate (a mistake or pair) explains every wrong tensor that its test has compared. */
+/* Returns whether the candidate (a mistake or pair) explains every wrong tensor that was compared in its test. */
 static bool explains_all(const struct judge *j, const struct candidate *c)
 {
     for (int which = 0; which < FRAME_TENSORS; which++)
@@ -224,7 +224,7 @@ unsigned candidate_part(const struct judge *j, const struct candidate *c)
         if (!(j->wrong >> which & 1) || left->count == 0 || now->count == 0) continue;
         const double before = root_mean_square(j, which, now), after = root_mean_square(j, which, left);
         if (after > JUDGE_NOT_WORSE * before || left->bad > now->bad) return 0;
-        /* many mistakes make a wrong lse less wrong, so that lse is no evidence */
+        /* lse is no evidence, because many mistakes bring a wrong lse nearer to the right one */
         if (which != LSE && after <= JUDGE_PART * before && difference_mean(left) <= JUDGE_PART * difference_mean(now))
             removed |= 1u << which;
     }

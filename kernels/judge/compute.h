@@ -11,7 +11,8 @@
 #include "kernels/judge/products.h"
 #include "kernels/judge/variation.h"
 
-/* Limit on the keys of all packed sequences together; above it, no variation mixes the sequences. */
+/* The largest number of keys of all packed sequences together. In a problem with more keys, mistakes that mix sequences
+ * are not tested. */
 enum { COMPUTE_MIXED_KEYS = 16384 };
 
 /* A tile: consecutive queries of one head of one sequence. */

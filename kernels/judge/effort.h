@@ -7,7 +7,7 @@
 enum {
     EFFORT_SMALL = 1 << 24,      /* multiply-adds: a pass with at most so many takes all tiles, not a sample */
     EFFORT_EMULATIONS = 6,       /* number of emulations of a problem of at most EFFORT_SMALL multiply-adds */
-    EFFORT_EMULATIONS_LARGE = 2, /* number of emulations of other problems */
+    EFFORT_EMULATIONS_LARGE = 2, /* number of emulations of a problem with more multiply-adds than EFFORT_SMALL */
 };
 
 /* Returns how many multiply-adds in double a thread does per second. */

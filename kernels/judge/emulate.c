@@ -162,7 +162,7 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
     const struct places at = places_of(c, scratch, NULL);
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count, Sk = c->s.Sk, columns = (Sk + 15) / 16 * 16, tiles = attn_tiles(Sk, e->tile);
-    float *const sum = at.dq; /* the memory of dq is free during the forward, and is used here */
+    float *const sum = at.dq; /* the sums of a row are in the memory of dq, which the forward does not use */
     compute_load_queries(c, v, rows);
     narrow(c->Q, count * c->D, at.Q);
     memset(at.z, 0, (size_t)(count * c->keys) * sizeof *at.z);

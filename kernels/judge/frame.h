@@ -1,4 +1,5 @@
-/* frame.h: a problem cut into tiles, addresses of the caller's numbers, and differences between numbers. */
+/* frame.h: cuts a problem into tiles, finds the caller's numbers in tensors, and measures differences between numbers
+ * and the truth (float64 results). */
 #ifndef JUDGE_FRAME_H
 #define JUDGE_FRAME_H
 

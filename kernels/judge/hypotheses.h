@@ -16,7 +16,7 @@ struct hypothesis_facts {
      * variations may mix the sequences */
     bool backward, mixes;
     int64_t most_q, most_k; /* numbers of queries and keys of the longest sequence */
-    bool has_gaps;          /* some sequence has padding keys: fewer keys than its tensor has rows for */
+    bool has_gaps;          /* some sequence has fewer keys than its tensors have rows for keys */
     bool uneven;            /* some sequence has different numbers of queries and keys */
     bool has_empty;         /* some query may see no key at all */
 };

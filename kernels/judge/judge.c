@@ -23,8 +23,8 @@
 /* The most bytes that a judge may take, besides the problem's tensors. */
 #define JUDGE_BYTES ((int64_t)512 << 20)
 
-/* A device computes the truth (float64 results) of problems with more multiply-adds. The judge takes less than 20 ms
- * for the truth of others, so that a device would save nothing. */
+/* If a problem has more multiply-adds, a device computes its truth (float64 results). With fewer, the judge computes
+ * the truth in less than 20 ms, so a device would save nothing. */
 #define JUDGE_DEVICE_MULTIPLY_ADDS ((double)(INT64_C(1) << 27))
 /* The most bytes of truth (float64 results) that a judge takes from a device. */
 #define JUDGE_TRUTH_BYTES ((int64_t)1 << 30)
@@ -167,7 +167,7 @@ void judge_hurry(judge *j)
     while (f->p.op == ATTN_OP_BACKWARD && count > 0 && f->tiles[count].hk == f->tiles[count - 1].hk &&
            f->tiles[count].b == f->tiles[count - 1].b)
         count--;
-    if (count == 0) return; /* no key/value head has been computed as a whole yet, so the pass must go on */
+    if (count == 0) return; /* no key/value head is complete yet, so the pass must go on */
     f->count = j->pass.count = j->pass.at = count;
     f->whole = j->pass.sums = false;
     f->rows = f->tiles[count - 1].row + f->tiles[count - 1].count;
@@ -223,7 +223,8 @@ static bool open_other(struct judge *j)
     if (j->facts.g.dims.packed || j->p.page_table.rank || attn_check(&other, &ignored) != ATTN_OK) return true;
     if (j->facts.g.dims.H < 2 || j->facts.most_q < 2 || frame_bytes(&other, 1, true) > JUDGE_BYTES) return true;
     j->has_other = frame_open(&j->other, &other, j->results, 1, false);
-    j->other.whole = false; /* dbias, dsinks and dslopes have other shapes in this layout, so they are not compared */
+    /* with heads and rows exchanged, dbias, dsinks and dslopes would have other shapes, so they are not compared */
+    j->other.whole = false;
     return j->has_other;
 }
 

@@ -57,10 +57,11 @@ typedef struct judge_place {
     int64_t wrong, of_wrong;
 } judge_place;
 
-/* A mistake that explains the difference. The numbers are of the tensor that it explains best. now: the tensor's
- * max_abs. if_so: its max_abs against the results that a kernel with the mistake gives. */
+/* A mistake that explains the errors. `now` and `if_so` are largest differences of the tensor that the mistake explains
+ * best: `now` from the truth (float64 results), `if_so` from the results of a kernel with the mistake. */
 typedef struct judge_explanation {
-    bool partly; /* true: the mistake removes most of the error, but other mistakes must be present at the same time */
+    /* true: the mistake removes most of the error, but not all of it, so there must be other mistakes too */
+    bool partly;
     const char *code, *and_code; /* and_code: code of a second mistake that is present at the same time; NULL: none */
     char detail[JUDGE_TEXT], fix[JUDGE_TEXT];
     uint64_t tensors; /* the tensors that the mistake explains: bits of attn_tensor_id */
@@ -77,7 +78,9 @@ typedef struct judge_result {
     judge_place place[JUDGE_WHERE];
     judge_explanation explanation[JUDGE_EXPLANATIONS];
     const char *not_tried[JUDGE_CODES];
-    int64_t rows_checked, rows_of; /* number of query rows that were checked, and of all query rows, heads included */
+    /* rows_checked: number of query rows, of all heads together, that were checked; rows_of: number of all query
+     * rows */
+    int64_t rows_checked, rows_of;
     /* number of query rows in which right kernels were emulated; `explained` is from these rows */
     int64_t rows_emulated;
 } judge_result;
@@ -90,11 +93,11 @@ typedef struct judge_result {
 /* Checks that each given result has as many elements as the problem's result. INVALID names the member. */
 attn_status judge_check(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT], attn_error *err);
 
-/* A device may compute the truth (float64 results) of all rows for a judge (attn_truth_some()). judge_wants() returns
- * the results that the judge needs then, as bits of attn_tensor_id. 0: the judge computes the truth itself, because the
- * problem is small, because a result has a truth that no device computes (dbias, dsinks, dalibi_slopes), or because the
- * judge could not emulate right kernels in seconds or would need too much memory. judge_elements() returns the number
- * of doubles of such a result. */
+/* A device may compute the truth (float64 results) of all rows for a judge, by attn_truth_some(). judge_wants() returns
+ * the results that the device should compute, as bits of attn_tensor_id. It returns 0 if the judge computes the truth
+ * itself: for a small problem, for results that no device computes (dbias, dsinks, dalibi_slopes), and where the judge
+ * could not emulate right kernels in seconds or would need too much memory. judge_elements() returns the number of
+ * doubles of one result. */
 uint64_t judge_wants(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT]);
 int64_t judge_elements(const attn_problem *problem, attn_tensor_id id);
 
@@ -121,8 +124,8 @@ bool judge_has_verdict(const judge *j);
 void judge_report(judge *j, judge_result *result);
 void judge_close(judge *j); /* `j` may be NULL */
 
-/* The seconds that a judge is expected to take. truth: for the float64 results and the emulations of all rows. all: for
- * the tests of all mistakes. */
+/* The seconds that a judge is expected to take: `truth` for the float64 results and the emulations of all rows, `all`
+ * for the tests of all mistakes. */
 typedef struct judge_cost {
     double truth, all;
 } judge_cost;

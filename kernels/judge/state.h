@@ -52,7 +52,7 @@ struct candidate {
     /* for mistakes that make random errors (of_size): differences between results with the mistake and the truth
      * (float64 results) */
     struct difference size[FRAME_TENSORS];
-    /* the lower the score, the better the explanation; 0: the mistake explains nothing of the error */
+    /* A lower score is a better explanation. A score of 0 means that the mistake explains nothing of the error. */
     double score;
     unsigned explains; /* the wrong tensors that the candidate explains; bit n is result n of frame_tensors[] */
     bool breaks;       /* true: with the mistake, a tensor of the caller that is right would be wrong */
@@ -100,7 +100,7 @@ struct judge {
     bool borrows_truth; /* true: the memory of `truth` is the caller's, and a device filled it */
     double time_s;      /* the time in seconds that the judge should take in all */
     struct truth truth;
-    struct truth some; /* dbias, dsinks and dslopes that the running pass computes; it stores no other tensors */
+    struct truth some; /* dbias, dsinks and dslopes of the running pass, the only results that a pass stores */
     int64_t sum_elements[FRAME_TENSORS]; /* number of elements of dbias, dsinks and dslopes; 0 for other results */
 
     enum phase phase;
@@ -108,12 +108,13 @@ struct judge {
     bool in_pass;
     int index; /* number of the running pass, counted within its phase */
 
-    struct worst_units worst[FRAME_TENSORS]; /* the units in which each of the caller's results is farthest off */
-    /* indices of the tiles in which right kernels are emulated; NULL: all tiles. Only a judge that borrows its truth
-     * has such a list, and only if emulating all tiles would take too long. */
+    struct worst_units worst[FRAME_TENSORS]; /* for each of the caller's results: the units with the largest errors */
+    /* indices of the tiles in which right kernels are emulated; NULL: all tiles. The list exists only if a device has
+     * computed the truth (float64 results) and emulating all tiles would take too long. */
     int64_t *emulated;
     int64_t emulated_count;
-    /* differences between right kernels and the truth (float64 results), from the emulation that is farthest off */
+    /* differences between an emulated right kernel and the truth (float64 results), for the emulation with the largest
+     * differences */
     struct difference noise[FRAME_TENSORS];
     struct difference now[FRAME_TENSORS]; /* differences between the caller's results and the truth (float64 results) */
     /* differences between the caller's results and the truth (float64 results), on the tiles of `sample` */
@@ -127,7 +128,8 @@ struct judge {
 
     int64_t *sample; /* indices of the tiles on which mistakes are tested first */
     int64_t sample_count;
-    int64_t *other_sample; /* the same for tiles of `other`; NULL: all of its tiles */
+    /* indices of the tiles of `other` on which mistakes are tested first; NULL: all tiles of `other` */
+    int64_t *other_sample;
     int64_t other_count;
     struct mistake trying; /* the single mistake that is being tested */
     bool left_out;         /* true: a variant of that mistake was not tested, because it would take too long */
@@ -165,7 +167,8 @@ bool candidate_is_complete(const struct judge *j);
 bool candidate_removes_some(const struct judge *j, const struct candidate *c);
 /* Returns whether the candidate (a tested mistake or pair) is reported as an explanation. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c);
-/* Returns the tensors, as bits, of whose error a single mistake removes most. 0: it is no part of what is wrong. */
+/* Returns, as bits, the tensors of whose error a single mistake removes most. 0: the mistake is not among the causes of
+ * the error. */
 unsigned candidate_part(const struct judge *j, const struct candidate *c);
 
 /* Functions of units.c. units_choose_emulated() sets `emulated` from the differences of PHASE_COMPARE. Without memory
@@ -179,7 +182,7 @@ void units_note(struct worst_units *worst, int64_t unit, double error);
 int64_t units_add(const struct frame *f, int64_t unit, int64_t *list, int64_t count);
 int64_t units_spread(const struct frame *f, int64_t wanted, int64_t *list, int64_t count);
 void units_sort(int64_t *list, int64_t count);
-/* Returns whether the judge tests mistakes on a sample only, because a pass over all tiles takes too long. */
+/* Returns whether the judge tests mistakes on some of the tiles only, because a pass over all tiles takes too long. */
 static inline bool units_are_sampled(const struct judge *j)
 {
     return j->emulated != NULL;
@@ -193,7 +196,7 @@ void search_choose_pairs(struct judge *j);
 bool search_next_pair(struct judge *j);
 void search_choose_confirmed(struct judge *j);
 
-/* Fills members `worst` and `place` of *result, and `wrong` of each of its tensors. */
+/* Fills the members `worst` and `place` of *result, and the member `wrong` of each tensor in *result. */
 void where_find(const struct frame *f, const struct truth *t, const attn_tensor *results, uint64_t given,
                 judge_result *result);
 

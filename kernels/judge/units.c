@@ -13,10 +13,10 @@
 
 #include "kernels/judge/state.h"
 
-/* The least number of units that are emulated. In a backward they take longer. */
+/* The least number of units that are emulated. A backward has fewer, because a unit of a backward takes longer. */
 enum { LEAST_UNITS = 8, LEAST_UNITS_BACKWARD = 4 };
 
-/* A judge emulates the least number of units, or as many as have this many multiply-adds in one emulation. */
+/* A judge emulates LEAST_UNITS units or more: as many as take this many multiply-adds to emulate once. */
 #define EMULATED_MULTIPLY_ADDS ((double)(INT64_C(1) << 31))
 /* The largest number of multiply-adds of a unit in a backward: four such units take about five seconds to emulate. */
 #define UNIT_MULTIPLY_ADDS ((double)(INT64_C(1) << 31))
@@ -33,7 +33,7 @@ bool units_are_affordable(const attn_problem *p)
     const attn_geometry g = attn_geometry_of(p);
     const double all = frame_multiply_adds(p);
     double most = 0, pairs = 0;
-    if (p->op != ATTN_OP_BACKWARD) return true; /* the size of a tile is limited */
+    if (p->op != ATTN_OP_BACKWARD) return true; /* in a forward a unit is one tile, whose size is limited */
     for (int64_t b = 0; b < g.dims.B; b++) {
         const double own = (double)attn_room_of(g.cu_q, g.dims.Sq, b) * (double)attn_sequence_of(&g, b).Sk;
         pairs += own;

@@ -80,7 +80,8 @@ typedef struct variation {
     int64_t more_right;
     bool keep_inverted, one_sequence;
     int64_t whole_keys; /* the number of keys of a sequence is rounded up to a multiple of this number; 0: it is not */
-    bool padding_kept;  /* rows see padding keys behind seqlens_k, while causal and window count from the true length */
+    /* rows see padding keys behind seqlens_k, but causal and window count from the true number of keys */
+    bool padding_kept;
     enum variation_heads heads;
     enum variation_drop drop;
     enum variation_softmax softmax;
@@ -88,7 +89,7 @@ typedef struct variation {
      * roundings */
     int64_t tile;
     bool backwards; /* the kernel goes from the last tile of keys to the first */
-    /* with SOFTMAX_SPLITS_UNWEIGHTED: the average also includes splits of the keys of which the row sees no key */
+    /* true: the splits that SOFTMAX_SPLITS_UNWEIGHTED averages include splits of which the row sees no key */
     bool over_all;
     /* If the last tile of keys is not full, its padding counts as keys of score 0. `tail` is the number of keys of a
      * tile; 0: padding does not count. */
@@ -113,16 +114,17 @@ typedef struct variation {
     int64_t only_member;
     /* dq is a sum over the last tile of keys only, which has this many keys; 0: over all keys */
     int64_t only_last_tile;
-    /* With only_last_tile: the last tile is the last one that any row of a block of this many query rows sees; 0: it is
-     * the last tile of the sequence. */
+    /* If only_last_tile is set, this number says which tile of keys is the last. 0: the last tile of the sequence.
+     * Above 0: the last tile that a block of this many query rows sees. */
     int64_t only_last_rows;
 
-    /* the caller's tensors (bits of attn_tensor_id) that are read in the other layout, with heads and rows exchanged */
+    /* the caller's tensors (bits of attn_tensor_id) that are read with heads and rows exchanged */
     uint64_t swapped;
-    bool swapped_problem; /* the whole problem is read in the other layout, so attention runs over the heads */
+    /* true: the whole problem is read with heads and rows exchanged, so each row attends to other heads */
+    bool swapped_problem;
 } variation;
 
-/* Returns whether the variation rounds the partial sums of the products that give out and the gradients. */
+/* Returns whether the variation rounds the partial sums of the products of which out and the gradients are made. */
 static inline bool variation_rounds_sums(const variation *v)
 {
     return v->rounding == ROUND_SUMS || v->rounding == ROUND_SUMS_BUT_QK;

@@ -52,7 +52,6 @@ static attn_sequence go_to_head(attn_verifier *v)
         v->first += s.Sq;
         if (++v->h < g->dims.H) continue;
         v->h = 0;
-        /* the loop ends, because row `next` exists in this sequence or in a later one */
         s = attn_sequence_of(g, ++v->b);
     }
     return s;
