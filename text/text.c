@@ -48,7 +48,7 @@ bool text_make_room(struct text *t, size_t count)
 char *text_take(struct text *t, size_t *length)
 {
     assert(t->grows);
-    text_put(t, "", 0); /* an empty piece, so that even an empty text gets memory for its NUL */
+    text_put(t, "", 0); /* adds an empty piece, so that even an empty text has memory for its NUL */
     if (t->failure != TEXT_FINE) {
         text_free(t);
         return NULL;

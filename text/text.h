@@ -1,13 +1,11 @@
 /* text.h: writes and reads text: a builder that never writes past its end, numbers, UTF-8, similarity of names.
  *
- * This folder lies below the server, because requests and answers need it as much as log lines and options do. Code
- * that only one place needs stays in that place: the incremental reader of numbers (numbers.h), the state of the
- * scanner when a piece of the body ends inside a UTF-8 character (scan.c), a header's own grammar
- * (server/http/http_head.h).
+ * Code for JSON bodies, log lines and options uses this folder, so it depends on no other folder. Code that only one
+ * other file needs stays in that file.
  *
- * Functions that must be fast are inline. An answer has two dozen integers and a log line has five, and printf() takes
- * longer for them than base64 takes for a small tensor. Only text_put_double() depends on the locale, and the program
- * always runs in the C locale. */
+ * Functions that must be fast are inline. An HTTP answer has two dozen integers and a log line has five. printf() takes
+ * longer for these integers than base64 takes for a small tensor. Only text_put_double() depends on the locale, and the
+ * program always runs in the C locale. */
 #ifndef TEXT_H
 #define TEXT_H
 
@@ -29,7 +27,7 @@ struct text {
     char *at;
     size_t used;  /* number of bytes, without the NUL */
     size_t size;  /* bytes of memory at `at`; after a failure equal to `used`, so that no later piece fits */
-    size_t limit; /* upper bound of `used`, in bytes */
+    size_t limit; /* the largest number of bytes that `used` may reach */
     bool grows;   /* true: text_growing() made the text, which owns its memory */
     text_failure failure;
 };
@@ -178,8 +176,8 @@ size_t text_cut(const char *text, size_t room);
 
 /* ---- Unknown names ----------------------------------------------------------------------------------------------- */
 
-/* A search for the known name that is most similar to an unknown one. Start with .unknown set, and with .distance one
- * above the largest distance that still counts as similar. */
+/* A search for the known name that is most similar to an unknown one. Before the search, set .unknown, and set
+ * .distance to one more than the largest number of typing mistakes that still counts as similar. */
 struct text_nearest {
     const char *unknown;
     const char *name; /* the most similar name so far; NULL: no name has been similar enough */

@@ -269,9 +269,10 @@ static void zero_rows(const struct flash *f, attn_tensor_id id, int64_t b, int64
         memset(flash_at(view, b, hk, j), 0, (size_t)cols * attn_dtype_bytes(view->dtype));
 }
 
-/* Prepares a row that sees one key, so that its P is 1. Where lse is that key's score, the function sets the score in S
- * to 0 and returns 0 as the row's lse2 (lse in base 2), so that P becomes exactly 1. Where the terms of the dot product
- * cancel, float32 keeps too few of the score's digits, so the function computes the score in double. */
+/* Prepares a row that sees one key, whose P should be 1. If the row's lse equals the key's score up to rounding, the
+ * function sets the score in S to 0 and returns 0 as the row's lse2 (lse in base 2), so that P is exactly 1. If a
+ * float32 score differs from the lse, the function computes the score again in double, because the terms of the dot
+ * product may have cancelled. */
 static float single_score(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                           struct flash_lse lse, float c, float *S, float *cap)
 {

@@ -41,8 +41,9 @@
 #include "kernels/cpu/simd.h"
 #include "kernels/tiles.h"
 
-/* The features that this backend's fast kernels support, each tensor and option by name. A new feature of attention.h
- * is missing here until it is added; the kernel "double" computes problems that have it. */
+/* The features of attention that the fast kernels of this backend support, each tensor and option by name. A new
+ * feature of attention.h is missing here until the fast kernels have it; until then the kernel "double" computes
+ * problems with it. */
 #define FLASH_FEATURES                                                                                                \
     (ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(alibi_slopes) |                   \
      ATTN_TENSOR_BIT(bias) | ATTN_TENSOR_BIT(keep_mask) | ATTN_TENSOR_BIT(sinks) | ATTN_TENSOR_BIT(cu_seqlens_q) |    \
@@ -212,7 +213,8 @@ struct flash {
     int64_t chunks; /* number of chunks of each sequence; if packed, of the longest sequence */
     struct flash_progress *progress;
     double *slope_parts; /* [B][H][chunks]: each chunk's share of dalibi_slopes */
-    /* number of classes (sets of heads and batch rows over which dbias is summed: backward.c); 0: no sums */
+    /* number of classes (sets of heads and batch rows that share one matrix of dbias: backward.c); 0: dbias is not
+     * shared */
     int64_t dbias_classes;
     /* number of row tiles, of packed key tiles and of chunks in all sequences together */
     int64_t tiles_all, packs_all, chunks_all;
@@ -359,7 +361,8 @@ static inline void flash_scratch_end(const struct flash *f, const struct flash_a
 /* Returns the index of query i of head h in arrays with an entry for each row, such as lse2 (order: see run.c). */
 int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i);
 
-/* Returns the factor of q . k for a key/value head: the problem's scale times the float8 scales of q and k. */
+/* Returns the number by which q . k is multiplied for a key/value head: the problem's scale times the float8 scales of
+ * q and k. */
 double flash_scale(const struct flash *f, int64_t b, int64_t hk);
 
 /* Do what pack_b() or pack_at() of simd.h does, with 0 in place of NaN and infinity. They return enum flash_values.

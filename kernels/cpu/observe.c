@@ -5,7 +5,7 @@
  *   FLASH_FORWARD   An item goes over all keys for one row tile. It computes m, l, e and the largest scores of the
  *                   rows, writes row_max, lse, entropy and top_keys, and stores what turns a score into a probability.
  *   FLASH_KEYS      An item goes over all row tiles for a chunk of keys, and computes key_mass and weights of these
- *                   keys. Another kind of item does so for a few columns of map, and computes their cells.
+ *                   keys. Other items go over all row tiles for a few columns of the output map.
  *   FLASH_FINISH    An item computes max_logit and mean_entropy of a head.
  *
  * The first two phases compute the scores anew, so no array of Sq x Sk exists. A row tile is as in forward.c, and its
@@ -184,7 +184,7 @@ static double entropy_of(double sink, struct flash_lse lse, const struct row_sum
 {
     double entropy = 0;
     if (row->m == -INFINITY || lse.top == -INFINITY) return 0;
-    const double from = row->m - lse.top - lse.rest; /* the logarithm of P of the key with the largest score */
+    const double from = row->m - lse.top - lse.rest; /* ln P of the key with the largest score */
     entropy = exp(from) * (-from * row->l - row->e);
     const double z = sink > -INFINITY ? sink - lse.top - lse.rest : -INFINITY;
     return exp(z) > 0 ? entropy - exp(z) * z : entropy;

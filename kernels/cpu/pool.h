@@ -55,10 +55,10 @@ void pool_begin(struct pool *pool, struct pool_part *part, const void *owner, co
 int64_t pool_end(struct pool *pool, struct pool_part *part);
 
 /* Runs task(context, worker, i) for every i in [0, items) and returns when all items are done. The calling thread takes
- * part, alone if there is one item. Thread-safe: loops of several callers run side by side. A loop belongs to the part
- * that its thread has begun; a loop without a part has no owner. Do not call this function from inside a task. A task
- * may wait for a task of a smaller index in the same loop, because a running thread has taken it, and never for a
- * larger index. */
+ * part, alone if there is one item. Thread-safe: loops of several callers run side by side. A loop belongs to the
+ * pool_part that its thread has begun; a loop without a pool_part has no owner. Do not call this function from inside a
+ * task. A task may wait for a task of a smaller index in its loop, which a running thread has taken already, but never
+ * for a task of a larger index. */
 void pool_run(struct pool *pool, int64_t items, pool_task task, void *context);
 
 /* Does one step of a bounded wait inside a task: the processor pauses, and after some steps the thread yields. */

@@ -87,7 +87,7 @@ static bool given(const struct reference *r, attn_tensor_id id)
     return r->p->tensor[id].rank > 0;
 }
 
-/* Returns the scale of a float8 tensor (its *_scale) for this batch row and key/value head. */
+/* Returns the factor of a float8 tensor (the tensor named *_scale) for this batch row and key/value head. */
 static double scale_of(const struct reference *r, attn_tensor_id id)
 {
     return given(r, id) ? load(r, id, r->hk, 0, 0) : 1;
@@ -123,7 +123,8 @@ static double dropout(const struct reference *r, int64_t i, int64_t j)
                : 0;
 }
 
-/* Limits a score to the range of float32: a larger one becomes the largest float32, with its sign. NaN stays NaN. */
+/* Limits a score to the range of float32: a score outside becomes the largest float32 with the score's sign. NaN stays
+ * NaN. */
 static double saturated(double z)
 {
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z;
@@ -160,11 +161,12 @@ static struct lse lse_of_row(const struct reference *r)
     const double sink_logit = m;
     for (int64_t j = 0; j < r->s.Sk; j++) {
         if (!r->sees[j]) continue;
-        /* return now, because the comparison below would lose the NaN */
+        /* returns before fmax(), which would lose the NaN */
         if (isnan(r->z[j])) return (struct lse){ NAN, 0 };
         m = fmax(m, r->z[j]);
     }
-    if (m == -INFINITY) return (struct lse){ -INFINITY, 0 }; /* return now, because -inf - -inf below would give NaN */
+    /* returns before -inf - -inf is computed, which would give NaN */
+    if (m == -INFINITY) return (struct lse){ -INFINITY, 0 };
     for (int64_t j = 0; j < r->s.Sk; j++)
         if (r->sees[j]) sum += exp(r->z[j] - m);
     if (sink) sum += exp(sink_logit - m);

@@ -75,7 +75,7 @@ static int64_t add_product(int64_t a, int64_t b, int64_t c)
 
 /* ---- Sequences --------------------------------------------------------------------------------------------------- */
 
-/* Fills in every member of a sequence that its own lengths determine. */
+/* Sets the members of *q that depend only on the lengths of the sequence. */
 static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 {
     const int64_t Sq = q->s.Sq, Sk = q->s.Sk, G = f->g.group;
@@ -184,8 +184,8 @@ static bool within_bounds(const struct sums *sums, const struct flash *f)
  * multiples of 32. If the padding would cost more than they gain, f32 is chosen. */
 static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv, double scale)
 {
-    /* With a scale this large, scores are within range only if the products are tiny. bf16 products would flush tiny
-     * products to 0. */
+    /* A scale above 2^32 gives scores within range only where the products are tiny, and bf16 products flush tiny
+     * numbers to 0. Products are therefore f32. */
     if (fabs(scale) > 0x1p32) return &simd->f32;
     /* e4m3 inputs are computed as bf16, which represents every e4m3 number exactly. */
     const struct simd_type *t = simd_type_for(simd, dtype == ATTN_F8E4M3 ? ATTN_BF16 : dtype);
@@ -233,7 +233,7 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->Bk = f->observe ? t->BN : t->Bk;
         break;
     }
-    assert(f->BM > 0); /* this cannot fail, because the last rows of tile_sizes fit every head size */
+    assert(f->BM > 0); /* the last rows of tile_sizes fit every head size, so the search has found a row */
     f->shown_keys = f->g.dims.page_size > 0 && f->g.observe.shown_keys > 0 ? f->g.observe.shown_keys : f->g.dims.Sk;
     /* If heads lie side by side in memory, one item computes several of them together (decode.c). */
     f->bundle = 1;
@@ -255,8 +255,8 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     }
 }
 
-/* Divides the problem's share of the workspace among its arrays. An arena without memory only adds up the bytes that
- * the arrays need. */
+/* Divides the problem's part of the workspace among its arrays. If the arena has no memory, cut() only adds up the
+ * bytes of the arrays. */
 static void cut(struct flash *f, const struct sums *sums, struct flash_arena *arena)
 {
     const attn_dims *d = &f->g.dims;

@@ -355,8 +355,9 @@ static float most(int rows, int cols, const void *X, attn_dtype dtype, int64_t s
     return result;
 }
 
-/* Adds P V to O, eight rows of V at a time, with a vector of each row in a register. These vectors are read and
- * converted once for all queries, and each piece of O is read and written once for the eight rows. */
+/* Adds P V to O, eight rows of V at a time. In each step along d, registers hold one vector of each of the eight rows.
+ * A vector of V is thus read and converted once for all queries, and a vector of O is read and written once for eight
+ * rows of V. */
 VEC void axpys_as(attn_dtype dtype, int nq, int n, int d, const float *P, int64_t ldp, const void *V, int64_t stride,
                   float *O, int64_t ldo)
 {

@@ -56,7 +56,7 @@ static inline uint16_t simd_to_f16(float x)
 {
     uint32_t u = simd_bits(x), sign = u >> 16 & 0x8000, rest = u & 0x7fffffff;
     if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (rest >> 13 & 0x3ff));
-    /* numbers of 65520 and more round to float16's infinity */
+    /* float16 rounds numbers of 65520 and more to infinity */
     if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
     /* A number below 2^-14 is subnormal in float16: a multiple of 2^-24. Adding 0.5 rounds it to such a multiple, which
      * the low bits of the sum then hold. */

@@ -3,7 +3,7 @@
  * first defines how an operand is written:
  *
  *   STEP                    vectors that one store of an A operand takes: 1 for f32, 2 for bf16
- *   put_row(A, lda, x, n)   writes n elements of a row of A from x[STEP]; bf16 writes all, zeros too
+ *   put_row(A, lda, x, n)   writes the first n elements of x[STEP] to a row of A; bf16 also writes the rest, zeros
  *   struct pair             the elements of V_LANES columns in two rows, one below the other, in the operand's type
  *   make_pair(x0, x1), put_pair_a(A, lda, p, n, rows), put_pair_b(B, ldb, p, rows)
  *
@@ -100,9 +100,9 @@ VEC bool softmax_as(bool dropped, int rows, int cols, const float *S, int64_t ld
         for (int r = 0; r < block; r += V_LANES) {
             const int n = block - r < V_LANES ? block - r : V_LANES, at = r0 + r;
             const vf old = v_load_n(m + at, n), none = v_set(-INFINITY);
-            /* Multiplication is monotone even after rounding, so |c| times the largest score is the largest of the
-             * products. A NaN maximum would be lost in the comparison with the old maximum, but the sum over the row
-             * still becomes NaN. */
+            /* The largest score times |c| is the largest of all scores times |c|, because rounding keeps the order of
+             * products. A NaN maximum is lost in the comparison with the old maximum, but the sum over the row still
+             * becomes NaN. */
             const vf now = v_max(v_mul(v_load(base + r), v_set(fabsf(c))), old);
             /* The maximum is -inf while all keys so far are hidden; 0 replaces it, because -inf - -inf would be NaN. */
             const vf from = v_select(v_less(none, now), now, v_zero());

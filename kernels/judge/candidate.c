@@ -1,10 +1,10 @@
 /* candidate.c: tests one mistake, or two at once, and says what they explain. See state.h.
  *
- * A mistake explains a wrong tensor if the caller's tensor agrees with that of a kernel with this mistake: the largest
- * and the mean difference from it are at most a tenth of those from the truth, or the largest is within the limit.
- * Tensors that are right must stay within their limits. The score of a mistake orders explanations. It is the sum over
- * the wrong tensors of log(error left / error now), where an error is a root mean square plus the rounding of a right
- * kernel. */
+ * A mistake explains a wrong tensor if the caller's tensor agrees with the tensor of a kernel with this mistake: their
+ * largest and mean difference are at most a tenth of the differences between the caller's tensor and the truth (float64
+ * results), or their largest difference is within the limit. Tensors that are right must stay within their limits.
+ * Explanations are ordered by score, the sum over the wrong tensors of log(error against the mistake's results / error
+ * against the truth). An error is a root mean square plus the rounding of a right kernel. */
 #include "kernels/judge/state.h"
 
 #include <math.h>

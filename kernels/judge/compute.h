@@ -45,8 +45,8 @@ struct compute {
     double *KT, *V, *K, *VT;
     double *dK, *dV; /* gradients of keys and values: [most_keys, D], [most_keys, Dv] */
 
-    /* The members from z to rest belong to one tile of queries. Each of the first five is [tile, keys]: scores (-inf:
-     * hidden), weights of V, dropout's factors, derivatives of softcap, and dP, which becomes dS. */
+    /* The members from z to rest belong to one tile of queries. The first five are arrays of [tile, keys]: scores
+     * (-inf: hidden), weights of V, factors of dropout, derivatives of softcap, and dP, which dS overwrites. */
     double *z, *P, *M, *slope, *dP;
     double *Q, *dO;         /* rows of q and dout: [tile, D], [tile, Dv] */
     double *out, *lse, *dq; /* results of the tile's rows: [tile, Dv], [tile], [tile, D] */

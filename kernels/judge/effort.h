@@ -1,4 +1,4 @@
-/* effort.h: how long the work of a judge takes on one thread. */
+/* effort.h: estimates how long the work of a judge takes on one thread. */
 #ifndef JUDGE_EFFORT_H
 #define JUDGE_EFFORT_H
 
@@ -12,7 +12,7 @@ enum {
 
 /* Returns how many multiply-adds in double a thread does per second. */
 double effort_rate(void);
-/* Returns how many emulations of right kernels a problem gets. */
+/* Returns how many emulations of right kernels a judge computes for a problem. */
 int effort_emulations(const attn_problem *p);
 /* Returns how many times as long as the truth (float64 results) `count` emulations take. */
 double effort_of_emulations(int count);

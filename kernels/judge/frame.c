@@ -16,7 +16,8 @@ enum {
     EXPONENTIAL = 100, /* one exponential takes as long as this many multiply-adds */
     TILE_ROWS = 64,    /* the largest number of query rows of a tile */
     TILE_PAIRS =
-        1 << 19, /* the largest number of (query, key) pairs of a tile: each of five arrays has one double per pair */
+        /* The largest number of (query, key) pairs of a tile. A tile has five arrays with one double for each pair. */
+    1 << 19,
 };
 
 int64_t frame_tile_rows(const attn_problem *p)

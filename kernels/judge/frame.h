@@ -28,8 +28,8 @@ struct frame {
     struct tile *tiles;
     int64_t count, rows,
         lines; /* number of tiles; number of query rows, and of keys, of all heads in the arrays of struct truth */
-    /* true: the arrays of struct truth have their rows in the order of attn_truth (kernels/attention.h), because a
-     * device filled them */
+    /* true: a device filled the arrays of struct truth, so their rows are in the order of attn_truth
+     * (kernels/attention.h) */
     bool as_device;
     int64_t all_rows; /* number of query rows of the whole problem, all heads together */
     /* [B, H]: index of the head's first row in struct truth; -1: the head's first tile was not chosen */
@@ -67,8 +67,8 @@ extern const attn_tensor_id frame_tensors[FRAME_TENSORS];
  * are in the order of attn_truth; `share` must be 1 then. Returns false if there is not enough memory. */
 bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *results, double share, bool as_device);
 void frame_close(struct frame *f);
-/* Returns the bytes that a frame takes for about `share` of the tiles. with_truth: its truth (float64 results) counts
- * too. */
+/* Returns the bytes of memory that frame_open() takes for about `share` of the tiles. with_truth: memory for the truth
+ * (float64 results) counts too. */
 int64_t frame_bytes(const attn_problem *p, double share, bool with_truth);
 /* Returns the largest number of query rows of a tile: as many as fit in a fixed amount of memory for scores. */
 int64_t frame_tile_rows(const attn_problem *p);

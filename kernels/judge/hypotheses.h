@@ -7,7 +7,7 @@
 
 #include "kernels/judge/variation.h"
 
-/* What the functions of hypotheses.c, each of which applies a mistake, know about a problem. */
+/* The facts about a problem that the functions of hypotheses.c read; each function applies one mistake. */
 struct hypothesis_facts {
     const attn_problem *p;
     attn_geometry g;
@@ -31,7 +31,8 @@ struct hypothesis {
     /* the mistake changes scores; for a backward a second test applies it to the gradients alone, with right out and
      * lse */
     bool of_scores;
-    bool of_pattern; /* the mistake makes small errors: it is tested even where all results are within their limits */
+    /* the mistake makes small errors, so it is tested even where all results are within their limits */
+    bool of_pattern;
     /* of_size: the mistake makes random errors (such as another order of sums), so only the size of its errors is
      * compared, not each number */
     bool of_size;

@@ -1,9 +1,10 @@
 /* judge.c: the phases of a judge's work, in order. See judge.h.
  *
  *   TRUTH      computes every tile in float64 and stores the results (the truth), if no device has computed them
- *   COMPARE    compares the caller's results with the truth: errors
- *   EMULATE    computes tiles with the roundings of right kernels, to see how far results may be from the truth:
- *              limits, verdict. If a device has computed the truth of a large problem, it takes some tiles (units.c)
+ *   COMPARE    computes the errors: the differences between the caller's results and the truth
+ *   EMULATE    computes tiles with the roundings of right kernels, which shows how far right results may be from the
+ *              truth, and thus gives limits and verdict. If a device has computed the truth of a large problem, only
+ *              some tiles are emulated (units.c)
  *   SAMPLE     chooses the tiles on which mistakes are tested, and sums up the caller's errors on these tiles
  *   SINGLES    tests every mistake on the sample
  *   PAIRS      tests two mistakes at once, if no single mistake explains everything
@@ -20,13 +21,13 @@
 
 #include "kernels/judge/state.h"
 
-/* The most bytes that a judge may take, besides the problem's tensors. */
+/* The largest number of bytes that a judge may allocate, besides the problem's tensors. */
 #define JUDGE_BYTES ((int64_t)512 << 20)
 
 /* If a problem has more multiply-adds, a device computes its truth (float64 results). With fewer, the judge computes
  * the truth in less than 20 ms, so a device would save nothing. */
 #define JUDGE_DEVICE_MULTIPLY_ADDS ((double)(INT64_C(1) << 27))
-/* The most bytes of truth (float64 results) that a judge takes from a device. */
+/* The largest number of bytes of truth (float64 results) that a judge takes from a device. */
 #define JUDGE_TRUTH_BYTES ((int64_t)1 << 30)
 
 const char *judge_verdict_name(judge_verdict verdict)

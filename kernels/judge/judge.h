@@ -19,10 +19,13 @@ typedef struct judge judge;
 
 enum { JUDGE_WORST = 8, JUDGE_WHERE = 8, JUDGE_EXPLANATIONS = 8, JUDGE_CODES = 80, JUDGE_TEXT = 320 };
 
-/* The verdicts on one tensor or on all tensors together, from best to worst. Each row: id, name in JSON. */
-#define JUDGE_VERDICT_MAP(X)                                                                          \
-    X(MATCH, "match")       /* the largest error is at most twice that of rounding float64 results */ \
-    X(ROUNDING, "rounding") /* the largest error is at most the limit */                              \
+/* The verdicts on one tensor or on all tensors together, from best to worst. Each row: id, name in JSON.
+ *   MATCH      the largest error is at most twice the error of rounding float64 results to the dtype
+ *   ROUNDING   the largest error is at most the `limit` of struct judge_tensor
+ *   MISMATCH   the largest error is above `limit` */
+#define JUDGE_VERDICT_MAP(X) \
+    X(MATCH, "match")        \
+    X(ROUNDING, "rounding")  \
     X(MISMATCH, "mismatch")
 typedef enum judge_verdict {
 #define X(id, name) JUDGE_##id,
@@ -32,7 +35,7 @@ typedef enum judge_verdict {
 const char *judge_verdict_name(judge_verdict verdict);
 
 /* How far one of the caller's tensors is from the truth (the float64 results).
- *   max_abs    largest difference; infinity where one side is not finite and the other differs from it
+ *   max_abs    largest difference; infinity if a number or its truth is not finite and they are not equal
  *   relative   max_abs over the largest finite absolute value of the truth
  *   explained  the max_abs that a right kernel of the dtype has on this problem
  *   limit      the largest max_abs that is not a mismatch: see kernels/README.md
@@ -53,7 +56,8 @@ typedef struct judge_element {
 
 typedef struct judge_place {
     attn_tensor_id id;
-    char what[JUDGE_TEXT]; /* where the wrong elements are: "queries 128 to 255 of every head" */
+    /* a sentence that says where wrong elements are, such as "queries 128 to 255 of every head" */
+    char what[JUDGE_TEXT];
     int64_t wrong, of_wrong;
 } judge_place;
 
@@ -64,7 +68,7 @@ typedef struct judge_explanation {
     bool partly;
     const char *code, *and_code; /* and_code: code of a second mistake that is present at the same time; NULL: none */
     char detail[JUDGE_TEXT], fix[JUDGE_TEXT];
-    uint64_t tensors; /* the tensors that the mistake explains: bits of attn_tensor_id */
+    uint64_t tensors; /* the wrong tensors that the mistake explains: bits of attn_tensor_id */
     double now, if_so;
 } judge_explanation;
 
@@ -81,11 +85,11 @@ typedef struct judge_result {
     /* rows_checked: number of query rows, of all heads together, that were checked; rows_of: number of all query
      * rows */
     int64_t rows_checked, rows_of;
-    /* number of query rows in which right kernels were emulated; `explained` is from these rows */
+    /* number of query rows in which right kernels were emulated; judge_tensor's `explained` is from these rows */
     int64_t rows_emulated;
 } judge_result;
 
-/* The results that a judge can compare, as bits of attn_tensor_id. */
+/* The results that a judge can compare with float64 results, as bits of attn_tensor_id. */
 #define JUDGE_RESULTS                                                                                                \
     (ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) | \
      ATTN_TENSOR_BIT(dsinks) | ATTN_TENSOR_BIT(dbias) | ATTN_TENSOR_BIT(dalibi_slopes))

@@ -1,4 +1,4 @@
-/* search.c: which mistakes are tested, on which tiles, and in which order. See state.h. */
+/* search.c: chooses which mistakes are tested, on which tiles, and in which order. See state.h. */
 #include "kernels/judge/state.h"
 
 #include <math.h>

@@ -22,7 +22,7 @@ enum {
     PAIR_FIRSTS = 5,    /* the largest number of mistakes that may be the first of a pair */
     PAIR_SECONDS = 300, /* the largest number of mistakes that may be the second of a pair */
     CONFIRMED = 8,      /* the largest number of explanations that are tested on all tiles */
-    WORST_UNITS = 8,    /* number of units that are kept for each result: those with the largest errors */
+    WORST_UNITS = 8, /* for each result, the number of units (those with the largest errors) that a judge remembers */
 };
 
 /* The phases of a judge's work, in order. judge.c explains each of them. */
@@ -81,16 +81,16 @@ struct pass {
     bool alone;    /* true: only the backward has the variation; out and lse are those of the truth (float64 results) */
     int emulation; /* index of the emulation that the pass computes; -1: the pass computes without roundings */
     bool against_truth; /* true: the pass compares with the truth (float64 results), not with the caller's results */
-    /* true: the pass also sums up in `size` how far its results are from the truth (float64 results) */
+    /* true: the pass also sums up the differences between its results and the truth (float64 results), in `size` */
     bool sizes;
     bool sums; /* true: the pass takes all tiles, so its dbias, dsinks and dslopes are complete */
     struct difference found[FRAME_TENSORS]; /* sums of the differences over the tiles that have been computed */
-    struct difference size[FRAME_TENSORS];  /* differences between the pass's results and the truth (float64 results) */
+    struct difference size[FRAME_TENSORS]; /* differences between this pass's results and the truth (float64 results) */
 };
 
 struct judge {
     struct hypothesis_facts facts;
-    attn_problem p; /* the problem of the caller, without results */
+    attn_problem p; /* the caller's problem, without the caller's results */
     attn_tensor results[ATTN_TENSOR_COUNT];
     uint64_t given; /* the results that the caller sent: bits of attn_tensor_id */
     struct frame frame;
@@ -138,7 +138,7 @@ struct judge {
     int firsts[PAIR_FIRSTS], first_count, seconds[PAIR_SECONDS],
         second_count; /* indices of the candidates that may be the first, or the second, mistake of a pair */
     int confirm[CONFIRMED], confirm_count; /* indices of the candidates that PHASE_CONFIRM tests on all tiles */
-    bool tried[HYPOTHESES_MOST];           /* true: all variants of this row of hypotheses[] were tested */
+    bool tried[HYPOTHESES_MOST];           /* for each row of hypotheses[]: whether all of its variants were tested */
 };
 
 static inline bool state_is_given(const struct judge *j, attn_tensor_id id)
@@ -188,8 +188,8 @@ static inline bool units_are_sampled(const struct judge *j)
     return j->emulated != NULL;
 }
 
-/* Functions of search.c. search_next_single() and search_next_pair() begin the test of the next candidate; they return
- * false if none is left. */
+/* Functions of search.c. search_next_single() and search_next_pair() begin the test of the next single mistake or pair;
+ * they return false if none is left. */
 void search_choose_sample(struct judge *j);
 bool search_next_single(struct judge *j);
 void search_choose_pairs(struct judge *j);

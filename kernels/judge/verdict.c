@@ -1,4 +1,4 @@
-/* verdict.c: errors, limits and verdict of each of the caller's tensors. See state.h. */
+/* verdict.c: computes the error, the limit and the verdict of each tensor of the caller. See state.h. */
 #include "kernels/judge/state.h"
 
 #include <math.h>

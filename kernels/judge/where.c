@@ -1,9 +1,9 @@
-/* where.c: the worst elements, and where the wrong elements of a tensor are. See state.h.
+/* where.c: lists the elements with the largest errors, and says where a tensor has wrong elements. See state.h.
  *
- * Wrong elements are counted along each axis of a tensor: batch rows, heads, queries or keys, columns. The sentence
- * names each axis on which only some indices have wrong elements, as a range, as a list, or as every n-th index. It
- * leaves out an axis on which all indices have some. The sentence may name too many elements, but it names all wrong
- * ones. */
+ * Wrong elements are counted along each axis of a tensor: batch rows, heads, queries or keys, columns. A sentence names
+ * each axis on which only some indices have wrong elements: the indices as a range, as a list, or as every n-th index.
+ * It leaves out an axis on which all indices have wrong elements. The sentence may name elements that are right, but it
+ * never leaves out a wrong one. */
 #include "kernels/judge/state.h"
 
 #include <math.h>
@@ -13,7 +13,7 @@
 
 enum { AXES = 4 };
 
-/* The number of wrong elements at each index of each axis of a tensor. */
+/* For each index of each axis of a tensor: the number of wrong elements there. */
 struct counts {
     int64_t size[AXES]; /* sizes of the axes: batch rows, heads, queries (or keys), columns */
     int64_t *wrong[AXES];
