@@ -360,8 +360,9 @@ static void pack_chunk(const struct flash *f, struct chunk *at, const struct scr
     memset(scratch->dVt, 0, (size_t)(Dv * scratch->ldt) * sizeof *scratch->dVt);
 }
 
-/* Computes S = Q K^T of a row tile. It sums in the same order as the sequence's forward, because lse must fit these
- * scores. Returns true where some products may be infinite or NaN although the scores are finite. */
+/* Computes S = Q K^T of a row tile. Each sum has the order of the sequence's forward, because the backward subtracts
+ * the forward's lse from these scores. Returns true where some products may be infinite or NaN although the scores are
+ * finite. */
 static bool multiply_scores(const struct flash *f, const struct chunk *at, const struct flash_tile *t,
                             const struct visible_block *block, const struct scratch *scratch)
 {

@@ -27,7 +27,7 @@
 
 enum {
     HEADER_BYTES = 64,
-    /* huge pages (2 MiB) are used for blocks of at least two of them: this saves page faults and TLB misses */
+    /* size of a huge page; blocks of at least two huge pages use them, which saves page faults and TLB misses */
     HUGE_PAGE_BYTES = 2 << 20,
     /* number of batches of problems that a device computes at a time, each on a thread of its own; a core without work
      * in one batch helps with the other */
@@ -250,7 +250,7 @@ static attn_status copy(attn_stream *stream, void *to, const void *from, size_t 
                         attn_error *err)
 {
     (void)stream, (void)direction, (void)err;
-    /* memmove() and not memcpy(), because on a unified device a caller may copy a buffer onto itself */
+    /* memmove() instead of memcpy(), because a caller of a unified device may copy a buffer onto itself */
     memmove(to, from, bytes);
     return ATTN_OK;
 }

@@ -130,13 +130,13 @@ struct flash_sequence {
     int64_t tiles0, rows0, items0, packs0, keys0, parts0, chunks0;
 };
 
-/* A row tile: the queries of one or several heads of a group that are computed together. */
+/* A row tile: queries of one head, or of several heads of one key/value head's group, that are computed together. */
 struct flash_tile {
     const struct flash_sequence *seq;
     int64_t b, hk; /* sequence, key/value head */
     int64_t index; /* index of the tile among the row tiles of its key/value head */
-    int64_t h, i0; /* first query head and first query of the tile */
-    int heads, n;  /* number of heads in the tile, and of queries of each head */
+    int64_t h, i0; /* h: first query head of the tile; i0: first query of the tile in its sequence */
+    int heads, n;  /* heads: number of heads in the tile; n: number of queries of each head */
     int rows;      /* number of rows in the tile: heads * n */
     /* index of the tile's first row in the arrays with an entry for each row (run.c); a multiple of FLASH_UNIT */
     int64_t row0;
@@ -254,7 +254,8 @@ struct flash_run {
 attn_status flash_run_bytes(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
                             attn_error *err);
 
-/* Like flash_run_bytes(), but for the actual lengths: the size that a call without a workspace allocates. */
+/* Does what flash_run_bytes() does, but for the true lengths of the sequences. A call without a workspace allocates
+ * this size. */
 attn_status flash_run_bytes_exact(const struct simd *simd, int threads, const attn_plan *plans, int count,
                                   size_t *bytes, attn_error *err);
 
@@ -417,8 +418,7 @@ void flash_row_end_part(const struct flash *f, const struct flash_tile *t, int64
 /* Like flash_row_end_part(), for whole rows, whose keys are not split: writes out and lse. */
 void flash_row_end(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
                    const float *l, float *inverse, bool large);
-/* Returns the index of a row tile's first row in part_O, part_m and part_l, for its partial result over span number
- * `split`. */
+/* Returns where the partial result of a row tile for span `split` begins, as a row of part_O, part_m and part_l. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split);
 
 /* Computes delta = rowsum(dO O), without dlse, of n rows of O: those of head h from row `first` of the tensor on. dO is
@@ -435,7 +435,7 @@ struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, in
 
 /* The keys of a row that have the largest scores, in descending order of score. */
 struct flash_top {
-    int most, count; /* number of scores that are wanted; number of scores that are stored */
+    int most, count; /* most: number of scores that are wanted; count: number of scores that are stored */
     int32_t key[ATTN_MAX_TOP];
     double z[ATTN_MAX_TOP];
 };
@@ -469,7 +469,8 @@ int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i
 /* Returns whether row r of a tile sees exactly one key. */
 bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t, int r);
 
-/* Stores a row's lse for gradient(): in lse2 (float32, base 2), or in `strange` where lse2 cannot hold it. */
+/* Stores a row's lse for gradient(): in `strange`, and in lse2 (float32, base 2). lse2 becomes NaN if float32 does not
+ * suffice. */
 static inline void flash_keep_lse(const struct flash *f, int64_t row, struct flash_strange lse)
 {
     const double whole = lse.lse.top + lse.lse.rest;

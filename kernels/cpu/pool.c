@@ -66,7 +66,7 @@ struct pool {
     pthread_cond_t left_cond;   /* signalled when a worker has left a loop, whose caller may wait for that */
     pthread_cond_t turn_cond;   /* signalled when a paused thread may go on */
     struct parallel_for *loops;
-    /* list of all pool_parts (uses of the pool) that have begun; at most as many as the device has streams */
+    /* list of all pool_parts (uses of the pool) that have begun and not ended */
     struct pool_part *parts;
     atomic_uint posted;
     /* number of threads that compute, which is limited to `threads`; written under the lock, read without it */
@@ -148,7 +148,8 @@ static int owners(const struct pool *pool)
     return count;
 }
 
-/* Returns the loop that a worker should help; NULL where no loop has an item left. The caller must hold the lock. */
+/* Returns the loop in which a worker should compute items; NULL if no loop has an item left. The caller must hold the
+ * lock. */
 static struct parallel_for *loop_with_items(struct pool *pool)
 {
     struct parallel_for *found = NULL;
@@ -180,8 +181,8 @@ static void count(struct pool *pool, struct pool_part *part, int change)
     if (change < 0 && pool->paused > 0) pthread_cond_broadcast(&pool->turn_cond);
 }
 
-/* Returns whether the owner of this part has more threads than its share, while the pool has too few threads. `own` is
- * 1 if the calling thread is not counted now and wants to go on. The caller must hold the lock. */
+/* Returns whether the owner of `part` (a client of the pool) has more threads than an equal share, while other owners
+ * lack threads. `own` is 1 if the calling thread pauses now and wants to go on. The caller must hold the lock. */
 static bool is_over_share(struct pool *pool, const struct pool_part *part, int own)
 {
     const int all = owners(pool), share = pool->threads / all;
@@ -320,8 +321,8 @@ void pool_run(struct pool *pool, int64_t items, pool_task task, void *context)
     /* every item has been taken by some thread */
     assert(atomic_load_explicit(&loop.next, memory_order_relaxed) >= items);
     pthread_mutex_unlock(&pool->lock);
-    /* Other threads may still compute their last items. The wait is usually short, so this thread polls before it
-     * sleeps. */
+    /* Other threads may still compute their last items. This thread polls before it sleeps, because it usually waits
+     * for a few microseconds only. */
     int64_t until = now_us() + POOL_SPIN_US;
     while (atomic_load_explicit(&loop.inside, memory_order_acquire) != 0) {
         for (int n = 0; n < POOL_YIELD_EVERY && atomic_load_explicit(&loop.inside, memory_order_acquire) != 0; n++)

@@ -48,9 +48,10 @@ struct pool_part {
     int64_t began_ns, paused_ns, helped_ns;
 };
 
-/* Call these before and after the parallel loops of a problem, so that the calling thread counts among the threads that
- * compute. The caller provides the memory of the part. A thread ends its parts in reverse order. pool_end() returns the
- * nanoseconds that all threads together computed for this part. */
+/* Call pool_begin() before the parallel loops of a problem and pool_end() after them, so that the calling thread counts
+ * among the threads that compute. The caller provides the memory of the pool_part. A thread that has begun several
+ * pool_parts ends the newest first. pool_end() returns the nanoseconds that all threads together computed for the
+ * pool_part. */
 void pool_begin(struct pool *pool, struct pool_part *part, const void *owner, const int *cancel);
 int64_t pool_end(struct pool *pool, struct pool_part *part);
 

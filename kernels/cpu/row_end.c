@@ -123,7 +123,7 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
     }
 }
 
-/* Returns the index in part_O, part_m and part_l of a row tile's partial result for span `split`. */
+/* Returns where the partial result of a row tile for span `split` begins, as a row of part_O, part_m and part_l. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split)
 {
     const struct flash_sequence *seq = t->seq;

@@ -46,7 +46,8 @@ static const struct tile_sizes {
 };
 
 enum {
-    /* number of keys of a span, into which the keys of a row tile are split; a multiple of every BN (keys of a tile) */
+    /* number of keys of a span: the keys of a row tile are split into spans, which threads compute side by side; a
+     * multiple of every BN (keys of a tile) */
     SPLIT_KEYS = 2048,
     /* number of keys of a span on the path FLASH_DOTS (few rows), where an item does less work per key */
     SPLIT_DOT_KEYS = 512,

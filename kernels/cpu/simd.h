@@ -198,7 +198,7 @@ struct simd {
     const struct simd_type *bf16; /* compute type for bf16; NULL: bf16 inputs are computed as f32 */
     /* compute type for float16 as two bf16 numbers; NULL: float16 is computed as f32 */
     const struct simd_type *half;
-    /* compute type for float32 as three bf16 numbers; NULL: f32 products are as fast */
+    /* compute type for float32 as three bf16 numbers; NULL: the products of the type f32 are at least as fast */
     const struct simd_type *single;
 
     /* Computes the scores of one tile in place, [rows][lds]: S becomes z = log2(e) * (softcap(scale * S) + bias +

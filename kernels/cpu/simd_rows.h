@@ -34,8 +34,8 @@ VEC int min_int(int a, int b)
 
 /* ---- f32 operands ------------------------------------------------------------------------------------------------ */
 
-/* Adds a vector to a sum. A lane of the sum becomes infinite or NaN if it gets an infinity, NaN or a number of
- * SIMD_TAME or more in size. Thousands of numbers just below SIMD_TAME have the same effect. */
+/* Adds the vector x to a sum. A lane of the sum becomes infinite or NaN if x has an infinity, a NaN or a number of
+ * SIMD_TAME or more in size there. It also does after additions of thousands of numbers just below SIMD_TAME. */
 VEC vf v_tame(vf sum, vf x)
 {
     return v_fma(x, v_set(0x1p70f /* 2^70 times SIMD_TAME is infinite */), sum);
@@ -241,9 +241,9 @@ static void hide(int rows, int cols, float *S, int64_t lds, const int *lo, const
 
 /* ---- Decode ------------------------------------------------------------------------------------------------------ */
 
-/* Computes the dot products of nq <= V_DOT_QUERIES queries with four keys at a time. Sixteen sums are in registers, and
- * each key is converted once. The lanes and the order of a sum depend on d alone. Where fewer than four keys are left,
- * the last key is read again, and its extra sums are dropped. */
+/* Computes the dot products of nq <= V_DOT_QUERIES queries with four keys at a time. Registers hold the sums, of which
+ * there are up to sixteen, and each key is converted once. The lanes and the order of a sum depend on d alone. Where
+ * fewer than four keys are left, the last key takes the places of the missing ones, and its extra sums are dropped. */
 VEC void dots_as(attn_dtype dtype, int nq, int n, int d, const float *q, int64_t ldq, const void *K, int64_t stride,
                  float *S, int64_t lds)
 {

@@ -211,8 +211,8 @@ bool candidate_is_explanation(const struct judge *j, const struct candidate *c)
     return c->second.row < 0 || (explains_all(j, c) && c->score < better_single(j, c) - JUDGE_PAIR_GAIN);
 }
 
-/* Returns the wrong tensors, lse excepted, of whose error the single mistake removes most, as bits. 0: there is none,
- * or the mistake makes another tensor's error larger. Other mistakes may be present at the same time. */
+/* Returns, as bits, the wrong tensors other than lse of whose error the single mistake removes most. Returns 0 if the
+ * mistake makes another tensor's error larger. Further mistakes may be present. */
 unsigned candidate_part(const struct judge *j, const struct candidate *c)
 {
     const struct hypothesis *const h = &hypotheses[c->first.row];

@@ -14,7 +14,7 @@ enum {
 double effort_rate(void);
 /* Returns how many emulations of right kernels a judge computes for a problem. */
 int effort_emulations(const attn_problem *p);
-/* Returns how many times as long as the truth (float64 results) `count` emulations take. */
+/* Returns the time that `count` emulations take, divided by the time of the truth (float64 results). */
 double effort_of_emulations(int count);
 
 #endif

@@ -36,8 +36,8 @@ struct frame {
     int64_t *row_of_head;
     bool whole; /* true: all tiles of the problem were chosen */
     struct reading reading[ATTN_TENSOR_COUNT]
-                          /* reading[id][0] reads a tensor in the problem's layout, reading[id][1] in the other layout
-                           * (bshd or bhsd), with heads and rows exchanged */
+                          /* reading[id][0] reads a tensor in the problem's layout (bshd or bhsd), reading[id][1] in the
+                           * layout with heads and rows exchanged */
                           [2];
     struct compute c;
     float *scratch; /* memory for emulations (emulate.h) */
@@ -64,7 +64,7 @@ enum { FRAME_ROW_TENSORS = 3, FRAME_KEY_TENSORS = 5, FRAME_TENSORS = 8 };
 extern const attn_tensor_id frame_tensors[FRAME_TENSORS];
 
 /* Cuts the problem into tiles and chooses all of them, or about `share` of them. as_device: the rows of struct truth
- * are in the order of attn_truth; `share` must be 1 then. Returns false if there is not enough memory. */
+ * are in the order of attn_truth; then `share` must be 1. Returns false if memory runs out. */
 bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *results, double share, bool as_device);
 void frame_close(struct frame *f);
 /* Returns the bytes of memory that frame_open() takes for about `share` of the tiles. with_truth: memory for the truth
@@ -87,8 +87,8 @@ double frame_got(const struct frame *f, attn_tensor_id id, bool swapped, int64_t
 int64_t frame_first_row(const struct frame *f, int64_t b);
 int64_t frame_first_key(const struct frame *f, int64_t b);
 int64_t frame_key_room(const struct frame *f, int64_t b);
-/* frame_kept() returns the array of struct truth with the float64 results for this tensor; NULL: there is none.
- * frame_columns() returns the number of columns of a row; it is 1 for lse, dbias, dsinks and dslopes. */
+/* frame_kept() returns the array of struct truth that holds the float64 results of a tensor; NULL: there is none.
+ * frame_columns() returns the number of columns of a row of the tensor; it is 1 for lse, dbias, dsinks and dslopes. */
 double *frame_kept(const struct truth *t, attn_tensor_id id);
 int64_t frame_columns(const struct frame *f, attn_tensor_id id);
 

@@ -25,7 +25,7 @@ enum { HYPOTHESIS_WORDS = 64 };
 
 struct hypothesis {
     const char *code;
-    /* the mistake only changes finished results, so its test changes the stored truth (float64 results) and computes
+    /* true: the mistake changes finished results, so its test changes the stored truth (float64 results) and computes
      * nothing anew */
     bool converts;
     /* the mistake changes scores; for a backward a second test applies it to the gradients alone, with right out and

@@ -255,7 +255,8 @@ static bool take_memory(struct judge *j)
            (n[7] == 0 || (numbers(&t->dslopes, n[7]) && numbers(&s->dslopes, n[7])));
 }
 
-/* Returns the share of the rows for which time and memory suffice. *bytes becomes the memory that this share takes. */
+/* Returns the share of the query rows that a judge can check in the given time and with its memory. *bytes becomes the
+ * memory that this share takes. */
 static double share_of(const attn_problem *p, bool has_truth, double seconds, int64_t *bytes)
 {
     const double third = seconds / 3, needs = judge_cost_of(p).truth, least = 1e-9;

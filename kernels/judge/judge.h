@@ -120,8 +120,8 @@ int64_t judge_bytes(const attn_problem *problem, bool has_truth, double seconds)
 attn_status judge_open(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT],
                        const attn_truth *truth, double seconds, judge **opened, attn_error *err);
 bool judge_step(judge *j);
-/* Call this when half of the judge's time is over. The judge then leaves out chosen rows that it has not computed in
- * float64 yet. */
+/* Call this function when half of the judge's time is over and the truth is not complete. The judge then leaves out
+ * chosen rows that it has not computed in float64 yet. */
 void judge_hurry(judge *j);
 /* Returns whether errors and verdict are known. The search for explanations may still go on. */
 bool judge_has_verdict(const judge *j);

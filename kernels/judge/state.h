@@ -76,14 +76,14 @@ struct pass {
     const int64_t *list; /* indices of the tiles of the pass; NULL: all tiles */
     int64_t count, at;   /* number of tiles, and number of tiles that are done */
     int64_t unit;        /* the unit to which the pass's present tile belongs */
-    int64_t hk, b;       /* the key/value head and the sequence whose keys are in memory; -1: none */
+    int64_t hk, b;       /* the key/value head and the sequence whose keys are loaded; -1: none */
     bool converts;       /* true: the pass changes numbers of the truth (float64 results) instead of computing anew */
     bool alone;    /* true: only the backward has the variation; out and lse are those of the truth (float64 results) */
     int emulation; /* index of the emulation that the pass computes; -1: the pass computes without roundings */
     bool against_truth; /* true: the pass compares with the truth (float64 results), not with the caller's results */
     /* true: the pass also sums up the differences between its results and the truth (float64 results), in `size` */
     bool sizes;
-    bool sums; /* true: the pass takes all tiles, so its dbias, dsinks and dslopes are complete */
+    bool sums; /* true: the pass goes over all tiles, so that its sums dbias, dsinks and dslopes are complete */
     struct difference found[FRAME_TENSORS]; /* sums of the differences over the tiles that have been computed */
     struct difference size[FRAME_TENSORS]; /* differences between this pass's results and the truth (float64 results) */
 };
@@ -94,7 +94,7 @@ struct judge {
     attn_tensor results[ATTN_TENSOR_COUNT];
     uint64_t given; /* the results that the caller sent: bits of attn_tensor_id */
     struct frame frame;
-    /* the same problem, cut into tiles a second time and read in the other layout: heads and rows are exchanged */
+    /* the problem a second time, cut into tiles of a frame that reads it with heads and rows exchanged */
     struct frame other;
     bool has_other;
     bool borrows_truth; /* true: the memory of `truth` is the caller's, and a device filled it */

@@ -22,7 +22,7 @@ enum variation_drop {
     DROP_NOTHING,
     DROP_LAST,      /* the row does not see the last tile of the sequence's keys */
     DROP_FIRST,     /* the row does not see the first tile of the sequence's keys */
-    DROP_LAST_SEEN, /* the row does not see the last tile of the keys that the causal mask and the window allow */
+    DROP_LAST_SEEN, /* the row does not see the last tile of those keys that the causal mask and the window allow */
     DROP_FIRST_SEEN,
 };
 
@@ -33,7 +33,8 @@ enum variation_softmax {
     SOFTMAX_OUT_NOT_RESCALED,
     /* a row's sum of exponentials so far is not rescaled when a tile of keys raises the row's maximum */
     SOFTMAX_SUM_NOT_RESCALED,
-    /* neither a row's out nor its sum of exponentials is rescaled when a tile of keys raises the maximum */
+    /* neither a row's out so far nor its sum of exponentials so far is rescaled when a tile of keys raises the row's
+     * maximum */
     SOFTMAX_NONE_RESCALED,
     SOFTMAX_SPLITS_UNWEIGHTED, /* the results of splits of the keys are averaged without weights */
     SOFTMAX_NOT_NORMALIZED,    /* out is not divided by the sum of exp(z - max) */

@@ -18,7 +18,7 @@ struct attn_verifier {
      * rows */
     int64_t total, n, next;
     int64_t b, h, first;     /* batch row and head of row `next`; index of that head's first row among all rows */
-    int64_t keys_b, keys_hk; /* head and sequence whose keys are in memory; -1: none */
+    int64_t keys_b, keys_hk; /* key/value head and sequence whose keys are loaded; -1: none */
 };
 
 attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifier **verifier, attn_error *err)
