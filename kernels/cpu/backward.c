@@ -35,8 +35,8 @@
 #include "kernels/cpu/flash.h"
 
 struct scratch {
-    /* row strides in elements: ld of tiles [rows][keys], ldt of sums [channel][keys], dS_lda of dS as an A operand
-     * (simd.h) */
+    /* row strides in elements: ld of matrices [rows][keys], ldt of the sums [channel][keys], dS_lda of dS as an A
+     * operand (simd.h) */
     int64_t ld, ldt, dS_lda;
     float *S, *dP, *cap, *drop;
     char *P_b, *dS_a, *dS_b;

@@ -20,8 +20,8 @@
 
 enum {
     KEYS = 256, /* keys whose scores are computed together, so that the scores stay in L1; a multiple of FLASH_UNIT */
-    /* keys of one head that are computed before those of the next head; a multiple of the keys that dots() and axpys()
-     * process at a time */
+    /* number of keys of one head that are computed before the code goes on to the next head of the bundle; a multiple
+     * of the number of keys that dots() and axpys() process at a time */
     STEP = 16,
 };
 
@@ -36,10 +36,9 @@ struct head {
 struct scratch {
     int64_t ldq, lds, ldo;
     struct head *heads;
-    float *Q, *S, *O, *m, *l, *rescale, *inverse,
-        /* Q, S, O, m and l have FLASH_BUNDLE_ROWS rows, which the heads of the bundle share: each head has some of the
-         * rows */
-        *drop;
+    /* Q, S, O, m and l have FLASH_BUNDLE_ROWS rows, which the heads of the bundle share: each head has some of the
+     * rows. */
+    float *Q, *S, *O, *m, *l, *rescale, *inverse, *drop;
     char *keys; /* memory to gather STEP rows of k or v that lie in several pages */
     struct flash_limits limits;
 };

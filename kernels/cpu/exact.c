@@ -52,7 +52,7 @@ struct row {
 /* Up to KEYS keys [j, j + n) of a row, with their masks, bias and scores. */
 struct keys {
     int64_t j;
-    int n, seen;        /* number of keys, and number of keys that the row sees */
+    int n, seen;        /* n: number of keys; seen: number of the keys that the row sees */
     uint8_t sees[KEYS]; /* 1: the row sees the key; 0: it does not */
     float bias[KEYS];   /* the bias of each key, if the problem has a bias */
     /* score of each visible key, and the derivative of the score with respect to scale q . k (score.h) */

@@ -122,7 +122,7 @@ struct flash_sequence {
     int64_t tiles; /* number of row tiles per key/value head */
     /* number of rows in all row tiles of a key/value head, where each tile is rounded up to FLASH_UNIT rows */
     int64_t rows;
-    /* number of spans (runs of keys) into which the keys of a row tile are split (1: not split), and number of keys of
+    /* splits: number of spans (runs of keys) into which the keys of a row tile are split, or 1; span: number of keys of
      * a span */
     int64_t splits, span;
     /* number of rows of partial results that a key/value head has for one span of keys; 0: keys are not split */
@@ -167,9 +167,9 @@ struct flash {
     bool dropout;
     uint32_t drop_threshold;
     float drop_scale; /* 1 / (1 - dropout_p); 1 without dropout */
-    int BM, BN;       /* in a forward: number of queries of a row tile, and of keys of a key tile */
-    int Bk;           /* in a backward: number of keys of a chunk */
-    int bundle;       /* number of key/value heads that an item of FLASH_DOTS computes */
+    int BM, BN; /* in a forward: BM is the number of query rows of a row tile, BN the number of keys of a key tile */
+    int Bk;     /* in a backward: number of keys of a chunk */
+    int bundle; /* number of key/value heads that one item computes on the path FLASH_DOTS */
     int64_t B;
     const int *cancel; /* cancel flag of the run, which attn_is_cancelled() reads between tiles */
     /* bytes of scratch (memory for intermediate results) that a thread needs, enough for every phase */
@@ -218,11 +218,12 @@ struct flash {
     int64_t dbias_classes;
     /* number of row tiles, of packed key tiles and of chunks in all sequences together */
     int64_t tiles_all, packs_all, chunks_all;
-    /* number of slices (runs of rows) of dbias that FLASH_ROWS sets to zero, and number of slices in each [Sq, Sk]
-     * matrix of dbias */
+    /* dbias_slices: number of slices (runs of rows) of dbias that FLASH_ROWS sets to zero; dbias_blocks: number of
+     * slices in each [Sq, Sk] matrix of dbias */
     int64_t dbias_slices, dbias_blocks;
 
-    /* for each phase: number of items of this problem, and number of items of all problems before it */
+    /* for each phase: items is the number of items of this problem, first the number of items of all problems before
+     * it */
     int64_t items[FLASH_PHASES], first[FLASH_PHASES];
 };
 
@@ -415,7 +416,8 @@ static inline bool flash_is_strange(const struct flash *f, const struct flash_ti
  * `large`: O may have overflowed. */
 void flash_row_end_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo,
                         float *m, float *l, float *inverse, bool large);
-/* Like flash_row_end_part(), for whole rows, whose keys are not split: writes out and lse. */
+/* Ends the rows of a tile whose keys are not split: writes out and lse. The parameters mean what they mean for
+ * flash_row_end_part(). */
 void flash_row_end(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
                    const float *l, float *inverse, bool large);
 /* Returns where the partial result of a row tile for span `split` begins, as a row of part_O, part_m and part_l. */

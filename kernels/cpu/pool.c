@@ -45,7 +45,7 @@ enum {
 
 struct parallel_for {
     struct parallel_for *next_loop;
-    atomic_int_fast64_t next; /* index of the next item that no thread has taken */
+    atomic_int_fast64_t next; /* index of the first item that no thread has taken yet */
     int64_t items;
     pool_task task;
     void *context;
@@ -190,8 +190,8 @@ static bool is_over_share(struct pool *pool, const struct pool_part *part, int o
     return threads_of_owner(pool, part) + own > (share > 1 ? share : 1);
 }
 
-/* Pauses the calling thread, between two items, while its owner has more threads than its share and other owners need
- * them. */
+/* Pauses the calling thread between two items, while its owner (a client of the pool) has more threads than an equal
+ * share and other owners lack threads. */
 static void pause_for_others(struct pool *pool, struct pool_part *part)
 {
     if (part == NULL || atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads) return;
@@ -322,7 +322,7 @@ void pool_run(struct pool *pool, int64_t items, pool_task task, void *context)
     assert(atomic_load_explicit(&loop.next, memory_order_relaxed) >= items);
     pthread_mutex_unlock(&pool->lock);
     /* Other threads may still compute their last items. This thread polls before it sleeps, because it usually waits
-     * for a few microseconds only. */
+     * for a short time only. */
     int64_t until = now_us() + POOL_SPIN_US;
     while (atomic_load_explicit(&loop.inside, memory_order_acquire) != 0) {
         for (int n = 0; n < POOL_YIELD_EVERY && atomic_load_explicit(&loop.inside, memory_order_acquire) != 0; n++)
@@ -371,7 +371,7 @@ attn_status pool_open(int threads, void (*idle)(void), struct pool **out, attn_e
             return attn_fail(err, ATTN_DEVICE, "", "cpu: thread %d of %d could not be started: %s", n, threads,
                              strerror(code));
         }
-        /* threads that were started before may read `threads`, so the lock is needed */
+        /* threads that were started earlier may read `threads`, so the lock is needed */
         pthread_mutex_lock(&pool->lock);
         /* pool_close() joins the threads counted here, even if a later thread could not be started */
         pool->threads = n + 1;

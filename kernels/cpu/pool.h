@@ -44,7 +44,7 @@ struct pool_part {
     const void *owner;       /* pointer that stands for the owner: only compared with other pointers, never followed */
     /* flag for attn_is_cancelled(): when set, it ends a pause of the calling thread; NULL: no flag */
     const int *cancel;
-    int computing; /* number of threads that compute for this part now */
+    int computing; /* number of threads that now compute for this pool_part */
     int64_t began_ns, paused_ns, helped_ns;
 };
 

@@ -293,7 +293,7 @@ static void region_of_row(struct reference *r, int64_t i)
     }
 }
 
-/* Returns the lse that an observe was given, or else the lse of the row's own scores. */
+/* Returns the lse that the caller gave to an observe. If there is none, returns the lse of the row's own scores. */
 static struct lse observed_lse_of_row(const struct reference *r, int64_t row)
 {
     const double lse = r->g.observe.given_lse ? load(r, ATTN_T_lse, r->h, row, 0) : NAN;
@@ -301,7 +301,7 @@ static struct lse observed_lse_of_row(const struct reference *r, int64_t row)
     return r->g.observe.given_lse && !says_nothing ? (struct lse){ lse, 0 } : lse_of_row(r);
 }
 
-/* Adds row i to every output of an observe. */
+/* Adds what row i contributes to every requested output of an observe. */
 static void observe_row(struct reference *r, int64_t i)
 {
     const int64_t row = r->s.q_start + i, mass_rows = r->g.observe.key_mass_rows;

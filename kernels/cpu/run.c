@@ -245,8 +245,8 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->mask_heads = p->mask_startend_rows.shape[1];
         f->mask_blocks = attn_tiles(f->g.dims.Sk, FLASH_MASK_BLOCK);
     }
-    /* Where dbias is a sum over heads of several groups, or over batch rows, one item computes all of these heads and
-     * rows: see backward.c. */
+    /* If several groups of heads, or several batch rows, share one matrix of dbias, one item computes them one after
+     * the other (backward.c). */
     if (f->backward && p->dbias.rank) {
         const bool heads = p->bias.shape[1] != f->g.dims.H, batch = p->bias.shape[0] != f->g.dims.B;
         if ((heads && f->g.dims.Hk > 1) || (batch && f->B > 1))

@@ -152,7 +152,7 @@ struct simd_type {
     attn_dtype dtype; /* the element of an operand: ATTN_F32 or ATTN_BF16 */
     int k_multiple;   /* operands are padded with zeros along k to a multiple of k_multiple */
     int parts;        /* number of bf16 parts that add up to one element (simd_split.h); 1: elements are not split */
-    /* number of rows of a strip, into which tiles on the causal diagonal are cut (forward.c); 0: gemm() needs whole
+    /* number of rows of a strip: forward.c cuts tiles on the causal diagonal into strips; 0: gemm() needs whole
      * tiles */
     int strip;
 

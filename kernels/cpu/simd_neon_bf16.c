@@ -1,7 +1,8 @@
 /* simd_neon_bf16.c: the compute type bf16 for arm64 processors with BFMMLA: operands rounded to bf16, sums in f32.
  *
  * BFMMLA multiplies two rows of A by two columns of B, with four numbers along k each, and adds the products to 2 x 2
- * sums. Two neighbouring lines of a panel of B (simd_pairs.h), interleaved in units of 32 bits, give such columns:
+ * sums. Two neighbouring lines of a panel of B (simd_pairs.h), interleaved in units of 32 bits, give four
+ * numbers of each column:
  *
  *     line k/2      c0: k k+1     c1: k k+1     c2: k k+1     c3: k k+1
  *     line k/2 + 1  c0: k+2 k+3   c1: k+2 k+3   ...

@@ -38,7 +38,7 @@ static inline float simd_from_bf16(uint16_t h)
 static inline uint16_t simd_to_bf16(float x)
 {
     uint32_t u = simd_bits(x);
-    /* NaN becomes a quiet NaN; rounding might turn it into infinity */
+    /* makes a NaN quiet, because rounding its bits might turn it into infinity */
     if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40);
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }

@@ -107,7 +107,7 @@ void candidate_end(struct judge *j, struct candidate *c)
 
 /* ---- What a test says -------------------------------------------------------------------------------------------- */
 
-/* Returns whether one candidate (a tested mistake or pair) explains all tensors that are wrong. */
+/* Returns whether some tested mistake or pair explains all wrong tensors by itself. */
 bool candidate_is_complete(const struct judge *j)
 {
     for (int n = 0; n < j->candidate_count; n++)
@@ -200,8 +200,8 @@ static bool explains_all(const struct judge *j, const struct candidate *c)
     return true;
 }
 
-/* Returns whether the candidate (a mistake or pair) is reported. A pair of mistakes must explain all wrong tensors:
- * many pairs are tested, so a pair that explains only some tensors mostly fits by chance. */
+/* Returns whether the judge reports the candidate (a mistake or pair) as an explanation. A pair must explain all wrong
+ * tensors: many pairs are tested, so a pair that explains only some tensors mostly fits by chance. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c)
 {
     const struct hypothesis *const h = &hypotheses[c->first.row];

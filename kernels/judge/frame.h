@@ -9,7 +9,8 @@
 /* A tile of consecutive queries of the n-th query head of key/value head hk, in sequence b. */
 struct tile {
     int64_t b, hk, n, first, count;
-    /* indices in the arrays of struct truth: of the tile's first query row, and of its sequence's first key */
+    /* indices in the arrays of struct truth: row is the index of the tile's first query row, line that of its
+     * sequence's first key */
     int64_t row, line;
 };
 
@@ -26,8 +27,9 @@ struct frame {
     attn_problem p;
     attn_geometry g;
     struct tile *tiles;
-    int64_t count, rows,
-        lines; /* number of tiles; number of query rows, and of keys, of all heads in the arrays of struct truth */
+    /* count: number of tiles; rows, lines: number of query rows and of keys, of all heads, in the arrays of struct
+     * truth */
+    int64_t count, rows, lines;
     /* true: a device filled the arrays of struct truth, so their rows are in the order of attn_truth
      * (kernels/attention.h) */
     bool as_device;
@@ -35,10 +37,9 @@ struct frame {
     /* [B, H]: index of the head's first row in struct truth; -1: the head's first tile was not chosen */
     int64_t *row_of_head;
     bool whole; /* true: all tiles of the problem were chosen */
-    struct reading reading[ATTN_TENSOR_COUNT]
-                          /* reading[id][0] reads a tensor in the problem's layout (bshd or bhsd), reading[id][1] in the
-                           * layout with heads and rows exchanged */
-                          [2];
+    /* reading[id][0] reads a tensor in the problem's layout (bshd or bhsd), reading[id][1] in the layout with heads and
+     * rows exchanged */
+    struct reading reading[ATTN_TENSOR_COUNT][2];
     struct compute c;
     float *scratch; /* memory for emulations (emulate.h) */
 };

@@ -15,7 +15,7 @@ struct hypothesis_facts {
     /* backward: gradients are computed. mixes: a row of scores has room for the keys of all packed sequences, so that
      * variations may mix the sequences */
     bool backward, mixes;
-    int64_t most_q, most_k; /* numbers of queries and keys of the longest sequence */
+    int64_t most_q, most_k; /* largest numbers of queries and of keys of a sequence */
     bool has_gaps;          /* some sequence has fewer keys than its tensors have rows for keys */
     bool uneven;            /* some sequence has different numbers of queries and keys */
     bool has_empty;         /* some query may see no key at all */

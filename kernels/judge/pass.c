@@ -63,8 +63,8 @@ static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_
         }
 }
 
-/* Call this when all tiles of a key/value head have been computed. PHASE_TRUTH stores its dk and dv as the truth; other
- * phases compare them with the caller's, or with the truth. */
+/* Call this function when all tiles of a key/value head have been computed. PHASE_TRUTH stores dk and dv of the head as
+ * the truth (float64 results). Other phases compare dk and dv with the caller's or with the truth. */
 static void settle_keys(struct judge *j, const struct tile *t)
 {
     struct pass *const pass = &j->pass;
@@ -119,8 +119,8 @@ static void take_keys(struct judge *j, const struct tile *t, int64_t hk)
     pass->hk = hk, pass->b = b;
 }
 
-/* Computes tile t with the pass's variation or emulation. PHASE_TRUTH stores the results as the truth; other phases
- * compare them with the caller's, or with the truth. */
+/* Computes tile t with the pass's variation or emulation. PHASE_TRUTH stores the results as the truth (float64
+ * results). Other phases compare the results with the caller's results or with the truth. */
 static void compute_tile(struct judge *j, const struct tile *t)
 {
     struct pass *const pass = &j->pass;

@@ -55,7 +55,7 @@ struct candidate {
     /* A lower score is a better explanation. A score of 0 means that the mistake explains nothing of the error. */
     double score;
     unsigned explains; /* the wrong tensors that the candidate explains; bit n is result n of frame_tensors[] */
-    bool breaks;       /* true: with the mistake, a tensor of the caller that is right would be wrong */
+    bool breaks;       /* true: the mistake would change a tensor that the caller has right */
     bool confirmed;    /* true: the candidate was tested on all tiles (in PHASE_CONFIRM), or this test is not needed */
     /* `left` was computed on all tiles of the problem, not only on the sample (the tiles that tests begin with) */
     bool whole;
@@ -74,7 +74,7 @@ struct pass {
     variation v;
     struct frame *frame;
     const int64_t *list; /* indices of the tiles of the pass; NULL: all tiles */
-    int64_t count, at;   /* number of tiles, and number of tiles that are done */
+    int64_t count, at;   /* count: number of tiles of the pass; at: number of tiles that are done */
     int64_t unit;        /* the unit to which the pass's present tile belongs */
     int64_t hk, b;       /* the key/value head and the sequence whose keys are loaded; -1: none */
     bool converts;       /* true: the pass changes numbers of the truth (float64 results) instead of computing anew */
@@ -124,7 +124,7 @@ struct judge {
     double largest_score;          /* largest finite absolute value of the lse in the truth (float64 results) */
     judge_tensor tensor[FRAME_TENSORS];
     judge_verdict verdict;
-    unsigned wrong; /* the tensors beyond their limit; bit n is result n of frame_tensors[] */
+    unsigned wrong; /* the tensors whose errors exceed their limits; bit n is result n of frame_tensors[] */
 
     int64_t *sample; /* indices of the tiles on which mistakes are tested first */
     int64_t sample_count;
@@ -132,11 +132,11 @@ struct judge {
     int64_t *other_sample;
     int64_t other_count;
     struct mistake trying; /* the single mistake that is being tested */
-    bool left_out;         /* true: a variant of that mistake was not tested, because it would take too long */
+    bool left_out;         /* true: a variant of `trying` was not tested, because the test would take too long */
     struct candidate *candidates;
     int candidate_count, singles; /* candidates [0, singles) are single mistakes; the rest are pairs */
-    int firsts[PAIR_FIRSTS], first_count, seconds[PAIR_SECONDS],
-        second_count; /* indices of the candidates that may be the first, or the second, mistake of a pair */
+    /* indices of the single mistakes that may be the first or the second mistake of a pair */
+    int firsts[PAIR_FIRSTS], first_count, seconds[PAIR_SECONDS], second_count;
     int confirm[CONFIRMED], confirm_count; /* indices of the candidates that PHASE_CONFIRM tests on all tiles */
     bool tried[HYPOTHESES_MOST];           /* for each row of hypotheses[]: whether all of its variants were tested */
 };
@@ -161,11 +161,11 @@ bool candidate_change(const struct judge *j, const struct mistake *m, variation 
  * It returns false if the candidate does not apply to the problem. candidate_end() stores what that pass has found. */
 bool candidate_begin(struct judge *j, const struct candidate *c, bool whole);
 void candidate_end(struct judge *j, struct candidate *c);
-/* Returns whether one candidate (a tested mistake or pair) explains all tensors that are wrong. */
+/* Returns whether some tested mistake or pair explains all wrong tensors by itself. */
 bool candidate_is_complete(const struct judge *j);
 /* Returns whether the mistake explains more than a fifth of the error of at least one wrong tensor. */
 bool candidate_removes_some(const struct judge *j, const struct candidate *c);
-/* Returns whether the candidate (a tested mistake or pair) is reported as an explanation. */
+/* Returns whether the judge reports this tested mistake or pair as an explanation. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c);
 /* Returns, as bits, the tensors of whose error a single mistake removes most. 0: the mistake is not among the causes of
  * the error. */

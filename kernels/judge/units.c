@@ -5,8 +5,8 @@
  * computing the truth would. Therefore it emulates only some units of a large problem (a unit is a tile of queries, or
  * in a backward a key/value head of a sequence). Half of them are those in which the caller's results are farthest from
  * the truth: a right kernel has its largest errors there, and the emulations have errors of the same size there. The
- * other half are evenly spread. The choice depends on the problem and on the results alone, and on the time only if it
- * is short. */
+ * other half are evenly spread. The choice depends on the problem and the results, and on the judge's time only if this
+ * time is short. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@
 /* The least number of units that are emulated. A backward has fewer, because a unit of a backward takes longer. */
 enum { LEAST_UNITS = 8, LEAST_UNITS_BACKWARD = 4 };
 
-/* A judge emulates LEAST_UNITS units or more: as many as take this many multiply-adds to emulate once. */
+/* A judge emulates as many units as take this many multiply-adds to emulate once, but at least LEAST_UNITS. */
 #define EMULATED_MULTIPLY_ADDS ((double)(INT64_C(1) << 31))
 /* The largest number of multiply-adds of a unit in a backward: four such units take about five seconds to emulate. */
 #define UNIT_MULTIPLY_ADDS ((double)(INT64_C(1) << 31))

@@ -72,7 +72,8 @@ typedef struct variation {
     attn_geometry g;                      /* addresses and strides of the tensors, scale, softcap, and the masks */
     int64_t q_column, k_column, v_column; /* distance between neighbouring columns of q, of k and of v, in elements */
 
-    bool softcap_first, bias_first; /* softcap is applied to q.k, or bias added to it, before the scale */
+    /* softcap_first: softcap is applied to q.k before the scale; bias_first: bias is added to q.k before the scale */
+    bool softcap_first, bias_first;
     double bias_factor, alibi_factor;
     bool alibi_corner; /* ALiBi's distance is |i - j|, as if the first query stood at the first key */
 

@@ -2,7 +2,7 @@
  * results.
  *
  * The compared rows are spread evenly. Rows that follow each other in a head are computed as one tile, by the products
- * of compute.c; comparing all rows therefore takes as long as the truth (float64 results) of a judge. */
+ * of compute.c. Comparing all rows takes as long as computing the float64 results of a judge. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -14,10 +14,11 @@ struct attn_verifier {
     attn_problem p;
     variation v;
     attn_verification found;
-    /* total: number of rows of the problem; n: number of rows verified so far; next: index of the next row among all
-     * rows */
+    /* total: number of query rows of the problem; n: number of rows verified so far; next: index of the next row to
+     * verify, among all rows */
     int64_t total, n, next;
-    int64_t b, h, first;     /* batch row and head of row `next`; index of that head's first row among all rows */
+    /* b, h: batch row and head of row `next`; first: index of the head's first row among all rows */
+    int64_t b, h, first;
     int64_t keys_b, keys_hk; /* key/value head and sequence whose keys are loaded; -1: none */
 };
 
