@@ -20,7 +20,8 @@ struct text text_in(char *buffer, size_t capacity)
 
 struct text text_growing(size_t limit)
 {
-    assert(limit < SIZE_MAX / 4); /* this limit ensures that twice the size plus the NUL cannot overflow */
+    /* a limit below this bound ensures that twice the size plus the NUL does not overflow */
+    assert(limit < SIZE_MAX / 4);
     return (struct text){ .limit = limit, .grows = true };
 }
 

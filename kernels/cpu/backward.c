@@ -42,7 +42,7 @@ struct scratch {
     char *P_b, *dS_a, *dS_b;
     char *Kt, *Kb, *Vt;
     float *dKt, *dVt;
-    float *lse2; /* [rows]: lse of the tile's rows in base 2 */
+    float *lse2; /* for each row of the tile: lse in base 2 */
     /* queries in f32, [FLASH_DOT_ROWS][few_ld]; used for sequences on the path FLASH_DOTS, whose scores dots()
      * computes */
     float *few;
@@ -114,7 +114,7 @@ static void keep_lse_anew(const struct flash *f, const struct flash_tile *t, int
 {
     const int64_t h = t->h + r / t->n, i = t->i0 + r % t->n;
     struct flash_strange found = { .lse = { NAN, 0 }, .kind = FLASH_EXACT };
-    /* stop here if the run is cancelled: a row may take long, and nobody uses its result */
+    /* stops if the run is cancelled, because a row may take long */
     if (attn_is_cancelled(f->cancel)) return;
     if (given == given && flash_exact_alike(f, t->b, h, i, &found) == 0)
         found.lse = flash_exact_row(f, t->b, h, i, NULL);
@@ -211,7 +211,8 @@ static void wait_for_turn(const struct flash *f, struct flash_progress *head, in
         unsigned spins = 0;
         int64_t tile;
         while ((tile = atomic_load_explicit(&head[c].tile, memory_order_acquire)) <= index) {
-            /* stop waiting if the run is cancelled: an earlier chunk may then never begin */
+            /* stops waiting if the run is cancelled, because the chunk that this thread waits for may then never be
+             * computed */
             if (attn_is_cancelled(f->cancel)) return;
             pool_breathe(&spins);
         }
@@ -334,9 +335,9 @@ struct chunk {
     int64_t b, hk, index, j0;
     int64_t first; /* index of the chunk's first key in k and v */
     int n;         /* number of the chunk's keys that exist (before seqlens_k) */
-    /* true: some query sees keys of the chunk; these keys are then packed, and sums for dk and dv have begun */
+    /* true: some query sees keys of the chunk, so the chunk's keys are packed, and sums for dk and dv have begun */
     bool packed;
-    bool wild;           /* true: some keys are infinite, NaN or so large that products with them may overflow */
+    bool wild; /* true: some keys of the chunk are infinite, NaN or so large that products with them may overflow */
     bool nonfinite_sums; /* true: scratch->nonfinite_sums (NaN and infinity of dO) must be added to dv */
 };
 

@@ -19,7 +19,9 @@
 #include "kernels/cpu/flash.h"
 
 enum {
-    KEYS = 256, /* keys whose scores are computed together, so that the scores stay in L1; a multiple of FLASH_UNIT */
+    /* number of keys whose scores are computed together, so that the scores stay in the L1 cache; a multiple of
+     * FLASH_UNIT */
+    KEYS = 256,
     /* number of keys of one head that are computed before the code goes on to the next head of the bundle; a multiple
      * of the number of keys that dots() and axpys() process at a time */
     STEP = 16,

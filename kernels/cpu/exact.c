@@ -33,8 +33,8 @@
 enum {
     /* number of keys that are scored together; each group of keys begins at a multiple of KEYS */
     KEYS = FLASH_MASK_BLOCK,
-    /* if a sum of values overflows, each value is divided by 2^SHARE_BITS first, which keeps a sum of KEYS values
-     * finite */
+    /* After an overflow of the sum P V, the row is computed again with P divided by 2^SHARE_BITS, which keeps a sum
+     * over KEYS values finite. */
     SHARE_BITS = 24,
 };
 

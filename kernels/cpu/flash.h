@@ -100,9 +100,10 @@ enum flash_values {
 
 /* Reasons why P of a row cannot be computed as exp2(score - lse) in float32. */
 enum flash_strangeness {
-    FLASH_EXACT, /* each score must be computed in double; lse.top is NaN if every score of the row is to be NaN */
+    /* every score must be computed in double; if lse.top is NaN, the scores are not computed but become NaN */
+    FLASH_EXACT,
     FLASH_ALIKE, /* every key that the row sees has the same score z */
-    FLASH_SINGLE /* the row sees one key: P is 1 if lse and that key's score differ only by rounding */
+    FLASH_SINGLE /* the row sees one key, so P is 1 if the row's lse differs from the key's score only by rounding */
 };
 struct flash_strange {
     struct flash_lse lse;
@@ -147,8 +148,8 @@ struct flash_tile {
 /* The columns (keys) of a key tile that a row tile sees: c0 to c0 + cols - 1, where column 0 is key j0. */
 struct visible_block {
     int c0, cols;
-    bool ranged; /* true: causal or window hides some of these columns from some row of the tile */
-    bool masked; /* true: FlashMask may hide some of these columns from some row of the tile */
+    bool ranged; /* true: causal or window hides some of the columns c0 to c0 + cols - 1 from some row of the tile */
+    bool masked; /* true: FlashMask may hide some of the columns c0 to c0 + cols - 1 from some row of the tile */
 };
 
 /* A problem of a run, with its tile sizes and the addresses of its arrays in the workspace. */

@@ -25,7 +25,7 @@
 
 enum { MAP_COLUMNS = FLASH_MAP_COLUMNS };
 
-/* Rows of a tile that belong to one head (h) and to one row of map (u): rows r0 to r1 - 1. */
+/* The rows r0 to r1 - 1 of a tile, which belong to one head h and to one row u of the output map. */
 struct group {
     int64_t h, u;
     int r0, r1;
@@ -35,8 +35,8 @@ struct scratch {
     int64_t q_lda, lds;
     char *Qa, *kv, *keys, *gathered;
     float *S, *m, *l, *e, *inverse, *sums;
-    double *mass;  /* the output key_mass of the chunk's keys, for one head */
-    double *cells; /* [groups of a tile][MAP_COLUMNS]: cells of the output map */
+    double *mass;  /* sums for the output key_mass of one head, one for each key of the chunk */
+    double *cells; /* cells of the output map: MAP_COLUMNS for each group of rows of a tile (struct group) */
     struct group *groups;
     struct flash_top *top; /* [rows] */
     struct flash_limits limits;
@@ -321,8 +321,8 @@ static void store_mass(const struct flash *f, int64_t b, int64_t h, int64_t line
     }
 }
 
-/* Writes the probabilities of a row tile and keys [j, j + cols) to the output weights, which has only the pairs of
- * observe's region. */
+/* Writes the probabilities of a row tile and keys [j, j + cols) to the output weights, as far as the caller has asked
+ * for these queries and keys. */
 static void store_weights(const struct flash *f, const struct flash_tile *t, int64_t j, int cols,
                           const struct scratch *s)
 {
@@ -379,14 +379,15 @@ static void chunk_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- FLASH_KEYS: map --------------------------------------------------------------------------------------------- */
 
-/* Divides `size` rows (or keys) into `cells` cells of map. Returns the first row (or key) of cell number `cell`, or of
- * the next cell that is not empty. */
+/* Divides `size` rows (or keys) evenly into the `cells` rows (or columns) of the output map. Returns the first row (or
+ * key) of number `cell`, or of the next one that is not empty. */
 static int64_t first_of_cell(int64_t cell, int64_t cells, int64_t size)
 {
     return attn_tiles(cell * size, cells);
 }
 
-/* Divides the rows of a tile into groups by head and row of map. Returns the number of groups. */
+/* Divides the rows of a tile into groups whose rows have one head and add to one row of the output map. Returns the
+ * number of groups. */
 static int group_rows(const struct flash *f, const struct flash_tile *t, struct group *groups)
 {
     const attn_observe *const o = &f->g.observe;

@@ -34,7 +34,7 @@
 #include "kernels/backend.h"
 
 enum {
-    POOL_MAX_THREADS = 1024, /* largest number of threads; a request for more must be a mistake */
+    POOL_MAX_THREADS = 1024, /* largest number of threads of a pool */
     /* microseconds of polling: longer than the gap between two loops of a run, but too short to cost much */
     POOL_SPIN_US = 20,
     /* number of pause instructions between two reads of the clock, or between two yields of the processor */
@@ -63,8 +63,9 @@ struct worker {
 struct pool {
     pthread_mutex_t lock;
     pthread_cond_t posted_cond; /* signalled when a loop was linked into the pool, or when the pool closes */
-    pthread_cond_t left_cond;   /* signalled when a worker has left a loop, whose caller may wait for that */
-    pthread_cond_t turn_cond;   /* signalled when a paused thread may go on */
+    /* signalled when a worker has left a loop, because the loop's caller may wait for its workers */
+    pthread_cond_t left_cond;
+    pthread_cond_t turn_cond; /* signalled when a paused thread may go on */
     struct parallel_for *loops;
     /* list of all pool_parts (uses of the pool) that have begun and not ended */
     struct pool_part *parts;
@@ -127,7 +128,7 @@ static void help(struct pool *pool, struct parallel_for *loop, int worker, unsig
         continue;
 }
 
-/* Returns how many threads compute for the owner of this part. The caller must hold the lock. */
+/* Returns how many threads compute for the owner (client of the pool) of `part`. The caller must hold the lock. */
 static int threads_of_owner(const struct pool *pool, const struct pool_part *part)
 {
     int threads = 0;
@@ -143,7 +144,8 @@ static int owners(const struct pool *pool)
     for (const struct pool_part *p = pool->parts; p; p = p->next) {
         const struct pool_part *other = pool->parts;
         while (other->owner != p->owner) other = other->next;
-        count += other == p; /* an owner with several parts in the list is counted only at its first part */
+        /* an owner with several pool_parts in the list is counted only once, at the first of them */
+        count += other == p;
     }
     return count;
 }
@@ -173,7 +175,8 @@ static bool has_room(struct pool *pool)
     return atomic_load_explicit(&pool->computing, memory_order_relaxed) < pool->threads;
 }
 
-/* Adds `change` to the number of threads that compute, and to that of `part`. The caller must hold the lock. */
+/* Adds `change` to the number of threads that compute, of the whole pool and of `part`. The caller must hold the
+ * lock. */
 static void count(struct pool *pool, struct pool_part *part, int change)
 {
     atomic_fetch_add_explicit(&pool->computing, change, memory_order_relaxed);

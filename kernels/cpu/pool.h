@@ -40,8 +40,10 @@ int pool_threads(const struct pool *pool);
 /* One use of a pool, from pool_begin() to pool_end(). Only pool.c reads the fields, under the pool's lock. */
 struct pool_part {
     struct pool_part *next;
-    struct pool_part *outer; /* the part that this thread began before this one and has not ended; NULL: none */
-    const void *owner;       /* pointer that stands for the owner: only compared with other pointers, never followed */
+    struct pool_part *outer; /* the pool_part that this thread began before this one and has not ended; NULL: none */
+    /* pointer that stands for the owner (client of the pool); it is only compared with other pointers and never
+     * followed */
+    const void *owner;
     /* flag for attn_is_cancelled(): when set, it ends a pause of the calling thread; NULL: no flag */
     const int *cancel;
     int computing; /* number of threads that now compute for this pool_part */

@@ -42,20 +42,21 @@ struct reference {
     const attn_problem *p;
     attn_geometry g;
     attn_score_options options;
-    uint32_t threshold; /* threshold of dropout: the element is dropped if its random bits are below it (philox.h) */
+    /* dropout drops an element of P if the element's random bits (philox.h) are below this number */
+    uint32_t threshold;
 
-    int64_t b, h, hk; /* the sequence, query head and key/value head that the loops are at */
+    int64_t b, h, hk; /* sequence, query head and key/value head that the loops now compute */
     attn_sequence s;
 
-    double *K, *V;              /* K and V of head hk: [Sk, D] and [Sk, Dv] */
+    double *K, *V;              /* K [Sk, D] and V [Sk, Dv] of key/value head hk */
     double *dK, *dV;            /* for a backward: gradients of K and V, summed over the query heads of the group */
-    double *q, *dq;             /* q and dq of row i: [D] */
-    double *out, *dout;         /* out and dout of row i: [Dv] */
+    double *q, *dq;             /* row i of q and of dq, D numbers each */
+    double *out, *dout;         /* row i of out and of dout, Dv numbers each */
     bool *sees;                 /* for each key j: whether query i may see it */
     double *z, *derivative, *P; /* for each key: its score z, the derivative of z with respect to scale q . k, and P */
     double *mass, *map;         /* for an observe: the outputs key_mass and map of head h */
     struct seen {
-        /* for an observe, over the rows of head h: the largest row_max, and the sum of the entropies */
+        /* for an observe, over the rows of head h: `most` is the largest row_max, `entropy` the sum of the entropies */
         double most, entropy;
         int64_t rows; /* number of rows of head h that see a key */
     } seen;
@@ -216,10 +217,12 @@ static void forward_row(struct reference *r, int64_t i)
     store(r, ATTN_T_lse, r->h, r->s.q_start + i, 0, lse.top + lse.rest);
 }
 
-/* Adds the share of row i to every gradient:
+/* Adds what row i contributes to every gradient:
  *     delta = dout . out - dlse        dP_j = M_j (dout . v_j)        dZ_j = P_j (dP_j - delta)
  *     dS_j = dZ_j derivative_j
- *     dq and dk are sums of dS, dv of P M, dbias and dslopes of dZ, dsinks of delta. */
+ *     The sums of dS_j k_j and of dS_j q give dq and dk, the sum of P_j M_j dout gives dv, sums of dZ_j give dbias and
+ *     dslopes, and minus the sum of delta times the sink's probability gives
+ *     dsinks. */
 static void backward_row(struct reference *r, int64_t i)
 {
     const int64_t D = r->g.dims.D, Dv = r->g.dims.Dv, row = r->s.q_start + i;

@@ -25,7 +25,8 @@
  * forward tile has BM rows of q and BN keys. A backward has tiles of back_Br rows of q, against chunks of Bk keys. The
  * first row of the table that fits the compute type and the larger of D and Dv applies. */
 static const struct tile_sizes {
-    /* dtype of the numbers in operands of products, and number of such numbers for each element (simd_split.h) */
+    /* element: the dtype in which operands of products are stored; parts: how many numbers of this dtype store one
+     * number (simd_split.h) */
     attn_dtype element;
     int parts, max_d;
     int BM, BN, back_Br, Bk;
@@ -398,7 +399,7 @@ static void walk_item(void *context, int worker, int64_t item)
 {
     const struct walk *walk = context;
     const struct flash_run *run = walk->run;
-    /* after a cancel the remaining items do nothing but return here */
+    /* after a cancel, the remaining items do nothing */
     if (attn_is_cancelled(run->cancel)) return;
     /* A binary search finds the problem to which the item belongs: the last problem whose first item is not after
      * `item`. */

@@ -88,12 +88,12 @@ enum {
 /* Sums of 2^63 values below SIMD_TAME are finite. Partial sums of a dot product of up to ATTN_MAX_HEAD_DIM pairs of
  * such values are finite too: 2^58 * 2^58 * 2^10 = 2^126. */
 #define SIMD_TAME 0x1p58f
-/* a row whose largest score (in base 2) is below this has no score that has overflowed */
+/* If the largest score of a row (in base 2) is below this number, no score of the row has overflowed. */
 #define SIMD_SCORE_MOST 0x1p126f
 
 /* How to compute scores with more options than a scale: see score() of struct simd. */
 struct simd_score {
-    float scale;   /* s = scale * S, in natural units, not base 2 */
+    float scale;   /* s = scale * S is the score in natural units (not in base 2) before other options */
     float softcap; /* if above 0, scores become softcap * tanh(s / softcap), where s is scale * S; 0: no softcap */
 
     /* NULL, or the address of the bias of element (0, 0); row r of the bias starts at r * bias_stride (0: one row for
@@ -134,7 +134,7 @@ struct simd_gradient {
     const float *delta; /* [rows]: rowsum(dO * O) - dlse */
     const float *cap;   /* NULL, or the derivatives of softcap that score() wrote to its `cap` */
     const float *drop;  /* NULL, or 1 for each pair that dropout keeps and 0 for each that it drops */
-    float drop_scale;   /* where drop is not NULL: M (the factor of P) is drop_scale * drop */
+    float drop_scale;   /* dropout multiplies P by M = drop_scale * drop */
 
     /* Results of gradient(); each pointer may be NULL. dZ = P (M dP - delta), where M is dropout's factor, and dS = dZ
      * cap. Where P is 0, dZ and dS are 0 even if dP is NaN. */

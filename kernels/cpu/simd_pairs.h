@@ -29,7 +29,7 @@ enum { K_MULTIPLE = W, TAME_BITS = (127 + 58) << 7 /* SIMD_TAME in bf16 */ };
 #define OPERAND uint16_t
 enum { STEP = 2, PAD_ROWS = K_MULTIPLE };
 
-/* Two rows of V_LANES columns of an operand, in one vector. Its low half is the first row. */
+/* Two rows of V_LANES columns of an operand, in one vector, with the first row in its low half. */
 struct pair {
     vh rows;
 };

@@ -10,15 +10,17 @@
 #include <math.h>
 #include <string.h>
 
-enum { LSE = 1 }; /* the index of lse in frame_tensors[] */
+enum { LSE = 1 }; /* frame_tensors[LSE] is lse */
 
-/* a mistake of precision is an explanation if it leaves less than this share of the mean error */
+/* A mistake of precision is an explanation if the mean error against its results is less than this share of the mean
+ * error against the truth (float64 results). */
 #define JUDGE_PATTERN 0.5
 /* A mistake is one of several causes of an error if it leaves at most JUDGE_PART of a tensor's error, and if it makes
  * no wrong tensor's error larger than JUDGE_NOT_WORSE times. */
 #define JUDGE_PART      0.2
 #define JUDGE_NOT_WORSE 1.05
-/* a pair's score (a sum of log errors) must be this much below the better score of its two mistakes alone */
+/* A pair is only an explanation if its score (candidate.c's sum of logarithms) is this much below the better score of
+ * its two mistakes alone. */
 #define JUDGE_PAIR_GAIN 1.1
 
 /* ---- A test ------------------------------------------------------------------------------------------------------ */
@@ -156,8 +158,8 @@ static bool has_size(const struct judge *j, int which, const struct candidate *c
            of < rms * 1.5 && spread > of_spread / 1.25 && spread < of_spread * 1.25;
 }
 
-/* Returns whether the mistake makes errors of the caller's size in each wrong tensor, and leaves the other tensors
- * right. */
+/* Returns whether the mistake makes errors as large as the caller's in each wrong tensor, and only small errors in
+ * tensors that the caller has right. */
 static bool explains_by_size(const struct judge *j, const struct candidate *c)
 {
     bool any = false;

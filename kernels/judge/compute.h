@@ -41,16 +41,17 @@ struct compute {
     /* If variation.padding_kept is set, s.Sk includes padding keys. `shift` is the true number of keys minus s.Sk;
      * causal and window add it to a query's index. */
     int64_t shift;
-    /* keys and values of the head: [D, keys], [most_keys, Dv]; for gradients also [most_keys, D], [Dv, keys] */
+    /* keys and values of the head: KT [D, keys] and V [most_keys, Dv], for gradients also K [most_keys, D] and
+     * VT [Dv, keys] */
     double *KT, *V, *K, *VT;
-    double *dK, *dV; /* gradients of keys and values: [most_keys, D], [most_keys, Dv] */
+    double *dK, *dV; /* gradients of keys and values: dK [most_keys, D], dV [most_keys, Dv] */
 
     /* The members from z to rest belong to one tile of queries. The first five are arrays of [tile, keys]: scores
      * (-inf: hidden), weights of V, factors of dropout, derivatives of softcap, and dP, which dS overwrites. */
     double *z, *P, *M, *slope, *dP;
-    double *Q, *dO;         /* rows of q and dout: [tile, D], [tile, Dv] */
-    double *out, *lse, *dq; /* results of the tile's rows: [tile, Dv], [tile], [tile, D] */
-    double *top, *rest;     /* [tile] each: the largest score of a row (top), and lse - top (rest) */
+    double *Q, *dO;         /* the tile's rows of q [tile, D] and of dout [tile, Dv] */
+    double *out, *lse, *dq; /* results of the tile's rows: out [tile, Dv], lse [tile], dq [tile, D] */
+    double *top, *rest;     /* for each row of the tile: top is the largest score, rest is lse - top */
     double *delta;          /* [tile] */
     bool in_float;          /* true: compute_row_gradients() rounds to float32 after each step, for emulate.c */
 };

@@ -5,7 +5,8 @@
 #include "kernels/attention.h"
 
 enum {
-    EFFORT_SMALL = 1 << 24,      /* multiply-adds: a pass with at most so many takes all tiles, not a sample */
+    /* largest number of multiply-adds of a pass that always goes over all tiles; a longer pass may go over a sample */
+    EFFORT_SMALL = 1 << 24,
     EFFORT_EMULATIONS = 6,       /* number of emulations of a problem of at most EFFORT_SMALL multiply-adds */
     EFFORT_EMULATIONS_LARGE = 2, /* number of emulations of a problem with more multiply-adds than EFFORT_SMALL */
 };

@@ -25,11 +25,11 @@ enum { HYPOTHESIS_WORDS = 64 };
 
 struct hypothesis {
     const char *code;
-    /* true: the mistake changes finished results, so its test changes the stored truth (float64 results) and computes
-     * nothing anew */
+    /* true: the mistake only changes finished results, so its test changes the stored truth (float64 results) and does
+     * not compute attention again */
     bool converts;
-    /* the mistake changes scores; for a backward a second test applies it to the gradients alone, with right out and
-     * lse */
+    /* the mistake changes scores, so a backward tests it twice: in forward and backward together, and in the gradients
+     * alone, with right out and lse */
     bool of_scores;
     /* the mistake makes small errors, so it is tested even where all results are within their limits */
     bool of_pattern;
@@ -40,7 +40,7 @@ struct hypothesis {
     /* Changes *v as variant n of the mistake says. Returns false if the variant does not apply, or changes nothing.
      * `words` gets what distinguishes the variant ("tiles of 64 keys"), or stays empty. */
     bool (*apply)(const struct hypothesis_facts *f, int n, variation *v, char words[HYPOTHESIS_WORDS]);
-    const char *says; /* a sentence about the caller's results, without a full stop */
+    const char *says; /* a sentence that says what is wrong with the caller's results, without a full stop */
     const char *fix;
 };
 

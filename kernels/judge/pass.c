@@ -211,7 +211,7 @@ static void convert_tile(struct judge *j, const struct tile *t, bool last_of_hea
     convert_rows(j, 4, t->b, t->hk, frame_first_key(f, t->b), frame_key_room(f, t->b), t->line, 0);
 }
 
-/* Compares dbias, dsinks and dslopes at the end of a pass over all tiles. */
+/* Compares dbias, dsinks and dslopes with the caller's, at the end of a pass over all tiles. */
 static void settle_sums(struct judge *j)
 {
     struct pass *const pass = &j->pass;

@@ -45,7 +45,7 @@ struct mistake {
 
 /* One mistake, or two at once, that is tested against the caller's results. */
 struct candidate {
-    /* the mistakes of the candidate; second.row < 0: it is a single mistake, not a pair */
+    /* the mistakes of the candidate; if second.row < 0, the candidate is a single mistake */
     struct mistake first, second;
     /* differences between the caller's results and those of a kernel with the mistake */
     struct difference left[FRAME_TENSORS];
@@ -56,8 +56,10 @@ struct candidate {
     double score;
     unsigned explains; /* the wrong tensors that the candidate explains; bit n is result n of frame_tensors[] */
     bool breaks;       /* true: the mistake would change a tensor that the caller has right */
-    bool confirmed;    /* true: the candidate was tested on all tiles (in PHASE_CONFIRM), or this test is not needed */
-    /* `left` was computed on all tiles of the problem, not only on the sample (the tiles that tests begin with) */
+    /* true: the candidate was tested on all tiles in PHASE_CONFIRM, or need not be tested on all tiles */
+    bool confirmed;
+    /* true: `left` is over all tiles of the problem; false: `left` is over the sample (the tiles on which a mistake is
+     * tested first) */
     bool whole;
 };
 
@@ -65,7 +67,7 @@ struct candidate {
  * key/value head in a sequence, because dk and dv are sums over them. The index of its first tile names a unit. */
 struct worst_units {
     int count;
-    int64_t unit[WORST_UNITS]; /* sorted by error, from the largest on */
+    int64_t unit[WORST_UNITS]; /* indices of the units, in descending order of error */
     double error[WORST_UNITS];
 };
 
@@ -75,9 +77,10 @@ struct pass {
     struct frame *frame;
     const int64_t *list; /* indices of the tiles of the pass; NULL: all tiles */
     int64_t count, at;   /* count: number of tiles of the pass; at: number of tiles that are done */
-    int64_t unit;        /* the unit to which the pass's present tile belongs */
+    int64_t unit;        /* the unit of the tile that the pass computes now */
     int64_t hk, b;       /* the key/value head and the sequence whose keys are loaded; -1: none */
-    bool converts;       /* true: the pass changes numbers of the truth (float64 results) instead of computing anew */
+    /* true: the pass changes numbers of the stored truth (float64 results) and does not compute attention again */
+    bool converts;
     bool alone;    /* true: only the backward has the variation; out and lse are those of the truth (float64 results) */
     int emulation; /* index of the emulation that the pass computes; -1: the pass computes without roundings */
     bool against_truth; /* true: the pass compares with the truth (float64 results), not with the caller's results */
@@ -106,7 +109,7 @@ struct judge {
     enum phase phase;
     struct pass pass;
     bool in_pass;
-    int index; /* number of the running pass, counted within its phase */
+    int index; /* index of the running pass among the passes of its phase */
 
     struct worst_units worst[FRAME_TENSORS]; /* for each of the caller's results: the units with the largest errors */
     /* indices of the tiles in which right kernels are emulated; NULL: all tiles. The list exists only if a device has

@@ -33,7 +33,8 @@ bool units_are_affordable(const attn_problem *p)
     const attn_geometry g = attn_geometry_of(p);
     const double all = frame_multiply_adds(p);
     double most = 0, pairs = 0;
-    if (p->op != ATTN_OP_BACKWARD) return true; /* in a forward a unit is one tile, whose size is limited */
+    /* in a forward every unit is one tile, which never takes long to emulate */
+    if (p->op != ATTN_OP_BACKWARD) return true;
     for (int64_t b = 0; b < g.dims.B; b++) {
         const double own = (double)attn_room_of(g.cu_q, g.dims.Sq, b) * (double)attn_sequence_of(&g, b).Sk;
         pairs += own;
@@ -42,7 +43,8 @@ bool units_are_affordable(const attn_problem *p)
     return pairs == 0 || all * most / pairs / (double)attn_max64(1, g.dims.Hk) <= UNIT_MULTIPLY_ADDS;
 }
 
-/* Inserts a unit into the list of those with the largest errors. A unit that is listed keeps its larger error. */
+/* Inserts a unit with its error into a list of the units with the largest errors. If the unit is in the list already,
+ * the list keeps the larger of its two errors. */
 void units_note(struct worst_units *worst, int64_t unit, double error)
 {
     int at;

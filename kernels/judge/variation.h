@@ -43,7 +43,7 @@ enum variation_softmax {
 
 enum variation_empty { EMPTY_RIGHT, EMPTY_INFINITE, EMPTY_NAN };
 
-/* The number that a kernel rounds by mistake. */
+/* The numbers that a kernel rounds by mistake. */
 enum variation_rounding {
     ROUND_NOTHING,
     ROUND_SCORES,        /* q.k is rounded to round_dtype */
@@ -81,7 +81,9 @@ typedef struct variation {
      * fewer */
     int64_t more_right;
     bool keep_inverted, one_sequence;
-    int64_t whole_keys; /* the number of keys of a sequence is rounded up to a multiple of this number; 0: it is not */
+    /* if above 0: rows see as many keys as if the number of keys of a sequence were rounded up to a multiple of this
+     * number */
+    int64_t whole_keys;
     /* rows see padding keys behind seqlens_k, but causal and window count from the true number of keys */
     bool padding_kept;
     enum variation_heads heads;
@@ -91,7 +93,7 @@ typedef struct variation {
      * roundings */
     int64_t tile;
     bool backwards; /* the kernel goes from the last tile of keys to the first */
-    /* true: the splits that SOFTMAX_SPLITS_UNWEIGHTED averages include splits of which the row sees no key */
+    /* true: the average of SOFTMAX_SPLITS_UNWEIGHTED includes splits of the keys of which the row sees no key */
     bool over_all;
     /* If the last tile of keys is not full, its padding counts as keys of score 0. `tail` is the number of keys of a
      * tile; 0: padding does not count. */
@@ -108,13 +110,14 @@ typedef struct variation {
     double dropout_p;
     uint64_t seed;
 
-    bool backward_alone; /* only the backward has the mistake; out and lse are right */
+    bool backward_alone; /* true: only the backward has the mistake; out and lse are right */
     bool no_delta, no_dlse, no_softcap_derivative, dv_unnormalized;
     double dq_factor, dk_factor;
-    /* dk and dv are sums over only this query head of a key/value head's group; -1: over all query heads of the
-     * group */
+    /* index of the only query head of a key/value head's group over which dk and dv are summed; -1: they are summed
+     * over all query heads of the group */
     int64_t only_member;
-    /* dq is a sum over the last tile of keys only, which has this many keys; 0: over all keys */
+    /* if above 0: dq is a sum over the last tile of keys only, and a tile has this many keys; 0: dq is a sum over all
+     * keys */
     int64_t only_last_tile;
     /* If only_last_tile is set, this number says which tile of keys is the last. 0: the last tile of the sequence.
      * Above 0: the last tile that a block of this many query rows sees. */

@@ -44,7 +44,7 @@ attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifie
     return ATTN_OK;
 }
 
-/* Moves b, h and first to the head that row `next` belongs to. The loop ends soon because B * H is bounded. */
+/* Sets b, h and first to the head of row `next`. The loop over heads is short, because B * H is bounded. */
 static attn_sequence go_to_head(attn_verifier *v)
 {
     const attn_geometry *const g = &v->v.g;

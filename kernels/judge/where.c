@@ -51,7 +51,8 @@ static void put(struct words *w, const char *format, ...)
     if (n > 0) w->used += (size_t)n < w->room - w->used ? (size_t)n : w->room - w->used - 1;
 }
 
-/* Returns the step if the indices with wrong elements are evenly spaced, and 0 otherwise. */
+/* Returns the distance between neighbouring indices with wrong elements if all these distances are equal, and 0
+ * otherwise. */
 static int64_t step_of(const int64_t *wrong, int64_t size, int64_t *first, int64_t *last, int64_t *count)
 {
     int64_t step = 0;
@@ -217,7 +218,7 @@ static void set_sizes(struct search *s, attn_tensor_id id, bool of_keys, bool of
         s->counts.size[a] = a < AXES - t->rank ? 1 : t->shape[a - (AXES - t->rank)];
 }
 
-/* Writes where dbias, dsinks or dslopes has wrong elements, by the axes of the tensor. */
+/* Writes a sentence that says where dbias, dsinks or dslopes has wrong elements. */
 static void put_sum(const struct counts *c, char *text, size_t room)
 {
     struct words w = { text, room, 0 };
