@@ -280,7 +280,7 @@ static float single_score(const struct flash *f, const struct flash_tile *t, int
     const float lse2 = (float)(lse.top * M_LOG2E), slack = ATTN_LSE_SLACK * fabsf(lse2);
     int x = 0;
     while (x < cols && S[x] == -INFINITY) x++;
-    if (x == cols) return lse2; /* the only key that the row sees is in another block of keys */
+    if (x == cols) return lse2; /* if x == cols, the only key that the row sees is in another block of keys */
     if (!(fabsf(c * S[x] - lse2) <= slack)) {
         if (c == 0) return lse2;
         flash_exact_scores(f, t, r, j, cols, lse, c * M_LN2, S, cap);

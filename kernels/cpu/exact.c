@@ -257,7 +257,7 @@ static void add_values(const struct row *row, const struct keys *at, float *P, b
     const int Dv = (int)f->g.dims.Dv;
     float O[ATTN_MAX_HEAD_DIM];
     double share = 1;
-    /* runs a second time, with P divided by 2^SHARE_BITS, if a sum of values overflowed */
+    /* The loop runs a second time, with P divided by 2^SHARE_BITS, if a sum of values overflowed. */
     for (bool finite = false; !finite;) {
         struct flash_keys part;
         memset(O, 0, (size_t)Dv * sizeof *O);

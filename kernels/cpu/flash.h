@@ -211,7 +211,7 @@ struct flash {
     int64_t observe_chunks, shown_keys;
 
     /* Arrays and sizes of a backward with an entry for each chunk of keys. */
-    int64_t chunks; /* number of chunks of each sequence; if packed, of the longest sequence */
+    int64_t chunks; /* number of chunks of each sequence; if sequences are packed, of the longest sequence */
     struct flash_progress *progress;
     double *slope_parts; /* [B][H][chunks]: each chunk's share of dalibi_slopes */
     /* number of classes (sets of heads and batch rows that share one matrix of dbias: backward.c); 0: dbias is not
@@ -417,7 +417,7 @@ static inline bool flash_is_strange(const struct flash *f, const struct flash_ti
  * `large`: O may have overflowed. */
 void flash_row_end_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo,
                         float *m, float *l, float *inverse, bool large);
-/* Ends the rows of a tile whose keys are not split: writes out and lse. The parameters mean what they mean for
+/* Ends the rows of a tile whose keys are not split: writes out and lse. The parameters are those of
  * flash_row_end_part(). */
 void flash_row_end(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
                    const float *l, float *inverse, bool large);

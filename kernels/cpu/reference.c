@@ -109,7 +109,8 @@ static bool sees(const struct reference *r, attn_range keys, int64_t i, int64_t 
     return true;
 }
 
-/* Returns ALiBi's distance |i + Sk - Sq - j|, which counts from the bottom right, whatever the alignment. */
+/* Returns ALiBi's distance |i + Sk - Sq - j|, which is 0 for the last query and the last key, whatever the alignment of
+ * causal masks. */
 static double distance(const struct reference *r, int64_t i, int64_t j)
 {
     return fabs((double)(i + r->s.Sk - r->s.Sq - j));
@@ -221,8 +222,7 @@ static void forward_row(struct reference *r, int64_t i)
  *     delta = dout . out - dlse        dP_j = M_j (dout . v_j)        dZ_j = P_j (dP_j - delta)
  *     dS_j = dZ_j derivative_j
  *     The sums of dS_j k_j and of dS_j q give dq and dk, the sum of P_j M_j dout gives dv, sums of dZ_j give dbias and
- *     dslopes, and minus the sum of delta times the sink's probability gives
- *     dsinks. */
+ *     dslopes, and minus the sum of delta times the sink's probability gives dsinks. */
 static void backward_row(struct reference *r, int64_t i)
 {
     const int64_t D = r->g.dims.D, Dv = r->g.dims.Dv, row = r->s.q_start + i;

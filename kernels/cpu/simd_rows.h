@@ -38,7 +38,8 @@ VEC int min_int(int a, int b)
  * SIMD_TAME or more in size there. It also does after additions of thousands of numbers just below SIMD_TAME. */
 VEC vf v_tame(vf sum, vf x)
 {
-    return v_fma(x, v_set(0x1p70f /* 2^70 times SIMD_TAME is infinite */), sum);
+    /* 2^70 times a number of SIMD_TAME or more is infinite, which makes the sum infinite or NaN */
+    return v_fma(x, v_set(0x1p70f), sum);
 }
 
 VEC bool is_tame(vf sum)
@@ -504,7 +505,8 @@ VEC vf close_some(const float *m, const float *l, float *inverse, float *lse, in
     const vf ends = v_fma(max, v_set(0x1.62e43p-1f), small);
     v_store_n(inverse, v_select(none, v_zero(), v_div(v_set(1.0f), sum)), n);
     v_store_n(lse, v_select(none, v_set(-INFINITY), ends), n);
-    return v_mul(v_fma(max, v_set(4) /* 4 times a number of SIMD_SCORE_MOST or more is infinite */, sum), v_zero());
+    /* 4 times a maximum of SIMD_SCORE_MOST or more is infinite, and 0 times infinity is NaN */
+    return v_mul(v_fma(max, v_set(4), sum), v_zero());
 }
 
 static bool close_rows(int n, const float *m, const float *l, float *inverse, float *lse)

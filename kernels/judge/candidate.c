@@ -163,8 +163,8 @@ static bool has_size(const struct judge *j, int which, const struct candidate *c
 static bool explains_by_size(const struct judge *j, const struct candidate *c)
 {
     bool any = false;
-    /* A mistake that makes random errors may be reported only if lse is right: where lse is wrong too, another mistake
-     * is likelier. In a float32 forward, a caller that gives no lse gets no such report. */
+    /* A mistake that makes random errors is reported only if lse is right: if lse is wrong too, another mistake is
+     * likelier. In a float32 forward the caller must also have sent lse. */
     if (j->wrong >> LSE & 1) return false;
     if (j->p.q.dtype == ATTN_F32 && j->p.op == ATTN_OP_FORWARD && !state_is_given(j, ATTN_T_lse)) return false;
     for (int which = 0; which < FRAME_TENSORS; which++) {

@@ -73,9 +73,9 @@ void compute_gradients(struct compute *c, const variation *v, const struct compu
                        const struct compute_sums *sums);
 
 /* Steps of compute_rows() and compute_gradients() that emulate.c calls too. compute_scores() turns row `r` of z from
- * products q.k into the scores of query i of head h, -inf where hidden. compute_dropout() sets M to dropout's factors
- * of a row; it returns false where all factors are 1. compute_row_gradients() turns P into the weights that dv takes,
- * and dP into dS. */
+ * products q.k into the scores of query i of head h; hidden scores become -inf. compute_dropout() sets M to the factors
+ * of dropout for a row; it returns false if all factors are 1. compute_row_gradients() turns the weights P of a row
+ * into the weights after dropout, and dP into dS. */
 void compute_load_queries(struct compute *c, const variation *v, const struct compute_rows *rows);
 void compute_scores(struct compute *c, const variation *v, int64_t b, int64_t h, int64_t i, int64_t r);
 bool compute_dropout(const struct compute *c, const variation *v, int64_t b, int64_t h, int64_t i, double *M);

@@ -47,7 +47,7 @@ static void add_sums(const struct compute *c, const variation *v, const struct c
     }
 }
 
-/* Turns the weights P of a row into those by which dout gives dv (with dropout), and dP into dS. */
+/* Turns the weights P of a row into the weights after dropout, which dv is made of, and dP into dS. */
 void compute_row_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
                            const struct compute_sums *sums, int64_t r)
 {

@@ -16,7 +16,7 @@ struct hypothesis_facts {
      * variations may mix the sequences */
     bool backward, mixes;
     int64_t most_q, most_k; /* largest numbers of queries and of keys of a sequence */
-    bool has_gaps;          /* some sequence has fewer keys than its tensors have rows for keys */
+    bool has_gaps;          /* k and v have more rows than some sequence has keys */
     bool uneven;            /* some sequence has different numbers of queries and keys */
     bool has_empty;         /* some query may see no key at all */
 };
