@@ -20,7 +20,8 @@ struct text text_in(char *buffer, size_t capacity)
 
 struct text text_growing(size_t limit)
 {
-    assert(limit < SIZE_MAX / 4); /* this limit ensures that twice the size plus the NUL cannot overflow */
+    /* a limit below this bound ensures that twice the size plus the NUL does not overflow */
+    assert(limit < SIZE_MAX / 4);
     return (struct text){ .limit = limit, .grows = true };
 }
 
@@ -48,7 +49,7 @@ bool text_make_room(struct text *t, size_t count)
 char *text_take(struct text *t, size_t *length)
 {
     assert(t->grows);
-    text_put(t, "", 0); /* an empty piece, so that even an empty text gets memory for its NUL */
+    text_put(t, "", 0); /* adds an empty piece, so that even an empty text has memory for its NUL */
     if (t->failure != TEXT_FINE) {
         text_free(t);
         return NULL;
@@ -78,7 +79,8 @@ void text_printf(struct text *t, const char *format, ...)
             t->used += (size_t)length;
             return;
         }
-        /* removes the beginning that vsnprintf() wrote, because a piece is added as a whole or not at all */
+        /* removes the beginning of the piece that vsnprintf() wrote, because a piece is added as a whole or not at
+         * all */
         if (room > 0) t->at[t->used] = '\0';
         if (length < 0) {
             give_up(t, TEXT_NO_MEMORY);
@@ -88,7 +90,8 @@ void text_printf(struct text *t, const char *format, ...)
     }
 }
 
-/* Returns how many of the bytes at `string`, at most `room`, need no escape in a JSON string. Most bytes need none. */
+/* Returns how many bytes at `string` come before the first byte that needs an escape in a JSON string; at most
+ * `room`. */
 static size_t plain_bytes(const char *string, size_t room)
 {
     size_t count = 0;
@@ -260,7 +263,7 @@ void text_consider(struct text_nearest *nearest, const char *name)
     const bool same = is_same_name(nearest->unknown, strlen(nearest->unknown), name, strlen(name));
     const int distance = same ? 0 : text_distance(nearest->unknown, name);
     if (distance >= nearest->distance || 3 * distance > (int)strlen(name))
-        return; /* so many mistakes, for a name of this length, could turn it into any other name */
+        return; /* with so many typing mistakes in a name of this length, the two names are not similar */
     nearest->name = name;
     nearest->distance = distance;
 }

@@ -1,13 +1,11 @@
 /* text.h: writes and reads text: a builder that never writes past its end, numbers, UTF-8, similarity of names.
  *
- * This folder lies below the server, because requests and answers need it as much as log lines and options do. Code
- * that only one place needs stays in that place: the incremental reader of numbers (numbers.h), the state of the
- * scanner when a piece of the body ends inside a UTF-8 character (scan.c), a header's own grammar
- * (server/http/http_head.h).
+ * Code for JSON bodies, log lines and options uses this folder, so it depends on no other folder. Code that only one
+ * other file needs stays in that file.
  *
- * Functions that must be fast are inline. An answer has two dozen integers and a log line has five, and printf() takes
- * longer for them than base64 takes for a small tensor. Only text_put_double() depends on the locale, and the program
- * always runs in the C locale. */
+ * Functions that must be fast are inline. An HTTP answer has two dozen integers and a log line has five. printf() takes
+ * longer for these integers than base64 takes for a small tensor. Only text_put_double() depends on the locale, and the
+ * program always runs in the C locale. */
 #ifndef TEXT_H
 #define TEXT_H
 
@@ -28,8 +26,8 @@ typedef enum text_failure { TEXT_FINE, TEXT_FULL, TEXT_NO_MEMORY } text_failure;
 struct text {
     char *at;
     size_t used;  /* number of bytes, without the NUL */
-    size_t size;  /* bytes of memory at `at`; after a failure it equals `used`, so that the next piece fails too */
-    size_t limit; /* upper bound of `used`, in bytes */
+    size_t size;  /* bytes of memory at `at`; after a failure equal to `used`, so that no later piece fits */
+    size_t limit; /* the largest number of bytes that `used` may reach */
     bool grows;   /* true: text_growing() made the text, which owns its memory */
     text_failure failure;
 };
@@ -38,12 +36,13 @@ struct text text_in(char *buffer, size_t capacity); /* `capacity` is the size of
 /* `limit` is the longest text in bytes, without the NUL; the memory is from malloc() */
 struct text text_growing(size_t limit);
 
-/* Hands the memory of a growing text to the caller, who frees it with free(). NULL: the text has failed, and its memory
- * is freed. */
+/* Hands the memory of a growing text to the caller, who frees it with free(). Returns NULL after a failure, and frees
+ * the memory. */
 char *text_take(struct text *t, size_t *length);
 void text_free(struct text *t); /* frees the memory of a growing text and leaves the text empty */
 
-/* Makes room for `count` more bytes and the NUL. False: the text has failed. Only text_put() calls this. */
+/* Makes room for `count` more bytes and the NUL. Returns false if the text would exceed its limit, or if memory runs
+ * out. Only text_put() calls this function. */
 bool text_make_room(struct text *t, size_t count);
 
 static inline void text_put(struct text *t, const char *bytes, size_t count)
@@ -107,8 +106,8 @@ static inline void text_put_ms(struct text *t, int64_t ns)
 /* Appends a finite x (3 as 3, 0.25 as 0.25) with 15, 16 or 17 digits: the fewest that read back as the same double. */
 void text_put_double(struct text *t, double x);
 
-/* Reads the decimal digits at `text`. Returns the text behind them. NULL: there is no digit, or the number exceeds 64
- * bits. */
+/* Reads the decimal number at `text`. Returns the address behind its last digit. Returns NULL if `text` does not begin
+ * with a digit, or if the number exceeds 64 bits. */
 const char *text_read_number(const char *text, uint64_t *x);
 
 /* Returns whether `text` is a decimal number of at most `most`, without sign or spaces. If so, *x becomes the number,
@@ -144,8 +143,9 @@ static inline size_t text_plain_run(const char *p, const char *end)
         memcpy(&word, p, 8);
         quote = word ^ '"' * ones;
         backslash = word ^ '\\' * ones;
-        /* x - 1 borrows into the top bit if x is 0. The borrow may mark the byte behind a marked one by mistake, but no
-         * earlier byte, so a mistake only ends the fast loop early. */
+        /* In a word of eight bytes, subtracting 1 from each byte sets the top bit of a byte that was 0, and borrows
+         * from the next byte. The borrow may mark the next byte without need, but never an earlier one. A byte marked
+         * without need only ends the fast loop early. */
         odd = (word | (word - 0x20 * ones) | (quote - ones) | (backslash - ones)) & tops;
         if (odd) break;
         p += 8;
@@ -176,11 +176,11 @@ size_t text_cut(const char *text, size_t room);
 
 /* ---- Unknown names ----------------------------------------------------------------------------------------------- */
 
-/* A search for the known name that is most similar to an unknown one. Start with .unknown set, and with .distance one
- * above the largest distance that still counts as similar. */
+/* A search for the known name that is most similar to an unknown one. Before the search, set .unknown, and set
+ * .distance to one more than the largest number of typing mistakes that still counts as similar. */
 struct text_nearest {
     const char *unknown;
-    const char *name; /* the most similar name so far; NULL: none is similar enough */
+    const char *name; /* the most similar name so far; NULL: no name has been similar enough */
     int distance;
 };
 

@@ -35,16 +35,16 @@
 #include "kernels/cpu/flash.h"
 
 struct scratch {
-    /* row strides in elements: ld of tiles [rows][keys], ldt of sums [channel][keys], dS_lda of dS as an A operand
-     * (simd.h) */
+    /* row strides in elements: ld of matrices [rows][keys], ldt of the sums [channel][keys], dS_lda of dS as an A
+     * operand (simd.h) */
     int64_t ld, ldt, dS_lda;
     float *S, *dP, *cap, *drop;
     char *P_b, *dS_a, *dS_b;
     char *Kt, *Kb, *Vt;
     float *dKt, *dVt;
-    float *lse2; /* [rows]: lse of the tile's rows in base 2 */
-    /* [FLASH_DOT_ROWS][few_ld]: queries in f32, for sequences with few rows, whose scores dots() computes
-     * (FLASH_DOTS) */
+    float *lse2; /* for each row of the tile: lse in base 2 */
+    /* queries in f32, [FLASH_DOT_ROWS][few_ld]; used for sequences on the path FLASH_DOTS, whose scores dots()
+     * computes */
     float *few;
     int64_t few_ld;
     struct flash_limits limits;
@@ -114,7 +114,7 @@ static void keep_lse_anew(const struct flash *f, const struct flash_tile *t, int
 {
     const int64_t h = t->h + r / t->n, i = t->i0 + r % t->n;
     struct flash_strange found = { .lse = { NAN, 0 }, .kind = FLASH_EXACT };
-    /* stop here if the run is cancelled: a row may take long, and nobody uses its result */
+    /* stops if the run is cancelled, because a row may take long */
     if (attn_is_cancelled(f->cancel)) return;
     if (given == given && flash_exact_alike(f, t->b, h, i, &found) == 0)
         found.lse = flash_exact_row(f, t->b, h, i, NULL);
@@ -211,7 +211,8 @@ static void wait_for_turn(const struct flash *f, struct flash_progress *head, in
         unsigned spins = 0;
         int64_t tile;
         while ((tile = atomic_load_explicit(&head[c].tile, memory_order_acquire)) <= index) {
-            /* stop waiting if the run is cancelled: an earlier chunk may then never begin */
+            /* stops waiting if the run is cancelled, because the chunk that this thread waits for may then never be
+             * computed */
             if (attn_is_cancelled(f->cancel)) return;
             pool_breathe(&spins);
         }
@@ -269,16 +270,17 @@ static void zero_rows(const struct flash *f, attn_tensor_id id, int64_t b, int64
         memset(flash_at(view, b, hk, j), 0, (size_t)cols * attn_dtype_bytes(view->dtype));
 }
 
-/* Prepares a row that sees one key, so that its P is 1. Where lse is that key's score, the function sets the score in S
- * to 0 and returns 0 as the row's lse2 (lse in base 2), so that P becomes exactly 1. Where the terms of the dot product
- * cancel, float32 keeps too few of the score's digits, so the function computes the score in double. */
+/* Prepares a row that sees one key, whose P should be 1. If the row's lse equals the key's score up to rounding, the
+ * function sets the score in S to 0 and returns 0 as the row's lse2 (lse in base 2), so that P is exactly 1. If a
+ * float32 score differs from the lse, the function computes the score again in double, because the terms of the dot
+ * product may have cancelled. */
 static float single_score(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                           struct flash_lse lse, float c, float *S, float *cap)
 {
     const float lse2 = (float)(lse.top * M_LOG2E), slack = ATTN_LSE_SLACK * fabsf(lse2);
     int x = 0;
     while (x < cols && S[x] == -INFINITY) x++;
-    if (x == cols) return lse2; /* the only key that the row sees is in another block of keys */
+    if (x == cols) return lse2; /* if x == cols, the only key that the row sees is in another block of keys */
     if (!(fabsf(c * S[x] - lse2) <= slack)) {
         if (c == 0) return lse2;
         flash_exact_scores(f, t, r, j, cols, lse, c * M_LN2, S, cap);
@@ -309,9 +311,9 @@ static float strange_scores(const struct flash *f, const struct flash_tile *t, i
     return 0;
 }
 
-/* Returns lse2 (lse in base 2) of the tile's rows, as gradient() reads it: f->lse2, or a copy in `scratch` if rows are
- * marked with NaN there. A marked row gets an lse2 from f->strange, and scores that fit it. j is the block's first key;
- * c is the factor that flash_scores() returned for the block. */
+/* Returns lse2 (lse in base 2) of the tile's rows, as gradient() reads it. Rows with NaN in f->lse2 get an lse2 made
+ * from f->strange, and new scores that fit it. The result is f->lse2 if no row has NaN, and otherwise a copy in
+ * `scratch`. j is the block's first key; c is the factor that flash_scores() returned for the block. */
 static const float *finite_lse(const struct flash *f, const struct flash_tile *t, int64_t j,
                                const struct visible_block *block, float c, const struct scratch *scratch)
 {
@@ -333,9 +335,9 @@ struct chunk {
     int64_t b, hk, index, j0;
     int64_t first; /* index of the chunk's first key in k and v */
     int n;         /* number of the chunk's keys that exist (before seqlens_k) */
-    /* true: some query sees keys of the chunk; these keys are then packed, and sums for dk and dv have begun */
+    /* true: some query sees keys of the chunk, so the chunk's keys are packed, and sums for dk and dv have begun */
     bool packed;
-    bool wild;           /* true: some keys are infinite, NaN or so large that products with them may overflow */
+    bool wild; /* true: some keys of the chunk are infinite, NaN or so large that products with them may overflow */
     bool nonfinite_sums; /* true: scratch->nonfinite_sums (NaN and infinity of dO) must be added to dv */
 };
 
@@ -359,8 +361,9 @@ static void pack_chunk(const struct flash *f, struct chunk *at, const struct scr
     memset(scratch->dVt, 0, (size_t)(Dv * scratch->ldt) * sizeof *scratch->dVt);
 }
 
-/* Computes S = Q K^T of a row tile. It sums in the same order as the sequence's forward, because lse must fit these
- * scores. Returns true where some products may be infinite or NaN although the scores are finite. */
+/* Computes S = Q K^T of a row tile. Each sum has the order of the sequence's forward, because the backward subtracts
+ * the forward's lse from these scores. Returns true where some products may be infinite or NaN although the scores are
+ * finite. */
 static bool multiply_scores(const struct flash *f, const struct chunk *at, const struct flash_tile *t,
                             const struct visible_block *block, const struct scratch *scratch)
 {

@@ -27,17 +27,17 @@
 
 enum {
     HEADER_BYTES = 64,
-    /* huge pages (2 MiB) are used for blocks of at least two of them: this saves page faults and TLB misses */
+    /* size of a huge page; blocks of at least two huge pages use them, which saves page faults and TLB misses */
     HUGE_PAGE_BYTES = 2 << 20,
-    /* batches of problems that a device computes at a time, each on a thread of its own; a core without work in one
-     * batch helps with the other */
+    /* number of batches of problems that a device computes at a time, each on a thread of its own; a core without work
+     * in one batch helps with the other */
     STREAMS = 2,
 };
 
 /* For each table of simd.h: a number of operations per second that no thread reaches. It is three times the speed of
- * the fastest core measured so far (kernels/MEASUREMENTS.md, "The CPU ladder"); for arm64 three times the peak of four
- * units at 3.5 GHz. FASTEST_SCORES, the same bound for scores per second, comes from softmax, which takes half a cycle
- * per score on the widest vectors. */
+ * the fastest core measured so far (kernels/MEASUREMENTS.md, "The CPU ladder"), and for arm64 three times the peak of
+ * four units at 3.5 GHz. FASTEST_SCORES is a bound on scores per second. It comes from softmax, which takes half a
+ * cycle per score on the widest vectors. */
 static const struct {
     const char *name;
     double flops;
@@ -52,7 +52,8 @@ struct cpu_device {
     attn_device base;
     struct pool *pool;
     const struct simd *simd;
-    attn_kernel fast[ATTN_OP_COUNT]; /* the fast kernels (their code is listed in flash.h), one for each operation */
+    /* the fast kernels, one for each operation; FLASH_FEATURES says which problems they compute */
+    attn_kernel fast[ATTN_OP_COUNT];
     struct facts {
         const struct simd *simd;
         int64_t threads;
@@ -211,8 +212,8 @@ static int flash_stretch(const attn_plan *plans, int count, int first)
     return n;
 }
 
-/* Computes the bytes of workspace. Runs of flash attention use the workspace one after the other; the kernel "double"
- * needs none. */
+/* Computes the bytes of workspace, which is the size for the largest run: runs use it one after the other. The kernel
+ * "double" needs no workspace. */
 static attn_status workspace_bytes(const attn_capabilities *can, const attn_plan *plans, int count, size_t *bytes,
                                    attn_error *err)
 {
@@ -249,7 +250,7 @@ static attn_status copy(attn_stream *stream, void *to, const void *from, size_t 
                         attn_error *err)
 {
     (void)stream, (void)direction, (void)err;
-    /* memmove() and not memcpy(), because on a unified device a caller may copy a buffer onto itself */
+    /* memmove() instead of memcpy(), because a caller of a unified device may copy a buffer onto itself */
     memmove(to, from, bytes);
     return ATTN_OK;
 }
@@ -297,7 +298,7 @@ static attn_status run(attn_stream *stream, const attn_plan *plans, int count, v
 
 enum { MERGED_ROWS = 64 }; /* number of rows that one item of the parallel loop of a merge computes */
 
-/* A merge, and the flag by which its caller cancels it. */
+/* A merge of partial results, and the flag by which its caller cancels it. */
 struct merging {
     const attn_merge_plan *plan;
     const int *cancel;

@@ -19,9 +19,11 @@
 #include "kernels/cpu/flash.h"
 
 enum {
-    KEYS = 256, /* keys whose scores are computed together, so that the scores stay in L1; a multiple of FLASH_UNIT */
-    /* keys of one head that are computed before those of the next head; a multiple of the keys that dots() and axpys()
-     * process at a time */
+    /* number of keys whose scores are computed together, so that the scores stay in the L1 cache; a multiple of
+     * FLASH_UNIT */
+    KEYS = 256,
+    /* number of keys of one head that are computed before the code goes on to the next head of the bundle; a multiple
+     * of the number of keys that dots() and axpys() process at a time */
     STEP = 16,
 };
 
@@ -36,10 +38,9 @@ struct head {
 struct scratch {
     int64_t ldq, lds, ldo;
     struct head *heads;
-    float *Q, *S, *O, *m, *l, *rescale, *inverse,
-        /* Q, S, O, m and l have FLASH_BUNDLE_ROWS rows, which the heads of the bundle share: each head has some of the
-         * rows */
-        *drop;
+    /* Q, S, O, m and l have FLASH_BUNDLE_ROWS rows, which the heads of the bundle share: each head has some of the
+     * rows. */
+    float *Q, *S, *O, *m, *l, *rescale, *inverse, *drop;
     char *keys; /* memory to gather STEP rows of k or v that lie in several pages */
     struct flash_limits limits;
 };
@@ -115,7 +116,8 @@ void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *memory)
     assert(split < seq->splits && heads * f->g.group * seq->s.Sq <= FLASH_BUNDLE_ROWS);
     for (int n = 0; n < heads; n++) open_head(f, &scratch, &scratch.heads[n], n, b, hk0 + n);
 
-    /* the tile of any head of the bundle will do here, because causal, window and lengths are the same for all heads */
+    /* causal, window and lengths are the same for all heads, so the tile of any head of the bundle says which keys are
+     * seen */
     const struct flash_tile *any = &scratch.heads[0].t;
     const int64_t lo = attn_max64(any->keys.lo, split * seq->span),
                   hi = attn_min64(any->keys.hi, (split + 1) * seq->span);

@@ -33,8 +33,8 @@
 enum {
     /* number of keys that are scored together; each group of keys begins at a multiple of KEYS */
     KEYS = FLASH_MASK_BLOCK,
-    /* if a sum of values overflows, each value is divided by 2^SHARE_BITS first, which keeps a sum of KEYS values
-     * finite */
+    /* After an overflow of the sum P V, the row is computed again with P divided by 2^SHARE_BITS, which keeps a sum
+     * over KEYS values finite. */
     SHARE_BITS = 24,
 };
 
@@ -52,7 +52,7 @@ struct row {
 /* Up to KEYS keys [j, j + n) of a row, with their masks, bias and scores. */
 struct keys {
     int64_t j;
-    int n, seen;        /* number of keys, and number of keys that the row sees */
+    int n, seen;        /* n: number of keys; seen: number of the keys that the row sees */
     uint8_t sees[KEYS]; /* 1: the row sees the key; 0: it does not */
     float bias[KEYS];   /* the bias of each key, if the problem has a bias */
     /* score of each visible key, and the derivative of the score with respect to scale q . k (score.h) */
@@ -153,8 +153,8 @@ bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t,
     row.keys = attn_keys_of(&f->g, row.s, row.i);
     const int64_t range = row.keys.hi - row.keys.lo;
     if (range <= 1 || (!f->p->keep_mask.rank && !f->p->bias.rank && !f->mask_heads)) return range == 1;
-    /* Most rows see the keys near their own position. If two of these are visible, the row sees more than one key, and
-     * the others need not be tested. */
+    /* Most rows see the keys near their own position. If two keys there are visible, the row sees more than one key,
+     * and no other key need be tested. */
     const int64_t own = attn_clamp64(row.i + attn_align(&f->g, row.s), row.keys.lo + 1, row.keys.hi - 1);
     if (sees(&row, own) && sees(&row, own - 1)) return false;
     for (int64_t j = row.keys.lo; j < row.keys.hi && seen < 2; j += at.n) {
@@ -217,8 +217,8 @@ int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i
     double most = fabs(row.scale) * size * most_of(f, b, row.hk, 0);
     if (row.options.softcap > 0) most = fmin(most, row.options.softcap);
     most += fabs(row.slope) * (double)(row.s->Sq + row.s->Sk);
-    /* `most` is the most that q . k and ALiBi can add to a bias. If it is below half of the last bit of the bias in
-     * double, all scores are equal to the bias. A NaN in `most` also returns, because of the `!` */
+    /* `most` is the most that q . k and ALiBi can add to a bias. If `most` is below half of the last bit of the bias in
+     * double, all scores are equal to the bias. Otherwise, and if `most` is NaN, the scores may differ. */
     if (!(most < 0x1p-55 * fabsf(bias))) return 0;
     const double sink = sink_of(f, h), z = saturated(bias), top = fmax(z, sink);
     const double sum = (double)seen * exp(z - top) + (sink > -INFINITY ? exp(sink - top) : 0);
@@ -257,7 +257,7 @@ static void add_values(const struct row *row, const struct keys *at, float *P, b
     const int Dv = (int)f->g.dims.Dv;
     float O[ATTN_MAX_HEAD_DIM];
     double share = 1;
-    /* runs a second time, with P divided by 2^SHARE_BITS, if a sum of values overflowed */
+    /* The loop runs a second time, with P divided by 2^SHARE_BITS, if a sum of values overflowed. */
     for (bool finite = false; !finite;) {
         struct flash_keys part;
         memset(O, 0, (size_t)Dv * sizeof *O);

@@ -229,7 +229,7 @@ struct flash_keys flash_keys_of_pages(const struct flash *f, const attn_view *vi
     return (struct flash_keys){ scratch, cols, count };
 }
 
-/* Returns whether packing rounds dout for the products of gradients. */
+/* Returns whether dout is rounded to bf16 when it is packed as an operand. */
 static bool rounds_dout(const struct flash *f)
 {
     return f->type->dtype == ATTN_BF16 && f->type->parts == 1 && f->p->dout.dtype != ATTN_BF16;

@@ -41,8 +41,9 @@
 #include "kernels/cpu/simd.h"
 #include "kernels/tiles.h"
 
-/* The features that this backend's fast kernels support, each tensor and option by name. A new feature of attention.h
- * is missing here until it is added; the kernel "double" computes problems that have it. */
+/* The features of attention that the fast kernels of this backend support, each tensor and option by name. A new
+ * feature of attention.h is missing here until the fast kernels have it; until then the kernel "double" computes
+ * problems with it. */
 #define FLASH_FEATURES                                                                                                \
     (ATTN_TENSOR_BIT(q) | ATTN_TENSOR_BIT(k) | ATTN_TENSOR_BIT(v) | ATTN_TENSOR_BIT(alibi_slopes) |                   \
      ATTN_TENSOR_BIT(bias) | ATTN_TENSOR_BIT(keep_mask) | ATTN_TENSOR_BIT(sinks) | ATTN_TENSOR_BIT(cu_seqlens_q) |    \
@@ -99,9 +100,10 @@ enum flash_values {
 
 /* Reasons why P of a row cannot be computed as exp2(score - lse) in float32. */
 enum flash_strangeness {
-    FLASH_EXACT, /* each score must be computed in double; lse.top is NaN if every score of the row is to be NaN */
+    /* every score must be computed in double; if lse.top is NaN, the scores are not computed but become NaN */
+    FLASH_EXACT,
     FLASH_ALIKE, /* every key that the row sees has the same score z */
-    FLASH_SINGLE /* the row sees one key: P is 1 if lse and that key's score differ only by rounding */
+    FLASH_SINGLE /* the row sees one key, so P is 1 if the row's lse differs from the key's score only by rounding */
 };
 struct flash_strange {
     struct flash_lse lse;
@@ -121,21 +123,21 @@ struct flash_sequence {
     int64_t tiles; /* number of row tiles per key/value head */
     /* number of rows in all row tiles of a key/value head, where each tile is rounded up to FLASH_UNIT rows */
     int64_t rows;
-    /* number of spans (runs of keys) into which the keys of a row tile are split (1: not split), and number of keys of
+    /* splits: number of spans (runs of keys) into which the keys of a row tile are split, or 1; span: number of keys of
      * a span */
     int64_t splits, span;
-    /* number of rows of partial results that a key/value head has for each span of keys; 0: keys are not split */
+    /* number of rows of partial results that a key/value head has for one span of keys; 0: keys are not split */
     int64_t part_rows;
     int64_t tiles0, rows0, items0, packs0, keys0, parts0, chunks0;
 };
 
-/* A row tile: the queries of one or several heads of a group that are computed together. */
+/* A row tile: queries of one head, or of several heads of one key/value head's group, that are computed together. */
 struct flash_tile {
     const struct flash_sequence *seq;
     int64_t b, hk; /* sequence, key/value head */
     int64_t index; /* index of the tile among the row tiles of its key/value head */
-    int64_t h, i0; /* first query head and first query of the tile */
-    int heads, n;  /* number of heads in the tile, and of queries of each head */
+    int64_t h, i0; /* h: first query head of the tile; i0: first query of the tile in its sequence */
+    int heads, n;  /* heads: number of heads in the tile; n: number of queries of each head */
     int rows;      /* number of rows in the tile: heads * n */
     /* index of the tile's first row in the arrays with an entry for each row (run.c); a multiple of FLASH_UNIT */
     int64_t row0;
@@ -146,17 +148,17 @@ struct flash_tile {
 /* The columns (keys) of a key tile that a row tile sees: c0 to c0 + cols - 1, where column 0 is key j0. */
 struct visible_block {
     int c0, cols;
-    bool ranged; /* true: causal or window hides some of these columns from some row of the tile */
-    bool masked; /* true: FlashMask may hide some of these columns from some row of the tile */
+    bool ranged; /* true: causal or window hides some of the columns c0 to c0 + cols - 1 from some row of the tile */
+    bool masked; /* true: FlashMask may hide some of the columns c0 to c0 + cols - 1 from some row of the tile */
 };
 
-/* A problem whose sizes are all decided and whose memory is laid out. */
+/* A problem of a run, with its tile sizes and the addresses of its arrays in the workspace. */
 struct flash {
     const attn_problem *p;
     const struct simd *simd;
-    /* `type` is the compute type of products: the format of their operands (simd.h). `forward_type` is the compute type
-     * of P V in a forward, and is at least as exact. Forward and backward compute scores with the same type,
-     * because lse must be the sum of the P from which gradients are made. */
+    /* `type` is the compute type of products (simd.h). `forward_type` is the compute type of P V in a forward, and is
+     * at least as exact. A forward and its backward compute scores with one type, because the backward computes P from
+     * the forward's lse. */
     const struct simd_type *type, *forward_type;
     attn_geometry g;
     bool backward, observe, recompute; /* recompute: a backward without out and lse, which starts with a forward */
@@ -166,9 +168,9 @@ struct flash {
     bool dropout;
     uint32_t drop_threshold;
     float drop_scale; /* 1 / (1 - dropout_p); 1 without dropout */
-    int BM, BN;       /* in a forward: number of queries of a row tile, and of keys of a key tile */
-    int Bk;           /* in a backward: number of keys of a chunk */
-    int bundle;       /* number of key/value heads that an item of FLASH_DOTS computes */
+    int BM, BN; /* in a forward: BM is the number of query rows of a row tile, BN the number of keys of a key tile */
+    int Bk;     /* in a backward: number of keys of a chunk */
+    int bundle; /* number of key/value heads that one item computes on the path FLASH_DOTS */
     int64_t B;
     const int *cancel; /* cancel flag of the run, which attn_is_cancelled() reads between tiles */
     /* bytes of scratch (memory for intermediate results) that a thread needs, enough for every phase */
@@ -186,16 +188,17 @@ struct flash {
     int64_t mask_heads, mask_blocks;
     _Atomic float *most; /* [B][Hk][2]: largest |k| and |v| (exact.c); negative: not computed yet */
 
-    /* Partial results of sequences whose keys are split into spans: O is [rows][Dv], m and l are [rows] (rows: all
-     * part_rows). */
+    /* Partial results of sequences whose keys are split into spans. O is [rows][Dv], m and l are [rows], where `rows`
+     * is the sum of part_rows over all spans and key/value heads. */
     float *part_O, *part_m, *part_l;
 
     /* Arrays of a backward with an entry for each row. */
-    char *Qa, *dOa;                /* Q and dO as A operands (simd.h), one row after the other */
-    char *Qat, *dOat;              /* Q and dO as transposed A operands (simd.h), one row tile after the other */
-    float *lse2, *delta, *dQ;      /* lse2 (lse in base 2) is NaN where `strange` holds the row's lse */
-    struct flash_strange *strange; /* lse of rows that lse2 cannot hold (exact.c); written only for these rows */
-    /* enum flash_values of each row tile, at index row0 / FLASH_UNIT: FLASH_WILD for Q, FLASH_UNREAL for dO */
+    char *Qa, *dOa;           /* Q and dO as A operands (simd.h), one row after the other */
+    char *Qat, *dOat;         /* Q and dO as transposed A operands (simd.h), one row tile after the other */
+    float *lse2, *delta, *dQ; /* lse2 is lse in base 2, or NaN for a row whose lse is in `strange` */
+    /* lse (exact.c) of the rows whose P float32 cannot compute as exp2(score - lse2); other entries are not written */
+    struct flash_strange *strange;
+    /* enum flash_values of each row tile, at index row0 / FLASH_UNIT; FLASH_WILD is about Q, FLASH_UNREAL about dO */
     uint8_t *row_values;
     /* q_unit_bytes and do_unit_bytes: bytes of FLASH_UNIT rows of Qat and dOat */
     int64_t q_lda, do_lda, q_unit_bytes, do_unit_bytes, dq_ld;
@@ -203,23 +206,25 @@ struct flash {
     /* Arrays of an observe with an entry for each row. With z in base 2, P = exp2(z - row_base) row_inverse. row_base
      * is INFINITY where every P of the row is 0, and NaN where `strange` holds the row's lse. */
     float *row_base, *row_inverse, *row_most, *row_entropy;
-    /* number of items of FLASH_KEYS that compute chunks of keys (the others compute map); number of keys per row in
-     * key_mass */
+    /* observe_chunks: number of items of FLASH_KEYS that compute a chunk of keys; the other items compute the output
+     * map. shown_keys: number of keys in a row of the output key_mass. */
     int64_t observe_chunks, shown_keys;
 
     /* Arrays and sizes of a backward with an entry for each chunk of keys. */
-    int64_t chunks; /* number of chunks of each sequence; if packed, of the longest sequence */
+    int64_t chunks; /* number of chunks of each sequence; if sequences are packed, of the longest sequence */
     struct flash_progress *progress;
     double *slope_parts; /* [B][H][chunks]: each chunk's share of dalibi_slopes */
-    /* number of classes (sets of heads and batch rows over which dbias is summed: backward.c); 0: no sums */
+    /* number of classes (sets of heads and batch rows that share one matrix of dbias: backward.c); 0: dbias is not
+     * shared */
     int64_t dbias_classes;
     /* number of row tiles, of packed key tiles and of chunks in all sequences together */
     int64_t tiles_all, packs_all, chunks_all;
-    /* number of slices (runs of rows) of dbias that FLASH_ROWS sets to zero, and number of slices in each [Sq, Sk]
-     * matrix of dbias */
+    /* dbias_slices: number of slices (runs of rows) of dbias that FLASH_ROWS sets to zero; dbias_blocks: number of
+     * slices in each [Sq, Sk] matrix of dbias */
     int64_t dbias_slices, dbias_blocks;
 
-    /* for each phase: number of items of this problem, and number of items of all problems before it */
+    /* for each phase: items is the number of items of this problem, first the number of items of all problems before
+     * it */
     int64_t items[FLASH_PHASES], first[FLASH_PHASES];
 };
 
@@ -251,7 +256,8 @@ struct flash_run {
 attn_status flash_run_bytes(const struct simd *simd, int threads, const attn_plan *plans, int count, size_t *bytes,
                             attn_error *err);
 
-/* Like flash_run_bytes(), but for the actual lengths: the size that a call without a workspace allocates. */
+/* Does what flash_run_bytes() does, but for the true lengths of the sequences. A call without a workspace allocates
+ * this size. */
 attn_status flash_run_bytes_exact(const struct simd *simd, int threads, const attn_plan *plans, int count,
                                   size_t *bytes, attn_error *err);
 
@@ -262,8 +268,8 @@ bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plan
 
 /* ---- A bump allocator that also measures ------------------------------------------------------------------------- */
 
-/* Divides memory from its start on. If base is NULL, the arena only adds up sizes, so that the same code first measures
- * memory and then divides it. `used` is INT64_MAX after an overflow. */
+/* Divides memory from its start on. If base is NULL, the arena only adds up sizes. The same code can thus first measure
+ * the memory and then divide it. `used` is INT64_MAX after an overflow. */
 struct flash_arena {
     char *base;
     int64_t used;
@@ -287,7 +293,7 @@ int64_t flash_find(const struct flash *f, size_t field, int64_t item);
 bool flash_visible_block(const struct flash *f, const struct flash_tile *t, int64_t j0, int64_t j1,
                          struct visible_block *block);
 
-/* Scratch memory for flash_scores(), which writes here which columns the rows of a tile may see. */
+/* Scratch memory in which flash_scores() notes which columns (keys) each row of a tile may see. */
 struct flash_limits {
     int *lo, *hi;
     int32_t *hide[4];
@@ -315,14 +321,15 @@ void flash_drop_row(const struct flash *f, int64_t b, int64_t h, int64_t i, int6
  * matrix is the tensor's memory; otherwise the rows are gathered in `scratch` (t->rows * cols elements). */
 const void *flash_gather(const struct flash_tile *t, const attn_view *view, int cols, void *scratch, int64_t *stride);
 
-/* Returns the address of element (b, h, row) of a view. In a packed problem, `row` is counted in the whole tensor, and
- * thus includes the sequence's first row. */
+/* Returns the address of element (b, h, row) of a view. In a packed problem, `row` counts from the first row of the
+ * tensor, not of the sequence. */
 static inline void *flash_at(const attn_view *view, int64_t b, int64_t h, int64_t row)
 {
     return (char *)view->data + attn_at(view, b, h, row) * (int64_t)attn_dtype_bytes(view->dtype);
 }
 
-/* Returns the address of a row of k or v of key/value head hk, with or without pages; `line` is k_start + j. */
+/* Returns the address of a row of k or v of key/value head hk, with or without pages. `line`: k_start + j for key j of
+ * the sequence. */
 static inline void *flash_key_at(const struct flash *f, const attn_view *view, int64_t b, int64_t hk, int64_t line)
 {
     return (char *)view->data + attn_key_at(&f->g, view, b, hk, line) * (int64_t)attn_dtype_bytes(view->dtype);
@@ -357,7 +364,8 @@ static inline void flash_scratch_end(const struct flash *f, const struct flash_a
 /* Returns the index of query i of head h in arrays with an entry for each row, such as lse2 (order: see run.c). */
 int64_t flash_row_of(const struct flash *f, int64_t b, int64_t h, int64_t i);
 
-/* Returns the factor of q . k for a key/value head: the problem's scale times the float8 scales of q and k. */
+/* Returns the number by which q . k is multiplied for a key/value head: the problem's scale times the float8 scales of
+ * q and k. */
 double flash_scale(const struct flash *f, int64_t b, int64_t hk);
 
 /* Do what pack_b() or pack_at() of simd.h does, with 0 in place of NaN and infinity. They return enum flash_values.
@@ -387,16 +395,16 @@ int64_t flash_forward_scratch(const struct flash *f);
 int64_t flash_decode_scratch(const struct flash *f);
 int64_t flash_backward_scratch(const struct flash *f);
 
-/* decode.c: computes item `rest` of a sequence with path FLASH_DOTS: one bundle of key/value heads, computed together,
- * over one span of keys. */
+/* Function of decode.c. Computes one item of FLASH_FORWARD for a sequence on the path FLASH_DOTS: one bundle (key/value
+ * heads computed together) over one span of keys. `rest` is the number of the item in its sequence. */
 void flash_decode(const struct flash *f, int64_t b, int64_t rest, char *scratch);
 
-/* Returns whether row r of a tile has numbers that float32 vectors cannot compute. m is the row's largest score in base
- * 2, l its sum of exponentials. Products that overflowed do not show in m and l, because flash_scores() has computed
- * them again. */
+/* Returns whether row r of a tile exceeds the range of float32 vectors. m is the row's largest score in base 2, l its
+ * sum of exponentials. Products q . k that overflowed do not count, because flash_scores() has computed their scores
+ * again in double. */
 static inline bool flash_is_strange(const struct flash *f, const struct flash_tile *t, int r, float m, float l)
 {
-    /* the row seems to see no key, because a visible score is never -inf after score() */
+    /* a row that sees a key has m = -inf only after an overflow, because a visible score is never -inf after score() */
     if (m == -INFINITY && l == 0) {
         const attn_range keys = attn_keys_of(&f->g, &t->seq->s, t->i0 + r % t->n);
         return f->plain && keys.lo < keys.hi;
@@ -409,11 +417,11 @@ static inline bool flash_is_strange(const struct flash *f, const struct flash_ti
  * `large`: O may have overflowed. */
 void flash_row_end_part(const struct flash *f, const struct flash_tile *t, int64_t split, float *O, int64_t ldo,
                         float *m, float *l, float *inverse, bool large);
-/* Like flash_row_end_part(), for whole rows, whose keys are not split: writes out and lse. */
+/* Ends the rows of a tile whose keys are not split: writes out and lse. The parameters are those of
+ * flash_row_end_part(). */
 void flash_row_end(const struct flash *f, const struct flash_tile *t, const float *O, int64_t ldo, const float *m,
                    const float *l, float *inverse, bool large);
-/* Returns the index of a row tile's first row in part_O, part_m and part_l, for its partial result over span number
- * `split`. */
+/* Returns where the partial result of a row tile for span `split` begins, as a row of part_O, part_m and part_l. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split);
 
 /* Computes delta = rowsum(dO O), without dlse, of n rows of O: those of head h from row `first` of the tensor on. dO is
@@ -430,12 +438,13 @@ struct flash_lse flash_exact_row(const struct flash *f, int64_t b, int64_t h, in
 
 /* The keys of a row that have the largest scores, in descending order of score. */
 struct flash_top {
-    int most, count; /* number of scores that are wanted; number of scores that are stored */
+    int most, count; /* most: number of scores that are wanted; count: number of scores that are stored */
     int32_t key[ATTN_MAX_TOP];
     double z[ATTN_MAX_TOP];
 };
 
-/* Returns the score that a further score must exceed to be among the largest. */
+/* Returns the smallest score in a full list, which a score must exceed to be added; -INFINITY if the list is not
+ * full. */
 static inline double flash_top_least(const struct flash_top *top)
 {
     return top->count < top->most ? -INFINITY : top->z[top->count - 1];
@@ -463,7 +472,8 @@ int64_t flash_exact_alike(const struct flash *f, int64_t b, int64_t h, int64_t i
 /* Returns whether row r of a tile sees exactly one key. */
 bool flash_exact_sees_one_key(const struct flash *f, const struct flash_tile *t, int r);
 
-/* Stores a row's lse for gradient(): in lse2 (float32, base 2), or in `strange` where lse2 cannot hold it. */
+/* Stores a row's lse for gradient(): in `strange`, and in lse2 (float32, base 2). lse2 becomes NaN if float32 does not
+ * suffice. */
 static inline void flash_keep_lse(const struct flash *f, int64_t row, struct flash_strange lse)
 {
     const double whole = lse.lse.top + lse.lse.rest;
@@ -472,8 +482,9 @@ static inline void flash_keep_lse(const struct flash *f, int64_t row, struct fla
     f->lse2[row] = lse.lse.top == -INFINITY ? INFINITY : holds ? (float)(whole * M_LOG2E) : NAN;
 }
 
-/* Computes scores of row r of a tile for gradient(), for columns j to j + cols - 1. Each is (score - lse) / c in
- * natural logarithms. Writes S and, where `cap` is not NULL, softcap's factor for the gradient. */
+/* Computes the scores of row r of a tile for gradient(), in double, for columns j to j + cols - 1. Each score written
+ * to S is (z - lse) / c, with score z and lse in natural logarithms. If `cap` is not NULL, it gets softcap's factor for
+ * the gradient. */
 void flash_exact_scores(const struct flash *f, const struct flash_tile *t, int r, int64_t j, int cols,
                         struct flash_lse lse, double c, float *S, float *cap);
 

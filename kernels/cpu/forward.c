@@ -70,7 +70,7 @@ static struct scratch scratch_of(const struct flash *f, struct flash_arena *aren
     scratch.clean = flash_take(arena, FLASH_UNIT, Dv * 4);
     scratch.keys = f->g.page_table ? flash_take(arena, FLASH_UNIT, attn_max64(D, Dv) * 4) : NULL;
     scratch.drop = f->dropout ? flash_take(arena, f->BM * scratch.lds, 4) : NULL;
-    /* nonfinite_sums is last in scratch, so that most problems never touch its memory */
+    /* nonfinite_sums comes last in scratch, because most problems never use its memory */
     scratch.nonfinite_sums = flash_take(arena, f->BM * scratch.ldo, 4);
     flash_scratch_end(f, arena);
     return scratch;
@@ -212,7 +212,7 @@ void flash_forward_item(const struct flash *f, char *memory, int64_t item)
         struct visible_block block;
         if (!flash_visible_block(f, &t, j0, attn_min64(j0 + n, hi), &block)) continue;
 
-        /* K and V will point to the columns of the block in packed K^T and V. */
+        /* K and V become the addresses of the block's columns in packed K^T and of its rows in packed V. */
         const char *K, *V;
         int64_t ldv;
         int values;
@@ -288,7 +288,7 @@ void flash_forward_merge_item(const struct flash *f, char *memory, int64_t item)
         memset(O, 0, (size_t)Dv * sizeof *O);
         for (int64_t split = 0; split < seq->splits; split++) {
             const int64_t row = flash_row_end_part_row(&t, split) + r;
-            /* A row that sees no key of a span has m = -inf and weight 0 there, so this span is skipped. A NaN in any
+            /* If a row sees no key of a span, its partial result has m = -inf and l = 0, and is skipped. A NaN in any
              * span makes the row NaN. */
             if (f->part_m[row] == -INFINITY && f->part_l[row] == 0) continue;
             const float weight = exp2f(f->part_m[row] - m);

@@ -5,7 +5,7 @@
  *   FLASH_FORWARD   An item goes over all keys for one row tile. It computes m, l, e and the largest scores of the
  *                   rows, writes row_max, lse, entropy and top_keys, and stores what turns a score into a probability.
  *   FLASH_KEYS      An item goes over all row tiles for a chunk of keys, and computes key_mass and weights of these
- *                   keys. Another kind of item does so for a few columns of map, and computes their cells.
+ *                   keys. Other items go over all row tiles for a few columns of the output map.
  *   FLASH_FINISH    An item computes max_logit and mean_entropy of a head.
  *
  * The first two phases compute the scores anew, so no array of Sq x Sk exists. A row tile is as in forward.c, and its
@@ -25,7 +25,7 @@
 
 enum { MAP_COLUMNS = FLASH_MAP_COLUMNS };
 
-/* Rows of a tile that belong to one head (h) and to one row of map (u): rows r0 to r1 - 1. */
+/* The rows r0 to r1 - 1 of a tile, which belong to one head h and to one row u of the output map. */
 struct group {
     int64_t h, u;
     int r0, r1;
@@ -35,8 +35,8 @@ struct scratch {
     int64_t q_lda, lds;
     char *Qa, *kv, *keys, *gathered;
     float *S, *m, *l, *e, *inverse, *sums;
-    double *mass;  /* the output key_mass of the chunk's keys, for one head */
-    double *cells; /* [groups of a tile][MAP_COLUMNS]: cells of the output map */
+    double *mass;  /* sums for the output key_mass of one head, one for each key of the chunk */
+    double *cells; /* cells of the output map: MAP_COLUMNS for each group of rows of a tile (struct group) */
     struct group *groups;
     struct flash_top *top; /* [rows] */
     struct flash_limits limits;
@@ -167,7 +167,8 @@ struct row_sums {
     double m, l, e;
 };
 
-/* Returns the lse of a row with its sink: the given lse, or one from the row's sums. */
+/* Returns the lse of a row, which includes the row's sink: the caller's lse, or one that is computed from the row's
+ * sums. */
 static struct flash_lse lse_of(const struct flash *f, double sink, double given, const struct row_sums *row)
 {
     const bool says_nothing = fabs(given) >= ATTN_LSE_MOST && given != -INFINITY;
@@ -183,7 +184,7 @@ static double entropy_of(double sink, struct flash_lse lse, const struct row_sum
 {
     double entropy = 0;
     if (row->m == -INFINITY || lse.top == -INFINITY) return 0;
-    const double from = row->m - lse.top - lse.rest; /* the logarithm of P of the key with the largest score */
+    const double from = row->m - lse.top - lse.rest; /* ln P of the key with the largest score */
     entropy = exp(from) * (-from * row->l - row->e);
     const double z = sink > -INFINITY ? sink - lse.top - lse.rest : -INFINITY;
     return exp(z) > 0 ? entropy - exp(z) * z : entropy;
@@ -214,7 +215,7 @@ static void store_top(const struct flash *f, const struct flash_tile *t, int64_t
 static void end_row(const struct flash *f, const struct flash_tile *t, int r, float base, const struct row_sums *row,
                     const struct flash_top *top)
 {
-    enum { FAR = 64 }; /* factors up to exp(64) are within float32's range, also when multiplied by a probability */
+    enum { FAR = 64 }; /* exp(FAR) is within float32's range, also when it is multiplied by a probability */
     const attn_view *given = &f->g.view[ATTN_T_lse];
     const int64_t h = t->h + r / t->n, line = t->seq->s.q_start + t->i0 + r % t->n, at = t->row0 + r;
     const double sink = f->p->sinks.rank ? *(const float *)flash_at(&f->g.view[ATTN_T_sinks], 0, h, 0) : -INFINITY;
@@ -320,8 +321,8 @@ static void store_mass(const struct flash *f, int64_t b, int64_t h, int64_t line
     }
 }
 
-/* Writes the probabilities of a row tile and keys [j, j + cols) to the output weights, which has only the pairs of
- * observe's region. */
+/* Writes the probabilities of a row tile and keys [j, j + cols) to the output weights, as far as the caller has asked
+ * for these queries and keys. */
 static void store_weights(const struct flash *f, const struct flash_tile *t, int64_t j, int cols,
                           const struct scratch *s)
 {
@@ -336,7 +337,7 @@ static void store_weights(const struct flash *f, const struct flash_tile *t, int
     }
 }
 
-/* Returns whether the outputs weights and map show queries and keys of sequence b. */
+/* Returns whether sequence b is in the outputs weights and map. In a packed problem, these show one sequence only. */
 static bool in_region(const struct flash *f, int64_t b)
 {
     return !f->g.dims.packed || b == f->g.observe.sequence;
@@ -378,14 +379,15 @@ static void chunk_item(const struct flash *f, char *memory, int64_t item)
 
 /* ---- FLASH_KEYS: map --------------------------------------------------------------------------------------------- */
 
-/* Divides `size` rows (or keys) into `cells` cells of map. Returns the first row (or key) of cell number `cell`, or of
- * the next cell that is not empty. */
+/* Divides `size` rows (or keys) evenly into the `cells` rows (or columns) of the output map. Returns the first row (or
+ * key) of number `cell`, or of the next one that is not empty. */
 static int64_t first_of_cell(int64_t cell, int64_t cells, int64_t size)
 {
     return attn_tiles(cell * size, cells);
 }
 
-/* Divides the rows of a tile into groups by head and row of map. Returns the number of groups. */
+/* Divides the rows of a tile into groups whose rows have one head and add to one row of the output map. Returns the
+ * number of groups. */
 static int group_rows(const struct flash *f, const struct flash_tile *t, struct group *groups)
 {
     const attn_observe *const o = &f->g.observe;
@@ -403,7 +405,8 @@ static int group_rows(const struct flash *f, const struct flash_tile *t, struct 
     return count;
 }
 
-/* Adds sums of keys [j, j + cols) to the cells of map in which these keys lie. cells[0] is the cell in column v0. */
+/* Adds sums of keys [j, j + cols) to the cells of the output map in which these keys lie. cells[0] is the cell in
+ * column v0 of map. */
 static void add_to_cells(const attn_observe *o, int64_t j, int cols, const float *sums, int64_t v0, double *cells)
 {
     const int64_t size = o->keys[1] - o->keys[0];
@@ -416,8 +419,8 @@ static void add_to_cells(const attn_observe *o, int64_t j, int cols, const float
     }
 }
 
-/* Sums for a part of a row of the output map: the columns that one item computes. The rows of several tiles may add to
- * the same row of map. */
+/* Sums for a part of one row of the output map: the columns that one item computes. Several row tiles may add to the
+ * same row of map. */
 struct carry {
     int64_t h, u;
     double cells[MAP_COLUMNS];

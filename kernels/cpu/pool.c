@@ -34,7 +34,7 @@
 #include "kernels/backend.h"
 
 enum {
-    POOL_MAX_THREADS = 1024, /* largest number of threads; a request for more must be a mistake */
+    POOL_MAX_THREADS = 1024, /* largest number of threads of a pool */
     /* microseconds of polling: longer than the gap between two loops of a run, but too short to cost much */
     POOL_SPIN_US = 20,
     /* number of pause instructions between two reads of the clock, or between two yields of the processor */
@@ -45,7 +45,7 @@ enum {
 
 struct parallel_for {
     struct parallel_for *next_loop;
-    atomic_int_fast64_t next; /* index of the next item that no thread has taken */
+    atomic_int_fast64_t next; /* index of the first item that no thread has taken yet */
     int64_t items;
     pool_task task;
     void *context;
@@ -63,10 +63,11 @@ struct worker {
 struct pool {
     pthread_mutex_t lock;
     pthread_cond_t posted_cond; /* signalled when a loop was linked into the pool, or when the pool closes */
-    pthread_cond_t left_cond;   /* signalled when a worker has left a loop, whose caller may wait for that */
-    pthread_cond_t turn_cond;   /* signalled when a paused thread may go on */
+    /* signalled when a worker has left a loop, because the loop's caller may wait for its workers */
+    pthread_cond_t left_cond;
+    pthread_cond_t turn_cond; /* signalled when a paused thread may go on */
     struct parallel_for *loops;
-    /* list of all pool_parts (uses of the pool) that have begun; at most as many as the device has streams */
+    /* list of all pool_parts (uses of the pool) that have begun and not ended */
     struct pool_part *parts;
     atomic_uint posted;
     /* number of threads that compute, which is limited to `threads`; written under the lock, read without it */
@@ -118,8 +119,8 @@ static bool take_item(struct parallel_for *loop, int worker)
     return true;
 }
 
-/* Takes items of a loop, on a worker thread. The worker leaves the loop when a calling thread needs its core, or when
- * another loop may have too few threads. */
+/* Takes items of a loop, on a worker thread. The worker leaves the loop when more threads compute than the pool has,
+ * because a thread with a loop of its own has begun, and when another loop has been posted. */
 static void help(struct pool *pool, struct parallel_for *loop, int worker, unsigned seen)
 {
     while (take_item(loop, worker) && atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads &&
@@ -127,7 +128,7 @@ static void help(struct pool *pool, struct parallel_for *loop, int worker, unsig
         continue;
 }
 
-/* Returns how many threads compute for the owner of this part. The caller must hold the lock. */
+/* Returns how many threads compute for the owner (client of the pool) of `part`. The caller must hold the lock. */
 static int threads_of_owner(const struct pool *pool, const struct pool_part *part)
 {
     int threads = 0;
@@ -135,19 +136,22 @@ static int threads_of_owner(const struct pool *pool, const struct pool_part *par
     return threads;
 }
 
-/* Returns how many owners have begun parts. The caller must hold the lock. */
+/* Returns the number of owners (clients of the pool) that have begun a pool_part and not ended it. The caller must hold
+ * the lock. */
 static int owners(const struct pool *pool)
 {
     int count = 0;
     for (const struct pool_part *p = pool->parts; p; p = p->next) {
         const struct pool_part *other = pool->parts;
         while (other->owner != p->owner) other = other->next;
-        count += other == p; /* an owner with several parts is counted once, at its first part */
+        /* an owner with several pool_parts in the list is counted only once, at the first of them */
+        count += other == p;
     }
     return count;
 }
 
-/* Returns the loop that a worker should help; NULL where no loop has an item left. The caller must hold the lock. */
+/* Returns the loop in which a worker should compute items; NULL if no loop has an item left. The caller must hold the
+ * lock. */
 static struct parallel_for *loop_with_items(struct pool *pool)
 {
     struct parallel_for *found = NULL;
@@ -171,7 +175,8 @@ static bool has_room(struct pool *pool)
     return atomic_load_explicit(&pool->computing, memory_order_relaxed) < pool->threads;
 }
 
-/* Adds `change` to the number of threads that compute, and to that of `part`. The caller must hold the lock. */
+/* Adds `change` to the number of threads that compute, of the whole pool and of `part`. The caller must hold the
+ * lock. */
 static void count(struct pool *pool, struct pool_part *part, int change)
 {
     atomic_fetch_add_explicit(&pool->computing, change, memory_order_relaxed);
@@ -179,8 +184,8 @@ static void count(struct pool *pool, struct pool_part *part, int change)
     if (change < 0 && pool->paused > 0) pthread_cond_broadcast(&pool->turn_cond);
 }
 
-/* Returns whether the owner of this part has more threads than its share, while the pool has too few threads. `own` is
- * 1 if the calling thread is not counted now and wants to go on. The caller must hold the lock. */
+/* Returns whether the owner of `part` (a client of the pool) has more threads than an equal share, while other owners
+ * lack threads. `own` is 1 if the calling thread pauses now and wants to go on. The caller must hold the lock. */
 static bool is_over_share(struct pool *pool, const struct pool_part *part, int own)
 {
     const int all = owners(pool), share = pool->threads / all;
@@ -188,8 +193,8 @@ static bool is_over_share(struct pool *pool, const struct pool_part *part, int o
     return threads_of_owner(pool, part) + own > (share > 1 ? share : 1);
 }
 
-/* Pauses the calling thread, between two items, while its owner has more threads than its share and other owners need
- * them. */
+/* Pauses the calling thread between two items, while its owner (a client of the pool) has more threads than an equal
+ * share and other owners lack threads. */
 static void pause_for_others(struct pool *pool, struct pool_part *part)
 {
     if (part == NULL || atomic_load_explicit(&pool->computing, memory_order_relaxed) <= pool->threads) return;
@@ -319,8 +324,8 @@ void pool_run(struct pool *pool, int64_t items, pool_task task, void *context)
     /* every item has been taken by some thread */
     assert(atomic_load_explicit(&loop.next, memory_order_relaxed) >= items);
     pthread_mutex_unlock(&pool->lock);
-    /* Other threads may still compute their last items. The wait is usually short, so this thread polls before it
-     * sleeps. */
+    /* Other threads may still compute their last items. This thread polls before it sleeps, because it usually waits
+     * for a short time only. */
     int64_t until = now_us() + POOL_SPIN_US;
     while (atomic_load_explicit(&loop.inside, memory_order_acquire) != 0) {
         for (int n = 0; n < POOL_YIELD_EVERY && atomic_load_explicit(&loop.inside, memory_order_acquire) != 0; n++)
@@ -369,7 +374,7 @@ attn_status pool_open(int threads, void (*idle)(void), struct pool **out, attn_e
             return attn_fail(err, ATTN_DEVICE, "", "cpu: thread %d of %d could not be started: %s", n, threads,
                              strerror(code));
         }
-        /* threads that were started before may read `threads`, so the lock is needed */
+        /* threads that were started earlier may read `threads`, so the lock is needed */
         pthread_mutex_lock(&pool->lock);
         /* pool_close() joins the threads counted here, even if a later thread could not be started */
         pool->threads = n + 1;

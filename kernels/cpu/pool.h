@@ -40,25 +40,28 @@ int pool_threads(const struct pool *pool);
 /* One use of a pool, from pool_begin() to pool_end(). Only pool.c reads the fields, under the pool's lock. */
 struct pool_part {
     struct pool_part *next;
-    struct pool_part *outer; /* the part that this thread began before this one and has not ended; NULL: none */
-    const void *owner;       /* pointer that stands for the owner: only compared with other pointers, never followed */
+    struct pool_part *outer; /* the pool_part that this thread began before this one and has not ended; NULL: none */
+    /* pointer that stands for the owner (client of the pool); it is only compared with other pointers and never
+     * followed */
+    const void *owner;
     /* flag for attn_is_cancelled(): when set, it ends a pause of the calling thread; NULL: no flag */
     const int *cancel;
-    int computing; /* number of threads that compute for this part now */
+    int computing; /* number of threads that now compute for this pool_part */
     int64_t began_ns, paused_ns, helped_ns;
 };
 
-/* Call these before and after the parallel loops of a problem, so that the calling thread counts among the threads that
- * compute. The caller provides the memory of the part. A thread ends its parts in reverse order. pool_end() returns the
- * nanoseconds that all threads together computed for this part. */
+/* Call pool_begin() before the parallel loops of a problem and pool_end() after them, so that the calling thread counts
+ * among the threads that compute. The caller provides the memory of the pool_part. A thread that has begun several
+ * pool_parts ends the newest first. pool_end() returns the nanoseconds that all threads together computed for the
+ * pool_part. */
 void pool_begin(struct pool *pool, struct pool_part *part, const void *owner, const int *cancel);
 int64_t pool_end(struct pool *pool, struct pool_part *part);
 
 /* Runs task(context, worker, i) for every i in [0, items) and returns when all items are done. The calling thread takes
- * part, alone if there is one item. Thread-safe: loops of several callers run side by side. A loop belongs to the part
- * that its thread has begun; a loop without a part has no owner. Do not call this function from inside a task. A task
- * may wait for a task of a smaller index in the same loop, because a running thread has taken it, and never for a
- * larger index. */
+ * part, alone if there is one item. Thread-safe: loops of several callers run side by side. A loop belongs to the
+ * pool_part that its thread has begun; a loop without a pool_part has no owner. Do not call this function from inside a
+ * task. A task may wait for a task of a smaller index in its loop, which a running thread has taken already, but never
+ * for a task of a larger index. */
 void pool_run(struct pool *pool, int64_t items, pool_task task, void *context);
 
 /* Does one step of a bounded wait inside a task: the processor pauses, and after some steps the thread yields. */

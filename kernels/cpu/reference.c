@@ -42,20 +42,21 @@ struct reference {
     const attn_problem *p;
     attn_geometry g;
     attn_score_options options;
-    uint32_t threshold; /* threshold of dropout: the element is dropped if its random bits are below it (philox.h) */
+    /* dropout drops an element of P if the element's random bits (philox.h) are below this number */
+    uint32_t threshold;
 
-    int64_t b, h, hk; /* the sequence, query head and key/value head that the loops are at */
+    int64_t b, h, hk; /* sequence, query head and key/value head that the loops now compute */
     attn_sequence s;
 
-    double *K, *V;              /* K and V of head hk: [Sk, D] and [Sk, Dv] */
+    double *K, *V;              /* K [Sk, D] and V [Sk, Dv] of key/value head hk */
     double *dK, *dV;            /* for a backward: gradients of K and V, summed over the query heads of the group */
-    double *q, *dq;             /* q and dq of row i: [D] */
-    double *out, *dout;         /* out and dout of row i: [Dv] */
+    double *q, *dq;             /* row i of q and of dq, D numbers each */
+    double *out, *dout;         /* row i of out and of dout, Dv numbers each */
     bool *sees;                 /* for each key j: whether query i may see it */
     double *z, *derivative, *P; /* for each key: its score z, the derivative of z with respect to scale q . k, and P */
     double *mass, *map;         /* for an observe: the outputs key_mass and map of head h */
     struct seen {
-        /* for an observe, over the rows of head h: the largest row_max, and the sum of the entropies */
+        /* for an observe, over the rows of head h: `most` is the largest row_max, `entropy` the sum of the entropies */
         double most, entropy;
         int64_t rows; /* number of rows of head h that see a key */
     } seen;
@@ -87,7 +88,7 @@ static bool given(const struct reference *r, attn_tensor_id id)
     return r->p->tensor[id].rank > 0;
 }
 
-/* Returns the scale of a float8 tensor (its *_scale) for this batch row and key/value head. */
+/* Returns the factor of a float8 tensor (the tensor named *_scale) for this batch row and key/value head. */
 static double scale_of(const struct reference *r, attn_tensor_id id)
 {
     return given(r, id) ? load(r, id, r->hk, 0, 0) : 1;
@@ -108,7 +109,8 @@ static bool sees(const struct reference *r, attn_range keys, int64_t i, int64_t 
     return true;
 }
 
-/* Returns ALiBi's distance |i + Sk - Sq - j|, which counts from the bottom right, whatever the alignment. */
+/* Returns ALiBi's distance |i + Sk - Sq - j|, which is 0 for the last query and the last key, whatever the alignment of
+ * causal masks. */
 static double distance(const struct reference *r, int64_t i, int64_t j)
 {
     return fabs((double)(i + r->s.Sk - r->s.Sq - j));
@@ -123,7 +125,8 @@ static double dropout(const struct reference *r, int64_t i, int64_t j)
                : 0;
 }
 
-/* Limits a score to the range of float32: a larger one becomes the largest float32, with its sign. NaN stays NaN. */
+/* Limits a score to the range of float32: a score outside becomes the largest float32 with the score's sign. NaN stays
+ * NaN. */
 static double saturated(double z)
 {
     return z > FLT_MAX ? FLT_MAX : z < -FLT_MAX ? -FLT_MAX : z;
@@ -160,20 +163,21 @@ static struct lse lse_of_row(const struct reference *r)
     const double sink_logit = m;
     for (int64_t j = 0; j < r->s.Sk; j++) {
         if (!r->sees[j]) continue;
-        /* return now, because the comparison below would lose the NaN */
+        /* returns before fmax(), which would lose the NaN */
         if (isnan(r->z[j])) return (struct lse){ NAN, 0 };
         m = fmax(m, r->z[j]);
     }
-    if (m == -INFINITY) return (struct lse){ -INFINITY, 0 }; /* return now, because -inf - -inf below would give NaN */
+    /* returns before -inf - -inf is computed, which would give NaN */
+    if (m == -INFINITY) return (struct lse){ -INFINITY, 0 };
     for (int64_t j = 0; j < r->s.Sk; j++)
         if (r->sees[j]) sum += exp(r->z[j] - m);
     if (sink) sum += exp(sink_logit - m);
     return (struct lse){ m, log(sum) };
 }
 
-/* Returns the lse that a backward was given. If its size is ATTN_LSE_MOST or more, its last bit is worth 2, so it does
- * not determine the sum; lse is then computed from the scores. Where a row sees one key, P is 1, and the key's score
- * replaces an lse that differs from it only by rounding. */
+/* Returns the lse that a backward was given. An lse of ATTN_LSE_MOST or more in size is too coarse (its last bit is
+ * worth 2), so lse is then computed again from the scores. If the row sees one key and the given lse equals the key's
+ * score up to rounding, the score is returned, so that P is exactly 1. */
 static struct lse given_lse_of_row(const struct reference *r, int64_t row)
 {
     const double lse = load(r, ATTN_T_lse, r->h, row, 0);
@@ -214,10 +218,11 @@ static void forward_row(struct reference *r, int64_t i)
     store(r, ATTN_T_lse, r->h, r->s.q_start + i, 0, lse.top + lse.rest);
 }
 
-/* Adds the share of row i to every gradient:
+/* Adds what row i contributes to every gradient:
  *     delta = dout . out - dlse        dP_j = M_j (dout . v_j)        dZ_j = P_j (dP_j - delta)
  *     dS_j = dZ_j derivative_j
- *     dq and dk are sums of dS, dv of P M, dbias and dslopes of dZ, dsinks of delta. */
+ *     The sums of dS_j k_j and of dS_j q give dq and dk, the sum of P_j M_j dout gives dv, sums of dZ_j give dbias and
+ *     dslopes, and minus the sum of delta times the sink's probability gives dsinks. */
 static void backward_row(struct reference *r, int64_t i)
 {
     const int64_t D = r->g.dims.D, Dv = r->g.dims.Dv, row = r->s.q_start + i;
@@ -291,7 +296,7 @@ static void region_of_row(struct reference *r, int64_t i)
     }
 }
 
-/* Returns the lse that an observe was given, or else the lse of the row's own scores. */
+/* Returns the lse that the caller gave to an observe. If there is none, returns the lse of the row's own scores. */
 static struct lse observed_lse_of_row(const struct reference *r, int64_t row)
 {
     const double lse = r->g.observe.given_lse ? load(r, ATTN_T_lse, r->h, row, 0) : NAN;
@@ -299,7 +304,7 @@ static struct lse observed_lse_of_row(const struct reference *r, int64_t row)
     return r->g.observe.given_lse && !says_nothing ? (struct lse){ lse, 0 } : lse_of_row(r);
 }
 
-/* Adds row i to every output of an observe. */
+/* Adds what row i contributes to every requested output of an observe. */
 static void observe_row(struct reference *r, int64_t i)
 {
     const int64_t row = r->s.q_start + i, mass_rows = r->g.observe.key_mass_rows;
@@ -478,7 +483,7 @@ static attn_status run_head(struct reference *r, int64_t b, int64_t hk, const in
 struct stretches {
     const attn_problem *p;
     const int *cancel;
-    int64_t Hk, heads, each; /* number of heads of a sequence; of all sequences; of a stretch */
+    int64_t Hk, heads, each; /* Hk: heads of one sequence; heads: heads of all sequences; each: heads of one stretch */
     _Atomic int status;      /* ATTN_OK, or the error of a stretch (run of heads) */
 };
 
@@ -500,7 +505,7 @@ static void run_stretch(void *context, int worker, int64_t item)
     close_reference(&r);
 }
 
-/* number of stretches (runs of heads) per thread, so that no thread waits long for the last one */
+/* Each thread gets several stretches (runs of heads), so that the threads end at about the same time. */
 enum { STRETCHES = 4 };
 
 attn_status reference_run(const attn_problem *p, struct pool *pool, const int *cancel, attn_error *err)

@@ -6,7 +6,8 @@
 #include "kernels/backend.h"
 #include "kernels/cpu/flash.h"
 
-enum { CLOSE_ROWS = 64 }; /* number of rows that one call of close() (simd.h: out's factor and lse) handles */
+/* number of rows that one call of simd.h's close() handles, which computes lse and the factor of O */
+enum { CLOSE_ROWS = 64 };
 
 /* Adds the sink to the row's sum l. Computes lse2 (lse in base 2) and `inverse`, the factor by which O is multiplied: 1
  * / l times dropout's factor. A row that sees no key gets inverse 0, and lse2 is -inf or the sink. */
@@ -26,19 +27,20 @@ static void close_row(const struct flash *f, int64_t h, float m, float l, float 
     *lse2 = l == 0 ? -INFINITY : top + log2f(l);
 }
 
-/* Returns whether row r of a tile must be computed in double: float32 cannot compute it, or its O overflowed. */
+/* Returns whether row r of a tile must be computed in double, because its scores or its O exceed the range of
+ * float32. */
 static bool is_strange(const struct flash *f, const struct flash_tile *t, int r, float m, float l, const float *O,
                        bool large)
 {
     if (flash_is_strange(f, t, r, m, l)) return true;
-    large &= !(m == -INFINITY && l == 0); /* a row that sees no key has no sum that could overflow */
+    large &= !(m == -INFINITY && l == 0); /* a row that sees no key has no sum P V that could overflow */
     bool finite = true;
     for (int64_t d = 0; large && d < f->g.dims.Dv; d++) finite &= isfinite(O[d]) != 0;
     return !finite;
 }
 
-/* Ends a row whose scores are all equal. There the loops in float32 have left the sum of the row's values in O, and the
- * number of these values in l. Writes the row's out to `row`. Returns false if the scores are not all equal. */
+/* Ends a row whose scores are all equal, so that O is the sum of the row's values and l the number of these values.
+ * Writes the row's out to `row`. Returns false if the scores are not all equal. */
 static bool finish_alike(const struct flash *f, const struct flash_tile *t, int r, float l, const float *O,
                          struct flash_strange *found, double *row)
 {
@@ -50,8 +52,8 @@ static bool finish_alike(const struct flash *f, const struct flash_tile *t, int 
     return true;
 }
 
-/* Ends a row r of a tile that needs double (is_strange()). Writes out and lse; in a backward it writes delta, and lse2
- * or f->strange. */
+/* Ends row r of a tile if the row must be computed in double (is_strange()). Writes out and lse; in a backward it
+ * writes delta, and lse2 or f->strange. */
 static void finish_strange(const struct flash *f, const struct flash_tile *t, int r, float l, const float *O)
 {
     const attn_view *out = &f->g.view[ATTN_T_out], *lse = &f->g.view[ATTN_T_lse], *dlse = &f->g.view[ATTN_T_dlse];
@@ -123,7 +125,7 @@ void flash_row_end(const struct flash *f, const struct flash_tile *t, const floa
     }
 }
 
-/* Returns the index in part_O, part_m and part_l of a row tile's partial result for span `split`. */
+/* Returns where the partial result of a row tile for span `split` begins, as a row of part_O, part_m and part_l. */
 int64_t flash_row_end_part_row(const struct flash_tile *t, int64_t split)
 {
     const struct flash_sequence *seq = t->seq;

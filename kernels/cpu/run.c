@@ -25,7 +25,8 @@
  * forward tile has BM rows of q and BN keys. A backward has tiles of back_Br rows of q, against chunks of Bk keys. The
  * first row of the table that fits the compute type and the larger of D and Dv applies. */
 static const struct tile_sizes {
-    /* dtype of the numbers in operands of products, and number of such numbers for each element (simd_split.h) */
+    /* element: the dtype in which operands of products are stored; parts: how many numbers of this dtype store one
+     * number (simd_split.h) */
     attn_dtype element;
     int parts, max_d;
     int BM, BN, back_Br, Bk;
@@ -46,7 +47,8 @@ static const struct tile_sizes {
 };
 
 enum {
-    /* number of keys of a span, into which the keys of a row tile are split; a multiple of every BN (keys of a tile) */
+    /* number of keys of a span: the keys of a row tile are split into spans, which threads compute side by side; a
+     * multiple of every BN (keys of a tile) */
     SPLIT_KEYS = 2048,
     /* number of keys of a span on the path FLASH_DOTS (few rows), where an item does less work per key */
     SPLIT_DOT_KEYS = 512,
@@ -60,7 +62,8 @@ enum {
  * thread takes as long. */
 static const double small_flops = 6e6;
 
-/* Sums over the sequences of a problem: exact, or upper bounds that need no lengths. */
+/* Numbers of tiles, rows and so on, summed over the sequences of a problem. They are exact if the lengths of the
+ * sequences are known, and otherwise upper bounds. */
 struct sums {
     int64_t tiles, rows, items, packs, keys, parts, chunks, longest_chunks;
 };
@@ -74,7 +77,7 @@ static int64_t add_product(int64_t a, int64_t b, int64_t c)
 
 /* ---- Sequences --------------------------------------------------------------------------------------------------- */
 
-/* Fills in every member of a sequence that its own lengths determine. */
+/* Sets the members of *q that depend only on the lengths of the sequence. */
 static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 {
     const int64_t Sq = q->s.Sq, Sk = q->s.Sk, G = f->g.group;
@@ -100,8 +103,8 @@ static void shape_sequence(const struct flash *f, struct flash_sequence *q)
 
 static int64_t chunks_of(const struct flash *f, const struct flash_sequence *q)
 {
-    /* Where keys are not packed, a backward has chunks for all Sk keys, because the chunks also write the gradients
-     * (zeros) of keys past seqlens_k. */
+    /* Where keys are not packed, a backward has chunks for all Sk rows of K, because chunks also write the zero
+     * gradients of keys past seqlens_k. */
     return attn_tiles(f->g.dims.packed ? q->s.Sk : f->g.dims.Sk, f->Bk);
 }
 
@@ -138,7 +141,7 @@ static struct sums bound_sums(const struct flash *f)
                   total_k = d->packed ? d->total_k : d->B * d->Sk;
     const int64_t tiles = attn_min64(d->B, total_q) + add_product(0, 2 * G, total_q) / f->BM;
     const int64_t rows = add_product(add_product(0, G, total_q), FLASH_UNIT - 1, tiles);
-    /* upper bound on the number of spans (runs of keys) that all keys are split into, times SPLIT_KEYS */
+    /* 3/2 total_k is an upper bound on the number of spans (runs of keys) of all sequences, times SPLIT_KEYS */
     const int64_t spans = total_k + total_k / 2;
     sums.tiles = add_product(0, d->Hk, tiles);
     sums.rows = add_product(0, d->Hk, rows);
@@ -166,7 +169,7 @@ static struct sums place_sequences(struct flash *f, struct flash_sequence *seq)
     return sums;
 }
 
-/* Returns whether the sums over the real lengths are within the bounds from which the size of the workspace was
+/* Returns whether the sums over the true lengths are at most the upper bounds from which the size of the workspace was
  * computed. */
 static bool within_bounds(const struct sums *sums, const struct flash *f)
 {
@@ -183,8 +186,8 @@ static bool within_bounds(const struct sums *sums, const struct flash *f)
  * multiples of 32. If the padding would cost more than they gain, f32 is chosen. */
 static const struct simd_type *type_of(const struct simd *simd, attn_dtype dtype, int64_t D, int64_t Dv, double scale)
 {
-    /* With a scale this large, scores are within range only if the products are tiny. bf16 products would flush tiny
-     * products to 0. */
+    /* A scale above 2^32 gives scores within range only where the products are tiny, and bf16 products flush tiny
+     * numbers to 0. Products are therefore f32. */
     if (fabs(scale) > 0x1p32) return &simd->f32;
     /* e4m3 inputs are computed as bf16, which represents every e4m3 number exactly. */
     const struct simd_type *t = simd_type_for(simd, dtype == ATTN_F8E4M3 ? ATTN_BF16 : dtype);
@@ -211,9 +214,9 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     f->observe = p->op == ATTN_OP_OBSERVE;
     f->recompute = f->backward && p->lse.rank == 0;
     f->forward_type = f->type;
-    /* ALiBi's distances are hundreds of keys, so the gradient of the slopes needs every bit of P V, from which delta is
-     * made. Each P is therefore split into two bf16 numbers, as for float16. This does not depend on whether the
-     * client wants the gradient of the slopes, because a request for one gradient must not change the bits of
+    /* ALiBi multiplies the gradient of the slopes by distances of hundreds of keys, so small errors of P V grow. P V is
+     * therefore computed with each P split into two bf16 numbers, as for float16. The split does not depend on whether
+     * the client wants the gradient of the slopes, because asking for one gradient must not change the bits of
      * another. */
     if (f->recompute && p->alibi_slopes.rank && f->type->dtype == ATTN_BF16 && f->type->parts == 1)
         f->forward_type = type_of(simd, ATTN_F16, f->g.dims.D, f->g.dims.Dv, f->g.scale);
@@ -232,7 +235,7 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->Bk = f->observe ? t->BN : t->Bk;
         break;
     }
-    assert(f->BM > 0); /* this cannot fail, because the last rows of tile_sizes fit every head size */
+    assert(f->BM > 0); /* the last rows of tile_sizes fit every head size, so the search has found a row */
     f->shown_keys = f->g.dims.page_size > 0 && f->g.observe.shown_keys > 0 ? f->g.observe.shown_keys : f->g.dims.Sk;
     /* If heads lie side by side in memory, one item computes several of them together (decode.c). */
     f->bundle = 1;
@@ -243,8 +246,8 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
         f->mask_heads = p->mask_startend_rows.shape[1];
         f->mask_blocks = attn_tiles(f->g.dims.Sk, FLASH_MASK_BLOCK);
     }
-    /* Where dbias is a sum over heads of several groups, or over batch rows, one item computes all of these heads and
-     * rows: see backward.c. */
+    /* If several groups of heads, or several batch rows, share one matrix of dbias, one item computes them one after
+     * the other (backward.c). */
     if (f->backward && p->dbias.rank) {
         const bool heads = p->bias.shape[1] != f->g.dims.H, batch = p->bias.shape[0] != f->g.dims.B;
         if ((heads && f->g.dims.Hk > 1) || (batch && f->B > 1))
@@ -254,8 +257,8 @@ static void resolve(const struct simd *simd, const attn_problem *p, struct flash
     }
 }
 
-/* Divides the problem's share of the workspace among its arrays. An arena without memory only adds up the bytes that
- * the arrays need. */
+/* Divides the problem's part of the workspace among its arrays. If the arena has no memory, cut() only adds up the
+ * bytes of the arrays. */
 static void cut(struct flash *f, const struct sums *sums, struct flash_arena *arena)
 {
     const attn_dims *d = &f->g.dims;
@@ -285,7 +288,7 @@ static void cut(struct flash *f, const struct sums *sums, struct flash_arena *ar
     if (f->backward) {
         f->q_lda = simd_lda(t, d->D);
         f->do_lda = simd_lda(t, d->Dv);
-        /* a row of Qat or dOat takes at most 64 bytes more than its numbers, because of simd_ld() */
+        /* simd_ld() makes a row of Qat or dOat at most 64 bytes longer than its numbers */
         f->q_unit_bytes = simd_round_up(d->D, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->do_unit_bytes = simd_round_up(d->Dv, SIMD_A_ROWS) * (FLASH_UNIT * es + 64) * t->parts;
         f->dq_ld = simd_round_up(d->D, 16);
@@ -396,9 +399,10 @@ static void walk_item(void *context, int worker, int64_t item)
 {
     const struct walk *walk = context;
     const struct flash_run *run = walk->run;
-    /* after a cancel the remaining items do nothing but return here */
+    /* after a cancel, the remaining items do nothing */
     if (attn_is_cancelled(run->cancel)) return;
-    /* binary search for the problem to which the item belongs: the last one whose first item is not past it */
+    /* A binary search finds the problem to which the item belongs: the last problem whose first item is not after
+     * `item`. */
     int low = 0, high = run->count;
     while (high - low > 1) {
         const int middle = (low + high) / 2;
@@ -420,8 +424,9 @@ bool flash_run(const struct simd *simd, struct pool *pool, const attn_plan *plan
         struct flash *f = &run.problems[n];
         resolve(simd, plans[n].problem, f);
         f->cancel = cancel;
-        /* cut() takes memory for f->seq as its first array, but needs sums over f->seq before. So f->seq is filled
-         * first, at the address that cut() will give it. A copy of the arena finds this address. */
+        /* cut() takes memory for f->seq as its first array, but needs sums over the entries of f->seq. Therefore f->seq
+         * is filled before cut() is called, at the address that cut() will give it. A copy of the arena finds this
+         * address. */
         struct flash_arena ahead = arena;
         f->seq = flash_take(&ahead, f->B, sizeof *f->seq);
         const struct sums sums = place_sequences(f, f->seq);

@@ -88,12 +88,12 @@ enum {
 /* Sums of 2^63 values below SIMD_TAME are finite. Partial sums of a dot product of up to ATTN_MAX_HEAD_DIM pairs of
  * such values are finite too: 2^58 * 2^58 * 2^10 = 2^126. */
 #define SIMD_TAME 0x1p58f
-/* a row whose largest score (in base 2) is below this has no score that has overflowed */
+/* If the largest score of a row (in base 2) is below this number, no score of the row has overflowed. */
 #define SIMD_SCORE_MOST 0x1p126f
 
 /* How to compute scores with more options than a scale: see score() of struct simd. */
 struct simd_score {
-    float scale;   /* s = scale * S, in natural units, not base 2 */
+    float scale;   /* s = scale * S is the score in natural units (not in base 2) before other options */
     float softcap; /* if above 0, scores become softcap * tanh(s / softcap), where s is scale * S; 0: no softcap */
 
     /* NULL, or the address of the bias of element (0, 0); row r of the bias starts at r * bias_stride (0: one row for
@@ -134,7 +134,7 @@ struct simd_gradient {
     const float *delta; /* [rows]: rowsum(dO * O) - dlse */
     const float *cap;   /* NULL, or the derivatives of softcap that score() wrote to its `cap` */
     const float *drop;  /* NULL, or 1 for each pair that dropout keeps and 0 for each that it drops */
-    float drop_scale;   /* where drop is not NULL: M (the factor of P) is drop_scale * drop */
+    float drop_scale;   /* dropout multiplies P by M = drop_scale * drop */
 
     /* Results of gradient(); each pointer may be NULL. dZ = P (M dP - delta), where M is dropout's factor, and dS = dZ
      * cap. Where P is 0, dZ and dS are 0 even if dP is NaN. */
@@ -152,14 +152,14 @@ struct simd_type {
     attn_dtype dtype; /* the element of an operand: ATTN_F32 or ATTN_BF16 */
     int k_multiple;   /* operands are padded with zeros along k to a multiple of k_multiple */
     int parts;        /* number of bf16 parts that add up to one element (simd_split.h); 1: elements are not split */
-    /* number of rows of a strip, into which tiles on the causal diagonal are cut (forward.c); 0: gemm() needs whole
+    /* number of rows of a strip: forward.c cuts tiles on the causal diagonal into strips; 0: gemm() needs whole
      * tiles */
     int strip;
 
     /* Make operands from X, which is [rows][cols] of any floating dtype with rows `stride` elements apart. Numbers are
-     * rounded to nearest even. Each function returns true if every element is smaller than SIMD_TAME. Callers compute
-     * other tiles in another way: a V (in a backward also a K) with NaN or infinity must not be multiplied by the zeros
-     * of hidden keys, because 0 * NaN is NaN, and sums of huge values overflow. */
+     * rounded to nearest even. Each function returns true if every element is below SIMD_TAME in size. If it returns
+     * false, the caller must handle larger numbers, whose sums may overflow, and NaN and infinity, which must not be
+     * multiplied by the zeros of hidden keys, because 0 * NaN is NaN. */
     bool (*pack_a)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_at)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *A, int64_t lda);
     bool (*pack_b)(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *B, int64_t ldb);
@@ -198,7 +198,7 @@ struct simd {
     const struct simd_type *bf16; /* compute type for bf16; NULL: bf16 inputs are computed as f32 */
     /* compute type for float16 as two bf16 numbers; NULL: float16 is computed as f32 */
     const struct simd_type *half;
-    /* compute type for float32 as three bf16 numbers; NULL: f32 products are as fast */
+    /* compute type for float32 as three bf16 numbers; NULL: the products of the type f32 are at least as fast */
     const struct simd_type *single;
 
     /* Computes the scores of one tile in place, [rows][lds]: S becomes z = log2(e) * (softcap(scale * S) + bias +
@@ -239,9 +239,9 @@ struct simd {
     void (*load)(int64_t n, const void *from, attn_dtype dtype, float *to);
     void (*save)(int64_t n, const float *from, void *to, attn_dtype dtype);
 
-    /* Store results: Y[r][c] = X[r][c] * scale * row_scale[r] (NULL: 1) in Y's dtype, with rows `stride` elements
-     * apart. A row_scale of 0 writes zeros even if X holds NaN (a row that saw no key). store_t() reads X transposed:
-     * Y[r][c] = X[c][r] * ... */
+    /* Stores results: Y[r][c] = X[r][c] * scale * row_scale[r] in Y's dtype, with rows of Y `stride` elements apart. If
+     * row_scale is NULL, its factor is 1. A row_scale of 0 (for a row that saw no key) writes zeros even if X holds
+     * NaN. store_t() reads X transposed: X[c][r] in place of X[r][c]. */
     void (*store)(int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale, void *Y,
                   attn_dtype dtype, int64_t stride);
     void (*store_t)(int rows, int cols, const float *X, int64_t ldx, float scale, const float *row_scale, void *Y,
@@ -276,9 +276,9 @@ struct simd {
     void (*leave)(void);
 };
 
-/* Returns the best table for this processor. The environment variable ATTN_CPU_ISA may name a slower one (portable,
- * avx2, avx512, bf16, amx; on arm64 neon, neon_bf16; other values are ignored). The first call chooses the table.
- * Thread-safe. */
+/* Returns the best table for this processor. The environment variable ATTN_CPU_ISA may choose a slower table: portable,
+ * avx2, avx512, bf16 or amx, and on arm64 neon or neon_bf16. Other values are ignored. The first call reads the
+ * variable. Thread-safe. */
 const struct simd *simd_get(void);
 
 /* Returns the table of that name; NULL if this build or this processor does not have it. Tests and benchmarks use

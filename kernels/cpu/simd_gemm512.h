@@ -1,12 +1,14 @@
 /* simd_gemm512.h: the matrix product in 512-bit registers, for f32 and for pairs of bf16. simd_avx512.c and simd_bf16.c
  * include it after they define an element:
  *
- *   GEMM_ELEMENT             the element of an operand; GEMM_PER_LANE of them, neighbours along k, share a 32-bit lane
- *   GEMM_BROADCAST(a)        the lane at address `a`, in every lane
+ *   GEMM_ELEMENT             the element of an operand
+ *   GEMM_PER_LANE            number of elements, neighbours along k, that share a 32-bit lane
+ *   GEMM_BROADCAST(a)        a register whose lanes all hold the lane at address `a`
  *   GEMM_LOAD(b)             16 lanes of a panel of B
  *   GEMM_STEP(sum, a, b)     sum + a * b in every lane
  *
- * A sum runs along the whole of k in order, in one register, and is added to C at the end. */
+ * A register sums the products of an element of C along the whole of k, in order, and is added to C at the
+ * end. */
 
 enum { GEMM_ROWS = 14, GEMM_POINTERS = (GEMM_ROWS + 2) / 3 };
 
@@ -44,8 +46,8 @@ VEC void gemm_block(const int rows, const bool both, int steps, const GEMM_ELEME
 #pragma GCC unroll 5
         for (int i = 0; i < GEMM_POINTERS; i++) {
             row[i] += 2 * GEMM_PER_LANE;
-            /* keeps the compiler from computing the addresses of all fourteen rows before the loop, for which there are
-             * too few registers */
+            /* This statement keeps the compiler from computing the addresses of all fourteen rows of A before the loop,
+             * because there are too few registers for them. */
             __asm__("" : "+r"(row[i]));
         }
     }

@@ -1,7 +1,8 @@
 /* simd_neon_bf16.c: the compute type bf16 for arm64 processors with BFMMLA: operands rounded to bf16, sums in f32.
  *
  * BFMMLA multiplies two rows of A by two columns of B, with four numbers along k each, and adds the products to 2 x 2
- * sums. Two neighbouring lines of a panel of B (simd_pairs.h), interleaved in units of 32 bits, give such columns:
+ * sums. Two neighbouring lines of a panel of B (simd_pairs.h), interleaved in units of 32 bits, give four
+ * numbers of each column:
  *
  *     line k/2      c0: k k+1     c1: k k+1     c2: k k+1     c3: k k+1
  *     line k/2 + 1  c0: k+2 k+3   c1: k+2 k+3   ...
@@ -44,7 +45,7 @@ VEC bool vh_flagged(vh_flags flags) { return vmaxvq_u16(flags) != 0; }
 
 /* ---- The product ------------------------------------------------------------------------------------------------- */
 
-/* rows and columns of a block of C, which takes 16 registers; B takes 4 and A takes 2 */
+/* A block of C takes 16 registers, its columns of B take 4 and its rows of A take 2. */
 enum { GEMM_ROWS = 8, GEMM_COLS = 8 };
 
 VEC bfloat16x8_t first_fours(vh a, vh b)

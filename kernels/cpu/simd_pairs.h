@@ -29,7 +29,7 @@ enum { K_MULTIPLE = W, TAME_BITS = (127 + 58) << 7 /* SIMD_TAME in bf16 */ };
 #define OPERAND uint16_t
 enum { STEP = 2, PAD_ROWS = K_MULTIPLE };
 
-/* Two rows of V_LANES columns of an operand, in one vector. Its low half is the first row. */
+/* Two rows of V_LANES columns of an operand, in one vector, with the first row in its low half. */
 struct pair {
     vh rows;
 };
@@ -59,7 +59,7 @@ VEC void put_pair_a(uint16_t *A, int64_t lda, struct pair p, int n, int rows)
 
 VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair p, int rows)
 {
-    (void)ldb, (void)rows; /* `rows` is not needed: without a second row, zeros go to the padding of k */
+    (void)ldb, (void)rows; /* `rows` is not needed: if there is no second row, its half of the pair is zero */
     vh_store(B, vh_halves(p.rows));
 }
 

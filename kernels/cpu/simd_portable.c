@@ -166,7 +166,7 @@ static void gradient(const struct simd_gradient *g)
                 P = exp2_one(fmaf(g->S[at], g->c, -g->lse2[r]));
                 kept = P * drop;
                 if (P != 0) dZ = P * (M * g->dP[at] - g->delta[r]);
-                /* dZ is tested first, because softcap's factor `cap` of a hidden score may be NaN, and 0 times NaN is
+                /* dZ is tested because softcap's factor `cap` of a hidden score may be NaN, and 0 times NaN would be
                  * NaN */
                 dS = g->cap && dZ != 0 ? dZ * g->cap[at] : dZ;
                 if (g->dZ) g->dZ[at] = dZ;

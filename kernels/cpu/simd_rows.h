@@ -34,11 +34,12 @@ VEC int min_int(int a, int b)
 
 /* ---- f32 operands ------------------------------------------------------------------------------------------------ */
 
-/* Adds a vector to a sum. A lane of the sum becomes infinite or NaN if it gets an infinity, NaN or a number of
- * SIMD_TAME or more in size. Thousands of numbers just below SIMD_TAME have the same effect. */
+/* Adds the vector x to a sum. A lane of the sum becomes infinite or NaN if x has an infinity, a NaN or a number of
+ * SIMD_TAME or more in size there. It also does after additions of thousands of numbers just below SIMD_TAME. */
 VEC vf v_tame(vf sum, vf x)
 {
-    return v_fma(x, v_set(0x1p70f /* 2^70 times SIMD_TAME is infinite */), sum);
+    /* 2^70 times a number of SIMD_TAME or more is infinite, which makes the sum infinite or NaN */
+    return v_fma(x, v_set(0x1p70f), sum);
 }
 
 VEC bool is_tame(vf sum)
@@ -241,9 +242,9 @@ static void hide(int rows, int cols, float *S, int64_t lds, const int *lo, const
 
 /* ---- Decode ------------------------------------------------------------------------------------------------------ */
 
-/* Computes the dot products of nq <= V_DOT_QUERIES queries with four keys at a time. Sixteen sums are in registers, and
- * each key is converted once. The lanes and the order of a sum depend on d alone. Where fewer than four keys are left,
- * the last key is read again, and its extra sums are dropped. */
+/* Computes the dot products of nq <= V_DOT_QUERIES queries with four keys at a time. Registers hold the sums, of which
+ * there are up to sixteen, and each key is converted once. The lanes and the order of a sum depend on d alone. Where
+ * fewer than four keys are left, the last key takes the places of the missing ones, and its extra sums are dropped. */
 VEC void dots_as(attn_dtype dtype, int nq, int n, int d, const float *q, int64_t ldq, const void *K, int64_t stride,
                  float *S, int64_t lds)
 {
@@ -355,8 +356,9 @@ static float most(int rows, int cols, const void *X, attn_dtype dtype, int64_t s
     return result;
 }
 
-/* Adds P V to O, eight rows of V at a time, with a vector of each row in a register. These vectors are read and
- * converted once for all queries, and each piece of O is read and written once for the eight rows. */
+/* Adds P V to O, eight rows of V at a time. In each step along d, registers hold one vector of each of the eight rows.
+ * A vector of V is thus read and converted once for all queries, and a vector of O is read and written once for eight
+ * rows of V. */
 VEC void axpys_as(attn_dtype dtype, int nq, int n, int d, const float *P, int64_t ldp, const void *V, int64_t stride,
                   float *O, int64_t ldo)
 {
@@ -503,7 +505,8 @@ VEC vf close_some(const float *m, const float *l, float *inverse, float *lse, in
     const vf ends = v_fma(max, v_set(0x1.62e43p-1f), small);
     v_store_n(inverse, v_select(none, v_zero(), v_div(v_set(1.0f), sum)), n);
     v_store_n(lse, v_select(none, v_set(-INFINITY), ends), n);
-    return v_mul(v_fma(max, v_set(4) /* 4 times a number of SIMD_SCORE_MOST or more is infinite */, sum), v_zero());
+    /* 4 times a maximum of SIMD_SCORE_MOST or more is infinite, and 0 times infinity is NaN */
+    return v_mul(v_fma(max, v_set(4), sum), v_zero());
 }
 
 static bool close_rows(int n, const float *m, const float *l, float *inverse, float *lse)

@@ -38,7 +38,7 @@ static inline float simd_from_bf16(uint16_t h)
 static inline uint16_t simd_to_bf16(float x)
 {
     uint32_t u = simd_bits(x);
-    /* NaN becomes a quiet NaN; rounding might turn it into infinity */
+    /* makes a NaN quiet, because rounding its bits might turn it into infinity */
     if ((u & 0x7fffffff) > 0x7f800000) return (uint16_t)(u >> 16 | 0x40);
     return (uint16_t)((u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
@@ -56,7 +56,7 @@ static inline uint16_t simd_to_f16(float x)
 {
     uint32_t u = simd_bits(x), sign = u >> 16 & 0x8000, rest = u & 0x7fffffff;
     if (rest > 0x7f800000) return (uint16_t)(sign | 0x7e00 | (rest >> 13 & 0x3ff));
-    /* numbers of 65520 and more round to float16's infinity */
+    /* float16 rounds numbers of 65520 and more to infinity */
     if (rest >= 0x477ff000) return (uint16_t)(sign | 0x7c00);
     /* A number below 2^-14 is subnormal in float16: a multiple of 2^-24. Adding 0.5 rounds it to such a multiple, which
      * the low bits of the sum then hold. */
@@ -107,8 +107,8 @@ static inline void simd_put_element(void *row, attn_dtype dtype, int64_t c, floa
     }
 }
 
-/* Ends observe() for one row: joins its running maximum m, sum l and entropy sum e with those of the next columns,
- * `sum` and `part`. `most` is the larger of the two maxima. */
+/* Ends observe() for one row: adds the sums `sum` and `part` of the next columns to the row's running sum l and entropy
+ * sum e. m is the row's maximum before, `most` the maximum with the next columns. */
 static inline void simd_join_entropy(float most, float sum, float part, float *m, float *l, float *e)
 {
     const float by = *m < most ? *m - most : 0;

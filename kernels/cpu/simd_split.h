@@ -54,8 +54,7 @@ VEC void split(vf low, vf high, __m512i part[PARTS])
 #define OPERAND uint16_t
 enum { STEP = 2, PAD_ROWS = K_MULTIPLE };
 
-/* Two rows of 16 columns of an operand; each vector has one part of all these numbers. Its low half is the first
- * row. */
+/* Two rows of 16 columns of an operand. Vector p has part p of all numbers, with the first row in its low half. */
 struct pair {
     __m512i rows[PARTS];
 };
@@ -94,7 +93,7 @@ VEC void put_pair_a(uint16_t *A, int64_t lda, struct pair pair, int n, int rows)
 
 VEC void put_pair_b(uint16_t *B, int64_t ldb, struct pair pair, int rows)
 {
-    (void)rows; /* `rows` is not needed: without a second row, zeros go to the padding of k */
+    (void)rows; /* `rows` is not needed: if there is no second row, its half of the pair is zero */
 #pragma GCC unroll 3
     for (int p = 0; p < PARTS; p++) _mm512_storeu_si512(B + p * (ldb / PARTS), interleave(pair.rows[p]));
 }
@@ -184,8 +183,8 @@ VEC bool pack_at_as(attn_dtype dtype, int rows, int cols, const void *X, int64_t
     return !bad;
 }
 
-/* The inputs' own dtype gets a copy of the code. All other dtypes (a float32 dout of float16 inputs) share the general
- * code. */
+/* Makes a packing function. Inputs of the compute type's own dtype get a copy of the code in which the dtype is
+ * constant. Inputs of any other dtype (such as a float32 dout of float16 inputs) share the general code. */
 #define PACK(name)                                                                                              \
     static bool name(int rows, int cols, const void *X, attn_dtype dtype, int64_t stride, void *to, int64_t ld) \
     {                                                                                                           \

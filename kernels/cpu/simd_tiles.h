@@ -3,7 +3,7 @@
  * first defines how an operand is written:
  *
  *   STEP                    vectors that one store of an A operand takes: 1 for f32, 2 for bf16
- *   put_row(A, lda, x, n)   writes n elements of a row of A from x[STEP]; bf16 writes all, zeros too
+ *   put_row(A, lda, x, n)   writes the first n elements of x[STEP] to a row of A; bf16 also writes the rest, zeros
  *   struct pair             the elements of V_LANES columns in two rows, one below the other, in the operand's type
  *   make_pair(x0, x1), put_pair_a(A, lda, p, n, rows), put_pair_b(B, ldb, p, rows)
  *
@@ -100,9 +100,9 @@ VEC bool softmax_as(bool dropped, int rows, int cols, const float *S, int64_t ld
         for (int r = 0; r < block; r += V_LANES) {
             const int n = block - r < V_LANES ? block - r : V_LANES, at = r0 + r;
             const vf old = v_load_n(m + at, n), none = v_set(-INFINITY);
-            /* Multiplication is monotone even after rounding, so |c| times the largest score is the largest of the
-             * products. A NaN maximum would be lost in the comparison with the old maximum, but the sum over the row
-             * still becomes NaN. */
+            /* The largest score times |c| is the largest of all scores times |c|, because rounding keeps the order of
+             * products. A NaN maximum is lost in the comparison with the old maximum, but the sum over the row still
+             * becomes NaN. */
             const vf now = v_max(v_mul(v_load(base + r), v_set(fabsf(c))), old);
             /* The maximum is -inf while all keys so far are hidden; 0 replaces it, because -inf - -inf would be NaN. */
             const vf from = v_select(v_less(none, now), now, v_zero());
@@ -192,7 +192,7 @@ VEC void gradient_as(bool plain, const struct simd_gradient *g)
         if (all && g->cols - j0 >= SIMD_PANEL) gradient_panel(plain, true, g, j0);
         else gradient_panel(plain, false, g, j0);
     }
-    /* Writes zeros to the padding rows of P_b and dS_b: those behind the last pair, up to a multiple of k_multiple. */
+    /* Writes zeros to the rows of P_b and dS_b behind the last pair of rows, up to a multiple of k_multiple. */
     for (int r = (int)simd_round_up(g->rows, 2); r < (int)simd_round_up(g->rows, PAD_ROWS ? PAD_ROWS : 1); r += 2) {
         for (int j = 0; j < (int)simd_round_up(g->cols, SIMD_PANEL); j += V_LANES) {
             const struct pair zero = make_pair(v_zero(), v_zero());

@@ -63,7 +63,7 @@ VEC double v_hsum_d(vd a, vd b) { return vaddvq_f64(vaddq_f64(a, b)); }
 VEC float v_hsum(vf x) { return vaddvq_f32(x); }
 VEC bool v_any(vm m) { return vmaxvq_u32(m) != 0; }
 VEC bool v_any_nan(vf x) { return vminvq_u32(vceqq_f32(x, x)) == 0; }
-/* A v4 is a vector of four floats. In other files V_LANES, the number of floats of a vector, is larger than 4. */
+/* A v4 is a vector of four floats. In this file a vf has four floats too, and in other files more. */
 VEC v4 v4_load(const float *p) { return vld1q_f32(p); }
 VEC void v4_store(float *p, v4 x) { vst1q_f32(p, x); }
 VEC v4 v4_add(v4 a, v4 b) { return vaddq_f32(a, b); }
@@ -140,7 +140,7 @@ VEC vm v_zero_bytes_n(const uint8_t *p, int n)
 VEC vf v_exp2(vf x)
 {
     const vf low = v_set(-126.0f);
-    const vm below = v_less(x, low); /* the comparison is false for NaN, so NaN stays NaN */
+    const vm below = v_less(x, low); /* `below` is false for a NaN, so a NaN stays NaN */
     x = v_max(low, v_min(v_set(128.0f), x));
     const vf rounded = vrndnq_f32(x), r = v_sub(x, rounded);
     vf q = v_fma(r, v_set(0x1.5bba14p-10f), v_set(0x1.3cea88p-7f));

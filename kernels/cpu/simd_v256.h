@@ -73,7 +73,7 @@ VEC double v_hsum_d(vd a, vd b)
     return _mm_cvtsd_f64(_mm_add_sd(half, _mm_unpackhi_pd(half, half)));
 }
 VEC vm v_less_i(vi a, vi b) { return _mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)); }
-/* A v4 is a vector of four floats, shorter than the vectors of V_LANES floats. */
+/* A v4 is a vector of four floats, while a vf has V_LANES floats. */
 VEC v4 v4_load(const float *p) { return _mm_loadu_ps(p); }
 VEC void v4_store(float *p, v4 x) { _mm_storeu_ps(p, x); }
 VEC v4 v4_add(v4 a, v4 b) { return _mm_add_ps(a, b); }
@@ -127,7 +127,7 @@ VEC v4 v_hmax4(vf a, vf b, vf c, vf d)
 VEC vf v_exp2(vf x)
 {
     const __m256 low = _mm256_set1_ps(-126.0f);
-    const __m256 normal = _mm256_cmp_ps(x, low, _CMP_NLT_UQ); /* the comparison is true for NaN, so NaN stays NaN */
+    const __m256 normal = _mm256_cmp_ps(x, low, _CMP_NLT_UQ); /* `normal` is true for a NaN, so a NaN stays NaN */
     x = v_max(low, v_min(_mm256_set1_ps(128.0f), x));
     const __m256 rounded = _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const __m256 r = _mm256_sub_ps(x, rounded);

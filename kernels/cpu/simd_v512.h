@@ -74,7 +74,7 @@ VEC vd v_low_d(vf x) { return _mm512_cvtps_pd(_mm512_castps512_ps256(x)); }
 VEC vd v_high_d(vf x) { return _mm512_cvtps_pd(_mm512_extractf32x8_ps(x, 1)); }
 VEC vd v_fma_d(vd a, vd b, vd c) { return _mm512_fmadd_pd(a, b, c); }
 VEC double v_hsum_d(vd a, vd b) { return _mm512_reduce_add_pd(_mm512_add_pd(a, b)); }
-/* A v4 is a vector of four floats, shorter than the vectors of V_LANES floats. */
+/* A v4 is a vector of four floats, while a vf has V_LANES floats. */
 VEC v4 v4_load(const float *p) { return _mm_loadu_ps(p); }
 VEC void v4_store(float *p, v4 x) { _mm_storeu_ps(p, x); }
 VEC v4 v4_add(v4 a, v4 b) { return _mm_add_ps(a, b); }
@@ -158,7 +158,7 @@ VEC __m128i v_to_e4m3(vf x)
     const __m512i sign = _mm512_and_si512(_mm512_srli_epi32(u, 24), _mm512_set1_epi32(0x80));
     const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
     const __m512 limited = _mm512_min_ps(_mm512_castsi512_ps(a), _mm512_set1_ps(448.0f));
-    /* Reduces the exponent from f32's bias to that of e4m3, and rounds off the 20 lowest mantissa bits, to nearest
+    /* Changes the exponent from the bias of f32 to that of e4m3, and rounds off the 20 lowest mantissa bits, to nearest
      * even. */
     const __m512i t = _mm512_sub_epi32(_mm512_castps_si512(limited), _mm512_set1_epi32(120 << 23));
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(t, 20), _mm512_set1_epi32(1));

@@ -14,9 +14,8 @@ extern const struct simd simd_avx2;
 extern const struct simd simd_avx512;
 extern const struct simd_type simd_bf16_type;
 
-/* simd_amx.c has the products of the table "amx", for operands of one, two and three parts, and its leave(). The other
- * functions of that table are those of simd_bf16_type, and of simd_half_type and simd_single_type, which have no
- * product of their own (simd_split.h). */
+/* For the table "amx", simd_amx.c has leave() and the products of operands of one, two and three parts. All other
+ * functions of that table are those of simd_bf16_type, simd_half_type and simd_single_type. */
 void simd_amx_gemm(int m, int n, int k, const void *A, int64_t lda, const void *B, int64_t ldb, float *C, int64_t ldc,
                    bool add, const float *rescale);
 void simd_amx_gemm2(int m, int n, int k, const void *A, int64_t lda, const void *B, int64_t ldb, float *C, int64_t ldc,

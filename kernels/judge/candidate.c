@@ -1,24 +1,26 @@
 /* candidate.c: tests one mistake, or two at once, and says what they explain. See state.h.
  *
- * A mistake explains a wrong tensor if the caller's tensor agrees with that of a kernel with this mistake: the largest
- * and the mean difference from it are at most a tenth of those from the truth, or the largest is within the limit.
- * Tensors that are right must stay within their limits. The score of a mistake orders explanations. It is the sum over
- * the wrong tensors of log(error left / error now), where an error is a root mean square plus the rounding of a right
- * kernel. */
+ * A mistake explains a wrong tensor if the caller's tensor agrees with the tensor of a kernel with this mistake: their
+ * largest and mean difference are at most a tenth of the differences between the caller's tensor and the truth (float64
+ * results), or their largest difference is within the limit. Tensors that are right must stay within their limits.
+ * Explanations are ordered by score, the sum over the wrong tensors of log(error against the mistake's results / error
+ * against the truth). An error is a root mean square plus the rounding of a right kernel. */
 #include "kernels/judge/state.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { LSE = 1 }; /* the index of lse in frame_tensors[] */
+enum { LSE = 1 }; /* frame_tensors[LSE] is lse */
 
-/* a mistake of precision is an explanation if it leaves less than this share of the mean error */
+/* A mistake of precision is an explanation if the mean error against its results is less than this share of the mean
+ * error against the truth (float64 results). */
 #define JUDGE_PATTERN 0.5
-/* a mistake is a part of what is wrong if it leaves at most this share of a tensor's error, and makes no wrong tensor's
- * error larger by more than this factor */
+/* A mistake is one of several causes of an error if it leaves at most JUDGE_PART of a tensor's error, and if it makes
+ * no wrong tensor's error larger than JUDGE_NOT_WORSE times. */
 #define JUDGE_PART      0.2
 #define JUDGE_NOT_WORSE 1.05
-/* a pair's score (a sum of log errors) must be this much below the better score of its two mistakes alone */
+/* A pair is only an explanation if its score (candidate.c's sum of logarithms) is this much below the better score of
+ * its two mistakes alone. */
 #define JUDGE_PAIR_GAIN 1.1
 
 /* ---- A test ------------------------------------------------------------------------------------------------------ */
@@ -43,7 +45,6 @@ static bool explains(const struct judge *j, int which, const struct difference *
     return tenth;
 }
 
-/* Computes `score`, `explains` and `breaks` of a candidate (a tested mistake or pair) from its differences. */
 static void weigh(const struct judge *j, struct candidate *c)
 {
     const struct difference *const now = c->whole ? j->now : j->now_sample;
@@ -108,7 +109,7 @@ void candidate_end(struct judge *j, struct candidate *c)
 
 /* ---- What a test says -------------------------------------------------------------------------------------------- */
 
-/* Returns whether one candidate (a tested mistake or pair) explains all tensors that are wrong. */
+/* Returns whether some tested mistake or pair explains all wrong tensors by itself. */
 bool candidate_is_complete(const struct judge *j)
 {
     for (int n = 0; n < j->candidate_count; n++)
@@ -146,7 +147,8 @@ static double better_single(const struct judge *j, const struct candidate *pair)
     return best;
 }
 
-/* Returns whether the caller's errors have about the size and the spread of the errors that the mistake makes. */
+/* Returns whether the caller's errors are about as large, and as evenly spread, as the errors that the mistake
+ * makes. */
 static bool has_size(const struct judge *j, int which, const struct candidate *c, const struct difference *now)
 {
     const double rms = root_mean_square(j, which, now), of = root_mean_square(j, which, &c->size[which]);
@@ -156,13 +158,13 @@ static bool has_size(const struct judge *j, int which, const struct candidate *c
            of < rms * 1.5 && spread > of_spread / 1.25 && spread < of_spread * 1.25;
 }
 
-/* Returns whether the mistake makes errors of the caller's size in each wrong tensor, and leaves the other tensors
- * right. */
+/* Returns whether the mistake makes errors as large as the caller's in each wrong tensor, and only small errors in
+ * tensors that the caller has right. */
 static bool explains_by_size(const struct judge *j, const struct candidate *c)
 {
     bool any = false;
-    /* lse must be right, because many mistakes make errors of about the same size in lse and out. In a float32 forward
-     * lse must also be given. */
+    /* A mistake that makes random errors is reported only if lse is right: if lse is wrong too, another mistake is
+     * likelier. In a float32 forward the caller must also have sent lse. */
     if (j->wrong >> LSE & 1) return false;
     if (j->p.q.dtype == ATTN_F32 && j->p.op == ATTN_OP_FORWARD && !state_is_given(j, ATTN_T_lse)) return false;
     for (int which = 0; which < FRAME_TENSORS; which++) {
@@ -192,7 +194,7 @@ static bool explains_by_pattern(const struct judge *j, const struct candidate *c
     return false;
 }
 
-/* Returns whether the candidate (a mistake or pair) explains every wrong tensor that its test has compared. */
+/* Returns whether the candidate (a mistake or pair) explains every wrong tensor that was compared in its test. */
 static bool explains_all(const struct judge *j, const struct candidate *c)
 {
     for (int which = 0; which < FRAME_TENSORS; which++)
@@ -200,8 +202,8 @@ static bool explains_all(const struct judge *j, const struct candidate *c)
     return true;
 }
 
-/* Returns whether the candidate (a mistake or pair) is reported. A pair of mistakes must explain all wrong tensors:
- * many pairs are tested, so a pair that explains only some tensors mostly fits by chance. */
+/* Returns whether the judge reports the candidate (a mistake or pair) as an explanation. A pair must explain all wrong
+ * tensors: many pairs are tested, so a pair that explains only some tensors mostly fits by chance. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c)
 {
     const struct hypothesis *const h = &hypotheses[c->first.row];
@@ -211,8 +213,8 @@ bool candidate_is_explanation(const struct judge *j, const struct candidate *c)
     return c->second.row < 0 || (explains_all(j, c) && c->score < better_single(j, c) - JUDGE_PAIR_GAIN);
 }
 
-/* Returns the wrong tensors, lse excepted, of whose error the single mistake removes most, as bits. 0: there is none,
- * or the mistake makes another tensor's error larger. Other mistakes may be present at the same time. */
+/* Returns, as bits, the wrong tensors other than lse of whose error the single mistake removes most. Returns 0 if the
+ * mistake makes another tensor's error larger. Further mistakes may be present. */
 unsigned candidate_part(const struct judge *j, const struct candidate *c)
 {
     const struct hypothesis *const h = &hypotheses[c->first.row];
@@ -224,7 +226,7 @@ unsigned candidate_part(const struct judge *j, const struct candidate *c)
         if (!(j->wrong >> which & 1) || left->count == 0 || now->count == 0) continue;
         const double before = root_mean_square(j, which, now), after = root_mean_square(j, which, left);
         if (after > JUDGE_NOT_WORSE * before || left->bad > now->bad) return 0;
-        /* many mistakes make a wrong lse less wrong, so that lse is no evidence */
+        /* lse is no evidence, because many mistakes bring a wrong lse nearer to the right one */
         if (which != LSE && after <= JUDGE_PART * before && difference_mean(left) <= JUDGE_PART * difference_mean(now))
             removed |= 1u << which;
     }

@@ -11,7 +11,8 @@
 #include "kernels/judge/products.h"
 #include "kernels/judge/variation.h"
 
-/* Limit on the keys of all packed sequences together; above it, no variation mixes the sequences. */
+/* The largest number of keys of all packed sequences together. In a problem with more keys, mistakes that mix sequences
+ * are not tested. */
 enum { COMPUTE_MIXED_KEYS = 16384 };
 
 /* A tile: consecutive queries of one head of one sequence. */
@@ -40,16 +41,17 @@ struct compute {
     /* If variation.padding_kept is set, s.Sk includes padding keys. `shift` is the true number of keys minus s.Sk;
      * causal and window add it to a query's index. */
     int64_t shift;
-    /* keys and values of the head: [D, keys], [most_keys, Dv]; for gradients also [most_keys, D], [Dv, keys] */
+    /* keys and values of the head: KT [D, keys] and V [most_keys, Dv], for gradients also K [most_keys, D] and
+     * VT [Dv, keys] */
     double *KT, *V, *K, *VT;
-    double *dK, *dV; /* gradients of keys and values: [most_keys, D], [most_keys, Dv] */
+    double *dK, *dV; /* gradients of keys and values: dK [most_keys, D], dV [most_keys, Dv] */
 
-    /* The members from z to rest belong to one tile of queries. Each of the first five is [tile, keys]: scores (-inf:
-     * hidden), weights of V, dropout's factors, derivatives of softcap, and dP, which becomes dS. */
+    /* The members from z to rest belong to one tile of queries. The first five are arrays of [tile, keys]: scores
+     * (-inf: hidden), weights of V, factors of dropout, derivatives of softcap, and dP, which dS overwrites. */
     double *z, *P, *M, *slope, *dP;
-    double *Q, *dO;         /* rows of q and dout: [tile, D], [tile, Dv] */
-    double *out, *lse, *dq; /* results of the tile's rows: [tile, Dv], [tile], [tile, D] */
-    double *top, *rest;     /* [tile] each: the largest score of a row (top), and lse - top (rest) */
+    double *Q, *dO;         /* the tile's rows of q [tile, D] and of dout [tile, Dv] */
+    double *out, *lse, *dq; /* results of the tile's rows: out [tile, Dv], lse [tile], dq [tile, D] */
+    double *top, *rest;     /* for each row of the tile: top is the largest score, rest is lse - top */
     double *delta;          /* [tile] */
     bool in_float;          /* true: compute_row_gradients() rounds to float32 after each step, for emulate.c */
 };
@@ -71,9 +73,9 @@ void compute_gradients(struct compute *c, const variation *v, const struct compu
                        const struct compute_sums *sums);
 
 /* Steps of compute_rows() and compute_gradients() that emulate.c calls too. compute_scores() turns row `r` of z from
- * products q.k into the scores of query i of head h, -inf where hidden. compute_dropout() sets M to dropout's factors
- * of a row; it returns false where all factors are 1. compute_row_gradients() turns P into the weights that dv takes,
- * and dP into dS. */
+ * products q.k into the scores of query i of head h; hidden scores become -inf. compute_dropout() sets M to the factors
+ * of dropout for a row; it returns false if all factors are 1. compute_row_gradients() turns the weights P of a row
+ * into the weights after dropout, and dP into dS. */
 void compute_load_queries(struct compute *c, const variation *v, const struct compute_rows *rows);
 void compute_scores(struct compute *c, const variation *v, int64_t b, int64_t h, int64_t i, int64_t r);
 bool compute_dropout(const struct compute *c, const variation *v, int64_t b, int64_t h, int64_t i, double *M);

@@ -24,7 +24,7 @@ static void probabilities(struct compute *c, int64_t r, double top, double rest)
         P[j] = z[j] == -INFINITY || top == -INFINITY ? 0 : kept(c, exp(kept(c, z[j] - top) - rest));
 }
 
-/* Adds the part of row r to dbias, dslopes and dsinks. dZ: the gradient of the row's scores. */
+/* Adds what row r contributes to dbias, dslopes and dsinks. dZ: the gradient of the row's scores. */
 static void add_sums(const struct compute *c, const variation *v, const struct compute_sums *sums, int64_t b, int64_t h,
                      int64_t i, int64_t r, const double *dZ)
 {
@@ -47,7 +47,7 @@ static void add_sums(const struct compute *c, const variation *v, const struct c
     }
 }
 
-/* Turns the weights P of a row into those by which dout gives dv (with dropout), and dP into dS. */
+/* Turns the weights P of a row into the weights after dropout, which dv is made of, and dP into dS. */
 void compute_row_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
                            const struct compute_sums *sums, int64_t r)
 {
@@ -58,9 +58,9 @@ void compute_row_gradients(struct compute *c, const variation *v, const struct c
                   *const slope = c->slope + r * c->keys, *const z = c->z + r * c->keys;
     double delta = 0;
     probabilities(c, r, c->top[r], c->rest[r]);
-    /* delta is the sum of dO * out. An emulation adds its terms from the last to the first. In the other order delta
-     * would have the same roundings as dP, and in a row of one key dP - delta would be exactly 0. In kernels it is
-     * not. */
+    /* In a kernel, the roundings of delta = sum dO * out differ from those of dP. In a row that sees one key, dP -
+     * delta is therefore not exactly 0. An emulation gets different roundings by adding the terms of delta from the
+     * last to the first. */
     for (int64_t n = 0; n < d->Dv && !v->no_delta; n++) {
         const int64_t e = r * c->Dv + (c->in_float ? d->Dv - 1 - n : n);
         delta = kept(c, delta + c->dO[e] * c->out[e]);

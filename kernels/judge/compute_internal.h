@@ -11,7 +11,7 @@
 
 /* compute.c */
 
-/* Returns the index in the sequence of the tile's row `n`. */
+/* Returns the index in its sequence of row `n` of the tile. */
 int64_t compute_row_of(const variation *v, const struct compute_rows *rows, int64_t n);
 /* Loads the tile's rows of q or dout, multiplied by `factor`. Rows past the sequence's length become 0. */
 void compute_load_existing(struct compute *c, const variation *v, const struct compute_rows *rows,
@@ -22,8 +22,8 @@ void compute_load_existing(struct compute *c, const variation *v, const struct c
 
 /* Rounds n up to a multiple of PRODUCTS_WIDTH; 0 becomes PRODUCTS_WIDTH too. */
 int64_t compute_padded(int64_t n);
-/* Rounds `count` numbers of x to TF32 if the variation has that mistake. of_values: x are numbers of P or v, not of q
- * or k. */
+/* Rounds `count` numbers of x to TF32, if the variation is the mistake of a kernel that rounds them. of_values: x are
+ * numbers of P or v, not of q or k. */
 void compute_round_operand(const variation *v, bool of_values, double *x, int64_t count);
 /* Computes C[rows, n] += A[rows, Sk] B[Sk, n], where columns of A are keys. If an input is NaN or infinite
  * (c->strange), pairs of a query and a masked key are skipped. */
@@ -33,8 +33,8 @@ void compute_times_keys(const struct compute *c, int64_t rows, int64_t n, const 
  * (c->strange), pairs of a query and a masked key are skipped. */
 void compute_add_to_keys(const struct compute *c, int64_t rows, int64_t n, const double *A, const double *B,
                          int64_t ldb, double *C);
-/* Computes C += A B. Each sum is rounded to v->round_dtype after every v->tile terms, as a kernel with this mistake
- * rounds it. */
+/* Computes C += A B. Each sum is rounded to v->round_dtype after every v->tile terms, as a kernel does that keeps its
+ * sums in this dtype. */
 void compute_rounded_product(const struct compute *c, const variation *v, int64_t m, int64_t n, int64_t k,
                              const double *A, int64_t row, const double *B, int64_t ldb, double *C, int64_t ldc);
 

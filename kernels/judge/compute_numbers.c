@@ -57,8 +57,8 @@ void compute_round_operand(const variation *v, bool of_values, double *x, int64_
 
 /* ---- Products ---------------------------------------------------------------------------------------------------- */
 
-/* Computes C += A B (by_key: C += transposed A B), but skips pairs of a query and a masked key, whose score in c->z is
- * -inf. */
+/* Computes C += A B, or C += transposed A B with by_key. Skips pairs of a query and a masked key, whose score in c->z
+ * is -inf. */
 static void product_seen(const struct compute *c, int64_t rows, int64_t n, const double *A, bool by_key,
                          const double *B, int64_t ldb, double *C, int64_t ldc)
 {
@@ -90,8 +90,8 @@ void compute_add_to_keys(const struct compute *c, int64_t rows, int64_t n, const
     else c->products->in_double(c->s.Sk, compute_padded(n), rows, A, 1, c->keys, B, ldb, C, ldb);
 }
 
-/* Computes C += A B. Each sum is rounded to v->round_dtype after every v->tile terms, as a kernel with this mistake
- * rounds it. */
+/* Computes C += A B. Each sum is rounded to v->round_dtype after every v->tile terms, as a kernel does that keeps its
+ * sums in this dtype. */
 void compute_rounded_product(const struct compute *c, const variation *v, int64_t m, int64_t n, int64_t k,
                              const double *A, int64_t row, const double *B, int64_t ldb, double *C, int64_t ldc)
 {

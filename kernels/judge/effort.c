@@ -3,11 +3,11 @@
 
 #include "kernels/judge/frame.h"
 
-/* Multiply-adds per second in double on one thread: with the products of one instruction set, and with the portable
- * products. */
+/* Multiply-adds per second in double on one thread: EFFORT_RATE with the vector instructions of products_avx2.c and
+ * products_avx512.c, EFFORT_RATE_PORTABLE with plain C. */
 #define EFFORT_RATE          8e9
 #define EFFORT_RATE_PORTABLE 2e9
-/* An emulation takes this many times as long as the truth (float64 results). */
+/* The time of one emulation divided by the time of the truth (float64 results). */
 #define EFFORT_EMULATION 2.5
 
 double effort_rate(void)

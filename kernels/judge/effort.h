@@ -1,20 +1,21 @@
-/* effort.h: how long the work of a judge takes on one thread. */
+/* effort.h: estimates how long the work of a judge takes on one thread. */
 #ifndef JUDGE_EFFORT_H
 #define JUDGE_EFFORT_H
 
 #include "kernels/attention.h"
 
 enum {
-    EFFORT_SMALL = 1 << 24,      /* multiply-adds: a pass with at most so many takes all tiles, not a sample */
+    /* largest number of multiply-adds of a pass that always goes over all tiles; a longer pass may go over a sample */
+    EFFORT_SMALL = 1 << 24,
     EFFORT_EMULATIONS = 6,       /* number of emulations of a problem of at most EFFORT_SMALL multiply-adds */
-    EFFORT_EMULATIONS_LARGE = 2, /* number of emulations of other problems */
+    EFFORT_EMULATIONS_LARGE = 2, /* number of emulations of a problem with more multiply-adds than EFFORT_SMALL */
 };
 
 /* Returns how many multiply-adds in double a thread does per second. */
 double effort_rate(void);
-/* Returns how many emulations of right kernels a problem gets. */
+/* Returns how many emulations of right kernels a judge computes for a problem. */
 int effort_emulations(const attn_problem *p);
-/* Returns how many times as long as the truth (float64 results) `count` emulations take. */
+/* Returns the time that `count` emulations take, divided by the time of the truth (float64 results). */
 double effort_of_emulations(int count);
 
 #endif

@@ -47,7 +47,7 @@ int64_t emulate_floats(const struct compute *c)
 {
     int64_t floats;
     (void)places_of(c, NULL, &floats);
-    return floats + 16; /* room to align the scratch memory */
+    return floats + 16; /* 16 more floats, so that the scratch memory can be aligned */
 }
 
 static void narrow(const double *from, int64_t count, float *to)
@@ -162,7 +162,7 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
     const struct places at = places_of(c, scratch, NULL);
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count, Sk = c->s.Sk, columns = (Sk + 15) / 16 * 16, tiles = attn_tiles(Sk, e->tile);
-    float *const sum = at.dq; /* the memory of dq is free during the forward, and is used here */
+    float *const sum = at.dq; /* the sums of a row are in the memory of dq, which the forward does not use */
     compute_load_queries(c, v, rows);
     narrow(c->Q, count * c->D, at.Q);
     memset(at.z, 0, (size_t)(count * c->keys) * sizeof *at.z);
@@ -216,7 +216,8 @@ void emulate_gradients(struct compute *c, const variation *v, const struct compu
     const struct places at = places_of(c, scratch, NULL);
     const attn_dims *const d = &v->g.dims;
     const int64_t count = rows->count, Sk = c->s.Sk;
-    for (int64_t r = 0; r < count; r++) /* the backward of a kernel reads lse in float32 and in base 2 */
+    /* rounds lse as a kernel does, whose backward reads lse in float32 and in base 2 */
+    for (int64_t r = 0; r < count; r++)
         if (fabs(c->lse[r]) < ATTN_LSE_MOST) c->top[r] = (float)((float)c->lse[r] * LOG2E) / LOG2E, c->rest[r] = 0;
     compute_load_gradients(c, v, rows);
     narrow(c->dO, count * c->Dv, at.dO);

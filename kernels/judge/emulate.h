@@ -25,8 +25,8 @@ void emulate_rows(struct compute *c, const struct emulation *e, const variation 
                   float *scratch);
 void emulate_gradients(struct compute *c, const variation *v, const struct compute_rows *rows,
                        const struct compute_sums *sums, float *scratch);
-/* Rounds `count` numbers of x to the dtype. Call it for dK and dV, with the dtype of the caller's tensor, when all
- * tiles of a head are added. */
+/* Rounds `count` numbers of x to the dtype. Call this function for dK and dV, with the dtype of the caller's tensor,
+ * after the last tile of a head. */
 void emulate_round(attn_dtype dtype, double *x, int64_t count);
 
 #endif

@@ -16,7 +16,8 @@ enum {
     EXPONENTIAL = 100, /* one exponential takes as long as this many multiply-adds */
     TILE_ROWS = 64,    /* the largest number of query rows of a tile */
     TILE_PAIRS =
-        1 << 19, /* the largest number of (query, key) pairs of a tile: each of five arrays has one double per pair */
+        /* The largest number of (query, key) pairs of a tile. A tile has five arrays with one double for each pair. */
+    1 << 19,
 };
 
 int64_t frame_tile_rows(const attn_problem *p)
@@ -59,7 +60,7 @@ int64_t frame_elements(const attn_problem *p, attn_tensor_id id)
     const attn_dtype dtype = p->q.dtype == ATTN_F8E4M3 ? ATTN_BF16 : p->q.dtype;
     attn_problem of = *p;
     if (attn_tensors[id].role == ATTN_ROLE_OUT)
-        /* a check of a backward may also have out and lse, which are results of the forward */
+        /* the judge of a backward also compares out and lse, which are results of the forward */
         of.op = ATTN_OP_FORWARD;
     if (attn_output(&of, id, dtype, &t, &ignored) != ATTN_OK || !attn_shape_elements(t.rank, t.shape, &elements))
         return 0;
@@ -88,8 +89,8 @@ static double chance(const attn_dims *d, int64_t n)
     return (double)(x >> 11) * 0x1p-53;
 }
 
-/* Returns whether this tile is checked. In a backward whole key/value heads are chosen. In a forward the first and the
- * last tile of a head are chosen before other tiles. */
+/* Returns whether tile `t` is chosen for the check. In a backward, whole key/value heads are chosen. In a forward, the
+ * first and the last tile of a head are chosen before the head's other tiles. */
 static bool is_chosen(const attn_problem *p, const attn_dims *d, double share, const struct tile *t, int64_t room,
                       int64_t size)
 {
@@ -99,14 +100,15 @@ static bool is_chosen(const attn_problem *p, const attn_dims *d, double share, c
     if (backward) return group == 0 || chance(d, group) < share;
     const int64_t tiles = attn_tiles(room, size), n = t->first / size;
     const bool edge = n == 0 || n == tiles - 1;
-    const double edges = tiles > 2 ? 2.0 / (double)tiles
-                                   : 1; /* the share of tiles that are the first or the last tile of a head */
+    /* among a head's tiles, the share of its first and last tile */
+    const double edges = tiles > 2 ? 2.0 / (double)tiles : 1;
     const double own = share <= edges ? (edge ? share / edges : 0) : edge ? 1 : (share - edges) / (1 - edges);
     const int64_t head = t->b * d->H + t->hk * (d->H / d->Hk) + t->n;
     return (head == 0 && n == 0) || chance(d, head * tiles + n) < own;
 }
 
-/* Sets a tile's places in struct truth to those that its rows have in attn_truth (kernels/attention.h). */
+/* Sets the indices t->row and t->line to the places that the tile's first row and first key have in attn_truth
+ * (kernels/attention.h). */
 static void place_as_device(const struct frame *f, struct tile *t)
 {
     const attn_dims *const d = &f->g.dims;
@@ -180,7 +182,8 @@ double frame_got(const struct frame *f, attn_tensor_id id, bool swapped, int64_t
 
 /* ---- A frame ----------------------------------------------------------------------------------------------------- */
 
-/* Gives the problem the tensors dbias, dsinks and dalibi_slopes, so that its geometry has their strides. */
+/* Adds the tensors dbias, dsinks and dalibi_slopes to the problem, because the problem's geometry takes their strides
+ * from them. */
 static void add_sums(attn_problem *p)
 {
     static const attn_tensor_id sums[] = { ATTN_T_dbias, ATTN_T_dsinks, ATTN_T_dalibi_slopes };

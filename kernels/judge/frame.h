@@ -1,4 +1,5 @@
-/* frame.h: a problem cut into tiles, addresses of the caller's numbers, and differences between numbers. */
+/* frame.h: cuts a problem into tiles, finds the caller's numbers in tensors, and measures differences between numbers
+ * and the truth (float64 results). */
 #ifndef JUDGE_FRAME_H
 #define JUDGE_FRAME_H
 
@@ -8,7 +9,8 @@
 /* A tile of consecutive queries of the n-th query head of key/value head hk, in sequence b. */
 struct tile {
     int64_t b, hk, n, first, count;
-    /* indices in the arrays of struct truth: of the tile's first query row, and of its sequence's first key */
+    /* indices in the arrays of struct truth: row is the index of the tile's first query row, line that of its
+     * sequence's first key */
     int64_t row, line;
 };
 
@@ -25,19 +27,19 @@ struct frame {
     attn_problem p;
     attn_geometry g;
     struct tile *tiles;
-    int64_t count, rows,
-        lines; /* number of tiles; number of query rows, and of keys, of all heads in the arrays of struct truth */
-    /* true: the arrays of struct truth have their rows in the order of attn_truth (kernels/attention.h), because a
-     * device filled them */
+    /* count: number of tiles; rows, lines: number of query rows and of keys, of all heads, in the arrays of struct
+     * truth */
+    int64_t count, rows, lines;
+    /* true: a device filled the arrays of struct truth, so their rows are in the order of attn_truth
+     * (kernels/attention.h) */
     bool as_device;
     int64_t all_rows; /* number of query rows of the whole problem, all heads together */
     /* [B, H]: index of the head's first row in struct truth; -1: the head's first tile was not chosen */
     int64_t *row_of_head;
     bool whole; /* true: all tiles of the problem were chosen */
-    struct reading reading[ATTN_TENSOR_COUNT]
-                          /* reading[id][0] reads a tensor in the problem's layout, reading[id][1] in the other layout
-                           * (bshd or bhsd), with heads and rows exchanged */
-                          [2];
+    /* reading[id][0] reads a tensor in the problem's layout (bshd or bhsd), reading[id][1] in the layout with heads and
+     * rows exchanged */
+    struct reading reading[ATTN_TENSOR_COUNT][2];
     struct compute c;
     float *scratch; /* memory for emulations (emulate.h) */
 };
@@ -63,11 +65,11 @@ enum { FRAME_ROW_TENSORS = 3, FRAME_KEY_TENSORS = 5, FRAME_TENSORS = 8 };
 extern const attn_tensor_id frame_tensors[FRAME_TENSORS];
 
 /* Cuts the problem into tiles and chooses all of them, or about `share` of them. as_device: the rows of struct truth
- * are in the order of attn_truth; `share` must be 1 then. Returns false if there is not enough memory. */
+ * are in the order of attn_truth; then `share` must be 1. Returns false if memory runs out. */
 bool frame_open(struct frame *f, const attn_problem *p, const attn_tensor *results, double share, bool as_device);
 void frame_close(struct frame *f);
-/* Returns the bytes that a frame takes for about `share` of the tiles. with_truth: its truth (float64 results) counts
- * too. */
+/* Returns the bytes of memory that frame_open() takes for about `share` of the tiles. with_truth: memory for the truth
+ * (float64 results) counts too. */
 int64_t frame_bytes(const attn_problem *p, double share, bool with_truth);
 /* Returns the largest number of query rows of a tile: as many as fit in a fixed amount of memory for scores. */
 int64_t frame_tile_rows(const attn_problem *p);
@@ -86,8 +88,8 @@ double frame_got(const struct frame *f, attn_tensor_id id, bool swapped, int64_t
 int64_t frame_first_row(const struct frame *f, int64_t b);
 int64_t frame_first_key(const struct frame *f, int64_t b);
 int64_t frame_key_room(const struct frame *f, int64_t b);
-/* frame_kept() returns the array of struct truth with the float64 results for this tensor; NULL: there is none.
- * frame_columns() returns the number of columns of a row; it is 1 for lse, dbias, dsinks and dslopes. */
+/* frame_kept() returns the array of struct truth that holds the float64 results of a tensor; NULL: there is none.
+ * frame_columns() returns the number of columns of a row of the tensor; it is 1 for lse, dbias, dsinks and dslopes. */
 double *frame_kept(const struct truth *t, attn_tensor_id id);
 int64_t frame_columns(const struct frame *f, attn_tensor_id id);
 

@@ -1,4 +1,4 @@
-/* hypotheses.c: the table of mistakes. See hypotheses.h. */
+/* hypotheses.c: the table of mistakes that a judge tests. See hypotheses.h. */
 #include "kernels/judge/hypotheses.h"
 
 #include <math.h>
@@ -30,8 +30,7 @@ static void say_tiles(char words[HYPOTHESIS_WORDS], int64_t tile, const char *mo
 
 /* ---- Layout ------------------------------------------------------------------------------------------------------ */
 
-/* Makes the variation read a tensor with heads and rows in the other order. Returns false if both orders are the
- * same. */
+/* Makes the variation read a tensor with heads and rows exchanged. Returns false if the exchange changes nothing. */
 static bool swap_layout(const struct hypothesis_facts *f, variation *v, attn_tensor_id id)
 {
     const attn_dims *const d = &f->g.dims;
@@ -66,8 +65,8 @@ HYPOTHESIS(layout_v)
     return swap_layout(f, v, ATTN_T_v);
 }
 
-/* For each variant of the mistake `layout_out`: the set of results that a caller has written in the other layout (heads
- * and rows exchanged). */
+/* The mistake `layout_out`: some results were written with heads and rows exchanged. Each variant is one set of these
+ * results. */
 HYPOTHESIS(layout_out)
 {
     static const uint64_t sets[] = {
@@ -115,7 +114,8 @@ HYPOTHESIS(keys_transposed)
     k->head = rows;
     v->k_column = d->Hk * rows;
     if (k->batch == 0 || f->p->layout == ATTN_BSHD) return true;
-    k->head = d->D * rows; /* layout bhsd: k is [B, Hk, Sk, D], and the kernel reads it as [B, Hk, D, Sk] */
+    /* in layout bhsd the tensor k is [B, Hk, Sk, D], but a kernel with this mistake reads it as [B, Hk, D, Sk] */
+    k->head = d->D * rows;
     v->k_column = rows;
     return true;
 }
@@ -602,7 +602,8 @@ HYPOTHESIS(dq_last_tile_only)
 
 /* ---- The table --------------------------------------------------------------------------------------------------- */
 
-/* One row of the table: code and function of the mistake, number of variants, kind, sentence, fix. */
+/* Short names for the kind of a mistake. A row of the table has: code and function of the mistake, number of variants,
+ * kind, sentence, fix. */
 #define CONVERTS .converts = true
 #define SCORES   .of_scores = true
 #define PATTERN  .of_pattern = true

@@ -7,7 +7,7 @@
 
 #include "kernels/judge/variation.h"
 
-/* What the functions of hypotheses.c, each of which applies a mistake, know about a problem. */
+/* The facts about a problem that the functions of hypotheses.c read; each function applies one mistake. */
 struct hypothesis_facts {
     const attn_problem *p;
     attn_geometry g;
@@ -15,8 +15,8 @@ struct hypothesis_facts {
     /* backward: gradients are computed. mixes: a row of scores has room for the keys of all packed sequences, so that
      * variations may mix the sequences */
     bool backward, mixes;
-    int64_t most_q, most_k; /* numbers of queries and keys of the longest sequence */
-    bool has_gaps;          /* some sequence has padding keys: fewer keys than its tensor has rows for */
+    int64_t most_q, most_k; /* largest numbers of queries and of keys of a sequence */
+    bool has_gaps;          /* k and v have more rows than some sequence has keys */
     bool uneven;            /* some sequence has different numbers of queries and keys */
     bool has_empty;         /* some query may see no key at all */
 };
@@ -25,13 +25,14 @@ enum { HYPOTHESIS_WORDS = 64 };
 
 struct hypothesis {
     const char *code;
-    /* the mistake only changes finished results, so its test changes the stored truth (float64 results) and computes
-     * nothing anew */
+    /* true: the mistake only changes finished results, so its test changes the stored truth (float64 results) and does
+     * not compute attention again */
     bool converts;
-    /* the mistake changes scores; for a backward a second test applies it to the gradients alone, with right out and
-     * lse */
+    /* the mistake changes scores, so a backward tests it twice: in forward and backward together, and in the gradients
+     * alone, with right out and lse */
     bool of_scores;
-    bool of_pattern; /* the mistake makes small errors: it is tested even where all results are within their limits */
+    /* the mistake makes small errors, so it is tested even where all results are within their limits */
+    bool of_pattern;
     /* of_size: the mistake makes random errors (such as another order of sums), so only the size of its errors is
      * compared, not each number */
     bool of_size;
@@ -39,7 +40,7 @@ struct hypothesis {
     /* Changes *v as variant n of the mistake says. Returns false if the variant does not apply, or changes nothing.
      * `words` gets what distinguishes the variant ("tiles of 64 keys"), or stays empty. */
     bool (*apply)(const struct hypothesis_facts *f, int n, variation *v, char words[HYPOTHESIS_WORDS]);
-    const char *says; /* a sentence about the caller's results, without a full stop */
+    const char *says; /* a sentence that says what is wrong with the caller's results, without a full stop */
     const char *fix;
 };
 

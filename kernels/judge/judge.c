@@ -1,9 +1,10 @@
 /* judge.c: the phases of a judge's work, in order. See judge.h.
  *
  *   TRUTH      computes every tile in float64 and stores the results (the truth), if no device has computed them
- *   COMPARE    compares the caller's results with the truth: errors
- *   EMULATE    computes tiles with the roundings of right kernels, to see how far results may be from the truth:
- *              limits, verdict. If a device has computed the truth of a large problem, it takes some tiles (units.c)
+ *   COMPARE    computes the errors: the differences between the caller's results and the truth
+ *   EMULATE    computes tiles with the roundings of right kernels, which shows how far right results may be from the
+ *              truth, and thus gives limits and verdict. If a device has computed the truth of a large problem, only
+ *              some tiles are emulated (units.c)
  *   SAMPLE     chooses the tiles on which mistakes are tested, and sums up the caller's errors on these tiles
  *   SINGLES    tests every mistake on the sample
  *   PAIRS      tests two mistakes at once, if no single mistake explains everything
@@ -20,13 +21,13 @@
 
 #include "kernels/judge/state.h"
 
-/* The most bytes that a judge may take, besides the problem's tensors. */
+/* The largest number of bytes that a judge may allocate, besides the problem's tensors. */
 #define JUDGE_BYTES ((int64_t)512 << 20)
 
-/* A device computes the truth (float64 results) of problems with more multiply-adds. The judge takes less than 20 ms
- * for the truth of others, so that a device would save nothing. */
+/* If a problem has more multiply-adds, a device computes its truth (float64 results). With fewer, the judge computes
+ * the truth in less than 20 ms, so a device would save nothing. */
 #define JUDGE_DEVICE_MULTIPLY_ADDS ((double)(INT64_C(1) << 27))
-/* The most bytes of truth (float64 results) that a judge takes from a device. */
+/* The largest number of bytes of truth (float64 results) that a judge takes from a device. */
 #define JUDGE_TRUTH_BYTES ((int64_t)1 << 30)
 
 const char *judge_verdict_name(judge_verdict verdict)
@@ -167,7 +168,7 @@ void judge_hurry(judge *j)
     while (f->p.op == ATTN_OP_BACKWARD && count > 0 && f->tiles[count].hk == f->tiles[count - 1].hk &&
            f->tiles[count].b == f->tiles[count - 1].b)
         count--;
-    if (count == 0) return; /* no key/value head has been computed as a whole yet, so the pass must go on */
+    if (count == 0) return; /* no key/value head is complete yet, so the pass must go on */
     f->count = j->pass.count = j->pass.at = count;
     f->whole = j->pass.sums = false;
     f->rows = f->tiles[count - 1].row + f->tiles[count - 1].count;
@@ -223,7 +224,8 @@ static bool open_other(struct judge *j)
     if (j->facts.g.dims.packed || j->p.page_table.rank || attn_check(&other, &ignored) != ATTN_OK) return true;
     if (j->facts.g.dims.H < 2 || j->facts.most_q < 2 || frame_bytes(&other, 1, true) > JUDGE_BYTES) return true;
     j->has_other = frame_open(&j->other, &other, j->results, 1, false);
-    j->other.whole = false; /* dbias, dsinks and dslopes have other shapes in this layout, so they are not compared */
+    /* with heads and rows exchanged, dbias, dsinks and dslopes would have other shapes, so they are not compared */
+    j->other.whole = false;
     return j->has_other;
 }
 
@@ -253,7 +255,8 @@ static bool take_memory(struct judge *j)
            (n[7] == 0 || (numbers(&t->dslopes, n[7]) && numbers(&s->dslopes, n[7])));
 }
 
-/* Returns the share of the rows for which time and memory suffice. *bytes becomes the memory that this share takes. */
+/* Returns the share of the query rows that a judge can check in the given time and with its memory. *bytes becomes the
+ * memory that this share takes. */
 static double share_of(const attn_problem *p, bool has_truth, double seconds, int64_t *bytes)
 {
     const double third = seconds / 3, needs = judge_cost_of(p).truth, least = 1e-9;

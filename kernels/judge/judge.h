@@ -19,10 +19,13 @@ typedef struct judge judge;
 
 enum { JUDGE_WORST = 8, JUDGE_WHERE = 8, JUDGE_EXPLANATIONS = 8, JUDGE_CODES = 80, JUDGE_TEXT = 320 };
 
-/* The verdicts on one tensor or on all tensors together, from best to worst. Each row: id, name in JSON. */
-#define JUDGE_VERDICT_MAP(X)                                                                          \
-    X(MATCH, "match")       /* the largest error is at most twice that of rounding float64 results */ \
-    X(ROUNDING, "rounding") /* the largest error is at most the limit */                              \
+/* The verdicts on one tensor or on all tensors together, from best to worst. Each row: id, name in JSON.
+ *   MATCH      the largest error is at most twice the error of rounding float64 results to the dtype
+ *   ROUNDING   the largest error is at most the `limit` of struct judge_tensor
+ *   MISMATCH   the largest error is above `limit` */
+#define JUDGE_VERDICT_MAP(X) \
+    X(MATCH, "match")        \
+    X(ROUNDING, "rounding")  \
     X(MISMATCH, "mismatch")
 typedef enum judge_verdict {
 #define X(id, name) JUDGE_##id,
@@ -32,7 +35,7 @@ typedef enum judge_verdict {
 const char *judge_verdict_name(judge_verdict verdict);
 
 /* How far one of the caller's tensors is from the truth (the float64 results).
- *   max_abs    largest difference; infinity where one side is not finite and the other differs from it
+ *   max_abs    largest difference; infinity if a number or its truth is not finite and they are not equal
  *   relative   max_abs over the largest finite absolute value of the truth
  *   explained  the max_abs that a right kernel of the dtype has on this problem
  *   limit      the largest max_abs that is not a mismatch: see kernels/README.md
@@ -53,17 +56,19 @@ typedef struct judge_element {
 
 typedef struct judge_place {
     attn_tensor_id id;
-    char what[JUDGE_TEXT]; /* where the wrong elements are: "queries 128 to 255 of every head" */
+    /* a sentence that says where wrong elements are, such as "queries 128 to 255 of every head" */
+    char what[JUDGE_TEXT];
     int64_t wrong, of_wrong;
 } judge_place;
 
-/* A mistake that explains the difference. The numbers are of the tensor that it explains best. now: the tensor's
- * max_abs. if_so: its max_abs against the results that a kernel with the mistake gives. */
+/* A mistake that explains the errors. `now` and `if_so` are largest differences of the tensor that the mistake explains
+ * best: `now` from the truth (float64 results), `if_so` from the results of a kernel with the mistake. */
 typedef struct judge_explanation {
-    bool partly; /* true: the mistake removes most of the error, but other mistakes must be present at the same time */
+    /* true: the mistake removes most of the error, but not all of it, so there must be other mistakes too */
+    bool partly;
     const char *code, *and_code; /* and_code: code of a second mistake that is present at the same time; NULL: none */
     char detail[JUDGE_TEXT], fix[JUDGE_TEXT];
-    uint64_t tensors; /* the tensors that the mistake explains: bits of attn_tensor_id */
+    uint64_t tensors; /* the wrong tensors that the mistake explains: bits of attn_tensor_id */
     double now, if_so;
 } judge_explanation;
 
@@ -77,12 +82,14 @@ typedef struct judge_result {
     judge_place place[JUDGE_WHERE];
     judge_explanation explanation[JUDGE_EXPLANATIONS];
     const char *not_tried[JUDGE_CODES];
-    int64_t rows_checked, rows_of; /* number of query rows that were checked, and of all query rows, heads included */
-    /* number of query rows in which right kernels were emulated; `explained` is from these rows */
+    /* rows_checked: number of query rows, of all heads together, that were checked; rows_of: number of all query
+     * rows */
+    int64_t rows_checked, rows_of;
+    /* number of query rows in which right kernels were emulated; judge_tensor's `explained` is from these rows */
     int64_t rows_emulated;
 } judge_result;
 
-/* The results that a judge can compare, as bits of attn_tensor_id. */
+/* The results that a judge can compare with float64 results, as bits of attn_tensor_id. */
 #define JUDGE_RESULTS                                                                                                \
     (ATTN_TENSOR_BIT(out) | ATTN_TENSOR_BIT(lse) | ATTN_TENSOR_BIT(dq) | ATTN_TENSOR_BIT(dk) | ATTN_TENSOR_BIT(dv) | \
      ATTN_TENSOR_BIT(dsinks) | ATTN_TENSOR_BIT(dbias) | ATTN_TENSOR_BIT(dalibi_slopes))
@@ -90,11 +97,11 @@ typedef struct judge_result {
 /* Checks that each given result has as many elements as the problem's result. INVALID names the member. */
 attn_status judge_check(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT], attn_error *err);
 
-/* A device may compute the truth (float64 results) of all rows for a judge (attn_truth_some()). judge_wants() returns
- * the results that the judge needs then, as bits of attn_tensor_id. 0: the judge computes the truth itself, because the
- * problem is small, because a result has a truth that no device computes (dbias, dsinks, dalibi_slopes), or because the
- * judge could not emulate right kernels in seconds or would need too much memory. judge_elements() returns the number
- * of doubles of such a result. */
+/* A device may compute the truth (float64 results) of all rows for a judge, by attn_truth_some(). judge_wants() returns
+ * the results that the device should compute, as bits of attn_tensor_id. It returns 0 if the judge computes the truth
+ * itself: for a small problem, for results that no device computes (dbias, dsinks, dalibi_slopes), and where the judge
+ * could not emulate right kernels in seconds or would need too much memory. judge_elements() returns the number of
+ * doubles of one result. */
 uint64_t judge_wants(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT]);
 int64_t judge_elements(const attn_problem *problem, attn_tensor_id id);
 
@@ -113,16 +120,16 @@ int64_t judge_bytes(const attn_problem *problem, bool has_truth, double seconds)
 attn_status judge_open(const attn_problem *problem, const attn_tensor results[ATTN_TENSOR_COUNT],
                        const attn_truth *truth, double seconds, judge **opened, attn_error *err);
 bool judge_step(judge *j);
-/* Call this when half of the judge's time is over. The judge then leaves out chosen rows that it has not computed in
- * float64 yet. */
+/* Call this function when half of the judge's time is over and the truth is not complete. The judge then leaves out
+ * chosen rows that it has not computed in float64 yet. */
 void judge_hurry(judge *j);
 /* Returns whether errors and verdict are known. The search for explanations may still go on. */
 bool judge_has_verdict(const judge *j);
 void judge_report(judge *j, judge_result *result);
 void judge_close(judge *j); /* `j` may be NULL */
 
-/* The seconds that a judge is expected to take. truth: for the float64 results and the emulations of all rows. all: for
- * the tests of all mistakes. */
+/* The seconds that a judge is expected to take: `truth` for the float64 results and the emulations of all rows, `all`
+ * for the tests of all mistakes. */
 typedef struct judge_cost {
     double truth, all;
 } judge_cost;

@@ -24,7 +24,8 @@ void pass_begin(struct judge *j, struct frame *frame, const variation *v, const 
     if (j->some.dslopes) memset(j->some.dslopes, 0, (size_t)j->sum_elements[7] * sizeof(double));
 }
 
-/* Returns the index in struct truth of the first row of tile t of head h; -1: struct truth does not have this row. */
+/* Returns the index in struct truth of the row of head h that is the first row of tile t; -1: struct truth does not
+ * have this row. */
 static int64_t kept_row(const struct frame *f, const struct tile *t, int64_t h)
 {
     const int64_t own = t->hk * f->g.group + t->n;
@@ -33,8 +34,8 @@ static int64_t kept_row(const struct frame *f, const struct tile *t, int64_t h)
     return at < 0 ? -1 : at + t->first;
 }
 
-/* Stores or compares `count` computed rows of a tensor, each of `ld` numbers: PHASE_TRUTH stores the rows as the truth,
- * other phases add up their differences. */
+/* Handles `count` computed rows of a tensor, each of `ld` numbers. PHASE_TRUTH stores the rows as the truth (float64
+ * results). Other phases add up how far the rows differ from the caller's. */
 static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_t first, int64_t count, int64_t kept,
                         const double *values, int64_t ld)
 {
@@ -62,8 +63,8 @@ static void settle_rows(struct judge *j, int which, int64_t b, int64_t h, int64_
         }
 }
 
-/* Call this when all tiles of a key/value head have been computed. PHASE_TRUTH stores its dk and dv as the truth; other
- * phases compare them with the caller's, or with the truth. */
+/* Call this function when all tiles of a key/value head have been computed. PHASE_TRUTH stores dk and dv of the head as
+ * the truth (float64 results). Other phases compare dk and dv with the caller's or with the truth. */
 static void settle_keys(struct judge *j, const struct tile *t)
 {
     struct pass *const pass = &j->pass;
@@ -118,8 +119,8 @@ static void take_keys(struct judge *j, const struct tile *t, int64_t hk)
     pass->hk = hk, pass->b = b;
 }
 
-/* Computes tile t with the pass's variation or emulation. PHASE_TRUTH stores the results as the truth; other phases
- * compare them with the caller's, or with the truth. */
+/* Computes tile t with the pass's variation or emulation. PHASE_TRUTH stores the results as the truth (float64
+ * results). Other phases compare the results with the caller's results or with the truth. */
 static void compute_tile(struct judge *j, const struct tile *t)
 {
     struct pass *const pass = &j->pass;
@@ -144,8 +145,7 @@ static void compute_tile(struct judge *j, const struct tile *t)
     settle_rows(j, 2, t->b, h, first, t->count, kept, c->dq, c->D);
 }
 
-/* Returns a number of the truth (a float64 result) with the change that the pass's mistake makes to finished
- * results. */
+/* Returns a number of the truth (a float64 result) after the change that the pass's mistake makes to it. */
 static double converted(const struct judge *j, attn_tensor_id id, double value, double lse, bool exists)
 {
     const variation *const v = &j->pass.v;
@@ -161,7 +161,8 @@ static double converted(const struct judge *j, attn_tensor_id id, double value, 
     }
 }
 
-/* Looks at one number in PHASE_COMPARE: the largest of the truth, its largest rounding error, and NaN. */
+/* Updates three figures of a result in PHASE_COMPARE for one number: the largest value of the truth (float64 results),
+ * the largest error of rounding the truth to the result's dtype, and the count of NaN. */
 static void measure(struct judge *j, int which, double got, double value)
 {
     if (isfinite(value)) {
@@ -172,7 +173,8 @@ static void measure(struct judge *j, int which, double got, double value)
     if (isnan(got) && !isnan(value)) j->tensor[which].nan++;
 }
 
-/* Compares rows of the caller's tensor with rows of the truth that converted() has changed. */
+/* Compares rows of the caller's tensor with rows of the truth (float64 results) to which converted() has applied the
+ * mistake. */
 static void convert_rows(struct judge *j, int which, int64_t b, int64_t h, int64_t first, int64_t count, int64_t kept,
                          int64_t exist)
 {
@@ -209,7 +211,7 @@ static void convert_tile(struct judge *j, const struct tile *t, bool last_of_hea
     convert_rows(j, 4, t->b, t->hk, frame_first_key(f, t->b), frame_key_room(f, t->b), t->line, 0);
 }
 
-/* Compares dbias, dsinks and dslopes at the end of a pass over all tiles. */
+/* Compares dbias, dsinks and dslopes with the caller's, at the end of a pass over all tiles. */
 static void settle_sums(struct judge *j)
 {
     struct pass *const pass = &j->pass;

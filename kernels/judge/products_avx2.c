@@ -1,4 +1,5 @@
-/* products_avx2.c: the products for AVX2 and FMA. They compute 8 rows of one register (32 bytes) at a time. */
+/* products_avx2.c: the products of products.h for AVX2 and FMA. A block of C has 8 rows, and one register (32 bytes)
+ * holds a row. */
 #if defined(__AVX2__) && defined(__FMA__)
 #define PRODUCTS_BYTES 32
 #define PRODUCTS_ROWS  8

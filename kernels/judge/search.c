@@ -1,4 +1,4 @@
-/* search.c: which mistakes are tested, on which tiles, and in which order. See state.h. */
+/* search.c: chooses which mistakes are tested, on which tiles, and in which order. See state.h. */
 #include "kernels/judge/state.h"
 
 #include <math.h>
@@ -7,8 +7,8 @@
 
 /* ---- The sample -------------------------------------------------------------------------------------------------- */
 
-/* Chooses the tiles on which mistakes are tested, for a judge that emulates some units only: the worst unit of each
- * wrong result, and units that are evenly spread. */
+/* Chooses the tiles on which mistakes are tested, for a judge that emulates only some units (units.c). The choice is
+ * the unit with the largest errors of each wrong result, and units that are evenly spread. */
 static void choose_units(struct judge *j)
 {
     const int64_t most = j->p.op == ATTN_OP_BACKWARD ? 1 : 4;
@@ -27,8 +27,8 @@ static void choose_units(struct judge *j)
     if (j->has_other) j->other_count = units_spread(&j->other, most, j->other_sample, 0);
 }
 
-/* Chooses the tiles on which mistakes are tested. A cheap problem gets all tiles; otherwise they are evenly spread and
- * include the first and the last tile. A backward gets whole heads, from the first head on. */
+/* Chooses the tiles on which mistakes are tested. A small problem gets all tiles. Of other problems, a forward gets
+ * tiles that are evenly spread and include the first and the last; a backward gets whole heads, from the first on. */
 void search_choose_sample(struct judge *j)
 {
     const struct frame *const f = &j->frame;
@@ -56,9 +56,9 @@ void search_choose_sample(struct judge *j)
 
 /* ---- Single mistakes --------------------------------------------------------------------------------------------- */
 
-/* Returns whether this mistake should be tested. If all results are within their limits, only mistakes of precision are
- * tested. A mistake that makes random errors (of_size) takes long to test. It is tested only if some result is beyond
- * its limit and no other mistake explains that. */
+/* Returns whether a mistake should be tested. If all results are within their limits, only mistakes of precision are
+ * tested. Mistakes that make random errors (of_size) take long to test, so they are tested only if some result is
+ * beyond its limit and no other mistake explains the error. */
 static bool is_worth_trying(const struct judge *j, const struct hypothesis *h)
 {
     if (h->of_size) return j->verdict == JUDGE_MISMATCH && !candidate_is_complete(j);
@@ -73,7 +73,7 @@ bool search_next_single(struct judge *j)
     const bool backward = j->p.op == ATTN_OP_BACKWARD;
     for (; m->row < hypotheses_count; *m = (struct mistake){ .row = m->row + 1 }, j->left_out = false) {
         const struct hypothesis *const h = &hypotheses[m->row];
-        /* 2: a mistake of scores is tested a second time, for the gradients alone */
+        /* a backward tests a mistake of scores twice: in forward and backward together, and in the backward alone */
         const int copies = h->of_scores && backward ? 2 : 1;
         const bool worth = m->variant > 0 || is_worth_trying(j, h);
         for (; worth && m->variant < h->variants * copies; m->variant++) {

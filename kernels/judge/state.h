@@ -22,7 +22,7 @@ enum {
     PAIR_FIRSTS = 5,    /* the largest number of mistakes that may be the first of a pair */
     PAIR_SECONDS = 300, /* the largest number of mistakes that may be the second of a pair */
     CONFIRMED = 8,      /* the largest number of explanations that are tested on all tiles */
-    WORST_UNITS = 8,    /* number of units that are kept for each result: those with the largest errors */
+    WORST_UNITS = 8, /* for each result, the number of units (those with the largest errors) that a judge remembers */
 };
 
 /* The phases of a judge's work, in order. judge.c explains each of them. */
@@ -45,19 +45,21 @@ struct mistake {
 
 /* One mistake, or two at once, that is tested against the caller's results. */
 struct candidate {
-    /* the mistakes of the candidate; second.row < 0: it is a single mistake, not a pair */
+    /* the mistakes of the candidate; if second.row < 0, the candidate is a single mistake */
     struct mistake first, second;
     /* differences between the caller's results and those of a kernel with the mistake */
     struct difference left[FRAME_TENSORS];
     /* for mistakes that make random errors (of_size): differences between results with the mistake and the truth
      * (float64 results) */
     struct difference size[FRAME_TENSORS];
-    /* the lower the score, the better the explanation; 0: the mistake explains nothing of the error */
+    /* A lower score is a better explanation. A score of 0 means that the mistake explains nothing of the error. */
     double score;
     unsigned explains; /* the wrong tensors that the candidate explains; bit n is result n of frame_tensors[] */
-    bool breaks;       /* true: with the mistake, a tensor of the caller that is right would be wrong */
-    bool confirmed;    /* true: the candidate was tested on all tiles (in PHASE_CONFIRM), or this test is not needed */
-    /* `left` was computed on all tiles of the problem, not only on the sample (the tiles that tests begin with) */
+    bool breaks;       /* true: the mistake would change a tensor that the caller has right */
+    /* true: the candidate was tested on all tiles in PHASE_CONFIRM, or need not be tested on all tiles */
+    bool confirmed;
+    /* true: `left` is over all tiles of the problem; false: `left` is over the sample (the tiles on which a mistake is
+     * tested first) */
     bool whole;
 };
 
@@ -65,7 +67,7 @@ struct candidate {
  * key/value head in a sequence, because dk and dv are sums over them. The index of its first tile names a unit. */
 struct worst_units {
     int count;
-    int64_t unit[WORST_UNITS]; /* sorted by error, from the largest on */
+    int64_t unit[WORST_UNITS]; /* indices of the units, in descending order of error */
     double error[WORST_UNITS];
 };
 
@@ -74,46 +76,48 @@ struct pass {
     variation v;
     struct frame *frame;
     const int64_t *list; /* indices of the tiles of the pass; NULL: all tiles */
-    int64_t count, at;   /* number of tiles, and number of tiles that are done */
-    int64_t unit;        /* the unit to which the pass's present tile belongs */
-    int64_t hk, b;       /* the key/value head and the sequence whose keys are in memory; -1: none */
-    bool converts;       /* true: the pass changes numbers of the truth (float64 results) instead of computing anew */
+    int64_t count, at;   /* count: number of tiles of the pass; at: number of tiles that are done */
+    int64_t unit;        /* the unit of the tile that the pass computes now */
+    int64_t hk, b;       /* the key/value head and the sequence whose keys are loaded; -1: none */
+    /* true: the pass changes numbers of the stored truth (float64 results) and does not compute attention again */
+    bool converts;
     bool alone;    /* true: only the backward has the variation; out and lse are those of the truth (float64 results) */
     int emulation; /* index of the emulation that the pass computes; -1: the pass computes without roundings */
     bool against_truth; /* true: the pass compares with the truth (float64 results), not with the caller's results */
-    /* true: the pass also sums up in `size` how far its results are from the truth (float64 results) */
+    /* true: the pass also sums up the differences between its results and the truth (float64 results), in `size` */
     bool sizes;
-    bool sums; /* true: the pass takes all tiles, so its dbias, dsinks and dslopes are complete */
+    bool sums; /* true: the pass goes over all tiles, so that its sums dbias, dsinks and dslopes are complete */
     struct difference found[FRAME_TENSORS]; /* sums of the differences over the tiles that have been computed */
-    struct difference size[FRAME_TENSORS];  /* differences between the pass's results and the truth (float64 results) */
+    struct difference size[FRAME_TENSORS]; /* differences between this pass's results and the truth (float64 results) */
 };
 
 struct judge {
     struct hypothesis_facts facts;
-    attn_problem p; /* the problem of the caller, without results */
+    attn_problem p; /* the caller's problem, without the caller's results */
     attn_tensor results[ATTN_TENSOR_COUNT];
     uint64_t given; /* the results that the caller sent: bits of attn_tensor_id */
     struct frame frame;
-    /* the same problem, cut into tiles a second time and read in the other layout: heads and rows are exchanged */
+    /* the problem a second time, cut into tiles of a frame that reads it with heads and rows exchanged */
     struct frame other;
     bool has_other;
     bool borrows_truth; /* true: the memory of `truth` is the caller's, and a device filled it */
     double time_s;      /* the time in seconds that the judge should take in all */
     struct truth truth;
-    struct truth some; /* dbias, dsinks and dslopes that the running pass computes; it stores no other tensors */
+    struct truth some; /* dbias, dsinks and dslopes of the running pass, the only results that a pass stores */
     int64_t sum_elements[FRAME_TENSORS]; /* number of elements of dbias, dsinks and dslopes; 0 for other results */
 
     enum phase phase;
     struct pass pass;
     bool in_pass;
-    int index; /* number of the running pass, counted within its phase */
+    int index; /* index of the running pass among the passes of its phase */
 
-    struct worst_units worst[FRAME_TENSORS]; /* the units in which each of the caller's results is farthest off */
-    /* indices of the tiles in which right kernels are emulated; NULL: all tiles. Only a judge that borrows its truth
-     * has such a list, and only if emulating all tiles would take too long. */
+    struct worst_units worst[FRAME_TENSORS]; /* for each of the caller's results: the units with the largest errors */
+    /* indices of the tiles in which right kernels are emulated; NULL: all tiles. The list exists only if a device has
+     * computed the truth (float64 results) and emulating all tiles would take too long. */
     int64_t *emulated;
     int64_t emulated_count;
-    /* differences between right kernels and the truth (float64 results), from the emulation that is farthest off */
+    /* differences between an emulated right kernel and the truth (float64 results), for the emulation with the largest
+     * differences */
     struct difference noise[FRAME_TENSORS];
     struct difference now[FRAME_TENSORS]; /* differences between the caller's results and the truth (float64 results) */
     /* differences between the caller's results and the truth (float64 results), on the tiles of `sample` */
@@ -123,20 +127,21 @@ struct judge {
     double largest_score;          /* largest finite absolute value of the lse in the truth (float64 results) */
     judge_tensor tensor[FRAME_TENSORS];
     judge_verdict verdict;
-    unsigned wrong; /* the tensors beyond their limit; bit n is result n of frame_tensors[] */
+    unsigned wrong; /* the tensors whose errors exceed their limits; bit n is result n of frame_tensors[] */
 
     int64_t *sample; /* indices of the tiles on which mistakes are tested first */
     int64_t sample_count;
-    int64_t *other_sample; /* the same for tiles of `other`; NULL: all of its tiles */
+    /* indices of the tiles of `other` on which mistakes are tested first; NULL: all tiles of `other` */
+    int64_t *other_sample;
     int64_t other_count;
     struct mistake trying; /* the single mistake that is being tested */
-    bool left_out;         /* true: a variant of that mistake was not tested, because it would take too long */
+    bool left_out;         /* true: a variant of `trying` was not tested, because the test would take too long */
     struct candidate *candidates;
     int candidate_count, singles; /* candidates [0, singles) are single mistakes; the rest are pairs */
-    int firsts[PAIR_FIRSTS], first_count, seconds[PAIR_SECONDS],
-        second_count; /* indices of the candidates that may be the first, or the second, mistake of a pair */
+    /* indices of the single mistakes that may be the first or the second mistake of a pair */
+    int firsts[PAIR_FIRSTS], first_count, seconds[PAIR_SECONDS], second_count;
     int confirm[CONFIRMED], confirm_count; /* indices of the candidates that PHASE_CONFIRM tests on all tiles */
-    bool tried[HYPOTHESES_MOST];           /* true: all variants of this row of hypotheses[] were tested */
+    bool tried[HYPOTHESES_MOST];           /* for each row of hypotheses[]: whether all of its variants were tested */
 };
 
 static inline bool state_is_given(const struct judge *j, attn_tensor_id id)
@@ -159,13 +164,14 @@ bool candidate_change(const struct judge *j, const struct mistake *m, variation 
  * It returns false if the candidate does not apply to the problem. candidate_end() stores what that pass has found. */
 bool candidate_begin(struct judge *j, const struct candidate *c, bool whole);
 void candidate_end(struct judge *j, struct candidate *c);
-/* Returns whether one candidate (a tested mistake or pair) explains all tensors that are wrong. */
+/* Returns whether some tested mistake or pair explains all wrong tensors by itself. */
 bool candidate_is_complete(const struct judge *j);
 /* Returns whether the mistake explains more than a fifth of the error of at least one wrong tensor. */
 bool candidate_removes_some(const struct judge *j, const struct candidate *c);
-/* Returns whether the candidate (a tested mistake or pair) is reported as an explanation. */
+/* Returns whether the judge reports this tested mistake or pair as an explanation. */
 bool candidate_is_explanation(const struct judge *j, const struct candidate *c);
-/* Returns the tensors, as bits, of whose error a single mistake removes most. 0: it is no part of what is wrong. */
+/* Returns, as bits, the tensors of whose error a single mistake removes most. 0: the mistake is not among the causes of
+ * the error. */
 unsigned candidate_part(const struct judge *j, const struct candidate *c);
 
 /* Functions of units.c. units_choose_emulated() sets `emulated` from the differences of PHASE_COMPARE. Without memory
@@ -179,21 +185,21 @@ void units_note(struct worst_units *worst, int64_t unit, double error);
 int64_t units_add(const struct frame *f, int64_t unit, int64_t *list, int64_t count);
 int64_t units_spread(const struct frame *f, int64_t wanted, int64_t *list, int64_t count);
 void units_sort(int64_t *list, int64_t count);
-/* Returns whether the judge tests mistakes on a sample only, because a pass over all tiles takes too long. */
+/* Returns whether the judge tests mistakes on some of the tiles only, because a pass over all tiles takes too long. */
 static inline bool units_are_sampled(const struct judge *j)
 {
     return j->emulated != NULL;
 }
 
-/* Functions of search.c. search_next_single() and search_next_pair() begin the test of the next candidate; they return
- * false if none is left. */
+/* Functions of search.c. search_next_single() and search_next_pair() begin the test of the next single mistake or pair;
+ * they return false if none is left. */
 void search_choose_sample(struct judge *j);
 bool search_next_single(struct judge *j);
 void search_choose_pairs(struct judge *j);
 bool search_next_pair(struct judge *j);
 void search_choose_confirmed(struct judge *j);
 
-/* Fills members `worst` and `place` of *result, and `wrong` of each of its tensors. */
+/* Fills the members `worst` and `place` of *result, and the member `wrong` of each tensor in *result. */
 void where_find(const struct frame *f, const struct truth *t, const attn_tensor *results, uint64_t given,
                 judge_result *result);
 

@@ -5,18 +5,18 @@
  * computing the truth would. Therefore it emulates only some units of a large problem (a unit is a tile of queries, or
  * in a backward a key/value head of a sequence). Half of them are those in which the caller's results are farthest from
  * the truth: a right kernel has its largest errors there, and the emulations have errors of the same size there. The
- * other half are evenly spread. The choice depends on the problem and on the results alone, and on the time only if it
- * is short. */
+ * other half are evenly spread. The choice depends on the problem and the results, and on the judge's time only if this
+ * time is short. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels/judge/state.h"
 
-/* The least number of units that are emulated. In a backward they take longer. */
+/* The least number of units that are emulated. A backward has fewer, because a unit of a backward takes longer. */
 enum { LEAST_UNITS = 8, LEAST_UNITS_BACKWARD = 4 };
 
-/* A judge emulates the least number of units, or as many as have this many multiply-adds in one emulation. */
+/* A judge emulates as many units as take this many multiply-adds to emulate once, but at least LEAST_UNITS. */
 #define EMULATED_MULTIPLY_ADDS ((double)(INT64_C(1) << 31))
 /* The largest number of multiply-adds of a unit in a backward: four such units take about five seconds to emulate. */
 #define UNIT_MULTIPLY_ADDS ((double)(INT64_C(1) << 31))
@@ -33,7 +33,8 @@ bool units_are_affordable(const attn_problem *p)
     const attn_geometry g = attn_geometry_of(p);
     const double all = frame_multiply_adds(p);
     double most = 0, pairs = 0;
-    if (p->op != ATTN_OP_BACKWARD) return true; /* the size of a tile is limited */
+    /* in a forward every unit is one tile, which never takes long to emulate */
+    if (p->op != ATTN_OP_BACKWARD) return true;
     for (int64_t b = 0; b < g.dims.B; b++) {
         const double own = (double)attn_room_of(g.cu_q, g.dims.Sq, b) * (double)attn_sequence_of(&g, b).Sk;
         pairs += own;
@@ -42,7 +43,8 @@ bool units_are_affordable(const attn_problem *p)
     return pairs == 0 || all * most / pairs / (double)attn_max64(1, g.dims.Hk) <= UNIT_MULTIPLY_ADDS;
 }
 
-/* Inserts a unit into the list of those with the largest errors. A unit that is listed keeps its larger error. */
+/* Inserts a unit with its error into a list of the units with the largest errors. If the unit is in the list already,
+ * the list keeps the larger of its two errors. */
 void units_note(struct worst_units *worst, int64_t unit, double error)
 {
     int at;

@@ -22,7 +22,7 @@ enum variation_drop {
     DROP_NOTHING,
     DROP_LAST,      /* the row does not see the last tile of the sequence's keys */
     DROP_FIRST,     /* the row does not see the first tile of the sequence's keys */
-    DROP_LAST_SEEN, /* the row does not see the last tile of the keys that the causal mask and the window allow */
+    DROP_LAST_SEEN, /* the row does not see the last tile of those keys that the causal mask and the window allow */
     DROP_FIRST_SEEN,
 };
 
@@ -33,7 +33,8 @@ enum variation_softmax {
     SOFTMAX_OUT_NOT_RESCALED,
     /* a row's sum of exponentials so far is not rescaled when a tile of keys raises the row's maximum */
     SOFTMAX_SUM_NOT_RESCALED,
-    /* neither a row's out nor its sum of exponentials is rescaled when a tile of keys raises the maximum */
+    /* neither a row's out so far nor its sum of exponentials so far is rescaled when a tile of keys raises the row's
+     * maximum */
     SOFTMAX_NONE_RESCALED,
     SOFTMAX_SPLITS_UNWEIGHTED, /* the results of splits of the keys are averaged without weights */
     SOFTMAX_NOT_NORMALIZED,    /* out is not divided by the sum of exp(z - max) */
@@ -42,7 +43,7 @@ enum variation_softmax {
 
 enum variation_empty { EMPTY_RIGHT, EMPTY_INFINITE, EMPTY_NAN };
 
-/* The number that a kernel rounds by mistake. */
+/* The numbers that a kernel rounds by mistake. */
 enum variation_rounding {
     ROUND_NOTHING,
     ROUND_SCORES,        /* q.k is rounded to round_dtype */
@@ -71,7 +72,8 @@ typedef struct variation {
     attn_geometry g;                      /* addresses and strides of the tensors, scale, softcap, and the masks */
     int64_t q_column, k_column, v_column; /* distance between neighbouring columns of q, of k and of v, in elements */
 
-    bool softcap_first, bias_first; /* softcap is applied to q.k, or bias added to it, before the scale */
+    /* softcap_first: softcap is applied to q.k before the scale; bias_first: bias is added to q.k before the scale */
+    bool softcap_first, bias_first;
     double bias_factor, alibi_factor;
     bool alibi_corner; /* ALiBi's distance is |i - j|, as if the first query stood at the first key */
 
@@ -79,8 +81,11 @@ typedef struct variation {
      * fewer */
     int64_t more_right;
     bool keep_inverted, one_sequence;
-    int64_t whole_keys; /* the number of keys of a sequence is rounded up to a multiple of this number; 0: it is not */
-    bool padding_kept;  /* rows see padding keys behind seqlens_k, while causal and window count from the true length */
+    /* if above 0: rows see as many keys as if the number of keys of a sequence were rounded up to a multiple of this
+     * number */
+    int64_t whole_keys;
+    /* rows see padding keys behind seqlens_k, but causal and window count from the true number of keys */
+    bool padding_kept;
     enum variation_heads heads;
     enum variation_drop drop;
     enum variation_softmax softmax;
@@ -88,7 +93,7 @@ typedef struct variation {
      * roundings */
     int64_t tile;
     bool backwards; /* the kernel goes from the last tile of keys to the first */
-    /* with SOFTMAX_SPLITS_UNWEIGHTED: the average also includes splits of the keys of which the row sees no key */
+    /* true: the average of SOFTMAX_SPLITS_UNWEIGHTED includes splits of the keys of which the row sees no key */
     bool over_all;
     /* If the last tile of keys is not full, its padding counts as keys of score 0. `tail` is the number of keys of a
      * tile; 0: padding does not count. */
@@ -105,24 +110,26 @@ typedef struct variation {
     double dropout_p;
     uint64_t seed;
 
-    bool backward_alone; /* only the backward has the mistake; out and lse are right */
+    bool backward_alone; /* true: only the backward has the mistake; out and lse are right */
     bool no_delta, no_dlse, no_softcap_derivative, dv_unnormalized;
     double dq_factor, dk_factor;
-    /* dk and dv are sums over only this query head of a key/value head's group; -1: over all query heads of the
-     * group */
+    /* index of the only query head of a key/value head's group over which dk and dv are summed; -1: they are summed
+     * over all query heads of the group */
     int64_t only_member;
-    /* dq is a sum over the last tile of keys only, which has this many keys; 0: over all keys */
+    /* if above 0: dq is a sum over the last tile of keys only, and a tile has this many keys; 0: dq is a sum over all
+     * keys */
     int64_t only_last_tile;
-    /* With only_last_tile: the last tile is the last one that any row of a block of this many query rows sees; 0: it is
-     * the last tile of the sequence. */
+    /* If only_last_tile is set, this number says which tile of keys is the last. 0: the last tile of the sequence.
+     * Above 0: the last tile that a block of this many query rows sees. */
     int64_t only_last_rows;
 
-    /* the caller's tensors (bits of attn_tensor_id) that are read in the other layout, with heads and rows exchanged */
+    /* the caller's tensors (bits of attn_tensor_id) that are read with heads and rows exchanged */
     uint64_t swapped;
-    bool swapped_problem; /* the whole problem is read in the other layout, so attention runs over the heads */
+    /* true: the whole problem is read with heads and rows exchanged, so each row attends to other heads */
+    bool swapped_problem;
 } variation;
 
-/* Returns whether the variation rounds the partial sums of the products that give out and the gradients. */
+/* Returns whether the variation rounds the partial sums of the products of which out and the gradients are made. */
 static inline bool variation_rounds_sums(const variation *v)
 {
     return v->rounding == ROUND_SUMS || v->rounding == ROUND_SUMS_BUT_QK;

@@ -1,4 +1,4 @@
-/* verdict.c: errors, limits and verdict of each of the caller's tensors. See state.h. */
+/* verdict.c: computes the error, the limit and the verdict of each tensor of the caller. See state.h. */
 #include "kernels/judge/state.h"
 
 #include <math.h>
@@ -30,10 +30,10 @@ static double scatter(int64_t count)
     return count == 0 || count >= 64 ? 1 : 1 + 2 * (1 / sqrt((double)count) - 1 / sqrt(64));
 }
 
-/* Returns the factor by which the error of emulations is multiplied if right kernels were emulated in `emulated` of
- * `compared` rows only. The largest of n independent errors grows with n like sqrt(log(n)), if their distribution is
- * normal; the errors of a row are not independent. The margin is for the few large errors that a sample may miss. In
- * float32 they are those of single rows with large scores. In 16 bits or fewer many roundings of P add up. */
+/* Returns the factor by which the errors of emulations are multiplied if right kernels were emulated in only `emulated`
+ * of the `compared` rows. The largest of n independent errors grows with n like sqrt(log(n)), if their distribution is
+ * normal. Errors within a row are not independent, so the factor also has a margin for large errors that a sample may
+ * miss. */
 static double unseen(attn_dtype dtype, int64_t emulated, int64_t compared)
 {
     const double margin = dtype == ATTN_F32 ? 2 : 1.25;

@@ -2,7 +2,7 @@
  * results.
  *
  * The compared rows are spread evenly. Rows that follow each other in a head are computed as one tile, by the products
- * of compute.c; comparing all rows therefore takes as long as the truth (float64 results) of a judge. */
+ * of compute.c. Comparing all rows takes as long as computing the float64 results of a judge. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -14,11 +14,12 @@ struct attn_verifier {
     attn_problem p;
     variation v;
     attn_verification found;
-    /* total: number of rows of the problem; n: number of rows verified so far; next: index of the next row among all
-     * rows */
+    /* total: number of query rows of the problem; n: number of rows verified so far; next: index of the next row to
+     * verify, among all rows */
     int64_t total, n, next;
-    int64_t b, h, first;     /* batch row and head of row `next`; index of that head's first row among all rows */
-    int64_t keys_b, keys_hk; /* head and sequence whose keys are in memory; -1: none */
+    /* b, h: batch row and head of row `next`; first: index of the head's first row among all rows */
+    int64_t b, h, first;
+    int64_t keys_b, keys_hk; /* key/value head and sequence whose keys are loaded; -1: none */
 };
 
 attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifier **verifier, attn_error *err)
@@ -43,7 +44,7 @@ attn_status attn_verifier_open(const attn_problem *p, int64_t rows, attn_verifie
     return ATTN_OK;
 }
 
-/* Moves b, h and first to the head that row `next` belongs to. The loop ends soon because B * H is bounded. */
+/* Sets b, h and first to the head of row `next`. The loop over heads is short, because B * H is bounded. */
 static attn_sequence go_to_head(attn_verifier *v)
 {
     const attn_geometry *const g = &v->v.g;
@@ -52,7 +53,6 @@ static attn_sequence go_to_head(attn_verifier *v)
         v->first += s.Sq;
         if (++v->h < g->dims.H) continue;
         v->h = 0;
-        /* the loop ends, because row `next` exists in this sequence or in a later one */
         s = attn_sequence_of(g, ++v->b);
     }
     return s;

@@ -1,9 +1,9 @@
-/* where.c: the worst elements, and where the wrong elements of a tensor are. See state.h.
+/* where.c: lists the elements with the largest errors, and says where a tensor has wrong elements. See state.h.
  *
- * Wrong elements are counted along each axis of a tensor: batch rows, heads, queries or keys, columns. The sentence
- * names each axis on which only some indices have wrong elements, as a range, as a list, or as every n-th index. It
- * leaves out an axis on which all indices have some. The sentence may name too many elements, but it names all wrong
- * ones. */
+ * Wrong elements are counted along each axis of a tensor: batch rows, heads, queries or keys, columns. A sentence names
+ * each axis on which only some indices have wrong elements: the indices as a range, as a list, or as every n-th index.
+ * It leaves out an axis on which all indices have wrong elements. The sentence may name elements that are right, but it
+ * never leaves out a wrong one. */
 #include "kernels/judge/state.h"
 
 #include <math.h>
@@ -13,7 +13,7 @@
 
 enum { AXES = 4 };
 
-/* The number of wrong elements at each index of each axis of a tensor. */
+/* For each index of each axis of a tensor: the number of wrong elements there. */
 struct counts {
     int64_t size[AXES]; /* sizes of the axes: batch rows, heads, queries (or keys), columns */
     int64_t *wrong[AXES];
@@ -51,7 +51,8 @@ static void put(struct words *w, const char *format, ...)
     if (n > 0) w->used += (size_t)n < w->room - w->used ? (size_t)n : w->room - w->used - 1;
 }
 
-/* Returns the step if the indices with wrong elements are evenly spaced, and 0 otherwise. */
+/* Returns the distance between neighbouring indices with wrong elements if all these distances are equal, and 0
+ * otherwise. */
 static int64_t step_of(const int64_t *wrong, int64_t size, int64_t *first, int64_t *last, int64_t *count)
 {
     int64_t step = 0;
@@ -217,7 +218,7 @@ static void set_sizes(struct search *s, attn_tensor_id id, bool of_keys, bool of
         s->counts.size[a] = a < AXES - t->rank ? 1 : t->shape[a - (AXES - t->rank)];
 }
 
-/* Writes where dbias, dsinks or dslopes has wrong elements, by the axes of the tensor. */
+/* Writes a sentence that says where dbias, dsinks or dslopes has wrong elements. */
 static void put_sum(const struct counts *c, char *text, size_t room)
 {
     struct words w = { text, room, 0 };
