@@ -41,7 +41,8 @@ enum {
     HTTP_THREADS_A_CORE = 8,
     HTTP_THREADS_AUTO_MAX = 16,
 };
-/* the most staging memory by default: more pinned memory would shrink the page cache and make nothing faster */
+/* upper bound of the default of --staging-bytes: more pinned memory would shrink the page cache and make nothing
+ * faster */
 #define STAGING_AUTO_MAX (64 * GIB)
 
 /* ---- Small helpers ----------------------------------------------------------------------------------------------- */

@@ -317,8 +317,8 @@ static void tell_repeat(struct repeat *r)
     append(line, format_line(line, atomic_load(&as_json), r->level, NULL, "repeated", pairs));
 }
 
-/* Returns whether a line of this event may be written, or the event has reached its limit of lines in this second. Call
- * this with the mutex held. */
+/* Returns false if this event has reached its limit of lines in this second, so that no further line may be written.
+ * Call this with the mutex held. */
 static bool admit(enum log_level level, const char *event)
 {
     if (level < LOG_WARN) return true;
@@ -374,7 +374,9 @@ static void *writer_main(void *unused)
         if (the.closing) tell_repeats(true);
         const uint64_t lost = log_dropped(), lines = the.lines;
         const bool tell = lines > 0 && lost != the.told_lost && LOG_BUFFER_BYTES - the.used >= LINE_BYTES;
-        if (tell) { /* a `lost` line is not counted in `lines`, because its own loss is not worth a report */
+        /* a `lost` line, which reports the number of lost lines, is not counted in `lines`: its own loss is not worth a
+         * report */
+        if (tell) {
             char pairs[64];
             snprintf(pairs, sizeof pairs, "lines=%llu", (unsigned long long)(lost - the.told_lost));
             the.used += format_line(the.buffer[the.filling] + the.used, atomic_load(&as_json), LOG_WARN, NULL, "lost",

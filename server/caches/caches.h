@@ -129,13 +129,14 @@ struct cache_step {
     char (*ids)[CACHE_ID_BYTES]; /* [rows]: the id of each row's cache; the code that made the step owns the array */
     int rows;
     int64_t append; /* number of positions that each row (one cache) gains; 0: none */
-    bool of_path;   /* true: the URL's path names the one cache, so errors say "this cache" and not `caches` */
+    /* true: the URL's path names the only cache of the request, so errors say "this cache" and not `caches` */
+    bool of_path;
     /* the new keys and values of all caches, one cache after the other, set by the step's maker before the step begins;
      * v is NULL if the caches are latent (the values are a part of the keys) */
     const char *k, *v;
     int64_t k_row_bytes, v_row_bytes; /* bytes of one row (one cache) of k and of v */
 
-    struct cache_shape shape; /* the shape that all caches of the step have */
+    struct cache_shape shape; /* the shape that all caches of the transaction have */
     int device;               /* number of the device that has all caches of the step */
     const char *pool;         /* address of page 0 in the device's memory */
     size_t pool_bytes, page_bytes;
@@ -172,11 +173,11 @@ attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids
  * now (64-byte aligned). TOO_LARGE: since caches_look() the caches have grown beyond what the step may use. */
 attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_error *err);
 
-/* Begins the step; `memory` is for its tables. *wait becomes true if the step cannot begin now, because another step
- * uses one of its caches or an older step waits for one of them. `scan` is the number of this scan of all waiting
- * steps, from the oldest on; 0: no step waits, and this one will not wait either. Errors: NOT_FOUND, TOO_LARGE (for the
- * pool or the caller's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a larger table than caches_table_bytes()
- * said). */
+/* Begins the step (a cache transaction); `memory` is for its page tables. *wait becomes true if the step cannot begin
+ * now, because another step uses one of its caches or an older step waits for one of them. `scan` is the number of this
+ * scan of all waiting steps, from the oldest on; 0: no step waits, and this one will not wait either. Errors:
+ * NOT_FOUND, TOO_LARGE (for the pool or the caller's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a larger table
+ * than caches_table_bytes() said). */
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
 /* Tells whether the step must wait, without beginning it. It takes little time, because it may be called for many
  * waiting steps. */

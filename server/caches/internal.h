@@ -111,7 +111,7 @@ struct cache *cache_find(struct caches *caches, const struct caller *caller, con
                          const char *what, attn_error *err);
 /* Charges the cache's caller for `pages` more pages, or for fewer if the number is negative. */
 void cache_charge(const struct caches *caches, const struct cache *cache, int64_t pages);
-/* Returns the bytes of pages that a caller may have on all devices together. INT64_MAX: there is no limit. */
+/* Returns how many bytes of KV cache pages a caller may have on all devices together. INT64_MAX: there is no limit. */
 int64_t cache_share(const struct caches *caches, const struct caller *caller);
 /* Updates the numbers of the pool and of the caller that depend on this cache's number of pages, which was `before`. */
 void cache_count(struct caches *caches, struct cache *cache, int64_t before);

@@ -105,7 +105,7 @@ static bool block_drop_last(struct page_block *block, struct pages *pages, int32
     return is_free;
 }
 
-/* Drops one list's reference to the block. Returns the number of pages that became free. */
+/* Drops one list's reference to the block of page numbers. Returns the number of pages that became free. */
 static int64_t block_let_go(struct page_block *block, struct pages *pages, int32_t run)
 {
     int64_t count = 0;

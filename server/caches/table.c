@@ -39,8 +39,8 @@ static bool is_id(const char *id)
     return strlen(id) == CACHE_ID_CHARS && strspn(id, "0123456789abcdef") == CACHE_ID_CHARS;
 }
 
-/* Returns the bucket of a cache's id. The hash of ids is keyed: otherwise a client could keep only those ids that share
- * a bucket. */
+/* Returns the bucket of a cache's id. The hash of ids has a secret key. Otherwise a client could make many caches and
+ * keep only those whose ids are in one bucket, which would make searches slow. */
 static struct cache **bucket_of(struct caches *caches, const struct caller *caller, const char *id)
 {
     const uint64_t hash = keyed_hash(&caches->key, (uint64_t)(uintptr_t)caller, id + PROCESS_CHARS,
@@ -610,8 +610,8 @@ static int64_t pool_numbers(const struct pool *pool)
     return granules > CACHES_NUMBERS / CACHES_SHARING ? granules * CACHES_SHARING : CACHES_NUMBERS;
 }
 
-/* Checks that the page list of a fork stays within the limits. A fork takes no memory of the pool, only host memory for
- * this list. */
+/* Checks that the page list of a fork (a cache that shares the pages of another) stays within the limits. A fork takes
+ * no memory of the pool, only host memory for its page list. */
 static attn_status may_share(const struct caches *caches, const struct cache *from, int64_t count, attn_error *err)
 {
     const struct pool *const pool = &caches->pools[from->pool];

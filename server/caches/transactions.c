@@ -92,7 +92,8 @@ static void copy_scales(const struct cache *cache, int row, float *k_scale, floa
     if (v_scale) memcpy(v_scale + (size_t)row * heads, cache->v_scale, bytes);
 }
 
-/* Copies the caches' scales for the check of the problem. When the step begins, it copies them again. */
+/* Copies the quantisation scales of the caches, which the check of the problem reads. The scales are copied again when
+ * the step (a cache transaction) begins. */
 static attn_status look_at_scales(struct cache_step *step, attn_error *err)
 {
     const size_t count = (size_t)step->rows * (size_t)step->shape.kv_heads;
@@ -298,7 +299,7 @@ static attn_status take_row(struct cache_step *step, int index, attn_error *err)
     return ATTN_OK;
 }
 
-/* Takes the pages that all rows (caches of the step) gain. */
+/* Takes the new pages of all rows (caches of the step) from the pool. */
 static attn_status take_pages(struct cache_step *step, attn_error *err)
 {
     int64_t count = 0;

@@ -125,8 +125,8 @@ static bool are_alike(const struct device *a, const struct device *b)
            i->peak_flops == j->peak_flops && i->peak_bytes == j->peak_bytes;
 }
 
-/* Makes the tensors of a problem contiguous, with the addresses of a device's memory in so far as plans depend on them:
- * aligned, and different for different tensors. */
+/* Makes the tensors of a problem contiguous, and gives them addresses like those in a device's memory, on which plans
+ * depend: aligned, and different for different tensors. */
 static void place_for_plan(attn_problem *p)
 {
     const uintptr_t apart = 4096;
@@ -189,8 +189,8 @@ attn_status cut_reserve(struct devices *devices, struct job *job, attn_error *er
 
 /* ---- Over which devices? ----------------------------------------------------------------------------------------- */
 
-/* Inserts the device into the list, which is sorted by work, behind those with at most as much work. over[0] stays
- * first. */
+/* Inserts the device into the list, which is sorted by the devices' work, the least first. Devices with equal work keep
+ * their order. over[0] stays first. */
 static void insert(struct device **over, int count, struct device *device)
 {
     int place = count;
@@ -251,8 +251,8 @@ int cut_over_devices(struct devices *devices, struct device *first, struct job *
 
 /* ---- The answer -------------------------------------------------------------------------------------------------- */
 
-/* Appends the number of the device of a part that follows `after`, with those that follow it without a gap: "0-3".
- * Returns the last number, or -1 if no device follows. */
+/* Appends the smallest number above `after` of a device that had a part of the job, together with the numbers that
+ * follow without a gap: "0-3". Returns the last number, or -1 if there is no device above `after`. */
 static int put_devices(const struct job *job, int after, char *text, size_t room)
 {
     int first = -1, last;
@@ -261,7 +261,7 @@ static int put_devices(const struct job *job, int after, char *text, size_t room
     if (first < 0) return -1;
     last = first;
     for (const struct job_part *part = &job->part; part;)
-        /* searches the list from its start, because its order is not that of the devices' numbers */
+        /* starts again at the first part, because the list of parts is not sorted by device number */
         if (part->index == last + 1) last++, part = &job->part;
         else part = part->next;
     const size_t used = strlen(text);

@@ -399,7 +399,8 @@ struct device *devices_pick(struct devices *devices, uint64_t passed_over)
     for (int i = 0; i < devices->count; i++) {
         struct device *device = devices->device[i];
         if ((passed_over >> i & 1) || device->disabled || is_full(device)) continue;
-        /* a check has no operations of kernels, so that batches decide among devices that have only checks */
+        /* a check counts no floating-point operations, so among devices with nothing but checks the number of batches
+         * decides */
         const bool less = best && (device->flops < best->flops ||
                                    (device->flops == best->flops && device->outstanding < best->outstanding));
         if (best == NULL || less) best = device;

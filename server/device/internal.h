@@ -71,7 +71,8 @@ struct slot {
     attn_move *moves; /* the moves (copies) of a job's cache transaction, with device addresses */
     int64_t move_room;
     struct mirror *mirrors;
-    int *regions; /* indices of the mirrors that copy a region of host memory, sorted by the regions' addresses */
+    /* indices of the mirrors (device copies) of regions of host memory, sorted by the regions' addresses */
+    int *regions;
     int mirror_count, mirror_room, region_count;
 
     /* The arrays below are indexed by the batch's jobs. */
@@ -148,7 +149,7 @@ struct devices {
     int64_t split_above_ms; /* --split-above-ms */
     int inline_count;       /* number of inline slots; 0: the devices are not the CPU, and cannot read staging memory */
     struct inline_slot *inline_slots;
-    _Atomic int inline_jobs;   /* number of jobs that ran in inline slots since the last call of inline_learn() */
+    _Atomic int inline_jobs;   /* number of jobs that HTTP threads have run since the last call of inline_learn() */
     _Atomic int64_t inline_ns; /* nanoseconds that the jobs counted in inline_jobs took */
 };
 
@@ -201,8 +202,8 @@ void merge_find(const struct device *device, struct slot *slot);
 /* Makes the merged problem of a leader and its members, in newly allocated device memory. */
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err);
 
-/* Puts the moves of all moved jobs on the slot's stream: their inputs go to the device, and new keys and values to
- * their pages. With `out`, it puts the moves there that take their outputs back to the host. */
+/* Puts on the slot's stream the moves (copies by a kernel) of all jobs that are copied by moves: inputs to the device,
+ * new keys and values to their pages. With `out`: the moves that copy outputs back to the host. */
 attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
 /* ---- parts.c: on a device's thread, for a part of a cut job ----------------------------------------------------- */
@@ -223,8 +224,9 @@ attn_status parts_copy(struct slot *slot, const struct job_part *part, const att
 
 /* True if some outputs of the problem are sums over its queries. Parts by queries then need memory for their sums. */
 bool sums_are_needed(const attn_problem *p);
-/* Reserves the job's memory for the sums of `count` parts, and sets sum_parts. Errors: those of staging_lease().
- * TOO_LARGE also where the sums take more than half of the staging memory that the job's tensors leave. */
+/* Reserves the job's memory for the gradients that `count` parts sum up, and sets sum_parts. Errors: those of
+ * staging_lease(). TOO_LARGE also where the sums take more than half of the staging memory that the job's tensors
+ * leave. */
 attn_status sums_reserve(struct job *job, int count, attn_error *err);
 /* Gives the outputs that are sums over queries the memory that the part has for them. */
 void sums_place(const struct job_part *part, attn_problem *problem);

@@ -75,8 +75,8 @@ static bool fits(const struct job *job)
     return true;
 }
 
-/* True if these two tensors allow their problems to be merged into one. `paged`: both problems belong to cache
- * transactions. */
+/* True if the tensors `a` and `b` of two problems allow the problems to be merged into one. `paged`: both problems
+ * belong to cache transactions. */
 static bool same_tensor(const attn_tensor *a, const attn_tensor *b, int id, bool paged)
 {
     if (a->rank != b->rank) return false;
@@ -137,8 +137,8 @@ static bool same_kernel(const struct device *device, const struct slot *slot, in
            attn_plan_make(can, &wide, &together, &ignored) == ATTN_OK && alone.kernel == together.kernel;
 }
 
-/* Undoes the merging of a leader's members: each job runs alone, with mirrors (device copies of its memory) and without
- * moves. */
+/* Undoes the merging of a leader's members. Each job then runs as a problem of its own, and its memory is copied by
+ * mirrors and not by moves. */
 static void part(struct slot *slot, int leader)
 {
     for (int j = leader; j < slot->batch->count; j++) {

@@ -2,8 +2,8 @@
  *
  * A unified device (the CPU) computes in staging memory, through views of the part. A device with its own memory has
  * new memory for each tensor of the part. What the part has of a tensor are rows of the whole tensor, at equal
- * distances, so one copy of rows serves a tensor (attn_copy_rows()). A tensor of which each part needs all numbers is
- * copied as a whole. Gradients that are sums over the queries are copied to memory of the part's own (sums.c). */
+ * distances, so one call of attn_copy_rows() copies them all. A tensor of which each part needs all numbers is copied
+ * as a whole. Gradients that are sums over the queries are copied to memory of the part's own (sums.c). */
 #include "server/device/internal.h"
 
 attn_problem parts_of(const attn_problem *whole, enum job_way way, const struct job_range *range)

@@ -203,7 +203,8 @@ bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t 
     case CONNECTION_IDLE: return elapsed > limits->idle_ms;
     case CONNECTION_BODY:
     case CONNECTION_SEND: return elapsed - (int64_t)(progress_bytes / CONNECTION_BYTES_PER_MS) > limits->transfer_ms;
-    /* WORK: the request's deadline is the limit. CUT: the socket is shut down. ADDED: no limit here */
+    /* no limit here: in phase WORK the request's deadline is the limit, in phase CUT the socket is shut down, and in
+     * phase ADDED the connection is not served yet */
     default: return false;
     }
 }
@@ -376,8 +377,8 @@ static void look_for_old(struct connections *connections, const _Atomic int *tal
     connections->looked_ms = connections->old_count == 0 ? now_ms : 0;
 }
 
-/* Cuts a connection from the list of those that may be closed. Returns false if the connection has changed since it was
- * listed. Call this with the lock held. */
+/* Cuts a connection that a search listed as one that may be closed. Returns false if the connection has changed since
+ * it was listed. Call this with the lock held. */
 static bool cut_old(struct connections *connections, int fd, int rank, int64_t since_ms, bool tokens, int64_t now_ms,
                     _Atomic int *leaving)
 {

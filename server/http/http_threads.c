@@ -14,10 +14,10 @@
 enum {
     PERIOD_MS = 200,   /* time between two decisions whether to pin threads to their cores */
     LEAST_RATE = 1000, /* from this many requests per second on, threads are pinned to their cores */
-    /* number of periods of uneven load after which threads are unpinned; not 1, because clients' threads change cores
-     * too */
+    /* after this number of periods with uneven load, threads are unpinned; a single one may only mean that a client's
+     * thread has changed its core */
     UNEVEN_LOOKS = 3,
-    FREE_MS = 2000, /* after an uneven load, threads stay unpinned for this time */
+    FREE_MS = 2000, /* after an uneven load, HTTP threads may run on any core for this time in milliseconds */
     /* a connection gets a thread of its own core if that thread has at most this many connections more than the least
      * busy thread */
     MOST_LEAD = 4,

@@ -469,7 +469,7 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
         saves += item->save;
     }
 
-    bytes += found_bytes(job); /* they are less than 100 KB, so the sum cannot overflow */
+    bytes += found_bytes(job); /* found_bytes() is less than 100 KB, so the sum cannot overflow */
     char *at = NULL;
     if ((status = take_outputs(job, &bytes, &at, err)) != ATTN_OK) return status;
     job->outputs = (struct job_region){ at, bytes };

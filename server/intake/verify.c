@@ -89,7 +89,8 @@ attn_status verify_prepare(struct job *job, int index, const attn_capabilities *
     return ATTN_OK;
 }
 
-/* Returns the bytes of a result's truth (float64), rounded up so that the next one is aligned. 0: it is not wanted. */
+/* Returns the bytes of a result's truth (float64), rounded up so that another truth behind it is aligned. 0: this truth
+ * is not wanted. */
 static size_t truth_bytes(const attn_problem *p, uint64_t results, attn_tensor_id id)
 {
     const size_t bytes = results >> id & 1 ? (size_t)judge_elements(p, id) * sizeof(double) : 0;

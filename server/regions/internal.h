@@ -29,7 +29,8 @@ struct region {
     int fd; /* descriptor of the object; -1: the region has none */
     dev_t filesystem;
     ino_t inode;
-    struct pin *pin; /* the pinned pages; NULL: not pinned. The table's lock protects this member and the next ones */
+    /* the pinned pages; NULL: not pinned. The table's lock protects the members from `pin` to `after` */
+    struct pin *pin;
     struct timespec seen; /* time of the object's last modification, ignoring the server's own writes */
     int writing;          /* number of the server's writes to the region that are running */
     bool intact;          /* no client had modified the object before the running writes began */
@@ -40,7 +41,7 @@ struct region {
     /* The members below are used for regions of kind CUDA (a GPU's memory). */
     attn_device *device;
     int number; /* the server's number of `device` */
-    int64_t id; /* the client's number of `device` */
+    int64_t id; /* the number by which the client calls `device` */
     char *memory;
 };
 
@@ -61,7 +62,7 @@ struct regions {
     pthread_mutex_t lock;
     struct hash_key key;
     struct {
-        uint64_t hash; /* hash of name and caller; regions with another hash are certainly not the wanted one */
+        uint64_t hash; /* hash of name and caller; only a region with the same hash can be the wanted one */
         struct region *region;
     } table[REGIONS_MAX_COUNT];
     int count;

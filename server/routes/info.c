@@ -54,7 +54,8 @@ static bool takes_tensor(const attn_kernel *k, proto_op op, attn_tensor_id id)
     const bool fp8 = k->dtypes >> ATTN_F8E4M3 & 1 || (of_keys && k->features & ATTN_OPTION_BIT(KEY_DTYPE));
     if (proto_operations[op].takes_caches && id == ATTN_T_keep_mask &&
         !(k->features & ATTN_OPTION_BIT(KEEP_MASK_AT_END)))
-        /* In a decode a keep mask is for the last keys only, and only kernels with the feature for that take it. */
+        /* In a decode a keep mask covers only the last keys, and only kernels with the feature KEEP_MASK_AT_END take
+         * it. */
         return false;
     return proto_takes_tensor(op, id) && (k->features >> id & 1) && (!fp8_only || fp8);
 }
@@ -199,7 +200,7 @@ static void put_limits(struct json *j, const struct info_facts *facts)
         { "cache_ttl_ms", CACHES_TTL_MS }, /* how long an unused cache lives if ttl_s is not given */
         { "cache_ttl_most_ms", INT64_C(1000) * PROTO_CACHE_TTL_MOST_S },
         { "cache_kv_heads", CACHES_HEADS },
-        /* The page size if page_size is not given. A given page_size must be one of the next two values. */
+        /* The number of positions in a page: the default, and the two values that a given page_size may have. */
         { "cache_page_size", CACHES_PAGE_SIZE },
         { "cache_page_size_least", CACHES_PAGE_SIZE_LEAST },
         { "cache_page_size_most", CACHES_PAGE_SIZE_MOST },

@@ -66,7 +66,7 @@ static const uint64_t errors_of_all = ROUTE_ERROR(INVALID_FRAMING) | ROUTE_ERROR
                                       ROUTE_ERROR(REQUEST_TIMEOUT) | ROUTE_ERROR(TOO_LARGE) |
                                       ROUTE_ERROR(TARGET_TOO_LONG) | ROUTE_ERROR(EXPECTATION_FAILED) |
                                       ROUTE_ERROR(HEAD_TOO_LARGE) | ROUTE_ERROR(INTERNAL) |
-                                      ROUTE_ERROR(UNAVAILABLE) /* returned when there are too many connections */ |
+                                      ROUTE_ERROR(UNAVAILABLE) /* the error when there are too many connections */ |
                                       ROUTE_ERROR(OUT_OF_MEMORY);
 static const uint64_t errors_of_bodies = ROUTE_ERROR(UNSUPPORTED_MEDIA) | ROUTE_ERROR(UNSUPPORTED) |
                                          ROUTE_ERROR(TOO_MUCH_WORK) | ROUTE_ERROR(QUOTA) | ROUTE_ERROR(QUEUE_FULL) |
@@ -159,8 +159,8 @@ static bool has_error(uint64_t errors, int error, int status)
     return (errors >> error & 1) && proto_errors[error].http == status;
 }
 
-/* Writes the error response of one status. The error codes are listed beside the schema and not in it. If the codes
- * narrowed the schema, some client generators would make a class for each response, and others no class at all. */
+/* Writes the error response of one status. The error codes are listed beside the schema and not in it. Otherwise the
+ * schemas would differ, and some client generators would make a class for each response, others no class at all. */
 static void put_error(struct json *j, uint64_t errors, int status, bool head, bool plain, const char *media)
 {
     const char *separator = "";
@@ -432,9 +432,9 @@ static void put_mark(struct document *d, const char *mark)
     assert(known);
 }
 
-/* Replaces the mark behind the first @ of `at`, and returns the text behind the mark. If a string consists of a mark
- * alone, it is replaced together with its quotes. If that string is the name of a member, the member's value 0 is
- * dropped too. */
+/* Writes the text that replaces the first mark (such as @paths@) of `at`, and returns the text behind the mark. If a
+ * string consists of a mark alone, it is replaced together with its quotes. If that string is the name of a member, the
+ * member's value 0 is dropped too. */
 static const char *take_mark(struct document *d, const char *at)
 {
     char mark[40];

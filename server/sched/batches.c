@@ -4,8 +4,8 @@
  *   batches_dispatch()   once per iteration of the loop, after all messages: sends batches to devices that have room
  *   batches_done()       takes a batch back, stores its results and answers its requests
  *
- * A batch comes back exactly once. When a request stops waiting for a job of a batch, the two are separated. When no
- * request waits for any job of a batch, the batch is cancelled.
+ * A batch comes back exactly once. When a request stops waiting for a job of a batch, the job and the request are
+ * separated. When no request waits for any job of a batch, the batch is cancelled.
  *
  * A job that takes long may be cut into parts, which several devices compute in batches of their own. All parts of a
  * job leave for their devices together, and the job ends when its last part is back. If one part fails, the other parts
@@ -267,8 +267,8 @@ static int64_t judges_bytes(const struct job *job, double seconds)
     return most;
 }
 
-/* Starts the judge of a check, whose truth a device has computed or nobody. False: out of memory; the request has been
- * answered. */
+/* Starts to judge the results that a check request gives. A device may have computed the truth for this before. False:
+ * out of memory; the request has been answered. */
 static bool start_judge(struct loop *loop, struct job *job)
 {
     struct request *const request = job->request;

@@ -248,7 +248,8 @@ static void after_piece(struct piece *piece)
     struct finishing *finishing = (struct finishing *)piece;
     struct job *const job = finishing->job;
     if (finishing->complete) {
-        /* not earlier, because some sums are written from there to clients' regions (sums.c) */
+        /* the memory of the sums is released only now, because some sums are written from it to clients' regions
+         * (sums.c) */
         staging_release(job->staging, job->sums);
         job->sums = NULL;
     }

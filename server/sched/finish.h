@@ -23,7 +23,8 @@ struct judging {
 
 struct finishing;
 
-/* A share of the elements of a job's sums over queries. The shares are computed side by side, before all other work. */
+/* A share of the elements of a job's gradients that are added up over the job's parts. Several threads work on the
+ * shares at the same time, before all other finishing work. */
 enum { FINISH_SUMS = PIECES_AT_ONCE };
 struct summing {
     struct piece piece;
@@ -53,7 +54,7 @@ struct finishing {
     proto_encoder *encoder; /* encoder of the answer, whose length is being measured */
     bool complete;
     int64_t wrote_ns; /* duration of writing the outputs to shared memory */
-    attn_error error; /* why there is no encoder, or why some outputs are not written */
+    attn_error error; /* error: why the answer has no encoder, or why some outputs were not written to shared memory */
 };
 
 /* True if the job needs any finishing work, such as verification. */

@@ -42,7 +42,7 @@ struct loop {
     bool transactions_changed;
     /* a job with a cache transaction has arrived that begin_transactions() has not examined yet */
     bool transactions_arrived;
-    bool scan_cut; /* the last scan of waiting transactions did not reach the end of the queue */
+    bool scan_cut; /* the last scan of waiting transactions ended before the end of the queue */
     uint64_t scan; /* number of the last scan of all waiting transactions */
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
@@ -56,7 +56,7 @@ struct loop {
     enum loop_stage stage;
     int64_t stage_since_ms;
     int exit_status;
-    int most_open; /* the largest number of connections since memory was last returned to the system */
+    int most_open; /* the largest number of open connections since memory was last returned to the system */
 };
 
 uv_loop_t *loop_uv(struct loop *loop);

@@ -48,7 +48,7 @@ struct job_links {
  * compares out with its truth, which stays on the device. For a check the truth goes to the judge on the CPU. */
 struct job_truth {
     bool wanted;
-    uint64_t results; /* for a check: the results of the truth, as bits of attn_tensor_id */
+    uint64_t results; /* for a check: the tensors whose truth is computed, as bits of attn_tensor_id */
     attn_truth to;    /* for a check: where they arrive, among the outputs */
     size_t bytes;     /* bytes of the truth */
     size_t workspace_bytes;
@@ -108,13 +108,13 @@ static inline bool job_part_is_cut(const struct job_part *part)
 struct job {
     atomic_int references;
     struct staging_pool *staging;
-    /* `inputs`: the block of staging memory into which the parser wrote the inputs, with outputs behind them. `spare`:
-     * a second block, for outputs that did not fit. */
+    /* `inputs`: the block of staging memory into which the parser wrote the inputs, with outputs behind the inputs.
+     * `spare`: a second block, for outputs that did not fit. */
     struct staging_block *inputs, *spare;
     /* For a job that is cut by queries and has gradients that are sums over queries: memory for the sums of each part
      * (device/sums.c). NULL: the job has no such gradients, or is not cut by queries. */
     struct staging_block *sums;
-    int sum_parts; /* number of parts for which there are `sums`; the job is always cut into so many */
+    int sum_parts; /* number of parts for which `sums` has memory; the job is cut into exactly this many parts */
     proto_call *call;
     proto_result *results; /* an array of call->count elements */
     /* [call->count]: the plans of the problems (job_problem()). prepare_job() makes them from the capabilities of the
@@ -136,7 +136,7 @@ struct job {
     struct contexts *contexts;
     struct caller *caller; /* a reference to the account to which the job is charged */
     struct flow *flow;     /* a reference to the flow (client) that is charged the job's device time; NULL: none */
-    int64_t priority;      /* order among the jobs of its caller: 1 leaves for a device before 2 */
+    int64_t priority;      /* jobs of one caller leave for a device in this order, 1 before 2 */
     /* For each item a reference to the job whose context (saved forward) the item uses, or NULL. The array is NULL if
      * no item uses one. */
     struct job **saved;
@@ -229,7 +229,7 @@ int job_parts(const struct job *job); /* returns the number of the job's parts *
 bool job_lost_devices(const struct job *job);
 /* True if a part has not left for a device yet and only this device can compute it. */
 bool job_needs_device(const struct job *job, int device);
-/* True if all parts of the job ran. Call this when all parts are back. */
+/* True if all parts of the job ran. Call this when all parts are back from their devices. */
 bool job_ran(const struct job *job);
 const attn_error *job_error(const struct job *job); /* returns the first error of a job that did not run */
 

@@ -78,8 +78,7 @@ struct queue_taker {
 int queue_take(struct queue *queue, const struct queue_taker *taker, int64_t now_ns, struct job **jobs,
                int64_t *wait_ns);
 
-/* Returns the flow's virtual time (queue.c), by which other lists also choose. NULL stands for the flow of all jobs
- * without a flow of their own. */
+/* Returns the flow's virtual time (see queue.c). NULL stands for the flow of all jobs without a flow of their own. */
 int64_t queue_flow_ns(const struct queue *queue, const struct flow *flow, int64_t now_ns);
 /* Call this when work of the flow (client) begins to wait. A flow with less virtual time than the flow served last is
  * set to that time, so that an idle flow saves up no time. */
