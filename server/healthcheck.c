@@ -244,7 +244,7 @@ static bool ask_tls(int fd, int64_t deadline_ms, const char **why)
         0x16, 3, 1, 0, 89, /* header of the TLS record: a handshake of 89 bytes */
         /* ClientHello of 85 bytes, TLS 1.2; 32 random bytes follow, which are zeros here */
         1, 0, 0, 85, 3, 3, [43] = 0, /* no session */
-        [44] = 0, 8,                 /* cipher suites, 8 bytes in all */
+        [44] = 0, 8,                 /* length of the list of cipher suites: 8 bytes */
         0xc0, 0x2b,                  /* TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256 */
         0xc0, 0x2f,                  /* TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 */
         0, 0x9c, 0, 0x2f,            /* TLS_RSA_WITH_AES_128_GCM_SHA256, TLS_RSA_WITH_AES_128_CBC_SHA */

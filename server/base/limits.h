@@ -215,7 +215,8 @@ enum {
     /* Largest number of caches examined in one test of waiting cache transactions. The test takes 30 ms when hundreds
      * of transactions have a thousand caches each. */
     QUEUE_STEP_ROWS = 1 << 19,
-    QUEUE_RETRY_MAX_S = 30, /* largest Retry-After of a full queue in seconds, because the time is only an estimate */
+    /* largest value of Retry-After in seconds when the queue is full; a longer estimate would be too uncertain */
+    QUEUE_RETRY_MAX_S = 30,
 
     /* largest number of contexts (saved forwards) in the table, which is allocated at the start */
     CONTEXTS_MAX_COUNT = 1024,
@@ -337,8 +338,8 @@ enum {
     INLINE_BYTES = 1 << 20,
     /* An HTTP thread polls for this long for the end of its work on a GPU. After that a device thread takes over. */
     INLINE_WAIT_NS = 500000,
-    /* as INLINE_WAIT_NS (the time for which an HTTP thread polls), for a cache transaction, which has the GPU to
-     * itself */
+    /* An HTTP thread polls for this long for the end of a cache transaction on a GPU: longer than INLINE_WAIT_NS,
+     * because the transaction has the GPU to itself. */
     INLINE_STEP_WAIT_NS = 2000000,
     /* A thread that polls for the end of its work reads a word that the GPU writes at that time. Only once in this
      * interval does it also call the driver, which is slower but reports errors. */

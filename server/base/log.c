@@ -73,7 +73,7 @@ static struct {
     bool repeats_left_out; /* true: some event has lines that were left out and are not reported yet */
 } the = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-/* min_level and the next variables are read without the mutex. */
+/* Threads read the variables min_level, as_json and dropped without the mutex. */
 static atomic_int min_level = LOG_INFO;
 static atomic_bool as_json;
 static atomic_uint_fast64_t dropped;

@@ -78,8 +78,8 @@ void caches_forget(struct caches *caches, bool (*is_known)(void *context, const 
 /* Call this when the device has failed. Its caches end, and it gets no new ones. A cache in a transaction ends with the
  * transaction. */
 void caches_lose(struct caches *caches, int device);
-/* Returns the size in bytes of the smallest pool that has its memory. A request's tensors cannot use this memory on any
- * device. */
+/* Returns the smallest number of bytes that allocated cache memory takes on a device. No device has these bytes for the
+ * tensors of requests. */
 int64_t caches_held_bytes(struct caches *caches);
 
 /* ---- Caches: any thread, no waiting ------------------------------------------------------------------------------ */
@@ -137,13 +137,14 @@ struct cache_step {
     int64_t k_row_bytes, v_row_bytes; /* bytes of one row (one cache) of k and of v */
 
     struct cache_shape shape; /* the shape that all caches of the transaction have */
-    int device;               /* number of the device that has all caches of the step */
+    int device;               /* number of the device that has all caches of the transaction */
     const char *pool;         /* address of page 0 in the device's memory */
     size_t pool_bytes, page_bytes;
     size_t granule;          /* bytes of the pool's memory from one page number to the next */
     bool k_scaled, v_scaled; /* true: the caches have quantisation scales for keys (k_scaled), for values (v_scaled) */
-    int64_t most;            /* number of pages of the cache with the most pages */
-    int32_t *lengths;        /* [rows]: lengths of the caches after the step; estimates until the step has begun */
+    int64_t most;            /* number of pages of the cache that has the most pages */
+    /* [rows]: lengths of the caches after the transaction; estimates until the transaction has begun */
+    int32_t *lengths;
 
     bool begun;
     /* [rows, most]: page numbers. This array and those below are in the memory given to caches_begin() */
@@ -156,11 +157,12 @@ struct cache_step {
     float *k_scale, *v_scale; /* [rows, kv_heads], or NULL; until the step has begun these arrays are in `scales` */
     attn_move *moves;         /* moves: copies that the device makes before it computes */
     int64_t move_count;
-    bool ends;             /* the step is the last of a KServe sequence, so committing it deletes its caches */
+    bool ends;             /* the transaction is the last of a KServe sequence, so committing it deletes its caches */
     struct cache_row *row; /* only the code of server/caches uses this member and those below */
-    /* the value of caches->burials when row[].cache was found; while it is unchanged, these pointers are valid */
+    /* the value of caches->burials (number of deleted caches) when row[].cache was found; while it is unchanged, the
+     * pointers row[].cache are valid */
     uint64_t burials;
-    float *scales; /* memory for scales that belongs to the step */
+    float *scales; /* memory for scales that belongs to the transaction */
 };
 
 /* Fills in *step, a transaction on the caches `ids`: checks that they exist and that all have the same shape and
@@ -179,8 +181,8 @@ attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_erro
  * NOT_FOUND, TOO_LARGE (for the pool or the caller's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a larger table
  * than caches_table_bytes() said). */
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
-/* Tells whether the step must wait, without beginning it. It takes little time, because it may be called for many
- * waiting steps. */
+/* Tells whether the step (a transaction) must wait, without beginning it. The call takes little time, because it may be
+ * called for many waiting steps. */
 attn_status caches_ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err);
 /* Ends a step when the device is done. With `commit` its caches are longer, otherwise they are as before. Does nothing
  * if the step has not begun. */

@@ -49,7 +49,8 @@ struct cache {
     int64_t truncate_to; /* length to which the cache is cut when its last step ends; -1: no truncation waits */
     /* number of the last scan of all waiting steps (transactions) in which a step waited for this cache */
     uint64_t wanted;
-    /* number of the last caches_look() that named this cache, by which it notices a cache that is named twice */
+    /* number of the last caches_look() that named this cache, by which caches_look() notices a cache that is named
+     * twice */
     uint64_t looked;
 };
 
@@ -63,13 +64,13 @@ struct caches {
     int64_t expired, lost_ids;
     bool lost_pool; /* true: at least one device was lost, and its pool with it */
     uint64_t looks;
-    /* number of caches deleted so far; a pointer to a cache that was found at the same number is valid */
+    /* number of caches deleted so far; while it is unchanged, a pointer to a cache stays valid */
     uint64_t burials;
     struct pool pools[CONFIG_MAX_DEVICES];
     struct cache *buckets[BUCKETS], *sequences[BUCKETS];
     struct cache *oldest, *newest;
     struct cache *looked_at; /* cache at which caches_expire() continues; NULL: at the oldest */
-    int64_t expires_ms;      /* no cache without users expires before this time */
+    int64_t expires_ms;      /* the earliest time at which a cache that no transaction uses may expire */
 };
 
 /* The changes that a step (a cache transaction) makes to one of its caches. */
@@ -119,7 +120,8 @@ void cache_count(struct caches *caches, struct cache *cache, int64_t before);
 void cache_keep_first(struct caches *caches, struct cache *cache, int64_t length);
 /* Removes the cache from the table. Its pages are freed when the last step (transaction) on it has ended. */
 void cache_bury(struct caches *caches, struct cache *cache);
-/* Records when the cache expires, for caches_expire_all(). Call this when the last step on the cache has ended. */
+/* Records when the cache expires, for caches_expire_all(). Call this when the last transaction on the cache has
+ * ended. */
 void cache_note_expiry(struct caches *caches, const struct cache *cache);
 /* Removes all caches that were unused for longer than their time to live. Before expires_ms it does nothing. */
 void caches_expire_all(struct caches *caches, int64_t now_ms);

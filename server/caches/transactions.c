@@ -446,8 +446,8 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     if (status != ATTN_OK || *wait) return status;
     for (int row = 0; row < step->rows; row++) {
         const int64_t pages = cache_pages_for(step->row[row].cache, step->row[row].before + step->append);
-        if (pages > step->most) /* another step has extended one of the caches after caches_table_bytes() was called */
-            return attn_fail(err, ATTN_BUSY, NULL, "caches: [%d] has grown meanwhile", row);
+        /* another transaction has extended one of the caches after caches_table_bytes() was called */
+        if (pages > step->most) return attn_fail(err, ATTN_BUSY, NULL, "caches: [%d] has grown meanwhile", row);
         moves += 6 * (pages - step->row[row].before / step->shape.page_size + 1);
     }
     if (step->append > 0) {

@@ -58,7 +58,8 @@ static int64_t batch_rows_of(const attn_problem *p, const attn_dims *d)
     return d->packed || shares_bias || p->dsinks.rank > 0 || p->dalibi_slopes.rank == 1 ? 1 : d->B;
 }
 
-/* Returns the largest number of parts into which the way can cut the problem. */
+/* Returns the largest number of parts into which the problem can be cut in this way (by heads, batch rows or
+ * queries). */
 static int64_t most_of(const attn_problem *p, enum job_way way)
 {
     const attn_dims d = attn_dims_of(p);
@@ -80,7 +81,8 @@ static enum job_way way_of(const attn_problem *p, int count, bool sums)
     return heads == 1 && rows == 1 ? JOB_WHOLE : heads >= rows ? JOB_BY_HEADS : JOB_BY_BATCH;
 }
 
-/* Divides the problem into at most `most` parts with about equal work. Returns their number; 1: there are no parts. */
+/* Divides the problem into at most `most` parts with about equal work. Returns the number of parts; 1: the problem is
+ * not divided. */
 static int divide(const attn_problem *p, enum job_way way, int most, struct job_range ranges[CONFIG_MAX_DEVICES])
 {
     const int64_t all = most_of(p, way);
@@ -93,7 +95,7 @@ static int divide(const attn_problem *p, enum job_way way, int most, struct job_
         for (int n = 0; n < count; n++) ranges[n] = (struct job_range){ n > 0 ? ends[n - 1] : 0, ends[n], shares[n] };
         return count;
     }
-    /* size of the largest part; with more devices it would be as large, so nothing ends earlier */
+    /* size of the largest part; fewer devices that have no larger parts end as early */
     const int64_t largest = (all + count - 1) / count;
     count = (int)((all + largest - 1) / largest);
     for (int n = 0; n < count; n++) {
@@ -168,7 +170,8 @@ static bool takes_long(const struct devices *devices, const struct job *job)
     return above_s > 0 && job->seconds > above_s && devices->count > 1;
 }
 
-/* What is decided here holds even if devices are busy or fail later, so that the bits of sums do not depend on that. */
+/* The number of parts stays as it is decided here, even if devices are busy or fail later, so that the bits of sums do
+ * not depend on the devices' load. */
 attn_status cut_reserve(struct devices *devices, struct job *job, attn_error *err)
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];

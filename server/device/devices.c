@@ -415,7 +415,7 @@ bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_
     for (const struct batch *batch = device->batches; batch; batch = batch->next)
         if (batch->left_ns < oldest_ns) oldest_ns = batch->left_ns;
     *wait_ns = oldest_ns + DEVICE_GUEST_AFTER_NS - now_ns;
-    /* if the expected time of the batch is over, it takes longer than its operations suggest, and its end is unknown */
+    /* a batch that has run for longer than expected takes longer than its operations suggest, and its end is unknown */
     return *wait_ns > 0;
 }
 

@@ -157,7 +157,8 @@ int cut_over_devices(struct devices *devices, struct device *first, struct job *
                      struct device *over[CONFIG_MAX_DEVICES]);
 /* Sets the backend in the result of a cut job whose parts all ran, such as "cuda:0-3 sm90 by queries". */
 void cut_name_backend(const struct devices *devices, struct job *job);
-/* Sets what the devices of a cut job whose parts all ran have found about its truth (job.h, truth_found). */
+/* Joins what the devices of a cut job found when they compared the outputs of their parts with the truth (job.h,
+ * truth_found). All parts must have run. */
 void cut_join_truths(struct job *job);
 /* True if the device is the CPU and has a batch that will end soon. A second batch that was sent now would end no
  * sooner than one sent when the first has ended, and until then more jobs may join it. *wait_ns becomes the time for

@@ -14,8 +14,8 @@ enum inline_outcome {
     /* The job still runs in the inline slot job->part.handed_over. The caller must post it to the loop, which calls
      * devices_submit_late(). If that is impossible, the caller must call inline_settle(). */
     INLINE_LATE,
-    /* The device job->part.device was lost. The caller must queue the job: it fails there with the same error, which
-     * tells the loop. */
+    /* The device job->part.device was lost. The caller must queue the job: the job then fails on that device with the
+     * same error, which tells the loop. */
     INLINE_LOST,
 };
 

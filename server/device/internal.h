@@ -78,9 +78,10 @@ struct slot {
     /* The arrays below are indexed by the batch's jobs. */
     /* Number of the job (the leader) whose merged problem this job joins, or its own number if it joins none. */
     int16_t leader[CONFIG_MAX_BATCH];
-    int16_t members[CONFIG_MAX_BATCH]; /* number of jobs in the merged problem of a leader, itself included */
+    int16_t members[CONFIG_MAX_BATCH]; /* number of jobs in the merged problem of a leader, with the leader */
     int16_t place[CONFIG_MAX_BATCH];   /* the job's position among the members of its merged problem */
-    /* True if moves copy the job's tensors to its leader's problem and back. The job then has no mirrors. */
+    /* True if moves (copies by a kernel) copy the job's tensors to its leader's problem and back. The job then has no
+     * mirrors. */
     bool moved[CONFIG_MAX_BATCH];
     int problem[CONFIG_MAX_BATCH]; /* index of the job's first problem in the slot's array `problems` */
 };
@@ -147,7 +148,9 @@ struct devices {
     int count;
     struct device *device[CONFIG_MAX_DEVICES];
     int64_t split_above_ms; /* --split-above-ms */
-    int inline_count;       /* number of inline slots; 0: the devices are not the CPU, and cannot read staging memory */
+    /* number of inline slots, through which HTTP threads run jobs; 0: the devices are not the CPU, and cannot read
+     * staging memory */
+    int inline_count;
     struct inline_slot *inline_slots;
     _Atomic int inline_jobs;   /* number of jobs that HTTP threads have run since the last call of inline_learn() */
     _Atomic int64_t inline_ns; /* nanoseconds that the jobs counted in inline_jobs took */
@@ -230,7 +233,7 @@ bool sums_are_needed(const attn_problem *p);
 attn_status sums_reserve(struct job *job, int count, attn_error *err);
 /* Gives the outputs that are sums over queries the memory that the part has for them. */
 void sums_place(const struct job_part *part, attn_problem *problem);
-/* Makes the dtype of such outputs float32, as it is in parts. */
+/* Sets the dtype float32 for the outputs that are sums over queries, as parts of a cut job compute them. */
 void sums_as_float(attn_problem *problem);
 
 /* ---- truth.c: on a device's thread ------------------------------------------------------------------------------- */

@@ -24,7 +24,8 @@
 #include "server/work/transaction.h"
 
 /* The tensors that can be merged along their first axis, the batch: the values of a batch row do not depend on the
- * row's index. With dropout, those of out and the gradients do, so problems with dropout are not merged. */
+ * row's index. With dropout the values of out and the gradients depend on the index, so problems with dropout are not
+ * merged. */
 #define T(name) ((uint64_t)1 << ATTN_T_##name)
 static const uint64_t MERGEABLE = T(q) | T(k) | T(v) | T(out) | T(lse) | T(dout) | T(dlse) | T(dq) | T(dk) | T(dv);
 /* Tensors of a cache transaction: those in TABLES are merged, those in POOL stay in the pages of the caches. */
@@ -123,8 +124,8 @@ static attn_problem widened(const struct slot *slot, int leader)
     return wide;
 }
 
-/* True if the same kernel computes each of these problems and the merged one. The tensors of the merged problem have no
- * memory yet, but the choice of a kernel depends only on the alignment of addresses. */
+/* True if one kernel computes the problems of the leader and of its members, and also the merged problem. The tensors
+ * of the merged problem have no memory yet, but the choice of a kernel depends only on the alignment of addresses. */
 static bool same_kernel(const struct device *device, const struct slot *slot, int leader)
 {
     /* the sizes of the merged problem cannot overflow, because MERGE_BYTES and CONFIG_MAX_BATCH bound them */

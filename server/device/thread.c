@@ -255,7 +255,8 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     for (int j = 0; j < batch->count && !device->info.unified && status == ATTN_OK; j++)
         if (job_part_is_cut(batch->parts[j]))
             status = parts_copy(slot, batch->parts[j], &slot->problems[slot->problem[j]], true, err);
-        else if (!slot->moved[j] && !batch_job(batch, j)->wants_judge) /* a check's truth is not computed yet */
+        /* the outputs of a check are its truth, which is computed later */
+        else if (!slot->moved[j] && !batch_job(batch, j)->wants_judge)
             status = memory_copy_out(device, slot, batch_job(batch, j), err);
     return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
 }

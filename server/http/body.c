@@ -173,7 +173,7 @@ size_t body_piece(struct request *request, const char *bytes, size_t count)
     /* only a body in chunks can be too long here: a length in the head was checked earlier */
     if (exchange->received_bytes + count > limit) {
         exchange->received_bytes += count;
-        /* the error TOO_LARGE replaces an earlier error of the request, because it ends the connection */
+        /* the error TOO_LARGE replaces an earlier error of the request, because TOO_LARGE ends the connection */
         request->failed = false;
         request_fail(request, PROTO_E_TOO_LARGE, NULL,
                      "the body has more than %llu bytes, the limit (the server's --max-body-bytes)",

@@ -339,9 +339,10 @@ static int rank_of(const struct connection *connection, int phase, int64_t since
     case CONNECTION_IDLE:
         if (stranger) return IDLE_STRANGER;
         return now_ms - since_ms >= CONNECTION_BETWEEN_MS ? IDLE : MUST_STAY;
-    case CONNECTION_BODY: /* the server drops the body of a client that has shown no token, so it may be cut */
-    case CONNECTION_SEND: /* a client that has shown no token gets a refusal or a public page */
-        return stranger && now_ms - since_ms >= CONNECTION_STRANGER_MS ? SLOW_STRANGER : MUST_STAY;
+    /* the server drops the body of a client that has shown no token, so it may cut the connection */
+    case CONNECTION_BODY:
+    /* a client that has shown no token gets only a refusal or a public page, so its connection may be cut */
+    case CONNECTION_SEND: return stranger && now_ms - since_ms >= CONNECTION_STRANGER_MS ? SLOW_STRANGER : MUST_STAY;
     default: return MUST_STAY;
     }
 }

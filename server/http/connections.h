@@ -155,7 +155,7 @@ bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t 
 
 /* Shorter time limits of connections, which apply while the server drains (before it stops). */
 struct connection_drain_limits {
-    /* in phases OPENED and IDLE: the limit of the time in which no connection has sent anything */
+    /* a connection in phase OPENED or IDLE is cut if no connection has sent anything for this time */
     int64_t silent_ms;
     /* in phases HEAD, BODY and SEND: the longest time in which the connection may move no byte */
     int64_t stalled_ms;

@@ -71,7 +71,7 @@ struct regions {
     pthread_t keeper;
     pthread_cond_t wake;
     struct region *gone, *fresh; /* lists of regions: those to close, and those to pin */
-    struct pin *loose;           /* list of pins to undo */
+    struct pin *loose;           /* list of pins (pages that a driver holds) to undo */
     bool end;
     attn_device *pinner; /* the device for which memory is pinned; NULL: no device copies from regions */
     int64_t pinned_bytes, pinned_most;

@@ -122,7 +122,7 @@ struct region_uses {
     /* bytes that devices copy from and to pinned pages; an output counts with the size of its buffer */
     int64_t pinned_bytes;
     bool placed;        /* the address `memory` of all inputs has been set */
-    bool writes;        /* true: the CPU copies some outputs */
+    bool writes;        /* true: the CPU copies some outputs to regions */
     int home;           /* number of the GPU in whose memory tensors are used in place; -1: there are none */
     uint64_t elsewhere; /* bits of attn_tensor_id: outputs that need no staging memory */
     int count;

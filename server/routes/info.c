@@ -187,7 +187,8 @@ static void put_limits(struct json *j, const struct info_facts *facts)
         { "tensor_bytes", l->tensor_bytes },
         { "tensor_rank", ATTN_MAX_RANK },
         { "safetensors_header_bytes", PROTO_HEADER_BYTES },
-        { "kserve_json_bytes", PROTO_HEADER_BYTES }, /* bytes of a body's JSON without its arrays of numbers */
+        /* largest number of bytes of a body's JSON, without its arrays of numbers */
+        { "kserve_json_bytes", PROTO_HEADER_BYTES },
         { "json_skeleton_bytes", (int64_t)l->rest_bytes },
         { "json_depth", l->depth },
         { "json_members", l->members },
@@ -206,9 +207,9 @@ static void put_limits(struct json *j, const struct info_facts *facts)
         { "cache_page_size_most", CACHES_PAGE_SIZE_MOST },
         { "decode_caches", CACHES_ROWS },
         { "decode_pages", CACHES_STEP_PAGES },
-        /* `verify` on the CPU: most multiply-adds for all problems of a body together */
+        /* `verify` on the CPU: largest number of multiply-adds for all problems of a body together */
         { "verify_multiply_adds", VERIFY_MAX_MULTIPLY_ADDS },
-        /* `verify` on the CPU: most numbers of k and v of one head together */
+        /* `verify` on the CPU: largest number of elements of k and v of one head together */
         { "verify_head_elements", VERIFY_MAX_HEAD_ELEMENTS },
         { "shared_memory_regions", config_shares_memory(c) ? REGIONS_MAX_COUNT : 0 },
         { "shared_memory_bytes", config_shares_memory(c) ? REGIONS_MAX_BYTES : 0 },

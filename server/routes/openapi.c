@@ -92,7 +92,7 @@ static const struct {
 #define Q_TENSOR "{'shape':[1,2,1,2],'dtype':'float32','data':[1,0,0,1]}"
 #define K_TENSOR "{'shape':[1,3,1,2],'dtype':'float32','data':[1,0,0,1,1,1]}"
 #define V_TENSOR "{'shape':[1,3,1,2],'dtype':'float32','data':[1,2,3,4,5,6]}"
-/* The tensors of Q_TENSOR and its neighbours, with their data as base64 of little-endian bytes. */
+/* The tensors of Q_TENSOR, K_TENSOR and V_TENSOR, with their data as base64 of little-endian bytes. */
 #define Q_BASE64 "{'shape':[1,2,1,2],'dtype':'float32','data':'AACAPwAAAAAAAAAAAACAPw=='}"
 #define K_BASE64 "{'shape':[1,3,1,2],'dtype':'float32','data':'AACAPwAAAAAAAAAAAACAPwAAgD8AAIA/'}"
 #define V_BASE64 "{'shape':[1,3,1,2],'dtype':'float32','data':'AACAPwAAAEAAAEBAAACAQAAAoEAAAMBA'}"
@@ -380,8 +380,8 @@ static void put_operations(struct document *d)
     attention_put_schemas(&d->json, d->limits);
 }
 
-/* Marks of the skeleton that are replaced by the output of a function. The function writes one value, or members or
- * elements, with json_comma() before each. */
+/* Marks in the skeleton openapi.json that are replaced by the output of a function. The function writes one value, or
+ * members or elements, with json_comma() before each. */
 static const struct {
     const char *mark;
     void (*put)(struct document *d);
@@ -391,7 +391,7 @@ static const struct {
     { "cache_dtypes", put_cache_dtypes }, { "operations", put_operations },
 };
 
-/* Marks of the skeleton that are replaced by the constant of the same name. */
+/* Marks in the skeleton openapi.json that are replaced by the value of the constant of the same name. */
 static const struct {
     const char *mark;
     int value;
@@ -412,8 +412,8 @@ static const struct {
 #undef NUMBER
 };
 
-/* True if this server lacks an option. Parts of the skeleton that describe features of an option are between the marks
- * @?OPTION@ and @?@. */
+/* True if this server lacks an option. Parts of the skeleton openapi.json that describe features of an option are
+ * between the marks @?OPTION@ and @?@. */
 static bool lacks(const struct document *d, const char *condition)
 {
     if (strcmp(condition, "secured") == 0) return d->config->token_file == NULL;

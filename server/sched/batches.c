@@ -92,7 +92,7 @@ void batches_mark(struct batch *batch)
     for (int i = 0; i < batch->count; i++) {
         struct job *job = batch_job(batch, i);
         job->batch_jobs = batch->count;
-        job->follows = false; /* it is true only if the job was in an earlier batch, which failed */
+        job->follows = false; /* `follows` is true only if the job was in an earlier batch, which failed */
         for (int before = 0; job->call->model && before < i && !job->follows; before++)
             job->follows = batch_job(batch, before)->call->model == job->call->model;
     }
@@ -144,8 +144,8 @@ static bool send_all(struct loop *loop, struct device *device, struct job *const
     for (int n = 0; n < parts && sent; n++) sent = send_batch(loop, over[n], jobs, count);
     if (sent) metrics_observe(METRIC_BATCH_SIZE, NULL, count);
     for (int i = 0; i < count && !sent; i++) {
-        /* Parts of a job that have left for a device are cancelled. If no part has left, no device uses the client's
-         * memory, and the request need not be held. */
+        /* The parts of the job that have left for a device are cancelled. If no part has left, no device uses the
+         * client's memory, and the request need not be held. */
         jobs[i]->request->held &= jobs[i]->parts_out > 0;
         if (jobs[i]->parts_out == 0) end_step(loop, jobs[i], false);
         waiting_cancel(loop, jobs[i]->request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
@@ -251,8 +251,8 @@ static bool finish(struct loop *loop, struct job *job, int64_t judge_until_ns)
     return true;
 }
 
-/* Returns the memory that the judges of a body's checks take. They run one after the other, so it is that of the
- * largest. */
+/* Returns how much memory in bytes the judges of a body's checks take. They run one after the other, so the largest
+ * judge decides. */
 static int64_t judges_bytes(const struct job *job, double seconds)
 {
     int64_t most = 0;
@@ -261,7 +261,7 @@ static int64_t judges_bytes(const struct job *job, double seconds)
         const int64_t bytes = item->error.status == ATTN_OK
                                   ? judge_bytes(&item->problem, finish_truth(job, i) != NULL, seconds)
                                   : 0;
-        /* INT64_MAX: more memory than a judge may have, so judge_open() will refuse it */
+        /* INT64_MAX: this judge needs more memory than a judge may have, so judge_open() will refuse it */
         if (bytes > most && bytes != INT64_MAX) most = bytes;
     }
     return most;

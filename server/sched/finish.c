@@ -214,7 +214,7 @@ static void sum_piece(struct piece *piece)
     } while (summing->at < summing->end && clock_ns() < until_ns);
 }
 
-/* After the last share of the sums, the other work begins. */
+/* A piece of a share of the sums is done. After the last share, the other finishing work begins. */
 static void after_sum(struct piece *piece)
 {
     struct summing *const summing = (struct summing *)piece;

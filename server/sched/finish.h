@@ -15,7 +15,7 @@
 /* The judgement of one item (problem) of a check. A check is a request that asks what is wrong with given results. */
 struct judging {
     int item;
-    judge *judge; /* NULL: no judge is open */
+    judge *judge; /* the judge that compares the given results with the truth; NULL: none is open */
     int64_t began_ns, until_ns;
     int64_t worked_ns;
     bool hurried;
@@ -29,13 +29,13 @@ enum { FINISH_SUMS = PIECES_AT_ONCE };
 struct summing {
     struct piece piece;
     struct finishing *finishing;
-    int64_t at, end; /* elements `at` to end - 1 are left */
+    int64_t at, end; /* elements `at` to end - 1 are not added up yet */
 };
 
 struct finishing {
     struct piece piece;
     struct summing summing[FINISH_SUMS];
-    int summing_left; /* number of shares that are not complete; only the loop uses this member */
+    int summing_left; /* number of shares of the gradients that are not added up yet; only the loop uses this member */
     struct job *job;  /* the job, to which the finishing work holds a reference */
     char id[REQUEST_ID_BYTES];
     bool cancelled; /* set by the loop: no further piece will be run */

@@ -49,8 +49,8 @@ struct job_links {
 struct job_truth {
     bool wanted;
     uint64_t results; /* for a check: the tensors whose truth is computed, as bits of attn_tensor_id */
-    attn_truth to;    /* for a check: where they arrive, among the outputs */
-    size_t bytes;     /* bytes of the truth */
+    attn_truth to;    /* for a check: the addresses, among the outputs, at which the results of the truth arrive */
+    size_t bytes;     /* size of the truth (results in float64) in bytes */
     size_t workspace_bytes;
     double seconds; /* expected time */
 };
@@ -78,7 +78,7 @@ struct job_part {
     struct job *job;
     int device; /* number of the only device that can compute the part; -1: any device can */
     enum job_way way;
-    int number;             /* number of the part in the list, from 0 on */
+    int number;             /* position of the part in the job's list of parts, from 0 on */
     struct job_range range; /* a part that is the whole job has { 0, 0, 1 } */
 
     /* Only the loop's thread uses the members from here down to handed_over. */
@@ -146,7 +146,7 @@ struct job {
     /* rows whose lse a device computes, because the lse that the request gives must be checked and only a device can
      * read q or k; NULL: none */
     attn_lse_look *lse;
-    void *lse_found; /* where the sums that belong to `lse` arrive, among the outputs */
+    void *lse_found; /* address, among the outputs, to which the device writes the sums that it computes for `lse` */
     /* [call->count]: what a device needs to verify each item's out, or to compute the truth of a check; NULL: it does
      * neither. A job with this member runs alone. */
     struct job_truth *truths;
@@ -154,7 +154,9 @@ struct job {
     double truth_seconds;
     /* [call->count]: where the distances of each item's outputs from its truth (float64) arrive, among the outputs. */
     attn_truth_distance (*truth_found)[ATTN_TRUTH_RESULTS];
-    bool truth_known; /* the device has computed `truths`; false: the device computes no truth */
+    /* true: the device has computed what `truths` describes; false: the device computes no truth (results in
+     * float64) */
+    bool truth_known;
     bool wants_verify, wants_save, wants_count;
     /* the request is a check, which a judge on the CPU computes (sched/finish.h); a device may compute its truth */
     bool wants_judge;

@@ -262,7 +262,7 @@ attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_e
     struct cache_step *const step = &job->transaction->step;
     attn_status status = ATTN_OK;
     *wait = false;
-    /* A transaction that has waited usually cannot begin yet, so this is tested before memory is leased for it. A new
+    /* A transaction that has waited usually cannot begin yet, so caches_ask() tests this before memory is leased. A new
      * transaction usually can begin, so it is not tested. */
     if (scan != 0) status = caches_ask(step, scan, wait, err);
     if (status != ATTN_OK || *wait) return status;
