@@ -26,7 +26,8 @@ struct config {
     int cores;
     int64_t max_body_bytes; /* the longest request body; at most staging_bytes */
     int64_t discard_bytes;  /* bytes of a refused request that the server still reads and drops after its answer */
-    /* the bound of staging memory (tensors of requests); half of memory_bytes or less, unless the option is given */
+    /* the bound of staging memory (tensors of requests); half of memory_bytes or less, unless --staging-bytes is
+     * given */
     int64_t staging_bytes;
     /* memory for KV caches on each device; 0: no caches; -1: the default share of the device's memory */
     int64_t kv_bytes;
@@ -37,7 +38,8 @@ struct config {
     int64_t batch_window_us;
     int64_t split_above_ms;
     int64_t timeout_ms, body_timeout_ms, body_stall_ms, discard_ms, drain_ms;
-    int max_seconds; /* seconds; a request that would take longer than this alone on a device is refused */
+    /* longest time in seconds that a request may take alone on a device; a request that would take longer is refused */
+    int max_seconds;
     /* milliseconds by which a batch may exceed the longest time that its size explains, before its device counts as
      * lost */
     int64_t watchdog_ms;

@@ -61,7 +61,7 @@ struct config_option {
 
 enum { CONFIG_OPTIONS_MAX = 64 };
 extern const struct config_option config_options[];
-extern const size_t config_option_count; /* number of rows, at most CONFIG_OPTIONS_MAX */
+extern const size_t config_option_count; /* number of options in config_options[], at most CONFIG_OPTIONS_MAX */
 
 /* Writes a size with a suffix: 1048576 becomes "1M". A size that is no whole multiple of the suffix's unit gets no
  * suffix, so every text reads back as exactly the same size. */

@@ -126,13 +126,14 @@ void caches_totals(struct caches *caches, struct caches_totals *totals);
 struct cache_step {
     struct caches *caches;
     struct caller *caller;
-    char (*ids)[CACHE_ID_BYTES]; /* [rows]: the id of each row's cache; the code that made the step owns the array */
+    /* [rows]: the id of each row's cache, in an array that belongs to the maker of the transaction */
+    char (*ids)[CACHE_ID_BYTES];
     int rows;
     int64_t append; /* number of positions that each row (one cache) gains; 0: none */
     /* true: the URL's path names the only cache of the request, so errors say "this cache" and not `caches` */
     bool of_path;
-    /* the new keys and values of all caches, one cache after the other, set by the step's maker before the step begins;
-     * v is NULL if the caches are latent (the values are a part of the keys) */
+    /* the new keys and values of all caches, one cache after the other, set by the maker of the transaction before it
+     * begins; v is NULL if the caches are latent (the values are a part of the keys) */
     const char *k, *v;
     int64_t k_row_bytes, v_row_bytes; /* bytes of one row (one cache) of k and of v */
 
@@ -149,13 +150,14 @@ struct cache_step {
     bool begun;
     /* [rows, most]: page numbers. This array and those below are in the memory given to caches_begin() */
     int32_t *table;
-    int32_t *table_lengths; /* [rows]: a copy of `lengths`, in the same memory as the table */
+    int32_t *table_lengths; /* [rows]: a copy of `lengths` in the memory of `table` */
     /* [rows]: number of positions of each cache in pages that the cache of the row before also has */
     int32_t *prefix_keys;
     /* some cache shares so many pages with the cache of the row before that prefix_keys saves a device time */
     bool shares;
-    float *k_scale, *v_scale; /* [rows, kv_heads], or NULL; until the step has begun these arrays are in `scales` */
-    attn_move *moves;         /* moves: copies that the device makes before it computes */
+    /* [rows, kv_heads], or NULL; until the transaction has begun, both arrays are in `scales` */
+    float *k_scale, *v_scale;
+    attn_move *moves; /* moves: copies that the device makes before it computes */
     int64_t move_count;
     bool ends;             /* the transaction is the last of a KServe sequence, so committing it deletes its caches */
     struct cache_row *row; /* only the code of server/caches uses this member and those below */
@@ -171,8 +173,9 @@ struct cache_step {
 attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids)[CACHE_ID_BYTES], int rows,
                         int64_t append, bool of_path, struct cache_step *step, attn_error *err);
 
-/* Sets step->most (number of pages of the cache with the most pages) and returns the bytes that the step's tables need
- * now (64-byte aligned). TOO_LARGE: since caches_look() the caches have grown beyond what the step may use. */
+/* Sets step->most (number of pages of the cache that has the most pages) and returns the bytes that the tables of the
+ * transaction `step` need now (64-byte aligned). TOO_LARGE: since caches_look() the caches have grown beyond what the
+ * step may use. */
 attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_error *err);
 
 /* Begins the step (a cache transaction); `memory` is for its page tables. *wait becomes true if the step cannot begin
@@ -184,8 +187,8 @@ attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, b
 /* Tells whether the step (a transaction) must wait, without beginning it. The call takes little time, because it may be
  * called for many waiting steps. */
 attn_status caches_ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err);
-/* Ends a step when the device is done. With `commit` its caches are longer, otherwise they are as before. Does nothing
- * if the step has not begun. */
+/* Ends a step (a cache transaction) when the device is done. With `commit` its caches are longer, otherwise they are as
+ * before. Does nothing if the step has not begun. */
 void caches_end(struct cache_step *step, bool commit);
 /* frees the memory of the step (a request's transaction on caches), which must have ended */
 void caches_drop_step(struct cache_step *step);

@@ -25,7 +25,8 @@ struct pool {
     struct caches_source source;
     size_t bytes;
     int64_t numbers; /* number of page-table entries of all caches in the pool */
-    /* Number of all caches in the pool, and of those that have pages. Deleted caches count while a step uses them. */
+    /* Number of all caches in the pool, and of those that have pages. A deleted cache counts as long as a transaction
+     * uses it. */
     int64_t caches, filled;
 };
 
@@ -46,7 +47,7 @@ struct cache {
     int64_t ttl_ms, used_ms;
     int users;
     bool writing, dead;
-    int64_t truncate_to; /* length to which the cache is cut when its last step ends; -1: no truncation waits */
+    int64_t truncate_to; /* length to which the cache is cut when its last transaction ends; -1: no truncation waits */
     /* number of the last scan of all waiting steps (transactions) in which a step waited for this cache */
     uint64_t wanted;
     /* number of the last caches_look() that named this cache, by which caches_look() notices a cache that is named
@@ -79,7 +80,7 @@ struct cache_row {
     int64_t before; /* length of the cache before the step (transaction) */
     int64_t first;  /* index in the cache's page list of the first page that `pages` replaces or adds */
     int64_t count;  /* number of pages in the array `pages` */
-    int32_t *pages; /* numbers of the pages that the step has taken from the pool */
+    int32_t *pages; /* numbers of the pages that the transaction has taken from the pool */
     bool copied;    /* true: pages[0] is a copy of a shared page, and replaces that page */
 };
 

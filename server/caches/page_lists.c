@@ -84,7 +84,7 @@ static void count_page(struct pages *pages, struct page_block *block, int sign)
     if (block->references > 1) pages_share_more(pages, -sign);
 }
 
-/* Adds a page, which is also in another block, to the block. */
+/* Adds to the block a page that another block has as well. */
 static void block_hold(struct page_block *block, struct pages *pages, int32_t page)
 {
     struct page_block *const alone = pages_owner(pages, page);
@@ -197,7 +197,8 @@ bool page_list_may_cut(struct page_list *list, int64_t count)
     return list->spare != NULL;
 }
 
-/* Replaces a block that the list shares by a block of its own, with the first `count` pages of the shared one. */
+/* Replaces a block that the list shares with other lists by a block of the list's own, with the first `count` pages of
+ * the shared one. */
 static void part(struct page_list *list, struct pages *pages, int64_t index, int64_t count)
 {
     struct page_block *const block = list->blocks[index], *const own = list->spare;

@@ -227,7 +227,8 @@ static int list_devices(const struct devices *devices, struct device *first, con
     return count;
 }
 
-/* Cuts a job with `sums`. If there are more parts than devices, devices get several of them. */
+/* Cuts a job whose parts have memory for sums (job->sums). If there are more parts than devices, some devices get
+ * several parts. */
 static int cut_with_sums(struct job *job, int devices, struct device *over[CONFIG_MAX_DEVICES])
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];

@@ -45,12 +45,13 @@ struct batch {
     int waiting; /* number of jobs whose requests still wait (used by the loop); at 0 the batch is cancelled */
     /* set by attn_cancel(): the device ends the batch between two tiles of a kernel, or between two launches */
     int cancel;
-    double flops, bytes, seconds; /* sums over all jobs: operations, bytes of tensors, and expected time */
+    /* sums over all jobs of the batch: operations, bytes of tensors, and expected time in seconds */
+    double flops, bytes, seconds;
     /* an HTTP thread put the batch on the device, so the stream has no marks (events) between the stages */
     bool adopted;
     int64_t started_ns, ended_ns; /* times at which the batch started and ended, on the thread that ran it */
     double prepare_us, copy_in_us, compute_us, copy_out_us;
-    double launch_us;         /* the part of compute_us before the kernels were on the stream */
+    double launch_us;         /* microseconds of compute_us that passed before the kernels were on the stream */
     double truth_us;          /* device time of verifying outputs in float64, which follows copy_out_us */
     struct job_part *parts[]; /* the parts of jobs in the batch, each with a reference to its job */
 };
@@ -176,9 +177,9 @@ const char *device_name(const struct device *device);
 /* Stops giving work to a device that failed. False: the device was disabled already. */
 bool device_disable(struct device *device);
 
-/* Returns a device that must be disabled, or NULL if there is none. Either a thread noted the device as lost, or one of
- * its batches has exceeded its time (--watchdog-ms and the time that the batch's size explains). *overdue: a batch has
- * exceeded its time. The CPU is not watched. */
+/* Returns a device that must be disabled, or NULL if there is none. Either a thread noted the device as lost, or a
+ * batch on the device has exceeded its time (--watchdog-ms and the time that the batch's size explains). *overdue: a
+ * batch has exceeded its time. The CPU is not watched. */
 struct device *devices_to_disable(const struct devices *devices, bool *overdue);
 /* Returns the batches on a device, linked by `next`. */
 struct batch *device_batches(const struct device *device);

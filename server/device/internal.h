@@ -45,8 +45,8 @@ struct slot {
     int64_t worst_ns;    /* time that the batch's work would take at the slowest rate, DEVICE_SLOWEST_FLOPS */
     attn_problem *problems;
     attn_plan *plans; /* one plan for each of `problems` */
-    /* Numbers of problems: for how many the arrays have room, how many this batch has, and how many of them are on the
-     * stream. */
+    /* Numbers of problems: for how many the arrays have room, how many this batch has, and how many of the batch's
+     * problems are on the stream. */
     int room, count, launched;
     /* estimated seconds of the kernels that the batch has on the stream; 0: none are known to be there */
     double queued_s;
@@ -225,7 +225,8 @@ attn_status parts_copy(struct slot *slot, const struct job_part *part, const att
 
 /* ---- sums.c ------------------------------------------------------------------------------------------------------ */
 
-/* True if some outputs of the problem are sums over its queries. Parts by queries then need memory for their sums. */
+/* True if some outputs of the problem are sums over its queries. If its job is cut by queries, each part needs memory
+ * for its own sums. */
 bool sums_are_needed(const attn_problem *p);
 /* Reserves the job's memory for the gradients that `count` parts sum up, and sets sum_parts. Errors: those of
  * staging_lease(). TOO_LARGE also where the sums take more than half of the staging memory that the job's tensors
@@ -270,7 +271,7 @@ attn_status batch_plan(const attn_capabilities *can, const struct job *job, int 
  * (client) that has no other batch on the device. batch_guest_sees() adds a batch to the summary. */
 struct guest_others {
     int count;
-    const struct flow *flow; /* flow (client) of one of the batches in the summary */
+    const struct flow *flow; /* flow (client) of the batch that was added to the summary last */
     bool several_flows;
     int64_t oldest_ns, youngest_ns; /* times at which the oldest and the youngest of the summarised batches began */
 };

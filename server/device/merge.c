@@ -82,7 +82,7 @@ static bool same_tensor(const attn_tensor *a, const attn_tensor *b, int id, bool
 {
     if (a->rank != b->rank) return false;
     if (a->rank == 0) return true;
-    /* page tables need the same number of rows only: they may have rows of different lengths */
+    /* page tables can be merged if they have equally many rows; the rows may differ in length */
     const size_t axes = paged && id == ATTN_T_page_table ? 1 : (size_t)a->rank;
     if (paged && is_of(POOL, id) &&
         (a->data != b->data || memcmp(a->stride, b->stride, (size_t)a->rank * sizeof a->stride[0]) != 0))

@@ -17,7 +17,8 @@ enum {
     /* after this number of periods with uneven load, threads are unpinned; a single one may only mean that a client's
      * thread has changed its core */
     UNEVEN_LOOKS = 3,
-    FREE_MS = 2000, /* after an uneven load, HTTP threads may run on any core for this time in milliseconds */
+    /* after the load was uneven across cores, HTTP threads may run on any core for this time in milliseconds */
+    FREE_MS = 2000,
     /* a connection gets a thread of its own core if that thread has at most this many connections more than the least
      * busy thread */
     MOST_LEAD = 4,

@@ -34,7 +34,7 @@ attn_status verify_check(const struct job *job, int index, int64_t *left, attn_e
     if (__builtin_mul_overflow(rows, head, &work) || work > VERIFY_MAX_MULTIPLY_ADDS)
         return attn_fail(err, ATTN_UNSUPPORTED, "/verify", "verify: at most %lld of the %lld rows can be verified here",
                          (long long)(VERIFY_MAX_MULTIPLY_ADDS / head), (long long)total);
-    /* the product cannot overflow, because both factors are at most 2^30 */
+    /* the product cannot overflow, because neither factor exceeds 2^30 */
     work += (rows < heads ? rows : heads) * head;
     if (work > *left && *left < VERIFY_MAX_MULTIPLY_ADDS)
         return attn_fail(

@@ -130,8 +130,9 @@ static struct pin *pin(struct region *region)
     return NULL;
 }
 
-/* Pins the next region of the list. If the bound on pinned memory is reached, the region's data are copied by the CPU
- * instead. Call this with the lock held; the function releases the lock while it pins. */
+/* Pins the next region in the list of regions to pin (lets a driver hold its pages). If the bound on pinned memory is
+ * reached, the region's data are copied by the CPU instead. Call this with the lock held; the function releases the
+ * lock while it pins. */
 static void pin_next(struct regions *regions)
 {
     struct region *const region = regions->fresh;

@@ -52,7 +52,7 @@ struct document {
     const proto_limits *limits;
     const struct route *routes;
     int route_count;
-    /* true inside a part of the skeleton that is left out, because this server lacks the option that the part
+    /* true inside a part of openapi.json that is left out, because this server lacks the option that the part
      * describes */
     bool skips;
 };
@@ -76,9 +76,9 @@ static const uint64_t errors_of_bodies = ROUTE_ERROR(UNSUPPORTED_MEDIA) | ROUTE_
 static const uint64_t errors_of_changes = ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(FORBIDDEN_ORIGIN);
 static const uint64_t errors_of_tokens = ROUTE_ERROR(UNAUTHORIZED);
 
-/* Headers of answers, which components/headers of the skeleton describes. `on` names the statuses whose answers always
- * have the header. If `on` is 0, answers usually have the header, but not those written directly to a socket, such as
- * a 408 in the middle of a body. */
+/* Headers of answers, which components/headers of openapi.json describes. `on` names the statuses whose answers always
+ * have the header. If `on` is 0, answers usually have the header, but not those written directly to a socket, such as a
+ * 408 in the middle of a body. */
 static const struct {
     const char *name;
     int on[2];
@@ -447,8 +447,8 @@ static const char *take_mark(struct document *d, const char *at)
     return strncmp(end, ": 0", 3) == 0 ? end + 3 : end;
 }
 
-/* Writes the skeleton without its blanks and with its marks replaced. A comma is written only if another member or
- * element follows. The strings of the skeleton must not contain escapes. */
+/* Writes the skeleton openapi.json without its blanks and with its marks replaced. A comma is written only if another
+ * member or element follows. The strings of the skeleton must not contain escapes. */
 static void put_document(struct document *d)
 {
     bool quoted = false, comma = false;

@@ -193,8 +193,8 @@ void batches_window(uv_poll_t *poll, int status, int events)
 
 /* ---- Batches back ------------------------------------------------------------------------------------------------ */
 
-/* Hands the request of a finished job back to its HTTP thread. The answer contains the results, or the error of
- * verifying, writing or measuring. */
+/* Hands the request of a finished job back to its HTTP thread. The answer contains the results, or the error of the
+ * work after the kernels (verifying, writing, measuring). */
 static void finish_request(struct loop *loop, struct job *job)
 {
     /* if the request gets a normal answer, the code that sends it calls contexts_finish_job() */

@@ -214,7 +214,8 @@ static void sum_piece(struct piece *piece)
     } while (summing->at < summing->end && clock_ns() < until_ns);
 }
 
-/* A piece of a share of the sums is done. After the last share, the other finishing work begins. */
+/* A share of the gradients was added up, or a piece of the share. After the last share, the other finishing work
+ * begins. */
 static void after_sum(struct piece *piece)
 {
     struct summing *const summing = (struct summing *)piece;
@@ -248,8 +249,7 @@ static void after_piece(struct piece *piece)
     struct finishing *finishing = (struct finishing *)piece;
     struct job *const job = finishing->job;
     if (finishing->complete) {
-        /* the memory of the sums is released only now, because some sums are written from it to clients' regions
-         * (sums.c) */
+        /* the sums' memory is released only now, because some sums were written from it to clients' regions (sums.c) */
         staging_release(job->staging, job->sums);
         job->sums = NULL;
     }

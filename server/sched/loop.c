@@ -197,7 +197,8 @@ static void on_message(void *context, struct message *message)
     switch (message->kind) {
     case LOOP_REQUEST:
         request_arrived(context, (struct request *)message);
-        break; /* the message is the first member of struct request and of struct batch, so both have its address */
+        /* the message is the first member of struct request and of struct batch, so a pointer to it is also a pointer to the struct */
+        break;
     case LOOP_BATCH: batches_done(context, (struct batch *)message); break;
     default: assert(0 && "a message of no kind");
     }

@@ -121,10 +121,12 @@ struct job {
      * first device, and a device adapts them to its own addresses (batch_plan()). */
     attn_plan *plans;
     int runnable; /* number of items (problems) without an error that a device must compute */
-    double flops; /* floating-point operations of the runnable items */
-    /* bytes of the runnable items' tensors, and of the keys and values that they read in pages (attn_cost) */
+    double flops; /* floating-point operations of the items that a device computes */
+    /* bytes of the tensors of the items that a device computes, and of the keys and values that they read in pages
+     * (attn_cost) */
     double bytes;
-    double seconds;       /* seconds that a device is expected to take for the runnable items (attn_cost_of()) */
+    /* seconds that a device is expected to take for all items that it computes (attn_cost_of()) */
+    double seconds;
     double worst_seconds; /* value of `seconds` if the scores of all rows exceeded the range of float32 */
     /* what takes most of the time of the costliest item (attn_cost); "": the products of q, k and v */
     const char *because;

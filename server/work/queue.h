@@ -84,7 +84,7 @@ int64_t queue_flow_ns(const struct queue *queue, const struct flow *flow, int64_
  * set to that time, so that an idle flow saves up no time. */
 void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
 /* Call this when work of the flow (client) leaves the queue. Raises the queue's virtual time to the time that the flow
- * has used, without its running work. */
+ * has used, without the time of work that still runs. */
 void queue_flow_served(struct queue *queue, const struct flow *flow);
 
 /* queue_flow_runs(): a batch led by a job of this flow has left for a device at left_ns. queue_flow_ran(): that batch
