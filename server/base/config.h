@@ -13,12 +13,12 @@
 /* The final values of all options, known before any thread starts. Strings live as long as the process. Sizes are in
  * bytes, times in milliseconds. */
 struct config {
-    /* addresses such as "127.0.0.1:8080", "[::1]:8080" or "unix:/run/attnd.sock" */
+    /* addresses to listen on, such as "127.0.0.1:8080", "[::1]:8080" or "unix:/run/attnd.sock" */
     const char *listen[CONFIG_MAX_LISTEN];
     int listen_count;
     /* address of the port for metrics and probes; NULL: /metrics is on the main port only */
     const char *metrics_listen;
-    const char *devices; /* "auto", "all", "cpu", or GPU numbers such as "0,1" */
+    const char *devices; /* the devices to use: "auto", "all", "cpu", or GPU numbers such as "0,1" */
     /* numbers of threads; if an option was 0 ("by the number of cores"), the number is filled in here */
     int http_threads, cpu_threads;
     int64_t memory_bytes; /* memory of the machine, or the limit of the process's cgroup if that is less */

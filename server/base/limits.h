@@ -355,7 +355,7 @@ enum {
     /* length of one sleep between two polls; the kernel makes it twice as long, but the core still does not enter a
      * deep sleep state */
     NAP_NS = 50000,
-    /* a thread polls for this long; if the wait is longer, a small delay in noticing its end does not matter */
+    /* a thread polls for this long; after a longer wait, a small delay in noticing the end does not matter */
     NAPS_NS = 2000000,
     /* Largest number of waiting requests with which threads poll. With more requests no thread is idle for long, and
      * polling would take time from the others. */
@@ -442,7 +442,7 @@ enum {
 /* ---- The log (base/log.c) ---------------------------------------------------------------------------------------- */
 
 enum {
-    /* bytes of lines that wait while standard error takes none; further lines are lost and counted */
+    /* largest number of bytes of lines that wait while standard error takes none; further lines are lost and counted */
     LOG_BUFFER_BYTES = 1 << 20,
     LOG_PAIRS_BYTES = 1024,      /* longest text of a line's key=value pairs, with the NUL */
     LOG_NAME_BYTES = 128,        /* longest request id or event name in a line */
@@ -490,7 +490,7 @@ enum {
     SIGNALS_GRACE_MS = 5000,
     MAIN_STOP_WAIT_MS = 1000, /* time for the devices' threads to end their work, whose results nobody needs any more */
 
-    SUPERVISE_SHORT_LIFE_S = 2, /* seconds; a server that ends sooner than this after its start counts as failed */
+    SUPERVISE_SHORT_LIFE_S = 2, /* a server that ends sooner than this many seconds after its start counts as failed */
     /* the supervisor gives up after this many servers in a row that ended soon after their start */
     SUPERVISE_GIVE_UP = 5,
     /* longest pause between two starts of the server; the pause doubles with each failure, up to this */

@@ -392,7 +392,7 @@ static void *writer_main(void *unused)
         const bool written = write_all(full, used, lines);
         pthread_mutex_lock(&the.lock);
         if (tell && written) the.told_lost = lost;
-        /* tested again, because another thread may have logged while this one was in write() */
+        /* the buffer is tested again, because another thread may have logged a line while this thread was in write() */
         if (last && the.used == 0) break;
     }
     the.done = true;
@@ -538,7 +538,7 @@ const char *log_clean(char *buffer, unsigned long capacity, const char *client_s
         static const char hex[] = "0123456789abcdef";
         const unsigned char c = (unsigned char)s[taken];
         size_t length = text_character(s + taken);
-        /* characters from U+0080 to U+009F are terminal commands */
+        /* characters from U+0080 to U+009F are terminal commands, so they are escaped */
         if (c == 0xC2 && (unsigned char)s[taken + 1] < 0xA0) length = 0;
         if (length == 3 && turns_lines((const unsigned char *)s + taken)) length = 0;
         const char escaped[] = { '\\', (char)c }, code[] = { '\\', 'x', hex[c >> 4], hex[c & 15] };

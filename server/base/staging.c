@@ -135,7 +135,8 @@ static void *anonymous_grow(void *context, void *memory, size_t bytes, size_t ne
 
 /* ---- Sizes ------------------------------------------------------------------------------------------------------- */
 
-/* Returns the block size of a class, in whole pages. The counted bytes are therefore equal to the resident ones. */
+/* Returns the block size of a class, in whole pages. The bytes that the pool counts are therefore equal to the resident
+ * bytes. */
 static size_t class_bytes(int size_class)
 {
     const int shift = SMALLEST_LOG2 + size_class / STEPS;

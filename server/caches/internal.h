@@ -70,8 +70,9 @@ struct caches {
     struct pool pools[CONFIG_MAX_DEVICES];
     struct cache *buckets[BUCKETS], *sequences[BUCKETS];
     struct cache *oldest, *newest;
-    struct cache *looked_at; /* cache at which caches_expire() continues; NULL: at the oldest */
-    int64_t expires_ms;      /* the earliest time at which a cache that no transaction uses may expire */
+    /* the cache at which caches_expire() continues its search; NULL: it begins at the oldest cache */
+    struct cache *looked_at;
+    int64_t expires_ms; /* the earliest time at which a cache that no transaction uses may expire */
 };
 
 /* The changes that a step (a cache transaction) makes to one of its caches. */

@@ -49,7 +49,8 @@ static void block_free(struct page_block *block)
     free(block);
 }
 
-/* Makes room for `count` page numbers in the block. Room grows by halves, because most caches have few pages. */
+/* Makes room for `count` page numbers in the block. The room grows by a half at a time, because most caches have few
+ * pages. */
 static bool block_reserve(struct page_block *block, int64_t count)
 {
     if (count <= block->room) return true;

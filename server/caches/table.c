@@ -119,7 +119,7 @@ int64_t caches_held_bytes(struct caches *caches)
  * gave would be lost. */
 static attn_status open_pool(struct caches *caches, struct pool *pool, attn_error *err)
 {
-    /* copied before the lock is released, because pool->name becomes NULL if the device is lost */
+    /* copied before the lock is released, because pool->device becomes NULL if the device is lost */
     const char *const device = pool->device;
     attn_error why = { 0 };
     void *memory = NULL;

@@ -154,7 +154,8 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
     } else if (numbers) {
         for (const char *at = wanted; *at && status == ATTN_OK; at += *at == ',') {
             uint64_t index = 0;
-            at = text_read_number(at, &index); /* cannot fail: config.c has checked this text */
+            /* text_read_number() cannot fail here, because config.c has checked the text */
+            at = text_read_number(at, &index);
             assert(at != NULL && index < CONFIG_MAX_DEVICES);
             if (index >= (uint64_t)gpus)
                 status = attn_fail(err, ATTN_NOT_FOUND, NULL, "--devices: there is no GPU %d, there %s %d", (int)index,
@@ -468,7 +469,8 @@ void devices_collect(struct devices *devices, struct batch *batch)
     if (batch->next) batch->next->previous = batch->previous;
     device->outstanding--;
     device->flops -= batch->flops;
-    if (device->outstanding == 0) device->flops = 0; /* set to 0 so that rounding errors of the sum do not accumulate */
+    /* the sum begins again at 0, so that its rounding errors do not accumulate */
+    if (device->outstanding == 0) device->flops = 0;
     atomic_fetch_sub(&device->requests, batch->count);
 }
 

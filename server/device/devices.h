@@ -98,7 +98,7 @@ devices_largest(const struct devices *devices);
  * copies. False: no device copies, so ordinary memory is as good. The devices must exist longer than the staging
  * pool. */
 bool devices_staging(struct devices *devices, struct staging_source *source);
-/* the device that pins staging memory; NULL: no device copies */
+/* the device that pins staging memory; NULL: no device copies from staging memory */
 attn_device *devices_copier(const struct devices *devices);
 bool devices_usable(const struct devices *devices);
 

@@ -186,7 +186,8 @@ static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_pro
 }
 
 /* Prepares everything that the job needs to run at once: its cache transaction, plan and scratch memory. If the job has
- * a transaction, the plan points at *placed. False: the job cannot run here; take_step() explains what then holds. */
+ * a transaction, the plan points at *placed. False: the job cannot run here, although its transaction may have begun
+ * (see take_step()). */
 static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_problem *placed, attn_plan *plan)
 {
     const struct device *const device = inline_slot->device;

@@ -27,7 +27,8 @@ enum { LINE = 64 }; /* size of the processor's cache line in bytes */
 static inline size_t lines_of(const attn_tensor *t)
 {
     int64_t bytes = 0;
-    (void)attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes); /* cannot fail, because the tensor was checked */
+    /* attn_shape_bytes() cannot fail here, because the tensor was checked before */
+    (void)attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes);
     return ((size_t)bytes + MERGE_LINE - 1) / MERGE_LINE * MERGE_LINE;
 }
 
@@ -213,7 +214,7 @@ attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
 /* Returns the problem of some heads, batch rows or queries of a problem, with views of the tensors. */
 attn_problem parts_of(const attn_problem *whole, enum job_way way, const struct job_range *range);
-/* True if running the problem reads or writes the tensor. */
+/* True if the tensor is read or written when the problem runs. */
 bool parts_use(const attn_problem *p, int id);
 /* Makes the part's problem. On a device with its own memory, the tensors get new memory there. */
 attn_status parts_take(struct device *device, struct slot *slot, const struct job_part *part, attn_problem *problem,
@@ -232,15 +233,15 @@ bool sums_are_needed(const attn_problem *p);
  * staging_lease(). TOO_LARGE also where the sums take more than half of the staging memory that the job's tensors
  * leave. */
 attn_status sums_reserve(struct job *job, int count, attn_error *err);
-/* Gives the outputs that are sums over queries the memory that the part has for them. */
+/* Lets the outputs that are sums over queries lie in the memory that the part has for its sums. */
 void sums_place(const struct job_part *part, attn_problem *problem);
 /* Sets the dtype float32 for the outputs that are sums over queries, as parts of a cut job compute them. */
 void sums_as_float(attn_problem *problem);
 
 /* ---- truth.c: on a device's thread ------------------------------------------------------------------------------- */
 
-/* Reserves memory for the truths (outputs recomputed in float64) of the slot's batch, and sets truths_left. It becomes
- * 0 if the job wants no truth or the device computes none. */
+/* Reserves memory for the truths (outputs recomputed in float64) of the slot's batch, and sets truths_left. truths_left
+ * becomes 0 if the job wants no truth or the device computes none. */
 attn_status truth_reserve(struct device *device, struct slot *slot, attn_error *err);
 /* Estimates the device time, in seconds, of the work that the next truth_launch() puts on the stream. */
 double truth_piece_seconds(const struct slot *slot);

@@ -40,7 +40,7 @@ static bool is_of(uint64_t tensors, int id)
 static int64_t bytes_of(const attn_tensor *t)
 {
     int64_t bytes = 0;
-    /* cannot fail: attn_check() has checked the tensor's shape */
+    /* attn_shape_bytes() cannot fail here, because attn_check() has checked the tensor's shape */
     (void)attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes);
     return bytes;
 }

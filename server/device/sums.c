@@ -107,7 +107,8 @@ void sums_as_float(attn_problem *problem)
 static int64_t elements_of(const attn_tensor *t)
 {
     int64_t elements = 0;
-    (void)attn_shape_elements(t->rank, t->shape, &elements); /* cannot fail: the tensor was checked before */
+    /* attn_shape_elements() cannot fail here, because the tensor was checked before */
+    (void)attn_shape_elements(t->rank, t->shape, &elements);
     return elements;
 }
 
@@ -192,7 +193,7 @@ void sums_add(const struct job *job, int64_t first, int64_t end)
 {
     const attn_problem *const p = job_problem(job, 0);
     const char *memory = job->sums->memory;
-    int64_t before = 0; /* number of elements of the outputs before the present one */
+    int64_t before = 0; /* number of elements of the outputs in front of the present one */
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         const attn_tensor *const t = &p->tensor[id];
         if (!attn_is_sum_of_queries(p, (attn_tensor_id)id)) continue;

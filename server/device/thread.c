@@ -237,7 +237,7 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
 {
     struct batch *batch = slot->batch;
     const int count = group_of(device, slot);
-    /* true at the first call of this function for a batch */
+    /* true at the first call of launch_group() for a batch */
     const bool begins = slot->launched == 0 && slot->step == 0;
     attn_status status = ATTN_OK;
     slot->queued_s = piece_seconds(slot);

@@ -58,7 +58,7 @@ static attn_problem problem_of(const struct slot *slot, int item)
     return p;
 }
 
-/* Returns where the device writes the item's truth. */
+/* Returns where the device writes the item's truth (outputs in float64). */
 static attn_truth place_of(const struct slot *slot, int item)
 {
     const attn_truth *const host = &job_of(slot)->truths[item].to;

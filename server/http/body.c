@@ -88,7 +88,8 @@ void body_admit(struct request *request, const struct http_head *f)
             request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory to unpack the body");
             return;
         }
-        /* only for uncompressed bodies, because the length of a compressed body does not tell its unpacked size */
+        /* memory is leased ahead only for uncompressed bodies, because the length of a compressed body does not tell
+         * its unpacked size */
     } else if (f->has_length && f->length > 0) {
         const size_t inputs = proto_memory_for(exchange->body->format, f->length, EXPECTED_TENSORS);
         exchange->expected_bytes = inputs + inputs / 3 + PROTO_MEMORY_STEP;

@@ -162,16 +162,17 @@ void http_threads_balance(struct http_threads *threads, int64_t now_ms)
         hold(threads, false);
         if (load == HTTP_THREADS_UNEVEN) threads->free_until_ms = now_ms + FREE_MS;
     } else if (threads->held || (load == HTTP_THREADS_EVEN && now_ms >= threads->free_until_ms))
-        /* repeated in each period, because a thread has no thread id, and cannot be pinned, before its first request */
+        /* the pinning is repeated in each period, because a thread has no thread id, and cannot be pinned, before its
+         * first request */
         hold(threads, true);
 }
 
 /* ---- How a thread waits ------------------------------------------------------------------------------------------ */
 
 static _Thread_local struct {
-    /* number of requests that this HTTP thread has given to the loop and that are not back yet */
+    /* number of requests that this HTTP thread has given to the loop and not got back yet */
     int count;
-    /* number of requests that all HTTP threads have given to the loop and that are not back yet */
+    /* number of requests that all HTTP threads have given to the loop and not got back yet */
     const _Atomic int *all;
     /* Until this time the thread's core is kept awake, because the request that went to the loop last may end soon. */
     int64_t until_ns;

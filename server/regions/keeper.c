@@ -139,7 +139,8 @@ static void pin_next(struct regions *regions)
     regions->fresh = region->after;
     region_let_pin_go(region->pin);
     region->pin = NULL;
-    /* the list `fresh` has one of the references; if there are more, the region is still registered or in use */
+    /* the list `fresh` holds one reference to the region; if there are more, the region is still registered or in
+     * use */
     if (!regions->end && region->references > 1 && region->bytes <= regions->pinned_most - regions->pinned_bytes) {
         pthread_mutex_unlock(&regions->lock);
         struct pin *const made = pin(region);

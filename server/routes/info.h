@@ -20,7 +20,7 @@
 struct info_facts {
     const struct config *config;
     const proto_limits *limits;
-    const char *state;                      /* "starting", "ready", "draining" or "failed" */
+    const char *state;                      /* the server's phase: "starting", "ready", "draining" or "failed" */
     const char *web_library, *loop_library; /* versions of libmicrohttpd and libuv */
     double uptime_s;
     const struct device_state *devices;

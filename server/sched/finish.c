@@ -122,7 +122,7 @@ static bool verify_step(struct finishing *finishing)
     proto_item *item = &job->call->items[finishing->item];
     proto_result *result = &job->results[finishing->item];
     if (finishing->item == job->call->count) return true;
-    /* a job whose given lse is checked by a device (job->lse) has only one item */
+    /* if a device checks the given lse of a job (job->lse), the job has only one item */
     if (job->lse && item->error.status == ATTN_OK) verify_found_lse(job, &item->error);
     if (item->error.status == ATTN_OK)
         result->verified = verify_found_truth(job, finishing->item, &result->verification);

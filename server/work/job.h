@@ -61,7 +61,7 @@ enum job_way { JOB_WHOLE, JOB_BY_HEADS, JOB_BY_BATCH, JOB_BY_QUERIES, JOB_WAYS }
 
 /* The heads, batch rows or queries of a part, and the part's share of the job's work. */
 struct job_range {
-    int64_t first, end; /* first to end - 1 */
+    int64_t first, end; /* the range consists of `first` to end - 1 */
     double share;
 };
 
