@@ -91,7 +91,8 @@ attn_status caches_create(struct caches *caches, struct caller *caller, const st
                           attn_error *err);
 attn_status caches_get(struct caches *caches, const struct caller *caller, const char *id, struct cache_info *info,
                        attn_error *err);
-/* Lists the caller's caches, the oldest first, and at most `room` of them. *count becomes the number of all of them. */
+/* Lists the caller's caches, the oldest first, and at most `room` of them. *count becomes the number of all caches of
+ * the caller. */
 void caches_list(struct caches *caches, const struct caller *caller, struct cache_info *infos, int room, int *written,
                  int *count);
 /* Makes a cache with the first `length` positions of another cache (-1: all positions). */
@@ -174,8 +175,8 @@ attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids
                         int64_t append, bool of_path, struct cache_step *step, attn_error *err);
 
 /* Sets step->most (number of pages of the cache that has the most pages) and returns the bytes that the tables of the
- * transaction `step` need now (64-byte aligned). TOO_LARGE: since caches_look() the caches have grown beyond what the
- * step may use. */
+ * transaction `step` need now (64-byte aligned). TOO_LARGE: since caches_look() the caches have grown beyond what a
+ * transaction may use. */
 attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_error *err);
 
 /* Begins the step (a cache transaction); `memory` is for its page tables. *wait becomes true if the step cannot begin

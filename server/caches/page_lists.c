@@ -3,10 +3,11 @@
  * Invariants
  * 1. A block (of page numbers) that several lists share is full. All its pages are full of positions, so none of them
  *    is ever replaced.
- * 2. pages.c knows the block of each page with one reference (NULL: a running step, a cache transaction, has the page).
+ * 2. For each page with one reference, pages.c knows the block that has the page (NULL: a running cache transaction has
+ *    it).
  * 3. block->shared counts the block's pages that have more than one reference.
- * 4. pages_shared() counts each page once that several lists share. These are the pages with several references, which
- *    pages.c counts, and the pages that only one block has, if several lists have the block. */
+ * 4. pages_shared() counts each page once that several lists share. pages.c counts the pages with several references,
+ *    this file the pages that only one block has, if several lists have that block. */
 #include "server/caches/page_lists.h"
 
 #include <assert.h>

@@ -115,8 +115,8 @@ int64_t caches_held_bytes(struct caches *caches)
 }
 
 /* Allocates the pool's memory, or waits for a thread that is doing so. The function releases the lock while it
- * allocates or waits (invariant 5). The pool's table of pages is made first: without a table, memory that the device
- * gave would be lost. */
+ * allocates or waits (invariant 5). The pool's table of pages is made first, because if that failed later, memory that
+ * the device gave would be lost. */
 static attn_status open_pool(struct caches *caches, struct pool *pool, attn_error *err)
 {
     /* copied before the lock is released, because pool->device becomes NULL if the device is lost */
@@ -432,8 +432,8 @@ static size_t shape_page_bytes(const struct cache_shape *shape)
 }
 
 /* Returns the number of the pool with the most free room, among all pools or (`open`) only those whose memory is
- * allocated; -1: there is none. An empty cache counts as much as the other caches on average. Otherwise many caches
- * that are made while they are empty would all be in one pool. */
+ * allocated; -1: there is none. Of a pool's room, an empty cache counts as taking as much as the other caches do on
+ * average. Otherwise many caches that are made while they are empty would all be in one pool. */
 static int roomiest(const struct caches *caches, bool open)
 {
     int64_t used = 0, filled = 0, most = 0;

@@ -170,8 +170,8 @@ static bool takes_long(const struct devices *devices, const struct job *job)
     return above_s > 0 && job->seconds > above_s && devices->count > 1;
 }
 
-/* The number of parts stays as it is decided here, even if devices are busy or fail later, so that the bits of sums do
- * not depend on the devices' load. */
+/* The number of parts stays as it is decided here, even if devices are busy or fail later, so that the bits of
+ * gradients that are added up from parts do not depend on the devices' load. */
 attn_status cut_reserve(struct devices *devices, struct job *job, attn_error *err)
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];

@@ -250,8 +250,8 @@ static attn_status workspace_of(const struct job *job, const attn_capabilities *
     return status;
 }
 
-/* Returns the device memory that the kernels and the truth (outputs in float64) of a job need, apart from its outputs,
- * which include the truth of a check. `workspace` is the scratch memory of its kernels, which the truth uses
+/* Returns the device memory that the kernels and the truth (outputs in float64) of a job need. The outputs are not
+ * included, and a check's truth is one of them. `workspace` is the scratch memory of its kernels, which the truth uses
  * afterwards. Items are verified one after the other. */
 static size_t truth_memory(const struct job *job, size_t workspace)
 {

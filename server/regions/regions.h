@@ -150,9 +150,9 @@ static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
 }
 
 /* Checks that the outputs fit into their regions, once the problem's shapes are known. Outputs that are pinned or in a
- * GPU's memory get their addresses. It is called a second time, when outputs in staging memory have addresses too, and
- * then records what to copy. INVALID: an output does not fit, or two outputs overlap; in a GPU's memory, an output
- * overlaps an input, or a tensor is not aligned to its elements or to `alignment`. */
+ * GPU's memory get their addresses. A second call, when the outputs in staging memory have addresses too, records what
+ * to copy. INVALID: an output does not fit, or two outputs overlap; in a GPU's memory, an output overlaps an input, or
+ * a tensor is not aligned to its elements or to `alignment`. */
 attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, size_t alignment, attn_error *err);
 
 /* Copies the inputs to staging memory until all is done (*done) or the time until_ns has come; call it again to

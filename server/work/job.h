@@ -82,7 +82,7 @@ struct job_part {
     struct job_range range; /* a part that is the whole job has { 0, 0, 1 } */
 
     /* Only the loop's thread uses the members from here down to handed_over. */
-    struct batch *batch; /* the batch with the part, which is put in a batch only once */
+    struct batch *batch; /* the batch that contains the part; a part is put in a batch only once */
     bool left;           /* the part has left for a device in a batch */
     /* the inline slot in which an HTTP thread left the part running on a device (INLINE_LATE); NULL: none */
     struct inline_slot *handed_over;
