@@ -25,8 +25,8 @@ enum { EXIT_WRONG = 1, EXIT_USAGE_ERROR = 64, EXIT_NOT_UNDERSTOOD = 65 };
 enum {
     LENGTH_BYTES = 8,   /* size in bytes of the number that begins a file: its header's length */
     CHECK_SECONDS = 60, /* number of seconds that the judge may take for a check */
-    LINES_WORST = 3,    /* most elements that are printed, those with the largest errors */
-    LINES_REASONS = 3,  /* most explanations of the errors that are printed */
+    LINES_WORST = 3,    /* number of elements that are printed, those with the largest errors */
+    LINES_REASONS = 3,  /* largest number of explanations of errors that are printed */
     LINES_WHERE = 3,
 };
 #define MEMBERS_BYTES ((size_t)1 << 20) /* largest size in bytes of the file that --members names */

@@ -8,7 +8,7 @@
 
 enum { RESULTS = 5, BLOCKS = ATTN_TENSOR_COUNT + RESULTS + 1 };
 
-/* What is on the GPU: its memory is freed by close_gpu(). */
+/* The GPU that computes the truth of a check, with its memory, which close_gpu() frees. */
 struct gpu {
     attn_device *device;
     attn_stream *stream;
@@ -54,7 +54,8 @@ static attn_status copy_in(struct gpu *gpu, attn_problem *p, attn_error *err)
     return ATTN_OK;
 }
 
-/* The members of a truth, in one order for the host's and for the GPU's. */
+/* Lists the arrays of a truth (results in float64), in the same order for a truth in host memory and one in GPU
+ * memory. */
 static void list_results(attn_truth *truth, double **list[RESULTS], attn_tensor_id ids[RESULTS])
 {
     double **const all[RESULTS] = { &truth->out, &truth->lse, &truth->dq, &truth->dk, &truth->dv };

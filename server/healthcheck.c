@@ -244,18 +244,18 @@ static bool ask_tls(int fd, int64_t deadline_ms, const char **why)
         0x16, 3, 1, 0, 89, /* header of the TLS record: a handshake of 89 bytes */
         /* ClientHello of 85 bytes, TLS 1.2; 32 random bytes follow, which are zeros here */
         1, 0, 0, 85, 3, 3, [43] = 0, /* no session */
-        [44] = 0, 8,                 /* cipher suites, 8 bytes in all */
+        [44] = 0, 8,                 /* length of the list of cipher suites: 8 bytes */
         0xc0, 0x2b,                  /* TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256 */
         0xc0, 0x2f,                  /* TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 */
         0, 0x9c, 0, 0x2f,            /* TLS_RSA_WITH_AES_128_GCM_SHA256, TLS_RSA_WITH_AES_128_CBC_SHA */
         1, 0,                        /* no compression */
-        0, 36,                       /* extensions, 36 bytes in all */
+        0, 36,                       /* length of the ClientHello's extensions: 36 bytes */
         0, 10, 0, 8, 0, 6,           /* supported_groups */
-        0, 29, 0, 23, 0, 24,         /* groups x25519, secp256r1, secp384r1 */
+        0, 29, 0, 23, 0, 24,         /* key exchange groups x25519, secp256r1, secp384r1 */
         0, 13, 0, 20, 0, 18,         /* signature_algorithms */
-        4, 3, 5, 3, 8, 7,            /* signatures ECDSA with SHA-256 and SHA-384, Ed25519 */
-        8, 4, 8, 5, 8, 6,            /* signatures RSA-PSS with SHA-256, SHA-384, SHA-512 */
-        4, 1, 5, 1, 6, 1,            /* RSA (PKCS #1 v1.5) with SHA-256, SHA-384, SHA-512 */
+        4, 3, 5, 3, 8, 7,            /* signature schemes ECDSA with SHA-256 and SHA-384, Ed25519 */
+        8, 4, 8, 5, 8, 6,            /* signature schemes RSA-PSS with SHA-256, SHA-384, SHA-512 */
+        4, 1, 5, 1, 6, 1,            /* signature schemes RSA (PKCS #1 v1.5) with SHA-256, SHA-384, SHA-512 */
     };
     unsigned char record[5] = { 0 };
     if (!send_all(fd, hello, sizeof hello, deadline_ms)) {

@@ -41,7 +41,8 @@ enum {
     HTTP_THREADS_A_CORE = 8,
     HTTP_THREADS_AUTO_MAX = 16,
 };
-/* the most staging memory by default: more pinned memory would shrink the page cache and make nothing faster */
+/* upper bound of the default of --staging-bytes: more pinned memory would shrink the page cache and make nothing
+ * faster */
 #define STAGING_AUTO_MAX (64 * GIB)
 
 /* ---- Small helpers ----------------------------------------------------------------------------------------------- */
@@ -159,7 +160,8 @@ static const char *address_hint(const char *value, char hint[CONFIG_HINT_BYTES])
     char address[CONFIG_HINT_BYTES];
     *hint = '\0';
     snprintf(address, sizeof address, "[%.*s]%s", colon ? (int)(colon - value) : 0, value, colon ? colon : "");
-    bool found = address_ok(address); /* true for the value ::1:8080, which becomes [::1]:8080 */
+    /* true if square brackets make the value an address, such as [::1]:8080 for ::1:8080 */
+    bool found = address_ok(address);
     for (size_t i = 0; i < ARRAY_SIZE(suggestions) && !found; i++) {
         const size_t cut = strlen(suggestions[i].begins);
         if (strncmp(value, suggestions[i].begins, cut) != 0 || (cut == 0 && strncmp(value, "unix:", 5) == 0)) continue;

@@ -13,12 +13,12 @@
 /* The final values of all options, known before any thread starts. Strings live as long as the process. Sizes are in
  * bytes, times in milliseconds. */
 struct config {
-    /* addresses such as "127.0.0.1:8080", "[::1]:8080" or "unix:/run/attnd.sock" */
+    /* addresses to listen on, such as "127.0.0.1:8080", "[::1]:8080" or "unix:/run/attnd.sock" */
     const char *listen[CONFIG_MAX_LISTEN];
     int listen_count;
     /* address of the port for metrics and probes; NULL: /metrics is on the main port only */
     const char *metrics_listen;
-    const char *devices; /* "auto", "all", "cpu", or GPU numbers such as "0,1" */
+    const char *devices; /* the devices to use: "auto", "all", "cpu", or GPU numbers such as "0,1" */
     /* numbers of threads; if an option was 0 ("by the number of cores"), the number is filled in here */
     int http_threads, cpu_threads;
     int64_t memory_bytes; /* memory of the machine, or the limit of the process's cgroup if that is less */
@@ -26,7 +26,8 @@ struct config {
     int cores;
     int64_t max_body_bytes; /* the longest request body; at most staging_bytes */
     int64_t discard_bytes;  /* bytes of a refused request that the server still reads and drops after its answer */
-    /* the bound of staging memory (tensors of requests); half of memory_bytes or less, unless the option is given */
+    /* the bound of staging memory (tensors of requests); half of memory_bytes or less, unless --staging-bytes is
+     * given */
     int64_t staging_bytes;
     /* memory for KV caches on each device; 0: no caches; -1: the default share of the device's memory */
     int64_t kv_bytes;
@@ -37,7 +38,8 @@ struct config {
     int64_t batch_window_us;
     int64_t split_above_ms;
     int64_t timeout_ms, body_timeout_ms, body_stall_ms, discard_ms, drain_ms;
-    int max_seconds; /* seconds; a request that would take longer than this alone on a device is refused */
+    /* longest time in seconds that a request may take alone on a device; a request that would take longer is refused */
+    int max_seconds;
     /* milliseconds by which a batch may exceed the longest time that its size explains, before its device counts as
      * lost */
     int64_t watchdog_ms;

@@ -30,17 +30,17 @@
 #define GIB           (MIB * 1024)
 
 enum config_type {
-    TYPE_INT,     /* a whole number in an int */
-    TYPE_INT64,   /* a whole number in an int64_t */
-    TYPE_SIZE,    /* bytes in an int64_t, written with or without a suffix K, M or G */
+    TYPE_INT,     /* the value is a whole number, stored in an int */
+    TYPE_INT64,   /* the value is a whole number, stored in an int64_t */
+    TYPE_SIZE,    /* the value is a size in bytes, stored in an int64_t; a suffix K, M or G may follow the number */
     TYPE_SWITCH,  /* bool */
-    TYPE_CHOICE,  /* one of the words in `words` */
+    TYPE_CHOICE,  /* the value is one of the words in `words` */
     TYPE_ADDRESS, /* ADDR:PORT or unix:PATH */
-    TYPE_LISTEN,  /* a list of addresses to listen on: config->listen */
-    TYPE_SHM,     /* a list of prefixes of shared memory keys: config->allow_shm */
-    TYPE_PROXY,   /* a list of networks of proxies: config->trusted_proxies */
-    TYPE_DEVICES, /* auto, all, cpu, or GPU numbers */
-    TYPE_FILE,    /* path of a file, which must be readable when the options are read */
+    TYPE_LISTEN,  /* the values are addresses to listen on: config->listen */
+    TYPE_SHM,     /* the values are prefixes of shared memory keys: config->allow_shm */
+    TYPE_PROXY,   /* the values are networks of proxies: config->trusted_proxies */
+    TYPE_DEVICES, /* the value is auto, all, cpu, or GPU numbers */
+    TYPE_FILE,    /* the value is the path of a file, which must be readable when the options are read */
     TYPE_ORIGIN,  /* scheme://host[:port] or * */
 };
 
@@ -61,7 +61,7 @@ struct config_option {
 
 enum { CONFIG_OPTIONS_MAX = 64 };
 extern const struct config_option config_options[];
-extern const size_t config_option_count; /* number of rows, at most CONFIG_OPTIONS_MAX */
+extern const size_t config_option_count; /* number of options in config_options[], at most CONFIG_OPTIONS_MAX */
 
 /* Writes a size with a suffix: 1048576 becomes "1M". A size that is no whole multiple of the suffix's unit gets no
  * suffix, so every text reads back as exactly the same size. */

@@ -38,7 +38,7 @@ struct flow {
     int running; /* number of batches that run on devices and whose first job belongs to this flow */
     /* sum of the start times of the batches counted in `running`, from which their time so far is computed */
     int64_t running_since_ns;
-    int waiting; /* number of jobs in the list below; while it is 0, this flow is not in the queue's list of flows */
+    int waiting; /* number of this flow's waiting jobs; while it is 0, the flow is not in the queue's list of flows */
     struct job *first, *last; /* this flow's waiting jobs, linked by their member in_flow */
     struct flow *previous, *next;
 };

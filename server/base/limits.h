@@ -11,8 +11,10 @@
 /* ---- Options ----------------------------------------------------------------------------------------------------- */
 
 enum {
-    CONFIG_MAX_LISTEN = 8, /* most --listen addresses, enough for several of each kind (IPv4, IPv6, unix) */
-    /* Most connections to --metrics-listen, in addition to --max-connections. Probes and scrapers use them. */
+    /* largest number of --listen addresses, enough for several of each kind (IPv4, IPv6, unix) */
+    CONFIG_MAX_LISTEN = 8,
+    /* Largest number of connections to --metrics-listen, in addition to --max-connections. Probes and scrapers use
+     * them. */
     CONFIG_METRICS_CONNECTIONS = 256,
     CONFIG_SPARE_FILES = 128, /* open files that are not connections: epoll, eventfd, libraries, log, GPU driver */
     /* Open files that are not connections, without those of the GPU driver and the threads. This number replaces
@@ -20,11 +22,12 @@ enum {
     CONFIG_LEAST_FILES = 32,
     CONFIG_THREAD_FILES = 2, /* open files of one HTTP thread: one for epoll, one for eventfd */
     CONFIG_MAX_BATCH = 1024, /* upper bound of --max-batch (requests in a batch); the loop has an array of this size */
-    /* most networks of --trusted-proxy; the server compares the peer of every request with all of them */
+    /* largest number of networks of --trusted-proxy; the server compares the peer of every request with all of them */
     CONFIG_MAX_PROXIES = 8,
     CONFIG_MAX_DEVICES = 64, /* device numbers in --devices are less than this, because each is a bit of a mask */
-    CONFIG_MAX_SHM = 8,      /* most prefixes of --allow-shm; the error message for a wrong key lists all of them */
-    CONFIG_SHM_BYTES = 32,   /* longest --allow-shm prefix, in bytes */
+    /* largest number of prefixes of --allow-shm; the error message for a wrong key lists all of them */
+    CONFIG_MAX_SHM = 8,
+    CONFIG_SHM_BYTES = 32, /* longest --allow-shm prefix, in bytes */
 };
 
 /* ---- Connections (http/) ----------------------------------------------------------------------------------------- */
@@ -33,7 +36,8 @@ enum {
     /* backlog of a listener: connections that may wait to be accepted; the system lowers this number to
      * net.core.somaxconn */
     LISTEN_BACKLOG = 4096,
-    LISTEN_ACCEPT_BURST = 64, /* most connections that the loop accepts in a row before it does its other work */
+    /* largest number of connections that the loop accepts in a row before it does its other work */
+    LISTEN_ACCEPT_BURST = 64,
     /* time for which a listener that closes still completes TCP handshakes that have begun: one round trip */
     LISTEN_DOOR_MS = 100,
     /* as LISTEN_DOOR_MS (time for handshakes to end), for a listener that only clients on this machine can reach */
@@ -66,18 +70,21 @@ enum {
      * before it has been idle for this long, because a busy client sends its next request sooner. */
     CONNECTION_BETWEEN_MS = 100,
     CONNECTION_LOOK_MS = 10, /* after a search for a connection to close found none, the next search waits this long */
-    /* most connections that were closed to make room for others and that libmicrohttpd has not released yet */
+    /* largest number of connections that were closed to make room for others and that libmicrohttpd has not released
+     * yet */
     CONNECTION_LEAVING = 64,
 
     /* Longest time of a lingering close, which waits until the client has fetched its answer. A slower client may lose
      * the answer's end. */
     LINGER_MS = 10000,
-    LINGER_MOST = 256,       /* most sockets in lingering close; if there is one more, the oldest is closed early */
+    /* largest number of sockets in lingering close; if there is one more, the oldest is closed early */
+    LINGER_MOST = 256,
     LINGER_SPARE_FILES = 32, /* file descriptors that sockets in lingering close must leave free */
-    /* most sockets in lingering close (kept until the client has its answer) that are read in one turn of the loop */
+    /* largest number of sockets in lingering close (kept until the client has its answer) that are read in one turn of
+     * the loop */
     LINGER_EVENTS = 16,
     LINGER_DROP_BYTES = 16 << 10,
-    /* most pieces of LINGER_DROP_BYTES that are read and dropped from one socket in a row: 1 MiB */
+    /* largest number of pieces of LINGER_DROP_BYTES that are read and dropped from one socket in a row: 1 MiB */
     LINGER_DROP_PIECES = 64,
     /* Pieces of LINGER_DROP_BYTES that are read from all sockets in lingering close in one turn of the loop: 4 MiB,
      * which take about a millisecond. */
@@ -111,7 +118,8 @@ enum {
     /* idle time after which libmicrohttpd closes a connection; only a fallback, because connections.c closes it
      * earlier */
     HTTP_INACTIVITY_S = 120,
-    /* Most arguments in a URL's query. libmicrohttpd keeps a record of each argument in the connection's memory. */
+    /* Largest number of arguments in a URL's query. libmicrohttpd keeps a record of each argument in the connection's
+     * memory. */
     HTTP_ARGUMENTS_MAX = 100,
     /* Longest body that is kept whole for a handler. The longest valid body makes a cache: it has two quantisation
      * scales for each of CACHES_HEADS heads, and Python writes a scale with up to 25 bytes. */
@@ -126,14 +134,15 @@ enum {
     TLS_MEMORY_STEP_MS = 10,
     /* longest token; a token is compared in full with all tokens, so that the time taken reveals nothing about them */
     TOKEN_MAX_BYTES = 256,
-    /* most tokens; they have 1 MiB together, and the token of a request is compared with all of them */
+    /* largest number of tokens; they have 1 MiB together, and the token of a request is compared with all of them */
     TOKEN_MAX_COUNT = 4096,
 };
 
 /* ---- Compressed bodies (base/unpack.c, http/body.c) -------------------------------------------------------------- */
 
 enum {
-    /* most bytes of a compressed body that are unpacked at a time; the parser reads them before more are unpacked */
+    /* largest number of bytes that are unpacked from a compressed body at a time; the parser reads them before more are
+     * unpacked */
     UNPACK_PIECE_BYTES = 32 << 10,
     /* Bytes that an HTTP thread unpacks for one connection before it turns to another one: a millisecond of work.
      * Without this limit, 80 KiB that have arrived could unpack to 80 MiB, which take 100 ms. Turning to another
@@ -151,8 +160,8 @@ enum {
 enum {
     /* An answer up to this size is encoded at once and sent in one call. A larger one is encoded block by block. */
     ANSWER_SMALL_BYTES = 256 << 10,
-    /* If the inputs of a request have this size or more, its answer does not overwrite them, and their memory is
-     * released for the next request. */
+    /* If the inputs of a request have this size in bytes or more, its answer gets memory of its own, and the memory of
+     * the inputs is released early, for another request. */
     ANSWER_LARGE_INPUTS = 2 << 20,
     /* bytes of a block of a large answer; it fits in the second-level cache beside the tensors from which it is made */
     ANSWER_STREAM_BLOCK = 192 << 10,
@@ -172,9 +181,11 @@ enum {
     LOOP_CROWD = 512,
     LOOP_STOP_MS = 2000, /* time after a drain for the last answers to be sent */
 
-    /* A body is checked on another thread if its text, without tensor data, is longer than this: 2 ms of work. */
+    /* A body is checked on another thread if its text, without tensor data, has more bytes than this, which take 2
+     * ms. */
     CHECK_LONG_SKELETON_BYTES = 32 << 10,
-    /* a body longer than this is checked on another thread: 2 ms of work if it consists of mask rows */
+    /* a body with more bytes than this is checked on another thread; checking this many bytes of mask rows takes 2
+     * ms */
     CHECK_LONG_BODY_BYTES = 8 << 20,
     CHECK_LONG_LSE_BYTES =
         /* if a body is longer than this, its lse (log-sum-exp of each row) is checked on another thread
@@ -185,8 +196,8 @@ enum {
     CHECK_COPY_BYTES = 256 << 10,
     /* time of one piece of verifying or measuring; after it, a piece of another request has its turn */
     FINISH_PIECE_NS = 10000000,
-    /* Most pieces of work that libuv has at a time: as many as it has threads. libuv would serve more pieces in order
-     * of arrival. */
+    /* Largest number of pieces of work that libuv has at a time: as many as libuv has threads. libuv would serve more
+     * pieces in order of arrival. */
     PIECES_AT_ONCE = 4,
     /* A check of results ends its search for mistakes before its deadline, so that its answer is in time: earlier by
      * this time plus a tenth of the remaining time. */
@@ -196,23 +207,27 @@ enum {
      * a millisecond or less. */
     PREPARE_MEASURE_AT_ONCE = 4096,
 
-    /* most waiting jobs that are examined to find members of a batch; the queue may have a million jobs */
+    /* largest number of waiting jobs that are examined to find members of a batch; the queue may have a million jobs */
     QUEUE_SCAN_MAX = 512,
-    /* most waiting jobs that cannot leave for a device yet and that a search for the next job skips: 3 ms of work */
+    /* largest number of jobs that a search for the next job skips because they cannot leave for a device yet: 3 ms of
+     * work */
     QUEUE_PASS_MAX = 1 << 16,
-    /* Most caches examined in one test of waiting cache transactions. The test takes 30 ms when hundreds of
-     * transactions have a thousand caches each. */
+    /* Largest number of caches examined in one test of waiting cache transactions. The test takes 30 ms when hundreds
+     * of transactions have a thousand caches each. */
     QUEUE_STEP_ROWS = 1 << 19,
-    QUEUE_RETRY_MAX_S = 30, /* largest Retry-After of a full queue in seconds, because the time is only an estimate */
+    /* largest value of Retry-After in seconds when the queue is full; a longer estimate would be too uncertain */
+    QUEUE_RETRY_MAX_S = 30,
 
-    CONTEXTS_MAX_COUNT = 1024, /* most contexts (saved forwards) in the table, which is allocated at the start */
+    /* largest number of contexts (saved forwards) in the table, which is allocated at the start */
+    CONTEXTS_MAX_COUNT = 1024,
     /* a context (a saved forward) waits this long for its backward; after that its memory is released */
     CONTEXTS_TTL_MS = 300000,
     CONTEXTS_SHARE = 4, /* contexts (saved forwards) may hold a quarter of the staging memory */
 
     /* bytes of the smallest granule (unit of memory for cache pages); also the alignment of every page */
     PAGES_GRANULE_BYTES = 4096,
-    /* most granules (units of memory for pages) of one pool; a search over all of them takes a millisecond */
+    /* largest number of granules (units of memory for pages) of one pool; a search over all of them takes a
+     * millisecond */
     PAGES_GRANULES = 1 << 20,
     CACHES_MAX_COUNT = 1 << 16,
     /* Upper bound on page-table entries of all caches of a device. It is CACHES_NUMBERS, or CACHES_SHARING per granule
@@ -226,12 +241,12 @@ enum {
     CACHES_PAGE_SIZE = 128,      /* positions in a page of a cache, unless page_size is given */
     CACHES_PAGE_SIZE_LEAST = 64, /* smallest page of a cache, in positions; CACHES_PAGE_SIZE is the only other size */
     CACHES_PAGE_SIZE_MOST = 128,
-    CACHES_HEADS = 1024, /* most key/value heads of a cache */
-    CACHES_ROWS = 1024,  /* most caches in one cache transaction */
-    /* most entries in the page table of one cache transaction; writing this many takes a millisecond */
+    CACHES_HEADS = 1024, /* largest number of key/value heads of a cache */
+    CACHES_ROWS = 1024,  /* largest number of caches in one cache transaction */
+    /* largest number of entries in the page table of one cache transaction; writing this many takes a millisecond */
     CACHES_STEP_PAGES = 1 << 20,
-    CACHES_LIST = 1000,         /* most caches that one answer of GET /v1/caches lists */
-    CACHES_EXPIRE_LOOKS = 4096, /* most caches that one sweep for expired caches examines */
+    CACHES_LIST = 1000,         /* largest number of caches that one answer of GET /v1/caches lists */
+    CACHES_EXPIRE_LOOKS = 4096, /* largest number of caches that one sweep for expired caches examines */
 };
 
 /* Largest work of a batch, in floating-point operations. A CPU computes a batch of this size in some ten milliseconds,
@@ -250,8 +265,8 @@ enum {
 /* A cache transaction with more floating-point operations than this (60 us on an H200) is joined with others only if
  * all of them become one problem (MERGE_BYTES). Otherwise all members of the batch would wait for the longest one. */
 #define PREPARE_ALONE_FLOPS 1e9
-/* A device with at least this many bytes has room for the scratch memory of any small job, so small jobs are not
- * checked for it. */
+/* A device with at least this many bytes of memory has room for the scratch memory of any small job, so small jobs are
+ * not checked for it. */
 #define PREPARE_SMALL_DEVICE (INT64_C(256) << 20)
 
 /* If a problem is expected to take PREPARE_CLOSER_S seconds or more, its FlashMask bounds are read for a closer
@@ -260,8 +275,8 @@ enum {
  * as long as usual, if all of its rows were slow. The search takes a hundredth of the problem's time. If there are
  * few rows of queries it takes more, but their slow-down is smaller than PREPARE_STRANGE. */
 #define PREPARE_CLOSER_S 0.05
-/* Most seconds that a check may add to the estimated time of a problem. A check that would take longer looks at fewer
- * rows. */
+/* The longest time in seconds that a check may add to the estimated time of a problem. A check that would take longer
+ * looks at fewer rows. */
 #define PREPARE_JUDGE_S   1.0
 #define PREPARE_STRANGE_S 1.0
 #define PREPARE_STRANGE   8
@@ -271,18 +286,19 @@ enum {
  * of one problem, which are kept as doubles, have at most VERIFY_MAX_HEAD_ELEMENTS numbers. */
 #define VERIFY_MAX_MULTIPLY_ADDS (INT64_C(1) << 30)
 #define VERIFY_MAX_HEAD_ELEMENTS (INT64_C(1) << 24)
-/* Most multiply-adds for checking the lse (log-sum-exp of each row) of one body: 30 ms. Rows that need more are not
- * checked. */
+/* Largest number of multiply-adds for checking the lse (log-sum-exp of each row) of one body: 30 ms. Rows that need
+ * more are not checked. */
 #define VERIFY_LSE_MULTIPLY_ADDS (INT64_C(1) << 25)
-/* Most multiply-adds for checking an lse (log-sum-exp of each row), per byte of the body. Without this bound a small
- * body with heads of one number could keep an HTTP thread busy for 30 ms. If heads have 16 numbers or more, the bound
- * is enough for some ten rows. */
+/* Largest number of multiply-adds for checking an lse (log-sum-exp of each row), per byte of the body. Without this
+ * bound a small body with heads of one number could keep an HTTP thread busy for 30 ms. If heads have 16 numbers or
+ * more, the bound is enough for some ten rows. */
 #define VERIFY_LSE_PER_BYTE 8
 
 /* ---- Devices (device/) ------------------------------------------------------------------------------------------ */
 
 enum {
-    DEVICE_MAX_STREAMS = 16, /* most batches on a device at a time, even if the device offers more streams */
+    /* largest number of batches on a device at a time, even if the device offers more streams */
+    DEVICE_MAX_STREAMS = 16,
     /* streams for guests, which are batches of flows (tenants) that have no other batch on the device (devices.c) */
     DEVICE_GUESTS = 6,
     /* A guest (a batch of a tenant that has no other batch on the device) starts only when the other batches have run
@@ -292,7 +308,8 @@ enum {
      * device) waits until the oldest of them has run for this many times the guest's expected time. So equal work of
      * many tenants is done one after the other, but a short request does not wait for long ones. */
     DEVICE_GUEST_FACTOR = 2,
-    /* most problems in one call of attn_run(): as many as an envelope (a body with several problems) may have */
+    /* largest number of problems in one call of attn_run(): as many as an envelope (a body with several problems) may
+     * have */
     DEVICE_MAX_RUN = 1024,
     /* Interval between two polls of a stream. It is also the longest delay in noticing that the stream's work has
      * ended. */
@@ -304,8 +321,8 @@ enum {
     DEVICE_LOST_POLL_NS = 10000000,
     /* a workspace (scratch memory of kernels) of more bytes than this is freed after its batch */
     DEVICE_WORKSPACE_KEEP = 64 << 20,
-    /* Most bytes of inputs and outputs of a problem that may be merged with others into one. Merging saves the fixed
-     * cost of each copy and launch, which matters little for a larger problem. */
+    /* Largest number of bytes of inputs and outputs of a problem that may be merged with others into one. Merging saves
+     * the fixed cost of each copy and launch, which matters little for a larger problem. */
     MERGE_BYTES = 1 << 20,
     MERGE_ALIGN = 16, /* alignment in bytes of each tensor of a problem that may be merged with others into one */
     /* alignment in bytes of merged tensors, and of the tensors of a problem that is cut over several devices */
@@ -316,18 +333,19 @@ enum {
     /* the workspace of an inline slot (for jobs that HTTP threads run themselves) is freed after its job if it has more
      * bytes than this */
     INLINE_KEEP = 4 << 20,
-    /* most bytes of inputs and outputs of a problem that an HTTP thread runs on a GPU itself: 20 us on the GPU's bus */
+    /* largest number of bytes of inputs and outputs of a problem that an HTTP thread runs on a GPU itself: 20 us on the
+     * GPU's bus */
     INLINE_BYTES = 1 << 20,
     /* An HTTP thread polls for this long for the end of its work on a GPU. After that a device thread takes over. */
     INLINE_WAIT_NS = 500000,
-    /* as INLINE_WAIT_NS (the time for which an HTTP thread polls), for a cache transaction, which has the GPU to
-     * itself */
+    /* An HTTP thread polls for this long for the end of a cache transaction on a GPU: longer than INLINE_WAIT_NS,
+     * because the transaction has the GPU to itself. */
     INLINE_STEP_WAIT_NS = 2000000,
     /* A thread that polls for the end of its work reads a word that the GPU writes at that time. Only once in this
      * interval does it also call the driver, which is slower but reports errors. */
     INLINE_ASK_NS = 20000,
-    /* most heads of all sequences in inline work (by an HTTP thread); each takes up to 2 us, however few numbers it
-     * has */
+    /* largest number of heads, over all sequences, of a problem that an HTTP thread computes itself; each head takes up
+     * to 2 us, however few numbers it has */
     INLINE_HEADS = 128,
 };
 
@@ -337,20 +355,20 @@ enum {
     /* length of one sleep between two polls; the kernel makes it twice as long, but the core still does not enter a
      * deep sleep state */
     NAP_NS = 50000,
-    /* a thread polls for this long; if the wait is longer, a small delay in noticing its end does not matter */
+    /* a thread polls for this long; after a longer wait, a small delay in noticing the end does not matter */
     NAPS_NS = 2000000,
-    /* Most waiting requests with which threads poll. With more of them no thread is idle for long, and polling would
-     * take time from the others. */
+    /* Largest number of waiting requests with which threads poll. With more requests no thread is idle for long, and
+     * polling would take time from the others. */
     NAPS_MOST = 4,
 };
 
-/* Most floating-point operations of inline work (by an HTTP thread on its own core), with padding: some 100 us. For a
- * larger problem it is worth waking other cores, and the HTTP thread has other connections to serve. */
+/* Largest number of floating-point operations, with padding, of a problem that an HTTP thread computes on its own core:
+ * some 100 us. A larger problem is worth waking other cores, and the HTTP thread has other connections to serve. */
 #define INLINE_FLOPS 2e7
-/* Most floating-point operations of inline work (by an HTTP thread) on a GPU whose memory already has all tensors: some
- * 400 us of a Hopper GPU. */
+/* Largest number of floating-point operations of a problem that an HTTP thread runs on a GPU whose memory already has
+ * all tensors: some 400 us of a Hopper GPU. */
 #define INLINE_DEVICE_FLOPS 2e11
-/* Most bytes of keys and values that an inline cache transaction (by an HTTP thread) may read: 1.5 ms of an H200. */
+/* Largest number of bytes of keys and values that a cache transaction may read on an HTTP thread: 1.5 ms of an H200. */
 #define INLINE_STEP_BYTES (INT64_C(6) << 30)
 /* The floating-point operations per second that the watchdog expects of any device: a batch may take --watchdog-ms
  * longer than at this rate. The slowest kernels (float32) reach 34e12 on an H200, and a thirtieth of that on the
@@ -369,7 +387,8 @@ enum {
 /* Floating-point operations that are put on a GPU's stream at a time, roughly: 10 to 50 ms of work on GPUs from sm_80
  * on. */
 #define DEVICE_GROUP_FLOPS 1e13
-/* Most seconds of device time, by estimate, that kernels of one flow (tenant) may have queued on a GPU. */
+/* The largest estimated device time, in seconds, of the kernels that one flow (a tenant's share of work) may have
+ * queued on a GPU. */
 #define DEVICE_FLOW_SECONDS 0.05
 /* Seconds of work, by estimate, that one call of attn_run_some() puts on a GPU's stream at most. */
 #define DEVICE_PIECE_SECONDS 0.025
@@ -386,9 +405,11 @@ enum {
     /* Longest document about this server, in bytes. Today's longest, /openapi.json, has less than a hundredth of
      * them. */
     JSON_DOCUMENT_BYTES = 16 << 20,
-    /* upper bound of the page /metrics, far more than METRICS_MAX_SERIES series of every metric need */
+    /* upper bound of the size of the page /metrics in bytes, far more than METRICS_MAX_SERIES series of every metric
+     * need */
     METRICS_PAGE_BYTES = 64 << 20,
-    METRICS_MAX_SERIES = 192, /* most series (sets of label values) of one metric; later ones count as "other" */
+    /* largest number of series (sets of label values) of one metric; later ones count as "other" */
+    METRICS_MAX_SERIES = 192,
     METRICS_LABEL_BYTES = 64, /* longest label value, with the NUL; a longer one is cut */
 };
 
@@ -402,8 +423,8 @@ enum {
     /* An HTTP thread copies up to this many bytes of shared memory itself, in less than 0.1 ms. */
     REGIONS_AT_ONCE_BYTES = 256 << 10,
     REGIONS_PINNED_TENSOR =
-        /* from this size on, a device reads a tensor from shared memory itself; drivers copy a smaller one with the
-         * CPU */
+        /* smallest size in bytes of a tensor that a device copies from shared memory by itself; GPU drivers copy
+         * smaller ones with the CPU */
     256 << 10,
     /* pause before and after the first look at a shared file's time stamp, which is exact to a fifth of this time */
     REGIONS_QUIET_MS = 50,
@@ -412,22 +433,22 @@ enum {
 #define REGIONS_MAX_BYTES (INT64_C(1) << 40)
 /* Largest shared memory region that is pinned for GPUs: pinning takes the driver 0.1 ms per MiB or more. */
 #define REGIONS_PINNED_REGION (INT64_C(1) << 30)
-/* Most pinned bytes of all shared memory regions together, because the system cannot move pinned pages. */
+/* Largest number of pinned bytes of all shared memory regions together, because the system cannot move pinned pages. */
 #define REGIONS_PINNED_BYTES (INT64_C(8) << 30)
 
-/* Most staging memory that is kept for the next request while no request leases it. */
+/* Largest amount of staging memory that is kept for the next request while no request leases it. */
 #define STAGING_WARM_BYTES (INT64_C(1) << 30)
 
 /* ---- The log (base/log.c) ---------------------------------------------------------------------------------------- */
 
 enum {
-    /* bytes of lines that wait while standard error takes none; further lines are lost and counted */
+    /* largest number of bytes of lines that wait while standard error takes none; further lines are lost and counted */
     LOG_BUFFER_BYTES = 1 << 20,
     LOG_PAIRS_BYTES = 1024,      /* longest text of a line's key=value pairs, with the NUL */
     LOG_NAME_BYTES = 128,        /* longest request id or event name in a line */
     LOG_CLEAN_INPUT_BYTES = 128, /* longest string of a client in a log line */
-    /* Most lines of one event, of level WARN or ERROR, that are written in a second. The limit keeps a stream of them
-     * from filling a disk. */
+    /* Largest number of lines of one event, of level WARN or ERROR, that are written in a second. The limit keeps a
+     * stream of lines from filling a disk. */
     LOG_REPEATS_PER_SECOND = 20,
     /* number of counters that limit repeated log lines; if there are more events than this, some share a counter */
     LOG_REPEAT_SLOTS = 64,
@@ -443,7 +464,8 @@ enum {
     /* Interval between two log lines for the same reason. It keeps a flood of clients with a wrong protocol from
      * filling a disk. */
     FIRST_BYTES_LOG_MS = 60000,
-    /* Most lines of X-Forwarded-For that are read, beginning with the last. Each proxy extends a line or adds one. */
+    /* Largest number of lines of X-Forwarded-For that are read, beginning with the last line. Each proxy extends a line
+     * or adds one. */
     FORWARDED_LINES = 8,
 };
 
@@ -458,7 +480,7 @@ enum {
     /* A thread that is busy for longer with one piece of work counts as stuck. Milliseconds are usual, and even a busy
      * machine does not explain seconds. */
     HEARTBEAT_LIMIT_MS = 5000,
-    /* most threads whose busy time is watched: --http-threads, the loop, devices, and some to spare */
+    /* largest number of threads whose busy time is watched: --http-threads, the loop, devices, and some to spare */
     HEARTBEAT_THREADS = 1024,
 
     MAIN_BYTES = 64 << 20,       /* memory of the process itself: program, libraries, tables, log */
@@ -468,7 +490,7 @@ enum {
     SIGNALS_GRACE_MS = 5000,
     MAIN_STOP_WAIT_MS = 1000, /* time for the devices' threads to end their work, whose results nobody needs any more */
 
-    SUPERVISE_SHORT_LIFE_S = 2, /* seconds; a server that ends sooner than this after its start counts as failed */
+    SUPERVISE_SHORT_LIFE_S = 2, /* a server that ends sooner than this many seconds after its start counts as failed */
     /* the supervisor gives up after this many servers in a row that ended soon after their start */
     SUPERVISE_GIVE_UP = 5,
     /* longest pause between two starts of the server; the pause doubles with each failure, up to this */

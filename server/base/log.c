@@ -73,7 +73,7 @@ static struct {
     bool repeats_left_out; /* true: some event has lines that were left out and are not reported yet */
 } the = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-/* min_level and the next variables are read without the mutex. */
+/* Threads read the variables min_level, as_json and dropped without the mutex. */
 static atomic_int min_level = LOG_INFO;
 static atomic_bool as_json;
 static atomic_uint_fast64_t dropped;
@@ -317,8 +317,8 @@ static void tell_repeat(struct repeat *r)
     append(line, format_line(line, atomic_load(&as_json), r->level, NULL, "repeated", pairs));
 }
 
-/* Returns whether a line of this event may be written, or the event has reached its limit of lines in this second. Call
- * this with the mutex held. */
+/* Returns false if this event has reached its limit of lines in this second, so that no further line may be written.
+ * Call this with the mutex held. */
 static bool admit(enum log_level level, const char *event)
 {
     if (level < LOG_WARN) return true;
@@ -374,7 +374,9 @@ static void *writer_main(void *unused)
         if (the.closing) tell_repeats(true);
         const uint64_t lost = log_dropped(), lines = the.lines;
         const bool tell = lines > 0 && lost != the.told_lost && LOG_BUFFER_BYTES - the.used >= LINE_BYTES;
-        if (tell) { /* a `lost` line is not counted in `lines`, because its own loss is not worth a report */
+        /* a `lost` line, which reports the number of lost lines, is not counted in `lines`: its own loss is not worth a
+         * report */
+        if (tell) {
             char pairs[64];
             snprintf(pairs, sizeof pairs, "lines=%llu", (unsigned long long)(lost - the.told_lost));
             the.used += format_line(the.buffer[the.filling] + the.used, atomic_load(&as_json), LOG_WARN, NULL, "lost",
@@ -390,7 +392,7 @@ static void *writer_main(void *unused)
         const bool written = write_all(full, used, lines);
         pthread_mutex_lock(&the.lock);
         if (tell && written) the.told_lost = lost;
-        /* tested again, because another thread may have logged while this one was in write() */
+        /* the buffer is tested again, because another thread may have logged a line while this thread was in write() */
         if (last && the.used == 0) break;
     }
     the.done = true;
@@ -536,7 +538,7 @@ const char *log_clean(char *buffer, unsigned long capacity, const char *client_s
         static const char hex[] = "0123456789abcdef";
         const unsigned char c = (unsigned char)s[taken];
         size_t length = text_character(s + taken);
-        /* characters from U+0080 to U+009F are terminal commands */
+        /* characters from U+0080 to U+009F are terminal commands, so they are escaped */
         if (c == 0xC2 && (unsigned char)s[taken + 1] < 0xA0) length = 0;
         if (length == 3 && turns_lines((const unsigned char *)s + taken)) length = 0;
         const char escaped[] = { '\\', (char)c }, code[] = { '\\', 'x', hex[c >> 4], hex[c & 15] };

@@ -305,7 +305,8 @@ static bool read_stat(double *cpu_s, double *start_s, double *virtual_bytes, dou
     size_t used = f != NULL ? fread(line, 1, sizeof line - 1, f) : 0;
     if (f != NULL) fclose(f);
     line[used] = '\0';
-    const char *after = strrchr(line, ')'); /* the program's name in parentheses may contain any character */
+    /* the program's name in parentheses may contain any character, so the last parenthesis ends the name */
+    const char *after = strrchr(line, ')');
     unsigned long long utime, stime, start, vsize, rss;
     if (after == NULL ||
         sscanf(after + 1,
@@ -348,7 +349,8 @@ static void put_process(struct text *p)
     }
     DIR *fds = opendir("/proc/self/fd");
     if (fds != NULL) {
-        int open_fds = -3; /* the entries ".." and "." and the directory's own descriptor do not count */
+        /* the entries ".." and "." of the directory and the directory's own descriptor do not count */
+        int open_fds = -3;
         while (readdir(fds) != NULL) open_fds++;
         closedir(fds);
         NUMBER("process_open_fds", "gauge", "Open file descriptors", open_fds);

@@ -19,8 +19,8 @@ enum {
 
 static const uint8_t four_in_six[BITS_FOUR / 8] = { [10] = 0xff, [11] = 0xff };
 
-/* Reads an address. Returns false if the text is not an address. *first is the number of leading bits that the text
- * does not contain (96 for IPv4, otherwise 0). */
+/* Reads an IP address from the text; an IPv4 address becomes a mapped IPv6 address. Returns false if the text is not an
+ * address. *first is the number of leading bits that the text does not contain (96 for IPv4, otherwise 0). */
 static bool parse(const char *text, uint8_t address[BITS / 8], int *first)
 {
     memcpy(address, four_in_six, sizeof four_in_six);

@@ -93,7 +93,8 @@ bool signals_start(void (*notify)(void *context, int number), void *context, int
     self.again_ms = again_ms;
     sigemptyset(&wake);
     sigaddset(&wake, WAKE);
-    pthread_sigmask(SIG_BLOCK, &wake, &before); /* the new thread starts with this signal blocked */
+    /* a new thread inherits the signal mask, so it starts with this signal blocked */
+    pthread_sigmask(SIG_BLOCK, &wake, &before);
     self.running = pthread_create(&self.thread, NULL, run, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (self.running) pthread_detach(self.thread);

@@ -50,7 +50,7 @@ enum {
     SMALLEST_LOG2 = 14, /* log2 of the smallest block: a block below 16 KiB is not worth a mapping of its own */
     LARGEST_LOG2 = 46,
     STEPS = 8, /* number of block sizes between any size and its double */
-    LOOK = 16, /* most blocks of a size class that are searched for one that this core released */
+    LOOK = 16, /* largest number of blocks of a size class that are searched for one that this core released */
     CLASS_COUNT = (LARGEST_LOG2 - SMALLEST_LOG2) * STEPS + 1,
 };
 #define HUGE_PAGE ((size_t)2 << 20)
@@ -135,7 +135,8 @@ static void *anonymous_grow(void *context, void *memory, size_t bytes, size_t ne
 
 /* ---- Sizes ------------------------------------------------------------------------------------------------------- */
 
-/* Returns the block size of a class, in whole pages. The counted bytes are therefore equal to the resident ones. */
+/* Returns the block size of a class, in whole pages. The bytes that the pool counts are therefore equal to the resident
+ * bytes. */
 static size_t class_bytes(int size_class)
 {
     const int shift = SMALLEST_LOG2 + size_class / STEPS;

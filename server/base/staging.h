@@ -34,7 +34,8 @@ struct staging_block {
     int size_class;
     int core;    /* the core on which the block was last released */
     bool leased; /* false: the block is warm (kept for the next request) */
-    /* true: the block was leased before its bytes arrived, and staging_arrived() was not called for it since */
+    /* true: the block was leased before the bytes of its body arrived, and staging_arrived() was not called for it
+     * since */
     bool ahead;
     /* the account that a leased block counts for; the block's owner keeps a reference to it; NULL: no account */
     struct caller *caller;

@@ -201,7 +201,8 @@ attn_status unpack_next(struct unpacker *u, const char **bytes, size_t *count, c
         else if (result != Z_OK && result != Z_BUF_ERROR && result != Z_STREAM_END) (void)broken(u);
         else if (*count == 0) break;
     }
-    if (*size > 0) return ATTN_OK; /* output is returned now, the fault by the next call */
+    /* this call returns the bytes that were unpacked, and the next call returns the error */
+    if (*size > 0) return ATTN_OK;
     if (u->error.status == ATTN_OK && u->ended && *count > 0) (void)trailing(u, **bytes);
     return told(u, err);
 }

@@ -78,8 +78,8 @@ void caches_forget(struct caches *caches, bool (*is_known)(void *context, const 
 /* Call this when the device has failed. Its caches end, and it gets no new ones. A cache in a transaction ends with the
  * transaction. */
 void caches_lose(struct caches *caches, int device);
-/* Returns the size in bytes of the smallest pool that has its memory. A request's tensors cannot use this memory on any
- * device. */
+/* Returns the smallest number of bytes that allocated cache memory takes on a device. No device has these bytes for the
+ * tensors of requests. */
 int64_t caches_held_bytes(struct caches *caches);
 
 /* ---- Caches: any thread, no waiting ------------------------------------------------------------------------------ */
@@ -91,7 +91,8 @@ attn_status caches_create(struct caches *caches, struct caller *caller, const st
                           attn_error *err);
 attn_status caches_get(struct caches *caches, const struct caller *caller, const char *id, struct cache_info *info,
                        attn_error *err);
-/* Lists the caller's caches, the oldest first, and at most `room` of them. *count becomes the number of all of them. */
+/* Lists the caller's caches, the oldest first, and at most `room` of them. *count becomes the number of all caches of
+ * the caller. */
 void caches_list(struct caches *caches, const struct caller *caller, struct cache_info *infos, int room, int *written,
                  int *count);
 /* Makes a cache with the first `length` positions of another cache (-1: all positions). */
@@ -126,40 +127,45 @@ void caches_totals(struct caches *caches, struct caches_totals *totals);
 struct cache_step {
     struct caches *caches;
     struct caller *caller;
-    char (*ids)[CACHE_ID_BYTES]; /* [rows]: the id of each row's cache; the code that made the step owns the array */
+    /* [rows]: the id of each row's cache, in an array that belongs to the maker of the transaction */
+    char (*ids)[CACHE_ID_BYTES];
     int rows;
     int64_t append; /* number of positions that each row (one cache) gains; 0: none */
-    bool of_path;   /* true: the URL's path names the one cache, so errors say "this cache" and not `caches` */
-    /* the new keys and values of all caches, one cache after the other, set by the step's maker before the step begins;
-     * v is NULL if the caches are latent (the values are a part of the keys) */
+    /* true: the URL's path names the only cache of the request, so errors say "this cache" and not `caches` */
+    bool of_path;
+    /* the new keys and values of all caches, one cache after the other, set by the maker of the transaction before it
+     * begins; v is NULL if the caches are latent (the values are a part of the keys) */
     const char *k, *v;
     int64_t k_row_bytes, v_row_bytes; /* bytes of one row (one cache) of k and of v */
 
-    struct cache_shape shape; /* the shape that all caches of the step have */
-    int device;               /* number of the device that has all caches of the step */
+    struct cache_shape shape; /* the shape that all caches of the transaction have */
+    int device;               /* number of the device that has all caches of the transaction */
     const char *pool;         /* address of page 0 in the device's memory */
     size_t pool_bytes, page_bytes;
     size_t granule;          /* bytes of the pool's memory from one page number to the next */
     bool k_scaled, v_scaled; /* true: the caches have quantisation scales for keys (k_scaled), for values (v_scaled) */
-    int64_t most;            /* number of pages of the cache with the most pages */
-    int32_t *lengths;        /* [rows]: lengths of the caches after the step; estimates until the step has begun */
+    int64_t most;            /* number of pages of the cache that has the most pages */
+    /* [rows]: lengths of the caches after the transaction; estimates until the transaction has begun */
+    int32_t *lengths;
 
     bool begun;
     /* [rows, most]: page numbers. This array and those below are in the memory given to caches_begin() */
     int32_t *table;
-    int32_t *table_lengths; /* [rows]: a copy of `lengths`, in the same memory as the table */
+    int32_t *table_lengths; /* [rows]: a copy of `lengths` in the memory of `table` */
     /* [rows]: number of positions of each cache in pages that the cache of the row before also has */
     int32_t *prefix_keys;
     /* some cache shares so many pages with the cache of the row before that prefix_keys saves a device time */
     bool shares;
-    float *k_scale, *v_scale; /* [rows, kv_heads], or NULL; until the step has begun these arrays are in `scales` */
-    attn_move *moves;         /* moves: copies that the device makes before it computes */
+    /* [rows, kv_heads], or NULL; until the transaction has begun, both arrays are in `scales` */
+    float *k_scale, *v_scale;
+    attn_move *moves; /* moves: copies that the device makes before it computes */
     int64_t move_count;
-    bool ends;             /* the step is the last of a KServe sequence, so committing it deletes its caches */
+    bool ends;             /* the transaction is the last of a KServe sequence, so committing it deletes its caches */
     struct cache_row *row; /* only the code of server/caches uses this member and those below */
-    /* the value of caches->burials when row[].cache was found; while it is unchanged, these pointers are valid */
+    /* the value of caches->burials (number of deleted caches) when row[].cache was found; while it is unchanged, the
+     * pointers row[].cache are valid */
     uint64_t burials;
-    float *scales; /* memory for scales that belongs to the step */
+    float *scales; /* memory for scales that belongs to the transaction */
 };
 
 /* Fills in *step, a transaction on the caches `ids`: checks that they exist and that all have the same shape and
@@ -168,21 +174,22 @@ struct cache_step {
 attn_status caches_look(struct caches *caches, struct caller *caller, char (*ids)[CACHE_ID_BYTES], int rows,
                         int64_t append, bool of_path, struct cache_step *step, attn_error *err);
 
-/* Sets step->most (number of pages of the cache with the most pages) and returns the bytes that the step's tables need
- * now (64-byte aligned). TOO_LARGE: since caches_look() the caches have grown beyond what the step may use. */
+/* Sets step->most (number of pages of the cache that has the most pages) and returns the bytes that the tables of the
+ * transaction `step` need now (64-byte aligned). TOO_LARGE: since caches_look() the caches have grown beyond what a
+ * transaction may use. */
 attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_error *err);
 
-/* Begins the step; `memory` is for its tables. *wait becomes true if the step cannot begin now, because another step
- * uses one of its caches or an older step waits for one of them. `scan` is the number of this scan of all waiting
- * steps, from the oldest on; 0: no step waits, and this one will not wait either. Errors: NOT_FOUND, TOO_LARGE (for the
- * pool or the caller's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a larger table than caches_table_bytes()
- * said). */
+/* Begins the step (a cache transaction); `memory` is for its page tables. *wait becomes true if the step cannot begin
+ * now, because another step uses one of its caches or an older step waits for one of them. `scan` is the number of this
+ * scan of all waiting steps, from the oldest on; 0: no step waits, and this one will not wait either. Errors:
+ * NOT_FOUND, TOO_LARGE (for the pool or the caller's share), FULL, QUOTA, NO_MEMORY, BUSY (a row needs a larger table
+ * than caches_table_bytes() said). */
 attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, bool *wait, attn_error *err);
-/* Tells whether the step must wait, without beginning it. It takes little time, because it may be called for many
- * waiting steps. */
+/* Tells whether the step (a transaction) must wait, without beginning it. The call takes little time, because it may be
+ * called for many waiting steps. */
 attn_status caches_ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err);
-/* Ends a step when the device is done. With `commit` its caches are longer, otherwise they are as before. Does nothing
- * if the step has not begun. */
+/* Ends a step (a cache transaction) when the device is done. With `commit` its caches are longer, otherwise they are as
+ * before. Does nothing if the step has not begun. */
 void caches_end(struct cache_step *step, bool commit);
 /* frees the memory of the step (a request's transaction on caches), which must have ended */
 void caches_drop_step(struct cache_step *step);

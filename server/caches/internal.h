@@ -25,7 +25,8 @@ struct pool {
     struct caches_source source;
     size_t bytes;
     int64_t numbers; /* number of page-table entries of all caches in the pool */
-    /* Number of all caches in the pool, and of those that have pages. Deleted caches count while a step uses them. */
+    /* Number of all caches in the pool, and of those that have pages. A deleted cache counts as long as a transaction
+     * uses it. */
     int64_t caches, filled;
 };
 
@@ -46,10 +47,11 @@ struct cache {
     int64_t ttl_ms, used_ms;
     int users;
     bool writing, dead;
-    int64_t truncate_to; /* length to which the cache is cut when its last step ends; -1: no truncation waits */
+    int64_t truncate_to; /* length to which the cache is cut when its last transaction ends; -1: no truncation waits */
     /* number of the last scan of all waiting steps (transactions) in which a step waited for this cache */
     uint64_t wanted;
-    /* number of the last caches_look() that named this cache, by which it notices a cache that is named twice */
+    /* number of the last caches_look() that named this cache, by which caches_look() notices a cache that is named
+     * twice */
     uint64_t looked;
 };
 
@@ -63,13 +65,14 @@ struct caches {
     int64_t expired, lost_ids;
     bool lost_pool; /* true: at least one device was lost, and its pool with it */
     uint64_t looks;
-    /* number of caches deleted so far; a pointer to a cache that was found at the same number is valid */
+    /* number of caches deleted so far; while it is unchanged, a pointer to a cache stays valid */
     uint64_t burials;
     struct pool pools[CONFIG_MAX_DEVICES];
     struct cache *buckets[BUCKETS], *sequences[BUCKETS];
     struct cache *oldest, *newest;
-    struct cache *looked_at; /* cache at which caches_expire() continues; NULL: at the oldest */
-    int64_t expires_ms;      /* no cache without users expires before this time */
+    /* the cache at which caches_expire() continues its search; NULL: it begins at the oldest cache */
+    struct cache *looked_at;
+    int64_t expires_ms; /* the earliest time at which a cache that no transaction uses may expire */
 };
 
 /* The changes that a step (a cache transaction) makes to one of its caches. */
@@ -78,7 +81,7 @@ struct cache_row {
     int64_t before; /* length of the cache before the step (transaction) */
     int64_t first;  /* index in the cache's page list of the first page that `pages` replaces or adds */
     int64_t count;  /* number of pages in the array `pages` */
-    int32_t *pages; /* numbers of the pages that the step has taken from the pool */
+    int32_t *pages; /* numbers of the pages that the transaction has taken from the pool */
     bool copied;    /* true: pages[0] is a copy of a shared page, and replaces that page */
 };
 
@@ -111,7 +114,7 @@ struct cache *cache_find(struct caches *caches, const struct caller *caller, con
                          const char *what, attn_error *err);
 /* Charges the cache's caller for `pages` more pages, or for fewer if the number is negative. */
 void cache_charge(const struct caches *caches, const struct cache *cache, int64_t pages);
-/* Returns the bytes of pages that a caller may have on all devices together. INT64_MAX: there is no limit. */
+/* Returns how many bytes of KV cache pages a caller may have on all devices together. INT64_MAX: there is no limit. */
 int64_t cache_share(const struct caches *caches, const struct caller *caller);
 /* Updates the numbers of the pool and of the caller that depend on this cache's number of pages, which was `before`. */
 void cache_count(struct caches *caches, struct cache *cache, int64_t before);
@@ -119,7 +122,8 @@ void cache_count(struct caches *caches, struct cache *cache, int64_t before);
 void cache_keep_first(struct caches *caches, struct cache *cache, int64_t length);
 /* Removes the cache from the table. Its pages are freed when the last step (transaction) on it has ended. */
 void cache_bury(struct caches *caches, struct cache *cache);
-/* Records when the cache expires, for caches_expire_all(). Call this when the last step on the cache has ended. */
+/* Records when the cache expires, for caches_expire_all(). Call this when the last transaction on the cache has
+ * ended. */
 void cache_note_expiry(struct caches *caches, const struct cache *cache);
 /* Removes all caches that were unused for longer than their time to live. Before expires_ms it does nothing. */
 void caches_expire_all(struct caches *caches, int64_t now_ms);

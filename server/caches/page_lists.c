@@ -3,10 +3,11 @@
  * Invariants
  * 1. A block (of page numbers) that several lists share is full. All its pages are full of positions, so none of them
  *    is ever replaced.
- * 2. pages.c knows the block of each page with one reference (NULL: a running step, a cache transaction, has the page).
+ * 2. For each page with one reference, pages.c knows the block that has the page (NULL: a running cache transaction has
+ *    it).
  * 3. block->shared counts the block's pages that have more than one reference.
- * 4. pages_shared() counts each page once that several lists share. These are the pages with several references, which
- *    pages.c counts, and the pages that only one block has, if several lists have the block. */
+ * 4. pages_shared() counts each page once that several lists share. pages.c counts the pages with several references,
+ *    this file the pages that only one block has, if several lists have that block. */
 #include "server/caches/page_lists.h"
 
 #include <assert.h>
@@ -49,7 +50,8 @@ static void block_free(struct page_block *block)
     free(block);
 }
 
-/* Makes room for `count` page numbers in the block. Room grows by halves, because most caches have few pages. */
+/* Makes room for `count` page numbers in the block. The room grows by a half at a time, because most caches have few
+ * pages. */
 static bool block_reserve(struct page_block *block, int64_t count)
 {
     if (count <= block->room) return true;
@@ -84,7 +86,7 @@ static void count_page(struct pages *pages, struct page_block *block, int sign)
     if (block->references > 1) pages_share_more(pages, -sign);
 }
 
-/* Adds a page, which is also in another block, to the block. */
+/* Adds to the block a page that another block has as well. */
 static void block_hold(struct page_block *block, struct pages *pages, int32_t page)
 {
     struct page_block *const alone = pages_owner(pages, page);
@@ -105,7 +107,7 @@ static bool block_drop_last(struct page_block *block, struct pages *pages, int32
     return is_free;
 }
 
-/* Drops one list's reference to the block. Returns the number of pages that became free. */
+/* Drops one list's reference to the block of page numbers. Returns the number of pages that became free. */
 static int64_t block_let_go(struct page_block *block, struct pages *pages, int32_t run)
 {
     int64_t count = 0;
@@ -197,7 +199,8 @@ bool page_list_may_cut(struct page_list *list, int64_t count)
     return list->spare != NULL;
 }
 
-/* Replaces a block that the list shares by a block of its own, with the first `count` pages of the shared one. */
+/* Replaces a block that the list shares with other lists by a block of the list's own, with the first `count` pages of
+ * the shared one. */
 static void part(struct page_list *list, struct pages *pages, int64_t index, int64_t count)
 {
     struct page_block *const block = list->blocks[index], *const own = list->spare;

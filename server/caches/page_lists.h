@@ -57,8 +57,8 @@ int64_t page_list_shared(const struct page_list *list);
 bool page_list_reserve(struct page_list *list, int64_t count);
 /* Adds a page from pages_take() behind the last page. Call page_list_reserve() before. */
 void page_list_put(struct page_list *list, struct pages *pages, int32_t page);
-/* Removes the last page of the list; the block with it must not be shared. True: the page is free now. Memory stays
- * reserved. */
+/* Removes the last page of the list. The last block of page numbers must not be shared with other lists. True: the page
+ * is free now. The list's memory stays reserved. */
 bool page_list_drop_last(struct page_list *list, struct pages *pages, int32_t run);
 
 /* Makes the empty list `to` a list of the first `count` pages of `from`. The first `full` of these pages (all, or all

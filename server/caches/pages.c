@@ -19,7 +19,7 @@ struct pages {
         /* granules: number of all granules; used: number of granules in pages; count: number of all pages; shared: see
          * pages_shared() */
         shared;
-    int64_t next;        /* granule where the next search begins */
+    int64_t next;        /* the granule (unit of the pool's memory) at which the next search begins */
     uint64_t *taken;     /* a bit for each granule; 1: the granule is in a page */
     int32_t *references; /* [granule]: number of references to the page that begins at this granule */
     /* [granule]: the exclusive or of the addresses of a page's owners, which for one owner is its address */

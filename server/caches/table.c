@@ -39,8 +39,8 @@ static bool is_id(const char *id)
     return strlen(id) == CACHE_ID_CHARS && strspn(id, "0123456789abcdef") == CACHE_ID_CHARS;
 }
 
-/* Returns the bucket of a cache's id. The hash of ids is keyed: otherwise a client could keep only those ids that share
- * a bucket. */
+/* Returns the bucket of a cache's id. The hash of ids has a secret key. Otherwise a client could make many caches and
+ * keep only those whose ids are in one bucket, which would make searches slow. */
 static struct cache **bucket_of(struct caches *caches, const struct caller *caller, const char *id)
 {
     const uint64_t hash = keyed_hash(&caches->key, (uint64_t)(uintptr_t)caller, id + PROCESS_CHARS,
@@ -115,11 +115,11 @@ int64_t caches_held_bytes(struct caches *caches)
 }
 
 /* Allocates the pool's memory, or waits for a thread that is doing so. The function releases the lock while it
- * allocates or waits (invariant 5). The pool's table of pages is made first: without a table, memory that the device
- * gave would be lost. */
+ * allocates or waits (invariant 5). The pool's table of pages is made first, because if that failed later, memory that
+ * the device gave would be lost. */
 static attn_status open_pool(struct caches *caches, struct pool *pool, attn_error *err)
 {
-    /* copied before the lock is released, because pool->name becomes NULL if the device is lost */
+    /* copied before the lock is released, because pool->device becomes NULL if the device is lost */
     const char *const device = pool->device;
     attn_error why = { 0 };
     void *memory = NULL;
@@ -432,8 +432,8 @@ static size_t shape_page_bytes(const struct cache_shape *shape)
 }
 
 /* Returns the number of the pool with the most free room, among all pools or (`open`) only those whose memory is
- * allocated; -1: there is none. An empty cache counts as much as the other caches on average. Otherwise many caches
- * that are made while they are empty would all be in one pool. */
+ * allocated; -1: there is none. Of a pool's room, an empty cache counts as taking as much as the other caches do on
+ * average. Otherwise many caches that are made while they are empty would all be in one pool. */
 static int roomiest(const struct caches *caches, bool open)
 {
     int64_t used = 0, filled = 0, most = 0;
@@ -610,8 +610,8 @@ static int64_t pool_numbers(const struct pool *pool)
     return granules > CACHES_NUMBERS / CACHES_SHARING ? granules * CACHES_SHARING : CACHES_NUMBERS;
 }
 
-/* Checks that the page list of a fork stays within the limits. A fork takes no memory of the pool, only host memory for
- * this list. */
+/* Checks that the page list of a fork (a cache that shares the pages of another) stays within the limits. A fork takes
+ * no memory of the pool, only host memory for its page list. */
 static attn_status may_share(const struct caches *caches, const struct cache *from, int64_t count, attn_error *err)
 {
     const struct pool *const pool = &caches->pools[from->pool];

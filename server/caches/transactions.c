@@ -92,7 +92,8 @@ static void copy_scales(const struct cache *cache, int row, float *k_scale, floa
     if (v_scale) memcpy(v_scale + (size_t)row * heads, cache->v_scale, bytes);
 }
 
-/* Copies the caches' scales for the check of the problem. When the step begins, it copies them again. */
+/* Copies the quantisation scales of the caches, which the check of the problem reads. The scales are copied again when
+ * the step (a cache transaction) begins. */
 static attn_status look_at_scales(struct cache_step *step, attn_error *err)
 {
     const size_t count = (size_t)step->rows * (size_t)step->shape.kv_heads;
@@ -197,7 +198,7 @@ attn_status caches_table_bytes(struct cache_step *step, size_t *bytes, attn_erro
     return check_pages(step, err);
 }
 
-/* Sets the address of each table of the step, in `memory`. */
+/* Places each table of the step (a cache transaction) in `memory`. */
 static void place_tables(struct cache_step *step, char *memory)
 {
     const size_t rows = (size_t)step->rows, scale = rows * (size_t)step->shape.kv_heads * sizeof(float);
@@ -274,7 +275,7 @@ static attn_status in_pieces(const struct cache_step *step, int64_t count, attn_
 }
 
 /* Takes the pages that a row (one cache) gains. Pages already taken stay in the row even after an error, and the end of
- * the step drops them. FULL: there is no room for one of the pages. */
+ * the transaction drops them. FULL: there is no room for one of the pages. */
 static attn_status take_row(struct cache_step *step, int index, attn_error *err)
 {
     struct caches *const caches = step->caches;
@@ -298,13 +299,14 @@ static attn_status take_row(struct cache_step *step, int index, attn_error *err)
     return ATTN_OK;
 }
 
-/* Takes the pages that all rows (caches of the step) gain. */
+/* Takes the new pages of all rows (caches of the step) from the pool. */
 static attn_status take_pages(struct cache_step *step, attn_error *err)
 {
     int64_t count = 0;
     for (int row = 0; row < step->rows; row++) {
         count += count_pages(step, row);
-        step->row[row].cache->users++; /* marks the cache as in use, so that it does not expire */
+        /* counts one more user of the cache while pages are taken, so that the cache does not expire */
+        step->row[row].cache->users++;
     }
     attn_status status = check_room(step, count, NULL);
     if (status != ATTN_OK) {
@@ -422,7 +424,8 @@ static int32_t prefix_of(const struct cache_step *step, int row)
     return (int32_t)(same * size < least ? same * size : least);
 }
 
-/* Finds the step's caches and tells whether the step must wait. If so, younger steps must wait for the same caches. */
+/* Finds the caches of the step (a transaction) and tells whether the step must wait. If it must wait, younger steps
+ * must wait for the same caches. */
 static attn_status ask(struct cache_step *step, uint64_t scan, bool *wait, attn_error *err)
 {
     const int64_t now_ms = clock_ms();
@@ -445,8 +448,8 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     if (status != ATTN_OK || *wait) return status;
     for (int row = 0; row < step->rows; row++) {
         const int64_t pages = cache_pages_for(step->row[row].cache, step->row[row].before + step->append);
-        if (pages > step->most) /* another step has extended one of the caches after caches_table_bytes() was called */
-            return attn_fail(err, ATTN_BUSY, NULL, "caches: [%d] has grown meanwhile", row);
+        /* another transaction has extended one of the caches after caches_table_bytes() was called */
+        if (pages > step->most) return attn_fail(err, ATTN_BUSY, NULL, "caches: [%d] has grown meanwhile", row);
         moves += 6 * (pages - step->row[row].before / step->shape.page_size + 1);
     }
     if (step->append > 0) {
@@ -456,7 +459,8 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     if (step->append > 0) status = take_pages(step, err);
     if (status != ATTN_OK) {
         for (int row = 0; row < step->rows; row++) give_back(step->caches, &step->row[row]);
-        free(step->moves); /* an earlier attempt to begin this step may have left moves, which are dropped */
+        /* an earlier attempt to begin this transaction may have left moves (copies to make), which are dropped */
+        free(step->moves);
         step->moves = NULL;
         return status;
     }
@@ -468,8 +472,8 @@ static attn_status begin(struct cache_step *step, uint64_t scan, bool *wait, att
     return ATTN_OK;
 }
 
-/* Fills the tables and moves of a step. The lock is not needed, since nothing that the function reads changes before
- * the step ends. */
+/* Fills the page tables and moves (copies) of a step, a cache transaction. The lock is not needed, since nothing that
+ * the function reads changes before the step ends. */
 static void plan(struct cache_step *step, char *memory)
 {
     place_tables(step, memory);
@@ -503,7 +507,7 @@ attn_status caches_begin(struct cache_step *step, uint64_t scan, void *memory, b
 
 /* ---- End -------------------------------------------------------------------------------------------------------- */
 
-/* Adds the new pages of a row to the row's cache, because the step is committed. */
+/* Adds the new pages of a row to the row's cache, because the step (transaction) is committed. */
 static void commit_row(struct caches *caches, struct cache_row *row, int64_t append)
 {
     struct cache *const cache = row->cache;

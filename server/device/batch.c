@@ -53,7 +53,8 @@ void batch_count(const struct batch *batch, const struct job_part *first)
     /* cancelled requests are no errors of the device, and are counted elsewhere */
     if (first->error.status == ATTN_CANCELLED) return;
     metrics_add(METRIC_DEVICE_ERRORS, device, attn_status_name(first->error.status), 1);
-    if (first->error.status != ATTN_DEVICE_LOST) /* a lost device is reported by the loop, and only once */
+    /* the loop reports a lost device, and only once, so it is not reported here */
+    if (first->error.status != ATTN_DEVICE_LOST)
         log_event(LOG_WARN, NULL, "batch_failed", "device=%s requests=%d text=" LOG_Q, device, batch->count,
                   first->error.text);
 }

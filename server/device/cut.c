@@ -58,7 +58,8 @@ static int64_t batch_rows_of(const attn_problem *p, const attn_dims *d)
     return d->packed || shares_bias || p->dsinks.rank > 0 || p->dalibi_slopes.rank == 1 ? 1 : d->B;
 }
 
-/* Returns the largest number of parts into which the way can cut the problem. */
+/* Returns the largest number of parts into which the problem can be cut in this way (by heads, batch rows or
+ * queries). */
 static int64_t most_of(const attn_problem *p, enum job_way way)
 {
     const attn_dims d = attn_dims_of(p);
@@ -80,7 +81,8 @@ static enum job_way way_of(const attn_problem *p, int count, bool sums)
     return heads == 1 && rows == 1 ? JOB_WHOLE : heads >= rows ? JOB_BY_HEADS : JOB_BY_BATCH;
 }
 
-/* Divides the problem into at most `most` parts with about equal work. Returns their number; 1: there are no parts. */
+/* Divides the problem into at most `most` parts with about equal work. Returns the number of parts; 1: the problem is
+ * not divided. */
 static int divide(const attn_problem *p, enum job_way way, int most, struct job_range ranges[CONFIG_MAX_DEVICES])
 {
     const int64_t all = most_of(p, way);
@@ -93,7 +95,7 @@ static int divide(const attn_problem *p, enum job_way way, int most, struct job_
         for (int n = 0; n < count; n++) ranges[n] = (struct job_range){ n > 0 ? ends[n - 1] : 0, ends[n], shares[n] };
         return count;
     }
-    /* size of the largest part; with more devices it would be as large, so nothing ends earlier */
+    /* size of the largest part; fewer devices that have no larger parts end as early */
     const int64_t largest = (all + count - 1) / count;
     count = (int)((all + largest - 1) / largest);
     for (int n = 0; n < count; n++) {
@@ -125,8 +127,8 @@ static bool are_alike(const struct device *a, const struct device *b)
            i->peak_flops == j->peak_flops && i->peak_bytes == j->peak_bytes;
 }
 
-/* Makes the tensors of a problem contiguous, with the addresses of a device's memory in so far as plans depend on them:
- * aligned, and different for different tensors. */
+/* Makes the tensors of a problem contiguous, and gives them addresses like those in a device's memory, on which plans
+ * depend: aligned, and different for different tensors. */
 static void place_for_plan(attn_problem *p)
 {
     const uintptr_t apart = 4096;
@@ -168,7 +170,8 @@ static bool takes_long(const struct devices *devices, const struct job *job)
     return above_s > 0 && job->seconds > above_s && devices->count > 1;
 }
 
-/* What is decided here holds even if devices are busy or fail later, so that the bits of sums do not depend on that. */
+/* The number of parts stays as it is decided here, even if devices are busy or fail later, so that the bits of
+ * gradients that are added up from parts do not depend on the devices' load. */
 attn_status cut_reserve(struct devices *devices, struct job *job, attn_error *err)
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];
@@ -189,8 +192,8 @@ attn_status cut_reserve(struct devices *devices, struct job *job, attn_error *er
 
 /* ---- Over which devices? ----------------------------------------------------------------------------------------- */
 
-/* Inserts the device into the list, which is sorted by work, behind those with at most as much work. over[0] stays
- * first. */
+/* Inserts the device into the list, which is sorted by the devices' work, the least first. Devices with equal work keep
+ * their order. over[0] stays first. */
 static void insert(struct device **over, int count, struct device *device)
 {
     int place = count;
@@ -224,7 +227,8 @@ static int list_devices(const struct devices *devices, struct device *first, con
     return count;
 }
 
-/* Cuts a job with `sums`. If there are more parts than devices, devices get several of them. */
+/* Cuts a job whose parts have memory for sums (job->sums). If there are more parts than devices, some devices get
+ * several parts. */
 static int cut_with_sums(struct job *job, int devices, struct device *over[CONFIG_MAX_DEVICES])
 {
     struct job_range ranges[CONFIG_MAX_DEVICES];
@@ -251,8 +255,8 @@ int cut_over_devices(struct devices *devices, struct device *first, struct job *
 
 /* ---- The answer -------------------------------------------------------------------------------------------------- */
 
-/* Appends the number of the device of a part that follows `after`, with those that follow it without a gap: "0-3".
- * Returns the last number, or -1 if no device follows. */
+/* Appends the smallest number above `after` of a device that had a part of the job, together with the numbers that
+ * follow without a gap: "0-3". Returns the last number, or -1 if there is no device above `after`. */
 static int put_devices(const struct job *job, int after, char *text, size_t room)
 {
     int first = -1, last;
@@ -261,7 +265,7 @@ static int put_devices(const struct job *job, int after, char *text, size_t room
     if (first < 0) return -1;
     last = first;
     for (const struct job_part *part = &job->part; part;)
-        /* searches the list from its start, because its order is not that of the devices' numbers */
+        /* starts again at the first part, because the list of parts is not sorted by device number */
         if (part->index == last + 1) last++, part = &job->part;
         else part = part->next;
     const size_t used = strlen(text);

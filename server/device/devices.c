@@ -154,7 +154,8 @@ attn_status devices_open(const struct config *config, struct mailbox *box, int m
     } else if (numbers) {
         for (const char *at = wanted; *at && status == ATTN_OK; at += *at == ',') {
             uint64_t index = 0;
-            at = text_read_number(at, &index); /* cannot fail: config.c has checked this text */
+            /* text_read_number() cannot fail here, because config.c has checked the text */
+            at = text_read_number(at, &index);
             assert(at != NULL && index < CONFIG_MAX_DEVICES);
             if (index >= (uint64_t)gpus)
                 status = attn_fail(err, ATTN_NOT_FOUND, NULL, "--devices: there is no GPU %d, there %s %d", (int)index,
@@ -399,7 +400,8 @@ struct device *devices_pick(struct devices *devices, uint64_t passed_over)
     for (int i = 0; i < devices->count; i++) {
         struct device *device = devices->device[i];
         if ((passed_over >> i & 1) || device->disabled || is_full(device)) continue;
-        /* a check has no operations of kernels, so that batches decide among devices that have only checks */
+        /* a check counts no floating-point operations, so among devices with nothing but checks the number of batches
+         * decides */
         const bool less = best && (device->flops < best->flops ||
                                    (device->flops == best->flops && device->outstanding < best->outstanding));
         if (best == NULL || less) best = device;
@@ -414,7 +416,7 @@ bool device_can_wait(const struct device *device, int64_t now_ns, int64_t *wait_
     for (const struct batch *batch = device->batches; batch; batch = batch->next)
         if (batch->left_ns < oldest_ns) oldest_ns = batch->left_ns;
     *wait_ns = oldest_ns + DEVICE_GUEST_AFTER_NS - now_ns;
-    /* if the expected time of the batch is over, it takes longer than its operations suggest, and its end is unknown */
+    /* a batch that has run for longer than expected takes longer than its operations suggest, and its end is unknown */
     return *wait_ns > 0;
 }
 
@@ -467,7 +469,8 @@ void devices_collect(struct devices *devices, struct batch *batch)
     if (batch->next) batch->next->previous = batch->previous;
     device->outstanding--;
     device->flops -= batch->flops;
-    if (device->outstanding == 0) device->flops = 0; /* set to 0 so that rounding errors of the sum do not accumulate */
+    /* the sum begins again at 0, so that its rounding errors do not accumulate */
+    if (device->outstanding == 0) device->flops = 0;
     atomic_fetch_sub(&device->requests, batch->count);
 }
 

@@ -45,12 +45,13 @@ struct batch {
     int waiting; /* number of jobs whose requests still wait (used by the loop); at 0 the batch is cancelled */
     /* set by attn_cancel(): the device ends the batch between two tiles of a kernel, or between two launches */
     int cancel;
-    double flops, bytes, seconds; /* sums over all jobs: operations, bytes of tensors, and expected time */
+    /* sums over all jobs of the batch: operations, bytes of tensors, and expected time in seconds */
+    double flops, bytes, seconds;
     /* an HTTP thread put the batch on the device, so the stream has no marks (events) between the stages */
     bool adopted;
     int64_t started_ns, ended_ns; /* times at which the batch started and ended, on the thread that ran it */
     double prepare_us, copy_in_us, compute_us, copy_out_us;
-    double launch_us;         /* the part of compute_us before the kernels were on the stream */
+    double launch_us;         /* microseconds of compute_us that passed before the kernels were on the stream */
     double truth_us;          /* device time of verifying outputs in float64, which follows copy_out_us */
     struct job_part *parts[]; /* the parts of jobs in the batch, each with a reference to its job */
 };
@@ -97,7 +98,7 @@ devices_largest(const struct devices *devices);
  * copies. False: no device copies, so ordinary memory is as good. The devices must exist longer than the staging
  * pool. */
 bool devices_staging(struct devices *devices, struct staging_source *source);
-/* the device that pins staging memory; NULL: no device copies */
+/* the device that pins staging memory; NULL: no device copies from staging memory */
 attn_device *devices_copier(const struct devices *devices);
 bool devices_usable(const struct devices *devices);
 
@@ -152,12 +153,14 @@ int device_number(const struct device *device);
 /* Cuts a job that is about to leave for the device `first`, if the job is expected to take longer than
  * --split-above-ms. The parts go to all devices that have room for the job and compute the same bits (cut.c). Returns
  * the number of parts: over[0] to over[n - 1] are their devices, and over[0] is `first`. A device may get several parts
- * of a job with `sums`. 1: the job was not cut. 0: out of memory for the parts of a job with `sums`. */
+ * of a job whose gradients are added up from parts (`sums`). 1: the job was not cut. 0: there is no memory for parts of
+ * a job like that. */
 int cut_over_devices(struct devices *devices, struct device *first, struct job *job, int64_t now_ns,
                      struct device *over[CONFIG_MAX_DEVICES]);
 /* Sets the backend in the result of a cut job whose parts all ran, such as "cuda:0-3 sm90 by queries". */
 void cut_name_backend(const struct devices *devices, struct job *job);
-/* Sets what the devices of a cut job whose parts all ran have found about its truth (job.h, truth_found). */
+/* Joins what the devices of a cut job found when they compared the outputs of their parts with the truth (job.h,
+ * truth_found). All parts must have run. */
 void cut_join_truths(struct job *job);
 /* True if the device is the CPU and has a batch that will end soon. A second batch that was sent now would end no
  * sooner than one sent when the first has ended, and until then more jobs may join it. *wait_ns becomes the time for
@@ -175,9 +178,9 @@ const char *device_name(const struct device *device);
 /* Stops giving work to a device that failed. False: the device was disabled already. */
 bool device_disable(struct device *device);
 
-/* Returns a device that must be disabled, or NULL if there is none. Either a thread noted the device as lost, or one of
- * its batches has exceeded its time (--watchdog-ms and the time that the batch's size explains). *overdue: a batch has
- * exceeded its time. The CPU is not watched. */
+/* Returns a device that must be disabled, or NULL if there is none. Either a thread noted the device as lost, or a
+ * batch on the device has exceeded its time (--watchdog-ms and the time that the batch's size explains). *overdue: a
+ * batch has exceeded its time. The CPU is not watched. */
 struct device *devices_to_disable(const struct devices *devices, bool *overdue);
 /* Returns the batches on a device, linked by `next`. */
 struct batch *device_batches(const struct device *device);

@@ -112,7 +112,7 @@ static bool is_on_device(const struct job *job)
 
 static bool fits_inline(const struct job *job)
 {
-    /* tensors in pinned host memory of a client must be copied first */
+    /* the job has tensors in a client's pinned host memory, which must be copied first, so the job cannot run here */
     if (job->shared && job->shared->pinned_bytes > 0) return false;
     if (job->wants_judge || job->wants_verify || job->wants_measure || job->wants_save || job->saved) return false;
     if (job->call->count != 1) return false;
@@ -174,7 +174,8 @@ static attn_status look(attn_stream *stream, int64_t until_ns, bool *done, attn_
  * run on this inline slot; transaction_has_begun() tells whether the transaction has begun anyway. */
 static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_problem *placed)
 {
-    attn_error ignored; /* not reported here: the loop will meet the same error and report it */
+    /* an error is not reported here: if the job cannot run here, the loop meets the same error and reports it */
+    attn_error ignored;
     bool wait = false;
     if (!is_free_for(inline_slot->device, job) || transaction_begin(job, 0, &wait, &ignored) != ATTN_OK || wait ||
         memory_take_mirrors(inline_slot->device, &inline_slot->slot, job, &ignored) != ATTN_OK)
@@ -185,7 +186,8 @@ static bool take_step(struct inline_slot *inline_slot, struct job *job, attn_pro
 }
 
 /* Prepares everything that the job needs to run at once: its cache transaction, plan and scratch memory. If the job has
- * a transaction, the plan points at *placed. False: the job cannot run here; take_step() explains what then holds. */
+ * a transaction, the plan points at *placed. False: the job cannot run here, although its transaction may have begun
+ * (see take_step()). */
 static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_problem *placed, attn_plan *plan)
 {
     const struct device *const device = inline_slot->device;
@@ -193,7 +195,8 @@ static bool make_ready(struct inline_slot *inline_slot, struct job *job, attn_pr
     struct slot *const slot = &inline_slot->slot;
     const attn_problem *const problem = job->transaction ? placed : &job->call->items[0].problem;
     const attn_capabilities *const can = attn_device_capabilities(handle);
-    attn_error ignored; /* not reported here: the loop will meet the same error and report it */
+    /* an error is not reported here: if the job cannot run here, the loop meets the same error and reports it */
+    attn_error ignored;
     size_t bytes;
     return (!job->transaction || take_step(inline_slot, job, placed)) &&
            batch_plan(can, job, 0, problem, plan, &ignored) == ATTN_OK &&
@@ -223,7 +226,7 @@ static attn_status compute(struct inline_slot *inline_slot, const struct job *jo
     if (inline_slot->device->info.unified) return status;
     slot->launched_ns = clock_ns();
     if (status == ATTN_OK) status = look(slot->stream, until_ns, done, err);
-    /* after an error, a part of the job may still be on the stream */
+    /* after an error, some work of the job may still run on the stream, so this waits for its end */
     else (void)attn_stream_wait(slot->stream, &other);
     if (status != ATTN_OK) *done = true;
     return status;

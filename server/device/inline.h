@@ -8,14 +8,14 @@
 /* What inline_run() did, and what the caller must do next. inline_run() also sets fields of the job. A cache
  * transaction that has begun must be ended with transaction_end(), whatever the outcome. */
 enum inline_outcome {
-    INLINE_NOT,   /* Nothing happened. The caller must queue the job. */
+    INLINE_NOT,   /* The HTTP thread did nothing with the job. The caller must queue the job. */
     INLINE_BEGAN, /* The job's cache transaction has begun, but nothing runs. The caller must queue the job. */
     INLINE_DONE,  /* The job is over: its part has run, or has an error. Its times and metrics are recorded. */
     /* The job still runs in the inline slot job->part.handed_over. The caller must post it to the loop, which calls
      * devices_submit_late(). If that is impossible, the caller must call inline_settle(). */
     INLINE_LATE,
-    /* The device job->part.device was lost. The caller must queue the job: it fails there with the same error, which
-     * tells the loop. */
+    /* The device job->part.device was lost. The caller must queue the job: the job then fails on that device with the
+     * same error, which tells the loop. */
     INLINE_LOST,
 };
 

@@ -27,7 +27,8 @@ enum { LINE = 64 }; /* size of the processor's cache line in bytes */
 static inline size_t lines_of(const attn_tensor *t)
 {
     int64_t bytes = 0;
-    (void)attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes); /* cannot fail, because the tensor was checked */
+    /* attn_shape_bytes() cannot fail here, because the tensor was checked before */
+    (void)attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes);
     return ((size_t)bytes + MERGE_LINE - 1) / MERGE_LINE * MERGE_LINE;
 }
 
@@ -45,8 +46,8 @@ struct slot {
     int64_t worst_ns;    /* time that the batch's work would take at the slowest rate, DEVICE_SLOWEST_FLOPS */
     attn_problem *problems;
     attn_plan *plans; /* one plan for each of `problems` */
-    /* Numbers of problems: for how many the arrays have room, how many this batch has, and how many of them are on the
-     * stream. */
+    /* Numbers of problems: for how many the arrays have room, how many this batch has, and how many of the batch's
+     * problems are on the stream. */
     int room, count, launched;
     /* estimated seconds of the kernels that the batch has on the stream; 0: none are known to be there */
     double queued_s;
@@ -71,15 +72,17 @@ struct slot {
     attn_move *moves; /* the moves (copies) of a job's cache transaction, with device addresses */
     int64_t move_room;
     struct mirror *mirrors;
-    int *regions; /* indices of the mirrors that copy a region of host memory, sorted by the regions' addresses */
+    /* indices of the mirrors (device copies) of regions of host memory, sorted by the regions' addresses */
+    int *regions;
     int mirror_count, mirror_room, region_count;
 
     /* The arrays below are indexed by the batch's jobs. */
     /* Number of the job (the leader) whose merged problem this job joins, or its own number if it joins none. */
     int16_t leader[CONFIG_MAX_BATCH];
-    int16_t members[CONFIG_MAX_BATCH]; /* number of jobs in the merged problem of a leader, itself included */
+    int16_t members[CONFIG_MAX_BATCH]; /* number of jobs in the merged problem of a leader, with the leader */
     int16_t place[CONFIG_MAX_BATCH];   /* the job's position among the members of its merged problem */
-    /* True if moves copy the job's tensors to its leader's problem and back. The job then has no mirrors. */
+    /* True if moves (copies by a kernel) copy the job's tensors to its leader's problem and back. The job then has no
+     * mirrors. */
     bool moved[CONFIG_MAX_BATCH];
     int problem[CONFIG_MAX_BATCH]; /* index of the job's first problem in the slot's array `problems` */
 };
@@ -146,9 +149,11 @@ struct devices {
     int count;
     struct device *device[CONFIG_MAX_DEVICES];
     int64_t split_above_ms; /* --split-above-ms */
-    int inline_count;       /* number of inline slots; 0: the devices are not the CPU, and cannot read staging memory */
+    /* number of inline slots, through which HTTP threads run jobs; 0: the devices are not the CPU, and cannot read
+     * staging memory */
+    int inline_count;
     struct inline_slot *inline_slots;
-    _Atomic int inline_jobs;   /* number of jobs that ran in inline slots since the last call of inline_learn() */
+    _Atomic int inline_jobs;   /* number of jobs that HTTP threads have run since the last call of inline_learn() */
     _Atomic int64_t inline_ns; /* nanoseconds that the jobs counted in inline_jobs took */
 };
 
@@ -201,15 +206,15 @@ void merge_find(const struct device *device, struct slot *slot);
 /* Makes the merged problem of a leader and its members, in newly allocated device memory. */
 attn_status merge_take(struct device *device, struct slot *slot, int leader, attn_problem *wide, attn_error *err);
 
-/* Puts the moves of all moved jobs on the slot's stream: their inputs go to the device, and new keys and values to
- * their pages. With `out`, it puts the moves there that take their outputs back to the host. */
+/* Puts on the slot's stream the moves (copies by a kernel) of all jobs that are copied by moves: inputs to the device,
+ * new keys and values to their pages. With `out`: the moves that copy outputs back to the host. */
 attn_status merge_move(struct slot *slot, bool out, attn_error *err);
 
 /* ---- parts.c: on a device's thread, for a part of a cut job ----------------------------------------------------- */
 
 /* Returns the problem of some heads, batch rows or queries of a problem, with views of the tensors. */
 attn_problem parts_of(const attn_problem *whole, enum job_way way, const struct job_range *range);
-/* True if running the problem reads or writes the tensor. */
+/* True if the tensor is read or written when the problem runs. */
 bool parts_use(const attn_problem *p, int id);
 /* Makes the part's problem. On a device with its own memory, the tensors get new memory there. */
 attn_status parts_take(struct device *device, struct slot *slot, const struct job_part *part, attn_problem *problem,
@@ -221,20 +226,22 @@ attn_status parts_copy(struct slot *slot, const struct job_part *part, const att
 
 /* ---- sums.c ------------------------------------------------------------------------------------------------------ */
 
-/* True if some outputs of the problem are sums over its queries. Parts by queries then need memory for their sums. */
+/* True if some outputs of the problem are sums over its queries. If its job is cut by queries, each part needs memory
+ * for its own sums. */
 bool sums_are_needed(const attn_problem *p);
-/* Reserves the job's memory for the sums of `count` parts, and sets sum_parts. Errors: those of staging_lease().
- * TOO_LARGE also where the sums take more than half of the staging memory that the job's tensors leave. */
+/* Reserves the job's memory for the gradients that `count` parts sum up, and sets sum_parts. Errors: those of
+ * staging_lease(). TOO_LARGE also where the sums take more than half of the staging memory that the job's tensors
+ * leave. */
 attn_status sums_reserve(struct job *job, int count, attn_error *err);
-/* Gives the outputs that are sums over queries the memory that the part has for them. */
+/* Lets the outputs that are sums over queries lie in the memory that the part has for its sums. */
 void sums_place(const struct job_part *part, attn_problem *problem);
-/* Makes the dtype of such outputs float32, as it is in parts. */
+/* Sets the dtype float32 for the outputs that are sums over queries, as parts of a cut job compute them. */
 void sums_as_float(attn_problem *problem);
 
 /* ---- truth.c: on a device's thread ------------------------------------------------------------------------------- */
 
-/* Reserves memory for the truths (outputs recomputed in float64) of the slot's batch, and sets truths_left. It becomes
- * 0 if the job wants no truth or the device computes none. */
+/* Reserves memory for the truths (outputs recomputed in float64) of the slot's batch, and sets truths_left. truths_left
+ * becomes 0 if the job wants no truth or the device computes none. */
 attn_status truth_reserve(struct device *device, struct slot *slot, attn_error *err);
 /* Estimates the device time, in seconds, of the work that the next truth_launch() puts on the stream. */
 double truth_piece_seconds(const struct slot *slot);
@@ -265,7 +272,7 @@ attn_status batch_plan(const attn_capabilities *can, const struct job *job, int 
  * (client) that has no other batch on the device. batch_guest_sees() adds a batch to the summary. */
 struct guest_others {
     int count;
-    const struct flow *flow; /* flow (client) of one of the batches in the summary */
+    const struct flow *flow; /* flow (client) of the batch that was added to the summary last */
     bool several_flows;
     int64_t oldest_ns, youngest_ns; /* times at which the oldest and the youngest of the summarised batches began */
 };

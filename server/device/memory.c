@@ -65,8 +65,8 @@ static int regions_up_to(const struct slot *slot, const char *address)
     return low;
 }
 
-/* Allocates device memory (a mirror) for a region of host memory. `copy`: the region will be copied there. An existing
- * mirror is kept. */
+/* Allocates device memory (a mirror) for a region of host memory. `copy`: the region's bytes must be copied to the
+ * mirror. A mirror that the region has already is kept. */
 static attn_status mirror(struct device *device, struct slot *slot, struct job_region host, bool copy, attn_error *err)
 {
     void *memory;

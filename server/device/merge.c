@@ -24,7 +24,8 @@
 #include "server/work/transaction.h"
 
 /* The tensors that can be merged along their first axis, the batch: the values of a batch row do not depend on the
- * row's index. With dropout, those of out and the gradients do, so problems with dropout are not merged. */
+ * row's index. With dropout the values of out and the gradients depend on the index, so problems with dropout are not
+ * merged. */
 #define T(name) ((uint64_t)1 << ATTN_T_##name)
 static const uint64_t MERGEABLE = T(q) | T(k) | T(v) | T(out) | T(lse) | T(dout) | T(dlse) | T(dq) | T(dk) | T(dv);
 /* Tensors of a cache transaction: those in TABLES are merged, those in POOL stay in the pages of the caches. */
@@ -39,7 +40,7 @@ static bool is_of(uint64_t tensors, int id)
 static int64_t bytes_of(const attn_tensor *t)
 {
     int64_t bytes = 0;
-    /* cannot fail: attn_check() has checked the tensor's shape */
+    /* attn_shape_bytes() cannot fail here, because attn_check() has checked the tensor's shape */
     (void)attn_shape_bytes(t->dtype, t->rank, t->shape, &bytes);
     return bytes;
 }
@@ -75,13 +76,13 @@ static bool fits(const struct job *job)
     return true;
 }
 
-/* True if these two tensors allow their problems to be merged into one. `paged`: both problems belong to cache
- * transactions. */
+/* True if the tensors `a` and `b` of two problems allow the problems to be merged into one. `paged`: both problems
+ * belong to cache transactions. */
 static bool same_tensor(const attn_tensor *a, const attn_tensor *b, int id, bool paged)
 {
     if (a->rank != b->rank) return false;
     if (a->rank == 0) return true;
-    /* page tables need the same number of rows only: they may have rows of different lengths */
+    /* page tables can be merged if they have equally many rows; the rows may differ in length */
     const size_t axes = paged && id == ATTN_T_page_table ? 1 : (size_t)a->rank;
     if (paged && is_of(POOL, id) &&
         (a->data != b->data || memcmp(a->stride, b->stride, (size_t)a->rank * sizeof a->stride[0]) != 0))
@@ -123,8 +124,8 @@ static attn_problem widened(const struct slot *slot, int leader)
     return wide;
 }
 
-/* True if the same kernel computes each of these problems and the merged one. The tensors of the merged problem have no
- * memory yet, but the choice of a kernel depends only on the alignment of addresses. */
+/* True if one kernel computes the problems of the leader and of its members, and also the merged problem. The tensors
+ * of the merged problem have no memory yet, but the choice of a kernel depends only on the alignment of addresses. */
 static bool same_kernel(const struct device *device, const struct slot *slot, int leader)
 {
     /* the sizes of the merged problem cannot overflow, because MERGE_BYTES and CONFIG_MAX_BATCH bound them */
@@ -137,8 +138,8 @@ static bool same_kernel(const struct device *device, const struct slot *slot, in
            attn_plan_make(can, &wide, &together, &ignored) == ATTN_OK && alone.kernel == together.kernel;
 }
 
-/* Undoes the merging of a leader's members: each job runs alone, with mirrors (device copies of its memory) and without
- * moves. */
+/* Undoes the merging of a leader's members. Each job then runs as a problem of its own, and its memory is copied by
+ * mirrors and not by moves. */
 static void part(struct slot *slot, int leader)
 {
     for (int j = leader; j < slot->batch->count; j++) {

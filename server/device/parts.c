@@ -2,8 +2,8 @@
  *
  * A unified device (the CPU) computes in staging memory, through views of the part. A device with its own memory has
  * new memory for each tensor of the part. What the part has of a tensor are rows of the whole tensor, at equal
- * distances, so one copy of rows serves a tensor (attn_copy_rows()). A tensor of which each part needs all numbers is
- * copied as a whole. Gradients that are sums over the queries are copied to memory of the part's own (sums.c). */
+ * distances, so one call of attn_copy_rows() copies them all. A tensor of which each part needs all numbers is copied
+ * as a whole. Gradients that are sums over the queries are copied to memory of the part's own (sums.c). */
 #include "server/device/internal.h"
 
 attn_problem parts_of(const attn_problem *whole, enum job_way way, const struct job_range *range)
@@ -39,7 +39,7 @@ attn_status parts_take(struct device *device, struct slot *slot, const struct jo
     const attn_status status = memory_take(device, slot, bytes, &memory, err);
     if (status != ATTN_OK) return status;
     char *at = memory;
-    problem->prefix_keys = NULL; /* prefix_keys may only save time, so the part does without */
+    problem->prefix_keys = NULL; /* prefix_keys only saves time, so the part leaves it out */
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         attn_tensor *const t = &problem->tensor[id];
         if (!parts_use(problem, id)) {
@@ -58,7 +58,7 @@ static attn_rows rows_of(const attn_tensor *whole, const attn_tensor *host, cons
     int axis = 0;
     int64_t rows = 1, width = 0, all = 0;
     while (axis < host->rank && host->shape[axis] == whole->shape[axis]) rows *= host->shape[axis++];
-    if (axis == host->rank) rows = 1; /* the part needs the whole tensor, which is one row */
+    if (axis == host->rank) rows = 1; /* the part needs the whole tensor, which is copied as one row */
     (void)attn_shape_bytes(there->dtype, there->rank, there->shape, &width);
     (void)attn_shape_bytes(whole->dtype, whole->rank, whole->shape, &all);
     width = rows > 0 ? width / rows : 0;

@@ -20,7 +20,7 @@
 #include "server/base/caller.h"
 #include "server/regions/regions.h"
 
-/* Returns the tensor in which a part computes its sums of an output. */
+/* Returns the tensor in which a part of a job sums up an output over its own queries. */
 static attn_tensor partial_of(const attn_tensor *result, void *memory)
 {
     return attn_tensor_make(memory, ATTN_F32, result->rank, result->shape);
@@ -49,8 +49,8 @@ static bool is_pinned_sum(const struct job *job, const struct region_use *use)
     return use->output && use->pinned && attn_is_sum_of_queries(job_problem(job, 0), use->id);
 }
 
-/* Returns how many bytes of sums a job may have: half of the staging memory that its own tensors leave to its caller.
- * Otherwise the memory of one request could exceed all that it can ever get. */
+/* Returns how many bytes a job may use for the sums of its parts: half of the staging memory that its own tensors leave
+ * to its caller. Otherwise one request could need more memory than its caller can ever get. */
 static size_t most_bytes(const struct job *job)
 {
     const int64_t share = caller_share(job->caller, staging_limit_bytes(job->staging)),
@@ -107,7 +107,8 @@ void sums_as_float(attn_problem *problem)
 static int64_t elements_of(const attn_tensor *t)
 {
     int64_t elements = 0;
-    (void)attn_shape_elements(t->rank, t->shape, &elements); /* cannot fail: the tensor was checked before */
+    /* attn_shape_elements() cannot fail here, because the tensor was checked before */
+    (void)attn_shape_elements(t->rank, t->shape, &elements);
     return elements;
 }
 
@@ -157,7 +158,8 @@ static void round_f16(uint16_t *restrict to, const float *restrict sums)
     }
 }
 
-/* Writes `count` sums, at most BLOCK, to a result from element `at` on. `sums` has BLOCK elements. */
+/* Rounds `count` sums, at most BLOCK, to the result's dtype and writes them to the result from element `at` on. `sums`
+ * has room for BLOCK elements. */
 static void store(const attn_tensor *t, int64_t at, const float *sums, int count)
 {
     uint16_t rounded[BLOCK];
@@ -170,7 +172,8 @@ static void store(const attn_tensor *t, int64_t at, const float *sums, int count
     memcpy((uint16_t *)t->data + at, rounded, (size_t)count * sizeof *rounded);
 }
 
-/* Adds elements `at` to end - 1 of all parts' sums of one output. `memory`: the first part's sums of this output. */
+/* Adds up elements `at` to end - 1 of one output over all parts of the job. `memory`: what the first part has summed up
+ * for this output. */
 static void add(const attn_tensor *result, const char *memory, size_t part_bytes, int parts, int64_t at, int64_t end)
 {
     float sums[BLOCK] = { 0 }, last[BLOCK] = { 0 };
@@ -190,7 +193,7 @@ void sums_add(const struct job *job, int64_t first, int64_t end)
 {
     const attn_problem *const p = job_problem(job, 0);
     const char *memory = job->sums->memory;
-    int64_t before = 0; /* number of elements of the outputs before the present one */
+    int64_t before = 0; /* number of elements of the outputs in front of the present one */
     for (int id = 0; id < ATTN_TENSOR_COUNT; id++) {
         const attn_tensor *const t = &p->tensor[id];
         if (!attn_is_sum_of_queries(p, (attn_tensor_id)id)) continue;

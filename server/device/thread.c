@@ -108,7 +108,8 @@ static attn_status gather(struct device *device, struct slot *slot, int *gathere
             continue;
         }
         if (slot->leader[j] != j) {
-            /* the leader of a merged problem comes before its members, so its problem is known */
+            /* the leader of a merged problem comes before its members in the batch, so slot->problem[] has the leader's
+             * entry already */
             slot->problem[j] = slot->problem[slot->leader[j]];
             continue;
         }
@@ -236,7 +237,7 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
 {
     struct batch *batch = slot->batch;
     const int count = group_of(device, slot);
-    /* true at the first call of this function for a batch */
+    /* true at the first call of launch_group() for a batch */
     const bool begins = slot->launched == 0 && slot->step == 0;
     attn_status status = ATTN_OK;
     slot->queued_s = piece_seconds(slot);
@@ -254,7 +255,8 @@ static attn_status launch_group(struct device *device, struct slot *slot, attn_e
     for (int j = 0; j < batch->count && !device->info.unified && status == ATTN_OK; j++)
         if (job_part_is_cut(batch->parts[j]))
             status = parts_copy(slot, batch->parts[j], &slot->problems[slot->problem[j]], true, err);
-        else if (!slot->moved[j] && !batch_job(batch, j)->wants_judge) /* a check's truth is not computed yet */
+        /* the outputs of a check are its truth, which is computed later */
+        else if (!slot->moved[j] && !batch_job(batch, j)->wants_judge)
             status = memory_copy_out(device, slot, batch_job(batch, j), err);
     return status == ATTN_OK ? attn_stream_mark(slot->stream, 3, err) : status;
 }
@@ -401,15 +403,15 @@ static void finish_batch(struct device *device, struct slot *slot, attn_status s
     slot->batch = NULL;
     device->held_may_run = true;
     device->over++;
-    /* wakes a thread that holds a batch until another batch has ended */
+    /* wakes a thread that holds a batch back until another batch has ended */
     if (device->held) pthread_cond_broadcast(&device->wake);
     pthread_mutex_unlock(&device->lock);
     unwatch(device);
     mailbox_post(device->box, &batch->message);
 }
 
-/* Puts more of the batch on the stream, after the stream has done all that was there. The truth (float64) uses the
- * marks of the kernels again, so the kernels' times are recorded before. */
+/* Puts the batch's next work on the stream when the stream has done all earlier work. Computing the truth (results in
+ * float64) reuses the events that time the kernels, so the kernels' times are recorded before. */
 static attn_status launch_more(struct device *device, struct slot *slot, attn_error *err)
 {
     if (!kernels_are_launched(slot)) return launch_group(device, slot, err);

@@ -1,8 +1,8 @@
 /* truth.c: computes the truth (results in float64) of a job's problems. For `verify`, the device compares the outputs
  * that it has made with their truth. For a check, which has no kernels, the truth is the job's output.
  *
- * A job with such items is alone in its batch. Computing the truth begins when all kernels of the job are done and its
- * outputs are on their way to the host:
+ * A job with `verify` or a check is alone in its batch. Computing the truth begins when all kernels of the job are done
+ * and its outputs are on their way to the host:
  *
  *   kernels | outputs to the host | truth of item 0 in steps | compare | truth of item 1 ... | distances to the host
  *   check:                          truth of item 0 in steps           | truth of item 1 ... | truths to the host
@@ -58,7 +58,7 @@ static attn_problem problem_of(const struct slot *slot, int item)
     return p;
 }
 
-/* Returns where the device writes the item's truth. */
+/* Returns where the device writes the item's truth (outputs in float64). */
 static attn_truth place_of(const struct slot *slot, int item)
 {
     const attn_truth *const host = &job_of(slot)->truths[item].to;
@@ -106,7 +106,8 @@ attn_status truth_reserve(struct device *device, struct slot *slot, attn_error *
     for (int i = 0; i < job->call->count; i++) {
         if (!is_wanted(job, i)) continue;
         const attn_status status = need_of(device, slot, i, &out_bytes, &workspace_bytes, err);
-        if (status == ATTN_UNSUPPORTED) return ATTN_OK; /* the CPU verifies instead, in sched/finish.c */
+        /* the device cannot verify this output, so the CPU does it in sched/finish.c */
+        if (status == ATTN_UNSUPPORTED) return ATTN_OK;
         if (status != ATTN_OK) return status;
     }
     attn_status status = memory_grow_workspace(device->handle, workspace_bytes, &slot->workspace,

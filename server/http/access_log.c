@@ -38,7 +38,7 @@ static proto_error refusal_of(const struct request *request, int status)
 {
     if (status < 400 || status == 499) return PROTO_ERROR_COUNT;
     if (request->failed) return request->error;
-    /* Without a problem document, status 400 stands for invalid framing and never for an invalid body. */
+    /* an answer 400 without a problem document is always about invalid framing, never about an invalid body */
     for (int error = 0; error < PROTO_ERROR_COUNT; error++)
         if (status < 500 && proto_errors[error].http == status && error != PROTO_E_INVALID_REQUEST)
             return (proto_error)error;
@@ -71,8 +71,8 @@ static const char *without_secrets(char buffer[PATH_BYTES], const char *path)
     return buffer;
 }
 
-/* The most bytes of each escaped value of a line with its NUL, and of the line's other words together. A line has room
- * for all of them. */
+/* Upper bounds in bytes: of each escaped value of a log line with its NUL, and of all other words of the line
+ * together. */
 enum { PATH_MOST = LOG_CLEAN_BYTES, TOKEN_MOST = 90, POINTER_MOST = 100, OTHERS_MOST = 270 };
 static_assert(PATH_MOST + TOKEN_MOST + POINTER_MOST + PEER_BYTES + OTHERS_MOST <= LOG_PAIRS_BYTES, "no line is cut");
 

@@ -57,8 +57,8 @@ size_t answer_server_timing(const struct request *request, char *text, size_t ca
 static void add(struct MHD_Response *response, const char *name, const char *value)
 {
     (void)MHD_add_response_header(response, name,
-                                  /* adding a header fails only when memory is short, and the answer is useful without
-                                   * it */
+                                  /* adding this header fails only when memory is short, and the answer is useful
+                                   * without the header */
                                   value);
 }
 

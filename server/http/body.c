@@ -88,7 +88,8 @@ void body_admit(struct request *request, const struct http_head *f)
             request_fail(request, PROTO_E_OUT_OF_MEMORY, NULL, "no memory to unpack the body");
             return;
         }
-        /* only for uncompressed bodies, because the length of a compressed body does not tell its unpacked size */
+        /* memory is leased ahead only for uncompressed bodies, because the length of a compressed body does not tell
+         * its unpacked size */
     } else if (f->has_length && f->length > 0) {
         const size_t inputs = proto_memory_for(exchange->body->format, f->length, EXPECTED_TENSORS);
         exchange->expected_bytes = inputs + inputs / 3 + PROTO_MEMORY_STEP;
@@ -173,7 +174,7 @@ size_t body_piece(struct request *request, const char *bytes, size_t count)
     /* only a body in chunks can be too long here: a length in the head was checked earlier */
     if (exchange->received_bytes + count > limit) {
         exchange->received_bytes += count;
-        /* the error TOO_LARGE replaces an earlier error of the request, because it ends the connection */
+        /* the error TOO_LARGE replaces an earlier error of the request, because TOO_LARGE ends the connection */
         request->failed = false;
         request_fail(request, PROTO_E_TOO_LARGE, NULL,
                      "the body has more than %llu bytes, the limit (the server's --max-body-bytes)",

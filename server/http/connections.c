@@ -203,7 +203,8 @@ bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t 
     case CONNECTION_IDLE: return elapsed > limits->idle_ms;
     case CONNECTION_BODY:
     case CONNECTION_SEND: return elapsed - (int64_t)(progress_bytes / CONNECTION_BYTES_PER_MS) > limits->transfer_ms;
-    /* WORK: the request's deadline is the limit. CUT: the socket is shut down. ADDED: no limit here */
+    /* no limit here: in phase WORK the request's deadline is the limit, in phase CUT the socket is shut down, and in
+     * phase ADDED the connection is not served yet */
     default: return false;
     }
 }
@@ -246,8 +247,8 @@ static bool has_moved(struct connection *connection, int phase, int64_t since_ms
 }
 
 /* True if the client has closed its side of the connection. A client that sends nothing while it should may have left
- * together with its last bytes. One check per standstill is enough, because a later FIN (end of the client's bytes)
- * wakes epoll. Only phases in which no answer can follow are checked. */
+ * together with its last bytes. While nothing moves on the connection, one check is enough, because a later FIN (end of
+ * the client's bytes) wakes epoll. Only phases in which no answer can follow are checked. */
 static bool has_left(struct connection *connection, int phase)
 {
     struct pollfd poll_fd = { .fd = connection->fd, .events = POLLRDHUP };
@@ -338,9 +339,10 @@ static int rank_of(const struct connection *connection, int phase, int64_t since
     case CONNECTION_IDLE:
         if (stranger) return IDLE_STRANGER;
         return now_ms - since_ms >= CONNECTION_BETWEEN_MS ? IDLE : MUST_STAY;
-    case CONNECTION_BODY: /* the server drops the body of a client that has shown no token, so it may be cut */
-    case CONNECTION_SEND: /* a client that has shown no token gets a refusal or a public page */
-        return stranger && now_ms - since_ms >= CONNECTION_STRANGER_MS ? SLOW_STRANGER : MUST_STAY;
+    /* the server drops the body of a client that has shown no token, so it may cut the connection */
+    case CONNECTION_BODY:
+    /* a client that has shown no token gets only a refusal or a public page, so its connection may be cut */
+    case CONNECTION_SEND: return stranger && now_ms - since_ms >= CONNECTION_STRANGER_MS ? SLOW_STRANGER : MUST_STAY;
     default: return MUST_STAY;
     }
 }
@@ -376,8 +378,8 @@ static void look_for_old(struct connections *connections, const _Atomic int *tal
     connections->looked_ms = connections->old_count == 0 ? now_ms : 0;
 }
 
-/* Cuts a connection from the list of those that may be closed. Returns false if the connection has changed since it was
- * listed. Call this with the lock held. */
+/* Cuts a connection that a search listed as one that may be closed. Returns false if the connection has changed since
+ * it was listed. Call this with the lock held. */
 static bool cut_old(struct connections *connections, int fd, int rank, int64_t since_ms, bool tokens, int64_t now_ms,
                     _Atomic int *leaving)
 {
@@ -386,7 +388,7 @@ static bool cut_old(struct connections *connections, int fd, int rank, int64_t s
     int phase = atomic_load_explicit(&connection->phase, memory_order_acquire);
     const int64_t since = atomic_load_explicit(&connection->since_ms, memory_order_relaxed);
     if (since != since_ms || rank_of(connection, phase, since, tokens, now_ms) != rank) return false;
-    /* bytes that were not read yet may be the client's next request */
+    /* bytes that were not read yet may be the client's next request, so the connection stays open */
     if (rank != SLOW_STRANGER && has_unread(connection)) return false;
     if (!atomic_compare_exchange_strong(&connection->phase, &phase, CONNECTION_CUT)) return false;
     connection->leaving = leaving;

@@ -95,8 +95,8 @@ struct connection_limits {
         transfer_ms;
 };
 
-/* The most connections that one search for connections to close lists. A search takes 0.1 ms, and new connections come
- * in bursts, so the list serves for many of them. */
+/* The largest number of connections that one search for connections to close lists. A search takes 0.1 ms, and new
+ * connections come in bursts, so one list serves for many new connections. */
 enum { CONNECTIONS_OLD = 64 };
 
 struct connections {
@@ -105,7 +105,7 @@ struct connections {
     struct connection **by_fd; /* [capacity] connections, indexed by the descriptor of their socket */
     int capacity;
     struct connection_totals totals;
-    /* While the server drains: time when a request last began; 0: no request has begun since. */
+    /* While the server drains: time when a request last began; 0: no request has begun since the drain began. */
     _Atomic int64_t used_ms;
     struct lingering linger; /* sockets of ended connections whose last answer is not delivered yet */
 
@@ -155,9 +155,9 @@ bool connection_expired(enum connection_phase phase, int64_t since_ms, uint64_t 
 
 /* Shorter time limits of connections, which apply while the server drains (before it stops). */
 struct connection_drain_limits {
-    /* in phases OPENED and IDLE: the limit of the time in which no connection has sent anything */
+    /* a connection in phase OPENED or IDLE is cut if no connection has sent anything for this time */
     int64_t silent_ms;
-    /* in phases HEAD, BODY and SEND: the limit of the time in which the connection moved no byte */
+    /* in phases HEAD, BODY and SEND: the longest time in which the connection may move no byte */
     int64_t stalled_ms;
     int64_t quiet_since_ms; /* time at which a client last sent something on any connection */
 };

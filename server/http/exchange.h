@@ -22,7 +22,7 @@ enum exchange_step {
     STEP_DECODE, /* the bytes of the body go to the parser */
     /* the bytes of the body are dropped, because the request was refused or the route takes no body */
     STEP_DISCARD,
-    STEP_WAIT,   /* the connection is suspended; the next call means that the answer is ready */
+    STEP_WAIT,   /* the connection is suspended; libmicrohttpd's next call means that the answer is ready */
     STEP_ANSWER, /* the answer has been queued */
 };
 
@@ -40,7 +40,7 @@ struct exchange {
     const struct route_body *body; /* the format of the body; NULL: the body is dropped */
     int64_t json_bytes;            /* value of the header Inference-Header-Content-Length; -1: not given */
     enum unpack_coding coding;     /* the Content-Encoding (compression) of the body */
-    struct unpacker *unpacker;     /* NULL: the body is not compressed, or is dropped */
+    struct unpacker *unpacker;     /* unpacks a compressed body; NULL: the body is not compressed, or is dropped */
     uint64_t received_bytes;       /* number of bytes of the body that have arrived, before unpacking */
     /* bytes of staging memory that the announced length of the body needs; 0: no length was announced */
     size_t expected_bytes;

@@ -3,7 +3,8 @@
  * Neither libmicrohttpd nor GnuTLS reports which bytes it could not understand. Both call recv(), and the linker binds
  * their calls to the recv() of this file. This recv() looks at the first bytes that each connection receives. For all
  * later bytes it only reads one byte of a table. */
-#undef _FORTIFY_SOURCE /* the inline recv() of fortified headers would conflict with the definition here */
+/* fortified headers define an inline recv(), which would conflict with the recv() of this file */
+#undef _FORTIFY_SOURCE
 #include "server/http/first_bytes.h"
 
 #include <pthread.h>

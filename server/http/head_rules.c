@@ -17,7 +17,7 @@
 #include "server/http/tokens.h"
 #include "server/work/server.h"
 
-enum { QUOTED_BYTES = 80 /* the most bytes of a client's text that an error quotes */, MEDIA_BYTES = 128 };
+enum { QUOTED_BYTES = 80 /* the largest number of bytes of a client's text that an error quotes */, MEDIA_BYTES = 128 };
 
 static int quoted(const char *text)
 {

@@ -47,7 +47,7 @@ enum header_id {
         HEADER_COUNT
 };
 
-/* The most bytes of a list whose values come from several lines. A list in one line may be as long as a head. */
+/* The largest size of a list whose values come from several lines. A list in one line may be as long as a head. */
 enum { HTTP_HEAD_LIST_BYTES = 2048 };
 
 struct http_head {

@@ -14,10 +14,11 @@
 enum {
     PERIOD_MS = 200,   /* time between two decisions whether to pin threads to their cores */
     LEAST_RATE = 1000, /* from this many requests per second on, threads are pinned to their cores */
-    /* number of periods of uneven load after which threads are unpinned; not 1, because clients' threads change cores
-     * too */
+    /* after this number of periods with uneven load, threads are unpinned; a single one may only mean that a client's
+     * thread has changed its core */
     UNEVEN_LOOKS = 3,
-    FREE_MS = 2000, /* after an uneven load, threads stay unpinned for this time */
+    /* after the load was uneven across cores, HTTP threads may run on any core for this time in milliseconds */
+    FREE_MS = 2000,
     /* a connection gets a thread of its own core if that thread has at most this many connections more than the least
      * busy thread */
     MOST_LEAD = 4,
@@ -161,16 +162,17 @@ void http_threads_balance(struct http_threads *threads, int64_t now_ms)
         hold(threads, false);
         if (load == HTTP_THREADS_UNEVEN) threads->free_until_ms = now_ms + FREE_MS;
     } else if (threads->held || (load == HTTP_THREADS_EVEN && now_ms >= threads->free_until_ms))
-        /* repeated in each period, because a thread has no thread id, and cannot be pinned, before its first request */
+        /* the pinning is repeated in each period, because a thread has no thread id, and cannot be pinned, before its
+         * first request */
         hold(threads, true);
 }
 
 /* ---- How a thread waits ------------------------------------------------------------------------------------------ */
 
 static _Thread_local struct {
-    /* number of requests that this HTTP thread has given to the loop and that are not back yet */
+    /* number of requests that this HTTP thread has given to the loop and not got back yet */
     int count;
-    /* number of requests that all HTTP threads have given to the loop and that are not back yet */
+    /* number of requests that all HTTP threads have given to the loop and not got back yet */
     const _Atomic int *all;
     /* Until this time the thread's core is kept awake, because the request that went to the loop last may end soon. */
     int64_t until_ns;

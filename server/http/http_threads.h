@@ -33,7 +33,7 @@ struct http_thread {
     int core; /* index into threads.cpu of the core to which the thread belongs; 0 if threads do not belong to cores */
     _Atomic int connections;        /* number of open connections assigned to this thread */
     _Alignas(64) _Atomic pid_t tid; /* the system's number of this thread; 0: the thread has not run yet */
-    _Atomic uint32_t requests;      /* number of requests that the thread has completed; wraps */
+    _Atomic uint32_t requests;      /* number of requests that the thread has completed, modulo 2^32 */
     uint32_t seen;                  /* value of `requests` at the last call of http_threads_balance() */
     bool pinned;                    /* true: the thread may run on its core only */
 };

@@ -35,8 +35,8 @@ struct lingering {
     pthread_mutex_t lock;
     /* epoll set of the kept sockets that were not shut down for reading; readable when one of them is; -1: none */
     int epoll_fd;
-    int most; /* the most sockets that may be kept open at a time, at most LINGER_MOST */
-    /* a socket is not kept if its descriptor would be this number or more: these are reserved for connections */
+    int most; /* the largest number of sockets that may be kept open at a time, at most LINGER_MOST */
+    /* descriptors from this number on are reserved for connections, so no socket is kept under such a number */
     int end_fd;
     int64_t drop_bytes, drop_ms;
     int count;

@@ -35,7 +35,8 @@ struct listener {
 attn_status listener_open(struct listener *listener, const char *option, const char *where, attn_error *err);
 /* Takes over a socket that another process (the supervisor) has opened. */
 attn_status listener_adopt(struct listener *listener, int fd, attn_error *err);
-void listener_close(struct listener *listener); /* stops accepting; removes the file of a unix socket that attnd made */
+/* stops accepting connections; removes the file of a unix socket that attnd made */
+void listener_close(struct listener *listener);
 
 /* Starts to accept connections in the loop, for the web server `http`. */
 attn_status listener_start(struct listener *listener, struct loop *loop, struct server *server,

@@ -16,7 +16,7 @@ struct http_server {
     struct http_threads threads;
     unsigned kind; /* the port that this web server serves: PORT_MAIN or PORT_METRICS */
     bool plain;    /* true: the port does not use TLS */
-    int most;      /* the most connections that may be open at a time */
+    int most;      /* the largest number of connections that may be open at a time */
     _Atomic int open;
     _Atomic int leaving; /* connections that were cut to make room for others and are not removed yet */
     char *cert, *key;    /* texts of the certificate and its key in PEM form, owned by this struct */

@@ -75,8 +75,7 @@ static enum MHD_Result on_header(void *context, enum MHD_ValueKind kind, const c
     return MHD_YES;
 }
 
-/* Looks for a mistake in the part of the head that libmicrohttpd has read. Returns false if there is no mistake that
- * attnd refuses. */
+/* Looks for a mistake in the part of the head that libmicrohttpd has read. Returns false if it finds none. */
 static bool find_fault(const struct request *request, struct http_head *head)
 {
     struct exchange *const exchange = exchange_of(request);
@@ -110,9 +109,9 @@ static size_t refuse(struct request *request, int row, char refusal[REFUSAL_BYTE
                         atomic_load(&exchange->connection->error_media));
 }
 
-/* Writes into `refusal` what is sent instead of libmicrohttpd's answer that begins with these bytes, and returns its
- * length. Returns 0 if the answer is sent unchanged, because it is attnd's own or its status is in no row of
- * refusals[]. */
+/* Writes into `refusal` the answer that is sent in place of libmicrohttpd's answer that begins with these bytes.
+ * Returns its length. Returns 0 if libmicrohttpd's bytes are sent unchanged, because attnd made them or their status is
+ * in no row of refusals[]. */
 static size_t replace(int fd, const char *begin, size_t bytes, char refusal[REFUSAL_BYTES])
 {
     const int row = refusal_of(begin, bytes);

@@ -1,5 +1,5 @@
-/* tls_memory.c: makes GMP, with which GnuTLS computes, wait for memory. GMP comes with GnuTLS and is not linked here,
- * so its function is looked up at run time. */
+/* tls_memory.c: makes GMP (the arithmetic library of GnuTLS) wait while memory is short. attnd is not linked with GMP,
+ * which comes with GnuTLS, so its function is looked up at run time. */
 #include "server/http/tls_memory.h"
 
 #include <dlfcn.h>

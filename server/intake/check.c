@@ -62,8 +62,8 @@ bool check_shared(struct request *request)
  * does). A block that was used before has its pages mapped already, while the parser's block would grow by new pages.
  * If no such block is free, the parser's block grows instead.
  *
- * This happens only if the inputs are larger than the parser's block. The parser then requests more memory than it has,
- * and learns the new address in this way. */
+ * Does nothing if the inputs are not larger than the parser's block. Otherwise the parser will request more memory, and
+ * learns the address of the new block then. */
 static void lease_at_once(struct request *request)
 {
     struct staging_pool *const staging = request->server->staging;
@@ -185,7 +185,7 @@ static void refuse_hopeless(const struct request *request, struct check_result *
     prepare_look_closer(job, devices_largest(server->devices));
     const double left_s = (double)(result->deadline_ns - clock_ns()) / 1e9;
     const double half_s = (left_s < server->config->max_seconds ? left_s : server->config->max_seconds) / 2;
-    /* A check adapts to its time: without enough of it for all rows on a device, the CPU checks some rows. */
+    /* If a device has too little time to check all rows, the CPU checks some of the rows. */
     if (job->wants_judge && job->truth_seconds > half_s) verify_drop_checks(job);
     const double least_s = devices_least_seconds(server->devices, job) / cut_most_parts(server->devices, job);
     result->failed = true;

@@ -121,7 +121,8 @@ static attn_status check_save(const proto_item *item, const attn_capabilities *c
     backward.layout = item->problem.layout;
     for (size_t i = 0; i < sizeof decide / sizeof *decide; i++)
         backward.tensor[decide[i]] = item->problem.tensor[decide[i]];
-    /* The outputs have no memory yet. The check needs only addresses that are not NULL, so it gets q's. */
+    /* The outputs have no memory yet. The check needs only addresses that are not NULL, so the outputs get the address
+     * of q. */
     backward.out.data = backward.lse.data = backward.q.data;
     backward.dout = backward.out;
     attn_status status = attn_check(&backward, &why);
@@ -249,8 +250,8 @@ static attn_status workspace_of(const struct job *job, const attn_capabilities *
     return status;
 }
 
-/* Returns the device memory that the kernels and the truth (outputs in float64) of a job need, apart from its outputs,
- * which include the truth of a check. `workspace` is the scratch memory of its kernels, which the truth uses
+/* Returns the device memory that the kernels and the truth (outputs in float64) of a job need. The outputs are not
+ * included, and a check's truth is one of them. `workspace` is the scratch memory of its kernels, which the truth uses
  * afterwards. Items are verified one after the other. */
 static size_t truth_memory(const struct job *job, size_t workspace)
 {
@@ -447,7 +448,7 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
         if (error->status == ATTN_OK) count_outputs(item, elsewhere_of(job), &bytes, error);
         if (error->status != ATTN_OK) {
             give_context_back(job, i);
-            if (call->sequence.start) /* so that later requests do not continue an old sequence of this name */
+            if (call->sequence.start) /* ends an old sequence of this name, so that later requests do not continue it */
                 caches_end_sequence(job->caches, job->caller, call->sequence.id);
             if (!call->envelope) {
                 if (err) *err = *error;
@@ -469,7 +470,7 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
         saves += item->save;
     }
 
-    bytes += found_bytes(job); /* they are less than 100 KB, so the sum cannot overflow */
+    bytes += found_bytes(job); /* found_bytes() is less than 100 KB, so the sum cannot overflow */
     char *at = NULL;
     if ((status = take_outputs(job, &bytes, &at, err)) != ATTN_OK) return status;
     job->outputs = (struct job_region){ at, bytes };
@@ -481,7 +482,8 @@ attn_status prepare_job(struct job *job, const attn_capabilities *can, const att
     at += found_bytes(job);
     assert(bytes == 0 || at == job->outputs.memory + bytes);
     if (job->shared && call->items[0].error.status == ATTN_OK &&
-        (status = bind_regions(job, &call->items[0], err)) != ATTN_OK) /* cannot fail: it has succeeded above */
+        /* bind_regions() cannot fail here, because it has succeeded above */
+        (status = bind_regions(job, &call->items[0], err)) != ATTN_OK)
         return status;
     job->tensor_bytes = (job->inputs ? job->inputs->bytes : 0) + (job->spare ? job->spare->bytes : 0);
     job->memory_bound = job->transaction && !largest->unified;

@@ -34,7 +34,7 @@ attn_status verify_check(const struct job *job, int index, int64_t *left, attn_e
     if (__builtin_mul_overflow(rows, head, &work) || work > VERIFY_MAX_MULTIPLY_ADDS)
         return attn_fail(err, ATTN_UNSUPPORTED, "/verify", "verify: at most %lld of the %lld rows can be verified here",
                          (long long)(VERIFY_MAX_MULTIPLY_ADDS / head), (long long)total);
-    /* the product cannot overflow, because both factors are at most 2^30 */
+    /* the product cannot overflow, because neither factor exceeds 2^30 */
     work += (rows < heads ? rows : heads) * head;
     if (work > *left && *left < VERIFY_MAX_MULTIPLY_ADDS)
         return attn_fail(
@@ -89,7 +89,8 @@ attn_status verify_prepare(struct job *job, int index, const attn_capabilities *
     return ATTN_OK;
 }
 
-/* Returns the bytes of a result's truth (float64), rounded up so that the next one is aligned. 0: it is not wanted. */
+/* Returns the bytes of a result's truth (float64), rounded up so that another truth behind it is aligned. 0: this truth
+ * is not wanted. */
 static size_t truth_bytes(const attn_problem *p, uint64_t results, attn_tensor_id id)
 {
     const size_t bytes = results >> id & 1 ? (size_t)judge_elements(p, id) * sizeof(double) : 0;
@@ -170,8 +171,8 @@ attn_status verify_lse(struct job *job, int index, attn_error *err)
     const int64_t share = VERIFY_LSE_MULTIPLY_ADDS / job->call->count;
     const int64_t of_bytes = VERIFY_LSE_PER_BYTE * (int64_t)job->inputs_used / job->call->count;
     if (p->lse.rank == 0 || !attn_reads(p, ATTN_T_lse)) return ATTN_OK;
-    /* skipped: the server itself computed the lse of a context (saved forward), and the keys of a cache transaction are
-     * known only when it begins */
+    /* the server itself computed the lse of a context (saved forward), and the keys of a cache transaction are known
+     * only when it begins, so neither lse is checked */
     if (item->context[0] || job->transaction) return ATTN_OK;
     if (!only_devices_read(job, ATTN_T_q) && !only_devices_read(job, ATTN_T_k))
         return attn_check_lse(p, of_bytes < share ? of_bytes : share, err);

@@ -29,7 +29,9 @@ struct region {
     int fd; /* descriptor of the object; -1: the region has none */
     dev_t filesystem;
     ino_t inode;
-    struct pin *pin; /* the pinned pages; NULL: not pinned. The table's lock protects this member and the next ones */
+    /* pages of the object that a driver holds for devices (pinned); NULL: the region is not pinned. The table's lock
+     * protects the members from `pin` to `after` */
+    struct pin *pin;
     struct timespec seen; /* time of the object's last modification, ignoring the server's own writes */
     int writing;          /* number of the server's writes to the region that are running */
     bool intact;          /* no client had modified the object before the running writes began */
@@ -39,8 +41,8 @@ struct region {
 
     /* The members below are used for regions of kind CUDA (a GPU's memory). */
     attn_device *device;
-    int number; /* the server's number of `device` */
-    int64_t id; /* the client's number of `device` */
+    int number; /* the number by which the server calls `device` */
+    int64_t id; /* the number by which the client calls `device` */
     char *memory;
 };
 
@@ -51,7 +53,7 @@ struct pin {
     /* address of the mapping, which consists of whole pages; address of the region's first byte in it */
     char *mapping, *memory;
     size_t bytes;     /* size of the mapping in bytes */
-    struct pin *next; /* next pin in the list of pins to undo */
+    struct pin *next; /* next pin (pages that a driver holds) in the list of pins to undo */
 };
 
 struct regions {
@@ -61,7 +63,7 @@ struct regions {
     pthread_mutex_t lock;
     struct hash_key key;
     struct {
-        uint64_t hash; /* hash of name and caller; regions with another hash are certainly not the wanted one */
+        uint64_t hash; /* hash of name and caller; only a region with the same hash can be the wanted one */
         struct region *region;
     } table[REGIONS_MAX_COUNT];
     int count;
@@ -69,8 +71,8 @@ struct regions {
 
     pthread_t keeper;
     pthread_cond_t wake;
-    struct region *gone, *fresh; /* lists of regions: those to close, and those to pin */
-    struct pin *loose;           /* list of pins to undo */
+    struct region *gone, *fresh; /* lists of regions: those to close (gone), and those to pin for devices (fresh) */
+    struct pin *loose;           /* list of pins (pages that a driver holds) to undo */
     bool end;
     attn_device *pinner; /* the device for which memory is pinned; NULL: no device copies from regions */
     int64_t pinned_bytes, pinned_most;

@@ -130,15 +130,17 @@ static struct pin *pin(struct region *region)
     return NULL;
 }
 
-/* Pins the next region of the list. If the bound on pinned memory is reached, the region's data are copied by the CPU
- * instead. Call this with the lock held; the function releases the lock while it pins. */
+/* Pins the next region in the list of regions to pin (lets a driver hold its pages). If the bound on pinned memory is
+ * reached, the region's data are copied by the CPU instead. Call this with the lock held; the function releases the
+ * lock while it pins. */
 static void pin_next(struct regions *regions)
 {
     struct region *const region = regions->fresh;
     regions->fresh = region->after;
     region_let_pin_go(region->pin);
     region->pin = NULL;
-    /* the list `fresh` has one of the references; if there are more, the region is still registered or in use */
+    /* the list `fresh` holds one reference to the region; if there are more, the region is still registered or in
+     * use */
     if (!regions->end && region->references > 1 && region->bytes <= regions->pinned_most - regions->pinned_bytes) {
         pthread_mutex_unlock(&regions->lock);
         struct pin *const made = pin(region);

@@ -81,9 +81,9 @@ int regions_unregister(struct regions *regions, enum region_kind kind, const str
 void regions_forget(struct regions *regions, bool (*is_known)(void *context, const struct caller *caller),
                     void *context);
 
-/* The properties of a region, as visit() gets them. regions_visit() calls visit() for the caller's region of this name,
- * or for all of this kind if `name` is NULL, and returns how many there were. visit() must not call functions of this
- * header. */
+/* The properties of a region, as regions_visit() passes them to visit(). regions_visit() calls visit() for each of the
+ * caller's regions of a kind, or if `name` is not NULL, for the region with this name. It returns the number of calls.
+ * visit() must not call functions of this header. */
 struct region_facts {
     const char *name, *key;
     int64_t offset, bytes;
@@ -103,7 +103,7 @@ struct region_use {
     struct region *region; /* the region, to which the use holds a reference */
     attn_tensor_id id;
     bool output;
-    int index;      /* index of the tensor in the body's inputs or outputs, for error pointers */
+    int index;      /* index of the tensor in the body's inputs or outputs, for the pointer of an error */
     int64_t offset; /* offset of the tensor in the region's object, in bytes */
     int64_t bytes;  /* size of the tensor in bytes; for an output before region_uses_bind(), the size of its buffer */
     int64_t done;   /* number of bytes copied so far */
@@ -122,7 +122,7 @@ struct region_uses {
     /* bytes that devices copy from and to pinned pages; an output counts with the size of its buffer */
     int64_t pinned_bytes;
     bool placed;        /* the address `memory` of all inputs has been set */
-    bool writes;        /* true: the CPU copies some outputs */
+    bool writes;        /* true: the CPU copies some outputs to regions */
     int home;           /* number of the GPU in whose memory tensors are used in place; -1: there are none */
     uint64_t elsewhere; /* bits of attn_tensor_id: outputs that need no staging memory */
     int count;
@@ -150,13 +150,14 @@ static inline uint64_t region_uses_input_bytes(const struct region_uses *uses)
 }
 
 /* Checks that the outputs fit into their regions, once the problem's shapes are known. Outputs that are pinned or in a
- * GPU's memory get their addresses. A second call, when the other outputs have addresses, records what to copy.
- * INVALID: an output does not fit, or two outputs overlap; in a GPU's memory, an output overlaps an input, or a tensor
- * is not aligned to its elements or to `alignment`. */
+ * GPU's memory get their addresses. A second call, when the outputs in staging memory have addresses too, records what
+ * to copy. INVALID: an output does not fit, or two outputs overlap; in a GPU's memory, an output overlaps an input, or
+ * a tensor is not aligned to its elements or to `alignment`. */
 attn_status region_uses_bind(struct region_uses *uses, attn_problem *problem, size_t alignment, attn_error *err);
 
-/* Copies until all is done (*done) or the time until_ns has come; call it again to continue. INVALID: the object has
- * become shorter; NO_MEMORY: the system has no pages for it; INTERNAL: any other error. */
+/* Copies the inputs to staging memory until all is done (*done) or the time until_ns has come; call it again to
+ * continue. INVALID: the object has become shorter; NO_MEMORY: the system has no pages for it; INTERNAL: any other
+ * error. */
 attn_status region_uses_read(struct region_uses *uses, int64_t until_ns, bool *done, attn_error *err);
 attn_status region_uses_write(struct region_uses *uses, int64_t until_ns, bool *done, attn_error *err);
 

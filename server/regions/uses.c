@@ -20,7 +20,7 @@
 
 /* ---- Begin and end ----------------------------------------------------------------------------------------------- */
 
-/* Sets an error's pointer to the parameter of a tensor in the body, such as its offset in shared memory. */
+/* Makes an error point to a parameter of a tensor in the body, such as the tensor's offset in shared memory. */
 static void point(attn_error *err, bool output, int index, const char *parameter)
 {
     if (err)

@@ -81,7 +81,7 @@ static void put_tensor(struct json *j, proto_op op, attn_tensor_id id)
         return;
     }
     json_put(j, "%s", attn_tensor_shape(id, shape));
-    /* if only one dtype is allowed, the text of the shape names it */
+    /* several dtypes are listed here; if only one is allowed, the text of the shape names it */
     if (strchr(proto_dtype_list(id, list), ' ')) json_put(j, "; %s", list);
     json_put(j, ": %s'}", attn_tensors[id].meaning);
 }

@@ -54,7 +54,8 @@ static bool takes_tensor(const attn_kernel *k, proto_op op, attn_tensor_id id)
     const bool fp8 = k->dtypes >> ATTN_F8E4M3 & 1 || (of_keys && k->features & ATTN_OPTION_BIT(KEY_DTYPE));
     if (proto_operations[op].takes_caches && id == ATTN_T_keep_mask &&
         !(k->features & ATTN_OPTION_BIT(KEEP_MASK_AT_END)))
-        /* In a decode a keep mask is for the last keys only, and only kernels with the feature for that take it. */
+        /* In a decode a keep mask covers only the last keys, and only kernels with the feature KEEP_MASK_AT_END take
+         * it. */
         return false;
     return proto_takes_tensor(op, id) && (k->features >> id & 1) && (!fp8_only || fp8);
 }
@@ -85,7 +86,7 @@ static void put_row(struct json *j, const attn_kernel *k, proto_op op)
 
 static void put_op_features(struct json *j, const attn_capabilities *can, proto_op op)
 {
-    attn_kernel all = { 0 }; /* a kernel with the features of all kernels together */
+    attn_kernel all = { 0 }; /* stands for all kernels together: has the features of each kernel */
     /* For a merge there is one kernel, which has no row: every device merges whatever attn_merge_check() accepts. */
     if (proto_operations[op].merges) all = (attn_kernel){ .dtypes = ATTN_DTYPES_BACKWARD, .features = ATTN_EVERYTHING };
     for (int n = 0; n < can->kernel_count; n++)
@@ -186,7 +187,8 @@ static void put_limits(struct json *j, const struct info_facts *facts)
         { "tensor_bytes", l->tensor_bytes },
         { "tensor_rank", ATTN_MAX_RANK },
         { "safetensors_header_bytes", PROTO_HEADER_BYTES },
-        { "kserve_json_bytes", PROTO_HEADER_BYTES }, /* bytes of a body's JSON without its arrays of numbers */
+        /* largest number of bytes of a body's JSON, without its arrays of numbers */
+        { "kserve_json_bytes", PROTO_HEADER_BYTES },
         { "json_skeleton_bytes", (int64_t)l->rest_bytes },
         { "json_depth", l->depth },
         { "json_members", l->members },
@@ -199,15 +201,15 @@ static void put_limits(struct json *j, const struct info_facts *facts)
         { "cache_ttl_ms", CACHES_TTL_MS }, /* how long an unused cache lives if ttl_s is not given */
         { "cache_ttl_most_ms", INT64_C(1000) * PROTO_CACHE_TTL_MOST_S },
         { "cache_kv_heads", CACHES_HEADS },
-        /* The page size if page_size is not given. A given page_size must be one of the next two values. */
+        /* The number of positions in a page: the default, and the two values that a given page_size may have. */
         { "cache_page_size", CACHES_PAGE_SIZE },
         { "cache_page_size_least", CACHES_PAGE_SIZE_LEAST },
         { "cache_page_size_most", CACHES_PAGE_SIZE_MOST },
         { "decode_caches", CACHES_ROWS },
         { "decode_pages", CACHES_STEP_PAGES },
-        /* `verify` on the CPU: most multiply-adds for all problems of a body together */
+        /* `verify` on the CPU: largest number of multiply-adds for all problems of a body together */
         { "verify_multiply_adds", VERIFY_MAX_MULTIPLY_ADDS },
-        /* `verify` on the CPU: most numbers of k and v of one head together */
+        /* `verify` on the CPU: largest number of elements of k and v of one head together */
         { "verify_head_elements", VERIFY_MAX_HEAD_ELEMENTS },
         { "shared_memory_regions", config_shares_memory(c) ? REGIONS_MAX_COUNT : 0 },
         { "shared_memory_bytes", config_shares_memory(c) ? REGIONS_MAX_BYTES : 0 },

@@ -20,14 +20,14 @@
 struct info_facts {
     const struct config *config;
     const proto_limits *limits;
-    const char *state;                      /* "starting", "ready", "draining" or "failed" */
+    const char *state;                      /* the server's phase: "starting", "ready", "draining" or "failed" */
     const char *web_library, *loop_library; /* versions of libmicrohttpd and libuv */
     double uptime_s;
     const struct device_state *devices;
     int device_count;
-    int64_t queue_requests, queue_bytes; /* requests and bytes that wait for a device */
+    int64_t queue_requests, queue_bytes; /* number of requests that wait for a device, and bytes of their tensors */
     int64_t connections;
-    int64_t inflight_requests; /* requests that the server has, in any state */
+    int64_t inflight_requests; /* number of requests in the server, in any state */
     int64_t staging_used_bytes;
     int64_t kv_bytes; /* memory for the caches of all devices, in bytes */
 };

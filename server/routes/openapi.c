@@ -52,7 +52,7 @@ struct document {
     const proto_limits *limits;
     const struct route *routes;
     int route_count;
-    /* true inside a part of the skeleton that is left out, because this server lacks the option that the part
+    /* true inside a part of openapi.json that is left out, because this server lacks the option that the part
      * describes */
     bool skips;
 };
@@ -66,7 +66,7 @@ static const uint64_t errors_of_all = ROUTE_ERROR(INVALID_FRAMING) | ROUTE_ERROR
                                       ROUTE_ERROR(REQUEST_TIMEOUT) | ROUTE_ERROR(TOO_LARGE) |
                                       ROUTE_ERROR(TARGET_TOO_LONG) | ROUTE_ERROR(EXPECTATION_FAILED) |
                                       ROUTE_ERROR(HEAD_TOO_LARGE) | ROUTE_ERROR(INTERNAL) |
-                                      ROUTE_ERROR(UNAVAILABLE) /* returned when there are too many connections */ |
+                                      ROUTE_ERROR(UNAVAILABLE) /* the error when there are too many connections */ |
                                       ROUTE_ERROR(OUT_OF_MEMORY);
 static const uint64_t errors_of_bodies = ROUTE_ERROR(UNSUPPORTED_MEDIA) | ROUTE_ERROR(UNSUPPORTED) |
                                          ROUTE_ERROR(TOO_MUCH_WORK) | ROUTE_ERROR(QUOTA) | ROUTE_ERROR(QUEUE_FULL) |
@@ -76,9 +76,9 @@ static const uint64_t errors_of_bodies = ROUTE_ERROR(UNSUPPORTED_MEDIA) | ROUTE_
 static const uint64_t errors_of_changes = ROUTE_ERROR(INVALID_REQUEST) | ROUTE_ERROR(FORBIDDEN_ORIGIN);
 static const uint64_t errors_of_tokens = ROUTE_ERROR(UNAUTHORIZED);
 
-/* Headers of answers, which components/headers of the skeleton describes. `on` names the statuses whose answers always
- * have the header. If `on` is 0, answers usually have the header, but not those written directly to a socket, such as
- * a 408 in the middle of a body. */
+/* Headers of answers, which components/headers of openapi.json describes. `on` names the statuses whose answers always
+ * have the header. If `on` is 0, answers usually have the header, but not those written directly to a socket, such as a
+ * 408 in the middle of a body. */
 static const struct {
     const char *name;
     int on[2];
@@ -92,7 +92,7 @@ static const struct {
 #define Q_TENSOR "{'shape':[1,2,1,2],'dtype':'float32','data':[1,0,0,1]}"
 #define K_TENSOR "{'shape':[1,3,1,2],'dtype':'float32','data':[1,0,0,1,1,1]}"
 #define V_TENSOR "{'shape':[1,3,1,2],'dtype':'float32','data':[1,2,3,4,5,6]}"
-/* The tensors of Q_TENSOR and its neighbours, with their data as base64 of little-endian bytes. */
+/* The tensors of Q_TENSOR, K_TENSOR and V_TENSOR, with their data as base64 of little-endian bytes. */
 #define Q_BASE64 "{'shape':[1,2,1,2],'dtype':'float32','data':'AACAPwAAAAAAAAAAAACAPw=='}"
 #define K_BASE64 "{'shape':[1,3,1,2],'dtype':'float32','data':'AACAPwAAAAAAAAAAAACAPwAAgD8AAIA/'}"
 #define V_BASE64 "{'shape':[1,3,1,2],'dtype':'float32','data':'AACAPwAAAEAAAEBAAACAQAAAoEAAAMBA'}"
@@ -159,8 +159,8 @@ static bool has_error(uint64_t errors, int error, int status)
     return (errors >> error & 1) && proto_errors[error].http == status;
 }
 
-/* Writes the error response of one status. The error codes are listed beside the schema and not in it. If the codes
- * narrowed the schema, some client generators would make a class for each response, and others no class at all. */
+/* Writes the error response of one status. The error codes are listed beside the schema and not in it. Otherwise the
+ * schemas would differ, and some client generators would make a class for each response, others no class at all. */
 static void put_error(struct json *j, uint64_t errors, int status, bool head, bool plain, const char *media)
 {
     const char *separator = "";
@@ -380,8 +380,8 @@ static void put_operations(struct document *d)
     attention_put_schemas(&d->json, d->limits);
 }
 
-/* Marks of the skeleton that are replaced by the output of a function. The function writes one value, or members or
- * elements, with json_comma() before each. */
+/* Marks in the skeleton openapi.json that are replaced by the output of a function. The function writes one value, or
+ * members or elements, with json_comma() before each. */
 static const struct {
     const char *mark;
     void (*put)(struct document *d);
@@ -391,7 +391,7 @@ static const struct {
     { "cache_dtypes", put_cache_dtypes }, { "operations", put_operations },
 };
 
-/* Marks of the skeleton that are replaced by the constant of the same name. */
+/* Marks in the skeleton openapi.json that are replaced by the value of the constant of the same name. */
 static const struct {
     const char *mark;
     int value;
@@ -412,8 +412,8 @@ static const struct {
 #undef NUMBER
 };
 
-/* True if this server lacks an option. Parts of the skeleton that describe features of an option are between the marks
- * @?OPTION@ and @?@. */
+/* True if this server lacks an option. Parts of the skeleton openapi.json that describe features of an option are
+ * between the marks @?OPTION@ and @?@. */
 static bool lacks(const struct document *d, const char *condition)
 {
     if (strcmp(condition, "secured") == 0) return d->config->token_file == NULL;
@@ -432,9 +432,9 @@ static void put_mark(struct document *d, const char *mark)
     assert(known);
 }
 
-/* Replaces the mark behind the first @ of `at`, and returns the text behind the mark. If a string consists of a mark
- * alone, it is replaced together with its quotes. If that string is the name of a member, the member's value 0 is
- * dropped too. */
+/* Writes the text that replaces the first mark (such as @paths@) of `at`, and returns the text behind the mark. If a
+ * string consists of a mark alone, it is replaced together with its quotes. If that string is the name of a member, the
+ * member's value 0 is dropped too. */
 static const char *take_mark(struct document *d, const char *at)
 {
     char mark[40];
@@ -447,8 +447,8 @@ static const char *take_mark(struct document *d, const char *at)
     return strncmp(end, ": 0", 3) == 0 ? end + 3 : end;
 }
 
-/* Writes the skeleton without its blanks and with its marks replaced. A comma is written only if another member or
- * element follows. The strings of the skeleton must not contain escapes. */
+/* Writes the skeleton openapi.json without its blanks and with its marks replaced. A comma is written only if another
+ * member or element follows. The strings of the skeleton must not contain escapes. */
 static void put_document(struct document *d)
 {
     bool quoted = false, comma = false;

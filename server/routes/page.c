@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The assembler embeds both pages in the program. The Makefile states that this file depends on them. */
+/* The assembler embeds index.html and docs.html in the program. The Makefile states that this file depends on them. */
 __asm__(".pushsection .rodata\n"
         "page_index: .incbin \"server/routes/index.html\"\n"
         ".byte 0\n"

@@ -4,8 +4,8 @@
  *   batches_dispatch()   once per iteration of the loop, after all messages: sends batches to devices that have room
  *   batches_done()       takes a batch back, stores its results and answers its requests
  *
- * A batch comes back exactly once. When a request stops waiting for a job of a batch, the two are separated. When no
- * request waits for any job of a batch, the batch is cancelled.
+ * A batch comes back exactly once. When a request stops waiting for a job of a batch, the job and the request are
+ * separated. When no request waits for any job of a batch, the batch is cancelled.
  *
  * A job that takes long may be cut into parts, which several devices compute in batches of their own. All parts of a
  * job leave for their devices together, and the job ends when its last part is back. If one part fails, the other parts
@@ -92,7 +92,7 @@ void batches_mark(struct batch *batch)
     for (int i = 0; i < batch->count; i++) {
         struct job *job = batch_job(batch, i);
         job->batch_jobs = batch->count;
-        job->follows = false; /* it is true only if the job was in an earlier batch, which failed */
+        job->follows = false; /* `follows` is true only if the job was in an earlier batch, which failed */
         for (int before = 0; job->call->model && before < i && !job->follows; before++)
             job->follows = batch_job(batch, before)->call->model == job->call->model;
     }
@@ -144,8 +144,8 @@ static bool send_all(struct loop *loop, struct device *device, struct job *const
     for (int n = 0; n < parts && sent; n++) sent = send_batch(loop, over[n], jobs, count);
     if (sent) metrics_observe(METRIC_BATCH_SIZE, NULL, count);
     for (int i = 0; i < count && !sent; i++) {
-        /* Parts of a job that have left for a device are cancelled. If no part has left, no device uses the client's
-         * memory, and the request need not be held. */
+        /* The parts of the job that have left for a device are cancelled. If no part has left, no device uses the
+         * client's memory, and the request need not be held. */
         jobs[i]->request->held &= jobs[i]->parts_out > 0;
         if (jobs[i]->parts_out == 0) end_step(loop, jobs[i], false);
         waiting_cancel(loop, jobs[i]->request, PROTO_E_OUT_OF_MEMORY, "no memory for a batch");
@@ -193,8 +193,8 @@ void batches_window(uv_poll_t *poll, int status, int events)
 
 /* ---- Batches back ------------------------------------------------------------------------------------------------ */
 
-/* Hands the request of a finished job back to its HTTP thread. The answer contains the results, or the error of
- * verifying, writing or measuring. */
+/* Hands the request of a finished job back to its HTTP thread. The answer contains the results, or the error of the
+ * work after the kernels (verifying, writing, measuring). */
 static void finish_request(struct loop *loop, struct job *job)
 {
     /* if the request gets a normal answer, the code that sends it calls contexts_finish_job() */
@@ -251,8 +251,8 @@ static bool finish(struct loop *loop, struct job *job, int64_t judge_until_ns)
     return true;
 }
 
-/* Returns the memory that the judges of a body's checks take. They run one after the other, so it is that of the
- * largest. */
+/* Returns how much memory in bytes the judges of a body's checks take. They run one after the other, so the largest
+ * judge decides. */
 static int64_t judges_bytes(const struct job *job, double seconds)
 {
     int64_t most = 0;
@@ -261,14 +261,14 @@ static int64_t judges_bytes(const struct job *job, double seconds)
         const int64_t bytes = item->error.status == ATTN_OK
                                   ? judge_bytes(&item->problem, finish_truth(job, i) != NULL, seconds)
                                   : 0;
-        /* INT64_MAX: more memory than a judge may have, so judge_open() will refuse it */
+        /* INT64_MAX: this judge needs more memory than a judge may have, so judge_open() will refuse it */
         if (bytes > most && bytes != INT64_MAX) most = bytes;
     }
     return most;
 }
 
-/* Starts the judge of a check, whose truth a device has computed or nobody. False: out of memory; the request has been
- * answered. */
+/* Starts to judge the results that a check request gives. A device may have computed the truth for this before. False:
+ * out of memory; the request has been answered. */
 static bool start_judge(struct loop *loop, struct job *job)
 {
     struct request *const request = job->request;

@@ -122,7 +122,7 @@ static bool verify_step(struct finishing *finishing)
     proto_item *item = &job->call->items[finishing->item];
     proto_result *result = &job->results[finishing->item];
     if (finishing->item == job->call->count) return true;
-    /* a job whose given lse is checked by a device (job->lse) has only one item */
+    /* if a device checks the given lse of a job (job->lse), the job has only one item */
     if (job->lse && item->error.status == ATTN_OK) verify_found_lse(job, &item->error);
     if (item->error.status == ATTN_OK)
         result->verified = verify_found_truth(job, finishing->item, &result->verification);
@@ -214,7 +214,8 @@ static void sum_piece(struct piece *piece)
     } while (summing->at < summing->end && clock_ns() < until_ns);
 }
 
-/* After the last share of the sums, the other work begins. */
+/* A share of the gradients was added up, or a piece of the share. After the last share, the other finishing work
+ * begins. */
 static void after_sum(struct piece *piece)
 {
     struct summing *const summing = (struct summing *)piece;
@@ -248,7 +249,7 @@ static void after_piece(struct piece *piece)
     struct finishing *finishing = (struct finishing *)piece;
     struct job *const job = finishing->job;
     if (finishing->complete) {
-        /* not earlier, because some sums are written from there to clients' regions (sums.c) */
+        /* the sums' memory is released only now, because some sums were written from it to clients' regions (sums.c) */
         staging_release(job->staging, job->sums);
         job->sums = NULL;
     }

@@ -15,7 +15,7 @@
 /* The judgement of one item (problem) of a check. A check is a request that asks what is wrong with given results. */
 struct judging {
     int item;
-    judge *judge; /* NULL: no judge is open */
+    judge *judge; /* the judge that compares the given results with the truth; NULL: none is open */
     int64_t began_ns, until_ns;
     int64_t worked_ns;
     bool hurried;
@@ -23,18 +23,19 @@ struct judging {
 
 struct finishing;
 
-/* A share of the elements of a job's sums over queries. The shares are computed side by side, before all other work. */
+/* A share of the elements of a job's gradients that are added up over the job's parts. Several threads work on the
+ * shares at the same time, before all other finishing work. */
 enum { FINISH_SUMS = PIECES_AT_ONCE };
 struct summing {
     struct piece piece;
     struct finishing *finishing;
-    int64_t at, end; /* elements `at` to end - 1 are left */
+    int64_t at, end; /* elements `at` to end - 1 are not added up yet */
 };
 
 struct finishing {
     struct piece piece;
     struct summing summing[FINISH_SUMS];
-    int summing_left; /* number of shares that are not complete; only the loop uses this member */
+    int summing_left; /* number of shares of the gradients that are not added up yet; only the loop uses this member */
     struct job *job;  /* the job, to which the finishing work holds a reference */
     char id[REQUEST_ID_BYTES];
     bool cancelled; /* set by the loop: no further piece will be run */
@@ -53,7 +54,7 @@ struct finishing {
     proto_encoder *encoder; /* encoder of the answer, whose length is being measured */
     bool complete;
     int64_t wrote_ns; /* duration of writing the outputs to shared memory */
-    attn_error error; /* why there is no encoder, or why some outputs are not written */
+    attn_error error; /* error: why the answer has no encoder, or why some outputs were not written to shared memory */
 };
 
 /* True if the job needs any finishing work, such as verification. */

@@ -68,7 +68,7 @@ static void on_check(uv_check_t *check)
 /* The check of a large body, done in pieces on libuv's threads. */
 struct checking {
     struct piece piece;
-    struct request *request; /* the checked request, owned by the loop and not handed back during the check */
+    struct request *request; /* the request whose body is checked; the loop owns it during the check */
     struct check_result result;
     bool complete;
 };
@@ -96,7 +96,7 @@ static void on_checked(struct piece *piece)
     struct loop *loop = piece->pieces->loop->data;
     struct request *request = checking->request;
     assert(loop->finishing > 0 && request->held && request->state == REQUEST_CHECKING);
-    /* the check is not complete, so its next piece is added */
+    /* the check is not complete, so its next piece is queued */
     if (!checking->complete && !request->failed && !request->gone) {
         pieces_add(&loop->pieces, &checking->piece);
         return;
@@ -146,7 +146,8 @@ static bool take_late(struct loop *loop, struct request *request)
 {
     struct job *job = request->job;
     struct batch *batch = calloc(1, sizeof *batch + sizeof batch->parts[0]);
-    if (batch == NULL) { /* without a batch, the loop must wait here until the device no longer uses the job's memory */
+    /* out of memory for a batch, so the loop waits here until the device no longer uses the job's memory */
+    if (batch == NULL) {
         inline_settle(job);
         transaction_end(job, false);
         loop->queue_changed = loop->transactions_changed = true;
@@ -164,7 +165,8 @@ static bool take_late(struct loop *loop, struct request *request)
     metrics_observe(METRIC_BATCH_SIZE, NULL, 1);
     devices_submit_late(loop->server->devices, batch);
     queue_flow_runs(job->flow, batch->left_ns);
-    loop->queue_changed = true; /* the loop must set its timer anew, because this request may have the next deadline */
+    /* the loop must set its timer anew, because this request's deadline may be the earliest */
+    loop->queue_changed = true;
     return true;
 }
 
@@ -195,7 +197,8 @@ static void on_message(void *context, struct message *message)
     switch (message->kind) {
     case LOOP_REQUEST:
         request_arrived(context, (struct request *)message);
-        break; /* the message is the first member of struct request and of struct batch, so both have its address */
+        /* the message is the first member of struct request and of struct batch, so it has the address of the struct */
+        break;
     case LOOP_BATCH: batches_done(context, (struct batch *)message); break;
     default: assert(0 && "a message of no kind");
     }
@@ -281,16 +284,16 @@ static void must(int error, const char *what)
     abort();
 }
 
-/* Does nothing. It is the first work for libuv's threads, with which libuv starts them. libuv aborts if the system
- * refuses a thread, so this runs right after threads_try() has shown that all threads can be started. */
+/* Does nothing. libuv starts its threads when it gets the first work, which is this function. It runs right after
+ * threads_try() has shown that all threads can be started, because libuv aborts if the system refuses a thread. */
 static void nothing(uv_work_t *work)
 {
     (void)work;
 }
 
-/* Returns the highest number that a descriptor of this process may have, to put a watcher there. libuv keeps watchers
- * in an array indexed by descriptor, and aborts if the array cannot grow. A watcher at this number makes the array as
- * large as it can ever be. */
+/* Returns the highest number that a descriptor of this process may have. A libuv watcher at this number makes libuv's
+ * array of watchers, which is indexed by descriptor, as large as it can ever be. Otherwise libuv would abort if the
+ * array could not grow later. */
 static int highest_number(int fd, const struct config *config)
 {
     const int most = config->max_connections + CONFIG_SPARE_FILES + CONFIG_METRICS_CONNECTIONS + REGIONS_MAX_COUNT +

@@ -42,7 +42,7 @@ struct loop {
     bool transactions_changed;
     /* a job with a cache transaction has arrived that begin_transactions() has not examined yet */
     bool transactions_arrived;
-    bool scan_cut; /* the last scan of waiting transactions did not reach the end of the queue */
+    bool scan_cut; /* the last scan of waiting transactions ended before the end of the queue */
     uint64_t scan; /* number of the last scan of all waiting transactions */
     struct job *batch_jobs[CONFIG_MAX_BATCH];
     int finishing;
@@ -56,7 +56,7 @@ struct loop {
     enum loop_stage stage;
     int64_t stage_since_ms;
     int exit_status;
-    int most_open; /* the largest number of connections since memory was last returned to the system */
+    int most_open; /* the largest number of open connections since memory was last returned to the system */
 };
 
 uv_loop_t *loop_uv(struct loop *loop);
@@ -89,18 +89,18 @@ int stop_open_connections(const struct loop *loop);
 /* Begins a drain (the server finishes accepted requests, then stops). --metrics-listen stays open during the drain, so
  * that it can be watched and probed. */
 void stop_drain(struct loop *loop);
-/* Answers all waiting requests now. A request that is still on its way to the mailbox either sees `stopping`, or
- * arrives and is answered in request_arrived(). */
+/* Answers all waiting requests now. For a request that is not in the mailbox yet, either its HTTP thread sees
+ * `stopping`, or request_arrived() answers it. */
 void stop_waiting(struct loop *loop);
-/* Takes the next step of a drain if it is time for it. */
+/* Goes on to the next stage of stopping the server if the present stage is over. */
 void stop_advance(struct loop *loop, int64_t now_ms);
 
 /* ---- batches.c --------------------------------------------------------------------------------------------------- */
 
 /* Puts the job into the queue of jobs that wait for a device. */
 void batches_enqueue(struct loop *loop, struct job *job);
-/* Puts the job into that queue, unless it is a check whose truth no device computes: its judge starts at once, on the
- * CPU. False: out of memory; the request has been answered. */
+/* Puts the job into the queue of jobs that wait for a device, unless it is a check whose truth no device computes: its
+ * judge starts at once, on the CPU. False: out of memory; the request has been answered. */
 bool batches_begin(struct loop *loop, struct job *job);
 /* Sends batches to devices while jobs wait and devices have room. */
 void batches_dispatch(struct loop *loop);

@@ -33,7 +33,7 @@ struct hangup_watch {
 
 /* ---- Suspended requests ------------------------------------------------------------------------------------------ */
 
-/* True if the request is in the list of suspended requests, by its state (invariant 1). */
+/* True if the request is in the list of suspended requests, which its state tells (invariant 1). */
 static bool is_suspended(const struct request *request)
 {
     return request->state == REQUEST_CHECKING || request->state == REQUEST_QUEUED ||
@@ -136,14 +136,14 @@ void waiting_detach(struct loop *loop, struct request *request)
         queue_remove(&loop->server->queue, job);
         loop->queue_changed = true;
         loop->transactions_changed |= job->transaction != NULL;
-        /* only for a queued job: the cache transaction of a running job ends when the device is done */
+        /* the transaction of a queued job ends here, that of a running job when the device is done */
         transaction_end(job, false);
     }
     if (job->finishing)
         /* on_finished() ends the job's use of contexts (saved forwards) later, because the finishing thread may read
          * their names */
         job->finishing->cancelled = true;
-    /* a device may still read a context (saved forward); its memory stays leased until then */
+    /* contexts (saved forwards) can be taken again; their memory stays leased as long as a device may read it */
     else contexts_finish_job(job, false);
     if (!job->given_up) leave_batches(job);
     for (struct job_part *part = &job->part; part; part = part->next) part->batch = NULL;

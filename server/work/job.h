@@ -48,9 +48,9 @@ struct job_links {
  * compares out with its truth, which stays on the device. For a check the truth goes to the judge on the CPU. */
 struct job_truth {
     bool wanted;
-    uint64_t results; /* for a check: the results of the truth, as bits of attn_tensor_id */
-    attn_truth to;    /* for a check: where they arrive, among the outputs */
-    size_t bytes;     /* bytes of the truth */
+    uint64_t results; /* for a check: the tensors whose truth is computed, as bits of attn_tensor_id */
+    attn_truth to;    /* for a check: the addresses, among the outputs, at which the results of the truth arrive */
+    size_t bytes;     /* size of the truth (results in float64) in bytes */
     size_t workspace_bytes;
     double seconds; /* expected time */
 };
@@ -61,7 +61,7 @@ enum job_way { JOB_WHOLE, JOB_BY_HEADS, JOB_BY_BATCH, JOB_BY_QUERIES, JOB_WAYS }
 
 /* The heads, batch rows or queries of a part, and the part's share of the job's work. */
 struct job_range {
-    int64_t first, end; /* first to end - 1 */
+    int64_t first, end; /* the range consists of `first` to end - 1 */
     double share;
 };
 
@@ -78,11 +78,11 @@ struct job_part {
     struct job *job;
     int device; /* number of the only device that can compute the part; -1: any device can */
     enum job_way way;
-    int number;             /* number of the part in the list, from 0 on */
+    int number;             /* position of the part in the job's list of parts, from 0 on */
     struct job_range range; /* a part that is the whole job has { 0, 0, 1 } */
 
     /* Only the loop's thread uses the members from here down to handed_over. */
-    struct batch *batch; /* the batch with the part, which is put in a batch only once */
+    struct batch *batch; /* the batch that contains the part; a part is put in a batch only once */
     bool left;           /* the part has left for a device in a batch */
     /* the inline slot in which an HTTP thread left the part running on a device (INLINE_LATE); NULL: none */
     struct inline_slot *handed_over;
@@ -108,23 +108,25 @@ static inline bool job_part_is_cut(const struct job_part *part)
 struct job {
     atomic_int references;
     struct staging_pool *staging;
-    /* `inputs`: the block of staging memory into which the parser wrote the inputs, with outputs behind them. `spare`:
-     * a second block, for outputs that did not fit. */
+    /* `inputs`: the block of staging memory into which the parser wrote the inputs, with outputs behind the inputs.
+     * `spare`: a second block, for outputs that did not fit. */
     struct staging_block *inputs, *spare;
     /* For a job that is cut by queries and has gradients that are sums over queries: memory for the sums of each part
      * (device/sums.c). NULL: the job has no such gradients, or is not cut by queries. */
     struct staging_block *sums;
-    int sum_parts; /* number of parts for which there are `sums`; the job is always cut into so many */
+    int sum_parts; /* number of parts for which `sums` has memory; the job is cut into exactly this many parts */
     proto_call *call;
     proto_result *results; /* an array of call->count elements */
     /* [call->count]: the plans of the problems (job_problem()). prepare_job() makes them from the capabilities of the
      * first device, and a device adapts them to its own addresses (batch_plan()). */
     attn_plan *plans;
     int runnable; /* number of items (problems) without an error that a device must compute */
-    double flops; /* floating-point operations of the runnable items */
-    /* bytes of the runnable items' tensors, and of the keys and values that they read in pages (attn_cost) */
+    double flops; /* floating-point operations of the items that a device computes */
+    /* bytes of the tensors of the items that a device computes, and of the keys and values that they read in pages
+     * (attn_cost) */
     double bytes;
-    double seconds;       /* seconds that a device is expected to take for the runnable items (attn_cost_of()) */
+    /* seconds that a device is expected to take for all items that it computes (attn_cost_of()) */
+    double seconds;
     double worst_seconds; /* value of `seconds` if the scores of all rows exceeded the range of float32 */
     /* what takes most of the time of the costliest item (attn_cost); "": the products of q, k and v */
     const char *because;
@@ -136,7 +138,7 @@ struct job {
     struct contexts *contexts;
     struct caller *caller; /* a reference to the account to which the job is charged */
     struct flow *flow;     /* a reference to the flow (client) that is charged the job's device time; NULL: none */
-    int64_t priority;      /* order among the jobs of its caller: 1 leaves for a device before 2 */
+    int64_t priority;      /* jobs of one caller leave for a device in this order, 1 before 2 */
     /* For each item a reference to the job whose context (saved forward) the item uses, or NULL. The array is NULL if
      * no item uses one. */
     struct job **saved;
@@ -146,7 +148,7 @@ struct job {
     /* rows whose lse a device computes, because the lse that the request gives must be checked and only a device can
      * read q or k; NULL: none */
     attn_lse_look *lse;
-    void *lse_found; /* where the sums that belong to `lse` arrive, among the outputs */
+    void *lse_found; /* address, among the outputs, to which the device writes the sums that it computes for `lse` */
     /* [call->count]: what a device needs to verify each item's out, or to compute the truth of a check; NULL: it does
      * neither. A job with this member runs alone. */
     struct job_truth *truths;
@@ -154,7 +156,9 @@ struct job {
     double truth_seconds;
     /* [call->count]: where the distances of each item's outputs from its truth (float64) arrive, among the outputs. */
     attn_truth_distance (*truth_found)[ATTN_TRUTH_RESULTS];
-    bool truth_known; /* the device has computed `truths`; false: the device computes no truth */
+    /* true: the device has computed what `truths` describes; false: the device computes no truth (results in
+     * float64) */
+    bool truth_known;
     bool wants_verify, wants_save, wants_count;
     /* the request is a check, which a judge on the CPU computes (sched/finish.h); a device may compute its truth */
     bool wants_judge;
@@ -229,7 +233,7 @@ int job_parts(const struct job *job); /* returns the number of the job's parts *
 bool job_lost_devices(const struct job *job);
 /* True if a part has not left for a device yet and only this device can compute it. */
 bool job_needs_device(const struct job *job, int device);
-/* True if all parts of the job ran. Call this when all parts are back. */
+/* True if all parts of the job ran. Call this when all parts are back from their devices. */
 bool job_ran(const struct job *job);
 const attn_error *job_error(const struct job *job); /* returns the first error of a job that did not run */
 

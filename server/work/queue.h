@@ -78,14 +78,13 @@ struct queue_taker {
 int queue_take(struct queue *queue, const struct queue_taker *taker, int64_t now_ns, struct job **jobs,
                int64_t *wait_ns);
 
-/* Returns the flow's virtual time (queue.c), by which other lists also choose. NULL stands for the flow of all jobs
- * without a flow of their own. */
+/* Returns the flow's virtual time (see queue.c). NULL stands for the flow of all jobs without a flow of their own. */
 int64_t queue_flow_ns(const struct queue *queue, const struct flow *flow, int64_t now_ns);
 /* Call this when work of the flow (client) begins to wait. A flow with less virtual time than the flow served last is
  * set to that time, so that an idle flow saves up no time. */
 void queue_flow_joins(struct queue *queue, struct flow *flow, int64_t now_ns);
 /* Call this when work of the flow (client) leaves the queue. Raises the queue's virtual time to the time that the flow
- * has used, without its running work. */
+ * has used, without the time of work that still runs. */
 void queue_flow_served(struct queue *queue, const struct flow *flow);
 
 /* queue_flow_runs(): a batch led by a job of this flow has left for a device at left_ns. queue_flow_ran(): that batch

@@ -105,8 +105,8 @@ struct request {
     bool counted; /* true: request_count() includes the request */
     struct server *server;
     int socket; /* the connection's socket, watched for a hang-up and never closed here */
-    /* row of the table of routes; NULL: the path is unknown. If the path has no row with this method, it is the path's
-     * first row */
+    /* the row of the table of routes for the request's path and method. NULL: the path is unknown. If only the method
+     * is unknown, the first row with the path */
     const struct route *route;
     struct slice parameters[REQUEST_PARAMETERS]; /* parameters of the path, in the order of the route's pattern */
     struct caller *caller; /* a reference to the request's caller; NULL: not determined yet, or refused */

@@ -28,7 +28,7 @@ enum server_phase {
         SERVER_PHASE_COUNT
 };
 
-/* Sums over all open connections of clients. */
+/* Numbers about all open connections of clients together. */
 struct connection_totals {
     _Atomic int count;
     _Atomic int64_t bytes; /* bytes of memory of the connections and their requests, without tensors */
@@ -54,7 +54,7 @@ struct server {
     struct queue queue;
     struct devices *devices;
     struct connections *connections;
-    const struct connection_totals *open_connections; /* sums over all of `connections` */
+    const struct connection_totals *open_connections; /* numbers about all open connections together */
     struct loop *loop;
     /* Versions of libmicrohttpd and libuv, set by frontend_init() and loop_open(). */
     const char *web_library, *loop_library;

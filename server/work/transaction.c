@@ -55,7 +55,7 @@ static attn_status check_new(const struct job *job, const struct cache_step *ste
 {
     const attn_tensor *const t = &job->call->items[0].problem.tensor[id];
     const char *const name = attn_tensors[id].name;
-    const int first = t->rank - 3; /* index of the axis of positions */
+    const int first = t->rank - 3; /* index of the axis for positions in the tensor */
     char member[32];
     attn_status status = ATTN_OK;
     if (t->dtype != step->shape.dtype) {
@@ -70,8 +70,8 @@ static attn_status check_new(const struct job *job, const struct cache_step *ste
     return status;
 }
 
-/* Checks that k and v, if the request gives them, fit the caches, and makes them the keys and values that the step
- * appends. */
+/* Checks that k and v, if the request gives them, fit the caches, and makes them the keys and values that the
+ * transaction appends. */
 static attn_status take_new(struct job *job, struct cache_step *step, attn_error *err)
 {
     attn_problem *const p = &job->call->items[0].problem;
@@ -150,7 +150,7 @@ static attn_status prepare_problem(struct job *job, attn_error *err)
     if (own->table == NULL) return attn_fail(err, ATTN_NO_MEMORY, NULL, "out of memory");
     point(&item->problem, step, own->table, step->lengths);
     /* Before the transaction begins there is no page table. The check of the problem accepts any page numbers, so it
-     * gets this table, whose rows are all the same zeros. */
+     * gets this table, whose rows are one row of zeros. */
     item->problem.page_table.stride[0] = 0;
     item->problem.keep_mask_at_end = item->problem.keep_mask.rank >
                                      /* the caches of a request have different lengths, so the last column of the mask
@@ -262,7 +262,7 @@ attn_status transaction_begin(struct job *job, uint64_t scan, bool *wait, attn_e
     struct cache_step *const step = &job->transaction->step;
     attn_status status = ATTN_OK;
     *wait = false;
-    /* A transaction that has waited usually cannot begin yet, so this is tested before memory is leased for it. A new
+    /* A transaction that has waited usually cannot begin yet, so caches_ask() tests this before memory is leased. A new
      * transaction usually can begin, so it is not tested. */
     if (scan != 0) status = caches_ask(step, scan, wait, err);
     if (status != ATTN_OK || *wait) return status;
