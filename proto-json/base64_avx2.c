@@ -35,15 +35,15 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     const __m256i kind_of_hi = TWICE(NEVER, NEVER, PLUS_SLASH, DIGITS, AO_ao, PZ_pz, AO_ao, PZ_pz, NEVER, NEVER, NEVER,
                                      NEVER, NEVER, NEVER, NEVER, NEVER);
     const __m256i not_with_lo = TWICE(
-        NEVER | PLUS_SLASH | AO_ao, /* characters with low 4 bits 0: '0' P p; so no + / and no A-O a-o */
-        /* characters with low 4 bits 1 to 9: digits and letters; so no + / */
+        NEVER | PLUS_SLASH | AO_ao, /* low 4 bits 0: legal are '0' P p, but not + / A-O a-o */
+        /* low 4 bits 1 to 9: legal are digits and letters, but not + / */
         NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
         NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH, NEVER | PLUS_SLASH,
-        NEVER | PLUS_SLASH | DIGITS, /* low 4 bits A: J Z j z; so no + / and no digits */
-        NEVER | DIGITS | PZ_pz,      /* low 4 bits B: + K k; so no digits and no P-Z p-z */
+        NEVER | PLUS_SLASH | DIGITS, /* low 4 bits A: legal are J Z j z, but not + / 0-9 */
+        NEVER | DIGITS | PZ_pz,      /* low 4 bits B: legal are + K k, but not 0-9 P-Z p-z */
         NEVER | PLUS_SLASH | DIGITS | PZ_pz, NEVER | PLUS_SLASH | DIGITS | PZ_pz,
-        NEVER | PLUS_SLASH | DIGITS | PZ_pz, /* low 4 bits C to E: L M N l m n; so no + /, no digits and no P-Z p-z */
-        NEVER | DIGITS | PZ_pz);             /* low 4 bits F: / O o; so no digits and no P-Z p-z */
+        NEVER | PLUS_SLASH | DIGITS | PZ_pz, /* low 4 bits C to E: legal are L M N l m n, but not + / 0-9 P-Z p-z */
+        NEVER | DIGITS | PZ_pz);             /* low 4 bits F: legal are / O o, but not 0-9 P-Z p-z */
     const __m256i to_sextet = TWICE(0, 63 - '/', 62 - '+', 52 - '0', -'A', -'A', 26 - 'a', 26 - 'a', 0, 0, 0, 0, 0, 0,
                                     0, 0);
 

@@ -165,7 +165,7 @@ static int compare_big(const struct decimal *d, uint32_t m, int q)
     /* d->exponent belongs to the 19th significant digit; the loop makes it the exponent of the last digit */
     int exponent = d->exponent;
     int significant = 0, pending = 0;
-    uint32_t chunk = 0; /* a number of up to nine decimal digits, which one multiplication appends to the big number */
+    uint32_t chunk = 0; /* up to nine decimal digits, which are appended to the big number at once */
     for (size_t i = 0; i < d->count; i++) {
         if (d->text[i] == '.') continue;
         if (significant > 0 || d->text[i] != '0') significant++;
@@ -246,8 +246,8 @@ static double magnitude(const struct decimal *d)
     uint64_t grid = (bits + GUARD) & ~off_grid;
     uint32_t m = (uint32_t)((grid & BELOW(52)) >> GRID_SHIFT) | 1u << 24;
     int q = (int)(grid >> 52) - 1023 - 24;
-    /* the grid point (the number of 25 bits) itself, or the next double above or below it, as the exact value is equal,
-     * larger or smaller */
+    /* Returns the grid point (the number of 25 bits) if the exact value is equal to it; otherwise the next double above
+     * or below it, if the exact value is larger or smaller. */
     return bits_double(grid + (uint64_t)(int64_t)compare(d, m, q));
 }
 
@@ -368,8 +368,8 @@ static inline uint64_t sum_eight(uint64_t v)
            32;
 }
 
-/* Appends the digits at p to w, and returns the text behind them. While the piece has eight more characters, eight are
- * tested together, and the digits among them are shifted behind zeros. No branch depends on the number of digits. */
+/* Appends the digits at p to w, and returns the text behind them. Eight characters are tested together, as long as the
+ * piece has eight more. No branch depends on the number of digits among them. */
 static inline const char *take_digits(const char *p, const char *end, uint64_t *w)
 {
     static const uint32_t scale[9] = { 1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000 };
@@ -423,7 +423,7 @@ static void take_apart_long(struct decimal *d, int written_exponent)
  * too long, and the state machine must read it. `p` is at a digit or a minus. */
 static const char *quick(const char *p, const char *end, struct decimal *d)
 {
-    /* a larger exponent counts as this one, which the digits of NUMBERS_CHARS characters cannot make up for */
+    /* A larger exponent counts as this one: even with NUMBERS_CHARS digits the number is then too large, or 0. */
     enum { SATURATED = 100000 };
     const char *const start = p;
     d->negative = *p == '-';
@@ -508,7 +508,7 @@ enum state {
 enum character { NAUGHT, DIGIT, DOT, EXP, MINUS_SIGN, PLUS_SIGN, OTHER, CHARACTERS };
 
 static const uint8_t next_state[NUMBER_STATES][CHARACTERS] = {
-    /* the columns are the states after each of these characters: 0, 1-9, ., e E, -, +, other */
+    /* Columns: the next state if the character is 0, 1-9, the point, e or E, -, +, or another one. */
     [MINUS] = { ZERO, INTEGER, WRONG, WRONG, WRONG, WRONG, WRONG },
     [ZERO] = { WRONG, WRONG, POINT, E, COMPLETE, COMPLETE, COMPLETE },
     [INTEGER] = { INTEGER, INTEGER, POINT, E, COMPLETE, COMPLETE, COMPLETE },
@@ -571,7 +571,8 @@ void numbers_begin(numbers_reader *reader, numbers_type type)
     for (int i = 0; i < NUMBERS_RANK; i++) reader->shape[i] = -1;
 }
 
-/* Checks that a value (with `opens`, an array) may stand at the reader's position. Returns NULL, or what is wrong. */
+/* Checks that a value may stand at the reader's position. `opens`: the value is an array. Returns NULL, or what is
+ * wrong. */
 static const char *check_place(const numbers_reader *r, bool opens)
 {
     int d = r->depth;
@@ -960,16 +961,16 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     /* true: a decimal exactly on a boundary between c and a neighbour also rounds to c, because ties go to even */
     bool even = (c & 1) == 0;
     int k = narrow_below ? log10_three_quarters_pow2(q) : log10_pow2(q);
-    int h = q + log2_pow10(-k) + 1; /* h, by which numbers are shifted left, is from 1 to 4 */
+    int h = q + log2_pow10(-k) + 1; /* a shift to the left by 1 to 4 bits */
     uint64_t power = powers_of_ten[-k - POWER_MIN];
     /* The value and the two boundaries of the interval that rounds to it, all multiplied by four, in units of 10^k. */
     uint32_t lower = multiply_to_odd(power, (4 * c - 2 + narrow_below) << h) + !even;
     uint32_t value = multiply_to_odd(power, (4 * c) << h);
     uint32_t upper = multiply_to_odd(power, (4 * c + 2) << h) - !even;
 
-    /* If a multiple of 10^(k + 1) is inside the interval, it is the result, because it has one digit less. At most one
-     * is inside. For s < 10 it could only be 0 or 10, which is no shorter than s. Both cases are computed without a
-     * branch, because the processor could not predict it. */
+    /* The interval contains at most one multiple of 10^(k + 1). It is the result, because it has one digit less than s,
+     * except for s < 10, where the multiple is 0 or 10. Both results are computed without a branch, because the
+     * processor could not predict it. */
     uint32_t s = value / 4, tenth = s / 10, middle = 4 * s + 2;
     bool tenth_inside = lower <= 40 * tenth, next_tenth_inside = 40 * tenth + 40 <= upper;
     bool inside = lower <= 4 * s, next_inside = 4 * s + 4 <= upper;

@@ -63,8 +63,8 @@ const char *parse_value_suggestion(const cJSON *value);
 /* Returns a hint for a value that should be an integer and cannot be left out; "" if there is none. */
 const char *parse_integer_suggestion(const cJSON *value);
 
-/* Returns a hint for a dtype that the tensor cannot have: what to write instead. For an output it offers no
- * conversion. */
+/* Returns a hint for a dtype that the tensor cannot have: what to write instead, or how the client can convert the
+ * values. `given`: the tensor is an input. */
 const char *parse_dtype_suggestion(attn_tensor_id id, bool given, const cJSON *value,
                                    char suggestion[TREE_SUGGESTION_BYTES]);
 

@@ -230,7 +230,8 @@ static void locate(const proto_parts *parts, attn_error *err)
     if (after_part) *after_part = '.';
 }
 
-/* Makes the error for the value of element `at` of the tensor t of a part; `number` is the tensor's number. */
+/* Makes the error for element `at` of t, a tensor of a merge's part. `number` is the number of the tensor
+ * (proto_tensor_name()). */
 static attn_status refuse_value(const proto_parts *parts, int number, const attn_tensor *t, int64_t at,
                                 const char *rule, attn_error *err)
 {

@@ -373,8 +373,8 @@ attn_status proto_call_answer_as(proto_call *call, const proto_format *format, a
 /* Returns whether the answer has the tensors of this problem as arrays of numbers. */
 bool proto_writes_numbers(const proto_call *call, const proto_item *item);
 
-/* Returns the tensor with this number in the answer to a problem; NULL: the answer does not have it. For a merge, the
- * caller also provides memory for the gradients of the parts. */
+/* Returns tensor `number` of the answer to a problem; NULL: the answer does not have it. The caller provides the memory
+ * of the answer's tensors; in a merge these include the gradients of the parts. */
 attn_tensor *proto_item_result(proto_item *item, int number);
 
 /* Returns a number: proto_item_result() is NULL for it and for all larger numbers. */

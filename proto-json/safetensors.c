@@ -46,7 +46,7 @@ struct reader {
     attn_error error; /* the first error; once it is set, every call returns it */
     uint64_t offset;  /* number of bytes of the body that have arrived */
 
-    /* The state of reading the file's header: its length, its scanner and its tree. */
+    /* How far the header is read: its length, the scanner that reads it, and its tree. */
     uint8_t length[LENGTH_BYTES];
     uint64_t header_bytes; /* length of the header, known after LENGTH_BYTES bytes of the body */
     scan *header;          /* scanner of the header; NULL: the header has not begun */

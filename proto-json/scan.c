@@ -328,7 +328,7 @@ static attn_status base64_text(scan *s, const unsigned char **text, const unsign
     const unsigned char *p = begin;
     uint8_t *out;
     size_t written, total = 0;
-    /* Groups that began in an earlier piece may add three bytes to those of this piece's characters. */
+    /* A group of four characters that began in an earlier piece may give three bytes beside those of this piece. */
     attn_status status = reserve(s, BASE64_DECODED_MAX((size_t)(end - p)) + 3);
     if (status != ATTN_OK) return status;
     out = s->room.base + extract_of(s)->offset + extract_of(s)->bytes;
@@ -576,9 +576,8 @@ static attn_status array_begin(scan *s, uint64_t at)
 static attn_status consume(scan *s, const unsigned char *text, const unsigned char *end, uint64_t at);
 
 /* Handles an array of tensor data that contains something other than numbers, which may still be JSON. The state
- * machine is set to the beginning of the bad token, as if it had read the array itself. It reads the part of that token
- * that was taken, and then checks the remainder of the array without storing it. `at`: the first byte that was not
- * taken. */
+ * machine reads the remainder of the array without storing it. It starts at the beginning of the bad token (number or
+ * word), of which a part was taken before. `at`: the first byte that was not taken. */
 static attn_status array_fault(scan *s, uint64_t at)
 {
     char token[NUMBERS_CHARS];

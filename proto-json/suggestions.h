@@ -16,11 +16,12 @@
 #define SUGGESTION_INPUT  "input"  /* a member of one of KServe's inputs */
 #define SUGGESTION_KSERVE "kserve" /* a member of KServe's request */
 #define SUGGESTION_DTYPE  "dtype"  /* a dtype; the hint is the name that this server uses */
-/* Two more kinds of places: for a value of an option the option's name, and for a dtype also the tensor's name. */
+/* The place of an option's value is the option's name. The place of a dtype is SUGGESTION_DTYPE or the tensor's
+ * name. */
 
 /* A row of hints: words that clients write by mistake, the places in a body where they write them, and the hint for all
- * of these words. Spaces separate words, and also places. Where a hint has a name in single quotes, all places of the
- * row take a member of that name. */
+ * of these words. Spaces separate words, and also places. If the hint quotes the name of a member, as in 'causal', that
+ * member must exist in all places of the row. */
 struct suggestion {
     const char *places, *words, *suggestion;
 };
@@ -56,7 +57,8 @@ extern const char suggestion_hex[]; /* the hint for hexadecimal text */
 /* The hint about a typed array that JSON.stringify() has turned into an object. */
 extern const char suggestion_typed_array[];
 
-/* Returns a hint for bytes that are a file around the tensor: which file, and what to do; NULL: unknown. */
+/* Returns a hint for bytes that are a whole file instead of a tensor's values: which kind of file, and what to do.
+ * NULL: the bytes are no known kind of file. */
 const char *suggestion_bytes(const uint8_t *bytes, size_t count);
 
 /* Returns a hint about a character that cannot stand at byte `at` of a body, where `place` was expected. The hint is

@@ -57,7 +57,7 @@ struct options {
     int64_t documents; /* FlashMask of this many equal documents, each of which sees only itself; 0: no mask */
     /* K and V are in pools of pages with this many keys each, in random order; 0: K and V are contiguous */
     int64_t page_size;
-    bool forks;  /* the batch rows share all their pages except the last one of each */
+    bool forks;  /* all batch rows share their pages; only the last page of each row is its own */
     bool latent; /* latent attention: V is the first Dv columns of K, in the same memory */
     bool deterministic, alibi, sinks;
     bool truth; /* attn_truth_some() (results in float64) is timed instead of the kernels */

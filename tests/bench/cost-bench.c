@@ -47,8 +47,8 @@ static const struct problem {
     int64_t B, H, Hk, Sq, Sk, D; /* Hk of 0 means H, and Sk of 0 means Sq */
     unsigned with;
     double scale, softcap, dropout; /* scale of 0 means the default */
-    /* bias of hidden pairs, which are those above the causal diagonal and those with one of the first `padded` queries
-     * or keys; 0: no bias */
+    /* the bias that hides a pair of query and key: pairs above the causal diagonal, and pairs with one of the first
+     * `padded` queries or keys; 0: no bias */
     double hidden;
     int64_t padded;
     double v_size, lse; /* v_size: factor of v; lse: the value of every lse; 0: unchanged */

@@ -46,8 +46,8 @@ struct copy {
     int thread, group;
     size_t bytes;
     bool late, done;
-    /* the bytes that `to` must hold until the wait: those found at issue, then those copied; any other value is an
-     * error */
+    /* The bytes that must be at `to` until the wait: at first those found when the copy was issued, then the copied
+     * ones. If another value is there, a thread has written to the target of the copy, which is an error. */
     char there[PIECE];
 };
 
@@ -735,7 +735,7 @@ static void finish_copies(int group)
 
 void cp_async_wait(int newest)
 {
-    /* lets other threads run now and then, which may then wrongly read the memory before its copy */
+    /* Other threads run now in one case of four, and find the old bytes in memory if they read it too early. */
     if (chance(4)) yield();
     finish_copies(self->copies->group - newest);
 }

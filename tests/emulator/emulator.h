@@ -128,9 +128,10 @@ bool all_here(const team &t, const char *name, bool whole);
 void await(team &t, const char *name);
 void release(team &t);
 
-/* Executes a collective. Every thread of the team passes its `mine`. The last thread to come calls leader(all), where
- * all[n] points to the n-th thread's `mine`, which the leader may change. Then all threads go on. With `whole` it is an
- * error if a thread of the team has ended; otherwise all[n] of an ended thread is NULL. */
+/* Executes a collective (an instruction that all threads of a team execute together). Every thread passes its `mine`.
+ * The last thread to come calls leader(all), where all[n] points to the n-th thread's `mine`, which the leader may
+ * change. Then all threads go on. With `whole` it is an error if a thread of the team has ended; otherwise all[n] of an
+ * ended thread is NULL. */
 template <class T> void gather(team &t, const char *name, T &mine, void (*leader)(T *const *all), bool whole = true)
 {
     const unsigned round = t.round;
@@ -216,7 +217,7 @@ struct agent {
     virtual void thread_ends(int) {}
     /* called for each ordinary load or store by which the running thread accesses the block's shared memory */
     virtual void accessed(const void *, size_t, bool) {}
-    /* called when all threads have ended, while shared memory still exists; afterwards the agent is deleted */
+    /* called when all threads have ended, before shared memory and the agent (copies and tensor cores) are freed */
     virtual void block_ends() {}
     /* prints the agent's work in flight (copies and products) for the deadlock message */
     virtual void describe(FILE *) {}

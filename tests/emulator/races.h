@@ -26,8 +26,9 @@ struct clocks {
     uint32_t epoch[WARPS];
 };
 
-/* Accesses to two bytes of shared memory: the last store and the last loads of two warps. Each value is a thread's
- * number and its warp's epoch at that time; 0: no access. */
+/* The accesses to two bytes of shared memory that are remembered: the last store, and the last load of each of two
+ * warps. Each value holds the thread's number, and the epoch (count of barriers) of its warp at the access; 0: no
+ * access. */
 struct access_record {
     uint32_t stored, loaded[2];
 };
@@ -41,7 +42,8 @@ struct race_watch {
 
 void watch_begin(race_watch &w);          /* begins a block: earlier accesses are forgotten */
 void watch_warp(race_watch &w, int warp); /* __syncwarp */
-/* the warps in `warps` have met at a barrier, and continue after the epochs (counts of barriers) in `arrived` */
+/* Records that the warps in `warps` have met at a barrier. What they do next comes after the epochs (counts of
+ * barriers) in `arrived`. */
 void watch_barrier(race_watch &w, const bool *warps, clocks *arrived);
 /* the warp arrives at the barrier and goes on without waiting (bar.arrive) */
 void watch_arrive(race_watch &w, int warp, clocks *arrived);

@@ -158,9 +158,10 @@ struct warpgroup {
     std::deque<entry> log;
     /* number of the first entry that the log still has, counted from the begin of the block */
     int64_t base = 0;
-    int64_t done = 0;          /* log entries before this number have been carried out */
-    int64_t groups = 0;        /* number of commits among the entries carried out */
-    int64_t rows_done[4] = {}; /* for eager products: the log entry before which each warp's rows have been computed */
+    int64_t done = 0;   /* log entries before this number have been carried out */
+    int64_t groups = 0; /* number of commits among the entries carried out */
+    /* for products that are computed warp by warp (eager): each warp's rows are done before this log entry */
+    int64_t rows_done[4] = {};
     share shares[GROUP];
     entry &at(int64_t n) { return log[(size_t)(n - base)]; }
     int64_t end() const { return base + (int64_t)log.size(); }
@@ -696,8 +697,8 @@ void multiply_columns_short(float *d, const float *A, const float *B, int rows, 
             sum += (vector)_mm256_round_ps((__m256)(p * units), _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
         }
         sum *= unit;
-        /* If the unit would be below the normal numbers of float32, or an addend is not finite, the plain sum is used
-         * instead. */
+        /* If the unit (2^-13 of the largest addend) is below the normal numbers of float32, or an addend is not finite,
+         * the result is the plain sum. */
         const __m256i small = _mm256_cmpgt_epi32(_mm256_set1_epi32(14 << 23), power);
         const __m256 infinite = _mm256_cmp_ps((__m256)(whole - whole), _mm256_setzero_ps(), _CMP_NEQ_UQ);
         *to = (vector)_mm256_blendv_ps((__m256)sum, (__m256)whole, _mm256_or_ps(_mm256_castsi256_ps(small), infinite));

@@ -146,7 +146,7 @@ void check_tma()
         const int tile_bytes = x.chunks * chunk_bytes, columns = 128 / x.element;
         const place at = { 0, x.row, x.head, x.batch };
         std::vector<uint8_t> data(bytes), expected(tile_bytes);
-        /* never 0, which TMA writes for missing elements, nor 0xff, which shared memory held before */
+        /* The data have no 0, which TMA writes for missing elements, and no 0xff, which shared memory held before. */
         for (uint8_t &b : data) b = (uint8_t)(1 + random_bits() % 254);
         array<uint8_t> source(data), out(tile_bytes);
         const CUtensorMap from = map_of(tensor{ source.device, x.element, TMA_B, TMA_S, TMA_H, x.columns }, TMA_ROWS);
@@ -499,8 +499,9 @@ void check_wgmma_8()
 
 enum { TILES = 50 };
 
-/* C consumer warpgroups with BLOCKS times 64 rows each, tiles of N rows, and the register counts of forward.cu and
- * f8_forward.cu. A consumer thread's accumulators alone fill the registers that it has before setmaxnreg. */
+/* A thread block of the ring test: C consumer warpgroups with BLOCKS times 64 rows each, and tiles of N rows. The
+ * register counts are those of forward.cu and f8_forward.cu. The accumulators of a consumer thread fill all registers
+ * that the thread has before setmaxnreg, so a failure of setmaxnreg shows. */
 template <int C_, int BLOCKS_, int N_, int STAGES_, int PRODUCER_, int CONSUMER_> struct team {
     static const int C = C_, BLOCKS = BLOCKS_, N = N_, STAGES = STAGES_, PRODUCER = PRODUCER_, CONSUMER = CONSUMER_;
     static const int THREADS = 128 * (C + 1), ROWS = C * BLOCKS * 64;
@@ -727,8 +728,8 @@ __global__ void walk(const __grid_constant__ ending_order order, int2 *places)
     }
 }
 
-/* Checks the order in which a grid's blocks take the tiles: each tile once, a head's tiles in ascending order, and the
- * short tiles of the last heads at the end. */
+/* Checks in which order the thread blocks of a grid take tiles of work. Each tile must occur once, and the tiles of a
+ * head in ascending order. The short tiles of the last heads must come at the end. */
 void check_order()
 {
     static const struct {
@@ -747,7 +748,7 @@ void check_order()
         walk<<<1, 128>>>(order, places.device);
         finish("walk");
         std::vector<int> next(c.heads, 0), in_order(tiles, 0);
-        int end = 0; /* number of short tiles that follow each other at the end of the order so far */
+        int end = 0; /* number of short tiles since the last long tile */
         const std::vector<int2> got = places.fetch();
         for (int t = 0; t < tiles; t++) {
             const bool there = got[t].x >= 0 && got[t].x < c.heads;

@@ -39,8 +39,8 @@ static inline double share_beside_others(const struct times *t, int count, int s
     for (int i = 0; i < count; i++) {
         const double begin = stage_began(t, i, stage), end = t[i].at[stage + 1];
         double covered = 0, at = begin;
-        /* `at` goes to the latest end of a kernel or opposite copy of another request that runs at this time; if none
-         * runs, to the begin of the next one */
+        /* Moves `at` to the end of the copy. While a kernel or an opposite copy of another request runs at `at`, the
+         * time until its end counts as covered. If none runs, `at` jumps to the begin of the next one. */
         while (at < end) {
             double until = at, next = end;
             for (int j = 0; j < count; j++)

@@ -331,8 +331,8 @@ static void test_a_stream_that_is_far_along_decodes_the_same(void **state)
     for (size_t into_line = 0; into_line < 64; into_line++)
         for (int errors = 0; errors < 4; errors++) {
             size_t count = CHARS - into_line % 7, at = next_random() % count;
-            if (errors < 2) /* faults near the two ends matter most, so these are tried more often */
-                at = (next_random() % 300 + (size_t)errors * (count - 300)) % count;
+            /* wrong characters near the ends of the text are tried more often, because loops begin and end there */
+            if (errors < 2) at = (next_random() % 300 + (size_t)errors * (count - 300)) % count;
             char good = text[at];
             if (errors < 3) text[at] = '"';
             char *piece = before(text_wall, count);

@@ -219,7 +219,7 @@ static void test_the_sizes_are_told_as_they_were_read(void **state)
           .v = { 9, 128, 2, 8 },
           .pages = 8,
           .lengths = 3 },
-        { .says = "" }, /* an append adds keys to a cache and has no queries, so its answer has no sizes */
+        { .says = "" }, /* an append has no queries, and therefore an answer without the fact `sizes` */
 #undef SAYS
 #undef SMALL
     };

@@ -137,7 +137,7 @@ static void test_lse_becomes_natural_and_minus_infinity_where_empty(void **state
     decoded_clear(&d);
 }
 
-/* With dout in the request the answer has gradients: checks shapes, dtypes and numbers of its tensors. */
+/* If the request has dout, the answer has gradients. The test checks their shapes, dtypes and numbers. */
 static void test_the_answer_has_the_gradients_that_dout_asks_for(void **state)
 {
     struct decoded d = { 0 };

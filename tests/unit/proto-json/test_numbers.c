@@ -467,7 +467,8 @@ static void test_midpoints_of_float32_round_right(void **state)
         check_code(text, NUMBERS_F32, true, code);
         text_above(middle, text, sizeof text);
         check_code(text, NUMBERS_F32, fits, code + 1);
-        snprintf(text, sizeof text, "%.9e", middle); /* a number near the midpoint, with few digits */
+        /* ten digits of the midpoint between two neighbouring float32 numbers */
+        snprintf(text, sizeof text, "%.9e", middle);
         float want = strtof(text, NULL);
         memcpy(&code, &want, 4);
         check_code(text, NUMBERS_F32, isfinite(want), code);

@@ -54,7 +54,7 @@ static int read_blocks(struct block blocks[MAX_BLOCKS])
  * caller frees it. */
 static char *file_of(const char *text, size_t *bytes)
 {
-    const char *const end = text + strlen(text) - 1; /* the line break before the data */
+    const char *const end = text + strlen(text) - 1; /* the line break that ends the text */
     const char *line = end;
     while (line[-1] != '\n') line--;
     const size_t header = (size_t)(line - text);
@@ -188,7 +188,7 @@ static void normalise(cJSON *json)
     cJSON *parameters = cJSON_GetObjectItemCaseSensitive(json, "parameters");
     cJSON *errors = cJSON_GetObjectItemCaseSensitive(json, "errors");
     cJSON *explanations = cJSON_GetObjectItemCaseSensitive(json, "explanations");
-    /* the figures `explained` and `limit` depend on how this processor rounds */
+    /* the numbers `explained` and `limit` of an error depend on how this processor rounds, so they are not compared */
     cJSON_ArrayForEach(one, errors) drop(one, "explained"), drop(one, "limit");
     cJSON_ArrayForEach(one, explanations) drop(one, "error_if_so");
     if (metadata || parameters) {

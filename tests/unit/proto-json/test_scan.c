@@ -452,14 +452,14 @@ static void test_a_fault_in_base64_is_noted_and_the_rest_is_read(void **state)
     check("{\"data\":\"AA=A\"}", "{\"data\":0}\n0 base64 3, byte 12: a second '=' must follow the first");
     check("{\"data\":\"AB==\"}",
           "{\"data\":0}\n0 base64 2, byte 11: padding after a character whose unused bits are not zero");
-    /* the memory of a value that was refused is used again */
+    /* the next value is stored where the refused value was */
     check("[{\"data\":\"AAEC*\"},{\"data\":\"AQ==\"}]",
           "[{\"data\":0},{\"data\":1}]\n0 base64 4, byte 14: not a character of the base64 alphabet (RFC 4648 section "
           "4)\n1 @0 01");
 }
 
-/* Text that is encoded in another way than base64 (a data URI, hexadecimal, ...) is recognised however the body is
- * split, although the text before the fault is no longer in the piece that is being read. */
+/* For text that is not base64 but a data URI, hexadecimal or the like, the error says so, however the body is split:
+ * the scanner needs the beginning of the text, which may have come in an earlier piece. */
 static void test_text_that_is_written_otherwise_is_recognised(void **state)
 {
     static const struct {
@@ -479,8 +479,8 @@ static void test_text_that_is_written_otherwise_is_recognised(void **state)
         { "AA%3D", "base64 2, byte 11: percent-encoding; send base64 as it is" },
         { "AA==\\n", "base64 4, byte 14: a line break; `base64 -w0` and base64.b64encode() write none" },
         { "AAAA\\r\\nAAAA", "base64 4, byte 14: a line break; `base64 -w0` and base64.b64encode() write none" },
-        /* here the scanner refuses only lengths that are no multiple of four characters; parse.c, which knows the
-         * shape, refuses the rest */
+        /* hexadecimal text whose length is a multiple of four is also base64: the scanner accepts it, and parse.c,
+         * which knows the shape, refuses it */
         { "00000000803f", "@0 d34d34d34d34f34ddf" },
         { "0x0000803f0000004", "ends after 17: this is hexadecimal, base64 is wanted: "
                                "base64.b64encode(x.tobytes()).decode()" },

@@ -461,7 +461,7 @@ static void test_the_nearest_name_is_near_enough_or_none(void **state)
     } cases[] = {
         { "casual", "causal" },
         { "key_mask", "keep_mask" },
-        /* "x" is one letter away from the member "q", but has no letter in common with it */
+        /* one changed letter makes "q" of "x", but a name without any common letter is not similar */
         { "scales", "scale" },
         { "x", NULL },
         { "softcap", NULL },
