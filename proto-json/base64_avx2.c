@@ -51,8 +51,8 @@ static inline __m256i sextets(__m256i text, __m256i *foreign)
     __m256i lo = _mm256_and_si256(text, low_half);
     __m256i hi = _mm256_and_si256(_mm256_srli_epi32(text, 4), low_half);
     *foreign = _mm256_and_si256(_mm256_shuffle_epi8(not_with_lo, lo), _mm256_shuffle_epi8(kind_of_hi, hi));
-    /* -1 for a '/': its upper 4 bits are 2, as those of '+', and it uses the free entry 1 of to_sextet instead of entry
-     * 2 */
+    /* -1 where the character is '/'. Its upper 4 bits are 2, as those of '+', but it needs another entry of to_sextet:
+     * 1, which is free. */
     __m256i slash = _mm256_cmpeq_epi8(text, _mm256_set1_epi8('/'));
     return _mm256_add_epi8(text, _mm256_shuffle_epi8(to_sextet, _mm256_add_epi8(hi, slash)));
 }
@@ -133,8 +133,8 @@ size_t base64_decode_large_avx2(const char *text, size_t count, uint8_t *out)
 /* Turns 24 bytes into 32 characters. Each half of the vector has 12 of the bytes at its low end. */
 static inline __m256i letters(__m256i bytes)
 {
-    /* Each three bytes b0 b1 b2 become 32 bits, b1 b0 b2 b1. In these, bits 10-15, 4-9, 22-27 and 16-21 are the four
-     * sextets (6-bit values). */
+    /* Each three bytes b0 b1 b2 become 32 bits, b1 b0 b2 b1. In these 32 bits, bits 10-15, 4-9, 22-27 and 16-21 are the
+     * four sextets (6-bit values). */
     __m256i dealt = _mm256_shuffle_epi8(bytes, TWICE(1, 0, 2, 1, 4, 3, 5, 4, 7, 6, 8, 7, 10, 9, 11, 10));
     __m256i even = _mm256_mulhi_epu16(_mm256_and_si256(dealt, _mm256_set1_epi32(0x0FC0FC00)),
                                       _mm256_set1_epi32(0x04000040));

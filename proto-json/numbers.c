@@ -157,8 +157,7 @@ static int big_compare(const struct big *a, const struct big *b)
     return 0;
 }
 
-/* Returns the sign of d - m * 2^q. The caller passes only numbers near each other, so that struct big has room for
- * them. */
+/* Returns the sign of d - m * 2^q. The two numbers must be near each other, because struct big has limited room. */
 static int compare_big(const struct decimal *d, uint32_t m, int q)
 {
     struct big left = { 0, { 0 } }, right = { 1, { m } };
@@ -267,7 +266,7 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     uint64_t c = (bits & BELOW(52)) | UINT64_C(1) << 52;
     uint64_t half = UINT64_C(1) << (shift - 1), cut = c & (2 * half - 1);
     c >>= shift;
-    /* Each comparison is 0 or 1. They are added without a branch, because the processor could not predict it. */
+    /* The comparisons give 0 or 1, which is added without a branch, because the processor could not predict it. */
     c += (cut > half) | ((cut == half) & c);
     /* The sum does not overflow: the largest x, 2^200, gives 326 << 23. The highest bit of a normal c adds one to the
      * exponent's field, and so does a subnormal c that was rounded up to it. */
@@ -275,8 +274,8 @@ static bool narrow(const struct format *f, double x, uint32_t *code)
     return *code <= f->largest;
 }
 
-/* Writes the lowest `bytes` bytes of a code (bit pattern). It uses memcpy() because numbers_convert() writes over the
- * doubles that it reads. */
+/* Writes the lowest `bytes` bytes of a code (bit pattern). It uses memcpy(), because the memory may hold the doubles
+ * that numbers_convert() reads. */
 static void put(void *out, size_t index, size_t bytes, uint32_t code)
 {
     char *at = (char *)out + index * bytes;
@@ -321,7 +320,7 @@ static const char *put_floating(numbers_type type, bool negative, double x, void
 {
     const struct format *f = &formats[type];
     uint32_t code;
-    /* in this range the processor's conversion to float32 rounds as narrow() does */
+    /* if x does not round beyond the largest float32, the processor's conversion gives what narrow() gives */
     if (type == NUMBERS_F32 && x < 0x1.ffffffp127) {
         float value = negative ? (float)-x : (float)x;
         memcpy(&code, &value, sizeof code);
@@ -377,7 +376,8 @@ static inline const char *take_digits(const char *p, const char *end, uint64_t *
         uint64_t v;
         memcpy(&v, p, 8);
         v ^= UINT64_C(0x3030303030303030);
-        /* the top bits of `others` mark the bytes that are no digits, correctly up to the lowest one */
+        /* The top bit of a byte of `others` is set if the byte is no digit. It is wrong only in bytes above the lowest
+         * one that is no digit. */
         uint64_t others = ((v + UINT64_C(0x7676767676767676)) | v) & UINT64_C(0x8080808080808080);
         if (others == 0) {
             *w = *w * scale[8] + sum_eight(v);
@@ -577,7 +577,7 @@ static const char *check_place(const numbers_reader *r, bool opens)
 {
     int d = r->depth;
     if (opens && d == NUMBERS_RANK) return "arrays are nested deeper than 4";
-    if (d == 0) return NULL; /* the outermost array may stand here in any case */
+    if (d == 0) return NULL; /* the outermost array may always begin */
     if (opens && r->leaf_depth == d) return "this array is nested deeper than the ones before it";
     if (!opens && r->leaf_depth > d) return "an array is expected, for the elements before are arrays";
     if (r->shape[d - 1] >= 0 && r->count[d - 1] == r->shape[d - 1])
@@ -619,7 +619,7 @@ static void count_element(numbers_reader *r)
 
 /* Reads numbers separated by commas from p on. check_place() has accepted the first number, and `out` has room for it.
  * Nearly all numbers are read by this function. Returns the text behind the last number that it took. *error: what is
- * wrong with the number there. */
+ * wrong with the next number. */
 static const char *take_run(numbers_reader *r, const char *p, const char *end, void *out, size_t index, size_t room,
                             const char **error)
 {
@@ -908,8 +908,8 @@ bool numbers_convert(numbers_reader *r, const double *values, numbers_type type,
 
 /* ---- Binary to decimal ------------------------------------------------------------------------------------------- */
 
-/* These return the floor of log10(2^q), log10(3/4 * 2^q) and log2(10^k), computed in integers. They are right for all q
- * and k that occur here. */
+/* The next three functions return the floor of log10(2^q), log10(3/4 * 2^q) and log2(10^k), computed in integers. They
+ * are right for all exponents q and k of float32. */
 static int log10_pow2(int q)
 {
     return (q * 1262611) >> 22;
@@ -961,16 +961,17 @@ static uint32_t shortest(uint32_t c, int q, bool narrow_below, int *k_out)
     /* true: a decimal exactly on a boundary between c and a neighbour also rounds to c, because ties go to even */
     bool even = (c & 1) == 0;
     int k = narrow_below ? log10_three_quarters_pow2(q) : log10_pow2(q);
-    int h = q + log2_pow10(-k) + 1; /* a shift to the left by 1 to 4 bits */
+    int h = q + log2_pow10(-k) + 1; /* c is shifted left by h bits, which is 1 to 4 */
     uint64_t power = powers_of_ten[-k - POWER_MIN];
-    /* The value and the two boundaries of the interval that rounds to it, all multiplied by four, in units of 10^k. */
+    /* The value c * 2^q, and the lower and upper bound of the numbers that round to it: four times each, in units of
+     * 10^k. */
     uint32_t lower = multiply_to_odd(power, (4 * c - 2 + narrow_below) << h) + !even;
     uint32_t value = multiply_to_odd(power, (4 * c) << h);
     uint32_t upper = multiply_to_odd(power, (4 * c + 2) << h) - !even;
 
-    /* The interval contains at most one multiple of 10^(k + 1). It is the result, because it has one digit less than s,
-     * except for s < 10, where the multiple is 0 or 10. Both results are computed without a branch, because the
-     * processor could not predict it. */
+    /* At most one multiple of 10^(k + 1) rounds to c * 2^q. If there is one, it is the result, because it has one digit
+     * less than s. (For s < 10 the multiple could only be 0 or 10.) Both results are computed without a branch, because
+     * the processor could not predict it. */
     uint32_t s = value / 4, tenth = s / 10, middle = 4 * s + 2;
     bool tenth_inside = lower <= 40 * tenth, next_tenth_inside = 40 * tenth + 40 <= upper;
     bool inside = lower <= 4 * s, next_inside = 4 * s + 4 <= upper;
@@ -1084,7 +1085,7 @@ static size_t format_floating(const struct format *f, uint32_t code, char *text)
     int q = f->min_exponent - f->fraction_bits + (exponent ? exponent - 1 : 0);
     *text = '-';
     text += negative;
-    /* the value is an integer and its neighbours are at most 1 away, so its own digits are the shortest text */
+    /* the value is an integer, and the next values of the dtype differ by at most 1: no shorter text exists */
     if (q <= 0 && q >= -f->fraction_bits && (c & ((1u << -q) - 1)) == 0)
         return negative + write_decimal(c >> -q, 0, text);
     int k;

@@ -48,7 +48,7 @@ typedef struct proto_operation {
     /* true: a merge. A device merges the tensors in the request's `parts` (attn_merge()); the attn_problem has only the
      * other tensors */
     bool merges;
-    bool takes_caches; /* true: keys and values are in caches of the server, and the request is a cache transaction */
+    bool takes_caches; /* true: keys and values are in caches of the server */
     /* keys and values are in caches only if the request has the member `caches`: see proto_uses_caches() */
     bool may_take_caches;
     /* true: the URL's path names the one cache; false: the member `caches` of the request names the caches */

@@ -350,7 +350,7 @@ attn_status proto_parser_shared(proto_parser *parser, proto_shared **shared, int
     return parser->format->shared ? parser->format->shared(parser->reader, shared, count, err) : ATTN_OK;
 }
 
-/* Returns whether the tensor is in `may`: the host does not read the values of these tensors, because attn_check()
+/* Returns whether the tensor is in `may`, the set of tensors whose values the host does not read, because attn_check()
  * needs only their sizes. */
 bool proto_may_lie_on_device(attn_tensor_id id)
 {

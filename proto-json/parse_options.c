@@ -229,7 +229,7 @@ static attn_status choice(const proto_option *o, const cJSON *value, int *to, at
     return wrong_word(o->name, NULL, value, rule, tree_suggestion(o->name, &best, suggestion), err);
 }
 
-/* Number of names that the member `outputs` may contain, or the member in its place: outputs by attn_tensor_id, then
+/* Upper bound on the names in the member `outputs`, or in the member that the operation has instead: all tensors, then
  * the numbers of PROTO_COUNT_MAP. */
 enum { NAMES = ATTN_TENSOR_COUNT + PROTO_COUNTS };
 static const char *name_at(proto_op op, int n)

@@ -17,7 +17,7 @@
 
 #define PARTS "parts"
 
-/* Which tensors a part of a merge has, and which gradients, in the order of their numbers (proto_tensor_name()). */
+/* The tensors of a merge's part, and their gradients, in the order in which proto_tensor_name() numbers them. */
 static const attn_tensor_id of_part[] = { ATTN_T_out, ATTN_T_lse }, of_gradient[] = { ATTN_T_dout, ATTN_T_dlse };
 
 /* Returns the number of tensor `which` of a part of a merge (0: out, 1: lse). Numbers below ATTN_TENSOR_COUNT are the

@@ -202,7 +202,8 @@ static attn_status data(const struct parse_reader *r, attn_tensor_id id, const c
     char quote[TREE_QUOTE_BYTES], is[SHAPE_BYTES], must[SHAPE_BYTES], suggestion[TREE_SUGGESTION_BYTES];
     const scan_extract *extract;
     int64_t bytes, elements;
-    /* a number in a tree (tree.h) is always the index of an extracted value; the client's own numbers are text there */
+    /* In a tree (tree.h) a cJSON number is always the index of an extracted value. A number that the client wrote is
+     * kept as text. */
     if (!cJSON_IsNumber(value))
         return attn_fail(err, ATTN_INVALID, tree_pointer(member, name, "data"),
                          "%s: data is %s, must be base64 in a string or an array of numbers%s%s", name,

@@ -306,13 +306,13 @@ typedef struct proto_shared {
     /* the tensor's range in the registered memory, each number up to 2^53; for an output, `bytes` is the room for it */
     int64_t offset, bytes;
     bool kernels_only; /* true: only kernels read or write the tensor, so it may stay in a GPU's memory */
-    void *to;          /* for an input: where the caller copies its bytes to; proto_parser_shared_room() sets it */
+    void *to;          /* where the caller must copy the bytes of an input; proto_parser_shared_room() sets it */
     /* Address of the tensor in a GPU's memory. The caller sets this before proto_parser_shared_room(). */
     void *device;
 } proto_shared;
 
-/* Returns whether the tensor may be in memory that only a device can read. It may not if the host checks or converts
- * its values. */
+/* Returns whether the tensor may be in memory that only a device can read: not if the host checks or converts its
+ * values. */
 bool proto_may_lie_on_device(attn_tensor_id id);
 
 /* KServe: a sequence of Triton's protocol, whose keys and values are in a cache of the server. The operation is decode,
@@ -377,7 +377,7 @@ bool proto_writes_numbers(const proto_call *call, const proto_item *item);
  * of the answer's tensors; in a merge these include the gradients of the parts. */
 attn_tensor *proto_item_result(proto_item *item, int number);
 
-/* Returns a number: proto_item_result() is NULL for it and for all larger numbers. */
+/* Returns an upper bound on tensor numbers: for this number and all larger ones proto_item_result() is NULL. */
 int proto_item_results_end(const proto_item *item);
 
 /* Returns the merge that a problem with parts asks for. The result points into the item. */
@@ -408,8 +408,8 @@ attn_status proto_parser_feed(proto_parser *parser, const void *bytes, size_t co
 
 /* Returns the operation of the body, which is known from the start; for KServe, from proto_parser_kserve() on. */
 proto_op proto_parser_op(const proto_parser *parser);
-/* Returns how many bytes of the body so far are not tensor data. proto_parser_finish() parses these, which takes some
- * 12 us for 200 bytes. */
+/* Returns how many bytes of the body so far are not tensor data. proto_parser_finish() parses these bytes, in about 12
+ * us for 200 bytes. */
 size_t proto_parser_skeleton_bytes(const proto_parser *parser);
 
 /* Returns the bytes of memory that the parser holds. Memory that never exceeds a few PROTO_HEADER_BYTES is not
@@ -447,7 +447,7 @@ typedef struct proto_cache {
     int v_scales;
 } proto_cache;
 
-/* Reads the body of POST /v1/caches. After an error there is nothing to clear. */
+/* Reads the body of POST /v1/caches. After an error proto_cache_clear() is not needed. */
 attn_status proto_cache_read(const void *body, size_t bytes, proto_cache *cache, attn_error *err);
 void proto_cache_clear(proto_cache *cache);
 
@@ -505,7 +505,7 @@ typedef struct proto_result {
     bool verified;
     proto_verification verification;
     attn_counts counts;   /* set if the item of an observe operation asks for counts */
-    judge_result *report; /* check: the judge's report, from malloc() and freed with the job; NULL: none */
+    judge_result *report; /* check: the judge's report, which the caller frees with free(); NULL: none */
 } proto_result;
 
 typedef struct proto_encoder proto_encoder;

@@ -86,7 +86,7 @@ struct scan {
     bool is_name;        /* true: the string is a member's name */
     enum name name;      /* what the name of the member says about the value that follows: enum name */
     int hex_left;        /* number of digits of an escape \u that have not arrived yet */
-    /* code point of an escape \u, as far as its digits were read; the high surrogate before it, or 0 */
+    /* code: value of the digits of an escape \u that were read; high: the high surrogate before the escape, or 0 */
     uint32_t code, high;
     /* number of UTF-8 continuation bytes that have not arrived yet; the next one must be from utf8_low to utf8_high */
     int utf8_left;
@@ -413,7 +413,7 @@ static attn_status string(scan *s, const unsigned char **text, const unsigned ch
         size_t run = text_plain_run((const char *)p, (const char *)end);
         word_add(s, p, run);
         p += run;
-        /* a string that contains JSON has many escaped quotes, so they are taken here */
+        /* escaped quotes are handled in a fast loop here, because a string that contains JSON has many of them */
         while (end - p >= 2 && p[0] == '\\' && p[1] == '"') {
             run = text_plain_run((const char *)p + 2, (const char *)end);
             word_add(s, p + 1, 1 + run);
@@ -595,7 +595,7 @@ static attn_status array_fault(scan *s, uint64_t at)
     return consume(s, (const unsigned char *)token, (const unsigned char *)token + length, at);
 }
 
-/* Reads the next piece of the array and moves *text behind what it took. */
+/* Reads the next piece of the array, and moves *text behind the bytes that it used. */
 static attn_status array(scan *s, const unsigned char **text, const unsigned char *end, uint64_t at)
 {
     const size_t count = end - *text < ARRAY_BLOCK ? (size_t)(end - *text) : ARRAY_BLOCK;
@@ -769,7 +769,8 @@ static attn_status consume(scan *s, const unsigned char *text, const unsigned ch
         default: return unexpected(s, here, expected_in(s), c);
         }
         status = value_begin(s, c, here);
-        if (s->state != ARRAY) p++; /* where an array of numbers begins, its own reader (numbers.c) takes the '[' */
+        /* skips c, but not the '[' of an array of numbers, which the reader in numbers.c takes */
+        if (s->state != ARRAY) p++;
     }
     return status;
 }

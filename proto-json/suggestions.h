@@ -31,9 +31,9 @@ extern const struct suggestion suggestions[]; /* the last row has places == NULL
  * underscores do not count: isCausal is is_causal. */
 const char *suggestion_of(const char *place, const char *word);
 
-/* Returns the members of a problem that belong to a topic, such as mask or window, if a part of the unknown word names
- * the topic. It is for words that have no hint of their own. `place` is as for suggestion_of(). NULL: no topic is
- * known. */
+/* Returns the members of a problem that belong to a topic, such as mask or window, if a part of an unknown word names
+ * the topic; NULL: no part does. It is used for words without a hint of their own. `place` is as for
+ * suggestion_of(). */
 extern const struct suggestion suggestion_topics[];
 const char *suggestion_topic(const char *place, const char *word);
 
@@ -51,7 +51,7 @@ const char *suggestion_text(const char *head, uint64_t position, char found);
 /* Returns whether the bytes were decoded from text that has only hexadecimal digits, which real base64 is very unlikely
  * to be. The text may begin with "0x". The function reads only the first of many bytes. */
 bool suggestion_is_hex(const uint8_t *bytes, size_t count);
-/* Returns whether these bytes are themselves base64 text. */
+/* Returns whether bytes that were decoded from base64 are base64 text again. */
 bool suggestion_is_base64(const uint8_t *bytes, size_t count);
 extern const char suggestion_hex[]; /* the hint for hexadecimal text */
 /* The hint about a typed array that JSON.stringify() has turned into an object. */

@@ -873,7 +873,7 @@ static bool is_number(const char *text)
     return *text && *end == 0;
 }
 
-/* Reads a real number above `low` and at most `high`, the value of this option. */
+/* Reads the value of an option: a real number above `low` and at most `high`. */
 static double between(const char *option, const char *text, double low, double high)
 {
     char what[128];

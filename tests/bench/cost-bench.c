@@ -51,7 +51,7 @@ static const struct problem {
      * `padded` queries or keys; 0: no bias */
     double hidden;
     int64_t padded;
-    double v_size, lse; /* v_size: factor of v; lse: the value of every lse; 0: unchanged */
+    double v_size, lse; /* v is multiplied by v_size, and every lse is set to lse; 0: not */
 } problems[] = {
 #define P(n, o, type, b, h, hk, sq, sk, d) \
     .name = n, .op = o, .dtype = type, .B = b, .H = h, .Hk = hk, .Sq = sq, .Sk = sk, .D = d
@@ -305,7 +305,7 @@ static void make_backward(const struct problem *spec, attn_problem *p, struct bl
 
 /* ---- Time -------------------------------------------------------------------------------------------------------- */
 
-/* Copies the problem's tensors to the device. Returns the problem with their addresses. */
+/* Copies the problem's tensors to the device. Returns the problem with the tensors' addresses there. */
 static attn_problem place(const struct machine *m, const attn_problem *p, struct block *blocks)
 {
     attn_problem placed = *p;

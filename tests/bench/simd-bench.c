@@ -44,7 +44,7 @@ struct work {
     float m_[1024], l[1024], rescale[1024];
 };
 
-/* Returns the seconds of one call of this function: the median of the timings. */
+/* Returns the seconds that a call of `kernel` takes: the median of the timings. */
 static double measure(void (*kernel)(struct work *), struct work *w)
 {
     double times[TIMINGS];

@@ -99,7 +99,7 @@ uint3 block_index();
  * illegal address. */
 [[noreturn]] void fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 extern char failure[1024]; /* the text of the last failure of a launch */
-extern bool quiet;         /* failures are not printed; can_fail.cu, which provokes them, sets this */
+extern bool quiet;         /* true: failures are not printed, as in can_fail.cu, which provokes them */
 
 /* Returns a random number, which depends only on ATTN_EMULATOR_SEED, the number of the launch and the calls before. */
 uint64_t random();
@@ -202,8 +202,8 @@ void cp_async_wait(int newest);
 /* Returns 16 bytes of shared memory that an instruction of `thread` reads. Fails if a copy to them is not complete, or
  * if they race with another thread's store. */
 const char *shared_row(int thread, uint32_t address, const char *what);
-/* Records that an instruction of `thread` writes this shared memory. Fails if that races with another thread's
- * access. */
+/* Records that an instruction of `thread` writes shared memory at `address`. Fails if the write races with another
+ * thread's access. */
 void shared_written(int thread, uint32_t address, size_t bytes);
 
 /* ---- Asynchronous work of other kinds ---------------------------------------------------------------------------- */
@@ -211,8 +211,8 @@ void shared_written(int thread, uint32_t address, size_t bytes);
 /* Does the asynchronous work of one block: TMA copies and tensor core products (sm90.cc). Code that needs an agent
  * creates it at its first use. */
 struct agent {
-    /* Does some work and returns true, or false if there was none. The scheduler calls it now and then, and with `must`
-     * when no fiber can run. */
+    /* Does some of the agent's work and returns true; false: there was none. The scheduler calls it now and then, and
+     * with `must` when no fiber can run. */
     virtual bool step(bool must) = 0;
     virtual void thread_ends(int) {}
     /* called for each ordinary load or store by which the running thread accesses the block's shared memory */

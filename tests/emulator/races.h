@@ -35,7 +35,8 @@ struct access_record {
 
 struct race_watch {
     clocks now; /* the present epoch of each warp: a count of the barriers that it has passed */
-    /* after[w]: for each warp, its last epoch (count of barriers) that a barrier has put before what warp w does now */
+    /* after[w]: for each warp, the last epoch (count of barriers) whose accesses a barrier has put before those of warp
+     * w */
     clocks after[WARPS];
     access_record *records;
 };
@@ -45,11 +46,11 @@ void watch_warp(race_watch &w, int warp); /* __syncwarp */
 /* Records that the warps in `warps` have met at a barrier. What they do next comes after the epochs (counts of
  * barriers) in `arrived`. */
 void watch_barrier(race_watch &w, const bool *warps, clocks *arrived);
-/* the warp arrives at the barrier and goes on without waiting (bar.arrive) */
+/* Records that the warp has arrived at a barrier and goes on without waiting (bar.arrive). */
 void watch_arrive(race_watch &w, int warp, clocks *arrived);
 void watch_everything(race_watch &w, int warp);
-/* Records an access by `thread` of `bytes` bytes at offset `at` of shared memory. Returns the other thread if the
- * access is part of a race, otherwise -1. */
+/* Records an access by `thread` of `bytes` bytes at offset `at` of shared memory. Returns the thread with which the
+ * access has a race, or -1 if it has none. */
 int watch_access(race_watch &w, int thread, size_t at, size_t bytes, bool store);
 
 } // namespace emu

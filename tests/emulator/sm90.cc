@@ -137,7 +137,7 @@ struct entry {
     int64_t group;
     bool late;         /* the product is carried out only when no thread can run */
     bool eager;        /* a warp's rows are computed as soon as all threads of that warp have issued the product */
-    unsigned rows = 0; /* warps whose 16 rows are computed; one bit per warp */
+    unsigned rows = 0; /* bit w: the 16 rows of warp w are computed */
     wgmma_operation x; /* the operands and options of the product, as its first thread issued it */
     accumulator *sums = nullptr;
     std::unique_ptr<register_operand> A;
@@ -146,8 +146,8 @@ struct entry {
 };
 
 struct share { /* a thread's */
-    /* number of the log entry of the thread's next instruction; the thread has waited for all products before entry
-     * number `covered` */
+    /* next: log entry number of the thread's next instruction; covered: it has waited for all products before this
+     * entry */
     int64_t next = 0, covered = 0;
     int64_t commits = 0;
     bool fenced = false; /* the thread has executed wgmma_fence since its last wait */
@@ -180,7 +180,7 @@ struct engine : agent {
     std::vector<copy> copies;         /* in flight */
     std::vector<int64_t> bulk_groups; /* for each thread: the number of bulk groups that it has committed */
     std::deque<warpgroup> groups;
-    /* number of ordinary stores to shared memory; the part of them that came before the last proxy fence */
+    /* stores: number of ordinary stores to shared memory; fenced: how many of them the last proxy fence covers */
     uint32_t stores = 0, fenced = 0;
     /* For each 16-byte piece of shared memory: the number of its last ordinary store; 0: none since a TMA load. */
     std::vector<uint32_t> written;
@@ -416,8 +416,8 @@ void engine::accessed(const void *pointer, size_t bytes, bool store)
             fail("an ordinary %s of shared 0x%x, where a TMA %s of thread %d is under way", store ? "store" : "load",
                  all.from, c.load ? "load" : "store", c.thread);
     if (!store) return;
-    /* Only products of the thread's own warpgroup are checked: another warpgroup may store the same value that is there
-     * already. */
+    /* A store is an error only if a product of the thread's own warpgroup may read the memory: for products of another
+     * warpgroup it may be harmless, because it may repeat the value that is there. */
     for (const entry &p : groups[(size_t)thread() / GROUP].log)
         for (int n = 0; n < p.spans && !p.waited; n++)
             if (overlap(all, p.reads[n]))

@@ -89,7 +89,7 @@ static size_t announced(const proto_call *call, const cJSON *json)
 static void check_answer(proto_call *call, uint32_t seed)
 {
     proto_result result = { .backend = "fuzz", .context = "c-1", .verified = true };
-    /* all outputs share this memory; zeros are numbers that JSON can express */
+    /* all outputs share this memory; it is zeroed, so that their numbers can be written as JSON */
     uint8_t *outputs = calloc(1, OUTPUT_BYTES);
     proto_item *item = call->items;
     must(outputs && call->count == 1 && !call->envelope && item->error.status == ATTN_OK && call->model != NULL);
@@ -124,8 +124,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         limits.tensor_bytes = 300;
     }
     whole.has_regions = pieces.has_regions = data[0] & 32;
-    /* A tensor that the JSON names may be missing from the body, so the memory that JSON alone can demand is limited
-     * here. */
+    /* The JSON may announce large tensors whose bytes the body does not have, so memory has a limit. */
     whole.memory.limit = pieces.memory.limit = 1 << 20;
     uint8_t *body = body_of(data[0] & 16, data + 2, size - 2, &json, &bytes);
     const int64_t said = data[0] & 8 ? -1 : (int64_t)json;

@@ -68,7 +68,8 @@ static void must_agree(const struct outcome *a, const struct outcome *b)
     must(memcmp(a->reader.shape, b->reader.shape, (size_t)a->reader.rank * sizeof a->reader.shape[0]) == 0);
 }
 
-/* Checks that the number of elements matches the shape, and that the C library reads the same float32 from the text. */
+/* Checks that the number of elements matches the shape. For float32 it also checks that the C library reads the same
+ * numbers from the text. */
 static void must_be_true(const struct outcome *o, const char *text)
 {
     int64_t product = 1;

@@ -1,4 +1,4 @@
-/* blocks.cu: tests that a GPU does what the building blocks of the kernels rely on. Each block is tested alone.
+/* blocks.cu: tests that a GPU does what the building blocks of the kernels rely on. Each building block is tested alone.
  *
  *   build/tests/gpu/blocks [SECTION]        all checks, or those of one section (the table at the end)
  *
@@ -521,7 +521,8 @@ ATTN_HD bool sees(int w, int tile)
     return (tile * 7 + w * 3) % 5 != 0;
 }
 
-/* Computes out[ROWS x N]: for each consumer's rows of A, the sum of A tile^T over the tiles that the consumer sees. */
+/* Computes out[ROWS x N]: for the rows of A of each consumer warpgroup, the sum of A tile^T over the tiles that sees()
+ * gives to the consumer. */
 template <class X>
 __global__ void __launch_bounds__(X::THREADS, 1)
     run_ring(const __grid_constant__ CUtensorMap map_A, const __grid_constant__ CUtensorMap map_tiles,

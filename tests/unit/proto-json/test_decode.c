@@ -685,7 +685,7 @@ static void test_bytes_of_the_wrong_length_say_what_they_look_like(void **state)
     check_refusals(cases, ARRAY_SIZE(cases), ATTN_INVALID);
 }
 
-/* A safetensors file is told from JSON by its first bytes, however the body is split. */
+/* A safetensors file is distinguished from JSON by its first bytes, however the body is split. */
 static void test_a_safetensors_file_is_told_from_json_however_it_is_split(void **state)
 {
     static const struct {
@@ -885,7 +885,8 @@ static void test_an_envelope_has_a_limit(void **state)
     decoded_clear(&d);
 }
 
-/* proto_memory_for() returns enough memory for any body of base64 tensors of this length, however the body is split. */
+/* The test gives the parser as much memory as proto_memory_for() returns for the length of the body. This must suffice
+ * however the body is split. */
 static void test_the_memory_for_a_body_is_known_from_its_length(void **state)
 {
     static const char body[] = "{" Q ",\"k\":{\"shape\":[1,1,2,2],\"dtype\":\"float16\",\"data\":\"AAABAAIAAwA=\"},"

@@ -241,8 +241,8 @@ static void test_faults_of_shared_inputs_name_their_size(void **state)
     decoded_clear(&d);
 }
 
-/* For inputs in shared memory, memory is leased only after the server has checked that the region of shared memory
- * exists. */
+/* For inputs in shared memory, the parser requests memory only after the server has checked that the region of shared
+ * memory exists. */
 static void test_memory_for_shared_inputs_is_asked_for_after_the_body(void **state)
 {
     (void)state;
@@ -424,7 +424,7 @@ static void test_which_inputs_may_lie_on_a_device(void **state)
 
 /* ---- What is taken ----------------------------------------------------------------------------------------------- */
 
-/* Checks that a KServe body gives the same problem as this JSON for /v1. */
+/* Checks that a KServe body gives the same problem as the JSON body `json` for /v1. */
 static void check_same(const struct infer *body, const char *json)
 {
     struct decoded d = { 0 }, plain = { 0 };
@@ -912,7 +912,7 @@ static void test_memory_grows_with_what_arrives_alone(void **state)
 
 /* ---- Answers ----------------------------------------------------------------------------------------------------- */
 
-/* Returns the answer to a problem whose outputs hold these numbers, read in blocks of `block` bytes. */
+/* Returns the answer to a problem with the results `out` and `lse`, read in blocks of `block` bytes. */
 static char *answer_to(const struct infer *body, const void *out, const void *lse, size_t block, size_t *length,
                        size_t *head)
 {

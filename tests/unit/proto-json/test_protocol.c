@@ -11,7 +11,7 @@
 #include "codec.h"
 #include "proto-json/base64.h"
 
-#define PROTOCOL "proto-json/PROTOCOL.md" /* tests run in the top folder of the repository */
+#define PROTOCOL "proto-json/PROTOCOL.md" /* relative to the top folder of the repository, in which tests run */
 
 /* A fenced block of the document: the words behind ```json, and the text. The struct owns both. */
 struct block {
@@ -274,7 +274,7 @@ static void test_every_example_of_the_protocol_is_true(void **state)
         free(must);
         free(body);
     }
-    /* as many requests and answers as this show that PROTOCOL.md was found and read */
+    /* PROTOCOL.md has at least 8 requests and 7 answers; with fewer, the test would not have read all of it */
     assert_true(requests >= 8 && answers >= 7);
     assert_int_equal(wrong, 0);
     for (int i = 0; i < count; i++) free(blocks[i].mark), free(blocks[i].text);

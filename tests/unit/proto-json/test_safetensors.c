@@ -445,7 +445,7 @@ static void test_options_that_cannot_be(void **state)
     check_refusals(cases, ARRAY_SIZE(cases), NULL, ATTN_INVALID);
 }
 
-/* Bodies that end before their header is complete, or whose first bytes are not a valid length of a header. */
+/* Tests bodies that end before their header is complete, or whose first bytes are not a valid length of a header. */
 static void test_beginnings_that_cannot_be(void **state)
 {
     static const struct {

@@ -34,7 +34,7 @@ static void scan_begin(struct scanned *r, const proto_limits *limits)
     assert_non_null(r->s);
 }
 
-/* Scans one piece, in memory of its own size. After a fault it does nothing. */
+/* Scans one piece, in memory of the piece's own size. After an error it does nothing. */
 static void scan_piece(struct scanned *r, const char *bytes, size_t count)
 {
     char *copy = malloc(count ? count : 1);
@@ -506,8 +506,8 @@ static void test_arrays_are_read_in_their_dtype(void **state)
           "{\"dtype\":\"sint32\",\"data\":0}\n0 int32 2 [2,1] @0 ffffffff02000000");
     check("{\"dtype\":\"bfloat16\",\"data\":[\"NaN\",\"Infinity\",\"-Infinity\",-0]}",
           "{\"dtype\":\"sbfloat16\",\"data\":0}\n0 bfloat16 4 [4] @0 c07f807f80ff0080");
-    /* the dtype may come after the data, with the same result: 1.0009765625 + 2^-11, if rounded twice, would be another
-     * float16 */
+    /* The dtype may come after the data. The result is then the same, which 1.0009765625 + 2^-11 shows: rounded twice,
+     * it would become another float16. */
     check("{\"data\":[1,2.5],\"dtype\":\"float16\",\"c\":0}",
           "{\"data\":0,\"dtype\":\"sfloat16\",\"c\":\"n0\"}\n0 float16 2 [2] @0 003c0041");
     check("{\"data\":[1.00048828125000000000001],\"dtype\":\"float16\"}",

@@ -19,7 +19,7 @@ static proto_op op_named(const char *place)
     return op;
 }
 
-/* Writes a body that contains the word at this place. */
+/* Writes a body that contains `word` at `place`. */
 static void body_of(const char *place, const char *word, char *body, size_t capacity)
 {
     static const struct {
