@@ -359,7 +359,7 @@ static attn_status read_input(struct kserve_reader *r, int index, cJSON *input)
                          cJSON_IsNumber(data) ? "a string" : tree_describe(data, quote));
     } else {
         slot->extract = (int)data->valuedouble;
-        /* In an array with the datatype UINT8, each number is a byte of the tensor. */
+        /* An array of float8 comes with the datatype UINT8: each number of the array is one byte of the tensor. */
         if (fp8 && r->extracts[slot->extract].typed) r->extracts[slot->extract].dtype = dtype.as;
     }
     (void)cJSON_DetachItemFromObjectCaseSensitive(input, "name");

@@ -665,7 +665,8 @@ static const char *value_expected(const numbers_reader *r, char c)
 struct feed {
     numbers_reader *r;
     const char *p, *const text, *const end;
-    const uint64_t base, elements; /* offset of text[0] in the whole text; number of elements before this call */
+    /* base: offset of text[0] in the whole text; elements: number of elements before this call */
+    const uint64_t base, elements;
     void *const out;
     const size_t room;
     const char *error;

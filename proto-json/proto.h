@@ -461,7 +461,7 @@ attn_status proto_length_read(const void *body, size_t bytes, bool required, int
  * "byte_size": 64}. `offset` may be left out. An INVALID error has a pointer into the body. */
 typedef struct proto_region {
     char key[PROTO_REGION_BYTES];
-    /* place of the region in the shared memory object, in bytes: offset and length; each number is at most 2^53 */
+    /* offset and length in bytes of the region in the shared memory object, each at most 2^53 */
     int64_t offset, bytes;
 } proto_region;
 attn_status proto_region_read(const void *body, size_t bytes, proto_region *region, attn_error *err);
@@ -469,7 +469,7 @@ attn_status proto_region_read(const void *body, size_t bytes, proto_region *regi
  * "byte_size": 64}. All members are required. */
 typedef struct proto_cuda_region {
     uint8_t handle[ATTN_HANDLE_BYTES];
-    int64_t device, bytes; /* number of the GPU, and bytes of the memory; each number is at most 2^53 */
+    int64_t device, bytes; /* device: number of the GPU; bytes: length of the memory; each is at most 2^53 */
 } proto_cuda_region;
 attn_status proto_cuda_region_read(const void *body, size_t bytes, proto_cuda_region *region, attn_error *err);
 
@@ -490,7 +490,8 @@ typedef enum proto_stage {
 extern const char *const proto_stages[PROTO_STAGE_COUNT];
 
 typedef struct proto_verification { /* the result of `verify`: outputs compared with their recomputation in float64 */
-    double max_abs, relative;       /* largest absolute error of out; the same error divided by the largest |out| */
+    /* max_abs: largest absolute error of out; relative: max_abs / the largest |out| */
+    double max_abs, relative;
     int64_t rows;
 } proto_verification;
 

@@ -97,7 +97,8 @@ struct scan {
     /* not 0: the bytes of the frame at this depth and of all frames inside it go NOWHERE (checked and dropped) */
     int mute_depth;
     char word[WORD_BYTES]; /* the beginning of the string that is being read, decoded, with a NUL */
-    int word_length; /* length of `word`; WORD_BYTES: the string is longer than every word that matters, or not ASCII */
+    /* length of `word`; WORD_BYTES: the string is longer than every word that the scanner knows, or not ASCII */
+    int word_length;
 
     struct text rest;
 

@@ -300,8 +300,8 @@ static bool agents_step(bool must)
     return something;
 }
 
-/* Returns a random fiber that may run, or NULL if there is none. `hungry`: search only the starved lanes, which run
- * only when no other lane can; otherwise search only the others. */
+/* Returns a random fiber that may run, or NULL if there is none. `hungry`: search only the starved lanes (which run
+ * only when no other lane can); otherwise search only the other lanes. */
 static fiber *choose(bool hungry)
 {
     warp_state *open[RESIDENT * WARPS];

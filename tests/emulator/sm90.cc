@@ -91,7 +91,7 @@ const uint64_t BARRIER_WORD = UINT64_C(0xb0a771e5) << 32;
 
 struct barrier {
     uint32_t address, count, pending;
-    int64_t bytes; /* bytes that arrivals have announced and that are not copied yet */
+    int64_t bytes; /* number of bytes that arrivals have told the mbarrier to expect, and that are not copied yet */
     uint64_t phase;
     bool fenced; /* fence_mbarrier_init has followed the initialisation, so TMA may use the mbarrier */
 };
@@ -131,7 +131,8 @@ const char *const instruction_names[] = { "wgmma.mma_async", "wgmma.fence", "wgm
 struct entry {
     instruction kind;
     int number = 0;              /* for a wait: the number of groups that may stay in flight */
-    int arrived = 0, waited = 0; /* number of threads that issued the instruction; number that have waited for it */
+    /* numbers of threads that have issued the instruction, and that have waited for it */
+    int arrived = 0, waited = 0;
     int lanes[4] = {};           /* number of threads of each warp that issued the instruction */
     /* Only the log entries of products use the following members. */
     int64_t group;

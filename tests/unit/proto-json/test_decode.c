@@ -170,7 +170,7 @@ static void test_a_bad_tensor_is_named_in_the_error(void **state)
           "dtype?" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "\"\""), "/q/data",
           "q: data has 0 bytes, shape [1, 2, 2, 2] of float16 needs 16; the string is empty" },
-        /* faults in arrays of numbers */
+        /* errors in arrays of numbers */
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[1,2,3,4,5,6,7]"), "/q/data",
           "q: data has 7 numbers, shape [1, 2, 2, 2] needs 8" },
         { FORWARD, TENSOR("[1,2,2,2]", "\"float16\"", "[]"), "/q/data",
@@ -373,7 +373,7 @@ static void test_a_bad_option_is_named_in_the_error(void **state)
         { FORWARD, O("\"out\":1"), "/out", "out: is computed here and cannot be given" },
         { BACKWARD, OB("\"dq\":1"), "/dq", "dq: is computed here and cannot be given" },
         { FORWARD, O("\"dq\":1"), "/dq", "unknown member 'dq'; gradients are POST /v1/attention/backward" },
-        /* faults of the body as a whole */
+        /* errors that concern the body as a whole */
         { FORWARD, "[]", "",
           "the body is an array, must be an object with q, k and v; several problems are {\"requests\": [{...}, "
           "{...}]}" },

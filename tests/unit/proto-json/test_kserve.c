@@ -219,7 +219,7 @@ static void test_an_output_in_shared_memory_is_only_named(void **state)
     decoded_clear(&d);
 }
 
-/* The size of an input in shared memory is checked when its bytes are there. The message points at the input in the
+/* An input in shared memory whose size does not fit its shape is refused, and the message points at the size in the
  * body. */
 static void test_faults_of_shared_inputs_name_their_size(void **state)
 {

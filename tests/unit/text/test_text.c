@@ -461,7 +461,7 @@ static void test_the_nearest_name_is_near_enough_or_none(void **state)
     } cases[] = {
         { "casual", "causal" },
         { "key_mask", "keep_mask" },
-        /* one changed letter makes "q" of "x", but a name without any common letter is not similar */
+        /* "x" differs from "q" by one letter, but names without a common letter do not count as similar */
         { "scales", "scale" },
         { "x", NULL },
         { "softcap", NULL },
